@@ -1,0 +1,1 @@
+//! Core-pinned benchmark rows, each beside a peer or a physical limit.

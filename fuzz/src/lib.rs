@@ -1,0 +1,1 @@
+//! Fuzz targets for every protocol state machine.

@@ -1,0 +1,1 @@
+//! Keys, placement, extents, eviction and messages of the KVCache store, sans-IO.

@@ -1,0 +1,1 @@
+//! The KVCache store: node cores and client.

@@ -1,0 +1,1 @@
+//! The lunette program and the facade crate.

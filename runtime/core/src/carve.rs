@@ -1,0 +1,1 @@
+//! The extent allocator of an arena chunk.

@@ -1,0 +1,1 @@
+//! Thread-per-core runtime: io_uring driver, executor, timers, TCP, arenas.

@@ -1,0 +1,1 @@
+//! The Lunette wire protocol as sans-IO state machines.

@@ -1,0 +1,1 @@
+//! The Lunette wire protocol driven over TCP: client and server connections.

@@ -1,0 +1,2 @@
+//! The one door to checks, demo, benchmarks and fuzzing.
+fn main() {}
