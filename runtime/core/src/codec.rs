@@ -45,7 +45,10 @@ impl<'a> Reader<'a> {
     /// [`Truncated`] if fewer are left; nothing is consumed then.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Truncated> {
         let Some((head, rest)) = self.rest.split_at_checked(len) else {
-            return Err(Truncated { needed_bytes: len, left_bytes: self.rest.len() });
+            return Err(Truncated {
+                needed_bytes: len,
+                left_bytes: self.rest.len(),
+            });
         };
         self.rest = rest;
         Ok(head)
@@ -57,7 +60,10 @@ impl<'a> Reader<'a> {
     /// [`Truncated`] if fewer are left; nothing is consumed then.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Truncated> {
         let Some((head, rest)) = self.rest.split_first_chunk::<N>() else {
-            return Err(Truncated { needed_bytes: N, left_bytes: self.rest.len() });
+            return Err(Truncated {
+                needed_bytes: N,
+                left_bytes: self.rest.len(),
+            });
         };
         self.rest = rest;
         Ok(*head)
@@ -173,7 +179,14 @@ mod tests {
     #[test]
     fn fields_come_back_in_order() {
         let mut out = Vec::new();
-        Writer::new(&mut out).u8(1).u16(2).u32(3).u64(4).u128(5).short_bytes(b"key").bytes(b"!");
+        Writer::new(&mut out)
+            .u8(1)
+            .u16(2)
+            .u32(3)
+            .u64(4)
+            .u128(5)
+            .short_bytes(b"key")
+            .bytes(b"!");
         let mut reader = Reader::new(&out);
         assert_eq!(reader.u8(), Ok(1));
         assert_eq!(reader.u16(), Ok(2));
@@ -188,8 +201,20 @@ mod tests {
     #[test]
     fn a_short_read_is_an_error_and_consumes_nothing() {
         let mut reader = Reader::new(&[1, 2, 3]);
-        assert_eq!(reader.u32(), Err(Truncated { needed_bytes: 4, left_bytes: 3 }));
-        assert_eq!(reader.bytes(4), Err(Truncated { needed_bytes: 4, left_bytes: 3 }));
+        assert_eq!(
+            reader.u32(),
+            Err(Truncated {
+                needed_bytes: 4,
+                left_bytes: 3
+            })
+        );
+        assert_eq!(
+            reader.bytes(4),
+            Err(Truncated {
+                needed_bytes: 4,
+                left_bytes: 3
+            })
+        );
         assert_eq!(reader.bytes(3), Ok(&[1, 2, 3][..]));
         assert!(reader.is_empty());
     }
@@ -197,6 +222,12 @@ mod tests {
     #[test]
     fn a_length_beyond_the_end_is_truncated() {
         let mut reader = Reader::new(&[9, 0, 1]);
-        assert_eq!(reader.short_bytes(), Err(Truncated { needed_bytes: 9, left_bytes: 1 }));
+        assert_eq!(
+            reader.short_bytes(),
+            Err(Truncated {
+                needed_bytes: 9,
+                left_bytes: 1
+            })
+        );
     }
 }
