@@ -358,3 +358,259 @@ fn parts_of(id: RequestId) -> (usize, u32) {
 fn index_u32(index: usize) -> u32 {
     u32::try_from(index).expect("a table has at most IN_FLIGHT_MAX slots")
 }
+
+#[cfg(test)]
+mod tests {
+    use core::fmt::Debug;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    const DEADLINE: Time = Time::from_ns(100);
+    const ROOM_BYTES: u32 = 10;
+    const INTACT: PayloadVerdict = PayloadVerdict::Intact;
+
+    /// A table of one slot, whose call is in the named state.
+    fn in_state(name: &str) -> (Calls<char>, RequestId) {
+        let mut calls = Calls::new(1);
+        let id = calls.start(DEADLINE, ROOM_BYTES, 't').unwrap();
+        match name {
+            "Waiting" => {}
+            "Placing" => drop(calls.on_response(id, ROOM_BYTES).unwrap()),
+            "Skipping" => drop(calls.on_response(id, ROOM_BYTES + 1).unwrap()),
+            "Fencing" => {
+                calls.on_response(id, ROOM_BYTES).unwrap();
+                assert_eq!(calls.abandon(id), Abandon::MustFence);
+            }
+            "Abandoned" => assert_eq!(calls.abandon(id), Abandon::Ended { token: 't' }),
+            "Draining" => {
+                calls.abandon(id);
+                calls.on_response(id, ROOM_BYTES).unwrap();
+            }
+            "Free" => {
+                calls.on_response(id, 0).unwrap();
+                calls.on_response_end(id, INTACT);
+            }
+            other => panic!("no state is named {other}"),
+        }
+        assert_eq!(name_of(&calls.slots[0].state), name);
+        (calls, id)
+    }
+
+    /// The outermost names of a value: `Ok(Place)`, `Ended`.
+    fn name_of(value: &impl Debug) -> String {
+        let text = format!("{value:?}");
+        text.split([' ', '{']).next().unwrap_or_default().to_owned()
+    }
+
+    fn apply(calls: &mut Calls<char>, id: RequestId, event: &str) -> String {
+        match event {
+            "respond" => name_of(&calls.on_response(id, ROOM_BYTES)),
+            "respond long" => name_of(&calls.on_response(id, ROOM_BYTES + 1)),
+            "end" => name_of(&calls.on_response_end(id, INTACT)),
+            "expire" => {
+                let mut expired = Vec::new();
+                calls.expire(DEADLINE, &mut expired);
+                assert!(expired.len() <= 1);
+                expired.first().map_or("-".to_owned(), name_of)
+            }
+            "abandon" => name_of(&calls.abandon(id)),
+            "fenced" => name_of(&calls.on_fenced(id)),
+            "fail all" => calls.fail_all().len().to_string(),
+            other => panic!("no event is named {other}"),
+        }
+    }
+
+    const EVENTS: [&str; 7] = [
+        "respond",
+        "respond long",
+        "end",
+        "expire",
+        "abandon",
+        "fenced",
+        "fail all",
+    ];
+
+    /// Each state, and what each event gives there: outcome and next state.
+    #[rustfmt::skip]
+    const TABLE: [(&str, [(&str, &str); 7]); 7] = [
+        ("Free", [
+            ("Err(AlreadyAnswered", "Free"), ("Err(AlreadyAnswered", "Free"), ("panic", "Free"),
+            ("-", "Free"), ("Over", "Free"), ("None", "Free"), ("0", "Free"),
+        ]),
+        ("Waiting", [
+            ("Ok(Place)", "Placing"), ("Ok(Discard)", "Skipping"), ("panic", "Free"),
+            ("Ended", "Abandoned"), ("Ended", "Abandoned"), ("None", "Waiting"), ("1", "Free"),
+        ]),
+        ("Placing", [
+            ("Err(AlreadyAnswered", "Placing"), ("Err(AlreadyAnswered", "Placing"), ("Done", "Free"),
+            ("MustFence", "Fencing"), ("MustFence", "Fencing"), ("None", "Placing"), ("1", "Free"),
+        ]),
+        ("Skipping", [
+            ("Err(AlreadyAnswered", "Skipping"), ("Err(AlreadyAnswered", "Skipping"), ("TooLong", "Free"),
+            ("Ended", "Draining"), ("Ended", "Draining"), ("None", "Skipping"), ("1", "Free"),
+        ]),
+        ("Fencing", [
+            ("Err(AlreadyAnswered", "Fencing"), ("Err(AlreadyAnswered", "Fencing"), ("Done", "Free"),
+            ("-", "Fencing"), ("Over", "Fencing"), ("Some(Fenced", "Draining"), ("1", "Free"),
+        ]),
+        ("Abandoned", [
+            ("Ok(Discard)", "Draining"), ("Ok(Discard)", "Draining"), ("panic", "Free"),
+            ("-", "Abandoned"), ("Over", "Abandoned"), ("None", "Abandoned"), ("0", "Free"),
+        ]),
+        ("Draining", [
+            ("Err(AlreadyAnswered", "Draining"), ("Err(AlreadyAnswered", "Draining"), ("Discarded", "Free"),
+            ("-", "Draining"), ("Over", "Draining"), ("None", "Draining"), ("0", "Free"),
+        ]),
+    ];
+
+    #[test]
+    fn every_state_answers_every_event() {
+        for (state, row) in TABLE {
+            for (event, (outcome, next)) in EVENTS.into_iter().zip(row) {
+                let (mut calls, id) = in_state(state);
+                let applied = catch_unwind(AssertUnwindSafe(|| apply(&mut calls, id, event)));
+                let found = applied.unwrap_or("panic".to_owned());
+                assert_eq!(found, outcome, "{state} x {event}");
+                assert_eq!(name_of(&calls.slots[0].state), next, "{state} x {event}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_calls_that_are_not_over_have_a_deadline_and_a_token() {
+        for (state, _) in TABLE {
+            let (calls, id) = in_state(state);
+            let has_deadline = ["Waiting", "Placing", "Skipping"].contains(&state);
+            let has_token = has_deadline || state == "Fencing";
+            assert_eq!(
+                calls.next_deadline(),
+                has_deadline.then_some(DEADLINE),
+                "{state}"
+            );
+            assert_eq!(calls.token(id), has_token.then_some(&'t'), "{state}");
+            assert_eq!(calls.in_flight(), usize::from(state != "Free"), "{state}");
+        }
+    }
+
+    #[test]
+    fn ids_that_were_never_issued_are_told_from_answered_ones() {
+        let (mut calls, answered) = in_state("Free");
+        let never = [
+            RequestId(0),
+            RequestId(1),
+            RequestId(2 << 32),
+            RequestId(u64::MAX),
+        ];
+        for id in never {
+            assert_eq!(calls.on_response(id, 0), Err(CallFault::NeverIssued { id }));
+            assert_eq!(calls.abandon(id), Abandon::Over);
+            assert_eq!(calls.on_fenced(id), None);
+        }
+        let id = answered;
+        assert_eq!(
+            calls.on_response(id, 0),
+            Err(CallFault::AlreadyAnswered { id })
+        );
+        let next = calls.start(DEADLINE, 0, 'u').unwrap();
+        assert_eq!(
+            next,
+            RequestId(2 << 32),
+            "the slot is the same, its generation is not"
+        );
+        assert_eq!(
+            calls.on_response(id, 0),
+            Err(CallFault::AlreadyAnswered { id })
+        );
+    }
+
+    #[test]
+    fn the_limit_gives_the_token_back_and_counts_abandoned_calls() {
+        let mut calls = Calls::new(2);
+        let first = calls.start(DEADLINE, 0, 'a').unwrap();
+        assert!(!calls.is_full());
+        calls.start(DEADLINE, 0, 'b').unwrap();
+        assert!(calls.is_full());
+        assert_eq!(
+            calls.start(DEADLINE, 0, 'c'),
+            Err(InFlightFull { token: 'c' })
+        );
+        assert_eq!(calls.abandon(first), Abandon::Ended { token: 'a' });
+        assert_eq!(
+            calls.start(DEADLINE, 0, 'c'),
+            Err(InFlightFull { token: 'c' })
+        );
+        calls.on_response(first, 0).unwrap();
+        assert_eq!(calls.on_response_end(first, INTACT), CallEnd::Discarded);
+        assert!(calls.start(DEADLINE, 0, 'c').is_ok());
+    }
+
+    #[test]
+    fn a_deadline_is_met_at_its_time_and_not_before() {
+        let (mut calls, id) = in_state("Waiting");
+        let mut expired = Vec::new();
+        calls.expire(Time::from_ns(99), &mut expired);
+        assert_eq!(expired, []);
+        calls.expire(Time::from_ns(100), &mut expired);
+        assert_eq!(expired, [Expired::Ended { id, token: 't' }]);
+    }
+
+    #[test]
+    fn a_call_without_deadline_never_expires() {
+        let mut calls = Calls::new(1);
+        calls.start(Time::MAX, 0, 't').unwrap();
+        let mut expired = Vec::new();
+        calls.expire(Time::MAX, &mut expired);
+        assert_eq!((expired, calls.next_deadline()), (vec![], None));
+    }
+
+    #[test]
+    fn the_cause_of_a_fence_is_that_of_who_came_first() {
+        let (mut calls, id) = in_state("Placing");
+        let mut expired = Vec::new();
+        calls.expire(DEADLINE, &mut expired);
+        assert_eq!(expired, [Expired::MustFence { id }]);
+        assert_eq!(calls.abandon(id), Abandon::Over);
+        let fenced = Fenced {
+            token: 't',
+            cause: EndCause::DeadlineExceeded,
+        };
+        assert_eq!(calls.on_fenced(id), Some(fenced));
+    }
+
+    #[test]
+    fn a_damaged_payload_ends_the_call_as_corrupt() {
+        let (mut calls, id) = in_state("Placing");
+        let verdict = PayloadVerdict::Corrupt {
+            expected: 1,
+            computed: 2,
+        };
+        let end = CallEnd::Corrupt {
+            token: 't',
+            expected: 1,
+            computed: 2,
+        };
+        assert_eq!(calls.on_response_end(id, verdict), end);
+    }
+
+    #[test]
+    fn tables_have_between_one_slot_and_the_most() {
+        assert_eq!(
+            Calls::<()>::new(IN_FLIGHT_MAX).slots.len(),
+            IN_FLIGHT_MAX as usize
+        );
+        for out_of_range in [0, IN_FLIGHT_MAX + 1] {
+            assert!(catch_unwind(|| Calls::<()>::new(out_of_range)).is_err());
+        }
+    }
+
+    #[test]
+    fn a_generation_comes_round_without_becoming_zero() {
+        let mut calls = Calls::new(1);
+        calls.slots[0].generation = u32::MAX;
+        let id = calls.start(DEADLINE, 0, 't').unwrap();
+        calls.on_response(id, 0).unwrap();
+        calls.on_response_end(id, INTACT);
+        assert_eq!(calls.start(DEADLINE, 0, 'u'), Ok(RequestId(1 << 32)));
+    }
+}

@@ -97,3 +97,61 @@ impl Deadlines {
         self.places[slot as usize] = u32::try_from(place).expect("places are fewer than slots");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SLOTS: u32 = 40;
+
+    proptest! {
+        #[test]
+        fn the_first_is_the_earliest(ops in prop::collection::vec((0..SLOTS, 0..50_u64), 0..300)) {
+            let mut deadlines = Deadlines::new(SLOTS);
+            let mut model = BTreeSet::new();
+            for (slot, ns) in ops {
+                let held = model.iter().find(|entry: &&(Time, u32)| entry.1 == slot).copied();
+                if let Some(entry) = held {
+                    deadlines.remove(slot);
+                    model.remove(&entry);
+                } else {
+                    deadlines.insert(slot, Time::from_ns(ns));
+                    model.insert((Time::from_ns(ns), slot));
+                }
+                prop_assert_eq!(deadlines.first(), model.first().copied());
+            }
+            while let Some(entry) = model.pop_first() {
+                prop_assert_eq!(deadlines.first(), Some(entry));
+                deadlines.remove(entry.1);
+            }
+            prop_assert_eq!(deadlines.first(), None);
+        }
+    }
+
+    #[test]
+    fn removing_what_is_absent_changes_nothing() {
+        let mut deadlines = Deadlines::new(2);
+        deadlines.insert(0, Time::from_ns(1));
+        deadlines.remove(1);
+        deadlines.remove(0);
+        deadlines.remove(0);
+        assert_eq!(deadlines.first(), None);
+    }
+
+    #[test]
+    fn no_memory_is_added_after_the_start() {
+        let mut deadlines = Deadlines::new(SLOTS);
+        let reserved = (deadlines.heap.capacity(), deadlines.places.capacity());
+        for slot in 0..SLOTS {
+            deadlines.insert(slot, Time::from_ns(u64::from(SLOTS - slot)));
+        }
+        assert_eq!(
+            (deadlines.heap.capacity(), deadlines.places.capacity()),
+            reserved
+        );
+    }
+}
