@@ -277,3 +277,180 @@ const fn check(field: &'static str, is_in_range: bool) -> Result<(), Malformed> 
         Err(Malformed::OutOfRange { field })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{FrameHeader, PayloadDigest};
+
+    fn hello() -> Hello {
+        Hello {
+            versions: VersionRange { min: 1, max: 2 },
+            session_epoch: 0x1112_1314_1516_1718,
+            in_flight_max: 0x0304,
+            payload_bytes_max: 0x0506,
+            greeting: b"hi".to_vec(),
+        }
+    }
+
+    fn encoded(hello: &Hello) -> Vec<u8> {
+        let mut body = Vec::new();
+        hello.encode(&mut body);
+        body
+    }
+
+    fn decode(body: &[u8]) -> Result<Hello, Malformed> {
+        let payload = PayloadDigest::default();
+        let (kind, code, id) = (FrameKind::Hello, 0, HELLO_ID);
+        let header = FrameHeader {
+            kind,
+            code,
+            id,
+            body_len_bytes: 0,
+            body_crc32c: 0,
+            payload,
+        };
+        Hello::decode(FrameView { header, body })
+    }
+
+    #[test]
+    fn golden_layout() {
+        #[rustfmt::skip]
+        let golden = [
+            1, 2, 0, 0, 0x04, 0x03, 0, 0, 0x06, 0x05, 0, 0,
+            0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 2, 0, b'h', b'i',
+        ];
+        assert_eq!(encoded(&hello()), golden);
+        assert_eq!(decode(&golden), Ok(hello()));
+    }
+
+    #[test]
+    fn a_cut_or_longer_body_is_malformed() {
+        let mut body = encoded(&hello());
+        for len in 0..body.len() {
+            let cut = decode(&body[..len]);
+            assert!(
+                matches!(cut, Err(Malformed::Truncated(_))),
+                "cut at {len}: {cut:?}"
+            );
+        }
+        body.push(0);
+        assert_eq!(
+            decode(&body),
+            Err(Malformed::Trailing { trailing_bytes: 1 })
+        );
+    }
+
+    #[test]
+    fn greetings_are_accepted_up_to_their_limit() {
+        let longest = Hello {
+            greeting: vec![1; GREETING_BYTES_MAX],
+            ..hello()
+        };
+        let body = encoded(&longest);
+        assert_eq!(body.len(), HELLO_BODY_BYTES_MAX as usize);
+        assert_eq!(decode(&body), Ok(longest.clone()));
+        assert_eq!(longest.check(), Ok(()));
+
+        let longer = Hello {
+            greeting: vec![1; GREETING_BYTES_MAX + 1],
+            ..hello()
+        };
+        let len_bytes = GREETING_BYTES_MAX + 1;
+        assert_eq!(
+            decode(&encoded(&longer)),
+            Err(Malformed::GreetingTooLong { len_bytes })
+        );
+        assert_eq!(
+            longer.check(),
+            Err(Malformed::OutOfRange { field: "greeting" })
+        );
+    }
+
+    #[test]
+    fn offers_are_checked_on_both_ends_of_their_ranges() {
+        let range = |min, max| Hello {
+            versions: VersionRange { min, max },
+            ..hello()
+        };
+        let payload = |payload_bytes_max| Hello {
+            payload_bytes_max,
+            ..hello()
+        };
+        let in_flight = |in_flight_max| Hello {
+            in_flight_max,
+            ..hello()
+        };
+        let payload_max = bytes_u32(PAYLOAD_BYTES_MAX);
+        for good in [
+            range(1, 1),
+            range(1, 255),
+            payload(1),
+            payload(payload_max),
+            in_flight(1),
+        ] {
+            assert_eq!(
+                (good.check(), decode(&encoded(&good))),
+                (Ok(()), Ok(good.clone()))
+            );
+        }
+        for bad in [range(0, 1), range(2, 1), payload(0), in_flight(0)] {
+            assert!(
+                bad.check().is_err() && decode(&encoded(&bad)).is_err(),
+                "{bad:?}"
+            );
+        }
+        // A peer may offer more than this side can: the smaller offer counts.
+        for generous in [payload(payload_max + 1), in_flight(IN_FLIGHT_MAX + 1)] {
+            assert!(generous.check().is_err());
+            assert_eq!(decode(&encoded(&generous)), Ok(generous.clone()));
+        }
+    }
+
+    #[test]
+    fn refusals_come_back_as_they_were_sent() {
+        let (ours, theirs) = (
+            VersionRange { min: 1, max: 2 },
+            VersionRange { min: 3, max: 4 },
+        );
+        let refusals = [
+            HelloRefusal::VersionMismatch { ours, theirs },
+            HelloRefusal::Busy,
+            HelloRefusal::Malformed,
+            HelloRefusal::Other { code: 4 },
+            HelloRefusal::Other { code: u16::MAX },
+        ];
+        for refusal in refusals {
+            let mut out = Vec::new();
+            refusal.append_frame(&mut out);
+            let (header, body) = out.split_first_chunk().unwrap();
+            let code = FrameHeader::decode(header).unwrap().code;
+            let seen = match refusal {
+                HelloRefusal::VersionMismatch { ours, theirs } => HelloRefusal::VersionMismatch {
+                    ours: theirs,
+                    theirs: ours,
+                },
+                other => other,
+            };
+            assert_eq!(HelloRefusal::decode(code, body, theirs), Ok(seen));
+            assert_eq!(refusal.is_backpressure(), refusal == HelloRefusal::Busy);
+        }
+        let cut = HelloRefusal::decode(CODE_VERSION_MISMATCH, &[1], ours);
+        assert!(matches!(cut, Err(Malformed::Truncated(_))));
+    }
+
+    #[test]
+    fn the_newest_common_version_is_chosen() {
+        let range = |min, max| VersionRange { min, max };
+        let cases = [
+            (range(1, 1), range(1, 1), Some(1)),
+            (range(1, 3), range(2, 5), Some(3)),
+            (range(1, 9), range(2, 5), Some(5)),
+            (range(1, 2), range(2, 2), Some(2)),
+            (range(1, 2), range(3, 3), None),
+        ];
+        for (a, b, newest) in cases {
+            assert_eq!((a.newest_common(b), b.newest_common(a)), (newest, newest));
+        }
+    }
+}

@@ -242,3 +242,281 @@ impl Handshake {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{FrameHeader, PayloadDigest};
+    use crate::receiver::{Receiver, ReceiverLimits, Step};
+
+    const DEADLINE: Time = Time::from_ns(100);
+
+    fn hello(min: u8, max: u8) -> Hello {
+        Hello {
+            versions: VersionRange { min, max },
+            session_epoch: 7,
+            in_flight_max: 64,
+            payload_bytes_max: 1 << 20,
+            greeting: b"who".to_vec(),
+        }
+    }
+
+    fn frame(kind: FrameKind, code: u16, body: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode_frame(&mut out, kind, code, HELLO_ID, body, None);
+        out
+    }
+
+    fn body_of(hello: &Hello) -> Vec<u8> {
+        let mut body = Vec::new();
+        hello.encode(&mut body);
+        body
+    }
+
+    /// A machine in the named state, of an initiator unless the name says otherwise.
+    fn in_state(name: &str) -> Handshake {
+        let mut out = Vec::new();
+        let mut initiator = Handshake::initiator(hello(1, 3), DEADLINE);
+        match name {
+            "Start" => return initiator,
+            "AwaitHello" => return Handshake::acceptor(hello(1, 3), DEADLINE),
+            _ => initiator.start(&mut out),
+        }
+        match name {
+            "AwaitAck" => {}
+            "Open" => drop(apply(&mut initiator, "ack", &mut out)),
+            "Failed" => drop(apply(&mut initiator, "ack busy", &mut out)),
+            other => panic!("no state is named {other}"),
+        }
+        initiator
+    }
+
+    fn feed(machine: &mut Handshake, bytes: &[u8], out: &mut Vec<u8>) -> HandshakeOutput {
+        let mut receiver = Receiver::new(ReceiverLimits::HELLO);
+        let Ok(Step::Frame(frame)) = receiver.step(&mut &bytes[..]) else {
+            panic!("a whole frame was given");
+        };
+        machine.handle(frame, out)
+    }
+
+    fn apply(machine: &mut Handshake, event: &str, out: &mut Vec<u8>) -> String {
+        let output = match event {
+            "early" => return format!("{:?}", machine.on_timeout(Time::from_ns(99))),
+            "due" => return format!("{:?}", machine.on_timeout(DEADLINE)),
+            "hello" => feed(
+                machine,
+                &frame(FrameKind::Hello, 0, &body_of(&hello(2, 4))),
+                out,
+            ),
+            "hello v9" => feed(
+                machine,
+                &frame(FrameKind::Hello, 0, &body_of(&hello(9, 9))),
+                out,
+            ),
+            "hello bad" => feed(machine, &frame(FrameKind::Hello, 0, b"?"), out),
+            "ack" => feed(
+                machine,
+                &frame(FrameKind::HelloAck, 0, &body_of(&hello(3, 3))),
+                out,
+            ),
+            "ack busy" => feed(machine, &frame(FrameKind::HelloAck, 2, &[]), out),
+            "ack bad" => feed(machine, &frame(FrameKind::HelloAck, 0, &[]), out),
+            "request" => feed(machine, &frame(FrameKind::Request, 1, &[]), out),
+            "response" => feed(machine, &frame(FrameKind::Response, 1, &[]), out),
+            "goaway" => feed(machine, &frame(FrameKind::Goaway, 1, &[]), out),
+            other => panic!("no event is named {other}"),
+        };
+        match output {
+            HandshakeOutput::Open(agreement) => format!("open v{}", agreement.version),
+            HandshakeOutput::Failed(HandshakeFault::Refused(refusal)) => format!("{refusal:?}")
+                .split([' ', '{'])
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+            HandshakeOutput::Failed(HandshakeFault::UnexpectedFrame { .. }) => "unexpected".into(),
+            HandshakeOutput::Failed(HandshakeFault::Malformed(_)) => "malformed".into(),
+            HandshakeOutput::Failed(HandshakeFault::TimedOut) => "timed out".into(),
+        }
+    }
+
+    const EVENTS: [&str; 11] = [
+        "early",
+        "due",
+        "hello",
+        "hello v9",
+        "hello bad",
+        "ack",
+        "ack busy",
+        "ack bad",
+        "request",
+        "response",
+        "goaway",
+    ];
+
+    const UNEXPECTED: &str = "unexpected>Failed";
+    const STAYS: &str = "None>";
+    const STICKY: &str = "Busy>Failed";
+
+    /// Each state, and what each event gives there: output, next state, `+` where an answer is
+    /// appended to the outgoing bytes.
+    #[rustfmt::skip]
+    const TABLE: [(&str, [&str; 11]); 5] = [
+        ("Start", [
+            STAYS, STAYS, UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED,
+            UNEXPECTED, UNEXPECTED, UNEXPECTED,
+        ]),
+        ("AwaitAck", [
+            STAYS, "Some(TimedOut)>Failed", UNEXPECTED, UNEXPECTED, UNEXPECTED,
+            "open v3>Open", "Busy>Failed", "malformed>Failed",
+            UNEXPECTED, UNEXPECTED, UNEXPECTED,
+        ]),
+        ("AwaitHello", [
+            STAYS, "Some(TimedOut)>Failed",
+            "open v3>Open+", "VersionMismatch>Failed+", "malformed>Failed+",
+            UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED,
+        ]),
+        ("Open", [
+            STAYS, STAYS, UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED, UNEXPECTED,
+            UNEXPECTED, UNEXPECTED, UNEXPECTED,
+        ]),
+        ("Failed", [
+            STAYS, STAYS, STICKY, STICKY, STICKY, STICKY, STICKY, STICKY, STICKY, STICKY, STICKY,
+        ]),
+    ];
+
+    #[test]
+    fn every_state_answers_every_event() {
+        for (state, row) in TABLE {
+            for (event, expected) in EVENTS.into_iter().zip(row) {
+                let (mut machine, mut out) = (in_state(state), Vec::new());
+                let output = apply(&mut machine, event, &mut out);
+                let next = format!("{:?}", machine.state);
+                let next = next.split('(').next().unwrap_or_default();
+                let next = if expected == STAYS && next == state {
+                    ""
+                } else {
+                    next
+                };
+                let answered = if out.is_empty() { "" } else { "+" };
+                assert_eq!(
+                    format!("{output}>{next}{answered}"),
+                    expected,
+                    "{state} x {event}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_deadline_is_set_only_while_the_peer_is_waited_for() {
+        for (state, _) in TABLE {
+            let waits = state == "AwaitAck" || state == "AwaitHello";
+            assert_eq!(
+                in_state(state).poll_timeout(),
+                waits.then_some(DEADLINE),
+                "{state}"
+            );
+        }
+    }
+
+    /// Both sides of a handshake, frames carried across.
+    fn shake(ours: Hello, theirs: Hello) -> (HandshakeOutput, HandshakeOutput) {
+        let (mut there, mut back) = (Vec::new(), Vec::new());
+        let mut initiator = Handshake::initiator(ours, DEADLINE);
+        let mut acceptor = Handshake::acceptor(theirs, DEADLINE);
+        initiator.start(&mut there);
+        let accepted = feed(&mut acceptor, &there, &mut back);
+        there.clear();
+        let opened = feed(&mut initiator, &back, &mut there);
+        assert!(there.is_empty(), "an answer is not answered");
+        (opened, accepted)
+    }
+
+    #[test]
+    fn both_sides_agree_on_the_smaller_limits_and_the_newest_version() {
+        let ours = Hello {
+            in_flight_max: 8,
+            session_epoch: 1,
+            ..hello(1, 3)
+        };
+        let theirs = Hello {
+            payload_bytes_max: 9,
+            greeting: vec![4; 4096],
+            ..hello(2, 5)
+        };
+        let (HandshakeOutput::Open(opened), HandshakeOutput::Open(accepted)) = shake(ours, theirs)
+        else {
+            panic!("the two are compatible");
+        };
+        for agreement in [&opened, &accepted] {
+            assert_eq!((agreement.version, agreement.in_flight_max), (3, 8));
+            assert_eq!(agreement.payload_bytes_max, 9);
+        }
+        assert_eq!((opened.session_epoch, accepted.session_epoch), (7, 1));
+        assert_eq!(
+            (opened.greeting, accepted.greeting),
+            (vec![4; 4096], b"who".to_vec())
+        );
+    }
+
+    #[test]
+    fn each_side_sees_a_mismatch_from_its_own_end() {
+        let (older, newer) = (
+            VersionRange { min: 1, max: 2 },
+            VersionRange { min: 3, max: 4 },
+        );
+        for (ours, theirs) in [(older, newer), (newer, older)] {
+            let sides = shake(hello(ours.min, ours.max), hello(theirs.min, theirs.max));
+            let refused = |ours, theirs| {
+                HandshakeOutput::Failed(HelloRefusal::VersionMismatch { ours, theirs }.into())
+            };
+            assert_eq!(sides, (refused(ours, theirs), refused(theirs, ours)));
+        }
+    }
+
+    #[test]
+    fn an_answer_beyond_the_offer_is_malformed() {
+        let beyond = [
+            ("agreed version", hello(4, 4)),
+            ("agreed version", hello(2, 3)),
+            (
+                "agreed in_flight_max",
+                Hello {
+                    in_flight_max: 65,
+                    ..hello(3, 3)
+                },
+            ),
+            (
+                "agreed payload_bytes_max",
+                Hello {
+                    payload_bytes_max: (1 << 20) + 1,
+                    ..hello(3, 3)
+                },
+            ),
+        ];
+        for (field, ack) in beyond {
+            let mut machine = in_state("AwaitAck");
+            let bytes = frame(FrameKind::HelloAck, 0, &body_of(&ack));
+            let failed = HandshakeOutput::Failed(Malformed::OutOfRange { field }.into());
+            assert_eq!(feed(&mut machine, &bytes, &mut Vec::new()), failed);
+        }
+    }
+
+    #[test]
+    fn the_first_frame_is_of_version_1_whatever_is_offered() {
+        let mut out = Vec::new();
+        Handshake::initiator(hello(8, 9), DEADLINE).start(&mut out);
+        assert_eq!(out[2], 1);
+        let header = FrameHeader::decode(out.first_chunk().unwrap()).unwrap();
+        assert_eq!(
+            (header.id, header.payload),
+            (HELLO_ID, PayloadDigest::default())
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "says hello once")]
+    fn a_second_hello_is_a_bug_of_the_caller() {
+        in_state("AwaitAck").start(&mut Vec::new());
+    }
+}
