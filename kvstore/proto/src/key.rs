@@ -1,0 +1,94 @@
+//! Keys and their fingerprints.
+
+use lunette_runtime_core::limits::KEY_BYTES_MAX;
+use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_128;
+
+const _: () = assert!(KEY_BYTES_MAX <= u16::MAX as usize);
+
+/// XXH3-128 of a key: what placement and the index of a shard work with.
+///
+/// It is no cryptographic hash: who may choose keys can make two of them collide. So whoever
+/// answers with an object first compares the key that the extent itself carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fingerprint(pub u128);
+
+/// Why bytes are no key. The request is at fault; repeating it cannot help.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum KeyFault {
+    /// A key has at least one byte.
+    #[error("the key is empty")]
+    Empty,
+    /// A key has at most [`KEY_BYTES_MAX`] bytes.
+    #[error("a key of {len_bytes} bytes is above the limit of {KEY_BYTES_MAX}")]
+    TooLong {
+        /// Length of what was offered.
+        len_bytes: usize,
+    },
+}
+
+/// A valid key: 1 to [`KEY_BYTES_MAX`] bytes, any bytes. It borrows them from the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key<'a>(&'a [u8]);
+
+impl<'a> Key<'a> {
+    /// The key of these bytes.
+    ///
+    /// # Errors
+    /// [`KeyFault`] if there are none, or too many.
+    pub const fn new(bytes: &'a [u8]) -> Result<Self, KeyFault> {
+        match bytes.len() {
+            0 => Err(KeyFault::Empty),
+            len_bytes if len_bytes > KEY_BYTES_MAX => Err(KeyFault::TooLong { len_bytes }),
+            _ => Ok(Self(bytes)),
+        }
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub const fn bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// Its length in bytes, as formats carry it.
+    #[must_use]
+    pub fn len_bytes(self) -> u16 {
+        u16::try_from(self.0.len()).expect("KEY_BYTES_MAX fits 16 bits")
+    }
+
+    /// Its fingerprint.
+    #[must_use]
+    pub fn fingerprint(self) -> Fingerprint {
+        Fingerprint(xxh3_128(self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limits_hold_on_both_sides() {
+        let bytes = [7; KEY_BYTES_MAX + 1];
+        assert_eq!(Key::new(&[]), Err(KeyFault::Empty));
+        assert!(Key::new(&bytes[..1]).is_ok());
+        let longest = Key::new(&bytes[..KEY_BYTES_MAX]).expect("within the limit");
+        assert_eq!(usize::from(longest.len_bytes()), KEY_BYTES_MAX);
+        let fault = KeyFault::TooLong {
+            len_bytes: KEY_BYTES_MAX + 1,
+        };
+        assert_eq!(Key::new(&bytes), Err(fault));
+    }
+
+    /// Fingerprints decide where keys live, so they may never change. The values are the
+    /// reference implementation's, with seed 0.
+    #[test]
+    fn fingerprints_are_xxh3_128() {
+        assert_eq!(xxh3_128(b""), 0x99aa_06d3_0147_98d8_6001_c324_468d_497f);
+        let key = Key::new(b"lunette").expect("a key");
+        assert_eq!(
+            key.fingerprint(),
+            Fingerprint(0x139f_9c9a_210a_5578_f526_0bf1_4544_d9a7)
+        );
+    }
+}
