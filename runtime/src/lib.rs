@@ -1,1 +1,114 @@
-//! Thread-per-core runtime: io_uring driver, executor, timers, TCP, arenas.
+//! The thread-per-core runtime of Lunette.
+//!
+//! One thread per core runs one loop: tasks, messages from other cores, timers, and the
+//! completions of one io_uring. A connection, a timer and a piece of an arena belong to the core
+//! that made them and stay there; other cores ask by message.
+//!
+//! Operations own their buffers until their completion and give them back with the outcome.
+//! Dropping an operation cancels it and leaves the buffer with the device until the completion.
+//!
+//! It leaves out protocols (they are sans-IO packages), work stealing, and any other event loop:
+//! there is no tokio here.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`block_on`], [`Runtime`] | a core on this thread; cores on threads of their own |
+//! | [`spawn_local`], [`spawn_on`] | tasks on this core, tasks on another one |
+//! | [`net`] | TCP listener, stream and gather lists |
+//! | [`time`] | clock, sleep, timeout, yield |
+//! | [`arena`] | memory for devices: chunks, regions |
+//! | [`topology`] | CPUs and pinning |
+//!
+//! ```
+//! use lunette_runtime::net::{TcpListener, TcpStream};
+//! use lunette_runtime::{CoreOptions, block_on, spawn_local};
+//!
+//! let echoed = block_on(None, CoreOptions::default(), || async {
+//!     let listener = TcpListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+//!     let address = listener.local_addr();
+//!     spawn_local(async move {
+//!         let stream = listener.accept().await.unwrap();
+//!         let (count, buffer) = stream.recv(vec![0; 16], 0, 16).await;
+//!         let (sent, _buffer) = stream.send_all(buffer, 0, count.unwrap()).await;
+//!         sent.unwrap();
+//!     });
+//!     let stream = TcpStream::connect(address).await.unwrap();
+//!     let (sent, _) = stream.send_all(b"hello".to_vec(), 0, 5).await;
+//!     sent.unwrap();
+//!     let (count, buffer) = stream.recv(vec![0; 16], 0, 16).await;
+//!     buffer[..count.unwrap()].to_vec()
+//! });
+//! assert_eq!(echoed.unwrap(), b"hello");
+//! ```
+
+pub mod arena;
+mod driver;
+mod executor;
+mod lease;
+mod mesh;
+pub mod net;
+mod op;
+mod runtime;
+pub mod time;
+pub mod topology;
+
+use std::future::Future;
+
+pub use driver::{Features, OPERATIONS_MAX, ProbeError};
+pub use executor::{Idle, JoinError, JoinHandle, TASKS_MAX};
+pub use lease::{Lease, Lend, LendRead, LendWrite};
+use lunette_runtime_core::ids::CoreIndex;
+pub use mesh::{MESSAGES_MAX, MeshError, spawn_on};
+pub use op::{BufResult, OpError};
+pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};
+
+/// Starts a task on the current core. It runs at the earliest in the next turn, also if the
+/// returned handle is dropped.
+///
+/// At [`TASKS_MAX`] tasks nothing is started, and the handle answers [`JoinError::TooManyTasks`].
+///
+/// # Panics
+/// Outside a runtime.
+pub fn spawn_local<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    executor::Core::current().spawn(future)
+}
+
+/// The core that the calling task runs on.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn current_core() -> CoreIndex {
+    executor::Core::current().index()
+}
+
+/// How many cores the current runtime has.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn core_count() -> usize {
+    executor::Core::current().peers_len()
+}
+
+/// The current core's arena.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn arena() -> arena::Arena {
+    executor::Core::current().arena().clone()
+}
+
+/// What the current core's driver found in this kernel.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn features() -> Features {
+    executor::Core::current().features()
+}

@@ -1,0 +1,246 @@
+//! Counted handles to pieces of a chunk.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::slice;
+
+use lunette_runtime_core::carve::Carved;
+use lunette_runtime_core::region::RegionRef;
+
+use super::chunk::Chunk;
+
+/// One carved piece; returns to its chunk when the last handle drops.
+struct Piece {
+    chunk: Rc<Chunk>,
+    carved: Carved,
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.chunk.free(&self.carved);
+    }
+}
+
+/// A piece of an arena with one owner, who may write it or lend it to a device that writes it.
+pub struct RegionMut {
+    address: NonNull<u8>,
+    len: usize,
+    piece: Rc<Piece>,
+}
+
+/// A shared, read-only piece of an arena. Clones are counted; holding one pins the memory.
+#[derive(Clone)]
+pub struct Region {
+    address: NonNull<u8>,
+    len: usize,
+    piece: Rc<Piece>,
+}
+
+impl RegionMut {
+    /// Carves `len` bytes from `chunk`, if it has room.
+    pub(super) fn carve(chunk: &Rc<Chunk>, len: u32) -> Option<Self> {
+        let carved = chunk.carve(len)?;
+        assert!(
+            carved.len_bytes >= len,
+            "the allocator never hands out less than asked"
+        );
+        let address = chunk.address(&carved);
+        let piece = Rc::new(Piece {
+            chunk: Rc::clone(chunk),
+            carved,
+        });
+        Some(Self {
+            address,
+            len: len as usize,
+            piece,
+        })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a region has at least one byte.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub const fn as_slice(&self) -> &[u8] {
+        // SAFETY: address..+len lies in the piece that `self.piece` keeps; `self` is its only
+        // handle and is borrowed shared, so nothing writes it meanwhile (a device that writes it
+        // holds `self` by value). Ends with the borrow.
+        unsafe { slice::from_raw_parts(self.address.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be written.
+    #[must_use]
+    pub const fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: address..+len lies in the piece that `self.piece` keeps; `self` is its only
+        // handle and is borrowed exclusively, so nothing else reads or writes it. Ends with the
+        // borrow.
+        unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
+    }
+
+    /// Ends writing: from here on the piece is shared and read-only.
+    #[must_use]
+    pub fn freeze(self) -> Region {
+        Region {
+            address: self.address,
+            len: self.len,
+            piece: self.piece,
+        }
+    }
+
+    /// The first byte, for a device that owns the region while it writes.
+    pub(crate) const fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+}
+
+impl Region {
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the piece is an empty slice of a region.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub const fn as_slice(&self) -> &[u8] {
+        // SAFETY: address..+len lies in the piece that `self.piece` keeps, and no handle that may
+        // write it exists since `freeze` consumed it. Ends with the borrow.
+        unsafe { slice::from_raw_parts(self.address.as_ptr(), self.len) }
+    }
+
+    /// The part `start..start + len` of this region, pinning the whole piece.
+    ///
+    /// # Panics
+    /// If the part does not lie inside the region.
+    #[must_use]
+    pub fn slice(&self, start: usize, len: usize) -> Self {
+        let end = start.checked_add(len).expect("a slice's end fits");
+        assert!(
+            end <= self.len,
+            "slice {start}..{end} of a region of {} bytes",
+            self.len
+        );
+        // SAFETY: the assert keeps address+start inside the piece that `self.piece` (cloned
+        // below) keeps. Ends when the new handle drops.
+        let address = unsafe { self.address.add(start) };
+        Self {
+            address,
+            len,
+            piece: Rc::clone(&self.piece),
+        }
+    }
+
+    /// Takes the region back for writing if this is its only handle.
+    ///
+    /// # Errors
+    /// The region itself, while other handles (a send in flight, say) still pin it.
+    pub fn try_unfreeze(self) -> Result<RegionMut, Self> {
+        if Rc::strong_count(&self.piece) == 1 {
+            Ok(RegionMut {
+                address: self.address,
+                len: self.len,
+                piece: self.piece,
+            })
+        } else {
+            Err(self)
+        }
+    }
+
+    /// The name of this region: a value that pins nothing and goes stale when the memory is freed.
+    #[must_use]
+    pub fn name(&self) -> RegionRef {
+        name(&self.piece, self.address, self.len)
+    }
+}
+
+fn name(piece: &Piece, address: NonNull<u8>, len: usize) -> RegionRef {
+    let start = piece.chunk.address(&piece.carved);
+    let offset = address.as_ptr().addr() - start.as_ptr().addr();
+    RegionRef {
+        chunk_index: piece.chunk.index(),
+        slot_index: piece.carved.slot_index,
+        generation: piece.carved.generation,
+        offset_bytes: u32::try_from(offset).expect("a region's length is bounded"),
+        len_bytes: u32::try_from(len).expect("a region's length is bounded"),
+    }
+}
+
+impl fmt::Debug for RegionMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "RegionMut({:?})",
+            name(&self.piece, self.address, self.len)
+        )
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({:?})", self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arena::{Arena, ArenaOptions};
+
+    #[test]
+    fn a_slice_pins_the_whole_region() {
+        let arena = Arena::new(ArenaOptions::default());
+        let mut region = arena.alloc(1000).expect("room");
+        region.as_mut_slice()[500] = 9;
+        let region = region.freeze();
+        let part = region.slice(500, 10);
+        drop(region);
+        assert!(arena.used_bytes() > 0, "the slice still pins it");
+        assert_eq!(part.as_slice()[0], 9);
+        drop(part);
+        assert_eq!(arena.used_bytes(), 0);
+    }
+
+    #[test]
+    fn unfreezing_needs_the_last_handle() {
+        let arena = Arena::new(ArenaOptions::default());
+        let region = arena.alloc(10).expect("room").freeze();
+        let pin = region.clone();
+        let region = region.try_unfreeze().expect_err("pinned");
+        drop(pin);
+        assert!(region.try_unfreeze().is_ok());
+    }
+
+    #[test]
+    fn a_name_changes_when_the_memory_changes_hands() {
+        let arena = Arena::new(ArenaOptions::default());
+        let first = arena.alloc(512).expect("room").freeze();
+        let name = first.name();
+        assert_eq!(first.slice(10, 5).name().offset_bytes, 10);
+        drop(first);
+        let second = arena.alloc(512).expect("room").freeze();
+        assert_ne!(second.name(), name, "same place, later generation");
+    }
+
+    #[test]
+    #[should_panic(expected = "of a region of")]
+    fn a_slice_beyond_the_end_is_refused() {
+        let arena = Arena::new(ArenaOptions::default());
+        let region = arena.alloc(10).expect("room").freeze();
+        let _part = region.slice(5, 6);
+    }
+}

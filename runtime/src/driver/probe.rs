@@ -1,0 +1,70 @@
+//! What this kernel offers, and what is missing.
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Features of the io_uring of this kernel that the driver uses when present.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// One thread submits, completions are run when it asks (Linux 6.1).
+    pub defer_taskrun: bool,
+    /// The ring's own descriptor is registered, which saves a lookup per call (Linux 5.18).
+    pub registered_ring: bool,
+    /// Rings can wake each other (Linux 5.18).
+    pub message_ring: bool,
+}
+
+/// Why no driver could be opened.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ProbeError {
+    /// The system forbids io_uring: a seccomp filter (Docker's default one, for example) or
+    /// `kernel.io_uring_disabled`.
+    #[error(
+        "io_uring is forbidden here ({0}): allow io_uring_setup, io_uring_enter and \
+         io_uring_register in the seccomp profile, or set kernel.io_uring_disabled=0"
+    )]
+    Forbidden(Errno),
+    /// The kernel is older than the oldest supported one, 6.1.
+    #[error("this kernel lacks {0}: Linux 6.1 or later is needed")]
+    TooOld(&'static str),
+    /// The ring's memory was refused: the memlock limit on old kernels.
+    #[error("no memory for the ring ({0}): raise the memlock limit (ulimit -l)")]
+    NoMemory(Errno),
+    /// Anything else that the system said.
+    #[error("io_uring_setup failed: {0}")]
+    Setup(Errno),
+}
+
+impl ProbeError {
+    pub(crate) fn from_io(error: &std::io::Error) -> Self {
+        Self::from_setup(Errno::from_io_error(error).unwrap_or(Errno::IO))
+    }
+
+    pub(crate) fn from_setup(errno: Errno) -> Self {
+        match errno {
+            Errno::PERM | Errno::ACCESS => Self::Forbidden(errno),
+            Errno::NOSYS => Self::TooOld("io_uring"),
+            Errno::NOMEM => Self::NoMemory(errno),
+            _ => Self::Setup(errno),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn setup_errors_name_their_remedy() {
+        let cases = [
+            (Errno::PERM, "seccomp"),
+            (Errno::NOSYS, "6.1"),
+            (Errno::NOMEM, "memlock"),
+            (Errno::MFILE, "io_uring_setup"),
+        ];
+        for (errno, remedy) in cases {
+            let text = ProbeError::from_setup(errno).to_string();
+            assert!(text.contains(remedy), "{text}");
+        }
+    }
+}

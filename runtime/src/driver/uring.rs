@@ -1,0 +1,232 @@
+//! The io_uring driver.
+//!
+//! One ring, used by one thread, `DEFER_TASKRUN` so that completions run when the loop asks and
+//! never in between, the ring's descriptor registered. Each feature is probed at start; without
+//! `DEFER_TASKRUN` the ring falls back to `COOP_TASKRUN`, then to a plain one.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, Submitter, opcode, squeue};
+
+use super::probe::{Features, ProbeError};
+use super::{Completion, Key, OPERATIONS_MAX, SUBMISSIONS_MAX, Submission, Wait};
+use crate::lease::Lease;
+
+/// Completions of the driver's own requests, above every key.
+const TOKEN_CANCEL: u64 = u64::MAX;
+const TOKEN_WAKE: u64 = u64::MAX - 1;
+const TOKENS_FIRST: u64 = TOKEN_WAKE;
+
+/// One ring.
+pub(crate) struct Uring {
+    /// Borrows the ring; declared first so that it drops first. It carries the registered index of
+    /// the ring's descriptor, which a fresh submitter would not.
+    submitter: Submitter<'static>,
+    ring: Box<IoUring>,
+    features: Features,
+}
+
+impl Uring {
+    /// Opens a ring on the calling thread.
+    pub(crate) fn open() -> Result<Self, ProbeError> {
+        let (ring, defer_taskrun) = build()?;
+        if !ring.params().is_feature_nodrop() || !ring.params().is_feature_ext_arg() {
+            return Err(ProbeError::TooOld("io_uring's NODROP or EXT_ARG"));
+        }
+        let mut probe = Probe::new();
+        ring.submitter()
+            .register_probe(&mut probe)
+            .map_err(|error| ProbeError::from_io(&error))?;
+        for (code, name) in [
+            (opcode::Recv::CODE, "IORING_OP_RECV"),
+            (opcode::SendMsg::CODE, "IORING_OP_SENDMSG"),
+            (opcode::Accept::CODE, "IORING_OP_ACCEPT"),
+            (opcode::Connect::CODE, "IORING_OP_CONNECT"),
+            (opcode::AsyncCancel::CODE, "IORING_OP_ASYNC_CANCEL"),
+        ] {
+            if !probe.is_supported(code) {
+                return Err(ProbeError::TooOld(name));
+            }
+        }
+        let ring = Box::new(ring);
+        let submitter = ring.submitter();
+        // SAFETY: the submitter borrows the ring in the box beside it. The box never moves its
+        // content, is not replaced while `self` lives, and drops after the submitter (field order).
+        let mut submitter =
+            unsafe { std::mem::transmute::<Submitter<'_>, Submitter<'static>>(submitter) };
+        let features = Features {
+            defer_taskrun,
+            registered_ring: submitter.register_ring_fd().is_ok(),
+            message_ring: probe.is_supported(opcode::MsgRingData::CODE),
+        };
+        Ok(Self {
+            submitter,
+            ring,
+            features,
+        })
+    }
+
+    pub(crate) const fn features(&self) -> Features {
+        self.features
+    }
+
+    pub(crate) fn wake_fd(&self) -> Option<RawFd> {
+        self.features.message_ring.then(|| self.ring.as_raw_fd())
+    }
+
+    pub(crate) fn submit(&mut self, key: Key, fd: RawFd, what: Submission, lease: &mut Lease) {
+        let entry = entry(Fd(fd), what, lease).user_data(key.user_data());
+        self.push(&entry);
+    }
+
+    pub(crate) fn cancel(&mut self, key: Key) {
+        let entry = opcode::AsyncCancel::new(key.user_data())
+            .build()
+            .user_data(TOKEN_CANCEL);
+        self.push(&entry);
+    }
+
+    pub(crate) fn wake_ring(&mut self, target: RawFd) -> bool {
+        if !self.features.message_ring {
+            return false;
+        }
+        let entry = opcode::MsgRingData::new(Fd(target), 0, TOKEN_WAKE, None)
+            .build()
+            .user_data(TOKEN_CANCEL);
+        self.push(&entry);
+        true
+    }
+
+    pub(crate) fn has_work(&mut self) -> bool {
+        let submission = self.ring.submission();
+        let queued = !submission.is_empty() || submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        queued || !self.ring.completion().is_empty()
+    }
+
+    pub(crate) fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) {
+        let result = match wait {
+            Wait::Poll => self.submitter.submit(),
+            Wait::Forever => self.submitter.submit_and_wait(1),
+            Wait::For(delay) => {
+                let timespec = timespec(delay);
+                self.submitter
+                    .submit_with_args(1, &SubmitArgs::new().timespec(&timespec))
+            }
+        };
+        match result.as_ref().map_err(io::Error::raw_os_error) {
+            // ETIME: nothing came in time. EINTR: a signal. EBUSY, EAGAIN: the kernel wants its
+            // completions reaped, or memory, before it takes more; the queue keeps what is left.
+            Ok(_) | Err(Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+            Err(_) => unreachable!("io_uring_enter: {result:?}"),
+        }
+        out.extend(
+            self.ring
+                .completion()
+                .filter(|entry| entry.user_data() < TOKENS_FIRST)
+                .map(|entry| Completion {
+                    user_data: entry.user_data(),
+                    result: entry.result(),
+                }),
+        );
+    }
+
+    /// Queues an entry, handing the full queue to the kernel first where needed.
+    fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: memory that the entry names is owned by the operation table (or is none),
+            // which keeps it in place until this entry's completion is reaped.
+            let pushed = unsafe { self.ring.submission().push(entry) };
+            if pushed.is_ok() {
+                return;
+            }
+            // A refusal here is a full completion queue, which this thread alone can empty; the
+            // table's bound rules it out, so a retry makes progress.
+            let submitted = self.submitter.submit();
+            debug_assert!(
+                submitted.is_ok(),
+                "handing a full queue over: {submitted:?}"
+            );
+        }
+    }
+}
+
+/// The best ring that this kernel gives, and whether it defers task work.
+fn build() -> Result<(IoUring, bool), ProbeError> {
+    let cq_entries = u32::try_from(OPERATIONS_MAX).expect("bounded") * 2;
+    let mut deferred = IoUring::builder();
+    deferred
+        .dontfork()
+        .setup_cqsize(cq_entries)
+        .setup_submit_all()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag();
+    match deferred.build(SUBMISSIONS_MAX) {
+        Ok(ring) => return Ok((ring, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        Err(error) => return Err(ProbeError::from_io(&error)),
+    }
+    let mut cooperative = IoUring::builder();
+    cooperative
+        .dontfork()
+        .setup_cqsize(cq_entries)
+        .setup_submit_all()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag();
+    let ring = cooperative
+        .build(SUBMISSIONS_MAX)
+        .map_err(|error| ProbeError::from_io(&error))?;
+    Ok((ring, false))
+}
+
+/// The entry of an operation whose lease is at its final place.
+fn entry(fd: Fd, what: Submission, lease: &mut Lease) -> squeue::Entry {
+    match (what, lease) {
+        (Submission::Receive { start, len }, lease) => {
+            let (address, room) = lease.writable();
+            assert!(start + len <= room, "a receive stays inside its lease");
+            let len = u32::try_from(len).expect("a lease's length is bounded");
+            opcode::Recv::new(fd, address.as_ptr().wrapping_add(start), len).build()
+        }
+        (Submission::Send { start, len }, lease) => {
+            let (address, room) = lease.readable();
+            assert!(start + len <= room, "a send stays inside its lease");
+            let len = u32::try_from(len).expect("a lease's length is bounded");
+            let from = address.as_ptr().wrapping_add(start).cast_const();
+            opcode::Send::new(fd, from, len)
+                .flags(libc::MSG_NOSIGNAL)
+                .build()
+        }
+        (Submission::SendMessage, Lease::Message(message)) => {
+            // WAITALL: the kernel goes on after a full socket buffer, one completion in all.
+            let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned();
+            opcode::SendMsg::new(fd, message.header())
+                .flags(flags)
+                .build()
+        }
+        (Submission::Accept, Lease::Nothing) => {
+            opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
+                .flags(libc::SOCK_CLOEXEC)
+                .build()
+        }
+        (Submission::Connect, Lease::Address(address)) => {
+            opcode::Connect::new(fd, address.as_ptr().cast(), address.addr_len()).build()
+        }
+        (Submission::ReadCounter, lease) => {
+            let (address, len) = lease.writable();
+            let len = u32::try_from(len).expect("a counter is 8 bytes");
+            opcode::Read::new(fd, address.as_ptr(), len).build()
+        }
+        (what, lease) => unreachable!("{what:?} does not take {lease:?}"),
+    }
+}
+
+const fn timespec(delay: Duration) -> Timespec {
+    Timespec::new()
+        .sec(delay.as_secs())
+        .nsec(delay.subsec_nanos())
+}

@@ -1,0 +1,434 @@
+//! One core: its tasks, its operations, its timers, and the loop that turns them.
+//!
+//! A turn runs the tasks that are ready, delivers messages from other cores, fires timers, hands
+//! submissions to the driver and takes completions. A core with nothing to do spins for a while as
+//! its [`Idle`] policy says, then sleeps in the driver, in one place, until a completion, a timer
+//! or another core's wake-up.
+
+mod idle;
+mod task;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use async_task::Runnable;
+use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::time::Time;
+use lunette_runtime_core::wheel::{TimerKey, TimersFull, Wheel};
+use slab::Slab;
+
+use crate::arena::Arena;
+use crate::driver::{
+    Completion, Driver, Features, Key, Polled, ProbeError, Submission, Table, Wait,
+};
+use crate::lease::Lease;
+use crate::mesh::{Inbox, Message};
+use crate::op::Op;
+pub use idle::Idle;
+use idle::IdleState;
+pub use task::{JoinError, JoinHandle};
+
+/// Tasks of one core.
+pub const TASKS_MAX: usize = 65_536;
+/// Tasks run before the driver is asked again, so that completions are never starved.
+const TASKS_PER_TURN_MAX: usize = 64;
+/// Messages from other cores taken in one turn.
+const MESSAGES_PER_TURN_MAX: usize = 64;
+/// How long a core that shuts down waits for the devices to let go of leases.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
+}
+
+/// One core's state, reached through the thread that runs it.
+pub(crate) struct Core {
+    inbox: Arc<Inbox>,
+    peers: Arc<[Arc<Inbox>]>,
+    origin: Instant,
+    ready: RefCell<VecDeque<Runnable>>,
+    tasks: RefCell<Slab<Waker>>,
+    table: RefCell<Table>,
+    timers: RefCell<Wheel<Waker>>,
+    arena: Arena,
+    idle: RefCell<IdleState>,
+    stopping: Cell<bool>,
+    /// Scratch of the loop, kept for its capacity.
+    completions: RefCell<Vec<Completion>>,
+    expired: RefCell<Vec<Waker>>,
+    /// Dropped last, after every lease.
+    driver: RefCell<Driver>,
+}
+
+impl Core {
+    /// Opens the core on the calling thread, as one of `peers`.
+    pub(crate) fn open(
+        index: CoreIndex,
+        peers: Arc<[Arc<Inbox>]>,
+        origin: Instant,
+        idle: Idle,
+        arena: Arena,
+    ) -> Result<Rc<Self>, ProbeError> {
+        let driver = Driver::open()?;
+        let inbox = Arc::clone(&peers[usize::from(index.0)]);
+        inbox.open(driver.wake_fd());
+        let core = Rc::new(Self {
+            inbox,
+            peers,
+            origin,
+            ready: RefCell::new(VecDeque::with_capacity(TASKS_PER_TURN_MAX)),
+            tasks: RefCell::new(Slab::new()),
+            table: RefCell::new(Table::new()),
+            timers: RefCell::new(Wheel::new(Time::ZERO)),
+            arena,
+            idle: RefCell::new(IdleState::new(idle)),
+            stopping: Cell::new(false),
+            completions: RefCell::new(Vec::new()),
+            expired: RefCell::new(Vec::new()),
+            driver: RefCell::new(driver),
+        });
+        core.listen_for_bell()?;
+        Ok(core)
+    }
+
+    /// Starts the task that waits at the eventfd by which foreign threads wake this core.
+    fn listen_for_bell(self: &Rc<Self>) -> Result<(), ProbeError> {
+        let bell = self.inbox.bell().try_clone_to_owned();
+        let bell = bell.map_err(|error| ProbeError::from_io(&error))?;
+        let (core, bell) = (Rc::clone(self), Rc::new(bell));
+        drop(self.spawn(async move {
+            let mut counter = Box::new(0_u64);
+            loop {
+                let read = Op::submit(&core, Submission::ReadCounter, Rc::clone(&bell), counter);
+                let (result, back) = read.await;
+                if let Err(error) = result {
+                    tracing::error!(%error, "the wake-up descriptor of a core failed");
+                    return;
+                }
+                counter = back;
+            }
+        }));
+        Ok(())
+    }
+
+    /// The core of the calling thread.
+    ///
+    /// # Panics
+    /// Outside a runtime's thread.
+    pub(crate) fn current() -> Rc<Self> {
+        CURRENT
+            .with_borrow(Option::clone)
+            .expect("this call needs a runtime: use it inside `block_on` or a core's task")
+    }
+
+    /// Makes this core the calling thread's until the guard drops.
+    pub(crate) fn enter(self: &Rc<Self>) -> Entered {
+        let before = CURRENT.with_borrow_mut(|current| current.replace(Rc::clone(self)));
+        assert!(before.is_none(), "a runtime inside a runtime");
+        Entered
+    }
+
+    pub(crate) fn index(&self) -> CoreIndex {
+        self.inbox.index()
+    }
+
+    pub(crate) fn peer(&self, index: CoreIndex) -> Option<&Arc<Inbox>> {
+        self.peers.get(usize::from(index.0))
+    }
+
+    pub(crate) fn peers_len(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(crate) const fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub(crate) fn features(&self) -> Features {
+        self.driver.borrow().features()
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        let ns = self.origin.elapsed().as_nanos();
+        Time::from_ns(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+
+    /// Ends the loop after the current turn.
+    pub(crate) fn stop(&self) {
+        self.stopping.set(true);
+    }
+
+    /// Runs until `future` ends.
+    pub(crate) fn block_on<F>(self: &Rc<Self>, future: F) -> F::Output
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        let core = Rc::clone(self);
+        let handle = self.spawn(async move {
+            let output = future.await;
+            core.stop();
+            output
+        });
+        self.run();
+        let mut handle = std::pin::pin!(handle);
+        match handle
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(Ok(output)) => output,
+            Poll::Ready(Err(error)) => unreachable!("the first task: {error}"),
+            Poll::Pending => unreachable!("a finished task has its output"),
+        }
+    }
+
+    /// Runs until [`Core::stop`].
+    pub(crate) fn run(&self) {
+        while !self.stopping.get() {
+            self.turn();
+        }
+    }
+
+    /// Drops every task, then waits until the devices have let go of every lease.
+    pub(crate) fn shut_down(&self) {
+        self.inbox.close();
+        let wakers: Vec<Waker> = self.tasks.borrow_mut().drain().collect();
+        for waker in wakers {
+            waker.wake();
+        }
+        loop {
+            while let Some(message) = self.inbox.next_message() {
+                drop(message);
+            }
+            let next = self
+                .ready
+                .borrow_mut()
+                .pop_front()
+                .or_else(|| self.inbox.next_woken());
+            let Some(runnable) = next else { break };
+            drop(runnable);
+        }
+        for key in self.table.borrow().in_flight() {
+            self.driver.borrow_mut().cancel(key);
+        }
+        let deadline = self.now() + DRAIN_MAX;
+        while !self.table.borrow().in_flight().is_empty() && self.now() < deadline {
+            self.drive(Wait::For(Duration::from_millis(10)));
+        }
+        if !self.table.borrow().in_flight().is_empty() {
+            // A device that does not let go may still write: its memory is given up, not freed.
+            tracing::error!("operations did not end; their buffers are leaked");
+            let table = std::mem::replace(&mut *self.table.borrow_mut(), Table::new());
+            std::mem::forget(table);
+        }
+    }
+
+    pub(crate) fn submit(
+        &self,
+        what: Submission,
+        fd: Rc<OwnedFd>,
+        lease: Lease,
+    ) -> Result<Key, Lease> {
+        let mut table = self.table.borrow_mut();
+        let raw = fd.as_raw_fd();
+        let (key, lease) = table.insert(what, Some(fd), lease)?;
+        self.driver.borrow_mut().submit(key, raw, what, lease);
+        Ok(key)
+    }
+
+    pub(crate) fn poll(&self, key: Key, cx: &Context<'_>) -> Poll<Polled> {
+        self.table.borrow_mut().poll(key, cx)
+    }
+
+    pub(crate) fn cancel(&self, key: Key) {
+        if self.table.borrow_mut().is_in_flight(key) {
+            self.driver.borrow_mut().cancel(key);
+        }
+    }
+
+    pub(crate) fn abandon(&self, key: Key) {
+        let (cancel, lease) = self.table.borrow_mut().abandon(key);
+        drop(lease);
+        if cancel {
+            self.driver.borrow_mut().cancel(key);
+        }
+    }
+
+    pub(crate) fn insert_timer(
+        &self,
+        at: Time,
+        waker: Waker,
+    ) -> Result<TimerKey, TimersFull<Waker>> {
+        self.timers.borrow_mut().insert(at, waker)
+    }
+
+    pub(crate) fn cancel_timer(&self, key: TimerKey) {
+        let waker = self.timers.borrow_mut().cancel(key);
+        drop(waker);
+    }
+
+    /// Wakes another core from this one, through the ring where that works.
+    pub(crate) fn wake_peer(&self, peer: &Inbox) {
+        if peer.take_asleep() {
+            let by_ring = peer
+                .wake_fd()
+                .is_some_and(|fd| self.driver.borrow_mut().wake_ring(fd));
+            if !by_ring {
+                peer.ring_bell();
+            }
+        }
+    }
+
+    fn turn(&self) {
+        let worked = self.run_ready() | self.take_inbox() | self.fire_timers();
+        if !self.ready.borrow().is_empty() {
+            if self.driver.borrow_mut().has_work() {
+                self.drive(Wait::Poll);
+            }
+        } else if !self.stopping.get() {
+            self.wait(worked);
+        }
+    }
+
+    /// Runs tasks that are ready, at most a turn's worth.
+    fn run_ready(&self) -> bool {
+        let mut worked = false;
+        for _ in 0..TASKS_PER_TURN_MAX {
+            let Some(runnable) = self.ready.borrow_mut().pop_front() else {
+                break;
+            };
+            runnable.run();
+            worked = true;
+        }
+        worked
+    }
+
+    fn take_inbox(&self) -> bool {
+        let mut worked = false;
+        while let Some(runnable) = self.inbox.next_woken() {
+            self.ready.borrow_mut().push_back(runnable);
+            worked = true;
+        }
+        for _ in 0..MESSAGES_PER_TURN_MAX {
+            let Some(message) = self.inbox.next_message() else {
+                break;
+            };
+            message();
+            worked = true;
+        }
+        worked
+    }
+
+    fn fire_timers(&self) -> bool {
+        let mut timers = self.timers.borrow_mut();
+        if timers.is_empty() {
+            return false;
+        }
+        let mut expired = self.expired.take();
+        timers.advance(self.now(), &mut expired);
+        drop(timers);
+        let worked = !expired.is_empty();
+        for waker in expired.drain(..) {
+            waker.wake();
+        }
+        self.expired.replace(expired);
+        worked
+    }
+
+    /// Nothing is ready: polls while the idle policy says so, then sleeps.
+    fn wait(&self, worked: bool) {
+        if self.driver.borrow_mut().has_work() && self.drive_if_spinning() {
+            return;
+        }
+        let now = self.now();
+        let spin = self.idle.borrow_mut().should_spin(now, worked);
+        if spin {
+            std::hint::spin_loop();
+            return;
+        }
+        self.sleep(now);
+    }
+
+    /// Under a spinning policy, submissions go out before the spin. Without one they go out with
+    /// the sleep, in one system call.
+    fn drive_if_spinning(&self) -> bool {
+        let spins = self.idle.borrow().spins();
+        if spins {
+            self.drive(Wait::Poll);
+        }
+        spins
+    }
+
+    fn sleep(&self, now: Time) {
+        self.inbox.set_asleep();
+        if self.inbox.has_mail() {
+            self.inbox.take_asleep();
+            return;
+        }
+        let next = self.timers.borrow().next_expiry();
+        let wait = next.map_or(Wait::Forever, |at| Wait::For(at.since(now)));
+        self.drive(wait);
+        self.inbox.take_asleep();
+    }
+
+    /// One call of the driver, and the delivery of what it brought.
+    fn drive(&self, wait: Wait) {
+        let mut completions = self.completions.take();
+        self.driver.borrow_mut().turn(wait, &mut completions);
+        if !completions.is_empty() {
+            let now = self.now();
+            self.idle.borrow_mut().on_work(now);
+        }
+        for completion in completions.drain(..) {
+            let mut table = self.table.borrow_mut();
+            let (waker, lease) = table.complete(completion.user_data, completion.result);
+            drop(table);
+            drop(lease);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+        self.completions.replace(completions);
+    }
+}
+
+/// Leaves the core when dropped.
+pub(crate) struct Entered;
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.with_borrow_mut(|current| current.take());
+    }
+}
+
+/// Pushes a task to its core's queue: directly on its own thread, through the inbox elsewhere.
+fn schedule(home: &Arc<Inbox>, runnable: Runnable) {
+    let mut runnable = Some(runnable);
+    CURRENT.with_borrow(|current| {
+        if let Some(core) = current
+            && Arc::ptr_eq(&core.inbox, home)
+        {
+            core.ready.borrow_mut().extend(runnable.take());
+        }
+    });
+    if let Some(runnable) = runnable {
+        home.push_woken(runnable);
+    }
+}
+
+/// Gives a core a message and wakes it, the cheapest way from the calling thread.
+pub(crate) fn deliver(inbox: &Arc<Inbox>, message: Message) -> Result<(), Message> {
+    inbox.push_message(message)?;
+    let current = CURRENT.with_borrow(Option::clone);
+    match current {
+        Some(core) => core.wake_peer(inbox),
+        None => inbox.wake(),
+    }
+    Ok(())
+}

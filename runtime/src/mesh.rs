@@ -1,0 +1,239 @@
+//! Cores and how they reach each other.
+//!
+//! Each core has an [`Inbox`]: a bounded ring of messages and a bounded ring of tasks woken from
+//! other threads. A sender pushes, then wakes the core only if it is asleep: by a message from its
+//! own ring to that core's ring, or by an eventfd where rings cannot do that (or from a thread that
+//! is no core).
+//!
+//! No wake-up is lost: the receiver announces its sleep before it looks at its rings a last time,
+//! the sender pushes before it looks at the announcement, and both sides have a sequentially
+//! consistent fence in between.
+
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering, fence};
+
+use async_task::Runnable;
+use crossbeam::queue::ArrayQueue;
+use futures_channel::oneshot;
+use lunette_runtime_core::ids::CoreIndex;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::executor::{Core, TASKS_MAX, deliver};
+
+/// Messages waiting at one core.
+pub const MESSAGES_MAX: usize = 1024;
+
+/// A message: what the receiving core is to do.
+pub(crate) type Message = Box<dyn FnOnce() + Send>;
+
+const NO_RING: RawFd = -1;
+
+/// What other threads see of a core.
+pub(crate) struct Inbox {
+    index: CoreIndex,
+    messages: ArrayQueue<Message>,
+    /// At most one entry per task, so it cannot overflow.
+    woken: ArrayQueue<Runnable>,
+    asleep: AtomicBool,
+    closed: AtomicBool,
+    ring: AtomicI32,
+    bell: OwnedFd,
+}
+
+impl Inbox {
+    pub(crate) fn new(index: CoreIndex) -> Result<Self, Errno> {
+        Ok(Self {
+            index,
+            messages: ArrayQueue::new(MESSAGES_MAX),
+            woken: ArrayQueue::new(TASKS_MAX),
+            asleep: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            ring: AtomicI32::new(NO_RING),
+            bell: eventfd(0, EventfdFlags::CLOEXEC)?,
+        })
+    }
+
+    pub(crate) const fn index(&self) -> CoreIndex {
+        self.index
+    }
+
+    /// The core runs; other rings can wake it at `ring`.
+    pub(crate) fn open(&self, ring: Option<RawFd>) {
+        self.ring.store(ring.unwrap_or(NO_RING), Ordering::Release);
+    }
+
+    /// The core shuts down: no message is taken any more, and its ring is not to be used.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.ring.store(NO_RING, Ordering::Release);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    pub(crate) fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.ring.load(Ordering::Acquire)).filter(|&ring| ring != NO_RING)
+    }
+
+    pub(crate) fn push_message(&self, message: Message) -> Result<(), Message> {
+        if self.is_closed() {
+            return Err(message);
+        }
+        self.messages.push(message)
+    }
+
+    pub(crate) fn push_woken(&self, runnable: Runnable) {
+        let pushed = self.woken.push(runnable);
+        assert!(pushed.is_ok(), "a task is woken into its queue once");
+        self.wake();
+    }
+
+    pub(crate) fn next_message(&self) -> Option<Message> {
+        if self.messages.is_empty() {
+            None
+        } else {
+            self.messages.pop()
+        }
+    }
+
+    pub(crate) fn next_woken(&self) -> Option<Runnable> {
+        if self.woken.is_empty() {
+            None
+        } else {
+            self.woken.pop()
+        }
+    }
+
+    pub(crate) fn has_mail(&self) -> bool {
+        !self.messages.is_empty() || !self.woken.is_empty()
+    }
+
+    /// The core is about to look at its rings a last time, then to sleep.
+    pub(crate) fn set_asleep(&self) {
+        self.asleep.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Claims the duty to wake the core (as a sender), or ends its sleep (as the core).
+    pub(crate) fn take_asleep(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::SeqCst)
+    }
+
+    /// Wakes the core from any thread, if it is asleep.
+    pub(crate) fn wake(&self) {
+        if self.take_asleep() {
+            self.ring_bell();
+        }
+    }
+
+    pub(crate) fn ring_bell(&self) {
+        let rung = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        debug_assert_eq!(
+            rung,
+            Ok(size_of::<u64>()),
+            "the counter of an eventfd never fills up"
+        );
+    }
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox")
+            .field("index", &self.index)
+            .field("messages", &self.messages.len())
+            .field("asleep", &self.asleep)
+            .field("closed", &self.closed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a core did not take a message, or gave no answer.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum MeshError {
+    /// This runtime has no such core.
+    #[error("{0} does not exist in this runtime")]
+    NoSuchCore(CoreIndex),
+    /// The core has too many messages waiting; try again later.
+    #[error("{0} has too many messages waiting")]
+    Full(CoreIndex),
+    /// The core has shut down, or did so before the answer.
+    #[error("{0} has shut down")]
+    ShutDown(CoreIndex),
+}
+
+impl MeshError {
+    /// Whether waiting can help.
+    #[must_use]
+    pub const fn is_backpressure(&self) -> bool {
+        matches!(self, Self::Full(_))
+    }
+}
+
+/// Starts a task on `core` of the current runtime and waits for its output.
+///
+/// `start` runs on that core and makes the future there, which therefore need not be `Send`. The
+/// task is started when this function is called, not when the returned future is awaited; dropping
+/// the future lets the task run on.
+///
+/// # Errors
+/// Through the future: [`MeshError`]; nothing was started unless it is
+/// [`MeshError::ShutDown`] after the start.
+///
+/// # Panics
+/// Outside a runtime.
+pub fn spawn_on<S, F>(
+    core: CoreIndex,
+    start: S,
+) -> impl Future<Output = Result<F::Output, MeshError>> + use<S, F>
+where
+    S: FnOnce() -> F + Send + 'static,
+    F: Future + 'static,
+    F::Output: Send + 'static,
+{
+    let here = Core::current();
+    let sent = match here.peer(core) {
+        None => Err(MeshError::NoSuchCore(core)),
+        Some(inbox) => send(inbox, start),
+    };
+    async move {
+        let answer = sent?;
+        answer.await.map_err(|_| MeshError::ShutDown(core))
+    }
+}
+
+/// Sends the start of a task to the core behind `inbox`; the receiver yields its output.
+pub(crate) fn send<S, F>(
+    inbox: &Arc<Inbox>,
+    start: S,
+) -> Result<oneshot::Receiver<F::Output>, MeshError>
+where
+    S: FnOnce() -> F + Send + 'static,
+    F: Future + 'static,
+    F::Output: Send + 'static,
+{
+    let (answer, receiver) = oneshot::channel();
+    let message: Message = Box::new(move || {
+        let core = Core::current();
+        let future = start();
+        drop(core.spawn(async move {
+            let output = future.await;
+            // A receiver that is gone does not want the output.
+            drop(answer.send(output));
+        }));
+    });
+    match deliver(inbox, message) {
+        Ok(()) => Ok(receiver),
+        Err(_) if inbox.is_closed() => Err(MeshError::ShutDown(inbox.index())),
+        Err(_) => Err(MeshError::Full(inbox.index())),
+    }
+}

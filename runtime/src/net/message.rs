@@ -1,0 +1,233 @@
+//! A gather list: control bytes and regions, sent in one operation.
+
+use std::fmt;
+use std::ptr;
+
+use crate::arena::Region;
+
+/// Most parts of one message (the system's limit of a gather list is 1,024).
+pub const MESSAGE_PARTS_MAX: usize = 512;
+
+#[derive(Debug)]
+enum Part {
+    /// A range of the control buffer.
+    Control { start: usize, len: usize },
+    /// Shared memory, pinned until the message is cleared.
+    Payload(Region),
+}
+
+/// Bytes to send, in order: control bytes, which are copied in, and regions, which are not.
+///
+/// It is boxed when it is lent, because the system reads its header until the completion.
+pub struct Message {
+    control: Vec<u8>,
+    parts: Vec<Part>,
+    len: usize,
+    sent: usize,
+    iov: Vec<libc::iovec>,
+    header: libc::msghdr,
+}
+
+impl Message {
+    /// An empty message.
+    #[must_use]
+    pub fn new() -> Box<Self> {
+        let header = libc::msghdr {
+            msg_name: ptr::null_mut(),
+            msg_namelen: 0,
+            msg_iov: ptr::null_mut(),
+            msg_iovlen: 0,
+            msg_control: ptr::null_mut(),
+            msg_controllen: 0,
+            msg_flags: 0,
+        };
+        Box::new(Self {
+            control: Vec::new(),
+            parts: Vec::new(),
+            len: 0,
+            sent: 0,
+            iov: Vec::new(),
+            header,
+        })
+    }
+
+    /// Bytes that are still to be sent.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len - self.sent
+    }
+
+    /// Whether nothing is left to be sent.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether another part may be refused; send and clear first.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.parts.len() + 2 > MESSAGE_PARTS_MAX
+    }
+
+    /// Appends control bytes: `write` appends them to the buffer that it is given.
+    ///
+    /// # Panics
+    /// If the message is full.
+    pub fn control(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.control.len();
+        write(&mut self.control);
+        let added = self
+            .control
+            .len()
+            .checked_sub(start)
+            .expect("control bytes are appended");
+        if added == 0 {
+            return;
+        }
+        self.len += added;
+        if let Some(Part::Control { start: first, len }) = self.parts.last_mut()
+            && *first + *len == start
+        {
+            *len += added;
+            return;
+        }
+        self.push(Part::Control { start, len: added });
+    }
+
+    /// Appends a region, pinned until [`Message::clear`].
+    ///
+    /// # Panics
+    /// If the message is full.
+    pub fn payload(&mut self, region: Region) {
+        if !region.is_empty() {
+            self.len += region.len();
+            self.push(Part::Payload(region));
+        }
+    }
+
+    /// Empties the message, unpins its regions and keeps its buffers.
+    pub fn clear(&mut self) {
+        self.control.clear();
+        self.parts.clear();
+        self.iov.clear();
+        self.len = 0;
+        self.sent = 0;
+    }
+
+    fn push(&mut self, part: Part) {
+        assert!(
+            self.parts.len() < MESSAGE_PARTS_MAX,
+            "a message is sent before it is full"
+        );
+        self.parts.push(part);
+    }
+
+    /// Records that the next `count` bytes have been sent.
+    pub(super) fn advance(&mut self, count: usize) {
+        assert!(count <= self.len(), "no more is sent than was lent");
+        self.sent += count;
+    }
+
+    /// The system's view of what is left. Valid until the message is changed or moved out of its
+    /// box.
+    pub(crate) fn header(&mut self) -> *const libc::msghdr {
+        self.iov.clear();
+        let mut skip = self.sent;
+        for part in &self.parts {
+            let bytes = match part {
+                Part::Control { start, len } => &self.control[*start..*start + *len],
+                Part::Payload(region) => region.as_slice(),
+            };
+            let skipped = skip.min(bytes.len());
+            skip -= skipped;
+            let rest = &bytes[skipped..];
+            if !rest.is_empty() {
+                let base = rest.as_ptr().cast_mut().cast();
+                self.iov.push(libc::iovec {
+                    iov_base: base,
+                    iov_len: rest.len(),
+                });
+            }
+        }
+        self.header.msg_iov = self.iov.as_mut_ptr();
+        self.header.msg_iovlen = self.iov.len();
+        &raw const self.header
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("parts", &self.parts.len())
+            .field("len", &self.len)
+            .field("sent", &self.sent)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{Arena, ArenaOptions};
+
+    /// What the system would read, gathered.
+    fn gathered(message: &mut Message) -> Vec<u8> {
+        message.header();
+        let mut out = Vec::new();
+        for iov in &message.iov {
+            // SAFETY: the message made this entry from a live slice just now, and nothing has
+            // changed it since. Ends with the copy.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) };
+            out.extend_from_slice(bytes);
+        }
+        out
+    }
+
+    #[test]
+    fn parts_are_sent_in_order_from_any_point() {
+        let arena = Arena::new(ArenaOptions::default());
+        let mut region = arena.alloc(4).expect("room");
+        region.as_mut_slice().copy_from_slice(b"pay.");
+        let mut message = Message::new();
+        message.control(|out| out.extend_from_slice(b"ab"));
+        message.control(|out| out.extend_from_slice(b"cd"));
+        message.payload(region.freeze());
+        message.control(|out| out.extend_from_slice(b"ef"));
+        assert_eq!(
+            message.parts.len(),
+            3,
+            "neighbouring control bytes are one part"
+        );
+        let whole = b"abcdpay.ef";
+        for sent in 0..=whole.len() {
+            assert_eq!(gathered(&mut message), &whole[sent..]);
+            if sent < whole.len() {
+                message.advance(1);
+            }
+        }
+        assert!(message.is_empty());
+    }
+
+    #[test]
+    fn clearing_unpins() {
+        let arena = Arena::new(ArenaOptions::default());
+        let mut message = Message::new();
+        message.payload(arena.alloc(4).expect("room").freeze());
+        assert!(arena.used_bytes() > 0);
+        message.clear();
+        assert_eq!(arena.used_bytes(), 0);
+        assert!(message.is_empty());
+    }
+
+    #[test]
+    fn fullness_is_announced_before_it_bites() {
+        let arena = Arena::new(ArenaOptions::default());
+        let region = arena.alloc(1).expect("room").freeze();
+        let mut message = Message::new();
+        while !message.is_full() {
+            message.payload(region.clone());
+        }
+        message.payload(region);
+    }
+}

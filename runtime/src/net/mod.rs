@@ -1,0 +1,12 @@
+//! TCP.
+
+mod listener;
+mod message;
+mod stream;
+
+pub use listener::TcpListener;
+pub use message::{MESSAGE_PARTS_MAX, Message};
+pub use stream::TcpStream;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! An operation as a future.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::driver::{Key, Submission};
+use crate::executor::Core;
+use crate::lease::{Lease, Lend};
+
+/// Why an operation did not do what it was asked.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum OpError {
+    /// It was cancelled before it had any effect. The buffer is free again.
+    #[error("cancelled")]
+    Cancelled,
+    /// The core has as many operations in flight as it may have; nothing was submitted.
+    #[error("too many operations in flight on this core")]
+    TooManyInFlight,
+    /// The system said no.
+    #[error("{0}")]
+    Os(Errno),
+}
+
+impl OpError {
+    /// Whether the same operation may succeed when tried again on the same descriptor.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Cancelled | Self::TooManyInFlight => true,
+            Self::Os(errno) => matches!(*errno, Errno::INTR | Errno::AGAIN | Errno::NOBUFS),
+        }
+    }
+
+    /// Whether waiting for other operations to end can help.
+    #[must_use]
+    pub const fn is_backpressure(&self) -> bool {
+        matches!(self, Self::TooManyInFlight)
+    }
+}
+
+impl From<Errno> for OpError {
+    fn from(errno: Errno) -> Self {
+        if errno == Errno::CANCELED {
+            Self::Cancelled
+        } else {
+            Self::Os(errno)
+        }
+    }
+}
+
+/// The outcome of an operation on a buffer: a result, and the buffer in either case.
+pub type BufResult<T, B> = (Result<T, OpError>, B);
+
+/// An operation in flight, which owns `B`.
+///
+/// Await it for its outcome and the buffer. Dropping it asks for cancellation and leaves the
+/// buffer with the device until the completion arrives; the buffer is then freed by the core.
+#[must_use = "an operation that is dropped is cancelled"]
+pub(crate) struct Op<B: Lend> {
+    state: OpState,
+    core: Rc<Core>,
+    buffer: PhantomData<B>,
+}
+
+enum OpState {
+    Flying(Key),
+    Refused(Lease),
+    Finished,
+}
+
+impl<B: Lend> Op<B> {
+    /// Submits `what` on `fd`, which is kept open until the completion.
+    pub(crate) fn submit(core: &Rc<Core>, what: Submission, fd: Rc<OwnedFd>, buffer: B) -> Self {
+        let state = match core.submit(what, fd, buffer.into_lease()) {
+            Ok(key) => OpState::Flying(key),
+            Err(lease) => OpState::Refused(lease),
+        };
+        Self {
+            state,
+            core: Rc::clone(core),
+            buffer: PhantomData,
+        }
+    }
+
+    /// Asks for an early end. Await the operation afterwards: it may still have succeeded.
+    pub(crate) fn cancel(&self) {
+        if let OpState::Flying(key) = self.state {
+            self.core.cancel(key);
+        }
+    }
+}
+
+impl<B: Lend> Future for Op<B> {
+    type Output = BufResult<u32, B>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        match std::mem::replace(&mut this.state, OpState::Finished) {
+            OpState::Flying(key) => match this.core.poll(key, cx) {
+                Poll::Pending => {
+                    this.state = OpState::Flying(key);
+                    Poll::Pending
+                }
+                Poll::Ready(polled) => {
+                    let result = u32::try_from(polled.result).map_err(|_| {
+                        OpError::from(Errno::from_raw_os_error(polled.result.wrapping_neg()))
+                    });
+                    Poll::Ready((result, B::from_lease(polled.lease)))
+                }
+            },
+            OpState::Refused(lease) => {
+                Poll::Ready((Err(OpError::TooManyInFlight), B::from_lease(lease)))
+            }
+            OpState::Finished => unreachable!("an operation is not polled after its outcome"),
+        }
+    }
+}
+
+impl<B: Lend> Unpin for Op<B> {}
+
+impl<B: Lend> Drop for Op<B> {
+    fn drop(&mut self) {
+        if let OpState::Flying(key) = self.state {
+            self.core.abandon(key);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! CPUs of this machine, and pinning to them.
+//!
+//! With the `hwloc` feature the CPUs, their cores, caches and NUMA nodes come from hwloc;
+//! without it only the numbers that the system lets this process use are known.
+
+use thiserror::Error;
+
+/// A CPU that this process may run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// The system's number.
+    pub os_index: usize,
+    /// The physical core that it belongs to, counted by hwloc.
+    pub core_index: Option<usize>,
+    /// The NUMA node that its memory is nearest on.
+    pub numa_index: Option<usize>,
+}
+
+/// Why a thread could not be pinned.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum PinError {
+    /// The process may not use this CPU, or the machine does not have it.
+    #[error("CPU {0} is not among those that this process may use")]
+    NotAllowed(usize),
+    /// The system refused.
+    #[error("the system refused to pin a thread to CPU {0}")]
+    Refused(usize),
+}
+
+/// The CPUs that this process may use, in ascending order of their numbers.
+#[must_use]
+pub fn cpus() -> Vec<Cpu> {
+    let mut allowed: Vec<usize> = core_affinity::get_core_ids()
+        .unwrap_or_default()
+        .into_iter()
+        .map(|core| core.id)
+        .collect();
+    allowed.sort_unstable();
+    locate(&allowed)
+}
+
+/// Pins the calling thread to one CPU.
+///
+/// # Errors
+/// [`PinError`]: the thread runs where it did.
+pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
+    let ids = core_affinity::get_core_ids().unwrap_or_default();
+    let id = ids
+        .into_iter()
+        .find(|id| id.id == cpu)
+        .ok_or(PinError::NotAllowed(cpu))?;
+    if core_affinity::set_for_current(id) {
+        Ok(())
+    } else {
+        Err(PinError::Refused(cpu))
+    }
+}
+
+#[cfg(feature = "hwloc")]
+fn locate(allowed: &[usize]) -> Vec<Cpu> {
+    use hwlocality::Topology;
+    use hwlocality::object::types::ObjectType;
+
+    let Ok(topology) = Topology::new() else {
+        return plain(allowed);
+    };
+    let mut cpus = plain(allowed);
+    for unit in topology.objects_with_type(ObjectType::PU) {
+        let Some(cpu) = cpus
+            .iter_mut()
+            .find(|cpu| Some(cpu.os_index) == unit.os_index())
+        else {
+            continue;
+        };
+        cpu.core_index = unit
+            .ancestors()
+            .find(|object| object.object_type() == ObjectType::Core)
+            .map(|core| core.logical_index());
+        cpu.numa_index = unit
+            .nodeset()
+            .and_then(|set| set.first_set())
+            .map(usize::from);
+    }
+    cpus
+}
+
+#[cfg(not(feature = "hwloc"))]
+fn locate(allowed: &[usize]) -> Vec<Cpu> {
+    plain(allowed)
+}
+
+fn plain(allowed: &[usize]) -> Vec<Cpu> {
+    allowed
+        .iter()
+        .map(|&os_index| Cpu {
+            os_index,
+            core_index: None,
+            numa_index: None,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_allowed_cpu_can_be_pinned_and_no_other() {
+        let cpus = cpus();
+        assert!(!cpus.is_empty());
+        for cpu in &cpus {
+            // On a thread of its own: pinning is for life.
+            let os_index = cpu.os_index;
+            let pinned = std::thread::spawn(move || pin_current_thread(os_index)).join();
+            assert_eq!(pinned.expect("no panic"), Ok(()));
+        }
+        assert_eq!(
+            pin_current_thread(usize::MAX),
+            Err(PinError::NotAllowed(usize::MAX))
+        );
+    }
+
+    #[cfg(feature = "hwloc")]
+    #[test]
+    fn hwloc_knows_where_each_cpu_is() {
+        for cpu in cpus() {
+            assert!(cpu.core_index.is_some(), "{cpu:?}");
+        }
+    }
+}
