@@ -376,3 +376,249 @@ fn take<'i>(input: &mut &'i [u8], len_bytes: usize) -> &'i [u8] {
     *input = rest;
     head
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::frame::{FrameKind, encode_frame};
+
+    const LIMITS: ReceiverLimits = ReceiverLimits {
+        body_bytes_max: 8,
+        payload_bytes_max: 8,
+    };
+    const BODY: &[u8] = b"body";
+    const PAYLOAD: &[u8] = b"value";
+    const ID: RequestId = RequestId(5);
+
+    fn control(body: &[u8], payload: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        let digest = PayloadDigest {
+            len_bytes: bytes_u32(payload.len()),
+            crc32c: crc32c(payload),
+        };
+        encode_frame(&mut out, FrameKind::Response, 0, ID, body, Some(digest));
+        out
+    }
+
+    /// The bytes of a frame with body and payload, and where its parts end.
+    fn frame_bytes() -> (Vec<u8>, [(&'static str, usize); 6]) {
+        let mut bytes = control(BODY, PAYLOAD);
+        let body_end = bytes.len();
+        bytes.extend_from_slice(PAYLOAD);
+        let states = [
+            ("start", 0),
+            ("in header", HEADER_BYTES - 1),
+            ("in body", body_end - 1),
+            ("at payload", body_end),
+            ("in payload", body_end + 1),
+            ("payload full", bytes.len()),
+        ];
+        (bytes, states)
+    }
+
+    /// A receiver in the named state, and the bytes that would come next.
+    fn in_state(name: &str) -> (Receiver, Vec<u8>) {
+        let mut receiver = Receiver::new(LIMITS);
+        let (bytes, states) = frame_bytes();
+        if name == "failed" {
+            assert!(receiver.step(&mut &[0; HEADER_BYTES][..]).is_err());
+            return (receiver, bytes);
+        }
+        let (_, at) = *states
+            .iter()
+            .find(|(state, _)| *state == name)
+            .expect("a state's name");
+        let (mut fed, rest) = bytes.split_at(at);
+        while !fed.is_empty() {
+            receiver.step(&mut fed).expect("the frame is good");
+        }
+        (receiver, rest.to_vec())
+    }
+
+    fn apply(receiver: &mut Receiver, rest: &[u8], event: &str) -> String {
+        let mut input: &[u8] = match event {
+            "nothing" => &[],
+            "a byte" => &rest[..1.min(rest.len())],
+            "the rest" => rest,
+            "garbage" => &[0xee; 64],
+            "placed" => return format!("{:?}", receiver.on_payload(&rest[..1.min(rest.len())])),
+            "too much" => return format!("{:?}", receiver.on_payload(&[0; 9])),
+            "eof" => return format!("{:?}", receiver.on_eof()),
+            other => panic!("no event is named {other}"),
+        };
+        match receiver.step(&mut input) {
+            Ok(Step::Frame(frame)) => {
+                assert_eq!(frame.body, BODY);
+                "Frame".to_owned()
+            }
+            Ok(Step::Payload {
+                offset_bytes,
+                bytes,
+                ..
+            }) => {
+                format!("Payload {offset_bytes}+{}", bytes.len())
+            }
+            Ok(Step::NeedPayload {
+                offset_bytes,
+                len_bytes,
+                ..
+            }) => {
+                format!("NeedPayload {offset_bytes}+{len_bytes}")
+            }
+            Ok(Step::PayloadDone {
+                verdict: PayloadVerdict::Intact,
+                ..
+            }) => "Intact".to_owned(),
+            other => format!("{other:?}")
+                .split([' ', '{'])
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+        }
+    }
+
+    const EVENTS: [&str; 7] = [
+        "nothing", "a byte", "the rest", "garbage", "placed", "too much", "eof",
+    ];
+
+    const NEED: &str = "Ok(NeedControl)";
+    const BAD_FRAME: &str = "Err(Frame(BadMagic";
+    const FAULT: &str = "Err(Frame(BadMagic { found: 0 }))";
+
+    /// Each state, and what each event gives there.
+    #[rustfmt::skip]
+    const TABLE: [(&str, [&str; 7]); 7] = [
+        ("start", [NEED, NEED, "Frame", BAD_FRAME, "panic", "panic", "Ok(())"]),
+        ("in header", [NEED, NEED, "Frame", "Err(Frame(HeaderCorrupt", "panic", "panic",
+            "Err(Truncated { missing_bytes: 1 })"]),
+        ("in body", [NEED, "Frame", "Frame", "Err(BodyCorrupt", "panic", "panic",
+            "Err(Truncated { missing_bytes: 1 })"]),
+        ("at payload", ["NeedPayload 0+5", "Payload 0+1", "Payload 0+5", "Payload 0+5", "Ok(())",
+            "panic", "Err(Truncated { missing_bytes: 5 })"]),
+        ("in payload", ["NeedPayload 1+4", "Payload 1+1", "Payload 1+4", "Payload 1+4", "Ok(())",
+            "panic", "Err(Truncated { missing_bytes: 4 })"]),
+        ("payload full", ["Intact", "Intact", "Intact", "Intact", "Ok(())", "panic", "Ok(())"]),
+        ("failed", ["Err(Frame(BadMagic", BAD_FRAME, BAD_FRAME, BAD_FRAME, FAULT, FAULT, FAULT]),
+    ];
+
+    #[test]
+    fn every_state_answers_every_event() {
+        for (state, row) in TABLE {
+            for (event, expected) in EVENTS.into_iter().zip(row) {
+                let (mut receiver, mut rest) = in_state(state);
+                if state == "start" && event == "placed" {
+                    rest = vec![1];
+                }
+                let applied = catch_unwind(AssertUnwindSafe(|| apply(&mut receiver, &rest, event)));
+                let found = applied.unwrap_or("panic".to_owned());
+                assert_eq!(found, expected, "{state} x {event}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_in_one_piece_is_borrowed_and_costs_no_memory() {
+        let bytes = control(BODY, &[]);
+        let mut receiver = Receiver::new(LIMITS);
+        let mut input = &bytes[..];
+        let Ok(Step::Frame(frame)) = receiver.step(&mut input) else {
+            panic!("a whole frame")
+        };
+        assert!(bytes[HEADER_BYTES..].as_ptr_range() == frame.body.as_ptr_range());
+        assert_eq!(receiver.control_bytes(), 0);
+    }
+
+    #[test]
+    fn memory_follows_what_arrived_not_what_was_announced() {
+        let body = vec![7; BODY_BYTES_MAX];
+        let bytes = control(&body, &[]);
+        let mut receiver = Receiver::new(ReceiverLimits::open(1));
+        let mut fed = 0;
+        for piece in bytes[..bytes.len() - 1].chunks(1000) {
+            fed += piece.len();
+            assert_eq!(receiver.step(&mut &piece[..]), Ok(Step::NeedControl));
+            assert!(receiver.control_bytes() <= 2 * fed);
+        }
+        let mut last = &bytes[bytes.len() - 1..];
+        assert!(matches!(receiver.step(&mut last), Ok(Step::Frame(frame)) if frame.body == body));
+        assert!(receiver.control_bytes() <= BODY_BYTES_MAX);
+    }
+
+    #[test]
+    fn lengths_are_accepted_up_to_the_connection_s_limits() {
+        let at_limit = control(&[1; 8], &[1; 8]);
+        let mut receiver = Receiver::new(LIMITS);
+        assert!(matches!(
+            receiver.step(&mut &at_limit[..]),
+            Ok(Step::Frame(_))
+        ));
+        let beyond = [
+            (
+                control(&[1; 9], &[]),
+                FrameFault::BodyTooLong {
+                    len_bytes: 9,
+                    max_bytes: 8,
+                },
+            ),
+            (
+                control(&[], &[1; 9]),
+                FrameFault::PayloadTooLong {
+                    len_bytes: 9,
+                    max_bytes: 8,
+                },
+            ),
+        ];
+        for (bytes, fault) in beyond {
+            let mut receiver = Receiver::new(LIMITS);
+            assert_eq!(receiver.step(&mut &bytes[..]), Err(fault.into()));
+            assert_eq!(receiver.control_bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn limits_change_between_frames() {
+        let bytes = control(&[], PAYLOAD);
+        let mut receiver = Receiver::new(ReceiverLimits::HELLO);
+        receiver.set_limits(ReceiverLimits::open(8));
+        assert!(matches!(receiver.step(&mut &bytes[..]), Ok(Step::Frame(_))));
+        let mut receiver = Receiver::new(ReceiverLimits::HELLO);
+        let fault = FrameFault::PayloadTooLong {
+            len_bytes: 5,
+            max_bytes: 0,
+        };
+        assert_eq!(receiver.step(&mut &bytes[..]), Err(fault.into()));
+    }
+
+    #[test]
+    fn a_damaged_payload_is_told_and_the_stream_goes_on() {
+        let mut bytes = control(&[], PAYLOAD);
+        bytes.extend_from_slice(b"valuX");
+        bytes.extend_from_slice(&control(BODY, &[]));
+        let mut receiver = Receiver::new(LIMITS);
+        let mut input = &bytes[..];
+        receiver.step(&mut input).unwrap();
+        receiver.step(&mut input).unwrap();
+        let (expected, computed) = (crc32c(PAYLOAD), crc32c(b"valuX"));
+        let verdict = PayloadVerdict::Corrupt { expected, computed };
+        assert_eq!(
+            receiver.step(&mut input),
+            Ok(Step::PayloadDone { id: ID, verdict })
+        );
+        assert!(matches!(receiver.step(&mut input), Ok(Step::Frame(frame)) if frame.body == BODY));
+        assert_eq!(receiver.step(&mut input), Ok(Step::NeedControl));
+    }
+
+    #[test]
+    fn limits_beyond_the_global_ones_are_a_bug_of_the_caller() {
+        let (body, payload) = (bytes_u32(BODY_BYTES_MAX), bytes_u32(PAYLOAD_BYTES_MAX));
+        let limits = |body_bytes_max, payload_bytes_max| ReceiverLimits {
+            body_bytes_max,
+            payload_bytes_max,
+        };
+        assert_eq!(Receiver::new(limits(body, payload)).control_bytes(), 0);
+        assert!(catch_unwind(|| Receiver::new(limits(body + 1, payload))).is_err());
+        assert!(catch_unwind(|| Receiver::new(limits(body, payload + 1))).is_err());
+    }
+}
