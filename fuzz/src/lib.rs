@@ -1,1 +1,16 @@
-//! Fuzz targets for every protocol state machine.
+//! Fuzz targets for the protocol state machines.
+//!
+//! A target is an ordinary function from bytes to a summary of what they reached. It reads its
+//! input as a *script* (what a peer sends, where the stream is cut, when timers fire), drives the
+//! real machines with it and asserts what must hold for any peer. libFuzzer calls it with bytes
+//! that reach new code; `cargo test` calls it with each file of `corpus/` and `regressions/`.
+//!
+//! It leaves out its own copies of any protocol, and everything that does I/O. How to run it is in
+//! `README.md`.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`wire`] | the Lunette wire: receiver, handshake and the client's table of calls |
+#![forbid(unsafe_code)]
+
+pub mod wire;

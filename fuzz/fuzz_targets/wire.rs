@@ -1,0 +1,6 @@
+//! libFuzzer's door to [`lunette_fuzz::wire`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    lunette_fuzz::wire::wire(data);
+});
