@@ -13,9 +13,11 @@
 //! | [`placement`] | the home of a key: a core of a node, by weighted rendezvous hashing |
 //! | [`extent`] | the self-describing form of an object in memory |
 //! | [`lru`] | least recently used order over the slots of a slab |
+//! | [`shard`] | one core's slice of the store: puts, gets, pins, eviction |
 #![forbid(unsafe_code)]
 
 pub mod extent;
 pub mod key;
 pub mod lru;
 pub mod placement;
+pub mod shard;

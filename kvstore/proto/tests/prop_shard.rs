@@ -1,0 +1,301 @@
+//! The shard against a plain list of entries in order of use.
+
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
+
+use std::collections::BTreeMap;
+
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::shard::{
+    Effect, EntryId, PutRefusal, PutStart, RemoveOutcome, Shard, ShardLimits,
+};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+const KEYS: u128 = 16;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Put { key: u128, extent_bytes: u32 },
+    Commit(Index),
+    Abort(Index),
+    Get { key: u128 },
+    Unpin(Index),
+    Remove { key: u128 },
+    MakeRoom { bytes: u64 },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let key = || 0..KEYS;
+    prop_oneof![
+        6 => (key(), 0_u32..400).prop_map(|(key, extent_bytes)| Op::Put { key, extent_bytes }),
+        6 => any::<Index>().prop_map(Op::Commit),
+        1 => any::<Index>().prop_map(Op::Abort),
+        3 => key().prop_map(|key| Op::Get { key }),
+        2 => any::<Index>().prop_map(Op::Unpin),
+        1 => key().prop_map(|key| Op::Remove { key }),
+        1 => (0_u64..600).prop_map(|bytes| Op::MakeRoom { bytes }),
+    ]
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    id: EntryId,
+    extent_bytes: u64,
+    pins: u32,
+}
+
+/// The same store, with lists that are searched.
+struct Model {
+    high: u64,
+    low: u64,
+    entries_max: usize,
+    writing: BTreeMap<u128, Entry>,
+    /// From the least to the most recently used.
+    resident: Vec<(u128, Entry)>,
+    dying: Vec<Entry>,
+    released: Vec<EntryId>,
+    evictions: u64,
+    last_version: u64,
+}
+
+impl Model {
+    fn used(&self) -> u64 {
+        let bytes = |entry: &Entry| entry.extent_bytes;
+        self.writing.values().map(bytes).sum::<u64>()
+            + self
+                .resident
+                .iter()
+                .map(|(_, entry)| bytes(entry))
+                .sum::<u64>()
+            + self.dying.iter().map(bytes).sum::<u64>()
+    }
+
+    fn entries(&self) -> usize {
+        self.writing.len() + self.resident.len() + self.dying.len()
+    }
+
+    fn find(&self, key: u128) -> Option<usize> {
+        self.resident.iter().position(|(other, _)| *other == key)
+    }
+
+    fn touch(&mut self, at: usize) -> &mut Entry {
+        let entry = self.resident.remove(at);
+        self.resident.push(entry);
+        &mut self.resident.last_mut().expect("just pushed").1
+    }
+
+    /// Evicts the least recently used entry without a pin.
+    fn evict_one(&mut self) -> Option<u64> {
+        let at = self
+            .resident
+            .iter()
+            .position(|(_, entry)| entry.pins == 0)?;
+        let (_, entry) = self.resident.remove(at);
+        self.released.push(entry.id);
+        self.evictions += 1;
+        Some(entry.extent_bytes)
+    }
+
+    fn refusal(&self, needed_bytes: u64) -> Option<PutRefusal> {
+        let unpinned = || self.resident.iter().filter(|(_, entry)| entry.pins == 0);
+        let evictable: u64 = unpinned().map(|(_, entry)| entry.extent_bytes).sum();
+        let available_bytes = self.high - (self.used() - evictable);
+        if needed_bytes > self.high {
+            Some(PutRefusal::TooLarge {
+                needed_bytes,
+                max_bytes: self.high,
+            })
+        } else if self.entries() == self.entries_max && unpinned().count() == 0 {
+            Some(PutRefusal::EntriesFull {
+                entries_max: self.entries_max,
+            })
+        } else if needed_bytes > available_bytes {
+            Some(PutRefusal::Full {
+                needed_bytes,
+                available_bytes,
+            })
+        } else {
+            None
+        }
+    }
+
+    fn put(&mut self, shard: &mut Shard, key: u128, extent_bytes: u32) {
+        let start = shard.begin_put(Fingerprint(key), extent_bytes);
+        if self.writing.contains_key(&key) {
+            assert_eq!(start, PutStart::Busy);
+        } else if let Some(at) = self.find(key) {
+            let id = self.touch(at).id;
+            assert_eq!(start, PutStart::Touched(id));
+        } else if let Some(refusal) = self.refusal(extent_bytes.into()) {
+            assert_eq!(start, PutStart::Refused(refusal));
+        } else {
+            let PutStart::Write(id) = start else {
+                unreachable!("{start:?} where there is room")
+            };
+            let extent_bytes = u64::from(extent_bytes);
+            if self.entries() == self.entries_max {
+                self.evict_one().expect("an entry can go");
+            }
+            if self.used() + extent_bytes > self.high {
+                while self.used() + extent_bytes > self.low.max(extent_bytes) {
+                    if self.evict_one().is_none() {
+                        break;
+                    }
+                }
+            }
+            self.writing.insert(
+                key,
+                Entry {
+                    id,
+                    extent_bytes,
+                    pins: 0,
+                },
+            );
+        }
+    }
+
+    fn end_put(&mut self, shard: &mut Shard, nth: Index, commit: bool) {
+        if self.writing.is_empty() {
+            return;
+        }
+        let key = *self
+            .writing
+            .keys()
+            .nth(nth.index(self.writing.len()))
+            .expect("in range");
+        let entry = self.writing.remove(&key).expect("its key was just read");
+        if commit {
+            let version = shard.commit_put(entry.id);
+            assert!(version > self.last_version, "versions rise");
+            assert_eq!(shard.version(entry.id), version);
+            self.last_version = version;
+            self.resident.push((key, entry));
+        } else {
+            shard.abort_put(entry.id);
+            self.released.push(entry.id);
+        }
+    }
+
+    fn get(&mut self, shard: &mut Shard, key: u128) {
+        let found = shard.get(Fingerprint(key));
+        let expected = self.find(key).map(|at| {
+            let entry = self.touch(at);
+            entry.pins += 1;
+            entry.id
+        });
+        assert_eq!(found, expected);
+    }
+
+    fn unpin(&mut self, shard: &mut Shard, nth: Index) {
+        let resident = self.resident.iter_mut().map(|(_, entry)| entry);
+        let mut pinned: Vec<_> = resident
+            .chain(&mut self.dying)
+            .filter(|entry| entry.pins > 0)
+            .collect();
+        if pinned.is_empty() {
+            return;
+        }
+        let at = nth.index(pinned.len());
+        let entry = &mut pinned[at];
+        shard.unpin(entry.id);
+        entry.pins -= 1;
+        let gone = self.dying.extract_if(.., |entry| entry.pins == 0);
+        self.released.extend(gone.map(|entry| entry.id));
+    }
+
+    fn remove(&mut self, shard: &mut Shard, key: u128) {
+        let outcome = shard.remove(Fingerprint(key));
+        if self.writing.contains_key(&key) {
+            assert_eq!(outcome, RemoveOutcome::Busy);
+        } else if let Some(at) = self.find(key) {
+            assert_eq!(outcome, RemoveOutcome::Removed);
+            let (_, entry) = self.resident.remove(at);
+            if entry.pins == 0 {
+                self.released.push(entry.id);
+            } else {
+                self.dying.push(entry);
+            }
+        } else {
+            assert_eq!(outcome, RemoveOutcome::NotFound);
+        }
+    }
+
+    fn make_room(&mut self, shard: &mut Shard, bytes: u64) {
+        let mut freed = 0;
+        while freed < bytes
+            && let Some(more) = self.evict_one()
+        {
+            freed += more;
+        }
+        assert_eq!(shard.make_room(bytes), freed);
+    }
+
+    fn check(&mut self, shard: &mut Shard, drain: bool) {
+        let stats = shard.stats();
+        assert_eq!(stats.used_bytes, self.used());
+        assert!(stats.used_bytes <= self.high);
+        assert_eq!(stats.entries, self.entries() as u64);
+        assert!(self.entries() <= self.entries_max);
+        let resident: u64 = self
+            .resident
+            .iter()
+            .map(|(_, entry)| entry.extent_bytes)
+            .sum();
+        assert_eq!(stats.resident_bytes, resident);
+        assert_eq!(stats.evictions, self.evictions);
+        assert_eq!(stats.gets, stats.hits + stats.misses);
+        for key in 0..KEYS {
+            let expected = self.find(key).map(|at| self.resident[at].1.id);
+            assert_eq!(shard.lookup(Fingerprint(key)), expected, "key {key}");
+        }
+        assert!(self.released.iter().all(|&id| !shard.is_live(id)));
+        if drain {
+            let released: Vec<_> = std::iter::from_fn(|| shard.poll_effect())
+                .map(|Effect::Release(id)| id)
+                .collect();
+            assert_eq!(
+                released,
+                std::mem::take(&mut self.released),
+                "each release once, in order"
+            );
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_shard_agrees_with_the_list(
+        high in 1_u64..2000,
+        low_share in 0_u64..=100,
+        entries_max in 1_usize..12,
+        ops in prop::collection::vec((op(), any::<bool>()), 1..200),
+    ) {
+        let low = high * low_share / 100;
+        let limits = ShardLimits::new(high, low, entries_max).expect("valid limits");
+        let mut shard = Shard::new(limits);
+        let mut model = Model {
+            high,
+            low,
+            entries_max,
+            writing: BTreeMap::new(),
+            resident: Vec::new(),
+            dying: Vec::new(),
+            released: Vec::new(),
+            evictions: 0,
+            last_version: 0,
+        };
+        for (op, drain) in ops {
+            match op {
+                Op::Put { key, extent_bytes } => model.put(&mut shard, key, extent_bytes),
+                Op::Commit(nth) => model.end_put(&mut shard, nth, true),
+                Op::Abort(nth) => model.end_put(&mut shard, nth, false),
+                Op::Get { key } => model.get(&mut shard, key),
+                Op::Unpin(nth) => model.unpin(&mut shard, nth),
+                Op::Remove { key } => model.remove(&mut shard, key),
+                Op::MakeRoom { bytes } => model.make_room(&mut shard, bytes),
+            }
+            model.check(&mut shard, drain);
+        }
+        model.check(&mut shard, true);
+    }
+}
