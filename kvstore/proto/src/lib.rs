@@ -14,10 +14,12 @@
 //! | [`extent`] | the self-describing form of an object in memory |
 //! | [`lru`] | least recently used order over the slots of a slab |
 //! | [`shard`] | one core's slice of the store: puts, gets, pins, eviction |
+//! | [`message`] | operations, statuses and the bodies of requests and answers |
 #![forbid(unsafe_code)]
 
 pub mod extent;
 pub mod key;
 pub mod lru;
+pub mod message;
 pub mod placement;
 pub mod shard;

@@ -1,0 +1,66 @@
+//! The operations of the store.
+
+use thiserror::Error;
+
+/// What a request asks for; its code is the frame's `op`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Op {
+    /// An object's value.
+    Get = 1,
+    /// To keep a value under a key.
+    Put = 2,
+    /// Which keys of a batch are resident.
+    Exists = 3,
+    /// To remove the keys of a batch.
+    Remove = 4,
+    /// The node's counters.
+    Stat = 5,
+}
+
+/// The code stands for no operation that this version knows: answer
+/// [`Status::Unsupported`](super::Status::Unsupported).
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("operation {0} is unknown")]
+pub struct UnknownOp(
+    /// The code.
+    pub u16,
+);
+
+impl Op {
+    /// All operations.
+    pub const ALL: [Self; 5] = [Self::Get, Self::Put, Self::Exists, Self::Remove, Self::Stat];
+
+    /// Its code on the wire.
+    #[must_use]
+    pub const fn code(self) -> u16 {
+        self as u16
+    }
+}
+
+impl TryFrom<u16> for Op {
+    type Error = UnknownOp;
+
+    fn try_from(code: u16) -> Result<Self, UnknownOp> {
+        Self::ALL
+            .into_iter()
+            .find(|op| op.code() == code)
+            .ok_or(UnknownOp(code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_code_stands_for_one_operation_or_none() {
+        for code in 0..=u16::MAX {
+            match Op::try_from(code) {
+                Ok(op) => assert_eq!(op.code(), code),
+                Err(unknown) => assert_eq!(unknown, UnknownOp(code)),
+            }
+        }
+        assert_eq!(Op::ALL.map(Op::code), [1, 2, 3, 4, 5]);
+    }
+}

@@ -1,0 +1,138 @@
+//! How a request ended.
+
+/// How a request ended; its code is the frame's `status`. Codes that this version does not know
+/// survive as [`Status::Other`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// Done; the answer carries the result.
+    Ok,
+    /// The key is not resident.
+    NotFound,
+    /// The key was resident already: the put kept the old value and marked it as used.
+    Touched,
+    /// Another put of the key is under way.
+    Busy,
+    /// There is no room that eviction could make now.
+    Full,
+    /// The object never fits this node.
+    TooLarge,
+    /// The key's home is another core or node: the sides have different maps.
+    WrongHome,
+    /// The request breaks the protocol.
+    BadRequest,
+    /// The payload does not match its checksum.
+    Corrupt,
+    /// The node is shutting down.
+    Draining,
+    /// The node does not know the operation.
+    Unsupported,
+    /// The node is at fault.
+    Internal,
+    /// A status of a later version, by its code.
+    Other(u16),
+}
+
+impl Status {
+    /// All statuses that this version knows; the code of each is its index.
+    pub const KNOWN: [Self; 12] = [
+        Self::Ok,
+        Self::NotFound,
+        Self::Touched,
+        Self::Busy,
+        Self::Full,
+        Self::TooLarge,
+        Self::WrongHome,
+        Self::BadRequest,
+        Self::Corrupt,
+        Self::Draining,
+        Self::Unsupported,
+        Self::Internal,
+    ];
+
+    /// Its code on the wire.
+    #[must_use]
+    pub const fn code(self) -> u16 {
+        match self {
+            Self::Ok => 0,
+            Self::NotFound => 1,
+            Self::Touched => 2,
+            Self::Busy => 3,
+            Self::Full => 4,
+            Self::TooLarge => 5,
+            Self::WrongHome => 6,
+            Self::BadRequest => 7,
+            Self::Corrupt => 8,
+            Self::Draining => 9,
+            Self::Unsupported => 10,
+            Self::Internal => 11,
+            Self::Other(code) => code,
+        }
+    }
+
+    /// The status of a code on the wire.
+    #[must_use]
+    pub fn from_code(code: u16) -> Self {
+        Self::KNOWN
+            .get(usize::from(code))
+            .copied()
+            .unwrap_or(Self::Other(code))
+    }
+
+    /// Whether the same request to the same core may succeed later. A damaged payload may be sent
+    /// again at once; a wrong home asks for a newer map first.
+    #[must_use]
+    pub const fn is_retryable(self) -> bool {
+        match self {
+            Self::Busy | Self::Full | Self::Corrupt | Self::Draining => true,
+            Self::Ok
+            | Self::NotFound
+            | Self::Touched
+            | Self::TooLarge
+            | Self::WrongHome
+            | Self::BadRequest
+            | Self::Unsupported
+            | Self::Internal
+            | Self::Other(_) => false,
+        }
+    }
+
+    /// Whether the node asks its clients to send less for a while.
+    #[must_use]
+    pub const fn is_backpressure(self) -> bool {
+        matches!(self, Self::Busy | Self::Full)
+    }
+
+    /// Whether bytes were damaged on their way.
+    #[must_use]
+    pub const fn is_corruption(self) -> bool {
+        matches!(self, Self::Corrupt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_statuses_agree_both_ways() {
+        for code in 0..=u16::MAX {
+            let status = Status::from_code(code);
+            assert_eq!(status.code(), code);
+            assert_eq!(
+                matches!(status, Status::Other(_)),
+                usize::from(code) >= Status::KNOWN.len()
+            );
+        }
+    }
+
+    #[test]
+    fn back_pressure_is_retryable() {
+        let statuses = || (0..=20).map(Status::from_code);
+        assert!(
+            statuses()
+                .filter(|status| status.is_backpressure())
+                .all(Status::is_retryable)
+        );
+        assert_eq!(statuses().filter(|status| status.is_retryable()).count(), 4);
+    }
+}
