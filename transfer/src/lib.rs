@@ -1,1 +1,33 @@
-//! The Lunette wire protocol driven over TCP: client and server connections.
+//! The Lunette wire protocol driven over TCP.
+//!
+//! A [`Connection`] asks: calls are pipelined, each with a deadline, and a reply's payload is
+//! received straight into the region that the caller lent. [`serve`] answers: a [`Service`] says
+//! for each request what to answer, or where its payload is to be received first.
+//!
+//! The protocol itself (frames, handshake, table of calls) is `lunette-transfer-proto`; what a
+//! request means is the business of the layer above. Other transports are not here yet.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `client` | [`Connection`]: calls, deadlines, fencing of lent regions |
+//! | `server` | [`serve`], [`Service`]: connections and requests |
+//! | `inbound` | receiving: staging, payloads in place, checksum in cache |
+//! | `outbox` | sending: everything of one turn in one system call |
+//! | `room` | [`Room`], where a payload goes |
+//! | `error` | [`ConnectError`], [`CallError`], [`CloseReason`] |
+#![forbid(unsafe_code)]
+
+mod client;
+mod error;
+mod inbound;
+mod outbox;
+mod room;
+mod server;
+
+pub use client::{Attachments, Connection, Reply};
+pub use error::{CallError, CallFailure, CloseReason, ConnectError};
+pub use outbox::Payload;
+pub use room::Room;
+pub use server::{
+    Intake, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, ServeOptions, Service, serve,
+};

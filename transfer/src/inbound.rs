@@ -1,0 +1,244 @@
+//! The receive side of a connection: drives a [`Receiver`] and tells a [`Sink`] what came.
+//!
+//! Control bytes, and small payloads with them, are received into staging. The rest of a larger
+//! payload is received straight into its destination, in pieces that are still in cache when their
+//! checksum is folded.
+
+use std::future::Future;
+
+use lunette_runtime::arena::RegionMut;
+use lunette_runtime::net::TcpStream;
+use lunette_runtime::{OpError, arena, time};
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer_proto::hello::{Agreement, Handshake, HandshakeFault, HandshakeOutput};
+use lunette_transfer_proto::receiver::{
+    FrameView, PayloadVerdict, Receiver, ReceiverLimits, Step, WireFault,
+};
+
+use crate::error::{CloseReason, ConnectError};
+use crate::outbox::Outbox;
+use crate::room::Room;
+
+/// Size of the staging buffer. What arrives of a payload in here is copied once, so it is small
+/// against the payloads for which the copy would matter.
+const STAGING_BYTES: usize = 32 * 1024;
+/// Most bytes received straight into a destination at once: they are to be in the core's own cache
+/// when their checksum is folded.
+const DIRECT_BYTES_MAX: u32 = 256 * 1024;
+
+/// Who is told what came.
+pub(crate) trait Sink {
+    /// A frame; its payload, if any, follows.
+    fn on_frame(&mut self, frame: FrameView<'_>) -> Result<(), CloseReason>;
+    /// Payload bytes that arrived in staging.
+    fn on_staged(&mut self, id: RequestId, offset: usize, bytes: &[u8]);
+    /// The payload is complete.
+    fn on_payload_end(&mut self, id: RequestId, verdict: PayloadVerdict);
+    /// Lends the destination of a payload for a receive, or none if the payload is discarded.
+    fn lend(&mut self, id: RequestId) -> Option<Room>;
+    /// The destination comes back; `stopped` if the receive was stopped by [`Sink::stop`].
+    fn give_back(&mut self, id: RequestId, room: Room, stopped: bool) -> Result<(), CloseReason>;
+    /// Ends when a receive into a lent destination is to be stopped.
+    fn stop(&self) -> impl Future<Output = ()> + use<Self>;
+    /// Waits until the sink can take more.
+    fn ready(&self) -> impl Future<Output = ()>;
+}
+
+/// What the receiver wants next.
+enum Next {
+    Control,
+    Payload {
+        id: RequestId,
+        offset: usize,
+        len: u32,
+    },
+}
+
+/// The receive side of one connection.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    stream: TcpStream,
+    receiver: Receiver,
+    /// `None` while it is lent to a receive.
+    staging: Option<RegionMut>,
+    /// What of staging has been received and not been stepped through.
+    unread: std::ops::Range<usize>,
+}
+
+impl Inbound {
+    pub(crate) fn new(stream: TcpStream) -> Result<Self, ConnectError> {
+        let staging = Some(arena().alloc(STAGING_BYTES)?);
+        let receiver = Receiver::new(ReceiverLimits::HELLO);
+        Ok(Self {
+            stream,
+            receiver,
+            staging,
+            unread: 0..0,
+        })
+    }
+
+    /// Shakes hands. What the handshake has to say is queued in `outbox`; send it, then close, if
+    /// this fails.
+    pub(crate) async fn handshake(
+        &mut self,
+        mut handshake: Handshake,
+        outbox: &Outbox,
+    ) -> Result<Agreement, ConnectError> {
+        loop {
+            let mut answer = Vec::new();
+            let output = self.step_handshake(&mut handshake, &mut answer)?;
+            if !answer.is_empty() {
+                outbox.push_encoded(&answer);
+            }
+            match output {
+                Some(HandshakeOutput::Open(agreement)) => {
+                    self.receiver
+                        .set_limits(ReceiverLimits::open(agreement.payload_bytes_max));
+                    return Ok(agreement);
+                }
+                Some(HandshakeOutput::Failed(fault)) => return Err(fault.into()),
+                None => {}
+            }
+            let deadline = handshake
+                .poll_timeout()
+                .expect("a handshake that waits has a deadline");
+            match self
+                .receive_control(Some(time::sleep_until(deadline)))
+                .await
+            {
+                Err(CloseReason::Io(OpError::Cancelled)) => {
+                    let fault = handshake.on_timeout(time::now());
+                    return Err(fault.unwrap_or(HandshakeFault::TimedOut).into());
+                }
+                other => other?,
+            }
+        }
+    }
+
+    fn step_handshake(
+        &mut self,
+        handshake: &mut Handshake,
+        answer: &mut Vec<u8>,
+    ) -> Result<Option<HandshakeOutput>, CloseReason> {
+        let staging = self.staging.as_ref().expect("no receive is in flight");
+        let mut input = &staging.as_slice()[self.unread.clone()];
+        let output = match self.receiver.step(&mut input)? {
+            Step::Frame(frame) => Some(handshake.handle(frame, answer)),
+            Step::NeedControl => None,
+            Step::Payload { .. } | Step::NeedPayload { .. } | Step::PayloadDone { .. } => {
+                unreachable!("before the handshake is over no payload is accepted")
+            }
+        };
+        self.unread.start = self.unread.end - input.len();
+        Ok(output)
+    }
+
+    /// Receives until the connection ends, and says why.
+    pub(crate) async fn run(&mut self, sink: &mut impl Sink) -> CloseReason {
+        loop {
+            sink.ready().await;
+            let received = match self.step_all(sink) {
+                Err(reason) => return reason,
+                Ok(Next::Control) => self.receive_control(None).await,
+                Ok(Next::Payload { id, offset, len }) => match sink.lend(id) {
+                    Some(room) => self.receive_payload(sink, id, room, offset, len).await,
+                    None => self.receive_control(None).await,
+                },
+            };
+            if let Err(reason) = received {
+                return reason;
+            }
+        }
+    }
+
+    /// Steps through everything in staging.
+    fn step_all(&mut self, sink: &mut impl Sink) -> Result<Next, CloseReason> {
+        let staging = self.staging.as_ref().expect("no receive is in flight");
+        let mut input = &staging.as_slice()[self.unread.clone()];
+        self.unread = 0..0;
+        loop {
+            match self.receiver.step(&mut input)? {
+                Step::Frame(frame) => sink.on_frame(frame)?,
+                Step::Payload {
+                    id,
+                    offset_bytes,
+                    bytes,
+                } => {
+                    sink.on_staged(id, offset_bytes as usize, bytes);
+                }
+                Step::PayloadDone { id, verdict } => sink.on_payload_end(id, verdict),
+                Step::NeedControl => return Ok(Next::Control),
+                Step::NeedPayload {
+                    id,
+                    offset_bytes,
+                    len_bytes,
+                } => {
+                    return Ok(Next::Payload {
+                        id,
+                        offset: offset_bytes as usize,
+                        len: len_bytes,
+                    });
+                }
+            }
+        }
+    }
+
+    async fn receive_control(&mut self, stop: Option<time::Sleep>) -> Result<(), CloseReason> {
+        assert!(
+            self.unread.is_empty(),
+            "staging is reused when it has been read"
+        );
+        let staging = self.staging.take().expect("one receive at a time");
+        let (result, staging) = match stop {
+            None => self.stream.recv(staging, 0, STAGING_BYTES).await,
+            Some(stop) => {
+                self.stream
+                    .recv_until(staging, 0, STAGING_BYTES, stop)
+                    .await
+            }
+        };
+        self.staging = Some(staging);
+        let count = self.check_received(result)?;
+        self.unread = 0..count;
+        Ok(())
+    }
+
+    async fn receive_payload(
+        &mut self,
+        sink: &mut impl Sink,
+        id: RequestId,
+        room: Room,
+        offset: usize,
+        len: u32,
+    ) -> Result<(), CloseReason> {
+        let len = len.min(DIRECT_BYTES_MAX) as usize;
+        let (region, lent) = room.lend(offset, len);
+        let stop = sink.stop();
+        let (result, region) = self.stream.recv_until(region, lent.start, len, stop).await;
+        let stopped = result == Err(OpError::Cancelled);
+        let received = if stopped {
+            Ok(0)
+        } else {
+            self.check_received(result)
+        };
+        let folded = received.and_then(|count| {
+            let bytes = &region.as_slice()[lent.start..lent.start + count];
+            Ok(self.receiver.on_payload(bytes)?)
+        });
+        // The room goes back whatever happened.
+        let given_back = sink.give_back(id, lent.reunite(region), stopped);
+        folded.and(given_back)
+    }
+
+    fn check_received(&self, result: Result<usize, OpError>) -> Result<usize, CloseReason> {
+        match result {
+            Ok(0) => match self.receiver.on_eof() {
+                Ok(()) => Err(CloseReason::Peer),
+                Err(fault @ WireFault::Truncated { .. }) => Err(CloseReason::Wire(fault)),
+                Err(fault) => Err(fault.into()),
+            },
+            Ok(count) => Ok(count),
+            Err(error) => Err(CloseReason::Io(error)),
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! The answering side: accepts connections and hands requests to a [`Service`].
+
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_runtime::net::{TcpListener, TcpStream};
+use lunette_runtime::{spawn_local, time};
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer_proto::frame::FrameKind;
+use lunette_transfer_proto::hello::{Handshake, Hello, HelloRefusal};
+use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
+
+use crate::error::{CloseReason, ConnectError};
+use crate::inbound::{Inbound, Sink};
+use crate::outbox::{Outbox, Payload};
+use crate::room::Room;
+
+/// Bytes of replies that may wait for one peer before its next requests are left unread.
+pub const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Pause after the system refused a connection (no descriptors left, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// How connections are served.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// What this side says of itself.
+    pub hello: Hello,
+    /// Most connections at a time; further ones are refused as busy.
+    pub connections_max: usize,
+    /// How long a peer may take for its hello.
+    pub handshake_timeout: Duration,
+    /// How long a peer may pause in the middle of a payload.
+    pub stall_timeout: Duration,
+}
+
+/// A request as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestHead<'a> {
+    /// What is asked.
+    pub op: u16,
+    /// The request's body.
+    pub body: &'a [u8],
+    /// Length of the payload that follows, 0 if none does.
+    pub payload_len_bytes: u32,
+    /// CRC32C of that payload.
+    pub payload_crc32c: u32,
+}
+
+/// An answer.
+#[derive(Debug, Default)]
+pub struct Response {
+    /// What came of the request.
+    pub status: u16,
+    /// The answer's body.
+    pub body: Vec<u8>,
+    /// Bytes that go with it.
+    pub payload: Option<Payload>,
+}
+
+/// What a service does with a request.
+#[derive(Debug)]
+pub enum Intake<P> {
+    /// Answers at once. The request's payload, if any, is discarded.
+    Answer(Response),
+    /// Receives the payload first. The room has at least the payload's length.
+    Receive {
+        /// What the service wants back with the payload.
+        pending: P,
+        /// Where the payload goes.
+        room: Room,
+    },
+}
+
+/// How the receipt of a payload ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadOutcome {
+    /// Every byte is in place and the checksum fits.
+    Intact,
+    /// The checksum does not fit; the bytes must not be used.
+    Corrupt,
+    /// The connection ended first. The answer will reach nobody.
+    Lost,
+}
+
+/// What answers requests. Calls come one at a time; the service belongs to one core.
+pub trait Service: 'static {
+    /// What is kept while a payload arrives.
+    type Pending;
+
+    /// A request arrived.
+    fn on_request(&self, request: RequestHead<'_>) -> Intake<Self::Pending>;
+
+    /// The payload of a request has arrived, or will not. Called exactly once for each
+    /// [`Intake::Receive`]; the room is the service's again.
+    fn on_payload(&self, pending: Self::Pending, room: Room, outcome: PayloadOutcome) -> Response;
+
+    /// A connection was opened or has ended; `open` of them are open now.
+    fn on_connections(&self, open: usize) {
+        let _ = open;
+    }
+}
+
+/// Serves connections to `listener` until the future is dropped, which ends the accepting; open
+/// connections go on until their peers or the core end them.
+pub async fn serve<S: Service>(listener: TcpListener, service: Rc<S>, options: ServeOptions) {
+    let options = Rc::new(options);
+    let open = Rc::new(Cell::new(0_usize));
+    loop {
+        let stream = match listener.accept().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "accept");
+                time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        if open.get() >= options.connections_max {
+            drop(spawn_local(refuse(stream)));
+            continue;
+        }
+        let (service, options) = (Rc::clone(&service), Rc::clone(&options));
+        let counted = Counted::new(&open, &service);
+        drop(spawn_local(async move {
+            let reason = serve_connection(stream, Rc::clone(&service), &options).await;
+            tracing::debug!(?reason, "connection ended");
+            drop(counted);
+        }));
+    }
+}
+
+/// Counts an open connection while it lives.
+struct Counted<S: Service> {
+    open: Rc<Cell<usize>>,
+    service: Rc<S>,
+}
+
+impl<S: Service> Counted<S> {
+    fn new(open: &Rc<Cell<usize>>, service: &Rc<S>) -> Self {
+        open.set(open.get() + 1);
+        service.on_connections(open.get());
+        Self {
+            open: Rc::clone(open),
+            service: Rc::clone(service),
+        }
+    }
+}
+
+impl<S: Service> Drop for Counted<S> {
+    fn drop(&mut self) {
+        self.open.set(self.open.get() - 1);
+        self.service.on_connections(self.open.get());
+    }
+}
+
+async fn refuse(stream: TcpStream) {
+    let mut frame = Vec::new();
+    HelloRefusal::Busy.append_frame(&mut frame);
+    let len = frame.len();
+    if let (Err(error), _) = stream.send_all(frame, 0, len).await {
+        tracing::debug!(%error, "refusing a connection");
+    }
+}
+
+async fn serve_connection<S: Service>(
+    stream: TcpStream,
+    service: Rc<S>,
+    options: &ServeOptions,
+) -> Result<CloseReason, ConnectError> {
+    let mut inbound = Inbound::new(stream.clone())?;
+    let outbox = Outbox::default();
+    let sender = spawn_local(send(stream.clone(), outbox.clone()));
+    let deadline = time::now() + options.handshake_timeout;
+    let handshake = Handshake::acceptor(options.hello.clone(), deadline);
+    let result = match inbound.handshake(handshake, &outbox).await {
+        Ok(_agreement) => {
+            let stall_timeout = options.stall_timeout;
+            let outbox = outbox.clone();
+            let mut answering = Answering {
+                service,
+                outbox,
+                stall_timeout,
+                arriving: None,
+            };
+            let reason = inbound.run(&mut answering).await;
+            answering.lose();
+            Ok(reason)
+        }
+        Err(error) => Err(error),
+    };
+    // A refusal, and answers to a peer that has finished asking, still leave.
+    let last_words = time::timeout(options.handshake_timeout, outbox.drained_below(0)).await;
+    tracing::trace!(?last_words, "outbox");
+    outbox.close();
+    stream.shutdown();
+    if let Err(error) = sender.await {
+        tracing::debug!(%error, "sender");
+    }
+    result
+}
+
+async fn send(stream: TcpStream, outbox: Outbox) {
+    let reason = outbox.run(&stream).await;
+    tracing::trace!(%reason, "sender ended");
+    outbox.close();
+    // The receiving side learns it from its receive.
+    stream.shutdown();
+}
+
+/// A payload that arrives: whose it is, and where it goes.
+struct Arriving<P> {
+    id: RequestId,
+    pending: P,
+    /// `None` while it is lent to a receive.
+    room: Option<Room>,
+}
+
+/// One connection's answering side.
+struct Answering<S: Service> {
+    service: Rc<S>,
+    outbox: Outbox,
+    stall_timeout: Duration,
+    arriving: Option<Arriving<S::Pending>>,
+}
+
+impl<S: Service> Answering<S> {
+    fn answer(&self, id: RequestId, response: Response) {
+        let Response {
+            status,
+            body,
+            payload,
+        } = response;
+        self.outbox
+            .push(FrameKind::Response, status, id, &body, payload);
+    }
+
+    /// The connection ended: a payload that was arriving will not be complete.
+    fn lose(&mut self) {
+        if let Some(Arriving { pending, room, .. }) = self.arriving.take() {
+            let room = room.expect("no receive is in flight any more");
+            drop(self.service.on_payload(pending, room, PayloadOutcome::Lost));
+        }
+    }
+
+    fn arriving(&mut self, id: RequestId) -> Option<&mut Arriving<S::Pending>> {
+        let arriving = self.arriving.as_mut()?;
+        assert_eq!(arriving.id, id, "one payload arrives at a time");
+        Some(arriving)
+    }
+}
+
+impl<S: Service> Sink for Answering<S> {
+    fn on_frame(&mut self, frame: FrameView<'_>) -> Result<(), CloseReason> {
+        let FrameView { header, body } = frame;
+        match header.kind {
+            FrameKind::Request => {}
+            FrameKind::Goaway => return Err(CloseReason::Peer),
+            kind => return Err(CloseReason::UnexpectedFrame(kind)),
+        }
+        assert!(self.arriving.is_none(), "one payload arrives at a time");
+        let request = RequestHead {
+            op: header.code,
+            body,
+            payload_len_bytes: header.payload.len_bytes,
+            payload_crc32c: header.payload.crc32c,
+        };
+        match self.service.on_request(request) {
+            Intake::Answer(response) => self.answer(header.id, response),
+            Intake::Receive { pending, room } => {
+                let len = header.payload.len_bytes as usize;
+                assert!(
+                    0 < len && len <= room.len(),
+                    "a service makes room for the payload"
+                );
+                self.arriving = Some(Arriving {
+                    id: header.id,
+                    pending,
+                    room: Some(room),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn on_staged(&mut self, id: RequestId, offset: usize, bytes: &[u8]) {
+        if let Some(arriving) = self.arriving(id) {
+            arriving
+                .room
+                .as_mut()
+                .expect("no receive is in flight")
+                .place(offset, bytes);
+        }
+    }
+
+    fn on_payload_end(&mut self, id: RequestId, verdict: PayloadVerdict) {
+        let Some(Arriving { pending, room, .. }) = self.arriving.take() else {
+            return;
+        };
+        let outcome = match verdict {
+            PayloadVerdict::Intact => PayloadOutcome::Intact,
+            PayloadVerdict::Corrupt { .. } => PayloadOutcome::Corrupt,
+        };
+        let room = room.expect("no receive is in flight");
+        let response = self.service.on_payload(pending, room, outcome);
+        self.answer(id, response);
+    }
+
+    fn lend(&mut self, id: RequestId) -> Option<Room> {
+        self.arriving(id)?.room.take()
+    }
+
+    fn give_back(&mut self, id: RequestId, room: Room, stopped: bool) -> Result<(), CloseReason> {
+        let arriving = self
+            .arriving(id)
+            .expect("what was lent belongs to an arrival");
+        arriving.room = Some(room);
+        if stopped {
+            Err(CloseReason::Stalled)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn stop(&self) -> impl Future<Output = ()> + use<S> {
+        time::sleep(self.stall_timeout)
+    }
+
+    async fn ready(&self) {
+        self.outbox.drained_below(REPLY_BYTES_MAX).await;
+    }
+}

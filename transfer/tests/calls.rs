@@ -1,0 +1,603 @@
+//! Calls between two tasks of one core, over loopback: replies, limits, deadlines, lost peers.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_runtime::arena::{ArenaOptions, Region, RegionMut};
+use lunette_runtime::net::{TcpListener, TcpStream};
+use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
+use lunette_runtime_core::checksum::crc32c;
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer::{
+    Attachments, CallError, CloseReason, ConnectError, Connection, Intake, Payload, PayloadOutcome,
+    RequestHead, Response, Room, ServeOptions, Service, serve,
+};
+use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
+use lunette_transfer_proto::hello::{Handshake, HandshakeFault, Hello, HelloRefusal, VersionRange};
+use lunette_transfer_proto::receiver::{Receiver, ReceiverLimits, Step};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MIB: usize = 1 << 20;
+
+fn run<F: Future + 'static>(start: impl FnOnce() -> F) -> F::Output {
+    let options = CoreOptions {
+        idle: Idle::Efficient,
+        arena: ArenaOptions::default(),
+    };
+    block_on(None, options, start).expect("a core")
+}
+
+fn hello() -> Hello {
+    Hello {
+        versions: VersionRange::OURS,
+        session_epoch: 1,
+        in_flight_max: 64,
+        payload_bytes_max: 4 << 20,
+        greeting: b"hi".to_vec(),
+    }
+}
+
+/// Answers with what it was given; counts the payloads it lost.
+#[derive(Default)]
+struct Echo {
+    corrupt: Cell<u32>,
+    lost: Cell<u32>,
+    open: Cell<usize>,
+    /// Corrupts the checksum of what it sends.
+    lies: Cell<bool>,
+}
+
+impl Service for Echo {
+    type Pending = (u16, usize);
+
+    fn on_request(&self, request: RequestHead<'_>) -> Intake<Self::Pending> {
+        let len = request.payload_len_bytes as usize;
+        if len == 0 {
+            let body = request.body.to_vec();
+            return Intake::Answer(Response {
+                status: request.op,
+                body,
+                payload: None,
+            });
+        }
+        match arena().alloc(len) {
+            Ok(region) => Intake::Receive {
+                pending: (request.op, len),
+                room: Room::whole(region),
+            },
+            Err(_) => Intake::Answer(Response {
+                status: 500,
+                ..Response::default()
+            }),
+        }
+    }
+
+    fn on_payload(&self, pending: (u16, usize), room: Room, outcome: PayloadOutcome) -> Response {
+        let (status, len) = pending;
+        match outcome {
+            PayloadOutcome::Intact => {
+                let region = room.into_region().freeze().slice(0, len);
+                let crc = crc32c(region.as_slice()) ^ u32::from(self.lies.get());
+                let payload = Some(Payload {
+                    region,
+                    crc32c: crc,
+                });
+                Response {
+                    status,
+                    body: Vec::new(),
+                    payload,
+                }
+            }
+            PayloadOutcome::Corrupt => {
+                self.corrupt.set(self.corrupt.get() + 1);
+                Response {
+                    status: 400,
+                    ..Response::default()
+                }
+            }
+            PayloadOutcome::Lost => {
+                self.lost.set(self.lost.get() + 1);
+                Response::default()
+            }
+        }
+    }
+
+    fn on_connections(&self, open: usize) {
+        self.open.set(open);
+    }
+}
+
+fn options(connections_max: usize) -> ServeOptions {
+    ServeOptions {
+        hello: hello(),
+        connections_max,
+        handshake_timeout: Duration::from_millis(200),
+        stall_timeout: Duration::from_millis(50),
+    }
+}
+
+fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0".parse().expect("address")).expect("a port");
+    let address = listener.local_addr();
+    (listener, address)
+}
+
+fn start_echo() -> (SocketAddr, Rc<Echo>) {
+    let (listener, address) = listen();
+    let service = Rc::new(Echo::default());
+    drop(spawn_local(serve(
+        listener,
+        Rc::clone(&service),
+        options(2),
+    )));
+    (address, service)
+}
+
+async fn connect(address: SocketAddr) -> Connection {
+    Connection::connect(address, hello(), SECOND)
+        .await
+        .expect("connected")
+}
+
+fn pattern(len: usize) -> Region {
+    let mut region = arena().alloc(len).expect("room");
+    for (index, byte) in region.as_mut_slice().iter_mut().enumerate() {
+        *byte = u8::try_from(index % 251).expect("small");
+    }
+    region.freeze()
+}
+
+fn payload(region: &Region) -> Option<Payload> {
+    Some(Payload {
+        region: region.clone(),
+        crc32c: crc32c(region.as_slice()),
+    })
+}
+
+fn room(len: usize) -> Option<Room> {
+    Some(Room::whole(arena().alloc(len).expect("room")))
+}
+
+#[test]
+fn pipelined_calls_of_all_sizes_get_their_own_replies() {
+    run(|| async {
+        let (address, service) = start_echo();
+        let connection = connect(address).await;
+        assert_eq!(connection.agreement().greeting, b"hi");
+        let sizes = [
+            0,
+            1,
+            100,
+            4096,
+            32 * 1024 - 40,
+            32 * 1024,
+            100_000,
+            MIB,
+            4 * MIB,
+        ];
+        let tasks: Vec<_> = (0..200_usize)
+            .map(|n| {
+                let connection = connection.clone();
+                // More calls than the connection allows in flight: some of them wait.
+                let len = if n < sizes.len() {
+                    sizes[n]
+                } else {
+                    n * 7 % 5000
+                };
+                spawn_local(async move {
+                    let code = u16::try_from(n).expect("small");
+                    let sent = (len > 0).then(|| pattern(len));
+                    let attachments = Attachments {
+                        payload: sent.as_ref().and_then(payload),
+                        room: (len > 0).then(|| room(len).expect("room")),
+                    };
+                    let body = |out: &mut Vec<u8>| out.extend_from_slice(&code.to_le_bytes());
+                    let reply = connection.call(code, body, attachments, 10 * SECOND).await;
+                    let reply = reply.expect("a reply");
+                    assert_eq!(reply.status, code);
+                    match sent {
+                        Some(sent) => {
+                            assert_eq!(reply.payload_len_bytes as usize, len);
+                            let got = reply.room.expect("the room comes back");
+                            assert!(got.as_slice() == sent.as_slice(), "{len} bytes");
+                        }
+                        None => assert_eq!(reply.body, code.to_le_bytes()),
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        drop(connection);
+        while service.open.get() > 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(arena().used_bytes(), 0, "nothing is leaked");
+    });
+}
+
+#[test]
+fn damaged_payloads_are_refused_on_both_sides_and_the_connection_goes_on() {
+    run(|| async {
+        let (address, service) = start_echo();
+        let connection = connect(address).await;
+        for len in [100, MIB] {
+            let sent = pattern(len);
+            let wrong = Payload {
+                region: sent.clone(),
+                crc32c: crc32c(sent.as_slice()) ^ 1,
+            };
+            let attachments = Attachments {
+                payload: Some(wrong),
+                room: room(len),
+            };
+            let reply = connection
+                .call(1, |_| {}, attachments, SECOND)
+                .await
+                .expect("a reply");
+            assert_eq!(reply.status, 400);
+            service.lies.set(true);
+            let attachments = Attachments {
+                payload: payload(&sent),
+                room: room(len),
+            };
+            let failure = connection.call(1, |_| {}, attachments, SECOND).await;
+            let failure = failure.expect_err("the peer lied about its checksum");
+            assert!(failure.error.is_corruption() && failure.error.is_retryable());
+            assert!(failure.room.is_some());
+            service.lies.set(false);
+        }
+        assert_eq!(service.corrupt.get(), 2);
+        let reply = connection
+            .call(7, |_| {}, Attachments::default(), SECOND)
+            .await;
+        assert_eq!(reply.expect("a reply").status, 7);
+    });
+}
+
+#[test]
+fn payloads_beyond_the_room_or_the_limit_are_typed() {
+    run(|| async {
+        let (address, _service) = start_echo();
+        let connection = connect(address).await;
+        let sent = pattern(MIB);
+        let attachments = Attachments {
+            payload: payload(&sent),
+            room: room(MIB - 1),
+        };
+        let failure = connection
+            .call(1, |_| {}, attachments, SECOND)
+            .await
+            .expect_err("too long");
+        let expected = CallError::TooLong {
+            payload_len_bytes: 1 << 20,
+            room_bytes: (1 << 20) - 1,
+        };
+        assert_eq!(failure.error, expected);
+        let sent = pattern(4 * MIB + 1);
+        let attachments = Attachments {
+            payload: payload(&sent),
+            room: None,
+        };
+        let failure = connection
+            .call(1, |_| {}, attachments, SECOND)
+            .await
+            .expect_err("too long");
+        assert!(matches!(failure.error, CallError::RequestTooLong { .. }));
+        assert!(!failure.error.is_retryable());
+        let reply = connection
+            .call(7, |_| {}, Attachments::default(), SECOND)
+            .await;
+        assert_eq!(reply.expect("a reply").status, 7);
+    });
+}
+
+/// A peer under the test's control: shakes hands, then hands the stream over.
+async fn fake_peer(listener: TcpListener) -> TcpStream {
+    let stream = listener.accept().await.expect("accepted");
+    let mut receiver = Receiver::new(ReceiverLimits::HELLO);
+    let mut handshake = Handshake::acceptor(hello(), time::now() + SECOND);
+    let (count, buffer) = stream.recv(vec![0; 4096], 0, 4096).await;
+    let mut input = &buffer[..count.expect("received")];
+    let mut answer = Vec::new();
+    match receiver.step(&mut input).expect("a hello") {
+        Step::Frame(frame) => drop(handshake.handle(frame, &mut answer)),
+        step => unreachable!("{step:?}"),
+    }
+    let len = answer.len();
+    stream.send_all(answer, 0, len).await.0.expect("sent");
+    stream
+}
+
+/// The id of the next request, which has no payload.
+async fn next_request(stream: &TcpStream) -> RequestId {
+    let (count, buffer) = stream.recv(vec![0; 4096], 0, 4096).await;
+    let mut input = &buffer[..count.expect("received")];
+    let mut receiver = Receiver::new(ReceiverLimits::open(0));
+    match receiver.step(&mut input).expect("a request") {
+        Step::Frame(frame) => frame.header.id,
+        step => unreachable!("{step:?}"),
+    }
+}
+
+async fn send(stream: &TcpStream, bytes: Vec<u8>) {
+    let len = bytes.len();
+    stream.send_all(bytes, 0, len).await.0.expect("sent");
+}
+
+fn response(id: RequestId, bytes: &[u8]) -> Vec<u8> {
+    let len_bytes = u32::try_from(bytes.len()).expect("small");
+    let digest = PayloadDigest {
+        len_bytes,
+        crc32c: crc32c(bytes),
+    };
+    let mut out = Vec::new();
+    encode_frame(&mut out, FrameKind::Response, 0, id, &[], Some(digest));
+    out.extend_from_slice(bytes);
+    out
+}
+
+#[test]
+fn a_deadline_in_the_middle_of_a_payload_fences_it_and_the_connection_goes_on() {
+    run(|| async {
+        let (listener, address) = listen();
+        let peer = spawn_local(fake_peer(listener));
+        let connection = connect(address).await;
+        let peer = peer.await.expect("peer");
+        let timeout = Duration::from_millis(30);
+        let caller = connection.clone();
+        let call = spawn_local(async move {
+            let attachments = Attachments {
+                payload: None,
+                room: room(MIB),
+            };
+            caller.call(1, |_| {}, attachments, timeout).await
+        });
+        let id = next_request(&peer).await;
+        let reply = response(id, pattern(MIB).as_slice());
+        send(&peer, reply[..300_000].to_vec()).await;
+        let failure = call
+            .await
+            .expect("no panic")
+            .expect_err("the rest never came in time");
+        assert_eq!(failure.error, CallError::DeadlineExceeded);
+        let room_back = failure.room.expect("the room comes back");
+        // The late rest must not reach the room, which is somebody else's now.
+        let mut region: RegionMut = room_back.into_region();
+        region.as_mut_slice().fill(0xee);
+        send(&peer, reply[300_000..].to_vec()).await;
+        let caller = connection.clone();
+        let call = spawn_local(async move {
+            caller
+                .call(
+                    2,
+                    |_| {},
+                    Attachments {
+                        payload: None,
+                        room: room(10),
+                    },
+                    SECOND,
+                )
+                .await
+        });
+        let id = next_request(&peer).await;
+        send(&peer, response(id, b"late")).await;
+        let reply = call.await.expect("no panic").expect("a reply");
+        assert_eq!(&reply.room.expect("room").as_slice()[..4], b"late");
+        assert!(region.as_slice().iter().all(|&byte| byte == 0xee));
+    });
+}
+
+#[test]
+fn a_dropped_call_frees_its_room_once_no_receive_is_in_flight() {
+    run(|| async {
+        let (listener, address) = listen();
+        let peer = spawn_local(fake_peer(listener));
+        let connection = connect(address).await;
+        let peer = peer.await.expect("peer");
+        let before = arena().used_bytes();
+        for sent_bytes in [0, 20, 300_000] {
+            let caller = connection.clone();
+            let call = spawn_local(async move {
+                let attachments = Attachments {
+                    payload: None,
+                    room: room(MIB),
+                };
+                caller.call(1, |_| {}, attachments, 60 * SECOND).await
+            });
+            let id = next_request(&peer).await;
+            let reply = response(id, &vec![5; MIB]);
+            send(&peer, reply[..sent_bytes].to_vec()).await;
+            time::sleep(Duration::from_millis(5)).await;
+            call.abort();
+            let deadline = time::now() + SECOND;
+            while arena().used_bytes() > before {
+                assert!(time::now() < deadline, "the room is freed");
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            send(&peer, reply[sent_bytes..].to_vec()).await;
+        }
+        let caller = connection.clone();
+        let call = spawn_local(async move {
+            caller
+                .call(
+                    2,
+                    |_| {},
+                    Attachments {
+                        payload: None,
+                        room: room(10),
+                    },
+                    SECOND,
+                )
+                .await
+        });
+        let id = next_request(&peer).await;
+        send(&peer, response(id, b"ok")).await;
+        assert!(call.await.expect("no panic").is_ok());
+    });
+}
+
+#[test]
+fn a_peer_that_dies_mid_transfer_fails_every_call_with_its_room() {
+    run(|| async {
+        let (listener, address) = listen();
+        let peer = spawn_local(fake_peer(listener));
+        let connection = connect(address).await;
+        let peer = peer.await.expect("peer");
+        let failures: Rc<RefCell<Vec<CallError>>> = Rc::default();
+        let calls: Vec<_> = (0..3)
+            .map(|_| {
+                let (caller, failures) = (connection.clone(), Rc::clone(&failures));
+                spawn_local(async move {
+                    let attachments = Attachments {
+                        payload: None,
+                        room: room(MIB),
+                    };
+                    let failure = caller.call(1, |_| {}, attachments, 60 * SECOND).await;
+                    let failure = failure.expect_err("the peer is gone");
+                    assert!(failure.room.is_some());
+                    failures.borrow_mut().push(failure.error);
+                })
+            })
+            .collect();
+        let id = next_request(&peer).await;
+        send(&peer, response(id, &vec![5; MIB])[..1000].to_vec()).await;
+        drop(peer);
+        for call in calls {
+            call.await.expect("no panic");
+        }
+        for error in failures.borrow().iter() {
+            assert!(
+                matches!(error, CallError::Disconnected(_)) && error.is_retryable(),
+                "{error}"
+            );
+        }
+        let error = connection
+            .call(1, |_| {}, Attachments::default(), SECOND)
+            .await;
+        assert!(matches!(
+            error.expect_err("closed").error,
+            CallError::Disconnected(_)
+        ));
+    });
+}
+
+#[test]
+fn a_client_that_dies_or_stalls_mid_payload_loses_nothing_at_the_server() {
+    run(|| async {
+        let (address, service) = start_echo();
+        for stalls in [false, true] {
+            let lost_before = service.lost.get();
+            let stream = TcpStream::connect(address).await.expect("connected");
+            let mut out = Vec::new();
+            Handshake::initiator(hello(), time::now() + SECOND).start(&mut out);
+            let digest = PayloadDigest {
+                len_bytes: 1 << 20,
+                crc32c: 0,
+            };
+            encode_frame(
+                &mut out,
+                FrameKind::Request,
+                1,
+                RequestId(1),
+                &[],
+                Some(digest),
+            );
+            out.extend_from_slice(&[1; 100_000]);
+            send(&stream, out).await;
+            if !stalls {
+                // Not before the server has read the hello and the request.
+                while arena().used_bytes() < MIB {
+                    time::sleep(Duration::from_millis(1)).await;
+                }
+                drop(stream);
+            }
+            let deadline = time::now() + 5 * SECOND;
+            while service.lost.get() == lost_before || service.open.get() > 0 {
+                assert!(time::now() < deadline, "stalls: {stalls}");
+                time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert_eq!(arena().used_bytes(), 0, "nothing is leaked");
+    });
+}
+
+#[test]
+fn wrong_versions_garbage_and_a_full_house_are_refused_clearly() {
+    run(|| async {
+        let (address, service) = start_echo();
+        let newer = Hello {
+            versions: VersionRange { min: 9, max: 9 },
+            ..hello()
+        };
+        let error = Connection::connect(address, newer, SECOND)
+            .await
+            .expect_err("no version");
+        let theirs = VersionRange::OURS;
+        let ours = VersionRange { min: 9, max: 9 };
+        let expected = HandshakeFault::Refused(HelloRefusal::VersionMismatch { ours, theirs });
+        assert_eq!(error, ConnectError::Handshake(expected));
+
+        let stream = TcpStream::connect(address).await.expect("connected");
+        send(
+            &stream,
+            b"GET / HTTP/1.1\r\nHost: somebody-who-is-lost\r\n\r\n".to_vec(),
+        )
+        .await;
+        let (closed, _) = stream.recv(vec![0; 10], 0, 10).await;
+        assert!(
+            !matches!(closed, Ok(1..)),
+            "garbage is not answered: {closed:?}"
+        );
+
+        let (one, two) = (connect(address).await, connect(address).await);
+        let error = Connection::connect(address, hello(), SECOND)
+            .await
+            .expect_err("full");
+        assert_eq!(
+            error,
+            ConnectError::Handshake(HandshakeFault::Refused(HelloRefusal::Busy))
+        );
+        assert!(error.is_backpressure());
+        drop((one, two));
+        while service.open.get() > 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        connect(address).await;
+    });
+}
+
+#[test]
+fn a_connection_that_never_says_hello_is_closed() {
+    run(|| async {
+        let (address, service) = start_echo();
+        let _silent = TcpStream::connect(address).await.expect("connected");
+        let deadline = time::now() + 5 * SECOND;
+        while service.open.get() == 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        while service.open.get() > 0 {
+            assert!(time::now() < deadline);
+            time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+#[test]
+fn an_unknown_reply_ends_the_connection() {
+    run(|| async {
+        let (listener, address) = listen();
+        let peer = spawn_local(fake_peer(listener));
+        let connection = connect(address).await;
+        let peer = peer.await.expect("peer");
+        send(&peer, response(RequestId(77), b"x")).await;
+        while connection.closed().is_none() {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(matches!(connection.closed(), Some(CloseReason::Call(_))));
+    });
+}
