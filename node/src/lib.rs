@@ -1,1 +1,4 @@
 //! The lunette program and the facade crate.
+#![forbid(unsafe_code)]
+
+pub mod trace;
