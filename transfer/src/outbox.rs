@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use lunette_runtime::arena::Region;
-use lunette_runtime::net::{Message, TcpStream};
+use lunette_runtime::net::{Message, Pin, TcpStream};
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 
@@ -20,12 +20,14 @@ use crate::error::CloseReason;
 const SPARE_MESSAGES_MAX: usize = 2;
 
 /// Bytes to send behind a frame, and their checksum, which the sender does not compute again.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Payload {
     /// The bytes, pinned until they have been sent. At least one.
     pub region: Region,
     /// Their CRC32C.
     pub crc32c: u32,
+    /// What their owner wants dropped when they have been sent, or will not be.
+    pub pin: Option<Pin>,
 }
 
 #[derive(Debug, Default)]
@@ -62,8 +64,18 @@ impl Outbox {
         });
         self.append(|message| {
             message.control(|out| encode_frame(out, kind, code, id, body, digest));
-            if let Some(payload) = payload {
-                message.payload(payload.region);
+            match payload {
+                None => {}
+                Some(Payload {
+                    region, pin: None, ..
+                }) => message.payload(region),
+                Some(Payload {
+                    region,
+                    pin: Some(pin),
+                    ..
+                }) => {
+                    message.payload_pinned(region, pin);
+                }
             }
         });
     }

@@ -84,6 +84,7 @@ impl Service for Echo {
                 let payload = Some(Payload {
                     region,
                     crc32c: crc,
+                    pin: None,
                 });
                 Response {
                     status,
@@ -154,6 +155,7 @@ fn payload(region: &Region) -> Option<Payload> {
     Some(Payload {
         region: region.clone(),
         crc32c: crc32c(region.as_slice()),
+        pin: None,
     })
 }
 
@@ -230,6 +232,7 @@ fn damaged_payloads_are_refused_on_both_sides_and_the_connection_goes_on() {
             let wrong = Payload {
                 region: sent.clone(),
                 crc32c: crc32c(sent.as_slice()) ^ 1,
+                pin: None,
             };
             let attachments = Attachments {
                 payload: Some(wrong),

@@ -1,5 +1,6 @@
 //! A gather list: control bytes and regions, sent in one operation.
 
+use std::any::Any;
 use std::fmt;
 use std::ptr;
 
@@ -14,6 +15,26 @@ enum Part {
     Control { start: usize, len: usize },
     /// Shared memory, pinned until the message is cleared.
     Payload(Region),
+    /// As `Payload`, with what the sender's owner keeps until then.
+    Pinned { region: Region, _pin: Pin },
+}
+
+/// Dropped when the bytes that it goes with have been sent, or will never be: the way in which an
+/// owner learns that its memory is free again.
+pub struct Pin(Box<dyn Any>);
+
+impl Pin {
+    /// A pin that drops `guard` when it is dropped.
+    #[must_use]
+    pub fn new(guard: impl Any) -> Self {
+        Self(Box::new(guard))
+    }
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pin({:p})", self.0)
+    }
 }
 
 /// Bytes to send, in order: control bytes, which are copied in, and regions, which are not.
@@ -105,6 +126,17 @@ impl Message {
         }
     }
 
+    /// Appends a region as [`Message::payload`] does, and keeps `pin` as long as the region.
+    ///
+    /// # Panics
+    /// If the message is full.
+    pub fn payload_pinned(&mut self, region: Region, pin: Pin) {
+        if !region.is_empty() {
+            self.len += region.len();
+            self.push(Part::Pinned { region, _pin: pin });
+        }
+    }
+
     /// Empties the message, unpins its regions and keeps its buffers.
     pub fn clear(&mut self) {
         self.control.clear();
@@ -136,7 +168,7 @@ impl Message {
         for part in &self.parts {
             let bytes = match part {
                 Part::Control { start, len } => &self.control[*start..*start + *len],
-                Part::Payload(region) => region.as_slice(),
+                Part::Payload(region) | Part::Pinned { region, .. } => region.as_slice(),
             };
             let skipped = skip.min(bytes.len());
             skip -= skipped;

@@ -1,0 +1,193 @@
+//! What can go wrong in the store, and what the caller may do then.
+
+use std::io;
+use std::net::SocketAddr;
+
+use lunette_kvstore_proto::key::KeyFault;
+use lunette_kvstore_proto::message::{MessageFault, Status};
+use lunette_kvstore_proto::placement::MapFault;
+use lunette_kvstore_proto::shard::LimitsFault;
+use lunette_runtime::arena::AllocError;
+use lunette_runtime::{CorePanicked, MeshError, StartError};
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
+use lunette_transfer::{CallError, ConnectError};
+use thiserror::Error;
+
+/// A failed operation on the store: what failed, and at which node.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("{}{kind}", .node.map(|node| format!("node {node}: ")).unwrap_or_default())]
+pub struct StoreError {
+    /// The core's address, if the operation got as far as choosing one.
+    pub node: Option<SocketAddr>,
+    /// What failed.
+    #[source]
+    pub kind: StoreErrorKind,
+}
+
+/// What failed.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum StoreErrorKind {
+    /// The key is not one.
+    #[error(transparent)]
+    Key(#[from] KeyFault),
+    /// The value is longer than a value may be.
+    #[error("a value of {len_bytes} bytes exceeds the limit of {PAYLOAD_BYTES_MAX}")]
+    ValueTooLong {
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// The call has no reply. Whether the node did what was asked is unknown; gets, puts and
+    /// removes may be repeated.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The connection had ended, and a new one could not be made.
+    #[error(transparent)]
+    Reconnect(ConnectError),
+    /// The connection had ended, and another call is making a new one at this moment.
+    #[error("reconnecting")]
+    Reconnecting,
+    /// The node refused.
+    #[error("refused: {0:?}")]
+    Refused(Status),
+    /// The node's reply makes no sense.
+    #[error("malformed reply: {0}")]
+    BadReply(#[from] MessageFault),
+    /// The core shut down while the operation was under way.
+    #[error("the core shut down")]
+    ShutDown,
+}
+
+impl StoreError {
+    pub(crate) const fn at(node: SocketAddr, kind: StoreErrorKind) -> Self {
+        Self {
+            node: Some(node),
+            kind,
+        }
+    }
+
+    pub(crate) const fn local(kind: StoreErrorKind) -> Self {
+        Self { node: None, kind }
+    }
+
+    /// Whether the same operation may succeed when tried again, at once or after a while.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self.kind {
+            StoreErrorKind::Call(error) => error.is_retryable(),
+            StoreErrorKind::Reconnect(error) => error.is_retryable(),
+            StoreErrorKind::Reconnecting => true,
+            StoreErrorKind::Refused(status) => status.is_retryable(),
+            StoreErrorKind::Key(_)
+            | StoreErrorKind::ValueTooLong { .. }
+            | StoreErrorKind::BadReply(_)
+            | StoreErrorKind::ShutDown => false,
+        }
+    }
+
+    /// Whether the node asks for less.
+    #[must_use]
+    pub const fn is_backpressure(&self) -> bool {
+        match self.kind {
+            StoreErrorKind::Refused(status) => status.is_backpressure(),
+            StoreErrorKind::Reconnect(error) => error.is_backpressure(),
+            _ => false,
+        }
+    }
+
+    /// Whether bytes were damaged underway.
+    #[must_use]
+    pub const fn is_corruption(&self) -> bool {
+        match self.kind {
+            StoreErrorKind::Call(error) => error.is_corruption(),
+            StoreErrorKind::Refused(status) => status.is_corruption(),
+            _ => false,
+        }
+    }
+
+    /// Whether the node could not be reached, as against having answered.
+    #[must_use]
+    pub const fn is_unreachable(&self) -> bool {
+        matches!(
+            self.kind,
+            StoreErrorKind::Reconnect(_)
+                | StoreErrorKind::Reconnecting
+                | StoreErrorKind::Call(CallError::Disconnected(_) | CallError::DeadlineExceeded)
+        )
+    }
+}
+
+/// Why a client could not join a cluster.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ClusterError {
+    /// A node, or one of its cores, could not be reached.
+    #[error("node {node}: {error}")]
+    Connect {
+        /// Its address.
+        node: SocketAddr,
+        /// Why.
+        #[source]
+        error: ConnectError,
+    },
+    /// What listens there is no store node, or a later one.
+    #[error("node {node}: not a store node's greeting: {fault}")]
+    Greeting {
+        /// Its address.
+        node: SocketAddr,
+        /// Why.
+        #[source]
+        fault: MessageFault,
+    },
+    /// Another node or core answers where one was announced.
+    #[error("node {node}: another core answers there than the one announced")]
+    WrongCore {
+        /// Its address.
+        node: SocketAddr,
+    },
+    /// The nodes make no map: none given, one given twice, and so on.
+    #[error(transparent)]
+    Map(#[from] MapFault),
+}
+
+impl ClusterError {
+    /// Whether trying again later may help.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Connect { error, .. } => error.is_retryable(),
+            Self::WrongCore { .. } => true,
+            Self::Greeting { .. } | Self::Map(_) => false,
+        }
+    }
+}
+
+/// Why a node could not be started or ended badly.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The options contradict each other.
+    #[error(transparent)]
+    Limits(#[from] LimitsFault),
+    /// Identity or weight do not fit a cluster map.
+    #[error(transparent)]
+    Map(#[from] MapFault),
+    /// The cores could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The address could not be listened on.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why: `AddrInUse` if another process has the port.
+        #[source]
+        error: io::Error,
+    },
+    /// The memory was refused.
+    #[error("cannot lend memory: {0}")]
+    Memory(#[from] AllocError),
+    /// A core ended while it was being asked.
+    #[error(transparent)]
+    Core(#[from] MeshError),
+    /// A core's task panicked: a bug of this program.
+    #[error(transparent)]
+    Panicked(#[from] CorePanicked),
+}

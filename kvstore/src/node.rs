@@ -1,0 +1,340 @@
+//! A node: cores that each lend memory and serve it.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::mpsc as std_mpsc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_channel::{mpsc, oneshot};
+use futures_core::Stream;
+use lunette_kvstore_proto::message::{NodeCard, NodeStat};
+use lunette_kvstore_proto::placement::{ClusterMap, Member};
+use lunette_kvstore_proto::shard::ShardLimits;
+use lunette_runtime::arena::{ArenaOptions, HugePages};
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::{CoreOptions, Idle, Placement, Runtime, arena, spawn_local};
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
+use lunette_transfer::{ServeOptions, serve};
+use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
+use lunette_transfer_proto::hello::{Hello, VersionRange};
+
+use crate::error::NodeError;
+use crate::service::CoreService;
+
+/// Requests for statistics that may wait at one core.
+const STAT_REQUESTS_MAX: usize = 16;
+/// Bytes per entry that a core's tables are sized for; smaller objects meet the entry limit before
+/// the memory limit.
+const ENTRY_BYTES_MIN: u64 = 1024;
+const ENTRIES_MIN: u64 = 1024;
+const ENTRIES_MAX: u64 = 1 << 22;
+/// Memory beyond the high watermark: staging buffers, and what fragmentation costs.
+const ARENA_SLACK_BYTES: u64 = 64 * 1024 * 1024;
+/// A core evicts down to this share below its high watermark.
+const LOW_WATERMARK_SHARE: u64 = 256;
+
+/// What a node is to be.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Its identity, stable for its life: homes of keys depend on it.
+    pub id: NodeId,
+    /// Its share of keys, relative to the other nodes' weights.
+    pub weight: u32,
+    /// Where its first core listens; the others get ports from the system. Port 0: any.
+    pub listen: SocketAddr,
+    /// Memory for resident objects, in bytes, over all cores: the high watermark. The process
+    /// maps some more, for buffers and fragmentation.
+    pub memory_bytes: u64,
+    /// Its cores.
+    pub placement: Placement,
+    /// What its cores do when they have nothing to do.
+    pub idle: Idle,
+    /// Most connections per core.
+    pub connections_max: usize,
+    /// Whether memory is backed with huge pages.
+    pub huge_pages: HugePages,
+    /// Whether memory is locked.
+    pub lock_memory: bool,
+    /// Whether all memory is mapped and touched before the node serves.
+    pub prefault: bool,
+}
+
+impl NodeOptions {
+    /// A node of one core with `memory_bytes`, listening on `listen`.
+    #[must_use]
+    pub fn new(id: NodeId, listen: SocketAddr, memory_bytes: u64) -> Self {
+        Self {
+            id,
+            weight: 1,
+            listen,
+            memory_bytes,
+            placement: Placement::Anywhere(1),
+            idle: Idle::default(),
+            connections_max: 1024,
+            huge_pages: HugePages::Never,
+            lock_memory: false,
+            prefault: false,
+        }
+    }
+}
+
+impl NodeOptions {
+    /// What it is in a cluster map.
+    fn member(&self, cores: usize) -> Member {
+        Member {
+            id: self.id,
+            weight: self.weight,
+            cores: u16::try_from(cores).unwrap_or(u16::MAX),
+        }
+    }
+}
+
+/// A running node. Dropping it shuts it down.
+pub struct Node {
+    address: SocketAddr,
+    stats: Vec<mpsc::Sender<oneshot::Sender<NodeStat>>>,
+    runtime: Runtime,
+}
+
+/// What a core needs to know before it can serve.
+struct CorePlan {
+    index: CoreIndex,
+    listen: SocketAddr,
+    limits: ShardLimits,
+    options: NodeOptions,
+    cores: usize,
+    bound: std_mpsc::Sender<Result<SocketAddr, NodeError>>,
+    ports: oneshot::Receiver<Vec<u16>>,
+    stats: mpsc::Receiver<oneshot::Sender<NodeStat>>,
+}
+
+impl Node {
+    /// Starts a node and waits until every core listens.
+    ///
+    /// # Errors
+    /// [`NodeError`]: nothing is left running.
+    pub fn start(options: NodeOptions) -> Result<Self, NodeError> {
+        let cores = match &options.placement {
+            Placement::Anywhere(count) => *count,
+            Placement::Pinned(cpus) => cpus.len(),
+        };
+        let limits = core_limits(options.memory_bytes, cores)?;
+        ClusterMap::new(vec![options.member(cores)])?;
+        let runtime = Runtime::start(&options.placement, core_options(&options, limits))?;
+        let mut starting = Starting::default();
+        for index in 0..cores {
+            let index = CoreIndex(u16::try_from(index).expect("cores are bounded"));
+            starting.start_core(&runtime, index, cores, limits, &options)?;
+        }
+        let address = starting.announce()?;
+        tracing::info!(%address, id = %options.id, cores, "node serves");
+        Ok(Self {
+            address,
+            stats: starting.stats,
+            runtime,
+        })
+    }
+
+    /// Where its first core listens; clients find the others from there.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it holds and has counted, over all cores. Blocks until each core has answered.
+    ///
+    /// # Errors
+    /// [`NodeError::Core`]: a core does not answer.
+    pub fn stat(&self) -> Result<NodeStat, NodeError> {
+        let mut total = NodeStat::default();
+        for (index, requests) in self.stats.iter().enumerate() {
+            let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
+            let gone = NodeError::Core(lunette_runtime::MeshError::ShutDown(core));
+            let (answer, answered) = oneshot::channel();
+            if requests.clone().try_send(answer).is_err() {
+                return Err(gone);
+            }
+            let Ok(stat) = pollster::block_on(answered) else {
+                return Err(gone);
+            };
+            total.add_shard(stat.shards, stat.capacity_bytes);
+            total.connections += stat.connections;
+        }
+        Ok(total)
+    }
+
+    /// Ends its connections and its cores. Replies that the system has taken still leave.
+    ///
+    /// # Errors
+    /// [`NodeError::Panicked`]: a core had ended before, by a bug.
+    pub fn shut_down(self) -> Result<(), NodeError> {
+        Ok(self.runtime.shut_down()?)
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("address", &self.address)
+            .field("runtime", &self.runtime)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Cores on their way to serving.
+#[derive(Default)]
+struct Starting {
+    addresses: Vec<SocketAddr>,
+    ports: Vec<oneshot::Sender<Vec<u16>>>,
+    stats: Vec<mpsc::Sender<oneshot::Sender<NodeStat>>>,
+}
+
+impl Starting {
+    /// Starts a core and waits until it listens.
+    fn start_core(
+        &mut self,
+        runtime: &Runtime,
+        index: CoreIndex,
+        cores: usize,
+        limits: ShardLimits,
+        options: &NodeOptions,
+    ) -> Result<(), NodeError> {
+        let port = if index.0 == 0 {
+            options.listen.port()
+        } else {
+            0
+        };
+        let (bound, address) = std_mpsc::channel();
+        let (ports, ports_receiver) = oneshot::channel();
+        let (stats, stats_receiver) = mpsc::channel(STAT_REQUESTS_MAX);
+        let plan = CorePlan {
+            index,
+            listen: SocketAddr::new(options.listen.ip(), port),
+            limits,
+            options: options.clone(),
+            cores,
+            bound,
+            ports: ports_receiver,
+            stats: stats_receiver,
+        };
+        drop(runtime.spawn_on(index, move || run_core(plan))?);
+        let gone = lunette_runtime::MeshError::ShutDown(index);
+        self.addresses.push(address.recv().map_err(|_gone| gone)??);
+        self.ports.push(ports);
+        self.stats.push(stats);
+        Ok(())
+    }
+
+    /// Tells every core the ports of all, which lets them serve; returns the node's address.
+    fn announce(&mut self) -> Result<SocketAddr, NodeError> {
+        let ports: Vec<u16> = self.addresses.iter().map(SocketAddr::port).collect();
+        for (index, sender) in self.ports.drain(..).enumerate() {
+            let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
+            let gone = lunette_runtime::MeshError::ShutDown(core);
+            sender.send(ports.clone()).map_err(|_ports| gone)?;
+        }
+        Ok(self.addresses[0])
+    }
+}
+
+/// One core: listens, learns the others' ports, serves, and answers for its statistics.
+async fn run_core(plan: CorePlan) {
+    let listener = match open_core(&plan) {
+        Ok(listener) => listener,
+        Err(error) => {
+            // A starter that has given up does not want to know.
+            drop(plan.bound.send(Err(error)));
+            return;
+        }
+    };
+    drop(plan.bound.send(Ok(listener.local_addr())));
+    let Ok(ports) = plan.ports.await else { return };
+    let options = &plan.options;
+    let member = options.member(plan.cores);
+    let own = ClusterMap::new(vec![member]).expect("checked before the core was started");
+    let service = Rc::new(CoreService::new(plan.index, own, plan.limits, arena()));
+    drop(spawn_local(answer_stats(Rc::clone(&service), plan.stats)));
+    let card = NodeCard {
+        node_id: options.id,
+        weight: options.weight,
+        core: plan.index,
+        ports,
+    };
+    serve(
+        listener,
+        service,
+        serve_options(&card, options.connections_max),
+    )
+    .await;
+}
+
+fn open_core(plan: &CorePlan) -> Result<TcpListener, NodeError> {
+    if plan.options.prefault {
+        arena().prefault()?;
+    }
+    let address = plan.listen;
+    TcpListener::bind(address).map_err(|error| NodeError::Listen { address, error })
+}
+
+async fn answer_stats(
+    service: Rc<CoreService>,
+    mut requests: mpsc::Receiver<oneshot::Sender<NodeStat>>,
+) {
+    loop {
+        let next = std::future::poll_fn(|cx| Pin::new(&mut requests).poll_next(cx)).await;
+        let Some(answer) = next else { return };
+        if answer.send(service.stat()).is_err() {
+            tracing::trace!("whoever asked for statistics is gone");
+        }
+    }
+}
+
+fn serve_options(card: &NodeCard, connections_max: usize) -> ServeOptions {
+    let mut greeting = Vec::new();
+    card.encode(&mut greeting);
+    ServeOptions {
+        hello: hello(greeting),
+        connections_max,
+        handshake_timeout: Duration::from_secs(5),
+        stall_timeout: Duration::from_secs(30),
+    }
+}
+
+/// What either side of a store connection offers.
+pub(crate) fn hello(greeting: Vec<u8>) -> Hello {
+    let since_epoch = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Hello {
+        versions: VersionRange::OURS,
+        session_epoch: u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
+        in_flight_max: IN_FLIGHT_MAX,
+        payload_bytes_max: u32::try_from(PAYLOAD_BYTES_MAX).expect("bounded"),
+        greeting,
+    }
+}
+
+fn core_limits(memory_bytes: u64, cores: usize) -> Result<ShardLimits, NodeError> {
+    let high = memory_bytes / (cores as u64).max(1);
+    let low = high - high / LOW_WATERMARK_SHARE;
+    let entries = (high / ENTRY_BYTES_MIN).clamp(ENTRIES_MIN, ENTRIES_MAX);
+    let entries = usize::try_from(entries).expect("bounded");
+    Ok(ShardLimits::new(high, low, entries)?)
+}
+
+fn core_options(options: &NodeOptions, limits: ShardLimits) -> CoreOptions {
+    let resident = limits.high_watermark_bytes();
+    let bytes_max = resident + resident / 8 + ARENA_SLACK_BYTES;
+    CoreOptions {
+        idle: options.idle,
+        arena: ArenaOptions {
+            bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+            chunk_bytes: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+            huge_pages: options.huge_pages,
+            lock: options.lock_memory,
+        },
+    }
+}

@@ -1,0 +1,377 @@
+//! One core's slice of the store: requests against its shard and its extents.
+//!
+//! The shard decides, this module holds the memory: one region per entry, at the entry's slot. A
+//! region leaves when the shard says so ([`Effect::Release`]); a reply in flight pins its entry
+//! until its last byte has been handed to the system.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use lunette_kvstore_proto::extent::{ExtentHeader, ExtentLayout};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::{
+    KeyBatch, KeyRequest, MessageFault, NodeStat, Op, Status, VersionReply, encode_presence,
+    encode_removals,
+};
+use lunette_kvstore_proto::placement::ClusterMap;
+use lunette_kvstore_proto::shard::{
+    Effect, EntryId, PutRefusal, PutStart, RemoveOutcome, Shard, ShardLimits,
+};
+use lunette_runtime::arena::{Arena, Region, RegionMut};
+use lunette_runtime::net::Pin;
+use lunette_runtime_core::ids::CoreIndex;
+use lunette_transfer::{Intake, Payload, PayloadOutcome, RequestHead, Response, Room, Service};
+
+use crate::value::carved_bytes;
+
+/// A resident object.
+#[derive(Debug)]
+struct Extent {
+    /// Header, key and payload.
+    region: Region,
+    header: ExtentHeader,
+}
+
+impl Extent {
+    fn holds(&self, key: Key<'_>) -> bool {
+        self.header
+            .key(self.region.as_slice())
+            .is_ok_and(|own| own == key)
+    }
+
+    fn payload(&self) -> Region {
+        let start = self.header.layout().payload_offset_bytes as usize;
+        self.region.slice(start, self.header.payload_len as usize)
+    }
+}
+
+/// The shard and the memory of what it holds.
+#[derive(Debug)]
+struct Slice {
+    shard: Shard,
+    /// By slot of the entry. A slot without an extent is free, or its entry is being written.
+    extents: Vec<Option<Extent>>,
+}
+
+impl Slice {
+    /// Frees what the shard has released.
+    fn drain_effects(&mut self) {
+        while let Some(Effect::Release(id)) = self.shard.poll_effect() {
+            if let Some(extent) = self.extents.get_mut(id.slot_index as usize) {
+                drop(extent.take());
+            }
+        }
+    }
+
+    fn extent(&self, id: EntryId) -> &Extent {
+        let extent = self
+            .extents
+            .get(id.slot_index as usize)
+            .and_then(Option::as_ref);
+        extent.expect("a resident entry has its extent")
+    }
+
+    fn keep(&mut self, id: EntryId, extent: Extent) {
+        let slot = id.slot_index as usize;
+        if self.extents.len() <= slot {
+            self.extents.resize_with(slot + 1, || None);
+        }
+        assert!(
+            self.extents[slot].is_none(),
+            "a slot is reused after its release"
+        );
+        self.extents[slot] = Some(extent);
+    }
+}
+
+/// A put whose payload is arriving.
+#[derive(Debug)]
+pub(crate) struct PendingPut {
+    id: EntryId,
+    header: ExtentHeader,
+}
+
+/// A pin of an entry, taken back when the reply has been sent.
+struct EntryPin {
+    slice: Rc<RefCell<Slice>>,
+    id: EntryId,
+}
+
+impl Drop for EntryPin {
+    fn drop(&mut self) {
+        let mut slice = self.slice.borrow_mut();
+        slice.shard.unpin(self.id);
+        slice.drain_effects();
+    }
+}
+
+/// One core's service.
+#[derive(Debug)]
+pub(crate) struct CoreService {
+    core: CoreIndex,
+    /// A map of this node alone: it tells the home core of a key within the node.
+    own: ClusterMap,
+    arena: Arena,
+    slice: Rc<RefCell<Slice>>,
+    connections: Cell<usize>,
+}
+
+impl CoreService {
+    pub(crate) fn new(core: CoreIndex, own: ClusterMap, limits: ShardLimits, arena: Arena) -> Self {
+        let slice = Slice {
+            shard: Shard::new(limits),
+            extents: Vec::new(),
+        };
+        Self {
+            core,
+            own,
+            arena,
+            slice: Rc::new(RefCell::new(slice)),
+            connections: Cell::new(0),
+        }
+    }
+
+    pub(crate) fn stat(&self) -> NodeStat {
+        let slice = self.slice.borrow();
+        let mut stat = NodeStat {
+            connections: self.connections.get() as u64,
+            ..NodeStat::default()
+        };
+        stat.add_shard(
+            slice.shard.stats(),
+            slice.shard.limits().high_watermark_bytes(),
+        );
+        stat
+    }
+
+    fn is_home_of(&self, key: Key<'_>) -> bool {
+        self.own.home(key.fingerprint()).core == self.core
+    }
+
+    fn get(&self, body: &[u8]) -> Result<Response, Status> {
+        let key = self.own_key(body)?;
+        let mut slice = self.slice.borrow_mut();
+        let id = slice.shard.get(key.fingerprint()).ok_or(Status::NotFound)?;
+        let extent = slice.extent(id);
+        if !extent.holds(key) {
+            slice.shard.unpin(id);
+            slice.drain_effects();
+            tracing::warn!("two keys with one fingerprint: the later one is a miss");
+            return Err(Status::NotFound);
+        }
+        let (header, region) = (extent.header, extent.payload());
+        drop(slice);
+        let pin = EntryPin {
+            slice: Rc::clone(&self.slice),
+            id,
+        };
+        let payload = (!region.is_empty()).then(|| Payload {
+            region,
+            crc32c: header.payload_crc32c,
+            pin: Some(Pin::new(pin)),
+        });
+        Ok(version_response(Status::Ok, header.version, payload))
+    }
+
+    fn put(&self, request: &RequestHead<'_>) -> Result<Intake<PendingPut>, Status> {
+        let key = self.own_key(request.body)?;
+        let layout = ExtentLayout::for_object(key.len_bytes(), request.payload_len_bytes);
+        let mut slice = self.slice.borrow_mut();
+        let started = slice
+            .shard
+            .begin_put(key.fingerprint(), carved_bytes(layout));
+        slice.drain_effects();
+        let id = match started {
+            PutStart::Write(id) => id,
+            PutStart::Touched(id) => return Ok(Intake::Answer(touched(&slice, id, key)?)),
+            PutStart::Busy => return Err(Status::Busy),
+            PutStart::Refused(PutRefusal::TooLarge { .. }) => return Err(Status::TooLarge),
+            PutStart::Refused(PutRefusal::Full { .. } | PutRefusal::EntriesFull { .. }) => {
+                return Err(Status::Full);
+            }
+        };
+        let Some(mut region) = self.carve(&mut slice, layout) else {
+            slice.shard.abort_put(id);
+            slice.drain_effects();
+            return Err(Status::Full);
+        };
+        drop(slice);
+        let key_start = layout.key_offset_bytes as usize;
+        let key_end = key_start + key.bytes().len();
+        region.as_mut_slice()[key_start..key_end].copy_from_slice(key.bytes());
+        let header = ExtentHeader {
+            key_len: key.len_bytes(),
+            payload_len: request.payload_len_bytes,
+            payload_crc32c: request.payload_crc32c,
+            version: 0,
+            fingerprint: key.fingerprint(),
+        };
+        let pending = PendingPut { id, header };
+        if request.payload_len_bytes == 0 {
+            return Ok(Intake::Answer(self.commit(pending, region)));
+        }
+        let payload = layout.payload_offset_bytes as usize..layout.total_bytes as usize;
+        let room = Room::of(region, payload);
+        Ok(Intake::Receive { pending, room })
+    }
+
+    /// Carves an extent, evicting further where the arena is too fragmented for it.
+    fn carve(&self, slice: &mut Slice, layout: ExtentLayout) -> Option<RegionMut> {
+        let len = layout.total_bytes as usize;
+        loop {
+            match self.arena.alloc(len) {
+                Ok(region) => return Some(region),
+                Err(error) if error.is_backpressure() => {
+                    let freed = slice.shard.make_room(u64::from(carved_bytes(layout)));
+                    slice.drain_effects();
+                    if freed == 0 {
+                        return None;
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%error, "carving an extent");
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Makes a written object resident.
+    fn commit(&self, pending: PendingPut, mut region: RegionMut) -> Response {
+        let PendingPut { id, mut header } = pending;
+        let mut slice = self.slice.borrow_mut();
+        header.version = slice.shard.commit_put(id);
+        let encoded = header.encode();
+        region.as_mut_slice()[..encoded.len()].copy_from_slice(&encoded);
+        let extent = Extent {
+            region: region.freeze(),
+            header,
+        };
+        slice.keep(id, extent);
+        version_response(Status::Ok, header.version, None)
+    }
+
+    fn exists(&self, body: &[u8]) -> Result<Response, Status> {
+        let keys = self.own_keys(body)?;
+        let slice = self.slice.borrow();
+        let mut response = Response::default();
+        let present = keys.keys().map(|key| {
+            let id = slice.shard.lookup(key.fingerprint());
+            id.is_some_and(|id| slice.extent(id).holds(key))
+        });
+        encode_presence(present, &mut response.body);
+        Ok(response)
+    }
+
+    fn remove(&self, body: &[u8]) -> Result<Response, Status> {
+        let keys = self.own_keys(body)?;
+        let mut slice = self.slice.borrow_mut();
+        let mut response = Response::default();
+        let outcomes = keys
+            .keys()
+            .map(|key| match slice.shard.lookup(key.fingerprint()) {
+                Some(id) if !slice.extent(id).holds(key) => RemoveOutcome::NotFound,
+                _ => slice.shard.remove(key.fingerprint()),
+            });
+        encode_removals(outcomes, &mut response.body);
+        slice.drain_effects();
+        Ok(response)
+    }
+
+    fn own_key<'a>(&self, body: &'a [u8]) -> Result<Key<'a>, Status> {
+        let KeyRequest { key } = KeyRequest::decode(body).map_err(bad_request)?;
+        if self.is_home_of(key) {
+            Ok(key)
+        } else {
+            Err(Status::WrongHome)
+        }
+    }
+
+    fn own_keys<'a>(&self, body: &'a [u8]) -> Result<KeyBatch<'a>, Status> {
+        let keys = KeyBatch::decode(body).map_err(bad_request)?;
+        if keys.keys().all(|key| self.is_home_of(key)) {
+            Ok(keys)
+        } else {
+            Err(Status::WrongHome)
+        }
+    }
+
+    fn stat_response(&self, body: &[u8]) -> Result<Response, Status> {
+        if !body.is_empty() {
+            return Err(Status::BadRequest);
+        }
+        let mut response = Response::default();
+        self.stat().encode(&mut response.body);
+        Ok(response)
+    }
+}
+
+impl Service for CoreService {
+    type Pending = PendingPut;
+
+    fn on_request(&self, request: RequestHead<'_>) -> Intake<PendingPut> {
+        let answered = match Op::try_from(request.op) {
+            Ok(Op::Put) => self.put(&request),
+            Ok(Op::Get) => self.get(request.body).map(Intake::Answer),
+            Ok(Op::Exists) => self.exists(request.body).map(Intake::Answer),
+            Ok(Op::Remove) => self.remove(request.body).map(Intake::Answer),
+            Ok(Op::Stat) => self.stat_response(request.body).map(Intake::Answer),
+            Err(_unknown) => Err(Status::Unsupported),
+        };
+        answered.unwrap_or_else(|status| Intake::Answer(refusal(status)))
+    }
+
+    fn on_payload(&self, pending: PendingPut, room: Room, outcome: PayloadOutcome) -> Response {
+        match outcome {
+            PayloadOutcome::Intact => self.commit(pending, room.into_region()),
+            PayloadOutcome::Corrupt | PayloadOutcome::Lost => {
+                drop(room);
+                let mut slice = self.slice.borrow_mut();
+                slice.shard.abort_put(pending.id);
+                slice.drain_effects();
+                refusal(Status::Corrupt)
+            }
+        }
+    }
+
+    fn on_connections(&self, open: usize) {
+        self.connections.set(open);
+    }
+}
+
+/// The answer to a put of a resident key. Another key of the same fingerprint is refused: it could
+/// not be told apart by its home.
+fn touched(slice: &Slice, id: EntryId, key: Key<'_>) -> Result<Response, Status> {
+    let extent = slice.extent(id);
+    if !extent.holds(key) {
+        tracing::warn!("two keys with one fingerprint: the later one is refused");
+        return Err(Status::Internal);
+    }
+    Ok(version_response(
+        Status::Touched,
+        extent.header.version,
+        None,
+    ))
+}
+
+fn version_response(status: Status, version: u64, payload: Option<Payload>) -> Response {
+    let mut body = Vec::with_capacity(size_of::<u64>());
+    VersionReply { version }.encode(&mut body);
+    Response {
+        status: status.code(),
+        body,
+        payload,
+    }
+}
+
+fn refusal(status: Status) -> Response {
+    Response {
+        status: status.code(),
+        ..Response::default()
+    }
+}
+
+fn bad_request(fault: MessageFault) -> Status {
+    tracing::debug!(%fault, "bad request");
+    Status::BadRequest
+}
