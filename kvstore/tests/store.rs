@@ -107,7 +107,7 @@ fn what_is_put_is_got_over_all_cores_and_nodes() {
         assert_eq!(removed, Ok(vec![true, false, true]));
         let got = client.get(&key(1), room(10)).await;
         assert!(matches!(got, Ok(Get::Miss { .. })));
-        drop(client);
+        drop((client, got));
         while arena().used_bytes() > 0 {
             time::sleep(Duration::from_millis(1)).await;
         }

@@ -142,6 +142,10 @@ impl Core {
         self.peers.get(usize::from(index.0))
     }
 
+    fn is_peer(&self, inbox: &Arc<Inbox>) -> bool {
+        self.peer(inbox.index()).is_some_and(|peer| Arc::ptr_eq(peer, inbox))
+    }
+
     pub(crate) fn peers_len(&self) -> usize {
         self.peers.len()
     }
@@ -422,11 +426,12 @@ fn schedule(home: &Arc<Inbox>, runnable: Runnable) {
     }
 }
 
-/// Gives a core a message and wakes it, the cheapest way from the calling thread.
+/// Gives a core a message and wakes it: by a message between rings if the calling thread is another
+/// core of the same runtime, which will turn its own ring soon; else by the eventfd, at once.
 pub(crate) fn deliver(inbox: &Arc<Inbox>, message: Message) -> Result<(), Message> {
     inbox.push_message(message)?;
     let current = CURRENT.with_borrow(Option::clone);
-    match current {
+    match current.filter(|core| core.is_peer(inbox)) {
         Some(core) => core.wake_peer(inbox),
         None => inbox.wake(),
     }
