@@ -1,2 +1,98 @@
-//! The one door to checks, demo, benchmarks and fuzzing.
-fn main() {}
+//! The one door to checks, demo, benchmarks and fuzzing: `cargo xtask <command>`.
+//!
+//! It needs a Rust toolchain and nothing else; what the product needs from the system (hwloc,
+//! udev) is looked for and, where it may, installed before the first build that wants it.
+//! It leaves out everything that a lane's own tool already does: it starts `cargo`, reads what
+//! came out and says what to do about it.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`lanes`] | `test`: the lanes in order, their table, their exit code |
+//! | [`tally`] | what `cargo test` printed: passed, failed, skipped and why |
+//! | [`tidy`] | `tidy`: the house rules that no compiler checks |
+//! | [`demo`], [`mod@bench`], [`fuzz`] | build and run one program each |
+//! | [`system`] | Debian packages: probe, install or name them |
+//! | [`workspace`] | the root folder, the cargo binary, children with their output streamed |
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+mod fuzz;
+mod lanes;
+mod system;
+mod tally;
+mod task_error;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::task_error::TaskError;
+use crate::workspace::Workspace;
+
+/// Checks, demo, benchmarks and fuzzing of this workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the lanes that a change must pass; all of them, unless some are named.
+    Test(lanes::Arguments),
+    /// Checks the house rules: floors, purity, sizes, stubs, unsafe, prose, crate roots.
+    Tidy,
+    /// Replays a trace against two nodes of this machine.
+    Demo(demo::Arguments),
+    /// Measures: builds and runs the benchmark rows.
+    Bench(bench::Arguments),
+    /// Attacks the protocol machines with libFuzzer.
+    Fuzz(fuzz::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match dispatch(arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<(), TaskError> {
+    let workspace = Workspace::find();
+    match command {
+        Command::Test(arguments) => lanes::run(&workspace, &arguments),
+        Command::Tidy => tidy::run(&workspace),
+        Command::Demo(arguments) => demo::run(&workspace, &arguments),
+        Command::Bench(arguments) => bench::run(&workspace, &arguments),
+        Command::Fuzz(arguments) => fuzz::run(&workspace, &arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn extra_arguments_of_the_demo_pass_through() {
+        let given = ["xtask", "demo", "--", "--trace", "file.jsonl", "--json"];
+        let Command::Demo(demo) = Arguments::try_parse_from(given).unwrap().command else {
+            panic!("another command was parsed");
+        };
+        assert_eq!(demo.extra, ["--trace", "file.jsonl", "--json"]);
+    }
+}

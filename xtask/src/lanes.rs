@@ -1,0 +1,268 @@
+//! `cargo xtask test`: the lanes in order, their table, their exit code.
+//!
+//! Every lane runs even if one before it failed, so that one run tells everything. All lanes use
+//! the dev profile, default features and the caller's flags, so that they share what is built.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use toml_edit::Document;
+
+use crate::system;
+use crate::tally::Tally;
+use crate::task_error::TaskError;
+use crate::tidy;
+use crate::workspace::{self, Workspace};
+
+/// Allowed skips per lane.
+const SKIPS: &str = "xtask/skips.toml";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Runs only this lane; may be given several times.
+    #[arg(long = "lane", value_name = "NAME")]
+    lanes: Vec<Lane>,
+}
+
+/// One kind of check, in the order in which they run: the cheap ones that find most come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Lane {
+    /// Formatting.
+    Fmt,
+    /// Lints, with warnings as errors.
+    Clippy,
+    /// Documentation builds without a warning.
+    Docs,
+    /// The house rules.
+    Tidy,
+    /// Unit, property, integration and documentation tests.
+    Test,
+}
+
+/// How a lane ended.
+#[derive(Debug)]
+struct Outcome {
+    lane: Lane,
+    elapsed: Duration,
+    failure: Option<String>,
+    /// What was counted, for the lane that runs tests.
+    tally: Option<Tally>,
+}
+
+/// Runs the chosen lanes and prints the table, each skip with its reason, each failure, and the
+/// totals as the last line.
+///
+/// # Errors
+/// [`TaskError::Lanes`] when one failed; those of [`system::ensure`] before the first.
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), TaskError> {
+    let all = Lane::value_variants().iter().copied();
+    let chosen = all.filter(|lane| arguments.lanes.is_empty() || arguments.lanes.contains(lane));
+    let chosen: Vec<Lane> = chosen.collect();
+    if chosen.iter().any(|lane| lane.builds()) {
+        system::ensure(system::PRODUCT)?;
+    }
+    let outcomes: Vec<Outcome> = chosen.iter().map(|lane| lane.run(workspace)).collect();
+    print!("\n{}", report(&outcomes));
+    let failed: Vec<&str> = outcomes
+        .iter()
+        .filter(|o| o.failure.is_some())
+        .map(|o| o.lane.name())
+        .collect();
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(TaskError::Lanes(failed.join(", ")))
+    }
+}
+
+impl Lane {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fmt => "fmt",
+            Self::Clippy => "clippy",
+            Self::Docs => "docs",
+            Self::Tidy => "tidy",
+            Self::Test => "test",
+        }
+    }
+
+    /// Whether it compiles the product, and so needs what the product needs.
+    fn builds(self) -> bool {
+        matches!(self, Self::Clippy | Self::Docs | Self::Test)
+    }
+
+    fn run(self, workspace: &Workspace) -> Outcome {
+        println!("\n==== {}", self.name());
+        let started = Instant::now();
+        let mut tally = None;
+        let ended = match self {
+            Self::Test => {
+                let tally = tally.insert(Tally::default());
+                let ran = workspace::run_lines(&mut self.command(workspace), |line| {
+                    tally.line(line);
+                });
+                ran.and_then(|()| verdict(self, tally, allowed_skips(workspace, self)?))
+            }
+            Self::Tidy => tidy::run(workspace),
+            _ => workspace::run(&mut self.command(workspace)),
+        };
+        let failure = ended.err().map(|error| error.to_string());
+        Outcome {
+            lane: self,
+            elapsed: started.elapsed(),
+            failure,
+            tally,
+        }
+    }
+
+    fn command(self, workspace: &Workspace) -> Command {
+        let words = match self {
+            Self::Fmt => "fmt --all --check",
+            Self::Clippy => "clippy --workspace --all-targets --locked -- -D warnings",
+            Self::Docs => "doc --workspace --no-deps --locked",
+            Self::Tidy => "xtask tidy",
+            // Output of tests that pass is shown, or their skips would be lost.
+            Self::Test => "test --workspace --locked --no-fail-fast -- --show-output",
+        };
+        let mut command = workspace.cargo([]);
+        command.args(words.split(' '));
+        if self == Self::Docs {
+            command.env("RUSTDOCFLAGS", "-D warnings");
+        }
+        command
+    }
+}
+
+/// Whether a lane that ran its tests to the end really tested what it should.
+fn verdict(lane: Lane, tally: &Tally, allowed: usize) -> Result<(), TaskError> {
+    let failed = |status: String| TaskError::Failed {
+        command: lane.name().to_owned(),
+        status,
+    };
+    if tally.executed() == 0 {
+        return Err(failed("no test was executed".to_owned()));
+    }
+    if tally.skipped() > allowed {
+        return Err(failed(format!(
+            "{} skipped, {allowed} allowed: make them run, or raise the number in {SKIPS} and say \
+             why there",
+            tally.skipped()
+        )));
+    }
+    Ok(())
+}
+
+fn allowed_skips(workspace: &Workspace, lane: Lane) -> Result<usize, TaskError> {
+    let path = workspace.root().join(SKIPS);
+    let text = fs::read_to_string(&path).map_err(|source| TaskError::Read { path, source })?;
+    parse_allowed(&text, lane)
+}
+
+fn parse_allowed(text: &str, lane: Lane) -> Result<usize, TaskError> {
+    let malformed = |reason: String| TaskError::Malformed {
+        file: SKIPS.to_owned(),
+        reason,
+    };
+    let document = Document::parse(text).map_err(|error| malformed(error.to_string()))?;
+    let number = document
+        .as_table()
+        .get(lane.name())
+        .and_then(toml_edit::Item::as_integer);
+    number
+        .and_then(|number| usize::try_from(number).ok())
+        .ok_or_else(|| malformed(format!("no number for lane `{}`", lane.name())))
+}
+
+/// Everything that is printed after the last lane.
+fn report(outcomes: &[Outcome]) -> String {
+    let mut lines = vec![format!(
+        "{:<8} {:<8} {:>7} {:>8}",
+        "lane", "result", "minutes", "skipped"
+    )];
+    for outcome in outcomes {
+        let skipped = outcome
+            .tally
+            .as_ref()
+            .map_or("-".to_owned(), |t| t.skipped().to_string());
+        lines.push(format!(
+            "{:<8} {:<8} {:>7.1} {skipped:>8}",
+            outcome.lane.name(),
+            if outcome.failure.is_some() {
+                "FAILED"
+            } else {
+                "ok"
+            },
+            outcome.elapsed.as_secs_f64() / 60.0,
+        ));
+    }
+    let tallies = outcomes.iter().filter_map(|outcome| outcome.tally.as_ref());
+    for skip in tallies.clone().flat_map(Tally::skips) {
+        lines.push(format!("skipped: {}: {}", skip.test, skip.reason));
+    }
+    for outcome in outcomes {
+        let failure = outcome.failure.iter();
+        lines.extend(failure.map(|failure| format!("failed: {}: {failure}", outcome.lane.name())));
+    }
+    lines.extend(tallies.map(Tally::summary));
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally_of(lines: &[&str]) -> Tally {
+        let mut tally = Tally::default();
+        lines.iter().for_each(|line| tally.line(line));
+        tally
+    }
+
+    const TWO_PASSED: &str = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured";
+
+    #[test]
+    fn a_lane_without_tests_fails() {
+        assert!(verdict(Lane::Test, &tally_of(&[]), 0).is_err());
+        assert!(verdict(Lane::Test, &tally_of(&[TWO_PASSED]), 0).is_ok());
+    }
+
+    #[test]
+    fn skips_are_bounded_from_both_sides() {
+        let tally = tally_of(&[TWO_PASSED, "SKIP a: no device"]);
+        assert!(verdict(Lane::Test, &tally, 1).is_ok());
+        let error = verdict(Lane::Test, &tally, 0).unwrap_err().to_string();
+        assert!(error.contains(SKIPS), "{error}");
+    }
+
+    #[test]
+    fn the_skip_budget_is_read_or_refused() {
+        assert_eq!(parse_allowed("# Why.\ntest = 3\n", Lane::Test).unwrap(), 3);
+        for text in ["", "test = -1", "test = \"0\"", "test ="] {
+            assert!(parse_allowed(text, Lane::Test).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_report_ends_with_the_totals() {
+        let outcome = |lane, failure: Option<&str>, tally| Outcome {
+            lane,
+            elapsed: Duration::from_secs(90),
+            failure: failure.map(str::to_owned),
+            tally,
+        };
+        let tally = tally_of(&[TWO_PASSED, "SKIP a: no device"]);
+        let text = report(&[
+            outcome(Lane::Fmt, Some("`cargo fmt` failed"), None),
+            outcome(Lane::Test, None, Some(tally)),
+        ]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "fmt      FAILED       1.5        -");
+        assert_eq!(lines[2], "test     ok           1.5        1");
+        assert_eq!(lines[3], "skipped: a: no device");
+        assert_eq!(lines[4], "failed: fmt: `cargo fmt` failed");
+        assert_eq!(lines[5], "test result: 1 passed, 0 failed, 1 skipped");
+        assert_eq!(lines.len(), 6);
+    }
+}
