@@ -136,9 +136,11 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, TaskError> {
     Ok(output.stdout)
 }
 
-/// The command as a person would type it.
-pub(crate) fn spelled(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
+/// The command as a person would type it, its program by name.
+fn spelled(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(name).chain(command.get_args());
     let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
     words.join(" ")
 }

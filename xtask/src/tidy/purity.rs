@@ -1,29 +1,37 @@
 //! Sans-IO packages carry the whole purity lint and use few outside crates.
 //!
 //! Clippy reads one `clippy.toml` per package, and a package's own file replaces the root's. So a
-//! pure package must repeat the root's entries, and must list what its logic may not touch.
+//! package with a file must repeat the root's entries, and a pure one must have a file that lists
+//! what its logic may not touch.
 
 use std::collections::BTreeSet;
 
 use toml_edit::{Document, Value};
 
 use super::Finding;
-use super::floors::floor_of;
+use super::floors::{Floor, floor_of};
 use super::tree::{Package, SourceFile, Tree};
 
 const RULE: &str = "purity";
 const ROOT: &str = "clippy.toml";
 
 /// What every pure package denies: clocks, threads, sockets, files, state, hash order.
-const METHODS: [&str; 6] = [
+const METHODS: [&str; 13] = [
     "std::time::Instant::now",
     "std::time::SystemTime::now",
     "std::thread::spawn",
     "std::thread::sleep",
     "std::thread::current",
     "std::env::var",
+    "std::thread::scope",
+    "std::thread::park",
+    "std::thread::yield_now",
+    "std::env::args",
+    "std::fs::read",
+    "std::fs::read_to_string",
+    "std::fs::write",
 ];
-const TYPES: [&str; 11] = [
+const TYPES: [&str; 19] = [
     "std::collections::HashMap",
     "std::collections::HashSet",
     "std::hash::RandomState",
@@ -35,6 +43,14 @@ const TYPES: [&str; 11] = [
     "std::sync::OnceLock",
     "std::sync::LazyLock",
     "std::thread::LocalKey",
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "std::thread::Builder",
+    "std::fs::OpenOptions",
+    "std::os::unix::net::UnixStream",
+    "std::os::unix::net::UnixListener",
+    "std::os::unix::net::UnixDatagram",
+    "std::process::Command",
 ];
 
 /// Outside crates that do no I/O and keep no hidden state, so that pure packages may use them.
@@ -48,16 +64,18 @@ const OUTSIDE: [&str; 6] = [
 ];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let pure = |package: &&Package| floor_of(&package.name).is_some_and(|floor| floor.is_pure());
     let mut findings = Vec::new();
-    for package in tree.packages.iter().filter(pure) {
-        findings.extend(lint_gaps(tree, package));
-        findings.extend(outside_crates(tree, package));
+    for package in &tree.packages {
+        let is_pure = floor_of(&package.name).is_some_and(Floor::is_pure);
+        findings.extend(lint_gaps(tree, package, is_pure));
+        if is_pure {
+            findings.extend(outside_crates(tree, package));
+        }
     }
     findings
 }
 
-fn lint_gaps(tree: &Tree, package: &Package) -> Vec<Finding> {
+fn lint_gaps(tree: &Tree, package: &Package, is_pure: bool) -> Vec<Finding> {
     let path = format!("{}/clippy.toml", package.dir);
     let finding = |what| Finding {
         path: path.clone(),
@@ -67,30 +85,24 @@ fn lint_gaps(tree: &Tree, package: &Package) -> Vec<Finding> {
         remedy: "add it; the file of another pure package shows how",
     };
     let Some(own) = tree.file(&path) else {
-        return vec![finding(format!(
-            "pure package `{}` has no clippy.toml",
-            package.name
-        ))];
+        // Without a file of its own a package is under the root's.
+        let what = format!("pure package `{}` has no clippy.toml", package.name);
+        return is_pure.then(|| finding(what)).into_iter().collect();
     };
     let own = match entries(own) {
         Ok(own) => own,
         Err(reason) => return vec![finding(format!("not TOML: {reason}"))],
     };
     // An unreadable root file is clippy's to report: it fails on it before any lint runs.
-    let root = tree
-        .file(ROOT)
-        .and_then(|root| entries(root).ok())
-        .unwrap_or_default();
-    let methods = METHODS
-        .iter()
-        .map(|path| format!("disallowed-methods has {path}"));
-    let types = TYPES
-        .iter()
-        .map(|path| format!("disallowed-types has {path}"));
-    let required: BTreeSet<String> = root.into_iter().chain(methods).chain(types).collect();
+    let root = tree.file(ROOT).and_then(|root| entries(root).ok());
+    let mut required = root.unwrap_or_default();
+    if is_pure {
+        required.extend(METHODS.map(|path| format!("disallowed-methods has {path}")));
+        required.extend(TYPES.map(|path| format!("disallowed-types has {path}")));
+    }
     required
         .difference(&own)
-        .map(|entry| finding(format!("the purity lint lacks `{entry}`")))
+        .map(|entry| finding(format!("the lint configuration lacks `{entry}`")))
         .collect()
 }
 
@@ -208,6 +220,17 @@ mod tests {
     fn a_missing_or_broken_file_is_caught() {
         assert!(found(None)[0].contains("no clippy.toml"));
         assert!(found(Some("disallowed-types = ["))[0].starts_with("not TOML"));
+    }
+
+    #[test]
+    fn any_package_with_a_file_of_its_own_repeats_the_root() {
+        let tree = |text| Tree {
+            files: vec![file(ROOT, ROOT_TEXT), file("node/clippy.toml", text)],
+            packages: vec![package("lunette", "node", &[])],
+            ..Tree::default()
+        };
+        assert_eq!(check(&tree(ROOT_TEXT)), []);
+        assert_eq!(check(&tree("")).len(), 2);
     }
 
     #[test]
