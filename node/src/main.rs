@@ -1,0 +1,10 @@
+//! The program: see `lunette --help`.
+#![forbid(unsafe_code)]
+
+mod program;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    program::run()
+}

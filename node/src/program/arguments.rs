@@ -1,0 +1,319 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use lunette::runtime::Idle;
+use lunette::trace::generator::REQUESTS_DEFAULT;
+
+use super::address::NodeAddress;
+use super::failure::Failure;
+use super::size::Size;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the operation failed
+  2  the command line is wrong
+  3  no such key (get, rm, stat KEY)
+  4  a node cannot be reached
+
+Environment:
+  LUNETTE_NODES     nodes of the cluster, for want of --nodes
+  LUNETTE_INSECURE  1: let `serve` listen beyond loopback, although nobody is authenticated
+  LUNETTE_LOG       what to log to standard error: error, warn (default), info, debug, trace";
+
+const FIRST_STEPS: &str = "\
+First steps:
+  lunette serve --listen 127.0.0.1:7400 --memory 256MiB &
+  export LUNETTE_NODES=127.0.0.1:7400
+  echo hello | lunette put greeting
+  lunette get greeting
+  lunette stat
+  lunette replay --requests 1000 --capacity-blocks 2000 --block-bytes 4KiB";
+
+/// A store for KV caches: nodes lend memory, clients put and get objects by key.
+///
+/// An object is immutable: bytes under a key, at most 64 MiB. When a node's memory is full, the
+/// objects used least recently make room. A cluster is a list of nodes; every client is given the
+/// whole list, and finds by itself which core of which node holds a key.
+#[derive(Debug, Parser)]
+#[command(version, after_help = format!("{FIRST_STEPS}\n\n{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    /// Answer in JSON: one object on standard output, also when the command fails.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Serve(ServeArguments),
+    Put(PutArguments),
+    Get(GetArguments),
+    Rm(RemoveArguments),
+    Stat(StatArguments),
+    Replay(ReplayArguments),
+}
+
+/// Run a node, until SIGINT or SIGTERM.
+///
+/// Prints one line when it serves, and its statistics when it ends. With --json each is one object
+/// on a line of its own.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette serve --memory 1GiB
+  lunette serve --listen 127.0.0.1:7401 --memory 64GiB --cores 2,3 --huge-pages --lock-memory
+  lunette serve --listen 127.0.0.1:0 --memory 1GiB --json    # the system chooses the port")]
+pub(crate) struct ServeArguments {
+    /// Address and port to listen on; port 0 lets the system choose. Further cores take ports that
+    /// the system chooses.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7400")]
+    pub(crate) listen: SocketAddr,
+    /// Memory for objects, over all cores, like 512MiB or 64GiB. The process uses some more.
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse)]
+    pub(crate) memory: Size,
+    /// CPUs to run on, one core of the node pinned to each, like 0,1.
+    #[arg(
+        long,
+        value_name = "CPU,...",
+        value_delimiter = ',',
+        conflicts_with = "core_count"
+    )]
+    pub(crate) cores: Vec<usize>,
+    /// Cores of the node, not pinned.
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) core_count: u16,
+    /// Identity in the cluster, a number that no other node has. Which keys a node holds depends
+    /// on it. Default: made from the address, or from the process where the port is 0.
+    #[arg(long, value_name = "ID")]
+    pub(crate) node_id: Option<u64>,
+    /// Share of the keys, relative to the other nodes' weights.
+    #[arg(long, value_name = "W", default_value_t = 1)]
+    pub(crate) weight: u32,
+    /// What a core does when it has nothing to do.
+    #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
+    pub(crate) idle: IdleChoice,
+    /// Back the memory with huge pages where the system has them.
+    #[arg(long)]
+    pub(crate) huge_pages: bool,
+    /// Lock the memory, so that it is never swapped out.
+    #[arg(long)]
+    pub(crate) lock_memory: bool,
+    /// End as well when standard input does, so that the node does not outlive its starter.
+    #[arg(long)]
+    pub(crate) until_stdin_ends: bool,
+}
+
+/// What a core does when it has nothing to do.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum IdleChoice {
+    /// Spin shortly while requests come fast, else sleep.
+    Adaptive,
+    /// Never sleep: fastest answers, at the price of a whole CPU.
+    Latency,
+    /// Always sleep.
+    Efficient,
+}
+
+impl IdleChoice {
+    pub(crate) fn policy(self) -> Idle {
+        match self {
+            Self::Adaptive => Idle::default(),
+            Self::Latency => Idle::Latency,
+            Self::Efficient => Idle::Efficient,
+        }
+    }
+
+    /// The word on the command line.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Adaptive => "adaptive",
+            Self::Latency => "latency",
+            Self::Efficient => "efficient",
+        }
+    }
+}
+
+/// The cluster that a command talks to.
+#[derive(Args, Debug)]
+pub(crate) struct ClusterArguments {
+    /// All nodes of the cluster.
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        value_parser = NodeAddress::parse,
+        env = "LUNETTE_NODES",
+        required = true
+    )]
+    nodes: Vec<NodeAddress>,
+    /// How long an operation may take, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 5000)]
+    timeout_ms: u64,
+}
+
+impl ClusterArguments {
+    pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>, Failure> {
+        self.nodes.iter().map(NodeAddress::resolve).collect()
+    }
+
+    pub(crate) const fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+}
+
+/// Put an object.
+///
+/// Objects are immutable: if the key is there already, its old bytes stay, and it counts as used.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette put --nodes 127.0.0.1:7400 model/shard-0 shard-0.bin
+  echo hello | lunette put --nodes 127.0.0.1:7400,127.0.0.1:7401 greeting")]
+pub(crate) struct PutArguments {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArguments,
+    /// The key: 1 to 1024 bytes.
+    pub(crate) key: OsString,
+    /// The file that holds the bytes; - is standard input.
+    #[arg(default_value = "-")]
+    pub(crate) file: PathBuf,
+}
+
+/// Get an object.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette get --nodes 127.0.0.1:7400 greeting
+  lunette get --nodes 127.0.0.1:7400 model/shard-0 --output shard-0.bin")]
+pub(crate) struct GetArguments {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArguments,
+    /// The key.
+    pub(crate) key: OsString,
+    /// The file to write the bytes to. Default: standard output; --json needs a file.
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// Remove objects.
+///
+/// Ends with 3 if one of the keys was not there; the others are removed all the same.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  lunette rm --nodes 127.0.0.1:7400 greeting model/shard-0")]
+pub(crate) struct RemoveArguments {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArguments,
+    /// The keys.
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+}
+
+/// Show what each node holds and has counted, or whether a key is there.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette stat --nodes 127.0.0.1:7400,127.0.0.1:7401
+  lunette stat --nodes 127.0.0.1:7400 greeting && echo it is there")]
+pub(crate) struct StatArguments {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArguments,
+    /// A key to look up.
+    pub(crate) key: Option<OsString>,
+}
+
+/// Replay a trace of requests against a cluster, and measure.
+///
+/// Each request looks up all blocks of its prompt, gets the leading ones that are there, and puts
+/// all the others, as an inference engine does with its prefix cache. Every byte that comes back is
+/// verified. Requests follow each other at full speed; the trace's times are not waited for.
+///
+/// Unless --connect names a cluster, nodes are started for the replay and ended with it.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette replay --requests 1000 --capacity-blocks 2000 --block-bytes 4KiB
+  lunette replay --trace conversation_trace.jsonl --capacity-blocks 10000 --nodes 2
+  lunette replay --connect 127.0.0.1:7400,127.0.0.1:7401 --block-bytes 1MiB --json
+
+A trace is a file with one JSON object a line, in Mooncake's format:
+  {\"timestamp\": ms, \"input_length\": tokens, \"output_length\": tokens, \"hash_ids\": [...]}")]
+pub(crate) struct ReplayArguments {
+    /// The trace file. Default: a generated workload like Mooncake's conversation trace.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Seed of the generated workload.
+    #[arg(
+        long,
+        value_name = "SEED",
+        default_value_t = 1,
+        conflicts_with = "trace"
+    )]
+    pub(crate) seed: u64,
+    /// Most requests to replay. Default: all of the trace; of the generated workload, as many as
+    /// the conversation trace has.
+    #[arg(long, value_name = "N")]
+    pub(crate) requests: Option<u64>,
+    /// Blocks that the nodes hold together.
+    #[arg(long, value_name = "N", default_value_t = 10_000, conflicts_with = "connect",
+          value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    pub(crate) capacity_blocks: u64,
+    /// Size of a block, at most 64MiB.
+    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = Size::parse)]
+    pub(crate) block_bytes: Size,
+    /// Nodes to start, of one core each.
+    #[arg(long, value_name = "K", default_value_t = 2, conflicts_with = "connect",
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) nodes: u16,
+    /// A cluster that is running already, to be used instead.
+    #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',',
+          value_parser = NodeAddress::parse)]
+    pub(crate) connect: Vec<NodeAddress>,
+    /// CPU to pin the client to. Default: a CPU of its own where there are enough for all.
+    #[arg(long, value_name = "CPU")]
+    pub(crate) client_core: Option<usize>,
+    /// What the client and the nodes started do when they have nothing to do.
+    #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
+    pub(crate) idle: IdleChoice,
+}
+
+impl ReplayArguments {
+    /// Most requests, where none are said to be enough.
+    pub(crate) fn requests_max(&self) -> u64 {
+        let unsaid = if self.trace.is_some() {
+            u64::MAX
+        } else {
+            REQUESTS_DEFAULT
+        };
+        self.requests.unwrap_or(unsaid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn idle_words_are_the_ones_the_command_line_knows() {
+        for choice in IdleChoice::value_variants() {
+            let value = choice.to_possible_value().expect("none is hidden");
+            assert_eq!(choice.word(), value.get_name());
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What can go wrong in a command, and the exit code it ends with.
+
+use std::io;
+use std::net::SocketAddr;
+
+use lunette::kvstore::{ClusterError, NodeError, StoreError, StoreErrorKind};
+use lunette::runtime::StartError;
+use lunette::runtime::arena::AllocError;
+use lunette::trace::format::TraceError;
+use lunette_kvstore_proto::message::Status;
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
+use thiserror::Error;
+
+use super::address::NodeAddress;
+
+/// A command that did not do what it was asked.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    #[error("{0}")]
+    Usage(&'static str),
+    #[error(
+        "refusing to listen on {0}: nodes do not authenticate their clients yet, so they listen on \
+         loopback addresses only; set LUNETTE_INSECURE=1 to do it all the same"
+    )]
+    NotLoopback(SocketAddr),
+    #[error("cannot resolve {address}: {error}")]
+    Resolve { address: NodeAddress, error: String },
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error("{error}{}", hint(error))]
+    Store {
+        #[source]
+        error: StoreError,
+    },
+    #[error("{}", node_message(error))]
+    Node {
+        #[source]
+        error: NodeError,
+    },
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("no memory for a buffer: {0}")]
+    Memory(#[from] AllocError),
+    #[error("{name}: {error}")]
+    File {
+        name: String,
+        #[source]
+        error: io::Error,
+    },
+    #[error("{name}: longer than {PAYLOAD_BYTES_MAX} bytes, which is the longest value")]
+    ValueTooLong { name: String },
+    /// Which keys, has been said on standard output where several were asked for.
+    #[error("not found: {keys}")]
+    NotFound { keys: String },
+    #[error("trace {name}: {error}")]
+    Trace {
+        name: String,
+        #[source]
+        error: TraceError,
+    },
+    #[error("node process {index}: {problem}")]
+    Child { index: usize, problem: String },
+    #[error("interrupted")]
+    Interrupted,
+    #[error("{0} of the blocks read were not what had been written")]
+    Verify(u64),
+}
+
+impl Failure {
+    /// An error with a file, or what stands for one.
+    pub(crate) fn file(name: &str, error: io::Error) -> Self {
+        let name = name.to_owned();
+        Self::File { name, error }
+    }
+
+    /// The process's exit code, as `lunette --help` lists them.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::NotFound { .. } => 3,
+            Self::Resolve { .. } | Self::Cluster(ClusterError::Connect { .. }) => 4,
+            Self::Store { error } if error.is_unreachable() => 4,
+            _ => 1,
+        }
+    }
+
+    /// Whether standard output has said all about it.
+    pub(crate) const fn is_reported(&self) -> bool {
+        matches!(self, Self::NotFound { .. } | Self::Verify(_))
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store { error }
+    }
+}
+
+impl From<NodeError> for Failure {
+    fn from(error: NodeError) -> Self {
+        Self::Node { error }
+    }
+}
+
+/// What the user can do about a refusal.
+fn hint(error: &StoreError) -> &'static str {
+    match error.kind {
+        StoreErrorKind::Refused(Status::TooLarge) => {
+            " (the object is larger than a core's share of the node's memory: give the node more \
+             with --memory, or fewer cores)"
+        }
+        StoreErrorKind::Refused(Status::Full) => {
+            " (the memory is full of objects that are in use at this moment: try again)"
+        }
+        StoreErrorKind::Refused(Status::Busy) => {
+            " (another put of this key is under way: try again)"
+        }
+        StoreErrorKind::Refused(Status::WrongHome) => {
+            " (the node has a different view of its cluster: name all its nodes, and no others)"
+        }
+        _ => "",
+    }
+}
+
+fn node_message(error: &NodeError) -> String {
+    match error {
+        NodeError::Listen { address, error } if error.kind() == io::ErrorKind::AddrInUse => {
+            format!("cannot listen on {address}: another process uses this port")
+        }
+        other => other.to_string(),
+    }
+}

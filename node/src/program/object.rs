@@ -1,0 +1,174 @@
+//! `lunette put`, `get` and `rm`: single objects.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::future::Future;
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use lunette::kvstore::{Client, ClientOptions, Get, Put, Value};
+use lunette::runtime::{CoreOptions, arena, block_on};
+use lunette::transfer::Room;
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
+use serde_json::json;
+
+use super::arguments::{ClusterArguments, GetArguments, PutArguments, RemoveArguments};
+use super::failure::Failure;
+use super::output;
+
+/// Runs `work` with a client of the cluster.
+pub(super) fn with_client<T, F>(
+    cluster: &ClusterArguments,
+    work: impl FnOnce(Client) -> F + 'static,
+) -> Result<T, Failure>
+where
+    T: 'static,
+    F: Future<Output = Result<T, Failure>> + 'static,
+{
+    let nodes = cluster.addresses()?;
+    let options = ClientOptions {
+        timeout: cluster.timeout(),
+        connect_timeout: cluster.timeout(),
+        ..ClientOptions::default()
+    };
+    block_on(None, CoreOptions::default(), move || async move {
+        let client = Client::connect(&nodes, options).await?;
+        work(client).await
+    })?
+}
+
+pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure> {
+    let bytes = read_value(&arguments.file)?;
+    let key = arguments.key.as_bytes().to_vec();
+    let len_bytes = bytes.len();
+    let put = with_client(&arguments.cluster, move |client| async move {
+        let value = value_of(&bytes)?;
+        Ok(client.put(&key, value).await?)
+    })?;
+    let (written, version) = match put {
+        Put::Written { version } => (true, version),
+        Put::Touched { version } => (false, version),
+    };
+    let key = shown(&arguments.key);
+    if as_json {
+        let object =
+            json!({ "key": key, "bytes": len_bytes, "written": written, "version": version });
+        return output::line(&object.to_string());
+    }
+    if written {
+        output::line(&format!("put {key}: {len_bytes} bytes"))
+    } else {
+        output::line(&format!("{key} is there already and keeps its bytes"))
+    }
+}
+
+fn value_of(bytes: &[u8]) -> Result<Value, Failure> {
+    if bytes.is_empty() {
+        return Ok(Value::empty());
+    }
+    let mut region = arena().alloc(bytes.len())?;
+    region.as_mut_slice().copy_from_slice(bytes);
+    Ok(Value::new(region.freeze()))
+}
+
+fn read_value(path: &Path) -> Result<Vec<u8>, Failure> {
+    let is_stdin = path.as_os_str() == "-";
+    let name = if is_stdin {
+        "standard input".to_owned()
+    } else {
+        path.display().to_string()
+    };
+    let failed = |error| Failure::file(&name, error);
+    let source: Box<dyn Read> = if is_stdin {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(path).map_err(failed)?)
+    };
+    let limit = u64::try_from(PAYLOAD_BYTES_MAX).expect("it fits") + 1;
+    let mut bytes = Vec::new();
+    source.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() > PAYLOAD_BYTES_MAX {
+        return Err(Failure::ValueTooLong { name });
+    }
+    Ok(bytes)
+}
+
+pub(super) fn get(arguments: &GetArguments, as_json: bool) -> Result<(), Failure> {
+    if as_json && arguments.output.is_none() {
+        return Err(Failure::Usage(
+            "get --json needs --output FILE: standard output holds the object, or JSON",
+        ));
+    }
+    let key = arguments.key.as_bytes().to_vec();
+    let found = with_client(&arguments.cluster, move |client| async move {
+        // The length is not known before; memory that nothing is received into costs nothing.
+        let room = Room::whole(arena().alloc(PAYLOAD_BYTES_MAX)?);
+        match client.get(&key, room).await {
+            Ok(Get::Hit {
+                room, len_bytes, ..
+            }) => Ok(Some(room.as_slice()[..len_bytes].to_vec())),
+            Ok(Get::Miss { .. }) => Ok(None),
+            Err(failure) => Err(failure.error.into()),
+        }
+    })?;
+    let key = shown(&arguments.key);
+    let Some(bytes) = found else {
+        return not_found(&[key], as_json);
+    };
+    let Some(path) = &arguments.output else {
+        return output::raw(&bytes);
+    };
+    let name = path.display().to_string();
+    fs::write(path, &bytes).map_err(|error| Failure::file(&name, error))?;
+    if as_json {
+        let object = json!({ "key": key, "bytes": bytes.len(), "output": name });
+        output::line(&object.to_string())
+    } else {
+        output::line(&format!("got {key}: {} bytes", bytes.len()))
+    }
+}
+
+pub(super) fn remove(arguments: &RemoveArguments, as_json: bool) -> Result<(), Failure> {
+    let keys = bytes_of(&arguments.keys);
+    let removed = with_client(&arguments.cluster, move |client| async move {
+        Ok(client.remove(&keys).await?)
+    })?;
+    let named = |wanted: bool| -> Vec<String> {
+        let pairs = arguments.keys.iter().zip(&removed);
+        let chosen = pairs.filter(|&(_, &removed)| removed == wanted);
+        chosen.map(|(key, _)| shown(key)).collect()
+    };
+    let (removed, missing) = (named(true), named(false));
+    if as_json {
+        let object = json!({ "removed": removed, "not_found": missing });
+        output::line(&object.to_string())?;
+    } else {
+        for key in &removed {
+            output::line(&format!("removed {key}"))?;
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let keys = missing.join(", ");
+    Err(Failure::NotFound { keys })
+}
+
+/// Says in JSON which keys are missing, and fails.
+pub(super) fn not_found(keys: &[String], as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        output::line(&json!({ "not_found": keys }).to_string())?;
+    }
+    let keys = keys.join(", ");
+    Err(Failure::NotFound { keys })
+}
+
+fn bytes_of(keys: &[OsString]) -> Vec<Vec<u8>> {
+    keys.iter().map(|key| key.clone().into_vec()).collect()
+}
+
+/// A key as text, for people.
+pub(super) fn shown(key: &OsStr) -> String {
+    key.to_string_lossy().into_owned()
+}

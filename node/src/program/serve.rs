@@ -1,0 +1,167 @@
+//! `lunette serve`: a node in this process.
+
+use std::env;
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr};
+use std::process;
+use std::sync::mpsc;
+use std::thread;
+
+use lunette::kvstore::{Node, NodeOptions};
+use lunette::runtime::arena::HugePages;
+use lunette::runtime::{NodeId, Placement};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::arguments::ServeArguments;
+use super::failure::Failure;
+use super::size::Size;
+use super::{output, stat};
+
+/// Lets nodes listen beyond loopback if it is 1.
+const INSECURE: &str = "LUNETTE_INSECURE";
+
+pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Failure> {
+    let insecure = env::var_os(INSECURE).is_some_and(|value| value == "1");
+    if !arguments.listen.ip().is_loopback() && !insecure {
+        return Err(Failure::NotLoopback(arguments.listen));
+    }
+    // Before anything is started, so that a signal never finds the process unprepared.
+    let (end, ended) = mpsc::channel();
+    end_on_signals(end.clone()).map_err(|error| Failure::file("signals", error))?;
+    let options = node_options(arguments);
+    let (id, cores) = (options.id, cores_of(&options.placement));
+    let node = Node::start(options)?;
+    if arguments.until_stdin_ends {
+        end_with_stdin(end);
+    }
+    announce(&node, id, cores, arguments.memory, as_json)?;
+    let why = ended.recv().unwrap_or("nobody is left to end it");
+    tracing::info!(why, "shutting down");
+    let stat = node.stat()?;
+    node.shut_down()?;
+    if as_json {
+        let mut object = stat::object(&stat);
+        object["stopped"] = json!(true);
+        output::line(&object.to_string())
+    } else {
+        output::line(&format!("stopped: {}", stat::sentence(&stat)))
+    }
+}
+
+fn node_options(arguments: &ServeArguments) -> NodeOptions {
+    let id = NodeId(
+        arguments
+            .node_id
+            .unwrap_or_else(|| default_id(arguments.listen)),
+    );
+    let placement = if arguments.cores.is_empty() {
+        Placement::Anywhere(usize::from(arguments.core_count))
+    } else {
+        Placement::Pinned(arguments.cores.clone())
+    };
+    let huge_pages = if arguments.huge_pages {
+        HugePages::Prefer
+    } else {
+        HugePages::Never
+    };
+    NodeOptions {
+        weight: arguments.weight,
+        placement,
+        idle: arguments.idle.policy(),
+        huge_pages,
+        lock_memory: arguments.lock_memory,
+        ..NodeOptions::new(id, arguments.listen, arguments.memory.0)
+    }
+}
+
+fn cores_of(placement: &Placement) -> usize {
+    match placement {
+        Placement::Anywhere(count) => *count,
+        Placement::Pinned(cpus) => cpus.len(),
+    }
+}
+
+/// An identity that nodes of one cluster do not share: the address, which is stable, or the process
+/// where the system chooses the port.
+fn default_id(listen: SocketAddr) -> u64 {
+    if listen.port() == 0 {
+        return u64::from(process::id());
+    }
+    let host = match listen.ip() {
+        IpAddr::V4(ip) => u64::from(ip.to_bits()),
+        IpAddr::V6(ip) => {
+            let [high @ .., l0, l1, l2, l3, l4, l5, l6, l7] = ip.octets();
+            u64::from_be_bytes(high) ^ u64::from_be_bytes([l0, l1, l2, l3, l4, l5, l6, l7])
+        }
+    };
+    host << 16 ^ u64::from(listen.port())
+}
+
+fn announce(
+    node: &Node,
+    id: NodeId,
+    cores: usize,
+    memory: Size,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let address = node.address();
+    if as_json {
+        let ready = json!({
+            "ready": true,
+            "address": address.to_string(),
+            "node_id": id.0,
+            "cores": cores,
+            "memory_bytes": memory.0,
+        });
+        return output::line(&ready.to_string());
+    }
+    output::line(&format!(
+        "serving on {address}: node {}, {cores} core{}, {memory}",
+        id.0,
+        if cores == 1 { "" } else { "s" },
+    ))
+}
+
+/// Sends once when the process is asked to end.
+fn end_on_signals(end: mpsc::Sender<&'static str>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for _signal in signals.forever() {
+                if end.send("signal").is_err() {
+                    return;
+                }
+            }
+        })?;
+    Ok(())
+}
+
+/// Sends when standard input has ended.
+fn end_with_stdin(end: mpsc::Sender<&'static str>) {
+    thread::spawn(move || {
+        let mut buffer = [0; 512];
+        let mut stdin = io::stdin().lock();
+        while matches!(stdin.read(&mut buffer), Ok(count) if count > 0) {}
+        if end.send("standard input ended").is_err() {
+            tracing::debug!("the node has been ended otherwise");
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_identities_differ_by_host_and_by_port() {
+        let id = |address: &str| default_id(address.parse().expect("an address"));
+        assert_eq!(id("127.0.0.1:7400"), id("127.0.0.1:7400"));
+        assert_ne!(id("127.0.0.1:7400"), id("127.0.0.1:7401"));
+        assert_ne!(id("127.0.0.1:7400"), id("127.0.0.2:7400"));
+        assert_ne!(id("[::1]:7400"), id("[::2]:7400"));
+        assert_eq!(id("127.0.0.1:0"), u64::from(process::id()));
+    }
+}

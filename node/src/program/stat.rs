@@ -1,0 +1,148 @@
+//! `lunette stat`: what nodes hold and have counted, and whether a key is there.
+
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+
+use lunette::kvstore::StoreError;
+use lunette_kvstore_proto::message::NodeStat;
+use serde_json::{Value, json};
+
+use super::arguments::StatArguments;
+use super::failure::Failure;
+use super::object::{not_found, shown, with_client};
+use super::output;
+use super::size::Size;
+
+type NodeRow = (SocketAddr, Result<NodeStat, StoreError>);
+
+pub(super) fn stat(arguments: &StatArguments, as_json: bool) -> Result<(), Failure> {
+    if let Some(key) = &arguments.key {
+        let bytes = key.as_bytes().to_vec();
+        let present = with_client(&arguments.cluster, move |client| async move {
+            Ok(client.exists(&[bytes]).await?)
+        })?;
+        let key = shown(key);
+        if present != [true] {
+            return not_found(&[key], as_json);
+        }
+        return if as_json {
+            output::line(&json!({ "key": key, "exists": true }).to_string())
+        } else {
+            output::line(&format!("{key} is there"))
+        };
+    }
+    let rows = with_client(&arguments.cluster, |client| async move {
+        Ok(client.stat().await)
+    })?;
+    if as_json {
+        let nodes: Vec<Value> = rows.iter().map(row_object).collect();
+        output::line(&json!({ "nodes": nodes }).to_string())?;
+    } else {
+        output::line(&table(&rows))?;
+    }
+    let failed = rows.into_iter().find_map(|(_, stat)| stat.err());
+    failed.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// A node's statistics as a JSON object.
+pub(super) fn object(stat: &NodeStat) -> Value {
+    let shards = &stat.shards;
+    json!({
+        "entries": shards.entries,
+        "resident_bytes": shards.resident_bytes,
+        "used_bytes": shards.used_bytes,
+        "capacity_bytes": stat.capacity_bytes,
+        "connections": stat.connections,
+        "gets": shards.gets,
+        "hits": shards.hits,
+        "misses": shards.misses,
+        "puts": shards.puts,
+        "touches": shards.touches,
+        "removes": shards.removes,
+        "evictions": shards.evictions,
+        "evicted_bytes": shards.evicted_bytes,
+        "busy": shards.busy,
+        "aborts": shards.aborts,
+        "refused_full": shards.refused_full,
+        "refused_too_large": shards.refused_too_large,
+        "refused_entries": shards.refused_entries,
+    })
+}
+
+/// A node's statistics in a few words.
+pub(super) fn sentence(stat: &NodeStat) -> String {
+    let shards = &stat.shards;
+    format!(
+        "{} objects in {}, {} puts, {} hits, {} misses, {} evictions",
+        shards.entries,
+        Size(shards.resident_bytes),
+        shards.puts,
+        shards.hits,
+        shards.misses,
+        shards.evictions,
+    )
+}
+
+fn row_object((address, stat): &NodeRow) -> Value {
+    let mut object = match stat {
+        Ok(stat) => object(stat),
+        Err(error) => json!({ "error": error.to_string() }),
+    };
+    object["address"] = json!(address.to_string());
+    object
+}
+
+fn table(rows: &[NodeRow]) -> String {
+    let mut lines = vec![format!(
+        "{:<21} {:>9} {:>9} {:>9} {:>10} {:>10} {:>10} {:>10} {:>8} {:>5}",
+        "node",
+        "entries",
+        "resident",
+        "capacity",
+        "hits",
+        "misses",
+        "puts",
+        "evictions",
+        "refused",
+        "conns"
+    )];
+    for (address, stat) in rows {
+        lines.push(match stat {
+            Ok(stat) => row(*address, stat),
+            Err(error) => format!("{address:<21} {error}"),
+        });
+    }
+    lines.join("\n")
+}
+
+fn row(address: SocketAddr, stat: &NodeStat) -> String {
+    let shards = &stat.shards;
+    let refused = shards.refused_full + shards.refused_too_large + shards.refused_entries;
+    format!(
+        "{:<21} {:>9} {:>9} {:>9} {:>10} {:>10} {:>10} {:>10} {:>8} {:>5}",
+        address.to_string(),
+        shards.entries,
+        Size(shards.resident_bytes).to_string(),
+        Size(stat.capacity_bytes).to_string(),
+        shards.hits,
+        shards.misses,
+        shards.puts,
+        shards.evictions,
+        refused,
+        stat.connections,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stay_under_their_headings() {
+        let address = "127.0.0.1:7400".parse().expect("an address");
+        let text = table(&[(address, Ok(NodeStat::default()))]);
+        let lengths: Vec<usize> = text.lines().map(str::len).collect();
+        assert_eq!(lengths.len(), 2);
+        assert_eq!(lengths[0], lengths[1], "{text}");
+    }
+}
