@@ -16,6 +16,7 @@
 
 mod event_loops;
 mod floors;
+mod listing;
 mod prose;
 mod purity;
 mod roots;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::process::Command;
 
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, TargetKind};
 
+use super::listing;
 use crate::task_error::TaskError;
-use crate::workspace::{self, Workspace};
+use crate::workspace::Workspace;
 
 /// The tree under check. Paths are relative to the root, with `/` between their parts.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(super) struct Tree {
     pub(super) graph: Graph,
 }
 
-/// A text file that git tracks, or would.
+/// A text file of the repository.
 #[derive(Debug)]
 pub(super) struct SourceFile {
     pub(super) path: String,
@@ -55,7 +55,7 @@ impl Tree {
     /// Reads the working tree.
     ///
     /// # Errors
-    /// When git or cargo cannot be asked, or a file cannot be read.
+    /// When cargo cannot be asked, or a file cannot be read.
     pub(super) fn load(workspace: &Workspace) -> Result<Self, TaskError> {
         let metadata = workspace
             .metadata()
@@ -118,18 +118,8 @@ impl SourceFile {
 }
 
 fn read_files(root: &Path) -> Result<Vec<SourceFile>, TaskError> {
-    let mut git = Command::new("git");
-    // A clone may belong to another user than the one that checks it; listing it is harmless.
-    git.current_dir(root)
-        .args(["-c", "safe.directory=*", "ls-files", "-z", "--cached"]);
-    git.args(["--others", "--exclude-standard"]);
-    let listing = workspace::output(&mut git)?;
     let mut files = Vec::new();
-    for path in listing
-        .split(|&byte| byte == 0)
-        .filter(|path| !path.is_empty())
-    {
-        let path = String::from_utf8_lossy(path).into_owned();
+    for path in listing::paths(root)? {
         let full = root.join(&path);
         match fs::read(&full) {
             // Binary files (a fuzz corpus) are no prose and no code.
@@ -145,8 +135,6 @@ fn read_files(root: &Path) -> Result<Vec<SourceFile>, TaskError> {
             Err(source) => return Err(TaskError::Read { path: full, source }),
         }
     }
-    files.sort_by(|a, b| a.path.cmp(&b.path));
-    files.dedup_by(|a, b| a.path == b.path);
     Ok(files)
 }
 
