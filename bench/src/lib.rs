@@ -1,1 +1,0 @@
-//! Core-pinned benchmark rows, each beside a peer or a physical limit.

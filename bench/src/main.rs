@@ -1,0 +1,95 @@
+//! Benchmark rows of Lunette, each beside a peer or a physical limit.
+//!
+//! A row measures two sides in turn, `ours` and `rival`, in pairs of short runs on the same pinned
+//! cores: the serving side is a process of its own on one core, the asking side this process on
+//! another. A pair in which the host stole time is thrown away and taken again. What is judged is
+//! the ratio within each pair, never an absolute time.
+//!
+//! It leaves out rivals that need packages of their own: those live outside the workspace.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `harness` | pairs, verdicts |
+//! | `host` | steal and load of this machine |
+//! | `peer` | the serving side as a process |
+//! | `raw` | the hand-written io_uring loop that rows are compared with |
+//! | `rows` | the rows themselves |
+//! | `report` | table and JSON |
+
+mod harness;
+mod host;
+mod peer;
+mod raw;
+mod report;
+mod rows;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::harness::Plan;
+use crate::peer::Serve;
+
+/// Core-pinned benchmark rows, each beside a peer or a physical limit.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Args {
+    /// Run the rows whose names contain this.
+    filter: Option<String>,
+    /// Print one JSON object with all rows instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Pairs of runs per row; verdicts need at least 9.
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// List the rows and end.
+    #[arg(long)]
+    list: bool,
+    /// CPU of the serving side.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+    /// CPU of the asking side.
+    #[arg(long, default_value_t = 1)]
+    client_cpu: usize,
+    /// Be the serving side of a row (used by this program on itself).
+    #[arg(long, value_enum, hide = true)]
+    serve: Option<Serve>,
+    /// How long a serving side polls before it sleeps, in microseconds.
+    #[arg(long, default_value_t = 0, hide = true)]
+    spin_us: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(serve) = args.serve {
+        return peer::serve(serve, args.server_cpu, Duration::from_micros(args.spin_us));
+    }
+    let rows = rows::matching(args.filter.as_deref().unwrap_or(""));
+    if rows.is_empty() {
+        eprintln!("no row matches; try --list");
+        return ExitCode::FAILURE;
+    }
+    if args.list {
+        for row in &rows {
+            println!("{}", row.name);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let plan = Plan {
+        pairs: args.rounds,
+        server_cpu: args.server_cpu,
+        client_cpu: args.client_cpu,
+    };
+    let mut outcomes = Vec::new();
+    for row in rows {
+        eprintln!("{} ...", row.name);
+        outcomes.push(harness::run(&row, &plan));
+    }
+    if args.json {
+        println!("{}", report::json(&outcomes));
+    } else {
+        print!("{}", report::table(&outcomes));
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,182 @@
+//! The serving side of a row: this program again, as a process of its own, pinned.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use lunette_kvstore::{Node, NodeOptions};
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::{CoreOptions, Idle, Placement, block_on, spawn_local, topology};
+use lunette_runtime_core::ids::NodeId;
+
+use crate::harness::Plan;
+use crate::raw;
+
+/// Bytes of a ping and of its echo.
+pub(crate) const PING_BYTES: usize = 64;
+/// Bytes of a raw request: those of the product's request for an object.
+pub(crate) const REQUEST_BYTES: usize = 58;
+/// Memory of the store node under measurement.
+const NODE_MEMORY_BYTES: u64 = 256 << 20;
+
+/// What a serving process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Serve {
+    /// Echoes pings with the product's runtime.
+    Echo,
+    /// A store node.
+    Store,
+    /// The raw loop: a ping for a ping.
+    RawPing,
+    /// The raw loop: 4 KiB for a request.
+    #[value(name = "raw-4k")]
+    Raw4k,
+    /// The raw loop: 1 MiB for a request.
+    #[value(name = "raw-1m")]
+    Raw1m,
+}
+
+impl Serve {
+    /// Bytes of request and reply of a raw server.
+    pub(crate) const fn raw_bytes(self) -> (usize, usize) {
+        match self {
+            Self::RawPing | Self::Echo => (PING_BYTES, PING_BYTES),
+            Self::Raw4k | Self::Store => (REQUEST_BYTES, 4096),
+            Self::Raw1m => (REQUEST_BYTES, 1 << 20),
+        }
+    }
+}
+
+/// A serving process; killed and reaped when dropped.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    child: Child,
+    pub(crate) address: SocketAddr,
+}
+
+impl Peer {
+    /// Starts a process and waits until it says where it listens.
+    pub(crate) fn start(serve: Serve, plan: &Plan, spin: Duration) -> io::Result<Self> {
+        let name = serve.to_possible_value().expect("every kind has a name");
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("--serve")
+            .arg(name.get_name())
+            .arg("--server-cpu")
+            .arg(plan.server_cpu.to_string())
+            .arg("--spin-us")
+            .arg(spin.as_micros().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().expect("piped");
+        let mut line = String::new();
+        let read = BufReader::new(stdout).read_line(&mut line);
+        let address = read.and_then(|_| {
+            line.trim()
+                .parse()
+                .map_err(|_| io::Error::other(format!("{serve:?} did not start")))
+        });
+        match address {
+            Ok(address) => Ok(Self { child, address }),
+            Err(error) => {
+                end(&mut child);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+fn end(child: &mut Child) {
+    if let Err(error) = child.kill().and_then(|()| child.wait()) {
+        eprintln!("ending a serving process: {error}");
+    }
+}
+
+/// The body of a serving process.
+pub(crate) fn serve(serve: Serve, cpu: usize, spin: Duration) -> ExitCode {
+    let served = match serve {
+        Serve::Echo => serve_echo(cpu, spin),
+        Serve::Store => serve_store(cpu, spin),
+        Serve::RawPing | Serve::Raw4k | Serve::Raw1m => serve_raw(serve, cpu, spin),
+    };
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{serve:?}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The product's policy that waits as the raw loop does.
+pub(crate) const fn idle(spin: Duration) -> Idle {
+    if spin.is_zero() {
+        Idle::Efficient
+    } else {
+        Idle::Adaptive(spin)
+    }
+}
+
+fn announce(address: SocketAddr) -> io::Result<()> {
+    println!("{address}");
+    io::stdout().flush()
+}
+
+fn loopback() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+fn serve_raw(serve: Serve, cpu: usize, spin: Duration) -> io::Result<()> {
+    topology::pin_current_thread(cpu).map_err(io::Error::other)?;
+    let listener = StdListener::bind(loopback())?;
+    announce(listener.local_addr()?)?;
+    let (request_bytes, reply_bytes) = serve.raw_bytes();
+    raw::serve(&listener, request_bytes, reply_bytes, spin)
+}
+
+fn serve_echo(cpu: usize, spin: Duration) -> io::Result<()> {
+    let options = CoreOptions {
+        idle: idle(spin),
+        ..CoreOptions::default()
+    };
+    let served = block_on(Some(cpu), options, || async {
+        let listener = TcpListener::bind(loopback())?;
+        announce(listener.local_addr())?;
+        loop {
+            let stream = listener.accept().await.map_err(io::Error::other)?;
+            drop(spawn_local(async move {
+                let mut buffer = vec![0; PING_BYTES];
+                loop {
+                    let (received, back) = stream.recv(buffer, 0, PING_BYTES).await;
+                    let Ok(count @ 1..) = received else { return };
+                    let (sent, back) = stream.send_all(back, 0, count).await;
+                    if sent.is_err() {
+                        return;
+                    }
+                    buffer = back;
+                }
+            }));
+        }
+    });
+    served.map_err(io::Error::other)?
+}
+
+fn serve_store(cpu: usize, spin: Duration) -> io::Result<()> {
+    let mut options = NodeOptions::new(NodeId(1), loopback(), NODE_MEMORY_BYTES);
+    options.placement = Placement::Pinned(vec![cpu]);
+    options.idle = idle(spin);
+    let node = Node::start(options).map_err(io::Error::other)?;
+    announce(node.address())?;
+    // Until this process is killed.
+    loop {
+        std::thread::park();
+    }
+}

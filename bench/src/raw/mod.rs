@@ -1,0 +1,16 @@
+//! A request/response loop written by hand on one ring: what the product is compared with.
+//!
+//! It does nothing but the exchange: no tasks, no framing, no checksum, one connection. It waits as
+//! the product does: it polls for as long as it is told, then sleeps in the ring.
+
+mod client;
+mod ring;
+mod server;
+
+pub(crate) use client::RawClient;
+pub(crate) use server::serve;
+
+use std::time::Duration;
+
+/// How long a side polls before it sleeps.
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
