@@ -1,0 +1,13 @@
+//! The program as its users run it: command lines in, output and exit codes out.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `process` | starting the program, waiting for it, finding what it left behind |
+//! | `serving` | `serve` |
+//! | `objects` | `put`, `get`, `rm`, `stat` |
+//! | `replaying` | `replay` |
+
+mod objects;
+mod process;
+mod replaying;
+mod serving;

@@ -1,0 +1,146 @@
+//! `lunette serve`.
+
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::{Node, lunette, run, run_with_input, send};
+
+#[test]
+fn the_ready_line_says_where_and_what() {
+    let node = Node::start("8MiB", &["--core-count", "2", "--node-id", "9"]);
+    assert_eq!(node.ready["ready"], true);
+    assert_eq!(node.ready["cores"], 2);
+    assert_eq!(node.ready["node_id"], 9);
+    assert_eq!(node.ready["memory_bytes"], 8 << 20);
+    let stat = run(&["stat", "--json", "--nodes", node.address()]).ended_with(0);
+    assert_eq!(stat.json()["nodes"][0]["capacity_bytes"], 8 << 20);
+}
+
+#[test]
+fn signals_end_it_with_its_statistics() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut node = Node::start("8MiB", &[]);
+        run_with_input(&["put", "--nodes", node.address(), "key"], b"value").ended_with(0);
+        send(&node.child, signal);
+        let (code, rest) = node.wait();
+        assert_eq!(code, Some(0));
+        let last: Value = serde_json::from_str(&rest).expect("one more object");
+        assert_eq!(last["stopped"], true);
+        assert_eq!(last["puts"], 1);
+        assert_eq!(last["entries"], 1);
+    }
+}
+
+#[test]
+fn people_get_sentences() {
+    let address = "127.0.0.1:0";
+    let mut command = lunette(&[
+        "serve",
+        "--listen",
+        address,
+        "--memory",
+        "1.5MiB",
+        "--until-stdin-ends",
+    ]);
+    // Its input ends at once, so it ends when it has started.
+    let output = command.output().expect("it starts");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("serving on 127.0.0.1:"), "{text}");
+    assert!(lines[0].ends_with(", 1 core, 1.5MiB"), "{text}");
+    assert!(lines[1].starts_with("stopped: 0 objects in 0B"), "{text}");
+    assert_eq!(lines.len(), 2);
+}
+
+#[test]
+fn it_ends_with_its_standard_input_if_asked_to() {
+    let arguments = [
+        "serve",
+        "--json",
+        "--listen",
+        "127.0.0.1:0",
+        "--memory",
+        "1MiB",
+    ];
+    let with_flag = [&arguments[..], &["--until-stdin-ends"]].concat();
+    let mut node = Node::spawn(lunette(&with_flag).stdin(Stdio::piped()));
+    assert_eq!(node.child.try_wait().expect("a child"), None);
+    drop(node.child.stdin.take());
+    assert_eq!(node.wait().0, Some(0));
+}
+
+#[test]
+fn a_port_in_use_is_said_to_be_one() {
+    let node = Node::start("1MiB", &[]);
+    let second = ["serve", "--listen", node.address(), "--memory", "1MiB"];
+    let failed = run(&second).ended_with(1);
+    let expected = format!("{}: another process uses this port", node.address());
+    assert!(failed.stderr.contains(&expected), "{}", failed.stderr);
+    let failed = run(&[&second[..], &["--json"]].concat()).ended_with(1);
+    let object = failed.json();
+    assert_eq!(object["exit_code"], 1);
+    let error = object["error"].as_str().expect("a message");
+    assert!(error.contains("another process"), "{error}");
+}
+
+#[test]
+fn beyond_loopback_it_serves_only_if_told_twice() {
+    let arguments = [
+        "serve",
+        "--json",
+        "--listen",
+        "0.0.0.0:0",
+        "--memory",
+        "1MiB",
+    ];
+    let refused = run(&arguments).ended_with(1);
+    assert!(
+        refused.stderr.contains("LUNETTE_INSECURE=1"),
+        "{}",
+        refused.stderr
+    );
+    let mut zero = lunette(&arguments);
+    let refused = zero
+        .env("LUNETTE_INSECURE", "0")
+        .output()
+        .expect("it starts");
+    assert_eq!(refused.status.code(), Some(1));
+    let node = Node::spawn(lunette(&arguments).env("LUNETTE_INSECURE", "1"));
+    assert_eq!(node.ready["ready"], true);
+}
+
+#[test]
+fn wrong_command_lines_end_with_2() {
+    let bad: [&[&str]; 7] = [
+        &["serve"],
+        &["serve", "--memory", "1GB"],
+        &["serve", "--memory", "0"],
+        &["serve", "--memory", "1MiB", "--core-count", "0"],
+        &["serve", "--memory", "1MiB", "--listen", "7400"],
+        &[
+            "serve",
+            "--memory",
+            "1MiB",
+            "--cores",
+            "0",
+            "--core-count",
+            "1",
+        ],
+        &["stat"],
+    ];
+    for arguments in bad {
+        assert_eq!(run(arguments).code, Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn each_command_explains_itself() {
+    let help = run(&["--help"]).ended_with(0);
+    assert!(help.text().contains("Exit codes:"));
+    for command in ["serve", "put", "get", "rm", "stat", "replay"] {
+        let help = run(&[command, "--help"]).ended_with(0);
+        assert!(help.text().contains("Example"), "{command}");
+    }
+}
