@@ -78,7 +78,7 @@ impl fmt::Display for Size {
             .into_iter()
             .find(|&(_, bytes)| self.0 >= bytes)
             .unwrap_or(("B", 1));
-        if self.0 % bytes == 0 {
+        if self.0.is_multiple_of(bytes) {
             write!(f, "{}{name}", self.0 / bytes)
         } else {
             write!(f, "{:.1}{name}", self.0 as f64 / bytes as f64)

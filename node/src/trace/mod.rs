@@ -7,9 +7,9 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`format`] | [`Request`], and the reader of trace files |
+//! | [`mod@format`] | [`Request`], and the reader of trace files |
 //! | [`generator`] | a seeded workload with the published statistics of a real trace |
-//! | [`reference`] | one LRU list over all blocks, and the hit ratios it reaches |
+//! | [`mod@reference`] | one LRU list over all blocks, and the hit ratios it reaches |
 //! | [`block`] | the key and the bytes of a block in a replay |
 
 pub mod block;
