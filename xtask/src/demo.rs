@@ -21,9 +21,9 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
     system::ensure(system::PRODUCT)?;
     workspace::run(&mut workspace.cargo(["build", "--release", "-p", "lunette", "--locked"]))?;
     let program = workspace.target_dir()?.join("release/lunette");
+    // It starts in the caller's folder: paths among the extra arguments are relative to that.
     let mut command = Command::new(program);
     command
-        .current_dir(workspace.root())
         .args(["replay", "--nodes", "2"])
         .args(&arguments.extra);
     workspace::run(&mut command)
