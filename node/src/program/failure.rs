@@ -77,6 +77,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
+            Self::Store { error } if matches!(error.kind, StoreErrorKind::Key(_)) => 2,
             Self::NotFound { .. } => 3,
             Self::Resolve { .. } | Self::Cluster(ClusterError::Connect { .. }) => 4,
             Self::Store { error } if error.is_unreachable() => 4,

@@ -85,11 +85,11 @@ fn a_value_may_be_empty_and_no_key_may() {
             .stdout,
         b""
     );
-    run(&[&["put", ""], &at[..]].concat()).ended_with(1);
+    run(&[&["put", ""], &at[..]].concat()).ended_with(2);
     let longest = "k".repeat(1024);
     run(&[&["put", &longest], &at[..]].concat()).ended_with(0);
     let longer = "k".repeat(1025);
-    run(&[&["put", &longer], &at[..]].concat()).ended_with(1);
+    run(&[&["put", &longer], &at[..]].concat()).ended_with(2);
 }
 
 #[test]

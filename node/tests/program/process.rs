@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -177,16 +178,33 @@ impl Mark {
     }
 
     /// Processes that carry it and still run.
-    pub(crate) fn carriers(&self) -> usize {
+    pub(crate) fn carriers(&self) -> Vec<Pid> {
         let variable = format!("{MARK}={}", self.0);
-        let carries = |environment: Vec<u8>| {
+        let carries = |pid: &Pid| {
+            let environment = fs::read(proc_path(*pid, "environ")).unwrap_or_default();
             let mut variables = environment.split(|&byte| byte == 0);
             variables.any(|found| found == variable.as_bytes())
         };
-        let processes = fs::read_dir("/proc").expect("processes are listed there");
-        processes
-            .filter_map(|process| fs::read(process.ok()?.path().join("environ")).ok())
-            .filter(|environment| carries(environment.clone()))
-            .count()
+        processes().filter(carries).collect()
     }
+}
+
+fn processes() -> impl Iterator<Item = Pid> {
+    let entries = fs::read_dir("/proc").expect("processes are listed there");
+    entries.filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        Pid::from_raw(name.to_str()?.parse().ok()?)
+    })
+}
+
+/// Whether the process was started with this word on its command line.
+pub(crate) fn was_told(pid: Pid, word: &str) -> bool {
+    let words = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
+    words
+        .split(|&byte| byte == 0)
+        .any(|found| found == word.as_bytes())
+}
+
+fn proc_path(pid: Pid, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/{file}", pid.as_raw_nonzero()))
 }

@@ -9,10 +9,10 @@ use lunette::trace::Request;
 use lunette::trace::format::TraceReader;
 use lunette::trace::generator::{Generator, REQUESTS_DEFAULT};
 use lunette::trace::reference::{HitCount, Lru};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use crate::process::{Mark, Node, await_that, lunette, run, run_with_input, send, wait};
+use crate::process::{Mark, Node, await_that, lunette, run, run_with_input, send, wait, was_told};
 
 /// How far a cluster's hit ratio may be from that of one list over all blocks: its nodes evict each
 /// for itself, and a few blocks ahead.
@@ -151,7 +151,7 @@ fn a_bad_line_is_named_and_no_node_is_left() {
         error.contains("trace.jsonl: line 3: no field `hash_ids`"),
         "{error}"
     );
-    assert_eq!(mark.carriers(), 0);
+    assert_eq!(mark.carriers(), []);
     run(&["replay", "--trace", "no-such-file"]).ended_with(1);
 }
 
@@ -160,7 +160,7 @@ fn long_replay(mark: &Mark) -> std::process::Child {
     let mut command = lunette(&["replay", "--nodes", "2", "--capacity-blocks", "500"]);
     mark.put_on(&mut command);
     let child = command.spawn().expect("it starts");
-    await_that("it has started its nodes", || mark.carriers() == 3);
+    await_that("it has started its nodes", || mark.carriers().len() == 3);
     child
 }
 
@@ -171,7 +171,7 @@ fn an_interrupted_replay_leaves_no_node() {
         let mut child = long_replay(&mark);
         send(&child, signal);
         assert_eq!(wait(&mut child), Some(1));
-        assert_eq!(mark.carriers(), 0);
+        assert_eq!(mark.carriers(), []);
     }
 }
 
@@ -181,11 +181,26 @@ fn the_nodes_of_a_killed_replay_end_by_themselves() {
     let mut child = long_replay(&mark);
     child.kill().expect("it runs");
     wait(&mut child);
-    await_that("the nodes have ended", || mark.carriers() == 0);
+    await_that("the nodes have ended", || mark.carriers().is_empty());
 }
 
 #[test]
-fn the_replay_of_a_killed_node_fails_and_leaves_no_other() {
+fn a_replay_whose_node_dies_fails_and_leaves_no_other() {
+    let mark = Mark::new();
+    let mut child = long_replay(&mark);
+    let node = mark
+        .carriers()
+        .into_iter()
+        .find(|&pid| was_told(pid, "serve"));
+    kill_process(node.expect("it has nodes"), Signal::KILL).expect("it runs");
+    let code = wait(&mut child);
+    // Killed before it served, or while it did.
+    assert!(code == Some(1) || code == Some(4), "{code:?}");
+    assert_eq!(mark.carriers(), []);
+}
+
+#[test]
+fn a_node_that_is_terminated_under_load_ends_well_and_its_clients_are_told() {
     let mut node = Node::start("8MiB", &[]);
     let connect = [
         "replay",
@@ -199,9 +214,34 @@ fn the_replay_of_a_killed_node_fails_and_leaves_no_other() {
     await_that("it replays", || {
         run(&stat).json()["nodes"][0]["puts"].as_u64() > Some(0)
     });
-    node.child.kill().expect("it runs");
-    node.wait();
+    send(&node.child, Signal::TERM);
+    let (code, rest) = node.wait();
+    assert_eq!(code, Some(0));
+    let last: Value = serde_json::from_str(&rest).expect("its statistics");
+    assert!(last["puts"].as_u64() > Some(0));
     assert_eq!(wait(&mut replay), Some(4));
+}
+
+#[test]
+fn a_request_may_be_empty_or_name_a_block_twice() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("trace.jsonl");
+    let empty = r#"{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}"#;
+    let twice = r#"{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [5, 5]}"#;
+    fs::write(&path, format!("{empty}\n{twice}\n{twice}\n")).expect("it is written");
+    let name = path.to_str().expect("text");
+    let report = run(&["replay", "--json", "--block-bytes", "512", "--trace", name]).ended_with(0);
+    let object = report.json();
+    assert_eq!(object["requests"], 3);
+    assert_eq!(
+        (&object["blocks_hit"], &object["blocks_missed"]),
+        (&2.into(), &2.into())
+    );
+    assert_eq!(
+        (&object["bytes_written"], &object["bytes_read"]),
+        (&512.into(), &1024.into())
+    );
+    assert_eq!(object["verify_errors"], 0);
 }
 
 #[test]

@@ -72,7 +72,6 @@ pub(super) async fn drive(
         driver.serve(&request?).await?;
         options.progress.inc(1);
     }
-    options.progress.finish_and_clear();
     let Driver {
         client, mut tally, ..
     } = driver;

@@ -90,18 +90,22 @@ fn drive(
     nodes: Vec<SocketAddr>,
     interrupted: Arc<AtomicBool>,
 ) -> Result<Tally, Failure> {
+    let progress = progress(arguments);
     let options = DriverOptions {
         block_bytes,
-        progress: progress(arguments),
+        progress: progress.clone(),
         interrupted,
     };
     let core = CoreOptions {
         idle: arguments.idle.policy(),
         arena: driver::arena_options(block_bytes),
     };
-    block_on(cpus.client, core, move || {
+    let driven = block_on(cpus.client, core, move || {
         driver::drive(nodes, source, options)
-    })?
+    });
+    // Whatever came of it, what is said next begins on a line of its own.
+    progress.finish_and_clear();
+    driven?
 }
 
 fn block_len(arguments: &ReplayArguments) -> Result<usize, Failure> {
@@ -175,10 +179,10 @@ fn plan(arguments: &ReplayArguments, block_bytes: usize, cpus: &Cpus) -> Cluster
 fn progress(arguments: &ReplayArguments) -> ProgressBar {
     let bounded = arguments.requests_max();
     let (bar, template) = if bounded == u64::MAX {
-        let template = "{spinner} {human_pos} requests, {per_sec}, {elapsed}";
+        let template = "{spinner} {human_pos} requests, {elapsed}";
         (ProgressBar::new_spinner(), template)
     } else {
-        let template = "{wide_bar} {human_pos}/{human_len} requests, {per_sec}, {eta} left";
+        let template = "{wide_bar} {human_pos}/{human_len} requests, {eta} left";
         (ProgressBar::new(bounded), template)
     };
     bar.with_style(ProgressStyle::with_template(template).expect("a good template"))
