@@ -1,4 +1,5 @@
 //! libFuzzer's door to [`lunette_fuzz::wire`].
+#![forbid(unsafe_code)]
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

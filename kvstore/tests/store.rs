@@ -1,4 +1,5 @@
 //! Nodes on cores of their own, a client on the test's thread.
+#![forbid(unsafe_code)]
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -8,15 +9,17 @@ use lunette_kvstore::{
     Client, ClientOptions, ClusterError, Get, Node, NodeError, NodeOptions, Put, StoreErrorKind,
     Value, extent_bytes,
 };
-use lunette_kvstore_proto::key::KeyFault;
+use lunette_kvstore_proto::key::{Key, KeyFault};
 use lunette_kvstore_proto::message::{KeyRequest, Op, Status};
 use lunette_kvstore_proto::placement::MapFault;
 use lunette_runtime::arena::{ArenaOptions, Region};
+use lunette_runtime::net::TcpStream;
 use lunette_runtime::{CoreOptions, Idle, Placement, arena, block_on, spawn_local, time};
-use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::ids::{NodeId, RequestId};
 use lunette_runtime_core::limits::KEY_BYTES_MAX;
 use lunette_transfer::{Attachments, Connection, Payload, Room};
-use lunette_transfer_proto::hello::{Hello, VersionRange};
+use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
+use lunette_transfer_proto::hello::{Handshake, Hello, VersionRange};
 
 const MIB: u64 = 1 << 20;
 const SECOND: Duration = Duration::from_secs(1);
@@ -196,7 +199,7 @@ fn a_full_store_and_an_object_that_never_fits_are_typed() {
         let asking = other.clone();
         let false_put = spawn_local(async move {
             let body = |out: &mut Vec<u8>| {
-                let key = lunette_kvstore_proto::key::Key::new(b"false").expect("a key");
+                let key = Key::new(b"false").expect("a key");
                 KeyRequest { key }.encode(out);
             };
             let payload = Some(Payload {
@@ -226,6 +229,77 @@ fn a_full_store_and_an_object_that_never_fits_are_typed() {
             .await
             .expect("nothing is leaked");
     });
+}
+
+/// A put whose payload never comes, over a connection of its own.
+async fn stalled_put(address: SocketAddr, key: &[u8], payload_len_bytes: u32) -> TcpStream {
+    let hello = Hello {
+        versions: VersionRange::OURS,
+        session_epoch: 1,
+        in_flight_max: 8,
+        payload_bytes_max: 1 << 24,
+        greeting: Vec::new(),
+    };
+    let stream = TcpStream::connect(address).await.expect("connected");
+    let mut out = Vec::new();
+    Handshake::initiator(hello, time::now() + SECOND).start(&mut out);
+    let mut body = Vec::new();
+    let key = Key::new(key).expect("a key");
+    KeyRequest { key }.encode(&mut body);
+    let digest = PayloadDigest {
+        len_bytes: payload_len_bytes,
+        crc32c: 0,
+    };
+    let (kind, code) = (FrameKind::Request, Op::Put.code());
+    encode_frame(&mut out, kind, code, RequestId(1), &body, Some(digest));
+    let len = out.len();
+    stream.send_all(out, 0, len).await.0.expect("sent");
+    stream
+}
+
+#[test]
+fn what_is_being_written_keeps_its_room_until_its_writer_is_gone() {
+    let node = node(1, 1, MIB);
+    let address = node.address();
+    run(move || async move {
+        let client = connect(&[address]).await;
+        let used = async || {
+            client
+                .stat()
+                .await
+                .remove(0)
+                .1
+                .expect("an answer")
+                .shards
+                .used_bytes
+        };
+        let writer = stalled_put(address, b"held", 900_000).await;
+        while used().await == 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        let value = Value::new(pattern(b"", 500_000));
+        let error = client
+            .put(b"other", value.clone())
+            .await
+            .expect_err("no room");
+        assert_eq!(error.kind, StoreErrorKind::Refused(Status::Full));
+        assert!(error.is_backpressure() && error.is_retryable());
+        let error = client
+            .put(b"held", value.clone())
+            .await
+            .expect_err("another writer");
+        assert_eq!(error.kind, StoreErrorKind::Refused(Status::Busy));
+        assert_eq!(client.exists(&[b"held".to_vec()]).await, Ok(vec![false]));
+        drop(writer);
+        while used().await > 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        client
+            .put(b"other", value)
+            .await
+            .expect("the room is free again");
+    });
+    assert_eq!(node.stat().expect("an answer").shards.aborts, 1);
 }
 
 #[test]

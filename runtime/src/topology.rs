@@ -39,6 +39,48 @@ pub fn cpus() -> Vec<Cpu> {
     locate(&allowed)
 }
 
+/// CPUs for `count` cores: one per physical core as long as there are any, so that no two share
+/// execution units; then the remaining ones.
+///
+/// # Errors
+/// [`TooFewCpus`]: the process may use fewer.
+pub fn choose(count: usize) -> Result<Vec<usize>, TooFewCpus> {
+    choose_from(&cpus(), count)
+}
+
+fn choose_from(cpus: &[Cpu], count: usize) -> Result<Vec<usize>, TooFewCpus> {
+    if count > cpus.len() {
+        return Err(TooFewCpus {
+            wanted: count,
+            usable: cpus.len(),
+        });
+    }
+    let mut taken_cores = Vec::new();
+    let (mut firsts, mut siblings) = (Vec::new(), Vec::new());
+    for cpu in cpus {
+        match cpu.core_index {
+            Some(core) if taken_cores.contains(&core) => siblings.push(cpu.os_index),
+            core => {
+                taken_cores.extend(core);
+                firsts.push(cpu.os_index);
+            }
+        }
+    }
+    firsts.extend(siblings);
+    firsts.truncate(count);
+    Ok(firsts)
+}
+
+/// More cores were asked for than this process may use CPUs.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("{wanted} cores wanted, but this process may use {usable} CPUs")]
+pub struct TooFewCpus {
+    /// Cores asked for.
+    pub wanted: usize,
+    /// CPUs that the process may use.
+    pub usable: usize,
+}
+
 /// Pins the calling thread to one CPU.
 ///
 /// # Errors
@@ -118,6 +160,31 @@ mod tests {
             pin_current_thread(usize::MAX),
             Err(PinError::NotAllowed(usize::MAX))
         );
+    }
+
+    #[test]
+    fn physical_cores_come_before_their_siblings() {
+        let cpu = |os_index, core| Cpu {
+            os_index,
+            core_index: Some(core),
+            numa_index: None,
+        };
+        let cpus = [cpu(0, 0), cpu(1, 0), cpu(2, 1), cpu(3, 1)];
+        assert_eq!(choose_from(&cpus, 2), Ok(vec![0, 2]));
+        assert_eq!(choose_from(&cpus, 4), Ok(vec![0, 2, 1, 3]));
+        assert_eq!(
+            choose_from(&cpus, 5),
+            Err(TooFewCpus {
+                wanted: 5,
+                usable: 4
+            })
+        );
+        let unknown = [0, 1].map(|os_index| Cpu {
+            os_index,
+            core_index: None,
+            numa_index: None,
+        });
+        assert_eq!(choose_from(&unknown, 2), Ok(vec![0, 1]));
     }
 
     #[cfg(feature = "hwloc")]

@@ -1,4 +1,5 @@
 //! Calls between two tasks of one core, over loopback: replies, limits, deadlines, lost peers.
+#![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

@@ -27,7 +27,7 @@ pub enum ProbeError {
     /// The kernel is older than the oldest supported one, 6.1.
     #[error("this kernel lacks {0}: Linux 6.1 or later is needed")]
     TooOld(&'static str),
-    /// The ring's memory was refused: the memlock limit on old kernels.
+    /// The ring's memory was refused: kernels count it against the memlock limit.
     #[error("no memory for the ring ({0}): raise the memlock limit (ulimit -l)")]
     NoMemory(Errno),
     /// Anything else that the system said.

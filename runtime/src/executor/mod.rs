@@ -143,7 +143,8 @@ impl Core {
     }
 
     fn is_peer(&self, inbox: &Arc<Inbox>) -> bool {
-        self.peer(inbox.index()).is_some_and(|peer| Arc::ptr_eq(peer, inbox))
+        self.peer(inbox.index())
+            .is_some_and(|peer| Arc::ptr_eq(peer, inbox))
     }
 
     pub(crate) fn peers_len(&self) -> usize {
