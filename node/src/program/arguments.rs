@@ -86,7 +86,8 @@ pub(crate) struct ServeArguments {
         conflicts_with = "core_count"
     )]
     pub(crate) cores: Vec<usize>,
-    /// Cores of the node, not pinned.
+    /// Cores of the node, each pinned to a CPU that is chosen for it, one per physical core as far
+    /// as they go; not pinned, with a warning, if this process may use fewer CPUs.
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) core_count: u16,
@@ -278,7 +279,7 @@ pub(crate) struct ReplayArguments {
     #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',',
           value_parser = NodeAddress::parse)]
     pub(crate) connect: Vec<NodeAddress>,
-    /// CPU to pin the client to. Default: a CPU of its own where there are enough for all.
+    /// CPU to pin the client to. Default: one of its own, if the nodes leave one; else not pinned.
     #[arg(long, value_name = "CPU")]
     pub(crate) client_core: Option<usize>,
     /// What the client and the nodes started do when they have nothing to do.

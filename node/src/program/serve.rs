@@ -9,7 +9,7 @@ use std::thread;
 
 use lunette::kvstore::{Node, NodeOptions};
 use lunette::runtime::arena::HugePages;
-use lunette::runtime::{NodeId, Placement};
+use lunette::runtime::{NodeId, Placement, topology};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -57,7 +57,7 @@ fn node_options(arguments: &ServeArguments) -> NodeOptions {
             .unwrap_or_else(|| default_id(arguments.listen)),
     );
     let placement = if arguments.cores.is_empty() {
-        Placement::Anywhere(usize::from(arguments.core_count))
+        place(usize::from(arguments.core_count))
     } else {
         Placement::Pinned(arguments.cores.clone())
     };
@@ -73,6 +73,17 @@ fn node_options(arguments: &ServeArguments) -> NodeOptions {
         huge_pages,
         lock_memory: arguments.lock_memory,
         ..NodeOptions::new(id, arguments.listen, arguments.memory.0)
+    }
+}
+
+/// Pins `count` cores where the process may use as many CPUs; says so where not.
+fn place(count: usize) -> Placement {
+    match topology::choose(count) {
+        Ok(cpus) => Placement::Pinned(cpus),
+        Err(error) => {
+            eprintln!("lunette: warning: cores are not pinned: {error}");
+            Placement::Anywhere(count)
+        }
     }
 }
 
@@ -154,6 +165,16 @@ fn end_with_stdin(end: mpsc::Sender<&'static str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cores_are_pinned_where_there_are_enough_cpus() {
+        let usable = topology::cpus().len();
+        let Placement::Pinned(cpus) = place(usable) else {
+            panic!("as many cores as CPUs are pinned");
+        };
+        assert_eq!(cpus.len(), usable);
+        assert_eq!(place(usable + 1), Placement::Anywhere(usable + 1));
+    }
 
     #[test]
     fn default_identities_differ_by_host_and_by_port() {

@@ -147,20 +147,23 @@ fn assign_cpus(arguments: &ReplayArguments) -> Cpus {
     share_cpus(&usable, arguments.client_core, nodes)
 }
 
-/// A CPU for the client and each of `nodes` nodes, where there are enough for all; else everyone
-/// runs where the system likes, but for a client that was given its CPU.
+/// A CPU for each of `nodes` nodes where there are as many, then one for the client if one is left;
+/// else they run where the system likes. A client that was given its CPU keeps it, and shares it
+/// with a node only if the nodes need all CPUs.
 fn share_cpus(usable: &[usize], client: Option<usize>, nodes: usize) -> Cpus {
-    let mut free = usable.to_vec();
-    free.retain(|&cpu| Some(cpu) != client);
-    let needed = nodes + usize::from(client.is_none());
     // Without nodes of its own, it cannot know which CPUs the cluster needs.
-    if nodes == 0 || free.len() < needed {
+    if nodes == 0 || usable.len() < nodes {
         let nodes = vec![None; nodes];
         return Cpus { client, nodes };
     }
-    let client = client.unwrap_or_else(|| free.remove(0));
+    let mut free = usable.to_vec();
+    free.sort_by_key(|&cpu| Some(cpu) == client);
+    let client = match client {
+        None if free.len() > nodes => Some(free.remove(0)),
+        given => given,
+    };
     Cpus {
-        client: Some(client),
+        client,
         nodes: free.into_iter().take(nodes).map(Some).collect(),
     }
 }
@@ -198,20 +201,22 @@ mod tests {
     }
 
     #[test]
-    fn everyone_gets_a_cpu_where_there_are_enough_and_nobody_where_not() {
+    fn nodes_come_first_then_the_client() {
         let all = cpus(Some(0), &[Some(1), Some(2)]);
         assert_eq!(share_cpus(&[0, 1, 2], None, 2), all);
-        assert_eq!(share_cpus(&[0, 1], None, 2), cpus(None, &[None, None]));
+        let nodes_only = cpus(None, &[Some(0), Some(1)]);
+        assert_eq!(share_cpus(&[0, 1], None, 2), nodes_only);
+        assert_eq!(share_cpus(&[0], None, 2), cpus(None, &[None, None]));
     }
 
     #[test]
-    fn a_client_keeps_its_cpu_to_itself() {
+    fn a_client_keeps_its_cpu_and_to_itself_if_nodes_can_do_without() {
         let all = cpus(Some(1), &[Some(0), Some(2)]);
         assert_eq!(share_cpus(&[0, 1, 2], Some(1), 2), all);
-        assert_eq!(
-            share_cpus(&[0, 1], Some(1), 2),
-            cpus(Some(1), &[None, None])
-        );
+        let shared = cpus(Some(0), &[Some(1), Some(0)]);
+        assert_eq!(share_cpus(&[0, 1], Some(0), 2), shared);
+        let unpinned = cpus(Some(1), &[None, None, None]);
+        assert_eq!(share_cpus(&[0, 1], Some(1), 3), unpinned);
         assert_eq!(share_cpus(&[0, 1], Some(1), 0), cpus(Some(1), &[]));
         assert_eq!(share_cpus(&[0, 1], None, 0), cpus(None, &[]));
     }
