@@ -14,7 +14,7 @@ use lunette_kvstore_proto::placement::{ClusterMap, Member};
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::{ArenaOptions, HugePages};
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::{CoreOptions, Idle, Placement, Runtime, arena, spawn_local};
+use lunette_runtime::{CoreOptions, DriverChoice, Idle, Placement, Runtime, arena, spawn_local};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{ServeOptions, serve};
@@ -52,6 +52,8 @@ pub struct NodeOptions {
     pub placement: Placement,
     /// What its cores do when they have nothing to do.
     pub idle: Idle,
+    /// How its cores reach the system.
+    pub driver: DriverChoice,
     /// Most connections per core.
     pub connections_max: usize,
     /// Whether memory is backed with huge pages.
@@ -73,6 +75,7 @@ impl NodeOptions {
             memory_bytes,
             placement: Placement::Anywhere(1),
             idle: Idle::default(),
+            driver: DriverChoice::default(),
             connections_max: 1024,
             huge_pages: HugePages::Never,
             lock_memory: false,
@@ -330,6 +333,7 @@ fn core_options(options: &NodeOptions, limits: ShardLimits) -> CoreOptions {
     let bytes_max = resident + resident / 8 + ARENA_SLACK_BYTES;
     CoreOptions {
         idle: options.idle,
+        driver: options.driver,
         arena: ArenaOptions {
             bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
             chunk_bytes: usize::try_from(bytes_max).unwrap_or(usize::MAX),

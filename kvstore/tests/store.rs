@@ -12,7 +12,7 @@ use lunette_kvstore::{
 use lunette_kvstore_proto::key::{Key, KeyFault};
 use lunette_kvstore_proto::message::{KeyRequest, Op, Status};
 use lunette_kvstore_proto::placement::MapFault;
-use lunette_runtime::arena::{ArenaOptions, Region};
+use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::{CoreOptions, Idle, Placement, arena, block_on, spawn_local, time};
 use lunette_runtime_core::ids::{NodeId, RequestId};
@@ -27,7 +27,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn run<F: Future + 'static>(start: impl FnOnce() -> F) -> F::Output {
     let options = CoreOptions {
         idle: Idle::Efficient,
-        arena: ArenaOptions::default(),
+        ..CoreOptions::default()
     };
     block_on(None, options, start).expect("a core")
 }

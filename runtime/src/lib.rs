@@ -1,7 +1,7 @@
 //! The thread-per-core runtime of Lunette.
 //!
 //! One thread per core runs one loop: tasks, messages from other cores, timers, and the
-//! completions of one io_uring. A connection, a timer and a piece of an arena belong to the core
+//! completions of one io_uring (or of epoll, where io_uring is forbidden). A connection, a timer and a piece of an arena belong to the core
 //! that made them and stay there; other cores ask by message.
 //!
 //! Operations own their buffers until their completion and give them back with the outcome.
@@ -14,9 +14,11 @@
 //! |---|---|
 //! | [`block_on`], [`Runtime`] | a core on this thread; cores on threads of their own |
 //! | [`spawn_local`], [`spawn_on`] | tasks on this core, tasks on another one |
+//! | [`fs`] | files, buffered and direct |
+//! | [`control()`] | calls that block, on a thread of their own |
 //! | [`net`] | TCP listener, stream and gather lists |
 //! | [`time`] | clock, sleep, timeout, yield |
-//! | [`arena`] | memory for devices: chunks, regions |
+//! | [`mod@arena`] | memory for devices: chunks, regions |
 //! | [`topology`] | CPUs and pinning |
 //!
 //! ```
@@ -42,8 +44,10 @@
 //! ```
 
 pub mod arena;
+mod control;
 mod driver;
 mod executor;
+pub mod fs;
 mod lease;
 mod mesh;
 pub mod net;
@@ -54,7 +58,8 @@ pub mod topology;
 
 use std::future::Future;
 
-pub use driver::{Features, OPERATIONS_MAX, ProbeError};
+pub use control::{CONTROL_CALLS_MAX, ControlError, control};
+pub use driver::{DriverChoice, DriverKind, Features, OPERATIONS_MAX, ProbeError};
 pub use executor::{Idle, JoinError, JoinHandle, TASKS_MAX};
 pub use lease::{Lease, Lend, LendRead, LendWrite};
 use lunette_runtime_core::ids::CoreIndex;
@@ -104,11 +109,11 @@ pub fn arena() -> arena::Arena {
     executor::Core::current().arena().clone()
 }
 
-/// What the current core's driver found in this kernel.
+/// The current core's driver, and what it found in this kernel.
 ///
 /// # Panics
 /// Outside a runtime.
 #[must_use]
-pub fn features() -> Features {
-    executor::Core::current().features()
+pub fn driver() -> DriverKind {
+    executor::Core::current().driver_kind()
 }

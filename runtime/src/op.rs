@@ -38,6 +38,11 @@ impl OpError {
         }
     }
 
+    /// Whether a signal or the like came between, and nothing was done.
+    pub(crate) const fn is_interruption(&self) -> bool {
+        matches!(self, Self::Os(Errno::INTR | Errno::AGAIN))
+    }
+
     /// Whether waiting for other operations to end can help.
     #[must_use]
     pub const fn is_backpressure(&self) -> bool {

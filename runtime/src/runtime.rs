@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::arena::{Arena, ArenaOptions};
-use crate::driver::ProbeError;
+use crate::driver::{DriverChoice, ProbeError};
 use crate::executor::{Core, Idle};
 use crate::mesh::{self, Inbox, MeshError};
 use crate::topology::{self, PinError};
@@ -43,6 +43,8 @@ pub struct CoreOptions {
     pub idle: Idle,
     /// The arena of each core.
     pub arena: ArenaOptions,
+    /// The driver of each core.
+    pub driver: DriverChoice,
 }
 
 /// Why a runtime could not be started.
@@ -85,7 +87,14 @@ where
     let inbox = Inbox::new(CoreIndex(0)).map_err(StartError::Resources)?;
     let peers: Arc<[Arc<Inbox>]> = Arc::new([Arc::new(inbox)]);
     let arena = Arena::new(options.arena);
-    let core = Core::open(CoreIndex(0), peers, Instant::now(), options.idle, arena)?;
+    let core = Core::open(
+        CoreIndex(0),
+        peers,
+        Instant::now(),
+        options.idle,
+        options.driver,
+        arena,
+    )?;
     let _entered = core.enter();
     let output = core.block_on(start());
     core.shut_down();
@@ -237,7 +246,8 @@ fn run_core(
         .map_err(StartError::from);
     let opened = opened.and_then(|()| {
         let arena = Arena::new(options.arena);
-        Core::open(index, peers, origin, options.idle, arena).map_err(StartError::from)
+        Core::open(index, peers, origin, options.idle, options.driver, arena)
+            .map_err(StartError::from)
     });
     match opened {
         Ok(core) => {

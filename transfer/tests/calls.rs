@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_runtime::arena::{ArenaOptions, Region, RegionMut};
+use lunette_runtime::arena::{Region, RegionMut};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
@@ -26,7 +26,7 @@ const MIB: usize = 1 << 20;
 fn run<F: Future + 'static>(start: impl FnOnce() -> F) -> F::Output {
     let options = CoreOptions {
         idle: Idle::Efficient,
-        arena: ArenaOptions::default(),
+        ..CoreOptions::default()
     };
     block_on(None, options, start).expect("a core")
 }

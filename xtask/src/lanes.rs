@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use toml_edit::Document;
 
+use crate::deny_uring::without_uring;
 use crate::system;
 use crate::tally::Tally;
 use crate::task_error::TaskError;
@@ -39,6 +40,8 @@ enum Lane {
     Tidy,
     /// Unit, property, integration and documentation tests.
     Test,
+    /// The tests of everything above the driver once more, where io_uring is forbidden.
+    Epoll,
 }
 
 /// How a lane ended.
@@ -85,12 +88,13 @@ impl Lane {
             Self::Docs => "docs",
             Self::Tidy => "tidy",
             Self::Test => "test",
+            Self::Epoll => "epoll",
         }
     }
 
     /// Whether it compiles the product, and so needs what the product needs.
     fn builds(self) -> bool {
-        matches!(self, Self::Clippy | Self::Docs | Self::Test)
+        matches!(self, Self::Clippy | Self::Docs | Self::Test | Self::Epoll)
     }
 
     fn run(self, workspace: &Workspace) -> Outcome {
@@ -98,11 +102,15 @@ impl Lane {
         let started = Instant::now();
         let mut tally = None;
         let ended = match self {
-            Self::Test => {
+            Self::Test | Self::Epoll => {
                 let tally = tally.insert(Tally::default());
-                let ran = workspace::run_lines(&mut self.command(workspace), |line| {
-                    tally.line(line);
-                });
+                let mut command = self.command(workspace);
+                let mut run = || workspace::run_lines(&mut command, |line| tally.line(line));
+                let ran = if self == Self::Epoll {
+                    without_uring(run)
+                } else {
+                    run()
+                };
                 ran.and_then(|()| verdict(self, tally, allowed_skips(workspace, self)?))
             }
             Self::Tidy => tidy::run(workspace),
@@ -125,6 +133,10 @@ impl Lane {
             Self::Tidy => "xtask tidy",
             // Output of tests that pass is shown, or their skips would be lost.
             Self::Test => "test --workspace --locked --no-fail-fast -- --show-output",
+            Self::Epoll => {
+                "test -p lunette-runtime -p lunette-transfer -p lunette-kvstore -p lunette \
+                 --locked --no-fail-fast --tests --lib -- --show-output"
+            }
         };
         let mut command = workspace.cargo([]);
         command.args(words.split(' '));
@@ -205,7 +217,8 @@ fn report(outcomes: &[Outcome]) -> String {
         let failure = outcome.failure.iter();
         lines.extend(failure.map(|failure| format!("failed: {}: {failure}", outcome.lane.name())));
     }
-    lines.extend(tallies.map(Tally::summary));
+    let total = tallies.cloned().reduce(Tally::and);
+    lines.extend(total.map(|total| total.summary()));
     lines.push(String::new());
     lines.join("\n")
 }

@@ -17,6 +17,7 @@
 
 mod bench;
 mod demo;
+mod deny_uring;
 mod fuzz;
 mod lanes;
 mod system;

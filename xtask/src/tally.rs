@@ -55,6 +55,15 @@ impl Tally {
         }
     }
 
+    /// The totals of two runs.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.reported_passed += other.reported_passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+        self.skips.extend(other.skips);
+        self
+    }
+
     /// Tests that ran to their end and held.
     pub(crate) fn passed(&self) -> usize {
         self.reported_passed.saturating_sub(self.skips.len())

@@ -30,6 +30,9 @@ pub enum ProbeError {
     /// The ring's memory was refused: kernels count it against the memlock limit.
     #[error("no memory for the ring ({0}): raise the memlock limit (ulimit -l)")]
     NoMemory(Errno),
+    /// Even epoll was refused.
+    #[error("epoll_create failed: {0}")]
+    Epoll(Errno),
     /// Anything else that the system said.
     #[error("io_uring_setup failed: {0}")]
     Setup(Errno),
@@ -38,6 +41,11 @@ pub enum ProbeError {
 impl ProbeError {
     pub(crate) fn from_io(error: &std::io::Error) -> Self {
         Self::from_setup(Errno::from_io_error(error).unwrap_or(Errno::IO))
+    }
+
+    /// Whether the system has no io_uring for this process, as against an error of this moment.
+    pub(super) const fn asks_for_epoll(&self) -> bool {
+        matches!(self, Self::Forbidden(_) | Self::TooOld(_))
     }
 
     pub(crate) fn from_setup(errno: Errno) -> Self {

@@ -221,6 +221,20 @@ fn entry(fd: Fd, what: Submission, lease: &mut Lease) -> squeue::Entry {
             let len = u32::try_from(len).expect("a counter is 8 bytes");
             opcode::Read::new(fd, address.as_ptr(), len).build()
         }
+        (Submission::ReadAt { start, len, offset }, lease) => {
+            let (address, room) = lease.writable();
+            assert!(start + len <= room, "a read stays inside its lease");
+            let len = u32::try_from(len).expect("a lease's length is bounded");
+            let to = address.as_ptr().wrapping_add(start);
+            opcode::Read::new(fd, to, len).offset(offset).build()
+        }
+        (Submission::WriteAt { start, len, offset }, lease) => {
+            let (address, room) = lease.readable();
+            assert!(start + len <= room, "a write stays inside its lease");
+            let len = u32::try_from(len).expect("a lease's length is bounded");
+            let from = address.as_ptr().wrapping_add(start).cast_const();
+            opcode::Write::new(fd, from, len).offset(offset).build()
+        }
         (what, lease) => unreachable!("{what:?} does not take {lease:?}"),
     }
 }

@@ -47,11 +47,6 @@ impl IdleState {
         }
     }
 
-    /// Whether the policy ever spins.
-    pub(super) const fn spins(&self) -> bool {
-        !matches!(self.policy, Idle::Efficient)
-    }
-
     /// Work arrived at `now`, after an idle interval or within none.
     pub(super) fn on_work(&mut self, now: Time) {
         let Some(since) = self.idle_since.take() else {

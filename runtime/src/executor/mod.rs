@@ -25,7 +25,7 @@ use slab::Slab;
 
 use crate::arena::Arena;
 use crate::driver::{
-    Completion, Driver, Features, Key, Polled, ProbeError, Submission, Table, Wait,
+    Completion, Driver, DriverChoice, DriverKind, Key, Polled, ProbeError, Submission, Table, Wait,
 };
 use crate::lease::Lease;
 use crate::mesh::{Inbox, Message};
@@ -73,9 +73,10 @@ impl Core {
         peers: Arc<[Arc<Inbox>]>,
         origin: Instant,
         idle: Idle,
+        choice: DriverChoice,
         arena: Arena,
     ) -> Result<Rc<Self>, ProbeError> {
-        let driver = Driver::open()?;
+        let driver = Driver::open(choice)?;
         let inbox = Arc::clone(&peers[usize::from(index.0)]);
         inbox.open(driver.wake_fd());
         let core = Rc::new(Self {
@@ -155,8 +156,8 @@ impl Core {
         &self.arena
     }
 
-    pub(crate) fn features(&self) -> Features {
-        self.driver.borrow().features()
+    pub(crate) fn driver_kind(&self) -> DriverKind {
+        self.driver.borrow().kind()
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -293,7 +294,7 @@ impl Core {
     fn turn(&self) {
         let worked = self.run_ready() | self.take_inbox() | self.fire_timers();
         if !self.ready.borrow().is_empty() {
-            if self.driver.borrow_mut().has_work() {
+            if self.driver_may_have_work() {
                 self.drive(Wait::Poll);
             }
         } else if !self.stopping.get() {
@@ -348,26 +349,24 @@ impl Core {
 
     /// Nothing is ready: polls while the idle policy says so, then sleeps.
     fn wait(&self, worked: bool) {
-        if self.driver.borrow_mut().has_work() && self.drive_if_spinning() {
-            return;
-        }
         let now = self.now();
         let spin = self.idle.borrow_mut().should_spin(now, worked);
-        if spin {
-            std::hint::spin_loop();
+        if !spin {
+            self.sleep(now);
             return;
         }
-        self.sleep(now);
+        // Under a spinning policy submissions go out before the spin. Without one they go out with
+        // the sleep, in one system call.
+        if self.driver_may_have_work() {
+            self.drive(Wait::Poll);
+        } else {
+            std::hint::spin_loop();
+        }
     }
 
-    /// Under a spinning policy, submissions go out before the spin. Without one they go out with
-    /// the sleep, in one system call.
-    fn drive_if_spinning(&self) -> bool {
-        let spins = self.idle.borrow().spins();
-        if spins {
-            self.drive(Wait::Poll);
-        }
-        spins
+    fn driver_may_have_work(&self) -> bool {
+        let mut driver = self.driver.borrow_mut();
+        driver.has_work() || !driver.completes_in_memory()
     }
 
     fn sleep(&self, now: Time) {

@@ -7,13 +7,32 @@ use lunette_runtime_core::ids::CoreIndex;
 use rustix::io::Errno;
 
 use super::*;
-use crate::arena::ArenaOptions;
 use crate::{
-    CoreOptions, Idle, OpError, Placement, Runtime, arena, block_on, spawn_local, spawn_on, time,
+    CoreOptions, DriverChoice, Idle, OpError, Placement, ProbeError, Runtime, StartError, arena,
+    block_on, spawn_local, spawn_on, time,
 };
 
-fn run<F: Future + 'static>(start: impl FnOnce() -> F) -> F::Output {
-    block_on(None, CoreOptions::default(), start).expect("a core")
+/// Runs a scenario on each driver that this system allows.
+fn run<F: Future<Output = ()> + 'static>(scenario: impl Fn() -> F) {
+    for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
+        let options = CoreOptions {
+            driver,
+            ..CoreOptions::default()
+        };
+        match block_on(None, options, &scenario) {
+            Ok(()) => {}
+            Err(StartError::Driver(error @ ProbeError::Forbidden(_))) => skip(error),
+            Err(error) => unreachable!("{error}"),
+        }
+    }
+}
+
+fn skip(error: ProbeError) {
+    let thread = std::thread::current();
+    println!(
+        "SKIP {}: on io_uring: {error}",
+        thread.name().unwrap_or_default()
+    );
 }
 
 fn loopback() -> SocketAddr {
@@ -133,6 +152,12 @@ fn a_port_in_use_and_a_refused_connection_are_typed() {
 
 #[test]
 fn cores_talk_over_tcp_and_by_message_under_every_idle_policy() {
+    for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
+        cores_talk(driver);
+    }
+}
+
+fn cores_talk(driver: DriverChoice) {
     for idle in [
         Idle::Efficient,
         Idle::Adaptive(Duration::from_micros(20)),
@@ -140,9 +165,13 @@ fn cores_talk_over_tcp_and_by_message_under_every_idle_policy() {
     ] {
         let options = CoreOptions {
             idle,
-            arena: ArenaOptions::default(),
+            driver,
+            ..CoreOptions::default()
         };
-        let runtime = Runtime::start(&Placement::Anywhere(2), options).expect("two cores");
+        let runtime = match Runtime::start(&Placement::Anywhere(2), options) {
+            Err(StartError::Driver(error @ ProbeError::Forbidden(_))) => return skip(error),
+            runtime => runtime.expect("two cores"),
+        };
         let (server, client) = (CoreIndex(0), CoreIndex(1));
         let address = runtime.spawn_on(server, || async {
             let listener = TcpListener::bind(loopback()).expect("a port");

@@ -99,6 +99,7 @@ fn drive(
     let core = CoreOptions {
         idle: arguments.idle.policy(),
         arena: driver::arena_options(block_bytes),
+        ..CoreOptions::default()
     };
     let driven = block_on(cpus.client, core, move || {
         driver::drive(nodes, source, options)

@@ -1,0 +1,129 @@
+//! The memory of an operation in flight, for a driver that does the work itself.
+//!
+//! What the ring's entries say in the kernel's terms, this says in ours: where the part of the lease
+//! lies that the operation may read or write. All of the driver's raw system calls are here.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+use rustix::net::{SocketAddrAny, connect};
+
+use super::Submission;
+use crate::lease::Lease;
+
+/// A part of a lease, by address. Valid from the submission until the completion: the operation
+/// table keeps the lease in place.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Memory {
+    Nothing,
+    Range { address: NonNull<u8>, len: usize },
+    Message(*const libc::msghdr),
+    Address(NonNull<SocketAddrAny>),
+}
+
+impl Memory {
+    pub(super) fn of(what: Submission, lease: &mut Lease) -> Self {
+        match (what, lease) {
+            (Submission::Receive { start, len } | Submission::ReadAt { start, len, .. }, lease) => {
+                let (address, room) = lease.writable();
+                Self::range(address, room, start, len)
+            }
+            (Submission::Send { start, len } | Submission::WriteAt { start, len, .. }, lease) => {
+                let (address, room) = lease.readable();
+                Self::range(address, room, start, len)
+            }
+            (Submission::ReadCounter, lease) => {
+                let (address, len) = lease.writable();
+                Self::Range { address, len }
+            }
+            (Submission::SendMessage, Lease::Message(message)) => Self::Message(message.header()),
+            (Submission::Connect, Lease::Address(address)) => {
+                Self::Address(NonNull::from(address.as_mut()))
+            }
+            (Submission::Accept, Lease::Nothing) => Self::Nothing,
+            (what, lease) => unreachable!("{what:?} does not take {lease:?}"),
+        }
+    }
+
+    fn range(address: NonNull<u8>, room: usize, start: usize, len: usize) -> Self {
+        assert!(start + len <= room, "an operation stays inside its lease");
+        // SAFETY: the assert keeps address+start inside the lease's memory. The result is used only
+        // while the operation is in flight.
+        let address = unsafe { address.add(start) };
+        Self::Range { address, len }
+    }
+
+    fn bounds(self) -> (NonNull<u8>, usize) {
+        match self {
+            Self::Range { address, len } => (address, len),
+            other => unreachable!("{other:?} is no range"),
+        }
+    }
+
+    pub(super) fn receive(self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let (address, len) = self.bounds();
+        let at = address.as_ptr().cast();
+        // SAFETY: the range lies in a lease that the operation table keeps in place and lends to
+        // nobody else until the completion, which comes after this call.
+        let got = unsafe { libc::recv(socket.as_raw_fd(), at, len, libc::MSG_DONTWAIT) };
+        count(got)
+    }
+
+    pub(super) fn send(self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let (address, len) = self.bounds();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let from = address.as_ptr().cast_const().cast();
+        // SAFETY: as in `receive`; the memory is only read.
+        count(unsafe { libc::send(socket.as_raw_fd(), from, len, flags) })
+    }
+
+    pub(super) fn send_message(self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let Self::Message(header) = self else {
+            unreachable!("{self:?} is no message")
+        };
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: header, gather list and the parts that it names belong to a boxed message that the
+        // operation table keeps in place until the completion, which comes after this call.
+        count(unsafe { libc::sendmsg(socket.as_raw_fd(), header, flags) })
+    }
+
+    pub(super) fn read(self, file: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let (address, len) = self.bounds();
+        // SAFETY: as in `receive`.
+        count(unsafe { libc::read(file.as_raw_fd(), address.as_ptr().cast(), len) })
+    }
+
+    pub(super) fn read_at(self, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
+        let (address, len) = self.bounds();
+        let offset = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
+        // SAFETY: as in `receive`.
+        count(unsafe { libc::pread(file.as_raw_fd(), address.as_ptr().cast(), len, offset) })
+    }
+
+    pub(super) fn write_at(self, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
+        let (address, len) = self.bounds();
+        let offset = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
+        let from = address.as_ptr().cast_const().cast();
+        // SAFETY: as in `receive`; the memory is only read.
+        count(unsafe { libc::pwrite(file.as_raw_fd(), from, len, offset) })
+    }
+
+    pub(super) fn connect(self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        let Self::Address(address) = self else {
+            unreachable!("{self:?} is no address")
+        };
+        // SAFETY: the address is boxed in a lease that the operation table keeps in place until the
+        // completion, which comes after this call; it is only read.
+        let address = unsafe { address.as_ref() };
+        connect(socket, address)
+    }
+}
+
+/// The result of a raw call, which leaves its errno behind.
+fn count(returned: isize) -> Result<usize, Errno> {
+    usize::try_from(returned).map_err(|_| {
+        let error = std::io::Error::last_os_error();
+        Errno::from_io_error(&error).unwrap_or(Errno::IO)
+    })
+}

@@ -1,0 +1,159 @@
+//! Files on each driver: pieces, ends, direct access, errors, cancellation.
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lunette_runtime::fs::{DIRECT_ALIGN_BYTES, File, FileError, OpenOptions};
+use lunette_runtime::{
+    CoreOptions, DriverChoice, OpError, ProbeError, StartError, arena, block_on, spawn_local, time,
+};
+use rustix::io::Errno;
+
+/// Runs a scenario on each driver that this system allows.
+fn run<F: Future<Output = ()> + 'static>(scenario: impl Fn(PathBuf) -> F) {
+    for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        let options = CoreOptions {
+            driver,
+            ..CoreOptions::default()
+        };
+        match block_on(None, options, || scenario(path)) {
+            Ok(()) => {}
+            Err(StartError::Driver(error @ ProbeError::Forbidden(_))) => {
+                let thread = std::thread::current();
+                println!(
+                    "SKIP {}: on io_uring: {error}",
+                    thread.name().unwrap_or_default()
+                );
+            }
+            Err(error) => unreachable!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_read_anywhere_in_the_file() {
+    run(|path| async move {
+        let file = File::open(&path, OpenOptions::READ_WRITE)
+            .await
+            .expect("made");
+        let text = b"what is written is read".to_vec();
+        let len = text.len();
+        let (written, text) = file.write_all_at(text, 0, len, 1000).await;
+        written.expect("written");
+        file.sync_data().await.expect("synced");
+        let (read, buffer) = file.read_exact_at(vec![0; len + 4], 2, len, 1000).await;
+        read.expect("read");
+        assert_eq!(&buffer[2..len + 2], text);
+        assert_eq!(
+            (&buffer[..2], &buffer[len + 2..]),
+            (&[0; 2][..], &[0; 2][..])
+        );
+        let (hole, buffer) = file.read_at(vec![9; 10], 0, 10, 990).await;
+        assert_eq!((hole, buffer), (Ok(10), vec![0; 10]));
+        let (end, _) = file.read_at(vec![0; 10], 0, 10, 1000 + len as u64).await;
+        assert_eq!(end, Ok(0));
+        let (short, _) = file
+            .read_exact_at(vec![0; 10], 0, 10, 1000 + len as u64 - 5)
+            .await;
+        assert_eq!(short, Err(OpError::Os(Errno::NODATA)));
+    });
+}
+
+#[test]
+fn direct_access_goes_between_regions_and_an_allocated_file() {
+    run(|path| async move {
+        let direct = OpenOptions {
+            direct: true,
+            ..OpenOptions::READ_WRITE
+        };
+        let file = match File::open(&path, direct).await {
+            Ok(file) => file,
+            Err(FileError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidInput => {
+                println!(
+                    "SKIP direct_access_goes_between_regions_and_an_allocated_file: this file system has none"
+                );
+                return;
+            }
+            Err(error) => unreachable!("{error}"),
+        };
+        const LEN: usize = 1 << 20;
+        const BLOCK: usize = 4096;
+        file.allocate(2 * LEN as u64).await.expect("room");
+        let mut region = arena().alloc(LEN).expect("room");
+        for (index, byte) in region.as_mut_slice().iter_mut().enumerate() {
+            *byte = u8::try_from(index / DIRECT_ALIGN_BYTES % 251).expect("small");
+        }
+        let region = region.freeze();
+        let (written, region) = file.write_all_at(region, 0, LEN, LEN as u64).await;
+        written.expect("written");
+        file.sync_data().await.expect("synced");
+        let reads: Vec<_> = (0..LEN / BLOCK)
+            .map(|block| {
+                let file = file.clone();
+                spawn_local(async move {
+                    let buffer = arena().alloc(BLOCK).expect("room");
+                    let offset = (LEN + block * BLOCK) as u64;
+                    let (read, buffer) = file.read_exact_at(buffer, 0, BLOCK, offset).await;
+                    read.expect("read");
+                    buffer
+                })
+            })
+            .collect();
+        for (block, read) in reads.into_iter().enumerate() {
+            let buffer = read.await.expect("no panic");
+            let expected = &region.as_slice()[block * BLOCK..(block + 1) * BLOCK];
+            assert!(buffer.as_slice() == expected, "block {block}");
+        }
+    });
+}
+
+#[test]
+fn errors_are_the_systems_and_buffers_come_back() {
+    run(|path| async move {
+        let missing = File::open(&path, OpenOptions::READ)
+            .await
+            .expect_err("not there");
+        assert!(matches!(missing, FileError::Io(e) if e.kind() == std::io::ErrorKind::NotFound));
+        let file = File::open(&path, OpenOptions::READ_WRITE)
+            .await
+            .expect("made");
+        let read_only = File::open(&path, OpenOptions::READ).await.expect("opened");
+        let (written, buffer) = read_only.write_at(vec![1, 2, 3], 0, 3, 0).await;
+        assert_eq!(
+            (written, buffer),
+            (Err(OpError::Os(Errno::BADF)), vec![1, 2, 3])
+        );
+        let error = file.allocate(0).await.expect_err("no bytes");
+        assert!(matches!(error, FileError::Io(e) if e.kind() == std::io::ErrorKind::InvalidInput));
+    });
+}
+
+#[test]
+fn a_dropped_read_keeps_its_region_until_it_has_ended() {
+    run(|path| async move {
+        const LEN: usize = 1 << 20;
+        let file = File::open(&path, OpenOptions::READ_WRITE)
+            .await
+            .expect("made");
+        let (written, _) = file.write_all_at(vec![7; LEN], 0, LEN, 0).await;
+        written.expect("written");
+        for _ in 0..20 {
+            let reading = file.clone();
+            let read = spawn_local(async move {
+                let region = arena().alloc(LEN).expect("room");
+                reading.read_at(region, 0, LEN, 0).await
+            });
+            time::yield_now().await;
+            read.abort();
+        }
+        let deadline = time::now() + Duration::from_secs(5);
+        while arena().used_bytes() > 0 {
+            assert!(time::now() < deadline, "every region comes back");
+            time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+}
