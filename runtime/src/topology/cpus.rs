@@ -1,4 +1,4 @@
-//! CPUs of this machine, and pinning to them.
+//! CPUs that this process may use, and pinning to them.
 //!
 //! With the `hwloc` feature the CPUs, their cores, caches and NUMA nodes come from hwloc;
 //! without it only the numbers that the system lets this process use are known.
@@ -27,7 +27,8 @@ pub enum PinError {
     Refused(usize),
 }
 
-/// The CPUs that this process may use, in ascending order of their numbers.
+/// The CPUs in the calling thread's affinity mask, which is the process's own unless the thread has
+/// been pinned, in ascending order of their numbers.
 #[must_use]
 pub fn cpus() -> Vec<Cpu> {
     let mut allowed: Vec<usize> = core_affinity::get_core_ids()
@@ -55,6 +56,13 @@ fn choose_from(cpus: &[Cpu], count: usize) -> Result<Vec<usize>, TooFewCpus> {
             usable: cpus.len(),
         });
     }
+    let mut chosen = in_order_of_choice(cpus);
+    chosen.truncate(count);
+    Ok(chosen)
+}
+
+/// All of `cpus`: the first ones of their physical cores, then the others.
+pub(super) fn in_order_of_choice(cpus: &[Cpu]) -> Vec<usize> {
     let mut taken_cores = Vec::new();
     let (mut firsts, mut siblings) = (Vec::new(), Vec::new());
     for cpu in cpus {
@@ -67,8 +75,7 @@ fn choose_from(cpus: &[Cpu], count: usize) -> Result<Vec<usize>, TooFewCpus> {
         }
     }
     firsts.extend(siblings);
-    firsts.truncate(count);
-    Ok(firsts)
+    firsts
 }
 
 /// More cores were asked for than this process may use CPUs.
@@ -160,6 +167,29 @@ mod tests {
             pin_current_thread(usize::MAX),
             Err(PinError::NotAllowed(usize::MAX))
         );
+    }
+
+    #[test]
+    fn only_cpus_of_the_affinity_mask_are_usable() {
+        let all = cpus();
+        let last = all.last().expect("there is one").os_index;
+        // On a thread of its own, whose mask is reduced behind this module's back.
+        let reduced = std::thread::spawn(move || {
+            let mut mask = rustix::thread::CpuSet::new();
+            mask.set(last);
+            rustix::thread::sched_setaffinity(None, &mask).expect("a part of the mask");
+            (cpus(), choose(2))
+        });
+        let (usable, two) = reduced.join().expect("no panic");
+        assert_eq!(usable, all[all.len() - 1..]);
+        assert_eq!(
+            two,
+            Err(TooFewCpus {
+                wanted: 2,
+                usable: 1
+            })
+        );
+        assert_eq!(cpus(), all, "other threads keep their masks");
     }
 
     #[test]

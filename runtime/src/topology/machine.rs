@@ -1,0 +1,224 @@
+//! What a machine consists of, as plain data.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// The longest saved topology that is read; those of machines with hundreds of cores have some 1 MiB.
+/// libxml2, which hwloc uses where it can, gives up at 10 MB.
+pub const XML_BYTES_MAX: usize = 8 << 20;
+
+/// A machine. Lists are in hwloc's logical order, in which neighbours share most.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    /// Sockets.
+    pub packages: Vec<Package>,
+    /// Memory.
+    pub numa_nodes: Vec<NumaNode>,
+    /// Unified and data caches of the second and third level.
+    pub caches: Vec<Cache>,
+    /// Physical cores.
+    pub cores: Vec<Core>,
+    /// Network interfaces and RDMA devices.
+    pub nics: Vec<Nic>,
+    /// NVMe drives.
+    pub drives: Vec<NvmeDrive>,
+    /// GPUs and other accelerators on the PCI bus.
+    pub gpus: Vec<Gpu>,
+}
+
+/// What a piece of the machine is next to. `None` where it is next to several, as a device is that
+/// hangs below the whole machine, or where the system does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Locality {
+    /// The package, by its system's number.
+    pub package: Option<usize>,
+    /// The NUMA node, by its system's number.
+    pub numa: Option<usize>,
+}
+
+/// A socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Package {
+    /// The system's number.
+    pub os_index: usize,
+    /// Name of the processor.
+    pub model: Option<String>,
+}
+
+/// Memory that some CPUs are nearer to than others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumaNode {
+    /// The system's number.
+    pub os_index: usize,
+    /// The package that it belongs to.
+    pub package: Option<usize>,
+    /// Memory of this node, in bytes.
+    pub memory_bytes: u64,
+}
+
+/// A cache that some CPUs share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// 2 or 3.
+    pub level: u8,
+    /// Its size, where known.
+    pub size_bytes: Option<u64>,
+    /// The CPUs that share it, ascending.
+    pub cpus: Vec<usize>,
+}
+
+/// A physical core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Core {
+    /// Its place in hwloc's logical order, as [`super::Cpu::core_index`] counts.
+    pub index: usize,
+    /// Where it is.
+    pub locality: Locality,
+    /// Its CPUs, the system's numbers: more than one with simultaneous multithreading.
+    pub cpus: Vec<usize>,
+}
+
+/// Where a device sits on the PCI bus. Displayed as the system writes it: `0000:1a:00.0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// Domain, also called segment.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device on the bus.
+    pub device: u8,
+    /// Function of the device.
+    pub function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+            function,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+    }
+}
+
+/// A network adapter: one function of a PCI device, or an interface that is on no PCI bus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Network interfaces, like `eth0`; none if its driver has made none.
+    pub interfaces: Vec<String>,
+    /// RDMA device, like `mlx5_0`.
+    pub rdma_device: Option<String>,
+    /// Its place on the PCI bus.
+    pub pci: Option<PciAddress>,
+    /// What it is next to.
+    pub locality: Locality,
+}
+
+/// An NVMe drive: one namespace, or a controller that no driver of the system serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvmeDrive {
+    /// Block device, like `nvme0n1`; `None` for a controller without one.
+    pub name: Option<String>,
+    /// Model, as the drive says it.
+    pub model: Option<String>,
+    /// Capacity, where known.
+    pub size_bytes: Option<u64>,
+    /// Its controller's place on the PCI bus.
+    pub pci: Option<PciAddress>,
+    /// What it is next to.
+    pub locality: Locality,
+}
+
+/// A GPU or another accelerator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// What drivers and libraries call it, like `card1`, `cuda0`, `nvml0`.
+    pub names: Vec<String>,
+    /// Model or PCI device name, where known.
+    pub model: Option<String>,
+    /// Its place on the PCI bus.
+    pub pci: PciAddress,
+    /// What it is next to.
+    pub locality: Locality,
+}
+
+/// Why there is no topology.
+#[derive(Debug, Error)]
+pub enum TopologyError {
+    /// The library was built without hwloc.
+    #[error("built without hwloc, so the topology is not known: build with feature `hwloc`")]
+    NotBuiltIn,
+    /// A saved topology could not be read.
+    #[error("{}: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// A saved topology is longer than [`XML_BYTES_MAX`].
+    #[error("{}: longer than {XML_BYTES_MAX} bytes", .0.display())]
+    TooLong(PathBuf),
+    /// A file is not a topology saved by hwloc 2.
+    #[error("{}: not a topology saved by hwloc 2 (lstopo FILE.xml)", .0.display())]
+    NotATopology(PathBuf),
+    /// hwloc could not read this machine.
+    #[error("hwloc could not read this machine's topology: {0}")]
+    Refused(String),
+}
+
+impl Topology {
+    /// Reads this machine's topology, devices included. Takes some 10 to 200 ms: for starts and
+    /// for people, not for the data path.
+    ///
+    /// # Errors
+    /// [`TopologyError::NotBuiltIn`] or [`TopologyError::Refused`]: [`super::cpus`] still knows the
+    /// CPUs' numbers.
+    pub fn load() -> Result<Self, TopologyError> {
+        #[cfg(feature = "hwloc")]
+        return super::hwloc::load();
+        #[cfg(not(feature = "hwloc"))]
+        return Err(TopologyError::NotBuiltIn);
+    }
+
+    /// Reads a topology that hwloc 2 has saved (`lstopo FILE.xml`), of this machine or another one.
+    ///
+    /// # Errors
+    /// [`TopologyError`]: the file cannot be read or is something else.
+    pub fn load_xml(path: &Path) -> Result<Self, TopologyError> {
+        #[cfg(feature = "hwloc")]
+        return super::hwloc::load_xml(path);
+        #[cfg(not(feature = "hwloc"))]
+        {
+            let _unread = path;
+            return Err(TopologyError::NotBuiltIn);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pci_addresses_are_written_as_the_system_does() {
+        let address = PciAddress {
+            domain: 0,
+            bus: 0x1a,
+            device: 0x1f,
+            function: 7,
+        };
+        assert_eq!(address.to_string(), "0000:1a:1f.7");
+        let far = PciAddress {
+            domain: 0x1_0000,
+            ..address
+        };
+        assert_eq!(far.to_string(), "10000:1a:1f.7");
+    }
+}

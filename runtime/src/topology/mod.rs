@@ -1,0 +1,28 @@
+//! The machine: its CPUs, what is near them, and who uses them.
+//!
+//! Cores of a runtime run on CPUs of the calling thread's affinity mask and on no others, so that a
+//! host process, a container or `taskset` keeps what it has set aside. A [`CoreClaim`] keeps two
+//! programs on one host from choosing the same CPU.
+//!
+//! It leaves out binding of memory, and distances between NUMA nodes: a device is near the NUMA
+//! node that it hangs below, or near none.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `cpus` | CPUs that this process may use, choosing among them, pinning |
+//! | `claim` | CPUs claimed by a program for itself |
+//! | `machine` | [`Topology`]: packages, memory, caches, cores, devices |
+//! | `hwloc` | reading a [`Topology`] with libhwloc (feature `hwloc`) |
+
+mod claim;
+mod cpus;
+#[cfg(feature = "hwloc")]
+mod hwloc;
+mod machine;
+
+pub use claim::{ChooseError, ClaimError, CoreClaim, choose_unclaimed};
+pub use cpus::{Cpu, PinError, TooFewCpus, choose, cpus, pin_current_thread};
+pub use machine::{
+    Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, PciAddress, Topology,
+    TopologyError, XML_BYTES_MAX,
+};
