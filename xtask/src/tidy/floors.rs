@@ -28,13 +28,15 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 10] = [
+const FLOORS: [(&str, Floor); 12] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-kvstore-proto", Floor::Pure),
+    ("lunette-conductor-policy", Floor::Pure),
     ("lunette-runtime", Floor::Runtime),
     ("lunette-transfer", Floor::Transfer),
     ("lunette-kvstore", Floor::Service),
+    ("lunette-conductor", Floor::Service),
     ("lunette", Floor::Node),
     ("lunette-bench", Floor::Side),
     ("lunette-fuzz", Floor::Side),

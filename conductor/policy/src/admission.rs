@@ -1,0 +1,185 @@
+//! Rules that refuse, and the choice of the decode instance.
+
+use crate::cost::CostModel;
+use crate::ids::InstanceId;
+use crate::output::OutputEstimator;
+use crate::slo::Slo;
+use crate::state::{DecodeLoad, DecodeState, as_f64};
+
+/// A rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Nothing is refused.
+    None,
+    /// Prefill load is checked on arrival, decode load only before decoding: late refusals waste
+    /// a prefill.
+    Baseline,
+    /// Both are checked on arrival, with the decode load of that moment.
+    Early,
+    /// Both are checked on arrival, with the decode load expected at the end of the prefill if
+    /// every request decodes for the same time.
+    Prediction,
+    /// A request is taken if that gains more value than it loses: see [`crate::conductor`].
+    Marginal,
+}
+
+impl Admission {
+    /// All rules.
+    pub const ALL: [Self; 5] = [
+        Self::None,
+        Self::Baseline,
+        Self::Early,
+        Self::Prediction,
+        Self::Marginal,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Baseline => "baseline",
+            Self::Early => "early",
+            Self::Prediction => "prediction",
+            Self::Marginal => "ours",
+        }
+    }
+}
+
+/// The decode instance chosen for a request, and what a step there is expected to take with it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DecodeChoice {
+    pub(crate) instance: InstanceId,
+    pub(crate) step_s: f64,
+    pub(crate) fits: bool,
+}
+
+/// A request to be decoded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ToDecode<'a> {
+    pub(crate) now_s: f64,
+    pub(crate) input_tokens: u32,
+    pub(crate) cost: &'a CostModel,
+}
+
+impl ToDecode<'_> {
+    /// The instance where a step takes least, among those with memory for the request if there
+    /// are any.
+    pub(crate) fn select(
+        &self,
+        decode: &[DecodeState],
+        load: impl Fn(&DecodeState) -> DecodeLoad,
+    ) -> DecodeChoice {
+        let choices = decode
+            .iter()
+            .enumerate()
+            .map(|(at, state)| self.with(InstanceId::at(at), state, load(state)));
+        let best = choices.min_by(|a, b| {
+            let by_room = b.fits.cmp(&a.fits);
+            by_room.then(a.step_s.total_cmp(&b.step_s))
+        });
+        best.expect("a cluster has a decode instance")
+    }
+
+    /// What the request would make of an instance with this load.
+    pub(crate) fn with(
+        &self,
+        instance: InstanceId,
+        state: &DecodeState,
+        load: DecodeLoad,
+    ) -> DecodeChoice {
+        let kv_tokens = load.kv_tokens + f64::from(self.input_tokens);
+        DecodeChoice {
+            instance,
+            step_s: self.cost.decode.step_s(load.requests + 1.0, kv_tokens),
+            fits: kv_tokens <= as_f64(state.capacity_tokens),
+        }
+    }
+
+    /// The load that a rule looks at, for a prefill that ends at `ready_s`.
+    pub(crate) fn load(
+        &self,
+        admission: Admission,
+        state: &DecodeState,
+        ready_s: f64,
+        outputs: &OutputEstimator,
+    ) -> DecodeLoad {
+        let step_s = self.cost.decode.step_s(
+            as_f64(u64::try_from(state.running.len()).unwrap_or(u64::MAX)),
+            as_f64(state.kv_tokens),
+        );
+        match admission {
+            Admission::None | Admission::Baseline | Admission::Early => state.load_now(self.now_s),
+            Admission::Prediction => {
+                state.load_with_uniform_time(ready_s, outputs.mean_tokens() * step_s)
+            }
+            Admission::Marginal => state.load_expected(self.now_s, ready_s, step_s, outputs),
+        }
+    }
+}
+
+/// Learns how near to the objective the predicted step may come, from requests that ended.
+///
+/// A prediction that is right on average is late half the time. So the margin falls by
+/// `DOWN` with each request that missed its time between tokens and rises by `UP` with each
+/// that met it: it rests where one in fifty misses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DecodeMargin {
+    share: f64,
+}
+
+const UP: f64 = 0.0002;
+const DOWN: f64 = 0.0098;
+const SHARE_MIN: f64 = 0.5;
+const SHARE_MAX: f64 = 1.0;
+
+impl DecodeMargin {
+    pub(crate) const fn new() -> Self {
+        Self { share: 0.9 }
+    }
+
+    pub(crate) const fn share(self) -> f64 {
+        self.share
+    }
+
+    pub(crate) fn ended(&mut self, tbt_s: f64, slo: &Slo) {
+        let change = if tbt_s > slo.tbt_s { -DOWN } else { UP };
+        self.share = (self.share + change).clamp(SHARE_MIN, SHARE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_with_room_is_chosen_before_a_faster_one_without() {
+        let cost = CostModel::a800_llama3_70b();
+        let request = ToDecode {
+            now_s: 0.0,
+            input_tokens: 1_000,
+            cost: &cost,
+        };
+        let mut decode = [DecodeState::new(999), DecodeState::new(100_000)];
+        decode[1].kv_tokens = 50_000;
+        let choice = request.select(&decode, |state| state.load_now(0.0));
+        assert_eq!(choice.instance, InstanceId(1));
+        assert!(choice.fits);
+        decode[0].capacity_tokens = 1_000;
+        let choice = request.select(&decode, |state| state.load_now(0.0));
+        assert_eq!(choice.instance, InstanceId(0));
+    }
+
+    #[test]
+    fn the_margin_moves_with_what_it_sees_and_stays_in_its_bounds() {
+        let mut margin = DecodeMargin::new();
+        for _ in 0..1_000 {
+            margin.ended(0.11, &Slo::FIXED);
+        }
+        assert_eq!(margin.share(), SHARE_MIN);
+        for _ in 0..10_000 {
+            margin.ended(0.1, &Slo::FIXED);
+        }
+        assert_eq!(margin.share(), SHARE_MAX);
+    }
+}

@@ -1,0 +1,420 @@
+//! The rules put together.
+//!
+//! What a request is worth under our admission: every request that is served in time is worth
+//! one, and each token of its prompt adds a share, so that neither requests nor tokens are bought
+//! with the other alone. A length class that falls behind the share of requests in time that the
+//! fairness bound names is worth more until it has caught up.
+
+use crate::admission::{Admission, DecodeChoice, DecodeMargin, ToDecode};
+use crate::cost::CostModel;
+use crate::discipline::{Discipline, Plan};
+use crate::ids::{BlockHash, InstanceId, LengthClass};
+use crate::index::{Match, PrefixIndex};
+use crate::output::OutputEstimator;
+use crate::random::Random;
+use crate::routing::{self, Prompt, Route, Routing, Sight};
+use crate::slo::Slo;
+use crate::state::{DecodeState, PrefillState};
+
+/// Which rules, with which constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// How the prefill instance is chosen.
+    pub routing: Routing,
+    /// What is refused.
+    pub admission: Admission,
+    /// In which order prefill instances serve.
+    pub discipline: Discipline,
+    /// `kvcache_balancing_threshold` of Algorithm 1.
+    pub balancing_threshold: f64,
+    /// Share of the objective between tokens at which a decode instance counts as full. Our
+    /// admission learns its own instead.
+    pub decode_share: f64,
+    /// What a second of delay of a queued job counts, beside a second of the request's own.
+    pub delay_weight: f64,
+    /// Value of a token of a prompt, where that of a request is one.
+    pub token_value: f64,
+    /// Share of the requests of each length class that is to be served in time.
+    pub class_floor: f64,
+    /// Seed of the choices that are random.
+    pub seed: u64,
+}
+
+/// Longest slice of the deadline-aware discipline, in seconds.
+const SLICE_S: f64 = 0.5;
+
+impl Options {
+    /// These rules, with the constants found best for each.
+    #[must_use]
+    pub const fn new(routing: Routing, admission: Admission) -> Self {
+        let is_ours = matches!(routing, Routing::Marginal);
+        Self {
+            routing,
+            admission,
+            discipline: if is_ours {
+                Discipline::DeadlineAware { slice_s: SLICE_S }
+            } else {
+                Discipline::Fifo
+            },
+            balancing_threshold: 1.0,
+            decode_share: 1.0,
+            delay_weight: 1.0,
+            token_value: 1.0 / 6_000.0,
+            class_floor: 0.88,
+            seed: 1,
+        }
+    }
+}
+
+/// A request to be placed.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Larger for later requests.
+    pub id: u64,
+    /// Length of the prompt.
+    pub input_tokens: u32,
+    /// The prompt's blocks, from its start.
+    pub hashes: &'a [BlockHash],
+}
+
+/// The cluster as the driver knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Cluster<'a> {
+    /// Prefill instances, as the index counts them. At least one.
+    pub prefill: &'a [PrefillState],
+    /// Decode instances. At least one.
+    pub decode: &'a [DecodeState],
+    /// Who holds what.
+    pub index: &'a PrefixIndex,
+}
+
+/// What to do with a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Decision {
+    /// Serve it.
+    Place(Placement),
+    /// Answer that the cluster is overloaded (HTTP 429).
+    Refuse(Refusal),
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Placement {
+    /// Where it is prefilled, and what is fetched.
+    pub route: Route,
+    /// Where it is decoded.
+    pub decode: InstanceId,
+    /// When its first token is due.
+    pub deadline_s: f64,
+    /// What it is worth to be in time.
+    pub value: f64,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Its first token would be late, or it would make worthier requests late.
+    Prefill,
+    /// Its tokens would come too slowly.
+    Decode,
+}
+
+/// How a request ended, for the rules to learn from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Length of the prompt.
+    pub input_tokens: u32,
+    /// Whether it was served within both objectives.
+    pub is_good: bool,
+    /// If it was decoded to its end: length of the answer, and its time between tokens in seconds.
+    pub decoded: Option<(u32, f64)>,
+}
+
+/// Decides. One of these serves one cluster.
+#[derive(Debug)]
+pub struct Conductor {
+    options: Options,
+    cost: CostModel,
+    slo: Slo,
+    random: Random,
+    turn: usize,
+    outputs: OutputEstimator,
+    margin: DecodeMargin,
+    fairness: Fairness,
+    matches: Vec<Match>,
+    plan: Plan,
+}
+
+impl Conductor {
+    /// A conductor that has seen nothing.
+    #[must_use]
+    pub fn new(options: Options, cost: CostModel, slo: Slo) -> Self {
+        Self {
+            options,
+            cost,
+            slo,
+            random: Random::new(options.seed),
+            turn: 0,
+            outputs: OutputEstimator::new(),
+            margin: DecodeMargin::new(),
+            fairness: Fairness::new(options.class_floor),
+            matches: Vec::new(),
+            plan: Plan::default(),
+        }
+    }
+
+    /// Its rules.
+    #[must_use]
+    pub const fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Places a request that arrives now, or refuses it.
+    ///
+    /// # Panics
+    /// If the cluster has no prefill or no decode instance, or the index counts other instances.
+    pub fn decide(&mut self, now_s: f64, request: Request<'_>, cluster: Cluster<'_>) -> Decision {
+        assert_eq!(cluster.prefill.len(), cluster.index.instances());
+        cluster.index.find(request.hashes, &mut self.matches);
+        let limit_s = self
+            .slo
+            .ttft_limit_s(&self.cost.prefill, request.input_tokens);
+        let prompt = Prompt {
+            id: request.id,
+            input_tokens: request.input_tokens,
+            deadline_s: now_s + limit_s,
+            value: self.value(request.input_tokens),
+        };
+        let route = self.route(now_s, prompt, cluster.prefill);
+        let to_decode = ToDecode {
+            now_s,
+            input_tokens: request.input_tokens,
+            cost: &self.cost,
+        };
+        let rule = self.options.admission;
+        let choice = to_decode.select(cluster.decode, |state| {
+            to_decode.load(rule, state, route.first_token_s, &self.outputs)
+        });
+        if let Some(refusal) = self.refusal(&route, prompt, choice) {
+            return Decision::Refuse(refusal);
+        }
+        Decision::Place(Placement {
+            route,
+            decode: choice.instance,
+            deadline_s: prompt.deadline_s,
+            value: prompt.value,
+        })
+    }
+
+    fn value(&self, input_tokens: u32) -> f64 {
+        let plain = 1.0 + self.options.token_value * f64::from(input_tokens);
+        plain * self.fairness.weight(input_tokens)
+    }
+
+    fn route(&mut self, now_s: f64, prompt: Prompt, prefill: &[PrefillState]) -> Route {
+        let sight = Sight {
+            now_s,
+            cost: &self.cost,
+            prefill,
+            matches: &self.matches,
+            prompt,
+        };
+        match self.options.routing {
+            Routing::Random => routing::random(&sight, &mut self.random),
+            Routing::RoundRobin => routing::round_robin(&sight, &mut self.turn),
+            Routing::LeastLoad => routing::least_load(&sight),
+            Routing::LongestMatch => routing::longest_match(&sight),
+            Routing::CacheAware => routing::cache_aware(&sight),
+            Routing::Algorithm1 => routing::algorithm1(&sight, self.options.balancing_threshold),
+            Routing::DynamoLike => routing::dynamo_like(&sight),
+            Routing::Marginal => {
+                routing::marginal(&sight, self.options.delay_weight, &mut self.plan)
+            }
+        }
+    }
+
+    fn refusal(&self, route: &Route, prompt: Prompt, choice: DecodeChoice) -> Option<Refusal> {
+        let is_late = match self.options.admission {
+            Admission::None => return None,
+            Admission::Marginal if self.options.routing == Routing::Marginal => {
+                route.lost >= prompt.value
+            }
+            _ => route.first_token_s > prompt.deadline_s,
+        };
+        if is_late {
+            return Some(Refusal::Prefill);
+        }
+        let share = match self.options.admission {
+            Admission::None | Admission::Baseline => return None,
+            Admission::Early | Admission::Prediction => self.options.decode_share,
+            Admission::Marginal => self.margin.share(),
+        };
+        let is_full = !choice.fits || choice.step_s > share * self.slo.tbt_s;
+        is_full.then_some(Refusal::Decode)
+    }
+
+    /// Whether the decode instance still takes a request whose prefill has ended: the check of its
+    /// own scheduler. `state` does not count the request.
+    #[must_use]
+    pub fn is_decodable(&self, now_s: f64, input_tokens: u32, state: &DecodeState) -> bool {
+        if self.options.admission == Admission::None {
+            return true;
+        }
+        let to_decode = ToDecode {
+            now_s,
+            input_tokens,
+            cost: &self.cost,
+        };
+        let choice = to_decode.with(InstanceId(0), state, state.load_now(now_s));
+        let share = match self.options.admission {
+            Admission::Marginal => 1.0,
+            _ => self.options.decode_share,
+        };
+        choice.fits && choice.step_s <= share * self.slo.tbt_s
+    }
+
+    /// Whether a queued job that can no longer be in time is to be refused rather than served.
+    #[must_use]
+    pub fn drops_hopeless(&self) -> bool {
+        self.options.admission == Admission::Marginal
+    }
+
+    /// Learns from a request that was refused, dropped, or served.
+    pub fn ended(&mut self, outcome: Outcome) {
+        self.fairness.ended(outcome.input_tokens, outcome.is_good);
+        if let Some((output_tokens, tbt_s)) = outcome.decoded {
+            self.outputs.ended(output_tokens);
+            self.margin.ended(tbt_s, &self.slo);
+        }
+    }
+}
+
+/// Weights of the length classes.
+#[derive(Clone, Debug)]
+struct Fairness {
+    floor: f64,
+    /// Share in time, of late, of each class.
+    good: [f64; 3],
+    weights: [f64; 3],
+}
+
+/// How much the last request of a class counts in its share.
+const MEMORY: f64 = 1.0 / 64.0;
+/// How fast a weight follows, for each request of its class.
+const GAIN: f64 = 0.05;
+const WEIGHT_MAX: f64 = 16.0;
+
+impl Fairness {
+    const fn new(floor: f64) -> Self {
+        Self {
+            floor,
+            good: [1.0; 3],
+            weights: [1.0; 3],
+        }
+    }
+
+    const fn weight(&self, input_tokens: u32) -> f64 {
+        self.weights[LengthClass::of(input_tokens).index()]
+    }
+
+    fn ended(&mut self, input_tokens: u32, is_good: bool) {
+        let class = LengthClass::of(input_tokens).index();
+        let good = &mut self.good[class];
+        *good += MEMORY * (f64::from(u8::from(is_good)) - *good);
+        let error = self.floor - *good;
+        let weight = &mut self.weights[class];
+        *weight = (*weight * (1.0 + GAIN * error)).clamp(1.0, WEIGHT_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::PrefillJob;
+
+    const LONG: Request<'_> = Request {
+        id: 7,
+        input_tokens: 16_384,
+        hashes: &[],
+    };
+
+    fn decide(options: Options, prefill: &PrefillState, decode: &DecodeState) -> Decision {
+        let mut conductor =
+            Conductor::new(options, CostModel::a800_llama3_70b(), Slo::PROPORTIONAL);
+        let cluster = Cluster {
+            prefill: std::slice::from_ref(prefill),
+            decode: std::slice::from_ref(decode),
+            index: &PrefixIndex::new(1),
+        };
+        conductor.decide(0.0, LONG, cluster)
+    }
+
+    fn full() -> DecodeState {
+        let mut state = DecodeState::new(10_000_000);
+        state.kv_tokens = 9_000_000;
+        state
+    }
+
+    #[test]
+    fn each_admission_looks_at_what_its_description_says() {
+        let (idle, roomy) = (PrefillState::default(), DecodeState::new(1_000_000));
+        let mut busy = idle.clone();
+        busy.busy_until_s = 100.0;
+        for admission in Admission::ALL {
+            let options = Options::new(Routing::Algorithm1, admission);
+            assert!(matches!(decide(options, &idle, &roomy), Decision::Place(_)));
+            let is_refused = decide(options, &busy, &roomy) == Decision::Refuse(Refusal::Prefill);
+            assert_eq!(is_refused, admission != Admission::None, "{admission:?}");
+        }
+        let refused = |admission| {
+            let options = Options::new(Routing::Algorithm1, admission);
+            matches!(decide(options, &idle, &full()), Decision::Refuse(_))
+        };
+        assert!(!refused(Admission::None));
+        assert!(!refused(Admission::Baseline));
+        assert!(refused(Admission::Early));
+    }
+
+    #[test]
+    fn the_baseline_notices_a_full_decode_instance_when_it_is_too_late() {
+        let conductor = |admission| {
+            let options = Options::new(Routing::Algorithm1, admission);
+            Conductor::new(options, CostModel::a800_llama3_70b(), Slo::FIXED)
+        };
+        assert!(!conductor(Admission::Baseline).is_decodable(0.0, 1, &full()));
+        assert!(conductor(Admission::None).is_decodable(0.0, 1, &full()));
+    }
+
+    #[test]
+    fn ours_takes_a_worthy_request_and_refuses_one_that_costs_a_worthier_one() {
+        let options = Options::new(Routing::Marginal, Admission::Marginal);
+        for (value, is_placed) in [(0.1, true), (100.0, false)] {
+            let mut prefill = PrefillState::default();
+            prefill.push(PrefillJob {
+                id: 1,
+                remaining_s: 7.0,
+                deadline_s: 8.0,
+                value,
+                is_ready: true,
+                has_started: false,
+            });
+            let decision = decide(options, &prefill, &DecodeState::new(1_000_000));
+            assert_eq!(matches!(decision, Decision::Place(_)), is_placed, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_class_that_falls_behind_gains_weight_and_loses_it_again() {
+        let mut fairness = Fairness::new(0.88);
+        for _ in 0..200 {
+            fairness.ended(40_000, false);
+            fairness.ended(1_000, true);
+        }
+        assert!(fairness.weight(40_000) > 2.0);
+        assert_eq!(fairness.weight(1_000), 1.0);
+        for _ in 0..2_000 {
+            fairness.ended(40_000, true);
+        }
+        assert_eq!(fairness.weight(40_000), 1.0);
+    }
+}

@@ -1,0 +1,404 @@
+//! Rules that choose the prefill instance, and whether it fetches blocks from another.
+
+use crate::cost::CostModel;
+use crate::discipline::Plan;
+use crate::ids::{InstanceId, TOKENS_PER_BLOCK};
+use crate::index::Match;
+use crate::random::Random;
+use crate::state::{PrefillJob, PrefillState, count};
+
+/// A rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Any instance.
+    Random,
+    /// One after the other.
+    RoundRobin,
+    /// The fewest requests.
+    LeastLoad,
+    /// The longest match, whatever its queue.
+    LongestMatch,
+    /// The earliest first token, each instance using its own cache only.
+    CacheAware,
+    /// Mooncake's Algorithm 1: as `CacheAware`, but an instance may fetch the longest match.
+    Algorithm1,
+    /// The fewest blocks to prefill, queued ones included, as NVIDIA Dynamo weighs them.
+    DynamoLike,
+    /// The least harm: own time to first token, and what it does to the jobs already queued.
+    Marginal,
+}
+
+impl Routing {
+    /// All rules.
+    pub const ALL: [Self; 8] = [
+        Self::Random,
+        Self::RoundRobin,
+        Self::LeastLoad,
+        Self::LongestMatch,
+        Self::CacheAware,
+        Self::Algorithm1,
+        Self::DynamoLike,
+        Self::Marginal,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::RoundRobin => "round-robin",
+            Self::LeastLoad => "least-load",
+            Self::LongestMatch => "longest-match",
+            Self::CacheAware => "cache-aware",
+            Self::Algorithm1 => "algorithm1",
+            Self::DynamoLike => "dynamo-like",
+            Self::Marginal => "ours",
+        }
+    }
+}
+
+/// What a rule needs to know of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prompt {
+    pub(crate) id: u64,
+    pub(crate) input_tokens: u32,
+    pub(crate) deadline_s: f64,
+    pub(crate) value: f64,
+}
+
+/// Blocks to be copied to the prefill instance before the prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// Who has them.
+    pub from: InstanceId,
+    /// The first block of the prompt to be copied: those before are there.
+    pub first_block: u32,
+    /// The end: one after the last block to be copied.
+    pub end_block: u32,
+}
+
+/// Where a request is prefilled, and what that is expected to mean.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Route {
+    /// The instance.
+    pub instance: InstanceId,
+    /// What it fetches.
+    pub fetch: Option<Fetch>,
+    /// Work of the prefill, in seconds.
+    pub work_s: f64,
+    /// When the first token is expected.
+    pub first_token_s: f64,
+    /// Value of the jobs that would be late because of it.
+    pub lost: f64,
+}
+
+/// What all rules read.
+#[derive(Debug)]
+pub(crate) struct Sight<'a> {
+    pub(crate) now_s: f64,
+    pub(crate) cost: &'a CostModel,
+    pub(crate) prefill: &'a [PrefillState],
+    pub(crate) matches: &'a [Match],
+    pub(crate) prompt: Prompt,
+}
+
+impl Sight<'_> {
+    fn cached_tokens(&self, blocks: u32) -> u32 {
+        self.prompt
+            .input_tokens
+            .min(blocks.saturating_mul(TOKENS_PER_BLOCK))
+    }
+
+    /// Work at an instance that has `blocks`, of which all but `memory_blocks` lie on a drive.
+    fn work_s(&self, blocks: u32, memory_blocks: u32) -> f64 {
+        let cached = self.cached_tokens(blocks);
+        let on_drive = cached - self.cached_tokens(memory_blocks.min(blocks));
+        self.cost.prefill.time_s(self.prompt.input_tokens, cached) + self.cost.ssd_s(on_drive)
+    }
+
+    fn local(&self, at: usize) -> Route {
+        let matched = self.matches[at];
+        let work_s = self.work_s(matched.blocks, matched.memory_blocks);
+        let backlog_s = self.prefill[at].backlog_s(self.now_s);
+        Route {
+            instance: InstanceId::at(at),
+            fetch: None,
+            work_s,
+            first_token_s: self.now_s + backlog_s + work_s,
+            lost: 0.0,
+        }
+    }
+
+    fn fetch_s(&self, fetch: Fetch) -> f64 {
+        let tokens = self.cached_tokens(fetch.end_block) - self.cached_tokens(fetch.first_block);
+        let queued = self.prefill[fetch.from.index()].sending_bytes;
+        queued / self.cost.network_bytes_per_s + self.cost.transfer_s(tokens)
+    }
+
+    /// The instance with the longest match; of several, the one that sends least.
+    fn longest(&self) -> usize {
+        let mut best = 0;
+        for at in 1..self.matches.len() {
+            let (new, old) = (self.matches[at].blocks, self.matches[best].blocks);
+            let sends_less = self.prefill[at].sending_bytes < self.prefill[best].sending_bytes;
+            if new > old || (new == old && sends_less) {
+                best = at;
+            }
+        }
+        best
+    }
+
+    fn remote(&self, at: usize, longest: usize) -> Option<(Fetch, f64)> {
+        let here = self.matches[at];
+        let there = self.matches[longest];
+        if there.blocks <= here.blocks {
+            return None;
+        }
+        let fetch = Fetch {
+            from: InstanceId::at(longest),
+            first_block: here.blocks,
+            end_block: there.blocks,
+        };
+        let on_drive = there.blocks - there.memory_blocks.clamp(here.blocks, there.blocks);
+        let work_s = self.work_s(there.blocks, there.blocks - on_drive);
+        Some((fetch, work_s))
+    }
+}
+
+fn least(sight: &Sight<'_>, mut cost: impl FnMut(&Route) -> f64) -> Route {
+    let routes = (0..sight.prefill.len()).map(|at| sight.local(at));
+    let costed = routes.map(|route| (cost(&route), route));
+    let best = costed.min_by(|a, b| a.0.total_cmp(&b.0));
+    best.expect("a cluster has a prefill instance").1
+}
+
+pub(crate) fn random(sight: &Sight<'_>, random: &mut Random) -> Route {
+    let instances = u32::try_from(sight.prefill.len()).expect("they are few");
+    let at = random.below(instances);
+    sight.local(usize::try_from(at).expect("it is small"))
+}
+
+pub(crate) fn round_robin(sight: &Sight<'_>, turn: &mut usize) -> Route {
+    let at = *turn % sight.prefill.len();
+    *turn = at + 1;
+    sight.local(at)
+}
+
+pub(crate) fn least_load(sight: &Sight<'_>) -> Route {
+    least(sight, |route| {
+        let state = &sight.prefill[route.instance.index()];
+        let running = f64::from(u8::from(state.running_s(sight.now_s) > 0.0));
+        count(state.jobs().len()) + 0.5 * running
+    })
+}
+
+pub(crate) fn longest_match(sight: &Sight<'_>) -> Route {
+    least(sight, |route| {
+        -f64::from(sight.matches[route.instance.index()].blocks)
+    })
+}
+
+pub(crate) fn cache_aware(sight: &Sight<'_>) -> Route {
+    least(sight, |route| route.first_token_s)
+}
+
+/// The queue counts in blocks' worth of work; the blocks of the request that are cached do not.
+pub(crate) fn dynamo_like(sight: &Sight<'_>) -> Route {
+    let block_s = sight.cost.prefill.time_s(TOKENS_PER_BLOCK, 0) - sight.cost.prefill.fixed_s;
+    let blocks = sight.prompt.input_tokens.div_ceil(TOKENS_PER_BLOCK);
+    least(sight, |route| {
+        let at = route.instance.index();
+        let own = blocks - sight.matches[at].blocks.min(blocks);
+        sight.prefill[at].backlog_s(sight.now_s) / block_s + f64::from(own)
+    })
+}
+
+/// Mooncake's Algorithm 1. A `threshold` of 1 fetches at any gain.
+pub(crate) fn algorithm1(sight: &Sight<'_>, threshold: f64) -> Route {
+    let longest = sight.longest();
+    let mut best: Option<Route> = None;
+    for at in 0..sight.prefill.len() {
+        let mut route = sight.local(at);
+        let here = f64::from(sight.matches[at].blocks);
+        let there = f64::from(sight.matches[longest].blocks);
+        if there > here * threshold
+            && let Some((fetch, work_s)) = sight.remote(at, longest)
+        {
+            let backlog_s = sight.prefill[at].backlog_s(sight.now_s);
+            route.fetch = Some(fetch);
+            route.work_s = work_s;
+            route.first_token_s = sight.now_s + sight.fetch_s(fetch) + backlog_s + work_s;
+        }
+        if best.is_none_or(|best| route.first_token_s < best.first_token_s) {
+            best = Some(route);
+        }
+    }
+    best.expect("a cluster has a prefill instance")
+}
+
+/// Ours. The fetch overlaps with queueing, an instance may do without one, and what counts beside
+/// the own time is the value lost, and `delay_weight` times the work for each job it delays.
+pub(crate) fn marginal(sight: &Sight<'_>, delay_weight: f64, plan: &mut Plan) -> Route {
+    let longest = sight.longest();
+    let mut best: Option<(f64, Route)> = None;
+    for at in 0..sight.prefill.len() {
+        plan.make(&sight.prefill[at], sight.now_s, None);
+        let lost_before = plan.lost();
+        let mut offer = |mut route: Route, fetch_s: f64| {
+            route.lost = judge(sight, &mut route, fetch_s, plan) - lost_before;
+            let state = &sight.prefill[at];
+            let longer = state
+                .jobs()
+                .iter()
+                .filter(|job| job.remaining_s > route.work_s);
+            let delay_s = delay_weight * route.work_s * count(longer.count());
+            let cost = route.first_token_s - sight.now_s + delay_s;
+            let is_better = best.is_none_or(|(least, kept)| {
+                let loss = route.lost.max(0.0).total_cmp(&kept.lost.max(0.0));
+                loss.then(cost.total_cmp(&least)).is_lt()
+            });
+            if is_better {
+                best = Some((cost, route));
+            }
+        };
+        offer(sight.local(at), 0.0);
+        if let Some((fetch, work_s)) = sight.remote(at, longest) {
+            let fetch_s = sight.fetch_s(fetch);
+            let route = Route {
+                fetch: Some(fetch),
+                work_s,
+                ..sight.local(at)
+            };
+            offer(route, fetch_s);
+        }
+    }
+    best.expect("a cluster has a prefill instance").1
+}
+
+/// Sets when the first token is expected, and returns the value lost with the request in the queue.
+/// A request that would itself be late loses its own value.
+fn judge(sight: &Sight<'_>, route: &mut Route, fetch_s: f64, plan: &mut Plan) -> f64 {
+    let state = &sight.prefill[route.instance.index()];
+    let prompt = sight.prompt;
+    let job = PrefillJob {
+        id: prompt.id,
+        remaining_s: route.work_s,
+        deadline_s: prompt.deadline_s,
+        value: prompt.value,
+        is_ready: fetch_s <= 0.0,
+        has_started: false,
+    };
+    plan.make(state, sight.now_s, Some(&job));
+    let shorter = state
+        .jobs()
+        .iter()
+        .filter(|job| job.remaining_s <= route.work_s);
+    let ahead: f64 = shorter.map(|job| job.remaining_s).sum();
+    let wait_s = (state.running_s(sight.now_s) + ahead).max(fetch_s);
+    route.first_token_s = sight.now_s + wait_s + route.work_s;
+    // Fetched blocks must be there in time as well.
+    let is_fetched_late = sight.now_s + fetch_s + route.work_s > prompt.deadline_s;
+    match plan.tried_end_s() {
+        Some(_) if is_fetched_late => plan.lost() + prompt.value,
+        Some(_) => plan.lost(),
+        None => {
+            let alone_s = state.backlog_s(sight.now_s).max(fetch_s) + route.work_s;
+            route.first_token_s = route.first_token_s.max(sight.now_s + alone_s);
+            plan.lost()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matched(blocks: u32) -> Match {
+        Match {
+            blocks,
+            memory_blocks: blocks,
+        }
+    }
+
+    fn with_sight<R>(backlogs_s: &[f64], blocks: &[u32], act: impl Fn(&Sight<'_>) -> R) -> R {
+        let prefill: Vec<PrefillState> = backlogs_s
+            .iter()
+            .map(|&backlog_s| {
+                let mut state = PrefillState::default();
+                state.busy_until_s = backlog_s;
+                state
+            })
+            .collect();
+        let matches: Vec<Match> = blocks.iter().map(|&blocks| matched(blocks)).collect();
+        let prompt = Prompt {
+            id: 1,
+            input_tokens: 16_384,
+            deadline_s: 10.0,
+            value: 1.0,
+        };
+        act(&Sight {
+            now_s: 0.0,
+            cost: &CostModel::a800_llama3_70b(),
+            prefill: &prefill,
+            matches: &matches,
+            prompt,
+        })
+    }
+
+    #[test]
+    fn cache_aware_takes_the_cached_instance_until_its_queue_costs_more() {
+        let chosen = |backlog_s: f64| {
+            with_sight(&[0.0, backlog_s], &[0, 30], |sight| {
+                cache_aware(sight).instance.0
+            })
+        };
+        assert_eq!(chosen(1.0), 1);
+        assert_eq!(chosen(3.0), 0);
+    }
+
+    #[test]
+    fn algorithm1_fetches_when_the_holder_is_busy_and_the_match_is_long_enough() {
+        let route = |threshold: f64| {
+            with_sight(&[0.0, 9.0], &[10, 30], |sight| algorithm1(sight, threshold))
+        };
+        let fetch = Fetch {
+            from: InstanceId(1),
+            first_block: 10,
+            end_block: 30,
+        };
+        assert_eq!(route(1.0).fetch, Some(fetch));
+        assert_eq!(route(2.9).fetch, Some(fetch));
+        assert_eq!(route(3.0).fetch, None);
+        assert!(route(1.0).first_token_s < route(3.0).first_token_s);
+    }
+
+    #[test]
+    fn the_same_holds_for_ours_and_what_is_lost_is_said() {
+        let route = |backlog_s: f64| {
+            with_sight(&[backlog_s, 9.0], &[10, 30], |sight| {
+                marginal(sight, 1.0, &mut Plan::default())
+            })
+        };
+        assert!(route(0.0).fetch.is_some());
+        assert_eq!(route(0.0).lost, 0.0);
+        assert_eq!(route(30.0).instance, InstanceId(1));
+        assert_eq!(route(9.9).lost, 0.0, "the holder is still in time");
+    }
+
+    #[test]
+    fn simple_rules_do_what_their_names_say() {
+        with_sight(&[1.0, 0.0, 1.0], &[0, 0, 5], |sight| {
+            assert_eq!(least_load(sight).instance, InstanceId(1));
+            assert_eq!(longest_match(sight).instance, InstanceId(2));
+            assert_eq!(dynamo_like(sight).instance, InstanceId(1));
+            let mut turn = 0;
+            let turns = [0; 4].map(|_| round_robin(sight, &mut turn).instance.0);
+            assert_eq!(turns, [0, 1, 2, 0]);
+            let mut seeded = Random::new(1);
+            let drawn: Vec<u16> = (0..50)
+                .map(|_| random(sight, &mut seeded).instance.0)
+                .collect();
+            assert!((0..3).all(|instance| drawn.contains(&instance)));
+        });
+    }
+}
