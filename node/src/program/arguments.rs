@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Rm(RemoveArguments),
     Stat(StatArguments),
     Replay(ReplayArguments),
+    Doctor(DoctorArguments),
+    Topo(TopoArguments),
 }
 
 /// Run a node, until SIGINT or SIGTERM.
@@ -230,6 +232,25 @@ pub(crate) struct StatArguments {
     pub(crate) cluster: ClusterArguments,
     /// A key to look up.
     pub(crate) key: Option<OsString>,
+}
+
+/// Say what this machine offers, what is missing, and what to do about it.
+///
+/// Ends with 1 if something is missing without which nodes do not run; what makes them slower is a
+/// warning.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArguments {}
+
+/// Show cores, caches, memory and devices, and what is next to what.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette topo
+  lstopo other.xml && lunette topo --xml other.xml --json")]
+pub(crate) struct TopoArguments {
+    /// A topology saved by hwloc 2 (lstopo FILE.xml), to be shown instead of this machine's.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) xml: Option<PathBuf>,
 }
 
 /// Replay a trace of requests against a cluster, and measure.

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use lunette::kvstore::{ClusterError, NodeError, StoreError, StoreErrorKind};
 use lunette::runtime::StartError;
 use lunette::runtime::arena::AllocError;
+use lunette::runtime::topology::TopologyError;
 use lunette::trace::format::TraceError;
 use lunette_kvstore_proto::message::Status;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
@@ -60,6 +61,11 @@ pub(crate) enum Failure {
     },
     #[error("node process {index}: {problem}")]
     Child { index: usize, problem: String },
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// What is missing, has been said on standard output.
+    #[error("{0} missing without which nodes do not run")]
+    Missing(String),
     #[error("interrupted")]
     Interrupted,
     #[error("{0} of the blocks read were not what had been written")]
@@ -87,7 +93,10 @@ impl Failure {
 
     /// Whether standard output has said all about it.
     pub(crate) const fn is_reported(&self) -> bool {
-        matches!(self, Self::NotFound { .. } | Self::Verify(_))
+        matches!(
+            self,
+            Self::NotFound { .. } | Self::Verify(_) | Self::Missing(_)
+        )
     }
 }
 

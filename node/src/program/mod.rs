@@ -11,10 +11,13 @@
 //! | `stat` | the table of nodes |
 //! | `cluster` | nodes as child processes |
 //! | `replay` | traces against a cluster |
+//! | `doctor` | what this machine offers and lacks |
+//! | `topo` | the machine's topology |
 
 mod address;
 mod arguments;
 mod cluster;
+mod doctor;
 mod failure;
 mod object;
 mod output;
@@ -22,8 +25,9 @@ mod replay;
 mod serve;
 mod size;
 mod stat;
+mod topo;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -37,6 +41,7 @@ pub(crate) fn run() -> ExitCode {
     let arguments = Arguments::parse();
     let filter = EnvFilter::try_from_env("LUNETTE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
+        .with_ansi(io::stderr().is_terminal())
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .init();
@@ -48,6 +53,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Rm(arguments) => object::remove(&arguments, as_json),
         Command::Stat(arguments) => stat::stat(&arguments, as_json),
         Command::Replay(arguments) => replay::replay(&arguments, as_json),
+        Command::Doctor(_) => doctor::doctor(as_json),
+        Command::Topo(arguments) => topo::topo(&arguments, as_json),
     };
     let Err(failure) = done else {
         return ExitCode::SUCCESS;

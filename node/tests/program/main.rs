@@ -6,7 +6,9 @@
 //! | `serving` | `serve` |
 //! | `objects` | `put`, `get`, `rm`, `stat` |
 //! | `replaying` | `replay` |
+//! | `machine` | `doctor`, `topo` |
 
+mod machine;
 mod objects;
 mod process;
 mod replaying;

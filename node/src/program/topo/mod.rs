@@ -1,0 +1,94 @@
+//! `lunette topo`: the machine, or a saved one.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `tree` | the tree that people read |
+//! | `ranges` | lists of CPUs, written and read as the system does |
+
+pub(super) mod ranges;
+mod tree;
+
+use lunette::runtime::topology::{self, Locality, PciAddress, Topology};
+use serde_json::{Value, json};
+
+use super::arguments::TopoArguments;
+use super::failure::Failure;
+use super::output;
+
+pub(super) fn topo(arguments: &TopoArguments, as_json: bool) -> Result<(), Failure> {
+    let (machine, usable) = match &arguments.xml {
+        Some(path) => (Topology::load_xml(path)?, None),
+        None => (Topology::load()?, Some(usable_cpus())),
+    };
+    if as_json {
+        let mut object = object(&machine);
+        if let Some(usable) = usable {
+            object["usable_cpus"] = json!(usable);
+        }
+        return output::line(&object.to_string());
+    }
+    let mut text = tree::tree(&machine);
+    if let Some(usable) = usable {
+        let cpus = ranges::ranges(&usable);
+        text.push_str(&format!("this process may use CPUs {cpus}\n"));
+    }
+    output::raw(text.as_bytes())
+}
+
+/// The CPUs that this process may use, ascending.
+pub(super) fn usable_cpus() -> Vec<usize> {
+    topology::cpus().iter().map(|cpu| cpu.os_index).collect()
+}
+
+fn object(machine: &Topology) -> Value {
+    json!({
+        "packages": list(&machine.packages, |package| json!({
+            "index": package.os_index,
+            "model": package.model,
+        })),
+        "numa_nodes": list(&machine.numa_nodes, |node| json!({
+            "index": node.os_index,
+            "package": node.package,
+            "memory_bytes": node.memory_bytes,
+        })),
+        "caches": list(&machine.caches, |cache| json!({
+            "level": cache.level,
+            "size_bytes": cache.size_bytes,
+            "cpus": cache.cpus,
+        })),
+        "cores": list(&machine.cores, |core| located(core.locality, json!({
+            "index": core.index,
+            "cpus": core.cpus,
+        }))),
+        "nics": list(&machine.nics, |nic| located(nic.locality, json!({
+            "interfaces": nic.interfaces,
+            "rdma_device": nic.rdma_device,
+            "pci": nic.pci.map(text_of),
+        }))),
+        "drives": list(&machine.drives, |drive| located(drive.locality, json!({
+            "name": drive.name,
+            "model": drive.model,
+            "size_bytes": drive.size_bytes,
+            "pci": drive.pci.map(text_of),
+        }))),
+        "gpus": list(&machine.gpus, |gpu| located(gpu.locality, json!({
+            "names": gpu.names,
+            "model": gpu.model,
+            "pci": text_of(gpu.pci),
+        }))),
+    })
+}
+
+fn list<T>(items: &[T], object: impl Fn(&T) -> Value) -> Vec<Value> {
+    items.iter().map(object).collect()
+}
+
+fn located(locality: Locality, mut object: Value) -> Value {
+    object["package"] = json!(locality.package);
+    object["numa"] = json!(locality.numa);
+    object
+}
+
+fn text_of(address: PciAddress) -> String {
+    address.to_string()
+}

@@ -1,0 +1,141 @@
+//! `lunette doctor` and `lunette topo`.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::process::{lunette, run};
+
+fn saved(name: &str) -> String {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("../runtime/tests/topology").join(name);
+    path.to_str().expect("text").to_owned()
+}
+
+fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let checks = report["checks"].as_array().expect("a list");
+    let found = checks.iter().find(|check| check["name"] == name);
+    found.unwrap_or_else(|| panic!("{name} is looked at: {report}"))
+}
+
+#[test]
+fn the_doctor_looks_at_everything_and_every_fault_has_its_remedy() {
+    let report = run(&["doctor", "--json"]).ended_with(0).json();
+    for name in [
+        "kernel",
+        "io_uring",
+        "locked memory",
+        "open files",
+        "huge pages",
+        "transparent huge pages",
+        "CPUs",
+        "CPU quota",
+        "topology",
+        "network MTU",
+        "RDMA devices",
+        "GPUs",
+    ] {
+        check(&report, name);
+    }
+    assert_eq!(report["missing"], 0);
+    let checks = report["checks"].as_array().expect("a list");
+    for check in checks {
+        let ok = check["state"] == "ok";
+        assert_eq!(ok, check["remedy"].is_null(), "{check}");
+    }
+    let warnings = checks.iter().filter(|check| check["state"] == "warn");
+    assert_eq!(report["warnings"], warnings.count());
+}
+
+#[test]
+fn the_doctor_sees_the_limits_of_its_own_process() {
+    // `ulimit` is a builtin of the shell, which then becomes the program.
+    let program = lunette(&[]).get_program().to_owned();
+    let mut shell = std::process::Command::new("sh");
+    let output = shell
+        .args(["-c", "ulimit -n 512 && exec \"$0\" doctor --json"])
+        .arg(program)
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(0));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one object");
+    let files = check(&report, "open files");
+    assert_eq!(
+        (&files["state"], &files["found"]),
+        (&"warn".into(), &"at most 512".into())
+    );
+    let text = run(&["doctor"]).ended_with(0);
+    assert!(text.text().contains("kernel"), "{}", text.text());
+    assert!(text.text().ends_with(" missing\n"), "{}", text.text());
+}
+
+#[test]
+fn this_machines_topology_names_the_cpus_in_use() {
+    let topology = run(&["topo", "--json"]).ended_with(0).json();
+    let usable = topology["usable_cpus"].as_array().expect("a list");
+    assert!(!usable.is_empty());
+    let cores = topology["cores"].as_array().expect("a list");
+    for cpu in usable {
+        let holds = |core: &&Value| core["cpus"].as_array().expect("a list").contains(cpu);
+        assert!(cores.iter().any(|core| holds(&core)), "{cpu}: {topology}");
+    }
+    let text = run(&["topo"]).ended_with(0);
+    assert!(text.text().starts_with("package 0: "), "{}", text.text());
+    assert!(text.text().contains("this process may use CPUs"));
+}
+
+#[test]
+fn a_saved_topology_is_a_tree_of_what_is_next_to_what() {
+    let path = saved("four_numa_nodes.xml");
+    let shown = run(&["topo", "--xml", &path]).ended_with(0);
+    let expected = "\
+package 0: AMD EPYC 9334 32-Core Processor
+  NUMA node 0: 192GiB
+    L3 32MiB: CPUs 0-3,32-35
+      cores 0-3: CPUs 0+32 1+33 2+34 3+35, L2 1MiB
+    L3 32MiB: CPUs 4-7,36-39
+      cores 4-7: CPUs 4+36 5+37 6+38 7+39, L2 1MiB
+    GPU rsmi0 (AMD Instinct MI210) at 0000:c1:00.0
+  NUMA node 1: 192GiB
+    L3 32MiB: CPUs 8-11,40-43
+      cores 8-11: CPUs 8+40 9+41 10+42 11+43, L2 1MiB
+    L3 32MiB: CPUs 12-15,44-47
+      cores 12-15: CPUs 12+44 13+45 14+46 15+47, L2 1MiB
+    NIC mlx5_0, ens1f0np0 at 0000:82:00.0
+    NIC mlx5_1, ens1f1np1 at 0000:82:00.1
+    GPU rsmi1 (AMD Instinct MI210) at 0000:81:00.0
+";
+    let text = shown.text();
+    assert!(text.starts_with(expected), "{text}");
+    assert!(text.contains("NVMe drive without a block device"), "{text}");
+    assert!(!text.contains("this process"), "it is another machine");
+}
+
+#[test]
+fn a_saved_topology_in_json_has_the_locality_of_each_device() {
+    let path = saved("two_sockets_8_nics_8_gpus.xml");
+    let topology = run(&["topo", "--json", "--xml", &path])
+        .ended_with(0)
+        .json();
+    for (list, count) in [("nics", 9), ("gpus", 8), ("drives", 4), ("cores", 32)] {
+        let list = topology[list].as_array().expect("a list");
+        assert_eq!(list.len(), count, "{list:?}");
+        assert!(list.iter().all(|item| item["numa"] == item["package"]));
+    }
+    let last = &topology["nics"][8];
+    assert_eq!(
+        (&last["rdma_device"], &last["numa"]),
+        (&"mlx5_7".into(), &1.into())
+    );
+    assert_eq!(topology["usable_cpus"], Value::Null);
+}
+
+#[test]
+fn a_topology_that_is_none_ends_with_1() {
+    let failed = run(&["topo", "--json", "--xml", "no/such.xml"]).ended_with(1);
+    assert_eq!(failed.json()["exit_code"], 1);
+    assert!(failed.stderr.contains("no/such.xml"), "{}", failed.stderr);
+    let manifest = format!("{}/Cargo.toml", env!("CARGO_MANIFEST_DIR"));
+    let failed = run(&["topo", "--xml", &manifest]).ended_with(1);
+    assert!(failed.stderr.contains("lstopo"), "{}", failed.stderr);
+}
