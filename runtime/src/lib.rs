@@ -17,6 +17,7 @@
 //! | [`fs`] | files, buffered and direct |
 //! | [`control()`] | calls that block, on a thread of their own |
 //! | [`net`] | TCP listener, stream and gather lists |
+//! | [`Source`] | what a core polls beside its driver |
 //! | [`time`] | clock, sleep, timeout, yield |
 //! | [`mod@arena`] | memory for devices: chunks, regions |
 //! | [`topology`] | CPUs and pinning |
@@ -60,7 +61,9 @@ use std::future::Future;
 
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
 pub use driver::{DriverChoice, DriverKind, Features, OPERATIONS_MAX, ProbeError};
-pub use executor::{Idle, JoinError, JoinHandle, TASKS_MAX};
+pub use executor::{
+    CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard, TASKS_MAX,
+};
 pub use lease::{Lease, Lend, LendRead, LendWrite};
 use lunette_runtime_core::ids::CoreIndex;
 pub use mesh::{MESSAGES_MAX, MeshError, spawn_on};
@@ -116,4 +119,33 @@ pub fn arena() -> arena::Arena {
 #[must_use]
 pub fn driver() -> DriverKind {
     executor::Core::current().driver_kind()
+}
+
+/// What the current core has done since it was opened.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn core_counts() -> CoreCounts {
+    executor::Core::current().counts()
+}
+
+/// A handle that wakes the current core from any thread, for a [`Source`].
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn core_waker() -> CoreWaker {
+    executor::Core::current().waker()
+}
+
+/// Polls `source` in the current core's loop until the guard is dropped.
+///
+/// # Errors
+/// The source, if the core has [`SOURCES_MAX`] of them.
+///
+/// # Panics
+/// Outside a runtime.
+pub fn add_source(source: impl Source + 'static) -> Result<SourceGuard, Box<dyn Source>> {
+    executor::Core::current().add_source(Box::new(source))
 }

@@ -6,10 +6,12 @@
 //! or another core's wake-up.
 
 mod idle;
+mod source;
 mod task;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::Future;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
@@ -32,12 +34,16 @@ use crate::mesh::{Inbox, Message};
 use crate::op::Op;
 pub use idle::Idle;
 use idle::IdleState;
+use source::Sources;
+pub use source::{CoreWaker, SOURCES_MAX, Source, SourceGuard};
 pub use task::{JoinError, JoinHandle};
 
 /// Tasks of one core.
 pub const TASKS_MAX: usize = 65_536;
 /// Tasks run before the driver is asked again, so that completions are never starved.
 const TASKS_PER_TURN_MAX: usize = 64;
+/// Completions taken from one source in one turn.
+const SOURCE_BUDGET: usize = 64;
 /// Messages from other cores taken in one turn.
 const MESSAGES_PER_TURN_MAX: usize = 64;
 /// How long a core that shuts down waits for the devices to let go of leases.
@@ -58,6 +64,8 @@ pub(crate) struct Core {
     timers: RefCell<Wheel<Waker>>,
     arena: Arena,
     idle: RefCell<IdleState>,
+    sources: RefCell<Sources>,
+    counters: Counters,
     stopping: Cell<bool>,
     /// Scratch of the loop, kept for its capacity.
     completions: RefCell<Vec<Completion>>,
@@ -89,6 +97,8 @@ impl Core {
             timers: RefCell::new(Wheel::new(Time::ZERO)),
             arena,
             idle: RefCell::new(IdleState::new(idle)),
+            sources: RefCell::default(),
+            counters: Counters::default(),
             stopping: Cell::new(false),
             completions: RefCell::new(Vec::new()),
             expired: RefCell::new(Vec::new()),
@@ -292,7 +302,9 @@ impl Core {
     }
 
     fn turn(&self) {
-        let worked = self.run_ready() | self.take_inbox() | self.fire_timers();
+        let worked =
+            self.run_ready() | self.take_inbox() | self.fire_timers() | self.poll_sources();
+        add_one(&self.counters.turns);
         if !self.ready.borrow().is_empty() {
             if self.driver_may_have_work() {
                 self.drive(Wait::Poll);
@@ -329,6 +341,11 @@ impl Core {
             worked = true;
         }
         worked
+    }
+
+    fn poll_sources(&self) -> bool {
+        let mut sources = self.sources.borrow_mut();
+        !sources.is_empty() && sources.poll(SOURCE_BUDGET) > 0
     }
 
     fn fire_timers(&self) -> bool {
@@ -371,19 +388,22 @@ impl Core {
 
     fn sleep(&self, now: Time) {
         self.inbox.set_asleep();
-        if self.inbox.has_mail() {
+        if self.inbox.has_mail() || !self.sources.borrow_mut().try_park() {
             self.inbox.take_asleep();
             return;
         }
+        add_one(&self.counters.sleeps);
         let next = self.timers.borrow().next_expiry();
         let wait = next.map_or(Wait::Forever, |at| Wait::For(at.since(now)));
         self.drive(wait);
+        self.sources.borrow_mut().unpark();
         self.inbox.take_asleep();
     }
 
     /// One call of the driver, and the delivery of what it brought.
     fn drive(&self, wait: Wait) {
         let mut completions = self.completions.take();
+        add_one(&self.counters.driver_calls);
         self.driver.borrow_mut().turn(wait, &mut completions);
         if !completions.is_empty() {
             let now = self.now();
@@ -399,6 +419,44 @@ impl Core {
             }
         }
         self.completions.replace(completions);
+    }
+
+    pub(crate) fn counts(&self) -> CoreCounts {
+        CoreCounts {
+            turns: self.counters.turns.get(),
+            driver_calls: self.counters.driver_calls.get(),
+            sleeps: self.counters.sleeps.get(),
+        }
+    }
+}
+
+/// What a core has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CoreCounts {
+    /// Turns of the loop.
+    pub turns: u64,
+    /// Calls of the driver: under io_uring, system calls.
+    pub driver_calls: u64,
+    /// Those of them in which the core slept.
+    pub sleeps: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    turns: Cell<u64>,
+    driver_calls: Cell<u64>,
+    sleeps: Cell<u64>,
+}
+
+fn add_one(counter: &Cell<u64>) {
+    counter.set(counter.get() + 1);
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("index", &self.index())
+            .finish_non_exhaustive()
     }
 }
 

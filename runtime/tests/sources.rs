@@ -1,0 +1,230 @@
+//! Sources that complete from another thread: no wake-up lost, no system call while busy, no CPU
+//! while idle.
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::task::{Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam::queue::ArrayQueue;
+use lunette_runtime::{
+    CoreCounts, CoreOptions, CoreWaker, DriverKind, Idle, Placement, Runtime, Source, add_source,
+    block_on, core_counts, core_waker, driver, spawn_on, time,
+};
+use lunette_runtime_core::ids::CoreIndex;
+use rustix::time::{ClockId, clock_gettime};
+
+/// A device as another thread plays it: a ring, and a flag that asks for a wake-up.
+struct Device {
+    ring: ArrayQueue<u64>,
+    armed: AtomicBool,
+    waker: CoreWaker,
+}
+
+impl Device {
+    /// Publishes, then wakes the core if it asked for that.
+    fn complete(&self, value: u64) {
+        while self.ring.push(value).is_err() {
+            std::hint::spin_loop();
+        }
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+    }
+}
+
+/// What the source and the task that waits for it share.
+#[derive(Default)]
+struct Delivered {
+    values: VecDeque<u64>,
+    waiting: Option<Waker>,
+}
+
+struct DeviceSource {
+    device: Arc<Device>,
+    delivered: Rc<RefCell<Delivered>>,
+}
+
+impl Source for DeviceSource {
+    fn poll(&mut self, budget: usize) -> usize {
+        let mut delivered = self.delivered.borrow_mut();
+        let mut count = 0;
+        while count < budget
+            && let Some(value) = self.device.ring.pop()
+        {
+            delivered.values.push_back(value);
+            count += 1;
+        }
+        let waker = if count > 0 {
+            delivered.waiting.take()
+        } else {
+            None
+        };
+        drop(delivered);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        count
+    }
+
+    fn try_park(&mut self) -> bool {
+        self.device.armed.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.device.ring.is_empty() {
+            return true;
+        }
+        self.device.armed.store(false, Ordering::SeqCst);
+        false
+    }
+
+    fn unpark(&mut self) {
+        self.device.armed.store(false, Ordering::SeqCst);
+    }
+}
+
+async fn next(delivered: &Rc<RefCell<Delivered>>) -> u64 {
+    poll_fn(|cx| {
+        let mut delivered = delivered.borrow_mut();
+        match delivered.values.pop_front() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                delivered.waiting = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+/// One round after the other: the device completes, the task sees it, the device sees that. Now and
+/// then the device pauses, so that the core goes through every stage of falling asleep.
+fn rounds(idle: Idle, rounds: u64, pause_every: u64) -> CoreCounts {
+    let options = CoreOptions {
+        idle,
+        ..CoreOptions::default()
+    };
+    block_on(None, options, move || async move {
+        let device = Arc::new(Device {
+            ring: ArrayQueue::new(64),
+            armed: AtomicBool::new(false),
+            waker: core_waker(),
+        });
+        let delivered: Rc<RefCell<Delivered>> = Rc::default();
+        let source = DeviceSource {
+            device: Arc::clone(&device),
+            delivered: Rc::clone(&delivered),
+        };
+        let guard = add_source(source).unwrap_or_else(|_| unreachable!("there is room"));
+        let seen = Arc::new(AtomicU64::new(0));
+        let echoed = Arc::clone(&seen);
+        let player = thread::spawn(move || {
+            for round in 1..=rounds {
+                for _ in 0..round % 7 * u64::from(round.is_multiple_of(pause_every)) * 500 {
+                    std::hint::spin_loop();
+                }
+                device.complete(round);
+                while echoed.load(Ordering::Acquire) < round {
+                    std::hint::spin_loop();
+                }
+            }
+        });
+        for round in 1..=rounds {
+            assert_eq!(next(&delivered).await, round);
+            seen.store(round, Ordering::Release);
+        }
+        drop(guard);
+        player.join().expect("no panic");
+        core_counts()
+    })
+    .expect("a core")
+}
+
+/// Ten million where the code is optimised.
+const ROUNDS: u64 = if cfg!(debug_assertions) {
+    300_000
+} else {
+    10_000_000
+};
+
+#[test]
+fn no_wake_up_is_lost_by_a_core_that_spins_and_sleeps_by_turns() {
+    let counts = rounds(Idle::Adaptive(Duration::from_micros(50)), ROUNDS, 5);
+    assert!(counts.turns >= ROUNDS, "{counts:?}");
+}
+
+#[test]
+fn a_busy_core_makes_no_system_call_for_a_source() {
+    let counts = rounds(Idle::Latency, ROUNDS / 10, 5);
+    // epoll is a system call by its nature.
+    assert!(
+        by_epoll() || counts.driver_calls < ROUNDS / 1000,
+        "{counts:?}"
+    );
+}
+
+fn by_epoll() -> bool {
+    let kind = block_on(None, CoreOptions::default(), || async { driver() });
+    kind == Ok(DriverKind::Epoll)
+}
+
+#[test]
+fn no_wake_up_is_lost_by_a_core_that_sleeps_whenever_it_can() {
+    let counts = rounds(Idle::Efficient, ROUNDS / 100, 1);
+    assert!(counts.sleeps > 100, "the case was met: {counts:?}");
+}
+
+#[test]
+fn messages_to_a_busy_core_cost_it_no_system_call() {
+    const MESSAGES: u64 = 20_000;
+    let options = CoreOptions {
+        idle: Idle::Latency,
+        ..CoreOptions::default()
+    };
+    let runtime = Runtime::start(&Placement::Anywhere(2), options).expect("cores");
+    let counts = runtime.spawn_on(CoreIndex(0), || async {
+        let before = core_counts().driver_calls;
+        for n in 0..MESSAGES {
+            assert_eq!(
+                spawn_on(CoreIndex(1), move || async move { n }).await,
+                Ok(n)
+            );
+        }
+        core_counts().driver_calls - before
+    });
+    let calls = counts.expect("started").wait().expect("an answer");
+    assert!(
+        by_epoll() || calls < MESSAGES / 100,
+        "{calls} calls of the driver"
+    );
+}
+
+#[test]
+fn an_idle_core_uses_no_cpu() {
+    let idle = Idle::Adaptive(Duration::from_millis(1));
+    let options = CoreOptions {
+        idle,
+        ..CoreOptions::default()
+    };
+    let used = block_on(None, options, || async {
+        let cpu_time = || {
+            let time = clock_gettime(ClockId::ThreadCPUTime);
+            Duration::new(
+                time.tv_sec.unsigned_abs(),
+                u32::try_from(time.tv_nsec).expect("below 1 s"),
+            )
+        };
+        time::sleep(Duration::from_millis(50)).await;
+        let before = cpu_time();
+        time::sleep(Duration::from_secs(2)).await;
+        cpu_time() - before
+    });
+    let used = used.expect("a core");
+    assert!(used < Duration::from_millis(20), "1 % of 2 s: {used:?}");
+}
