@@ -88,8 +88,8 @@ pub(crate) struct ServeArguments {
         conflicts_with = "core_count"
     )]
     pub(crate) cores: Vec<usize>,
-    /// Cores of the node, each pinned to a CPU that is chosen for it, one per physical core as far
-    /// as they go; not pinned, with a warning, if this process may use fewer CPUs.
+    /// Cores of the node, each pinned to a CPU that no other node has chosen, one per physical core
+    /// as far as they go; not pinned, with a warning, if this process may use too few.
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) core_count: u16,

@@ -9,7 +9,8 @@ use std::thread;
 
 use lunette::kvstore::{Node, NodeOptions};
 use lunette::runtime::arena::HugePages;
-use lunette::runtime::{NodeId, Placement, topology};
+use lunette::runtime::topology::{self, ChooseError, CoreClaim, TooFewCpus};
+use lunette::runtime::{NodeId, Placement};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -30,7 +31,8 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     // Before anything is started, so that a signal never finds the process unprepared.
     let (end, ended) = mpsc::channel();
     end_on_signals(end.clone()).map_err(|error| Failure::file("signals", error))?;
-    let options = node_options(arguments);
+    let placed = place(arguments);
+    let options = node_options(arguments, placed.placement);
     let (id, cores) = (options.id, cores_of(&options.placement));
     let node = Node::start(options)?;
     if arguments.until_stdin_ends {
@@ -41,6 +43,7 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     tracing::info!(why, "shutting down");
     let stat = node.stat()?;
     node.shut_down()?;
+    drop(placed.claims);
     if as_json {
         let mut object = stat::object(&stat);
         object["stopped"] = json!(true);
@@ -50,17 +53,12 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     }
 }
 
-fn node_options(arguments: &ServeArguments) -> NodeOptions {
+fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions {
     let id = NodeId(
         arguments
             .node_id
             .unwrap_or_else(|| default_id(arguments.listen)),
     );
-    let placement = if arguments.cores.is_empty() {
-        place(usize::from(arguments.core_count))
-    } else {
-        Placement::Pinned(arguments.cores.clone())
-    };
     let huge_pages = if arguments.huge_pages {
         HugePages::Prefer
     } else {
@@ -76,15 +74,54 @@ fn node_options(arguments: &ServeArguments) -> NodeOptions {
     }
 }
 
-/// Pins `count` cores where the process may use as many CPUs; says so where not.
-fn place(count: usize) -> Placement {
-    match topology::choose(count) {
-        Ok(cpus) => Placement::Pinned(cpus),
-        Err(error) => {
-            eprintln!("lunette: warning: cores are not pinned: {error}");
-            Placement::Anywhere(count)
-        }
+/// Where the node's cores run.
+#[derive(Debug)]
+struct Placed {
+    placement: Placement,
+    /// To be held as long as the node runs, so that the next one chooses other CPUs.
+    claims: Vec<CoreClaim>,
+}
+
+fn place(arguments: &ServeArguments) -> Placed {
+    if !arguments.cores.is_empty() {
+        return Placed {
+            placement: Placement::Pinned(arguments.cores.clone()),
+            claims: Vec::new(),
+        };
     }
+    let count = usize::from(arguments.core_count);
+    let claims = topology::choose_unclaimed(count);
+    place_at(count, claims, || topology::choose(count))
+}
+
+/// Pins `count` cores to the CPUs claimed, to CPUs without claims where those do not work, and
+/// says so where there are too few of either.
+fn place_at(
+    count: usize,
+    claims: Result<Vec<CoreClaim>, ChooseError>,
+    choose: impl FnOnce() -> Result<Vec<usize>, TooFewCpus>,
+) -> Placed {
+    let pinned = match claims {
+        Ok(claims) => {
+            let cpus = claims.iter().map(CoreClaim::cpu).collect();
+            Ok((cpus, claims))
+        }
+        Err(ChooseError::Claim(error)) => {
+            tracing::warn!(%error, "CPUs are not claimed");
+            choose()
+                .map(|cpus| (cpus, Vec::new()))
+                .map_err(|error| error.to_string())
+        }
+        Err(error @ ChooseError::TooFewCpus { .. }) => Err(error.to_string()),
+    };
+    let (placement, claims) = match pinned {
+        Ok((cpus, claims)) => (Placement::Pinned(cpus), claims),
+        Err(why) => {
+            eprintln!("lunette: warning: cores are not pinned: {why}");
+            (Placement::Anywhere(count), Vec::new())
+        }
+    };
+    Placed { placement, claims }
 }
 
 fn cores_of(placement: &Placement) -> usize {
@@ -164,16 +201,30 @@ fn end_with_stdin(end: mpsc::Sender<&'static str>) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use lunette::runtime::topology::ClaimError;
+
     use super::*;
 
     #[test]
-    fn cores_are_pinned_where_there_are_enough_cpus() {
-        let usable = topology::cpus().len();
-        let Placement::Pinned(cpus) = place(usable) else {
-            panic!("as many cores as CPUs are pinned");
+    fn cores_are_pinned_where_claims_do_not_work_too_but_not_where_cpus_are_too_few() {
+        let no_claims = || {
+            let folder = PathBuf::from("claims");
+            Err(ChooseError::Claim(ClaimError::UnsafeFolder(folder)))
         };
-        assert_eq!(cpus.len(), usable);
-        assert_eq!(place(usable + 1), Placement::Anywhere(usable + 1));
+        let placed = place_at(2, no_claims(), || Ok(vec![3, 5]));
+        assert_eq!(placed.placement, Placement::Pinned(vec![3, 5]));
+        let (wanted, usable) = (2, 1);
+        let placed = place_at(2, no_claims(), || Err(TooFewCpus { wanted, usable }));
+        assert_eq!(placed.placement, Placement::Anywhere(2));
+        let too_few = ChooseError::TooFewCpus {
+            wanted,
+            usable,
+            taken: 0,
+        };
+        let placed = place_at(2, Err(too_few), || Ok(vec![3, 5]));
+        assert_eq!(placed.placement, Placement::Anywhere(2));
     }
 
     #[test]

@@ -15,7 +15,8 @@ fn saved(name: &str) -> String {
 fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
     let checks = report["checks"].as_array().expect("a list");
     let found = checks.iter().find(|check| check["name"] == name);
-    found.unwrap_or_else(|| panic!("{name} is looked at: {report}"))
+    assert!(found.is_some(), "{name} is looked at: {report}");
+    found.expect("it is there")
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `lunette serve`.
 
+use std::fs;
 use std::process::Stdio;
 
 use rustix::process::Signal;
@@ -16,6 +17,48 @@ fn the_ready_line_says_where_and_what() {
     assert_eq!(node.ready["memory_bytes"], 8 << 20);
     let stat = run(&["stat", "--json", "--nodes", node.address()]).ended_with(0);
     assert_eq!(stat.json()["nodes"][0]["capacity_bytes"], 8 << 20);
+}
+
+/// CPUs that a process's threads called `lunette-*` may run on.
+fn cpus_of_cores(node: &Node) -> Vec<String> {
+    let tasks = format!("/proc/{}/task", node.child.id());
+    let threads = fs::read_dir(tasks).expect("a process");
+    let mut lists: Vec<String> = threads
+        .map(|thread| fs::read_to_string(thread.expect("a thread").path().join("status")))
+        .map_while(Result::ok)
+        .filter(|status| status.starts_with("Name:\tlunette-0\n"))
+        .filter_map(|status| {
+            let (_, list) = status.split_once("Cpus_allowed_list:\t")?;
+            Some(list.lines().next()?.to_owned())
+        })
+        .collect();
+    lists.sort_unstable();
+    lists
+}
+
+#[test]
+fn nodes_of_one_host_choose_cpus_of_their_own_as_long_as_there_are_any() {
+    let claims = tempfile::tempdir().expect("a folder");
+    let start = || {
+        let arguments = [
+            "serve",
+            "--json",
+            "--listen",
+            "127.0.0.1:0",
+            "--memory",
+            "1MiB",
+        ];
+        Node::spawn(lunette(&arguments).env("XDG_RUNTIME_DIR", claims.path()))
+    };
+    let usable = std::thread::available_parallelism().expect("known").get();
+    let nodes: Vec<Node> = (0..usable.min(2)).map(|_| start()).collect();
+    let mut chosen: Vec<String> = nodes.iter().flat_map(cpus_of_cores).collect();
+    assert_eq!(chosen.len(), nodes.len(), "{chosen:?}");
+    for list in &chosen {
+        assert!(list.parse::<usize>().is_ok(), "one CPU each: {chosen:?}");
+    }
+    chosen.dedup();
+    assert_eq!(chosen.len(), nodes.len(), "{chosen:?}");
 }
 
 #[test]
