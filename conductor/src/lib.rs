@@ -1,2 +1,34 @@
 //! A discrete-event simulator of a cluster in which the rules of the conductor place requests.
+//!
+//! It replays a trace against prefill and decode instances whose speed a fitted model gives, and
+//! measures what each set of rules makes of it. The rules are those of
+//! `lunette-conductor-policy`, unchanged: what is simulated is what a service would run.
+//!
+//! It leaves out the service itself, and reading traces: requests are handed in. It does no I/O.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`workload`] | requests, and when they arrive |
+//! | [`scenario`] | the cluster, its rules, the objectives |
+//! | [`simulation`] | [`simulate`]: from a workload and a scenario to a report |
+//! | [`report`] | what was measured |
+//! | [`capacity`] | the highest load at which a share of the requests is served in time |
+//! | [`hits`] | hit ratio of one cache over all |
+//! | `cache` | least recently used blocks, in memory and on a drive |
+//! | `network` | transfers that share lines fairly |
 #![forbid(unsafe_code)]
+
+mod cache;
+pub mod capacity;
+pub mod hits;
+mod network;
+pub mod report;
+pub mod scenario;
+pub mod simulation;
+pub mod workload;
+
+pub use lunette_conductor_policy as policy;
+pub use report::Report;
+pub use scenario::Scenario;
+pub use simulation::simulate;
+pub use workload::{Arrival, Timing, Workload};

@@ -7,7 +7,7 @@
 
 use crate::admission::{Admission, DecodeChoice, DecodeMargin, ToDecode};
 use crate::cost::CostModel;
-use crate::discipline::{Discipline, Plan};
+use crate::discipline::{Discipline, Plan, Slice};
 use crate::ids::{BlockHash, InstanceId, LengthClass};
 use crate::index::{Match, PrefixIndex};
 use crate::output::OutputEstimator;
@@ -271,6 +271,12 @@ impl Conductor {
             _ => self.options.decode_share,
         };
         choice.fits && choice.step_s <= share * self.slo.tbt_s
+    }
+
+    /// What a prefill instance that has just become free serves next, if anything can be served.
+    pub fn next_slice(&mut self, now_s: f64, state: &PrefillState) -> Option<Slice> {
+        let discipline = self.options.discipline;
+        discipline.next(state, now_s, &mut self.plan)
     }
 
     /// Whether a queued job that can no longer be in time is to be refused rather than served.

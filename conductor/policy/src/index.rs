@@ -166,17 +166,18 @@ impl PrefixIndex {
         }
     }
 
+    /// Blocks that `instance` holds in `tier`. Walks the whole index.
+    #[must_use]
+    pub fn count(&self, instance: InstanceId, tier: Tier) -> usize {
+        let is_held = |entry: &&Entry| entry.is_held(instance, tier, &self.rows);
+        self.table.iter().filter(is_held).count()
+    }
+
     /// Whether `instance` holds `hash` in `tier`.
     #[must_use]
     pub fn holds(&self, instance: InstanceId, tier: Tier, hash: BlockHash) -> bool {
         let entry = self.table.find(mix(hash), |entry| entry.hash == hash);
-        let mut is_held = false;
-        if let Some(entry) = entry {
-            entry.for_each_owner(&self.rows, |owner, tiers| {
-                is_held |= owner == instance.index() && tiers & tier.bit() != 0;
-            });
-        }
-        is_held
+        entry.is_some_and(|entry| entry.is_held(instance, tier, &self.rows))
     }
 }
 
@@ -235,6 +236,14 @@ impl Entry {
         self.owners
             .iter_mut()
             .find(|lane| **lane & TIER_MASK != 0 && **lane >> TIER_BITS == instance.0)
+    }
+
+    fn is_held(&self, instance: InstanceId, tier: Tier, rows: &Rows) -> bool {
+        let mut is_held = false;
+        self.for_each_owner(rows, |owner, tiers| {
+            is_held |= owner == instance.index() && tiers & tier.bit() != 0;
+        });
+        is_held
     }
 
     fn for_each_owner(&self, rows: &Rows, mut visit: impl FnMut(usize, u16)) {

@@ -1,0 +1,225 @@
+//! Prefill instances: queue, slices, cache.
+
+use lunette_conductor_policy::conductor::Placement;
+use lunette_conductor_policy::ids::{InstanceId, TOKENS_PER_BLOCK, Tier};
+use lunette_conductor_policy::index::PrefixIndex;
+use lunette_conductor_policy::state::PrefillJob;
+
+use super::{Cargo, Event, Simulation, id_of, request_of};
+use crate::cache::Cache;
+use crate::report::Ending;
+
+/// What it costs to go on with a job after another has been served in between.
+const RESUME_S: f64 = 0.005;
+/// Work below this is none.
+const WORK_S_MIN: f64 = 1e-9;
+
+#[derive(Debug)]
+pub(super) struct PrefillNode {
+    cache: Cache,
+    running: Option<usize>,
+    last: Option<usize>,
+}
+
+impl PrefillNode {
+    pub(super) const fn new(cache: Cache) -> Self {
+        Self {
+            cache,
+            running: None,
+            last: None,
+        }
+    }
+
+    /// The index says what the cache holds, no more and no less.
+    pub(super) fn check_end(&self, instance: InstanceId, index: &PrefixIndex) {
+        assert!(self.running.is_none(), "nothing runs in the end");
+        for (tier, len) in [
+            (Tier::Dram, self.cache.len().0),
+            (Tier::Ssd, self.cache.len().1),
+        ] {
+            assert_eq!(index.count(instance, tier), len, "{instance:?}, {tier:?}");
+        }
+    }
+}
+
+impl Simulation<'_> {
+    /// Puts a request that was placed into the queue, and begins to fetch.
+    pub(super) fn enqueue(&mut self, request: usize, placement: &Placement) {
+        let prefill = placement.route.instance.index();
+        self.progress[request].prefill = prefill;
+        let fetch = placement.route.fetch;
+        self.prefill_states[prefill].push(PrefillJob {
+            id: id_of(request),
+            remaining_s: placement.route.work_s,
+            deadline_s: placement.deadline_s,
+            value: placement.value,
+            is_ready: fetch.is_none(),
+            has_started: false,
+        });
+        if let Some(fetch) = fetch {
+            self.progress[request].fetched = (fetch.first_block, fetch.end_block);
+            let tokens = TOKENS_PER_BLOCK * (fetch.end_block - fetch.first_block);
+            self.records[request].fetched_tokens = tokens;
+            let from = fetch.from.index();
+            self.begin_flow(request, Cargo::Fetch, from, prefill, tokens);
+        }
+        self.start_slice(prefill);
+    }
+
+    /// The blocks that a request waited for have come.
+    pub(super) fn end_fetch(&mut self, request: usize) {
+        let progress = self.progress[request];
+        let prefill = progress.prefill;
+        let place = |block: u32| usize::try_from(block).expect("a block number fits");
+        let (first, end) = progress.fetched;
+        let hashes = &self.workload.get(request).hashes[place(first)..place(end)];
+        let now_s = self.clock.now_s();
+        self.prefill[prefill]
+            .cache
+            .keep(hashes, now_s, &mut self.changes);
+        self.publish(prefill);
+        if let Some(job) = self.prefill_states[prefill].job_mut(id_of(request)) {
+            job.is_ready = true;
+        }
+        self.start_slice(prefill);
+    }
+
+    /// Starts the next slice if the instance is free and something can run.
+    fn start_slice(&mut self, prefill: usize) {
+        if self.prefill[prefill].running.is_some() {
+            return;
+        }
+        self.drop_hopeless(prefill);
+        let now_s = self.clock.now_s();
+        let state = &self.prefill_states[prefill];
+        let Some(slice) = self.conductor.next_slice(now_s, state) else {
+            return;
+        };
+        let request = request_of(slice.id);
+        let is_first = !self.has_started(prefill, slice.id);
+        if is_first {
+            self.start_work(prefill, request);
+        }
+        let node = &mut self.prefill[prefill];
+        let is_resumed = !is_first && node.last != Some(request);
+        let resume_s = if is_resumed { RESUME_S } else { 0.0 };
+        node.running = Some(request);
+        node.last = Some(request);
+        let remaining_s = &mut self.progress[request].remaining_s;
+        let work_s = remaining_s.min(slice.at_most_s);
+        *remaining_s -= work_s;
+        if *remaining_s < WORK_S_MIN {
+            *remaining_s = 0.0;
+        }
+        let left_s = *remaining_s;
+        let end_s = now_s + work_s + resume_s;
+        self.records[request].prefill_s += work_s + resume_s;
+        let state = &mut self.prefill_states[prefill];
+        state.busy_until_s = end_s;
+        let job = state.job_mut(slice.id).expect("it was chosen from these");
+        job.remaining_s = left_s;
+        job.has_started = true;
+        self.clock.plan(end_s, Event::SliceEnd { prefill });
+        if left_s == 0.0 && self.scenario.is_layer_wise {
+            self.push(request);
+        }
+    }
+
+    fn has_started(&mut self, prefill: usize, id: u64) -> bool {
+        let job = self.prefill_states[prefill].job_mut(id);
+        job.expect("it is in the queue").has_started
+    }
+
+    /// Finds out what is cached, and so how much work there is.
+    fn start_work(&mut self, prefill: usize, request: usize) {
+        let item = self.workload.get(request);
+        let (blocks, memory_blocks) = self.prefill[prefill].cache.leading(item.hashes);
+        let tokens = |blocks: u32| item.input_tokens.min(blocks * TOKENS_PER_BLOCK);
+        let cached = tokens(blocks);
+        let on_drive = cached - tokens(memory_blocks);
+        let cost = &self.scenario.cost;
+        let work_s = cost.prefill.time_s(item.input_tokens, cached) + cost.ssd_s(on_drive);
+        assert!(work_s > 0.0, "a prefill takes time");
+        self.progress[request].remaining_s = work_s;
+        self.records[request].cached_tokens = cached;
+    }
+
+    /// Refuses what waits and can no longer be in time, if the rules say so.
+    fn drop_hopeless(&mut self, prefill: usize) {
+        if !self.conductor.drops_hopeless() {
+            return;
+        }
+        let now_s = self.clock.now_s();
+        loop {
+            let mut jobs = self.prefill_states[prefill].jobs().iter();
+            let is_hopeless = |job: &&PrefillJob| {
+                // One that waits for blocks is left alone: they are on their way.
+                job.is_ready && !job.has_started && now_s + job.remaining_s > job.deadline_s
+            };
+            let Some(id) = jobs.find(is_hopeless).map(|job| job.id) else {
+                return;
+            };
+            self.prefill_states[prefill].take(id);
+            let request = request_of(id);
+            self.leave_incoming(request);
+            self.end(request, Ending::Dropped);
+        }
+    }
+
+    pub(super) fn end_slice(&mut self, prefill: usize) {
+        let node = &mut self.prefill[prefill];
+        let request = node.running.take().expect("a slice has a request");
+        if self.progress[request].remaining_s == 0.0 {
+            self.end_prefill(prefill, request);
+        }
+        self.start_slice(prefill);
+    }
+
+    fn end_prefill(&mut self, prefill: usize, request: usize) {
+        let now_s = self.clock.now_s();
+        let job = self.prefill_states[prefill].take(id_of(request));
+        assert!(job.is_some(), "it was in the queue");
+        let item = self.workload.get(request);
+        let record = &mut self.records[request];
+        record.ttft_s = now_s - item.arrival_s;
+        assert!(
+            record.ttft_s + WORK_S_MIN >= record.prefill_s,
+            "no token before its work"
+        );
+        self.progress[request].is_prefilled = true;
+        self.progress[request].first_token_s = now_s;
+        let node = &mut self.prefill[prefill];
+        node.cache.keep(item.hashes, now_s, &mut self.changes);
+        self.publish(prefill);
+        if self.progress[request].is_pushed {
+            self.arrive_at_decode(request);
+        } else if !self.scenario.is_layer_wise {
+            self.push(request);
+        }
+    }
+
+    /// Begins to send keys and values to the decode instance. An answer of one token needs none.
+    fn push(&mut self, request: usize) {
+        let item = self.workload.get(request);
+        if item.output_tokens == 1 {
+            self.end_push(request);
+            return;
+        }
+        let progress = self.progress[request];
+        let to = self.scenario.prefill + progress.decode;
+        self.begin_flow(
+            request,
+            Cargo::Push,
+            progress.prefill,
+            to,
+            item.input_tokens,
+        );
+    }
+
+    pub(super) fn end_push(&mut self, request: usize) {
+        self.progress[request].is_pushed = true;
+        if self.progress[request].is_prefilled {
+            self.arrive_at_decode(request);
+        }
+    }
+}
