@@ -53,6 +53,7 @@ mod lease;
 mod mesh;
 pub mod net;
 mod op;
+mod process;
 mod runtime;
 pub mod time;
 pub mod topology;

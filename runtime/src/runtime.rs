@@ -16,6 +16,7 @@ use crate::arena::{Arena, ArenaOptions};
 use crate::driver::{DriverChoice, ProbeError};
 use crate::executor::{Core, Idle};
 use crate::mesh::{self, Inbox, MeshError};
+use crate::process;
 use crate::topology::{self, PinError};
 
 /// Where cores run.
@@ -59,6 +60,9 @@ pub enum StartError {
     /// No driver works here.
     #[error(transparent)]
     Driver(#[from] ProbeError),
+    /// This process is a child of a fork of one that ran cores. Start a new program instead.
+    #[error("cores were running when this process was forked: start a new program instead")]
+    Forked,
     /// The system refused a thread or a descriptor.
     #[error("the system refused a core's resources: {0}")]
     Resources(Errno),
@@ -81,6 +85,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
+    refuse_forked()?;
     if let Some(cpu) = cpu {
         topology::pin_current_thread(cpu)?;
     }
@@ -101,6 +106,14 @@ where
     Ok(output)
 }
 
+fn refuse_forked() -> Result<(), StartError> {
+    if process::is_fork_child() {
+        return Err(StartError::Forked);
+    }
+    process::watch_forks();
+    Ok(())
+}
+
 /// Cores on threads of their own. Dropping it shuts them down and waits for them.
 #[derive(Debug)]
 pub struct Runtime {
@@ -119,6 +132,7 @@ impl Runtime {
     /// # Errors
     /// [`StartError`]: cores that had started have been shut down again.
     pub fn start(placement: &Placement, options: CoreOptions) -> Result<Self, StartError> {
+        refuse_forked()?;
         let cpus = placement.cpus();
         if cpus.is_empty() || cpus.len() > CORES_MAX {
             return Err(StartError::CoreCount(cpus.len()));
@@ -241,6 +255,7 @@ fn run_core(
 ) {
     let inbox = Arc::clone(&peers[usize::from(index.0)]);
     let _closed = CloseOnExit(inbox);
+    process::block_signals();
     let opened = cpu
         .map_or(Ok(()), topology::pin_current_thread)
         .map_err(StartError::from);

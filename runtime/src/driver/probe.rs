@@ -6,6 +6,9 @@ use thiserror::Error;
 /// Features of the io_uring of this kernel that the driver uses when present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
+    /// The kernel's worker threads of a ring are bounded, and kept off a pinned core's CPU (Linux
+    /// 5.15).
+    pub bounded_workers: bool,
     /// One thread submits, completions are run when it asks (Linux 6.1).
     pub defer_taskrun: bool,
     /// The ring's own descriptor is registered, which saves a lookup per call (Linux 5.18).

@@ -11,10 +11,15 @@ use std::time::Duration;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, Submitter, opcode, squeue};
 
+use rustix::process::getpid;
+use rustix::thread::{CpuSet, sched_getaffinity};
+
 use super::probe::{Features, ProbeError};
 use super::{Completion, Key, OPERATIONS_MAX, SUBMISSIONS_MAX, Submission, Wait};
 use crate::lease::Lease;
 
+/// Worker threads of one ring, of each kind. Hot paths need none.
+const WORKERS_MAX: u32 = 4;
 /// Completions of the driver's own requests, above every key.
 const TOKEN_CANCEL: u64 = u64::MAX;
 const TOKEN_WAKE: u64 = u64::MAX - 1;
@@ -58,6 +63,7 @@ impl Uring {
         let mut submitter =
             unsafe { std::mem::transmute::<Submitter<'_>, Submitter<'static>>(submitter) };
         let features = Features {
+            bounded_workers: bound_workers(&submitter),
             defer_taskrun,
             registered_ring: submitter.register_ring_fd().is_ok(),
             message_ring: probe.is_supported(opcode::MsgRingData::CODE),
@@ -152,6 +158,31 @@ impl Uring {
             );
         }
     }
+}
+
+/// Bounds the kernel's worker threads of this ring, and keeps them off the calling thread's CPU if
+/// it is pinned: a worker inherits the affinity of a core that never sleeps, and would starve.
+fn bound_workers(submitter: &Submitter<'_>) -> bool {
+    let bounded = submitter
+        .register_iowq_max_workers(&mut [WORKERS_MAX; 2])
+        .is_ok();
+    // The process's first thread is not pinned: its CPUs are the process's.
+    let masks = (sched_getaffinity(None), sched_getaffinity(Some(getpid())));
+    let (Ok(own), Ok(process)) = masks else {
+        return bounded;
+    };
+    let others = |&cpu: &usize| process.is_set(cpu) && !own.is_set(cpu);
+    let mut others = (0..CpuSet::MAX_CPU).filter(others).peekable();
+    if own.count() != 1 || others.peek().is_none() {
+        return bounded;
+    }
+    // SAFETY: all zeros are a valid value of this plain structure: the empty set.
+    let mut set = unsafe { std::mem::zeroed::<libc::cpu_set_t>() };
+    for cpu in others {
+        // SAFETY: `cpu` is below the size of the set, which is ours.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    bounded && submitter.register_iowq_aff(&set).is_ok()
 }
 
 /// The best ring that this kernel gives, and whether it defers task work.

@@ -32,6 +32,7 @@ use crate::driver::{
 use crate::lease::Lease;
 use crate::mesh::{Inbox, Message};
 use crate::op::Op;
+use crate::process;
 pub use idle::Idle;
 use idle::IdleState;
 use source::Sources;
@@ -302,6 +303,10 @@ impl Core {
     }
 
     fn turn(&self) {
+        assert!(
+            !process::is_fork_child(),
+            "a core belongs to the process that opened it"
+        );
         let worked =
             self.run_ready() | self.take_inbox() | self.fire_timers() | self.poll_sources();
         add_one(&self.counters.turns);

@@ -5,14 +5,14 @@
 //! own ring to that core's ring, or by an eventfd where rings cannot do that (or from a thread that
 //! is no core).
 //!
-//! No wake-up is lost: the receiver announces its sleep before it looks at its rings a last time,
-//! the sender pushes before it looks at the announcement, and both sides have a sequentially
-//! consistent fence in between.
+//! No wake-up is lost: see [`doorbell`].
+
+mod doorbell;
 
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use async_task::Runnable;
 use crossbeam::queue::ArrayQueue;
@@ -21,6 +21,8 @@ use lunette_runtime_core::ids::CoreIndex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use thiserror::Error;
+
+use doorbell::Doorbell;
 
 use crate::executor::{Core, TASKS_MAX, deliver};
 
@@ -38,7 +40,7 @@ pub(crate) struct Inbox {
     messages: ArrayQueue<Message>,
     /// At most one entry per task, so it cannot overflow.
     woken: ArrayQueue<Runnable>,
-    asleep: AtomicBool,
+    doorbell: Doorbell,
     closed: AtomicBool,
     ring: AtomicI32,
     bell: OwnedFd,
@@ -50,7 +52,7 @@ impl Inbox {
             index,
             messages: ArrayQueue::new(MESSAGES_MAX),
             woken: ArrayQueue::new(TASKS_MAX),
-            asleep: AtomicBool::new(false),
+            doorbell: Doorbell::new(),
             closed: AtomicBool::new(false),
             ring: AtomicI32::new(NO_RING),
             bell: eventfd(0, EventfdFlags::CLOEXEC)?,
@@ -117,16 +119,14 @@ impl Inbox {
         !self.messages.is_empty() || !self.woken.is_empty()
     }
 
-    /// The core is about to look at its rings a last time, then to sleep.
+    /// See [`Doorbell::set_asleep`].
     pub(crate) fn set_asleep(&self) {
-        self.asleep.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.doorbell.set_asleep();
     }
 
-    /// Claims the duty to wake the core (as a sender), or ends its sleep (as the core).
+    /// See [`Doorbell::take_asleep`].
     pub(crate) fn take_asleep(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::SeqCst)
+        self.doorbell.take_asleep()
     }
 
     /// Wakes the core from any thread, if it is asleep.
@@ -151,7 +151,7 @@ impl std::fmt::Debug for Inbox {
         f.debug_struct("Inbox")
             .field("index", &self.index)
             .field("messages", &self.messages.len())
-            .field("asleep", &self.asleep)
+            .field("doorbell", &self.doorbell)
             .field("closed", &self.closed)
             .finish_non_exhaustive()
     }
