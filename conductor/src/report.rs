@@ -249,7 +249,7 @@ impl Report {
                 sum(|record| f64::from(record.input_tokens)),
             ),
             prefill_s: ratio(prefill_s, number(started().count())),
-            wasted_prefill_s: wasted.map(|record| record.prefill_s).sum(),
+            wasted_prefill_s: wasted.fold(0.0, |sum, record| sum + record.prefill_s),
             fetched_tokens: records.iter().map(|r| f64::from(r.fetched_tokens)).sum(),
             prefill_utilization: ratio(prefill_s, end_s * number(scenario.prefill)),
             records,

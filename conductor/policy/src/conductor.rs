@@ -40,9 +40,6 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// Longest slice of the deadline-aware discipline, in seconds.
-const SLICE_S: f64 = 0.5;
-
 impl Options {
     /// These rules, with the constants found best for each.
     #[must_use]
@@ -52,7 +49,7 @@ impl Options {
             routing,
             admission,
             discipline: if is_ours {
-                Discipline::DeadlineAware { slice_s: SLICE_S }
+                Discipline::DEADLINE_AWARE
             } else {
                 Discipline::Fifo
             },

@@ -25,6 +25,9 @@ pub struct Slice {
 }
 
 impl Discipline {
+    /// The deadline-aware discipline with slices of about four thousand tokens.
+    pub const DEADLINE_AWARE: Self = Self::DeadlineAware { slice_s: 0.5 };
+
     /// The next slice of an instance that has just become free, or `None` if nothing can run.
     #[must_use]
     pub fn next(self, state: &PrefillState, now_s: f64, plan: &mut Plan) -> Option<Slice> {

@@ -11,6 +11,7 @@ use lunette::trace::generator::REQUESTS_DEFAULT;
 
 use super::address::NodeAddress;
 use super::failure::Failure;
+use super::simulate::SimulateArguments;
 use super::size::Size;
 
 const EXIT_CODES: &str = "\
@@ -58,6 +59,7 @@ pub(crate) enum Command {
     Rm(RemoveArguments),
     Stat(StatArguments),
     Replay(ReplayArguments),
+    Simulate(SimulateArguments),
     Doctor(DoctorArguments),
     Topo(TopoArguments),
 }

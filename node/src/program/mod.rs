@@ -11,6 +11,7 @@
 //! | `stat` | the table of nodes |
 //! | `cluster` | nodes as child processes |
 //! | `replay` | traces against a cluster |
+//! | `simulate` | traces through a simulated cluster |
 //! | `doctor` | what this machine offers and lacks |
 //! | `topo` | the machine's topology |
 
@@ -23,6 +24,7 @@ mod object;
 mod output;
 mod replay;
 mod serve;
+mod simulate;
 mod size;
 mod stat;
 mod topo;
@@ -53,6 +55,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Rm(arguments) => object::remove(&arguments, as_json),
         Command::Stat(arguments) => stat::stat(&arguments, as_json),
         Command::Replay(arguments) => replay::replay(&arguments, as_json),
+        Command::Simulate(arguments) => simulate::simulate(&arguments, as_json),
         Command::Doctor(_) => doctor::doctor(as_json),
         Command::Topo(arguments) => topo::topo(&arguments, as_json),
     };

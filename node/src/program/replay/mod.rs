@@ -33,6 +33,7 @@ use super::output;
 use driver::DriverOptions;
 use report::Report;
 use source::Source;
+pub(super) use source::read_trace;
 use tally::Tally;
 
 pub(super) fn replay(arguments: &ReplayArguments, as_json: bool) -> Result<(), Failure> {

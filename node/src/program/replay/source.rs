@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::BufReader;
+use std::path::Path;
 
 use lunette::trace::Request;
 use lunette::trace::format::TraceReader;
@@ -27,10 +28,7 @@ enum Requests {
 impl Source {
     pub(super) fn open(arguments: &ReplayArguments) -> Result<Self, Failure> {
         let (name, requests) = if let Some(path) = &arguments.trace {
-            let name = path.display().to_string();
-            let file = File::open(path).map_err(|error| Failure::file(&name, error))?;
-            let reader = TraceReader::new(BufReader::new(file));
-            (name, Requests::File(reader))
+            open_trace(path)?
         } else {
             let name = format!("generated, seed {}", arguments.seed);
             (name, Requests::Generated(Generator::new(arguments.seed)))
@@ -46,6 +44,28 @@ impl Source {
     pub(super) fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// The requests of a trace file, `requests_max` at most.
+pub(in super::super) fn read_trace(
+    path: &Path,
+    requests_max: u64,
+) -> Result<Vec<Request>, Failure> {
+    let (name, requests) = open_trace(path)?;
+    let left = requests_max;
+    Source {
+        name,
+        left,
+        requests,
+    }
+    .collect()
+}
+
+fn open_trace(path: &Path) -> Result<(String, Requests), Failure> {
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|error| Failure::file(&name, error))?;
+    let reader = TraceReader::new(BufReader::new(file));
+    Ok((name, Requests::File(reader)))
 }
 
 impl Iterator for Source {

@@ -1,0 +1,256 @@
+//! `lunette simulate`: a trace through a simulated cluster, under the rules of the conductor.
+
+mod report;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use lunette::trace::Request;
+use lunette::trace::generator::{Generator, REQUESTS_DEFAULT};
+use lunette_conductor::policy::admission::Admission;
+use lunette_conductor::policy::conductor::Options;
+use lunette_conductor::policy::discipline::Discipline;
+use lunette_conductor::policy::routing::Routing;
+use lunette_conductor::policy::slo::{Slo, TtftSlo};
+use lunette_conductor::{Arrival, Report, Scenario, Timing, Workload, simulate as run};
+
+use super::failure::Failure;
+use super::output;
+use super::replay::read_trace;
+
+/// Simulate a cluster that serves a trace of requests, and measure what the scheduler makes of it.
+///
+/// Prefill and decode instances, their caches and the network are simulated with a performance
+/// model fitted to published measurements of Llama-3-70B on nodes of eight A800. Nothing runs on an
+/// accelerator.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette simulate --prefill 12 --decode 4 --speedup 3
+  lunette simulate --trace conversation_trace.jsonl --policy algorithm1 --admission early --json
+  lunette simulate --policy ours --admission ours --slo fixed --ttft-s 30 --seeds 5 --timing spread")]
+pub(crate) struct SimulateArguments {
+    /// A trace file in Mooncake's format. Default: a generated workload like its conversation trace.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Use the generated workload, which is the default.
+    #[arg(long, conflicts_with = "trace")]
+    generated: bool,
+    /// Most requests to simulate. Default: all of the trace; of the generated workload, 12031.
+    #[arg(long, value_name = "N")]
+    requests: Option<u64>,
+    /// How the prefill instance is chosen: random, round-robin, least-load, longest-match,
+    /// cache-aware, algorithm1 (Mooncake's), dynamo-like, ours.
+    #[arg(long, value_name = "NAME", default_value = "ours", value_parser = routing)]
+    policy: Routing,
+    /// What is refused: none, baseline, early, prediction, ours.
+    #[arg(long, value_name = "NAME", default_value = "ours", value_parser = admission)]
+    admission: Admission,
+    /// How prefill instances queue. Default: deadline for the policy ours, fifo for the others.
+    #[arg(long, value_enum)]
+    queue: Option<Queue>,
+    /// Prefill instances.
+    #[arg(long, value_name = "N", default_value_t = 12,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    prefill: u16,
+    /// Decode instances.
+    #[arg(long, value_name = "N", default_value_t = 4,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    decode: u16,
+    /// How many times faster than recorded the requests arrive.
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
+    speedup: f64,
+    /// Seed of random choices, of spread arrivals and of the generated workload.
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Simulate this many seeds, from the given one on, and show mean and 95 % interval.
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=100))]
+    seeds: u16,
+    /// When requests arrive: as recorded, in batches, or spread over the three seconds of a batch.
+    #[arg(long, value_enum, default_value_t = TimingChoice::Recorded)]
+    timing: TimingChoice,
+    /// Form of the objective for the time to first token: fixed, or 2 s and 3 times what the
+    /// prompt takes alone.
+    #[arg(long, value_enum, default_value_t = SloChoice::Proportional)]
+    slo: SloChoice,
+    /// The fixed objective, or the base time of the proportional one, in seconds.
+    #[arg(long, value_name = "S", value_parser = positive)]
+    ttft_s: Option<f64>,
+    /// The multiple of the proportional objective.
+    #[arg(long, value_name = "X", default_value_t = 3.0, value_parser = positive)]
+    ttft_factor: f64,
+    /// Objective for the time between tokens (mean of the longest tenth), in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 100.0, value_parser = positive)]
+    tbt_ms: f64,
+    /// Blocks of host memory at each prefill instance.
+    #[arg(long, value_name = "N", default_value_t = 5_859)]
+    dram_blocks: usize,
+    /// Blocks on the drive of each prefill instance.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    ssd_blocks: usize,
+    /// What a node sends and receives, in gigabytes per second.
+    #[arg(long, value_name = "GB", default_value_t = 87.0, value_parser = positive)]
+    network_gb_s: f64,
+    /// Gives every answer this many tokens.
+    #[arg(long, value_name = "N")]
+    output_tokens: Option<u32>,
+    /// Share of the time between tokens at which the admissions early, prediction and baseline
+    /// hold a decode instance for full.
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
+    decode_share: f64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum TimingChoice {
+    /// As the trace says.
+    Recorded,
+    /// Over the three seconds of a batch.
+    Spread,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SloChoice {
+    /// The same time for every request.
+    Fixed,
+    /// More for longer prompts.
+    Proportional,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Queue {
+    /// In order of arrival.
+    Fifo,
+    /// In slices, by remaining work and deadline.
+    Deadline,
+}
+
+fn routing(text: &str) -> Result<Routing, String> {
+    let found = Routing::ALL.into_iter().find(|rule| rule.name() == text);
+    found.ok_or_else(|| format!("one of {}", Routing::ALL.map(Routing::name).join(", ")))
+}
+
+fn admission(text: &str) -> Result<Admission, String> {
+    let found = Admission::ALL.into_iter().find(|rule| rule.name() == text);
+    found.ok_or_else(|| format!("one of {}", Admission::ALL.map(Admission::name).join(", ")))
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if value.is_finite() && value > 0.0 {
+        Ok(value)
+    } else {
+        Err("not a number above zero".to_owned())
+    }
+}
+
+impl SimulateArguments {
+    fn slo(&self) -> Slo {
+        let ttft = match self.slo {
+            SloChoice::Fixed => TtftSlo::Fixed {
+                limit_s: self.ttft_s.unwrap_or(30.0),
+            },
+            SloChoice::Proportional => TtftSlo::Proportional {
+                base_s: self.ttft_s.unwrap_or(2.0),
+                factor: self.ttft_factor,
+            },
+        };
+        let tbt_s = self.tbt_ms / 1000.0;
+        Slo { ttft, tbt_s }
+    }
+
+    fn scenario(&self, seed: u64) -> Scenario {
+        let mut options = Options::new(self.policy, self.admission);
+        options.seed = seed;
+        options.decode_share = self.decode_share;
+        match self.queue {
+            None => {}
+            Some(Queue::Fifo) => options.discipline = Discipline::Fifo,
+            Some(Queue::Deadline) => options.discipline = Discipline::DEADLINE_AWARE,
+        }
+        let (prefill, decode) = (usize::from(self.prefill), usize::from(self.decode));
+        let mut scenario = Scenario::new(prefill, decode, self.slo(), options);
+        scenario.dram_blocks = self.dram_blocks;
+        scenario.ssd_blocks = self.ssd_blocks;
+        scenario.cost.network_bytes_per_s = self.network_gb_s * 1e9;
+        scenario
+    }
+
+    fn workload(&self, seed: u64, trace: Option<&Workload>) -> Workload {
+        let generated = || {
+            let requests = self.requests.unwrap_or(REQUESTS_DEFAULT);
+            let requests = usize::try_from(requests).unwrap_or(usize::MAX);
+            Workload::new(Generator::new(seed).take(requests).map(arrival))
+        };
+        let timing = match self.timing {
+            TimingChoice::Recorded => Timing::Recorded,
+            TimingChoice::Spread => Timing::Spread { seed },
+        };
+        let workload = trace.cloned().unwrap_or_else(generated);
+        let workload = workload.timed(timing, self.speedup);
+        match self.output_tokens {
+            Some(tokens) => workload.with_output_tokens(tokens),
+            None => workload,
+        }
+    }
+}
+
+pub(super) fn simulate(arguments: &SimulateArguments, as_json: bool) -> Result<(), Failure> {
+    let trace = arguments
+        .trace
+        .as_ref()
+        .map(|path| {
+            let requests = read_trace(path, arguments.requests.unwrap_or(u64::MAX))?;
+            Ok::<_, Failure>(Workload::new(requests.into_iter().map(arrival)))
+        })
+        .transpose()?;
+    let seeds = arguments.seed..arguments.seed.saturating_add(u64::from(arguments.seeds));
+    let reports: Vec<Report> = seeds
+        .map(|seed| {
+            let workload = arguments.workload(seed, trace.as_ref());
+            run(&workload, &arguments.scenario(seed))
+        })
+        .collect();
+    if as_json {
+        output::line(&report::object(&reports).to_string())
+    } else {
+        output::line(&report::table(&reports))
+    }
+}
+
+fn arrival(request: Request) -> Arrival {
+    // Exact up to 2^53 ms, which is 285 thousand years.
+    let milliseconds = request.timestamp_ms as f64;
+    Arrival {
+        arrival_s: milliseconds / 1000.0,
+        input_tokens: request.input_tokens,
+        output_tokens: request.output_tokens,
+        hashes: request.hash_ids,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_is_found_by_its_name() {
+        for rule in Routing::ALL {
+            assert_eq!(routing(rule.name()), Ok(rule));
+        }
+        for rule in Admission::ALL {
+            assert_eq!(admission(rule.name()), Ok(rule));
+        }
+        let error = routing("best").expect_err("there is no such rule");
+        assert!(error.contains("algorithm1"), "{error}");
+        assert!(admission("").is_err());
+    }
+
+    #[test]
+    fn factors_are_above_zero() {
+        assert_eq!(positive("0.5"), Ok(0.5));
+        for text in ["0", "-1", "inf", "NaN", "x"] {
+            assert!(positive(text).is_err(), "{text}");
+        }
+    }
+}
