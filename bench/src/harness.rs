@@ -1,36 +1,87 @@
-//! Pairs of runs, and what they prove.
+//! Pairs of runs, and what they prove: the rules of every verdict.
+
+use std::fmt;
 
 use serde::Serialize;
 
 use crate::host::{self, Ticks};
-use crate::rows::{Goal, Row, Sample};
 
 /// Fewest clean pairs for a verdict.
-pub(crate) const PAIRS_MIN: usize = 9;
+pub const PAIRS_MIN: usize = 9;
 /// A pair during which the host stole more than this share of the cores' time is thrown away.
-pub(crate) const STEAL_MAX: f64 = 0.05;
+pub const STEAL_MAX: f64 = 0.05;
 /// Pairs taken at most, clean or not, per clean pair asked for.
 const ATTEMPTS_PER_PAIR: usize = 3;
 
+/// Any failure of a side; the row is pending then.
+pub type Failure = Box<dyn std::error::Error>;
+
+/// What a ratio (ours over rival) is judged by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Goal {
+    /// Not above this.
+    AtMost(f64),
+    /// Not below this.
+    AtLeast(f64),
+    /// Below the rival: ahead, level or behind.
+    Below,
+}
+
+impl Goal {
+    /// Whether a ratio is as it must be.
+    #[must_use]
+    pub fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Self::AtMost(bound) => ratio <= bound,
+            Self::AtLeast(bound) => ratio >= bound,
+            Self::Below => ratio < 1.0,
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(bound) => write!(f, "<= {bound:.2}"),
+            Self::AtLeast(bound) => write!(f, ">= {bound:.2}"),
+            Self::Below => write!(f, "< 1.00"),
+        }
+    }
+}
+
+/// One run of one side.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// What is judged, in the row's unit.
+    pub value: f64,
+    /// 99th percentile of a call, in microseconds.
+    pub p99: f64,
+}
+
 /// How rows are run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
-    pub(crate) pairs: usize,
-    pub(crate) server_cpu: usize,
-    pub(crate) client_cpu: usize,
+pub struct Plan {
+    /// Clean pairs to take.
+    pub pairs: usize,
+    /// CPU of the serving side.
+    pub server_cpu: usize,
+    /// CPU of the asking side.
+    pub client_cpu: usize,
 }
 
 /// One clean pair.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pair {
-    pub(crate) ours: Sample,
-    pub(crate) rival: Sample,
+pub struct Pair {
+    /// Our run.
+    pub ours: Sample,
+    /// The rival's.
+    pub rival: Sample,
 }
 
 /// What a row came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// The median ratio meets the goal, and so do 7 of 9 pairs.
     Met,
     /// Ours is ahead in 8 of 9 pairs.
@@ -45,48 +96,85 @@ pub(crate) enum Verdict {
 
 /// A row and what it came to.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Outcome {
-    pub(crate) name: &'static str,
-    pub(crate) unit: &'static str,
-    /// Medians over the clean pairs.
-    pub(crate) ours: Option<f64>,
-    pub(crate) rival: Option<f64>,
-    pub(crate) rival_name: &'static str,
+pub struct Outcome {
+    /// The row's name.
+    pub name: String,
+    /// Unit of the values.
+    pub unit: &'static str,
+    /// Median over the clean pairs.
+    pub ours: Option<f64>,
+    /// Median over the clean pairs.
+    pub rival: Option<f64>,
+    /// What ours was measured beside.
+    pub rival_name: &'static str,
     /// The physical limit, where the rival is not one itself.
-    pub(crate) limit: Option<f64>,
+    pub limit: Option<f64>,
     /// Median of the pairs' ratios, ours over rival.
-    pub(crate) ratio: Option<f64>,
-    pub(crate) goal: String,
-    pub(crate) verdict: Verdict,
+    pub ratio: Option<f64>,
+    /// What the ratio must come to.
+    pub goal: String,
+    /// Whether it does.
+    pub verdict: Verdict,
     /// Why a verdict is pending.
-    pub(crate) reason: Option<String>,
-    pub(crate) pairs: usize,
-    pub(crate) pairs_discarded: usize,
+    pub reason: Option<String>,
+    /// Clean pairs taken.
+    pub pairs: usize,
+    /// Pairs thrown away for host steal.
+    pub pairs_discarded: usize,
     /// Pairs that meet the goal, or in which ours is ahead where there is none.
-    pub(crate) pairs_won: usize,
+    pub pairs_won: usize,
     /// Largest share of time that the host stole in a clean pair.
-    pub(crate) steal: f64,
+    pub steal: f64,
     /// Load average of the last minute at the end.
-    pub(crate) load: f64,
+    pub load: f64,
     /// Reported, not judged.
-    pub(crate) ours_p99: Option<f64>,
-    pub(crate) rival_p99: Option<f64>,
+    pub ours_p99: Option<f64>,
+    /// Reported, not judged.
+    pub rival_p99: Option<f64>,
+}
+
+/// What a row is called, and what it is judged by.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// The row's name.
+    pub name: String,
+    /// Unit of the values.
+    pub unit: &'static str,
+    /// What ours is measured beside.
+    pub rival_name: &'static str,
+    /// What the ratio, ours over rival, must come to.
+    pub goal: Goal,
+}
+
+/// The two sides of a row, ready to be measured.
+pub trait Sides {
+    /// Runs ours once.
+    ///
+    /// # Errors
+    /// The row is pending then.
+    fn ours(&mut self) -> Result<Sample, Failure>;
+
+    /// Runs the rival once.
+    ///
+    /// # Errors
+    /// The row is pending then.
+    fn rival(&mut self) -> Result<Sample, Failure>;
 }
 
 /// Runs one row.
-pub(crate) fn run(row: &Row, plan: &Plan) -> Outcome {
+pub fn run<S: Sides>(subject: &Subject, opened: Result<S, Failure>, plan: &Plan) -> Outcome {
     let mut pairs = Vec::new();
     let mut discarded = 0;
     let mut steal: f64 = 0.0;
     let mut failure = None;
-    match row.open(plan) {
+    match opened {
         Err(error) => failure = Some(error.to_string()),
         Ok(mut sides) => {
             while pairs.len() < plan.pairs && discarded < plan.pairs * (ATTEMPTS_PER_PAIR - 1) {
                 let before = Ticks::now();
                 // The side that goes first alternates, so that drift favours neither.
                 let ours_first = (pairs.len() + discarded).is_multiple_of(2);
-                let pair = match sides.measure(ours_first) {
+                let pair = match measure(&mut sides, ours_first) {
                     Ok(pair) => pair,
                     Err(error) => {
                         failure = Some(error.to_string());
@@ -105,18 +193,18 @@ pub(crate) fn run(row: &Row, plan: &Plan) -> Outcome {
     }
     let (verdict, reason, pairs_won) = match failure {
         Some(failure) => (Verdict::Pending, Some(failure), 0),
-        None => judge(&pairs, row.goal, discarded),
+        None => judge(&pairs, subject.goal, discarded),
     };
     let median_of = |value: fn(&Pair) -> f64| median(pairs.iter().map(value).collect());
     Outcome {
-        name: row.name,
-        unit: row.unit,
+        name: subject.name.clone(),
+        unit: subject.unit,
         ours: median_of(|pair| pair.ours.value),
         rival: median_of(|pair| pair.rival.value),
-        rival_name: row.rival_name,
+        rival_name: subject.rival_name,
         limit: None,
         ratio: median_of(Pair::ratio),
-        goal: row.goal.to_string(),
+        goal: subject.goal.to_string(),
         verdict,
         reason,
         pairs: pairs.len(),
@@ -129,8 +217,23 @@ pub(crate) fn run(row: &Row, plan: &Plan) -> Outcome {
     }
 }
 
+/// Runs each side once.
+fn measure(sides: &mut impl Sides, ours_first: bool) -> Result<Pair, Failure> {
+    if ours_first {
+        let ours = sides.ours()?;
+        let rival = sides.rival()?;
+        Ok(Pair { ours, rival })
+    } else {
+        let rival = sides.rival()?;
+        let ours = sides.ours()?;
+        Ok(Pair { ours, rival })
+    }
+}
+
 impl Pair {
-    pub(crate) fn ratio(&self) -> f64 {
+    /// Ours over rival.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
         self.ours.value / self.rival.value
     }
 }

@@ -4,14 +4,15 @@ use std::fs;
 
 /// Time of all CPUs since boot, in ticks.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ticks {
+pub struct Ticks {
     total: u64,
     stolen: u64,
 }
 
 impl Ticks {
     /// The counters of `/proc/stat`, or zeros where there are none.
-    pub(crate) fn now() -> Self {
+    #[must_use]
+    pub fn now() -> Self {
         fs::read_to_string("/proc/stat")
             .map(|text| Self::parse(&text))
             .unwrap_or_default()
@@ -37,7 +38,8 @@ impl Ticks {
         clippy::cast_precision_loss,
         reason = "ticks of one run are far below 2^52"
     )]
-    pub(crate) fn stolen_since(self, before: Self) -> f64 {
+    #[must_use]
+    pub fn stolen_since(self, before: Self) -> f64 {
         let total = self.total.saturating_sub(before.total);
         let stolen = self.stolen.saturating_sub(before.stolen);
         if total == 0 {
@@ -49,7 +51,8 @@ impl Ticks {
 }
 
 /// Load average of the last minute.
-pub(crate) fn load() -> f64 {
+#[must_use]
+pub fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace()
         .next()

@@ -1,34 +1,27 @@
 //! Benchmark rows of Lunette, each beside a peer or a physical limit.
 //!
-//! A row measures two sides in turn, `ours` and `rival`, in pairs of short runs on the same pinned
-//! cores: the serving side is a process of its own on one core, the asking side this process on
-//! another. A pair in which the host stole time is thrown away and taken again. What is judged is
-//! the ratio within each pair, never an absolute time.
+//! The rules of measuring and judging are this package's library. The serving side of a row is a
+//! process of its own on one core, the asking side this process on another.
 //!
 //! It leaves out rivals that need packages of their own: those live outside the workspace.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `harness` | pairs, verdicts |
-//! | `host` | steal and load of this machine |
 //! | `peer` | the serving side as a process |
 //! | `raw` | the hand-written io_uring loop that rows are compared with |
 //! | `rows` | the rows themselves |
-//! | `report` | table and JSON |
 
-mod harness;
-mod host;
 mod peer;
 mod raw;
-mod report;
 mod rows;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use lunette_bench::harness::{self, Plan};
+use lunette_bench::report;
 
-use crate::harness::Plan;
 use crate::peer::Serve;
 
 /// Core-pinned benchmark rows, each beside a peer or a physical limit.
@@ -84,7 +77,7 @@ fn main() -> ExitCode {
     let mut outcomes = Vec::new();
     for row in rows {
         eprintln!("{} ...", row.name);
-        outcomes.push(harness::run(&row, &plan));
+        outcomes.push(harness::run(&row.subject(), row.open(&plan), &plan));
     }
     if args.json {
         println!("{}", report::json(&outcomes));

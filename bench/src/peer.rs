@@ -6,12 +6,12 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use lunette_bench::harness::Plan;
 use lunette_kvstore::{Node, NodeOptions};
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{CoreOptions, Idle, Placement, block_on, spawn_local, topology};
 use lunette_runtime_core::ids::NodeId;
 
-use crate::harness::Plan;
 use crate::raw;
 
 /// Bytes of a ping and of its echo.

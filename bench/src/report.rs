@@ -5,12 +5,14 @@ use std::fmt::Write;
 use crate::harness::Outcome;
 
 /// All rows as one JSON object.
-pub(crate) fn json(outcomes: &[Outcome]) -> String {
+#[must_use]
+pub fn json(outcomes: &[Outcome]) -> String {
     serde_json::json!({ "rows": outcomes }).to_string()
 }
 
 /// All rows as a table.
-pub(crate) fn table(outcomes: &[Outcome]) -> String {
+#[must_use]
+pub fn table(outcomes: &[Outcome]) -> String {
     let header = [
         "row",
         "unit",
@@ -55,7 +57,7 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
 fn cells(outcome: &Outcome) -> [String; 13] {
     let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"));
     [
-        outcome.name.to_owned(),
+        outcome.name.clone(),
         outcome.unit.to_owned(),
         number(outcome.ours),
         number(outcome.rival),

@@ -6,8 +6,9 @@ use std::time::Duration;
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::{CoreOptions, OpError, block_on, time};
 
-use super::{Calls, Failure, PACED_PAUSE, Pace};
 use crate::peer::{PING_BYTES, idle};
+use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
+use lunette_bench::harness::Failure;
 
 pub(super) fn measure(
     server: SocketAddr,

@@ -7,8 +7,9 @@ use lunette_kvstore::{Client, ClientOptions, Get, Value};
 use lunette_runtime::{CoreOptions, arena, block_on, time};
 use lunette_transfer::Room;
 
-use super::{Calls, Failure, PACED_PAUSE, Pace};
 use crate::peer::idle;
+use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
+use lunette_bench::harness::Failure;
 
 const KEY: &[u8] = b"bench/object/000";
 
