@@ -109,7 +109,7 @@ impl ToDecode<'_> {
             as_f64(state.kv_tokens),
         );
         match admission {
-            Admission::None | Admission::Baseline | Admission::Early => state.load_now(self.now_s),
+            Admission::None | Admission::Baseline | Admission::Early => state.load_now(),
             Admission::Prediction => {
                 state.load_with_uniform_time(ready_s, outputs.mean_tokens() * step_s)
             }
@@ -162,11 +162,11 @@ mod tests {
         };
         let mut decode = [DecodeState::new(999), DecodeState::new(100_000)];
         decode[1].kv_tokens = 50_000;
-        let choice = request.select(&decode, |state| state.load_now(0.0));
+        let choice = request.select(&decode, |state| state.load_now());
         assert_eq!(choice.instance, InstanceId(1));
         assert!(choice.fits);
         decode[0].capacity_tokens = 1_000;
-        let choice = request.select(&decode, |state| state.load_now(0.0));
+        let choice = request.select(&decode, |state| state.load_now());
         assert_eq!(choice.instance, InstanceId(0));
     }
 

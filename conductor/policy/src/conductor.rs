@@ -234,7 +234,7 @@ impl Conductor {
         let is_late = match self.options.admission {
             Admission::None => return None,
             Admission::Marginal if self.options.routing == Routing::Marginal => {
-                route.lost >= prompt.value
+                !route.is_in_time
             }
             _ => route.first_token_s > prompt.deadline_s,
         };
@@ -262,7 +262,7 @@ impl Conductor {
             input_tokens,
             cost: &self.cost,
         };
-        let choice = to_decode.with(InstanceId(0), state, state.load_now(now_s));
+        let choice = to_decode.with(InstanceId(0), state, state.load_now());
         let share = match self.options.admission {
             Admission::Marginal => 1.0,
             _ => self.options.decode_share,
@@ -276,10 +276,14 @@ impl Conductor {
         discipline.next(state, now_s, &mut self.plan)
     }
 
-    /// Whether a queued job that can no longer be in time is to be refused rather than served.
-    #[must_use]
-    pub fn drops_hopeless(&self) -> bool {
-        self.options.admission == Admission::Marginal
+    /// A queued job that is to be refused now, because it and worthier ones cannot all be in time.
+    /// Asked again until there is none, whenever the instance becomes free.
+    pub fn given_up(&mut self, now_s: f64, state: &PrefillState) -> Option<u64> {
+        if self.options.admission != Admission::Marginal {
+            return None;
+        }
+        self.plan.make(state, now_s, None);
+        self.plan.first_given_up(state)
     }
 
     /// Learns from a request that was refused, dropped, or served.

@@ -88,6 +88,9 @@ pub struct Plan {
     entries: Vec<Entry>,
 }
 
+/// How much more a job is worth once work has been spent on it, which would be wasted.
+const STARTED_WORTH: f64 = 2.0;
+
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     work_s: f64,
@@ -161,12 +164,22 @@ impl Plan {
         let candidates = self.entries[..=last].iter().enumerate();
         let candidates = candidates.filter(|(_, entry)| !entry.is_late && entry.work_s > 0.0);
         let by_worth = |(_, a): &(usize, &Entry), (_, b): &(usize, &Entry)| {
-            let worth = |entry: &Entry| entry.value / entry.work_s;
-            a.is_fixed
-                .cmp(&b.is_fixed)
-                .then(worth(a).total_cmp(&worth(b)))
+            let worth = |entry: &Entry| {
+                let started = if entry.is_fixed { STARTED_WORTH } else { 1.0 };
+                started * entry.value / entry.work_s
+            };
+            worth(a).total_cmp(&worth(b))
         };
         candidates.min_by(by_worth).map(|(at, _)| at)
+    }
+
+    /// The first job that is given up and has not been started; the plan was made of this state
+    /// alone.
+    #[must_use]
+    pub fn first_given_up(&self, state: &PrefillState) -> Option<u64> {
+        let mut jobs = state.jobs().iter().zip(&self.is_late);
+        let given_up = jobs.find(|(job, is_late)| **is_late && job.is_ready && !job.has_started);
+        given_up.map(|(job, _)| job.id)
     }
 
     /// What the jobs given up are worth together.

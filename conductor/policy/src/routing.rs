@@ -90,6 +90,8 @@ pub struct Route {
     pub first_token_s: f64,
     /// Value of the jobs that would be late because of it.
     pub lost: f64,
+    /// Whether it would be in time itself.
+    pub is_in_time: bool,
 }
 
 /// What all rules read.
@@ -126,6 +128,7 @@ impl Sight<'_> {
             work_s,
             first_token_s: self.now_s + backlog_s + work_s,
             lost: 0.0,
+            is_in_time: self.now_s + backlog_s + work_s <= self.prompt.deadline_s,
         }
     }
 
@@ -254,8 +257,9 @@ pub(crate) fn marginal(sight: &Sight<'_>, delay_weight: f64, plan: &mut Plan) ->
             let delay_s = delay_weight * route.work_s * count(longer.count());
             let cost = route.first_token_s - sight.now_s + delay_s;
             let is_better = best.is_none_or(|(least, kept)| {
+                let lateness = kept.is_in_time.cmp(&route.is_in_time);
                 let loss = route.lost.max(0.0).total_cmp(&kept.lost.max(0.0));
-                loss.then(cost.total_cmp(&least)).is_lt()
+                lateness.then(loss).then(cost.total_cmp(&least)).is_lt()
             });
             if is_better {
                 best = Some((cost, route));
@@ -298,6 +302,7 @@ fn judge(sight: &Sight<'_>, route: &mut Route, fetch_s: f64, plan: &mut Plan) ->
     route.first_token_s = sight.now_s + wait_s + route.work_s;
     // Fetched blocks must be there in time as well.
     let is_fetched_late = sight.now_s + fetch_s + route.work_s > prompt.deadline_s;
+    route.is_in_time = plan.tried_end_s().is_some() && !is_fetched_late;
     match plan.tried_end_s() {
         Some(_) if is_fetched_late => plan.lost() + prompt.value,
         Some(_) => plan.lost(),

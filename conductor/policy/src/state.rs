@@ -89,8 +89,10 @@ pub struct IncomingJob {
     pub id: u64,
     /// Length of its prompt.
     pub input_tokens: u32,
-    /// When its prefill is expected to end.
+    /// When its prefill is expected to end, or did.
     pub ready_s: f64,
+    /// Whether it is there, and waits for memory.
+    pub has_arrived: bool,
 }
 
 /// An instance that decodes.
@@ -132,12 +134,12 @@ impl DecodeState {
 
     /// Its load now: the batch, and what has arrived and waits.
     #[must_use]
-    pub fn load_now(&self, now_s: f64) -> DecodeLoad {
+    pub fn load_now(&self) -> DecodeLoad {
         let mut load = DecodeLoad {
             requests: count(self.running.len()),
             kv_tokens: as_f64(self.kv_tokens),
         };
-        for job in self.incoming.iter().filter(|job| job.ready_s <= now_s) {
+        for job in self.incoming.iter().filter(|job| job.has_arrived) {
             load.requests += 1.0;
             load.kv_tokens += f64::from(job.input_tokens);
         }
@@ -247,9 +249,11 @@ mod tests {
             id: 1,
             input_tokens: 7,
             ready_s: 15.0,
+            has_arrived: false,
         });
-        assert_eq!(state.load_now(10.0).kv_tokens, 110.0);
-        assert_eq!(state.load_now(15.0).kv_tokens, 117.0);
+        assert_eq!(state.load_now().kv_tokens, 110.0);
+        state.incoming[0].has_arrived = true;
+        assert_eq!(state.load_now().kv_tokens, 117.0);
         assert_eq!(state.load_with_uniform_time(10.0, 12.0).kv_tokens, 110.0);
         assert_eq!(state.load_with_uniform_time(16.0, 12.0).kv_tokens, 7.0);
         assert_eq!(state.load_with_uniform_time(30.0, 12.0).kv_tokens, 0.0);

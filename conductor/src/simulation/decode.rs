@@ -62,6 +62,7 @@ impl Simulation<'_> {
             id: id_of(request),
             input_tokens: item.input_tokens,
             ready_s: now_s,
+            has_arrived: true,
         });
         self.decode[decode].waiting.push_back(request);
         self.start_step(decode);

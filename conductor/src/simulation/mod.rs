@@ -196,6 +196,7 @@ impl<'a> Simulation<'a> {
             id: id_of(request),
             input_tokens: self.workload.get(request).input_tokens,
             ready_s: placement.route.first_token_s,
+            has_arrived: false,
         });
         self.enqueue(request, placement);
     }

@@ -144,19 +144,12 @@ impl Simulation<'_> {
         self.records[request].cached_tokens = cached;
     }
 
-    /// Refuses what waits and can no longer be in time, if the rules say so.
+    /// Refuses what waits and is given up.
     fn drop_hopeless(&mut self, prefill: usize) {
-        if !self.conductor.drops_hopeless() {
-            return;
-        }
         let now_s = self.clock.now_s();
         loop {
-            let mut jobs = self.prefill_states[prefill].jobs().iter();
-            let is_hopeless = |job: &&PrefillJob| {
-                // One that waits for blocks is left alone: they are on their way.
-                job.is_ready && !job.has_started && now_s + job.remaining_s > job.deadline_s
-            };
-            let Some(id) = jobs.find(is_hopeless).map(|job| job.id) else {
+            let state = &self.prefill_states[prefill];
+            let Some(id) = self.conductor.given_up(now_s, state) else {
                 return;
             };
             self.prefill_states[prefill].take(id);

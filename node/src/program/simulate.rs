@@ -99,6 +99,15 @@ pub(crate) struct SimulateArguments {
     /// hold a decode instance for full.
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
     decode_share: f64,
+    /// Of ours: what a token of a prompt is worth, where a request is worth one.
+    #[arg(long, value_name = "X", value_parser = positive)]
+    token_value: Option<f64>,
+    /// Of ours: what a second of delay of a queued request counts.
+    #[arg(long, value_name = "X", value_parser = positive)]
+    delay_weight: Option<f64>,
+    /// Of ours: share of each length class that is to be served in time.
+    #[arg(long, value_name = "SHARE", value_parser = positive)]
+    class_floor: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -163,6 +172,9 @@ impl SimulateArguments {
         let mut options = Options::new(self.policy, self.admission);
         options.seed = seed;
         options.decode_share = self.decode_share;
+        options.token_value = self.token_value.unwrap_or(options.token_value);
+        options.delay_weight = self.delay_weight.unwrap_or(options.delay_weight);
+        options.class_floor = self.class_floor.unwrap_or(options.class_floor);
         match self.queue {
             None => {}
             Some(Queue::Fifo) => options.discipline = Discipline::Fifo,
