@@ -42,6 +42,10 @@ enum Lane {
     Test,
     /// The tests of everything above the driver once more, where io_uring is forbidden.
     Epoll,
+    /// Every interleaving of what cores share without a lock.
+    Loom,
+    /// Undefined behaviour in what is unsafe and needs no kernel.
+    Miri,
 }
 
 /// How a lane ended.
@@ -89,12 +93,14 @@ impl Lane {
             Self::Tidy => "tidy",
             Self::Test => "test",
             Self::Epoll => "epoll",
+            Self::Loom => "loom",
+            Self::Miri => "miri",
         }
     }
 
     /// Whether it compiles the product, and so needs what the product needs.
     fn builds(self) -> bool {
-        matches!(self, Self::Clippy | Self::Docs | Self::Test | Self::Epoll)
+        !matches!(self, Self::Fmt | Self::Tidy)
     }
 
     fn run(self, workspace: &Workspace) -> Outcome {
@@ -102,7 +108,13 @@ impl Lane {
         let started = Instant::now();
         let mut tally = None;
         let ended = match self {
-            Self::Test | Self::Epoll => {
+            Self::Miri if !has_miri() => {
+                let reason = "no nightly toolchain with the component miri is installed";
+                println!("not run: {reason}");
+                tally = Some(Tally::of_skipped_lane(self.name(), reason));
+                Ok(())
+            }
+            Self::Test | Self::Epoll | Self::Loom | Self::Miri => {
                 let tally = tally.insert(Tally::default());
                 let mut command = self.command(workspace);
                 let mut run = || workspace::run_lines(&mut command, |line| tally.line(line));
@@ -137,14 +149,36 @@ impl Lane {
                 "test -p lunette-runtime -p lunette-transfer -p lunette-kvstore -p lunette \
                  --locked --no-fail-fast --tests --lib -- --show-output"
             }
+            // Other flags, so another folder: what the other lanes share stays built.
+            Self::Loom => {
+                "test -p lunette-runtime --locked --release --test loom_doorbell \
+                 --target-dir target/loom"
+            }
+            Self::Miri => {
+                "+nightly miri test -p lunette-runtime --locked --lib --target-dir target/miri -- \
+                 arena::region driver::table net::message executor::idle executor::source"
+            }
         };
-        let mut command = workspace.cargo([]);
-        command.args(words.split(' '));
-        if self == Self::Docs {
-            command.env("RUSTDOCFLAGS", "-D warnings");
-        }
+        let mut command = match self {
+            // Choosing a toolchain is the business of rustup's proxy.
+            Self::Miri => workspace.rustup_cargo(),
+            _ => workspace.cargo([]),
+        };
+        command.args(words.split_whitespace());
+        match self {
+            Self::Docs => command.env("RUSTDOCFLAGS", "-D warnings"),
+            Self::Loom => command.env("RUSTFLAGS", "--cfg loom"),
+            // Tests ask for the time, and for a pipe.
+            Self::Miri => command.env("MIRIFLAGS", "-Zmiri-disable-isolation"),
+            _ => &mut command,
+        };
         command
     }
+}
+
+/// Whether a toolchain with Miri is there.
+fn has_miri() -> bool {
+    workspace::succeeds("cargo", &["+nightly", "miri", "--version"])
 }
 
 /// Whether a lane that ran its tests to the end really tested what it should.

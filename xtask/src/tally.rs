@@ -55,6 +55,16 @@ impl Tally {
         }
     }
 
+    /// A lane that cannot run here counts as one test that said so.
+    pub(crate) fn of_skipped_lane(lane: &str, reason: &str) -> Self {
+        let mut tally = Self {
+            reported_passed: 1,
+            ..Self::default()
+        };
+        tally.line(&format!("SKIP {lane}: {reason}"));
+        tally
+    }
+
     /// The totals of two runs.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.reported_passed += other.reported_passed;

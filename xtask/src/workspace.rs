@@ -46,6 +46,13 @@ impl Workspace {
         command
     }
 
+    /// A command of rustup's proxy, which can choose another toolchain, that starts at the root.
+    pub(crate) fn rustup_cargo(&self) -> Command {
+        let mut command = Command::new("cargo");
+        command.current_dir(&self.root);
+        command
+    }
+
     /// Asks cargo about the workspace; the caller adds what it wants to know.
     pub(crate) fn metadata(&self) -> MetadataCommand {
         let mut command = MetadataCommand::new();
