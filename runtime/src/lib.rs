@@ -46,6 +46,7 @@
 
 pub mod arena;
 mod control;
+mod current;
 mod driver;
 mod executor;
 pub mod fs;
@@ -58,95 +59,15 @@ mod runtime;
 pub mod time;
 pub mod topology;
 
-use std::future::Future;
-
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
+pub use current::{
+    add_source, arena, core_count, core_counts, core_waker, current_core, driver, spawn_local,
+};
 pub use driver::{DriverChoice, DriverKind, Features, OPERATIONS_MAX, ProbeError};
 pub use executor::{
     CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard, TASKS_MAX,
 };
 pub use lease::{Lease, Lend, LendRead, LendWrite};
-use lunette_runtime_core::ids::CoreIndex;
 pub use mesh::{MESSAGES_MAX, MeshError, spawn_on};
 pub use op::{BufResult, OpError};
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};
-
-/// Starts a task on the current core. It runs at the earliest in the next turn, also if the
-/// returned handle is dropped.
-///
-/// At [`TASKS_MAX`] tasks nothing is started, and the handle answers [`JoinError::TooManyTasks`].
-///
-/// # Panics
-/// Outside a runtime.
-pub fn spawn_local<F>(future: F) -> JoinHandle<F::Output>
-where
-    F: Future + 'static,
-    F::Output: 'static,
-{
-    executor::Core::current().spawn(future)
-}
-
-/// The core that the calling task runs on.
-///
-/// # Panics
-/// Outside a runtime.
-#[must_use]
-pub fn current_core() -> CoreIndex {
-    executor::Core::current().index()
-}
-
-/// How many cores the current runtime has.
-///
-/// # Panics
-/// Outside a runtime.
-#[must_use]
-pub fn core_count() -> usize {
-    executor::Core::current().peers_len()
-}
-
-/// The current core's arena.
-///
-/// # Panics
-/// Outside a runtime.
-#[must_use]
-pub fn arena() -> arena::Arena {
-    executor::Core::current().arena().clone()
-}
-
-/// The current core's driver, and what it found in this kernel.
-///
-/// # Panics
-/// Outside a runtime.
-#[must_use]
-pub fn driver() -> DriverKind {
-    executor::Core::current().driver_kind()
-}
-
-/// What the current core has done since it was opened.
-///
-/// # Panics
-/// Outside a runtime.
-#[must_use]
-pub fn core_counts() -> CoreCounts {
-    executor::Core::current().counts()
-}
-
-/// A handle that wakes the current core from any thread, for a [`Source`].
-///
-/// # Panics
-/// Outside a runtime.
-#[must_use]
-pub fn core_waker() -> CoreWaker {
-    executor::Core::current().waker()
-}
-
-/// Polls `source` in the current core's loop until the guard is dropped.
-///
-/// # Errors
-/// The source, if the core has [`SOURCES_MAX`] of them.
-///
-/// # Panics
-/// Outside a runtime.
-pub fn add_source(source: impl Source + 'static) -> Result<SourceGuard, Box<dyn Source>> {
-    executor::Core::current().add_source(Box::new(source))
-}

@@ -1,0 +1,91 @@
+//! What a task asks of the core that runs it.
+
+use std::future::Future;
+
+use lunette_runtime_core::ids::CoreIndex;
+
+use crate::arena::Arena;
+use crate::driver::DriverKind;
+use crate::executor::{Core, CoreCounts, CoreWaker, JoinHandle, Source, SourceGuard};
+#[cfg(doc)]
+use crate::executor::{JoinError, SOURCES_MAX, TASKS_MAX};
+
+/// Starts a task on the current core. It runs at the earliest in the next turn, also if the
+/// returned handle is dropped.
+///
+/// At [`TASKS_MAX`] tasks nothing is started, and the handle answers [`JoinError::TooManyTasks`].
+///
+/// # Panics
+/// Outside a runtime.
+pub fn spawn_local<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    Core::current().spawn(future)
+}
+
+/// The core that the calling task runs on.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn current_core() -> CoreIndex {
+    Core::current().index()
+}
+
+/// How many cores the current runtime has.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn core_count() -> usize {
+    Core::current().peers_len()
+}
+
+/// The current core's arena.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn arena() -> Arena {
+    Core::current().arena().clone()
+}
+
+/// The current core's driver, and what it found in this kernel.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn driver() -> DriverKind {
+    Core::current().driver_kind()
+}
+
+/// What the current core has done since it was opened.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn core_counts() -> CoreCounts {
+    Core::current().counts()
+}
+
+/// A handle that wakes the current core from any thread, for a [`Source`].
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn core_waker() -> CoreWaker {
+    Core::current().waker()
+}
+
+/// Polls `source` in the current core's loop until the guard is dropped.
+///
+/// # Errors
+/// The source, if the core has [`SOURCES_MAX`] of them.
+///
+/// # Panics
+/// Outside a runtime.
+pub fn add_source(source: impl Source + 'static) -> Result<SourceGuard, Box<dyn Source>> {
+    Core::current().add_source(Box::new(source))
+}
