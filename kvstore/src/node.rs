@@ -1,11 +1,13 @@
 //! A node: cores that each lend memory and serve it.
 
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::mpsc as std_mpsc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_channel::{mpsc, oneshot};
 use futures_core::Stream;
@@ -17,15 +19,15 @@ use lunette_runtime::net::TcpListener;
 use lunette_runtime::{CoreOptions, DriverChoice, Idle, Placement, Runtime, arena, spawn_local};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
-use lunette_transfer::{ServeOptions, serve};
+use lunette_transfer::{Drain, ServeOptions, serve};
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use crate::error::NodeError;
 use crate::service::CoreService;
 
-/// Requests for statistics that may wait at one core.
-const STAT_REQUESTS_MAX: usize = 16;
+/// Questions that may wait at one core.
+const QUESTIONS_MAX: usize = 16;
 /// Bytes per entry that a core's tables are sized for; smaller objects meet the entry limit before
 /// the memory limit.
 const ENTRY_BYTES_MIN: u64 = 1024;
@@ -98,8 +100,16 @@ impl NodeOptions {
 /// A running node. Dropping it shuts it down.
 pub struct Node {
     address: SocketAddr,
-    stats: Vec<mpsc::Sender<oneshot::Sender<NodeStat>>>,
+    questions: Vec<mpsc::Sender<Question>>,
     runtime: Runtime,
+}
+
+/// What the node asks of one of its cores.
+enum Question {
+    /// Its statistics.
+    Stat(oneshot::Sender<NodeStat>),
+    /// To end its connections; the sender is dropped when the last one has ended.
+    Drain(std_mpsc::Sender<Infallible>),
 }
 
 /// What a core needs to know before it can serve.
@@ -111,7 +121,7 @@ struct CorePlan {
     cores: usize,
     bound: std_mpsc::Sender<Result<SocketAddr, NodeError>>,
     ports: oneshot::Receiver<Vec<u16>>,
-    stats: mpsc::Receiver<oneshot::Sender<NodeStat>>,
+    questions: mpsc::Receiver<Question>,
 }
 
 impl Node {
@@ -136,7 +146,7 @@ impl Node {
         tracing::info!(%address, id = %options.id, cores, "node serves");
         Ok(Self {
             address,
-            stats: starting.stats,
+            questions: starting.questions,
             runtime,
         })
     }
@@ -153,11 +163,11 @@ impl Node {
     /// [`NodeError::Core`]: a core does not answer.
     pub fn stat(&self) -> Result<NodeStat, NodeError> {
         let mut total = NodeStat::default();
-        for (index, requests) in self.stats.iter().enumerate() {
+        for (index, requests) in self.questions.iter().enumerate() {
             let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
             let gone = NodeError::Core(lunette_runtime::MeshError::ShutDown(core));
             let (answer, answered) = oneshot::channel();
-            if requests.clone().try_send(answer).is_err() {
+            if requests.clone().try_send(Question::Stat(answer)).is_err() {
                 return Err(gone);
             }
             let Ok(stat) = pollster::block_on(answered) else {
@@ -167,6 +177,29 @@ impl Node {
             total.connections += stat.connections;
         }
         Ok(total)
+    }
+
+    /// Ends its connections in good order, within `timeout`: none is accepted any more, values that
+    /// are being received are received to their end, answers are sent; requests that were not read
+    /// by then are not carried out. Whether all had ended in time. Shut the node down afterwards.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let (draining, drained) = std_mpsc::channel();
+        for questions in &self.questions {
+            if questions
+                .clone()
+                .try_send(Question::Drain(draining.clone()))
+                .is_err()
+            {
+                tracing::debug!("a core has ended already");
+            }
+        }
+        drop(draining);
+        let left = deadline.saturating_duration_since(Instant::now());
+        matches!(
+            drained.recv_timeout(left),
+            Err(std_mpsc::RecvTimeoutError::Disconnected)
+        )
     }
 
     /// Ends its connections and its cores. Replies that the system has taken still leave.
@@ -192,7 +225,7 @@ impl fmt::Debug for Node {
 struct Starting {
     addresses: Vec<SocketAddr>,
     ports: Vec<oneshot::Sender<Vec<u16>>>,
-    stats: Vec<mpsc::Sender<oneshot::Sender<NodeStat>>>,
+    questions: Vec<mpsc::Sender<Question>>,
 }
 
 impl Starting {
@@ -212,7 +245,7 @@ impl Starting {
         };
         let (bound, address) = std_mpsc::channel();
         let (ports, ports_receiver) = oneshot::channel();
-        let (stats, stats_receiver) = mpsc::channel(STAT_REQUESTS_MAX);
+        let (questions, questions_receiver) = mpsc::channel(QUESTIONS_MAX);
         let plan = CorePlan {
             index,
             listen: SocketAddr::new(options.listen.ip(), port),
@@ -221,13 +254,13 @@ impl Starting {
             cores,
             bound,
             ports: ports_receiver,
-            stats: stats_receiver,
+            questions: questions_receiver,
         };
         drop(runtime.spawn_on(index, move || run_core(plan))?);
         let gone = lunette_runtime::MeshError::ShutDown(index);
         self.addresses.push(address.recv().map_err(|_gone| gone)??);
         self.ports.push(ports);
-        self.stats.push(stats);
+        self.questions.push(questions);
         Ok(())
     }
 
@@ -259,19 +292,25 @@ async fn run_core(plan: CorePlan) {
     let member = options.member(plan.cores);
     let own = ClusterMap::new(vec![member]).expect("checked before the core was started");
     let service = Rc::new(CoreService::new(plan.index, own, plan.limits, arena()));
-    drop(spawn_local(answer_stats(Rc::clone(&service), plan.stats)));
+    let drain = Drain::default();
+    let drained = Rc::new(Drained::default());
+    let answering = answer(
+        Rc::clone(&service),
+        plan.questions,
+        drain.clone(),
+        Rc::clone(&drained),
+    );
+    drop(spawn_local(answering));
     let card = NodeCard {
         node_id: options.id,
         weight: options.weight,
         core: plan.index,
         ports,
     };
-    serve(
-        listener,
-        service,
-        serve_options(&card, options.connections_max),
-    )
-    .await;
+    let serving = serve_options(&card, options.connections_max);
+    serve(listener, service, serving, drain).await;
+    // Whoever waits for the drain learns of its end.
+    drained.end();
 }
 
 fn open_core(plan: &CorePlan) -> Result<TcpListener, NodeError> {
@@ -282,15 +321,46 @@ fn open_core(plan: &CorePlan) -> Result<TcpListener, NodeError> {
     TcpListener::bind(address).map_err(|error| NodeError::Listen { address, error })
 }
 
-async fn answer_stats(
+/// Who waits for the end of a drain.
+#[derive(Default)]
+struct Drained {
+    ended: Cell<bool>,
+    waiting: RefCell<Vec<std_mpsc::Sender<Infallible>>>,
+}
+
+impl Drained {
+    fn wait(&self, waiting: std_mpsc::Sender<Infallible>) {
+        if !self.ended.get() {
+            self.waiting.borrow_mut().push(waiting);
+        }
+    }
+
+    fn end(&self) {
+        self.ended.set(true);
+        self.waiting.borrow_mut().clear();
+    }
+}
+
+/// Answers the node's questions.
+async fn answer(
     service: Rc<CoreService>,
-    mut requests: mpsc::Receiver<oneshot::Sender<NodeStat>>,
+    mut questions: mpsc::Receiver<Question>,
+    drain: Drain,
+    drained: Rc<Drained>,
 ) {
     loop {
-        let next = std::future::poll_fn(|cx| Pin::new(&mut requests).poll_next(cx)).await;
-        let Some(answer) = next else { return };
-        if answer.send(service.stat()).is_err() {
-            tracing::trace!("whoever asked for statistics is gone");
+        let next = std::future::poll_fn(|cx| Pin::new(&mut questions).poll_next(cx)).await;
+        match next {
+            None => return,
+            Some(Question::Stat(answer)) => {
+                if answer.send(service.stat()).is_err() {
+                    tracing::trace!("whoever asked for statistics is gone");
+                }
+            }
+            Some(Question::Drain(waiting)) => {
+                drained.wait(waiting);
+                drain.begin();
+            }
         }
     }
 }

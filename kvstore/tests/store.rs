@@ -434,3 +434,58 @@ fn a_get_that_is_dropped_unpins_what_it_asked_for() {
         }
     });
 }
+
+#[test]
+fn a_drained_node_has_ended_its_connections_and_takes_none() {
+    let node = node(1, 2, MIB);
+    let address = node.address();
+    run(move || async move {
+        let client = connect(&[address]).await;
+        client
+            .put(b"k", Value::new(pattern(b"k", 1000)))
+            .await
+            .expect("written");
+        let draining = std::thread::spawn(move || (node.drain(5 * SECOND), node));
+        while !draining.is_finished() {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        let (in_time, node) = draining.join().expect("no panic");
+        assert!(in_time);
+        assert_eq!(node.stat().expect("an answer").connections, 0);
+        let failure = client
+            .get(b"k", room(1000))
+            .await
+            .expect_err("nobody is there");
+        assert!(
+            failure.error.is_unreachable() && failure.error.is_retryable(),
+            "{failure}"
+        );
+        assert!(node.drain(SECOND), "once more is no harm");
+        node.shut_down().expect("no panic");
+    });
+}
+
+#[test]
+fn a_drain_gives_up_on_a_peer_that_stalls() {
+    let node = node(1, 1, MIB);
+    let address = node.address();
+    run(move || async move {
+        let writer = stalled_put(address, b"held", 900_000).await;
+        let client = connect(&[address]).await;
+        while client
+            .stat()
+            .await
+            .remove(0)
+            .1
+            .expect("an answer")
+            .shards
+            .used_bytes
+            == 0
+        {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!node.drain(Duration::from_millis(50)));
+        drop(writer);
+        node.shut_down().expect("no panic");
+    });
+}

@@ -22,6 +22,7 @@ use crate::error::{CallError, CallFailure, CloseReason, ConnectError};
 use crate::inbound::{Inbound, Sink};
 use crate::outbox::{Outbox, Payload};
 use crate::room::Room;
+use crate::signal::Signal;
 
 /// A reply.
 #[derive(Debug)]
@@ -102,31 +103,6 @@ struct ReplyHead {
     status: u16,
     body: Vec<u8>,
     payload_len_bytes: u32,
-}
-
-/// A flag that one task raises and another waits for.
-#[derive(Debug, Default)]
-struct Signal {
-    raised: Cell<bool>,
-    waiting: RefCell<Option<Waker>>,
-}
-
-impl Signal {
-    fn raise(&self) {
-        self.raised.set(true);
-        let waker = self.waiting.borrow_mut().take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    fn poll(&self, waker: &Waker) -> Poll<()> {
-        if self.raised.replace(false) {
-            return Poll::Ready(());
-        }
-        *self.waiting.borrow_mut() = Some(waker.clone());
-        Poll::Pending
-    }
 }
 
 impl Connection {
@@ -585,6 +561,10 @@ impl Sink for Asking {
     fn stop(&self) -> impl Future<Output = ()> + use<> {
         let shared = Rc::clone(&self.shared);
         poll_fn(move |cx| shared.fence.poll(cx.waker()))
+    }
+
+    fn retire(&self) -> impl Future<Output = ()> + use<> {
+        std::future::pending()
     }
 
     async fn ready(&self) {}

@@ -4,7 +4,7 @@
 //! payload is received straight into its destination, in pieces that are still in cache when their
 //! checksum is folded.
 
-use std::future::Future;
+use std::future::{Future, pending};
 
 use lunette_runtime::arena::RegionMut;
 use lunette_runtime::net::TcpStream;
@@ -40,6 +40,8 @@ pub(crate) trait Sink {
     fn give_back(&mut self, id: RequestId, room: Room, stopped: bool) -> Result<(), CloseReason>;
     /// Ends when a receive into a lent destination is to be stopped.
     fn stop(&self) -> impl Future<Output = ()> + use<Self>;
+    /// Ends when no further frame is to be read: asked between two frames only.
+    fn retire(&self) -> impl Future<Output = ()> + use<Self>;
     /// Waits until the sink can take more.
     fn ready(&self) -> impl Future<Output = ()>;
 }
@@ -102,10 +104,7 @@ impl Inbound {
             let deadline = handshake
                 .poll_timeout()
                 .expect("a handshake that waits has a deadline");
-            match self
-                .receive_control(Some(time::sleep_until(deadline)))
-                .await
-            {
+            match self.receive_control(time::sleep_until(deadline)).await {
                 Err(CloseReason::Io(OpError::Cancelled)) => {
                     let fault = handshake.on_timeout(time::now());
                     return Err(fault.unwrap_or(HandshakeFault::TimedOut).into());
@@ -139,10 +138,13 @@ impl Inbound {
             sink.ready().await;
             let received = match self.step_all(sink) {
                 Err(reason) => return reason,
-                Ok(Next::Control) => self.receive_control(None).await,
+                Ok(Next::Control) => match self.receive_control(sink.retire()).await {
+                    Err(CloseReason::Io(OpError::Cancelled)) => Err(CloseReason::Local),
+                    other => other,
+                },
                 Ok(Next::Payload { id, offset, len }) => match sink.lend(id) {
                     Some(room) => self.receive_payload(sink, id, room, offset, len).await,
-                    None => self.receive_control(None).await,
+                    None => self.receive_control(pending()).await,
                 },
             };
             if let Err(reason) = received {
@@ -183,20 +185,18 @@ impl Inbound {
         }
     }
 
-    async fn receive_control(&mut self, stop: Option<time::Sleep>) -> Result<(), CloseReason> {
+    /// Receives into staging, unless `stop` ends first.
+    async fn receive_control(&mut self, stop: impl Future<Output = ()>) -> Result<(), CloseReason> {
         assert!(
             self.unread.is_empty(),
             "staging is reused when it has been read"
         );
         let staging = self.staging.take().expect("one receive at a time");
-        let (result, staging) = match stop {
-            None => self.stream.recv(staging, 0, STAGING_BYTES).await,
-            Some(stop) => {
-                self.stream
-                    .recv_until(staging, 0, STAGING_BYTES, stop)
-                    .await
-            }
-        };
+        let received = self
+            .stream
+            .recv_until(staging, 0, STAGING_BYTES, stop)
+            .await;
+        let (result, staging) = received;
         self.staging = Some(staging);
         let count = self.check_received(result)?;
         self.unread = 0..count;

@@ -14,6 +14,7 @@
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
 //! | `outbox` | sending: everything of one turn in one system call |
 //! | `room` | [`Room`], where a payload goes |
+//! | `signal` | [`Drain`], and flags between tasks |
 //! | `error` | [`ConnectError`], [`CallError`], [`CloseReason`] |
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ mod inbound;
 mod outbox;
 mod room;
 mod server;
+mod signal;
 
 pub use client::{Attachments, Connection, Reply};
 pub use error::{CallError, CallFailure, CloseReason, ConnectError};
@@ -31,3 +33,4 @@ pub use room::Room;
 pub use server::{
     Intake, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, ServeOptions, Service, serve,
 };
+pub use signal::Drain;

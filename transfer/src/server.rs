@@ -1,8 +1,10 @@
 //! The answering side: accepts connections and hands requests to a [`Service`].
 
 use std::cell::Cell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use lunette_runtime::net::{TcpListener, TcpStream};
@@ -16,6 +18,7 @@ use crate::error::{CloseReason, ConnectError};
 use crate::inbound::{Inbound, Sink};
 use crate::outbox::{Outbox, Payload};
 use crate::room::Room;
+use crate::signal::{Begun, Drain, Signal};
 
 /// Bytes of replies that may wait for one peer before its next requests are left unread.
 pub const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -102,44 +105,90 @@ pub trait Service: 'static {
     }
 }
 
-/// Serves connections to `listener` until the future is dropped, which ends the accepting; open
-/// connections go on until their peers or the core end them.
-pub async fn serve<S: Service>(listener: TcpListener, service: Rc<S>, options: ServeOptions) {
+/// Serves connections to `listener` until `drain` begins and every connection has ended.
+///
+/// Then each connection ends when the payload that it is receiving is complete and what it has
+/// answered is sent, with a word of farewell; requests that were not read by then are not carried
+/// out, and their callers see the connection end. Dropping the future ends the accepting alone.
+pub async fn serve<S: Service>(
+    listener: TcpListener,
+    service: Rc<S>,
+    options: ServeOptions,
+    drain: Drain,
+) {
     let options = Rc::new(options);
-    let open = Rc::new(Cell::new(0_usize));
+    let open = Rc::new(Open::default());
+    let retire = drain.listen();
     loop {
-        let stream = match listener.accept().await {
-            Ok(stream) => stream,
-            Err(error) => {
+        let accepted = select(listener.accept(), poll_fn(|cx| retire.poll(cx.waker()))).await;
+        let stream = match accepted {
+            None => break,
+            Some(Ok(stream)) => stream,
+            Some(Err(error)) => {
                 tracing::warn!(%error, "accept");
                 time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        if open.get() >= options.connections_max {
+        if open.count.get() >= options.connections_max {
             drop(spawn_local(refuse(stream)));
             continue;
         }
         let (service, options) = (Rc::clone(&service), Rc::clone(&options));
+        let retire = drain.listen();
         let counted = Counted::new(&open, &service);
         drop(spawn_local(async move {
-            let reason = serve_connection(stream, Rc::clone(&service), &options).await;
+            let reason = serve_connection(stream, Rc::clone(&service), &options, retire).await;
             tracing::debug!(?reason, "connection ended");
             drop(counted);
         }));
+    }
+    drop(listener);
+    poll_fn(|cx| open.poll_none(cx.waker())).await;
+}
+
+/// The output of `future`, or `None` if `stop` ends first.
+async fn select<F: Future>(future: F, stop: impl Future<Output = ()>) -> Option<F::Output> {
+    let (mut future, mut stop) = (pin!(future), pin!(stop));
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        stop.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}
+
+/// How many connections are open.
+#[derive(Debug, Default)]
+struct Open {
+    count: Cell<usize>,
+    emptied: Signal,
+}
+
+impl Open {
+    fn poll_none(&self, waker: &Waker) -> Poll<()> {
+        loop {
+            if self.count.get() == 0 {
+                return Poll::Ready(());
+            }
+            if self.emptied.poll(waker).is_pending() {
+                return Poll::Pending;
+            }
+        }
     }
 }
 
 /// Counts an open connection while it lives.
 struct Counted<S: Service> {
-    open: Rc<Cell<usize>>,
+    open: Rc<Open>,
     service: Rc<S>,
 }
 
 impl<S: Service> Counted<S> {
-    fn new(open: &Rc<Cell<usize>>, service: &Rc<S>) -> Self {
-        open.set(open.get() + 1);
-        service.on_connections(open.get());
+    fn new(open: &Rc<Open>, service: &Rc<S>) -> Self {
+        open.count.set(open.count.get() + 1);
+        service.on_connections(open.count.get());
         Self {
             open: Rc::clone(open),
             service: Rc::clone(service),
@@ -149,8 +198,12 @@ impl<S: Service> Counted<S> {
 
 impl<S: Service> Drop for Counted<S> {
     fn drop(&mut self) {
-        self.open.set(self.open.get() - 1);
-        self.service.on_connections(self.open.get());
+        let left = self.open.count.get() - 1;
+        self.open.count.set(left);
+        self.service.on_connections(left);
+        if left == 0 {
+            self.open.emptied.raise();
+        }
     }
 }
 
@@ -167,6 +220,7 @@ async fn serve_connection<S: Service>(
     stream: TcpStream,
     service: Rc<S>,
     options: &ServeOptions,
+    retire: Begun,
 ) -> Result<CloseReason, ConnectError> {
     let mut inbound = Inbound::new(stream.clone())?;
     let outbox = Outbox::default();
@@ -181,10 +235,14 @@ async fn serve_connection<S: Service>(
                 service,
                 outbox,
                 stall_timeout,
+                retire,
                 arriving: None,
             };
             let reason = inbound.run(&mut answering).await;
             answering.lose();
+            if reason == CloseReason::Local {
+                answering.say_farewell();
+            }
             Ok(reason)
         }
         Err(error) => Err(error),
@@ -221,6 +279,7 @@ struct Answering<S: Service> {
     service: Rc<S>,
     outbox: Outbox,
     stall_timeout: Duration,
+    retire: Begun,
     arriving: Option<Arriving<S::Pending>>,
 }
 
@@ -233,6 +292,11 @@ impl<S: Service> Answering<S> {
         } = response;
         self.outbox
             .push(FrameKind::Response, status, id, &body, payload);
+    }
+
+    fn say_farewell(&self) {
+        self.outbox
+            .push(FrameKind::Goaway, 0, RequestId(0), &[], None);
     }
 
     /// The connection ended: a payload that was arriving will not be complete.
@@ -324,6 +388,11 @@ impl<S: Service> Sink for Answering<S> {
 
     fn stop(&self) -> impl Future<Output = ()> + use<S> {
         time::sleep(self.stall_timeout)
+    }
+
+    fn retire(&self) -> impl Future<Output = ()> + use<S> {
+        let retire = self.retire.clone();
+        poll_fn(move |cx| retire.poll(cx.waker()))
     }
 
     async fn ready(&self) {

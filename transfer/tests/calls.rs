@@ -13,8 +13,8 @@ use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::{
-    Attachments, CallError, CloseReason, ConnectError, Connection, Intake, Payload, PayloadOutcome,
-    RequestHead, Response, Room, ServeOptions, Service, serve,
+    Attachments, CallError, CloseReason, ConnectError, Connection, Drain, Intake, Payload,
+    PayloadOutcome, RequestHead, Response, Room, ServeOptions, Service, serve,
 };
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Handshake, HandshakeFault, Hello, HelloRefusal, VersionRange};
@@ -130,11 +130,8 @@ fn listen() -> (TcpListener, SocketAddr) {
 fn start_echo() -> (SocketAddr, Rc<Echo>) {
     let (listener, address) = listen();
     let service = Rc::new(Echo::default());
-    drop(spawn_local(serve(
-        listener,
-        Rc::clone(&service),
-        options(2),
-    )));
+    let serving = serve(listener, Rc::clone(&service), options(2), Drain::default());
+    drop(spawn_local(serving));
     (address, service)
 }
 
@@ -603,5 +600,61 @@ fn an_unknown_reply_ends_the_connection() {
             time::sleep(Duration::from_millis(1)).await;
         }
         assert!(matches!(connection.closed(), Some(CloseReason::Call(_))));
+    });
+}
+
+#[test]
+fn draining_finishes_what_has_begun_and_nothing_else() {
+    run(|| async {
+        let (listener, address) = listen();
+        let service = Rc::new(Echo::default());
+        let drain = Drain::default();
+        let serving = serve(listener, Rc::clone(&service), options(2), drain.clone());
+        let serving = spawn_local(serving);
+        let connection = connect(address).await;
+
+        // A put whose payload is half there when the drain begins.
+        let stream = TcpStream::connect(address).await.expect("connected");
+        let bytes = vec![9; MIB];
+        let mut out = Vec::new();
+        Handshake::initiator(hello(), time::now() + SECOND).start(&mut out);
+        let digest = PayloadDigest {
+            len_bytes: 1 << 20,
+            crc32c: crc32c(&bytes),
+        };
+        let id = RequestId(1);
+        encode_frame(&mut out, FrameKind::Request, 42, id, &[], Some(digest));
+        out.extend_from_slice(&bytes[..MIB / 2]);
+        send(&stream, out).await;
+        while arena().used_bytes() < MIB {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        drain.begin();
+        while connection.closed().is_none() {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(
+            connection.closed(),
+            Some(CloseReason::Peer),
+            "an idle one ends at once"
+        );
+        assert!(
+            TcpStream::connect(address).await.is_err(),
+            "nobody is accepted"
+        );
+        assert!(!serving.is_finished(), "a payload is still arriving");
+
+        send(&stream, bytes[MIB / 2..].to_vec()).await;
+        let mut got = Vec::new();
+        loop {
+            let (count, buffer) = stream.recv(vec![0; 1 << 16], 0, 1 << 16).await;
+            match count.expect("received") {
+                0 => break,
+                count => got.extend_from_slice(&buffer[..count]),
+            }
+        }
+        let echo = got.windows(MIB).any(|window| window == bytes);
+        assert!(echo, "what had begun is answered: {} bytes", got.len());
+        serving.await.expect("it ends when the last connection has");
     });
 }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use lunette::kvstore::{Node, NodeOptions};
 use lunette::runtime::arena::HugePages;
@@ -22,6 +23,9 @@ use super::{output, stat};
 
 /// Lets nodes listen beyond loopback if it is 1.
 const INSECURE: &str = "LUNETTE_INSECURE";
+
+/// How long connections may take to end in good order.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Failure> {
     let insecure = env::var_os(INSECURE).is_some_and(|value| value == "1");
@@ -41,6 +45,9 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     announce(&node, id, cores, arguments.memory, as_json)?;
     let why = ended.recv().unwrap_or("nobody is left to end it");
     tracing::info!(why, "shutting down");
+    if !node.drain(DRAIN_TIMEOUT) {
+        tracing::warn!("some connections did not end in time");
+    }
     let stat = node.stat()?;
     node.shut_down()?;
     drop(placed.claims);
