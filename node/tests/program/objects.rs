@@ -21,7 +21,10 @@ fn a_round_trip_for_people() {
     for arguments in [["get", "key"], ["rm", "key"], ["stat", "key"]] {
         let missing = run(&arguments).ended_with(3);
         assert_eq!(missing.text(), "", "{arguments:?}");
-        assert!(missing.stderr.ends_with("lunette: not found: key\n"), "{missing:?}");
+        assert!(
+            missing.stderr.ends_with("lunette: not found: key\n"),
+            "{missing:?}"
+        );
     }
 }
 
