@@ -17,6 +17,7 @@ use crate::executor::{JoinError, SOURCES_MAX, TASKS_MAX};
 ///
 /// # Panics
 /// Outside a runtime.
+#[track_caller]
 pub fn spawn_local<F>(future: F) -> JoinHandle<F::Output>
 where
     F: Future + 'static,

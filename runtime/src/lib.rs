@@ -65,7 +65,8 @@ pub use current::{
 };
 pub use driver::{DriverChoice, DriverKind, Features, OPERATIONS_MAX, ProbeError};
 pub use executor::{
-    CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard, TASKS_MAX,
+    CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard, Stall,
+    StallWatch, TASKS_MAX,
 };
 pub use lease::{Lease, Lend, LendRead, LendWrite};
 pub use mesh::{MESSAGES_MAX, MeshError, spawn_on};

@@ -1,10 +1,12 @@
 //! Starting cores: one on the calling thread, or several on threads of their own.
 
 use std::future::Future;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
 use lunette_runtime_core::ids::CoreIndex;
@@ -14,7 +16,7 @@ use thiserror::Error;
 
 use crate::arena::{Arena, ArenaOptions};
 use crate::driver::{DriverChoice, ProbeError};
-use crate::executor::{Core, Idle};
+use crate::executor::{Core, Idle, Stall, StallWatch};
 use crate::mesh::{self, Inbox, MeshError};
 use crate::process;
 use crate::topology::{self, PinError};
@@ -194,6 +196,19 @@ impl Runtime {
         Ok(Answer { core, receiver })
     }
 
+    /// Watches the cores: `report` is called, on a thread of its own, once for each time that a core
+    /// has not turned for `limit`.
+    ///
+    /// # Errors
+    /// The system's, if it refuses the thread.
+    pub fn watch_stalls(
+        &self,
+        limit: Duration,
+        report: impl Fn(Stall) + Send + 'static,
+    ) -> io::Result<StallWatch> {
+        StallWatch::start(Arc::clone(&self.inboxes), limit, report)
+    }
+
     /// Shuts every core down and waits for them. Tasks are dropped, which cancels their
     /// operations; memory lent to devices is waited for.
     ///
@@ -269,8 +284,13 @@ fn run_core(
             let _entered = core.enter();
             // The starter may have given up; then a stop message follows.
             drop(report.send(Ok(())));
-            core.run();
+            let ran = panic::catch_unwind(AssertUnwindSafe(|| core.run()));
+            // After a panic too: its connections are closed, its peers see that, and memory that
+            // devices own is waited for.
             core.shut_down();
+            if let Err(panicked) = ran {
+                panic::resume_unwind(panicked);
+            }
         }
         Err(error) => drop(report.send(Err(error))),
     }

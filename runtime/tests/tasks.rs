@@ -265,3 +265,56 @@ fn impossible_placements_are_refused() {
         Err(StartError::Pin(_))
     ));
 }
+
+#[test]
+fn a_panic_closes_the_connections_of_its_core() {
+    use lunette_runtime::net::{TcpListener, TcpStream};
+    let runtime = cores(2, Idle::Efficient);
+    let (tell, told) = std::sync::mpsc::channel();
+    let panicking = runtime.spawn_on(CoreIndex(1), move || async move {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let listener = TcpListener::bind(address).expect("a port");
+        tell.send(listener.local_addr()).expect("the test waits");
+        let stream = listener.accept().await.expect("accepted");
+        let (count, _) = stream.recv(vec![0; 1], 0, 1).await;
+        assert_eq!(count, Ok(2), "a bug of the test's own making");
+    });
+    let address = told.recv().expect("bound");
+    let seen = runtime.spawn_on(CoreIndex(0), move || async move {
+        let stream = TcpStream::connect(address).await.expect("connected");
+        stream.send_all(vec![1], 0, 1).await.0.expect("sent");
+        stream.recv(vec![0; 1], 0, 1).await.0
+    });
+    let seen = seen.expect("started").wait().expect("an answer");
+    assert!(
+        !matches!(seen, Ok(1..)),
+        "the connection has ended: {seen:?}"
+    );
+    assert!(panicking.expect("started").wait().is_err());
+}
+
+#[test]
+fn a_stall_is_reported_once_with_the_line_that_spawned_it() {
+    let runtime = cores(2, Idle::Adaptive(Duration::from_micros(10)));
+    let (tell, told) = std::sync::mpsc::channel();
+    let limit = Duration::from_millis(40);
+    let watch = runtime.watch_stalls(limit, move |stall| {
+        tell.send(stall).expect("the test outlives the watch");
+    });
+    std::thread::sleep(2 * limit);
+    assert!(told.try_recv().is_err(), "sleeping is no stall");
+    let stalling = runtime.spawn_on(CoreIndex(1), move || async move {
+        let line = line!() + 1;
+        let stalling = spawn_local(async move { std::thread::sleep(4 * limit) });
+        stalling.await.expect("ended");
+        line
+    });
+    let line = stalling.expect("started").wait().expect("ended");
+    let stall = told.recv_timeout(Duration::from_secs(5)).expect("a report");
+    assert_eq!(stall.core, CoreIndex(1));
+    assert!(stall.lasted >= limit);
+    let spawned_at = stall.spawned_at.expect("a task");
+    assert_eq!((spawned_at.file(), spawned_at.line()), (file!(), line));
+    drop(watch);
+    assert!(told.try_recv().is_err(), "once");
+}

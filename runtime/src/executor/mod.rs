@@ -7,6 +7,7 @@
 
 mod idle;
 mod source;
+mod stall;
 mod task;
 
 use std::cell::{Cell, RefCell};
@@ -19,7 +20,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use async_task::Runnable;
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::time::Time;
 use lunette_runtime_core::wheel::{TimerKey, TimersFull, Wheel};
@@ -37,6 +37,9 @@ pub use idle::Idle;
 use idle::IdleState;
 use source::Sources;
 pub use source::{CoreWaker, SOURCES_MAX, Source, SourceGuard};
+pub(crate) use stall::Pulse;
+pub use stall::{Stall, StallWatch};
+pub(crate) use task::Spawned;
 pub use task::{JoinError, JoinHandle};
 
 /// Tasks of one core.
@@ -59,7 +62,7 @@ pub(crate) struct Core {
     inbox: Arc<Inbox>,
     peers: Arc<[Arc<Inbox>]>,
     origin: Instant,
-    ready: RefCell<VecDeque<Runnable>>,
+    ready: RefCell<VecDeque<Spawned>>,
     tasks: RefCell<Slab<Waker>>,
     table: RefCell<Table>,
     timers: RefCell<Wheel<Waker>>,
@@ -310,6 +313,7 @@ impl Core {
         let worked =
             self.run_ready() | self.take_inbox() | self.fire_timers() | self.poll_sources();
         add_one(&self.counters.turns);
+        self.inbox.pulse().beat(self.counters.turns.get());
         if !self.ready.borrow().is_empty() {
             if self.driver_may_have_work() {
                 self.drive(Wait::Poll);
@@ -326,8 +330,12 @@ impl Core {
             let Some(runnable) = self.ready.borrow_mut().pop_front() else {
                 break;
             };
+            self.inbox.pulse().enter_task(runnable.metadata());
             runnable.run();
             worked = true;
+        }
+        if worked {
+            self.inbox.pulse().leave_task();
         }
         worked
     }
@@ -475,7 +483,7 @@ impl Drop for Entered {
 }
 
 /// Pushes a task to its core's queue: directly on its own thread, through the inbox elsewhere.
-fn schedule(home: &Arc<Inbox>, runnable: Runnable) {
+fn schedule(home: &Arc<Inbox>, runnable: Spawned) {
     let mut runnable = Some(runnable);
     CURRENT.with_borrow(|current| {
         if let Some(core) = current

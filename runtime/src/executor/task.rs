@@ -3,15 +3,19 @@
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use async_task::{FallibleTask, Runnable};
+use async_task::{Builder, FallibleTask, Runnable};
 use thiserror::Error;
 
 use super::{Core, TASKS_MAX, schedule};
+
+/// A task that is ready to run, and the line that spawned it.
+pub(crate) type Spawned = Runnable<&'static Location<'static>>;
 
 /// Why a task has no output.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -26,7 +30,7 @@ pub enum JoinError {
 
 /// Waits for a task of this core. Dropping it lets the task run on.
 pub struct JoinHandle<T> {
-    task: Option<FallibleTask<T>>,
+    task: Option<FallibleTask<T, &'static Location<'static>>>,
     /// Tasks and their outputs stay on their core.
     not_send: PhantomData<*const ()>,
 }
@@ -89,6 +93,7 @@ impl Drop for Listed {
 
 impl Core {
     /// Starts a task on this core.
+    #[track_caller]
     pub(crate) fn spawn<F>(self: &Rc<Self>, future: F) -> JoinHandle<F::Output>
     where
         F: Future + 'static,
@@ -110,13 +115,14 @@ impl Core {
             let _listed = listed;
             future.await
         };
-        let schedule = move |runnable: Runnable| schedule(&home, runnable);
+        let schedule = move |runnable: Spawned| schedule(&home, runnable);
+        let builder = Builder::new().metadata(Location::caller());
         // SAFETY: the future is 'static but not Send. It is run and dropped on this core's thread
         // only: `schedule` brings every runnable back to it, whichever thread wakes it; at shut-down
         // the core drops every future on its own thread, after which wakers schedule nothing; the
         // join handle is not Send. The schedule closure is Send and Sync (it holds an Arc of a Sync
         // type) and 'static. Ends when the task is dropped.
-        let (runnable, task) = unsafe { async_task::spawn_unchecked(future, schedule) };
+        let (runnable, task) = unsafe { builder.spawn_unchecked(|_| future, schedule) };
         let inserted = self.tasks.borrow_mut().insert(runnable.waker());
         assert_eq!(inserted, index, "the list's slot was vacant");
         self.ready.borrow_mut().push_back(runnable);

@@ -35,4 +35,10 @@ impl Doorbell {
         fence(Ordering::SeqCst);
         self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::SeqCst)
     }
+
+    /// Whether the core has announced its sleep.
+    #[cfg(not(loom))]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
+    }
 }

@@ -14,7 +14,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use async_task::Runnable;
 use crossbeam::queue::ArrayQueue;
 use futures_channel::oneshot;
 use lunette_runtime_core::ids::CoreIndex;
@@ -24,7 +23,7 @@ use thiserror::Error;
 
 use doorbell::Doorbell;
 
-use crate::executor::{Core, TASKS_MAX, deliver};
+use crate::executor::{Core, Pulse, Spawned, TASKS_MAX, deliver};
 
 /// Messages waiting at one core.
 pub const MESSAGES_MAX: usize = 1024;
@@ -39,8 +38,9 @@ pub(crate) struct Inbox {
     index: CoreIndex,
     messages: ArrayQueue<Message>,
     /// At most one entry per task, so it cannot overflow.
-    woken: ArrayQueue<Runnable>,
+    woken: ArrayQueue<Spawned>,
     doorbell: Doorbell,
+    pulse: Pulse,
     closed: AtomicBool,
     ring: AtomicI32,
     bell: OwnedFd,
@@ -53,6 +53,7 @@ impl Inbox {
             messages: ArrayQueue::new(MESSAGES_MAX),
             woken: ArrayQueue::new(TASKS_MAX),
             doorbell: Doorbell::new(),
+            pulse: Pulse::default(),
             closed: AtomicBool::new(false),
             ring: AtomicI32::new(NO_RING),
             bell: eventfd(0, EventfdFlags::CLOEXEC)?,
@@ -93,7 +94,7 @@ impl Inbox {
         self.messages.push(message)
     }
 
-    pub(crate) fn push_woken(&self, runnable: Runnable) {
+    pub(crate) fn push_woken(&self, runnable: Spawned) {
         let pushed = self.woken.push(runnable);
         assert!(pushed.is_ok(), "a task is woken into its queue once");
         self.wake();
@@ -107,7 +108,7 @@ impl Inbox {
         }
     }
 
-    pub(crate) fn next_woken(&self) -> Option<Runnable> {
+    pub(crate) fn next_woken(&self) -> Option<Spawned> {
         if self.woken.is_empty() {
             None
         } else {
@@ -117,6 +118,15 @@ impl Inbox {
 
     pub(crate) fn has_mail(&self) -> bool {
         !self.messages.is_empty() || !self.woken.is_empty()
+    }
+
+    pub(crate) const fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
+    /// Whether the core has announced its sleep; it may be awake again the next moment.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.doorbell.is_asleep()
     }
 
     /// See [`Doorbell::set_asleep`].
