@@ -16,6 +16,9 @@ pub(crate) struct Arguments {
     /// How often each row is measured.
     #[arg(long)]
     rounds: Option<u32>,
+    /// Runs the rows beside other runtimes instead, which are a workspace of their own.
+    #[arg(long)]
+    rivals: bool,
 }
 
 impl Arguments {
@@ -31,12 +34,21 @@ impl Arguments {
     }
 }
 
-/// Builds the harness and runs it with the same arguments.
+/// Where the rows beside other runtimes are.
+const RIVALS: &str = "bench/rivals/Cargo.toml";
+
+/// Builds the harness, or that of the rivals, and runs it with the same arguments.
 ///
 /// # Errors
 /// Those of the build and of the harness.
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), TaskError> {
     system::ensure(system::PRODUCT)?;
+    if arguments.rivals {
+        let manifest = ["run", "--release", "--locked", "--manifest-path", RIVALS];
+        let mut command = workspace.cargo(manifest);
+        command.arg("--").args(arguments.passed_on());
+        return workspace::run(&mut command);
+    }
     workspace::run(&mut workspace.cargo([
         "build",
         "--release",
@@ -62,12 +74,14 @@ mod tests {
             filter: None,
             json: false,
             rounds: None,
+            rivals: false,
         };
         assert!(none.passed_on().is_empty());
         let all = Arguments {
             filter: Some("tcp".into()),
             json: true,
             rounds: Some(5),
+            rivals: true,
         };
         assert_eq!(all.passed_on(), ["tcp", "--json", "--rounds", "5"]);
     }

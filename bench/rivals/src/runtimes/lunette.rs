@@ -1,0 +1,151 @@
+//! Ours.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lunette_bench::harness::{Failure, Sample};
+use lunette_runtime::net::{TcpListener, TcpStream};
+use lunette_runtime::{CoreOptions, Idle, Placement, Runtime, block_on, spawn_local, spawn_on};
+use lunette_runtime_core::ids::CoreIndex;
+
+use super::program::{Program, always_ready, exchanges, measured};
+use crate::role::{Work, announce};
+
+/// With its default idle policy.
+pub(super) struct Adaptive;
+
+/// Sleeping whenever it has nothing to do.
+pub(super) struct Efficient;
+
+fn options(idle: Idle) -> CoreOptions {
+    CoreOptions {
+        idle,
+        ..CoreOptions::default()
+    }
+}
+
+fn run<F>(idle: Idle, future: F) -> Result<F::Output, Failure>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    Ok(block_on(None, options(idle), move || future)?)
+}
+
+async fn tasks(work: Work) -> Result<Sample, Failure> {
+    let empty = || spawn_local(async {});
+    Ok(spawn_local(measured(work, empty)).await?)
+}
+
+fn spawn<F: Future<Output = ()> + 'static>(future: F) -> impl Future<Output = ()> + 'static {
+    let handle = spawn_local(future);
+    async move { handle.await.expect("no panic") }
+}
+
+impl Program for Adaptive {
+    fn block_on<F>(_cpu: usize, future: F) -> Result<F::Output, Failure>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        run(Idle::default(), future)
+    }
+
+    fn tasks(work: Work, cpu: usize) -> Result<Sample, Failure> {
+        Self::block_on(cpu, tasks(work))?
+    }
+
+    fn spawn<F>(future: F) -> impl Future<Output = ()> + 'static
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        spawn(future)
+    }
+
+    fn echo(_cpu: usize, message_bytes: usize) -> Result<(), Failure> {
+        run(Idle::default(), serve(message_bytes))?
+    }
+}
+
+impl Program for Efficient {
+    fn block_on<F>(_cpu: usize, future: F) -> Result<F::Output, Failure>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        run(Idle::Efficient, future)
+    }
+
+    fn tasks(work: Work, cpu: usize) -> Result<Sample, Failure> {
+        Self::block_on(cpu, tasks(work))?
+    }
+
+    fn spawn<F>(future: F) -> impl Future<Output = ()> + 'static
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        spawn(future)
+    }
+
+    fn echo(_cpu: usize, message_bytes: usize) -> Result<(), Failure> {
+        run(Idle::Efficient, serve(message_bytes))?
+    }
+}
+
+async fn serve(message_bytes: usize) -> Result<(), Failure> {
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    announce(listener.local_addr())?;
+    loop {
+        let stream = listener.accept().await?;
+        drop(spawn_local(answer(stream, message_bytes)));
+    }
+}
+
+async fn answer(stream: TcpStream, message_bytes: usize) {
+    let mut buffer = vec![0; message_bytes];
+    loop {
+        let mut got = 0;
+        while got < message_bytes {
+            let received;
+            (received, buffer) = stream.recv(buffer, got, message_bytes - got).await;
+            let Ok(count @ 1..) = received else { return };
+            got += count;
+        }
+        let sent;
+        (sent, buffer) = stream.send_all(buffer, 0, message_bytes).await;
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+/// A message is the start of a task on the other core; its output is the answer.
+pub(super) fn messages(work: Work, cpus: [usize; 2]) -> Result<Sample, Failure> {
+    let idle = match work {
+        Work::MessagePolling => Idle::Latency,
+        Work::MessageAsleep => Idle::Efficient,
+        _ => Idle::Adaptive(Duration::ZERO),
+    };
+    let runtime = Runtime::start(&Placement::Pinned(cpus.to_vec()), options(idle))?;
+    let stop = Arc::new(AtomicBool::new(work != Work::MessageBusy));
+    let stop_there = Arc::clone(&stop);
+    let keeping = runtime.spawn_on(CoreIndex(1), move || always_ready(stop_there))?;
+    let asking = runtime.spawn_on(CoreIndex(0), move || async move {
+        let ready = spawn_local(always_ready(Arc::clone(&stop)));
+        let sample = exchanges(async || {
+            let answered = spawn_on(CoreIndex(1), || async { 1_u64 }).await;
+            answered.expect("the core runs");
+        })
+        .await;
+        stop.store(true, Ordering::Relaxed);
+        ready.await.expect("no panic");
+        sample
+    })?;
+    let sample = asking.wait()?;
+    keeping.wait()?;
+    runtime.shut_down()?;
+    Ok(sample)
+}

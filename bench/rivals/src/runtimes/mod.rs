@@ -1,0 +1,99 @@
+//! The same few programs on each runtime.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `program` | what a runtime must offer, and the programs over that |
+//! | `lunette`, `monoio`, `glommio`, `compio`, `tokio_uring`, `tokio` | the runtimes |
+//! | `epoll` | a busy loop over epoll, by hand |
+//! | `atomic` | two threads that spin on a counter |
+
+mod atomic;
+mod compio;
+mod epoll;
+mod glommio;
+mod lunette;
+mod monoio;
+mod program;
+mod tokio;
+mod tokio_uring;
+
+use clap::ValueEnum;
+use lunette_bench::harness::{Failure, Sample};
+
+use self::program::Program;
+use crate::role::Work;
+
+/// What can be one side of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Side {
+    /// Ours, with its default idle policy: adaptive.
+    Lunette,
+    /// Ours, sleeping whenever it has nothing to do.
+    LunetteEfficient,
+    Monoio,
+    Glommio,
+    Compio,
+    TokioUring,
+    Tokio,
+    EpollBusy,
+    Atomic,
+}
+
+impl Side {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Lunette => "lunette",
+            Self::LunetteEfficient => "lunette-efficient",
+            Self::Monoio => "monoio",
+            Self::Glommio => "glommio",
+            Self::Compio => "compio",
+            Self::TokioUring => "tokio-uring",
+            Self::Tokio => "tokio",
+            Self::EpollBusy => "epoll-busy",
+            Self::Atomic => "atomic",
+        }
+    }
+
+    /// Echoes until killed.
+    pub(crate) fn echo(self, cpu: usize, message_bytes: usize) -> Result<(), Failure> {
+        match self {
+            Self::Lunette => lunette::Adaptive::echo(cpu, message_bytes),
+            Self::LunetteEfficient => lunette::Efficient::echo(cpu, message_bytes),
+            Self::Monoio => monoio::Monoio::echo(cpu, message_bytes),
+            Self::Glommio => glommio::Glommio::echo(cpu, message_bytes),
+            Self::Compio => compio::Compio::echo(cpu, message_bytes),
+            Self::TokioUring => tokio_uring::TokioUring::echo(cpu, message_bytes),
+            Self::Tokio => tokio::Tokio::echo(cpu, message_bytes),
+            Self::EpollBusy => Ok(epoll::echo(message_bytes)?),
+            Self::Atomic => Err("it has no sockets".into()),
+        }
+    }
+
+    /// Nanoseconds per yield, or per spawn and join.
+    pub(crate) fn tasks(self, work: Work, cpu: usize) -> Result<Sample, Failure> {
+        match self {
+            Self::Lunette => lunette::Adaptive::tasks(work, cpu),
+            Self::LunetteEfficient => lunette::Efficient::tasks(work, cpu),
+            Self::Monoio => monoio::Monoio::tasks(work, cpu),
+            Self::Glommio => glommio::Glommio::tasks(work, cpu),
+            Self::Compio => compio::Compio::tasks(work, cpu),
+            Self::TokioUring => tokio_uring::TokioUring::tasks(work, cpu),
+            Self::Tokio => tokio::Tokio::tasks(work, cpu),
+            Self::EpollBusy | Self::Atomic => Err("it has no tasks".into()),
+        }
+    }
+
+    /// Nanoseconds per message, one way.
+    pub(crate) fn messages(self, work: Work, cpus: [usize; 2]) -> Result<Sample, Failure> {
+        match self {
+            Self::Lunette | Self::LunetteEfficient => lunette::messages(work, cpus),
+            Self::Monoio => program::messages::<monoio::Monoio>(work, cpus),
+            Self::Glommio => glommio::messages(work, cpus),
+            Self::Compio => program::messages::<compio::Compio>(work, cpus),
+            Self::TokioUring => tokio::messages::<tokio_uring::TokioUring>(work, cpus),
+            Self::Tokio => tokio::messages::<tokio::Tokio>(work, cpus),
+            Self::Atomic => atomic::messages(cpus),
+            Self::EpollBusy => Err("it has no messages".into()),
+        }
+    }
+}
