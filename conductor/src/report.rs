@@ -4,6 +4,7 @@ use lunette_conductor_policy::ids::{InstanceId, LengthClass};
 use lunette_conductor_policy::slo::Slo;
 
 use crate::scenario::Scenario;
+use crate::simulation::DECODE_WAIT_S_MAX;
 use crate::workload::Item;
 
 /// How a request ended.
@@ -69,8 +70,8 @@ pub struct Record {
     pub prefill_s: f64,
     /// From the arrival of its keys and values to its first step.
     pub decode_wait_s: f64,
-    /// Whether that was too long.
-    pub is_decode_late: bool,
+    /// Whether that was too long, or the time between tokens was.
+    pub is_slow: bool,
     /// Where it was decoded.
     pub decode: InstanceId,
     /// Whether it was served within all objectives.
@@ -91,7 +92,7 @@ impl Record {
             fetched_tokens: 0,
             prefill_s: 0.0,
             decode_wait_s: 0.0,
-            is_decode_late: false,
+            is_slow: false,
             decode: InstanceId::default(),
             is_good: false,
         }
@@ -100,8 +101,8 @@ impl Record {
     pub(crate) fn end(&mut self, ending: Ending, slo: &Slo) {
         self.ending = ending;
         let is_soon = self.ttft_s <= self.ttft_limit_s;
-        let is_fast = self.tbt_s <= slo.tbt_s && !self.is_decode_late;
-        self.is_good = ending == Ending::Served && is_soon && is_fast;
+        self.is_slow = self.tbt_s > slo.tbt_s || self.decode_wait_s > DECODE_WAIT_S_MAX;
+        self.is_good = ending == Ending::Served && is_soon && !self.is_slow;
     }
 
     fn tokens(&self) -> f64 {
@@ -204,6 +205,10 @@ pub struct Report {
     pub classes: [Share; 3],
     /// Requests by [`Ending::ALL`].
     pub endings: [usize; 5],
+    /// Requests that were served with a late first token.
+    pub late: usize,
+    /// Requests that were served with tokens that came too slowly.
+    pub slow: usize,
     /// Time to first token of those that got one, in seconds.
     pub ttft_s: Distribution,
     /// Time between tokens of those that were served, in seconds.
@@ -242,6 +247,8 @@ impl Report {
             all: Share::of(records.iter().copied()),
             classes: LengthClass::ALL.map(class),
             endings: Ending::ALL.map(ended),
+            late: served.clone().filter(|r| r.ttft_s > r.ttft_limit_s).count(),
+            slow: served.clone().filter(|r| r.is_slow).count(),
             ttft_s: Distribution::of(with_token.map(|record| record.ttft_s).collect()),
             tbt_s: Distribution::of(served.map(|record| record.tbt_s).collect()),
             hit_tokens: ratio(

@@ -64,21 +64,33 @@ pub(crate) struct ToDecode<'a> {
 
 impl ToDecode<'_> {
     /// The instance where a step takes least, among those with memory for the request if there
-    /// are any.
+    /// are any. What has been placed there and is not there yet counts in full here, whatever the
+    /// rule then checks: or all would go where little runs yet.
     pub(crate) fn select(
         &self,
+        admission: Admission,
         decode: &[DecodeState],
-        load: impl Fn(&DecodeState) -> DecodeLoad,
+        ready_s: f64,
+        outputs: &OutputEstimator,
     ) -> DecodeChoice {
-        let choices = decode
-            .iter()
-            .enumerate()
-            .map(|(at, state)| self.with(InstanceId::at(at), state, load(state)));
-        let best = choices.min_by(|a, b| {
-            let by_room = b.fits.cmp(&a.fits);
-            by_room.then(a.step_s.total_cmp(&b.step_s))
-        });
-        best.expect("a cluster has a decode instance")
+        let judged = |at: usize, state: &DecodeState| {
+            let instance = InstanceId::at(at);
+            let checked = self.with(
+                instance,
+                state,
+                self.load(admission, state, ready_s, outputs),
+            );
+            let compared = self.with(instance, state, state.load_placed());
+            (compared, checked)
+        };
+        let choices = decode.iter().enumerate();
+        let best = choices
+            .map(|(at, state)| judged(at, state))
+            .min_by(|(a, _), (b, _)| {
+                let by_room = b.fits.cmp(&a.fits);
+                by_room.then(a.step_s.total_cmp(&b.step_s))
+            });
+        best.expect("a cluster has a decode instance").1
     }
 
     /// What the request would make of an instance with this load.
@@ -97,7 +109,7 @@ impl ToDecode<'_> {
     }
 
     /// The load that a rule looks at, for a prefill that ends at `ready_s`.
-    pub(crate) fn load(
+    fn load(
         &self,
         admission: Admission,
         state: &DecodeState,
@@ -122,20 +134,21 @@ impl ToDecode<'_> {
 ///
 /// A prediction that is right on average is late half the time. So the margin falls by
 /// `DOWN` with each request that missed its time between tokens and rises by `UP` with each
-/// that met it: it rests where one in fifty misses.
+/// that met it: it rests where one in twenty misses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecodeMargin {
     share: f64,
 }
 
-const UP: f64 = 0.0002;
-const DOWN: f64 = 0.0098;
-const SHARE_MIN: f64 = 0.5;
-const SHARE_MAX: f64 = 1.0;
+const UP: f64 = 0.0005;
+const DOWN: f64 = 0.0095;
+const SHARE_FIRST: f64 = 0.85;
+const SHARE_MIN: f64 = 0.75;
+const SHARE_MAX: f64 = 0.95;
 
 impl DecodeMargin {
     pub(crate) const fn new() -> Self {
-        Self { share: 0.9 }
+        Self { share: SHARE_FIRST }
     }
 
     pub(crate) const fn share(self) -> f64 {
@@ -162,11 +175,11 @@ mod tests {
         };
         let mut decode = [DecodeState::new(999), DecodeState::new(100_000)];
         decode[1].kv_tokens = 50_000;
-        let choice = request.select(&decode, |state| state.load_now());
+        let choice = request.select(Admission::Early, &decode, 0.0, &OutputEstimator::new());
         assert_eq!(choice.instance, InstanceId(1));
         assert!(choice.fits);
         decode[0].capacity_tokens = 1_000;
-        let choice = request.select(&decode, |state| state.load_now());
+        let choice = request.select(Admission::Early, &decode, 0.0, &OutputEstimator::new());
         assert_eq!(choice.instance, InstanceId(0));
     }
 

@@ -13,7 +13,7 @@ use crate::index::{Match, PrefixIndex};
 use crate::output::OutputEstimator;
 use crate::random::Random;
 use crate::routing::{self, Prompt, Route, Routing, Sight};
-use crate::slo::Slo;
+use crate::slo::{Slo, TtftSlo};
 use crate::state::{DecodeState, PrefillState};
 
 /// Which rules, with which constants.
@@ -55,9 +55,9 @@ impl Options {
             },
             balancing_threshold: 1.0,
             decode_share: 1.0,
-            delay_weight: 1.0,
-            token_value: 1.0 / 6_000.0,
-            class_floor: 0.88,
+            delay_weight: 3.0,
+            token_value: 0.0,
+            class_floor: 0.875,
             seed: 1,
         }
     }
@@ -123,6 +123,8 @@ pub struct Outcome {
     pub input_tokens: u32,
     /// Whether it was served within both objectives.
     pub is_good: bool,
+    /// If it was placed: whether its first token came in time.
+    pub was_in_time: Option<bool>,
     /// If it was decoded to its end: length of the answer, and its time between tokens in seconds.
     pub decoded: Option<(u32, f64)>,
 }
@@ -138,6 +140,7 @@ pub struct Conductor {
     outputs: OutputEstimator,
     margin: DecodeMargin,
     fairness: Fairness,
+    price: Price,
     matches: Vec<Match>,
     plan: Plan,
 }
@@ -146,6 +149,12 @@ impl Conductor {
     /// A conductor that has seen nothing.
     #[must_use]
     pub fn new(options: Options, cost: CostModel, slo: Slo) -> Self {
+        // A fixed objective asks more of an instance for a long prompt than for a short one. Under
+        // overload no rule serves most of the long ones then, and holding on to them costs all.
+        let floor = match slo.ttft {
+            TtftSlo::Fixed { .. } => 0.0,
+            TtftSlo::Proportional { .. } => options.class_floor,
+        };
         Self {
             options,
             cost,
@@ -154,7 +163,8 @@ impl Conductor {
             turn: 0,
             outputs: OutputEstimator::new(),
             margin: DecodeMargin::new(),
-            fairness: Fairness::new(options.class_floor),
+            fairness: Fairness::new(floor),
+            price: Price::new(),
             matches: Vec::new(),
             plan: Plan::default(),
         }
@@ -182,6 +192,7 @@ impl Conductor {
             deadline_s: now_s + limit_s,
             value: self.value(request.input_tokens),
         };
+        self.plan.price = self.price.value_per_s();
         let route = self.route(now_s, prompt, cluster.prefill);
         let to_decode = ToDecode {
             now_s,
@@ -189,9 +200,7 @@ impl Conductor {
             cost: &self.cost,
         };
         let rule = self.options.admission;
-        let choice = to_decode.select(cluster.decode, |state| {
-            to_decode.load(rule, state, route.first_token_s, &self.outputs)
-        });
+        let choice = to_decode.select(rule, cluster.decode, route.first_token_s, &self.outputs);
         if let Some(refusal) = self.refusal(&route, prompt, choice) {
             return Decision::Refuse(refusal);
         }
@@ -234,7 +243,7 @@ impl Conductor {
         let is_late = match self.options.admission {
             Admission::None => return None,
             Admission::Marginal if self.options.routing == Routing::Marginal => {
-                !route.is_in_time
+                !route.is_in_time || prompt.value < self.price.value_per_s() * route.work_s
             }
             _ => route.first_token_s > prompt.deadline_s,
         };
@@ -289,10 +298,54 @@ impl Conductor {
     /// Learns from a request that was refused, dropped, or served.
     pub fn ended(&mut self, outcome: Outcome) {
         self.fairness.ended(outcome.input_tokens, outcome.is_good);
+        if let Some(was_in_time) = outcome.was_in_time {
+            self.price.ended(was_in_time);
+        }
         if let Some((output_tokens, tbt_s)) = outcome.decoded {
             self.outputs.ended(output_tokens);
             self.margin.ended(tbt_s, &self.slo);
         }
+    }
+}
+
+/// What a second of prefill is worth: the value of the least worthy work that is still taken.
+///
+/// It rises with each request that was placed and then not served in time, and falls with each that
+/// was: it rests where `MISSED_SHARE` of those placed are missed.
+#[derive(Clone, Copy, Debug)]
+struct Price {
+    value_per_s: f64,
+}
+
+const MISSED_SHARE: f64 = 0.015;
+const PRICE_GAIN: f64 = 0.02;
+/// At this price everything is taken.
+const PRICE_MIN: f64 = 0.005;
+const PRICE_MAX: f64 = 100.0;
+
+impl Price {
+    const fn new() -> Self {
+        Self {
+            value_per_s: PRICE_MIN,
+        }
+    }
+
+    fn value_per_s(self) -> f64 {
+        if self.value_per_s > PRICE_MIN {
+            self.value_per_s
+        } else {
+            0.0
+        }
+    }
+
+    fn ended(&mut self, was_in_time: bool) {
+        let change = if was_in_time {
+            -MISSED_SHARE
+        } else {
+            1.0 - MISSED_SHARE
+        };
+        let price = self.value_per_s * (1.0 + PRICE_GAIN * change);
+        self.value_per_s = price.clamp(PRICE_MIN, PRICE_MAX);
     }
 }
 
@@ -308,8 +361,8 @@ struct Fairness {
 /// How much the last request of a class counts in its share.
 const MEMORY: f64 = 1.0 / 64.0;
 /// How fast a weight follows, for each request of its class.
-const GAIN: f64 = 0.05;
-const WEIGHT_MAX: f64 = 16.0;
+const GAIN: f64 = 0.2;
+const WEIGHT_MAX: f64 = 64.0;
 
 impl Fairness {
     const fn new(floor: f64) -> Self {
@@ -328,6 +381,9 @@ impl Fairness {
         let class = LengthClass::of(input_tokens).index();
         let good = &mut self.good[class];
         *good += MEMORY * (f64::from(u8::from(is_good)) - *good);
+        if class != LengthClass::Long.index() {
+            return;
+        }
         let error = self.floor - *good;
         let weight = &mut self.weights[class];
         *weight = (*weight * (1.0 + GAIN * error)).clamp(1.0, WEIGHT_MAX);

@@ -79,17 +79,16 @@ fn shortest_harmless(jobs: &[PrefillJob], plan: &Plan, now_s: f64, slice_s: f64)
 /// again from plan to plan.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
+    /// What a second of prefill is worth: it is gained when a job is given up.
+    pub(crate) price: f64,
     /// For each job, in order of deadlines, whether it is given up.
     is_late: Vec<bool>,
-    /// What the jobs given up are worth together.
+    /// What the jobs given up are worth together, beyond the price of their work.
     lost: f64,
     /// Whether the job that was tried is in time, and when it ends by deadline order.
     tried_end_s: Option<f64>,
     entries: Vec<Entry>,
 }
-
-/// How much more a job is worth once work has been spent on it, which would be wasted.
-const STARTED_WORTH: f64 = 2.0;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -97,7 +96,7 @@ struct Entry {
     deadline_s: f64,
     value: f64,
     is_late: bool,
-    is_fixed: bool,
+    is_started: bool,
     is_tried: bool,
 }
 
@@ -121,7 +120,7 @@ impl Plan {
                 let victim = &mut self.entries[victim];
                 victim.is_late = true;
                 end_s -= victim.work_s;
-                self.lost += victim.value;
+                self.lost += (victim.value - self.price * victim.work_s).max(0.0);
             }
         }
         self.is_late.clear();
@@ -145,7 +144,7 @@ impl Plan {
             deadline_s: job.deadline_s,
             value: job.value,
             is_late: false,
-            is_fixed: job.has_started,
+            is_started: job.has_started,
             is_tried,
         };
         self.entries.clear();
@@ -164,11 +163,10 @@ impl Plan {
         let candidates = self.entries[..=last].iter().enumerate();
         let candidates = candidates.filter(|(_, entry)| !entry.is_late && entry.work_s > 0.0);
         let by_worth = |(_, a): &(usize, &Entry), (_, b): &(usize, &Entry)| {
-            let worth = |entry: &Entry| {
-                let started = if entry.is_fixed { STARTED_WORTH } else { 1.0 };
-                started * entry.value / entry.work_s
-            };
-            worth(a).total_cmp(&worth(b))
+            let worth = |entry: &Entry| entry.value / entry.work_s;
+            a.is_started
+                .cmp(&b.is_started)
+                .then(worth(a).total_cmp(&worth(b)))
         };
         candidates.min_by(by_worth).map(|(at, _)| at)
     }
@@ -182,7 +180,7 @@ impl Plan {
         given_up.map(|(job, _)| job.id)
     }
 
-    /// What the jobs given up are worth together.
+    /// What the jobs given up are worth together, beyond the price of the work that this saves.
     #[must_use]
     pub const fn lost(&self) -> f64 {
         self.lost

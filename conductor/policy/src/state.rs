@@ -91,8 +91,23 @@ pub struct IncomingJob {
     pub input_tokens: u32,
     /// When its prefill is expected to end, or did.
     pub ready_s: f64,
+    /// When it is expected to end at the latest, for prefills that take longer than expected.
+    pub latest_s: f64,
     /// Whether it is there, and waits for memory.
     pub has_arrived: bool,
+}
+
+impl IncomingJob {
+    /// When it is expected, as seen now.
+    fn expected_s(&self, now_s: f64) -> f64 {
+        if self.has_arrived {
+            now_s
+        } else if self.ready_s >= now_s {
+            self.ready_s
+        } else {
+            self.latest_s.max(now_s)
+        }
+    }
 }
 
 /// An instance that decodes.
@@ -146,6 +161,16 @@ impl DecodeState {
         load
     }
 
+    /// Its load if everything that has been placed there were there.
+    #[must_use]
+    pub fn load_placed(&self) -> DecodeLoad {
+        let tokens = |job: &IncomingJob| f64::from(job.input_tokens);
+        DecodeLoad {
+            requests: count(self.running.len()) + count(self.incoming.len()),
+            kv_tokens: as_f64(self.kv_tokens) + self.incoming.iter().map(tokens).sum::<f64>(),
+        }
+    }
+
     /// Its load at `at_s`, if each request decodes for `decode_s` seconds.
     #[must_use]
     pub fn load_with_uniform_time(&self, at_s: f64, decode_s: f64) -> DecodeLoad {
@@ -184,8 +209,12 @@ impl DecodeState {
             load.requests += chance;
             load.kv_tokens += chance * (f64::from(job.input_tokens) + made + ahead);
         }
-        for job in self.incoming.iter().filter(|job| job.ready_s <= at_s) {
-            let made = (at_s - job.ready_s.max(now_s)) / step_s;
+        for job in &self.incoming {
+            let ready_s = job.expected_s(now_s);
+            if ready_s > at_s {
+                continue;
+            }
+            let made = (at_s - ready_s) / step_s;
             let chance = outputs.survival(0.0, made);
             load.requests += chance;
             load.kv_tokens += chance * (f64::from(job.input_tokens) + made);
@@ -249,6 +278,7 @@ mod tests {
             id: 1,
             input_tokens: 7,
             ready_s: 15.0,
+            latest_s: 20.0,
             has_arrived: false,
         });
         assert_eq!(state.load_now().kv_tokens, 110.0);

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use lunette_conductor_policy::ids::InstanceId;
 use lunette_conductor_policy::state::{DecodeJob, IncomingJob};
 
-use super::{DECODE_WAIT_S_MAX, Event, Simulation, id_of};
+use super::{Event, Simulation, id_of};
 use crate::report::Ending;
 
 #[derive(Debug, Default)]
@@ -62,6 +62,7 @@ impl Simulation<'_> {
             id: id_of(request),
             input_tokens: item.input_tokens,
             ready_s: now_s,
+            latest_s: now_s,
             has_arrived: true,
         });
         self.decode[decode].waiting.push_back(request);
@@ -171,7 +172,6 @@ impl Simulation<'_> {
         }
         let record = &mut self.records[request];
         record.tbt_s = node.longest_tenth_mean_s();
-        record.is_decode_late = record.decode_wait_s > DECODE_WAIT_S_MAX;
         record.decode = InstanceId::at(decode);
         self.end(request, Ending::Served);
     }

@@ -196,6 +196,7 @@ impl<'a> Simulation<'a> {
             id: id_of(request),
             input_tokens: self.workload.get(request).input_tokens,
             ready_s: placement.route.first_token_s,
+            latest_s: placement.deadline_s,
             has_arrived: false,
         });
         self.enqueue(request, placement);
@@ -257,6 +258,11 @@ impl<'a> Simulation<'a> {
         self.conductor.ended(Outcome {
             input_tokens: item.input_tokens,
             is_good: record.is_good,
+            was_in_time: match ending {
+                Ending::Served | Ending::RefusedLate => Some(record.ttft_s <= record.ttft_limit_s),
+                Ending::Dropped => Some(false),
+                Ending::RefusedForPrefill | Ending::RefusedForDecode => None,
+            },
             decoded: is_decoded.then_some((item.output_tokens, record.tbt_s)),
         });
     }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 type Figure = (&'static str, fn(&Report) -> f64);
 
-const FIGURES: [Figure; 18] = [
+const FIGURES: [Figure; 20] = [
     ("good_requests", |report| report.all.good),
     ("good_tokens", |report| report.all.good_tokens),
     ("good_short", |report| {
@@ -19,6 +19,8 @@ const FIGURES: [Figure; 18] = [
     ("good_long", |report| {
         report.classes[LengthClass::Long.index()].good
     }),
+    ("late", |report| count(report.late)),
+    ("slow", |report| count(report.slow)),
     ("ttft_mean_s", |report| report.ttft_s.mean),
     ("ttft_p50_s", |report| report.ttft_s.p50),
     ("ttft_p90_s", |report| report.ttft_s.p90),
@@ -33,6 +35,10 @@ const FIGURES: [Figure; 18] = [
     ("wasted_prefill_s", |report| report.wasted_prefill_s),
     ("fetched_tokens", |report| report.fetched_tokens),
 ];
+
+fn count(requests: usize) -> f64 {
+    f64::from(u32::try_from(requests).unwrap_or(u32::MAX))
+}
 
 /// Mean over the runs, and half the width of its 95 % interval where there are several.
 fn mean_and_interval(values: &[f64]) -> (f64, Option<f64>) {
@@ -67,7 +73,7 @@ fn endings(reports: &[Report]) -> Vec<(&'static str, f64)> {
     let mean = |at: usize| {
         let counts: Vec<f64> = reports
             .iter()
-            .map(|report| f64::from(u32::try_from(report.endings[at]).unwrap_or(u32::MAX)))
+            .map(|report| count(report.endings[at]))
             .collect();
         mean_and_interval(&counts).0
     };
