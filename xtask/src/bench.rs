@@ -44,8 +44,8 @@ const RIVALS: &str = "bench/rivals/Cargo.toml";
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), TaskError> {
     system::ensure(system::PRODUCT)?;
     if arguments.rivals {
-        let manifest = ["run", "--release", "--locked", "--manifest-path", RIVALS];
-        let mut command = workspace.cargo(manifest);
+        // Not locked: its lock file follows the product's dependencies only when it is built.
+        let mut command = workspace.cargo(["run", "--release", "--manifest-path", RIVALS]);
         command.arg("--").args(arguments.passed_on());
         return workspace::run(&mut command);
     }

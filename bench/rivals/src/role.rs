@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{self, Child, Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,7 @@ impl Role {
     }
 
     fn run(self, plan: &Plan) -> Result<(), Failure> {
+        thread::spawn(end_with_stdin);
         match self.work {
             Work::Echo => {
                 topology::pin_current_thread(plan.server_cpu)?;
@@ -85,7 +86,7 @@ impl Role {
             .args(["--message-bytes", &self.message_bytes.to_string()])
             .args(["--server-cpu", &plan.server_cpu.to_string()])
             .args(["--client-cpu", &plan.client_cpu.to_string()])
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         Ok(command)
     }
@@ -151,6 +152,13 @@ impl Drop for Running {
 pub(crate) fn announce(address: SocketAddr) -> io::Result<()> {
     println!("{address}");
     io::stdout().flush()
+}
+
+/// Ends this process when its starter has gone, however that went: some sides never sleep.
+fn end_with_stdin() {
+    let mut byte = [0];
+    while matches!(io::stdin().read(&mut byte), Ok(1)) {}
+    process::exit(1);
 }
 
 fn say(sample: Sample) -> Result<(), Failure> {
