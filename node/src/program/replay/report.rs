@@ -38,8 +38,8 @@ impl Report {
             "puts_refused": tally.puts_refused,
             "bytes_read": tally.bytes_read,
             "bytes_written": tally.bytes_written,
-            "seconds": tally.elapsed.as_secs_f64(),
-            "timed_seconds": tally.timed().as_secs_f64(),
+            "seconds": tally.timed().as_secs_f64(),
+            "wall_seconds": tally.elapsed.as_secs_f64(),
             "gigabytes_per_second": tally.gigabytes_per_second(),
             "evictions": tally.evictions,
         });
