@@ -31,6 +31,10 @@ pub(crate) enum Work {
     MessageAsleep,
     /// The same, while both cores have nothing else to do and poll.
     MessagePolling,
+    /// Reads blocks of a file, one after the other.
+    Read1,
+    /// Reads blocks of a file, 32 at a time.
+    Read32,
 }
 
 /// One side of a row.
@@ -68,6 +72,11 @@ impl Role {
                 topology::pin_current_thread(plan.server_cpu)?;
                 say(self.side.tasks(self.work, plan.server_cpu)?)
             }
+            Work::Read1 | Work::Read32 => {
+                topology::pin_current_thread(plan.server_cpu)?;
+                let depth = if self.work == Work::Read1 { 1 } else { 32 };
+                say(self.side.reads(plan.server_cpu, depth)?)
+            }
             // Not pinned yet: the other core's thread would inherit that.
             Work::MessageBusy | Work::MessageAsleep | Work::MessagePolling => say(self
                 .side
@@ -77,12 +86,9 @@ impl Role {
 
     fn command(self, plan: &Plan) -> io::Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
-        let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
-            value().expect("none is hidden").get_name().to_owned()
-        };
         command
-            .args(["--work", &name(&|| self.work.to_possible_value())])
-            .args(["--side", &name(&|| self.side.to_possible_value())])
+            .args(["--work", &word(&self.work)])
+            .args(["--side", &word(&self.side)])
             .args(["--message-bytes", &self.message_bytes.to_string()])
             .args(["--server-cpu", &plan.server_cpu.to_string()])
             .args(["--client-cpu", &plan.client_cpu.to_string()])
@@ -159,6 +165,12 @@ fn end_with_stdin() {
     let mut byte = [0];
     while matches!(io::stdin().read(&mut byte), Ok(1)) {}
     process::exit(1);
+}
+
+/// The word for a value on the command line.
+fn word(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value().expect("none is hidden");
+    value.get_name().to_owned()
 }
 
 fn say(sample: Sample) -> Result<(), Failure> {

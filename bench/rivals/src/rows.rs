@@ -5,7 +5,7 @@ use lunette_runtime::topology;
 
 use crate::client;
 use crate::role::{Role, Work};
-use crate::runtimes::Side;
+use crate::runtimes::{Side, make_file};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,15 @@ const fn echo(name: &'static str, unit: &'static str, kind: Kind) -> Series {
 
 const PING_64B: Kind = Kind::Ping { message_bytes: 64 };
 
-const SERIES: [Series; 11] = [
+const fn read(name: &'static str, work: Work) -> Series {
+    Series {
+        // Its files are read by threads.
+        but_not: Some(Side::Tokio),
+        ..series(name, "us/read", Kind::Alone(work))
+    }
+}
+
+const SERIES: [Series; 14] = [
     series("yield", "ns", Kind::Alone(Work::Yield)),
     series("spawn_join", "ns", Kind::Alone(Work::Spawn)),
     Series {
@@ -126,6 +134,14 @@ const SERIES: [Series; 11] = [
             Kind::Alone(Work::MessagePolling),
         )
     },
+    read("read_4k_depth_1", Work::Read1),
+    read("read_4k_depth_32", Work::Read32),
+    Series {
+        ours: Side::LunettePolling,
+        // 1.15 times the reads in the same time.
+        waiting: Some(Goal::AtMost(0.87)),
+        ..read("read_4k_depth_32_polling", Work::Read32)
+    },
 ];
 
 /// A row: what is measured, beside whom, and what it must come to.
@@ -180,8 +196,11 @@ impl Row {
         }
     }
 
-    /// Both sides. Nothing is started: a side that polls would disturb the other one.
+    /// Both sides, with the file that they read. Nothing is started: a side that polls would disturb the other one.
     pub(crate) fn open(&self, plan: &Plan) -> Result<Beside, Failure> {
+        if matches!(self.kind, Kind::Alone(Work::Read1 | Work::Read32)) {
+            make_file()?;
+        }
         Ok(Beside {
             ours: Measured::new(self.kind, self.ours, plan),
             rival: Measured::new(self.kind, self.rival, plan),
@@ -260,7 +279,7 @@ mod tests {
     fn each_row_has_a_name_of_its_own() {
         let mut names: Vec<String> = matching("").iter().map(Row::name).collect();
         let count = names.len();
-        assert_eq!(count, 10 * WAITING.len() - 1 + 6);
+        assert_eq!(count, 13 * WAITING.len() - 4 + 6);
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), count);

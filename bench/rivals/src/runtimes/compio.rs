@@ -1,15 +1,20 @@
 //! compio, with deferred task running: its better setting.
 
 use std::future::Future;
+use std::io;
+use std::rc::Rc;
 
 use compio::BufResult;
-use compio::io::{AsyncReadExt, AsyncWriteExt};
+use compio::buf::{IntoInner, IoBuf};
+use compio::fs::{File, OpenOptions};
+use compio::io::{AsyncReadAt, AsyncReadExt, AsyncWriteExt};
 use compio::net::{TcpListener, TcpStream};
 use compio::runtime::RuntimeBuilder;
 use compio_driver::ProactorBuilder;
 use lunette_bench::harness::{Failure, Sample};
 
 use super::program::{Program, measured};
+use super::reads::{self, READ_BYTES, Reads};
 use crate::role::{Work, announce};
 
 pub(super) struct Compio;
@@ -73,4 +78,31 @@ async fn answer(mut stream: TcpStream, message_bytes: usize) {
         }
         buffer = back;
     }
+}
+
+/// Random direct reads, `depth` of them under way.
+pub(super) fn reads(cpu: usize, depth: usize) -> Result<Sample, Failure> {
+    Compio::block_on(cpu, async move {
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(reads::direct()?);
+        let (reads, file) = (Reads::new()?, Rc::new(options.open(reads::path()?).await?));
+        let readers: Vec<_> = (0..depth)
+            .map(|_| compio::runtime::spawn(read(Rc::clone(&reads), Rc::clone(&file))))
+            .collect();
+        for reader in readers {
+            reader.await.map_err(|_| "a reader panicked")??;
+        }
+        reads.sample()
+    })?
+}
+
+async fn read(reads: Rc<Reads>, file: Rc<File>) -> io::Result<()> {
+    let (mut buffer, start) = reads::aligned();
+    while let Some((offset, begun)) = reads.next() {
+        let slice = buffer.slice(start..start + READ_BYTES);
+        let BufResult(count, slice) = file.read_at(slice, offset).await;
+        reads.end(begun, count?);
+        buffer = slice.into_inner();
+    }
+    Ok(())
 }

@@ -1,14 +1,17 @@
 //! glommio.
 
 use std::future::Future;
+use std::rc::Rc;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use glommio::channels::shared_channel;
+use glommio::io::DmaFile;
 use glommio::net::{TcpListener, TcpStream};
 use glommio::{LocalExecutorBuilder, Placement};
 use lunette_bench::harness::{Failure, Sample};
 
 use super::program::{Program, exchanges, measured, on_two_cores};
+use super::reads::{self, READ_BYTES, Reads};
 use crate::role::{Work, announce};
 
 pub(super) struct Glommio;
@@ -84,4 +87,30 @@ pub(super) fn messages(work: Work, cpus: [usize; 2]) -> Result<Sample, Failure> 
             }
         }
     })
+}
+
+/// Random direct reads, `depth` of them under way.
+pub(super) fn reads(cpu: usize, depth: usize) -> Result<Sample, Failure> {
+    Glommio::block_on(cpu, async move {
+        let file = DmaFile::open(reads::path()?).await;
+        let file = Rc::new(file.map_err(|error| error.to_string())?);
+        let reads = Reads::new()?;
+        let readers: Vec<_> = (0..depth)
+            .map(|_| glommio::spawn_local(read(Rc::clone(&reads), Rc::clone(&file))))
+            .collect();
+        for reader in readers {
+            reader.await?;
+        }
+        let sample = reads.sample();
+        file.close_rc().await.map_err(|error| error.to_string())?;
+        sample
+    })?
+}
+
+async fn read(reads: Rc<Reads>, file: Rc<DmaFile>) -> Result<(), String> {
+    while let Some((offset, begun)) = reads.next() {
+        let result = file.read_at_aligned(offset, READ_BYTES).await;
+        reads.end(begun, result.map_err(|error| error.to_string())?.len());
+    }
+    Ok(())
 }

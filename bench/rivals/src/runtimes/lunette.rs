@@ -2,16 +2,21 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lunette_bench::harness::{Failure, Sample};
+use lunette_runtime::fs::{File, OpenOptions};
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{CoreOptions, Idle, Placement, Runtime, block_on, spawn_local, spawn_on};
+use lunette_runtime::{
+    CoreOptions, Idle, Placement, Runtime, arena, block_on, spawn_local, spawn_on,
+};
 use lunette_runtime_core::ids::CoreIndex;
 
 use super::program::{Program, always_ready, exchanges, measured};
+use super::reads::{self, READ_BYTES, Reads};
 use crate::role::{Work, announce};
 
 /// With its default idle policy.
@@ -148,4 +153,33 @@ pub(super) fn messages(work: Work, cpus: [usize; 2]) -> Result<Sample, Failure> 
     keeping.wait()?;
     runtime.shut_down()?;
     Ok(sample)
+}
+
+/// Random direct reads, `depth` of them under way.
+pub(super) fn reads(idle: Idle, depth: usize) -> Result<Sample, Failure> {
+    run(idle, async move {
+        let direct = OpenOptions {
+            direct: true,
+            ..OpenOptions::READ
+        };
+        let file = File::open(reads::path()?, direct).await?;
+        let reads = Reads::new()?;
+        let readers: Vec<_> = (0..depth)
+            .map(|_| spawn_local(read(Rc::clone(&reads), file.clone())))
+            .collect();
+        for reader in readers {
+            reader.await??;
+        }
+        reads.sample()
+    })?
+}
+
+async fn read(reads: Rc<Reads>, file: File) -> Result<(), Failure> {
+    let mut region = arena().alloc(READ_BYTES)?;
+    while let Some((offset, begun)) = reads.next() {
+        let count;
+        (count, region) = file.read_at(region, 0, READ_BYTES, offset).await;
+        reads.end(begun, count?);
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `program` | what a runtime must offer, and the programs over that |
 //! | `lunette`, `monoio`, `glommio`, `compio`, `tokio_uring`, `tokio` | the runtimes |
+//! | `reads` | random direct reads, as every runtime is to do them |
 //! | `epoll` | a busy loop over epoll, by hand |
 //! | `atomic` | two threads that spin on a counter |
 
@@ -14,13 +15,17 @@ mod glommio;
 mod lunette;
 mod monoio;
 mod program;
+mod reads;
 mod tokio;
 mod tokio_uring;
 
 use clap::ValueEnum;
 use lunette_bench::harness::{Failure, Sample};
 
+use lunette_runtime::Idle;
+
 use self::program::Program;
+pub(crate) use self::reads::make_file;
 use crate::role::Work;
 
 /// What can be one side of a row.
@@ -30,6 +35,8 @@ pub(crate) enum Side {
     Lunette,
     /// Ours, sleeping whenever it has nothing to do.
     LunetteEfficient,
+    /// Ours, never sleeping.
+    LunettePolling,
     Monoio,
     Glommio,
     Compio,
@@ -44,6 +51,7 @@ impl Side {
         match self {
             Self::Lunette => "lunette",
             Self::LunetteEfficient => "lunette-efficient",
+            Self::LunettePolling => "lunette-polling",
             Self::Monoio => "monoio",
             Self::Glommio => "glommio",
             Self::Compio => "compio",
@@ -65,7 +73,7 @@ impl Side {
             Self::TokioUring => tokio_uring::TokioUring::echo(cpu, message_bytes),
             Self::Tokio => tokio::Tokio::echo(cpu, message_bytes),
             Self::EpollBusy => Ok(epoll::echo(message_bytes)?),
-            Self::Atomic => Err("it has no sockets".into()),
+            Self::Atomic | Self::LunettePolling => Err("it is not for this".into()),
         }
     }
 
@@ -79,7 +87,9 @@ impl Side {
             Self::Compio => compio::Compio::tasks(work, cpu),
             Self::TokioUring => tokio_uring::TokioUring::tasks(work, cpu),
             Self::Tokio => tokio::Tokio::tasks(work, cpu),
-            Self::EpollBusy | Self::Atomic => Err("it has no tasks".into()),
+            Self::EpollBusy | Self::Atomic | Self::LunettePolling => {
+                Err("it is not for this".into())
+            }
         }
     }
 
@@ -93,7 +103,21 @@ impl Side {
             Self::TokioUring => tokio::messages::<tokio_uring::TokioUring>(work, cpus),
             Self::Tokio => tokio::messages::<tokio::Tokio>(work, cpus),
             Self::Atomic => atomic::messages(cpus),
-            Self::EpollBusy => Err("it has no messages".into()),
+            Self::EpollBusy | Self::LunettePolling => Err("it is not for this".into()),
+        }
+    }
+
+    /// Microseconds per random direct read, `depth` of them under way.
+    pub(crate) fn reads(self, cpu: usize, depth: usize) -> Result<Sample, Failure> {
+        match self {
+            Self::Lunette => lunette::reads(Idle::default(), depth),
+            Self::LunetteEfficient => lunette::reads(Idle::Efficient, depth),
+            Self::LunettePolling => lunette::reads(Idle::Latency, depth),
+            Self::Monoio => monoio::reads(cpu, depth),
+            Self::Glommio => glommio::reads(cpu, depth),
+            Self::Compio => compio::reads(cpu, depth),
+            Self::TokioUring => tokio_uring::reads(cpu, depth),
+            Self::Tokio | Self::EpollBusy | Self::Atomic => Err("it has no such reads".into()),
         }
     }
 }

@@ -1,13 +1,18 @@
 //! monoio, with cooperative task running: its better setting.
 
 use std::future::Future;
+use std::io;
+use std::rc::Rc;
 
 use lunette_bench::harness::{Failure, Sample};
+use monoio::buf::IoBufMut;
+use monoio::fs::File;
 use monoio::io::{AsyncReadRentExt, AsyncWriteRentExt};
 use monoio::net::{TcpListener, TcpStream};
 use monoio::{IoUringDriver, RuntimeBuilder};
 
 use super::program::{Program, measured};
+use super::reads::{self, READ_BYTES, Reads};
 use crate::role::{Work, announce};
 
 pub(super) struct Monoio;
@@ -64,4 +69,29 @@ async fn answer(mut stream: TcpStream, message_bytes: usize) {
         }
         buffer = back;
     }
+}
+
+/// Random direct reads, `depth` of them under way.
+pub(super) fn reads(cpu: usize, depth: usize) -> Result<Sample, Failure> {
+    Monoio::block_on(cpu, async move {
+        let (reads, file) = (Reads::new()?, Rc::new(File::from_std(reads::open()?)?));
+        let readers: Vec<_> = (0..depth)
+            .map(|_| monoio::spawn(read(Rc::clone(&reads), Rc::clone(&file))))
+            .collect();
+        for reader in readers {
+            reader.await?;
+        }
+        reads.sample()
+    })?
+}
+
+async fn read(reads: Rc<Reads>, file: Rc<File>) -> io::Result<()> {
+    let (mut buffer, start) = reads::aligned();
+    while let Some((offset, begun)) = reads.next() {
+        let slice = buffer.slice_mut(start..start + READ_BYTES);
+        let (count, slice) = file.read_at(slice, offset).await;
+        reads.end(begun, count?);
+        buffer = slice.into_inner();
+    }
+    Ok(())
 }

@@ -1,13 +1,17 @@
 //! tokio-uring.
 
 use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 use lunette_bench::harness::{Failure, Sample};
 use tokio_uring::buf::BoundedBuf;
+use tokio_uring::fs::File;
 use tokio_uring::net::{TcpListener, TcpStream};
 
 use super::program::{Program, measured};
+use super::reads::{self, READ_BYTES, Reads};
 use crate::role::{Work, announce};
 
 pub(super) struct TokioUring;
@@ -65,4 +69,29 @@ async fn answer(stream: TcpStream, message_bytes: usize) {
         }
         buffer = back;
     }
+}
+
+/// Random direct reads, `depth` of them under way.
+pub(super) fn reads(cpu: usize, depth: usize) -> Result<Sample, Failure> {
+    TokioUring::block_on(cpu, async move {
+        let (reads, file) = (Reads::new()?, Rc::new(File::from_std(reads::open()?)));
+        let readers: Vec<_> = (0..depth)
+            .map(|_| tokio_uring::spawn(read(Rc::clone(&reads), Rc::clone(&file))))
+            .collect();
+        for reader in readers {
+            reader.await??;
+        }
+        reads.sample()
+    })?
+}
+
+async fn read(reads: Rc<Reads>, file: Rc<File>) -> io::Result<()> {
+    let (mut buffer, start) = reads::aligned();
+    while let Some((offset, begun)) = reads.next() {
+        let slice = buffer.slice(start..start + READ_BYTES);
+        let (count, slice) = file.read_at(slice, offset).await;
+        reads.end(begun, count?);
+        buffer = slice.into_inner();
+    }
+    Ok(())
 }
