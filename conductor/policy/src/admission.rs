@@ -143,8 +143,8 @@ pub(crate) struct DecodeMargin {
 const UP: f64 = 0.0005;
 const DOWN: f64 = 0.0095;
 const SHARE_FIRST: f64 = 0.85;
-const SHARE_MIN: f64 = 0.75;
-const SHARE_MAX: f64 = 0.95;
+const SHARE_MIN: f64 = 0.7;
+const SHARE_MAX: f64 = 0.85;
 
 impl DecodeMargin {
     pub(crate) const fn new() -> Self {

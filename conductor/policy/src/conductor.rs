@@ -57,7 +57,7 @@ impl Options {
             decode_share: 1.0,
             delay_weight: 3.0,
             token_value: 0.0,
-            class_floor: 0.875,
+            class_floor: 0.87,
             seed: 1,
         }
     }
@@ -317,7 +317,7 @@ struct Price {
     value_per_s: f64,
 }
 
-const MISSED_SHARE: f64 = 0.015;
+const MISSED_SHARE: f64 = 0.01;
 const PRICE_GAIN: f64 = 0.02;
 /// At this price everything is taken.
 const PRICE_MIN: f64 = 0.005;
