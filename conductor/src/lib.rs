@@ -13,6 +13,7 @@
 //! | [`simulation`] | [`simulate`]: from a workload and a scenario to a report |
 //! | [`report`] | what was measured |
 //! | [`capacity`] | the highest load at which a share of the requests is served in time |
+//! | [`plot`] | reports as drawings (SVG) |
 //! | [`hits`] | hit ratio of one cache over all |
 //! | `cache` | least recently used blocks, in memory and on a drive |
 //! | `network` | transfers that share lines fairly |
@@ -22,6 +23,7 @@ mod cache;
 pub mod capacity;
 pub mod hits;
 mod network;
+pub mod plot;
 pub mod report;
 pub mod scenario;
 pub mod simulation;

@@ -2,21 +2,28 @@
 
 mod report;
 
+use std::fs;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
 use lunette::trace::Request;
 use lunette::trace::generator::{Generator, REQUESTS_DEFAULT};
+use lunette_conductor::capacity::{self, Measure};
 use lunette_conductor::policy::admission::Admission;
 use lunette_conductor::policy::conductor::Options;
 use lunette_conductor::policy::discipline::Discipline;
 use lunette_conductor::policy::routing::Routing;
 use lunette_conductor::policy::slo::{Slo, TtftSlo};
-use lunette_conductor::{Arrival, Report, Scenario, Timing, Workload, simulate as run};
+use lunette_conductor::{Arrival, Report, Scenario, Timing, Workload, plot, simulate as run};
+use serde_json::json;
 
 use super::failure::Failure;
 use super::output;
 use super::replay::read_trace;
+
+/// Lowest and highest speed-up of a search, and how near to each other its ends come.
+const SPEED_UP_SEARCHED: (f64, f64, f64) = (0.25, 16.0, 0.01);
 
 /// Simulate a cluster that serves a trace of requests, and measure what the scheduler makes of it.
 ///
@@ -28,6 +35,8 @@ use super::replay::read_trace;
 Examples:
   lunette simulate --prefill 12 --decode 4 --speedup 3
   lunette simulate --trace conversation_trace.jsonl --policy algorithm1 --admission early --json
+  lunette simulate --policy algorithm1 --admission early --attain 0.95 --timing spread --seeds 5
+  lunette simulate --speedup 3 --plot run.svg
   lunette simulate --policy ours --admission ours --slo fixed --ttft-s 30 --seeds 5 --timing spread")]
 pub(crate) struct SimulateArguments {
     /// A trace file in Mooncake's format. Default: a generated workload like its conversation trace.
@@ -99,6 +108,12 @@ pub(crate) struct SimulateArguments {
     /// hold a decode instance for full.
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
     decode_share: f64,
+    /// Draw the first run into this file (SVG): distributions, and load over time.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Instead of one run, look for the speed-up at which this share of the requests is good.
+    #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with_all = ["speedup", "plot"])]
+    attain: Option<f64>,
     /// Of ours: what a token of a prompt is worth, where a request is worth one.
     #[arg(long, value_name = "X", value_parser = positive)]
     token_value: Option<f64>,
@@ -142,6 +157,15 @@ fn routing(text: &str) -> Result<Routing, String> {
 fn admission(text: &str) -> Result<Admission, String> {
     let found = Admission::ALL.into_iter().find(|rule| rule.name() == text);
     found.ok_or_else(|| format!("one of {}", Admission::ALL.map(Admission::name).join(", ")))
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let value = positive(text)?;
+    if value <= 1.0 {
+        Ok(value)
+    } else {
+        Err("more than all".to_owned())
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -199,7 +223,7 @@ impl SimulateArguments {
             TimingChoice::Spread => Timing::Spread { seed },
         };
         let workload = trace.cloned().unwrap_or_else(generated);
-        let workload = workload.timed(timing, self.speedup);
+        let workload = workload.timed(timing, 1.0);
         match self.output_tokens {
             Some(tokens) => workload.with_output_tokens(tokens),
             None => workload,
@@ -216,18 +240,65 @@ pub(super) fn simulate(arguments: &SimulateArguments, as_json: bool) -> Result<(
             Ok::<_, Failure>(Workload::new(requests.into_iter().map(arrival)))
         })
         .transpose()?;
+    if let Some(share) = arguments.attain {
+        return attain(arguments, trace.as_ref(), share, as_json);
+    }
     let seeds = arguments.seed..arguments.seed.saturating_add(u64::from(arguments.seeds));
-    let reports: Vec<Report> = seeds
+    let progress = ProgressBar::new(u64::from(arguments.seeds));
+    let reports: Vec<Report> = progress
+        .wrap_iter(seeds)
         .map(|seed| {
             let workload = arguments.workload(seed, trace.as_ref());
+            let workload = workload.timed(Timing::Recorded, arguments.speedup);
             run(&workload, &arguments.scenario(seed))
         })
         .collect();
+    progress.finish_and_clear();
+    if let Some(path) = &arguments.plot {
+        let drawing = plot::svg(&plot::run(&reports[0]));
+        let name = path.display().to_string();
+        fs::write(path, drawing).map_err(|error| Failure::file(&name, error))?;
+    }
     if as_json {
         output::line(&report::object(&reports).to_string())
     } else {
         output::line(&report::table(&reports))
     }
+}
+
+/// Searches for the load at which `share` of the requests is good, and says it.
+fn attain(
+    arguments: &SimulateArguments,
+    trace: Option<&Workload>,
+    share: f64,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let seeds = arguments.seed..arguments.seed.saturating_add(u64::from(arguments.seeds));
+    let progress = ProgressBar::new(u64::from(arguments.seeds));
+    let found: Vec<f64> = progress
+        .wrap_iter(seeds)
+        .map(|seed| {
+            let workload = arguments.workload(seed, trace);
+            let scenario = arguments.scenario(seed);
+            capacity::speed_up(
+                &workload,
+                Timing::Recorded,
+                &scenario,
+                (Measure::Requests, share),
+                SPEED_UP_SEARCHED,
+            )
+        })
+        .collect();
+    progress.finish_and_clear();
+    let (mean, interval) = report::mean_and_interval(&found);
+    if as_json {
+        let object = json!({ "share": share, "speedup": mean, "speedup_interval": interval });
+        return output::line(&object.to_string());
+    }
+    let interval = interval.map_or(String::new(), |half| format!(" +- {half:.3}"));
+    output::line(&format!(
+        "{share} of the requests are good up to a speed-up of {mean:.3}{interval}"
+    ))
 }
 
 fn arrival(request: Request) -> Arrival {
@@ -259,7 +330,9 @@ mod tests {
     }
 
     #[test]
-    fn factors_are_above_zero() {
+    fn factors_are_above_zero_and_shares_at_most_one() {
+        assert_eq!(share("1"), Ok(1.0));
+        assert!(share("1.01").is_err() && share("0").is_err());
         assert_eq!(positive("0.5"), Ok(0.5));
         for text in ["0", "-1", "inf", "NaN", "x"] {
             assert!(positive(text).is_err(), "{text}");

@@ -6,6 +6,7 @@
 //! | `serving` | `serve` |
 //! | `objects` | `put`, `get`, `rm`, `stat` |
 //! | `replaying` | `replay` |
+//! | `simulating` | `simulate` |
 //! | `machine` | `doctor`, `topo` |
 
 mod machine;
@@ -13,3 +14,4 @@ mod objects;
 mod process;
 mod replaying;
 mod serving;
+mod simulating;

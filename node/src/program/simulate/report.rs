@@ -41,7 +41,7 @@ fn count(requests: usize) -> f64 {
 }
 
 /// Mean over the runs, and half the width of its 95 % interval where there are several.
-fn mean_and_interval(values: &[f64]) -> (f64, Option<f64>) {
+pub(super) fn mean_and_interval(values: &[f64]) -> (f64, Option<f64>) {
     let count = f64::from(u32::try_from(values.len()).expect("runs are few"));
     let mean = values.iter().sum::<f64>() / count;
     if values.len() < 2 {

@@ -1,0 +1,82 @@
+//! `simulate`.
+
+use std::fs;
+
+use crate::process::run;
+
+const SMALL: [&str; 8] = [
+    "simulate",
+    "--requests",
+    "300",
+    "--prefill",
+    "2",
+    "--decode",
+    "1",
+    "--json",
+];
+
+#[test]
+fn a_seed_always_gives_the_same_answer() {
+    let answer = |seed| {
+        let arguments = [&SMALL[..], &["--seed", seed, "--policy", "random"]].concat();
+        run(&arguments).ended_with(0).json()
+    };
+    assert_eq!(answer("1"), answer("1"));
+    assert_ne!(answer("1"), answer("2"));
+}
+
+#[test]
+fn every_request_ends_in_one_way() {
+    let arguments = [&SMALL[..], &["--speedup", "3", "--seeds", "2"]].concat();
+    let answer = run(&arguments).ended_with(0).json();
+    let endings = [
+        "served",
+        "refused_for_prefill",
+        "refused_for_decode",
+        "dropped",
+        "refused_late",
+    ];
+    let sum: f64 = endings
+        .iter()
+        .map(|name| answer[name].as_f64().expect(name))
+        .sum();
+    assert_eq!(sum, 300.0);
+    assert!(answer["good_requests_interval"].is_f64());
+}
+
+#[test]
+fn a_trace_file_is_simulated_and_drawn() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name| folder.path().join(name).display().to_string();
+    let (trace, drawing) = (path("trace.jsonl"), path("run.svg"));
+    let line = r#"{"timestamp": 5, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}"#;
+    fs::write(&trace, format!("{line}\n{line}\n")).expect("it is written");
+    let done = run(&["simulate", "--trace", &trace, "--plot", &drawing]).ended_with(0);
+    assert!(done.text().starts_with("2 requests"), "{}", done.text());
+    let drawing = fs::read_to_string(drawing).expect("it was drawn");
+    assert!(drawing.starts_with("<svg"));
+}
+
+#[test]
+fn more_of_everything_attains_more() {
+    let speed_up = |prefill: &str| {
+        let arguments = ["simulate", "--requests", "400", "--decode", "2", "--json"];
+        let searched = ["--attain", "0.9", "--prefill", prefill];
+        let answer = run(&[&arguments[..], &searched].concat())
+            .ended_with(0)
+            .json();
+        answer["speedup"].as_f64().expect("it was found")
+    };
+    assert!(speed_up("2") < speed_up("4"));
+}
+
+#[test]
+fn what_is_no_rule_and_no_share_ends_with_2() {
+    for wrong in [
+        ["--policy", "best"],
+        ["--attain", "1.5"],
+        ["--prefill", "0"],
+    ] {
+        run(&[&["simulate"], &wrong[..]].concat()).ended_with(2);
+    }
+}
