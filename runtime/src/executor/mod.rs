@@ -46,6 +46,8 @@ pub use task::{JoinError, JoinHandle};
 pub const TASKS_MAX: usize = 65_536;
 /// Tasks run before the driver is asked again, so that completions are never starved.
 const TASKS_PER_TURN_MAX: usize = 64;
+/// Looks at driver and inbox in one turn of a core that spins.
+const LOOKS_PER_TURN: usize = 16;
 /// Completions taken from one source in one turn.
 const SOURCE_BUDGET: usize = 64;
 /// Messages from other cores taken in one turn.
@@ -310,8 +312,9 @@ impl Core {
             !process::is_fork_child(),
             "a core belongs to the process that opened it"
         );
-        let worked =
-            self.run_ready() | self.take_inbox() | self.fire_timers() | self.poll_sources();
+        // Tasks last: what arrived just now is run in the same turn.
+        let arrived = self.take_inbox() | self.fire_timers() | self.poll_sources();
+        let worked = self.run_ready() | arrived;
         add_one(&self.counters.turns);
         self.inbox.pulse().beat(self.counters.turns.get());
         if !self.ready.borrow().is_empty() {
@@ -385,11 +388,17 @@ impl Core {
             self.sleep(now);
             return;
         }
-        // Under a spinning policy submissions go out before the spin. Without one they go out with
-        // the sleep, in one system call.
-        if self.driver_may_have_work() {
-            self.drive(Wait::Poll);
-        } else {
+        // The clock costs more than a look at the queues, so it is read once in several looks.
+        for _ in 0..LOOKS_PER_TURN {
+            // Under a spinning policy submissions go out before the spin. Without one they go out
+            // with the sleep, in one system call.
+            if self.driver_may_have_work() {
+                self.drive(Wait::Poll);
+                return;
+            }
+            if self.inbox.has_mail() || !self.sources.borrow().is_empty() {
+                return;
+            }
             std::hint::spin_loop();
         }
     }
