@@ -72,7 +72,7 @@ fn refused(error: &StartError, system: &System) -> Check {
     Check::warn("io_uring", found, error.to_string())
 }
 
-fn of_features(features: Features) -> [Check; 3] {
+fn of_features(features: Features) -> [Check; 4] {
     let check = |name, there, since: &str| {
         if there {
             Check::ok(name, "there")
@@ -88,6 +88,11 @@ fn of_features(features: Features) -> [Check; 3] {
             "5.18",
         ),
         check("io_uring: messages", features.message_ring, "5.18"),
+        check(
+            "io_uring: bounded workers",
+            features.bounded_workers,
+            "5.15",
+        ),
     ]
 }
 
