@@ -125,7 +125,15 @@ impl ToDecode<'_> {
             Admission::Prediction => {
                 state.load_with_uniform_time(ready_s, outputs.mean_tokens() * step_s)
             }
-            Admission::Marginal => state.load_expected(self.now_s, ready_s, step_s, outputs),
+            // What is there now is a fact; what is expected to be gone by then is not.
+            Admission::Marginal => {
+                let expected = state.load_expected(self.now_s, ready_s, step_s, outputs);
+                let now = state.load_now();
+                DecodeLoad {
+                    requests: expected.requests.max(now.requests),
+                    kv_tokens: expected.kv_tokens.max(now.kv_tokens),
+                }
+            }
         }
     }
 }
