@@ -1,9 +1,9 @@
 //! The rules put together.
 //!
-//! What a request is worth under our admission: every request that is served in time is worth
-//! one, and each token of its prompt adds a share, so that neither requests nor tokens are bought
-//! with the other alone. A length class that falls behind the share of requests in time that the
-//! fairness bound names is worth more until it has caught up.
+//! What a request is worth under our admission: one, and a share for each token of its prompt where
+//! the options say so. It is taken if it can be in time beside worthier ones and is worth more than
+//! its work at the price of prefill time, which rises while placed requests are missed. A long
+//! request is worth more while its class stays behind the share in time that the options name.
 
 use crate::admission::{Admission, DecodeChoice, DecodeMargin, ToDecode};
 use crate::cost::CostModel;
@@ -34,7 +34,8 @@ pub struct Options {
     pub delay_weight: f64,
     /// Value of a token of a prompt, where that of a request is one.
     pub token_value: f64,
-    /// Share of the requests of each length class that is to be served in time.
+    /// Share of the long requests that is to be served in time, under an objective that gives them
+    /// more of it.
     pub class_floor: f64,
     /// Seed of the choices that are random.
     pub seed: u64,

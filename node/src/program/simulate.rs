@@ -120,7 +120,7 @@ pub(crate) struct SimulateArguments {
     /// Of ours: what a second of delay of a queued request counts.
     #[arg(long, value_name = "X", value_parser = positive)]
     delay_weight: Option<f64>,
-    /// Of ours: share of each length class that is to be served in time.
+    /// Of ours: share of the long requests that is to be served in time.
     #[arg(long, value_name = "SHARE", value_parser = positive)]
     class_floor: Option<f64>,
 }
