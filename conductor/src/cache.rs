@@ -7,7 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use hashbrown::HashMap;
 use lunette_conductor_policy::ids::{BlockHash, Tier};
-use lunette_conductor_policy::random::mix;
+use lunette_runtime_core::random::mix;
 
 /// Hashes of blocks are hashes already; mixing spreads small ids of traces.
 #[derive(Clone, Copy, Debug, Default)]

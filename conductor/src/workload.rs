@@ -1,7 +1,7 @@
 //! What arrives: requests with their blocks, in one piece of memory.
 
 use lunette_conductor_policy::ids::BlockHash;
-use lunette_conductor_policy::random::Random;
+use lunette_runtime_core::random::SplitMix64;
 
 /// Most tokens of a prompt, and of an answer: longer ones are cut.
 pub const TOKENS_MAX: u32 = 1 << 24;
@@ -92,7 +92,7 @@ impl Workload {
         assert!(speed_up > 0.0, "time goes on");
         let mut workload = self.clone();
         if let Timing::Spread { seed } = timing {
-            let mut random = Random::new(seed);
+            let mut random = SplitMix64::new(seed);
             for request in &mut workload.requests {
                 request.arrival_s += BATCH_S * random.unit();
             }

@@ -8,16 +8,16 @@
 
 use lunette_conductor::policy::admission::Admission;
 use lunette_conductor::policy::conductor::Options;
-use lunette_conductor::policy::random::Random;
 use lunette_conductor::policy::routing::Routing;
 use lunette_conductor::policy::slo::{Slo, TtftSlo};
 use lunette_conductor::{Arrival, Report, Scenario, Timing, Workload, hits, simulate};
+use lunette_runtime_core::random::SplitMix64;
 
 const REQUESTS: u32 = 3_993;
 const RATE: f64 = 3.91;
 
 /// Between the values at shares 0, 1/n, 2/n .. 1, in straight lines.
-fn draw(random: &mut Random, quantiles: &[f64]) -> f64 {
+fn draw(random: &mut SplitMix64, quantiles: &[f64]) -> f64 {
     let last = u32::try_from(quantiles.len() - 1).expect("tables are short");
     let at = usize::try_from(random.below(last)).expect("tables are short");
     quantiles[at] + (quantiles[at + 1] - quantiles[at]) * random.unit()
@@ -39,7 +39,7 @@ fn tokens(drawn: f64) -> u32 {
 }
 
 fn surrogate() -> Workload {
-    let mut random = Random::new(15);
+    let mut random = SplitMix64::new(15);
     let opening = [100.0, 900.0, 2_500.0, 5_000.0, 9_000.0, 19_000.0, 38_000.0];
     let document = [6_000.0, 11_000.0, 17_000.0, 24_000.0, 33_000.0, 45_000.0];
     let answers = [1.0, 20.0, 45.0, 69.0, 140.0, 260.0, 560.0];

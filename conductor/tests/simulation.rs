@@ -2,16 +2,16 @@
 
 use lunette_conductor::policy::admission::Admission;
 use lunette_conductor::policy::conductor::Options;
-use lunette_conductor::policy::random::Random;
 use lunette_conductor::policy::routing::Routing;
 use lunette_conductor::policy::slo::Slo;
 use lunette_conductor::report::Ending;
 use lunette_conductor::{Arrival, Report, Scenario, Timing, Workload, simulate};
+use lunette_runtime_core::random::SplitMix64;
 use proptest::prelude::*;
 
 /// Sessions whose prompts grow from turn to turn, as `rate` requests a second.
 fn sessions(seed: u64, requests: u32, rate: f64) -> Workload {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let mut turns: Vec<(u64, u32)> = Vec::new();
     let arrivals = (0..requests).map(|at| {
         if turns.is_empty() || random.below(100) < 60 {

@@ -11,10 +11,10 @@ use crate::discipline::{Discipline, Plan, Slice};
 use crate::ids::{BlockHash, InstanceId, LengthClass};
 use crate::index::{Match, PrefixIndex};
 use crate::output::OutputEstimator;
-use crate::random::Random;
 use crate::routing::{self, Prompt, Route, Routing, Sight};
 use crate::slo::{Slo, TtftSlo};
 use crate::state::{DecodeState, PrefillState};
+use lunette_runtime_core::random::SplitMix64;
 
 /// Which rules, with which constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -136,7 +136,7 @@ pub struct Conductor {
     options: Options,
     cost: CostModel,
     slo: Slo,
-    random: Random,
+    random: SplitMix64,
     turn: usize,
     outputs: OutputEstimator,
     margin: DecodeMargin,
@@ -160,7 +160,7 @@ impl Conductor {
             options,
             cost,
             slo,
-            random: Random::new(options.seed),
+            random: SplitMix64::new(options.seed),
             turn: 0,
             outputs: OutputEstimator::new(),
             margin: DecodeMargin::new(),

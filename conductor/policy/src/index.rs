@@ -7,7 +7,7 @@
 use hashbrown::HashTable;
 
 use crate::ids::{BlockHash, INSTANCES_MAX, InstanceId, Tier};
-use crate::random::mix;
+use lunette_runtime_core::random::mix;
 
 const LANES: usize = 4;
 const LANE_BITS: usize = 16;

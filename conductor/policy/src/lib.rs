@@ -20,7 +20,6 @@
 //! | [`admission`] | rules that refuse, and the choice of the decode instance |
 //! | [`output`] | the length of answers, learnt from those that ended |
 //! | [`conductor`] | [`Conductor`]: the rules put together |
-//! | [`random`] | a seeded generator |
 #![forbid(unsafe_code)]
 
 pub mod admission;
@@ -31,7 +30,6 @@ pub mod feed;
 pub mod ids;
 pub mod index;
 pub mod output;
-pub mod random;
 pub mod routing;
 pub mod slo;
 pub mod state;

@@ -4,8 +4,8 @@ use crate::cost::CostModel;
 use crate::discipline::Plan;
 use crate::ids::{InstanceId, TOKENS_PER_BLOCK};
 use crate::index::Match;
-use crate::random::Random;
 use crate::state::{PrefillJob, PrefillState, count};
+use lunette_runtime_core::random::SplitMix64;
 
 /// A rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ fn least(sight: &Sight<'_>, mut cost: impl FnMut(&Route) -> f64) -> Route {
     best.expect("a cluster has a prefill instance").1
 }
 
-pub(crate) fn random(sight: &Sight<'_>, random: &mut Random) -> Route {
+pub(crate) fn random(sight: &Sight<'_>, random: &mut SplitMix64) -> Route {
     let instances = u32::try_from(sight.prefill.len()).expect("they are few");
     let at = random.below(instances);
     sight.local(usize::try_from(at).expect("it is small"))
@@ -399,7 +399,7 @@ mod tests {
             let mut turn = 0;
             let turns = [0; 4].map(|_| round_robin(sight, &mut turn).instance.0);
             assert_eq!(turns, [0, 1, 2, 0]);
-            let mut seeded = Random::new(1);
+            let mut seeded = SplitMix64::new(1);
             let drawn: Vec<u16> = (0..50)
                 .map(|_| random(sight, &mut seeded).instance.0)
                 .collect();

@@ -3,7 +3,7 @@
 //! The bytes follow from the key alone, so a reader can tell right bytes from wrong ones without
 //! having kept them, and a block that comes back under another key is found out.
 
-use super::splitmix::{SplitMix64, mix};
+use lunette_runtime_core::random::{SplitMix64, mix};
 
 /// The key of the block with this hash.
 #[must_use]

@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::format::{Request, TOKENS_PER_BLOCK};
-use super::splitmix::SplitMix64;
+use lunette_runtime_core::random::SplitMix64;
 
 /// Requests of the conversation trace.
 pub const REQUESTS_DEFAULT: u64 = 12_031;

@@ -16,6 +16,5 @@ pub mod block;
 pub mod format;
 pub mod generator;
 pub mod reference;
-mod splitmix;
 
 pub use format::{Request, TOKENS_PER_BLOCK};

@@ -16,6 +16,7 @@
 //! | [`codec`] | bounded reading and writing of little-endian fields |
 //! | [`checksum`] | CRC32C, folded chunk by chunk |
 //! | [`region`] | [`region::RegionRef`], a generation-checked name of a piece of an arena |
+//! | [`random`] | a seeded generator, handed in by whoever wants draws |
 //! | [`wheel`] | the hierarchical timer wheel |
 //! | [`carve`] | the extent allocator of an arena chunk |
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ pub mod checksum;
 pub mod codec;
 pub mod ids;
 pub mod limits;
+pub mod random;
 pub mod region;
 pub mod time;
 pub mod wheel;

@@ -1,34 +1,46 @@
-//! `SplitMix64`: a stream of pseudo-random numbers that stays the same for ever.
+//! `SplitMix64`: pseudo-random numbers that a seed fixes for ever. Not for secrets.
+//!
+//! Logic that wants to draw is given a generator by its caller; nothing here is seeded by itself.
+//! Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
-/// The increment of the generator: 2^64 divided by the golden ratio, made odd.
-const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// A small deterministic generator. Not for secrets.
+/// A stream of pseudo-random numbers that a seed fixes for ever.
 #[derive(Clone, Debug)]
-pub(crate) struct SplitMix64 {
+pub struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    pub(crate) const fn new(seed: u64) -> Self {
+    /// The stream of this seed.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    pub(crate) const fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(INCREMENT);
+    /// The next number.
+    pub const fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.state)
     }
 
-    /// A number below `bound`, which is not zero. The bias is at most `bound` / 2^32.
-    pub(crate) fn below(&mut self, bound: u32) -> u32 {
+    /// A number below `bound`. Its bias is at most `bound` / 2^32.
+    ///
+    /// # Panics
+    /// If `bound` is zero.
+    pub fn below(&mut self, bound: u32) -> u32 {
         assert!(bound > 0, "no number is below zero");
         let high = self.next() >> 32;
         u32::try_from((high * u64::from(bound)) >> 32).expect("it is below a u32")
     }
+
+    /// A number of at least 0 and below 1.
+    pub fn unit(&mut self) -> f64 {
+        f64::from(self.below(u32::MAX)) / f64::from(u32::MAX)
+    }
 }
 
 /// Spreads every bit of `value` over the whole result.
-pub(crate) const fn mix(value: u64) -> u64 {
+#[must_use]
+pub const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)
@@ -58,5 +70,6 @@ mod tests {
         let drawn: Vec<u32> = (0..1000).map(|_| random.below(10)).collect();
         assert_eq!(drawn.iter().min(), Some(&0));
         assert_eq!(drawn.iter().max(), Some(&9));
+        assert!((0..1000).all(|_| (0.0..1.0).contains(&random.unit())));
     }
 }
