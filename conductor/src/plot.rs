@@ -1,6 +1,6 @@
 //! Reports as drawings, in SVG.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use crate::report::{Ending, Record, Report, number};
 
@@ -11,7 +11,7 @@ const RIGHT: f64 = 150.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 46.0;
 /// Lines that divide each axis.
-const TICKS: u32 = 5;
+const TICKS: f64 = 5.0;
 /// Most points of a distribution that are drawn.
 const POINTS_MAX: usize = 400;
 /// Told apart in any of the common kinds of colour blindness.
@@ -79,13 +79,13 @@ pub fn run(report: &Report) -> Vec<Chart> {
         Chart {
             title: "Time to first token".to_owned(),
             x_label: "seconds".to_owned(),
-            y_label: "share of requests served".to_owned(),
+            y_label: "share of requests served, to the 99th percentile".to_owned(),
             series: vec![line("TTFT", served(|record| record.ttft_s))],
         },
         Chart {
             title: "Time between tokens, mean of the longest tenth".to_owned(),
             x_label: "milliseconds".to_owned(),
-            y_label: "share of requests served".to_owned(),
+            y_label: "share of requests served, to the 99th percentile".to_owned(),
             series: vec![line("TBT", served(|record| record.tbt_s * 1000.0))],
         },
         Chart {
@@ -100,26 +100,57 @@ pub fn run(report: &Report) -> Vec<Chart> {
     ]
 }
 
-/// The share of values that are not above each value.
+/// The share of values that are not above each value. The greatest hundredth is left out: it would
+/// press all others against the axis.
 fn distribution(mut values: Vec<f64>) -> Vec<(f64, f64)> {
     values.sort_by(f64::total_cmp);
     let count = values.len();
+    let last = count - count / 100;
     let step = count.div_ceil(POINTS_MAX).max(1);
-    let ranks = (1..=count).filter(|rank| rank % step == 0 || *rank == count);
+    let ranks = (1..=last).filter(|rank| rank % step == 0 || *rank == last);
     ranks
         .map(|rank| (values[rank - 1], number(rank) / number(count)))
         .collect()
 }
 
+/// The distance between ticks, a round number, of an axis that holds `max` in about five steps.
+fn round_step(max: f64) -> f64 {
+    let rough = if max > 0.0 { max } else { 1.0 } / TICKS;
+    let magnitude = 10_f64.powf(rough.log10().floor());
+    let steps = [1.0, 2.0, 2.5, 5.0].map(|round| round * magnitude);
+    let step = steps.into_iter().find(|step| *step >= rough * (1.0 - 1e-9));
+    step.unwrap_or(10.0 * magnitude)
+}
+
 /// Where values lie between two ends of the paper.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
+    step: f64,
     max: f64,
     from: f64,
     to: f64,
 }
 
 impl Axis {
+    /// An axis that holds values from 0 to `greatest` and ends at a tick.
+    fn new(greatest: f64, from: f64, to: f64) -> Self {
+        let step = round_step(greatest);
+        let max = step * (greatest / step - 1e-9).ceil().max(1.0);
+        Self {
+            step,
+            max,
+            from,
+            to,
+        }
+    }
+
+    /// The values of its ticks.
+    fn ticks(&self) -> impl Iterator<Item = f64> {
+        let (step, end) = (self.step, self.max + self.step / 2.0);
+        let ticks = (0_u8..=u8::MAX).map(move |tick| f64::from(tick) * step);
+        ticks.take_while(move |value| *value < end)
+    }
+
     fn at(&self, value: f64) -> f64 {
         self.from + (self.to - self.from) * value / self.max
     }
@@ -129,19 +160,10 @@ impl Chart {
     fn draw(&self, out: &mut String, top: f64) {
         let greatest = |value: fn(&(f64, f64)) -> f64| {
             let points = self.series.iter().flat_map(|series| &series.points);
-            let max = points.map(value).fold(0.0, f64::max);
-            if max > 0.0 { max } else { 1.0 }
+            points.map(value).fold(0.0, f64::max)
         };
-        let x = Axis {
-            max: greatest(|point| point.0),
-            from: LEFT,
-            to: WIDTH - RIGHT,
-        };
-        let y = Axis {
-            max: greatest(|point| point.1),
-            from: top + HEIGHT - BOTTOM,
-            to: top + TOP,
-        };
+        let x = Axis::new(greatest(|point| point.0), LEFT, WIDTH - RIGHT);
+        let y = Axis::new(greatest(|point| point.1), top + HEIGHT - BOTTOM, top + TOP);
         self.draw_frame(out, x, y);
         for (series, at) in self.series.iter().zip(0_u8..) {
             let color = COLORS[usize::from(at) % COLORS.len()];
@@ -179,23 +201,18 @@ impl Chart {
                 ),
             );
         };
-        for tick in 0..=TICKS {
-            let share = f64::from(tick) / f64::from(TICKS);
-            let (across, up) = (x.at(x.max * share), y.at(y.max * share));
-            add(
-                out,
-                format_args!(
-                    "<path stroke=\"#ddd\" d=\"M{across:.1} {:.1}V{:.1}M{:.1} {up:.1}H{:.1}\"/>\n",
-                    y.from, y.to, x.from, x.to
-                ),
-            );
-            text(
-                out,
-                (across, y.from + 16.0),
-                "middle",
-                &shown(x.max * share),
-            );
-            text(out, (x.from - 6.0, up + 4.0), "end", &shown(y.max * share));
+        let line = |out: &mut String, path: fmt::Arguments<'_>| {
+            add(out, format_args!("<path stroke=\"#ddd\" d=\"{path}\"/>\n"));
+        };
+        for tick in x.ticks() {
+            let across = x.at(tick);
+            line(out, format_args!("M{across:.1} {:.1}V{:.1}", y.from, y.to));
+            text(out, (across, y.from + 16.0), "middle", &shown(tick));
+        }
+        for tick in y.ticks() {
+            let up = y.at(tick);
+            line(out, format_args!("M{:.1} {up:.1}H{:.1}", x.from, x.to));
+            text(out, (x.from - 6.0, up + 4.0), "end", &shown(tick));
         }
         let middle = f64::midpoint(x.from, x.to);
         text(out, (middle, y.from + 34.0), "middle", &self.x_label);
@@ -204,21 +221,20 @@ impl Chart {
     }
 }
 
+/// A tick's value, which is round, in as few digits as it has.
 fn shown(value: f64) -> String {
-    if value >= 100.0 {
-        format!("{value:.0}")
-    } else if value >= 10.0 {
-        format!("{value:.1}")
-    } else {
-        format!("{value:.2}")
-    }
+    let digits = format!("{value:.3}");
+    digits
+        .trim_end_matches('0')
+        .trim_end_matches('.')
+        .to_owned()
 }
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
-fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
+fn add(out: &mut String, text: fmt::Arguments<'_>) {
     out.write_fmt(text).expect("a string takes everything");
 }
 
@@ -239,8 +255,17 @@ mod tests {
     }
 
     #[test]
+    fn axes_end_at_round_numbers_that_hold_their_values() {
+        let ends = [0.0, 0.99, 1.0, 31.4, 146.0, 291.0, 1170.0];
+        let ends = ends.map(|greatest| Axis::new(greatest, 0.0, 1.0).max);
+        assert_eq!(ends, [0.2, 1.0, 1.0, 40.0, 150.0, 300.0, 1250.0]);
+        let ticks: Vec<f64> = Axis::new(146.0, 0.0, 1.0).ticks().collect();
+        assert_eq!(ticks, [0.0, 50.0, 100.0, 150.0]);
+    }
+
+    #[test]
     fn the_greatest_point_lies_in_the_corner_of_its_frame() {
-        let drawn = svg(&[chart(vec![(0.0, 0.0), (4.0, 8.0)])]);
+        let drawn = svg(&[chart(vec![(0.0, 0.0), (5.0, 10.0)])]);
         let corners = format!(
             "points=\"{LEFT:.1},{:.1} {:.1},{TOP:.1}\"",
             HEIGHT - BOTTOM,
@@ -258,11 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn a_distribution_ends_at_one_and_is_thinned_out() {
+    fn a_distribution_ends_at_its_99th_percentile_and_is_thinned_out() {
         let points = distribution((0..10_000).map(f64::from).collect());
         assert!(points.len() <= POINTS_MAX + 1);
-        assert_eq!(points.last(), Some(&(9_999.0, 1.0)));
+        assert_eq!(points.last(), Some(&(9_899.0, 0.99)));
         assert!(points.is_sorted_by(|a, b| a.1 < b.1));
+        assert_eq!(distribution(vec![3.0]), [(3.0, 1.0)]);
         assert_eq!(distribution(vec![]), []);
     }
 }

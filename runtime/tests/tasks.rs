@@ -297,7 +297,7 @@ fn a_panic_closes_the_connections_of_its_core() {
 fn a_stall_is_reported_once_with_the_line_that_spawned_it() {
     let runtime = cores(2, Idle::Adaptive(Duration::from_micros(10)));
     let (tell, told) = std::sync::mpsc::channel();
-    let limit = Duration::from_millis(40);
+    let limit = Duration::from_millis(100);
     let watch = runtime.watch_stalls(limit, move |stall| {
         tell.send(stall).expect("the test outlives the watch");
     });
