@@ -65,6 +65,7 @@ fn model(senders: usize) {
             })
             .collect();
         inbox.receive(senders.len());
+        assert!(!inbox.doorbell.is_asleep(), "a core that is awake says so");
         for sender in senders {
             sender.join().expect("no panic");
         }

@@ -37,7 +37,6 @@ impl Doorbell {
     }
 
     /// Whether the core has announced its sleep.
-    #[cfg(not(loom))]
     pub(crate) fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::Relaxed)
     }
