@@ -11,6 +11,7 @@
 //! | [`tally`] | what `cargo test` printed: passed, failed, skipped and why |
 //! | [`tidy`] | `tidy`: the house rules that no compiler checks |
 //! | [`demo`], [`mod@bench`], [`fuzz`] | build and run one program each |
+//! | [`vm`] | a command in a throw-away machine with RDMA and NVMe devices |
 //! | [`system`] | Debian packages: probe, install or name them |
 //! | [`workspace`] | the root folder, the cargo binary, children with their output streamed |
 #![forbid(unsafe_code)]
@@ -24,6 +25,7 @@ mod system;
 mod tally;
 mod task_error;
 mod tidy;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -53,6 +55,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Attacks the protocol machines with libFuzzer.
     Fuzz(fuzz::Arguments),
+    /// Runs a command in a throw-away machine that has RDMA and NVMe devices.
+    Vm(vm::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -74,6 +78,7 @@ fn dispatch(command: Command) -> Result<(), TaskError> {
         Command::Demo(arguments) => demo::run(&workspace, &arguments),
         Command::Bench(arguments) => bench::run(&workspace, &arguments),
         Command::Fuzz(arguments) => fuzz::run(&workspace, &arguments),
+        Command::Vm(arguments) => vm::run(&workspace, &arguments),
     }
 }
 

@@ -46,6 +46,11 @@ pub(crate) const PRODUCT: &[Need] = &[PKG_CONFIG, GCC, HWLOC, UDEV];
 pub(crate) const FUZZ: &[Need] = &[GCC, GXX];
 
 impl Need {
+    /// A package, and a command that succeeds where what it brings is here already.
+    pub(crate) const fn new(package: &'static str, probe: &'static [&'static str]) -> Self {
+        Self { package, probe }
+    }
+
     fn is_met(&self) -> bool {
         installed(self.package) || succeeds(self.probe[0], &self.probe[1..])
     }

@@ -33,6 +33,9 @@ pub(crate) enum TaskError {
     /// A fuzz target that is not in `fuzz/fuzz_targets`.
     #[error("no fuzz target `{name}`; there are: {known}")]
     UnknownTarget { name: String, known: String },
+    /// No machine for `xtask vm` can be had here, or it did not do its work.
+    #[error("vm: {0}")]
+    Vm(String),
     /// libFuzzer found something; the commands that replay it are printed already.
     #[error("fuzz: findings in {0}")]
     Fuzz(String),
