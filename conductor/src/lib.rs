@@ -11,8 +11,10 @@
 //! | [`workload`] | requests, and when they arrive |
 //! | [`scenario`] | the cluster, its rules, the objectives |
 //! | [`simulation`] | [`simulate`]: from a workload and a scenario to a report |
+//! | [`simulation::coupled`] | the same for a cluster whose instances prefill and decode |
 //! | [`report`] | what was measured |
 //! | [`capacity`] | the highest load at which a share of the requests is served in time |
+//! | [`figure`] | figures of Mooncake's papers, with their numbers beside ours |
 //! | [`plot`] | reports as drawings (SVG) |
 //! | [`hits`] | hit ratio of one cache over all |
 //! | `cache` | least recently used blocks, in memory and on a drive |
@@ -21,6 +23,7 @@
 
 mod cache;
 pub mod capacity;
+pub mod figure;
 pub mod hits;
 mod network;
 pub mod plot;
@@ -32,5 +35,6 @@ pub mod workload;
 pub use lunette_conductor_policy as policy;
 pub use report::Report;
 pub use scenario::Scenario;
+pub use simulation::coupled::{Batching, CoupledScenario, simulate_coupled};
 pub use simulation::simulate;
 pub use workload::{Arrival, Timing, Workload};

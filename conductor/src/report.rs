@@ -3,7 +3,6 @@
 use lunette_conductor_policy::ids::{InstanceId, LengthClass};
 use lunette_conductor_policy::slo::Slo;
 
-use crate::scenario::Scenario;
 use crate::simulation::DECODE_WAIT_S_MAX;
 use crate::workload::Item;
 
@@ -230,7 +229,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(records: Vec<Record>, samples: Vec<Sample>, scenario: &Scenario) -> Self {
+    pub(crate) fn new(records: Vec<Record>, samples: Vec<Sample>, prefill: usize) -> Self {
         let class = |class: LengthClass| {
             let of_class = move |record: &&Record| LengthClass::of(record.input_tokens) == class;
             Share::of(records.iter().filter(of_class).copied())
@@ -258,7 +257,7 @@ impl Report {
             prefill_s: ratio(prefill_s, number(started().count())),
             wasted_prefill_s: wasted.fold(0.0, |sum, record| sum + record.prefill_s),
             fetched_tokens: records.iter().map(|r| f64::from(r.fetched_tokens)).sum(),
-            prefill_utilization: ratio(prefill_s, end_s * number(scenario.prefill)),
+            prefill_utilization: ratio(prefill_s, end_s * number(prefill)),
             records,
             samples,
         }
@@ -269,6 +268,15 @@ impl Report {
     pub fn refused(&self) -> usize {
         self.endings[1..].iter().sum()
     }
+}
+
+/// Mean of the longest tenth of a request's intervals, of which there is at least one. They come
+/// out in another order.
+pub(crate) fn longest_tenth_mean_s(intervals_s: &mut [f64]) -> f64 {
+    let count = intervals_s.len();
+    let longest = count.div_ceil(10);
+    let (_, first, rest) = intervals_s.select_nth_unstable_by(count - longest, f64::total_cmp);
+    (*first + rest.iter().sum::<f64>()) / number(longest)
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {

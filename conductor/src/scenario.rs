@@ -24,6 +24,8 @@ pub struct Scenario {
     pub is_layer_wise: bool,
     /// Whether the interval between first and second token counts: it holds the transfer.
     pub counts_first_interval: bool,
+    /// Whether an instance keeps the blocks that it fetched.
+    pub keeps_fetched: bool,
     /// How fast everything is.
     pub cost: CostModel,
     /// What has to be met.
@@ -45,6 +47,7 @@ impl Scenario {
             vram_tokens: 1_330_000,
             is_layer_wise: true,
             counts_first_interval: false,
+            keeps_fetched: true,
             cost: CostModel::a800_llama3_70b(),
             slo,
             options,

@@ -132,6 +132,17 @@ impl Workload {
         self.requests.is_empty()
     }
 
+    /// The request at this place in the order of arrivals.
+    pub(crate) fn arrival(&self, at: usize) -> Arrival {
+        let item = self.get(at);
+        Arrival {
+            arrival_s: item.arrival_s,
+            input_tokens: u64::from(item.input_tokens),
+            output_tokens: u64::from(item.output_tokens),
+            hashes: item.hashes.to_vec(),
+        }
+    }
+
     pub(crate) fn get(&self, at: usize) -> Item<'_> {
         let request = &self.requests[at];
         Item {

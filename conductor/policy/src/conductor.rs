@@ -233,6 +233,7 @@ impl Conductor {
             Routing::LongestMatch => routing::longest_match(&sight),
             Routing::CacheAware => routing::cache_aware(&sight),
             Routing::Algorithm1 => routing::algorithm1(&sight, self.options.balancing_threshold),
+            Routing::Pooled => routing::pooled(&sight),
             Routing::DynamoLike => routing::dynamo_like(&sight),
             Routing::Marginal => {
                 routing::marginal(&sight, self.options.delay_weight, &mut self.plan)

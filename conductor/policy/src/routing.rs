@@ -22,6 +22,9 @@ pub enum Routing {
     CacheAware,
     /// Mooncake's Algorithm 1: as `CacheAware`, but an instance may fetch the longest match.
     Algorithm1,
+    /// The shortest queue, which fetches the longest match, however long that takes: a pool whose
+    /// blocks lie anywhere, without an estimate of transfers.
+    Pooled,
     /// The fewest blocks to prefill, queued ones included, as NVIDIA Dynamo weighs them.
     DynamoLike,
     /// The least harm: own time to first token, and what it does to the jobs already queued.
@@ -30,13 +33,14 @@ pub enum Routing {
 
 impl Routing {
     /// All rules.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Random,
         Self::RoundRobin,
         Self::LeastLoad,
         Self::LongestMatch,
         Self::CacheAware,
         Self::Algorithm1,
+        Self::Pooled,
         Self::DynamoLike,
         Self::Marginal,
     ];
@@ -51,6 +55,7 @@ impl Routing {
             Self::LongestMatch => "longest-match",
             Self::CacheAware => "cache-aware",
             Self::Algorithm1 => "algorithm1",
+            Self::Pooled => "pooled",
             Self::DynamoLike => "dynamo-like",
             Self::Marginal => "ours",
         }
@@ -239,6 +244,19 @@ pub(crate) fn algorithm1(sight: &Sight<'_>, threshold: f64) -> Route {
     best.expect("a cluster has a prefill instance")
 }
 
+pub(crate) fn pooled(sight: &Sight<'_>) -> Route {
+    let backlog_s = |route: &Route| sight.prefill[route.instance.index()].backlog_s(sight.now_s);
+    let mut route = least(sight, backlog_s);
+    if let Some((fetch, work_s)) = sight.remote(route.instance.index(), sight.longest()) {
+        let wait_s = backlog_s(&route).max(sight.fetch_s(fetch));
+        route.fetch = Some(fetch);
+        route.work_s = work_s;
+        route.first_token_s = sight.now_s + wait_s + work_s;
+        route.is_in_time = route.first_token_s <= sight.prompt.deadline_s;
+    }
+    route
+}
+
 /// Ours. The fetch overlaps with queueing, an instance may do without one, and what counts beside
 /// the own time is the value lost, and `delay_weight` times the work for each job it delays.
 pub(crate) fn marginal(sight: &Sight<'_>, delay_weight: f64, plan: &mut Plan) -> Route {
@@ -396,6 +414,9 @@ mod tests {
             assert_eq!(least_load(sight).instance, InstanceId(1));
             assert_eq!(longest_match(sight).instance, InstanceId(2));
             assert_eq!(dynamo_like(sight).instance, InstanceId(1));
+            let pooled = pooled(sight);
+            assert_eq!(pooled.instance, InstanceId(1));
+            assert_eq!(pooled.fetch.map(|fetch| fetch.end_block), Some(5));
             let mut turn = 0;
             let turns = [0; 4].map(|_| round_robin(sight, &mut turn).instance.0);
             assert_eq!(turns, [0, 1, 2, 0]);

@@ -7,7 +7,7 @@ use lunette_conductor_policy::ids::InstanceId;
 use lunette_conductor_policy::state::{DecodeJob, IncomingJob};
 
 use super::{Event, Simulation, id_of};
-use crate::report::Ending;
+use crate::report::{Ending, longest_tenth_mean_s};
 
 #[derive(Debug, Default)]
 pub(super) struct DecodeNode {
@@ -26,17 +26,6 @@ pub(super) struct DecodeNode {
 impl DecodeNode {
     pub(super) const fn reserved_tokens(&self) -> u64 {
         self.reserved_tokens
-    }
-
-    /// Mean of the longest tenth of the intervals in `intervals_s`.
-    fn longest_tenth_mean_s(&mut self) -> f64 {
-        let count = self.intervals_s.len();
-        let longest = count.div_ceil(10);
-        let (_, first, rest) = self
-            .intervals_s
-            .select_nth_unstable_by(count - longest, f64::total_cmp);
-        let sum = *first + rest.iter().sum::<f64>();
-        sum / f64::from(u32::try_from(longest).expect("answers are bounded"))
     }
 }
 
@@ -171,7 +160,7 @@ impl Simulation<'_> {
             node.intervals_s[0] += wait_s;
         }
         let record = &mut self.records[request];
-        record.tbt_s = node.longest_tenth_mean_s();
+        record.tbt_s = longest_tenth_mean_s(&mut node.intervals_s);
         record.decode = InstanceId::at(decode);
         self.end(request, Ending::Served);
     }

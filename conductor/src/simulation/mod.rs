@@ -7,6 +7,7 @@
 //! stands in for the pausing and resuming by which an engine finds that memory.
 
 mod clock;
+pub mod coupled;
 mod decode;
 mod prefill;
 
@@ -43,7 +44,7 @@ pub fn simulate(workload: &Workload, scenario: &Scenario) -> Report {
     let mut simulation = Simulation::new(workload, *scenario);
     simulation.run();
     simulation.check_end();
-    Report::new(simulation.records, simulation.samples, scenario)
+    Report::new(simulation.records, simulation.samples, scenario.prefill)
 }
 
 #[derive(Debug)]
@@ -111,6 +112,18 @@ fn id_of(request: usize) -> u64 {
 
 fn request_of(id: u64) -> usize {
     usize::try_from(id).expect("it was made from one")
+}
+
+/// Tells the index what changed in the cache of an instance.
+fn publish(index: &mut PrefixIndex, instance: InstanceId, changes: &mut Changes) {
+    for (tier, hash, is_stored) in changes.drain(..) {
+        let is_news = if is_stored {
+            index.store(instance, tier, hash)
+        } else {
+            index.remove(instance, tier, hash)
+        };
+        assert!(is_news, "a cache publishes each change once");
+    }
 }
 
 impl<'a> Simulation<'a> {
@@ -231,17 +244,8 @@ impl<'a> Simulation<'a> {
         self.flows_ended = ended;
     }
 
-    /// Tells the index what changed in the cache of a prefill instance.
     fn publish(&mut self, prefill: usize) {
-        let instance = InstanceId::at(prefill);
-        for (tier, hash, is_stored) in self.changes.drain(..) {
-            let is_news = if is_stored {
-                self.index.store(instance, tier, hash)
-            } else {
-                self.index.remove(instance, tier, hash)
-            };
-            assert!(is_news, "a cache publishes each change once");
-        }
+        publish(&mut self.index, InstanceId::at(prefill), &mut self.changes);
     }
 
     /// The request has ended, in whatever way.

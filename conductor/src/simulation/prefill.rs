@@ -1,5 +1,7 @@
 //! Prefill instances: queue, slices, cache.
 
+use std::ops::Range;
+
 use lunette_conductor_policy::conductor::Placement;
 use lunette_conductor_policy::ids::{InstanceId, TOKENS_PER_BLOCK, Tier};
 use lunette_conductor_policy::index::PrefixIndex;
@@ -68,20 +70,25 @@ impl Simulation<'_> {
 
     /// The blocks that a request waited for have come.
     pub(super) fn end_fetch(&mut self, request: usize) {
-        let progress = self.progress[request];
-        let prefill = progress.prefill;
-        let place = |block: u32| usize::try_from(block).expect("a block number fits");
-        let (first, end) = progress.fetched;
-        let hashes = &self.workload.get(request).hashes[place(first)..place(end)];
-        let now_s = self.clock.now_s();
-        self.prefill[prefill]
-            .cache
-            .keep(hashes, now_s, &mut self.changes);
-        self.publish(prefill);
+        let prefill = self.progress[request].prefill;
+        if self.scenario.keeps_fetched {
+            let fetched = self.fetched(request);
+            let hashes = &self.workload.get(request).hashes[fetched];
+            let now_s = self.clock.now_s();
+            let cache = &mut self.prefill[prefill].cache;
+            cache.keep(hashes, now_s, &mut self.changes);
+            self.publish(prefill);
+        }
         if let Some(job) = self.prefill_states[prefill].job_mut(id_of(request)) {
             job.is_ready = true;
         }
         self.start_slice(prefill);
+    }
+
+    fn fetched(&self, request: usize) -> Range<usize> {
+        let place = |block: u32| usize::try_from(block).expect("a block number fits");
+        let (first, end) = self.progress[request].fetched;
+        place(first)..place(end)
     }
 
     /// Starts the next slice if the instance is free and something can run.
@@ -133,7 +140,12 @@ impl Simulation<'_> {
     /// Finds out what is cached, and so how much work there is.
     fn start_work(&mut self, prefill: usize, request: usize) {
         let item = self.workload.get(request);
-        let (blocks, memory_blocks) = self.prefill[prefill].cache.leading(item.hashes);
+        let (mut blocks, mut memory_blocks) = self.prefill[prefill].cache.leading(item.hashes);
+        let (first, end) = self.progress[request].fetched;
+        if !self.scenario.keeps_fetched && (first..end).contains(&blocks) {
+            memory_blocks += end - blocks;
+            blocks = end;
+        }
         let tokens = |blocks: u32| item.input_tokens.min(blocks * TOKENS_PER_BLOCK);
         let cached = tokens(blocks);
         let on_drive = cached - tokens(memory_blocks);
@@ -181,8 +193,16 @@ impl Simulation<'_> {
         );
         self.progress[request].is_prefilled = true;
         self.progress[request].first_token_s = now_s;
+        let fetched = self.fetched(request);
         let node = &mut self.prefill[prefill];
-        node.cache.keep(item.hashes, now_s, &mut self.changes);
+        if self.scenario.keeps_fetched {
+            node.cache.keep(item.hashes, now_s, &mut self.changes);
+        } else {
+            // From the end to the start, so that a prefix outlives what builds on it.
+            let (head, tail) = (&item.hashes[..fetched.start], &item.hashes[fetched.end..]);
+            node.cache.keep(tail, now_s, &mut self.changes);
+            node.cache.keep(head, now_s, &mut self.changes);
+        }
         self.publish(prefill);
         if self.progress[request].is_pushed {
             self.arrive_at_decode(request);

@@ -1,5 +1,6 @@
 //! `lunette simulate`: a trace through a simulated cluster, under the rules of the conductor.
 
+mod figure;
 mod report;
 
 use std::fs;
@@ -37,6 +38,7 @@ Examples:
   lunette simulate --trace conversation_trace.jsonl --policy algorithm1 --admission early --json
   lunette simulate --policy algorithm1 --admission early --attain 0.95 --timing spread --seeds 5
   lunette simulate --speedup 3 --plot run.svg
+  lunette simulate --figure v3-12
   lunette simulate --policy ours --admission ours --slo fixed --ttft-s 30 --seeds 5 --timing spread")]
 pub(crate) struct SimulateArguments {
     /// A trace file in Mooncake's format. Default: a generated workload like its conversation trace.
@@ -49,7 +51,7 @@ pub(crate) struct SimulateArguments {
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
     /// How the prefill instance is chosen: random, round-robin, least-load, longest-match,
-    /// cache-aware, algorithm1 (Mooncake's), dynamo-like, ours.
+    /// cache-aware, algorithm1 (Mooncake's), pooled, dynamo-like, ours.
     #[arg(long, value_name = "NAME", default_value = "ours", value_parser = routing)]
     policy: Routing,
     /// What is refused: none, baseline, early, prediction, ours.
@@ -111,6 +113,11 @@ pub(crate) struct SimulateArguments {
     /// Draw the first run into this file (SVG): distributions, and load over time.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Instead of one run, simulate a figure of Mooncake's papers and print its numbers beside ours:
+    /// 1, 5, 9, 10, 13, 14, 15 (FAST'25), v3-8, v3-12, v3-13, v3-table-3 (arXiv), or all.
+    #[arg(long, value_name = "NAME", value_parser = figure::figures,
+          conflicts_with_all = ["attain", "plot"])]
+    figure: Option<figure::Figures>,
     /// Instead of one run, look for the speed-up at which this share of the requests is good.
     #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with_all = ["speedup", "plot"])]
     attain: Option<f64>,
@@ -240,6 +247,10 @@ pub(super) fn simulate(arguments: &SimulateArguments, as_json: bool) -> Result<(
             Ok::<_, Failure>(Workload::new(requests.into_iter().map(arrival)))
         })
         .transpose()?;
+    if let Some(figures) = &arguments.figure {
+        let conversation = arguments.workload(arguments.seed, trace.as_ref());
+        return figure::print(figures, &conversation, as_json);
+    }
     if let Some(share) = arguments.attain {
         return attain(arguments, trace.as_ref(), share, as_json);
     }
