@@ -3,6 +3,8 @@
 use std::future::Future;
 
 use lunette_runtime_core::ids::CoreIndex;
+use rustix::io::Errno;
+use thiserror::Error;
 
 use crate::arena::Arena;
 use crate::driver::DriverKind;
@@ -89,4 +91,39 @@ pub fn core_waker() -> CoreWaker {
 /// Outside a runtime.
 pub fn add_source(source: impl Source + 'static) -> Result<SourceGuard, Box<dyn Source>> {
     Core::current().add_source(Box::new(source))
+}
+
+/// Why a core's memory is not known to its driver. Operations work without.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum RegisterError {
+    /// The driver knows no memory by index.
+    #[error("this driver does not register memory")]
+    Unsupported,
+    /// Pinning was refused: the memory counts against the memlock limit.
+    #[error("memory cannot be pinned: raise the memlock limit (ulimit -l)")]
+    Memlock,
+    /// Anything else that the system said.
+    #[error("memory was not registered: {0}")]
+    Refused(Errno),
+}
+
+/// Registers the chunks that the current core's arena has mapped so far with its driver: reads and
+/// writes of files from and to them then pin no pages. Returns the number of registered chunks.
+///
+/// It pins every page, which takes about a millisecond for each 64 MiB of memory that has been
+/// touched ([`Arena::prefault`]), and much longer where it has not: call it when a core starts.
+///
+/// # Errors
+/// [`RegisterError`]: chunks that came before the refused one are registered.
+///
+/// # Panics
+/// Outside a runtime.
+pub fn register_arena() -> Result<usize, RegisterError> {
+    Core::current()
+        .register_chunks()
+        .map_err(|errno| match errno {
+            Errno::OPNOTSUPP => RegisterError::Unsupported,
+            Errno::NOMEM => RegisterError::Memlock,
+            errno => RegisterError::Refused(errno),
+        })
 }

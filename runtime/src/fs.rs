@@ -15,10 +15,11 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::control::{ControlError, control};
-use crate::driver::Submission;
+use crate::driver::{Descriptor, Submission};
 use crate::executor::Core;
 use crate::lease::{LendRead, LendWrite};
 use crate::op::{BufResult, Op, OpError};
+use crate::vectored::{Message, Scatter};
 
 /// Alignment in bytes that any direct read or write keeps: of memory, offset and length. Regions of
 /// an arena keep it in memory. A device with larger blocks may ask for more.
@@ -69,7 +70,7 @@ pub enum FileError {
 /// An open file, owned by one core. Clones are handles to the same one.
 #[derive(Clone, Debug)]
 pub struct File {
-    fd: Rc<OwnedFd>,
+    fd: Rc<Descriptor>,
 }
 
 impl File {
@@ -90,7 +91,7 @@ impl File {
         });
         let file = opened.await??;
         Ok(Self {
-            fd: Rc::new(file.into()),
+            fd: Descriptor::registered(&Core::current(), file.into()),
         })
     }
 
@@ -108,8 +109,7 @@ impl File {
         offset: u64,
     ) -> BufResult<usize, B> {
         let what = Submission::ReadAt { start, len, offset };
-        let (result, buffer) =
-            Op::submit(&Core::current(), what, Rc::clone(&self.fd), buffer).await;
+        let (result, buffer) = Op::submit(&Core::current(), what, &self.fd, buffer).await;
         (result.map(|count| count as usize), buffer)
     }
 
@@ -149,8 +149,7 @@ impl File {
         offset: u64,
     ) -> BufResult<usize, B> {
         let what = Submission::WriteAt { start, len, offset };
-        let (result, buffer) =
-            Op::submit(&Core::current(), what, Rc::clone(&self.fd), buffer).await;
+        let (result, buffer) = Op::submit(&Core::current(), what, &self.fd, buffer).await;
         (result.map(|count| count as usize), buffer)
     }
 
@@ -176,6 +175,61 @@ impl File {
             }
         }
         (Ok(()), buffer)
+    }
+
+    /// Reads from `offset` of the file until the list is full, in as many pieces as it takes.
+    ///
+    /// Ownership and cancellation are as for [`File::read_at`]. The file's end within it is
+    /// [`OpError::Os`] with `NODATA`; the list then says what is left.
+    pub async fn read_scatter_at(
+        &self,
+        mut scatter: Box<Scatter>,
+        offset: u64,
+    ) -> BufResult<(), Box<Scatter>> {
+        let mut offset = offset;
+        while !scatter.is_empty() {
+            let what = Submission::ReadScatterAt { offset };
+            let (result, back) = Op::submit(&Core::current(), what, &self.fd, scatter).await;
+            scatter = back;
+            match result {
+                Ok(0) => return (Err(OpError::Os(Errno::NODATA)), scatter),
+                Ok(count) => {
+                    scatter.advance(count as usize);
+                    offset += u64::from(count);
+                }
+                Err(error) if error.is_interruption() => {}
+                Err(error) => return (Err(error), scatter),
+            }
+        }
+        (Ok(()), scatter)
+    }
+
+    /// Writes what is left of `message` to `offset` of the file, all of it or an error; the message
+    /// then says how much.
+    ///
+    /// Ownership and cancellation are as for [`File::write_at`]. In a direct file each part of the
+    /// message keeps [`DIRECT_ALIGN_BYTES`], which control bytes do not.
+    pub async fn write_message_at(
+        &self,
+        mut message: Box<Message>,
+        offset: u64,
+    ) -> BufResult<(), Box<Message>> {
+        let mut offset = offset;
+        while !message.is_empty() {
+            let what = Submission::WriteMessageAt { offset };
+            let (result, back) = Op::submit(&Core::current(), what, &self.fd, message).await;
+            message = back;
+            match result {
+                Ok(0) => return (Err(OpError::Os(Errno::NOSPC)), message),
+                Ok(count) => {
+                    message.advance(count as usize);
+                    offset += u64::from(count);
+                }
+                Err(error) if error.is_interruption() => {}
+                Err(error) => return (Err(error), message),
+            }
+        }
+        (Ok(()), message)
     }
 
     /// Makes room for the file's first `len_bytes`, so that later writes within them do not extend

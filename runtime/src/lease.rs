@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 use rustix::net::SocketAddrAny;
 
 use crate::arena::{Region, RegionMut};
-use crate::net::Message;
+use crate::pool::BufferPool;
+use crate::vectored::{Message, Scatter};
 
 /// Something that an operation owns until its completion.
 #[derive(Debug)]
@@ -29,6 +30,10 @@ pub enum Lease {
     Address(Box<SocketAddrAny>),
     /// A counter, as eventfd writes it.
     Word(Box<u64>),
+    /// A scatter list.
+    Scatter(Box<Scatter>),
+    /// A pool, from which the device takes its memory.
+    Pool(BufferPool),
 }
 
 impl Lease {
@@ -38,9 +43,7 @@ impl Lease {
             Self::RegionMut(region) => region.as_slice(),
             Self::Region(region) => region.as_slice(),
             Self::Bytes(bytes) => bytes.as_slice(),
-            Self::Nothing | Self::Message(_) | Self::Address(_) | Self::Word(_) => {
-                unreachable!("only plain memory is lent for reading by range")
-            }
+            other => unreachable!("only plain memory is lent for reading by range: {other:?}"),
         };
         (NonNull::from(bytes).cast::<u8>(), bytes.len())
     }
@@ -54,17 +57,15 @@ impl Lease {
                 bytes.len(),
             ),
             Self::Word(word) => (NonNull::from(word.as_mut()).cast::<u8>(), size_of::<u64>()),
-            Self::Nothing | Self::Region(_) | Self::Message(_) | Self::Address(_) => {
-                unreachable!("only exclusively owned memory is lent for writing")
-            }
+            other => unreachable!("only exclusively owned memory is lent for writing: {other:?}"),
         }
     }
 }
 
 /// A type that can be lent to an operation and comes back with its outcome.
 ///
-/// Closed: implemented for `()`, [`RegionMut`], [`Region`], `Vec<u8>` (its initialised length) and
-/// `Box<Message>`.
+/// Closed: implemented for `()`, [`RegionMut`], [`Region`], `Vec<u8>` (its initialised length),
+/// `Box<Message>`, `Box<Scatter>` and [`BufferPool`].
 pub trait Lend: sealed::Sealed + Sized + 'static {
     #[doc(hidden)]
     fn into_lease(self) -> Lease;
@@ -105,6 +106,8 @@ lend!(Vec<u8>, Bytes);
 lend!(Box<Message>, Message);
 lend!(Box<SocketAddrAny>, Address);
 lend!(Box<u64>, Word);
+lend!(Box<Scatter>, Scatter);
+lend!(BufferPool, Pool);
 
 impl sealed::Sealed for () {}
 

@@ -16,7 +16,9 @@
 //! | [`spawn_local`], [`spawn_on`] | tasks on this core, tasks on another one |
 //! | [`fs`] | files, buffered and direct |
 //! | [`control()`] | calls that block, on a thread of their own |
-//! | [`net`] | TCP listener, stream and gather lists |
+//! | [`net`] | TCP listener and stream |
+//! | [`vectored`] | lists that one operation gathers from or scatters to |
+//! | [`BufferPool`] | buffers that the system picks when bytes have come |
 //! | [`Source`] | what a core polls beside its driver |
 //! | [`time`] | clock, sleep, timeout, yield |
 //! | [`mod@arena`] | memory for devices: chunks, regions |
@@ -54,16 +56,19 @@ mod lease;
 mod mesh;
 pub mod net;
 mod op;
+mod pool;
 mod process;
 mod runtime;
 pub mod time;
 pub mod topology;
+pub mod vectored;
 
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
 pub use current::{
-    add_source, arena, core_count, core_counts, core_waker, current_core, driver, spawn_local,
+    RegisterError, add_source, arena, core_count, core_counts, core_waker, current_core, driver,
+    register_arena, spawn_local,
 };
-pub use driver::{DriverChoice, DriverKind, Features, OPERATIONS_MAX, ProbeError};
+pub use driver::{DriverChoice, DriverKind, DriverOptions, Features, OPERATIONS_MAX, ProbeError};
 pub use executor::{
     CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard, Stall,
     StallWatch, TASKS_MAX,
@@ -71,4 +76,5 @@ pub use executor::{
 pub use lease::{Lease, Lend, LendRead, LendWrite};
 pub use mesh::{MESSAGES_MAX, MeshError, spawn_on};
 pub use op::{BufResult, OpError};
+pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};

@@ -2,15 +2,15 @@
 
 use std::future::Future;
 use std::marker::PhantomData;
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::driver::{Key, Submission};
+use crate::driver::{Arrival, Descriptor, Key, Submission};
 use crate::executor::Core;
 use crate::lease::{Lease, Lend};
 
@@ -82,8 +82,24 @@ enum OpState {
 
 impl<B: Lend> Op<B> {
     /// Submits `what` on `fd`, which is kept open until the completion.
-    pub(crate) fn submit(core: &Rc<Core>, what: Submission, fd: Rc<OwnedFd>, buffer: B) -> Self {
-        let state = match core.submit(what, fd, buffer.into_lease()) {
+    pub(crate) fn submit(
+        core: &Rc<Core>,
+        what: Submission,
+        fd: &Rc<Descriptor>,
+        buffer: B,
+    ) -> Self {
+        Self::submit_within(core, what, fd, buffer, None)
+    }
+
+    /// As [`Op::submit`]. With a timeout, the driver cancels it if it has not completed by then.
+    pub(crate) fn submit_within(
+        core: &Rc<Core>,
+        what: Submission,
+        fd: &Rc<Descriptor>,
+        buffer: B,
+        timeout: Option<Duration>,
+    ) -> Self {
+        let state = match core.submit(what, Rc::clone(fd), buffer.into_lease(), timeout) {
             Ok(key) => OpState::Flying(key),
             Err(lease) => OpState::Refused(lease),
         };
@@ -133,6 +149,57 @@ impl<B: Lend> Unpin for Op<B> {}
 impl<B: Lend> Drop for Op<B> {
     fn drop(&mut self) {
         if let OpState::Flying(key) = self.state {
+            self.core.abandon(key);
+        }
+    }
+}
+
+/// A multishot operation in flight: one submission, many answers.
+///
+/// Dropping it asks for cancellation; what arrives afterwards is given back.
+#[derive(Debug)]
+pub(crate) struct Multishot {
+    /// None once it has ended.
+    key: Option<Key>,
+    core: Rc<Core>,
+}
+
+impl Multishot {
+    /// Submits `what` on `fd`.
+    pub(crate) fn submit<B: Lend>(
+        core: &Rc<Core>,
+        what: Submission,
+        fd: &Rc<Descriptor>,
+        buffer: B,
+    ) -> Result<Self, OpError> {
+        let submitted = core.submit(what, Rc::clone(fd), buffer.into_lease(), None);
+        let key = submitted.map_err(|_lease| OpError::TooManyInFlight)?;
+        Ok(Self {
+            key: Some(key),
+            core: Rc::clone(core),
+        })
+    }
+
+    /// The next answer, or `None` once it has ended.
+    pub(crate) fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Option<Arrival>> {
+        let Some(key) = self.key else {
+            return Poll::Ready(None);
+        };
+        match self.core.poll_next(key, cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(arrival)) => Poll::Ready(Some(arrival)),
+            Poll::Ready(Err(lease)) => {
+                self.key = None;
+                drop(lease);
+                Poll::Ready(None)
+            }
+        }
+    }
+}
+
+impl Drop for Multishot {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
             self.core.abandon(key);
         }
     }

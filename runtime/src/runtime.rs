@@ -14,8 +14,8 @@ use lunette_runtime_core::limits::CORES_MAX;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::arena::{Arena, ArenaOptions};
-use crate::driver::{DriverChoice, ProbeError};
+use crate::arena::ArenaOptions;
+use crate::driver::{DriverChoice, DriverOptions, ProbeError};
 use crate::executor::{Core, Idle, Stall, StallWatch};
 use crate::mesh::{self, Inbox, MeshError};
 use crate::process;
@@ -48,6 +48,8 @@ pub struct CoreOptions {
     pub arena: ArenaOptions,
     /// The driver of each core.
     pub driver: DriverChoice,
+    /// What the driver is to ask of the system.
+    pub driver_options: DriverOptions,
 }
 
 /// Why a runtime could not be started.
@@ -93,15 +95,7 @@ where
     }
     let inbox = Inbox::new(CoreIndex(0)).map_err(StartError::Resources)?;
     let peers: Arc<[Arc<Inbox>]> = Arc::new([Arc::new(inbox)]);
-    let arena = Arena::new(options.arena);
-    let core = Core::open(
-        CoreIndex(0),
-        peers,
-        Instant::now(),
-        options.idle,
-        options.driver,
-        arena,
-    )?;
+    let core = Core::open(CoreIndex(0), peers, Instant::now(), &options)?;
     let _entered = core.enter();
     let output = core.block_on(start());
     core.shut_down();
@@ -274,11 +268,8 @@ fn run_core(
     let opened = cpu
         .map_or(Ok(()), topology::pin_current_thread)
         .map_err(StartError::from);
-    let opened = opened.and_then(|()| {
-        let arena = Arena::new(options.arena);
-        Core::open(index, peers, origin, options.idle, options.driver, arena)
-            .map_err(StartError::from)
-    });
+    let opened =
+        opened.and_then(|()| Core::open(index, peers, origin, &options).map_err(StartError::from));
     match opened {
         Ok(core) => {
             let _entered = core.enter();

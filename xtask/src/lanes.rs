@@ -15,6 +15,7 @@ use crate::system;
 use crate::tally::Tally;
 use crate::task_error::TaskError;
 use crate::tidy;
+use crate::vm;
 use crate::workspace::{self, Workspace};
 
 /// Allowed skips per lane.
@@ -46,6 +47,8 @@ enum Lane {
     Loom,
     /// Undefined behaviour in what is unsafe and needs no kernel.
     Miri,
+    /// Soft-RoCE on both kernels, and the suites on the oldest supported one, in a machine.
+    Vm,
 }
 
 /// How a lane ended.
@@ -95,6 +98,7 @@ impl Lane {
             Self::Epoll => "epoll",
             Self::Loom => "loom",
             Self::Miri => "miri",
+            Self::Vm => "vm",
         }
     }
 
@@ -126,6 +130,7 @@ impl Lane {
                 ran.and_then(|()| verdict(self, tally, allowed_skips(workspace, self)?))
             }
             Self::Tidy => tidy::run(workspace),
+            Self::Vm => self.run_in_machine(workspace, tally.insert(Tally::default())),
             _ => workspace::run(&mut self.command(workspace)),
         };
         let failure = ended.err().map(|error| error.to_string());
@@ -137,12 +142,24 @@ impl Lane {
         }
     }
 
+    /// Skipped as a whole, and loudly, where no machine can be made.
+    fn run_in_machine(self, workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
+        if let Some(reason) = vm::suite::absent(workspace) {
+            println!("not run: {reason}");
+            *tally = Tally::of_skipped_lane(self.name(), &reason);
+        } else {
+            vm::suite::run(workspace, tally)?;
+        }
+        verdict(self, tally, allowed_skips(workspace, self)?)
+    }
+
     fn command(self, workspace: &Workspace) -> Command {
         let words = match self {
             Self::Fmt => "fmt --all --check",
             Self::Clippy => "clippy --workspace --all-targets --locked -- -D warnings",
             Self::Docs => "doc --workspace --no-deps --locked",
             Self::Tidy => "xtask tidy",
+            Self::Vm => "xtask test --lane vm",
             // Output of tests that pass is shown, or their skips would be lost.
             Self::Test => "test --workspace --locked --no-fail-fast -- --show-output",
             Self::Epoll => {

@@ -64,6 +64,10 @@ impl Chunk {
         self.index
     }
 
+    pub(super) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
     pub(super) const fn len(&self) -> usize {
         self.len
     }

@@ -16,6 +16,7 @@ mod region;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::ptr::NonNull;
 use std::rc::Rc;
 
 use lunette_runtime_core::limits::{CHUNK_BYTES_MAX, PAYLOAD_BYTES_MAX};
@@ -176,6 +177,14 @@ impl Arena {
     #[must_use]
     pub fn shortfalls(&self) -> Vec<Shortfall> {
         self.inner.borrow().shortfalls.clone()
+    }
+
+    /// The chunks mapped so far: address and length in bytes. They stay mapped as long as the arena
+    /// or any region in them.
+    pub(crate) fn chunks(&self) -> Vec<(NonNull<u8>, usize)> {
+        let inner = self.inner.borrow();
+        let chunks = inner.chunks.iter();
+        chunks.map(|chunk| (chunk.base(), chunk.len())).collect()
     }
 
     /// Maps every chunk up to the limit and touches every page, so that no page fault falls into

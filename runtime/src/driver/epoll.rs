@@ -5,12 +5,16 @@
 //! It is correct and not tuned. Reads and writes of files, which are always ready, are done in place
 //! and block the core for as long as they take.
 //!
+//! A multishot operation stays at the head of its queue, and is done as often as the descriptor
+//! allows, for a bounded number of times before others get their turn.
+//!
 //! A descriptor is armed with `EPOLLONESHOT` each time an operation begins to wait on it, and what
 //! waits keeps it open. So no state outlives a descriptor, and a number that is used again by the
 //! system cannot be mistaken for its predecessor.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
@@ -18,11 +22,14 @@ use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
 
 use super::memory::Memory;
-use super::{Completion, Key, Submission, Wait};
+use super::{Completion, CompletionFlags, Key, Submission, Target, Wait};
 use crate::lease::Lease;
+use crate::pool::BufferPool;
 
 /// Events taken from the system at once.
 const EVENTS_MAX: usize = 256;
+/// Answers of one multishot operation in one turn.
+const SHOTS_MAX: usize = 32;
 
 /// An operation that waits for its descriptor.
 struct Waiting {
@@ -30,7 +37,14 @@ struct Waiting {
     what: Submission,
     /// Where the lease's memory lies; in place until the completion.
     memory: Memory,
+    /// Where a multishot receive takes its buffers from.
+    pool: Option<BufferPool>,
+    /// Its entry among the deadlines.
+    deadline: Option<Deadline>,
 }
+
+/// When an operation is cancelled, and its number, so that two of one moment are two.
+type Deadline = (Instant, u64);
 
 /// What waits on one descriptor, in the order of submission.
 #[derive(Default)]
@@ -43,6 +57,8 @@ struct Queues {
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     waiting: BTreeMap<RawFd, Queues>,
+    /// What is to be cancelled if it has not completed by then.
+    deadlines: BTreeMap<Deadline, Key>,
     /// Completions that the next turn hands out.
     done: Vec<Completion>,
     events: Vec<epoll::Event>,
@@ -53,14 +69,33 @@ impl Epoll {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             waiting: BTreeMap::new(),
+            deadlines: BTreeMap::new(),
             done: Vec::new(),
             events: Vec::with_capacity(EVENTS_MAX),
         })
     }
 
-    pub(crate) fn submit(&mut self, key: Key, fd: RawFd, what: Submission, lease: &mut Lease) {
+    pub(crate) fn submit(
+        &mut self,
+        key: Key,
+        target: Target,
+        what: Submission,
+        lease: &mut Lease,
+        timeout: Option<Duration>,
+    ) {
+        let fd = target.fd;
         let memory = Memory::of(what, lease);
-        let waiting = Waiting { key, what, memory };
+        let pool = match lease {
+            Lease::Pool(pool) => Some(pool.clone()),
+            _ => None,
+        };
+        let waiting = Waiting {
+            key,
+            what,
+            memory,
+            pool,
+            deadline: timeout.map(|timeout| (Instant::now() + timeout, key.user_data())),
+        };
         // Operations of one direction are done in order.
         let is_first = self.waiting.get(&fd).is_none_or(|queues| {
             let queue = if what.is_read() {
@@ -71,11 +106,11 @@ impl Epoll {
             queue.is_empty()
         });
         if is_first && let Some(result) = begin(fd, &waiting) {
-            self.done.push(Completion {
-                user_data: key.user_data(),
-                result,
-            });
+            self.done.push(Completion::only(key.user_data(), result));
             return;
+        }
+        if let Some(deadline) = waiting.deadline {
+            self.deadlines.insert(deadline, key);
         }
         let queues = self.waiting.entry(fd).or_default();
         let queue = if what.is_read() {
@@ -88,19 +123,28 @@ impl Epoll {
     }
 
     pub(crate) fn cancel(&mut self, key: Key) {
-        let Self { waiting, done, .. } = self;
+        let Self {
+            waiting,
+            deadlines,
+            done,
+            ..
+        } = self;
         let mut emptied = None;
         for (fd, queues) in waiting.iter_mut() {
             let before = queues.readers.len() + queues.writers.len();
-            queues.readers.retain(|waiting| waiting.key != key);
-            queues.writers.retain(|waiting| waiting.key != key);
+            let mut keeps = |waiting: &Waiting| {
+                let keep = waiting.key != key;
+                if !keep && let Some(deadline) = waiting.deadline {
+                    deadlines.remove(&deadline);
+                }
+                keep
+            };
+            queues.readers.retain(&mut keeps);
+            queues.writers.retain(&mut keeps);
             let after = queues.readers.len() + queues.writers.len();
             if after < before {
                 let result = -Errno::CANCELED.raw_os_error();
-                done.push(Completion {
-                    user_data: key.user_data(),
-                    result,
-                });
+                done.push(Completion::only(key.user_data(), result));
                 emptied = (after == 0).then_some(*fd);
                 break;
             }
@@ -115,15 +159,10 @@ impl Epoll {
     }
 
     pub(crate) fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) {
-        let timeout = match wait {
-            _ if !self.done.is_empty() => Some(Timespec::default()),
-            Wait::Poll => Some(Timespec::default()),
-            Wait::Forever => None,
-            Wait::For(delay) => Some(Timespec {
-                tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: delay.subsec_nanos().into(),
-            }),
-        };
+        let timeout = self.wait_at_most(wait).map(|delay| Timespec {
+            tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: delay.subsec_nanos().into(),
+        });
         let mut events = std::mem::take(&mut self.events);
         events.clear();
         let waited = epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref());
@@ -136,7 +175,36 @@ impl Epoll {
             self.on_ready(fd, event.flags);
         }
         self.events = events;
+        self.expire();
         out.append(&mut self.done);
+    }
+
+    /// How long a turn may wait, the next deadline considered.
+    fn wait_at_most(&self, wait: Wait) -> Option<Duration> {
+        let asked = match wait {
+            _ if !self.done.is_empty() => Some(Duration::ZERO),
+            Wait::Poll => Some(Duration::ZERO),
+            Wait::For(delay) => Some(delay),
+            Wait::Forever => None,
+        };
+        let next = self.deadlines.first_key_value().map(|((at, _), _)| {
+            // What has not quite expired would be waited for by spinning.
+            at.saturating_duration_since(Instant::now()) + Duration::from_micros(1)
+        });
+        match (asked, next) {
+            (Some(asked), Some(next)) => Some(asked.min(next)),
+            (asked, next) => asked.or(next),
+        }
+    }
+
+    /// Cancels what has not completed by its deadline.
+    fn expire(&mut self) {
+        while let Some(entry) = self.deadlines.first_entry()
+            && entry.key().0 <= Instant::now()
+        {
+            let key = entry.remove();
+            self.cancel(key);
+        }
     }
 
     /// Tries again what waits on a descriptor that is ready, and waits on for the rest.
@@ -146,10 +214,10 @@ impl Epoll {
         };
         let broken = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
         if broken || flags.contains(epoll::EventFlags::IN) {
-            advance(fd, &mut queues.readers, &mut self.done);
+            advance(fd, &mut queues.readers, &mut self.deadlines, &mut self.done);
         }
         if broken || flags.contains(epoll::EventFlags::OUT) {
-            advance(fd, &mut queues.writers, &mut self.done);
+            advance(fd, &mut queues.writers, &mut self.deadlines, &mut self.done);
         }
         if queues.readers.is_empty() && queues.writers.is_empty() {
             self.waiting.remove(&fd);
@@ -174,10 +242,11 @@ impl Epoll {
             let queues = self.waiting.remove(&fd).expect("something waits on it");
             let result = -errno.raw_os_error();
             for waiting in queues.readers.into_iter().chain(queues.writers) {
-                self.done.push(Completion {
-                    user_data: waiting.key.user_data(),
-                    result,
-                });
+                if let Some(deadline) = waiting.deadline {
+                    self.deadlines.remove(&deadline);
+                }
+                self.done
+                    .push(Completion::only(waiting.key.user_data(), result));
             }
         }
     }
@@ -192,16 +261,76 @@ fn borrow(fd: RawFd) -> BorrowedFd<'static> {
 }
 
 /// Tries what waits, in order, until one would block.
-fn advance(fd: RawFd, queue: &mut VecDeque<Waiting>, done: &mut Vec<Completion>) {
+fn advance(
+    fd: RawFd,
+    queue: &mut VecDeque<Waiting>,
+    deadlines: &mut BTreeMap<Deadline, Key>,
+    done: &mut Vec<Completion>,
+) {
     while let Some(waiting) = queue.front() {
+        if waiting.what.is_multishot() {
+            if shoot(fd, waiting, done) {
+                queue.pop_front();
+                continue;
+            }
+            return;
+        }
         let Some(result) = retry(fd, waiting) else {
             return;
         };
+        done.push(Completion::only(waiting.key.user_data(), result));
+        if let Some(deadline) = waiting.deadline {
+            deadlines.remove(&deadline);
+        }
+        queue.pop_front();
+    }
+}
+
+/// Answers a multishot operation as often as it can be done now. Whether it has ended.
+fn shoot(fd: RawFd, waiting: &Waiting, done: &mut Vec<Completion>) -> bool {
+    for _ in 0..SHOTS_MAX {
+        let (attempted, flags) = match &waiting.pool {
+            Some(pool) => receive_into(fd, pool),
+            None => (attempt(borrow(fd), waiting), CompletionFlags::NONE),
+        };
+        let Some(result) = attempted else {
+            return false;
+        };
+        let is_end = result < 0 || (result == 0 && waiting.pool.is_some());
         done.push(Completion {
             user_data: waiting.key.user_data(),
             result,
+            flags: if is_end { flags } else { flags.with_more() },
         });
-        queue.pop_front();
+        if is_end {
+            return true;
+        }
+    }
+    false
+}
+
+/// One receive into a buffer of a pool.
+fn receive_into(fd: RawFd, pool: &BufferPool) -> (Option<i32>, CompletionFlags) {
+    let Some((id, address, len)) = pool.pick() else {
+        return (Some(-Errno::NOBUFS.raw_os_error()), CompletionFlags::NONE);
+    };
+    let memory = Memory::Range { address, len };
+    let received = loop {
+        match memory.receive(borrow(fd)) {
+            Err(Errno::INTR) => {}
+            other => break other,
+        }
+    };
+    match received {
+        Ok(count) if count > 0 => (
+            Some(result(Ok(count))),
+            CompletionFlags::NONE.with_buffer(id),
+        ),
+        other => {
+            pool.unpick(id);
+            let none = other == Err(Errno::AGAIN);
+            ((!none).then(|| result(other)), CompletionFlags::NONE)
+        }
     }
 }
 
@@ -218,15 +347,15 @@ fn begin(fd: RawFd, waiting: &Waiting) -> Option<i32> {
                 other => Some(result(other.map(|()| 0))),
             }
         }
-        Submission::Accept => {
+        Submission::AcceptMany => {
             // A listener that blocks would block the core when its connection is gone again.
-            if let Err(errno) = rustix::io::ioctl_fionbio(fd, true) {
-                return Some(-errno.raw_os_error());
+            match rustix::io::ioctl_fionbio(fd, true) {
+                Ok(()) => None,
+                Err(errno) => Some(-errno.raw_os_error()),
             }
-            attempt(fd, waiting)
         }
         // It blocks until somebody rings, unless it is known to be ready.
-        Submission::ReadCounter => None,
+        Submission::ReadCounter | Submission::ReceiveMany => None,
         _ => attempt(fd, waiting),
     }
 }
@@ -248,15 +377,21 @@ fn attempt(fd: BorrowedFd<'_>, waiting: &Waiting) -> Option<i32> {
     let done = match waiting.what {
         Submission::Receive { .. } => waiting.memory.receive(fd),
         Submission::Send { .. } => waiting.memory.send(fd),
-        Submission::SendMessage => waiting.memory.send_message(fd),
+        // Without copies is how it is asked for; with one is how it is done here.
+        Submission::SendMessage | Submission::SendMessageZeroCopy => {
+            waiting.memory.send_message(fd)
+        }
         Submission::ReadCounter => waiting.memory.read(fd),
         Submission::ReadAt { offset, .. } => waiting.memory.read_at(fd, offset),
         Submission::WriteAt { offset, .. } => waiting.memory.write_at(fd, offset),
-        Submission::Accept => {
+        Submission::ReadScatterAt { offset } => waiting.memory.read_list_at(fd, offset),
+        Submission::WriteMessageAt { offset } => waiting.memory.write_list_at(fd, offset),
+        Submission::AcceptMany => {
             let accepted = net::accept_with(fd, SocketFlags::CLOEXEC);
             accepted.map(|fd| usize::try_from(fd.into_raw_fd()).expect("descriptors are positive"))
         }
         Submission::Connect => unreachable!("a connection is begun once"),
+        Submission::ReceiveMany => unreachable!("a pool's receive picks its memory itself"),
     };
     match done {
         Err(Errno::AGAIN) => None,

@@ -17,8 +17,15 @@ use crate::lease::Lease;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Memory {
     Nothing,
-    Range { address: NonNull<u8>, len: usize },
+    Range {
+        address: NonNull<u8>,
+        len: usize,
+    },
     Message(*const libc::msghdr),
+    List {
+        parts: *const libc::iovec,
+        count: usize,
+    },
     Address(NonNull<SocketAddrAny>),
 }
 
@@ -37,11 +44,23 @@ impl Memory {
                 let (address, len) = lease.writable();
                 Self::Range { address, len }
             }
-            (Submission::SendMessage, Lease::Message(message)) => Self::Message(message.header()),
+            (
+                Submission::SendMessage | Submission::SendMessageZeroCopy,
+                Lease::Message(message),
+            ) => Self::Message(message.header()),
+            (Submission::ReadScatterAt { .. }, Lease::Scatter(scatter)) => {
+                let (parts, count) = scatter.list();
+                Self::List { parts, count }
+            }
+            (Submission::WriteMessageAt { .. }, Lease::Message(message)) => {
+                let (parts, count) = message.list();
+                Self::List { parts, count }
+            }
             (Submission::Connect, Lease::Address(address)) => {
                 Self::Address(NonNull::from(address.as_mut()))
             }
-            (Submission::Accept, Lease::Nothing) => Self::Nothing,
+            (Submission::AcceptMany, Lease::Nothing)
+            | (Submission::ReceiveMany, Lease::Pool(_)) => Self::Nothing,
             (what, lease) => unreachable!("{what:?} does not take {lease:?}"),
         }
     }
@@ -107,6 +126,29 @@ impl Memory {
         let from = address.as_ptr().cast_const().cast();
         // SAFETY: as in `receive`; the memory is only read.
         count(unsafe { libc::pwrite(file.as_raw_fd(), from, len, offset) })
+    }
+
+    fn list(self) -> (*const libc::iovec, i32) {
+        let Self::List { parts, count } = self else {
+            unreachable!("{self:?} is no list")
+        };
+        (parts, i32::try_from(count).expect("a list is bounded"))
+    }
+
+    pub(super) fn read_list_at(self, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
+        let (parts, len) = self.list();
+        let offset = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
+        // SAFETY: the list and the parts that it names belong to a boxed scatter list that the
+        // operation table keeps in place and lends to nobody else until the completion, which comes
+        // after this call.
+        count(unsafe { libc::preadv(file.as_raw_fd(), parts, len, offset) })
+    }
+
+    pub(super) fn write_list_at(self, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
+        let (parts, len) = self.list();
+        let offset = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
+        // SAFETY: as in `send_message`; the memory is only read.
+        count(unsafe { libc::pwritev(file.as_raw_fd(), parts, len, offset) })
     }
 
     pub(super) fn connect(self, socket: BorrowedFd<'_>) -> Result<(), Errno> {

@@ -5,9 +5,11 @@
 //! result). It never touches tasks, wakers or timers. It is an enum behind the core's handle, so
 //! that no type parameter reaches the signatures above.
 
+mod descriptor;
 mod epoll;
 mod memory;
 mod probe;
+mod submission;
 mod table;
 mod uring;
 
@@ -15,66 +17,36 @@ use std::os::fd::RawFd;
 use std::sync::Once;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
+pub(crate) use descriptor::Descriptor;
 pub use probe::{Features, ProbeError};
-pub(crate) use table::{Key, Polled, Table};
+pub(crate) use submission::{Completion, CompletionFlags, Submission};
+pub(crate) use table::{Arrival, Effect, Key, Polled, Table};
 
 use crate::lease::Lease;
+use crate::pool::OfferRing;
 
 /// Entries of the submission queue.
 pub(crate) const SUBMISSIONS_MAX: u32 = 1024;
-/// Operations in flight on one core. Each yields at most one completion, and the completion queue
-/// has as many entries, so it cannot overflow.
+/// Operations in flight on one core.
 pub const OPERATIONS_MAX: usize = 4096;
 
-/// What to do. Offsets and lengths name a part of the lease.
+/// What an operation is done on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Submission {
-    /// Receive at most `len` bytes to `start` of the lease.
-    Receive { start: usize, len: usize },
-    /// Send `len` bytes from `start` of the lease.
-    Send { start: usize, len: usize },
-    /// Send what is left of the lease, a gather list.
-    SendMessage,
-    /// Accept a connection; the result is its descriptor.
-    Accept,
-    /// Connect to the lease, an address.
-    Connect,
-    /// Read the counter of an eventfd into the lease.
-    ReadCounter,
-    /// Read at most `len` bytes from `offset` of a file to `start` of the lease.
-    ReadAt {
-        start: usize,
-        len: usize,
-        offset: u64,
-    },
-    /// Write at most `len` bytes from `start` of the lease to `offset` of a file.
-    WriteAt {
-        start: usize,
-        len: usize,
-        offset: u64,
-    },
+pub(crate) struct Target {
+    pub(crate) fd: RawFd,
+    /// The index under which the driver knows the same file, if it does.
+    pub(crate) slot: Option<i32>,
 }
 
-impl Submission {
-    /// Whether a good result is a descriptor, which somebody must close.
-    pub(crate) const fn yields_descriptor(self) -> bool {
-        matches!(self, Self::Accept)
-    }
-
-    /// Whether it waits for its descriptor to become readable, as against writable.
-    const fn is_read(self) -> bool {
-        match self {
-            Self::Receive { .. } | Self::Accept | Self::ReadCounter | Self::ReadAt { .. } => true,
-            Self::Send { .. } | Self::SendMessage | Self::Connect | Self::WriteAt { .. } => false,
-        }
-    }
-}
-
-/// The end of one operation: its key as submitted, and a count or a negated errno.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Completion {
-    pub(crate) user_data: u64,
-    pub(crate) result: i32,
+/// What a driver is to ask of the system beyond its defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverOptions {
+    /// While the core waits, the kernel polls the network devices of its connections for up to this
+    /// long (NAPI, Linux 6.9), instead of waiting for their interrupts. For devices that support
+    /// it; loopback is none.
+    pub busy_poll: Option<Duration>,
 }
 
 /// How long a turn may wait for a completion.
@@ -119,11 +91,11 @@ pub(crate) enum Driver {
 
 impl Driver {
     /// Opens a driver on the calling thread, which becomes its only user.
-    pub(crate) fn open(choice: DriverChoice) -> Result<Self, ProbeError> {
+    pub(crate) fn open(choice: DriverChoice, options: &DriverOptions) -> Result<Self, ProbeError> {
         match choice {
-            DriverChoice::Uring => uring::Uring::open().map(Self::Uring),
+            DriverChoice::Uring => uring::Uring::open(options).map(Self::Uring),
             DriverChoice::Epoll => Self::open_epoll(),
-            DriverChoice::Best => match uring::Uring::open() {
+            DriverChoice::Best => match uring::Uring::open(options) {
                 Err(error) if error.asks_for_epoll() => {
                     warn_once(error);
                     Self::open_epoll()
@@ -146,11 +118,62 @@ impl Driver {
         }
     }
 
-    /// Queues an operation. Its lease is at its final place and stays there until the completion.
-    pub(crate) fn submit(&mut self, key: Key, fd: RawFd, what: Submission, lease: &mut Lease) {
+    /// Queues an operation. Its lease is at its final place and stays there until the last
+    /// completion. With a timeout, it is cancelled if it has not completed by then.
+    pub(crate) fn submit(
+        &mut self,
+        key: Key,
+        target: Target,
+        what: Submission,
+        lease: &mut Lease,
+        timeout: Option<Duration>,
+    ) {
         match self {
-            Self::Uring(uring) => uring.submit(key, fd, what, lease),
-            Self::Epoll(epoll) => epoll.submit(key, fd, what, lease),
+            Self::Uring(uring) => uring.submit(key, target, what, lease, timeout),
+            Self::Epoll(epoll) => epoll.submit(key, target, what, lease, timeout),
+        }
+    }
+
+    /// Makes a file known by index, which saves its look-up for each operation. `None` where that
+    /// cannot be.
+    pub(crate) fn register_file(&mut self, fd: RawFd) -> Option<u32> {
+        match self {
+            Self::Uring(uring) => uring.register_file(fd),
+            Self::Epoll(_) => None,
+        }
+    }
+
+    /// Forgets a file by its index. It stays open until it is closed, too.
+    pub(crate) fn unregister_file(&mut self, slot: u32) {
+        match self {
+            Self::Uring(uring) => uring.unregister_file(slot),
+            Self::Epoll(_) => unreachable!("this driver knows no files by index"),
+        }
+    }
+
+    /// Makes memory known, which saves its pinning for each operation. The caller keeps it mapped
+    /// as long as the driver lives.
+    pub(crate) fn register_buffer(&mut self, address: *mut u8, len: usize) -> Result<(), Errno> {
+        match self {
+            Self::Uring(uring) => uring.register_buffer(address, len),
+            Self::Epoll(_) => Err(Errno::OPNOTSUPP),
+        }
+    }
+
+    /// Offers the buffers of a pool through `ring`, if it is the kernel that picks them, which the
+    /// answer says. The caller keeps ring and buffers until [`Driver::unregister_pool`].
+    pub(crate) fn register_pool(&mut self, group: u16, ring: &OfferRing) -> Result<bool, Errno> {
+        match self {
+            Self::Uring(uring) => uring.register_pool(group, ring).map(|()| true),
+            Self::Epoll(_) => Ok(false),
+        }
+    }
+
+    /// Takes the buffers of a pool back, if the kernel has them.
+    pub(crate) fn unregister_pool(&mut self, group: u16) {
+        match self {
+            Self::Uring(uring) => uring.unregister_pool(group),
+            Self::Epoll(_) => {}
         }
     }
 

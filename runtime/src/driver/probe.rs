@@ -5,16 +5,33 @@ use thiserror::Error;
 
 /// Features of the io_uring of this kernel that the driver uses when present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact about the kernel of its own"
+)]
 pub struct Features {
     /// The kernel's worker threads of a ring are bounded, and kept off a pinned core's CPU (Linux
     /// 5.15).
     pub bounded_workers: bool,
+    /// The kernel polls network devices while the core waits, as asked by
+    /// [`DriverOptions::busy_poll`](crate::DriverOptions::busy_poll) (Linux 6.9).
+    pub busy_poll: bool,
     /// One thread submits, completions are run when it asks (Linux 6.1).
     pub defer_taskrun: bool,
-    /// The ring's own descriptor is registered, which saves a lookup per call (Linux 5.18).
-    pub registered_ring: bool,
+    /// Buffers of a pool are filled piece by piece (Linux 6.12).
+    pub incremental_pools: bool,
     /// Rings can wake each other (Linux 5.18).
     pub message_ring: bool,
+    /// The kernel picks buffers of pools (Linux 5.19).
+    pub pools: bool,
+    /// Memory is known by index (Linux 5.13).
+    pub registered_buffers: bool,
+    /// Files are known by index (Linux 5.19).
+    pub registered_files: bool,
+    /// The ring's own descriptor is registered, which saves a lookup per call (Linux 5.18).
+    pub registered_ring: bool,
+    /// Gather lists are sent without copies (Linux 6.1).
+    pub zero_copy_send: bool,
 }
 
 /// Why no driver could be opened.

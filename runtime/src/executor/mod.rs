@@ -5,6 +5,7 @@
 //! its [`Idle`] policy says, then sleeps in the driver, in one place, until a completion, a timer
 //! or another core's wake-up.
 
+mod devices;
 mod idle;
 mod source;
 mod stall;
@@ -14,7 +15,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -27,12 +27,12 @@ use slab::Slab;
 
 use crate::arena::Arena;
 use crate::driver::{
-    Completion, Driver, DriverChoice, DriverKind, Key, Polled, ProbeError, Submission, Table, Wait,
+    Completion, Descriptor, Driver, DriverKind, ProbeError, Submission, Table, Wait,
 };
-use crate::lease::Lease;
 use crate::mesh::{Inbox, Message};
 use crate::op::Op;
 use crate::process;
+use crate::runtime::CoreOptions;
 pub use idle::Idle;
 use idle::IdleState;
 use source::Sources;
@@ -68,16 +68,19 @@ pub(crate) struct Core {
     tasks: RefCell<Slab<Waker>>,
     table: RefCell<Table>,
     timers: RefCell<Wheel<Waker>>,
-    arena: Arena,
     idle: RefCell<IdleState>,
     sources: RefCell<Sources>,
+    /// Pools of buffers that the driver knows, by their group.
+    pools: RefCell<Slab<()>>,
     counters: Counters,
     stopping: Cell<bool>,
     /// Scratch of the loop, kept for its capacity.
     completions: RefCell<Vec<Completion>>,
     expired: RefCell<Vec<Waker>>,
-    /// Dropped last, after every lease.
+    /// Dropped after every lease.
     driver: RefCell<Driver>,
+    /// Dropped last: the driver may know its chunks.
+    arena: Arena,
 }
 
 impl Core {
@@ -86,11 +89,9 @@ impl Core {
         index: CoreIndex,
         peers: Arc<[Arc<Inbox>]>,
         origin: Instant,
-        idle: Idle,
-        choice: DriverChoice,
-        arena: Arena,
+        options: &CoreOptions,
     ) -> Result<Rc<Self>, ProbeError> {
-        let driver = Driver::open(choice)?;
+        let driver = Driver::open(options.driver, &options.driver_options)?;
         let inbox = Arc::clone(&peers[usize::from(index.0)]);
         inbox.open(driver.wake_fd());
         let core = Rc::new(Self {
@@ -101,14 +102,15 @@ impl Core {
             tasks: RefCell::new(Slab::new()),
             table: RefCell::new(Table::new()),
             timers: RefCell::new(Wheel::new(Time::ZERO)),
-            arena,
-            idle: RefCell::new(IdleState::new(idle)),
+            idle: RefCell::new(IdleState::new(options.idle)),
             sources: RefCell::default(),
+            pools: RefCell::default(),
             counters: Counters::default(),
             stopping: Cell::new(false),
             completions: RefCell::new(Vec::new()),
             expired: RefCell::new(Vec::new()),
             driver: RefCell::new(driver),
+            arena: Arena::new(options.arena),
         });
         core.listen_for_bell()?;
         Ok(core)
@@ -118,11 +120,11 @@ impl Core {
     fn listen_for_bell(self: &Rc<Self>) -> Result<(), ProbeError> {
         let bell = self.inbox.bell().try_clone_to_owned();
         let bell = bell.map_err(|error| ProbeError::from_io(&error))?;
-        let (core, bell) = (Rc::clone(self), Rc::new(bell));
+        let (core, bell) = (Rc::clone(self), Descriptor::plain(bell));
         drop(self.spawn(async move {
             let mut counter = Box::new(0_u64);
             loop {
-                let read = Op::submit(&core, Submission::ReadCounter, Rc::clone(&bell), counter);
+                let read = Op::submit(&core, Submission::ReadCounter, &bell, counter);
                 let (result, back) = read.await;
                 if let Err(error) = result {
                     tracing::error!(%error, "the wake-up descriptor of a core failed");
@@ -248,37 +250,6 @@ impl Core {
             tracing::error!("operations did not end; their buffers are leaked");
             let table = std::mem::replace(&mut *self.table.borrow_mut(), Table::new());
             std::mem::forget(table);
-        }
-    }
-
-    pub(crate) fn submit(
-        &self,
-        what: Submission,
-        fd: Rc<OwnedFd>,
-        lease: Lease,
-    ) -> Result<Key, Lease> {
-        let mut table = self.table.borrow_mut();
-        let raw = fd.as_raw_fd();
-        let (key, lease) = table.insert(what, Some(fd), lease)?;
-        self.driver.borrow_mut().submit(key, raw, what, lease);
-        Ok(key)
-    }
-
-    pub(crate) fn poll(&self, key: Key, cx: &Context<'_>) -> Poll<Polled> {
-        self.table.borrow_mut().poll(key, cx)
-    }
-
-    pub(crate) fn cancel(&self, key: Key) {
-        if self.table.borrow_mut().is_in_flight(key) {
-            self.driver.borrow_mut().cancel(key);
-        }
-    }
-
-    pub(crate) fn abandon(&self, key: Key) {
-        let (cancel, lease) = self.table.borrow_mut().abandon(key);
-        drop(lease);
-        if cancel {
-            self.driver.borrow_mut().cancel(key);
         }
     }
 
@@ -420,27 +391,6 @@ impl Core {
         self.drive(wait);
         self.sources.borrow_mut().unpark();
         self.inbox.take_asleep();
-    }
-
-    /// One call of the driver, and the delivery of what it brought.
-    fn drive(&self, wait: Wait) {
-        let mut completions = self.completions.take();
-        add_one(&self.counters.driver_calls);
-        self.driver.borrow_mut().turn(wait, &mut completions);
-        if !completions.is_empty() {
-            let now = self.now();
-            self.idle.borrow_mut().on_work(now);
-        }
-        for completion in completions.drain(..) {
-            let mut table = self.table.borrow_mut();
-            let (waker, lease) = table.complete(completion.user_data, completion.result);
-            drop(table);
-            drop(lease);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
-        self.completions.replace(completions);
     }
 
     pub(crate) fn counts(&self) -> CoreCounts {

@@ -1,16 +1,17 @@
 //! Listening for connections.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::stream::TcpStream;
-use crate::driver::Submission;
+use crate::driver::{Arrival, Descriptor, Submission};
 use crate::executor::Core;
-use crate::op::{Op, OpError};
+use crate::op::{Multishot, OpError};
 
 /// Connections that the system may hold for us between two accepts.
 const BACKLOG_MAX: i32 = 1024;
@@ -18,7 +19,9 @@ const BACKLOG_MAX: i32 = 1024;
 /// A TCP listener, owned by the core that bound it.
 #[derive(Debug)]
 pub struct TcpListener {
-    fd: Rc<OwnedFd>,
+    fd: Rc<Descriptor>,
+    /// The operation that accepts, once somebody has asked.
+    accepts: RefCell<Option<Multishot>>,
     address: SocketAddr,
 }
 
@@ -39,7 +42,8 @@ impl TcpListener {
         net::listen(&fd, BACKLOG_MAX)?;
         let address = SocketAddr::try_from(net::getsockname(&fd)?)?;
         Ok(Self {
-            fd: Rc::new(fd),
+            fd: Descriptor::plain(fd),
+            accepts: RefCell::default(),
             address,
         })
     }
@@ -50,18 +54,41 @@ impl TcpListener {
         self.address
     }
 
-    /// The next connection. Dropping the future loses none: a connection that arrives after the
-    /// drop is closed, and the peer sees that.
+    /// The next connection. Several tasks may ask at once.
+    ///
+    /// One operation of the driver accepts again and again, ahead of being asked, up to a bound;
+    /// connections that nobody asks for any more are closed with the listener, and their peers see
+    /// that. Dropping the future loses none.
     ///
     /// # Errors
     /// [`OpError`]: `EMFILE` and the like do not end the listener; try again later.
     pub async fn accept(&self) -> Result<TcpStream, OpError> {
         let core = Core::current();
-        let (result, ()) = Op::submit(&core, Submission::Accept, Rc::clone(&self.fd), ()).await;
-        let number = i32::try_from(result?).expect("a descriptor fits its type");
-        // SAFETY: the kernel just handed this descriptor to us as the result of our accept, so
-        // nobody else owns it; the stream closes it, once.
-        let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        Ok(TcpStream::from_connected(fd))
+        let arrival = std::future::poll_fn(|cx| self.poll_arrival(&core, cx)).await?;
+        match arrival {
+            Arrival::Accepted(fd) => Ok(TcpStream::from_connected(fd)),
+            Arrival::Failed(errno) => Err(errno.into()),
+            other => unreachable!("a listener does not yield {other:?}"),
+        }
+    }
+
+    /// What the operation brings next; it is started, again if need be.
+    fn poll_arrival(&self, core: &Rc<Core>, cx: &Context<'_>) -> Poll<Result<Arrival, OpError>> {
+        let mut accepts = self.accepts.borrow_mut();
+        loop {
+            if let Some(current) = accepts.as_mut() {
+                match current.poll_next(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Some(arrival)) => return Poll::Ready(Ok(arrival)),
+                    Poll::Ready(None) => *accepts = None,
+                }
+            }
+            *accepts = Some(Multishot::submit(
+                core,
+                Submission::AcceptMany,
+                &self.fd,
+                (),
+            )?);
+        }
     }
 }

@@ -1,12 +1,15 @@
 //! TCP.
 
 mod listener;
-mod message;
+mod receive;
 mod stream;
 
 pub use listener::TcpListener;
-pub use message::{MESSAGE_PARTS_MAX, Message, Pin};
-pub use stream::TcpStream;
+pub use receive::Receives;
+pub use stream::{TcpStream, ZERO_COPY_BYTES_MIN};
+
+#[doc(no_inline)]
+pub use crate::vectored::{MESSAGE_PARTS_MAX, Message, Pin};
 
 #[cfg(test)]
 mod tests;

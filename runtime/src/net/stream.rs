@@ -1,25 +1,36 @@
 //! Connections.
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, Shutdown, SocketAddrAny, SocketFlags, SocketType, sockopt};
 
-use super::message::Message;
-use crate::driver::Submission;
+use super::receive::Receives;
+use crate::driver::{Descriptor, Submission};
 use crate::executor::Core;
 use crate::lease::{LendRead, LendWrite};
 use crate::op::{BufResult, Op, OpError};
+use crate::pool::BufferPool;
+use crate::vectored::Message;
+
+/// Messages at least this long are sent without copies to peers on other hosts. Below, the second
+/// completion costs more than the copy (`io_uring_prep_send_zc(3)` and the kernel's documentation
+/// of `MSG_ZEROCOPY` put the point at about 10 KiB); no adapter has been measured here.
+pub const ZERO_COPY_BYTES_MIN: usize = 16 * 1024;
 
 /// A TCP connection, owned by one core. Clones are handles to the same connection, so that one
 /// task can receive while another sends.
 #[derive(Clone, Debug)]
 pub struct TcpStream {
-    fd: Rc<OwnedFd>,
+    fd: Rc<Descriptor>,
+    /// Messages at least this long are sent without copies.
+    zero_copy_min: Option<usize>,
 }
 
 impl TcpStream {
@@ -28,26 +39,75 @@ impl TcpStream {
     /// # Errors
     /// [`OpError::Os`] with the system's reason (`ECONNREFUSED`, `ETIMEDOUT`, ...).
     pub async fn connect(address: SocketAddr) -> Result<Self, OpError> {
+        Self::connect_within(address, None).await
+    }
+
+    /// As [`TcpStream::connect`], for at most `timeout`, which the driver keeps.
+    ///
+    /// # Errors
+    /// As there; `ETIMEDOUT` also when the timeout has passed.
+    pub async fn connect_timeout(address: SocketAddr, timeout: Duration) -> Result<Self, OpError> {
+        let connected = Self::connect_within(address, Some(timeout)).await;
+        connected.map_err(|error| match error {
+            // Nobody else cancels it.
+            OpError::Cancelled => OpError::Os(Errno::TIMEDOUT),
+            other => other,
+        })
+    }
+
+    async fn connect_within(
+        address: SocketAddr,
+        timeout: Option<Duration>,
+    ) -> Result<Self, OpError> {
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
         let fd = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        let stream = Self::from_connected(fd);
-        let target = Box::new(SocketAddrAny::from(address));
         let core = Core::current();
-        let connect = Op::submit(&core, Submission::Connect, Rc::clone(&stream.fd), target);
+        let fd = Descriptor::registered(&core, fd);
+        let target = Box::new(SocketAddrAny::from(address));
+        let connect = Op::submit_within(&core, Submission::Connect, &fd, target, timeout);
         let (result, _target) = connect.await;
         result?;
-        Ok(stream)
+        Ok(Self::with_defaults(fd, Some(address.ip())))
     }
 
     pub(super) fn from_connected(fd: OwnedFd) -> Self {
+        let peer = net::getpeername(&fd).ok().and_then(|peer| {
+            let peer = SocketAddr::try_from(peer?).ok()?;
+            Some(peer.ip())
+        });
+        let fd = Descriptor::registered(&Core::current(), fd);
+        Self::with_defaults(fd, peer)
+    }
+
+    fn with_defaults(fd: Rc<Descriptor>, peer: Option<IpAddr>) -> Self {
         // Latency first; a socket without the option still works.
         if let Err(errno) = sockopt::set_tcp_nodelay(&fd, true) {
             tracing::debug!(%errno, "TCP_NODELAY");
         }
-        Self { fd: Rc::new(fd) }
+        // Loopback copies in any case, and pays for the notice beside it.
+        let is_remote = peer.is_some_and(|ip| !ip.to_canonical().is_loopback());
+        Self {
+            fd,
+            zero_copy_min: is_remote.then_some(ZERO_COPY_BYTES_MIN),
+        }
+    }
+
+    /// From which length in bytes [`TcpStream::send_message`] sends without copies; never if
+    /// `None`, which is the default on loopback. Elsewhere the default is
+    /// [`ZERO_COPY_BYTES_MIN`]. It goes for this handle and its later clones. Without effect where
+    /// the driver cannot.
+    pub const fn set_zero_copy(&mut self, bytes_min: Option<usize>) {
+        self.zero_copy_min = bytes_min;
+    }
+
+    /// Receives in pieces, each into a buffer that the system takes from `pool` when it has bytes.
+    /// One such receiver at a time, and no other receive beside it.
+    #[must_use]
+    pub fn receives(&self, pool: &BufferPool) -> Receives {
+        Receives::new(Rc::clone(&self.fd), pool.clone())
     }
 
     /// Receives at most `len` bytes to `start` of `buffer`; 0 means that the peer has finished.
@@ -63,7 +123,7 @@ impl TcpStream {
     ) -> BufResult<usize, B> {
         let core = Core::current();
         let what = Submission::Receive { start, len };
-        let (result, buffer) = Op::submit(&core, what, Rc::clone(&self.fd), buffer).await;
+        let (result, buffer) = Op::submit(&core, what, &self.fd, buffer).await;
         (result.map(|count| count as usize), buffer)
     }
 
@@ -80,7 +140,7 @@ impl TcpStream {
     ) -> BufResult<usize, B> {
         let core = Core::current();
         let what = Submission::Receive { start, len };
-        let mut receive = pin!(Op::submit(&core, what, Rc::clone(&self.fd), buffer));
+        let mut receive = pin!(Op::submit(&core, what, &self.fd, buffer));
         let mut stop = pin!(stop);
         let mut stopped = false;
         let (result, buffer) = std::future::poll_fn(|cx| {
@@ -113,7 +173,7 @@ impl TcpStream {
                 start: start + sent,
                 len: len - sent,
             };
-            let (result, back) = Op::submit(&core, what, Rc::clone(&self.fd), buffer).await;
+            let (result, back) = Op::submit(&core, what, &self.fd, buffer).await;
             buffer = back;
             match result {
                 Ok(count) => sent += count as usize,
@@ -125,12 +185,16 @@ impl TcpStream {
 
     /// Sends what is left of `message`, all of it or an error; the message then says how much.
     ///
-    /// The message, and every region in it, belongs to the system until the future ends.
+    /// The message, and every region in it, belongs to the system until the future ends: when it
+    /// is sent without copies, until the peer has acknowledged the bytes.
     pub async fn send_message(&self, mut message: Box<Message>) -> BufResult<(), Box<Message>> {
         let core = Core::current();
         while !message.is_empty() {
-            let send = Op::submit(&core, Submission::SendMessage, Rc::clone(&self.fd), message);
-            let (result, back) = send.await;
+            let what = match self.zero_copy_min.filter(|&least| message.len() >= least) {
+                Some(_) if core.sends_without_copies() => Submission::SendMessageZeroCopy,
+                _ => Submission::SendMessage,
+            };
+            let (result, back) = Op::submit(&core, what, &self.fd, message).await;
             message = back;
             match result {
                 Ok(count) => message.advance(count as usize),

@@ -155,7 +155,7 @@ impl Message {
     }
 
     /// Records that the next `count` bytes have been sent.
-    pub(super) fn advance(&mut self, count: usize) {
+    pub(crate) fn advance(&mut self, count: usize) {
         assert!(count <= self.len(), "no more is sent than was lent");
         self.sent += count;
     }
@@ -163,6 +163,15 @@ impl Message {
     /// The system's view of what is left. Valid until the message is changed or moved out of its
     /// box.
     pub(crate) fn header(&mut self) -> *const libc::msghdr {
+        self.list();
+        self.header.msg_iov = self.iov.as_mut_ptr();
+        self.header.msg_iovlen = self.iov.len();
+        &raw const self.header
+    }
+
+    /// The parts of what is left: the list's address and length. Valid until the message is
+    /// changed.
+    pub(crate) fn list(&mut self) -> (*const libc::iovec, usize) {
         self.iov.clear();
         let mut skip = self.sent;
         for part in &self.parts {
@@ -181,9 +190,7 @@ impl Message {
                 });
             }
         }
-        self.header.msg_iov = self.iov.as_mut_ptr();
-        self.header.msg_iovlen = self.iov.len();
-        &raw const self.header
+        (self.iov.as_ptr(), self.iov.len())
     }
 }
 
