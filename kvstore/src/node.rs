@@ -410,5 +410,6 @@ fn core_options(options: &NodeOptions, limits: ShardLimits) -> CoreOptions {
             huge_pages: options.huge_pages,
             lock: options.lock_memory,
         },
+        ..CoreOptions::default()
     }
 }

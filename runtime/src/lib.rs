@@ -68,7 +68,9 @@ pub use current::{
     RegisterError, add_source, arena, core_count, core_counts, core_waker, current_core, driver,
     register_arena, spawn_local,
 };
-pub use driver::{DriverChoice, DriverKind, DriverOptions, Features, OPERATIONS_MAX, ProbeError};
+pub use driver::{
+    DriverChoice, DriverKind, DriverOptions, Feature, Features, OPERATIONS_MAX, ProbeError,
+};
 pub use executor::{
     CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard, Stall,
     StallWatch, TASKS_MAX,

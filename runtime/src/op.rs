@@ -38,6 +38,12 @@ impl OpError {
         }
     }
 
+    /// Whether it took longer than it was given, or than the system gives.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        *self == Self::Os(Errno::TIMEDOUT)
+    }
+
     /// Whether a signal or the like came between, and nothing was done.
     pub(crate) const fn is_interruption(&self) -> bool {
         matches!(self, Self::Os(Errno::INTR | Errno::AGAIN))

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lunette_runtime::fs::{DIRECT_ALIGN_BYTES, File, FileError, OpenOptions};
+use lunette_runtime::vectored::{Message, Scatter};
 use lunette_runtime::{
-    CoreOptions, DriverChoice, OpError, ProbeError, StartError, arena, block_on, spawn_local, time,
+    CoreOptions, DriverChoice, DriverKind, OpError, ProbeError, RegisterError, StartError, arena,
+    block_on, driver, register_arena, spawn_local, time,
 };
 use rustix::io::Errno;
 
@@ -155,5 +157,86 @@ fn a_dropped_read_keeps_its_region_until_it_has_ended() {
             assert!(time::now() < deadline, "every region comes back");
             time::sleep(Duration::from_millis(1)).await;
         }
+    });
+}
+
+#[test]
+fn lists_are_scattered_and_gathered_across_their_parts() {
+    run(|path| async move {
+        let file = File::open(&path, OpenOptions::READ_WRITE)
+            .await
+            .expect("made");
+        let mut message = Message::new();
+        message.control(|out| out.extend_from_slice(b"head"));
+        let mut region = arena().alloc(100_000).expect("room");
+        for (at, byte) in region.as_mut_slice().iter_mut().enumerate() {
+            *byte = u8::try_from(at % 253).expect("small");
+        }
+        let region = region.freeze();
+        message.payload(region.clone());
+        let total = message.len();
+        let (written, message) = file.write_message_at(message, 10).await;
+        written.expect("written");
+        assert!(message.is_empty());
+        let mut scatter = Scatter::new();
+        for len in [1, 4000, 7, total - 4008] {
+            let part = arena().alloc(len + 3).expect("room");
+            scatter.push(part, 3, len).expect("room in the list");
+        }
+        let (read, scatter) = file.read_scatter_at(scatter, 10).await;
+        read.expect("read");
+        let mut got = Vec::new();
+        for part in scatter.into_regions() {
+            got.extend_from_slice(&part.as_slice()[3..]);
+        }
+        assert_eq!(&got[..4], b"head");
+        assert_eq!(&got[4..], region.as_slice());
+        let mut beyond = Scatter::new();
+        let part = arena().alloc(total + 1).expect("room");
+        beyond.push(part, 0, total + 1).expect("room in the list");
+        let (end, beyond) = file.read_scatter_at(beyond, 10).await;
+        assert_eq!(end, Err(OpError::Os(Errno::NODATA)));
+        assert_eq!(beyond.len(), 1, "all but the byte that is not there");
+    });
+}
+
+#[test]
+fn registered_memory_is_read_and_written_as_any_other() {
+    run(|path| async move {
+        let mut region = arena().alloc(1 << 16).expect("room");
+        match register_arena() {
+            Ok(chunks) => assert_eq!(chunks, 1),
+            Err(RegisterError::Unsupported) => {
+                assert!(matches!(driver(), DriverKind::Epoll));
+            }
+            Err(error) => panic!("{error}"),
+        }
+        // Nothing is registered twice.
+        assert_eq!(register_arena(), register_arena());
+        let options = OpenOptions {
+            direct: true,
+            ..OpenOptions::READ_WRITE
+        };
+        let file = match File::open(&path, options).await {
+            Err(FileError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidInput => {
+                println!("SKIP registered_memory_is_read_and_written_as_any_other: no O_DIRECT");
+                return;
+            }
+            other => other.expect("made"),
+        };
+        region.as_mut_slice().fill(3);
+        let (written, mut region) = file.write_all_at(region, 0, 1 << 16, 0).await;
+        written.expect("written");
+        region.as_mut_slice().fill(0);
+        let (read, region) = file.read_exact_at(region, 512, 4096, 8192).await;
+        read.expect("read");
+        let bytes = region.as_slice();
+        assert!(bytes[512..4608].iter().all(|&byte| byte == 3));
+        assert!(
+            bytes[..512]
+                .iter()
+                .chain(&bytes[4608..])
+                .all(|&byte| byte == 0)
+        );
     });
 }

@@ -116,10 +116,14 @@ impl Connection {
         timeout: Duration,
     ) -> Result<Self, ConnectError> {
         let deadline = time::now() + timeout;
-        let connected = time::timeout(timeout, TcpStream::connect(address)).await;
-        let stream = connected
-            .map_err(|_late| ConnectError::TimedOut)?
-            .map_err(ConnectError::Connect)?;
+        let connected = TcpStream::connect_timeout(address, timeout).await;
+        let stream = connected.map_err(|error| {
+            if error.is_timeout() {
+                ConnectError::TimedOut
+            } else {
+                ConnectError::Connect(error)
+            }
+        })?;
         let mut inbound = Inbound::new(stream.clone())?;
         let outbox = Outbox::default();
         let mut handshake = Handshake::initiator(hello, deadline);

@@ -1,6 +1,7 @@
 //! `lunette simulate`: a trace through a simulated cluster, under the rules of the conductor.
 
 mod figure;
+mod grid;
 mod report;
 
 use std::fs;
@@ -11,6 +12,7 @@ use indicatif::ProgressBar;
 use lunette::trace::Request;
 use lunette::trace::generator::{Generator, REQUESTS_DEFAULT};
 use lunette_conductor::capacity::{self, Measure};
+use lunette_conductor::interval::mean_and_interval;
 use lunette_conductor::policy::admission::Admission;
 use lunette_conductor::policy::conductor::Options;
 use lunette_conductor::policy::discipline::Discipline;
@@ -39,6 +41,7 @@ Examples:
   lunette simulate --policy algorithm1 --admission early --attain 0.95 --timing spread --seeds 5
   lunette simulate --speedup 3 --plot run.svg
   lunette simulate --figure v3-12
+  lunette simulate --grid --trace conversation_trace.jsonl --timing spread --seeds 5
   lunette simulate --policy ours --admission ours --slo fixed --ttft-s 30 --seeds 5 --timing spread")]
 pub(crate) struct SimulateArguments {
     /// A trace file in Mooncake's format. Default: a generated workload like its conversation trace.
@@ -118,6 +121,11 @@ pub(crate) struct SimulateArguments {
     #[arg(long, value_name = "NAME", value_parser = figure::figures,
           conflicts_with_all = ["attain", "plot"])]
     figure: Option<figure::Figures>,
+    /// Instead of one run, compare with Algorithm 1 and its best rejection over speed-ups from 1 to
+    /// 4.5 in steps of .25, with 12 prefill and 4 decode instances and with 8 and 8, and say what
+    /// holds. Takes minutes; meant for --timing spread --seeds 5.
+    #[arg(long, conflicts_with_all = ["attain", "figure", "plot", "speedup"])]
+    grid: bool,
     /// Instead of one run, look for the speed-up at which this share of the requests is good.
     #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with_all = ["speedup", "plot"])]
     attain: Option<f64>,
@@ -199,7 +207,7 @@ impl SimulateArguments {
         Slo { ttft, tbt_s }
     }
 
-    fn scenario(&self, seed: u64) -> Scenario {
+    fn options(&self, seed: u64) -> Options {
         let mut options = Options::new(self.policy, self.admission);
         options.seed = seed;
         options.decode_share = self.decode_share;
@@ -211,6 +219,11 @@ impl SimulateArguments {
             Some(Queue::Fifo) => options.discipline = Discipline::Fifo,
             Some(Queue::Deadline) => options.discipline = Discipline::DEADLINE_AWARE,
         }
+        options
+    }
+
+    fn scenario(&self, seed: u64) -> Scenario {
+        let options = self.options(seed);
         let (prefill, decode) = (usize::from(self.prefill), usize::from(self.decode));
         let mut scenario = Scenario::new(prefill, decode, self.slo(), options);
         scenario.dram_blocks = self.dram_blocks;
@@ -250,6 +263,15 @@ pub(super) fn simulate(arguments: &SimulateArguments, as_json: bool) -> Result<(
     if let Some(figures) = &arguments.figure {
         let conversation = arguments.workload(arguments.seed, trace.as_ref());
         return figure::print(figures, &conversation, as_json);
+    }
+    if arguments.grid {
+        let seed = arguments.seed;
+        let plan = grid::plan(
+            seed..seed.saturating_add(u64::from(arguments.seeds)),
+            arguments.options(seed),
+        );
+        let load = |seed| arguments.workload(seed, trace.as_ref());
+        return grid::print(&plan, load, as_json);
     }
     if let Some(share) = arguments.attain {
         return attain(arguments, trace.as_ref(), share, as_json);
@@ -301,7 +323,7 @@ fn attain(
         })
         .collect();
     progress.finish_and_clear();
-    let (mean, interval) = report::mean_and_interval(&found);
+    let (mean, interval) = mean_and_interval(&found);
     if as_json {
         let object = json!({ "share": share, "speedup": mean, "speedup_interval": interval });
         return output::line(&object.to_string());

@@ -20,7 +20,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 pub(crate) use descriptor::Descriptor;
-pub use probe::{Features, ProbeError};
+pub use probe::{Feature, Features, ProbeError};
 pub(crate) use submission::{Completion, CompletionFlags, Submission};
 pub(crate) use table::{Arrival, Effect, Key, Polled, Table};
 

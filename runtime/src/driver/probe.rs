@@ -34,6 +34,56 @@ pub struct Features {
     pub zero_copy_send: bool,
 }
 
+/// One of the [`Features`], for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feature {
+    /// What it is called.
+    pub name: &'static str,
+    /// Whether it is there.
+    pub is_there: bool,
+    /// The first Linux that has it.
+    pub since: &'static str,
+}
+
+impl Features {
+    /// All of them.
+    #[must_use]
+    pub fn list(self) -> Vec<Feature> {
+        // Taken apart by name, so that none is left out.
+        let Self {
+            bounded_workers,
+            busy_poll,
+            defer_taskrun,
+            incremental_pools,
+            message_ring,
+            pools,
+            registered_buffers,
+            registered_files,
+            registered_ring,
+            zero_copy_send,
+        } = self;
+        [
+            ("deferred work", defer_taskrun, "6.1"),
+            ("registered ring", registered_ring, "5.18"),
+            ("registered files", registered_files, "5.19"),
+            ("registered memory", registered_buffers, "5.13"),
+            ("messages", message_ring, "5.18"),
+            ("pools of buffers", pools, "5.19"),
+            ("pools filled piece by piece", incremental_pools, "6.12"),
+            ("sends without copies", zero_copy_send, "6.1"),
+            ("bounded workers", bounded_workers, "5.15"),
+            ("busy polling of network devices", busy_poll, "6.9"),
+        ]
+        .into_iter()
+        .map(|(name, is_there, since)| Feature {
+            name,
+            is_there,
+            since,
+        })
+        .collect()
+    }
+}
+
 /// Why no driver could be opened.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProbeError {

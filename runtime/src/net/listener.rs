@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 
 use super::stream::TcpStream;
 use crate::driver::{Arrival, Descriptor, Submission};
@@ -89,6 +89,16 @@ impl TcpListener {
                 &self.fd,
                 (),
             )?);
+        }
+    }
+}
+
+impl Drop for TcpListener {
+    fn drop(&mut self) {
+        // The operation that accepts keeps the socket until its own end; nobody is to connect
+        // meanwhile.
+        if let Err(errno) = net::shutdown(&self.fd, Shutdown::Both) {
+            tracing::debug!(%errno, "shutdown of a listener");
         }
     }
 }

@@ -290,13 +290,11 @@ impl Deref for PooledBytes {
 
     fn deref(&self) -> &[u8] {
         let at = self.pool.inner.buffer(self.id);
+        let first = at.as_ptr().wrapping_add(self.start as usize);
         // SAFETY: `take` checked that start..start+len lies in the buffer. The system has written
         // these bytes and writes only behind them until the buffer is offered again, which happens
         // after this piece has been dropped. Nobody else writes the pool's memory.
-        unsafe {
-            let first = at.add(self.start as usize).as_ptr();
-            slice::from_raw_parts(first, self.len as usize)
-        }
+        unsafe { slice::from_raw_parts(first, self.len as usize) }
     }
 }
 

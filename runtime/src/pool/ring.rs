@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use io_uring::types::BufRingEntry;
 
+/// The tail's place in the ring, counted in its own size (`struct io_uring_buf_ring`).
+const TAIL_AT: usize = 7;
+
 /// Entries shared with the kernel: we write entries and the tail, the kernel reads both.
 pub(crate) struct OfferRing {
     base: NonNull<BufRingEntry>,
@@ -39,6 +42,11 @@ impl OfferRing {
         Layout::from_size_align(len_bytes, Self::ALIGN_BYTES).expect("a small power of two")
     }
 
+    /// Where the tail lies: in the reserved field of the first entry.
+    fn tail_at(&self) -> *mut u16 {
+        self.base.as_ptr().cast::<u16>().wrapping_add(TAIL_AT)
+    }
+
     pub(crate) fn address(&self) -> u64 {
         self.base.as_ptr().expose_provenance() as u64
     }
@@ -56,20 +64,16 @@ impl OfferRing {
         // SAFETY: `index` is below `entries`, so the entry lies in the allocation. The kernel reads
         // an entry only between its head and the tail, so this one is ours: there are as many
         // entries as buffers, each offered at most once at a time. Fields are written one by one,
-        // because the tail lies in the first entry. Ends with the block.
-        unsafe {
-            let entry = &mut *self.base.as_ptr().add(usize::from(index));
-            entry.set_addr(address.as_ptr().expose_provenance() as u64);
-            entry.set_len(len);
-            entry.set_bid(id);
-        }
+        // because the tail lies in the first entry. Ends with the last of them.
+        let entry = unsafe { &mut *self.base.as_ptr().wrapping_add(usize::from(index)) };
+        entry.set_addr(address.as_ptr().expose_provenance() as u64);
+        entry.set_len(len);
+        entry.set_bid(id);
         self.tail = self.tail.wrapping_add(1);
         // SAFETY: the tail is an aligned u16 of the allocation, which the kernel only reads; we are
-        // its only writer, and an atomic store is how both sides see it. Ends with the block.
-        unsafe {
-            let tail = BufRingEntry::tail(self.base.as_ptr());
-            AtomicU16::from_ptr(tail.cast_mut()).store(self.tail, Ordering::Release);
-        }
+        // its only writer, and an atomic store is how both sides see it. Ends with the store.
+        let tail = unsafe { AtomicU16::from_ptr(self.tail_at()) };
+        tail.store(self.tail, Ordering::Release);
     }
 }
 
@@ -98,13 +102,16 @@ mod tests {
     fn seen(ring: &OfferRing, index: usize) -> (u64, u32, u16) {
         assert!(index < usize::from(ring.entries));
         // SAFETY: inside the allocation by the assert, and nobody writes meanwhile.
-        let entry = unsafe { &*ring.base.as_ptr().add(index) };
+        let entry = unsafe { &*ring.base.as_ptr().wrapping_add(index) };
         (entry.addr(), entry.len(), entry.bid())
     }
 
     fn tail(ring: &OfferRing) -> u16 {
+        // SAFETY: the address of a field of a live allocation; nothing is read yet.
+        let tail = unsafe { BufRingEntry::tail(ring.base.as_ptr()) };
+        assert_eq!(tail, ring.tail_at().cast_const());
         // SAFETY: the tail lies in the allocation, and nobody writes meanwhile.
-        unsafe { *BufRingEntry::tail(ring.base.as_ptr()) }
+        unsafe { *tail }
     }
 
     #[test]

@@ -71,6 +71,7 @@ impl Scatter {
 
     /// The regions, in the order in which they were appended.
     #[must_use]
+    #[expect(clippy::boxed_local, reason = "a list lives in a box")]
     pub fn into_regions(self: Box<Self>) -> Vec<RegionMut> {
         self.parts.into_iter().map(|part| part.region).collect()
     }

@@ -1,5 +1,7 @@
 //! One finding.
 
+use std::borrow::Cow;
+
 /// How it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -23,16 +25,16 @@ impl State {
 /// What was looked at, how it is, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Check {
-    pub(super) name: &'static str,
+    pub(super) name: Cow<'static, str>,
     pub(super) state: State,
     pub(super) found: String,
     pub(super) remedy: Option<String>,
 }
 
 impl Check {
-    pub(super) fn ok(name: &'static str, found: impl Into<String>) -> Self {
+    pub(super) fn ok(name: impl Into<Cow<'static, str>>, found: impl Into<String>) -> Self {
         Self {
-            name,
+            name: name.into(),
             state: State::Ok,
             found: found.into(),
             remedy: None,
@@ -40,7 +42,7 @@ impl Check {
     }
 
     pub(super) fn warn(
-        name: &'static str,
+        name: impl Into<Cow<'static, str>>,
         found: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
@@ -52,7 +54,7 @@ impl Check {
     }
 
     pub(super) fn missing(
-        name: &'static str,
+        name: impl Into<Cow<'static, str>>,
         found: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {

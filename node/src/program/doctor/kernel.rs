@@ -1,7 +1,10 @@
 //! The kernel's version, io_uring and its features.
 
+use std::time::Duration;
+
 use lunette::runtime::{
-    CoreOptions, DriverChoice, DriverKind, Features, ProbeError, StartError, block_on, driver,
+    CoreOptions, DriverChoice, DriverKind, DriverOptions, Feature, Features, ProbeError,
+    StartError, block_on, driver,
 };
 
 use super::check::Check;
@@ -36,6 +39,10 @@ pub(super) fn checks(system: &System) -> Vec<Check> {
 fn open(choice: DriverChoice) -> Result<DriverKind, StartError> {
     let options = CoreOptions {
         driver: choice,
+        // Asked for, to see whether it can be had.
+        driver_options: DriverOptions {
+            busy_poll: Some(Duration::from_micros(1)),
+        },
         ..CoreOptions::default()
     };
     block_on(None, options, || async { driver() })
@@ -72,28 +79,17 @@ fn refused(error: &StartError, system: &System) -> Check {
     Check::warn("io_uring", found, error.to_string())
 }
 
-fn of_features(features: Features) -> [Check; 4] {
-    let check = |name, there, since: &str| {
-        if there {
+fn of_features(features: Features) -> Vec<Check> {
+    let check = |feature: Feature| {
+        let name = format!("io_uring: {}", feature.name);
+        if feature.is_there {
             Check::ok(name, "there")
         } else {
-            Check::warn(name, "not there", format!("run Linux {since} or later"))
+            let remedy = format!("run Linux {} or later", feature.since);
+            Check::warn(name, "not there", remedy)
         }
     };
-    [
-        check("io_uring: deferred work", features.defer_taskrun, "6.1"),
-        check(
-            "io_uring: registered ring",
-            features.registered_ring,
-            "5.18",
-        ),
-        check("io_uring: messages", features.message_ring, "5.18"),
-        check(
-            "io_uring: bounded workers",
-            features.bounded_workers,
-            "5.15",
-        ),
-    ]
+    features.list().into_iter().map(check).collect()
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ pub(super) fn doctor(as_json: bool) -> Result<(), Failure> {
     let missing: Vec<&str> = checks
         .iter()
         .filter(|check| check.state == State::Missing)
-        .map(|check| check.name)
+        .map(|check| check.name.as_ref())
         .collect();
     if missing.is_empty() {
         Ok(())
@@ -82,7 +82,7 @@ fn table(checks: &[Check]) -> String {
     let names = width(|check| check.name.len());
     let mut out = String::new();
     for check in checks {
-        let (word, name, found) = (check.state.word(), check.name, &check.found);
+        let (word, name, found) = (check.state.word(), &check.name, &check.found);
         out.push_str(&format!("{word:<words$}  {name:<names$}  {found}\n"));
         if let Some(remedy) = &check.remedy {
             let indent = words + names + 4;

@@ -91,7 +91,10 @@ fn text(table: &Table) -> String {
     for row in &table.rows {
         let paper = row.paper.map_or(String::new(), |(value, _)| shown(value));
         let (what, ours) = (&row.what, shown(row.ours));
-        let line = format!("  {what:<width$}  {paper:>10}  {ours:>10}  {}", verdict(row));
+        let line = format!(
+            "  {what:<width$}  {paper:>10}  {ours:>10}  {}",
+            verdict(row)
+        );
         lines.push(line.trim_end().to_owned());
     }
     let (met, of) = table.met();
@@ -119,7 +122,10 @@ mod tests {
     #[test]
     fn one_figure_or_all_are_found() {
         assert_eq!(figures("14").map(|found| found.0), Ok(vec![Figure::Fast14]));
-        assert_eq!(figures("all").map(|found| found.0.len()), Ok(Figure::ALL.len()));
+        assert_eq!(
+            figures("all").map(|found| found.0.len()),
+            Ok(Figure::ALL.len())
+        );
         let error = figures("4").expect_err("there is no such figure");
         assert!(error.contains("v3-table-3"), "{error}");
     }
@@ -141,6 +147,9 @@ mod tests {
         let text = text(&table);
         assert!(text.contains("1.050  met\n"), "{text}");
         assert!(text.contains("12.00  missed\n"), "{text}");
-        assert!(text.contains("1 of 2 values of the paper met\n  why"), "{text}");
+        assert!(
+            text.contains("1 of 2 values of the paper met\n  why"),
+            "{text}"
+        );
     }
 }

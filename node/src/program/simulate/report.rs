@@ -1,6 +1,7 @@
 //! Reports of simulations, as a table and as JSON.
 
 use lunette_conductor::Report;
+use lunette_conductor::interval::mean_and_interval;
 use lunette_conductor::policy::ids::LengthClass;
 use lunette_conductor::report::Ending;
 use serde_json::{Map, Value, json};
@@ -38,26 +39,6 @@ const FIGURES: [Figure; 20] = [
 
 fn count(requests: usize) -> f64 {
     f64::from(u32::try_from(requests).unwrap_or(u32::MAX))
-}
-
-/// Mean over the runs, and half the width of its 95 % interval where there are several.
-pub(super) fn mean_and_interval(values: &[f64]) -> (f64, Option<f64>) {
-    let count = f64::from(u32::try_from(values.len()).expect("runs are few"));
-    let mean = values.iter().sum::<f64>() / count;
-    if values.len() < 2 {
-        return (mean, None);
-    }
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    let error = (squares / (count - 1.0) / count).sqrt();
-    (mean, Some(student_t(values.len() - 1) * error))
-}
-
-/// The 97.5 % quantile of Student's distribution.
-fn student_t(degrees: usize) -> f64 {
-    const TABLE: [f64; 10] = [
-        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    ];
-    TABLE.get(degrees - 1).copied().unwrap_or(2.2)
 }
 
 fn figures(reports: &[Report]) -> Vec<(&'static str, f64, Option<f64>)> {
@@ -112,19 +93,4 @@ pub(super) fn table(reports: &[Report]) -> String {
         lines.push(format!("  {name:<22}{mean:>14.1}"));
     }
     lines.join("\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn intervals_follow_students_table() {
-        assert_eq!(mean_and_interval(&[3.0]), (3.0, None));
-        let (mean, interval) = mean_and_interval(&[1.0, 3.0]);
-        assert_eq!(mean, 2.0);
-        let interval = interval.expect("there are two");
-        assert!((interval - 12.706).abs() < 1e-9, "{interval}");
-        assert_eq!(mean_and_interval(&[5.0; 20]), (5.0, Some(0.0)));
-    }
 }

@@ -1,0 +1,204 @@
+//! Connections on each driver: timeouts that the driver keeps, accepting, sends without copies.
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lunette_runtime::net::{Message, TcpListener, TcpStream};
+use lunette_runtime::{
+    CoreOptions, DriverChoice, OpError, ProbeError, StartError, arena, block_on, spawn_local, time,
+};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketType};
+
+/// Runs a scenario on each driver that this system allows.
+fn run<F: Future<Output = ()> + 'static>(scenario: impl Fn() -> F) {
+    for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
+        let options = CoreOptions {
+            driver,
+            ..CoreOptions::default()
+        };
+        match block_on(None, options, &scenario) {
+            Ok(()) => {}
+            Err(StartError::Driver(error @ ProbeError::Forbidden(_))) => {
+                let thread = std::thread::current();
+                let name = thread.name().unwrap_or_default();
+                println!("SKIP {name}: on io_uring: {error}");
+            }
+            Err(error) => unreachable!("{error}"),
+        }
+    }
+}
+
+fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().expect("an address")
+}
+
+#[test]
+fn a_connect_that_nobody_answers_ends_at_its_timeout() {
+    run(|| async {
+        // A listener whose backlog is full drops what else comes.
+        let listener =
+            net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        net::bind(&listener, &loopback()).expect("a port");
+        net::listen(&listener, 0).expect("listening");
+        let address = SocketAddr::try_from(net::getsockname(&listener).expect("bound"));
+        let address = address.expect("an address");
+        let mut connected = Vec::new();
+        let timeout = Duration::from_millis(100);
+        let began = time::now();
+        let error = loop {
+            assert!(connected.len() < 10, "a backlog of none is soon full");
+            match TcpStream::connect_timeout(address, timeout).await {
+                Ok(stream) => connected.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, OpError::Os(Errno::TIMEDOUT));
+        let took = time::now().since(began);
+        assert!(took >= timeout && took < timeout * 20, "{took:?}");
+    });
+}
+
+#[test]
+fn a_connect_in_time_is_not_disturbed_by_its_timeout() {
+    run(|| async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let timeout = Duration::from_millis(30);
+        let client = TcpStream::connect_timeout(listener.local_addr(), timeout).await;
+        let client = client.expect("connected");
+        let server = listener.accept().await.expect("accepted");
+        time::sleep(timeout * 2).await;
+        let (sent, _) = client.send_all(b"late".to_vec(), 0, 4).await;
+        sent.expect("the connection lives");
+        let (got, bytes) = server.recv(vec![0; 4], 0, 4).await;
+        assert_eq!((got, &bytes[..]), (Ok(4), &b"late"[..]));
+        // Nobody listens there any more.
+        let address = listener.local_addr();
+        drop(listener);
+        let refused = TcpStream::connect_timeout(address, timeout).await;
+        assert_eq!(
+            refused.expect_err("refused"),
+            OpError::Os(Errno::CONNREFUSED)
+        );
+    });
+}
+
+#[test]
+fn several_tasks_accept_from_one_listener_and_each_connection_goes_to_one() {
+    const CONNECTIONS: usize = 600;
+    run(|| async {
+        let listener = std::rc::Rc::new(TcpListener::bind(loopback()).expect("a port"));
+        let address = listener.local_addr();
+        let mut acceptors = Vec::new();
+        for _ in 0..3 {
+            let listener = std::rc::Rc::clone(&listener);
+            acceptors.push(spawn_local(async move {
+                let mut got = Vec::new();
+                for _ in 0..CONNECTIONS / 3 {
+                    let stream = listener.accept().await.expect("accepted");
+                    let (count, bytes) = stream.recv(vec![0; 8], 0, 8).await;
+                    assert_eq!(count, Ok(8));
+                    got.push(u64::from_le_bytes(bytes.try_into().expect("8 bytes")));
+                }
+                got
+            }));
+        }
+        for number in 0..CONNECTIONS as u64 {
+            let stream = TcpStream::connect(address).await.expect("connected");
+            let (sent, _) = stream.send_all(number.to_le_bytes().to_vec(), 0, 8).await;
+            sent.expect("sent");
+        }
+        let mut all = Vec::new();
+        for acceptor in acceptors {
+            all.extend(acceptor.await.expect("task"));
+        }
+        all.sort_unstable();
+        assert_eq!(all, (0..CONNECTIONS as u64).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn connections_that_nobody_asked_for_are_closed_with_their_listener() {
+    run(|| async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let address = listener.local_addr();
+        let first = TcpStream::connect(address).await.expect("connected");
+        drop(listener.accept().await.expect("accepted"));
+        // Accepted ahead of being asked for.
+        let second = TcpStream::connect(address).await.expect("connected");
+        time::sleep(Duration::from_millis(5)).await;
+        drop(listener);
+        for stream in [first, second] {
+            let (end, _) = stream.recv(vec![0; 1], 0, 1).await;
+            assert!(
+                matches!(end, Ok(0) | Err(OpError::Os(Errno::CONNRESET))),
+                "{end:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_send_without_copies_keeps_its_memory_until_the_notice_and_arrives_whole() {
+    const LEN: usize = 2 << 20;
+    run(|| async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let mut client = TcpStream::connect(listener.local_addr())
+            .await
+            .expect("connected");
+        let server = listener.accept().await.expect("accepted");
+        client.set_zero_copy(Some(1));
+        for round in 0..4_u8 {
+            let mut region = arena().alloc(LEN).expect("room");
+            region.as_mut_slice().fill(round);
+            let mut message = Message::new();
+            message.control(|out| out.push(round));
+            message.payload(region.freeze());
+            let sending = client.clone();
+            let sender = spawn_local(async move { sending.send_message(message).await });
+            let mut got = 0;
+            let mut buffer = vec![0; 1 << 16];
+            while got < LEN + 1 {
+                let (count, back) = server.recv(buffer, 0, 1 << 16).await;
+                buffer = back;
+                let count = count.expect("received");
+                assert!(buffer[..count].iter().all(|&byte| byte == round));
+                got += count;
+            }
+            let (sent, mut message) = sender.await.expect("task");
+            sent.expect("sent");
+            assert!(message.is_empty());
+            message.clear();
+        }
+        assert_eq!(arena().used_bytes(), 0);
+    });
+}
+
+#[test]
+fn a_send_without_copies_to_a_peer_that_has_gone_fails_and_gives_the_message_back() {
+    run(|| async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let mut client = TcpStream::connect(listener.local_addr())
+            .await
+            .expect("connected");
+        drop(listener.accept().await.expect("accepted"));
+        client.set_zero_copy(Some(1));
+        let deadline = time::now() + Duration::from_secs(5);
+        loop {
+            assert!(time::now() < deadline, "the peer has gone");
+            let mut message = Message::new();
+            message.payload(arena().alloc(4096).expect("room").freeze());
+            let (sent, message) = client.send_message(message).await;
+            drop(message);
+            match sent {
+                Ok(()) => time::sleep(Duration::from_millis(1)).await,
+                Err(OpError::Os(Errno::PIPE | Errno::CONNRESET)) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        // The notice of the failed send came, too: nothing is in flight that holds memory.
+        assert_eq!(arena().used_bytes(), 0);
+    });
+}
