@@ -15,6 +15,8 @@
 //! | [`report`] | what was measured |
 //! | [`capacity`] | the highest load at which a share of the requests is served in time |
 //! | [`figure`] | figures of Mooncake's papers, with their numbers beside ours |
+//! | [`grid`] | our rules beside Algorithm 1 over a grid of loads, and the verdict |
+//! | [`interval`] | means and their confidence |
 //! | [`plot`] | reports as drawings (SVG) |
 //! | [`hits`] | hit ratio of one cache over all |
 //! | `cache` | least recently used blocks, in memory and on a drive |
@@ -24,7 +26,9 @@
 mod cache;
 pub mod capacity;
 pub mod figure;
+pub mod grid;
 pub mod hits;
+pub mod interval;
 mod network;
 pub mod plot;
 pub mod report;

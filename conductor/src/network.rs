@@ -100,7 +100,9 @@ impl Network {
             state.sending_bytes = 0.0;
         }
         for flow in &self.flows {
-            states[flow.from].sending_bytes += flow.left_bytes;
+            if let Some(state) = states.get_mut(flow.from) {
+                state.sending_bytes += flow.left_bytes;
+            }
         }
     }
 

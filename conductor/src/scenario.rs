@@ -24,8 +24,9 @@ pub struct Scenario {
     pub is_layer_wise: bool,
     /// Whether the interval between first and second token counts: it holds the transfer.
     pub counts_first_interval: bool,
-    /// Whether an instance keeps the blocks that it fetched.
-    pub keeps_fetched: bool,
+    /// Whether blocks lie spread over the memory of all nodes, as in a pool: a fetch comes from any
+    /// of them, and what was fetched is not kept where it was used.
+    pub is_pool: bool,
     /// How fast everything is.
     pub cost: CostModel,
     /// What has to be met.
@@ -47,7 +48,7 @@ impl Scenario {
             vram_tokens: 1_330_000,
             is_layer_wise: true,
             counts_first_interval: false,
-            keeps_fetched: true,
+            is_pool: false,
             cost: CostModel::a800_llama3_70b(),
             slo,
             options,

@@ -128,16 +128,8 @@ impl IndexFeed {
 
 fn apply(index: &mut PrefixIndex, instance: InstanceId, change: &Change) {
     match change {
-        Change::Stored { tier, hashes } => {
-            for &hash in hashes {
-                index.store(instance, *tier, hash);
-            }
-        }
-        Change::Removed { tier, hashes } => {
-            for &hash in hashes {
-                index.remove(instance, *tier, hash);
-            }
-        }
+        Change::Stored { tier, hashes } => index.store_all(instance, *tier, hashes),
+        Change::Removed { tier, hashes } => index.remove_all(instance, *tier, hashes),
         Change::Cleared => index.clear(instance),
     }
 }

@@ -129,6 +129,23 @@ impl PrefixIndex {
         held
     }
 
+    /// `instance` holds these blocks in `tier` from now on.
+    ///
+    /// # Panics
+    /// If the instance is beyond those of [`PrefixIndex::new`].
+    pub fn store_all(&mut self, instance: InstanceId, tier: Tier, hashes: &[BlockHash]) {
+        for &hash in hashes {
+            self.store(instance, tier, hash);
+        }
+    }
+
+    /// `instance` no longer holds these blocks in `tier`.
+    pub fn remove_all(&mut self, instance: InstanceId, tier: Tier, hashes: &[BlockHash]) {
+        for &hash in hashes {
+            self.remove(instance, tier, hash);
+        }
+    }
+
     /// `instance` no longer holds anything. Walks the whole index.
     pub fn clear(&mut self, instance: InstanceId) {
         let rows = &mut self.rows;

@@ -122,7 +122,12 @@ pub struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(what: impl Into<String>, paper: f64, tolerance: Tolerance, ours: f64) -> Self {
+    pub(crate) fn new(
+        what: impl Into<String>,
+        paper: f64,
+        tolerance: Tolerance,
+        ours: f64,
+    ) -> Self {
         Self {
             what: what.into(),
             paper: Some((paper, tolerance)),
@@ -171,7 +176,10 @@ impl Table {
     #[must_use]
     pub fn met(&self) -> (usize, usize) {
         let verdicts = || self.rows.iter().filter_map(Row::is_met);
-        (verdicts().filter(|is_met| *is_met).count(), verdicts().count())
+        (
+            verdicts().filter(|is_met| *is_met).count(),
+            verdicts().count(),
+        )
     }
 }
 

@@ -53,8 +53,10 @@ pub(super) fn fast_5(conversation: &Workload) -> Table {
         setting: "6 prefill and 10 decode nodes, arrivals as recorded, nothing refused",
         unit: "s",
         rows,
-        remarks: vec!["The paper's ratio of prefill to decode nodes is not published; 6 to 10 was \
-                       chosen because it fits best."],
+        remarks: vec![
+            "The paper's ratio of prefill to decode nodes is not published; 6 to 10 was \
+                       chosen because it fits best.",
+        ],
     }
 }
 
@@ -73,21 +75,28 @@ pub(super) fn fast_15() -> Table {
         (10, 98.5, 1.13, 44.3),
         (11, 86.2, 1.15, 58.4),
     ];
-    let rows = points.into_iter().flat_map(|(prefill, good, ttft_s, tbt_ms)| {
-        let rules = (Routing::Algorithm1, Admission::None);
-        let report = run(&workload, rules, (prefill, 16 - prefill), slo);
-        let good_tolerance = if prefill == 5 { 7.0 } else { 3.0 };
-        let row = |what: &str, paper, tolerance, ours| {
-            let what = format!("{prefill} prefill nodes: {what}");
-            Row::new(what, paper, Tolerance::Amount(tolerance), ours)
-        };
-        let ttft_tolerance = if prefill == 5 { 1.0 } else { 0.5 };
-        [
-            row("effective requests, %", good, good_tolerance, 100.0 * report.all.good),
-            row("mean TTFT, s", ttft_s, ttft_tolerance, report.ttft_s.mean),
-            row("mean TBT, ms", tbt_ms, 5.0, 1000.0 * report.tbt_s.mean),
-        ]
-    });
+    let rows = points
+        .into_iter()
+        .flat_map(|(prefill, good, ttft_s, tbt_ms)| {
+            let rules = (Routing::Algorithm1, Admission::None);
+            let report = run(&workload, rules, (prefill, 16 - prefill), slo);
+            let good_tolerance = if prefill == 5 { 7.0 } else { 3.0 };
+            let row = |what: &str, paper, tolerance, ours| {
+                let what = format!("{prefill} prefill nodes: {what}");
+                Row::new(what, paper, Tolerance::Amount(tolerance), ours)
+            };
+            let ttft_tolerance = if prefill == 5 { 1.0 } else { 0.5 };
+            [
+                row(
+                    "effective requests, %",
+                    good,
+                    good_tolerance,
+                    100.0 * report.all.good,
+                ),
+                row("mean TTFT, s", ttft_s, ttft_tolerance, report.ttft_s.mean),
+                row("mean TBT, ms", tbt_ms, 5.0, 1000.0 * report.tbt_s.mean),
+            ]
+        });
     Table {
         title: "FAST Fig 15: how many of 16 nodes prefill, synthetic",
         setting: "surrogate of the synthetic trace at 1.35 times its speed; 10 s, 100 ms",
@@ -97,11 +106,13 @@ pub(super) fn fast_15() -> Table {
     }
 }
 
-/// How much faster than recorded the surrogate arrives in v3 Fig 8: chosen by the value of random.
-const V3_FIG_8_SPEED_UP: f64 = 1.75;
+/// How much faster than recorded the surrogate arrives in v3 Fig 8: chosen by the values of
+/// random and load balance.
+const V3_FIG_8_SPEED_UP: f64 = 1.62;
 
 pub(super) fn v3_fig_8(conversation: &Workload) -> Table {
-    let workload = surrogate::tool_and_agent(conversation).timed(Timing::Recorded, V3_FIG_8_SPEED_UP);
+    let workload =
+        surrogate::tool_and_agent(conversation).timed(Timing::Recorded, V3_FIG_8_SPEED_UP);
     let points = [
         (Routing::Algorithm1, "KVCache-centric (Algorithm 1)", 6.26),
         (Routing::CacheAware, "cache-aware", 14.36),
@@ -117,15 +128,25 @@ pub(super) fn v3_fig_8(conversation: &Workload) -> Table {
         setting: "8 prefill and 8 decode nodes, surrogate of the workload, nothing refused",
         unit: "s",
         rows: points.into_iter().map(row).collect(),
-        remarks: vec!["The load of the paper's run is not published: the speed-up of 1.75 was chosen \
-                       by the value of random."],
+        remarks: vec![
+            "The load of the paper's run is not published: the speed-up of 1.62 was chosen \
+                       by the values of random and load balance.",
+        ],
     }
 }
+
+/// Share of the objective at which a decode instance counts as full in v3 Table 3: chosen by the
+/// value of the baseline.
+const V3_TABLE_3_SHARE: f64 = 0.3117;
 
 const REFUSING: [(Admission, &str, f64); 3] = [
     (Admission::Baseline, "baseline", 4183.0),
     (Admission::Early, "early rejection", 3771.0),
-    (Admission::Prediction, "early rejection by prediction", 3589.0),
+    (
+        Admission::Prediction,
+        "early rejection by prediction",
+        3589.0,
+    ),
 ];
 
 /// Requests that each rule refuses.
@@ -141,7 +162,7 @@ fn refused(workload: &Workload, nodes: (usize, usize), decode_share: f64) -> [f6
 
 pub(super) fn v3_table_3(conversation: &Workload) -> Table {
     let workload = surrogate::tool_and_agent(conversation).timed(Timing::Recorded, 2.0);
-    let ours = refused(&workload, (8, 8), 1.0);
+    let ours = refused(&workload, (8, 8), V3_TABLE_3_SHARE);
     let percent = |refused: f64, baseline: f64| 100.0 * (refused / baseline.max(1.0) - 1.0);
     let mut rows = Vec::new();
     for ((_, what, paper), ours) in REFUSING.into_iter().zip(ours) {
@@ -153,6 +174,11 @@ pub(super) fn v3_table_3(conversation: &Workload) -> Table {
         let ours = percent(ours[at], ours[0]);
         rows.push(Row::new(what, paper, Tolerance::Amount(4.0), ours));
     }
+    let free = refused(&workload, (8, 8), 1.0);
+    for ((_, what, _), ours) in REFUSING.into_iter().zip(free) {
+        let what = format!("full at the whole objective, {what}: requests refused");
+        rows.push(Row::beside(what, ours));
+    }
     let bound = conversation.timed(Timing::Recorded, 3.25);
     let bound = refused(&bound, (13, 3), 0.8);
     for ((_, what, _), ours) in REFUSING.into_iter().zip(bound) {
@@ -160,7 +186,10 @@ pub(super) fn v3_table_3(conversation: &Workload) -> Table {
         rows.push(Row::beside(what, ours));
     }
     for at in [1, 2] {
-        let what = format!("where decoding binds, {} beside baseline, %", REFUSING[at].1);
+        let what = format!(
+            "where decoding binds, {} beside baseline, %",
+            REFUSING[at].1
+        );
         rows.push(Row::beside(what, percent(bound[at], bound[0])));
     }
     Table {
@@ -169,10 +198,12 @@ pub(super) fn v3_table_3(conversation: &Workload) -> Table {
         unit: "as named",
         rows,
         remarks: vec![
+            "Under this performance model 8 decode nodes are far from full at the paper's load: with \
+             the whole objective the rules refuse the same few. So an instance counts as full at .312 \
+             of it (31 ms), chosen by the value of the baseline. Then early rejection gains far more \
+             than in the paper, and prediction, which lets every answer take equally long, loses.",
             "Where decoding binds: 13 prefill and 3 decode nodes, conversation at 3.25 times its \
              speed, instances full at .8 of the objective.",
-            "Under this performance model 8 decode nodes are far from full at the paper's load, so \
-             the rules, which differ in how they look at decoding, hardly differ there.",
         ],
     }
 }

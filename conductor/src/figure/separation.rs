@@ -82,11 +82,17 @@ pub(super) fn fast_1(conversation: &Workload) -> Table {
     for (tbt_s, paper) in [(0.1, 498.0), (0.2, 157.0), (0.3, 59.0)] {
         let limit = format!("{} ms", 1000.0 * tbt_s);
         let share = within(&ours, 30.0, tbt_s);
-        rows.push(Row::beside(format!("{limit}: separate, effective, %"), 100.0 * share));
+        rows.push(Row::beside(
+            format!("{limit}: separate, effective, %"),
+            100.0 * share,
+        ));
         for (rival, report) in RIVALS.iter().zip(&rivals) {
             let theirs = within(report, 30.0, tbt_s);
             let name = rival.name;
-            rows.push(Row::beside(format!("{limit}: {name}, effective, %"), 100.0 * theirs));
+            rows.push(Row::beside(
+                format!("{limit}: {name}, effective, %"),
+                100.0 * theirs,
+            ));
             let what = format!("{limit}: separate beside {name}, %");
             let gain = 100.0 * (share / theirs.max(1e-9) - 1.0);
             rows.push(if rival.name == "vLLM" {
@@ -101,8 +107,10 @@ pub(super) fn fast_1(conversation: &Workload) -> Table {
         setting: "16 nodes, of ours 8 prefill and 8 decode; arrivals as recorded; 30 s",
         unit: "%",
         rows,
-        remarks: vec!["The paper compares with the best of its vLLM variants at each limit; its \
-                       ratio of prefill to decode nodes and its routing to vLLM are not published."],
+        remarks: vec![
+            "The paper compares with the best of its vLLM variants at each limit; its \
+                       ratio of prefill to decode nodes and its routing to vLLM are not published.",
+        ],
     }
 }
 
@@ -117,7 +125,12 @@ pub(super) fn v3_fig_13(conversation: &Workload) -> Table {
     let mut rows = vec![
         Row::new("10P+10D: TTFT within 30 s, %", 100.0, points, ttft(&ours)),
         Row::new("10P+10D: TBT within 100 ms, %", 100.0, points, tbt(&ours)),
-        Row::new("vLLM-[20M]: TTFT within 30 s, %", 100.0, points, ttft(&theirs[0])),
+        Row::new(
+            "vLLM-[20M]: TTFT within 30 s, %",
+            100.0,
+            points,
+            ttft(&theirs[0]),
+        ),
         Row::new(
             "vLLM-[20M]: TBT within 100 ms, %",
             57.0,
@@ -133,16 +146,24 @@ pub(super) fn v3_fig_13(conversation: &Workload) -> Table {
     ];
     for (rival, report) in RIVALS.iter().zip(&theirs).skip(1) {
         let name = rival.name;
-        rows.push(Row::beside(format!("{name}: TBT within 100 ms, %"), tbt(report)));
+        rows.push(Row::beside(
+            format!("{name}: TBT within 100 ms, %"),
+            tbt(report),
+        ));
         let more = 100.0 * (both(&ours) / both(report) - 1.0);
-        rows.push(Row::beside(format!("{name}: more requests within both, %"), more));
+        rows.push(Row::beside(
+            format!("{name}: more requests within both, %"),
+            more,
+        ));
     }
     Table {
         title: "v3 Fig 13: a real workload beside a coupled cluster",
         setting: "20 nodes, of ours 10 prefill and 10 decode; surrogate of the workload as recorded",
         unit: "%",
         rows,
-        remarks: vec!["The vLLM of the paper neither caches prefixes nor cuts prompts into chunks."],
+        remarks: vec![
+            "The vLLM of the paper neither caches prefixes nor cuts prompts into chunks.",
+        ],
     }
 }
 
@@ -175,46 +196,53 @@ fn capacity(input_tokens: u32, ttft_s: f64, tbt_s: f64, run: impl Fn(&Workload) 
     found.sum::<f64>() / f64::from(u32::try_from(SEEDS).expect("they are few"))
 }
 
-pub(super) fn v3_fig_12() -> Table {
+const KILOTOKENS: [u32; 4] = [16, 32, 64, 128];
+
+/// What each cluster serves at one length: ours with both splits, then the rivals.
+fn capacities(kilotokens: u32) -> ([f64; 2], [f64; RIVALS.len()]) {
     let cost = CostModel::a800_llama3_70b();
+    let input_tokens = kilotokens * 1024;
+    let ttft_s = 10.0 * cost.prefill.time_s(input_tokens, input_tokens / 2);
+    let tbt_s = 5.0 * cost.decode.step_s(1.0, f64::from(input_tokens));
+    let slo = Slo {
+        ttft: TtftSlo::Fixed { limit_s: ttft_s },
+        tbt_s,
+    };
+    let capacity = |run: &dyn Fn(&Workload) -> Report| capacity(input_tokens, ttft_s, tbt_s, run);
+    let ours = [(3, 1), (2, 2)].map(|nodes| capacity(&|load| separate(load, nodes, slo)));
+    let theirs = RIVALS.map(|rival| capacity(&|load| rival.run(load, 4, slo)));
+    (ours, theirs)
+}
+
+pub(super) fn v3_fig_12() -> Table {
     let mut rows = Vec::new();
-    for kilotokens in [16, 32, 64, 128] {
-        let input_tokens = kilotokens * 1024;
-        let ttft_s = 10.0 * cost.prefill.time_s(input_tokens, input_tokens / 2);
-        let tbt_s = 5.0 * cost.decode.step_s(1.0, f64::from(input_tokens));
-        let slo = Slo {
-            ttft: TtftSlo::Fixed { limit_s: ttft_s },
-            tbt_s,
-        };
-        let capacity = |run: &dyn Fn(&Workload) -> Report| capacity(input_tokens, ttft_s, tbt_s, run);
-        let ours = [(3, 1), (2, 2)].map(|nodes| capacity(&|load| separate(load, nodes, slo)));
-        let best = ours[0].max(ours[1]);
-        let row = |what: String, ours| Row::beside(format!("{kilotokens}k: {what}"), ours);
-        for (nodes, ours) in ["3P+1D", "2P+2D"].into_iter().zip(ours) {
-            rows.push(row(format!("{nodes}, requests a second"), ours));
+    let mut gains = [[0.0; RIVALS.len()]; KILOTOKENS.len()];
+    for (kilotokens, gains) in KILOTOKENS.into_iter().zip(&mut gains) {
+        let (ours, theirs) = capacities(kilotokens);
+        let row = |what: &str, ours| Row::beside(format!("{kilotokens}k: {what}"), ours);
+        rows.push(row("3P+1D, requests a second", ours[0]));
+        rows.push(row("2P+2D, requests a second", ours[1]));
+        for ((rival, theirs), gain) in RIVALS.iter().zip(theirs).zip(gains) {
+            *gain = 100.0 * (ours[0].max(ours[1]) / theirs - 1.0);
+            rows.push(row(&format!("{}, requests a second", rival.name), theirs));
+            rows.push(row(
+                &format!("best of ours beside {}, %", rival.name),
+                *gain,
+            ));
         }
-        for rival in RIVALS {
-            let theirs = capacity(&|load| rival.run(load, 4, slo));
-            let name = rival.name;
-            rows.push(row(format!("{name}, 4 nodes, requests a second"), theirs));
-            let what = format!("best of ours beside {name}, %");
-            let gain = 100.0 * (best / theirs - 1.0);
-            let is_papers = rival.name == "vLLM";
-            rows.push(match (is_papers, kilotokens) {
-                (true, 16) => Row::new(
-                    format!("16k: {what} (paper: the least of four lengths)"),
-                    50.0,
-                    Tolerance::Share(0.5),
-                    gain,
-                ),
-                (true, 128) => Row::new(
-                    format!("128k: {what} (paper: the most of four lengths)"),
-                    525.0,
-                    Tolerance::Share(0.25),
-                    gain,
-                ),
-                _ => row(what, gain),
-            });
+    }
+    for (at, rival) in RIVALS.iter().enumerate() {
+        let of_rival = || gains.iter().map(|gains| gains[at]);
+        let most = of_rival().fold(f64::NEG_INFINITY, f64::max);
+        let least = of_rival().fold(f64::INFINITY, f64::min);
+        let most_what = format!("most of the four lengths, beside {}, %", rival.name);
+        let least_what = format!("least of the four lengths, beside {}, %", rival.name);
+        if at == 0 {
+            rows.push(Row::new(most_what, 525.0, Tolerance::Share(0.15), most));
+            rows.push(Row::new(least_what, 50.0, Tolerance::Share(0.15), least));
+        } else {
+            rows.push(Row::beside(most_what, most));
+            rows.push(Row::beside(least_what, least));
         }
     }
     Table {
@@ -224,10 +252,11 @@ pub(super) fn v3_fig_12() -> Table {
         unit: "as named",
         rows,
         remarks: vec![
-            "The paper says +50 % to +525 % over lengths of 16k to 128k; that the ends belong to the \
-             shortest and the longest is our reading.",
-            "The vLLM of the paper neither caches prefixes nor cuts prompts into chunks. Time \
-             between tokens is the mean of a request's longest tenth.",
+            "The paper says +50 % to +525 % over lengths of 16k to 128k. Its vLLM neither caches \
+             prefixes nor cuts prompts into chunks. Time between tokens is the mean of a request's \
+             longest tenth here; the paper's is not defined.",
+            "Beside a coupled cluster that does both, separation gains little below 128k: chunks keep \
+             this objective, and all four nodes prefill.",
         ],
     }
 }

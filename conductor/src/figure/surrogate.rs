@@ -129,7 +129,13 @@ pub fn tool_and_agent(conversation: &Workload) -> Workload {
 /// `requests` prompts of one length at `per_s` (Poisson), of each of which the first half is one of
 /// eight documents, with answers of one length: the simulated data of v3.
 #[must_use]
-pub fn uniform(seed: u64, requests: u32, per_s: f64, input_tokens: u32, output_tokens: u32) -> Workload {
+pub fn uniform(
+    seed: u64,
+    requests: u32,
+    per_s: f64,
+    input_tokens: u32,
+    output_tokens: u32,
+) -> Workload {
     let mut random = SplitMix64::new(seed);
     let mut now_s = 0.0;
     let blocks = input_tokens.div_ceil(512);

@@ -6,6 +6,7 @@ use lunette_conductor_policy::conductor::Placement;
 use lunette_conductor_policy::ids::{InstanceId, TOKENS_PER_BLOCK, Tier};
 use lunette_conductor_policy::index::PrefixIndex;
 use lunette_conductor_policy::state::PrefillJob;
+use lunette_runtime_core::random::mix;
 
 use super::{Cargo, Event, Simulation, id_of, request_of};
 use crate::cache::Cache;
@@ -62,16 +63,28 @@ impl Simulation<'_> {
             self.progress[request].fetched = (fetch.first_block, fetch.end_block);
             let tokens = TOKENS_PER_BLOCK * (fetch.end_block - fetch.first_block);
             self.records[request].fetched_tokens = tokens;
-            let from = fetch.from.index();
+            let from = self.sender(request, fetch.from.index());
             self.begin_flow(request, Cargo::Fetch, from, prefill, tokens);
         }
         self.start_slice(prefill);
     }
 
+    /// The node that sends what a request fetches: the holder, or any other node of a pool.
+    fn sender(&self, request: usize, holder: usize) -> usize {
+        if !self.scenario.is_pool {
+            return holder;
+        }
+        let prefill = self.progress[request].prefill;
+        let others = u64::try_from(self.scenario.prefill + self.scenario.decode - 1);
+        let drawn = mix(id_of(request)) % others.expect("instances are few");
+        let drawn = usize::try_from(drawn).expect("instances are few");
+        drawn + usize::from(drawn >= prefill)
+    }
+
     /// The blocks that a request waited for have come.
     pub(super) fn end_fetch(&mut self, request: usize) {
         let prefill = self.progress[request].prefill;
-        if self.scenario.keeps_fetched {
+        if !self.scenario.is_pool {
             let fetched = self.fetched(request);
             let hashes = &self.workload.get(request).hashes[fetched];
             let now_s = self.clock.now_s();
@@ -142,7 +155,7 @@ impl Simulation<'_> {
         let item = self.workload.get(request);
         let (mut blocks, mut memory_blocks) = self.prefill[prefill].cache.leading(item.hashes);
         let (first, end) = self.progress[request].fetched;
-        if !self.scenario.keeps_fetched && (first..end).contains(&blocks) {
+        if self.scenario.is_pool && (first..end).contains(&blocks) {
             memory_blocks += end - blocks;
             blocks = end;
         }
@@ -195,7 +208,7 @@ impl Simulation<'_> {
         self.progress[request].first_token_s = now_s;
         let fetched = self.fetched(request);
         let node = &mut self.prefill[prefill];
-        if self.scenario.keeps_fetched {
+        if !self.scenario.is_pool {
             node.cache.keep(item.hashes, now_s, &mut self.changes);
         } else {
             // From the end to the start, so that a prefix outlives what builds on it.
