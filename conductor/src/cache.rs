@@ -7,6 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use hashbrown::HashMap;
 use lunette_conductor_policy::ids::{BlockHash, Tier};
+use lunette_conductor_policy::memory::Ages;
 use lunette_runtime_core::random::mix;
 
 /// Hashes of blocks are hashes already; mixing spreads small ids of traces.
@@ -75,6 +76,12 @@ impl Lru {
 
     pub(crate) fn contains(&self, hash: BlockHash) -> bool {
         self.places.contains_key(&hash)
+    }
+
+    /// When a block was used last.
+    pub(crate) fn used_s(&self, hash: BlockHash) -> Option<f64> {
+        let at = self.places.get(&hash)?;
+        Some(self.nodes[place(*at)].used_s)
     }
 
     /// Makes a block that is there the newest one.
@@ -169,6 +176,7 @@ fn place(at: u32) -> usize {
 pub(crate) struct Cache {
     dram: Lru,
     ssd: Lru,
+    ages: Ages,
 }
 
 /// What changed in a cache, for the index.
@@ -179,6 +187,7 @@ impl Cache {
         Self {
             dram: Lru::new(dram_blocks_max),
             ssd: Lru::new(ssd_blocks_max),
+            ages: Ages::default(),
         }
     }
 
@@ -217,11 +226,38 @@ impl Cache {
 
     fn demote(&mut self, evicted: Evicted, now_s: f64, changes: &mut Changes) {
         changes.push((Tier::Dram, evicted.hash, false));
+        self.ages.evicted(now_s - evicted.used_s);
         let gone = self.ssd.insert(evicted.hash, now_s);
         if gone.map(|gone| gone.hash) != Some(evicted.hash) {
             changes.push((Tier::Ssd, evicted.hash, true));
             changes.extend(gone.map(|gone| (Tier::Ssd, gone.hash, false)));
         }
+    }
+
+    /// Blocks are being used again, here or where they are fetched to.
+    pub(crate) fn use_again(&mut self, hashes: &[BlockHash], now_s: f64) {
+        let last_s = hashes.last().and_then(|&last| self.dram.used_s(last));
+        if let Some(used_s) = last_s {
+            let blocks = u32::try_from(hashes.len()).expect("a prompt has fewer blocks");
+            self.ages.used_again(now_s - used_s, blocks);
+        }
+    }
+
+    /// Drops blocks that have gone elsewhere.
+    pub(crate) fn forget(&mut self, hashes: &[BlockHash], changes: &mut Changes) {
+        for &hash in hashes {
+            if self.dram.remove(hash) {
+                changes.push((Tier::Dram, hash, false));
+            }
+            if self.ssd.remove(hash) {
+                changes.push((Tier::Ssd, hash, false));
+            }
+        }
+    }
+
+    /// Ages of its blocks in memory.
+    pub(crate) const fn ages(&self) -> Ages {
+        self.ages
     }
 
     /// Blocks kept, in memory and on the drive.
@@ -263,6 +299,23 @@ mod tests {
         ];
         assert_eq!(changes, expected);
         assert_eq!(cache.len(), (1, 1));
+    }
+
+    #[test]
+    fn what_is_forgotten_is_in_no_tier() {
+        let mut cache = Cache::new(1, 1);
+        let mut changes = Changes::new();
+        cache.keep(&[1], 0.0, &mut changes);
+        cache.keep(&[2], 5.0, &mut changes);
+        cache.use_again(&[2], 6.0);
+        assert!(!cache.ages().is_tight(), "evicted after 5 s, used again after 1 s");
+        cache.use_again(&[1], 6.0);
+        cache.use_again(&[2; 5_000], 205.0);
+        assert!(cache.ages().is_tight());
+        changes.clear();
+        cache.forget(&[1, 2, 3], &mut changes);
+        assert_eq!(changes, [(Tier::Ssd, 1, false), (Tier::Dram, 2, false)]);
+        assert_eq!(cache.len(), (0, 0));
     }
 
     #[test]

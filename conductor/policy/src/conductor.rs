@@ -10,8 +10,9 @@ use crate::cost::CostModel;
 use crate::discipline::{Discipline, Plan, Slice};
 use crate::ids::{BlockHash, InstanceId, LengthClass};
 use crate::index::{Match, PrefixIndex};
+use crate::memory::Popularity;
 use crate::output::OutputEstimator;
-use crate::routing::{self, Prompt, Route, Routing, Sight};
+use crate::routing::{self, Fetch, Prompt, Route, Routing, Sight};
 use crate::slo::{Slo, TtftSlo};
 use crate::state::{DecodeState, PrefillState};
 use lunette_runtime_core::random::SplitMix64;
@@ -37,6 +38,8 @@ pub struct Options {
     /// Share of the long requests that is to be served in time, under an objective that gives them
     /// more of it.
     pub class_floor: f64,
+    /// Whether blocks that few prompts use are moved rather than copied where memory is tight.
+    pub moves_blocks: bool,
     /// Seed of the choices that are random.
     pub seed: u64,
 }
@@ -59,6 +62,7 @@ impl Options {
             delay_weight: 3.0,
             token_value: 0.0,
             class_floor: 0.87,
+            moves_blocks: is_ours,
             seed: 1,
         }
     }
@@ -142,6 +146,7 @@ pub struct Conductor {
     margin: DecodeMargin,
     fairness: Fairness,
     price: Price,
+    popularity: Popularity,
     matches: Vec<Match>,
     plan: Plan,
 }
@@ -166,6 +171,7 @@ impl Conductor {
             margin: DecodeMargin::new(),
             fairness: Fairness::new(floor),
             price: Price::new(),
+            popularity: Popularity::new(),
             matches: Vec::new(),
             plan: Plan::default(),
         }
@@ -194,7 +200,13 @@ impl Conductor {
             value: self.value(request.input_tokens),
         };
         self.plan.price = self.price.value_per_s();
-        let route = self.route(now_s, prompt, cluster.prefill);
+        let mut route = self.route(now_s, prompt, cluster.prefill);
+        if self.options.moves_blocks {
+            self.popularity.used(request.hashes);
+            if let Some(fetch) = &mut route.fetch {
+                self.let_move(fetch, request.hashes, cluster.prefill);
+            }
+        }
         let to_decode = ToDecode {
             now_s,
             input_tokens: request.input_tokens,
@@ -211,6 +223,19 @@ impl Conductor {
             deadline_s: prompt.deadline_s,
             value: prompt.value,
         })
+    }
+
+    /// Where the holder's memory is tight, it drops those of the blocks that few prompts use. Of a
+    /// prefix, what comes later is never used more.
+    fn let_move(&self, fetch: &mut Fetch, hashes: &[BlockHash], prefill: &[PrefillState]) {
+        if !prefill[fetch.from.index()].ages.is_tight() {
+            return;
+        }
+        let place = |block: u32| usize::try_from(block).expect("a block number fits");
+        let fetched = &hashes[place(fetch.first_block)..place(fetch.end_block)];
+        let shared = fetched.partition_point(|&hash| self.popularity.of(hash) > MOVED_USES_MAX);
+        let shared = u32::try_from(shared).expect("a prompt has fewer blocks");
+        fetch.moved_from_block = fetch.first_block + shared;
     }
 
     fn value(&self, input_tokens: u32) -> f64 {
@@ -309,6 +334,9 @@ impl Conductor {
         }
     }
 }
+
+/// A block that was used more often of late is copied, never moved.
+const MOVED_USES_MAX: u8 = 6;
 
 /// What a second of prefill is worth: the value of the least worthy work that is still taken.
 ///

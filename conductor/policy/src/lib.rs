@@ -14,6 +14,7 @@
 //! | [`slo`] | service level objectives |
 //! | [`index`] | which instance holds which block in which tier |
 //! | [`feed`] | events of instances, put in order and checked for gaps, into an index |
+//! | [`memory`] | whether memory is tight, and which blocks are used often |
 //! | [`state`] | what the driver knows of prefill and decode instances |
 //! | [`discipline`] | which queued request a prefill instance serves next |
 //! | [`routing`] | rules that choose the prefill instance |
@@ -29,6 +30,7 @@ pub mod discipline;
 pub mod feed;
 pub mod ids;
 pub mod index;
+pub mod memory;
 pub mod output;
 pub mod routing;
 pub mod slo;

@@ -80,6 +80,8 @@ pub struct Fetch {
     pub first_block: u32,
     /// The end: one after the last block to be copied.
     pub end_block: u32,
+    /// The first of them that the holder is to drop when they have arrived; the end if none is.
+    pub moved_from_block: u32,
 }
 
 /// Where a request is prefilled, and what that is expected to mean.
@@ -166,6 +168,7 @@ impl Sight<'_> {
             from: InstanceId::at(longest),
             first_block: here.blocks,
             end_block: there.blocks,
+            moved_from_block: there.blocks,
         };
         let on_drive = there.blocks - there.memory_blocks.clamp(here.blocks, there.blocks);
         let work_s = self.work_s(there.blocks, there.blocks - on_drive);
@@ -388,6 +391,7 @@ mod tests {
             from: InstanceId(1),
             first_block: 10,
             end_block: 30,
+            moved_from_block: 30,
         };
         assert_eq!(route(1.0).fetch, Some(fetch));
         assert_eq!(route(2.9).fetch, Some(fetch));

@@ -1,5 +1,6 @@
 //! What a driver knows of the instances, in the form that the rules read.
 
+use crate::memory::Ages;
 use crate::output::OutputEstimator;
 
 /// A request that waits for its prefill or is in it.
@@ -26,6 +27,8 @@ pub struct PrefillState {
     pub busy_until_s: f64,
     /// Bytes that it still has to send.
     pub sending_bytes: f64,
+    /// Ages of its blocks.
+    pub ages: Ages,
     jobs: Vec<PrefillJob>,
 }
 

@@ -75,6 +75,9 @@ struct Progress {
     decode: usize,
     /// Blocks being fetched: first and end.
     fetched: (u32, u32),
+    /// Who has them, and the first of them that it is to drop.
+    fetched_from: usize,
+    moved_from: u32,
     /// Prefill work still to be done, once it has started.
     remaining_s: f64,
     first_token_s: f64,
@@ -246,6 +249,7 @@ impl<'a> Simulation<'a> {
 
     fn publish(&mut self, prefill: usize) {
         publish(&mut self.index, InstanceId::at(prefill), &mut self.changes);
+        self.prefill_states[prefill].ages = self.prefill[prefill].ages();
     }
 
     /// The request has ended, in whatever way.

@@ -5,10 +5,11 @@ use std::ops::Range;
 use lunette_conductor_policy::conductor::Placement;
 use lunette_conductor_policy::ids::{InstanceId, TOKENS_PER_BLOCK, Tier};
 use lunette_conductor_policy::index::PrefixIndex;
+use lunette_conductor_policy::memory::Ages;
 use lunette_conductor_policy::state::PrefillJob;
 use lunette_runtime_core::random::mix;
 
-use super::{Cargo, Event, Simulation, id_of, request_of};
+use super::{Cargo, Event, Progress, Simulation, id_of, request_of};
 use crate::cache::Cache;
 use crate::report::Ending;
 
@@ -31,6 +32,10 @@ impl PrefillNode {
             running: None,
             last: None,
         }
+    }
+
+    pub(super) const fn ages(&self) -> Ages {
+        self.cache.ages()
     }
 
     /// The index says what the cache holds, no more and no less.
@@ -60,9 +65,16 @@ impl Simulation<'_> {
             has_started: false,
         });
         if let Some(fetch) = fetch {
-            self.progress[request].fetched = (fetch.first_block, fetch.end_block);
+            let progress = &mut self.progress[request];
+            progress.fetched = (fetch.first_block, fetch.end_block);
+            progress.fetched_from = fetch.from.index();
+            progress.moved_from = fetch.moved_from_block;
             let tokens = TOKENS_PER_BLOCK * (fetch.end_block - fetch.first_block);
             self.records[request].fetched_tokens = tokens;
+            let fetched = &self.workload.get(request).hashes[self.fetched(request)];
+            let now_s = self.clock.now_s();
+            let holder = &mut self.prefill[fetch.from.index()].cache;
+            holder.use_again(fetched, now_s);
             let from = self.sender(request, fetch.from.index());
             self.begin_flow(request, Cargo::Fetch, from, prefill, tokens);
         }
@@ -91,11 +103,23 @@ impl Simulation<'_> {
             let cache = &mut self.prefill[prefill].cache;
             cache.keep(hashes, now_s, &mut self.changes);
             self.publish(prefill);
+            self.drop_moved(request);
         }
         if let Some(job) = self.prefill_states[prefill].job_mut(id_of(request)) {
             job.is_ready = true;
         }
         self.start_slice(prefill);
+    }
+
+    /// The holder drops what has been moved.
+    fn drop_moved(&mut self, request: usize) {
+        let Progress { fetched, fetched_from, moved_from, .. } = self.progress[request];
+        let place = |block: u32| usize::try_from(block).expect("a block number fits");
+        let moved = &self.workload.get(request).hashes[place(moved_from)..place(fetched.1)];
+        if !moved.is_empty() {
+            self.prefill[fetched_from].cache.forget(moved, &mut self.changes);
+            self.publish(fetched_from);
+        }
     }
 
     fn fetched(&self, request: usize) -> Range<usize> {
@@ -155,6 +179,12 @@ impl Simulation<'_> {
         let item = self.workload.get(request);
         let (mut blocks, mut memory_blocks) = self.prefill[prefill].cache.leading(item.hashes);
         let (first, end) = self.progress[request].fetched;
+        if blocks > 0 && first == end {
+            let used = usize::try_from(blocks).expect("a block number fits");
+            let now_s = self.clock.now_s();
+            let cache = &mut self.prefill[prefill].cache;
+            cache.use_again(&item.hashes[..used], now_s);
+        }
         if self.scenario.is_pool && (first..end).contains(&blocks) {
             memory_blocks += end - blocks;
             blocks = end;
