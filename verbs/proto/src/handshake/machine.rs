@@ -367,47 +367,48 @@ mod tests {
         handshake
     }
 
-    #[test]
-    fn every_state_answers_every_event_as_the_table_says() {
-        let offer = bytes(Message::Offer {
-            versions: (1, 9),
+    /// An event of a script: one of the driver's, or a message.
+    enum Scripted {
+        Driver(Event<'static>),
+        Wire(Vec<u8>),
+    }
+
+    fn script() -> [(&'static str, Scripted); 12] {
+        let offer = |versions| Message::Offer {
+            versions,
             epoch: THEIRS,
             card: card(2),
-        });
-        let newer = bytes(Message::Offer {
-            versions: (2, 9),
-            epoch: THEIRS,
-            card: card(2),
-        });
-        let accept = |your_epoch| {
-            bytes(Message::Accept {
-                version: 1,
-                your_epoch,
-                epoch: THEIRS,
-                card: card(2),
-            })
         };
-        let refuse = bytes(Message::Refuse {
+        let accept = |your_epoch| Message::Accept {
+            version: 1,
+            your_epoch,
+            epoch: THEIRS,
+            card: card(2),
+        };
+        let refuse = Message::Refuse {
             your_epoch: OURS,
             reason: Refusal::Busy,
-        });
-        let ready = |your_epoch| bytes(Message::Ready { your_epoch });
-        let (accept, stale_accept) = (accept(OURS), accept(99));
-        let (ready, stale_ready) = (ready(OURS), ready(99));
-        let events = [
-            ("start", Event::Start),
-            ("offer", Event::Message(&offer)),
-            ("newer offer", Event::Message(&newer)),
-            ("accept", Event::Message(&accept)),
-            ("stale accept", Event::Message(&stale_accept)),
-            ("refuse", Event::Message(&refuse)),
-            ("ready", Event::Message(&ready)),
-            ("stale ready", Event::Message(&stale_ready)),
-            ("noise", Event::Message(b"LRDM\x09")),
-            ("connected", Event::Connected),
-            ("connect failed", Event::ConnectFailed),
-            ("tick", Event::Tick),
-        ];
+        };
+        let ready = |your_epoch| Message::Ready { your_epoch };
+        let wire = |message| Scripted::Wire(bytes(message));
+        [
+            ("start", Scripted::Driver(Event::Start)),
+            ("offer", wire(offer((1, 9)))),
+            ("newer offer", wire(offer((2, 9)))),
+            ("accept", wire(accept(OURS))),
+            ("stale accept", wire(accept(99))),
+            ("refuse", wire(refuse)),
+            ("ready", wire(ready(OURS))),
+            ("stale ready", wire(ready(99))),
+            ("noise", Scripted::Wire(b"LRDM\x09".to_vec())),
+            ("connected", Scripted::Driver(Event::Connected)),
+            ("connect failed", Scripted::Driver(Event::ConnectFailed)),
+            ("tick", Scripted::Driver(Event::Tick)),
+        ]
+    }
+
+    #[test]
+    fn every_state_answers_every_event_as_the_table_says() {
         let states = [
             "Fresh",
             "AwaitAccept",
@@ -420,9 +421,12 @@ mod tests {
         ];
         let mut rows = Vec::new();
         for state in states {
-            for (name, event) in events {
+            for (name, scripted) in script() {
                 let mut handshake = in_state(state);
-                handshake.handle(NOW, event);
+                match &scripted {
+                    Scripted::Driver(event) => handshake.handle(NOW, *event),
+                    Scripted::Wire(bytes) => handshake.handle(NOW, Event::Message(bytes)),
+                }
                 let actions = drain(&mut handshake).join(", ");
                 // The rule for everything else.
                 let elsewhere = ["", "fail Unexpected", "fail Malformed(Kind(9))"];

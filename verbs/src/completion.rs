@@ -1,0 +1,373 @@
+//! Completion queues as sources of their core's loop.
+//!
+//! ```text
+//!   every turn     post what was staged (one doorbell per queue pair) ─▶ poll ─▶ retire, wake
+//!   before sleep   post ─▶ ask for an event ─▶ poll once more ─▶ nothing: watch the channel
+//!   awake again    take the events
+//! ```
+//!
+//! The order before sleep is what loses no completion: one that comes before the event was asked
+//! for is found by the poll, one that comes later raises the event. Deadlines are kept by a task,
+//! which sleeps until the earliest and so is no work while nothing is in flight.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use lunette_runtime::{Source, SourceGuard, add_source, core_waker, spawn_local, time};
+use lunette_runtime_core::time::Time;
+use lunette_verbs_proto::completion_room::CompletionRoom;
+use lunette_verbs_proto::id::{SLOTS_MAX, WrId, next_generation};
+use lunette_verbs_proto::status::Status;
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::error::SetupError;
+use crate::provider::{Completion, POLL_COMPLETIONS_MAX, RawCompletions};
+use crate::queue_pair::PairCore;
+use crate::watcher::Watcher;
+
+/// What a completion queue has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompletionCounts {
+    /// Polls.
+    pub polls: u64,
+    /// Polls that found nothing.
+    pub empty_polls: u64,
+    /// Completions.
+    pub completions: u64,
+    /// Completions that belong to nothing that is here.
+    pub strays: u64,
+    /// Times that it was armed before a sleep.
+    pub parks: u64,
+    /// Events of its channel.
+    pub events: u64,
+}
+
+/// A completion queue that the current core polls. Clones share it.
+#[derive(Clone)]
+pub struct CompletionQueue {
+    shared: Rc<Shared>,
+}
+
+/// Polled as long as somebody holds it.
+struct Shared {
+    // The source goes before the queue that it polls.
+    _guard: SourceGuard,
+    inner: Rc<Inner>,
+}
+
+pub(crate) struct Inner {
+    raw: RefCell<RawCompletions>,
+    room: Cell<CompletionRoom>,
+    slots: RefCell<Vec<Slot>>,
+    /// Queue pairs with a batch to be posted.
+    dirty: RefCell<Vec<u16>>,
+    counts: Cell<CompletionCounts>,
+    is_armed: Cell<bool>,
+    is_broken: Cell<bool>,
+    keeper: RefCell<Keeper>,
+    watched: Option<&'static Watcher>,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u16,
+    pair: Option<Rc<PairCore>>,
+}
+
+/// The task that keeps deadlines.
+#[derive(Default)]
+struct Keeper {
+    waker: Option<Waker>,
+    sleeps_until: Option<Time>,
+}
+
+impl CompletionQueue {
+    /// A queue that holds `entries` completions, polled by the current core.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn new(context: &Context, entries: u32) -> Result<Self, SetupError> {
+        let raw = context.device().completions(entries);
+        let raw = raw.map_err(SetupError::Refused)?;
+        let watched = match raw.event_fd() {
+            None => None,
+            Some(fd) => {
+                let watcher = Watcher::get().map_err(SetupError::Refused)?;
+                watcher.add(fd, core_waker()).map_err(SetupError::Refused)?;
+                Some(watcher)
+            }
+        };
+        let inner = Rc::new(Inner {
+            raw: RefCell::new(raw),
+            room: Cell::new(CompletionRoom::new(entries)),
+            slots: RefCell::default(),
+            dirty: RefCell::default(),
+            counts: Cell::default(),
+            is_armed: Cell::new(false),
+            is_broken: Cell::new(false),
+            keeper: RefCell::default(),
+            watched,
+        });
+        let source = Polled {
+            inner: Rc::clone(&inner),
+        };
+        let guard = add_source(source).map_err(|_| SetupError::TooManySources)?;
+        drop(spawn_local(keep_deadlines(Rc::downgrade(&inner))));
+        Ok(Self {
+            shared: Rc::new(Shared {
+                _guard: guard,
+                inner,
+            }),
+        })
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counts(&self) -> CompletionCounts {
+        self.shared.inner.counts.get()
+    }
+
+    pub(crate) fn inner(&self) -> &Rc<Inner> {
+        &self.shared.inner
+    }
+}
+
+impl Inner {
+    pub(crate) fn raw(&self) -> std::cell::Ref<'_, RawCompletions> {
+        self.raw.borrow()
+    }
+
+    /// Makes room for a queue pair and gives it a place: slot and generation of its ids.
+    pub(crate) fn admit(&self, entries: u32) -> Result<(u16, u16), SetupError> {
+        let mut room = self.room.get();
+        room.reserve(entries)?;
+        let mut slots = self.slots.borrow_mut();
+        let free = slots.iter().position(|slot| slot.pair.is_none());
+        let index = free.unwrap_or(slots.len());
+        if index >= SLOTS_MAX {
+            return Err(SetupError::Size);
+        }
+        if index == slots.len() {
+            slots.push(Slot::default());
+        }
+        self.room.set(room);
+        let slot = &mut slots[index];
+        slot.generation = next_generation(slot.generation);
+        let index = u16::try_from(index).expect("bounded by SLOTS_MAX");
+        Ok((index, slot.generation))
+    }
+
+    pub(crate) fn place(&self, slot: u16, pair: Rc<PairCore>) {
+        self.slots.borrow_mut()[usize::from(slot)].pair = Some(pair);
+    }
+
+    /// The queue pair is gone: its completions, if any are left, are strays.
+    pub(crate) fn dismiss(&self, slot: u16, entries: u32) {
+        self.slots.borrow_mut()[usize::from(slot)].pair = None;
+        let mut room = self.room.get();
+        room.release(entries);
+        self.room.set(room);
+    }
+
+    /// A queue pair has something to post, with this deadline.
+    pub(crate) fn staged(&self, slot: u16, is_first: bool, deadline: Time) {
+        if is_first {
+            self.dirty.borrow_mut().push(slot);
+        }
+        let mut keeper = self.keeper.borrow_mut();
+        if keeper.sleeps_until.is_none_or(|until| deadline < until)
+            && let Some(waker) = keeper.waker.take()
+        {
+            waker.wake();
+        }
+    }
+
+    fn pair(&self, slot: u16) -> Option<Rc<PairCore>> {
+        self.slots.borrow().get(usize::from(slot))?.pair.clone()
+    }
+
+    /// Posts what was staged, one doorbell per queue pair.
+    fn flush(&self) {
+        while let Some(slot) = self.dirty.borrow_mut().pop() {
+            if let Some(pair) = self.pair(slot) {
+                pair.flush();
+            }
+        }
+    }
+
+    /// Polls once and hands completions to their queue pairs.
+    fn poll(&self, budget: usize) -> usize {
+        let mut found = [Completion::default(); POLL_COMPLETIONS_MAX];
+        let most = budget.min(POLL_COMPLETIONS_MAX);
+        let polled = self.raw.borrow_mut().poll(&mut found[..most]);
+        let Ok(count) = polled else {
+            self.broken();
+            return 0;
+        };
+        let mut counts = self.counts.get();
+        counts.polls += 1;
+        counts.empty_polls += u64::from(count == 0);
+        counts.completions += count as u64;
+        for completion in &found[..count] {
+            counts.strays += u64::from(!self.dispatch(completion));
+        }
+        self.counts.set(counts);
+        count
+    }
+
+    fn dispatch(&self, completion: &Completion) -> bool {
+        let id = WrId::from_bits(completion.id);
+        let slots = self.slots.borrow();
+        let slot = slots.get(usize::from(id.slot));
+        let pair = slot
+            .filter(|slot| slot.generation == id.generation)
+            .and_then(|slot| slot.pair.clone());
+        // The queue pair may wake tasks; it must find nothing borrowed.
+        drop(slots);
+        let status = Status::from_code(completion.status);
+        pair.is_some_and(|pair| pair.completed(id, status, completion))
+    }
+
+    /// The queue overflowed or the device is gone: so are all its queue pairs.
+    fn broken(&self) {
+        if !self.is_broken.replace(true) {
+            tracing::error!("a completion queue broke, and its queue pairs with it");
+            for pair in self.pairs() {
+                pair.destroy();
+            }
+        }
+    }
+
+    fn pairs(&self) -> Vec<Rc<PairCore>> {
+        let slots = self.slots.borrow();
+        slots.iter().filter_map(|slot| slot.pair.clone()).collect()
+    }
+
+    fn timeout(&self) -> Option<Time> {
+        let slots = self.slots.borrow();
+        let pairs = slots.iter().filter_map(|slot| slot.pair.as_ref());
+        pairs.filter_map(|pair| pair.timeout()).min()
+    }
+
+    fn arm(&self) -> Result<(), Errno> {
+        let mut raw = self.raw.borrow_mut();
+        if !self.is_armed.get() {
+            raw.arm()?;
+            self.is_armed.set(true);
+        }
+        Ok(())
+    }
+
+    fn watch(&self) -> Result<(), Errno> {
+        let fd = self.raw.borrow().event_fd();
+        match (self.watched, fd) {
+            (Some(watcher), Some(fd)) => watcher.watch(fd),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let (Some(watcher), Some(fd)) = (self.watched, self.raw.get_mut().event_fd()) {
+            watcher.remove(fd);
+        }
+    }
+}
+
+/// What the core's loop holds.
+struct Polled {
+    inner: Rc<Inner>,
+}
+
+impl Source for Polled {
+    fn poll(&mut self, budget: usize) -> usize {
+        self.inner.flush();
+        self.inner.poll(budget)
+    }
+
+    fn try_park(&mut self) -> bool {
+        let inner = &self.inner;
+        inner.flush();
+        if inner.arm().is_err() || inner.poll(POLL_COMPLETIONS_MAX) > 0 {
+            return false;
+        }
+        if inner.raw.borrow().has_work() || inner.watch().is_err() {
+            return false;
+        }
+        let mut counts = inner.counts.get();
+        counts.parks += 1;
+        inner.counts.set(counts);
+        true
+    }
+
+    fn unpark(&mut self) {
+        let events = self.inner.raw.borrow_mut().take_events();
+        if events > 0 {
+            self.inner.is_armed.set(false);
+            let mut counts = self.inner.counts.get();
+            counts.events += events as u64;
+            self.inner.counts.set(counts);
+        }
+    }
+}
+
+/// Looks for passed deadlines until the queue is gone.
+async fn keep_deadlines(queue: Weak<Inner>) {
+    let mut sleep: Option<time::Sleep> = None;
+    poll_fn(move |cx| {
+        loop {
+            let Some(inner) = queue.upgrade() else {
+                return Poll::Ready(());
+            };
+            let next = inner.timeout();
+            inner.keeper.borrow_mut().waker = Some(cx.waker().clone());
+            inner.keeper.borrow_mut().sleeps_until = next;
+            let Some(at) = next else {
+                sleep = None;
+                return Poll::Pending;
+            };
+            if sleep.as_ref().is_none_or(|sleep| sleep.deadline() != at) {
+                sleep = Some(time::sleep_until(at));
+            }
+            if poll_sleep(&mut sleep, cx).is_pending() {
+                return Poll::Pending;
+            }
+            sleep = None;
+            let now = time::now();
+            for pair in inner.pairs() {
+                pair.expire(now);
+            }
+        }
+    })
+    .await;
+}
+
+fn poll_sleep(sleep: &mut Option<time::Sleep>, cx: &mut TaskContext<'_>) -> Poll<()> {
+    sleep
+        .as_mut()
+        .map_or(Poll::Ready(()), |sleep| Pin::new(sleep).poll(cx))
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The keeper notices that the queue is gone.
+        if let Some(waker) = self.inner.keeper.borrow_mut().waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CompletionQueue({:?})", self.counts())
+    }
+}

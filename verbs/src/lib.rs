@@ -1,0 +1,50 @@
+//! RDMA on the core's own loop.
+//!
+//! A core opens a device, registers memory, and makes queue pairs whose completion queue its own
+//! loop polls beside everything else; requests are futures that own their memory. libibverbs is
+//! looked for when the program runs, so one binary works with and without RDMA:
+//!
+//! ```text
+//!   Context ── Slab ── Piece (owned by the program, or by a request)
+//!      │ └──── Window (reached by peers)
+//!      ├────── CompletionQueue  ◀── polled by the core's loop
+//!      └────── QueuePair<Unconnected> ──connect──▶ QueuePair<Ready> ──▶ Request
+//! ```
+//!
+//! Two other providers stand behind the same objects: [`sim`], a fabric of adapters that are
+//! stricter than any real one and fail when told to, and a null device that measures our own cost.
+//!
+//! It leaves out datagrams, raw packets and connection managers; who a peer is, which its caller
+//! knows; and what is done with several adapters, which is the transfer engine's.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`context`] | [`Context`], devices of this machine |
+//! | [`memory`] | [`Slab`], [`Piece`], [`Window`]: registered memory |
+//! | [`completion`] | [`CompletionQueue`], a source of the core's loop |
+//! | [`queue_pair`] | [`QueuePair`], its states and requests |
+//! | [`connect`] | the handshake over a TCP stream |
+//! | [`sim`] | the simulated fabric and its faults |
+//! | [`error`] | what can go wrong, per operation |
+//! | `provider` | the seam: libibverbs, the fabric, or nothing |
+//! | `watcher` | wakes cores that sleep |
+
+pub mod completion;
+pub mod connect;
+pub mod context;
+pub mod error;
+pub mod memory;
+mod provider;
+pub mod queue_pair;
+pub mod sim;
+mod watcher;
+
+pub use completion::{CompletionCounts, CompletionQueue};
+pub use context::{Context, devices};
+pub use error::{OpenError, RequestError, SetupError};
+pub use memory::{MemoryName, Piece, Slab, SlabFull, Window};
+pub use provider::{Access, DeviceEvent, DeviceInfo, Patience, QueueSizes, RemoteMemory};
+pub use queue_pair::{
+    Arrival, INLINE_BYTES_MAX, PairCounts, QueuePair, Ready, Request, Unconnected,
+};
+pub use rdma_core_sys::Unavailable;

@@ -1,0 +1,417 @@
+//! The seam below which work requests are bytes: libibverbs, the simulated fabric, or nothing.
+//!
+//! An enum per object, no type parameter, so that nothing above knows which one it talks to. What
+//! is above this seam has checked credits, bounds and states; [`sim`](crate::sim) checks again.
+
+pub(crate) mod null;
+pub(crate) mod real;
+
+use std::os::fd::RawFd;
+
+use lunette_verbs_proto::gid::GidEntry;
+use lunette_verbs_proto::negotiate::Agreement;
+use rustix::io::Errno;
+
+use crate::sim;
+
+/// Most work requests of one doorbell.
+pub(crate) const DOORBELL_REQUESTS_MAX: usize = 32;
+/// Most completions of one poll.
+pub(crate) const POLL_COMPLETIONS_MAX: usize = 32;
+
+/// What a device and its first port are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The device's name, as in `/sys/class/infiniband`.
+    pub name: String,
+    /// Whether the port's link is up.
+    pub is_active: bool,
+    /// Whether it is an Ethernet port.
+    pub is_ethernet: bool,
+    /// The port's address on an InfiniBand subnet.
+    pub lid: u16,
+    /// The port's active MTU, in bytes.
+    pub mtu_bytes: u16,
+    /// The port's addresses.
+    pub gids: Vec<GidEntry>,
+    /// Deepest queue of a queue pair.
+    pub queue_depth_max: u32,
+    /// Deepest completion queue.
+    pub completions_max: u32,
+    /// Reads and atomics in flight, as the side that asks.
+    pub reads_out_max: u8,
+    /// Reads and atomics in flight, as the side that serves.
+    pub reads_in_max: u8,
+    /// Whether it does atomics.
+    pub has_atomics: bool,
+}
+
+/// What a peer may do with memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Peers may read.
+    pub remote_read: bool,
+    /// Peers may write.
+    pub remote_write: bool,
+    /// Peers may do atomics.
+    pub remote_atomic: bool,
+    /// The adapter's writes may pass one another: for bulk data, never for flags.
+    pub relaxed_ordering: bool,
+}
+
+/// Keys of registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keys {
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
+
+/// A piece of a peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteMemory {
+    /// Address of the first byte, in the peer's terms.
+    pub address: u64,
+    /// The peer's key.
+    pub rkey: u32,
+}
+
+impl RemoteMemory {
+    /// What lies `offset_bytes` further.
+    #[must_use]
+    pub const fn at(self, offset_bytes: u64) -> Self {
+        Self {
+            address: self.address.wrapping_add(offset_bytes),
+            rkey: self.rkey,
+        }
+    }
+}
+
+/// What a work request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Write(RemoteMemory),
+    WriteImmediate(RemoteMemory, u32),
+    Send,
+    Read(RemoteMemory),
+    CompareSwap {
+        remote: RemoteMemory,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        remote: RemoteMemory,
+        add: u64,
+    },
+}
+
+/// A work request for a send queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendRequest {
+    pub(crate) id: u64,
+    pub(crate) operation: Operation,
+    pub(crate) address: u64,
+    pub(crate) len_bytes: u32,
+    pub(crate) lkey: u32,
+    pub(crate) is_signalled: bool,
+    /// The bytes are copied at the doorbell.
+    pub(crate) is_inline: bool,
+}
+
+/// A work request for a receive queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceiveRequest {
+    pub(crate) id: u64,
+    pub(crate) address: u64,
+    pub(crate) len_bytes: u32,
+    pub(crate) lkey: u32,
+}
+
+/// A completion as the provider has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Completion {
+    pub(crate) id: u64,
+    pub(crate) status: u32,
+    pub(crate) len_bytes: u32,
+    pub(crate) immediate: Option<u32>,
+}
+
+/// Sizes of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSizes {
+    /// Requests that are in flight at most: a power of two.
+    pub sends: u32,
+    /// Receives that are posted at most.
+    pub receives: u32,
+    /// Bytes that may be sent without registered memory.
+    pub inline_bytes: u32,
+}
+
+impl Default for QueueSizes {
+    fn default() -> Self {
+        Self {
+            sends: 128,
+            receives: 64,
+            inline_bytes: 64,
+        }
+    }
+}
+
+/// How stubborn a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// An unanswered packet is sent again after 4.096 us times two to the power of this; at most 31.
+    pub timeout_exponent: u8,
+    /// How often, at most 7.
+    pub retries: u8,
+    /// How often a peer without a receive is asked again, at most 6: 7 would mean for ever.
+    pub receiver_not_ready_retries: u8,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            timeout_exponent: 14,
+            retries: 7,
+            receiver_not_ready_retries: 6,
+        }
+    }
+}
+
+/// How to reach the peer, for the way to ready-to-send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(crate) own_gid_index: u8,
+    pub(crate) own_psn: u32,
+    pub(crate) peer_gid: [u8; 16],
+    pub(crate) peer_lid: u16,
+    pub(crate) is_global: bool,
+    pub(crate) peer_qp: u32,
+    pub(crate) peer_psn: u32,
+    pub(crate) agreement: Agreement,
+    pub(crate) patience: Patience,
+}
+
+/// A step of a queue pair's life, with what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Init(Access),
+    Rtr(Route),
+    Rts(Route),
+    Error,
+}
+
+/// Something that happened to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceEvent {
+    /// The port's link came back.
+    PortActive,
+    /// The port's link went away.
+    PortDown,
+    /// The port's addresses changed.
+    AddressesChanged,
+    /// A completion queue overflowed or broke.
+    CompletionQueueBroken,
+    /// A queue pair broke.
+    QueuePairBroken,
+    /// The device is lost.
+    DeviceLost,
+    /// Any other, by its code.
+    Other(u32),
+}
+
+/// An opened device with its protection domain.
+#[derive(Debug)]
+pub(crate) enum RawDevice {
+    Real(real::Device),
+    Sim(sim::SimDevice),
+    Null(null::NullDevice),
+}
+
+/// Registered memory; registered until dropped.
+#[derive(Debug)]
+#[expect(dead_code, reason = "what it holds is there to be dropped")]
+pub(crate) enum RawMemory {
+    Real(real::Memory),
+    Sim(sim::SimMemory),
+    Null,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) enum RawCompletions {
+    Real(real::Completions),
+    Sim(sim::SimCompletions),
+    Null(null::NullCompletions),
+}
+
+/// A queue pair; it ends when dropped, and with it every access to memory.
+#[derive(Debug)]
+pub(crate) enum RawQueuePair {
+    Real(real::QueuePair),
+    Sim(sim::SimQueuePair),
+    Null(null::NullQueuePair),
+}
+
+impl RawDevice {
+    pub(crate) fn info(&self) -> Result<DeviceInfo, Errno> {
+        match self {
+            Self::Real(device) => device.info(),
+            Self::Sim(device) => Ok(device.info()),
+            Self::Null(_) => Ok(null::info()),
+        }
+    }
+
+    /// # Safety
+    /// `address..+len` is memory of this process until the result is dropped, and whoever owns it
+    /// lets the adapter write it, and peers as `access` says.
+    pub(crate) unsafe fn register(
+        &self,
+        address: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<(RawMemory, Keys), Errno> {
+        match self {
+            Self::Real(device) => {
+                // SAFETY: passed on from the caller.
+                let (memory, keys) = unsafe { device.register(address, len, access) }?;
+                Ok((RawMemory::Real(memory), keys))
+            }
+            Self::Sim(device) => {
+                // SAFETY: passed on from the caller.
+                let (memory, keys) = unsafe { device.register(address, len, access) };
+                Ok((RawMemory::Sim(memory), keys))
+            }
+            Self::Null(_) => Ok((RawMemory::Null, Keys { lkey: 1, rkey: 1 })),
+        }
+    }
+
+    pub(crate) fn completions(&self, entries: u32) -> Result<RawCompletions, Errno> {
+        match self {
+            Self::Real(device) => device.completions(entries).map(RawCompletions::Real),
+            Self::Sim(device) => Ok(RawCompletions::Sim(device.completions(entries))),
+            Self::Null(_) => Ok(RawCompletions::Null(null::NullCompletions::new(entries))),
+        }
+    }
+
+    pub(crate) fn queue_pair(
+        &self,
+        completions: &RawCompletions,
+        sizes: QueueSizes,
+    ) -> Result<RawQueuePair, Errno> {
+        match (self, completions) {
+            (Self::Real(device), RawCompletions::Real(completions)) => device
+                .queue_pair(completions, sizes)
+                .map(RawQueuePair::Real),
+            (Self::Sim(device), RawCompletions::Sim(completions)) => {
+                Ok(RawQueuePair::Sim(device.queue_pair(completions, sizes)))
+            }
+            (Self::Null(_), RawCompletions::Null(completions)) => {
+                Ok(RawQueuePair::Null(completions.queue_pair()))
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    pub(crate) fn next_event(&self) -> Option<DeviceEvent> {
+        match self {
+            Self::Real(device) => device.next_event(),
+            Self::Sim(device) => device.next_event(),
+            Self::Null(_) => None,
+        }
+    }
+}
+
+impl RawCompletions {
+    /// Takes completions to the front of `out` and says how many.
+    pub(crate) fn poll(&mut self, out: &mut [Completion]) -> Result<usize, Errno> {
+        match self {
+            Self::Real(completions) => completions.poll(out),
+            Self::Sim(completions) => completions.poll(out),
+            Self::Null(completions) => Ok(completions.poll(out)),
+        }
+    }
+
+    /// Asks for an event at the next completion. What has completed before must be polled for.
+    pub(crate) fn arm(&mut self) -> Result<(), Errno> {
+        match self {
+            Self::Real(completions) => completions.arm(),
+            Self::Sim(_) | Self::Null(_) => Ok(()),
+        }
+    }
+
+    /// Where events arrive. Providers without a descriptor complete while they are polled only.
+    pub(crate) fn event_fd(&self) -> Option<RawFd> {
+        match self {
+            Self::Real(completions) => Some(completions.event_fd()),
+            Self::Sim(_) | Self::Null(_) => None,
+        }
+    }
+
+    /// Takes the events that have arrived and says how many.
+    pub(crate) fn take_events(&mut self) -> usize {
+        match self {
+            Self::Real(completions) => completions.take_events(),
+            Self::Sim(_) | Self::Null(_) => 0,
+        }
+    }
+
+    /// Whether polling alone makes it go on, so that its core must not sleep.
+    pub(crate) fn has_work(&self) -> bool {
+        match self {
+            Self::Real(_) => false,
+            Self::Sim(completions) => completions.has_work(),
+            Self::Null(completions) => completions.has_work(),
+        }
+    }
+}
+
+impl RawQueuePair {
+    pub(crate) fn number(&self) -> u32 {
+        match self {
+            Self::Real(pair) => pair.number(),
+            Self::Sim(pair) => pair.number(),
+            Self::Null(_) => 1,
+        }
+    }
+
+    pub(crate) fn step(&mut self, step: &Step) -> Result<(), Errno> {
+        match self {
+            Self::Real(pair) => pair.step(step),
+            Self::Sim(pair) => pair.step(step),
+            Self::Null(_) => Ok(()),
+        }
+    }
+
+    /// Posts at most [`DOORBELL_REQUESTS_MAX`] requests with one doorbell: how many were taken, and
+    /// why not all.
+    ///
+    /// # Safety
+    /// What the requests name stays as it is until each has completed or this queue pair has been
+    /// dropped; what inline requests name, until this returns.
+    pub(crate) unsafe fn post_sends(&mut self, requests: &[SendRequest]) -> (usize, Option<Errno>) {
+        match self {
+            // SAFETY: passed on from the caller.
+            Self::Real(pair) => unsafe { pair.post_sends(requests) },
+            // SAFETY: passed on from the caller.
+            Self::Sim(pair) => unsafe { pair.post_sends(requests) },
+            Self::Null(pair) => (pair.post_sends(requests), None),
+        }
+    }
+
+    /// Posts receives: how many were taken, and why not all.
+    ///
+    /// # Safety
+    /// As [`RawQueuePair::post_sends`].
+    pub(crate) unsafe fn post_receives(
+        &mut self,
+        requests: &[ReceiveRequest],
+    ) -> (usize, Option<Errno>) {
+        match self {
+            // SAFETY: passed on from the caller.
+            Self::Real(pair) => unsafe { pair.post_receives(requests) },
+            Self::Sim(pair) => pair.post_receives(requests),
+            // Nobody sends to it.
+            Self::Null(_) => (requests.len(), None),
+        }
+    }
+}

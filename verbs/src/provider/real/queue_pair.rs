@@ -1,0 +1,310 @@
+//! Queue pairs of libibverbs.
+
+use std::ffi::c_int;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use lunette_verbs_proto::negotiate::mtu_code;
+use lunette_verbs_proto::qp_state::{QpState, required};
+use rdma_core_sys as sys;
+use rustix::io::Errno;
+
+use super::super::{
+    DOORBELL_REQUESTS_MAX, Operation, QueueSizes, ReceiveRequest, RemoteMemory, Route, SendRequest,
+    Step,
+};
+use super::{PORT, Queue, Shared, access_bits, ended, made};
+
+/// Code of the time that a peer waits when there is no receive: 0.64 ms.
+const RECEIVER_NOT_READY_TIMER: u8 = 12;
+/// Routers that a packet may pass.
+const HOP_LIMIT: u8 = 64;
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    shared: Rc<Shared>,
+    /// Held, so that it outlives the queue pair.
+    _completions: Rc<Queue>,
+    pair: NonNull<sys::ibv_qp>,
+    state: QpState,
+    /// Lists that are filled for each doorbell and keep their links.
+    sends: Box<[sys::ibv_send_wr]>,
+    receives: Box<[sys::ibv_recv_wr]>,
+    pieces: Box<[sys::ibv_sge]>,
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: the queue pair is live and ends once. Afterwards the adapter reaches no memory
+        // through it any more.
+        let gone = unsafe { (self.shared.library.ibv_destroy_qp)(self.pair.as_ptr()) };
+        debug_assert_eq!(gone, 0, "a queue pair ends");
+    }
+}
+
+impl QueuePair {
+    pub(super) fn create(
+        shared: &Rc<Shared>,
+        completions: &Rc<Queue>,
+        sizes: QueueSizes,
+    ) -> Result<Self, Errno> {
+        let mut attr = sys::ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: completions.queue.as_ptr(),
+            recv_cq: completions.queue.as_ptr(),
+            srq: ptr::null_mut(),
+            cap: sys::ibv_qp_cap {
+                max_send_wr: sizes.sends,
+                max_recv_wr: sizes.receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: sizes.inline_bytes,
+            },
+            qp_type: sys::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        let create = shared.library.ibv_create_qp;
+        // SAFETY: domain and completion queue are live; the attributes are ours. It ends in `Drop`.
+        let pair = made(unsafe { create(shared.domain.as_ptr(), &raw mut attr) })?;
+        let empty_send = sys::ibv_send_wr {
+            wr_id: 0,
+            next: ptr::null_mut(),
+            sg_list: ptr::null_mut(),
+            num_sge: 0,
+            opcode: 0,
+            send_flags: 0,
+            imm_data: 0,
+            wr: sys::ibv_wr_remote {
+                atomic: sys::ibv_wr_atomic::default(),
+            },
+            remote_srqn: 0,
+            others: [0; 6],
+        };
+        let empty_receive = sys::ibv_recv_wr {
+            wr_id: 0,
+            next: ptr::null_mut(),
+            sg_list: ptr::null_mut(),
+            num_sge: 0,
+        };
+        Ok(Self {
+            shared: Rc::clone(shared),
+            _completions: Rc::clone(completions),
+            pair,
+            state: QpState::Reset,
+            sends: vec![empty_send; DOORBELL_REQUESTS_MAX].into(),
+            receives: vec![empty_receive; DOORBELL_REQUESTS_MAX].into(),
+            pieces: vec![sys::ibv_sge::default(); DOORBELL_REQUESTS_MAX].into(),
+        })
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the queue pair is live and its number never changes.
+        unsafe { self.pair.as_ref() }.qp_num
+    }
+
+    pub(crate) fn step(&mut self, step: &Step) -> Result<(), Errno> {
+        let (to, mut attr) = match step {
+            Step::Init(access) => (
+                QpState::Init,
+                sys::ibv_qp_attr {
+                    port_num: PORT,
+                    qp_access_flags: access_bits(*access) & !sys::IBV_ACCESS_OPTIONAL_RANGE,
+                    ..sys::ibv_qp_attr::default()
+                },
+            ),
+            Step::Rtr(route) => (QpState::Rtr, ready_to_receive(route)),
+            Step::Rts(route) => (QpState::Rts, ready_to_send(route)),
+            Step::Error => (QpState::Error, sys::ibv_qp_attr::default()),
+        };
+        let mask = required(self.state, to).ok_or(Errno::INVAL)?.bits();
+        let mask = c_int::try_from(mask).expect("low bits");
+        attr.qp_state = to.code();
+        let modify = self.shared.library.ibv_modify_qp;
+        // SAFETY: the queue pair is live; the attributes that the mask names are set.
+        ended(unsafe { modify(self.pair.as_ptr(), &raw mut attr, mask) })?;
+        self.state = to;
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`RawQueuePair::post_sends`](super::super::RawQueuePair::post_sends).
+    pub(crate) unsafe fn post_sends(&mut self, requests: &[SendRequest]) -> (usize, Option<Errno>) {
+        assert!((1..=DOORBELL_REQUESTS_MAX).contains(&requests.len()));
+        for (index, request) in requests.iter().enumerate() {
+            self.pieces[index] = piece(request.address, request.len_bytes, request.lkey);
+        }
+        let pieces = self.pieces.as_mut_ptr();
+        for (index, request) in requests.iter().enumerate() {
+            let piece = pieces.wrapping_add(index);
+            let list = if request.len_bytes == 0 {
+                ptr::null_mut()
+            } else {
+                piece
+            };
+            fill(&mut self.sends[index], request, list);
+        }
+        self.link(requests.len());
+        let (first, mut bad) = (self.sends.as_mut_ptr(), ptr::null_mut());
+        // SAFETY: the list is well-formed: every request of it has at most one piece, which lies
+        // in `pieces`, and the last has no next. Its memory is the caller's promise.
+        let code = unsafe { sys::inline::ibv_post_send(self.pair.as_ptr(), first, &raw mut bad) };
+        match ended(code) {
+            Ok(()) => (requests.len(), None),
+            Err(errno) => (index_of(bad, first, requests.len()), Some(errno)),
+        }
+    }
+
+    /// Links the first `len` sends to a list.
+    fn link(&mut self, len: usize) {
+        let first = self.sends.as_mut_ptr();
+        for (index, entry) in self.sends[..len].iter_mut().enumerate() {
+            let is_last = index + 1 == len;
+            entry.next = if is_last {
+                ptr::null_mut()
+            } else {
+                first.wrapping_add(index + 1)
+            };
+        }
+    }
+
+    /// # Safety
+    /// As [`RawQueuePair::post_receives`](super::super::RawQueuePair::post_receives).
+    pub(crate) unsafe fn post_receives(
+        &mut self,
+        requests: &[ReceiveRequest],
+    ) -> (usize, Option<Errno>) {
+        assert!((1..=DOORBELL_REQUESTS_MAX).contains(&requests.len()));
+        for (index, request) in requests.iter().enumerate() {
+            self.pieces[index] = piece(request.address, request.len_bytes, request.lkey);
+        }
+        let (first, pieces) = (self.receives.as_mut_ptr(), self.pieces.as_mut_ptr());
+        for (index, request) in requests.iter().enumerate() {
+            let is_last = index + 1 == requests.len();
+            self.receives[index] = sys::ibv_recv_wr {
+                wr_id: request.id,
+                next: if is_last {
+                    ptr::null_mut()
+                } else {
+                    first.wrapping_add(index + 1)
+                },
+                sg_list: pieces.wrapping_add(index),
+                num_sge: c_int::from(request.len_bytes > 0),
+            };
+        }
+        let (first, mut bad) = (self.receives.as_mut_ptr(), ptr::null_mut());
+        // SAFETY: as in `post_sends`.
+        let code = unsafe { sys::inline::ibv_post_recv(self.pair.as_ptr(), first, &raw mut bad) };
+        match ended(code) {
+            Ok(()) => (requests.len(), None),
+            Err(errno) => (index_of(bad, first, requests.len()), Some(errno)),
+        }
+    }
+}
+
+/// Which entry of a list the first refused one is. One that is not of the list: none was taken.
+fn index_of<T>(bad: *mut T, first: *mut T, len: usize) -> usize {
+    let offset = bad.addr().wrapping_sub(first.addr());
+    if offset.is_multiple_of(size_of::<T>()) && offset / size_of::<T>() < len {
+        offset / size_of::<T>()
+    } else {
+        0
+    }
+}
+
+const fn piece(addr: u64, length: u32, lkey: u32) -> sys::ibv_sge {
+    sys::ibv_sge { addr, length, lkey }
+}
+
+fn fill(entry: &mut sys::ibv_send_wr, request: &SendRequest, list: *mut sys::ibv_sge) {
+    use sys::wr_opcode as opcode;
+    let rdma = |remote: RemoteMemory| sys::ibv_wr_remote {
+        rdma: sys::ibv_wr_rdma {
+            remote_addr: remote.address,
+            rkey: remote.rkey,
+        },
+    };
+    let atomic = |remote: RemoteMemory, compare_add, swap| sys::ibv_wr_remote {
+        atomic: sys::ibv_wr_atomic {
+            remote_addr: remote.address,
+            compare_add,
+            swap,
+            rkey: remote.rkey,
+        },
+    };
+    entry.wr_id = request.id;
+    entry.sg_list = list;
+    entry.num_sge = c_int::from(!list.is_null());
+    let signalled = if request.is_signalled {
+        sys::IBV_SEND_SIGNALED
+    } else {
+        0
+    };
+    let inline = if request.is_inline {
+        sys::IBV_SEND_INLINE
+    } else {
+        0
+    };
+    entry.send_flags = signalled | inline;
+    match request.operation {
+        Operation::Write(remote) => {
+            (entry.opcode, entry.wr) = (opcode::RDMA_WRITE, rdma(remote));
+        }
+        Operation::WriteImmediate(remote, immediate) => {
+            (entry.opcode, entry.wr) = (opcode::RDMA_WRITE_WITH_IMM, rdma(remote));
+            entry.imm_data = immediate.to_be();
+        }
+        Operation::Send => entry.opcode = opcode::SEND,
+        Operation::Read(remote) => {
+            (entry.opcode, entry.wr) = (opcode::RDMA_READ, rdma(remote));
+        }
+        Operation::CompareSwap {
+            remote,
+            compare,
+            swap,
+        } => {
+            let wr = atomic(remote, compare, swap);
+            (entry.opcode, entry.wr) = (opcode::ATOMIC_CMP_AND_SWP, wr);
+        }
+        Operation::FetchAdd { remote, add } => {
+            (entry.opcode, entry.wr) = (opcode::ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0));
+        }
+    }
+}
+
+fn ready_to_receive(route: &Route) -> sys::ibv_qp_attr {
+    sys::ibv_qp_attr {
+        path_mtu: mtu_code(route.agreement.mtu_bytes),
+        dest_qp_num: route.peer_qp,
+        rq_psn: route.peer_psn,
+        max_dest_rd_atomic: route.agreement.reads_in,
+        min_rnr_timer: RECEIVER_NOT_READY_TIMER,
+        ah_attr: sys::ibv_ah_attr {
+            grh: sys::ibv_global_route {
+                dgid: sys::ibv_gid {
+                    raw: route.peer_gid,
+                },
+                flow_label: 0,
+                sgid_index: route.own_gid_index,
+                hop_limit: HOP_LIMIT,
+                traffic_class: 0,
+            },
+            dlid: route.peer_lid,
+            is_global: u8::from(route.is_global),
+            port_num: PORT,
+            ..sys::ibv_ah_attr::default()
+        },
+        ..sys::ibv_qp_attr::default()
+    }
+}
+
+fn ready_to_send(route: &Route) -> sys::ibv_qp_attr {
+    sys::ibv_qp_attr {
+        sq_psn: route.own_psn,
+        timeout: route.patience.timeout_exponent,
+        retry_cnt: route.patience.retries,
+        rnr_retry: route.patience.receiver_not_ready_retries,
+        max_rd_atomic: route.agreement.reads_out,
+        ..sys::ibv_qp_attr::default()
+    }
+}

@@ -1,0 +1,544 @@
+//! What a queue pair is made of, as its completion queue and its requests see it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
+use lunette_verbs_proto::id::WrId;
+use lunette_verbs_proto::receive_queue::{ReceiveQueue, place_of};
+use lunette_verbs_proto::send_queue::{Expiry, Outcome, Retired, SendQueue};
+use lunette_verbs_proto::status::Status;
+use rustix::io::Errno;
+use slab::Slab;
+
+use super::request::Request;
+use super::{INLINE_BYTES_MAX, Tells};
+use crate::error::{RequestError, result_of};
+use crate::memory::Piece;
+use crate::provider::{
+    Completion, DOORBELL_REQUESTS_MAX, Operation, QueueSizes, RawQueuePair, ReceiveRequest,
+    SendRequest, Step,
+};
+
+/// What a queue pair has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairCounts {
+    /// Requests that the adapter took.
+    pub posted: u64,
+    /// Of these, those that asked for a completion.
+    pub signalled: u64,
+    /// Times that the adapter was told of new requests.
+    pub doorbells: u64,
+    /// Requests that are over.
+    pub retired: u64,
+    /// Deadlines that broke it: 0 or 1.
+    pub deadlines: u64,
+}
+
+/// A receive that ended.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The piece that was posted.
+    pub piece: Piece,
+    /// Bytes of the message; of a write with immediate data, bytes that were written elsewhere.
+    pub len_bytes: u32,
+    /// The immediate data, of a write that had some.
+    pub immediate: Option<u32>,
+    /// Whether anything arrived at all: receives of a broken queue pair come back flushed.
+    pub status: Status,
+}
+
+/// What a request moves.
+#[derive(Debug)]
+pub(super) enum Payload {
+    Piece(Piece, usize),
+    Inline([u8; INLINE_BYTES_MAX], usize),
+}
+
+impl Payload {
+    pub(super) const fn piece(piece: Piece, len: usize) -> Self {
+        Self::Piece(piece, len)
+    }
+
+    pub(super) fn inline(bytes: &[u8]) -> Self {
+        let mut copy = [0; INLINE_BYTES_MAX];
+        let len = bytes.len();
+        // One that is too long is refused by its length, and its bytes do not matter.
+        let kept = len.min(INLINE_BYTES_MAX);
+        copy[..kept].copy_from_slice(&bytes[..kept]);
+        Self::Inline(copy, len)
+    }
+
+    pub(super) fn into_piece(self) -> Option<Piece> {
+        match self {
+            Self::Piece(piece, _) => Some(piece),
+            Self::Inline(..) => None,
+        }
+    }
+
+    fn fits(&self, inline_bytes_max: u32) -> bool {
+        match self {
+            Self::Piece(piece, len) => *len <= piece.len(),
+            Self::Inline(_, len) => *len <= inline_bytes_max as usize,
+        }
+    }
+}
+
+/// A request from staging to the moment its future has taken the outcome.
+#[derive(Debug)]
+struct Entry {
+    piece: Option<Piece>,
+    outcome: Option<Outcome>,
+    waker: Option<Waker>,
+    /// Nobody waits for it any more.
+    is_abandoned: bool,
+}
+
+/// A queue pair.
+pub(crate) struct PairCore {
+    state: RefCell<State>,
+    counts: Cell<PairCounts>,
+    queue: Tells,
+    slot: u16,
+    generation: u16,
+}
+
+struct State {
+    /// None once it has ended.
+    raw: Option<RawQueuePair>,
+    sends: SendQueue,
+    entries: Slab<Entry>,
+    /// Of request `n`, at `n % depth`: its entry.
+    ring: Box<[usize]>,
+    /// Of request `n`, at `n % depth`: the bytes that it sends inline.
+    inline: Box<[[u8; INLINE_BYTES_MAX]]>,
+    inline_bytes_max: u32,
+    batch: Vec<SendRequest>,
+    retired: Vec<Retired>,
+    receives: ReceiveQueue,
+    receiving: Box<[Option<Piece>]>,
+    arrived: VecDeque<Arrival>,
+    arrival_waker: Option<Waker>,
+    credit_wakers: Vec<Waker>,
+}
+
+impl PairCore {
+    pub(super) fn new(
+        raw: RawQueuePair,
+        sizes: QueueSizes,
+        slot: u16,
+        generation: u16,
+        queue: Tells,
+    ) -> Self {
+        let (sends, receives) = (sizes.sends as usize, sizes.receives as usize);
+        let state = State {
+            raw: Some(raw),
+            sends: SendQueue::new(sizes.sends, 0),
+            entries: Slab::with_capacity(sends),
+            ring: vec![usize::MAX; sends].into(),
+            inline: vec![[0; INLINE_BYTES_MAX]; sends].into(),
+            inline_bytes_max: sizes.inline_bytes,
+            batch: Vec::with_capacity(DOORBELL_REQUESTS_MAX),
+            retired: Vec::with_capacity(sends),
+            receives: ReceiveQueue::new(sizes.receives),
+            receiving: (0..receives).map(|_| None).collect(),
+            arrived: VecDeque::with_capacity(receives),
+            arrival_waker: None,
+            credit_wakers: Vec::new(),
+        };
+        Self {
+            state: RefCell::new(state),
+            counts: Cell::default(),
+            queue,
+            slot,
+            generation,
+        }
+    }
+
+    pub(super) fn counts(&self) -> PairCounts {
+        self.counts.get()
+    }
+
+    fn count(&self, change: impl FnOnce(&mut PairCounts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        let state = self.state.borrow();
+        state.raw.is_some() && state.sends.is_open()
+    }
+
+    pub(super) fn credits(&self) -> u32 {
+        self.state.borrow().sends.credits()
+    }
+
+    pub(super) fn wait_for_credit(&self, waker: &Waker) {
+        let wakers = &mut self.state.borrow_mut().credit_wakers;
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+
+    pub(super) fn step(&self, step: &Step) -> Result<(), Errno> {
+        let mut state = self.state.borrow_mut();
+        state.raw.as_mut().ok_or(Errno::NODEV)?.step(step)
+    }
+
+    const fn id(&self, is_receive: bool, sequence: u32) -> WrId {
+        WrId {
+            slot: self.slot,
+            generation: self.generation,
+            is_receive,
+            sequence,
+        }
+    }
+
+    /// Stages a request.
+    pub(super) fn request(
+        self: &Rc<Self>,
+        operation: Operation,
+        payload: Payload,
+        deadline: Time,
+    ) -> Request {
+        let mut state = self.state.borrow_mut();
+        if !payload.fits(state.inline_bytes_max) {
+            return Request::refused(RequestError::Length, payload);
+        }
+        if state.raw.is_none() {
+            return Request::refused(RequestError::Broken, payload);
+        }
+        let sequence = match state.sends.stage(deadline) {
+            Ok(sequence) => sequence,
+            Err(error) => return Request::refused(error.into(), payload),
+        };
+        let id = self.id(false, sequence).to_bits();
+        let key = state.take_in(id, sequence, operation, payload);
+        let (is_first, is_full) = (
+            state.batch.len() == 1,
+            state.batch.len() == DOORBELL_REQUESTS_MAX,
+        );
+        drop(state);
+        if let Some(queue) = self.queue.upgrade() {
+            queue.staged(self.slot, is_first, deadline);
+        }
+        if is_full {
+            self.flush();
+        }
+        Request::flying(Rc::clone(self), key)
+    }
+
+    /// Posts the batch.
+    pub(crate) fn flush(&self) {
+        let mut state = self.state.borrow_mut();
+        let State {
+            raw,
+            sends,
+            batch,
+            retired,
+            ..
+        } = &mut *state;
+        let Some(raw) = raw.as_mut().filter(|_| !batch.is_empty()) else {
+            batch.clear();
+            return;
+        };
+        sends.seal();
+        let mut signalled = 0;
+        for request in batch.iter_mut() {
+            request.is_signalled = sends.is_signalled(WrId::from_bits(request.id).sequence);
+            signalled += u64::from(request.is_signalled);
+        }
+        // SAFETY: each request's piece is owned by its entry until the request is retired: by its
+        // completion, or after the queue pair has been dropped. Inline bytes lie in a ring that is
+        // not written again before that either.
+        let (taken, refusal) = unsafe { raw.post_sends(batch) };
+        let all = taken == batch.len();
+        batch.clear();
+        let accepted = u32::try_from(taken).expect("a doorbell's requests are few");
+        let ended = sends.posted(accepted, retired);
+        self.count(|counts| {
+            counts.posted += u64::from(accepted);
+            counts.signalled += if all { signalled } else { 0 };
+            counts.doorbells += 1;
+        });
+        if ended.needs_marker || refusal.is_some() {
+            tracing::warn!(?refusal, taken, "the adapter did not take a batch");
+            // Nobody would learn of the end of what it took.
+            Self::break_now(&mut state);
+        }
+        self.settle(state);
+    }
+
+    /// Moves the queue pair to the error state, so that the adapter flushes it.
+    fn break_now(state: &mut State) {
+        state.sends.fail(time::now());
+        if let Some(raw) = state.raw.as_mut()
+            && let Err(errno) = raw.step(&Step::Error)
+        {
+            // Its end does the same.
+            tracing::warn!(%errno, "a queue pair does not break");
+        }
+    }
+
+    pub(super) fn abort(&self) {
+        let mut state = self.state.borrow_mut();
+        Self::break_now(&mut state);
+        self.settle(state);
+    }
+
+    /// Takes a completion in. False if nothing here waits for it.
+    pub(crate) fn completed(&self, id: WrId, status: Status, completion: &Completion) -> bool {
+        let mut state = self.state.borrow_mut();
+        let is_known = if id.is_receive {
+            state.arrive(id.sequence, status, completion)
+        } else {
+            // The clock is read for failures alone: a success needs no time.
+            let now = if status == Status::Success {
+                Time::ZERO
+            } else {
+                time::now()
+            };
+            let State { sends, retired, .. } = &mut *state;
+            sends.complete(now, id.sequence, status, retired).is_ok()
+        };
+        self.settle(state);
+        is_known
+    }
+
+    pub(crate) fn timeout(&self) -> Option<Time> {
+        self.state.borrow().sends.timeout()
+    }
+
+    pub(crate) fn expire(&self, now: Time) {
+        let mut state = self.state.borrow_mut();
+        match state.sends.expire(now) {
+            None => {}
+            Some(Expiry::Break) => {
+                self.count(|counts| counts.deadlines += 1);
+                Self::break_now(&mut state);
+            }
+            Some(Expiry::Destroy) => {
+                drop(state);
+                return self.destroy();
+            }
+        }
+        self.settle(state);
+    }
+
+    /// Ends the queue pair. Everything in flight is over when this returns.
+    pub(crate) fn destroy(&self) {
+        let mut state = self.state.borrow_mut();
+        // First the adapter lets go, then memory is given back.
+        state.raw = None;
+        state.batch.clear();
+        let State {
+            sends,
+            retired,
+            receives,
+            receiving,
+            arrived,
+            ..
+        } = &mut *state;
+        sends.destroyed(retired);
+        let mut left = Vec::new();
+        receives.destroyed(&mut left);
+        for received in left {
+            if let Some(piece) = receiving[usize::from(received.place)].take() {
+                arrived.push_back(Arrival {
+                    piece,
+                    len_bytes: 0,
+                    immediate: None,
+                    status: received.status,
+                });
+            }
+        }
+        self.settle(state);
+    }
+
+    /// Hands out what is over, and wakes who waits, with nothing borrowed.
+    fn settle(&self, mut state: std::cell::RefMut<'_, State>) {
+        let mut wakers: Vec<Waker> = Vec::new();
+        let mut freed = Vec::new();
+        let mut retired = std::mem::take(&mut state.retired);
+        self.count(|counts| counts.retired += retired.len() as u64);
+        for ended in retired.drain(..) {
+            state.end(ended, &mut wakers, &mut freed);
+        }
+        state.retired = retired;
+        let is_over = state.raw.is_none() || !state.sends.is_open();
+        if state.sends.credits() > 0 || is_over {
+            wakers.append(&mut state.credit_wakers);
+        }
+        if !state.arrived.is_empty() || is_over {
+            wakers.extend(state.arrival_waker.take());
+        }
+        drop(state);
+        drop(freed);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn post_receive(&self, piece: Piece) -> Result<(), (RequestError, Piece)> {
+        let mut state = self.state.borrow_mut();
+        let State {
+            raw,
+            sends,
+            receives,
+            receiving,
+            ..
+        } = &mut *state;
+        let Some(raw) = raw.as_mut().filter(|_| sends.is_open()) else {
+            return Err((RequestError::Broken, piece));
+        };
+        let Ok(sequence) = receives.stage() else {
+            return Err((RequestError::Full, piece));
+        };
+        let request = ReceiveRequest {
+            id: self.id(true, sequence).to_bits(),
+            address: piece.address(),
+            len_bytes: u32::try_from(piece.len()).expect("pieces are bounded by a chunk"),
+            lkey: piece.lkey(),
+        };
+        let place = usize::from(place_of(sequence));
+        receiving[place] = Some(piece);
+        // SAFETY: the piece is owned by its place until the receive has completed or the queue pair
+        // has been dropped.
+        let (taken, _refusal) = unsafe { raw.post_receives(&[request]) };
+        if taken == 1 {
+            return Ok(());
+        }
+        receives.refused(sequence);
+        let piece = receiving[place].take().expect("it was put there above");
+        Err((RequestError::Refused, piece))
+    }
+
+    pub(super) fn poll_arrival(&self, cx: &TaskContext<'_>) -> Poll<Result<Arrival, RequestError>> {
+        let mut state = self.state.borrow_mut();
+        if let Some(arrival) = state.arrived.pop_front() {
+            return Poll::Ready(Ok(arrival));
+        }
+        let is_over = state.raw.is_none() || !state.sends.is_open();
+        if is_over && state.receives.posted() == 0 {
+            return Poll::Ready(Err(RequestError::Broken));
+        }
+        state.arrival_waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// The outcome of a request, with its piece.
+    pub(super) fn poll_request(
+        &self,
+        key: usize,
+        cx: &TaskContext<'_>,
+    ) -> Poll<(Result<(), RequestError>, Option<Piece>)> {
+        let mut state = self.state.borrow_mut();
+        let entry = &mut state.entries[key];
+        let Some(outcome) = entry.outcome else {
+            entry.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        let piece = state.entries.remove(key).piece;
+        Poll::Ready((result_of(outcome), piece))
+    }
+
+    /// Nobody waits for a request any more.
+    pub(super) fn abandon(&self, key: usize) {
+        let mut state = self.state.borrow_mut();
+        let entry = &mut state.entries[key];
+        entry.is_abandoned = true;
+        let freed = entry.outcome.is_some().then(|| state.entries.remove(key));
+        drop(state);
+        drop(freed);
+    }
+}
+
+impl State {
+    fn place(&self, sequence: u32) -> usize {
+        sequence as usize & (self.ring.len() - 1)
+    }
+
+    /// Gives a staged request its entry and its place in the batch.
+    fn take_in(&mut self, id: u64, sequence: u32, operation: Operation, payload: Payload) -> usize {
+        let place = self.place(sequence);
+        let mut request = SendRequest {
+            id,
+            operation,
+            address: 0,
+            len_bytes: 0,
+            lkey: 0,
+            is_signalled: false,
+            is_inline: false,
+        };
+        let piece = match payload {
+            Payload::Piece(piece, len) => {
+                request.address = piece.address();
+                request.len_bytes = u32::try_from(len).expect("pieces are bounded by a chunk");
+                request.lkey = piece.lkey();
+                Some(piece)
+            }
+            Payload::Inline(bytes, len) => {
+                self.inline[place] = bytes;
+                request.address = self.inline[place].as_ptr().expose_provenance() as u64;
+                request.len_bytes = u32::try_from(len).expect("checked against the inline limit");
+                request.is_inline = len > 0;
+                None
+            }
+        };
+        let key = self.entries.insert(Entry {
+            piece,
+            outcome: None,
+            waker: None,
+            is_abandoned: false,
+        });
+        self.ring[place] = key;
+        self.batch.push(request);
+        key
+    }
+
+    /// A request is over.
+    fn end(&mut self, ended: Retired, wakers: &mut Vec<Waker>, freed: &mut Vec<Entry>) {
+        let place = self.place(ended.sequence);
+        let key = std::mem::replace(&mut self.ring[place], usize::MAX);
+        let entry = &mut self.entries[key];
+        assert!(entry.outcome.is_none(), "a request ends once");
+        entry.outcome = Some(ended.outcome);
+        wakers.extend(entry.waker.take());
+        if entry.is_abandoned {
+            freed.push(self.entries.remove(key));
+        }
+    }
+
+    /// A receive is over.
+    fn arrive(&mut self, sequence: u32, status: Status, completion: &Completion) -> bool {
+        let Ok(received) = self.receives.complete(sequence, status) else {
+            return false;
+        };
+        let piece = self.receiving[usize::from(received.place)].take();
+        self.arrived.push_back(Arrival {
+            piece: piece.expect("a posted receive has its piece"),
+            len_bytes: completion.len_bytes,
+            immediate: completion.immediate,
+            status,
+        });
+        // A receive that failed broke the queue pair.
+        if status != Status::Success {
+            self.sends.fail(time::now());
+        }
+        true
+    }
+}
+
+impl fmt::Debug for PairCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.borrow();
+        f.debug_struct("PairCore")
+            .field("number", &state.raw.as_ref().map(RawQueuePair::number))
+            .field("in_flight", &state.sends.in_flight())
+            .field("counts", &self.counts.get())
+            .finish()
+    }
+}

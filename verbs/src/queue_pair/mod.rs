@@ -1,0 +1,356 @@
+//! Queue pairs: unconnected, then ready.
+//!
+//! Requests are staged while tasks run and posted together when the core's loop comes round, one
+//! doorbell for all; a full doorbell is posted at once. Each request owns its [`Piece`] until it is
+//! over and gives it back with the outcome. Dropping a request leaves it to the adapter; its piece
+//! is freed when it is over.
+//!
+//! A failure breaks a queue pair for good. What is in flight then ends as flushed, and a new queue
+//! pair is to be made and connected: not every adapter can bring one back.
+
+mod core;
+mod request;
+
+use std::fmt;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+use lunette_runtime_core::random::SplitMix64;
+use lunette_runtime_core::time::Time;
+use lunette_verbs_proto::gid;
+use lunette_verbs_proto::handshake::{Card, Peer, Psn};
+use lunette_verbs_proto::negotiate::Capabilities;
+use lunette_verbs_proto::{receive_queue, send_queue};
+
+pub(crate) use self::core::PairCore;
+use self::core::Payload;
+pub use self::core::{Arrival, PairCounts};
+pub use self::request::Request;
+use crate::completion::{CompletionQueue, Inner};
+use crate::context::Context;
+use crate::error::{RequestError, SetupError};
+use crate::memory::Piece;
+use crate::provider::{Access, Operation, Patience, QueueSizes, RemoteMemory, Route, Step};
+
+/// Most bytes of an inline request.
+pub const INLINE_BYTES_MAX: usize = 64;
+
+/// What ends with the queue pair.
+struct Handle {
+    core: Rc<PairCore>,
+    queue: CompletionQueue,
+    slot: u16,
+    entries: u32,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Nothing reaches memory through it afterwards, so everything in flight is over.
+        self.core.destroy();
+        self.queue.inner().dismiss(self.slot, self.entries);
+    }
+}
+
+/// State of a queue pair that waits for its peer.
+#[derive(Debug)]
+pub struct Unconnected {
+    card: Card,
+    gid_index: u8,
+    is_global: bool,
+}
+
+/// State of a queue pair that sends and receives.
+#[derive(Debug)]
+pub struct Ready {
+    peer: Peer,
+}
+
+/// A reliable connection, owned by one core. Dropping it ends it, and everything in flight with it.
+pub struct QueuePair<State> {
+    handle: Handle,
+    state: State,
+}
+
+impl QueuePair<Unconnected> {
+    /// A queue pair that receives may be posted to, with a random first packet number.
+    ///
+    /// # Errors
+    /// [`SetupError`]; nothing is left behind then.
+    pub fn new(
+        context: &Context,
+        queue: &CompletionQueue,
+        sizes: QueueSizes,
+        access: Access,
+        random: &mut SplitMix64,
+    ) -> Result<Self, SetupError> {
+        let info = context.info().map_err(SetupError::Refused)?;
+        check(sizes, info.queue_depth_max)?;
+        let chosen = gid::choose(&info.gids, None);
+        let is_global = chosen.is_some_and(|entry| entry.kind != gid::GidKind::InfiniBand);
+        let entries = sizes.sends + sizes.receives;
+        let inner = queue.inner();
+        let raw = context.device().queue_pair(&inner.raw(), sizes);
+        let mut raw = raw.map_err(SetupError::Refused)?;
+        raw.step(&Step::Init(access)).map_err(SetupError::Refused)?;
+        let (slot, generation) = inner.admit(entries)?;
+        let card = Card {
+            gid: chosen.map_or([0; 16], |entry| entry.gid),
+            lid: info.lid,
+            qp_num: raw.number(),
+            psn: Psn::draw(random),
+            capabilities: Capabilities {
+                mtu_bytes: info.mtu_bytes,
+                reads_out_max: info.reads_out_max,
+                reads_in_max: info.reads_in_max,
+                has_atomics: info.has_atomics,
+            },
+        };
+        let core = Rc::new(PairCore::new(
+            raw,
+            sizes,
+            slot,
+            generation,
+            Rc::downgrade(inner),
+        ));
+        inner.place(slot, Rc::clone(&core));
+        let handle = Handle {
+            core,
+            queue: queue.clone(),
+            slot,
+            entries,
+        };
+        let state = Unconnected {
+            card,
+            gid_index: chosen.map_or(0, |entry| entry.index),
+            is_global,
+        };
+        Ok(Self { handle, state })
+    }
+
+    /// What the peer has to know, for the handshake.
+    #[must_use]
+    pub const fn card(&self) -> Card {
+        self.state.card
+    }
+
+    /// Connects to the peer that the handshake found.
+    ///
+    /// # Errors
+    /// [`SetupError::Refused`] as the adapter has it; the queue pair is gone then.
+    pub fn connect(self, peer: Peer, patience: Patience) -> Result<QueuePair<Ready>, SetupError> {
+        let route = Route {
+            own_gid_index: self.state.gid_index,
+            own_psn: self.state.card.psn.value(),
+            peer_gid: peer.card.gid,
+            peer_lid: peer.card.lid,
+            is_global: self.state.is_global,
+            peer_qp: peer.card.qp_num,
+            peer_psn: peer.card.psn.value(),
+            agreement: peer.agreement,
+            patience,
+        };
+        let core = &self.handle.core;
+        core.step(&Step::Rtr(route)).map_err(SetupError::Refused)?;
+        core.step(&Step::Rts(route)).map_err(SetupError::Refused)?;
+        Ok(QueuePair {
+            handle: self.handle,
+            state: Ready { peer },
+        })
+    }
+}
+
+fn check(sizes: QueueSizes, depth_max: u32) -> Result<(), SetupError> {
+    let deepest = depth_max.min(send_queue::DEPTH_MAX);
+    let sends = sizes.sends.is_power_of_two() && (2..=deepest).contains(&sizes.sends);
+    let receives_max = depth_max.min(receive_queue::DEPTH_MAX);
+    let receives = (1..=receives_max).contains(&sizes.receives);
+    if sends && receives && sizes.inline_bytes as usize <= INLINE_BYTES_MAX {
+        Ok(())
+    } else {
+        Err(SetupError::Size)
+    }
+}
+
+impl<State> QueuePair<State> {
+    /// Posts a receive. The piece belongs to the adapter until it comes back as an [`Arrival`].
+    ///
+    /// # Errors
+    /// [`RequestError::Full`], [`RequestError::Broken`] or [`RequestError::Refused`], and the piece.
+    pub fn post_receive(&self, piece: Piece) -> Result<(), (RequestError, Piece)> {
+        self.handle.core.post_receive(piece)
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counts(&self) -> PairCounts {
+        self.handle.core.counts()
+    }
+}
+
+impl QueuePair<Ready> {
+    /// The peer, and what was agreed with it.
+    #[must_use]
+    pub const fn peer(&self) -> &Peer {
+        &self.state.peer
+    }
+
+    /// Whether requests may be made.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.handle.core.is_open()
+    }
+
+    /// Requests that may be made now.
+    #[must_use]
+    pub fn credits(&self) -> u32 {
+        self.handle.core.credits()
+    }
+
+    /// Waits until a request may be made.
+    ///
+    /// # Errors
+    /// [`RequestError::Broken`].
+    pub async fn credit(&self) -> Result<(), RequestError> {
+        poll_fn(|cx| {
+            let core = &self.handle.core;
+            if !core.is_open() {
+                Poll::Ready(Err(RequestError::Broken))
+            } else if core.credits() > 0 {
+                Poll::Ready(Ok(()))
+            } else {
+                core.wait_for_credit(cx.waker());
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
+    /// Writes the first `len` bytes of a piece to the peer's memory.
+    pub fn write(&self, from: Piece, len: usize, to: RemoteMemory, deadline: Time) -> Request {
+        self.request(Operation::Write(to), Payload::piece(from, len), deadline)
+    }
+
+    /// As [`QueuePair::write`]; the peer's next receive ends with `immediate` when the bytes are
+    /// there.
+    pub fn write_immediate(
+        &self,
+        from: Piece,
+        len: usize,
+        to: RemoteMemory,
+        immediate: u32,
+        deadline: Time,
+    ) -> Request {
+        let operation = Operation::WriteImmediate(to, immediate);
+        self.request(operation, Payload::piece(from, len), deadline)
+    }
+
+    /// Writes a few bytes, which are copied now.
+    pub fn write_inline(&self, bytes: &[u8], to: RemoteMemory, deadline: Time) -> Request {
+        self.request(Operation::Write(to), Payload::inline(bytes), deadline)
+    }
+
+    /// Ends the peer's next receive with `immediate`, without bytes.
+    pub fn notify(&self, immediate: u32, deadline: Time) -> Request {
+        let nowhere = RemoteMemory {
+            address: 0,
+            rkey: 0,
+        };
+        let operation = Operation::WriteImmediate(nowhere, immediate);
+        self.request(operation, Payload::inline(&[]), deadline)
+    }
+
+    /// Sends the first `len` bytes of a piece to the peer's next receive.
+    pub fn send(&self, from: Piece, len: usize, deadline: Time) -> Request {
+        self.request(Operation::Send, Payload::piece(from, len), deadline)
+    }
+
+    /// Sends a few bytes, which are copied now, to the peer's next receive.
+    pub fn send_inline(&self, bytes: &[u8], deadline: Time) -> Request {
+        self.request(Operation::Send, Payload::inline(bytes), deadline)
+    }
+
+    /// Reads the peer's memory into the first `len` bytes of a piece.
+    pub fn read(&self, into: Piece, len: usize, from: RemoteMemory, deadline: Time) -> Request {
+        let operation = Operation::Read(from);
+        self.request_if(
+            self.state.peer.agreement.reads_out > 0,
+            operation,
+            into,
+            len,
+            deadline,
+        )
+    }
+
+    /// Swaps a word of the peer's memory if it is `compare`; what it was is in the first 8 bytes of
+    /// the piece afterwards, in this machine's byte order.
+    pub fn compare_swap(
+        &self,
+        into: Piece,
+        at: RemoteMemory,
+        (compare, swap): (u64, u64),
+        deadline: Time,
+    ) -> Request {
+        let operation = Operation::CompareSwap {
+            remote: at,
+            compare,
+            swap,
+        };
+        self.request_if(self.has_atomics(), operation, into, 8, deadline)
+    }
+
+    /// Adds to a word of the peer's memory; what it was is in the first 8 bytes of the piece
+    /// afterwards, in this machine's byte order.
+    pub fn fetch_add(&self, into: Piece, at: RemoteMemory, add: u64, deadline: Time) -> Request {
+        let operation = Operation::FetchAdd { remote: at, add };
+        self.request_if(self.has_atomics(), operation, into, 8, deadline)
+    }
+
+    const fn has_atomics(&self) -> bool {
+        let agreement = &self.state.peer.agreement;
+        agreement.has_atomics && agreement.reads_out > 0
+    }
+
+    /// What was not agreed on is refused here: at an adapter it would break the queue pair.
+    fn request_if(
+        &self,
+        is_agreed: bool,
+        operation: Operation,
+        piece: Piece,
+        len: usize,
+        deadline: Time,
+    ) -> Request {
+        let payload = Payload::piece(piece, len);
+        if is_agreed {
+            self.request(operation, payload, deadline)
+        } else {
+            Request::refused(RequestError::Refused, payload)
+        }
+    }
+
+    fn request(&self, operation: Operation, payload: Payload, deadline: Time) -> Request {
+        self.handle.core.request(operation, payload, deadline)
+    }
+
+    /// The next receive that ended, in order.
+    ///
+    /// # Errors
+    /// [`RequestError::Broken`], when the queue pair is broken and nothing is left.
+    pub async fn arrival(&self) -> Result<Arrival, RequestError> {
+        poll_fn(|cx| self.handle.core.poll_arrival(cx)).await
+    }
+
+    /// Breaks the queue pair: what is in flight ends as flushed.
+    pub fn abort(&self) {
+        self.handle.core.abort();
+    }
+}
+
+impl<State> fmt::Debug for QueuePair<State> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueuePair({:?})", self.handle.core)
+    }
+}
+
+/// The queue that a queue pair tells about its batches.
+type Tells = std::rc::Weak<Inner>;

@@ -1,0 +1,76 @@
+//! A request as a future.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use super::core::{PairCore, Payload};
+use crate::error::RequestError;
+use crate::memory::Piece;
+
+/// A request in flight, which owns its piece.
+///
+/// Await it for the outcome and the piece, if it had one. Dropping it does not take it back: the
+/// adapter may still do it, and the piece is freed when it is over.
+#[must_use = "a request that is dropped is not known to be done"]
+pub struct Request {
+    state: RequestState,
+}
+
+enum RequestState {
+    Flying(Rc<PairCore>, usize),
+    Refused(RequestError, Option<Piece>),
+    Taken,
+}
+
+impl Request {
+    pub(super) const fn flying(core: Rc<PairCore>, key: usize) -> Self {
+        Self {
+            state: RequestState::Flying(core, key),
+        }
+    }
+
+    pub(super) fn refused(error: RequestError, payload: Payload) -> Self {
+        Self {
+            state: RequestState::Refused(error, payload.into_piece()),
+        }
+    }
+}
+
+impl Future for Request {
+    type Output = (Result<(), RequestError>, Option<Piece>);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match std::mem::replace(&mut self.state, RequestState::Taken) {
+            RequestState::Flying(core, key) => {
+                let polled = core.poll_request(key, cx);
+                if polled.is_pending() {
+                    self.state = RequestState::Flying(core, key);
+                }
+                polled
+            }
+            RequestState::Refused(error, piece) => Poll::Ready((Err(error), piece)),
+            RequestState::Taken => unreachable!("a request is not polled after its outcome"),
+        }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if let RequestState::Flying(core, key) = &self.state {
+            core.abandon(*key);
+        }
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            RequestState::Flying(..) => "Request(in flight)",
+            RequestState::Refused(..) => "Request(refused)",
+            RequestState::Taken => "Request(over)",
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! A fabric of simulated adapters that are stricter than any real one.
+//!
+//! Everything happens while completion queues are polled, in an order that the seed fixes; there
+//! is no clock. Where adapters differ in how much they let pass, these let nothing pass: a queue
+//! takes what it holds and no more, counting requests whose end nobody has been told; keys, bounds,
+//! alignment and rights are checked byte by byte; packet numbers must meet; a completion queue that
+//! overflows takes its queue pairs with it. And where adapters differ in how they fail, these fail
+//! in all the ways that [`Fault`] names, when told to.
+//!
+//! The adapters reach memory as real ones do, by address: what was registered, and nothing else.
+
+mod adapter;
+mod objects;
+mod world;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+pub(crate) use objects::{SimCompletions, SimDevice, SimMemory, SimQueuePair};
+use world::World;
+
+/// Adapters of one fabric.
+pub const DEVICES_MAX: usize = 64;
+
+/// What is to go wrong at an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The peer has no receive for the next request, whatever it posted.
+    ReceiverNotReady,
+    /// The peer does not answer the next request.
+    RetryExceeded,
+    /// The queue pair of the next request breaks before it.
+    Flush,
+    /// The peer refuses the next request.
+    RemoteAccess,
+    /// The next request fails with this code.
+    Code(u32),
+    /// The link goes away: requests wait for it, as long as retries last.
+    LinkDown,
+    /// The link comes back.
+    LinkUp,
+    /// The completion queue of the next request overflows.
+    CompletionOverrun,
+    /// Every request from now on takes so many steps of the fabric; 0 and 1 are full speed.
+    Slow {
+        /// Steps of a request.
+        steps: u32,
+    },
+    /// No request completes from now on, and no flush either.
+    Silence,
+}
+
+/// Adapters that reach one another. Clones share the fabric.
+#[derive(Clone)]
+pub struct Fabric(Rc<RefCell<World>>);
+
+impl Fabric {
+    /// A fabric without adapters, whose order of events `seed` fixes.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(Rc::new(RefCell::new(World::new(seed))))
+    }
+
+    /// Adds an adapter and answers with its number.
+    ///
+    /// # Panics
+    /// At [`DEVICES_MAX`] of them.
+    pub fn add_device(&self) -> usize {
+        self.0.borrow_mut().add_device()
+    }
+
+    /// Lets something go wrong at an adapter.
+    ///
+    /// # Panics
+    /// If there is no such adapter.
+    pub fn inject(&self, device: usize, fault: Fault) {
+        self.0.borrow_mut().inject(device, fault);
+    }
+
+    /// Requests that the adapters executed, failed and flushed since the beginning, and their order
+    /// as a hash: equal for equal seeds and equal calls.
+    #[must_use]
+    pub fn trace(&self) -> (u64, u64) {
+        self.0.borrow().trace()
+    }
+
+    pub(crate) fn device(&self, index: usize) -> Option<SimDevice> {
+        SimDevice::open(&self.0, index)
+    }
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fabric({:?})", self.trace())
+    }
+}

@@ -1,0 +1,195 @@
+//! What the seam holds of a fabric.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use lunette_verbs_proto::gid::{GidEntry, GidKind};
+use rustix::io::Errno;
+
+use super::world::World;
+use crate::provider::{
+    Access, Completion, DeviceEvent, DeviceInfo, Keys, QueueSizes, ReceiveRequest, SendRequest,
+    Step,
+};
+
+type Shared = Rc<RefCell<World>>;
+
+/// The address of an adapter.
+pub(super) fn gid_of(device: usize) -> [u8; 16] {
+    let last = u8::try_from(device + 1).expect("bounded by DEVICES_MAX");
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 2, 0, last]
+}
+
+/// An opened adapter.
+#[derive(Debug)]
+pub(crate) struct SimDevice {
+    world: Shared,
+    device: usize,
+}
+
+/// A registration.
+#[derive(Debug)]
+pub(crate) struct SimMemory {
+    world: Shared,
+    device: usize,
+    key: u32,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct SimCompletions {
+    world: Shared,
+    device: usize,
+    queue: u32,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct SimQueuePair {
+    world: Shared,
+    device: usize,
+    number: u32,
+}
+
+impl SimDevice {
+    pub(super) fn open(world: &Shared, device: usize) -> Option<Self> {
+        let exists = device < world.borrow().devices.len();
+        exists.then(|| Self {
+            world: Rc::clone(world),
+            device,
+        })
+    }
+
+    pub(crate) fn info(&self) -> DeviceInfo {
+        let world = self.world.borrow();
+        let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+        let entry = |index, gid| GidEntry {
+            index,
+            gid,
+            kind: GidKind::RoceV2,
+            is_up: true,
+        };
+        DeviceInfo {
+            name: format!("sim{}", self.device),
+            is_active: world.devices[self.device].is_link_up,
+            is_ethernet: true,
+            lid: 0,
+            mtu_bytes: 1024,
+            gids: vec![entry(0, link_local), entry(1, gid_of(self.device))],
+            queue_depth_max: 1 << 15,
+            completions_max: 1 << 16,
+            reads_out_max: 4,
+            reads_in_max: 8,
+            has_atomics: true,
+        }
+    }
+
+    /// # Safety
+    /// As [`RawDevice::register`](crate::provider::RawDevice::register).
+    pub(crate) unsafe fn register(
+        &self,
+        address: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> (SimMemory, Keys) {
+        let mut world = self.world.borrow_mut();
+        let key = world.devices[self.device].register(address, len, access);
+        let memory = SimMemory {
+            world: Rc::clone(&self.world),
+            device: self.device,
+            key,
+        };
+        (
+            memory,
+            Keys {
+                lkey: key,
+                rkey: key,
+            },
+        )
+    }
+
+    pub(crate) fn completions(&self, entries: u32) -> SimCompletions {
+        let queue = self.world.borrow_mut().devices[self.device].add_queue(entries);
+        SimCompletions {
+            world: Rc::clone(&self.world),
+            device: self.device,
+            queue,
+        }
+    }
+
+    pub(crate) fn queue_pair(
+        &self,
+        completions: &SimCompletions,
+        sizes: QueueSizes,
+    ) -> SimQueuePair {
+        let mut world = self.world.borrow_mut();
+        let number = world.add_pair(self.device, completions.queue, sizes);
+        SimQueuePair {
+            world: Rc::clone(&self.world),
+            device: self.device,
+            number,
+        }
+    }
+
+    pub(crate) fn next_event(&self) -> Option<DeviceEvent> {
+        self.world.borrow_mut().devices[self.device]
+            .events
+            .pop_front()
+    }
+}
+
+impl Drop for SimMemory {
+    fn drop(&mut self) {
+        let mut world = self.world.borrow_mut();
+        world.devices[self.device].deregister(self.key);
+    }
+}
+
+impl SimCompletions {
+    pub(crate) fn poll(&self, out: &mut [Completion]) -> Result<usize, Errno> {
+        let mut world = self.world.borrow_mut();
+        world.advance();
+        world.devices[self.device].take_completions(self.queue, out)
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        self.world.borrow().has_work()
+    }
+}
+
+impl Drop for SimCompletions {
+    fn drop(&mut self) {
+        let mut world = self.world.borrow_mut();
+        world.devices[self.device].remove_queue(self.queue);
+    }
+}
+
+impl SimQueuePair {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn step(&self, step: &Step) -> Result<(), Errno> {
+        let mut world = self.world.borrow_mut();
+        world.devices[self.device].step_pair(self.number, step)
+    }
+
+    /// # Safety
+    /// As [`RawQueuePair::post_sends`](crate::provider::RawQueuePair::post_sends).
+    pub(crate) unsafe fn post_sends(&self, requests: &[SendRequest]) -> (usize, Option<Errno>) {
+        let mut world = self.world.borrow_mut();
+        world.devices[self.device].post_sends(self.number, requests)
+    }
+
+    pub(crate) fn post_receives(&self, requests: &[ReceiveRequest]) -> (usize, Option<Errno>) {
+        let mut world = self.world.borrow_mut();
+        world.devices[self.device].post_receives(self.number, requests)
+    }
+}
+
+impl Drop for SimQueuePair {
+    fn drop(&mut self) {
+        let mut world = self.world.borrow_mut();
+        world.devices[self.device].remove_pair(self.number);
+    }
+}

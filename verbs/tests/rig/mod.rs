@@ -1,0 +1,107 @@
+//! Two ends of a connection on one core, over any provider.
+#![allow(dead_code, reason = "each test binary uses its part of the rig")]
+
+use std::time::Duration;
+
+use lunette_runtime::net::{TcpListener, TcpStream};
+use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
+use lunette_runtime_core::random::SplitMix64;
+use lunette_runtime_core::time::Time;
+use lunette_verbs::connect::{accept, initiate};
+use lunette_verbs::{
+    Access, CompletionQueue, Context, Patience, Piece, QueuePair, QueueSizes, Ready, Slab, Window,
+};
+
+pub(crate) const WINDOW_BYTES: usize = 1 << 20;
+pub(crate) const SLAB_BYTES: usize = 1 << 20;
+pub(crate) const ALL: Access = Access {
+    remote_read: true,
+    remote_write: true,
+    remote_atomic: true,
+    relaxed_ordering: false,
+};
+
+/// One end. The queue pair goes first, the device last.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) pair: QueuePair<Ready>,
+    pub(crate) queue: CompletionQueue,
+    pub(crate) slab: Slab,
+    pub(crate) window: Window,
+    pub(crate) context: Context,
+}
+
+impl End {
+    /// A piece that holds these bytes.
+    pub(crate) fn piece(&self, bytes: &[u8]) -> Piece {
+        let mut piece = self.slab.alloc(bytes.len()).expect("room in the slab");
+        piece.as_mut_slice().copy_from_slice(bytes);
+        piece
+    }
+
+    /// Bytes of the window.
+    pub(crate) fn seen(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.window.read(offset, &mut bytes);
+        bytes
+    }
+}
+
+/// Soon enough for a test that hangs, and late enough for a busy emulated machine.
+pub(crate) fn soon() -> Time {
+    time::now() + Duration::from_secs(20)
+}
+
+pub(crate) fn random() -> SplitMix64 {
+    let elapsed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    SplitMix64::new(u64::try_from(elapsed.expect("after 1970").as_nanos()).unwrap_or(7))
+}
+
+/// Connects two devices with each other.
+pub(crate) async fn connect(a: &Context, b: &Context, sizes: QueueSizes) -> (End, End) {
+    let listener = TcpListener::bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let address = listener.local_addr();
+    let b = b.clone();
+    let accepting = spawn_local(async move {
+        let stream = listener.accept().await.expect("a connection");
+        one_end(&stream, &b, sizes, false).await
+    });
+    let stream = TcpStream::connect(address).await.expect("a connection");
+    let first = one_end(&stream, a, sizes, true).await;
+    let second = accepting.await.expect("the other end connects");
+    (first, second)
+}
+
+/// One end of a connection over this stream.
+pub(crate) async fn one_end(
+    stream: &TcpStream,
+    context: &Context,
+    sizes: QueueSizes,
+    is_initiator: bool,
+) -> End {
+    let queue = CompletionQueue::new(context, 2 * (sizes.sends + sizes.receives)).expect("a queue");
+    let region = |len| arena().alloc(len).expect("room in the arena");
+    let slab = Slab::register(context, region(SLAB_BYTES)).expect("a slab");
+    let window = Window::register(context, region(WINDOW_BYTES), ALL).expect("a window");
+    let mut random = random();
+    let pair = QueuePair::new(context, &queue, sizes, ALL, &mut random).expect("a queue pair");
+    let epoch = random.next();
+    let patience = Patience::default();
+    let pair = if is_initiator {
+        initiate(stream, pair, patience, epoch).await
+    } else {
+        accept(stream, pair, patience, epoch).await
+    };
+    End {
+        pair: pair.expect("the handshake"),
+        queue,
+        slab,
+        window,
+        context: context.clone(),
+    }
+}
+
+/// Runs a test on a core of its own.
+pub(crate) fn on_core<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send) {
+    block_on(None, CoreOptions::default(), test).expect("a core");
+}
