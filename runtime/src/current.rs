@@ -25,7 +25,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    Core::current().spawn(future)
+    Core::with_current(|core| core.spawn(future))
 }
 
 /// The core that the calling task runs on.

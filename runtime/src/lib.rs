@@ -72,8 +72,8 @@ pub use driver::{
     DriverChoice, DriverKind, DriverOptions, Feature, Features, OPERATIONS_MAX, ProbeError,
 };
 pub use executor::{
-    CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard, Stall,
-    StallWatch, TASKS_MAX,
+    Class, CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard,
+    Stall, StallWatch, TASKS_MAX,
 };
 pub use lease::{Lease, Lend, LendRead, LendWrite};
 pub use mesh::{MESSAGES_MAX, MeshError, spawn_on};

@@ -5,6 +5,7 @@
 //! its [`Idle`] policy says, then sleeps in the driver, in one place, until a completion, a timer
 //! or another core's wake-up.
 
+mod classes;
 mod devices;
 mod idle;
 mod source;
@@ -12,9 +13,10 @@ mod stall;
 mod task;
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
+use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -33,19 +35,19 @@ use crate::mesh::{Inbox, Message};
 use crate::op::Op;
 use crate::process;
 use crate::runtime::CoreOptions;
+pub use classes::Class;
 pub use idle::Idle;
 use idle::IdleState;
 use source::Sources;
 pub use source::{CoreWaker, SOURCES_MAX, Source, SourceGuard};
 pub(crate) use stall::Pulse;
 pub use stall::{Stall, StallWatch};
-pub(crate) use task::Spawned;
+pub(crate) use task::Header;
+use task::{Current, Scheduler};
 pub use task::{JoinError, JoinHandle};
 
 /// Tasks of one core.
 pub const TASKS_MAX: usize = 65_536;
-/// Tasks run before the driver is asked again, so that completions are never starved.
-const TASKS_PER_TURN_MAX: usize = 64;
 /// Looks at driver and inbox in one turn of a core that spins.
 const LOOKS_PER_TURN: usize = 16;
 /// Completions taken from one source in one turn.
@@ -64,8 +66,7 @@ pub(crate) struct Core {
     inbox: Arc<Inbox>,
     peers: Arc<[Arc<Inbox>]>,
     origin: Instant,
-    ready: RefCell<VecDeque<Spawned>>,
-    tasks: RefCell<Slab<Waker>>,
+    scheduler: Scheduler,
     table: RefCell<Table>,
     timers: RefCell<Wheel<Waker>>,
     idle: RefCell<IdleState>,
@@ -94,12 +95,12 @@ impl Core {
         let driver = Driver::open(options.driver, &options.driver_options)?;
         let inbox = Arc::clone(&peers[usize::from(index.0)]);
         inbox.open(driver.wake_fd());
+        let scheduler = Scheduler::new(Arc::clone(&inbox));
         let core = Rc::new(Self {
             inbox,
             peers,
             origin,
-            ready: RefCell::new(VecDeque::with_capacity(TASKS_PER_TURN_MAX)),
-            tasks: RefCell::new(Slab::new()),
+            scheduler,
             table: RefCell::new(Table::new()),
             timers: RefCell::new(Wheel::new(Time::ZERO)),
             idle: RefCell::new(IdleState::new(options.idle)),
@@ -121,7 +122,7 @@ impl Core {
         let bell = self.inbox.bell().try_clone_to_owned();
         let bell = bell.map_err(|error| ProbeError::from_io(&error))?;
         let (core, bell) = (Rc::clone(self), Descriptor::plain(bell));
-        drop(self.spawn(async move {
+        drop(self.spawn_as(Class::Latency, async move {
             let mut counter = Box::new(0_u64);
             loop {
                 let read = Op::submit(&core, Submission::ReadCounter, &bell, counter);
@@ -146,11 +147,51 @@ impl Core {
             .expect("this call needs a runtime: use it inside `block_on` or a core's task")
     }
 
+    /// As [`Core::current`], for the length of a call.
+    ///
+    /// # Panics
+    /// Outside a runtime's thread.
+    #[track_caller]
+    pub(crate) fn with_current<T>(then: impl FnOnce(&Rc<Self>) -> T) -> T {
+        CURRENT.with_borrow(|current| {
+            let core = current.as_ref();
+            then(
+                core.expect("this call needs a runtime: use it inside `block_on` or a core's task"),
+            )
+        })
+    }
+
     /// Makes this core the calling thread's until the guard drops.
     pub(crate) fn enter(self: &Rc<Self>) -> Entered {
         let before = CURRENT.with_borrow_mut(|current| current.replace(Rc::clone(self)));
         assert!(before.is_none(), "a runtime inside a runtime");
-        Entered
+        // SAFETY: the scheduler lies in the core, which the guard keeps, and drops after this one.
+        let current = unsafe { self.scheduler.enter() };
+        Entered {
+            _current: current,
+            _core: Rc::clone(self),
+        }
+    }
+
+    /// Starts a task on this core, of the class of the task that runs.
+    #[track_caller]
+    pub(crate) fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        let class = self.scheduler.class();
+        self.scheduler.spawn(class, Location::caller(), future)
+    }
+
+    /// Starts a task of `class` on this core.
+    #[track_caller]
+    pub(crate) fn spawn_as<F>(&self, class: Class, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        self.scheduler.spawn(class, Location::caller(), future)
     }
 
     pub(crate) fn index(&self) -> CoreIndex {
@@ -161,9 +202,9 @@ impl Core {
         self.peers.get(usize::from(index.0))
     }
 
-    fn is_peer(&self, inbox: &Arc<Inbox>) -> bool {
+    fn is_peer(&self, inbox: &Inbox) -> bool {
         self.peer(inbox.index())
-            .is_some_and(|peer| Arc::ptr_eq(peer, inbox))
+            .is_some_and(|peer| ptr::eq(Arc::as_ptr(peer), inbox))
     }
 
     pub(crate) fn peers_len(&self) -> usize {
@@ -222,21 +263,9 @@ impl Core {
     /// Drops every task, then waits until the devices have let go of every lease.
     pub(crate) fn shut_down(&self) {
         self.inbox.close();
-        let wakers: Vec<Waker> = self.tasks.borrow_mut().drain().collect();
-        for waker in wakers {
-            waker.wake();
-        }
-        loop {
-            while let Some(message) = self.inbox.next_message() {
-                drop(message);
-            }
-            let next = self
-                .ready
-                .borrow_mut()
-                .pop_front()
-                .or_else(|| self.inbox.next_woken());
-            let Some(runnable) = next else { break };
-            drop(runnable);
+        self.scheduler.shut_down();
+        while let Some(message) = self.inbox.next_message() {
+            drop(message);
         }
         for key in self.table.borrow().in_flight() {
             self.driver.borrow_mut().cancel(key);
@@ -288,7 +317,7 @@ impl Core {
         let worked = self.run_ready() | arrived;
         add_one(&self.counters.turns);
         self.inbox.pulse().beat(self.counters.turns.get());
-        if !self.ready.borrow().is_empty() {
+        if !self.scheduler.is_idle() {
             if self.driver_may_have_work() {
                 self.drive(Wait::Poll);
             }
@@ -299,13 +328,18 @@ impl Core {
 
     /// Runs tasks that are ready, at most a turn's worth.
     fn run_ready(&self) -> bool {
+        self.scheduler.begin_turn();
         let mut worked = false;
-        for _ in 0..TASKS_PER_TURN_MAX {
-            let Some(runnable) = self.ready.borrow_mut().pop_front() else {
-                break;
-            };
-            self.inbox.pulse().enter_task(runnable.metadata());
-            runnable.run();
+        while let Some((task, choice)) = self.scheduler.next() {
+            self.inbox.pulse().enter_task(task.spawned_at());
+            if choice.is_contended {
+                let began = self.now();
+                task.run(&self.scheduler);
+                let took = self.now().since(began);
+                self.scheduler.charge(choice.class, took);
+            } else {
+                task.run(&self.scheduler);
+            }
             worked = true;
         }
         if worked {
@@ -315,11 +349,7 @@ impl Core {
     }
 
     fn take_inbox(&self) -> bool {
-        let mut worked = false;
-        while let Some(runnable) = self.inbox.next_woken() {
-            self.ready.borrow_mut().push_back(runnable);
-            worked = true;
-        }
+        let mut worked = self.scheduler.take_woken();
         for _ in 0..MESSAGES_PER_TURN_MAX {
             let Some(message) = self.inbox.next_message() else {
                 break;
@@ -433,7 +463,10 @@ impl fmt::Debug for Core {
 }
 
 /// Leaves the core when dropped.
-pub(crate) struct Entered;
+pub(crate) struct Entered {
+    _current: Current,
+    _core: Rc<Core>,
+}
 
 impl Drop for Entered {
     fn drop(&mut self) {
@@ -441,29 +474,19 @@ impl Drop for Entered {
     }
 }
 
-/// Pushes a task to its core's queue: directly on its own thread, through the inbox elsewhere.
-fn schedule(home: &Arc<Inbox>, runnable: Spawned) {
-    let mut runnable = Some(runnable);
-    CURRENT.with_borrow(|current| {
-        if let Some(core) = current
-            && Arc::ptr_eq(&core.inbox, home)
-        {
-            core.ready.borrow_mut().extend(runnable.take());
-        }
-    });
-    if let Some(runnable) = runnable {
-        home.push_woken(runnable);
-    }
-}
-
 /// Gives a core a message and wakes it: by a message between rings if the calling thread is another
 /// core of the same runtime, which will turn its own ring soon; else by the eventfd, at once.
 pub(crate) fn deliver(inbox: &Arc<Inbox>, message: Message) -> Result<(), Message> {
     inbox.push_message(message)?;
+    wake_inbox(inbox);
+    Ok(())
+}
+
+/// Wakes a core that has mail: see [`deliver`].
+pub(crate) fn wake_inbox(inbox: &Inbox) {
     let current = CURRENT.with_borrow(Option::clone);
     match current.filter(|core| core.is_peer(inbox)) {
         Some(core) => core.wake_peer(inbox),
         None => inbox.wake(),
     }
-    Ok(())
 }

@@ -8,9 +8,11 @@
 //! No wake-up is lost: see [`doorbell`].
 
 mod doorbell;
+mod woken;
 
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
@@ -22,8 +24,10 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use doorbell::Doorbell;
+use woken::WokenList;
+pub(crate) use woken::{Linked, WokenLink};
 
-use crate::executor::{Core, Pulse, Spawned, TASKS_MAX, deliver};
+use crate::executor::{Core, Header, Pulse, deliver};
 
 /// Messages waiting at one core.
 pub const MESSAGES_MAX: usize = 1024;
@@ -37,8 +41,7 @@ const NO_RING: RawFd = -1;
 pub(crate) struct Inbox {
     index: CoreIndex,
     messages: ArrayQueue<Message>,
-    /// At most one entry per task, so it cannot overflow.
-    woken: ArrayQueue<Spawned>,
+    woken: WokenList<Header>,
     doorbell: Doorbell,
     pulse: Pulse,
     closed: AtomicBool,
@@ -51,7 +54,7 @@ impl Inbox {
         Ok(Self {
             index,
             messages: ArrayQueue::new(MESSAGES_MAX),
-            woken: ArrayQueue::new(TASKS_MAX),
+            woken: WokenList::new(),
             doorbell: Doorbell::new(),
             pulse: Pulse::default(),
             closed: AtomicBool::new(false),
@@ -94,10 +97,23 @@ impl Inbox {
         self.messages.push(message)
     }
 
-    pub(crate) fn push_woken(&self, runnable: Spawned) {
-        let pushed = self.woken.push(runnable);
-        assert!(pushed.is_ok(), "a task is woken into its queue once");
-        self.wake();
+    /// See [`WokenList::push`]. The core is to be woken afterwards.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn push_woken(&self, task: NonNull<Header>) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.woken.push(task) }
+    }
+
+    /// As the core: see [`WokenList::take`].
+    pub(crate) fn take_woken(&self, each: impl FnMut(NonNull<Header>)) {
+        self.woken.take(each);
+    }
+
+    /// As the core: see [`WokenList::close`].
+    pub(crate) fn close_woken(&self, each: impl FnMut(NonNull<Header>)) {
+        self.woken.close(each);
     }
 
     pub(crate) fn next_message(&self) -> Option<Message> {
@@ -105,14 +121,6 @@ impl Inbox {
             None
         } else {
             self.messages.pop()
-        }
-    }
-
-    pub(crate) fn next_woken(&self) -> Option<Spawned> {
-        if self.woken.is_empty() {
-            None
-        } else {
-            self.woken.pop()
         }
     }
 
