@@ -124,6 +124,9 @@ struct State {
     arrived: VecDeque<Arrival>,
     arrival_waker: Option<Waker>,
     credit_wakers: Vec<Waker>,
+    /// Room for whom to wake and what to free, kept between completions.
+    wakers: Vec<Waker>,
+    freed: Vec<Entry>,
 }
 
 impl PairCore {
@@ -149,6 +152,8 @@ impl PairCore {
             arrived: VecDeque::with_capacity(receives),
             arrival_waker: None,
             credit_wakers: Vec::new(),
+            wakers: Vec::with_capacity(sends),
+            freed: Vec::with_capacity(sends),
         };
         Self {
             state: RefCell::new(state),
@@ -362,8 +367,11 @@ impl PairCore {
 
     /// Hands out what is over, and wakes who waits, with nothing borrowed.
     fn settle(&self, mut state: std::cell::RefMut<'_, State>) {
-        let mut wakers: Vec<Waker> = Vec::new();
-        let mut freed = Vec::new();
+        if state.retired.is_empty() && !state.has_news() {
+            return;
+        }
+        let mut wakers = std::mem::take(&mut state.wakers);
+        let mut freed = std::mem::take(&mut state.freed);
         let mut retired = std::mem::take(&mut state.retired);
         self.count(|counts| counts.retired += retired.len() as u64);
         for ended in retired.drain(..) {
@@ -374,12 +382,16 @@ impl PairCore {
         if state.sends.credits() > 0 || is_over {
             wakers.append(&mut state.credit_wakers);
         }
-        if !state.arrived.is_empty() || is_over {
+        if state.has_news() {
             wakers.extend(state.arrival_waker.take());
         }
         drop(state);
-        drop(freed);
-        wakers.into_iter().for_each(Waker::wake);
+        freed.clear();
+        wakers.drain(..).for_each(Waker::wake);
+        // Whoever was woken may have been here in the meantime; the room is kept, once.
+        let mut state = self.state.borrow_mut();
+        state.wakers = wakers;
+        state.freed = freed;
     }
 
     pub(super) fn post_receive(&self, piece: Piece) -> Result<(), (RequestError, Piece)> {
@@ -457,6 +469,12 @@ impl PairCore {
 }
 
 impl State {
+    /// Whether somebody waits who is to be told something.
+    fn has_news(&self) -> bool {
+        let is_over = self.raw.is_none() || !self.sends.is_open();
+        !self.arrived.is_empty() || is_over
+    }
+
     fn place(&self, sequence: u32) -> usize {
         sequence as usize & (self.ring.len() - 1)
     }

@@ -1,5 +1,4 @@
 //! Two ends of a connection on one core, over any provider.
-#![allow(dead_code, reason = "each test binary uses its part of the rig")]
 
 use std::time::Duration;
 

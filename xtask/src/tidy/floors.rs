@@ -16,9 +16,13 @@ pub(super) enum Floor {
     PureBase,
     /// Sans-IO: a protocol or a policy.
     Pure,
+    /// The layout of a foreign library.
+    Abi,
     /// 0: drivers and executor.
     Runtime,
-    /// 2: moving bytes between nodes. (1, devices, has no package yet.)
+    /// 1: devices.
+    Device,
+    /// 2: moving bytes between nodes.
     Transfer,
     /// 3: services that never use each other.
     Service,
@@ -28,12 +32,15 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 12] = [
+const FLOORS: [(&str, Floor); 15] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-kvstore-proto", Floor::Pure),
     ("lunette-conductor-policy", Floor::Pure),
+    ("lunette-verbs-proto", Floor::Pure),
+    ("rdma-core-sys", Floor::Abi),
     ("lunette-runtime", Floor::Runtime),
+    ("lunette-verbs", Floor::Device),
     ("lunette-transfer", Floor::Transfer),
     ("lunette-kvstore", Floor::Service),
     ("lunette-conductor", Floor::Service),

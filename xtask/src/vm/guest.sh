@@ -31,7 +31,7 @@ ln -sf pts/ptmx /dev/ptmx
 ln -sfn /proc/self/fd /dev/fd
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
-# Tests open files with O_DIRECT, which an overlay on 9p does not offer.
+# An overlay on 9p is no place for temporary files.
 mount -t tmpfs tmpfs /tmp
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mkdir -p "/lib/modules/$release"

@@ -48,6 +48,11 @@ const TOOLS: &[Need] = &[
         "ibverbs-providers",
         &["sh", "-c", "ls /usr/lib*/*/libibverbs/librxe-*.so"],
     ),
+    // For the test of the ABI against the C headers.
+    Need::new(
+        "libibverbs-dev",
+        &["test", "-e", "/usr/include/infiniband/verbs.h"],
+    ),
 ];
 
 /// The oldest kernel that the project supports, and the newest that Debian 12 offers.
@@ -108,17 +113,30 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// What the lane asks for: a script in a fresh machine with Soft-RoCE.
+    /// The command in one short line.
+    fn spelled(&self) -> String {
+        let text = self.command.join(" ");
+        let line = text.lines().next().unwrap_or_default();
+        let short: String = line.chars().take(60).collect();
+        if short.len() < text.len() {
+            short + " ..."
+        } else {
+            short
+        }
+    }
+
+    /// What the lane asks for: a script in a fresh machine with Soft-RoCE and a drive.
     fn of_script(kernel: Series, script: String, timeout: Duration) -> Self {
         Self {
             kernel,
             rdma: Rdma::Rxe,
             nvmet: 0,
-            nvme: 0,
+            nvme: 1024,
             cpus: 2,
             memory: 3072,
             rw: Vec::new(),
-            env: vec!["LUNETTE_VM=1".into()],
+            // Properties are not what this lane is for.
+            env: vec!["LUNETTE_VM=1".into(), "PROPTEST_CASES=32".into()],
             timeout: timeout.as_secs(),
             qemu: Vec::new(),
             command: vec!["bash".into(), "-c".into(), script],
@@ -147,7 +165,7 @@ fn run_lines(
         return Ok(());
     }
     Err(TaskError::Failed {
-        command: arguments.command.join(" "),
+        command: arguments.spelled(),
         status: format!("exit status {status}, in the machine"),
     })
 }

@@ -17,36 +17,50 @@ use crate::workspace::{self, Workspace};
 /// Limit of one kernel's part of the lane.
 const PART_MAX: Duration = Duration::from_secs(400);
 
-/// What runs on one kernel.
+/// Test binaries, and where they run.
 #[derive(Debug)]
-struct Part {
-    kernel: Series,
-    packages: &'static [&'static str],
+struct Set {
+    /// As `cargo test` takes them.
+    arguments: &'static str,
+    kernels: &'static [Series],
+    /// Tests at a time.
+    threads: u8,
 }
 
-const PARTS: [Part; 2] = [
-    Part {
-        kernel: Series::V6_1,
-        packages: &[
-            "lunette-verbs",
-            "lunette-runtime",
-            "lunette-transfer",
-            "lunette-kvstore",
-        ],
+const SETS: [Set; 3] = [
+    Set {
+        arguments: "-p lunette-verbs --test soft_roce",
+        kernels: &[Series::V6_1, Series::V6_12],
+        // They share two ports.
+        threads: 1,
     },
-    Part {
-        kernel: Series::V6_12,
-        packages: &["lunette-verbs"],
+    Set {
+        arguments: "-p rdma-core-sys --test headers",
+        kernels: &[Series::V6_12],
+        threads: 2,
+    },
+    // The oldest supported kernel; on a newer one they have run already.
+    Set {
+        arguments: "-p lunette-runtime -p lunette-transfer -p lunette-kvstore --lib --tests",
+        kernels: &[Series::V6_1],
+        threads: 2,
     },
 ];
 
-/// Tests whose subject is time, which an emulated machine does not have.
-const TIMED: [&str; 1] = ["an_idle_core_uses_no_cpu"];
+const KERNELS: [Series; 2] = [Series::V6_1, Series::V6_12];
+
+/// Tests that compare times, which say nothing in an emulated machine.
+const TIMED: [&str; 2] = [
+    "an_idle_core_uses_no_cpu",
+    "a_get_that_is_dropped_unpins_what_it_asked_for",
+];
+
+/// A file system that takes `O_DIRECT`, on the emulated drive.
+const SCRATCH: &str = "modprobe ext4 && mkfs.ext4 -q -F /dev/ns1 && mount /dev/ns1 /tmp || exit 1";
 
 /// A test binary, and the folder it expects to run in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Binary {
-    package: String,
     folder: PathBuf,
     executable: PathBuf,
 }
@@ -54,8 +68,8 @@ struct Binary {
 /// Why there is no machine here, if there is none.
 pub(crate) fn absent(workspace: &Workspace) -> Option<String> {
     let prepared = super::prepare(workspace).and_then(|()| {
-        for part in PARTS {
-            Kernel::prepare(workspace, part.kernel)?;
+        for kernel in KERNELS {
+            Kernel::prepare(workspace, kernel)?;
         }
         Ok(())
     });
@@ -67,17 +81,18 @@ pub(crate) fn absent(workspace: &Workspace) -> Option<String> {
 /// # Errors
 /// Those of building and of [`super::run`]; a failure on one kernel does not spare the other.
 pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
-    let mut binaries = Vec::new();
-    for arguments in [
-        "-p lunette-verbs --test soft_roce",
-        "-p lunette-runtime -p lunette-transfer -p lunette-kvstore --lib --tests",
-    ] {
-        binaries.extend(build(workspace, arguments)?);
+    let mut built = Vec::new();
+    for set in &SETS {
+        built.push((set, build(workspace, set.arguments)?));
     }
     let mut ended = Ok(());
-    for part in PARTS {
-        let script = script(&binaries, part.packages);
-        let arguments = Arguments::of_script(part.kernel, script, PART_MAX);
+    for kernel in KERNELS {
+        let of_kernel = built
+            .iter()
+            .filter(|(set, _)| set.kernels.contains(&kernel));
+        let lines = of_kernel
+            .flat_map(|(set, binaries)| binaries.iter().map(|binary| line(binary, set.threads)));
+        let arguments = Arguments::of_script(kernel, script(lines), PART_MAX);
         let ran = run_lines(workspace, &arguments, |line| tally.line(line));
         ended = ended.and(ran);
     }
@@ -100,7 +115,6 @@ fn build(workspace: &Workspace, arguments: &str) -> Result<Vec<Binary>, TaskErro
         };
         let folder = artifact.manifest_path.parent().map(PathBuf::from);
         binaries.push(Binary {
-            package: artifact.package_id.repr,
             folder: folder.unwrap_or_default(),
             executable: executable.into_std_path_buf(),
         });
@@ -108,43 +122,47 @@ fn build(workspace: &Workspace, arguments: &str) -> Result<Vec<Binary>, TaskErro
     Ok(binaries)
 }
 
-/// Runs every binary of these packages, and fails if one did.
-fn script(binaries: &[Binary], packages: &[&str]) -> String {
+/// Runs one binary.
+fn line(binary: &Binary, threads: u8) -> String {
     let skipped: Vec<String> = TIMED.iter().map(|name| format!("--skip {name}")).collect();
-    let mut text = String::from("status=0\n");
-    for binary in binaries {
-        // `path+file:///.../verbs#lunette-verbs@0.1.0`
-        let is_of = |package: &&&str| binary.package.contains(&format!("#{package}@"));
-        if packages.iter().find(is_of).is_none() {
-            continue;
-        }
-        text += &format!(
-            "cd '{}' && '{}' --show-output --test-threads 2 {} || status=1\n",
-            binary.folder.display(),
-            binary.executable.display(),
-            skipped.join(" ")
-        );
+    format!(
+        "cd '{}' && '{}' --show-output --test-threads {threads} {}",
+        binary.folder.display(),
+        binary.executable.display(),
+        skipped.join(" ")
+    )
+}
+
+/// Runs every line, and fails if one did.
+fn script(lines: impl Iterator<Item = String>) -> String {
+    let mut text = format!("{SCRATCH}\nstatus=0\n");
+    for line in lines {
+        text += &format!("{line} || status=1\n");
     }
     text + "exit $status\n"
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
-    fn a_script_runs_the_binaries_of_its_packages_alone() {
-        let binary = |package: &str| Binary {
-            package: format!("path+file:///x#{package}@0.1.0"),
-            folder: "here".into(),
-            executable: format!("target/{package}").into(),
-        };
-        let binaries = [binary("lunette-verbs"), binary("lunette-verbs-proto")];
-        let text = script(&binaries, &["lunette-verbs"]);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 3, "{text}");
-        assert!(lines[1].starts_with("cd 'here' && 'target/lunette-verbs' "));
-        assert!(lines[1].ends_with("|| status=1"));
-        assert_eq!(lines[2], "exit $status");
+    fn a_script_runs_every_line_and_tells_of_any_failure() {
+        for (lines, status) in [(["true", "true"], 0), (["false", "true"], 1)] {
+            let text = script(lines.into_iter().map(str::to_owned));
+            let text = text.replace(SCRATCH, "");
+            let ran = Command::new("sh").args(["-c", &text]).status().unwrap();
+            assert_eq!(ran.code(), Some(status), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_kernel_runs_something_and_every_set_somewhere() {
+        for kernel in KERNELS {
+            assert!(SETS.iter().any(|set| set.kernels.contains(&kernel)));
+        }
+        assert!(SETS.iter().all(|set| !set.kernels.is_empty()));
     }
 }

@@ -1,0 +1,351 @@
+//! What requests cost: instructions against the null device, and a table of bandwidth and latency
+//! for owners of adapters, ready to be pasted into a report.
+//!
+//! ```text
+//! requests null COUNT                      COUNT requests to a device that does nothing
+//! requests flood DEVICE DEVICE OPERATION BYTES COUNT DEPTH
+//!                                          one process, one core, both devices
+//! requests serve DEVICE ADDRESS            the passive side of a table
+//! requests table DEVICE ADDRESS            the active side: prints it
+//! ```
+//!
+//! `OPERATION` is `write` or `read`. Instructions are counted from outside, by running twice with
+//! counts that differ and dividing what they differ by: what is done once cancels out.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lunette_runtime::arena::ArenaOptions;
+use lunette_runtime::net::{TcpListener, TcpStream};
+use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
+use lunette_runtime_core::random::SplitMix64;
+use lunette_runtime_core::time::Time;
+use lunette_verbs::connect::{accept, initiate};
+use lunette_verbs::{
+    Access, CompletionQueue, Context, Patience, Piece, QueuePair, QueueSizes, Ready, RemoteMemory,
+    Request, Slab, Window,
+};
+
+type Failure = Box<dyn Error>;
+
+const MEMORY_BYTES: usize = 32 * 1024 * 1024;
+const DEPTH: usize = 128;
+/// How long a row of the table runs.
+const ROW: Duration = Duration::from_secs(3);
+const SIZES: [usize; 6] = [64, 4096, 16_384, 65_536, 262_144, 1_048_576];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Write,
+    Read,
+}
+
+#[derive(Debug)]
+struct End {
+    pair: QueuePair<Ready>,
+    queue: CompletionQueue,
+    slab: Slab,
+    window: Window,
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["null", count] => {
+            let count = count.parse()?;
+            on_core(move || async move { null(count).await })
+        }
+        ["flood", a, b, operation, bytes, count, depth] => {
+            let (a, b) = (a.to_owned(), b.to_owned());
+            let (operation, bytes) = (operation_of(operation)?, bytes.parse()?);
+            let (count, depth) = (count.parse()?, depth.parse()?);
+            on_core(move || async move { both(&a, &b, operation, bytes, count, depth).await })
+        }
+        ["serve", device, address] => {
+            let (device, address) = (device.to_owned(), address.parse()?);
+            on_core(move || async move { serve(&device, address).await })
+        }
+        ["table", device, address] => {
+            let (device, address) = (device.to_owned(), address.parse()?);
+            on_core(move || async move { table(&device, address).await })
+        }
+        _ => Err("see the first lines of this program's source for its arguments".into()),
+    }
+}
+
+fn on_core<F>(run: impl FnOnce() -> F + Send) -> Result<(), Failure>
+where
+    F: Future<Output = Result<(), Failure>> + 'static,
+{
+    let options = CoreOptions {
+        idle: Idle::Latency,
+        arena: ArenaOptions {
+            bytes_max: 8 * MEMORY_BYTES,
+            chunk_bytes: 2 * MEMORY_BYTES,
+            ..ArenaOptions::default()
+        },
+        ..CoreOptions::default()
+    };
+    let ended = block_on(None, options, || {
+        let running = run();
+        // Errors of other threads cannot be handed over as they are.
+        async move { running.await.map_err(|error| error.to_string()) }
+    });
+    ended?.map_err(Failure::from)
+}
+
+fn operation_of(word: &str) -> Result<Operation, Failure> {
+    match word {
+        "write" => Ok(Operation::Write),
+        "read" => Ok(Operation::Read),
+        _ => Err("an operation is write or read".into()),
+    }
+}
+
+/// Not secret, and different each time.
+fn random() -> SplitMix64 {
+    let process = u64::from(std::process::id()) << 32;
+    SplitMix64::new(process ^ time::now().as_ns())
+}
+
+fn far() -> Time {
+    time::now() + Duration::from_secs(60)
+}
+
+async fn one_end(
+    context: &Context,
+    stream: &TcpStream,
+    is_initiator: bool,
+) -> Result<End, Failure> {
+    let sizes = QueueSizes::default();
+    let queue = CompletionQueue::new(context, sizes.sends + sizes.receives)?;
+    let slab = Slab::register(context, arena().alloc(MEMORY_BYTES)?)?;
+    let access = Access {
+        remote_read: true,
+        remote_write: true,
+        ..Access::default()
+    };
+    let window = Window::register(context, arena().alloc(MEMORY_BYTES)?, access)?;
+    let mut random = random();
+    let pair = QueuePair::new(context, &queue, sizes, access, &mut random)?;
+    let (patience, epoch) = (Patience::default(), random.next());
+    let pair = if is_initiator {
+        initiate(stream, pair, patience, epoch).await?
+    } else {
+        accept(stream, pair, patience, epoch).await?
+    };
+    Ok(End {
+        pair,
+        queue,
+        slab,
+        window,
+    })
+}
+
+/// Both ends in this task's core.
+async fn connected(a: Context, b: Context) -> Result<(End, End), Failure> {
+    let listener = TcpListener::bind("127.0.0.1:0".parse()?)?;
+    let address = listener.local_addr();
+    let accepting = spawn_local(async move {
+        let stream = listener.accept().await?;
+        one_end(&b, &stream, false).await
+    });
+    let stream = TcpStream::connect(address).await?;
+    let first = one_end(&a, &stream, true).await?;
+    Ok((first, accepting.await??))
+}
+
+impl End {
+    fn post(
+        &self,
+        operation: Operation,
+        piece: Piece,
+        to: RemoteMemory,
+        deadline: Time,
+    ) -> Request {
+        let len = piece.len();
+        match operation {
+            Operation::Write => self.pair.write(piece, len, to, deadline),
+            Operation::Read => self.pair.read(piece, len, to, deadline),
+        }
+    }
+
+    /// Requests until `enough` says so, `depth` in flight: how many.
+    async fn flood(
+        &self,
+        operation: Operation,
+        bytes: usize,
+        depth: usize,
+        to: RemoteMemory,
+        mut enough: impl FnMut(u64) -> bool,
+    ) -> Result<u64, Failure> {
+        let deadline = far();
+        let mut flying: VecDeque<Request> = VecDeque::with_capacity(depth);
+        let mut count = 0;
+        while !enough(count) {
+            let piece = if flying.len() < depth {
+                self.slab.alloc(bytes)?
+            } else {
+                taken(flying.pop_front()).await?
+            };
+            flying.push_back(self.post(operation, piece, to, deadline));
+            count += 1;
+        }
+        while !flying.is_empty() {
+            taken(flying.pop_front()).await?;
+        }
+        Ok(count)
+    }
+
+    /// One request at a time: its median and 99th percentile, in microseconds.
+    async fn latency(
+        &self,
+        operation: Operation,
+        bytes: usize,
+        to: RemoteMemory,
+    ) -> Result<(f64, f64), Failure> {
+        let (ends, deadline) = (time::now() + ROW / 3, far());
+        let mut piece = self.slab.alloc(bytes)?;
+        let mut spans_us = Vec::new();
+        while time::now() < ends {
+            let started = time::now();
+            piece = taken(Some(self.post(operation, piece, to, deadline))).await?;
+            spans_us.push(time::now().since(started).as_secs_f64() * 1e6);
+        }
+        spans_us.sort_by(f64::total_cmp);
+        let at = |percent: usize| spans_us[(spans_us.len() - 1) * percent / 100];
+        Ok((at(50), at(99)))
+    }
+}
+
+async fn taken(request: Option<Request>) -> Result<Piece, Failure> {
+    let (outcome, piece) = request.ok_or("a request is in flight")?.await;
+    outcome?;
+    Ok(piece.ok_or("the piece comes back")?)
+}
+
+async fn null(count: u64) -> Result<(), Failure> {
+    let (one, other) = connected(Context::null(), Context::null()).await?;
+    let to = other.window.remote();
+    one.flood(Operation::Write, 64, DEPTH, to, |done| done >= count)
+        .await?;
+    report(&one);
+    Ok(())
+}
+
+async fn both(
+    a: &str,
+    b: &str,
+    operation: Operation,
+    bytes: usize,
+    count: u64,
+    depth: usize,
+) -> Result<(), Failure> {
+    let (one, other) = connected(Context::open(a)?, Context::open(b)?).await?;
+    let (to, started) = (other.window.remote(), time::now());
+    one.flood(operation, bytes, depth, to, |done| done >= count)
+        .await?;
+    let elapsed = time::now().since(started).as_secs_f64();
+    let moved = megabytes(bytes, count);
+    println!(
+        "{count} x {bytes} bytes in {elapsed:.3} s: {:.1} MB/s",
+        moved / elapsed
+    );
+    report(&one);
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn megabytes(bytes: usize, count: u64) -> f64 {
+    bytes as f64 * count as f64 / 1e6
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn ratio(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+fn report(end: &End) {
+    let (pair, queue) = (end.pair.counts(), end.queue.counts());
+    println!(
+        "requests per doorbell {:.1}, signalled {:.1} %, polls per completion {:.2}, parks {}",
+        ratio(pair.posted, pair.doorbells),
+        100.0 * ratio(pair.signalled, pair.posted),
+        ratio(queue.polls, queue.completions),
+        queue.parks
+    );
+}
+
+async fn serve(device: &str, address: SocketAddr) -> Result<(), Failure> {
+    let context = Context::open(device)?;
+    let listener = TcpListener::bind(address)?;
+    println!("{device}: serving at {}", listener.local_addr());
+    loop {
+        let stream = listener.accept().await?;
+        let end = one_end(&context, &stream, false).await?;
+        let remote = end.window.remote();
+        let mut bytes = remote.address.to_le_bytes().to_vec();
+        bytes.extend(remote.rkey.to_le_bytes());
+        stream.send_all(bytes, 0, 12).await.0?;
+        // Until the peer is done.
+        let (ended, _) = stream.recv(vec![0; 1], 0, 1).await;
+        ended?;
+    }
+}
+
+async fn table(device: &str, address: SocketAddr) -> Result<(), Failure> {
+    let context = Context::open(device)?;
+    let stream = TcpStream::connect(address).await?;
+    let end = one_end(&context, &stream, true).await?;
+    let mut bytes = vec![0; 12];
+    let mut filled = 0;
+    while filled < 12 {
+        let (count, back) = stream.recv(bytes, filled, 12 - filled).await;
+        bytes = back;
+        filled += count?;
+    }
+    let to = RemoteMemory {
+        address: u64::from_le_bytes(bytes[..8].try_into()?),
+        rkey: u32::from_le_bytes(bytes[8..].try_into()?),
+    };
+    let info = context.info()?;
+    println!(
+        "{device}: MTU {} bytes, {:?}",
+        end.pair.peer().agreement.mtu_bytes,
+        info.gids.len()
+    );
+    println!("| operation | bytes | in flight | GB/s | requests/s | p50 us (one) | p99 us (one) |");
+    println!("|---|---|---|---|---|---|---|");
+    for operation in [Operation::Write, Operation::Read] {
+        for bytes in SIZES {
+            row(&end, operation, bytes, to).await?;
+        }
+    }
+    report(&end);
+    Ok(())
+}
+
+async fn row(
+    end: &End,
+    operation: Operation,
+    bytes: usize,
+    to: RemoteMemory,
+) -> Result<(), Failure> {
+    let depth = DEPTH.min(MEMORY_BYTES / 2 / bytes);
+    let (p50_us, p99_us) = end.latency(operation, bytes, to).await?;
+    let started = time::now();
+    // The clock is read now and then only.
+    let enough = |done: u64| done.is_multiple_of(64) && time::now().since(started) >= ROW;
+    let count = end.flood(operation, bytes, depth, to, enough).await?;
+    let elapsed = time::now().since(started).as_secs_f64();
+    println!(
+        "| {operation:?} | {bytes} | {depth} | {:.3} | {:.0} | {p50_us:.1} | {p99_us:.1} |",
+        megabytes(bytes, count) / elapsed / 1e3,
+        megabytes(1_000_000, count) / elapsed,
+    );
+    Ok(())
+}
