@@ -1,6 +1,7 @@
 //! What a task asks of the core that runs it.
 
 use std::future::Future;
+use std::panic::Location;
 
 use lunette_runtime_core::ids::CoreIndex;
 use rustix::io::Errno;
@@ -8,7 +9,7 @@ use thiserror::Error;
 
 use crate::arena::Arena;
 use crate::driver::DriverKind;
-use crate::executor::{Core, CoreCounts, CoreWaker, JoinHandle, Source, SourceGuard};
+use crate::executor::{Class, Core, CoreCounts, CoreWaker, JoinHandle, Source, SourceGuard};
 #[cfg(doc)]
 use crate::executor::{JoinError, SOURCES_MAX, TASKS_MAX};
 
@@ -25,7 +26,22 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    Core::with_current(|core| core.spawn(future))
+    let here = Location::caller();
+    Core::with_current(|core| core.spawn_at(here, None, future))
+}
+
+/// As [`spawn_local`], with a [`Class`] of its own, which the tasks that it spawns inherit.
+///
+/// # Panics
+/// Outside a runtime.
+#[track_caller]
+pub fn spawn_local_as<F>(class: Class, future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    let here = Location::caller();
+    Core::with_current(|core| core.spawn_at(here, Some(class), future))
 }
 
 /// The core that the calling task runs on.

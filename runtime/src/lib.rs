@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`block_on`], [`Runtime`] | a core on this thread; cores on threads of their own |
 //! | [`spawn_local`], [`spawn_on`] | tasks on this core, tasks on another one |
+//! | [`Scope`], [`Class`] | tasks that end with their owner; tasks by urgency |
 //! | [`fs`] | files, buffered and direct |
 //! | [`control()`] | calls that block, on a thread of their own |
 //! | [`net`] | TCP listener and stream |
@@ -66,14 +67,14 @@ pub mod vectored;
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
 pub use current::{
     RegisterError, add_source, arena, core_count, core_counts, core_waker, current_core, driver,
-    register_arena, spawn_local,
+    register_arena, spawn_local, spawn_local_as,
 };
 pub use driver::{
     DriverChoice, DriverKind, DriverOptions, Feature, Features, OPERATIONS_MAX, ProbeError,
 };
 pub use executor::{
-    Class, CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Source, SourceGuard,
-    Stall, StallWatch, TASKS_MAX,
+    Class, CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Scope, Source,
+    SourceGuard, Stall, StallWatch, TASKS_MAX,
 };
 pub use lease::{Lease, Lend, LendRead, LendWrite};
 pub use mesh::{MESSAGES_MAX, MeshError, spawn_on};

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{spawn_local, time};
+use lunette_runtime::{JoinError, Scope, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::FrameKind;
 use lunette_transfer_proto::hello::{Handshake, Hello, HelloRefusal};
@@ -18,7 +18,7 @@ use crate::error::{CloseReason, ConnectError};
 use crate::inbound::{Inbound, Sink};
 use crate::outbox::{Outbox, Payload};
 use crate::room::Room;
-use crate::signal::{Begun, Drain, Signal};
+use crate::signal::{Begun, Drain};
 
 /// Bytes of replies that may wait for one peer before its next requests are left unread.
 pub const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -109,7 +109,7 @@ pub trait Service: 'static {
 ///
 /// Then each connection ends when the payload that it is receiving is complete and what it has
 /// answered is sent, with a word of farewell; requests that were not read by then are not carried
-/// out, and their callers see the connection end. Dropping the future ends the accepting alone.
+/// out, and their callers see the connection end. Dropping the future closes every connection.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     service: Rc<S>,
@@ -117,7 +117,8 @@ pub async fn serve<S: Service>(
     drain: Drain,
 ) {
     let options = Rc::new(options);
-    let open = Rc::new(Open::default());
+    let open = Rc::new(Cell::new(0));
+    let connections = Scope::new();
     let retire = drain.listen();
     loop {
         let accepted = select(listener.accept(), poll_fn(|cx| retire.poll(cx.waker()))).await;
@@ -130,21 +131,28 @@ pub async fn serve<S: Service>(
                 continue;
             }
         };
-        if open.count.get() >= options.connections_max {
-            drop(spawn_local(refuse(stream)));
+        if open.get() >= options.connections_max {
+            spawned(connections.spawn(refuse(stream)));
             continue;
         }
         let (service, options) = (Rc::clone(&service), Rc::clone(&options));
         let retire = drain.listen();
         let counted = Counted::new(&open, &service);
-        drop(spawn_local(async move {
+        spawned(connections.spawn(async move {
             let reason = serve_connection(stream, Rc::clone(&service), &options, retire).await;
             tracing::debug!(?reason, "connection ended");
             drop(counted);
         }));
     }
     drop(listener);
-    poll_fn(|cx| open.poll_none(cx.waker())).await;
+    connections.join().await;
+}
+
+/// A connection for which there is no task is closed, and its peer sees that.
+fn spawned(result: Result<(), JoinError>) {
+    if let Err(error) = result {
+        tracing::warn!(%error, "a connection is closed at once");
+    }
 }
 
 /// The output of `future`, or `None` if `stop` ends first.
@@ -159,36 +167,16 @@ async fn select<F: Future>(future: F, stop: impl Future<Output = ()>) -> Option<
     .await
 }
 
-/// How many connections are open.
-#[derive(Debug, Default)]
-struct Open {
-    count: Cell<usize>,
-    emptied: Signal,
-}
-
-impl Open {
-    fn poll_none(&self, waker: &Waker) -> Poll<()> {
-        loop {
-            if self.count.get() == 0 {
-                return Poll::Ready(());
-            }
-            if self.emptied.poll(waker).is_pending() {
-                return Poll::Pending;
-            }
-        }
-    }
-}
-
 /// Counts an open connection while it lives.
 struct Counted<S: Service> {
-    open: Rc<Open>,
+    open: Rc<Cell<usize>>,
     service: Rc<S>,
 }
 
 impl<S: Service> Counted<S> {
-    fn new(open: &Rc<Open>, service: &Rc<S>) -> Self {
-        open.count.set(open.count.get() + 1);
-        service.on_connections(open.count.get());
+    fn new(open: &Rc<Cell<usize>>, service: &Rc<S>) -> Self {
+        open.set(open.get() + 1);
+        service.on_connections(open.get());
         Self {
             open: Rc::clone(open),
             service: Rc::clone(service),
@@ -198,12 +186,8 @@ impl<S: Service> Counted<S> {
 
 impl<S: Service> Drop for Counted<S> {
     fn drop(&mut self) {
-        let left = self.open.count.get() - 1;
-        self.open.count.set(left);
-        self.service.on_connections(left);
-        if left == 0 {
-            self.open.emptied.raise();
-        }
+        self.open.set(self.open.get() - 1);
+        self.service.on_connections(self.open.get());
     }
 }
 
@@ -224,7 +208,8 @@ async fn serve_connection<S: Service>(
 ) -> Result<CloseReason, ConnectError> {
     let mut inbound = Inbound::new(stream.clone())?;
     let outbox = Outbox::default();
-    let sender = spawn_local(send(stream.clone(), outbox.clone()));
+    let sender = Scope::new();
+    spawned(sender.spawn(send(stream.clone(), outbox.clone())));
     let deadline = time::now() + options.handshake_timeout;
     let handshake = Handshake::acceptor(options.hello.clone(), deadline);
     let result = match inbound.handshake(handshake, &outbox).await {
@@ -252,9 +237,7 @@ async fn serve_connection<S: Service>(
     tracing::trace!(?last_words, "outbox");
     outbox.close();
     stream.shutdown();
-    if let Err(error) = sender.await {
-        tracing::debug!(%error, "sender");
-    }
+    sender.join().await;
     result
 }
 

@@ -8,6 +8,7 @@
 mod classes;
 mod devices;
 mod idle;
+mod scope;
 mod source;
 mod stall;
 mod task;
@@ -38,6 +39,7 @@ use crate::runtime::CoreOptions;
 pub use classes::Class;
 pub use idle::Idle;
 use idle::IdleState;
+pub use scope::Scope;
 use source::Sources;
 pub use source::{CoreWaker, SOURCES_MAX, Source, SourceGuard};
 pub(crate) use stall::Pulse;
@@ -122,7 +124,8 @@ impl Core {
         let bell = self.inbox.bell().try_clone_to_owned();
         let bell = bell.map_err(|error| ProbeError::from_io(&error))?;
         let (core, bell) = (Rc::clone(self), Descriptor::plain(bell));
-        drop(self.spawn_as(Class::Latency, async move {
+        let here = Location::caller();
+        let listening = self.spawn_at(here, Some(Class::Latency), async move {
             let mut counter = Box::new(0_u64);
             loop {
                 let read = Op::submit(&core, Submission::ReadCounter, &bell, counter);
@@ -133,7 +136,8 @@ impl Core {
                 }
                 counter = back;
             }
-        }));
+        });
+        drop(listening);
         Ok(())
     }
 
@@ -180,18 +184,23 @@ impl Core {
         F: Future + 'static,
         F::Output: 'static,
     {
-        let class = self.scheduler.class();
-        self.scheduler.spawn(class, Location::caller(), future)
+        self.spawn_at(Location::caller(), None, future)
     }
 
-    /// Starts a task of `class` on this core.
-    #[track_caller]
-    pub(crate) fn spawn_as<F>(&self, class: Class, future: F) -> JoinHandle<F::Output>
+    /// Starts a task of `class`, or of the class of the task that runs, which is named by the line
+    /// that spawned it.
+    pub(crate) fn spawn_at<F>(
+        &self,
+        spawned_at: &'static Location<'static>,
+        class: Option<Class>,
+        future: F,
+    ) -> JoinHandle<F::Output>
     where
         F: Future + 'static,
         F::Output: 'static,
     {
-        self.scheduler.spawn(class, Location::caller(), future)
+        let class = class.unwrap_or(self.scheduler.class());
+        self.scheduler.spawn(class, spawned_at, future)
     }
 
     pub(crate) fn index(&self) -> CoreIndex {

@@ -174,7 +174,10 @@ fn descriptor() -> (i32, PipeReader) {
 }
 
 fn is_closed(mut reader: PipeReader) -> bool {
-    rustix::io::ioctl_fionbio(&reader, true).expect("a pipe");
+    // Miri, which does not know the call, waits for ever where this fails.
+    if !cfg!(miri) {
+        rustix::io::ioctl_fionbio(&reader, true).expect("a pipe");
+    }
     matches!(reader.read(&mut [0]), Ok(0))
 }
 
@@ -272,8 +275,9 @@ fn every_task_that_waits_for_an_answer_is_woken() {
     let woken: Vec<_> = (0..3).map(|_| Arc::new(Counted::default())).collect();
     for counted in &woken {
         let waker = Waker::from(Arc::clone(counted));
-        // Polled twice, kept once.
-        for _ in 0..2 {
+        // Polled twice, kept once. Under Miri one waker's tables have two addresses.
+        let polls = if cfg!(miri) { 1 } else { 2 };
+        for _ in 0..polls {
             assert!(
                 table
                     .poll_next(key, &Context::from_waker(&waker))

@@ -79,9 +79,11 @@ impl<T> Future for JoinHandle<T> {
             return Poll::Pending;
         }
         let mut output: Option<T> = None;
-        // SAFETY: the task is done and this is its core's thread (a handle is not Send). `T` is the
-        // output's type, by `Scheduler::spawn`.
-        unsafe { (header.table().take)(task, (&raw mut output).cast()) };
+        if header.take_output() {
+            // SAFETY: the task is done and this is its core's thread (a handle is not Send). `T` is
+            // the output's type, by `Scheduler::spawn`. The output is ours.
+            unsafe { (header.table().take)(task, (&raw mut output).cast()) };
+        }
         Poll::Ready(output.ok_or(JoinError::Cancelled))
     }
 }
@@ -91,8 +93,8 @@ impl<T> Drop for JoinHandle<T> {
         let (Some(task), Some(header)) = (self.task, self.header()) else {
             return;
         };
-        if header.is_done() {
-            // SAFETY: the task is done and this is its core's thread. Nobody else wants the output.
+        if header.take_output() {
+            // SAFETY: the task is done and this is its core's thread. The output is ours.
             unsafe { (header.table().clear)(task) };
         }
         // SAFETY: the handle does not use the task again.

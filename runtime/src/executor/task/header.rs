@@ -67,7 +67,10 @@ pub(crate) struct Header {
     is_done: Cell<bool>,
     is_merged: Cell<bool>,
     is_cancelled: Cell<bool>,
+    is_settled: Cell<bool>,
     has_handle: Cell<bool>,
+    /// The output waits for the handle.
+    has_output: Cell<bool>,
     links: Links,
     local: Cell<i64>,
     joiner: Cell<Option<Waker>>,
@@ -103,7 +106,9 @@ impl Header {
             is_done: Cell::new(false),
             is_merged: Cell::new(false),
             is_cancelled: Cell::new(false),
+            is_settled: Cell::new(false),
             has_handle: Cell::new(true),
+            has_output: Cell::new(false),
             links: Links::default(),
             local: Cell::new(1),
             joiner: Cell::new(None),
@@ -145,6 +150,15 @@ impl Header {
 
     pub(super) const fn has_handle(&self) -> bool {
         self.has_handle.get()
+    }
+
+    pub(super) fn set_output(&self) {
+        self.has_output.set(true);
+    }
+
+    /// Whether there is an output, which is the caller's from here on.
+    pub(super) const fn take_output(&self) -> bool {
+        self.has_output.replace(false)
     }
 
     pub(super) fn set_joiner(&self, waker: &Waker) {
@@ -207,6 +221,7 @@ pub(super) unsafe fn release(task: NonNull<Header>) {
 pub(super) unsafe fn settle(task: NonNull<Header>) {
     // SAFETY: the task lives until it has been settled.
     let header = unsafe { task.as_ref() };
+    header.is_settled.set(true);
     let local = header.local.get();
     // Acquire: what other threads did with the references that they have given up comes first.
     if local + header.remote.load(Ordering::Acquire) == 0 {
@@ -238,13 +253,14 @@ pub(super) unsafe fn drop_handle(task: NonNull<Header>) {
     // SAFETY: a handle keeps its task.
     let header = unsafe { task.as_ref() };
     header.has_handle.set(false);
-    if !header.is_done() {
+    if !header.is_settled.get() {
+        // The future may hold the handle and be dropped right now: the core settles afterwards.
         drop(header.take_joiner());
     } else if header.is_merged.get() {
         // SAFETY: the merged count includes the handle.
         unsafe { release(task) };
     } else {
-        // SAFETY: done and not merged: the handle was the last to know the task.
+        // SAFETY: settled and not merged: the handle was the last to know the task.
         unsafe { free(task) };
     }
 }

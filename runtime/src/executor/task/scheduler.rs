@@ -159,7 +159,7 @@ impl Scheduler {
         any
     }
 
-    /// Ends a task: its future is dropped, or its output kept for the handle.
+    /// Ends a task: its future is dropped, or its output, unless that is kept for the handle.
     pub(super) fn end(&self, task: NonNull<Header>) {
         // SAFETY: the task is in the list, since it is not done.
         let header = unsafe { task.as_ref() };
@@ -167,8 +167,11 @@ impl Scheduler {
         // SAFETY: a task is in the list until it is done, which it has just become.
         unsafe { self.all.remove(task) };
         if header.is_cancelled() || !header.has_handle() {
-            // SAFETY: the task is done and this is its core's thread.
+            // SAFETY: the task is done, this is its core's thread, and nobody else clears it: a
+            // handle does so only for an output that was kept.
             unsafe { (header.table().clear)(task) };
+        } else {
+            header.set_output();
         }
         if let Some(joiner) = header.take_joiner() {
             joiner.wake();

@@ -221,6 +221,39 @@ fn shutting_down_drops_every_future_whatever_its_state() {
 }
 
 #[test]
+fn a_task_that_holds_its_own_handle_is_dropped_once() {
+    let alive = Rc::new(());
+    for by_shut_down in [true, false] {
+        let bench = Bench::new();
+        let own: Rc<RefCell<Option<JoinHandle<()>>>> = Rc::default();
+        let (slot, seen) = (Rc::clone(&own), Rc::clone(&alive));
+        let handle = bench.spawn(async move {
+            let _held = (slot.take(), seen);
+            if by_shut_down {
+                std::future::pending::<()>().await;
+            }
+        });
+        own.replace(Some(handle));
+        bench.run();
+        bench.shut_down();
+        assert_eq!(Rc::strong_count(&alive), 1);
+    }
+}
+
+#[test]
+fn an_output_that_holds_the_handle_of_another_task_drops_both() {
+    let bench = Bench::new();
+    let alive = Rc::new(());
+    let seen = Rc::clone(&alive);
+    let first = bench.spawn(async move { seen });
+    bench.run();
+    let second = bench.spawn(async move { (first,) });
+    bench.run();
+    drop(second);
+    assert_eq!(Rc::strong_count(&alive), 1);
+}
+
+#[test]
 fn references_cross_threads_in_both_directions() {
     let bench = Bench::new();
     let (wakers, ready, alive) = (Rc::default(), Rc::new(Cell::new(false)), Rc::new(()));
