@@ -7,7 +7,7 @@ mod rig;
 mod tests {
     use std::time::Duration;
 
-    use lunette_runtime::time;
+    use lunette_runtime::{Idle, time};
     use lunette_runtime_core::random::SplitMix64;
     use lunette_verbs::sim::{Fabric, Fault};
     use lunette_verbs::{
@@ -17,7 +17,11 @@ mod tests {
     use lunette_verbs_proto::status::Status;
     use proptest::prelude::*;
 
-    use super::rig::{self, ALL, End, connect, on_core, soon};
+    use super::rig::{self, ALL, End, connect, soon};
+
+    fn on_core<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send) {
+        rig::on_core(Idle::default(), test);
+    }
 
     fn sizes(sends: u32) -> QueueSizes {
         QueueSizes {

@@ -11,7 +11,7 @@ mod tests {
     use std::time::Duration;
 
     use lunette_runtime::net::{TcpListener, TcpStream};
-    use lunette_runtime::{CoreOptions, Idle, block_on, time};
+    use lunette_runtime::{Idle, time};
     use lunette_verbs::{
         Access, Context, DeviceEvent, OpenError, QueueSizes, RemoteMemory, RequestError, Window,
         devices,
@@ -19,21 +19,16 @@ mod tests {
     use lunette_verbs_proto::gid;
     use lunette_verbs_proto::status::Status;
 
-    use super::rig::{ALL, End, connect, one_end, soon};
+    use super::rig::{End, connect, on_core, one_end, soon};
 
     /// The ports are there once, and one test takes them down.
     fn alone<F: Future<Output = ()> + 'static>(test: impl FnOnce(Context, Context) -> F + Send) {
         static PORTS: Mutex<()> = Mutex::new(());
         let _ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let options = CoreOptions {
-            idle: Idle::Efficient,
-            ..CoreOptions::default()
-        };
-        let ended = block_on(None, options, || {
+        on_core(Idle::Efficient, || {
             let open = |name| Context::open(name).expect("a Soft-RoCE device");
             test(open("rxe0"), open("rxe1"))
         });
-        ended.expect("a core");
     }
 
     fn ip(arguments: &str) {
@@ -146,7 +141,7 @@ mod tests {
 
     /// Sends so many words over its own core, with a pause before each.
     fn send_words(port: u16, words: u64) {
-        let ended = block_on(None, CoreOptions::default(), || async move {
+        on_core(Idle::default(), move || async move {
             let context = Context::open("rxe1").expect("a Soft-RoCE device");
             let address = ([127, 0, 0, 1], port).into();
             let stream = TcpStream::connect(address)
@@ -159,7 +154,6 @@ mod tests {
                 assert_eq!(sent.0, Ok(()));
             }
         });
-        ended.expect("a core");
     }
 
     #[test]

@@ -242,7 +242,7 @@ impl Device {
         });
         let completions = Completions {
             inner,
-            scratch: [sys::ibv_wc::default(); POLL_COMPLETIONS_MAX],
+            scratch: vec![sys::ibv_wc::default(); POLL_COMPLETIONS_MAX].into(),
             unacknowledged: 0,
         };
         set_nonblocking(completions.event_fd())?;
@@ -346,7 +346,7 @@ impl Drop for Queue {
 #[derive(Debug)]
 pub(crate) struct Completions {
     inner: Rc<Queue>,
-    scratch: [sys::ibv_wc; POLL_COMPLETIONS_MAX],
+    scratch: Box<[sys::ibv_wc]>,
     unacknowledged: u32,
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
+use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
 use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use lunette_verbs::connect::{accept, initiate};
@@ -20,14 +20,13 @@ pub(crate) const ALL: Access = Access {
     relaxed_ordering: false,
 };
 
-/// One end. The queue pair goes first, the device last.
+/// One end.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) pair: QueuePair<Ready>,
     pub(crate) queue: CompletionQueue,
     pub(crate) slab: Slab,
     pub(crate) window: Window,
-    pub(crate) context: Context,
 }
 
 impl End {
@@ -96,11 +95,17 @@ pub(crate) async fn one_end(
         queue,
         slab,
         window,
-        context: context.clone(),
     }
 }
 
 /// Runs a test on a core of its own.
-pub(crate) fn on_core<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send) {
-    block_on(None, CoreOptions::default(), test).expect("a core");
+pub(crate) fn on_core<F: Future<Output = ()> + 'static>(
+    idle: Idle,
+    test: impl FnOnce() -> F + Send,
+) {
+    let options = CoreOptions {
+        idle,
+        ..CoreOptions::default()
+    };
+    block_on(None, options, test).expect("a core");
 }

@@ -290,7 +290,9 @@ fn guest_script(kernel: &Kernel, arguments: &Arguments) -> Result<String, TaskEr
 
 fn qemu(kernel: &Kernel, arguments: &Arguments, folder: &Path) -> Result<Command, TaskError> {
     let at = |name: &str| folder.join(name).display().to_string();
-    let mut command = Command::new("nice");
+    // It ends with us, however we end.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "nice"]);
     command.args([
         "-n",
         "10",
