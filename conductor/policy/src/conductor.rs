@@ -12,7 +12,7 @@ use crate::ids::{BlockHash, InstanceId, LengthClass};
 use crate::index::{Match, PrefixIndex};
 use crate::memory::Popularity;
 use crate::output::OutputEstimator;
-use crate::routing::{self, Fetch, Prompt, Route, Routing, Sight};
+use crate::routing::{self, Fetch, Prompt, Route, Routing, Sight, Weights};
 use crate::slo::{Slo, TtftSlo};
 use crate::state::{DecodeState, PrefillState};
 use lunette_runtime_core::random::SplitMix64;
@@ -35,6 +35,9 @@ pub struct Options {
     pub delay_weight: f64,
     /// Value of a token of a prompt, where that of a request is one.
     pub token_value: f64,
+    /// Share of an instance's time before a deadline, less the request's own work, that is not
+    /// booked, under an objective that gives all requests the same time.
+    pub reserve: f64,
     /// Share of the long requests that is to be served in time, under an objective that gives them
     /// more of it.
     pub class_floor: f64,
@@ -59,9 +62,10 @@ impl Options {
             },
             balancing_threshold: 1.0,
             decode_share: 1.0,
-            delay_weight: 3.0,
+            delay_weight: 1.0,
             token_value: 0.0,
-            class_floor: 0.87,
+            reserve: 0.25,
+            class_floor: 0.875,
             moves_blocks: is_ours,
             seed: 1,
         }
@@ -155,12 +159,14 @@ impl Conductor {
     /// A conductor that has seen nothing.
     #[must_use]
     pub fn new(options: Options, cost: CostModel, slo: Slo) -> Self {
-        // A fixed objective asks more of an instance for a long prompt than for a short one. Under
-        // overload no rule serves most of the long ones then, and holding on to them costs all.
-        let floor = match slo.ttft {
-            TtftSlo::Fixed { .. } => 0.0,
-            TtftSlo::Proportional { .. } => options.class_floor,
-        };
+        let mut options = options;
+        match slo.ttft {
+            // It asks more of an instance for a long prompt than for a short one. Under overload no
+            // rule serves most of the long ones then, and holding on to them costs all.
+            TtftSlo::Fixed { .. } => options.class_floor = 0.0,
+            // Short prompts are due before long ones here, and go first without it.
+            TtftSlo::Proportional { .. } => options.reserve = 0.0,
+        }
         Self {
             options,
             cost,
@@ -169,7 +175,7 @@ impl Conductor {
             turn: 0,
             outputs: OutputEstimator::new(),
             margin: DecodeMargin::new(),
-            fairness: Fairness::new(floor),
+            fairness: Fairness::new(options.class_floor),
             price: Price::new(),
             popularity: Popularity::new(),
             matches: Vec::new(),
@@ -261,7 +267,11 @@ impl Conductor {
             Routing::Pooled => routing::pooled(&sight),
             Routing::DynamoLike => routing::dynamo_like(&sight),
             Routing::Marginal => {
-                routing::marginal(&sight, self.options.delay_weight, &mut self.plan)
+                let weights = Weights {
+                    delay: self.options.delay_weight,
+                    reserve: self.options.reserve,
+                };
+                routing::marginal(&sight, weights, &mut self.plan)
             }
         }
     }
@@ -270,7 +280,12 @@ impl Conductor {
         let is_late = match self.options.admission {
             Admission::None => return None,
             Admission::Marginal if self.options.routing == Routing::Marginal => {
-                !route.is_in_time || prompt.value < self.price.value_per_s() * route.work_s
+                let is_late = if self.options.reserve > 0.0 {
+                    route.first_token_s > prompt.deadline_s
+                } else {
+                    !route.is_in_time
+                };
+                is_late || prompt.value < self.price.value_per_s() * route.work_s
             }
             _ => route.first_token_s > prompt.deadline_s,
         };
@@ -379,26 +394,23 @@ impl Price {
     }
 }
 
-/// Weights of the length classes.
+/// Weights of the length classes. That of the long one rises with each request of it that is not
+/// good and falls with each that is: it rests where the share that is good is the floor.
 #[derive(Clone, Debug)]
 struct Fairness {
     floor: f64,
-    /// Share in time, of late, of each class.
-    good: [f64; 3],
     weights: [f64; 3],
 }
 
-/// How much the last request of a class counts in its share.
-const MEMORY: f64 = 1.0 / 64.0;
-/// How fast a weight follows, for each request of its class.
+/// How fast a weight follows.
 const GAIN: f64 = 0.2;
-const WEIGHT_MAX: f64 = 64.0;
+/// Under heavy overload a short request is worth hundreds of times more for its work than a long one.
+const WEIGHT_MAX: f64 = 4096.0;
 
 impl Fairness {
     const fn new(floor: f64) -> Self {
         Self {
             floor,
-            good: [1.0; 3],
             weights: [1.0; 3],
         }
     }
@@ -408,15 +420,12 @@ impl Fairness {
     }
 
     fn ended(&mut self, input_tokens: u32, is_good: bool) {
-        let class = LengthClass::of(input_tokens).index();
-        let good = &mut self.good[class];
-        *good += MEMORY * (f64::from(u8::from(is_good)) - *good);
-        if class != LengthClass::Long.index() {
-            return;
+        let class = LengthClass::of(input_tokens);
+        if class == LengthClass::Long {
+            let error = self.floor - f64::from(u8::from(is_good));
+            let weight = &mut self.weights[class.index()];
+            *weight = (*weight * (1.0 + GAIN * error)).clamp(1.0, WEIGHT_MAX);
         }
-        let error = self.floor - *good;
-        let weight = &mut self.weights[class];
-        *weight = (*weight * (1.0 + GAIN * error)).clamp(1.0, WEIGHT_MAX);
     }
 }
 

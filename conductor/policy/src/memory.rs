@@ -121,10 +121,10 @@ mod tests {
             ages.used_again(11.0, 9);
         }
         assert!(!ages.is_tight());
-        ages.evicted(29.0);
+        ages.evicted(79.0);
         assert!(ages.is_tight());
         for _ in 0..20_000 {
-            ages.evicted(31.0);
+            ages.evicted(80.0);
         }
         assert!(!ages.is_tight());
     }

@@ -97,7 +97,7 @@ pub struct Route {
     pub first_token_s: f64,
     /// Value of the jobs that would be late because of it.
     pub lost: f64,
-    /// Whether it would be in time itself.
+    /// Whether it would be in time itself, with the reserve kept.
     pub is_in_time: bool,
 }
 
@@ -260,22 +260,31 @@ pub(crate) fn pooled(sight: &Sight<'_>) -> Route {
     route
 }
 
+/// What counts in our choice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weights {
+    /// A second of delay of a queued job, beside one of the request's own.
+    pub(crate) delay: f64,
+    /// Share of the time before the deadline that is not booked.
+    pub(crate) reserve: f64,
+}
+
 /// Ours. The fetch overlaps with queueing, an instance may do without one, and what counts beside
-/// the own time is the value lost, and `delay_weight` times the work for each job it delays.
-pub(crate) fn marginal(sight: &Sight<'_>, delay_weight: f64, plan: &mut Plan) -> Route {
+/// the own time is the value lost, and the work for each job that it delays.
+pub(crate) fn marginal(sight: &Sight<'_>, weights: Weights, plan: &mut Plan) -> Route {
     let longest = sight.longest();
     let mut best: Option<(f64, Route)> = None;
     for at in 0..sight.prefill.len() {
         plan.make(&sight.prefill[at], sight.now_s, None);
         let lost_before = plan.lost();
         let mut offer = |mut route: Route, fetch_s: f64| {
-            route.lost = judge(sight, &mut route, fetch_s, plan) - lost_before;
+            route.lost = judge(sight, &mut route, fetch_s, weights.reserve, plan) - lost_before;
             let state = &sight.prefill[at];
             let longer = state
                 .jobs()
                 .iter()
                 .filter(|job| job.remaining_s > route.work_s);
-            let delay_s = delay_weight * route.work_s * count(longer.count());
+            let delay_s = weights.delay * route.work_s * count(longer.count());
             let cost = route.first_token_s - sight.now_s + delay_s;
             let is_better = best.is_none_or(|(least, kept)| {
                 let lateness = kept.is_in_time.cmp(&route.is_in_time);
@@ -300,9 +309,20 @@ pub(crate) fn marginal(sight: &Sight<'_>, delay_weight: f64, plan: &mut Plan) ->
     best.expect("a cluster has a prefill instance").1
 }
 
-/// Sets when the first token is expected, and returns the value lost with the request in the queue.
-/// A request that would itself be late loses its own value.
-fn judge(sight: &Sight<'_>, route: &mut Route, fetch_s: f64, plan: &mut Plan) -> f64 {
+/// Sets when the first token is expected and whether it is in time, and returns the value lost with
+/// the request in the queue. A request whose blocks come too late loses its own value.
+///
+/// An instance that is booked to the last second before the deadlines can only serve in their order,
+/// which is that of arrival where all get the same time, and short requests wait behind long ones.
+/// So an instance that keeps a reserve is preferred. Where none does, the request is still taken if
+/// the jobs that are shorter, which go ahead of it, do not make it late: see `refusal` in [`crate::conductor`].
+fn judge(
+    sight: &Sight<'_>,
+    route: &mut Route,
+    fetch_s: f64,
+    reserve: f64,
+    plan: &mut Plan,
+) -> f64 {
     let state = &sight.prefill[route.instance.index()];
     let prompt = sight.prompt;
     let job = PrefillJob {
@@ -321,18 +341,22 @@ fn judge(sight: &Sight<'_>, route: &mut Route, fetch_s: f64, plan: &mut Plan) ->
     let ahead: f64 = shorter.map(|job| job.remaining_s).sum();
     let wait_s = (state.running_s(sight.now_s) + ahead).max(fetch_s);
     route.first_token_s = sight.now_s + wait_s + route.work_s;
+    if plan.tried_end_s().is_none() {
+        let alone_s = state.backlog_s(sight.now_s).max(fetch_s) + route.work_s;
+        route.first_token_s = route.first_token_s.max(sight.now_s + alone_s);
+    }
+    let slack_s = prompt.deadline_s - sight.now_s - route.work_s;
+    let bookable_s = prompt.deadline_s - reserve * slack_s.max(0.0);
+    let is_booked_in_time = plan.tried_end_s().is_some_and(|end_s| end_s <= bookable_s);
     // Fetched blocks must be there in time as well.
     let is_fetched_late = sight.now_s + fetch_s + route.work_s > prompt.deadline_s;
-    route.is_in_time = plan.tried_end_s().is_some() && !is_fetched_late;
-    match plan.tried_end_s() {
-        Some(_) if is_fetched_late => plan.lost() + prompt.value,
-        Some(_) => plan.lost(),
-        None => {
-            let alone_s = state.backlog_s(sight.now_s).max(fetch_s) + route.work_s;
-            route.first_token_s = route.first_token_s.max(sight.now_s + alone_s);
-            plan.lost()
-        }
-    }
+    route.is_in_time = is_booked_in_time && !is_fetched_late;
+    let own = if plan.tried_end_s().is_some() && is_fetched_late {
+        prompt.value
+    } else {
+        0.0
+    };
+    plan.lost() + own
 }
 
 #[cfg(test)]
@@ -345,6 +369,11 @@ mod tests {
             memory_blocks: blocks,
         }
     }
+
+    const WEIGHTS: Weights = Weights {
+        delay: 1.0,
+        reserve: 0.0,
+    };
 
     fn with_sight<R>(backlogs_s: &[f64], blocks: &[u32], act: impl Fn(&Sight<'_>) -> R) -> R {
         let prefill: Vec<PrefillState> = backlogs_s
@@ -403,13 +432,35 @@ mod tests {
     fn the_same_holds_for_ours_and_what_is_lost_is_said() {
         let route = |backlog_s: f64| {
             with_sight(&[backlog_s, 9.0], &[10, 30], |sight| {
-                marginal(sight, 1.0, &mut Plan::default())
+                marginal(sight, WEIGHTS, &mut Plan::default())
             })
         };
         assert!(route(0.0).fetch.is_some());
         assert_eq!(route(0.0).lost, 0.0);
         assert_eq!(route(30.0).instance, InstanceId(1));
         assert_eq!(route(9.9).lost, 0.0, "the holder is still in time");
+    }
+
+    #[test]
+    fn a_reserve_refuses_what_would_end_in_the_last_of_the_time() {
+        let is_in_time = |backlog_s: f64, reserve: f64| {
+            with_sight(&[backlog_s], &[0], |sight| {
+                let weights = Weights {
+                    delay: 1.0,
+                    reserve,
+                };
+                marginal(sight, weights, &mut Plan::default()).is_in_time
+            })
+        };
+        // The work is 2.07 s, the deadline 10 s: 7.93 s of slack.
+        for (backlog_s, reserve, expected) in [
+            (7.9, 0.0, true),
+            (8.0, 0.0, false),
+            (5.9, 0.25, true),
+            (6.0, 0.25, false),
+        ] {
+            assert_eq!(is_in_time(backlog_s, reserve), expected, "{backlog_s} s, {reserve}");
+        }
     }
 
     #[test]
