@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`block_on`], [`Runtime`] | a core on this thread; cores on threads of their own |
 //! | [`spawn_local`], [`spawn_on`] | tasks on this core, tasks on another one |
+//! | [`channel`] | typed messages to a core |
 //! | [`Scope`], [`Class`] | tasks that end with their owner; tasks by urgency |
 //! | [`fs`] | files, buffered and direct |
 //! | [`control()`] | calls that block, on a thread of their own |
@@ -77,7 +78,10 @@ pub use executor::{
     SourceGuard, Stall, StallWatch, TASKS_MAX,
 };
 pub use lease::{Lease, Lend, LendRead, LendWrite};
-pub use mesh::{MESSAGES_MAX, MeshError, spawn_on};
+pub use mesh::{
+    CHANNEL_MESSAGES_MAX, MESSAGES_MAX, MeshError, Port, Receiver, SendError, Sender, channel,
+    spawn_on,
+};
 pub use op::{BufResult, OpError};
 pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};

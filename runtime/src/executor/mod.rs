@@ -203,6 +203,10 @@ impl Core {
         self.scheduler.spawn(class, spawned_at, future)
     }
 
+    pub(crate) const fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
+    }
+
     pub(crate) fn index(&self) -> CoreIndex {
         self.inbox.index()
     }
@@ -406,7 +410,7 @@ impl Core {
                 self.drive(Wait::Poll);
                 return;
             }
-            if self.inbox.has_mail() || !self.sources.borrow().is_empty() {
+            if self.inbox.has_mail() || self.poll_sources() {
                 return;
             }
             std::hint::spin_loop();

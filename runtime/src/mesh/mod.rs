@@ -7,6 +7,7 @@
 //!
 //! No wake-up is lost: see [`doorbell`].
 
+mod channel;
 mod doorbell;
 mod woken;
 
@@ -23,6 +24,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use thiserror::Error;
 
+pub use channel::{CHANNEL_MESSAGES_MAX, Port, Receiver, SendError, Sender, channel};
 use doorbell::Doorbell;
 use woken::WokenList;
 pub(crate) use woken::{Linked, WokenLink};

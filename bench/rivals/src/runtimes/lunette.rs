@@ -11,7 +11,7 @@ use lunette_bench::harness::{Failure, Sample};
 use lunette_runtime::fs::{File, OpenOptions};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{
-    CoreOptions, Idle, Placement, Runtime, arena, block_on, spawn_local, spawn_on,
+    CoreOptions, Idle, Placement, Runtime, arena, block_on, channel, spawn_local,
 };
 use lunette_runtime_core::ids::CoreIndex;
 
@@ -127,7 +127,7 @@ async fn answer(stream: TcpStream, message_bytes: usize) {
     }
 }
 
-/// A message is the start of a task on the other core; its output is the answer.
+/// Messages through channels, as the others'.
 pub(super) fn messages(work: Work, cpus: [usize; 2]) -> Result<Sample, Failure> {
     let idle = match work {
         Work::MessagePolling => Idle::Latency,
@@ -135,14 +135,23 @@ pub(super) fn messages(work: Work, cpus: [usize; 2]) -> Result<Sample, Failure> 
         _ => Idle::Adaptive(Duration::ZERO),
     };
     let runtime = Runtime::start(&Placement::Pinned(cpus.to_vec()), options(idle))?;
+    let (questions, asked) = channel::<u64>(1);
+    let (answers, answered) = channel::<u64>(1);
     let stop = Arc::new(AtomicBool::new(work != Work::MessageBusy));
     let stop_there = Arc::clone(&stop);
     let keeping = runtime.spawn_on(CoreIndex(1), move || always_ready(stop_there))?;
+    let answering = runtime.spawn_on(CoreIndex(1), move || async move {
+        let mut asked = asked.open().expect("room for a source");
+        while let Some(question) = asked.recv().await {
+            answers.send(question).await.expect("it is received");
+        }
+    })?;
     let asking = runtime.spawn_on(CoreIndex(0), move || async move {
+        let mut answered = answered.open().expect("room for a source");
         let ready = spawn_local(always_ready(Arc::clone(&stop)));
         let sample = exchanges(async || {
-            let answered = spawn_on(CoreIndex(1), || async { 1_u64 }).await;
-            answered.expect("the core runs");
+            questions.send(1).await.expect("it is received");
+            answered.recv().await.expect("it is answered");
         })
         .await;
         stop.store(true, Ordering::Relaxed);
@@ -150,6 +159,7 @@ pub(super) fn messages(work: Work, cpus: [usize; 2]) -> Result<Sample, Failure> 
         sample
     })?;
     let sample = asking.wait()?;
+    answering.wait()?;
     keeping.wait()?;
     runtime.shut_down()?;
     Ok(sample)
