@@ -10,7 +10,8 @@
 //! ```
 //!
 //! `OPERATION` is `write` or `read`. Instructions are counted from outside, by running twice with
-//! counts that differ and dividing what they differ by: what is done once cancels out.
+//! counts that differ and dividing what they differ by: what is done once cancels out. `flood`
+//! sleeps when it has nothing to do, so that waiting is not counted; the others never sleep.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -57,32 +58,38 @@ fn main() -> Result<(), Failure> {
     match words[..] {
         ["null", count] => {
             let count = count.parse()?;
-            on_core(move || async move { null(count).await })
+            on_core(Idle::Latency, move || async move { null(count).await })
         }
         ["flood", a, b, operation, bytes, count, depth] => {
             let (a, b) = (a.to_owned(), b.to_owned());
             let (operation, bytes) = (operation_of(operation)?, bytes.parse()?);
             let (count, depth) = (count.parse()?, depth.parse()?);
-            on_core(move || async move { both(&a, &b, operation, bytes, count, depth).await })
+            on_core(Idle::Efficient, move || async move {
+                both(&a, &b, operation, bytes, count, depth).await
+            })
         }
         ["serve", device, address] => {
             let (device, address) = (device.to_owned(), address.parse()?);
-            on_core(move || async move { serve(&device, address).await })
+            on_core(Idle::Latency, move || async move {
+                serve(&device, address).await
+            })
         }
         ["table", device, address] => {
             let (device, address) = (device.to_owned(), address.parse()?);
-            on_core(move || async move { table(&device, address).await })
+            on_core(Idle::Latency, move || async move {
+                table(&device, address).await
+            })
         }
         _ => Err("see the first lines of this program's source for its arguments".into()),
     }
 }
 
-fn on_core<F>(run: impl FnOnce() -> F + Send) -> Result<(), Failure>
+fn on_core<F>(idle: Idle, run: impl FnOnce() -> F + Send) -> Result<(), Failure>
 where
     F: Future<Output = Result<(), Failure>> + 'static,
 {
     let options = CoreOptions {
-        idle: Idle::Latency,
+        idle,
         arena: ArenaOptions {
             bytes_max: 8 * MEMORY_BYTES,
             chunk_bytes: 2 * MEMORY_BYTES,
@@ -120,16 +127,17 @@ async fn one_end(
     context: &Context,
     stream: &TcpStream,
     is_initiator: bool,
+    memory_bytes: usize,
 ) -> Result<End, Failure> {
     let sizes = QueueSizes::default();
     let queue = CompletionQueue::new(context, sizes.sends + sizes.receives)?;
-    let slab = Slab::register(context, arena().alloc(MEMORY_BYTES)?)?;
+    let slab = Slab::register(context, arena().alloc(memory_bytes)?)?;
     let access = Access {
         remote_read: true,
         remote_write: true,
         ..Access::default()
     };
-    let window = Window::register(context, arena().alloc(MEMORY_BYTES)?, access)?;
+    let window = Window::register(context, arena().alloc(memory_bytes)?, access)?;
     let mut random = random();
     let pair = QueuePair::new(context, &queue, sizes, access, &mut random)?;
     let (patience, epoch) = (Patience::default(), random.next());
@@ -147,15 +155,15 @@ async fn one_end(
 }
 
 /// Both ends in this task's core.
-async fn connected(a: Context, b: Context) -> Result<(End, End), Failure> {
+async fn connected(a: Context, b: Context, memory_bytes: usize) -> Result<(End, End), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0".parse()?)?;
     let address = listener.local_addr();
     let accepting = spawn_local(async move {
         let stream = listener.accept().await?;
-        one_end(&b, &stream, false).await
+        one_end(&b, &stream, false, memory_bytes).await
     });
     let stream = TcpStream::connect(address).await?;
-    let first = one_end(&a, &stream, true).await?;
+    let first = one_end(&a, &stream, true, memory_bytes).await?;
     Ok((first, accepting.await??))
 }
 
@@ -229,7 +237,7 @@ async fn taken(request: Option<Request>) -> Result<Piece, Failure> {
 }
 
 async fn null(count: u64) -> Result<(), Failure> {
-    let (one, other) = connected(Context::null(), Context::null()).await?;
+    let (one, other) = connected(Context::null(), Context::null(), 1 << 20).await?;
     let to = other.window.remote();
     one.flood(Operation::Write, 64, DEPTH, to, |done| done >= count)
         .await?;
@@ -245,7 +253,7 @@ async fn both(
     count: u64,
     depth: usize,
 ) -> Result<(), Failure> {
-    let (one, other) = connected(Context::open(a)?, Context::open(b)?).await?;
+    let (one, other) = connected(Context::open(a)?, Context::open(b)?, 2 * bytes * depth).await?;
     let (to, started) = (other.window.remote(), time::now());
     one.flood(operation, bytes, depth, to, |done| done >= count)
         .await?;
@@ -286,7 +294,7 @@ async fn serve(device: &str, address: SocketAddr) -> Result<(), Failure> {
     println!("{device}: serving at {}", listener.local_addr());
     loop {
         let stream = listener.accept().await?;
-        let end = one_end(&context, &stream, false).await?;
+        let end = one_end(&context, &stream, false, MEMORY_BYTES).await?;
         let remote = end.window.remote();
         let mut bytes = remote.address.to_le_bytes().to_vec();
         bytes.extend(remote.rkey.to_le_bytes());
@@ -300,7 +308,7 @@ async fn serve(device: &str, address: SocketAddr) -> Result<(), Failure> {
 async fn table(device: &str, address: SocketAddr) -> Result<(), Failure> {
     let context = Context::open(device)?;
     let stream = TcpStream::connect(address).await?;
-    let end = one_end(&context, &stream, true).await?;
+    let end = one_end(&context, &stream, true, MEMORY_BYTES).await?;
     let mut bytes = vec![0; 12];
     let mut filled = 0;
     while filled < 12 {

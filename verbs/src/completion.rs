@@ -28,6 +28,7 @@ use crate::context::Context;
 use crate::error::SetupError;
 use crate::provider::{Completion, POLL_COMPLETIONS_MAX, RawCompletions};
 use crate::queue_pair::PairCore;
+use crate::shared_receives::SharedCore;
 use crate::watcher::Watcher;
 
 /// What a completion queue has done.
@@ -76,7 +77,16 @@ pub(crate) struct Inner {
 #[derive(Default)]
 struct Slot {
     generation: u16,
-    pair: Option<Rc<PairCore>>,
+    owner: Option<Owner>,
+}
+
+/// Whose completions a slot's are.
+#[derive(Clone)]
+pub(crate) enum Owner {
+    /// A queue pair.
+    Pair(Rc<PairCore>),
+    /// Receives that several queue pairs share.
+    Shared(Rc<SharedCore>),
 }
 
 /// The task that keeps deadlines.
@@ -150,7 +160,7 @@ impl Inner {
         let mut room = self.room.get();
         room.reserve(entries)?;
         let mut slots = self.slots.borrow_mut();
-        let free = slots.iter().position(|slot| slot.pair.is_none());
+        let free = slots.iter().position(|slot| slot.owner.is_none());
         let index = free.unwrap_or(slots.len());
         if index >= SLOTS_MAX {
             return Err(SetupError::Size);
@@ -165,13 +175,13 @@ impl Inner {
         Ok((index, slot.generation))
     }
 
-    pub(crate) fn place(&self, slot: u16, pair: Rc<PairCore>) {
-        self.slots.borrow_mut()[usize::from(slot)].pair = Some(pair);
+    pub(crate) fn place(&self, slot: u16, owner: Owner) {
+        self.slots.borrow_mut()[usize::from(slot)].owner = Some(owner);
     }
 
-    /// The queue pair is gone: its completions, if any are left, are strays.
+    /// The owner of a slot is gone: its completions, if any are left, are strays.
     pub(crate) fn dismiss(&self, slot: u16, entries: u32) {
-        self.slots.borrow_mut()[usize::from(slot)].pair = None;
+        self.slots.borrow_mut()[usize::from(slot)].owner = None;
         let mut room = self.room.get();
         room.release(entries);
         self.room.set(room);
@@ -191,7 +201,10 @@ impl Inner {
     }
 
     fn pair(&self, slot: u16) -> Option<Rc<PairCore>> {
-        self.slots.borrow().get(usize::from(slot))?.pair.clone()
+        match self.slots.borrow().get(usize::from(slot))?.owner.as_ref()? {
+            Owner::Pair(pair) => Some(Rc::clone(pair)),
+            Owner::Shared(_) => None,
+        }
     }
 
     /// Posts what was staged, one doorbell per queue pair.
@@ -227,13 +240,17 @@ impl Inner {
         let id = WrId::from_bits(completion.id);
         let slots = self.slots.borrow();
         let slot = slots.get(usize::from(id.slot));
-        let pair = slot
+        let owner = slot
             .filter(|slot| slot.generation == id.generation)
-            .and_then(|slot| slot.pair.clone());
-        // The queue pair may wake tasks; it must find nothing borrowed.
+            .and_then(|slot| slot.owner.clone());
+        // The owner may wake tasks; it must find nothing borrowed.
         drop(slots);
         let status = Status::from_code(completion.status);
-        pair.is_some_and(|pair| pair.completed(id, status, completion))
+        match owner {
+            Some(Owner::Pair(pair)) => pair.completed(id, status, completion),
+            Some(Owner::Shared(shared)) => shared.completed(id, status, completion),
+            None => false,
+        }
     }
 
     /// The queue overflowed or the device is gone: so are all its queue pairs.
@@ -248,13 +265,22 @@ impl Inner {
 
     fn pairs(&self) -> Vec<Rc<PairCore>> {
         let slots = self.slots.borrow();
-        slots.iter().filter_map(|slot| slot.pair.clone()).collect()
+        let owners = slots.iter().filter_map(|slot| slot.owner.as_ref());
+        let pairs = owners.filter_map(|owner| match owner {
+            Owner::Pair(pair) => Some(Rc::clone(pair)),
+            Owner::Shared(_) => None,
+        });
+        pairs.collect()
     }
 
     fn timeout(&self) -> Option<Time> {
         let slots = self.slots.borrow();
-        let pairs = slots.iter().filter_map(|slot| slot.pair.as_ref());
-        pairs.filter_map(|pair| pair.timeout()).min()
+        let owners = slots.iter().filter_map(|slot| slot.owner.as_ref());
+        let timeouts = owners.filter_map(|owner| match owner {
+            Owner::Pair(pair) => pair.timeout(),
+            Owner::Shared(_) => None,
+        });
+        timeouts.min()
     }
 
     fn arm(&self) -> Result<(), Errno> {

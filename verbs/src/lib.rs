@@ -23,6 +23,7 @@
 //! | [`memory`] | [`Slab`], [`Piece`], [`Window`]: registered memory |
 //! | [`completion`] | [`CompletionQueue`], a source of the core's loop |
 //! | [`queue_pair`] | [`QueuePair`], its states and requests |
+//! | [`shared_receives`] | [`SharedReceives`], one pool of receives for many queue pairs |
 //! | [`connect`] | the handshake over a TCP stream |
 //! | [`sim`] | the simulated fabric and its faults |
 //! | [`error`] | what can go wrong, per operation |
@@ -36,6 +37,7 @@ pub mod error;
 pub mod memory;
 mod provider;
 pub mod queue_pair;
+pub mod shared_receives;
 pub mod sim;
 mod watcher;
 
@@ -48,3 +50,4 @@ pub use queue_pair::{
     Arrival, INLINE_BYTES_MAX, PairCounts, QueuePair, Ready, Request, Unconnected,
 };
 pub use rdma_core_sys::Unavailable;
+pub use shared_receives::SharedReceives;

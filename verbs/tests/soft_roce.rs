@@ -13,13 +13,13 @@ mod tests {
     use lunette_runtime::net::{TcpListener, TcpStream};
     use lunette_runtime::{Idle, time};
     use lunette_verbs::{
-        Access, Context, DeviceEvent, OpenError, QueueSizes, RemoteMemory, RequestError, Window,
-        devices,
+        Access, Context, DeviceEvent, OpenError, QueuePair, QueueSizes, RemoteMemory, RequestError,
+        SharedReceives, Window, devices,
     };
     use lunette_verbs_proto::gid;
     use lunette_verbs_proto::status::Status;
 
-    use super::rig::{End, connect, on_core, one_end, soon};
+    use super::rig::{ALL, End, connect, join, on_core, one_end, random, soon};
 
     /// The ports are there once, and one test takes them down.
     fn alone<F: Future<Output = ()> + 'static>(test: impl FnOnce(Context, Context) -> F + Send) {
@@ -211,6 +211,47 @@ mod tests {
             assert!(counts.doorbells * 8 < counts.posted, "{counts:?}");
             assert!(counts.signalled * 8 < counts.posted, "{counts:?}");
             println!("deep traffic: {counts:?}, {:?}", a.queue.counts());
+        });
+    }
+
+    #[test]
+    fn a_pool_serves_the_next_message_of_any_queue_pair() {
+        alone(|a, b| async move {
+            let sizes = QueueSizes {
+                sends: 8,
+                ..QueueSizes::default()
+            };
+            let (one, other) = connect(&a, &b, sizes).await;
+            let shared = SharedReceives::new(&b, &other.queue, 4).expect("a pool");
+            let mut pairs = Vec::new();
+            for _ in 0..2 {
+                let sizes = QueueSizes {
+                    sends: 4,
+                    receives: 1,
+                    inline_bytes: 64,
+                };
+                let mut random = random();
+                let first = QueuePair::new(&a, &one.queue, sizes, ALL, &mut random);
+                let second = QueuePair::sharing(&b, &shared, sizes, ALL, &mut random);
+                pairs.push(join(first.expect("one"), second.expect("the other")).await);
+            }
+            for _ in 0..3 {
+                shared.post(other.piece(&[0; 8])).expect("room");
+            }
+            for (pair, word) in pairs.iter().zip([b"to first", b"2 second"]) {
+                assert_eq!(pair.0.send_inline(word, soon()).await.0, Ok(()));
+                let (number, arrival) = shared.arrival().await;
+                assert_eq!(
+                    (Some(number), arrival.piece.as_slice()),
+                    (pair.1.number(), &word[..])
+                );
+            }
+            drop(pairs.remove(0));
+            assert_eq!(pairs[0].0.send_inline(b"again", soon()).await.0, Ok(()));
+            assert_eq!(
+                (shared.arrival().await.1.len_bytes, shared.posted()),
+                (5, 0)
+            );
         });
     }
 

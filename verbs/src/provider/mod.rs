@@ -133,6 +133,8 @@ pub(crate) struct Completion {
     pub(crate) status: u32,
     pub(crate) len_bytes: u32,
     pub(crate) immediate: Option<u32>,
+    /// The queue pair that it is of, by number.
+    pub(crate) pair: u32,
 }
 
 /// Sizes of a queue pair.
@@ -244,6 +246,14 @@ pub(crate) enum RawCompletions {
     Null(null::NullCompletions),
 }
 
+/// Receives that several queue pairs share; they end when it and its queue pairs have been dropped.
+#[derive(Debug)]
+pub(crate) enum RawShared {
+    Real(real::SharedReceives),
+    Sim(sim::SimShared),
+    Null,
+}
+
 /// A queue pair; it ends when dropped, and with it every access to memory.
 #[derive(Debug)]
 pub(crate) enum RawQueuePair {
@@ -296,19 +306,40 @@ impl RawDevice {
     pub(crate) fn queue_pair(
         &self,
         completions: &RawCompletions,
+        shared: Option<&RawShared>,
         sizes: QueueSizes,
     ) -> Result<RawQueuePair, Errno> {
         match (self, completions) {
-            (Self::Real(device), RawCompletions::Real(completions)) => device
-                .queue_pair(completions, sizes)
-                .map(RawQueuePair::Real),
+            (Self::Real(device), RawCompletions::Real(completions)) => {
+                let shared = match shared {
+                    None => None,
+                    Some(RawShared::Real(shared)) => Some(shared),
+                    Some(_) => return Err(Errno::INVAL),
+                };
+                let pair = device.queue_pair(completions, shared, sizes);
+                pair.map(RawQueuePair::Real)
+            }
             (Self::Sim(device), RawCompletions::Sim(completions)) => {
-                Ok(RawQueuePair::Sim(device.queue_pair(completions, sizes)))
+                let shared = match shared {
+                    None => None,
+                    Some(RawShared::Sim(shared)) => Some(shared),
+                    Some(_) => return Err(Errno::INVAL),
+                };
+                let pair = device.queue_pair(completions, shared, sizes);
+                Ok(RawQueuePair::Sim(pair))
             }
             (Self::Null(_), RawCompletions::Null(completions)) => {
                 Ok(RawQueuePair::Null(completions.queue_pair()))
             }
             _ => Err(Errno::INVAL),
+        }
+    }
+
+    pub(crate) fn shared_receives(&self, depth: u32) -> Result<RawShared, Errno> {
+        match self {
+            Self::Real(device) => device.shared_receives(depth).map(RawShared::Real),
+            Self::Sim(device) => Ok(RawShared::Sim(device.shared_receives(depth))),
+            Self::Null(_) => Ok(RawShared::Null),
         }
     }
 
@@ -361,6 +392,22 @@ impl RawCompletions {
             Self::Real(_) => false,
             Self::Sim(completions) => completions.has_work(),
             Self::Null(completions) => completions.has_work(),
+        }
+    }
+}
+
+impl RawShared {
+    /// Posts a receive.
+    ///
+    /// # Safety
+    /// What it names stays as it is until it has completed, or this and every queue pair that
+    /// shares it have been dropped.
+    pub(crate) unsafe fn post(&self, request: &ReceiveRequest) -> Result<(), Errno> {
+        match self {
+            // SAFETY: passed on from the caller.
+            Self::Real(shared) => unsafe { shared.post(request) },
+            Self::Sim(shared) => shared.post(request),
+            Self::Null => Ok(()),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! asks for: queue pairs, then completion queues, then registrations, then the device.
 
 mod queue_pair;
+mod shared_receives;
 
 use std::ffi::{CStr, c_int};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -20,6 +21,7 @@ use rustix::io::Errno;
 
 use super::{Access, Completion, DeviceEvent, DeviceInfo, Keys, POLL_COMPLETIONS_MAX};
 pub(crate) use queue_pair::QueuePair;
+pub(crate) use shared_receives::SharedReceives;
 
 /// The port that is used; adapters of today have one per device.
 const PORT: u8 = 1;
@@ -252,9 +254,14 @@ impl Device {
     pub(crate) fn queue_pair(
         &self,
         completions: &Completions,
+        receives: Option<&SharedReceives>,
         sizes: super::QueueSizes,
     ) -> Result<QueuePair, Errno> {
-        QueuePair::create(&self.shared, &completions.inner, sizes)
+        QueuePair::create(&self.shared, &completions.inner, receives, sizes)
+    }
+
+    pub(crate) fn shared_receives(&self, depth: u32) -> Result<SharedReceives, Errno> {
+        SharedReceives::create(&self.shared, depth)
     }
 
     pub(crate) fn next_event(&self) -> Option<DeviceEvent> {
@@ -368,6 +375,7 @@ impl Completions {
                 status: found.status,
                 len_bytes: found.byte_len,
                 immediate: has_immediate.then(|| u32::from_be(found.imm_data)),
+                pair: found.qp_num,
             };
         }
         Ok(count)

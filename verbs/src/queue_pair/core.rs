@@ -174,6 +174,11 @@ impl PairCore {
         self.counts.set(counts);
     }
 
+    pub(super) fn number(&self) -> Option<u32> {
+        let state = self.state.borrow();
+        state.raw.as_ref().map(RawQueuePair::number)
+    }
+
     pub(super) fn is_open(&self) -> bool {
         let state = self.state.borrow();
         state.raw.is_some() && state.sends.is_open()
@@ -385,7 +390,12 @@ impl PairCore {
         if state.has_news() {
             wakers.extend(state.arrival_waker.take());
         }
+        let flush_by = state.sends.timeout().filter(|_| is_over);
         drop(state);
+        // A queue pair that broke has less time to flush than its requests had to be done.
+        if let (Some(at), Some(queue)) = (flush_by, self.queue.upgrade()) {
+            queue.staged(self.slot, false, at);
+        }
         freed.clear();
         wakers.drain(..).for_each(Waker::wake);
         // Whoever was woken may have been here in the meantime; the room is kept, once.

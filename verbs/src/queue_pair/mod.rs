@@ -27,11 +27,12 @@ pub(crate) use self::core::PairCore;
 use self::core::Payload;
 pub use self::core::{Arrival, PairCounts};
 pub use self::request::Request;
-use crate::completion::{CompletionQueue, Inner};
+use crate::completion::{CompletionQueue, Inner, Owner};
 use crate::context::Context;
 use crate::error::{RequestError, SetupError};
 use crate::memory::Piece;
 use crate::provider::{Access, Operation, Patience, QueueSizes, RemoteMemory, Route, Step};
+use crate::shared_receives::SharedReceives;
 
 /// Most bytes of an inline request.
 pub const INLINE_BYTES_MAX: usize = 64;
@@ -39,6 +40,8 @@ pub const INLINE_BYTES_MAX: usize = 64;
 /// What ends with the queue pair.
 struct Handle {
     core: Rc<PairCore>,
+    /// Held, so that they outlive the queue pair.
+    _receives: Option<SharedReceives>,
     queue: CompletionQueue,
     slot: u16,
     entries: u32,
@@ -84,13 +87,45 @@ impl QueuePair<Unconnected> {
         access: Access,
         random: &mut SplitMix64,
     ) -> Result<Self, SetupError> {
+        Self::create(context, queue, None, sizes, access, random)
+    }
+
+    /// As [`QueuePair::new`], with the receives of `shared`, where its messages arrive; what
+    /// `sizes` says of receives does not matter.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sharing(
+        context: &Context,
+        shared: &SharedReceives,
+        sizes: QueueSizes,
+        access: Access,
+        random: &mut SplitMix64,
+    ) -> Result<Self, SetupError> {
+        // Its own receives are none; one place is the least that the accounting knows.
+        let sizes = QueueSizes {
+            receives: 1,
+            ..sizes
+        };
+        Self::create(context, shared.queue(), Some(shared), sizes, access, random)
+    }
+
+    fn create(
+        context: &Context,
+        queue: &CompletionQueue,
+        shared: Option<&SharedReceives>,
+        sizes: QueueSizes,
+        access: Access,
+        random: &mut SplitMix64,
+    ) -> Result<Self, SetupError> {
         let info = context.info().map_err(SetupError::Refused)?;
         check(sizes, info.queue_depth_max)?;
         let chosen = gid::choose(&info.gids, None);
         let is_global = chosen.is_some_and(|entry| entry.kind != gid::GidKind::InfiniBand);
         let entries = sizes.sends + sizes.receives;
         let inner = queue.inner();
-        let raw = context.device().queue_pair(&inner.raw(), sizes);
+        let receives = shared.map(SharedReceives::raw);
+        let raw = context.device().queue_pair(&inner.raw(), receives, sizes);
         let mut raw = raw.map_err(SetupError::Refused)?;
         raw.step(&Step::Init(access)).map_err(SetupError::Refused)?;
         let (slot, generation) = inner.admit(entries)?;
@@ -113,9 +148,10 @@ impl QueuePair<Unconnected> {
             generation,
             Rc::downgrade(inner),
         ));
-        inner.place(slot, Rc::clone(&core));
+        inner.place(slot, Owner::Pair(Rc::clone(&core)));
         let handle = Handle {
             core,
+            _receives: shared.cloned(),
             queue: queue.clone(),
             slot,
             entries,
@@ -176,7 +212,8 @@ impl<State> QueuePair<State> {
     /// Posts a receive. The piece belongs to the adapter until it comes back as an [`Arrival`].
     ///
     /// # Errors
-    /// [`RequestError::Full`], [`RequestError::Broken`] or [`RequestError::Refused`], and the piece.
+    /// [`RequestError::Full`], [`RequestError::Broken`] or [`RequestError::Refused`] (also of a
+    /// queue pair that shares receives), and the piece.
     pub fn post_receive(&self, piece: Piece) -> Result<(), (RequestError, Piece)> {
         self.handle.core.post_receive(piece)
     }
@@ -193,6 +230,12 @@ impl QueuePair<Ready> {
     #[must_use]
     pub const fn peer(&self) -> &Peer {
         &self.state.peer
+    }
+
+    /// Its number, by which shared receives tell where a message came from.
+    #[must_use]
+    pub fn number(&self) -> Option<u32> {
+        self.handle.core.number()
     }
 
     /// Whether requests may be made.
@@ -332,7 +375,8 @@ impl QueuePair<Ready> {
         self.handle.core.request(operation, payload, deadline)
     }
 
-    /// The next receive that ended, in order.
+    /// The next receive that ended, in order. Shared receives end elsewhere, at
+    /// [`SharedReceives::arrival`].
     ///
     /// # Errors
     /// [`RequestError::Broken`], when the queue pair is broken and nothing is left.

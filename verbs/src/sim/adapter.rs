@@ -37,6 +37,13 @@ pub(super) struct Held {
     pub(super) inline: Option<Vec<u8>>,
 }
 
+/// Receives that queue pairs share.
+#[derive(Debug)]
+pub(super) struct SharedQueue {
+    depth: usize,
+    pub(super) receives: VecDeque<ReceiveRequest>,
+}
+
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) state: QpState,
@@ -46,6 +53,8 @@ pub(super) struct Pair {
     pub(super) route: Option<Route>,
     pub(super) sends: VecDeque<Held>,
     pub(super) receives: VecDeque<ReceiveRequest>,
+    /// Where receives come from instead.
+    pub(super) shared: Option<u32>,
     /// Sends whose end has not been told by a completion that was polled.
     pub(super) untold: VecDeque<u64>,
     /// Steps that the first send has taken.
@@ -60,6 +69,7 @@ pub(super) struct Pair {
 pub(super) struct Adapter {
     pub(super) memory: BTreeMap<u32, Registered>,
     pub(super) queues: BTreeMap<u32, Queue>,
+    pub(super) shared: BTreeMap<u32, SharedQueue>,
     pub(super) pairs: BTreeMap<u32, Pair>,
     pub(super) events: VecDeque<DeviceEvent>,
     pub(super) faults: VecDeque<Fault>,
@@ -74,6 +84,7 @@ impl Adapter {
         Self {
             memory: BTreeMap::new(),
             queues: BTreeMap::new(),
+            shared: BTreeMap::new(),
             pairs: BTreeMap::new(),
             events: VecDeque::new(),
             faults: VecDeque::new(),
@@ -133,7 +144,39 @@ impl Adapter {
         self.queues.remove(&number);
     }
 
-    pub(super) fn add_pair(&mut self, number: u32, queue: u32, sizes: QueueSizes) {
+    pub(super) fn add_shared(&mut self, depth: u32) -> u32 {
+        let number = self.key();
+        let queue = SharedQueue {
+            depth: depth as usize,
+            receives: VecDeque::new(),
+        };
+        self.shared.insert(number, queue);
+        number
+    }
+
+    pub(super) fn post_shared(
+        &mut self,
+        number: u32,
+        request: &ReceiveRequest,
+    ) -> Result<(), Errno> {
+        let queue = self.shared.get_mut(&number).ok_or(Errno::INVAL)?;
+        if queue.receives.len() >= queue.depth {
+            return Err(Errno::NOMEM);
+        }
+        if !WrId::from_bits(request.id).is_receive {
+            return Err(Errno::INVAL);
+        }
+        queue.receives.push_back(*request);
+        Ok(())
+    }
+
+    pub(super) fn add_pair(
+        &mut self,
+        number: u32,
+        queue: u32,
+        shared: Option<u32>,
+        sizes: QueueSizes,
+    ) {
         let pair = Pair {
             state: QpState::Reset,
             sizes,
@@ -142,6 +185,7 @@ impl Adapter {
             route: None,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
+            shared,
             untold: VecDeque::new(),
             waited: 0,
             send_psn: 0,
@@ -235,7 +279,9 @@ impl Adapter {
             let Some(pair) = self.pairs.get_mut(&number) else {
                 return (taken, Some(Errno::INVAL));
             };
-            if !pair.state.may_receive() || !WrId::from_bits(request.id).is_receive {
+            let is_shared = pair.shared.is_some();
+            let is_receive = WrId::from_bits(request.id).is_receive;
+            if is_shared || !pair.state.may_receive() || !is_receive {
                 return (taken, Some(Errno::INVAL));
             }
             if pair.receives.len() >= pair.sizes.receives as usize {

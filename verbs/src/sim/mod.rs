@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-pub(crate) use objects::{SimCompletions, SimDevice, SimMemory, SimQueuePair};
+pub(crate) use objects::{SimCompletions, SimDevice, SimMemory, SimQueuePair, SimShared};
 use world::World;
 
 /// Adapters of one fabric.

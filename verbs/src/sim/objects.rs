@@ -43,6 +43,14 @@ pub(crate) struct SimCompletions {
     queue: u32,
 }
 
+/// Receives that queue pairs share.
+#[derive(Debug)]
+pub(crate) struct SimShared {
+    world: Shared,
+    device: usize,
+    queue: u32,
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct SimQueuePair {
@@ -120,14 +128,25 @@ impl SimDevice {
     pub(crate) fn queue_pair(
         &self,
         completions: &SimCompletions,
+        shared: Option<&SimShared>,
         sizes: QueueSizes,
     ) -> SimQueuePair {
         let mut world = self.world.borrow_mut();
-        let number = world.add_pair(self.device, completions.queue, sizes);
+        let shared = shared.map(|shared| shared.queue);
+        let number = world.add_pair(self.device, completions.queue, shared, sizes);
         SimQueuePair {
             world: Rc::clone(&self.world),
             device: self.device,
             number,
+        }
+    }
+
+    pub(crate) fn shared_receives(&self, depth: u32) -> SimShared {
+        let queue = self.world.borrow_mut().devices[self.device].add_shared(depth);
+        SimShared {
+            world: Rc::clone(&self.world),
+            device: self.device,
+            queue,
         }
     }
 
@@ -154,6 +173,20 @@ impl SimCompletions {
 
     pub(crate) fn has_work(&self) -> bool {
         self.world.borrow().has_work()
+    }
+}
+
+impl SimShared {
+    pub(crate) fn post(&self, request: &ReceiveRequest) -> Result<(), Errno> {
+        let mut world = self.world.borrow_mut();
+        world.devices[self.device].post_shared(self.queue, request)
+    }
+}
+
+impl Drop for SimShared {
+    fn drop(&mut self) {
+        let mut world = self.world.borrow_mut();
+        world.devices[self.device].shared.remove(&self.queue);
     }
 }
 

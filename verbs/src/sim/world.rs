@@ -59,10 +59,16 @@ impl World {
         self.devices.len() - 1
     }
 
-    pub(super) fn add_pair(&mut self, device: usize, queue: u32, sizes: QueueSizes) -> u32 {
+    pub(super) fn add_pair(
+        &mut self,
+        device: usize,
+        queue: u32,
+        shared: Option<u32>,
+        sizes: QueueSizes,
+    ) -> u32 {
         let number = self.next_pair;
         self.next_pair = (number + 1) & BITS_24;
-        self.devices[device].add_pair(number, queue, sizes);
+        self.devices[device].add_pair(number, queue, shared, sizes);
         number
     }
 
@@ -380,7 +386,11 @@ impl World {
             .pairs
             .get_mut(&number)
             .ok_or(Status::RemoteOperation)?;
-        let receive = pair.receives.pop_front().ok_or(Status::ReceiverNotReady)?;
+        let shared = pair
+            .shared
+            .and_then(|shared| adapter.shared.get_mut(&shared));
+        let receives = shared.map_or(&mut pair.receives, |shared| &mut shared.receives);
+        let receive = receives.pop_front().ok_or(Status::ReceiverNotReady)?;
         let mut status = Status::Success;
         if let Some(bytes) = bytes.filter(|_| len > 0) {
             let target = adapter.resolve(receive.lkey, receive.address, receive.len_bytes);
@@ -395,6 +405,7 @@ impl World {
             status: status.code(),
             len_bytes: len,
             immediate,
+            pair: number,
         };
         adapter.complete(number, completion, false);
         if status == Status::Success {

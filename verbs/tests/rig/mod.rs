@@ -8,7 +8,8 @@ use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use lunette_verbs::connect::{accept, initiate};
 use lunette_verbs::{
-    Access, CompletionQueue, Context, Patience, Piece, QueuePair, QueueSizes, Ready, Slab, Window,
+    Access, CompletionQueue, Context, Patience, Piece, QueuePair, QueueSizes, Ready, Slab,
+    Unconnected, Window,
 };
 
 pub(crate) const WINDOW_BYTES: usize = 1 << 20;
@@ -96,6 +97,24 @@ pub(crate) async fn one_end(
         slab,
         window,
     }
+}
+
+/// Connects two queue pairs of this core with each other.
+pub(crate) async fn join(
+    one: QueuePair<Unconnected>,
+    other: QueuePair<Unconnected>,
+) -> (QueuePair<Ready>, QueuePair<Ready>) {
+    let listener = TcpListener::bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let address = listener.local_addr();
+    let epoch = random().next();
+    let accepting = spawn_local(async move {
+        let stream = listener.accept().await.expect("a connection");
+        accept(&stream, other, Patience::default(), epoch).await
+    });
+    let stream = TcpStream::connect(address).await.expect("a connection");
+    let one = initiate(&stream, one, Patience::default(), epoch + 1).await;
+    let other = accepting.await.expect("it runs");
+    (one.expect("the handshake"), other.expect("the handshake"))
 }
 
 /// Runs a test on a core of its own.

@@ -13,7 +13,7 @@ use super::super::{
     DOORBELL_REQUESTS_MAX, Operation, QueueSizes, ReceiveRequest, RemoteMemory, Route, SendRequest,
     Step,
 };
-use super::{PORT, Queue, Shared, access_bits, ended, made};
+use super::{PORT, Queue, Shared, SharedReceives, access_bits, ended, made};
 
 /// Code of the time that a peer waits when there is no receive: 0.64 ms.
 const RECEIVER_NOT_READY_TIMER: u8 = 12;
@@ -24,8 +24,9 @@ const HOP_LIMIT: u8 = 64;
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     shared: Rc<Shared>,
-    /// Held, so that it outlives the queue pair.
+    /// Held, so that they outlive the queue pair.
     _completions: Rc<Queue>,
+    _receives: Option<SharedReceives>,
     pair: NonNull<sys::ibv_qp>,
     state: QpState,
     /// Lists that are filled for each doorbell and keep their links.
@@ -47,13 +48,14 @@ impl QueuePair {
     pub(super) fn create(
         shared: &Rc<Shared>,
         completions: &Rc<Queue>,
+        receives: Option<&SharedReceives>,
         sizes: QueueSizes,
     ) -> Result<Self, Errno> {
         let mut attr = sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: completions.queue.as_ptr(),
             recv_cq: completions.queue.as_ptr(),
-            srq: ptr::null_mut(),
+            srq: receives.map_or(ptr::null_mut(), SharedReceives::as_ptr),
             cap: sys::ibv_qp_cap {
                 max_send_wr: sizes.sends,
                 max_recv_wr: sizes.receives,
@@ -90,6 +92,7 @@ impl QueuePair {
         Ok(Self {
             shared: Rc::clone(shared),
             _completions: Rc::clone(completions),
+            _receives: receives.cloned(),
             pair,
             state: QpState::Reset,
             sends: vec![empty_send; DOORBELL_REQUESTS_MAX].into(),
