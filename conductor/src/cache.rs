@@ -308,7 +308,10 @@ mod tests {
         cache.keep(&[1], 0.0, &mut changes);
         cache.keep(&[2], 5.0, &mut changes);
         cache.use_again(&[2], 5.5);
-        assert!(!cache.ages().is_tight(), "evicted after 5 s, used again after .5 s");
+        assert!(
+            !cache.ages().is_tight(),
+            "evicted after 5 s, used again after .5 s"
+        );
         cache.use_again(&[1], 6.0);
         cache.use_again(&[2; 5_000], 205.0);
         assert!(cache.ages().is_tight());

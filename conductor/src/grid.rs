@@ -214,13 +214,7 @@ impl Runner<'_> {
         best.expect("there is a rejection")
     }
 
-    fn point(
-        &self,
-        split: (usize, usize),
-        slo: Slo,
-        rejection: Admission,
-        speed_up: f64,
-    ) -> Point {
+    fn point(&self, split: (usize, usize), slo: Slo, rejection: Admission, speed_up: f64) -> Point {
         let reports = |options: Options| -> Vec<Report> {
             let loads = self.loads.iter();
             loads
@@ -236,9 +230,8 @@ impl Runner<'_> {
             speed_up,
             requests: Pair::of(&ours, &theirs, |report| report.all.good),
             tokens: Pair::of(&ours, &theirs, |report| report.all.good_tokens),
-            classes: LengthClass::ALL.map(|class| {
-                Pair::of(&ours, &theirs, |report| report.classes[class.index()].good)
-            }),
+            classes: LengthClass::ALL
+                .map(|class| Pair::of(&ours, &theirs, |report| report.classes[class.index()].good)),
             ttft_s: Pair::of(&ours, &theirs, |report| report.ttft_s.mean),
         }
     }
@@ -267,7 +260,11 @@ impl SplitReport {
     pub fn verdicts(&self) -> Vec<Verdict> {
         let load = self.load;
         let tokens = failing(&self.proportional, |point| {
-            let Pair { ours, theirs, interval } = point.tokens;
+            let Pair {
+                ours,
+                theirs,
+                interval,
+            } = point.tokens;
             (ours < theirs - interval).then(|| compared(point.tokens))
         });
         let classes = failing(&self.proportional, |point| {
@@ -277,12 +274,15 @@ impl SplitReport {
         });
         let level = failing(&self.fixed, |point| {
             let mut pairs = [(point.requests, "requests"), (point.tokens, "tokens")].into_iter();
-            let behind =
-                pairs.find(|(pair, _)| pair.ours < pair.theirs - pair.interval.max(LEVEL));
+            let behind = pairs.find(|(pair, _)| pair.ours < pair.theirs - pair.interval.max(LEVEL));
             behind.map(|(pair, what)| format!("{what} {}", compared(pair)))
         });
         let ttft_gains = self.near_load.map(|point| -point.ttft_s.gain());
-        let verdict = |what, (is_met, evidence)| Verdict { what, is_met, evidence };
+        let verdict = |what, (is_met, evidence)| Verdict {
+            what,
+            is_met,
+            evidence,
+        };
         vec![
             Verdict {
                 what: "load at 95 % at least 30 % higher",

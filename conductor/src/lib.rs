@@ -17,7 +17,7 @@
 //! | [`figure`] | figures of Mooncake's papers, with their numbers beside ours |
 //! | [`grid`] | our rules beside Algorithm 1 over a grid of loads, and the verdict |
 //! | [`interval`] | means and their confidence |
-//! | [`plot`] | reports as drawings (SVG) |
+//! | [`plot`] | reports as drawings (SVG, PNG) |
 //! | [`hits`] | hit ratio of one cache over all |
 //! | `cache` | least recently used blocks, in memory and on a drive |
 //! | `network` | transfers that share lines fairly |

@@ -1,8 +1,12 @@
-//! Reports as drawings, in SVG.
+//! Reports as drawings, in SVG and as images.
+
+mod png;
 
 use std::fmt::{self, Write};
 
+use crate::grid::{Pair, Point, SplitReport};
 use crate::report::{Ending, Record, Report, number};
+pub use png::{ImageError, png};
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 300.0;
@@ -98,6 +102,56 @@ pub fn run(report: &Report) -> Vec<Chart> {
             ],
         },
     ]
+}
+
+/// Of each split, good requests and good tokens against load, and the mean time to first token under
+/// the fixed objective: ours beside Algorithm 1.
+#[must_use]
+pub fn grid(reports: &[SplitReport]) -> Vec<Chart> {
+    let pair = |title: String, y_label: &str, points: &[Point], pick: fn(&Point) -> Pair| {
+        let line = |name: &str, value: fn(Pair) -> f64| Series {
+            name: name.to_owned(),
+            points: points
+                .iter()
+                .map(|point| (point.speed_up, value(pick(point))))
+                .collect(),
+        };
+        Chart {
+            title,
+            x_label: "load, as a multiple of the trace's".to_owned(),
+            y_label: y_label.to_owned(),
+            series: vec![
+                line("ours", |pair| pair.ours),
+                line("Algorithm 1", |pair| pair.theirs),
+            ],
+        }
+    };
+    let of_split = |report: &SplitReport| {
+        let (prefill, decode) = report.split;
+        let split = format!("{prefill} prefill and {decode} decode instances");
+        let proportional = &report.proportional;
+        [
+            pair(
+                format!("Good requests, {split}"),
+                "share, proportional objective",
+                proportional,
+                |point| point.requests,
+            ),
+            pair(
+                format!("Good tokens, {split}"),
+                "share, proportional objective",
+                proportional,
+                |point| point.tokens,
+            ),
+            pair(
+                format!("Mean time to first token, {split}"),
+                "seconds, fixed objective",
+                &report.fixed,
+                |point| point.ttft_s,
+            ),
+        ]
+    };
+    reports.iter().flat_map(of_split).collect()
 }
 
 /// The share of values that are not above each value. The greatest hundredth is left out: it would

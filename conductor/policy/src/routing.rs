@@ -316,13 +316,7 @@ pub(crate) fn marginal(sight: &Sight<'_>, weights: Weights, plan: &mut Plan) -> 
 /// which is that of arrival where all get the same time, and short requests wait behind long ones.
 /// So an instance that keeps a reserve is preferred. Where none does, the request is still taken if
 /// the jobs that are shorter, which go ahead of it, do not make it late: see `refusal` in [`crate::conductor`].
-fn judge(
-    sight: &Sight<'_>,
-    route: &mut Route,
-    fetch_s: f64,
-    reserve: f64,
-    plan: &mut Plan,
-) -> f64 {
+fn judge(sight: &Sight<'_>, route: &mut Route, fetch_s: f64, reserve: f64, plan: &mut Plan) -> f64 {
     let state = &sight.prefill[route.instance.index()];
     let prompt = sight.prompt;
     let job = PrefillJob {
@@ -459,7 +453,11 @@ mod tests {
             (5.9, 0.25, true),
             (6.0, 0.25, false),
         ] {
-            assert_eq!(is_in_time(backlog_s, reserve), expected, "{backlog_s} s, {reserve}");
+            assert_eq!(
+                is_in_time(backlog_s, reserve),
+                expected,
+                "{backlog_s} s, {reserve}"
+            );
         }
     }
 

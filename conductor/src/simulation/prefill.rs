@@ -113,11 +113,18 @@ impl Simulation<'_> {
 
     /// The holder drops what has been moved.
     fn drop_moved(&mut self, request: usize) {
-        let Progress { fetched, fetched_from, moved_from, .. } = self.progress[request];
+        let Progress {
+            fetched,
+            fetched_from,
+            moved_from,
+            ..
+        } = self.progress[request];
         let place = |block: u32| usize::try_from(block).expect("a block number fits");
         let moved = &self.workload.get(request).hashes[place(moved_from)..place(fetched.1)];
         if !moved.is_empty() {
-            self.prefill[fetched_from].cache.forget(moved, &mut self.changes);
+            self.prefill[fetched_from]
+                .cache
+                .forget(moved, &mut self.changes);
             self.publish(fetched_from);
         }
     }

@@ -4,8 +4,8 @@ mod figure;
 mod grid;
 mod report;
 
-use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
@@ -13,12 +13,13 @@ use lunette::trace::Request;
 use lunette::trace::generator::{Generator, REQUESTS_DEFAULT};
 use lunette_conductor::capacity::{self, Measure};
 use lunette_conductor::interval::mean_and_interval;
+use lunette_conductor::plot::{self, Chart};
 use lunette_conductor::policy::admission::Admission;
 use lunette_conductor::policy::conductor::Options;
 use lunette_conductor::policy::discipline::Discipline;
 use lunette_conductor::policy::routing::Routing;
 use lunette_conductor::policy::slo::{Slo, TtftSlo};
-use lunette_conductor::{Arrival, Report, Scenario, Timing, Workload, plot, simulate as run};
+use lunette_conductor::{Arrival, Report, Scenario, Timing, Workload, simulate as run};
 use serde_json::json;
 
 use super::failure::Failure;
@@ -39,7 +40,7 @@ Examples:
   lunette simulate --prefill 12 --decode 4 --speedup 3
   lunette simulate --trace conversation_trace.jsonl --policy algorithm1 --admission early --json
   lunette simulate --policy algorithm1 --admission early --attain 0.95 --timing spread --seeds 5
-  lunette simulate --speedup 3 --plot run.svg
+  lunette simulate --speedup 3 --plot run.png
   lunette simulate --figure v3-12
   lunette simulate --grid --trace conversation_trace.jsonl --timing spread --seeds 5
   lunette simulate --policy ours --admission ours --slo fixed --ttft-s 30 --seeds 5 --timing spread")]
@@ -113,7 +114,8 @@ pub(crate) struct SimulateArguments {
     /// hold a decode instance for full.
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
     decode_share: f64,
-    /// Draw the first run into this file (SVG): distributions, and load over time.
+    /// Draw the first run into this file, as its ending says (.svg or .png): distributions, and
+    /// load over time; with --grid, what is good against load.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Instead of one run, simulate a figure of Mooncake's papers and print its numbers beside ours:
@@ -124,7 +126,7 @@ pub(crate) struct SimulateArguments {
     /// Instead of one run, compare with Algorithm 1 and its best rejection over speed-ups from 1 to
     /// 4.5 in steps of .25, with 12 prefill and 4 decode instances and with 8 and 8, and say what
     /// holds. Takes minutes; meant for --timing spread --seeds 5.
-    #[arg(long, conflicts_with_all = ["attain", "figure", "plot", "speedup"])]
+    #[arg(long, conflicts_with_all = ["attain", "figure", "speedup"])]
     grid: bool,
     /// Instead of one run, look for the speed-up at which this share of the requests is good.
     #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with_all = ["speedup", "plot"])]
@@ -271,7 +273,7 @@ pub(super) fn simulate(arguments: &SimulateArguments, as_json: bool) -> Result<(
             arguments.options(seed),
         );
         let load = |seed| arguments.workload(seed, trace.as_ref());
-        return grid::print(&plan, load, as_json);
+        return grid::print(&plan, load, arguments.plot.as_deref(), as_json);
     }
     if let Some(share) = arguments.attain {
         return attain(arguments, trace.as_ref(), share, as_json);
@@ -288,15 +290,26 @@ pub(super) fn simulate(arguments: &SimulateArguments, as_json: bool) -> Result<(
         .collect();
     progress.finish_and_clear();
     if let Some(path) = &arguments.plot {
-        let drawing = plot::svg(&plot::run(&reports[0]));
-        let name = path.display().to_string();
-        fs::write(path, drawing).map_err(|error| Failure::file(&name, error))?;
+        draw(path, &plot::run(&reports[0]))?;
     }
     if as_json {
         output::line(&report::object(&reports).to_string())
     } else {
         output::line(&report::table(&reports))
     }
+}
+
+/// Draws the charts into a file, as an image if its name says so.
+fn draw(path: &Path, charts: &[Chart]) -> Result<(), Failure> {
+    let name = path.display().to_string();
+    let is_image = path.extension().is_some_and(|ending| ending == "png");
+    let drawing = if is_image {
+        let image = plot::png(charts).map_err(io::Error::other);
+        image.map_err(|error| Failure::file(&name, error))?
+    } else {
+        plot::svg(charts).into_bytes()
+    };
+    fs::write(path, drawing).map_err(|error| Failure::file(&name, error))
 }
 
 /// Searches for the load at which `share` of the requests is good, and says it.

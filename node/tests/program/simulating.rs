@@ -55,6 +55,25 @@ fn a_trace_file_is_simulated_and_drawn() {
     assert!(done.text().starts_with("2 requests"), "{}", done.text());
     let drawing = fs::read_to_string(drawing).expect("it was drawn");
     assert!(drawing.starts_with("<svg"));
+    let image = path("run.png");
+    run(&["simulate", "--trace", &trace, "--plot", &image]).ended_with(0);
+    let image = fs::read(image).expect("it was drawn");
+    assert!(image.starts_with(b"\x89PNG"));
+}
+
+#[test]
+fn a_figure_says_what_is_met_and_what_is_missed() {
+    let done = run(&["simulate", "--figure", "14", "--requests", "1"]).ended_with(0);
+    assert!(
+        done.text().contains("15 of 15 values of the paper met"),
+        "{}",
+        done.text()
+    );
+    let arguments = ["simulate", "--figure", "15", "--requests", "1", "--json"];
+    let answer = run(&arguments).ended_with(0).json();
+    let rows = answer[0]["rows"].as_array().expect("it has rows");
+    assert!(rows.iter().any(|row| row["met"] == true));
+    assert!(rows.iter().any(|row| row["met"] == false));
 }
 
 #[test]
@@ -76,6 +95,7 @@ fn what_is_no_rule_and_no_share_ends_with_2() {
         ["--policy", "best"],
         ["--attain", "1.5"],
         ["--prefill", "0"],
+        ["--figure", "4"],
     ] {
         run(&[&["simulate"], &wrong[..]].concat()).ended_with(2);
     }

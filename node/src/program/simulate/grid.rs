@@ -1,10 +1,12 @@
 //! Our rules beside Algorithm 1 over a grid of loads.
 
 use std::ops::Range;
+use std::path::Path;
 
 use indicatif::ProgressBar;
 use lunette_conductor::Workload;
 use lunette_conductor::grid::{self, Pair, Plan, Point, SplitReport};
+use lunette_conductor::plot;
 use lunette_conductor::policy::conductor::Options;
 use serde_json::{Value, json};
 
@@ -25,10 +27,11 @@ pub(super) fn plan(seeds: Range<u64>, ours: Options) -> Plan {
     }
 }
 
-/// Runs the grid and prints it.
+/// Runs the grid, draws it if asked to, and prints it.
 pub(super) fn print(
     plan: &Plan,
     load: impl Fn(u64) -> Workload,
+    drawing: Option<&Path>,
     as_json: bool,
 ) -> Result<(), Failure> {
     let progress = ProgressBar::new_spinner();
@@ -37,6 +40,9 @@ pub(super) fn print(
         progress.tick();
     });
     progress.finish_and_clear();
+    if let Some(path) = drawing {
+        super::draw(path, &plot::grid(&reports))?;
+    }
     if as_json {
         let objects: Vec<Value> = reports.iter().map(object).collect();
         return output::line(&Value::Array(objects).to_string());
