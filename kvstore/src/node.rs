@@ -130,10 +130,7 @@ impl Node {
     /// # Errors
     /// [`NodeError`]: nothing is left running.
     pub fn start(options: NodeOptions) -> Result<Self, NodeError> {
-        let cores = match &options.placement {
-            Placement::Anywhere(count) => *count,
-            Placement::Pinned(cpus) => cpus.len(),
-        };
+        let cores = options.placement.cores();
         let limits = core_limits(options.memory_bytes, cores)?;
         ClusterMap::new(vec![options.member(cores)])?;
         let runtime = Runtime::start(&options.placement, core_options(&options, limits))?;

@@ -19,7 +19,7 @@ use crate::driver::{DriverChoice, DriverOptions, ProbeError};
 use crate::executor::{Core, Idle, Stall, StallWatch};
 use crate::mesh::{self, Inbox, MeshError};
 use crate::process;
-use crate::topology::{self, PinError};
+use crate::topology::{self, CoreClaim, PinError, TooFewCpus};
 
 /// Where cores run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,14 +28,33 @@ pub enum Placement {
     Anywhere(usize),
     /// One core on each of these CPUs (numbers as the system counts them).
     Pinned(Vec<usize>),
+    /// This many cores, each on a CPU of its own: of those that the calling thread may use, one
+    /// that no other program has claimed. It is claimed as long as the runtime runs
+    /// ([`topology::CoreClaim`]). Where claims do not work, without.
+    Claimed(usize),
 }
 
 impl Placement {
-    fn cpus(&self) -> Vec<Option<usize>> {
+    /// How many cores it places.
+    #[must_use]
+    pub const fn cores(&self) -> usize {
         match self {
-            Self::Anywhere(count) => vec![None; *count],
-            Self::Pinned(cpus) => cpus.iter().copied().map(Some).collect(),
+            Self::Anywhere(count) | Self::Claimed(count) => *count,
+            Self::Pinned(cpus) => cpus.len(),
         }
+    }
+
+    /// A CPU for each core, if it is to have one, and the claims on them.
+    fn cpus(&self) -> Result<(Vec<Option<usize>>, Vec<CoreClaim>), TooFewCpus> {
+        let (cpus, claims) = match self {
+            Self::Anywhere(count) => return Ok((vec![None; *count], Vec::new())),
+            Self::Pinned(cpus) => (cpus.clone(), Vec::new()),
+            Self::Claimed(count) => {
+                let chosen = topology::choose_and_claim(*count)?;
+                (chosen.cpus, chosen.claims)
+            }
+        };
+        Ok((cpus.into_iter().map(Some).collect(), claims))
     }
 }
 
@@ -58,6 +77,9 @@ pub enum StartError {
     /// No core was asked for, or too many.
     #[error("{0} cores asked for; 1 to {CORES_MAX} are possible")]
     CoreCount(usize),
+    /// There are not enough CPUs that nobody has claimed.
+    #[error(transparent)]
+    TooFewCpus(#[from] TooFewCpus),
     /// A core could not be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
@@ -115,6 +137,8 @@ fn refuse_forked() -> Result<(), StartError> {
 pub struct Runtime {
     inboxes: Arc<[Arc<Inbox>]>,
     threads: Vec<thread::JoinHandle<()>>,
+    /// Given up when the threads have ended.
+    _claims: Vec<CoreClaim>,
 }
 
 /// A core's thread ended by a panic.
@@ -129,10 +153,11 @@ impl Runtime {
     /// [`StartError`]: cores that had started have been shut down again.
     pub fn start(placement: &Placement, options: CoreOptions) -> Result<Self, StartError> {
         refuse_forked()?;
-        let cpus = placement.cpus();
-        if cpus.is_empty() || cpus.len() > CORES_MAX {
-            return Err(StartError::CoreCount(cpus.len()));
+        let count = placement.cores();
+        if count == 0 || count > CORES_MAX {
+            return Err(StartError::CoreCount(count));
         }
+        let (cpus, claims) = placement.cpus()?;
         let mut inboxes = Vec::with_capacity(cpus.len());
         for index in 0..cpus.len() {
             let index = CoreIndex(u16::try_from(index).expect("cores are bounded"));
@@ -144,6 +169,7 @@ impl Runtime {
         let mut runtime = Self {
             inboxes,
             threads: Vec::new(),
+            _claims: claims,
         };
         for (inbox, cpu) in runtime.inboxes.iter().zip(&cpus) {
             let index = inbox.index();
@@ -187,7 +213,8 @@ impl Runtime {
             .get(usize::from(core.0))
             .ok_or(MeshError::NoSuchCore(core))?;
         let receiver = mesh::send(inbox, start)?;
-        Ok(Answer { core, receiver })
+        let inbox = Arc::clone(inbox);
+        Ok(Answer { inbox, receiver })
     }
 
     /// Watches the cores: `report` is called, on a thread of its own, once for each time that a core
@@ -239,7 +266,7 @@ impl Drop for Runtime {
 /// The output of a task on another core, to be waited for by a thread that is no core.
 #[derive(Debug)]
 pub struct Answer<T> {
-    core: CoreIndex,
+    inbox: Arc<Inbox>,
     receiver: oneshot::Receiver<T>,
 }
 
@@ -247,9 +274,9 @@ impl<T> Answer<T> {
     /// Blocks the calling thread until the output is there. Not for use on a core's thread.
     ///
     /// # Errors
-    /// [`MeshError::ShutDown`]: the core ended before the task did.
+    /// [`MeshError::ShutDown`] or [`MeshError::Poisoned`]: the core ended before the task did.
     pub fn wait(self) -> Result<T, MeshError> {
-        pollster::block_on(self.receiver).map_err(|_| MeshError::ShutDown(self.core))
+        pollster::block_on(self.receiver).map_err(|_| self.inbox.why_closed())
     }
 }
 
@@ -276,6 +303,10 @@ fn run_core(
             // The starter may have given up; then a stop message follows.
             drop(report.send(Ok(())));
             let ran = panic::catch_unwind(AssertUnwindSafe(|| core.run()));
+            if ran.is_err() {
+                // It may have been a message's or a source's, not a task's.
+                core.inbox().poison();
+            }
             // After a panic too: its connections are closed, its peers see that, and memory that
             // devices own is waited for.
             core.shut_down();

@@ -235,13 +235,13 @@ fn a_panic_ends_its_core_alone_and_is_reported() {
     });
     assert_eq!(
         lost.expect("started").wait(),
-        Err(MeshError::ShutDown(CoreIndex(1)))
+        Err(MeshError::Poisoned(CoreIndex(1)))
     );
     let alive = runtime.spawn_on(CoreIndex(0), || async { 7 });
     assert_eq!(alive.expect("started").wait(), Ok(7));
     while !matches!(
         runtime.spawn_on(CoreIndex(1), || async {}),
-        Err(MeshError::ShutDown(CoreIndex(1)))
+        Err(MeshError::Poisoned(CoreIndex(1)))
     ) {
         std::thread::yield_now();
     }

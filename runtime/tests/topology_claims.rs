@@ -6,7 +6,9 @@ use std::io::{self, BufRead, BufReader, Lines};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use lunette_runtime::topology::{ClaimError, CoreClaim};
+use lunette_runtime::topology::{self, ClaimError, CoreClaim};
+use lunette_runtime::{CoreOptions, Placement, Runtime};
+use lunette_runtime_core::ids::CoreIndex;
 
 /// Set for child processes of this test: what they are to do.
 const ROLE: &str = "LUNETTE_CLAIM_ROLE";
@@ -46,6 +48,9 @@ fn start(role: &str, folder: &Path) -> Player {
 /// Claims the CPU and says how that went. A holder keeps the claim until it is killed, or its
 /// standard input ends because the test is gone.
 fn play(role: &str) {
+    if role == "runtime" {
+        return play_runtime();
+    }
     let claim = CoreClaim::acquire(CPU);
     let said = match &claim {
         Ok(_) => "held".to_owned(),
@@ -57,6 +62,21 @@ fn play(role: &str) {
         let ended = io::stdin().lines().next();
         assert!(ended.is_none(), "nothing is said to a holder");
     }
+}
+
+/// Runs one core on a CPU of its own, and says whether it is, while it runs and afterwards.
+fn play_runtime() {
+    let runtime = Runtime::start(&Placement::Claimed(1), CoreOptions::default());
+    let runtime = runtime.expect("a core");
+    let mask = runtime.spawn_on(CoreIndex(0), || async { topology::cpus() });
+    let mask = mask.expect("the core runs").wait().expect("it answers");
+    assert_eq!(mask.len(), 1, "pinned");
+    let cpu = mask[0];
+    let meanwhile = CoreClaim::acquire(cpu.os_index);
+    let meanwhile = matches!(meanwhile, Err(ClaimError::Taken { .. }));
+    runtime.shut_down().expect("no panic");
+    let afterwards = CoreClaim::acquire(cpu.os_index).is_ok();
+    println!("claim: taken {meanwhile}, free again {afterwards}");
 }
 
 #[test]
@@ -71,6 +91,9 @@ fn a_claim_ends_with_its_process() {
         assert!(status.success(), "{status}");
         player.said
     };
+    let mut runtime = start("runtime", folder.path());
+    assert_eq!(runtime.said, "taken true, free again true");
+    assert!(runtime.child.wait().expect("it ends").success());
     let mut holder = start("hold", folder.path());
     assert_eq!(holder.said, "held");
     assert_eq!(probe(), format!("taken by Some({})", holder.child.id()));

@@ -8,10 +8,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lunette::kvstore::{Node, NodeOptions};
+use lunette::kvstore::{Node, NodeError, NodeOptions};
 use lunette::runtime::arena::HugePages;
-use lunette::runtime::topology::{self, ChooseError, CoreClaim, TooFewCpus};
-use lunette::runtime::{NodeId, Placement};
+use lunette::runtime::{NodeId, Placement, StartError};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -35,10 +34,9 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     // Before anything is started, so that a signal never finds the process unprepared.
     let (end, ended) = mpsc::channel();
     end_on_signals(end.clone()).map_err(|error| Failure::file("signals", error))?;
-    let placed = place(arguments);
-    let options = node_options(arguments, placed.placement);
-    let (id, cores) = (options.id, cores_of(&options.placement));
-    let node = Node::start(options)?;
+    let options = node_options(arguments, place(arguments));
+    let (id, cores) = (options.id, options.placement.cores());
+    let node = start(options)?;
     if arguments.until_stdin_ends {
         end_with_stdin(end);
     }
@@ -50,7 +48,6 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     }
     let stat = node.stat()?;
     node.shut_down()?;
-    drop(placed.claims);
     if as_json {
         let mut object = stat::object(&stat);
         object["stopped"] = json!(true);
@@ -81,60 +78,25 @@ fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions
     }
 }
 
-/// Where the node's cores run.
-#[derive(Debug)]
-struct Placed {
-    placement: Placement,
-    /// To be held as long as the node runs, so that the next one chooses other CPUs.
-    claims: Vec<CoreClaim>,
-}
-
-fn place(arguments: &ServeArguments) -> Placed {
-    if !arguments.cores.is_empty() {
-        return Placed {
-            placement: Placement::Pinned(arguments.cores.clone()),
-            claims: Vec::new(),
-        };
+/// Where the node's cores are to run.
+fn place(arguments: &ServeArguments) -> Placement {
+    if arguments.cores.is_empty() {
+        Placement::Claimed(usize::from(arguments.core_count))
+    } else {
+        Placement::Pinned(arguments.cores.clone())
     }
-    let count = usize::from(arguments.core_count);
-    let claims = topology::choose_unclaimed(count);
-    place_at(count, claims, || topology::choose(count))
 }
 
-/// Pins `count` cores to the CPUs claimed, to CPUs without claims where those do not work, and
-/// says so where there are too few of either.
-fn place_at(
-    count: usize,
-    claims: Result<Vec<CoreClaim>, ChooseError>,
-    choose: impl FnOnce() -> Result<Vec<usize>, TooFewCpus>,
-) -> Placed {
-    let pinned = match claims {
-        Ok(claims) => {
-            let cpus = claims.iter().map(CoreClaim::cpu).collect();
-            Ok((cpus, claims))
-        }
-        Err(ChooseError::Claim(error)) => {
-            tracing::warn!(%error, "CPUs are not claimed");
-            choose()
-                .map(|cpus| (cpus, Vec::new()))
-                .map_err(|error| error.to_string())
-        }
-        Err(error @ ChooseError::TooFewCpus { .. }) => Err(error.to_string()),
-    };
-    let (placement, claims) = match pinned {
-        Ok((cpus, claims)) => (Placement::Pinned(cpus), claims),
-        Err(why) => {
+/// Starts the node: on CPUs of its own, or where there are too few of them wherever the system runs
+/// it, and says so.
+fn start(mut options: NodeOptions) -> Result<Node, NodeError> {
+    match Node::start(options.clone()) {
+        Err(NodeError::Start(StartError::TooFewCpus(why))) => {
             eprintln!("lunette: warning: cores are not pinned: {why}");
-            (Placement::Anywhere(count), Vec::new())
+            options.placement = Placement::Anywhere(options.placement.cores());
+            Node::start(options)
         }
-    };
-    Placed { placement, claims }
-}
-
-fn cores_of(placement: &Placement) -> usize {
-    match placement {
-        Placement::Anywhere(count) => *count,
-        Placement::Pinned(cpus) => cpus.len(),
+        other => other,
     }
 }
 
@@ -208,31 +170,7 @@ fn end_with_stdin(end: mpsc::Sender<&'static str>) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use lunette::runtime::topology::ClaimError;
-
     use super::*;
-
-    #[test]
-    fn cores_are_pinned_where_claims_do_not_work_too_but_not_where_cpus_are_too_few() {
-        let no_claims = || {
-            let folder = PathBuf::from("claims");
-            Err(ChooseError::Claim(ClaimError::UnsafeFolder(folder)))
-        };
-        let placed = place_at(2, no_claims(), || Ok(vec![3, 5]));
-        assert_eq!(placed.placement, Placement::Pinned(vec![3, 5]));
-        let (wanted, usable) = (2, 1);
-        let placed = place_at(2, no_claims(), || Err(TooFewCpus { wanted, usable }));
-        assert_eq!(placed.placement, Placement::Anywhere(2));
-        let too_few = ChooseError::TooFewCpus {
-            wanted,
-            usable,
-            taken: 0,
-        };
-        let placed = place_at(2, Err(too_few), || Ok(vec![3, 5]));
-        assert_eq!(placed.placement, Placement::Anywhere(2));
-    }
 
     #[test]
     fn default_identities_differ_by_host_and_by_port() {

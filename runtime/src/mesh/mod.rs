@@ -47,6 +47,7 @@ pub(crate) struct Inbox {
     doorbell: Doorbell,
     pulse: Pulse,
     closed: AtomicBool,
+    poisoned: AtomicBool,
     ring: AtomicI32,
     bell: OwnedFd,
 }
@@ -60,6 +61,7 @@ impl Inbox {
             doorbell: Doorbell::new(),
             pulse: Pulse::default(),
             closed: AtomicBool::new(false),
+            poisoned: AtomicBool::new(false),
             ring: AtomicI32::new(NO_RING),
             bell: eventfd(0, EventfdFlags::CLOEXEC)?,
         })
@@ -82,6 +84,21 @@ impl Inbox {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// A task has panicked; the core takes no message any more, and its end is near.
+    pub(crate) fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+        self.close();
+    }
+
+    /// Why a closed core gives no answer.
+    pub(crate) fn why_closed(&self) -> MeshError {
+        if self.poisoned.load(Ordering::Acquire) {
+            MeshError::Poisoned(self.index)
+        } else {
+            MeshError::ShutDown(self.index)
+        }
     }
 
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
@@ -189,6 +206,11 @@ pub enum MeshError {
     /// The core has shut down, or did so before the answer.
     #[error("{0} has shut down")]
     ShutDown(CoreIndex),
+    /// A task of the core has panicked, now or before the answer. The core's tasks have been
+    /// dropped and its connections closed; what it was sent and had not used is freed when the
+    /// devices have let go of it. It does not come back.
+    #[error("{0} is poisoned: a task of it has panicked")]
+    Poisoned(CoreIndex),
 }
 
 impl MeshError {
@@ -223,11 +245,11 @@ where
     let here = Core::current();
     let sent = match here.peer(core) {
         None => Err(MeshError::NoSuchCore(core)),
-        Some(inbox) => send(inbox, start),
+        Some(inbox) => send(inbox, start).map(|answer| (answer, Arc::clone(inbox))),
     };
     async move {
-        let answer = sent?;
-        answer.await.map_err(|_| MeshError::ShutDown(core))
+        let (answer, inbox) = sent?;
+        answer.await.map_err(|_| inbox.why_closed())
     }
 }
 
@@ -253,7 +275,7 @@ where
     });
     match deliver(inbox, message) {
         Ok(()) => Ok(receiver),
-        Err(_) if inbox.is_closed() => Err(MeshError::ShutDown(inbox.index())),
+        Err(_) if inbox.is_closed() => Err(inbox.why_closed()),
         Err(_) => Err(MeshError::Full(inbox.index())),
     }
 }

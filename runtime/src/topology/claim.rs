@@ -15,7 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::cpus::{cpus, in_order_of_choice};
+use super::cpus::{TooFewCpus, choose, cpus, in_order_of_choice};
 
 /// Longest process id that a claim's file holds, in decimal digits.
 const PID_DIGITS_MAX: u64 = 20;
@@ -165,18 +165,8 @@ fn make_folder(folder: &Path) -> Result<(), ClaimError> {
 #[derive(Debug, Error)]
 pub enum ChooseError {
     /// Fewer CPUs are both usable by this process and unclaimed.
-    #[error(
-        "{wanted} cores wanted, but of the {usable} CPUs that this process may use {taken} are \
-         claimed by others"
-    )]
-    TooFewCpus {
-        /// Cores asked for.
-        wanted: usize,
-        /// CPUs that the process may use.
-        usable: usize,
-        /// Those of them that are claimed.
-        taken: usize,
-    },
+    #[error(transparent)]
+    TooFewCpus(#[from] TooFewCpus),
     /// Claims do not work here.
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -210,13 +200,46 @@ fn choose_unclaimed_in(
         }
     }
     if claims.len() < count {
-        return Err(ChooseError::TooFewCpus {
+        return Err(TooFewCpus {
             wanted: count,
             usable: usable.len(),
             taken,
-        });
+        }
+        .into());
     }
     Ok(claims)
+}
+
+/// CPUs for the cores of a runtime.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) cpus: Vec<usize>,
+    /// To be held as long as the cores run, so that the next program chooses other CPUs.
+    pub(crate) claims: Vec<CoreClaim>,
+}
+
+/// CPUs for `count` cores that nobody has claimed, claimed; where claims do not work, CPUs without
+/// claims, and a warning.
+pub(crate) fn choose_and_claim(count: usize) -> Result<Chosen, TooFewCpus> {
+    chosen(choose_unclaimed(count), || choose(count))
+}
+
+fn chosen(
+    claims: Result<Vec<CoreClaim>, ChooseError>,
+    choose: impl FnOnce() -> Result<Vec<usize>, TooFewCpus>,
+) -> Result<Chosen, TooFewCpus> {
+    match claims {
+        Ok(claims) => {
+            let cpus = claims.iter().map(CoreClaim::cpu).collect();
+            Ok(Chosen { cpus, claims })
+        }
+        Err(ChooseError::Claim(error)) => {
+            tracing::warn!(%error, "CPUs are not claimed");
+            let (cpus, claims) = (choose()?, Vec::new());
+            Ok(Chosen { cpus, claims })
+        }
+        Err(ChooseError::TooFewCpus(error)) => Err(error),
+    }
 }
 
 #[cfg(test)]
@@ -260,11 +283,11 @@ mod tests {
         drop(claims);
         for _ in 0..2 {
             let error = choose_unclaimed_in(&folder, &usable, 4).expect_err("there are three");
-            let ChooseError::TooFewCpus {
+            let ChooseError::TooFewCpus(TooFewCpus {
                 wanted: 4,
                 usable: 4,
                 taken: 1,
-            } = error
+            }) = error
             else {
                 panic!("{error}");
             };
@@ -303,5 +326,24 @@ mod tests {
             "{error}"
         );
         drop(claim);
+    }
+
+    #[test]
+    fn cpus_are_chosen_without_claims_where_those_do_not_work_but_not_where_they_are_too_few() {
+        let no_claims = || {
+            let folder = PathBuf::from("claims");
+            Err(ChooseError::Claim(ClaimError::UnsafeFolder(folder)))
+        };
+        let without = chosen(no_claims(), || Ok(vec![3, 5])).expect("two are enough");
+        assert_eq!((without.cpus, without.claims.len()), (vec![3, 5], 0));
+        let too_few = TooFewCpus {
+            wanted: 2,
+            usable: 1,
+            taken: 0,
+        };
+        let refused = chosen(no_claims(), || Err(too_few));
+        assert_eq!(refused.expect_err("too few"), too_few);
+        let refused = chosen(Err(too_few.into()), || Ok(vec![3, 5]));
+        assert_eq!(refused.expect_err("too few"), too_few);
     }
 }

@@ -54,6 +54,7 @@ fn choose_from(cpus: &[Cpu], count: usize) -> Result<Vec<usize>, TooFewCpus> {
         return Err(TooFewCpus {
             wanted: count,
             usable: cpus.len(),
+            taken: 0,
         });
     }
     let mut chosen = in_order_of_choice(cpus);
@@ -78,14 +79,19 @@ pub(super) fn in_order_of_choice(cpus: &[Cpu]) -> Vec<usize> {
     firsts
 }
 
-/// More cores were asked for than this process may use CPUs.
+/// More cores were asked for than there are CPUs for them.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("{wanted} cores wanted, but this process may use {usable} CPUs")]
+#[error(
+    "{wanted} cores wanted, but of the {usable} CPUs that this process may use {taken} are claimed \
+     by others"
+)]
 pub struct TooFewCpus {
     /// Cores asked for.
     pub wanted: usize,
     /// CPUs that the process may use.
     pub usable: usize,
+    /// Those of them that others have claimed.
+    pub taken: usize,
 }
 
 /// Pins the calling thread to one CPU.
@@ -186,7 +192,8 @@ mod tests {
             two,
             Err(TooFewCpus {
                 wanted: 2,
-                usable: 1
+                usable: 1,
+                taken: 0,
             })
         );
         assert_eq!(cpus(), all, "other threads keep their masks");
@@ -206,7 +213,8 @@ mod tests {
             choose_from(&cpus, 5),
             Err(TooFewCpus {
                 wanted: 5,
-                usable: 4
+                usable: 4,
+                taken: 0,
             })
         );
         let unknown = [0, 1].map(|os_index| Cpu {

@@ -20,6 +20,7 @@ mod cpus;
 mod hwloc;
 mod machine;
 
+pub(crate) use claim::choose_and_claim;
 pub use claim::{ChooseError, ClaimError, CoreClaim, choose_unclaimed};
 pub use cpus::{Cpu, PinError, TooFewCpus, choose, cpus, pin_current_thread};
 pub use machine::{

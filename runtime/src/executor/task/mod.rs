@@ -76,6 +76,8 @@ struct EndOnPanic<'a> {
 
 impl Drop for EndOnPanic<'_> {
     fn drop(&mut self) {
+        // Before anything is dropped: those who wait for an answer are to know why none comes.
+        self.home.poison();
         // SAFETY: the task is not done, so the core's list keeps it.
         unsafe { self.task.as_ref() }.set_cancelled();
         self.home.end(self.task);

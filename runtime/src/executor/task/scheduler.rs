@@ -180,6 +180,11 @@ impl Scheduler {
         unsafe { header::settle(task) };
     }
 
+    /// A task has panicked.
+    pub(super) fn poison(&self) {
+        self.inbox.poison();
+    }
+
     /// Ends every task, and takes none any more. Futures are dropped here.
     pub(crate) fn shut_down(&self) {
         assert!(self.inbox.is_closed(), "no task is started any more");
