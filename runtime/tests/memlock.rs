@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use lunette_runtime::arena::{Arena, ArenaOptions, CHUNK_BYTES_MIN, Shortfall};
-use lunette_runtime::{CoreOptions, ProbeError, StartError, block_on, time};
+use lunette_runtime::{
+    CoreOptions, ProbeError, RegisterError, StartError, block_on, register_arena, time,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
@@ -49,6 +51,19 @@ fn refused_locks_are_reported_with_their_remedy() {
         "the remedy is named"
     );
     assert_eq!(open_a_core(), Ok(()), "a ring needs little");
+
+    let registered = block_on(None, CoreOptions::default(), || async {
+        let region = lunette_runtime::arena().alloc(4096).expect("memory");
+        (register_arena(), region.len())
+    });
+    let (registered, _) = registered.expect("a core");
+    assert!(
+        matches!(
+            registered,
+            Err(RegisterError::Memlock | RegisterError::Unsupported)
+        ),
+        "{registered:?}"
+    );
 
     limit_locked_memory(0);
     if let Err(error) = open_a_core() {
