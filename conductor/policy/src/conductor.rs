@@ -65,7 +65,7 @@ impl Options {
             delay_weight: 1.0,
             token_value: 0.0,
             reserve: 0.25,
-            class_floor: 0.875,
+            class_floor: 0.88,
             moves_blocks: is_ours,
             seed: 1,
         }
@@ -132,7 +132,7 @@ pub struct Outcome {
     pub input_tokens: u32,
     /// Whether it was served within both objectives.
     pub is_good: bool,
-    /// If it was placed: whether its first token came in time.
+    /// If it was placed: whether its first token came in time. `None` if it was refused on arrival.
     pub was_in_time: Option<bool>,
     /// If it was decoded to its end: length of the answer, and its time between tokens in seconds.
     pub decoded: Option<(u32, f64)>,
@@ -340,9 +340,7 @@ impl Conductor {
     /// Learns from a request that was refused, dropped, or served.
     pub fn ended(&mut self, outcome: Outcome) {
         self.fairness.ended(outcome.input_tokens, outcome.is_good);
-        if let Some(was_in_time) = outcome.was_in_time {
-            self.price.ended(was_in_time);
-        }
+        self.price.ended(outcome.was_in_time);
         if let Some((output_tokens, tbt_s)) = outcome.decoded {
             self.outputs.ended(output_tokens);
             self.margin.ended(tbt_s, &self.slo);
@@ -356,13 +354,16 @@ const MOVED_USES_MAX: u8 = 6;
 /// What a second of prefill is worth: the value of the least worthy work that is still taken.
 ///
 /// It rises with each request that was placed and then not served in time, and falls with each that
-/// was: it rests where `MISSED_SHARE` of those placed are missed.
+/// was, and with each that was refused: it rests where one is missed for a hundred in time and fifty
+/// refused. The more are refused anyway, the less it is worth to miss none of the others, for which
+/// instances would have to run idle at times.
 #[derive(Clone, Copy, Debug)]
 struct Price {
     value_per_s: f64,
 }
 
 const MISSED_SHARE: f64 = 0.01;
+const MISSED_BY_REFUSED: f64 = 0.02;
 const PRICE_GAIN: f64 = 0.02;
 /// At this price everything is taken.
 const PRICE_MIN: f64 = 0.005;
@@ -383,11 +384,11 @@ impl Price {
         }
     }
 
-    fn ended(&mut self, was_in_time: bool) {
-        let change = if was_in_time {
-            -MISSED_SHARE
-        } else {
-            1.0 - MISSED_SHARE
+    fn ended(&mut self, was_in_time: Option<bool>) {
+        let change = match was_in_time {
+            Some(true) => -MISSED_SHARE,
+            Some(false) => 1.0,
+            None => -MISSED_BY_REFUSED,
         };
         let price = self.value_per_s * (1.0 + PRICE_GAIN * change);
         self.value_per_s = price.clamp(PRICE_MIN, PRICE_MAX);
