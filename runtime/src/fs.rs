@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::control::{ControlError, control};
 use crate::driver::{Descriptor, Submission};
 use crate::executor::Core;
-use crate::lease::{LendRead, LendWrite};
+use crate::lease::{Lend, LendRead, LendWrite};
 use crate::op::{BufResult, Op, OpError};
 use crate::vectored::{Message, Scatter};
 
@@ -37,6 +37,10 @@ pub struct OpenOptions {
     /// Around the page cache (`O_DIRECT`): memory, offsets and lengths are multiples of
     /// [`DIRECT_ALIGN_BYTES`].
     pub direct: bool,
+    /// The device is polled for completions instead of interrupting, where it can be
+    /// ([`File::is_polled`]). Needs `direct`. The core does not sleep while such a read or write is
+    /// under way, and does not cancel it.
+    pub polled: bool,
 }
 
 impl OpenOptions {
@@ -46,6 +50,7 @@ impl OpenOptions {
         write: false,
         create: false,
         direct: false,
+        polled: false,
     };
     /// For reading and writing; made if it does not exist.
     pub const READ_WRITE: Self = Self {
@@ -53,6 +58,7 @@ impl OpenOptions {
         write: true,
         create: true,
         direct: false,
+        polled: false,
     };
 }
 
@@ -90,9 +96,32 @@ impl File {
                 .open(path)
         });
         let file = opened.await??;
-        Ok(Self {
-            fd: Descriptor::registered(&Core::current(), file.into()),
-        })
+        let fd = if options.polled && options.direct {
+            Descriptor::polled(file.into())
+        } else {
+            Descriptor::registered(&Core::current(), file.into())
+        };
+        Ok(Self { fd })
+    }
+
+    /// Whether the file's device is polled, as far as is known: the first read or write tells.
+    #[must_use]
+    pub fn is_polled(&self) -> bool {
+        self.fd.is_polled()
+    }
+
+    /// One operation, done again by the ordinary way if the device turns out not to be polled.
+    async fn operate<B: Lend>(&self, what: Submission, buffer: B) -> BufResult<u32, B> {
+        let core = Core::current();
+        let was_polled = self.fd.is_polled();
+        let (result, buffer) = Op::submit(&core, what, &self.fd, buffer).await;
+        match result {
+            Err(OpError::Os(Errno::OPNOTSUPP)) if was_polled => {
+                self.fd.stop_polling();
+                Op::submit(&core, what, &self.fd, buffer).await
+            }
+            result => (result, buffer),
+        }
     }
 
     /// Reads at most `len` bytes from `offset` of the file to `start` of `buffer`; fewer at the
@@ -109,7 +138,7 @@ impl File {
         offset: u64,
     ) -> BufResult<usize, B> {
         let what = Submission::ReadAt { start, len, offset };
-        let (result, buffer) = Op::submit(&Core::current(), what, &self.fd, buffer).await;
+        let (result, buffer) = self.operate(what, buffer).await;
         (result.map(|count| count as usize), buffer)
     }
 
@@ -149,7 +178,7 @@ impl File {
         offset: u64,
     ) -> BufResult<usize, B> {
         let what = Submission::WriteAt { start, len, offset };
-        let (result, buffer) = Op::submit(&Core::current(), what, &self.fd, buffer).await;
+        let (result, buffer) = self.operate(what, buffer).await;
         (result.map(|count| count as usize), buffer)
     }
 
@@ -189,7 +218,7 @@ impl File {
         let mut offset = offset;
         while !scatter.is_empty() {
             let what = Submission::ReadScatterAt { offset };
-            let (result, back) = Op::submit(&Core::current(), what, &self.fd, scatter).await;
+            let (result, back) = self.operate(what, scatter).await;
             scatter = back;
             match result {
                 Ok(0) => return (Err(OpError::Os(Errno::NODATA)), scatter),
@@ -217,7 +246,7 @@ impl File {
         let mut offset = offset;
         while !message.is_empty() {
             let what = Submission::WriteMessageAt { offset };
-            let (result, back) = Op::submit(&Core::current(), what, &self.fd, message).await;
+            let (result, back) = self.operate(what, message).await;
             message = back;
             match result {
                 Ok(0) => return (Err(OpError::Os(Errno::NOSPC)), message),

@@ -240,3 +240,47 @@ fn registered_memory_is_read_and_written_as_any_other() {
         );
     });
 }
+
+#[test]
+fn a_device_that_cannot_be_polled_is_used_the_ordinary_way() {
+    run(|path| async move {
+        let options = OpenOptions {
+            direct: true,
+            polled: true,
+            ..OpenOptions::READ_WRITE
+        };
+        let file = match File::open(&path, options).await {
+            Err(FileError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidInput => {
+                println!(
+                    "SKIP a_device_that_cannot_be_polled_is_used_the_ordinary_way: no O_DIRECT"
+                );
+                return;
+            }
+            other => other.expect("made"),
+        };
+        assert!(file.is_polled());
+        let writing: Vec<_> = (0..40_u8)
+            .map(|number| {
+                let file = file.clone();
+                spawn_local(async move {
+                    let mut region = arena().alloc(4096).expect("room");
+                    region.as_mut_slice().fill(number);
+                    let offset = u64::from(number) * 4096;
+                    let (written, _) = file.write_all_at(region, 0, 4096, offset).await;
+                    written.expect("written, polled or not");
+                })
+            })
+            .collect();
+        for write in writing {
+            write.await.expect("ran");
+        }
+        for number in 0..40_u8 {
+            let region = arena().alloc(4096).expect("room");
+            let offset = u64::from(number) * 4096;
+            let (read, region) = file.read_exact_at(region, 0, 4096, offset).await;
+            read.expect("read, polled or not");
+            assert!(region.as_slice().iter().all(|&byte| byte == number));
+        }
+        println!("polled: {}", file.is_polled());
+    });
+}

@@ -1,5 +1,6 @@
 //! An open file or socket of one core.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 
@@ -10,6 +11,8 @@ use crate::executor::Core;
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     registered: Option<Registered>,
+    /// Its device is polled for completions.
+    is_polled: Cell<bool>,
     fd: OwnedFd,
 }
 
@@ -28,13 +31,34 @@ impl Descriptor {
             core: Rc::downgrade(core),
             slot,
         });
-        Rc::new(Self { registered, fd })
+        Rc::new(Self::new(registered, false, fd))
     }
 
     /// A descriptor that is used seldom.
     pub(crate) fn plain(fd: OwnedFd) -> Rc<Self> {
-        let registered = None;
-        Rc::new(Self { registered, fd })
+        Rc::new(Self::new(None, false, fd))
+    }
+
+    /// A descriptor of a direct file whose device is polled, if it can be.
+    pub(crate) fn polled(fd: OwnedFd) -> Rc<Self> {
+        Rc::new(Self::new(None, true, fd))
+    }
+
+    const fn new(registered: Option<Registered>, is_polled: bool, fd: OwnedFd) -> Self {
+        Self {
+            registered,
+            is_polled: Cell::new(is_polled),
+            fd,
+        }
+    }
+
+    pub(crate) const fn is_polled(&self) -> bool {
+        self.is_polled.get()
+    }
+
+    /// Its device cannot be polled, or not by this driver.
+    pub(crate) fn stop_polling(&self) {
+        self.is_polled.set(false);
     }
 
     pub(crate) fn target(&self) -> Target {
@@ -42,6 +66,7 @@ impl Descriptor {
         Target {
             fd: self.fd.as_raw_fd(),
             slot: slot.map(|slot| i32::try_from(slot).expect("the table of files is bounded")),
+            is_polled: self.is_polled(),
         }
     }
 }

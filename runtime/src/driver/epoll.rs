@@ -84,6 +84,11 @@ impl Epoll {
         timeout: Option<Duration>,
     ) {
         let fd = target.fd;
+        if target.is_polled {
+            let result = -Errno::OPNOTSUPP.raw_os_error();
+            self.done.push(Completion::only(key.user_data(), result));
+            return;
+        }
         let memory = Memory::of(what, lease);
         let pool = match lease {
             Lease::Pool(pool) => Some(pool.clone()),

@@ -38,6 +38,15 @@ pub(crate) struct Target {
     pub(crate) fd: RawFd,
     /// The index under which the driver knows the same file, if it does.
     pub(crate) slot: Option<i32>,
+    /// Its device is to be polled.
+    pub(crate) is_polled: bool,
+}
+
+impl Target {
+    /// The same file, by its descriptor alone.
+    const fn by_number(self) -> Self {
+        Self { slot: None, ..self }
+    }
 }
 
 /// What a driver is to ask of the system beyond its defaults.

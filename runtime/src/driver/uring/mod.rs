@@ -5,6 +5,7 @@
 //! `DEFER_TASKRUN` the ring falls back to `COOP_TASKRUN`, then to a plain one.
 
 mod entry;
+mod polled;
 mod registered;
 mod setup;
 
@@ -20,6 +21,7 @@ use super::probe::{Features, ProbeError};
 use super::{Completion, CompletionFlags, DriverOptions, Key, Submission, Target, Wait};
 use crate::lease::Lease;
 use crate::pool::OfferRing;
+use polled::Polled;
 use registered::{Buffers, Files};
 
 /// Completions of the driver's own requests, above every key.
@@ -36,6 +38,7 @@ pub(crate) struct Uring {
     features: Features,
     files: Files,
     buffers: Buffers,
+    polled: Polled,
     /// Times of linked timeouts, until the kernel has read them.
     #[expect(clippy::vec_box, reason = "the ring holds their addresses")]
     timeouts: Vec<Box<Timespec>>,
@@ -68,6 +71,7 @@ impl Uring {
             features,
             files,
             buffers: Buffers::default(),
+            polled: Polled::default(),
             timeouts: Vec::new(),
             early: Vec::new(),
         })
@@ -89,6 +93,10 @@ impl Uring {
         lease: &mut Lease,
         timeout: Option<Duration>,
     ) {
+        if target.is_polled {
+            let entry = entry::entry(target.by_number(), what, lease, |_, _| None);
+            return self.polled.push(&entry.user_data(key.user_data()));
+        }
         let registered = |address, len| self.buffers.index_of(address, len);
         let entry = entry::entry(target, what, lease, registered).user_data(key.user_data());
         match timeout {
@@ -167,12 +175,15 @@ impl Uring {
         let submission = self.ring.submission();
         let queued = !submission.is_empty() || submission.taskrun() || submission.cq_overflow();
         drop(submission);
-        queued || !self.early.is_empty() || !self.ring.completion().is_empty()
+        queued
+            || self.polled.has_work()
+            || !self.early.is_empty()
+            || !self.ring.completion().is_empty()
     }
 
     pub(crate) fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) {
         let result = match wait {
-            _ if !self.early.is_empty() => self.submitter.submit(),
+            _ if !self.early.is_empty() || self.polled.has_work() => self.submitter.submit(),
             Wait::Poll => self.submitter.submit(),
             Wait::Forever => self.submitter.submit_and_wait(1),
             Wait::For(delay) => {
@@ -185,6 +196,7 @@ impl Uring {
         self.forget_timeouts();
         out.append(&mut self.early);
         reap(&mut self.ring, out);
+        self.polled.turn(out);
     }
 
     /// Queues entries that belong together, handing the full queue to the kernel first where
