@@ -22,6 +22,9 @@ pub struct ImageError(String);
 /// # Errors
 /// If there is no chart, or more than fit into an image. Draw fewer.
 pub fn png(charts: &[Chart]) -> Result<Vec<u8>, ImageError> {
+    if charts.is_empty() {
+        return Err(ImageError("there is nothing on it".to_owned()));
+    }
     let mut options = Options::default();
     let fonts = Arc::make_mut(&mut options.fontdb);
     fonts.load_font_data(epaint_default_fonts::UBUNTU_LIGHT.to_vec());
