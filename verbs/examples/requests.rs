@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use lunette_runtime::arena::ArenaOptions;
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
+use lunette_runtime::{CoreOptions, DriverChoice, Idle, arena, block_on, spawn_local, time};
 use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use lunette_verbs::connect::{accept, initiate};
@@ -88,7 +88,15 @@ fn on_core<F>(idle: Idle, run: impl FnOnce() -> F + Send) -> Result<(), Failure>
 where
     F: Future<Output = Result<(), Failure>> + 'static,
 {
+    // Valgrind holds its lock while a thread waits in io_uring, so that nobody can wake it.
+    let sleeps = idle == Idle::Efficient;
+    let driver = if sleeps {
+        DriverChoice::Epoll
+    } else {
+        DriverChoice::Best
+    };
     let options = CoreOptions {
+        driver,
         idle,
         arena: ArenaOptions {
             bytes_max: 8 * MEMORY_BYTES,
@@ -255,8 +263,10 @@ async fn both(
 ) -> Result<(), Failure> {
     let (one, other) = connected(Context::open(a)?, Context::open(b)?, 2 * bytes * depth).await?;
     let (to, started) = (other.window.remote(), time::now());
-    one.flood(operation, bytes, depth, to, |done| done >= count)
-        .await?;
+    let flooded = one
+        .flood(operation, bytes, depth, to, |done| done >= count)
+        .await;
+    flooded.inspect_err(|_| eprintln!("{:?}, {:?}", one.pair, one.queue))?;
     let elapsed = time::now().since(started).as_secs_f64();
     let moved = megabytes(bytes, count);
     println!(

@@ -207,13 +207,15 @@ impl Inner {
         }
     }
 
-    /// Posts what was staged, one doorbell per queue pair.
-    fn flush(&self) {
+    /// Posts what was staged, one doorbell per queue pair. Whether there was anything.
+    fn flush(&self) -> bool {
+        let had_any = !self.dirty.borrow().is_empty();
         while let Some(slot) = self.dirty.borrow_mut().pop() {
             if let Some(pair) = self.pair(slot) {
                 pair.flush();
             }
         }
+        had_any
     }
 
     /// Polls once and hands completions to their queue pairs.
@@ -322,7 +324,10 @@ impl Source for Polled {
 
     fn try_park(&mut self) -> bool {
         let inner = &self.inner;
-        inner.flush();
+        if inner.flush() {
+            // What was posted may have woken somebody.
+            return false;
+        }
         if inner.arm().is_err() || inner.poll(POLL_COMPLETIONS_MAX) > 0 {
             return false;
         }
