@@ -204,6 +204,10 @@ mod tests {
                 .complete(self.now, sequence, status, &mut out)
                 .expect("in flight");
             assert_eq!(out.last().map(|retired| retired.sequence), Some(sequence));
+            assert!(
+                code == 0 || !self.queue.is_open(),
+                "every failure breaks it"
+            );
             self.retired(&out);
         }
 
