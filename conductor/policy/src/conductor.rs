@@ -65,7 +65,7 @@ impl Options {
             delay_weight: 1.0,
             token_value: 0.0,
             reserve: 0.25,
-            class_floor: 0.885,
+            class_floor: 0.88,
             moves_blocks: is_ours,
             seed: 1,
         }

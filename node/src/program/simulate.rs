@@ -137,6 +137,9 @@ pub(crate) struct SimulateArguments {
     /// Of ours: what a second of delay of a queued request counts.
     #[arg(long, value_name = "X", value_parser = positive)]
     delay_weight: Option<f64>,
+    /// Of ours: copy fetched blocks where memory is tight, too, instead of moving them.
+    #[arg(long)]
+    copy_only: bool,
     /// Of ours: share of the long requests that is to be served in time.
     #[arg(long, value_name = "SHARE", value_parser = positive)]
     class_floor: Option<f64>,
@@ -215,6 +218,7 @@ impl SimulateArguments {
         options.decode_share = self.decode_share;
         options.token_value = self.token_value.unwrap_or(options.token_value);
         options.delay_weight = self.delay_weight.unwrap_or(options.delay_weight);
+        options.moves_blocks &= !self.copy_only;
         options.class_floor = self.class_floor.unwrap_or(options.class_floor);
         match self.queue {
             None => {}
