@@ -74,7 +74,14 @@ fn main() -> ExitCode {
     let sides = args.side.map_or(Side::ALL.to_vec(), |side| vec![side]);
     println!(
         "{:>9} {:>10}  {:<22} {:>12} {:>12} {:>9} {:>9} {:>9} {:>12}",
-        "instances", "blocks", "index", "decisions/s", "of it finds", "p50 us", "p99 us", "B/block",
+        "instances",
+        "blocks",
+        "index",
+        "decisions/s",
+        "of it finds",
+        "p50 us",
+        "p99 us",
+        "B/block",
         "events/s"
     );
     for size in &sizes {
@@ -121,7 +128,10 @@ fn row(args: &Args, size: &Size, sides: &[Side]) -> Option<Vec<(Side, Figures)>>
             runs[at].push(figures?);
         }
     }
-    let medians = sides.iter().zip(runs).map(|(side, runs)| (*side, Figures::median(&runs)));
+    let medians = sides
+        .iter()
+        .zip(runs)
+        .map(|(side, runs)| (*side, Figures::median(&runs)));
     Some(medians.collect())
 }
 

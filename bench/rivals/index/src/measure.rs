@@ -97,7 +97,9 @@ fn resident_bytes() -> f64 {
     let status = fs::read_to_string("/proc/self/status").expect("Linux tells");
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     let kilobytes = line.and_then(|line| line.split_whitespace().nth(1));
-    let kilobytes: f64 = kilobytes.and_then(|text| text.parse().ok()).expect("Linux tells");
+    let kilobytes: f64 = kilobytes
+        .and_then(|text| text.parse().ok())
+        .expect("Linux tells");
     kilobytes * 1024.0
 }
 

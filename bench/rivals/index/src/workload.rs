@@ -119,7 +119,12 @@ impl Workload {
             let copies = if is_hot { HOT_COPIES } else { 1 };
             for _ in 0..copies.min(u32::from(self.size.instances)) {
                 let instance = self.any_instance();
-                if self.chains[instance].iter().rev().take(8).any(|other| other.id == chain.id) {
+                if self.chains[instance]
+                    .iter()
+                    .rev()
+                    .take(8)
+                    .any(|other| other.id == chain.id)
+                {
                     continue;
                 }
                 self.chains[instance].push(chain);
@@ -175,7 +180,10 @@ impl Workload {
                 self.chains[instance][at].len = left;
             }
             // Leaves go first, as an engine evicts them.
-            let hashes: Vec<u64> = (left..chain.len).rev().map(|at| block(chain.id, at)).collect();
+            let hashes: Vec<u64> = (left..chain.len)
+                .rev()
+                .map(|at| block(chain.id, at))
+                .collect();
             events.push(Event {
                 instance: u16::try_from(instance).expect("instances fit"),
                 is_stored: false,
