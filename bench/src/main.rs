@@ -7,10 +7,12 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | `counts` | instructions and system calls of an exchange, which no clock disturbs |
 //! | `peer` | the serving side as a process |
 //! | `raw` | the hand-written io_uring loop that rows are compared with |
 //! | `rows` | the rows themselves |
 
+mod counts;
 mod peer;
 mod raw;
 mod rows;
@@ -39,6 +41,9 @@ struct Args {
     /// List the rows and end.
     #[arg(long)]
     list: bool,
+    /// Count instructions (callgrind) and system calls (strace) of an exchange instead.
+    #[arg(long)]
+    counts: bool,
     /// CPU of the serving side.
     #[arg(long, default_value_t = 0)]
     server_cpu: usize,
@@ -51,12 +56,26 @@ struct Args {
     /// How long a serving side polls before it sleeps, in microseconds.
     #[arg(long, default_value_t = 0, hide = true)]
     spin_us: u64,
+    /// The serving side of a ping ends with its first connection.
+    #[arg(long, hide = true)]
+    once: bool,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(serve) = args.serve {
-        return peer::serve(serve, args.server_cpu, Duration::from_micros(args.spin_us));
+        let spin = Duration::from_micros(args.spin_us);
+        return peer::serve(serve, args.server_cpu, spin, args.once);
+    }
+    if args.counts {
+        return match counts::run() {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("counting: {error}");
+                ExitCode::FAILURE
+            }
+        };
     }
     let rows = rows::matching(args.filter.as_deref().unwrap_or(""));
     if rows.is_empty() {

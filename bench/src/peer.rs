@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use lunette_bench::harness::Plan;
 use lunette_kvstore::{Node, NodeOptions};
-use lunette_runtime::net::TcpListener;
+use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{CoreOptions, Idle, Placement, block_on, spawn_local, topology};
 use lunette_runtime_core::ids::NodeId;
 
@@ -100,12 +100,12 @@ fn end(child: &mut Child) {
     }
 }
 
-/// The body of a serving process.
-pub(crate) fn serve(serve: Serve, cpu: usize, spin: Duration) -> ExitCode {
+/// The body of a serving process; `once` ends a ping's with its first connection.
+pub(crate) fn serve(serve: Serve, cpu: usize, spin: Duration, once: bool) -> ExitCode {
     let served = match serve {
-        Serve::Echo => serve_echo(cpu, spin),
+        Serve::Echo => serve_echo(cpu, spin, once),
         Serve::Store => serve_store(cpu, spin),
-        Serve::RawPing | Serve::Raw4k | Serve::Raw1m => serve_raw(serve, cpu, spin),
+        Serve::RawPing | Serve::Raw4k | Serve::Raw1m => serve_raw(serve, cpu, spin, once),
     };
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -134,39 +134,49 @@ fn loopback() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-fn serve_raw(serve: Serve, cpu: usize, spin: Duration) -> io::Result<()> {
+fn serve_raw(serve: Serve, cpu: usize, spin: Duration, once: bool) -> io::Result<()> {
     topology::pin_current_thread(cpu).map_err(io::Error::other)?;
     let listener = StdListener::bind(loopback())?;
     announce(listener.local_addr()?)?;
     let (request_bytes, reply_bytes) = serve.raw_bytes();
-    raw::serve(&listener, request_bytes, reply_bytes, spin)
+    loop {
+        raw::serve(&listener, request_bytes, reply_bytes, spin)?;
+        if once {
+            return Ok(());
+        }
+    }
 }
 
-fn serve_echo(cpu: usize, spin: Duration) -> io::Result<()> {
+fn serve_echo(cpu: usize, spin: Duration, once: bool) -> io::Result<()> {
     let options = CoreOptions {
         idle: idle(spin),
         ..CoreOptions::default()
     };
-    let served = block_on(Some(cpu), options, || async {
+    let served = block_on(Some(cpu), options, move || async move {
         let listener = TcpListener::bind(loopback())?;
         announce(listener.local_addr())?;
         loop {
             let stream = listener.accept().await.map_err(io::Error::other)?;
-            drop(spawn_local(async move {
-                let mut buffer = vec![0; PING_BYTES];
-                loop {
-                    let (received, back) = stream.recv(buffer, 0, PING_BYTES).await;
-                    let Ok(count @ 1..) = received else { return };
-                    let (sent, back) = stream.send_all(back, 0, count).await;
-                    if sent.is_err() {
-                        return;
-                    }
-                    buffer = back;
-                }
-            }));
+            let answering = spawn_local(echo(stream));
+            if once {
+                return answering.await.map_err(io::Error::other);
+            }
         }
     });
     served.map_err(io::Error::other)?
+}
+
+async fn echo(stream: TcpStream) {
+    let mut buffer = vec![0; PING_BYTES];
+    loop {
+        let (received, back) = stream.recv(buffer, 0, PING_BYTES).await;
+        let Ok(count @ 1..) = received else { return };
+        let (sent, back) = stream.send_all(back, 0, count).await;
+        if sent.is_err() {
+            return;
+        }
+        buffer = back;
+    }
 }
 
 fn serve_store(cpu: usize, spin: Duration) -> io::Result<()> {

@@ -49,6 +49,7 @@
 //! ```
 
 pub mod arena;
+mod clock;
 mod control;
 mod current;
 mod driver;

@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_runtime_core::ids::CoreIndex;
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::arena::ArenaOptions;
+use crate::clock::Clock;
 use crate::driver::{DriverChoice, DriverOptions, ProbeError};
 use crate::executor::{Core, Idle, Stall, StallWatch};
 use crate::mesh::{self, Inbox, MeshError};
@@ -117,7 +118,7 @@ where
     }
     let inbox = Inbox::new(CoreIndex(0)).map_err(StartError::Resources)?;
     let peers: Arc<[Arc<Inbox>]> = Arc::new([Arc::new(inbox)]);
-    let core = Core::open(CoreIndex(0), peers, Instant::now(), &options)?;
+    let core = Core::open(CoreIndex(0), peers, Clock::start(), &options)?;
     let _entered = core.enter();
     let output = core.block_on(start());
     core.shut_down();
@@ -164,7 +165,7 @@ impl Runtime {
             inboxes.push(Arc::new(Inbox::new(index).map_err(StartError::Resources)?));
         }
         let inboxes: Arc<[Arc<Inbox>]> = inboxes.into();
-        let origin = Instant::now();
+        let clock = Clock::start();
         let (report, reports) = mpsc::channel();
         let mut runtime = Self {
             inboxes,
@@ -176,7 +177,7 @@ impl Runtime {
             let (peers, report, cpu) = (Arc::clone(&runtime.inboxes), report.clone(), *cpu);
             let thread = thread::Builder::new()
                 .name(format!("lunette-{}", index.0))
-                .spawn(move || run_core(index, peers, origin, cpu, options, &report))
+                .spawn(move || run_core(index, peers, clock, cpu, options, &report))
                 .map_err(|error| {
                     StartError::Resources(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
                 })?;
@@ -284,7 +285,7 @@ impl<T> Answer<T> {
 fn run_core(
     index: CoreIndex,
     peers: Arc<[Arc<Inbox>]>,
-    origin: Instant,
+    clock: Clock,
     cpu: Option<usize>,
     options: CoreOptions,
     report: &mpsc::Sender<Result<(), StartError>>,
@@ -296,7 +297,7 @@ fn run_core(
         .map_or(Ok(()), topology::pin_current_thread)
         .map_err(StartError::from);
     let opened =
-        opened.and_then(|()| Core::open(index, peers, origin, &options).map_err(StartError::from));
+        opened.and_then(|()| Core::open(index, peers, clock, &options).map_err(StartError::from));
     match opened {
         Ok(core) => {
             let _entered = core.enter();

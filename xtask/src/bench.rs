@@ -19,6 +19,9 @@ pub(crate) struct Arguments {
     /// Runs the rows beside other runtimes instead, which are a workspace of their own.
     #[arg(long)]
     rivals: bool,
+    /// Counts instructions and system calls of an exchange instead, beside the raw loop's.
+    #[arg(long, conflicts_with = "rivals")]
+    counts: bool,
 }
 
 impl Arguments {
@@ -29,6 +32,9 @@ impl Arguments {
         }
         if let Some(rounds) = self.rounds {
             passed.extend(["--rounds".into(), rounds.to_string()]);
+        }
+        if self.counts {
+            passed.push("--counts".into());
         }
         passed
     }
@@ -43,6 +49,9 @@ const RIVALS: &str = "bench/rivals/Cargo.toml";
 /// Those of the build and of the harness.
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), TaskError> {
     system::ensure(system::PRODUCT)?;
+    if arguments.counts {
+        system::ensure(system::COUNTS)?;
+    }
     if arguments.rivals {
         // Not locked: its lock file follows the product's dependencies only when it is built.
         let mut command = workspace.cargo(["run", "--release", "--manifest-path", RIVALS]);
@@ -75,6 +84,7 @@ mod tests {
             json: false,
             rounds: None,
             rivals: false,
+            counts: false,
         };
         assert!(none.passed_on().is_empty());
         let all = Arguments {
@@ -82,7 +92,9 @@ mod tests {
             json: true,
             rounds: Some(5),
             rivals: true,
+            counts: true,
         };
-        assert_eq!(all.passed_on(), ["tcp", "--json", "--rounds", "5"]);
+        let words = ["tcp", "--json", "--rounds", "5", "--counts"];
+        assert_eq!(all.passed_on(), words);
     }
 }

@@ -42,6 +42,11 @@ const GXX: Need = Need {
 
 /// To build the product: the runtime reads the topology through hwloc, which reads udev.
 pub(crate) const PRODUCT: &[Need] = &[PKG_CONFIG, GCC, HWLOC, UDEV];
+/// To count instructions and system calls.
+pub(crate) const COUNTS: &[Need] = &[
+    Need::new("valgrind", &["valgrind", "--version"]),
+    Need::new("strace", &["strace", "--version"]),
+];
 /// To build libFuzzer, which is C++, into a fuzz target.
 pub(crate) const FUZZ: &[Need] = &[GCC, GXX];
 

@@ -7,22 +7,21 @@ use std::time::Duration;
 
 use super::ring::Ring;
 
-/// Answers each request of `request_bytes` with `reply_bytes`, one connection after another.
+/// Answers each request of `request_bytes` with `reply_bytes`, on the next connection, to its end.
 pub(crate) fn serve(
     listener: &TcpListener,
     request_bytes: usize,
     reply_bytes: usize,
     spin: Duration,
 ) -> io::Result<()> {
-    loop {
-        let (stream, _) = listener.accept()?;
-        stream.set_nodelay(true)?;
-        let mut ring = Ring::new(stream.as_raw_fd(), spin)?;
-        let mut request = vec![0; request_bytes];
-        let reply = vec![2; reply_bytes];
-        let mut open = ring.receive(&mut request)?;
-        while open {
-            open = ring.answer(&reply, &mut request)?;
-        }
+    let (stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    let mut ring = Ring::new(stream.as_raw_fd(), spin)?;
+    let mut request = vec![0; request_bytes];
+    let reply = vec![2; reply_bytes];
+    let mut open = ring.receive(&mut request)?;
+    while open {
+        open = ring.answer(&reply, &mut request)?;
     }
+    Ok(())
 }

@@ -55,10 +55,11 @@ impl Core {
         let mut completions = self.completions.take();
         add_one(&self.counters.driver_calls);
         self.driver.borrow_mut().turn(wait, &mut completions);
-        if !completions.is_empty() {
-            let now = self.now();
-            self.idle.borrow_mut().on_work(now);
+        let mut idle = self.idle.borrow_mut();
+        if !completions.is_empty() && !idle.is_efficient() {
+            idle.on_work(self.now());
         }
+        drop(idle);
         for completion in completions.drain(..) {
             // The table's borrow ends here: what an effect drops or wakes may come back to it.
             let effect = self.table.borrow_mut().complete(completion);

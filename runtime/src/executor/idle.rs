@@ -47,6 +47,11 @@ impl IdleState {
         }
     }
 
+    /// Whether it never spins, and so asks for no time.
+    pub(super) const fn is_efficient(&self) -> bool {
+        matches!(self.policy, Idle::Efficient)
+    }
+
     /// Work arrived at `now`, after an idle interval or within none.
     pub(super) fn on_work(&mut self, now: Time) {
         let Some(since) = self.idle_since.take() else {

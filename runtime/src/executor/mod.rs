@@ -21,7 +21,7 @@ use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::time::Time;
@@ -29,6 +29,7 @@ use lunette_runtime_core::wheel::{TimerKey, TimersFull, Wheel};
 use slab::Slab;
 
 use crate::arena::Arena;
+use crate::clock::Clock;
 use crate::driver::{
     Completion, Descriptor, Driver, DriverKind, ProbeError, Submission, Table, Wait,
 };
@@ -67,7 +68,7 @@ thread_local! {
 pub(crate) struct Core {
     inbox: Arc<Inbox>,
     peers: Arc<[Arc<Inbox>]>,
-    origin: Instant,
+    clock: Clock,
     scheduler: Scheduler,
     table: RefCell<Table>,
     timers: RefCell<Wheel<Waker>>,
@@ -91,7 +92,7 @@ impl Core {
     pub(crate) fn open(
         index: CoreIndex,
         peers: Arc<[Arc<Inbox>]>,
-        origin: Instant,
+        clock: Clock,
         options: &CoreOptions,
     ) -> Result<Rc<Self>, ProbeError> {
         let driver = Driver::open(options.driver, &options.driver_options)?;
@@ -101,7 +102,7 @@ impl Core {
         let core = Rc::new(Self {
             inbox,
             peers,
-            origin,
+            clock,
             scheduler,
             table: RefCell::new(Table::new()),
             timers: RefCell::new(Wheel::new(Time::ZERO)),
@@ -233,8 +234,7 @@ impl Core {
     }
 
     pub(crate) fn now(&self) -> Time {
-        let ns = self.origin.elapsed().as_nanos();
-        Time::from_ns(u64::try_from(ns).unwrap_or(u64::MAX))
+        self.clock.now()
     }
 
     /// Ends the loop after the current turn.
@@ -396,10 +396,9 @@ impl Core {
 
     /// Nothing is ready: polls while the idle policy says so, then sleeps.
     fn wait(&self, worked: bool) {
-        let now = self.now();
-        let spin = self.idle.borrow_mut().should_spin(now, worked);
-        if !spin {
-            self.sleep(now);
+        let is_efficient = self.idle.borrow().is_efficient();
+        if is_efficient || !self.idle.borrow_mut().should_spin(self.now(), worked) {
+            self.sleep();
             return;
         }
         // The clock costs more than a look at the queues, so it is read once in several looks.
@@ -422,7 +421,7 @@ impl Core {
         driver.has_work() || !driver.completes_in_memory()
     }
 
-    fn sleep(&self, now: Time) {
+    fn sleep(&self) {
         self.inbox.set_asleep();
         if self.inbox.has_mail() || !self.sources.borrow_mut().try_park() {
             self.inbox.take_asleep();
@@ -430,7 +429,7 @@ impl Core {
         }
         add_one(&self.counters.sleeps);
         let next = self.timers.borrow().next_expiry();
-        let wait = next.map_or(Wait::Forever, |at| Wait::For(at.since(now)));
+        let wait = next.map_or(Wait::Forever, |at| Wait::For(at.since(self.now())));
         self.drive(wait);
         self.sources.borrow_mut().unpark();
         self.inbox.take_asleep();
