@@ -173,7 +173,7 @@ impl Lane {
             // Other flags, so another folder: what the other lanes share stays built.
             Self::Loom => {
                 "test -p lunette-runtime --locked --release --test loom_doorbell \
-                 --test loom_woken --target-dir target/loom"
+                 --test loom_woken --test loom_ring --target-dir target/loom"
             }
             Self::Miri => {
                 "+nightly miri test -p lunette-runtime --locked --lib --target-dir target/miri -- \

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crossbeam::queue::ArrayQueue;
 use thiserror::Error;
 
 use crate::executor::{Core, Source, SourceGuard, wake_inbox};
 
 use super::Inbox;
+use super::ring::Ring;
 
 /// Messages that one channel may hold.
 pub const CHANNEL_MESSAGES_MAX: usize = 1 << 16;
@@ -50,7 +50,7 @@ impl<T> SendError<T> {
 }
 
 struct Shared<T> {
-    ring: ArrayQueue<T>,
+    ring: Ring<T>,
     senders: AtomicUsize,
     is_closed: AtomicBool,
     /// Where the receiver is, once it is anywhere.
@@ -78,8 +78,8 @@ impl<T> Shared<T> {
     }
 }
 
-/// A channel for `capacity` messages (at most [`CHANNEL_MESSAGES_MAX`]) to the core on which its
-/// port is opened.
+/// A channel for `capacity` messages (at least two, at most [`CHANNEL_MESSAGES_MAX`]) to the core on
+/// which its port is opened.
 ///
 /// # Panics
 /// If `capacity` is 0 or above the bound.
@@ -90,7 +90,7 @@ pub fn channel<T: Send + 'static>(capacity: usize) -> (Sender<T>, Port<T>) {
         "a channel holds 1 to {CHANNEL_MESSAGES_MAX} messages"
     );
     let shared = Arc::new(Shared {
-        ring: ArrayQueue::new(capacity),
+        ring: Ring::new(capacity),
         senders: AtomicUsize::new(1),
         is_closed: AtomicBool::new(false),
         inbox: OnceLock::new(),
@@ -243,7 +243,8 @@ impl<T: Send + 'static> Receiver<T> {
     }
 
     fn pop(&self) -> Option<T> {
-        let message = self.shared.ring.pop()?;
+        // SAFETY: the receiver is the only one, and does not leave its core's thread.
+        let message = unsafe { self.shared.ring.pop() }?;
         // A sender announces that it waits, then tries again; we make room, then look for the
         // announcement. With a fence in between on either side, one of the two sees the other.
         fence(Ordering::SeqCst);
@@ -282,7 +283,7 @@ struct Polled<T> {
 
 impl<T> Polled<T> {
     fn has_news(&self) -> bool {
-        !self.shared.ring.is_empty() || self.shared.senders.load(Ordering::Acquire) == 0
+        self.shared.ring.has_next() || self.shared.senders.load(Ordering::Acquire) == 0
     }
 }
 

@@ -9,15 +9,18 @@
 
 mod channel;
 mod doorbell;
+mod ring;
 mod woken;
 
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crossbeam::queue::ArrayQueue;
+use crossbeam::utils::CachePadded;
 use futures_channel::oneshot;
 use lunette_runtime_core::ids::CoreIndex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -43,9 +46,11 @@ const NO_RING: RawFd = -1;
 pub(crate) struct Inbox {
     index: CoreIndex,
     messages: ArrayQueue<Message>,
-    woken: WokenList<Header>,
-    doorbell: Doorbell,
-    pulse: Pulse,
+    // Each on cache lines of its own: senders read the doorbell for each message, and the core
+    // writes its pulse in each turn.
+    woken: CachePadded<WokenList<Header>>,
+    doorbell: CachePadded<Doorbell>,
+    pulse: CachePadded<Pulse>,
     closed: AtomicBool,
     poisoned: AtomicBool,
     ring: AtomicI32,
@@ -57,9 +62,9 @@ impl Inbox {
         Ok(Self {
             index,
             messages: ArrayQueue::new(MESSAGES_MAX),
-            woken: WokenList::new(),
-            doorbell: Doorbell::new(),
-            pulse: Pulse::default(),
+            woken: CachePadded::new(WokenList::new()),
+            doorbell: CachePadded::new(Doorbell::new()),
+            pulse: CachePadded::new(Pulse::default()),
             closed: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
             ring: AtomicI32::new(NO_RING),
@@ -147,7 +152,7 @@ impl Inbox {
         !self.messages.is_empty() || !self.woken.is_empty()
     }
 
-    pub(crate) const fn pulse(&self) -> &Pulse {
+    pub(crate) fn pulse(&self) -> &Pulse {
         &self.pulse
     }
 
@@ -253,6 +258,17 @@ where
     }
 }
 
+/// Poisons its core when it is dropped by a panic.
+struct PoisonOnPanic(Rc<Core>);
+
+impl Drop for PoisonOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.inbox().poison();
+        }
+    }
+}
+
 /// Sends the start of a task to the core behind `inbox`; the receiver yields its output.
 pub(crate) fn send<S, F>(
     inbox: &Arc<Inbox>,
@@ -267,7 +283,10 @@ where
     let message: Message = Box::new(move || {
         let core = Core::current();
         let future = start();
-        drop(core.spawn(async move {
+        let here = Rc::clone(&core);
+        drop(here.spawn(async move {
+            // Dropped before the answer's sender: who waits is to learn the reason.
+            let _poison = PoisonOnPanic(core);
             let output = future.await;
             // A receiver that is gone does not want the output.
             drop(answer.send(output));

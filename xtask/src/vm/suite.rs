@@ -25,7 +25,12 @@ struct Set {
     kernels: &'static [Series],
     /// Tests at a time.
     threads: u8,
+    /// Takes minutes; run where [`LONG`] is set.
+    is_long: bool,
 }
+
+/// Asks for the long sets as well.
+const LONG: &str = "LUNETTE_VM_LONG";
 
 const SETS: [Set; 3] = [
     Set {
@@ -33,17 +38,20 @@ const SETS: [Set; 3] = [
         kernels: &[Series::V6_1, Series::V6_12],
         // They share two ports.
         threads: 1,
+        is_long: false,
     },
     Set {
         arguments: "-p rdma-core-sys --test headers --test extended",
         kernels: &[Series::V6_12],
         threads: 2,
+        is_long: false,
     },
     // The oldest supported kernel; on a newer one they have run already.
     Set {
         arguments: "-p lunette-runtime -p lunette-transfer -p lunette-kvstore --lib --tests",
         kernels: &[Series::V6_1],
         threads: 2,
+        is_long: true,
     },
 ];
 
@@ -86,7 +94,8 @@ pub(crate) fn absent(workspace: &Workspace) -> Option<String> {
 /// Those of building and of [`super::run`]; a failure on one kernel does not spare the other.
 pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
     let mut built = Vec::new();
-    for set in &SETS {
+    let long_too = std::env::var_os(LONG).is_some();
+    for set in SETS.iter().filter(|set| long_too || !set.is_long) {
         built.push((set, build(workspace, set.arguments)?));
     }
     let mut ended = Ok(());
