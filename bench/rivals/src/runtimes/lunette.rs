@@ -11,7 +11,7 @@ use lunette_bench::harness::{Failure, Sample};
 use lunette_runtime::fs::{File, OpenOptions};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{
-    CoreOptions, Idle, Placement, Runtime, arena, block_on, channel, spawn_local,
+    CoreOptions, Idle, Placement, Runtime, arena, block_on, channel, register_arena, spawn_local,
 };
 use lunette_runtime_core::ids::CoreIndex;
 
@@ -173,6 +173,10 @@ pub(super) fn reads(idle: Idle, depth: usize) -> Result<Sample, Failure> {
             ..OpenOptions::READ
         };
         let file = File::open(reads::path()?, direct).await?;
+        // The first region maps the chunk that holds all of them.
+        let first = arena().alloc(READ_BYTES)?;
+        register_arena()?;
+        drop(first);
         let reads = Reads::new()?;
         let readers: Vec<_> = (0..depth)
             .map(|_| spawn_local(read(Rc::clone(&reads), file.clone())))
