@@ -47,7 +47,7 @@ enum Lane {
     Loom,
     /// Undefined behaviour in what is unsafe and needs no kernel.
     Miri,
-    /// Soft-RoCE on both kernels, and the suites on the oldest supported one, in a machine.
+    /// Soft-RoCE on both kernels, in a machine; where asked, the suites on the oldest kernel too.
     Vm,
 }
 
