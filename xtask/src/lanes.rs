@@ -177,7 +177,8 @@ impl Lane {
             }
             Self::Miri => {
                 "+nightly miri test -p lunette-runtime --locked --lib --target-dir target/miri -- \
-                 arena::region driver::table vectored:: pool::ring executor::"
+                 arena::region driver::table vectored:: pool::ring executor::task executor::idle \
+                 executor::source"
             }
         };
         let mut command = match self {
