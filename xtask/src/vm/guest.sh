@@ -31,8 +31,15 @@ ln -sf pts/ptmx /dev/ptmx
 ln -sfn /proc/self/fd /dev/fd
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
-# An overlay on 9p is no place for temporary files.
-mount -t tmpfs tmpfs /tmp
+# An overlay on 9p is no place for temporary files; but a tree that lies in /tmp is to stay visible.
+case $kernel in
+  /tmp/*)
+    export TMPDIR=/run/tmp
+    mkdir /run/tmp
+    mount -t tmpfs tmpfs /run/tmp
+    ;;
+  *) mount -t tmpfs tmpfs /tmp ;;
+esac
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mkdir -p "/lib/modules/$release"
 mount --bind "$kernel/lib/modules/$release" "/lib/modules/$release"
