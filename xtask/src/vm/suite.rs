@@ -68,8 +68,9 @@ const LEFT_OUT: [&str; 5] = [
 ];
 
 /// A file system that takes `O_DIRECT`, on the emulated drive.
-const SCRATCH: &str = "modprobe ext4 && mkfs.ext4 -q -F /dev/ns1 && \
-                       mount /dev/ns1 \"${TMPDIR:-/tmp}\" || exit 1";
+const SCRATCH: &str = "export TMPDIR=/tmp\n\
+                       mountpoint -q /run/tmp && TMPDIR=/run/tmp\n\
+                       modprobe ext4 && mkfs.ext4 -q -F /dev/ns1 && mount /dev/ns1 $TMPDIR || exit 1";
 
 /// A test binary, and the folder it expects to run in.
 #[derive(Clone, Debug, PartialEq, Eq)]
