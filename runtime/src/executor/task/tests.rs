@@ -285,6 +285,29 @@ fn references_cross_threads_in_both_directions() {
     }
 }
 
+#[test]
+fn a_waker_that_was_made_elsewhere_keeps_the_memory_of_its_task() {
+    let bench = Bench::new();
+    let (wakers, ready, alive) = (Rc::default(), Rc::new(Cell::new(false)), Rc::new(()));
+    drop(bench.spawn(patient(&wakers, &ready, &alive)));
+    bench.run();
+    let here = wakers.borrow_mut().pop().expect("polled once");
+    let made = thread::scope(|scope| scope.spawn(|| here.clone()).join()).expect("no panic");
+    ready.set(true);
+    here.wake();
+    bench.run();
+    // The task has ended, and only the waker from afar is left. The next task of its kind is not it.
+    ready.set(false);
+    let next = bench.spawn(patient(&wakers, &ready, &alive));
+    bench.run();
+    assert_eq!(wakers.borrow().len(), 1);
+    made.wake();
+    bench.run();
+    assert_eq!(wakers.borrow().len(), 1, "nobody has woken it");
+    drop(next);
+    bench.shut_down();
+}
+
 /// What one thread does with the wakers that it is given, by chance.
 fn fiddle(mut wakers: Vec<Waker>, seed: u64, steps: usize) -> Vec<Waker> {
     let mut random = SplitMix64::new(seed);
