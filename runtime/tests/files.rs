@@ -1,6 +1,8 @@
 //! Files on each driver: pieces, ends, direct access, errors, cancellation.
 #![forbid(unsafe_code)]
 
+mod on_each_driver;
+
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,32 +10,20 @@ use std::time::Duration;
 use lunette_runtime::fs::{DIRECT_ALIGN_BYTES, File, FileError, OpenOptions};
 use lunette_runtime::vectored::{Message, Scatter};
 use lunette_runtime::{
-    CoreOptions, DriverChoice, DriverKind, OpError, ProbeError, RegisterError, StartError, arena,
-    block_on, driver, register_arena, spawn_local, time,
+    DriverKind, OpError, RegisterError, arena, driver, register_arena, spawn_local, time,
 };
 use rustix::io::Errno;
 
-/// Runs a scenario on each driver that this system allows.
+/// Runs a scenario on each driver, with the path of a file that is not there yet.
 fn run<F: Future<Output = ()> + 'static>(scenario: impl Fn(PathBuf) -> F) {
-    for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
+    on_each_driver::run(|| {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("file");
-        let options = CoreOptions {
-            driver,
-            ..CoreOptions::default()
-        };
-        match block_on(None, options, || scenario(path)) {
-            Ok(()) => {}
-            Err(StartError::Driver(error @ ProbeError::Forbidden(_))) => {
-                let thread = std::thread::current();
-                println!(
-                    "SKIP {}: on io_uring: {error}",
-                    thread.name().unwrap_or_default()
-                );
-            }
-            Err(error) => unreachable!("{error}"),
+        let done = scenario(folder.path().join("file"));
+        async move {
+            done.await;
+            drop(folder);
         }
-    }
+    });
 }
 
 #[test]

@@ -1,34 +1,15 @@
 //! Receives into pools of buffers, on each driver: nothing lost, every buffer back.
 #![forbid(unsafe_code)]
 
-use std::future::Future;
+mod on_each_driver;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{
-    BufferPool, CoreOptions, DriverChoice, POOLS_MAX, PoolError, PooledBytes, ProbeError,
-    StartError, arena, block_on, spawn_local, time,
-};
+use lunette_runtime::{BufferPool, POOLS_MAX, PoolError, PooledBytes, arena, spawn_local, time};
 
-/// Runs a scenario on each driver that this system allows.
-fn run<F: Future<Output = ()> + 'static>(scenario: impl Fn() -> F) {
-    for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
-        let options = CoreOptions {
-            driver,
-            ..CoreOptions::default()
-        };
-        match block_on(None, options, &scenario) {
-            Ok(()) => {}
-            Err(StartError::Driver(error @ ProbeError::Forbidden(_))) => {
-                let thread = std::thread::current();
-                let name = thread.name().unwrap_or_default();
-                println!("SKIP {name}: on io_uring: {error}");
-            }
-            Err(error) => unreachable!("{error}"),
-        }
-    }
-}
+use on_each_driver::run;
 
 async fn pair() -> (TcpStream, TcpStream) {
     let loopback: SocketAddr = "127.0.0.1:0".parse().expect("an address");

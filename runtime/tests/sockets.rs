@@ -1,35 +1,17 @@
 //! Connections on each driver: timeouts that the driver keeps, accepting, sends without copies.
 #![forbid(unsafe_code)]
 
-use std::future::Future;
+mod on_each_driver;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_runtime::net::{Message, TcpListener, TcpStream};
-use lunette_runtime::{
-    CoreOptions, DriverChoice, OpError, ProbeError, StartError, arena, block_on, spawn_local, time,
-};
+use lunette_runtime::{OpError, arena, spawn_local, time};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketType};
 
-/// Runs a scenario on each driver that this system allows.
-fn run<F: Future<Output = ()> + 'static>(scenario: impl Fn() -> F) {
-    for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
-        let options = CoreOptions {
-            driver,
-            ..CoreOptions::default()
-        };
-        match block_on(None, options, &scenario) {
-            Ok(()) => {}
-            Err(StartError::Driver(error @ ProbeError::Forbidden(_))) => {
-                let thread = std::thread::current();
-                let name = thread.name().unwrap_or_default();
-                println!("SKIP {name}: on io_uring: {error}");
-            }
-            Err(error) => unreachable!("{error}"),
-        }
-    }
-}
+use on_each_driver::run;
 
 fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
