@@ -21,7 +21,7 @@
 //! | [`net`] | TCP listener and stream |
 //! | [`vectored`] | lists that one operation gathers from or scatters to |
 //! | [`BufferPool`] | buffers that the system picks when bytes have come |
-//! | [`Source`] | what a core polls beside its driver |
+//! | [`Source`], [`Watched`] | what a core polls beside its driver; descriptors that others read |
 //! | [`time`] | clock, sleep, timeout, yield |
 //! | [`mod@arena`] | memory for devices: chunks, regions |
 //! | [`topology`] | CPUs and pinning |
@@ -65,6 +65,7 @@ mod runtime;
 pub mod time;
 pub mod topology;
 pub mod vectored;
+mod watched;
 
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
 pub use current::{
@@ -86,3 +87,4 @@ pub use mesh::{
 pub use op::{BufResult, OpError};
 pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};
+pub use watched::Watched;

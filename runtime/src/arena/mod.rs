@@ -12,6 +12,7 @@
 //! operation in flight that holds a handle keeps the memory, whatever else happens.
 
 mod chunk;
+mod handle;
 mod region;
 
 use std::cell::RefCell;
@@ -24,6 +25,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use chunk::Chunk;
+pub use handle::ChunkHandle;
 pub use region::{Region, RegionMut};
 
 /// Slack beyond the largest payload for what an extent keeps in front of it.

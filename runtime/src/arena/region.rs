@@ -9,6 +9,7 @@ use lunette_runtime_core::carve::Carved;
 use lunette_runtime_core::region::RegionRef;
 
 use super::chunk::Chunk;
+use super::handle::ChunkHandle;
 
 /// One carved piece; returns to its chunk when the last handle drops.
 struct Piece {
@@ -87,6 +88,12 @@ impl RegionMut {
         unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
     }
 
+    /// The chunk in which it lies.
+    #[must_use]
+    pub fn chunk(&self) -> ChunkHandle {
+        ChunkHandle::new(Rc::clone(&self.piece.chunk))
+    }
+
     /// Ends writing: from here on the piece is shared and read-only.
     #[must_use]
     pub fn freeze(self) -> Region {
@@ -122,6 +129,12 @@ impl Region {
         // SAFETY: address..+len lies in the piece that `self.piece` keeps, and no handle that may
         // write it exists since `freeze` consumed it. Ends with the borrow.
         unsafe { slice::from_raw_parts(self.address.as_ptr(), self.len) }
+    }
+
+    /// The chunk in which it lies.
+    #[must_use]
+    pub fn chunk(&self) -> ChunkHandle {
+        ChunkHandle::new(Rc::clone(&self.piece.chunk))
     }
 
     /// The part `start..start + len` of this region, pinning the whole piece.

@@ -245,11 +245,15 @@ impl Epoll {
         };
         if let Err(errno) = armed {
             let queues = self.waiting.remove(&fd).expect("something waits on it");
-            let result = -errno.raw_os_error();
             for waiting in queues.readers.into_iter().chain(queues.writers) {
                 if let Some(deadline) = waiting.deadline {
                     self.deadlines.remove(&deadline);
                 }
+                let result = match (waiting.what, errno) {
+                    // What epoll has no readiness of, a plain file, can always be read.
+                    (Submission::Readable, Errno::PERM) => libc::POLLIN.into(),
+                    _ => -errno.raw_os_error(),
+                };
                 self.done
                     .push(Completion::only(waiting.key.user_data(), result));
             }
@@ -360,7 +364,7 @@ fn begin(fd: RawFd, waiting: &Waiting) -> Option<i32> {
             }
         }
         // It blocks until somebody rings, unless it is known to be ready.
-        Submission::ReadCounter | Submission::ReceiveMany => None,
+        Submission::ReadCounter | Submission::ReceiveMany | Submission::Readable => None,
         _ => attempt(fd, waiting),
     }
 }
@@ -386,6 +390,7 @@ fn attempt(fd: BorrowedFd<'_>, waiting: &Waiting) -> Option<i32> {
         Submission::SendMessage | Submission::SendMessageZeroCopy => {
             waiting.memory.send_message(fd)
         }
+        Submission::Readable => return Some(libc::POLLIN.into()),
         Submission::ReadCounter => waiting.memory.read(fd),
         Submission::ReadAt { offset, .. } => waiting.memory.read_at(fd, offset),
         Submission::WriteAt { offset, .. } => waiting.memory.write_at(fd, offset),

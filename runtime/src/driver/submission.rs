@@ -17,6 +17,8 @@ pub(crate) enum Submission {
     AcceptMany,
     /// Connect to the lease, an address.
     Connect,
+    /// Wait until the descriptor can be read.
+    Readable,
     /// Read the counter of an eventfd into the lease.
     ReadCounter,
     /// Read at most `len` bytes from `offset` of a file to `start` of the lease.
@@ -49,6 +51,7 @@ impl Submission {
             Self::Receive { .. }
             | Self::ReceiveMany
             | Self::AcceptMany
+            | Self::Readable
             | Self::ReadCounter
             | Self::ReadAt { .. }
             | Self::ReadScatterAt { .. } => true,

@@ -57,6 +57,10 @@ pub(super) fn entry(
             let (to, len) = part((to, len), 0, len);
             opcode::Read::new(fd, to, len).build()
         }
+        Submission::Readable => {
+            let events = u32::from(libc::POLLIN.cast_unsigned());
+            opcode::PollAdd::new(fd, events).build()
+        }
         Submission::ReadScatterAt { .. } | Submission::WriteMessageAt { .. } => {
             file_list(fd, what, lease)
         }

@@ -16,7 +16,7 @@ const WORKERS_MAX: u32 = 4;
 pub(super) const INCREMENTAL: u16 = 2;
 
 /// Operations without which there is no driver, all older than Linux 6.1.
-const NEEDED: [(u8, &str); 11] = [
+const NEEDED: [(u8, &str); 12] = [
     (opcode::Recv::CODE, "IORING_OP_RECV"),
     (opcode::Send::CODE, "IORING_OP_SEND"),
     (opcode::SendMsg::CODE, "IORING_OP_SENDMSG"),
@@ -26,6 +26,7 @@ const NEEDED: [(u8, &str); 11] = [
     (opcode::Write::CODE, "IORING_OP_WRITE"),
     (opcode::Readv::CODE, "IORING_OP_READV"),
     (opcode::Writev::CODE, "IORING_OP_WRITEV"),
+    (opcode::PollAdd::CODE, "IORING_OP_POLL_ADD"),
     (opcode::LinkTimeout::CODE, "IORING_OP_LINK_TIMEOUT"),
     (opcode::AsyncCancel::CODE, "IORING_OP_ASYNC_CANCEL"),
 ];
