@@ -27,10 +27,12 @@ use lunette_runtime_core::time::Time;
 use lunette_verbs::connect::{accept, initiate};
 use lunette_verbs::{
     Access, CompletionQueue, Context, Patience, Piece, QueuePair, QueueSizes, Ready, RemoteMemory,
-    Request, Slab, Window,
+    Request, RequestError, Slab, Window,
 };
 
 type Failure = Box<dyn Error>;
+/// How a request ended, and its memory.
+type Ended = (Result<(), RequestError>, Option<Piece>);
 
 const MEMORY_BYTES: usize = 32 * 1024 * 1024;
 const DEPTH: usize = 128;
@@ -203,16 +205,20 @@ impl End {
         let mut flying: VecDeque<Request> = VecDeque::with_capacity(depth);
         let mut count = 0;
         while !enough(count) {
-            let piece = if flying.len() < depth {
-                self.slab.alloc(bytes)?
+            let oldest = if flying.len() < depth {
+                None
             } else {
-                taken(flying.pop_front()).await?
+                flying.pop_front()
+            };
+            let piece = match oldest {
+                None => self.slab.alloc(bytes)?,
+                Some(request) => taken(request.await)?,
             };
             flying.push_back(self.post(operation, piece, to, deadline));
             count += 1;
         }
-        while !flying.is_empty() {
-            taken(flying.pop_front()).await?;
+        for request in flying {
+            taken(request.await)?;
         }
         Ok(count)
     }
@@ -229,7 +235,7 @@ impl End {
         let mut spans_us = Vec::new();
         while time::now() < ends {
             let started = time::now();
-            piece = taken(Some(self.post(operation, piece, to, deadline))).await?;
+            piece = taken(self.post(operation, piece, to, deadline).await)?;
             spans_us.push(time::now().since(started).as_secs_f64() * 1e6);
         }
         spans_us.sort_by(f64::total_cmp);
@@ -238,8 +244,8 @@ impl End {
     }
 }
 
-async fn taken(request: Option<Request>) -> Result<Piece, Failure> {
-    let (outcome, piece) = request.ok_or("a request is in flight")?.await;
+/// The piece of a request that was done.
+fn taken((outcome, piece): Ended) -> Result<Piece, Failure> {
     outcome?;
     Ok(piece.ok_or("the piece comes back")?)
 }

@@ -71,6 +71,8 @@ pub(crate) struct Inner {
     is_armed: Cell<bool>,
     is_broken: Cell<bool>,
     keeper: RefCell<Keeper>,
+    /// Room for what a poll finds.
+    found: RefCell<Box<[Completion]>>,
     watched: Option<&'static Watcher>,
 }
 
@@ -124,6 +126,7 @@ impl CompletionQueue {
             is_armed: Cell::new(false),
             is_broken: Cell::new(false),
             keeper: RefCell::default(),
+            found: RefCell::new(vec![Completion::default(); POLL_COMPLETIONS_MAX].into()),
             watched,
         });
         let source = Polled {
@@ -220,7 +223,7 @@ impl Inner {
 
     /// Polls once and hands completions to their queue pairs.
     fn poll(&self, budget: usize) -> usize {
-        let mut found = [Completion::default(); POLL_COMPLETIONS_MAX];
+        let mut found = self.found.borrow_mut();
         let most = budget.min(POLL_COMPLETIONS_MAX);
         let polled = self.raw.borrow_mut().poll(&mut found[..most]);
         let Ok(count) = polled else {

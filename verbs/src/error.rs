@@ -110,7 +110,16 @@ impl From<StageError> for RequestError {
 }
 
 /// The end of a request, as its future has it.
+#[inline]
 pub(crate) const fn result_of(outcome: Outcome) -> Result<(), RequestError> {
+    match outcome {
+        Outcome::Done => Ok(()),
+        other => failure_of(other),
+    }
+}
+
+#[cold]
+const fn failure_of(outcome: Outcome) -> Result<(), RequestError> {
     Err(match outcome {
         Outcome::Done => return Ok(()),
         Outcome::Failed(status) => RequestError::Failed(status),

@@ -14,7 +14,7 @@ use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lunette_runtime::arena::RegionMut;
-use lunette_runtime_core::carve::{Carved, Carver, GRANULE_BYTES};
+use lunette_runtime_core::carve::{Carver, GRANULE_BYTES};
 use thiserror::Error;
 
 use crate::context::Context;
@@ -129,10 +129,14 @@ impl Slab {
         let asked = u32::try_from(len).ok().filter(|len| *len > 0).ok_or(full)?;
         let carved = self.inner.carver.borrow_mut().alloc(asked).ok_or(full)?;
         assert!(carved.len_bytes >= asked, "never less than asked");
+        let end = carved.offset_bytes as usize + len;
+        assert!(end <= self.inner.registered.len, "inside the slab");
         Ok(Piece {
             slab: Rc::clone(&self.inner),
-            carved,
-            len,
+            slot_index: carved.slot_index,
+            generation: carved.generation,
+            offset_bytes: carved.offset_bytes,
+            len_bytes: asked,
         })
     }
 
@@ -146,21 +150,25 @@ impl Slab {
 /// A piece of a slab with one owner: the program, or a request in flight.
 pub struct Piece {
     slab: Rc<SlabInner>,
-    carved: Carved,
-    len: usize,
+    /// Its name at the carver.
+    slot_index: u32,
+    generation: u32,
+    // Inside the slab, as was checked when it was carved.
+    offset_bytes: u32,
+    len_bytes: u32,
 }
 
 impl Piece {
     /// Length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.len
+        self.len_bytes as usize
     }
 
     /// Never: a piece has at least one byte.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len_bytes == 0
     }
 
     /// The bytes.
@@ -168,19 +176,19 @@ impl Piece {
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the piece is `self`'s alone, its bytes are initialised, and no request has it,
         // since requests own their pieces. Ends with the borrow.
-        unsafe { slice::from_raw_parts(self.start().as_ptr(), self.len) }
+        unsafe { slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
     /// The bytes, to be written.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, borrowed exclusively.
-        unsafe { slice::from_raw_parts_mut(self.start().as_ptr(), self.len) }
+        unsafe { slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
     }
 
     fn start(&self) -> NonNull<u8> {
-        let offset = self.carved.offset_bytes as usize;
-        self.slab.registered.at(offset, self.len)
+        // SAFETY: a piece lies inside the region that its slab owns.
+        unsafe { self.slab.registered.base.add(self.offset_bytes as usize) }
     }
 
     /// As work requests name it.
@@ -195,15 +203,16 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let (slot, generation) = (self.carved.slot_index, self.carved.generation);
-        let freed = self.slab.carver.borrow_mut().free(slot, generation);
+        let mut carver = self.slab.carver.borrow_mut();
+        let freed = carver.free(self.slot_index, self.generation);
         assert!(freed.is_ok(), "a piece is freed once");
     }
 }
 
 impl fmt::Debug for Piece {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Piece({} bytes, {:?})", self.len, self.carved)
+        let (offset, len) = (self.offset_bytes, self.len_bytes);
+        write!(f, "Piece({len} bytes at {offset})")
     }
 }
 

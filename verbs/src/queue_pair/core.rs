@@ -10,7 +10,7 @@ use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_verbs_proto::id::WrId;
 use lunette_verbs_proto::receive_queue::{ReceiveQueue, place_of};
-use lunette_verbs_proto::send_queue::{Expiry, Outcome, Retired, SendQueue};
+use lunette_verbs_proto::send_queue::{Expiry, Retired, SendQueue};
 use lunette_verbs_proto::status::Status;
 use rustix::io::Errno;
 use slab::Slab;
@@ -52,38 +52,25 @@ pub struct Arrival {
     pub status: Status,
 }
 
-/// What a request moves.
+/// What a request moves. Inline bytes are borrowed until the request is staged.
 #[derive(Debug)]
-pub(super) enum Payload {
+pub(super) enum Payload<'a> {
     Piece(Piece, usize),
-    Inline([u8; INLINE_BYTES_MAX], usize),
+    Inline(&'a [u8]),
 }
 
-impl Payload {
-    pub(super) const fn piece(piece: Piece, len: usize) -> Self {
-        Self::Piece(piece, len)
-    }
-
-    pub(super) fn inline(bytes: &[u8]) -> Self {
-        let mut copy = [0; INLINE_BYTES_MAX];
-        let len = bytes.len();
-        // One that is too long is refused by its length, and its bytes do not matter.
-        let kept = len.min(INLINE_BYTES_MAX);
-        copy[..kept].copy_from_slice(&bytes[..kept]);
-        Self::Inline(copy, len)
-    }
-
+impl Payload<'_> {
     pub(super) fn into_piece(self) -> Option<Piece> {
         match self {
             Self::Piece(piece, _) => Some(piece),
-            Self::Inline(..) => None,
+            Self::Inline(_) => None,
         }
     }
 
-    fn fits(&self, inline_bytes_max: u32) -> bool {
+    const fn fits(&self, inline_bytes_max: u32) -> bool {
         match self {
             Self::Piece(piece, len) => *len <= piece.len(),
-            Self::Inline(_, len) => *len <= inline_bytes_max as usize,
+            Self::Inline(bytes) => bytes.len() <= inline_bytes_max as usize,
         }
     }
 }
@@ -92,7 +79,7 @@ impl Payload {
 #[derive(Debug)]
 struct Entry {
     piece: Option<Piece>,
-    outcome: Option<Outcome>,
+    outcome: Option<Result<(), RequestError>>,
     waker: Option<Waker>,
     /// Nobody waits for it any more.
     is_abandoned: bool,
@@ -213,7 +200,7 @@ impl PairCore {
     pub(super) fn request(
         self: &Rc<Self>,
         operation: Operation,
-        payload: Payload,
+        payload: Payload<'_>,
         deadline: Time,
     ) -> Request {
         let mut state = self.state.borrow_mut();
@@ -223,6 +210,7 @@ impl PairCore {
         if state.raw.is_none() {
             return Request::refused(RequestError::Broken, payload);
         }
+        let is_earliest = state.sends.timeout().is_none_or(|at| deadline < at);
         let sequence = match state.sends.stage(deadline) {
             Ok(sequence) => sequence,
             Err(error) => return Request::refused(error.into(), payload),
@@ -234,7 +222,10 @@ impl PairCore {
             state.batch.len() == DOORBELL_REQUESTS_MAX,
         );
         drop(state);
-        if let Some(queue) = self.queue.upgrade() {
+        // Of the others it knows, and looks for the earliest of them itself.
+        if (is_first || is_earliest)
+            && let Some(queue) = self.queue.upgrade()
+        {
             queue.staged(self.slot, is_first, deadline);
         }
         if is_full {
@@ -460,11 +451,13 @@ impl PairCore {
         let mut state = self.state.borrow_mut();
         let entry = &mut state.entries[key];
         let Some(outcome) = entry.outcome else {
-            entry.waker = Some(cx.waker().clone());
+            if !(entry.waker.as_ref()).is_some_and(|known| known.will_wake(cx.waker())) {
+                entry.waker = Some(cx.waker().clone());
+            }
             return Poll::Pending;
         };
         let piece = state.entries.remove(key).piece;
-        Poll::Ready((result_of(outcome), piece))
+        Poll::Ready((outcome, piece))
     }
 
     /// Nobody waits for a request any more.
@@ -490,7 +483,13 @@ impl State {
     }
 
     /// Gives a staged request its entry and its place in the batch.
-    fn take_in(&mut self, id: u64, sequence: u32, operation: Operation, payload: Payload) -> usize {
+    fn take_in(
+        &mut self,
+        id: u64,
+        sequence: u32,
+        operation: Operation,
+        payload: Payload<'_>,
+    ) -> usize {
         let place = self.place(sequence);
         let mut request = SendRequest {
             id,
@@ -508,9 +507,10 @@ impl State {
                 request.lkey = piece.lkey();
                 Some(piece)
             }
-            Payload::Inline(bytes, len) => {
-                self.inline[place] = bytes;
-                request.address = self.inline[place].as_ptr().expose_provenance() as u64;
+            Payload::Inline(bytes) => {
+                let (kept, len) = (&mut self.inline[place], bytes.len());
+                kept[..len].copy_from_slice(bytes);
+                request.address = kept.as_ptr().expose_provenance() as u64;
                 request.len_bytes = u32::try_from(len).expect("checked against the inline limit");
                 request.is_inline = len > 0;
                 None
@@ -533,7 +533,7 @@ impl State {
         let key = std::mem::replace(&mut self.ring[place], usize::MAX);
         let entry = &mut self.entries[key];
         assert!(entry.outcome.is_none(), "a request ends once");
-        entry.outcome = Some(ended.outcome);
+        entry.outcome = Some(result_of(ended.outcome));
         wakers.extend(entry.waker.take());
         if entry.is_abandoned {
             freed.push(self.entries.remove(key));

@@ -271,7 +271,7 @@ impl QueuePair<Ready> {
 
     /// Writes the first `len` bytes of a piece to the peer's memory.
     pub fn write(&self, from: Piece, len: usize, to: RemoteMemory, deadline: Time) -> Request {
-        self.request(Operation::Write(to), Payload::piece(from, len), deadline)
+        self.request(Operation::Write(to), Payload::Piece(from, len), deadline)
     }
 
     /// As [`QueuePair::write`]; the peer's next receive ends with `immediate` when the bytes are
@@ -285,12 +285,12 @@ impl QueuePair<Ready> {
         deadline: Time,
     ) -> Request {
         let operation = Operation::WriteImmediate(to, immediate);
-        self.request(operation, Payload::piece(from, len), deadline)
+        self.request(operation, Payload::Piece(from, len), deadline)
     }
 
     /// Writes a few bytes, which are copied now.
     pub fn write_inline(&self, bytes: &[u8], to: RemoteMemory, deadline: Time) -> Request {
-        self.request(Operation::Write(to), Payload::inline(bytes), deadline)
+        self.request(Operation::Write(to), Payload::Inline(bytes), deadline)
     }
 
     /// Ends the peer's next receive with `immediate`, without bytes.
@@ -300,17 +300,17 @@ impl QueuePair<Ready> {
             rkey: 0,
         };
         let operation = Operation::WriteImmediate(nowhere, immediate);
-        self.request(operation, Payload::inline(&[]), deadline)
+        self.request(operation, Payload::Inline(&[]), deadline)
     }
 
     /// Sends the first `len` bytes of a piece to the peer's next receive.
     pub fn send(&self, from: Piece, len: usize, deadline: Time) -> Request {
-        self.request(Operation::Send, Payload::piece(from, len), deadline)
+        self.request(Operation::Send, Payload::Piece(from, len), deadline)
     }
 
     /// Sends a few bytes, which are copied now, to the peer's next receive.
     pub fn send_inline(&self, bytes: &[u8], deadline: Time) -> Request {
-        self.request(Operation::Send, Payload::inline(bytes), deadline)
+        self.request(Operation::Send, Payload::Inline(bytes), deadline)
     }
 
     /// Reads the peer's memory into the first `len` bytes of a piece.
@@ -363,7 +363,7 @@ impl QueuePair<Ready> {
         len: usize,
         deadline: Time,
     ) -> Request {
-        let payload = Payload::piece(piece, len);
+        let payload = Payload::Piece(piece, len);
         if is_agreed {
             self.request(operation, payload, deadline)
         } else {
@@ -371,7 +371,7 @@ impl QueuePair<Ready> {
         }
     }
 
-    fn request(&self, operation: Operation, payload: Payload, deadline: Time) -> Request {
+    fn request(&self, operation: Operation, payload: Payload<'_>, deadline: Time) -> Request {
         self.handle.core.request(operation, payload, deadline)
     }
 

@@ -21,7 +21,8 @@ pub struct Request {
 
 enum RequestState {
     Flying(Rc<PairCore>, usize),
-    Refused(RequestError, Option<Piece>),
+    /// Apart, so that a request that flies is small to move.
+    Refused(Box<(RequestError, Option<Piece>)>),
     Taken,
 }
 
@@ -32,9 +33,10 @@ impl Request {
         }
     }
 
-    pub(super) fn refused(error: RequestError, payload: Payload) -> Self {
+    #[cold]
+    pub(super) fn refused(error: RequestError, payload: Payload<'_>) -> Self {
         Self {
-            state: RequestState::Refused(error, payload.into_piece()),
+            state: RequestState::Refused(Box::new((error, payload.into_piece()))),
         }
     }
 }
@@ -43,17 +45,20 @@ impl Future for Request {
     type Output = (Result<(), RequestError>, Option<Piece>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match std::mem::replace(&mut self.state, RequestState::Taken) {
-            RequestState::Flying(core, key) => {
-                let polled = core.poll_request(key, cx);
-                if polled.is_pending() {
-                    self.state = RequestState::Flying(core, key);
-                }
-                polled
+        if let RequestState::Flying(core, key) = &self.state {
+            let polled = core.poll_request(*key, cx);
+            if polled.is_ready() {
+                self.state = RequestState::Taken;
             }
-            RequestState::Refused(error, piece) => Poll::Ready((Err(error), piece)),
-            RequestState::Taken => unreachable!("a request is not polled after its outcome"),
+            return polled;
         }
+        let RequestState::Refused(refused) =
+            std::mem::replace(&mut self.state, RequestState::Taken)
+        else {
+            unreachable!("a request is not polled after its outcome");
+        };
+        let (error, piece) = *refused;
+        Poll::Ready((Err(error), piece))
     }
 }
 

@@ -272,13 +272,11 @@ fn guest_script(kernel: &Kernel, arguments: &Arguments) -> Result<String, TaskEr
     ] {
         text += &format!("{name}={}\n", quoted(&value));
     }
-    text += &array(
-        "writable",
-        arguments
-            .rw
-            .iter()
-            .map(|folder| folder.display().to_string()),
-    );
+    let mut writable = Vec::new();
+    for folder in &arguments.rw {
+        writable.push(vm(folder.canonicalize())?.display().to_string());
+    }
+    text += &array("writable", writable);
     text += &array(
         "environment",
         passed_on.chain(arguments.env.iter().cloned()),
