@@ -6,11 +6,21 @@ use std::mem::{offset_of, size_of};
 use crate::completion::{ibv_cq, ibv_wc};
 use crate::queue_pair::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
 
-/// A device that may be opened. Its content belongs to libibverbs.
+/// [`ibv_device::transport_type`]: InfiniBand, also over Ethernet (`RoCE`).
+pub const IBV_TRANSPORT_IB: c_int = 0;
+/// [`ibv_device::transport_type`]: iWARP, which is RDMA over TCP.
+pub const IBV_TRANSPORT_IWARP: c_int = 1;
+
+/// A device that may be opened. Members behind these belong to libibverbs.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_device {
-    _opaque: [u8; 0],
+    /// Historical entries.
+    pub compat: [Unused; 2],
+    /// What kind of node it is.
+    pub node_type: c_int,
+    /// What its packets are, or a kind that is not known here.
+    pub transport_type: c_int,
 }
 
 /// A function of the table that nothing calls through it any more.
@@ -209,6 +219,7 @@ pub mod before_context {
     pub const QUERY_PORT: usize = 320;
 }
 
+const _: () = assert!(offset_of!(ibv_device, transport_type) == 20);
 const _: () = assert!(size_of::<ibv_context_ops>() == 256);
 const _: () = assert!(offset_of!(ibv_context_ops, poll_cq) == 88);
 const _: () = assert!(offset_of!(ibv_context_ops, req_notify_cq) == 96);

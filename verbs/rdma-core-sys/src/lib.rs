@@ -12,8 +12,8 @@
 //! Values that a device writes (states, statuses, opcodes) are plain integers, since a newer
 //! library may write one that this crate does not know. Names are those of the C headers.
 //!
-//! It leaves out what has a safe shape (`lunette-verbs` does that), librdmacm, and the calls of
-//! libibverbs that this project makes no use of.
+//! It leaves out what has a safe shape (`lunette-verbs` does that), and the calls of libibverbs and
+//! librdmacm that this project makes no use of.
 //!
 //! | module | subject |
 //! |---|---|
@@ -21,11 +21,13 @@
 //! | [`memory`] | protection domains, memory regions, scatter-gather entries |
 //! | [`completion`] | completion queues, plain and extended, and their channels |
 //! | [`queue_pair`] | queue pairs, shared receive queues, work requests, the builder interface |
+//! | [`connection_manager`] | librdmacm: [`CmLibrary`] |
 //! | [`event`] | asynchronous events |
 //! | [`library`] | [`Library`]: the opened functions; [`Unavailable`] |
 //! | [`inline`] | what the headers define inline |
 
 pub mod completion;
+pub mod connection_manager;
 pub mod device;
 pub mod event;
 pub mod inline;
@@ -34,6 +36,7 @@ pub mod memory;
 pub mod queue_pair;
 
 pub use completion::*;
+pub use connection_manager::*;
 pub use device::*;
 pub use event::*;
 pub use library::{Library, Unavailable};

@@ -20,8 +20,8 @@ const LIBRARY_NAME: &str = "libibverbs.so.1";
 /// Why there is no RDMA here. Nothing is wrong with the program; another path is to be taken.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Unavailable {
-    /// libibverbs is not installed.
-    #[error("no libibverbs: {reason}")]
+    /// The library is not installed.
+    #[error("no RDMA library: {reason}")]
     NoLibrary {
         /// What the loader said.
         reason: String,
@@ -36,7 +36,7 @@ pub enum Unavailable {
     #[error("no RDMA device")]
     NoDevice,
     /// The library is too old, or another library of the same name.
-    #[error("libibverbs has no {name}")]
+    #[error("the library has no {name}")]
     SymbolMissing {
         /// The function.
         name: &'static str,
@@ -45,31 +45,36 @@ pub enum Unavailable {
 
 macro_rules! functions {
     (
+        $(#[$about:meta])*
+        $library:ident
         required { $( $(#[$doc:meta])* $name:ident: fn($($argument:ty),*) $(-> $result:ty)?; )* }
         optional { $( $(#[$odoc:meta])* $oname:ident = $symbol:literal: fn($($oargument:ty),*) $(-> $oresult:ty)?; )* }
     ) => {
-        /// The functions of libibverbs. Each is `unsafe` to call, with the rules of its manual page:
-        /// pointers are live objects of this library.
+        $(#[$about])*
         #[derive(Debug)]
-        pub struct Library {
+        pub struct $library {
             $( $(#[$doc])* pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
             $( $(#[$odoc])* pub $oname: Option<unsafe extern "C" fn($($oargument),*) $(-> $oresult)?>, )*
         }
 
-        impl Library {
+        impl $library {
             fn of(library: &libloading::Library) -> Result<Self, Unavailable> {
                 Ok(Self {
-                    $( $name: symbol(library, stringify!($name)).ok_or(
+                    $( $name: $crate::library::symbol(library, stringify!($name)).ok_or(
                         Unavailable::SymbolMissing { name: stringify!($name) },
                     )?, )*
-                    $( $oname: symbol(library, $symbol), )*
+                    $( $oname: $crate::library::symbol(library, $symbol), )*
                 })
             }
         }
     };
 }
+pub(crate) use functions;
 
 functions! {
+    /// The functions of libibverbs. Each is `unsafe` to call, with the rules of its manual page:
+    /// pointers are live objects of this library.
+    Library
     required {
         /// The devices, ended by null; null with `errno` set on failure.
         ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
@@ -149,22 +154,9 @@ impl Library {
     pub fn open() -> Result<&'static Self, Unavailable> {
         static LIBRARY: OnceLock<Result<Library, Unavailable>> = OnceLock::new();
         LIBRARY
-            .get_or_init(|| Self::open_named(LIBRARY_NAME))
+            .get_or_init(|| open_for_good(LIBRARY_NAME, Self::of))
             .as_ref()
             .map_err(Clone::clone)
-    }
-
-    /// Opens the library of this name for good.
-    fn open_named(name: &str) -> Result<Self, Unavailable> {
-        // SAFETY: initialisers of libibverbs do nothing that this process forbids; it is never
-        // closed (forgotten below), so its functions stay valid for the rest of the process.
-        let library = unsafe { libloading::Library::new(name) };
-        let library = library.map_err(|error| Unavailable::NoLibrary {
-            reason: error.to_string(),
-        })?;
-        let functions = Self::of(&library);
-        std::mem::forget(library);
-        functions
     }
 
     /// The devices of this machine.
@@ -192,9 +184,25 @@ impl Library {
     }
 }
 
+/// Opens the library of this name and never closes it.
+pub(crate) fn open_for_good<T>(
+    name: &str,
+    functions_of: impl FnOnce(&libloading::Library) -> Result<T, Unavailable>,
+) -> Result<T, Unavailable> {
+    // SAFETY: initialisers of the libraries of rdma-core do nothing that this process forbids; it is
+    // forgotten below, so its functions stay valid for the rest of the process.
+    let library = unsafe { libloading::Library::new(name) };
+    let library = library.map_err(|error| Unavailable::NoLibrary {
+        reason: error.to_string(),
+    })?;
+    let functions = functions_of(&library);
+    std::mem::forget(library);
+    functions
+}
+
 /// The newest version of a function. Old libraries have older versions under the same name, which
 /// an unversioned look-up never yields.
-fn symbol<F: Copy>(library: &libloading::Library, name: &'static str) -> Option<F> {
+pub(crate) fn symbol<F: Copy>(library: &libloading::Library, name: &'static str) -> Option<F> {
     assert_eq!(
         size_of::<F>(),
         size_of::<*const c_void>(),
@@ -255,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_there_is_a_value() {
-        let absent = Library::open_named("liblunette-no-such.so.1").unwrap_err();
+        let absent = open_for_good("liblunette-no-such.so.1", Library::of).unwrap_err();
         assert!(matches!(&absent, Unavailable::NoLibrary { .. }), "{absent}");
         assert!(
             absent.to_string().contains("liblunette-no-such"),
@@ -265,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_library_without_a_function_names_it() {
-        let other = Library::open_named("libc.so.6").unwrap_err();
+        let other = open_for_good("libc.so.6", Library::of).unwrap_err();
         let name = "ibv_get_device_list";
         assert_eq!(other, Unavailable::SymbolMissing { name });
     }

@@ -10,7 +10,8 @@ use rdma_core_sys::*;
 /// What the C program prints: one number for each expression.
 fn numbers_in_c(expressions: &[String]) -> Vec<u64> {
     let mut source = String::from(
-        "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n",
+        "#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <stddef.h>\n\
+         #include <stdio.h>\nint main(void) {\n",
     );
     for expression in expressions {
         writeln!(
@@ -108,7 +109,46 @@ fn layouts_are_those_of_the_headers() {
             wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send, wr_send_imm,
             wr_set_inline_data, wr_set_sge, wr_set_sge_list, wr_start, wr_complete, wr_abort }
         ibv_async_event { event_type }
+        rdma_event_channel { fd }
+        rdma_conn_param { private_data, private_data_len, responder_resources, initiator_depth,
+            flow_control, retry_count, rnr_retry_count, srq, qp_num }
     });
+}
+
+/// Structures of which only the first members are known here.
+#[test]
+fn first_members_lie_where_the_headers_have_them() {
+    let offset = |of: &str| format!("offsetof(struct {of})");
+    compare(&[
+        (
+            offset("ibv_device, transport_type"),
+            offset_of!(ibv_device, transport_type) as u64,
+        ),
+        (
+            offset("rdma_cm_id, channel"),
+            offset_of!(rdma_cm_id, channel) as u64,
+        ),
+        (
+            offset("rdma_cm_id, context"),
+            offset_of!(rdma_cm_id, context) as u64,
+        ),
+        (
+            offset("rdma_cm_event, listen_id"),
+            offset_of!(rdma_cm_event, listen_id) as u64,
+        ),
+        (
+            offset("rdma_cm_event, event"),
+            offset_of!(rdma_cm_event, event) as u64,
+        ),
+        (
+            offset("rdma_cm_event, status"),
+            offset_of!(rdma_cm_event, status) as u64,
+        ),
+        (
+            offset("rdma_cm_event, param.conn"),
+            offset_of!(rdma_cm_event, conn) as u64,
+        ),
+    ]);
 }
 
 #[test]
@@ -230,4 +270,29 @@ fn constants_are_those_of_the_headers() {
         IBV_EVENT_QP_LAST_WQE_REACHED = event_type::QP_LAST_WQE_REACHED,
         IBV_EVENT_GID_CHANGE = event_type::GID_CHANGE,
     });
+}
+
+#[test]
+fn constants_of_the_connection_manager_are_those_of_the_headers() {
+    compare(&constants! {
+        RDMA_CM_EVENT_ADDR_RESOLVED = cm_event_type::ADDR_RESOLVED,
+        RDMA_CM_EVENT_ADDR_ERROR = cm_event_type::ADDR_ERROR,
+        RDMA_CM_EVENT_ROUTE_RESOLVED = cm_event_type::ROUTE_RESOLVED,
+        RDMA_CM_EVENT_ROUTE_ERROR = cm_event_type::ROUTE_ERROR,
+        RDMA_CM_EVENT_CONNECT_REQUEST = cm_event_type::CONNECT_REQUEST,
+        RDMA_CM_EVENT_CONNECT_RESPONSE = cm_event_type::CONNECT_RESPONSE,
+        RDMA_CM_EVENT_CONNECT_ERROR = cm_event_type::CONNECT_ERROR,
+        RDMA_CM_EVENT_UNREACHABLE = cm_event_type::UNREACHABLE,
+        RDMA_CM_EVENT_REJECTED = cm_event_type::REJECTED,
+        RDMA_CM_EVENT_ESTABLISHED = cm_event_type::ESTABLISHED,
+        RDMA_CM_EVENT_DISCONNECTED = cm_event_type::DISCONNECTED,
+        RDMA_CM_EVENT_DEVICE_REMOVAL = cm_event_type::DEVICE_REMOVAL,
+        RDMA_CM_EVENT_TIMEWAIT_EXIT = cm_event_type::TIMEWAIT_EXIT,
+    });
+    let whole = |number: i32| u64::try_from(number).unwrap();
+    compare(&[
+        ("RDMA_PS_TCP".to_owned(), whole(RDMA_PS_TCP)),
+        ("IBV_TRANSPORT_IB".to_owned(), whole(IBV_TRANSPORT_IB)),
+        ("IBV_TRANSPORT_IWARP".to_owned(), whole(IBV_TRANSPORT_IWARP)),
+    ]);
 }
