@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   every turn     post what was staged (one doorbell per queue pair) ─▶ poll ─▶ retire, wake
-//!   before sleep   post ─▶ ask for an event ─▶ poll once more ─▶ nothing: watch the channel
-//!   awake again    take the events
+//!   before sleep   post ─▶ ask for an event ─▶ poll once more ─▶ nothing: sleep
+//!   an event       the driver's completion for the channel wakes the core: take it, poll
 //! ```
 //!
 //! The order before sleep is what loses no completion: one that comes before the event was asked
-//! for is found by the poll, one that comes later raises the event. Deadlines are kept by a task,
-//! which sleeps until the earliest and so is no work while nothing is in flight.
+//! for is found by the poll, one that comes later raises the event, and the driver waits for the
+//! channel all the time. Deadlines are kept by a task, which sleeps until the earliest and so is no
+//! work while nothing is in flight; another one waits for the channel.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -16,8 +17,9 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::Duration;
 
-use lunette_runtime::{Source, SourceGuard, add_source, core_waker, spawn_local, time};
+use lunette_runtime::{JoinHandle, Source, SourceGuard, Watched, add_source, spawn_local, time};
 use lunette_runtime_core::time::Time;
 use lunette_verbs_proto::completion_room::CompletionRoom;
 use lunette_verbs_proto::id::{SLOTS_MAX, WrId, next_generation};
@@ -29,7 +31,9 @@ use crate::error::SetupError;
 use crate::provider::{Completion, POLL_COMPLETIONS_MAX, RawCompletions};
 use crate::queue_pair::PairCore;
 use crate::shared_receives::SharedCore;
-use crate::watcher::Watcher;
+
+/// How long a core polls for which a wait was one operation too many.
+const WATCH_AGAIN: Duration = Duration::from_millis(10);
 
 /// What a completion queue has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +63,8 @@ struct Shared {
     // The source goes before the queue that it polls.
     _guard: SourceGuard,
     inner: Rc<Inner>,
+    /// Waits for the channel of a provider that has one.
+    watch: Option<JoinHandle<()>>,
 }
 
 pub(crate) struct Inner {
@@ -69,11 +75,12 @@ pub(crate) struct Inner {
     dirty: RefCell<Vec<u16>>,
     counts: Cell<CompletionCounts>,
     is_armed: Cell<bool>,
+    /// Nobody waits for its channel: its core must not sleep.
+    is_unwatched: Cell<bool>,
     is_broken: Cell<bool>,
     keeper: RefCell<Keeper>,
     /// Room for what a poll finds.
     found: RefCell<Box<[Completion]>>,
-    watched: Option<&'static Watcher>,
 }
 
 #[derive(Default)]
@@ -109,14 +116,7 @@ impl CompletionQueue {
     pub fn new(context: &Context, entries: u32) -> Result<Self, SetupError> {
         let raw = context.device().completions(entries);
         let raw = raw.map_err(SetupError::Refused)?;
-        let watched = match raw.event_fd() {
-            None => None,
-            Some(fd) => {
-                let watcher = Watcher::get().map_err(SetupError::Refused)?;
-                watcher.add(fd, core_waker()).map_err(SetupError::Refused)?;
-                Some(watcher)
-            }
-        };
+        let channel = raw.channel().map_err(SetupError::Refused)?;
         let inner = Rc::new(Inner {
             raw: RefCell::new(raw),
             room: Cell::new(CompletionRoom::new(entries)),
@@ -124,20 +124,25 @@ impl CompletionQueue {
             dirty: RefCell::default(),
             counts: Cell::default(),
             is_armed: Cell::new(false),
+            is_unwatched: Cell::new(false),
             is_broken: Cell::new(false),
             keeper: RefCell::default(),
             found: RefCell::new(vec![Completion::default(); POLL_COMPLETIONS_MAX].into()),
-            watched,
         });
         let source = Polled {
             inner: Rc::clone(&inner),
         };
         let guard = add_source(source).map_err(|_| SetupError::TooManySources)?;
         drop(spawn_local(keep_deadlines(Rc::downgrade(&inner))));
+        let watch = channel.map(|channel| {
+            let watch = watch(Watched::new(channel), Rc::downgrade(&inner));
+            spawn_local(watch)
+        });
         Ok(Self {
             shared: Rc::new(Shared {
                 _guard: guard,
                 inner,
+                watch,
             }),
         })
     }
@@ -297,19 +302,14 @@ impl Inner {
         Ok(())
     }
 
-    fn watch(&self) -> Result<(), Errno> {
-        let fd = self.raw.borrow().event_fd();
-        match (self.watched, fd) {
-            (Some(watcher), Some(fd)) => watcher.watch(fd),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let (Some(watcher), Some(fd)) = (self.watched, self.raw.get_mut().event_fd()) {
-            watcher.remove(fd);
+    /// Takes the events of the channel: the next sleep asks for another one.
+    fn take_events(&self) {
+        let events = self.raw.borrow_mut().take_events();
+        if events > 0 {
+            self.is_armed.set(false);
+            let mut counts = self.counts.get();
+            counts.events += events as u64;
+            self.counts.set(counts);
         }
     }
 }
@@ -334,7 +334,7 @@ impl Source for Polled {
         if inner.arm().is_err() || inner.poll(POLL_COMPLETIONS_MAX) > 0 {
             return false;
         }
-        if inner.raw.borrow().has_work() || inner.watch().is_err() {
+        if inner.raw.borrow().has_work() || inner.is_unwatched.get() {
             return false;
         }
         let mut counts = inner.counts.get();
@@ -343,13 +343,31 @@ impl Source for Polled {
         true
     }
 
-    fn unpark(&mut self) {
-        let events = self.inner.raw.borrow_mut().take_events();
-        if events > 0 {
-            self.inner.is_armed.set(false);
-            let mut counts = self.inner.counts.get();
-            counts.events += events as u64;
-            self.inner.counts.set(counts);
+    // What was asked for stays asked for; the task that waits for the channel takes it.
+    fn unpark(&mut self) {}
+}
+
+/// Waits for the channel until the queue is gone.
+async fn watch(channel: Watched, queue: Weak<Inner>) {
+    loop {
+        let ready = channel.readable().await;
+        let Some(inner) = queue.upgrade() else {
+            return;
+        };
+        let Err(error) = ready else {
+            inner.take_events();
+            continue;
+        };
+        tracing::warn!(%error, "a completion channel is not watched: its core polls");
+        inner.is_unwatched.set(true);
+        if !error.is_retryable() {
+            return;
+        }
+        drop(inner);
+        time::sleep(WATCH_AGAIN).await;
+        if let Some(inner) = queue.upgrade() {
+            // No core sleeps between this and the next wait.
+            inner.is_unwatched.set(false);
         }
     }
 }
@@ -396,6 +414,9 @@ impl Drop for Shared {
         // The keeper notices that the queue is gone.
         if let Some(waker) = self.inner.keeper.borrow_mut().waker.take() {
             waker.wake();
+        }
+        if let Some(watch) = self.watch.take() {
+            watch.abort();
         }
     }
 }

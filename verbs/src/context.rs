@@ -2,13 +2,17 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::future::poll_fn;
 use std::rc::{Rc, Weak};
+use std::task::Poll;
 
+use lunette_runtime::arena::ChunkHandle;
+use lunette_runtime::{OpError, Watched};
 use rdma_core_sys::Unavailable;
 use rustix::io::Errno;
 
 use crate::error::OpenError;
-use crate::memory::{MemoryName, Window, WindowInner};
+use crate::memory::{MemoryName, RegisteredChunk, Window, WindowInner};
 use crate::provider::null::NullDevice;
 use crate::provider::{DeviceEvent, DeviceInfo, RawDevice, real};
 use crate::sim::Fabric;
@@ -33,6 +37,8 @@ pub struct Context {
 struct Inner {
     device: Rc<RawDevice>,
     windows: RefCell<Vec<WindowSlot>>,
+    /// The chunks that are registered as a whole.
+    chunks: RefCell<Vec<Weak<RegisteredChunk>>>,
 }
 
 /// A place for a window; its generation counts the windows that it has had.
@@ -76,6 +82,7 @@ impl Context {
             inner: Rc::new(Inner {
                 device: Rc::new(device),
                 windows: RefCell::default(),
+                chunks: RefCell::default(),
             }),
         }
     }
@@ -94,8 +101,58 @@ impl Context {
         self.inner.device.next_event()
     }
 
+    /// Waits for the next thing that happens to the device, asleep if there is nothing else to do.
+    /// Each is told to one caller. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// The system's, when the device's descriptor cannot be watched; [`Context::next_event`] works
+    /// then.
+    pub async fn event(&self) -> Result<DeviceEvent, OpError> {
+        let device = &self.inner.device;
+        let events = device.events().map_err(OpError::Os)?;
+        let Some(events) = events.map(Watched::new) else {
+            let next = poll_fn(|cx| match device.next_event() {
+                Some(event) => Poll::Ready(event),
+                None => {
+                    device.wake_at_event(cx.waker());
+                    Poll::Pending
+                }
+            });
+            return Ok(next.await);
+        };
+        loop {
+            if let Some(event) = device.next_event() {
+                return Ok(event);
+            }
+            events.readable().await?;
+        }
+    }
+
     pub(crate) fn device(&self) -> &Rc<RawDevice> {
         &self.inner.device
+    }
+
+    /// The registration of a whole chunk: that of earlier slabs, else a new one.
+    pub(crate) fn register_chunk(&self, chunk: &ChunkHandle) -> Result<Rc<RegisteredChunk>, Errno> {
+        let mut chunks = self.inner.chunks.borrow_mut();
+        chunks.retain(|known| known.strong_count() > 0);
+        let mut known = chunks.iter().filter_map(Weak::upgrade);
+        if let Some(known) = known.find(|known| known.chunk() == chunk) {
+            return Ok(known);
+        }
+        let made = Rc::new(RegisteredChunk::new(self.device(), chunk.clone())?);
+        chunks.push(Rc::downgrade(&made));
+        Ok(made)
+    }
+
+    /// Chunks that are registered as a whole, for slabs that lie in them.
+    #[must_use]
+    pub fn registered_chunks(&self) -> usize {
+        let chunks = self.inner.chunks.borrow();
+        chunks
+            .iter()
+            .filter(|known| known.strong_count() > 0)
+            .count()
     }
 
     /// Lists a window, so that its name finds it.

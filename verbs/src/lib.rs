@@ -28,7 +28,6 @@
 //! | [`sim`] | the simulated fabric and its faults |
 //! | [`error`] | what can go wrong, per operation |
 //! | `provider` | the seam: libibverbs, the fabric, or nothing |
-//! | `watcher` | wakes cores that sleep |
 
 pub mod completion;
 pub mod connect;
@@ -39,7 +38,6 @@ mod provider;
 pub mod queue_pair;
 pub mod shared_receives;
 pub mod sim;
-mod watcher;
 
 pub use completion::{CompletionCounts, CompletionQueue};
 pub use context::{Context, devices};

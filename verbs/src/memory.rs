@@ -4,7 +4,11 @@
 //! [`Piece`] of it is plain bytes while no request has it. Memory of a [`Window`] is written by
 //! peers whenever they like, so it is never borrowed: bytes are copied out of it and into it.
 //!
-//! A region is registered as a whole, once, and stays registered until everything in it is gone.
+//! Slabs share the registration of the chunk in which they lie, one per chunk and context: what lies
+//! in the same chunk beside them cannot be reached, since no request names it and peers have no
+//! rights. A window is registered by itself, so that a peer's rights end where it does. Where a
+//! whole chunk cannot be locked, a slab is registered by itself too. What is registered stays so
+//! until everything in it is gone.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -13,8 +17,9 @@ use std::rc::Rc;
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lunette_runtime::arena::RegionMut;
+use lunette_runtime::arena::{ChunkHandle, RegionMut};
 use lunette_runtime_core::carve::{Carver, GRANULE_BYTES};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::context::Context;
@@ -38,18 +43,58 @@ pub struct MemoryName {
     pub generation: u32,
 }
 
+/// The registration of a whole chunk, for own requests alone.
+pub(crate) struct RegisteredChunk {
+    // Declared, and so dropped, before what it covers.
+    memory: RawMemory,
+    keys: Keys,
+    chunk: ChunkHandle,
+    _device: Rc<RawDevice>,
+}
+
+impl RegisteredChunk {
+    pub(crate) fn new(device: &Rc<RawDevice>, chunk: ChunkHandle) -> Result<Self, Errno> {
+        let (start, len) = (chunk.start(), chunk.len_bytes());
+        // Requests name it by its address.
+        start.as_ptr().expose_provenance();
+        // SAFETY: the handle in the result keeps the chunk mapped for longer than it is registered.
+        // Peers have no rights to it, and own requests name pieces of slabs alone, whose regions
+        // nobody borrows.
+        let registered = unsafe { device.register(start.as_ptr(), len, Access::default()) };
+        let (memory, keys) = registered?;
+        Ok(Self {
+            memory,
+            keys,
+            chunk,
+            _device: Rc::clone(device),
+        })
+    }
+
+    pub(crate) const fn chunk(&self) -> &ChunkHandle {
+        &self.chunk
+    }
+}
+
+/// What makes a region known to the adapter.
+enum Registration {
+    /// That of the whole chunk.
+    Chunk(Rc<RegisteredChunk>),
+    /// Its own.
+    Own(RawMemory, Rc<RawDevice>),
+}
+
 /// A region and its registration.
 struct Registered {
     // Declared, and so dropped, before what it covers.
-    memory: RawMemory,
+    registration: Registration,
     base: NonNull<u8>,
     len: usize,
     keys: Keys,
     _region: RegionMut,
-    _device: Rc<RawDevice>,
 }
 
 impl Registered {
+    /// Registers a region by itself.
     fn new(context: &Context, mut region: RegionMut, access: Access) -> Result<Self, SetupError> {
         let bytes = region.as_mut_slice();
         let len = bytes.len();
@@ -63,12 +108,33 @@ impl Registered {
         let registered = unsafe { device.register(base.as_ptr(), len, access) };
         let (memory, keys) = registered.map_err(SetupError::Refused)?;
         Ok(Self {
-            memory,
+            registration: Registration::Own(memory, device),
             base,
             len,
             keys,
             _region: region,
-            _device: device,
+        })
+    }
+
+    /// Uses the registration of the region's chunk, for own requests alone.
+    fn in_chunk(context: &Context, mut region: RegionMut) -> Result<Self, SetupError> {
+        let chunk = match context.register_chunk(&region.chunk()) {
+            Ok(chunk) => chunk,
+            Err(errno) => {
+                tracing::debug!(%errno, "a chunk is not registered as a whole");
+                return Self::new(context, region, Access::default());
+            }
+        };
+        let bytes = region.as_mut_slice();
+        let len = bytes.len();
+        let base = NonNull::new(bytes.as_mut_ptr()).expect("a region is not at null");
+        base.as_ptr().expose_provenance();
+        Ok(Self {
+            keys: chunk.keys,
+            registration: Registration::Chunk(chunk),
+            base,
+            len,
+            _region: region,
         })
     }
 
@@ -83,7 +149,11 @@ impl Registered {
 
 impl fmt::Debug for Registered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes ({:?})", self.len, self.memory)
+        let (len, registration) = (self.len, &self.registration);
+        match registration {
+            Registration::Chunk(chunk) => write!(f, "{len} bytes of {:?}", chunk.memory),
+            Registration::Own(memory, _device) => write!(f, "{len} bytes, {memory:?}"),
+        }
     }
 }
 
@@ -100,7 +170,8 @@ struct SlabInner {
 }
 
 impl Slab {
-    /// Registers a region, which belongs to the slab until its last piece is gone.
+    /// Registers a region, which belongs to the slab until its last piece is gone. The first slab of
+    /// a chunk locks the whole chunk, if that is allowed, and those after it cost nothing.
     ///
     /// # Errors
     /// [`SetupError::Refused`] as the system has it; the region is dropped then.
@@ -110,7 +181,7 @@ impl Slab {
         if len == 0 {
             return Err(SetupError::Size);
         }
-        let registered = Registered::new(context, region, Access::default())?;
+        let registered = Registered::in_chunk(context, region)?;
         let inner = SlabInner {
             registered,
             carver: RefCell::new(Carver::new(len)),

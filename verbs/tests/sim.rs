@@ -7,23 +7,21 @@ mod rig;
 mod tests {
     use std::time::Duration;
 
-    use lunette_runtime::{Idle, time};
+    use lunette_runtime::{Idle, spawn_local, time};
     use lunette_runtime_core::random::SplitMix64;
     use lunette_verbs::sim::{Fabric, Fault};
     use lunette_verbs::{
-        Context, DeviceEvent, OpenError, QueuePair, QueueSizes, Ready, Request, RequestError,
-        SetupError, SharedReceives, Window,
+        Context, DeviceEvent, OpenError, QueuePair, QueueSizes, Request, RequestError, SetupError,
+        Window,
     };
     use lunette_verbs_proto::status::Status;
     use proptest::prelude::*;
 
-    use super::rig::{self, ALL, End, connect, soon};
+    use super::rig::{self, ALL, End, connect, scenes, soon};
 
     fn on_core<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send) {
         rig::on_core(Idle::default(), test);
     }
-
-    type End2 = (QueuePair<Ready>, QueuePair<Ready>);
 
     fn sizes(sends: u32) -> QueueSizes {
         QueueSizes {
@@ -43,102 +41,14 @@ mod tests {
     #[test]
     fn every_operation_moves_the_right_bytes() {
         on_core(|| async {
-            let (_fabric, a, b) = fabric(1);
-            let (a, b) = connect(&a, &b, QueueSizes::default()).await;
-            let remote = b.window.remote();
-            let (done, piece) = a.pair.write(a.piece(b"hello"), 5, remote, soon()).await;
-            assert_eq!((done, b.seen(0, 5)), (Ok(()), b"hello".to_vec()));
-            let piece = piece.expect("it comes back");
-            let (done, piece) = a.pair.read(piece, 5, remote.at(1), soon()).await;
-            assert_eq!(done, Ok(()));
-            assert_eq!(piece.expect("it comes back").as_slice(), b"ello\0");
-            assert_eq!(
-                a.pair.write_inline(&[9; 64], remote.at(64), soon()).await.0,
-                Ok(())
-            );
-            assert_eq!(b.seen(64, 65), [&[9; 64][..], &[0]].concat());
-            b.window.write(256, &7_u64.to_ne_bytes());
-            let word = |piece: Option<lunette_verbs::Piece>| {
-                let piece = piece.expect("it comes back");
-                u64::from_ne_bytes(piece.as_slice()[..8].try_into().expect("8 bytes"))
-            };
-            let added = a
-                .pair
-                .fetch_add(a.piece(&[0; 8]), remote.at(256), 5, soon())
-                .await;
-            assert_eq!(
-                (added.0, word(added.1), b.window.load(256)),
-                (Ok(()), 7, 12)
-            );
-            let missed = a
-                .pair
-                .compare_swap(a.piece(&[0; 8]), remote.at(256), (7, 99), soon())
-                .await;
-            assert_eq!((word(missed.1), b.window.load(256)), (12, 12));
-            let hit = a
-                .pair
-                .compare_swap(a.piece(&[0; 8]), remote.at(256), (12, 99), soon())
-                .await;
-            assert_eq!((word(hit.1), b.window.load(256)), (12, 99));
+            let (_fabric, context, other) = fabric(1);
+            let (a, b) = connect(&context, &other, QueueSizes::default()).await;
+            scenes::bytes_go_there_and_back(&a, &b).await;
+            scenes::atomics_change_a_word(&a, &b).await;
+            scenes::messages_meet_receives(&a, &b).await;
+            scenes::notices_meet_receives(&a, &b).await;
+            scenes::slabs_share_a_chunk(&a, &b, &context).await;
         });
-    }
-
-    #[test]
-    fn messages_and_notices_meet_receives_in_order() {
-        on_core(|| async {
-            let (_fabric, a, b) = fabric(2);
-            let (a, b) = connect(&a, &b, QueueSizes::default()).await;
-            for _ in 0..4 {
-                b.pair.post_receive(b.piece(&[0; 16])).expect("room");
-            }
-            let remote = b.window.remote();
-            let first = a.pair.send(a.piece(b"first"), 5, soon());
-            let second = a.pair.send_inline(b"2nd", soon());
-            let third = a
-                .pair
-                .write_immediate(a.piece(b"bulk"), 4, remote, 77, soon());
-            let fourth = a.pair.notify(u32::MAX, soon());
-            for request in [first, second, third, fourth] {
-                assert_eq!(request.await.0, Ok(()));
-            }
-            let mut arrivals = Vec::new();
-            for _ in 0..4 {
-                arrivals.push(b.pair.arrival().await.expect("open"));
-            }
-            assert_eq!(&arrivals[0].piece.as_slice()[..5], b"first");
-            assert_eq!(arrivals[1].len_bytes, 3);
-            assert_eq!(
-                (arrivals[2].immediate, b.seen(0, 4)),
-                (Some(77), b"bulk".to_vec())
-            );
-            assert_eq!(
-                (arrivals[3].immediate, arrivals[3].len_bytes),
-                (Some(u32::MAX), 0)
-            );
-        });
-    }
-
-    /// Two more queue pairs between the devices, those of `b` with receives of one pool.
-    async fn sharing(
-        a: &End,
-        b: &End,
-        contexts: (&Context, &Context),
-    ) -> (SharedReceives, [End2; 2]) {
-        let shared = SharedReceives::new(contexts.1, &b.queue, 3).expect("a pool");
-        let mut pairs = Vec::new();
-        for _ in 0..2 {
-            let mut random = rig::random();
-            let sizes = QueueSizes {
-                sends: 4,
-                receives: 1,
-                inline_bytes: 64,
-            };
-            let one = QueuePair::new(contexts.0, &a.queue, sizes, ALL, &mut random).expect("one");
-            let other = QueuePair::sharing(contexts.1, &shared, sizes, ALL, &mut random);
-            pairs.push(rig::join(one, other.expect("the other")).await);
-        }
-        let pairs: [End2; 2] = pairs.try_into().expect("two");
-        (shared, pairs)
     }
 
     #[test]
@@ -146,52 +56,19 @@ mod tests {
         on_core(|| async {
             let (_fabric, a, b) = fabric(12);
             let (one, other) = connect(&a, &b, sizes(8)).await;
-            let (shared, pairs) = sharing(&one, &other, (&a, &b)).await;
-            for _ in 0..3 {
-                shared.post(other.piece(&[0; 8])).expect("room");
-            }
-            let full = shared
-                .post(other.piece(&[0; 8]))
-                .expect_err("three are posted");
-            assert_eq!(full.0, RequestError::Full);
-            drop(full);
-            let [first, second] = pairs;
-            let own = first
-                .1
-                .post_receive(other.piece(&[0; 8]))
-                .expect_err("it has none");
-            assert_eq!(own.0, RequestError::Refused);
-            drop(own);
-            for (pair, word) in [(&first, *b"to first"), (&second, *b"2 second")] {
-                assert_eq!(pair.0.send_inline(&word, soon()).await.0, Ok(()));
-                let (number, arrival) = shared.arrival().await;
-                assert_eq!(
-                    (Some(number), arrival.piece.as_slice()),
-                    (pair.1.number(), &word[..])
-                );
-            }
-            drop(first);
-            assert_eq!(
-                shared.posted(),
-                1,
-                "a queue pair that ends takes no receive with it"
-            );
-            assert_eq!(second.0.send_inline(b"again", soon()).await.0, Ok(()));
-            assert_eq!(shared.arrival().await.1.len_bytes, 5);
-            let refused = second.0.send_inline(b"nowhere", soon()).await;
-            assert_eq!(
-                refused.0,
-                Err(RequestError::Failed(Status::ReceiverNotReady))
-            );
-            shared.post(other.piece(&[0; 8])).expect("room");
-            drop(shared);
-            assert_eq!(
-                other.slab.used_bytes(),
-                512,
-                "its queue pair holds the pool"
-            );
-            drop(second);
-            assert_eq!(other.slab.used_bytes(), 0);
+            scenes::a_pool_serves_any((&one, &other), (&a, &b)).await;
+        });
+    }
+
+    #[test]
+    fn events_are_waited_for() {
+        on_core(|| async {
+            let (fabric, a, _b) = fabric(13);
+            let watching = spawn_local(async move { a.event().await });
+            time::sleep(Duration::from_millis(1)).await;
+            assert!(!watching.is_finished());
+            fabric.inject(0, Fault::LinkDown);
+            assert_eq!(watching.await, Ok(Ok(DeviceEvent::PortDown)));
         });
     }
 

@@ -6,7 +6,8 @@
 pub(crate) mod null;
 pub(crate) mod real;
 
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
+use std::task::Waker;
 
 use lunette_verbs_proto::gid::GidEntry;
 use lunette_verbs_proto::negotiate::Agreement;
@@ -350,6 +351,22 @@ impl RawDevice {
             Self::Null(_) => None,
         }
     }
+
+    /// A duplicate of the descriptor that can be read when there is an event. Those of a device
+    /// without one are asked for by [`RawDevice::wake_at_event`].
+    pub(crate) fn events(&self) -> Result<Option<OwnedFd>, Errno> {
+        match self {
+            Self::Real(device) => device.events().map(Some),
+            Self::Sim(_) | Self::Null(_) => Ok(None),
+        }
+    }
+
+    /// Wakes at the next event of a device without a descriptor.
+    pub(crate) fn wake_at_event(&self, waker: &Waker) {
+        if let Self::Sim(device) = self {
+            device.wake_at_event(waker);
+        }
+    }
 }
 
 impl RawCompletions {
@@ -370,11 +387,12 @@ impl RawCompletions {
         }
     }
 
-    /// Where events arrive. Providers without a descriptor complete while they are polled only.
-    pub(crate) fn event_fd(&self) -> Option<RawFd> {
+    /// A duplicate of the descriptor where events arrive. Providers without one complete while
+    /// they are polled only.
+    pub(crate) fn channel(&self) -> Result<Option<OwnedFd>, Errno> {
         match self {
-            Self::Real(completions) => Some(completions.event_fd()),
-            Self::Sim(_) | Self::Null(_) => None,
+            Self::Real(completions) => completions.channel().map(Some),
+            Self::Sim(_) | Self::Null(_) => Ok(None),
         }
     }
 

@@ -3,11 +3,12 @@
 //! Objects hold those that they are made of by count, so that they end in the order that libibverbs
 //! asks for: queue pairs, then completion queues, then registrations, then the device.
 
+mod interface;
 mod queue_pair;
 mod shared_receives;
 
 use std::ffi::{CStr, c_int};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
@@ -95,9 +96,7 @@ fn ended(code: c_int) -> Result<(), Errno> {
     }
 }
 
-fn set_nonblocking(fd: RawFd) -> Result<(), Errno> {
-    // SAFETY: the descriptor belongs to a live object of libibverbs. Ends with the call.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)
 }
 
@@ -126,18 +125,28 @@ impl Device {
             let closed = unsafe { (library.ibv_close_device)(context.as_ptr()) };
             debug_assert_eq!(closed, 0, "an unused context closes");
         })?;
-        // SAFETY: the context is live.
-        let async_fd = unsafe { context.as_ref() }.async_fd;
-        let shared = Rc::new(Shared {
-            library,
-            context,
-            domain,
-        });
-        set_nonblocking(async_fd)?;
-        Ok(Self {
-            shared,
+        let device = Self {
+            shared: Rc::new(Shared {
+                library,
+                context,
+                domain,
+            }),
             name: name.to_owned(),
-        })
+        };
+        set_nonblocking(device.event_fd())?;
+        Ok(device)
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is live.
+        let fd = unsafe { self.shared.context.as_ref() }.async_fd;
+        // SAFETY: the descriptor is open as long as the context is, which `self` holds.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// A duplicate of the descriptor that can be read when there is an event.
+    pub(crate) fn events(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(self.event_fd(), 0)
     }
 
     pub(crate) fn info(&self) -> Result<DeviceInfo, Errno> {
@@ -299,8 +308,7 @@ fn gid_entry(entry: &sys::ibv_gid_entry) -> Option<GidEntry> {
         index: u8::try_from(entry.gid_index).ok()?,
         gid: entry.gid.raw,
         kind,
-        // The kernel lists what is configured; whether the link is up is the port's state.
-        is_up: true,
+        is_up: interface::is_up(entry.ndev_ifindex),
     })
 }
 
@@ -386,9 +394,16 @@ impl Completions {
         ended(unsafe { sys::inline::ibv_req_notify_cq(self.inner.queue.as_ptr(), 0) })
     }
 
-    pub(crate) fn event_fd(&self) -> RawFd {
+    fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is live.
-        unsafe { self.inner.channel.as_ref() }.fd
+        let fd = unsafe { self.inner.channel.as_ref() }.fd;
+        // SAFETY: the descriptor is open as long as the channel is, which `self` holds.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// A duplicate of the channel's descriptor.
+    pub(crate) fn channel(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(self.event_fd(), 0)
     }
 
     pub(crate) fn take_events(&mut self) -> usize {
@@ -414,8 +429,7 @@ impl Completions {
 
     /// Looks before it reads: the library complains aloud about a read that would block.
     fn has_event(&self) -> bool {
-        // SAFETY: the channel's descriptor is open as long as the channel is. Ends with the call.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.event_fd()) };
+        let fd = self.event_fd();
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
         poll(&mut fds, Some(&rustix::time::Timespec::default())).is_ok_and(|ready| ready > 0)
     }

@@ -1,6 +1,7 @@
 //! One simulated adapter: its memory, its queues, and what it refuses.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::task::Waker;
 
 use lunette_verbs_proto::id::WrId;
 use lunette_verbs_proto::qp_state::{QpState, required};
@@ -72,6 +73,7 @@ pub(super) struct Adapter {
     pub(super) shared: BTreeMap<u32, SharedQueue>,
     pub(super) pairs: BTreeMap<u32, Pair>,
     pub(super) events: VecDeque<DeviceEvent>,
+    pub(super) event_wakers: Vec<Waker>,
     pub(super) faults: VecDeque<Fault>,
     pub(super) is_link_up: bool,
     pub(super) is_silent: bool,
@@ -87,12 +89,18 @@ impl Adapter {
             shared: BTreeMap::new(),
             pairs: BTreeMap::new(),
             events: VecDeque::new(),
+            event_wakers: Vec::new(),
             faults: VecDeque::new(),
             is_link_up: true,
             is_silent: false,
             steps_per_request: 1,
             next_key: 0x100,
         }
+    }
+
+    pub(super) fn tell(&mut self, event: DeviceEvent) {
+        self.events.push_back(event);
+        self.event_wakers.drain(..).for_each(Waker::wake);
     }
 
     /// Keys are never used again, so that an old one meets nothing.
@@ -309,7 +317,7 @@ impl Adapter {
             return;
         }
         queue.is_broken = true;
-        self.events.push_back(DeviceEvent::CompletionQueueBroken);
+        self.tell(DeviceEvent::CompletionQueueBroken);
         for pair in self.pairs.values_mut().filter(|pair| pair.queue == wanted) {
             pair.state = QpState::Error;
         }

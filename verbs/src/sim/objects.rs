@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::task::Waker;
 
 use lunette_verbs_proto::gid::{GidEntry, GidKind};
 use rustix::io::Errno;
@@ -154,6 +155,13 @@ impl SimDevice {
         self.world.borrow_mut().devices[self.device]
             .events
             .pop_front()
+    }
+
+    pub(crate) fn wake_at_event(&self, waker: &Waker) {
+        let wakers = &mut self.world.borrow_mut().devices[self.device].event_wakers;
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
     }
 }
 

@@ -77,7 +77,7 @@ impl World {
         match fault {
             Fault::LinkDown | Fault::LinkUp => {
                 adapter.is_link_up = fault == Fault::LinkUp;
-                adapter.events.push_back(if adapter.is_link_up {
+                adapter.tell(if adapter.is_link_up {
                     DeviceEvent::PortActive
                 } else {
                     DeviceEvent::PortDown

@@ -1,5 +1,7 @@
 //! Two ends of a connection on one core, over any provider.
 
+pub(crate) mod scenes;
+
 use std::time::Duration;
 
 use lunette_runtime::net::{TcpListener, TcpStream};

@@ -32,9 +32,9 @@ struct Set {
 /// Asks for the long sets as well.
 const LONG: &str = "LUNETTE_VM_LONG";
 
-const SETS: [Set; 3] = [
+const SETS: [Set; 4] = [
     Set {
-        arguments: "-p lunette-verbs --test soft_roce",
+        arguments: "-p lunette-verbs --test soft",
         kernels: &[Series::V6_1, Series::V6_12],
         // They share two ports.
         threads: 1,
@@ -44,6 +44,13 @@ const SETS: [Set; 3] = [
         arguments: "-p rdma-core-sys --test headers --test extended",
         kernels: &[Series::V6_12],
         threads: 2,
+        is_long: false,
+    },
+    Set {
+        arguments: "-p lunette-runtime --test nvme",
+        kernels: &[Series::V6_1, Series::V6_12],
+        // They share the end of one drive.
+        threads: 1,
         is_long: false,
     },
     // The oldest supported kernel; on a newer one they have run already.
@@ -67,10 +74,12 @@ const LEFT_OUT: [&str; 5] = [
     "no_wake_up_is_lost_by_a_core_that_spins_and_sleeps_by_turns",
 ];
 
-/// A file system that takes `O_DIRECT`, on the emulated drive.
+/// A file system that takes `O_DIRECT`, on the first half of the emulated drive; the rest is for
+/// those who write to the drive itself.
 const SCRATCH: &str = "export TMPDIR=/tmp\n\
                        mountpoint -q /run/tmp && TMPDIR=/run/tmp\n\
-                       modprobe ext4 && mkfs.ext4 -q -F /dev/ns1 && mount /dev/ns1 $TMPDIR || exit 1";
+                       modprobe ext4 && mkfs.ext4 -q -F /dev/ns1 512m && mount /dev/ns1 $TMPDIR || exit 1\n\
+                       export LUNETTE_NVME_COMMANDS=/dev/ng1 LUNETTE_NVME_BLOCKS=/dev/ns1";
 
 /// A test binary, and the folder it expects to run in.
 #[derive(Clone, Debug, PartialEq, Eq)]

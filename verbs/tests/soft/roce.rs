@@ -1,8 +1,4 @@
-//! Everything against real libibverbs and the kernel's Soft-RoCE, on two ports linked to each
-//! other: `cargo xtask test --lane vm` runs this in a machine that has them.
-#![forbid(unsafe_code)]
-
-mod rig;
+//! Soft-RoCE: rxe0 and rxe1.
 
 #[cfg(test)]
 mod tests {
@@ -11,15 +7,15 @@ mod tests {
     use std::time::Duration;
 
     use lunette_runtime::net::{TcpListener, TcpStream};
-    use lunette_runtime::{Idle, time};
+    use lunette_runtime::{Idle, spawn_local, time};
     use lunette_verbs::{
-        Access, Context, DeviceEvent, OpenError, QueuePair, QueueSizes, RemoteMemory, RequestError,
-        SharedReceives, Window, devices,
+        Access, Context, DeviceEvent, OpenError, QueueSizes, RemoteMemory, RequestError, Window,
+        devices,
     };
     use lunette_verbs_proto::gid;
     use lunette_verbs_proto::status::Status;
 
-    use super::rig::{ALL, End, connect, join, on_core, one_end, random, soon};
+    use crate::rig::{End, connect, on_core, one_end, scenes, soon};
 
     /// The ports are there once, and one test takes them down.
     fn alone<F: Future<Output = ()> + 'static>(test: impl FnOnce(Context, Context) -> F + Send) {
@@ -57,85 +53,20 @@ mod tests {
             let chosen = gid::choose(&info.gids, None).expect("an address");
             assert!(gid::is_ipv4(&chosen.gid), "{:?}", info.gids);
             assert_eq!(chosen.gid[12..], [10, 1, 0, 1]);
+            assert!(info.gids.iter().all(|entry| entry.is_up), "{info:?}");
         });
     }
 
     #[test]
     fn every_operation_moves_the_right_bytes() {
-        alone(|a, b| async move {
-            let (a, b) = connect(&a, &b, QueueSizes::default()).await;
+        alone(|context, other| async move {
+            let (a, b) = connect(&context, &other, QueueSizes::default()).await;
             assert_eq!(a.pair.peer().agreement.mtu_bytes, 4096);
-            let remote = b.window.remote();
-            let bulk: Vec<u8> = (0..300_000_u32).map(|n| n.to_le_bytes()[0]).collect();
-            let (done, piece) = a
-                .pair
-                .write(a.piece(&bulk), bulk.len(), remote, soon())
-                .await;
-            assert_eq!(done, Ok(()));
-            assert!(b.seen(0, bulk.len()) == bulk, "300 kB arrive as they were");
-            let (done, piece) = a
-                .pair
-                .read(piece.expect("back"), 1000, remote.at(1), soon())
-                .await;
-            assert_eq!(done, Ok(()));
-            assert_eq!(piece.expect("back").as_slice()[..1000], bulk[1..1001]);
-            assert_eq!(
-                a.pair.write_inline(&[9; 64], remote.at(64), soon()).await.0,
-                Ok(())
-            );
-            assert_eq!(b.seen(64, 64), [9; 64]);
-            b.window.write(512, &7_u64.to_ne_bytes());
-            let added = a
-                .pair
-                .fetch_add(a.piece(&[0; 8]), remote.at(512), 5, soon())
-                .await;
-            let old = added.1.expect("back").as_slice()[..8].to_vec();
-            assert_eq!(
-                (added.0, old, b.window.load(512)),
-                (Ok(()), 7_u64.to_ne_bytes().into(), 12)
-            );
-            let swap = a
-                .pair
-                .compare_swap(a.piece(&[0; 8]), remote.at(512), (12, 99), soon())
-                .await;
-            assert_eq!((swap.0, b.window.load(512)), (Ok(()), 99));
-            let miss = a
-                .pair
-                .compare_swap(a.piece(&[0; 8]), remote.at(512), (12, 1), soon())
-                .await;
-            assert_eq!((miss.0, b.window.load(512)), (Ok(()), 99));
-        });
-    }
-
-    #[test]
-    fn messages_and_notices_meet_receives_in_order() {
-        alone(|a, b| async move {
-            let (a, b) = connect(&a, &b, QueueSizes::default()).await;
-            for _ in 0..4 {
-                b.pair.post_receive(b.piece(&[0; 16])).expect("room");
-            }
-            let remote = b.window.remote();
-            let requests = [
-                a.pair.send(a.piece(b"first"), 5, soon()),
-                a.pair.send_inline(b"2nd", soon()),
-                a.pair
-                    .write_immediate(a.piece(b"bulk"), 4, remote, 77, soon()),
-                a.pair.notify(0x0102_0304, soon()),
-            ];
-            for request in requests {
-                assert_eq!(request.await.0, Ok(()));
-            }
-            let mut arrivals = Vec::new();
-            for _ in 0..4 {
-                arrivals.push(b.pair.arrival().await.expect("open"));
-            }
-            assert_eq!(&arrivals[0].piece.as_slice()[..5], b"first");
-            assert_eq!(arrivals[1].len_bytes, 3);
-            assert_eq!(
-                (arrivals[2].immediate, b.seen(0, 4)),
-                (Some(77), b"bulk".to_vec())
-            );
-            assert_eq!(arrivals[3].immediate, Some(0x0102_0304));
+            scenes::bytes_go_there_and_back(&a, &b).await;
+            scenes::atomics_change_a_word(&a, &b).await;
+            scenes::messages_meet_receives(&a, &b).await;
+            scenes::notices_meet_receives(&a, &b).await;
+            scenes::slabs_share_a_chunk(&a, &b, &context).await;
         });
     }
 
@@ -215,43 +146,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_serves_the_next_message_of_any_queue_pair() {
+    fn a_pool_serves_the_next_message_of_any_queue_pair_and_outlives_each() {
         alone(|a, b| async move {
-            let sizes = QueueSizes {
-                sends: 8,
-                ..QueueSizes::default()
-            };
-            let (one, other) = connect(&a, &b, sizes).await;
-            let shared = SharedReceives::new(&b, &other.queue, 4).expect("a pool");
-            let mut pairs = Vec::new();
-            for _ in 0..2 {
-                let sizes = QueueSizes {
-                    sends: 4,
-                    receives: 1,
-                    inline_bytes: 64,
-                };
-                let mut random = random();
-                let first = QueuePair::new(&a, &one.queue, sizes, ALL, &mut random);
-                let second = QueuePair::sharing(&b, &shared, sizes, ALL, &mut random);
-                pairs.push(join(first.expect("one"), second.expect("the other")).await);
-            }
-            for _ in 0..3 {
-                shared.post(other.piece(&[0; 8])).expect("room");
-            }
-            for (pair, word) in pairs.iter().zip([b"to first", b"2 second"]) {
-                assert_eq!(pair.0.send_inline(word, soon()).await.0, Ok(()));
-                let (number, arrival) = shared.arrival().await;
-                assert_eq!(
-                    (Some(number), arrival.piece.as_slice()),
-                    (pair.1.number(), &word[..])
-                );
-            }
-            drop(pairs.remove(0));
-            assert_eq!(pairs[0].0.send_inline(b"again", soon()).await.0, Ok(()));
-            assert_eq!(
-                (shared.arrival().await.1.len_bytes, shared.posted()),
-                (5, 0)
-            );
+            let (one, other) = connect(&a, &b, QueueSizes::default()).await;
+            scenes::a_pool_serves_any((&one, &other), (&a, &b)).await;
         });
     }
 
@@ -346,13 +244,15 @@ mod tests {
         alone(|a, b| async move {
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
             while a.next_event().is_some() {}
+            let watching = spawn_local(events_until_active(a.clone()));
             let remote = other.window.remote();
             let requests: Vec<_> = (0..32)
                 .map(|_| one.pair.write(one.piece(&[7; 8192]), 8192, remote, soon()))
                 .collect();
             time::yield_now().await;
             ip("link set net0 down");
-            assert!(!a.info().expect("described").is_active);
+            let info = a.info().expect("described");
+            assert!(!info.is_active && info.gids.iter().all(|entry| !entry.is_up));
             time::sleep(Duration::from_millis(50)).await;
             ip("link set net0 up");
             let mut done = 0;
@@ -363,9 +263,8 @@ mod tests {
                 assert!(outcome.is_ok() || outcome.is_err_and(RequestError::is_retryable));
             }
             println!("link down and up: {done} of 32 writes done on the old queue pair");
-            let events: Vec<_> = std::iter::from_fn(|| a.next_event()).collect();
+            let events = watching.await.expect("it ends");
             assert!(events.contains(&DeviceEvent::PortDown), "{events:?}");
-            assert!(events.contains(&DeviceEvent::PortActive), "{events:?}");
             drop((one, other));
             until_active(&a).await;
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
@@ -375,6 +274,15 @@ mod tests {
                 .await;
             assert_eq!((written.0, other.seen(0, 1)), (Ok(()), vec![5]));
         });
+    }
+
+    /// What happens to a device until its link is back, waited for by the loop.
+    async fn events_until_active(context: Context) -> Vec<DeviceEvent> {
+        let mut events = Vec::new();
+        while events.last() != Some(&DeviceEvent::PortActive) {
+            events.push(context.event().await.expect("it can be watched"));
+        }
+        events
     }
 
     /// Waits for the link, and for the addresses that came back with it.
@@ -408,7 +316,7 @@ mod tests {
     const PARENT: &str = "LUNETTE_VERBS_PARENT";
 
     fn child(port: u16) -> Child {
-        let name = "tests::a_killed_peer_is_noticed_and_its_successor_served";
+        let name = "roce::tests::a_killed_peer_is_noticed_and_its_successor_served";
         Command::new(std::env::current_exe().expect("a path"))
             .args(["--exact", name])
             .env(PARENT, port.to_string())
