@@ -32,15 +32,17 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 15] = [
+const FLOORS: [(&str, Floor); 17] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-kvstore-proto", Floor::Pure),
     ("lunette-conductor-policy", Floor::Pure),
     ("lunette-verbs-proto", Floor::Pure),
+    ("lunette-nvmeof-proto", Floor::Pure),
     ("rdma-core-sys", Floor::Abi),
     ("lunette-runtime", Floor::Runtime),
     ("lunette-verbs", Floor::Device),
+    ("lunette-nvmeof", Floor::Device),
     ("lunette-transfer", Floor::Transfer),
     ("lunette-kvstore", Floor::Service),
     ("lunette-conductor", Floor::Service),

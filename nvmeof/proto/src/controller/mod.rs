@@ -1,0 +1,21 @@
+//! The controller's side.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `queue` | [`ControllerQueue`]: one connection, the commands to carry out on it |
+//! | `stage` | what may happen to a command when |
+//! | `target` | [`Target`]: subsystems, controllers, and what they answer |
+//! | `admin`, `life`, `settings` | admin commands; a controller's states; its features |
+
+mod admin;
+mod life;
+mod queue;
+mod settings;
+mod stage;
+mod target;
+
+pub use queue::{ControllerOptions, ControllerQueue, ControllerStep};
+pub use target::{
+    AdminReply, Attached, ControllerId, Namespace, Notice, Refusal, SUBSYSTEMS_MAX, Subsystem,
+    SubsystemOptions, Target, TargetOptions,
+};

@@ -1,0 +1,19 @@
+//! The host's side.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `queue` | [`HostQueue`]: one connection, the commands in flight on it |
+//! | `bring_up` | [`BringUp`]: from a connection to a controller that works |
+//! | `reconnect` | [`Reconnect`]: when to try again, and when to give up |
+
+mod bring_up;
+pub(crate) mod queue;
+mod reconnect;
+
+pub use bring_up::{
+    Association, BringUp, BringUpFault, BringUpOptions, Next, Request, RequestData,
+};
+pub use queue::{
+    COMMANDS_MAX, Expired, GiveUp, HostOptions, HostQueue, HostStep, QueueFull, Transfer,
+};
+pub use reconnect::{Reconnect, ReconnectOptions, Retry};
