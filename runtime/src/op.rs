@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::driver::{Arrival, Descriptor, Key, Submission};
+use crate::driver::{Arrival, Completion, Descriptor, Key, Submission};
 use crate::executor::Core;
 use crate::lease::{Lease, Lend};
 
@@ -23,6 +23,10 @@ pub enum OpError {
     /// The core has as many operations in flight as it may have; nothing was submitted.
     #[error("too many operations in flight on this core")]
     TooManyInFlight,
+    /// The NVMe device refused the command, with this status (its type and code, and whether it
+    /// would refuse it again: NVM Express Base Specification 2.0, section 4.6.1.2).
+    #[error("the NVMe device answered with status {0:#06x}")]
+    Nvme(u16),
     /// The system said no.
     #[error("{0}")]
     Os(Errno),
@@ -34,6 +38,7 @@ impl OpError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Cancelled | Self::TooManyInFlight => true,
+            Self::Nvme(status) => status & STATUS_DO_NOT_RETRY == 0,
             Self::Os(errno) => matches!(*errno, Errno::INTR | Errno::AGAIN | Errno::NOBUFS),
         }
     }
@@ -53,6 +58,19 @@ impl OpError {
     #[must_use]
     pub const fn is_backpressure(&self) -> bool {
         matches!(self, Self::TooManyInFlight)
+    }
+}
+
+/// The bit of a status by which the device says that it would refuse the same command again.
+const STATUS_DO_NOT_RETRY: u16 = 1 << 14;
+
+impl OpError {
+    /// The error that a completion tells.
+    fn from_result(result: i32) -> Self {
+        match Completion::error(result) {
+            Ok(errno) => errno.into(),
+            Err(status) => Self::Nvme(status),
+        }
     }
 }
 
@@ -136,9 +154,8 @@ impl<B: Lend> Future for Op<B> {
                     Poll::Pending
                 }
                 Poll::Ready(polled) => {
-                    let result = u32::try_from(polled.result).map_err(|_| {
-                        OpError::from(Errno::from_raw_os_error(polled.result.wrapping_neg()))
-                    });
+                    let result = u32::try_from(polled.result)
+                        .map_err(|_| OpError::from_result(polled.result));
                     Poll::Ready((result, B::from_lease(polled.lease)))
                 }
             },

@@ -4,15 +4,14 @@ use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 
-use super::Target;
+use super::{Namespace, Target, Via};
 use crate::executor::Core;
 
 /// An open descriptor. It is closed when its last handle, and the last operation on it, has ended.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     registered: Option<Registered>,
-    /// Its device is polled for completions.
-    is_polled: Cell<bool>,
+    via: Cell<Via>,
     fd: OwnedFd,
 }
 
@@ -31,34 +30,39 @@ impl Descriptor {
             core: Rc::downgrade(core),
             slot,
         });
-        Rc::new(Self::new(registered, false, fd))
+        Rc::new(Self::new(registered, Via::System, fd))
     }
 
     /// A descriptor that is used seldom.
     pub(crate) fn plain(fd: OwnedFd) -> Rc<Self> {
-        Rc::new(Self::new(None, false, fd))
+        Rc::new(Self::new(None, Via::System, fd))
     }
 
     /// A descriptor of a direct file whose device is polled, if it can be.
     pub(crate) fn polled(fd: OwnedFd) -> Rc<Self> {
-        Rc::new(Self::new(None, true, fd))
+        Rc::new(Self::new(None, Via::Polling, fd))
     }
 
-    const fn new(registered: Option<Registered>, is_polled: bool, fd: OwnedFd) -> Self {
+    /// The character device of an NVMe namespace, which takes commands.
+    pub(crate) fn namespace(namespace: Namespace, fd: OwnedFd) -> Rc<Self> {
+        Rc::new(Self::new(None, Via::Commands(namespace), fd))
+    }
+
+    const fn new(registered: Option<Registered>, via: Via, fd: OwnedFd) -> Self {
         Self {
             registered,
-            is_polled: Cell::new(is_polled),
+            via: Cell::new(via),
             fd,
         }
     }
 
-    pub(crate) const fn is_polled(&self) -> bool {
-        self.is_polled.get()
+    pub(crate) const fn via(&self) -> Via {
+        self.via.get()
     }
 
     /// Its device cannot be polled, or not by this driver.
     pub(crate) fn stop_polling(&self) {
-        self.is_polled.set(false);
+        self.via.set(Via::System);
     }
 
     pub(crate) fn target(&self) -> Target {
@@ -66,7 +70,7 @@ impl Descriptor {
         Target {
             fd: self.fd.as_raw_fd(),
             slot: slot.map(|slot| i32::try_from(slot).expect("the table of files is bounded")),
-            is_polled: self.is_polled(),
+            via: self.via(),
         }
     }
 }

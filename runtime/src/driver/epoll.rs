@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
 
 use super::memory::Memory;
-use super::{Completion, CompletionFlags, Key, Submission, Target, Wait};
+use super::{Completion, CompletionFlags, Key, Submission, Target, Via, Wait};
 use crate::lease::Lease;
 use crate::pool::BufferPool;
 
@@ -84,7 +84,7 @@ impl Epoll {
         timeout: Option<Duration>,
     ) {
         let fd = target.fd;
-        if target.is_polled {
+        if target.via != Via::System {
             let result = -Errno::OPNOTSUPP.raw_os_error();
             self.done.push(Completion::only(key.user_data(), result));
             return;

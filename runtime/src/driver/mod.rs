@@ -5,12 +5,14 @@
 //! result). It never touches tasks, wakers or timers. It is an enum behind the core's handle, so
 //! that no type parameter reaches the signatures above.
 
+pub(crate) mod command;
 mod descriptor;
 mod epoll;
 mod memory;
 mod probe;
 mod submission;
 mod table;
+mod target;
 mod uring;
 
 use std::os::fd::RawFd;
@@ -23,6 +25,7 @@ pub(crate) use descriptor::Descriptor;
 pub use probe::{Feature, Features, ProbeError};
 pub(crate) use submission::{Completion, CompletionFlags, Submission};
 pub(crate) use table::{Arrival, Effect, Key, Polled, Table};
+pub(crate) use target::{Namespace, Target, Via};
 
 use crate::lease::Lease;
 use crate::pool::OfferRing;
@@ -31,23 +34,6 @@ use crate::pool::OfferRing;
 pub(crate) const SUBMISSIONS_MAX: u32 = 1024;
 /// Operations in flight on one core.
 pub const OPERATIONS_MAX: usize = 4096;
-
-/// What an operation is done on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) fd: RawFd,
-    /// The index under which the driver knows the same file, if it does.
-    pub(crate) slot: Option<i32>,
-    /// Its device is to be polled.
-    pub(crate) is_polled: bool,
-}
-
-impl Target {
-    /// The same file, by its descriptor alone.
-    const fn by_number(self) -> Self {
-        Self { slot: None, ..self }
-    }
-}
 
 /// What a driver is to ask of the system beyond its defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

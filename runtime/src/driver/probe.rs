@@ -18,6 +18,8 @@ pub struct Features {
     pub busy_poll: bool,
     /// One thread submits, completions are run when it asks (Linux 6.1).
     pub defer_taskrun: bool,
+    /// NVMe devices take commands, around the block layer (Linux 5.19).
+    pub device_commands: bool,
     /// Buffers of a pool are filled piece by piece (Linux 6.12).
     pub incremental_pools: bool,
     /// Rings can wake each other (Linux 5.18).
@@ -54,6 +56,7 @@ impl Features {
             bounded_workers,
             busy_poll,
             defer_taskrun,
+            device_commands,
             incremental_pools,
             message_ring,
             pools,
@@ -71,6 +74,7 @@ impl Features {
             ("pools of buffers", pools, "5.19"),
             ("pools filled piece by piece", incremental_pools, "6.12"),
             ("sends without copies", zero_copy_send, "6.1"),
+            ("commands to NVMe devices", device_commands, "5.19"),
             ("bounded workers", bounded_workers, "5.15"),
             ("busy polling of network devices", busy_poll, "6.9"),
         ]

@@ -1,5 +1,12 @@
 //! What is asked of a driver, and what it answers.
 
+use rustix::io::Errno;
+
+/// The largest errno (`MAX_ERRNO`, `linux/err.h`).
+const ERRNO_MAX: i32 = 4095;
+/// The largest status of an NVMe command: its 15 bits without the phase tag.
+const STATUS_MAX: i32 = 0x7fff;
+
 /// What to do. Offsets and lengths name a part of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Submission {
@@ -71,7 +78,7 @@ impl Submission {
 pub(crate) struct Completion {
     /// The key of the operation, as submitted.
     pub(crate) user_data: u64,
-    /// A count, or a negated errno.
+    /// A count, or an error ([`Completion::error`]).
     pub(crate) result: i32,
     pub(crate) flags: CompletionFlags,
 }
@@ -84,6 +91,22 @@ impl Completion {
             user_data,
             result,
             flags,
+        }
+    }
+
+    /// The result that says that an NVMe device refused a command with this status.
+    pub(super) fn refused_by_device(status: i32) -> i32 {
+        assert!((1..=STATUS_MAX).contains(&status), "a status is 15 bits");
+        -ERRNO_MAX - status
+    }
+
+    /// The error of a negative result: the system's, or the status of an NVMe device.
+    pub(crate) fn error(result: i32) -> Result<Errno, u16> {
+        let code = result.saturating_neg();
+        assert!(code > 0, "{result} is no error");
+        match u16::try_from(code - ERRNO_MAX) {
+            Ok(status) if status > 0 => Err(status),
+            _ => Ok(Errno::from_raw_os_error(code)),
         }
     }
 }

@@ -88,6 +88,14 @@ impl Core {
         }
     }
 
+    /// Whether the driver passes commands on to NVMe namespaces.
+    pub(crate) fn passes_commands(&self) -> bool {
+        match self.driver_kind() {
+            DriverKind::Uring(features) => features.device_commands,
+            DriverKind::Epoll => false,
+        }
+    }
+
     /// See [`Driver::register_file`](crate::driver::Driver::register_file).
     pub(crate) fn register_file(&self, fd: RawFd) -> Option<u32> {
         self.driver.borrow_mut().register_file(fd)

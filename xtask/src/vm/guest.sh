@@ -107,7 +107,7 @@ add_nvmet() { # add_nvmet MEGABYTES: a target on port 4420 with a namespace in m
 }
 
 add_nvme() { # add_nvme: the emulated drive, its character device as /dev/ngN whatever its name
-  modprobe nvme
+  modprobe nvme poll_queues=1
   local attempt block nsid
   for attempt in {1..200}; do
     [[ -e /dev/nvme0n1 && -e /dev/ng0n1 ]] && break

@@ -43,11 +43,16 @@ pub(crate) struct Key {
 }
 
 impl Key {
+    /// Its place in the table, below [`OPERATIONS_MAX`](super::OPERATIONS_MAX).
+    pub(super) const fn index(self) -> usize {
+        self.index as usize
+    }
+
     pub(crate) const fn user_data(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
 
-    const fn from_user_data(user_data: u64) -> Self {
+    pub(super) const fn from_user_data(user_data: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = user_data.to_le_bytes();
         let index = u32::from_le_bytes([a, b, c, d]);
         Self {

@@ -9,12 +9,16 @@ use super::super::{Submission, Target};
 use crate::lease::Lease;
 
 /// Most parts that the kernel takes in one list (`UIO_MAXIOV`); ours are shorter.
-fn parts(count: usize) -> u32 {
+pub(super) fn parts(count: usize) -> u32 {
     u32::try_from(count).expect("a list is bounded")
 }
 
 /// The part `start..start + len` of a lease's memory, as the ring takes it.
-fn part((address, room): (NonNull<u8>, usize), start: usize, len: usize) -> (*mut u8, u32) {
+pub(super) fn part(
+    (address, room): (NonNull<u8>, usize),
+    start: usize,
+    len: usize,
+) -> (*mut u8, u32) {
     assert!(start + len <= room, "an operation stays inside its lease");
     let len = u32::try_from(len).expect("a lease's length is bounded");
     (address.as_ptr().wrapping_add(start), len)

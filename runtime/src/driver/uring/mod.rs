@@ -5,6 +5,7 @@
 //! `DEFER_TASKRUN` the ring falls back to `COOP_TASKRUN`, then to a plain one.
 
 mod entry;
+mod passthrough;
 mod polled;
 mod registered;
 mod setup;
@@ -18,16 +19,19 @@ use io_uring::{IoUring, Submitter, opcode, squeue};
 use rustix::io::Errno;
 
 use super::probe::{Features, ProbeError};
-use super::{Completion, CompletionFlags, DriverOptions, Key, Submission, Target, Wait};
+use super::{Completion, CompletionFlags, DriverOptions, Key, Submission, Target, Via, Wait};
 use crate::lease::Lease;
 use crate::pool::OfferRing;
+use passthrough::Passthrough;
 use polled::Polled;
 use registered::{Buffers, Files};
 
 /// Completions of the driver's own requests, above every key.
 const TOKEN_OWN: u64 = u64::MAX;
 const TOKEN_WAKE: u64 = u64::MAX - 1;
-const TOKENS_FIRST: u64 = TOKEN_WAKE;
+/// The ring for commands has a completion.
+const TOKEN_PASSTHROUGH: u64 = u64::MAX - 2;
+const TOKENS_FIRST: u64 = TOKEN_PASSTHROUGH;
 
 /// One ring.
 pub(crate) struct Uring {
@@ -39,6 +43,9 @@ pub(crate) struct Uring {
     files: Files,
     buffers: Buffers,
     polled: Polled,
+    passthrough: Passthrough,
+    /// Whether the ring waits for that one's descriptor.
+    awaits_passthrough: bool,
     /// Times of linked timeouts, until the kernel has read them.
     #[expect(clippy::vec_box, reason = "the ring holds their addresses")]
     timeouts: Vec<Box<Timespec>>,
@@ -72,6 +79,8 @@ impl Uring {
             files,
             buffers: Buffers::default(),
             polled: Polled::default(),
+            passthrough: Passthrough::default(),
+            awaits_passthrough: false,
             timeouts: Vec::new(),
             early: Vec::new(),
         })
@@ -93,9 +102,17 @@ impl Uring {
         lease: &mut Lease,
         timeout: Option<Duration>,
     ) {
-        if target.is_polled {
-            let entry = entry::entry(target.by_number(), what, lease, |_, _| None);
-            return self.polled.push(&entry.user_data(key.user_data()));
+        match target.via {
+            Via::System => {}
+            Via::Polling => {
+                let entry = entry::entry(target.by_number(), what, lease, |_, _| None);
+                return self.polled.push(&entry.user_data(key.user_data()));
+            }
+            Via::Commands(namespace) => {
+                return self
+                    .passthrough
+                    .push(key, target.fd, namespace, what, lease);
+            }
         }
         let registered = |address, len| self.buffers.index_of(address, len);
         let entry = entry::entry(target, what, lease, registered).user_data(key.user_data());
@@ -177,11 +194,16 @@ impl Uring {
         drop(submission);
         queued
             || self.polled.has_work()
+            || self.passthrough.has_work()
             || !self.early.is_empty()
             || !self.ring.completion().is_empty()
     }
 
     pub(crate) fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) {
+        self.passthrough.turn(&mut self.early);
+        if wait != Wait::Poll {
+            self.await_passthrough();
+        }
         let result = match wait {
             _ if !self.early.is_empty() || self.polled.has_work() => self.submitter.submit(),
             Wait::Poll => self.submitter.submit(),
@@ -195,8 +217,25 @@ impl Uring {
         assert_entered(&result);
         self.forget_timeouts();
         out.append(&mut self.early);
-        reap(&mut self.ring, out);
+        if reap(&mut self.ring, out) {
+            self.awaits_passthrough = false;
+            self.passthrough.turn(out);
+        }
         self.polled.turn(out);
+    }
+
+    /// Has this ring complete something when the ring for commands does.
+    fn await_passthrough(&mut self) {
+        if let Some(fd) = self.passthrough.to_wait_for()
+            && !self.awaits_passthrough
+        {
+            let events = u32::from(libc::POLLIN.cast_unsigned());
+            let entry = opcode::PollAdd::new(Fd(fd), events)
+                .build()
+                .user_data(TOKEN_PASSTHROUGH);
+            self.awaits_passthrough = true;
+            self.push(&[entry]);
+        }
     }
 
     /// Queues entries that belong together, handing the full queue to the kernel first where
@@ -212,7 +251,9 @@ impl Uring {
             }
             assert_entered(&self.submitter.submit());
             // The kernel may want its completions reaped before it takes more.
-            reap(&mut self.ring, &mut self.early);
+            if reap(&mut self.ring, &mut self.early) {
+                self.awaits_passthrough = false;
+            }
         }
     }
 
@@ -224,16 +265,31 @@ impl Uring {
     }
 }
 
-/// Takes what has completed, but for the driver's own requests.
-fn reap(ring: &mut IoUring, out: &mut Vec<Completion>) {
-    let entries = ring
-        .completion()
-        .filter(|entry| entry.user_data() < TOKENS_FIRST);
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // Its registration, which is the thread's, would keep the ring beyond its descriptor.
+        if self.features.registered_ring
+            && let Err(error) = self.submitter.unregister_ring_fd()
+        {
+            tracing::debug!(%error, "a ring's descriptor was not registered");
+        }
+    }
+}
+
+/// Takes what has completed, but for the driver's own requests. Whether one of these tells that the
+/// ring for commands has something.
+fn reap(ring: &mut IoUring, out: &mut Vec<Completion>) -> bool {
+    let mut is_told = false;
+    let entries = ring.completion().filter(|entry| {
+        is_told |= entry.user_data() == TOKEN_PASSTHROUGH;
+        entry.user_data() < TOKENS_FIRST
+    });
     out.extend(entries.map(|entry| Completion {
         user_data: entry.user_data(),
         result: entry.result(),
         flags: CompletionFlags::from_ring(entry.flags()),
     }));
+    is_told
 }
 
 /// The errors of a call into the ring that are no bug of ours are those after which its queues are

@@ -83,6 +83,7 @@ pub(super) fn features(
         bounded_workers: bound_workers(submitter),
         busy_poll: busy_poll(submitter, options),
         defer_taskrun,
+        device_commands: probe.is_supported(opcode::UringCmd80::CODE),
         incremental_pools: pools == Pools::Incremental,
         message_ring: probe.is_supported(opcode::MsgRingData::CODE),
         pools: pools != Pools::No,

@@ -10,9 +10,23 @@ use super::*;
 fn open() -> Option<Uring> {
     let uring = Uring::open(&DriverOptions::default());
     if uring.is_err() {
-        println!("SKIP {}: no io_uring here", module_path!());
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or_default();
+        println!("SKIP {name}: no io_uring here");
     }
     uring.ok()
+}
+
+#[test]
+fn a_thread_may_open_rings_one_after_the_other_without_end() {
+    // The kernel registers 16 of a thread's rings.
+    for _ in 0..40 {
+        let Some(uring) = open() else { return };
+        assert!(
+            uring.features().registered_ring,
+            "its predecessors are gone"
+        );
+    }
 }
 
 #[test]

@@ -1,0 +1,216 @@
+//! Files.
+//!
+//! Reads and writes go through the driver and own their buffers (`access`). Opening, allocating and
+//! syncing block, so they are done by the control thread: on the ring they would wake its worker
+//! threads. An NVMe namespace's character device is a file too (`namespace`).
+
+mod access;
+mod namespace;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, StatxFlags, fallocate, seek, statx};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::control::{ControlError, control};
+use crate::driver::{Descriptor, Via};
+use crate::executor::Core;
+use namespace::Geometry;
+
+/// Alignment in bytes that any direct read or write keeps: of memory, offset and length. Regions of
+/// an arena keep it in memory. A device with larger blocks asks for more ([`File::align_bytes`]).
+pub const DIRECT_ALIGN_BYTES: usize = 512;
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// For reading.
+    pub read: bool,
+    /// For writing.
+    pub write: bool,
+    /// Made if it does not exist. Needs `write`.
+    pub create: bool,
+    /// Around the page cache (`O_DIRECT`): memory, offsets and lengths are multiples of
+    /// [`DIRECT_ALIGN_BYTES`].
+    pub direct: bool,
+    /// The device is polled for completions instead of interrupting, where it can be
+    /// ([`File::is_polled`]). Needs `direct`. The core does not sleep while such a read or write is
+    /// under way, and does not cancel it.
+    pub polled: bool,
+}
+
+impl OpenOptions {
+    /// For reading.
+    pub const READ: Self = Self {
+        read: true,
+        write: false,
+        create: false,
+        direct: false,
+        polled: false,
+    };
+    /// For reading and writing; made if it does not exist.
+    pub const READ_WRITE: Self = Self {
+        read: true,
+        write: true,
+        create: true,
+        direct: false,
+        polled: false,
+    };
+}
+
+/// Why a blocking operation on a file failed.
+#[derive(Debug, Error)]
+pub enum FileError {
+    /// The system's reason.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The control thread did not take the call.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+/// An open file, owned by one core. Clones are handles to the same one.
+#[derive(Clone, Debug)]
+pub struct File {
+    fd: Rc<Descriptor>,
+    align_bytes: usize,
+    /// Of an NVMe namespace.
+    geometry: Option<Geometry>,
+}
+
+/// A file as the control thread has opened it.
+struct Opened {
+    file: fs::File,
+    align_bytes: usize,
+    geometry: Option<Geometry>,
+}
+
+impl File {
+    /// Opens a file.
+    ///
+    /// The character device of an NVMe namespace (`/dev/ng0n1`) is read and written by commands to
+    /// the device, around the block layer; [`OpenOptions::direct`] and [`OpenOptions::polled`] say
+    /// nothing new of it. Such a command is not cancelled, and a list of parts goes into one
+    /// command, which is refused above 256 KiB.
+    ///
+    /// # Errors
+    /// [`FileError::Io`] with the system's reason; `InvalidInput` where a file system has no direct
+    /// access; `Unsupported` for a namespace where the driver passes no commands on (epoll), or
+    /// whose blocks carry metadata.
+    pub async fn open(path: impl Into<PathBuf>, options: OpenOptions) -> Result<Self, FileError> {
+        let path = path.into();
+        let opened = control(move || Opened::open(path, options)).await??;
+        let core = Core::current();
+        let fd = match opened.geometry {
+            Some(_) if !core.passes_commands() => {
+                return Err(io::Error::from(io::ErrorKind::Unsupported).into());
+            }
+            Some(geometry) => Descriptor::namespace(geometry.namespace, opened.file.into()),
+            None if options.polled && options.direct => Descriptor::polled(opened.file.into()),
+            None => Descriptor::registered(&core, opened.file.into()),
+        };
+        Ok(Self {
+            fd,
+            align_bytes: opened.align_bytes,
+            geometry: opened.geometry,
+        })
+    }
+
+    /// Whether the file's device is polled, as far as is known: the first read or write tells.
+    #[must_use]
+    pub fn is_polled(&self) -> bool {
+        self.fd.via() == Via::Polling
+    }
+
+    /// What offsets and lengths of reads and writes are multiples of, in bytes: the device's block
+    /// for a namespace, what the system asks for a direct file, else one.
+    #[must_use]
+    pub const fn align_bytes(&self) -> usize {
+        self.align_bytes
+    }
+
+    /// How long the file, block device or namespace is, in bytes.
+    ///
+    /// # Errors
+    /// [`FileError`], with the system's reason.
+    pub async fn len_bytes(&self) -> Result<u64, FileError> {
+        match self.geometry {
+            Some(geometry) => Ok(geometry.len_bytes()),
+            None => self.blocking(|fd| seek(fd, SeekFrom::End(0))).await,
+        }
+    }
+
+    /// Makes room for the file's first `len_bytes`, so that later writes within them do not extend
+    /// it (an extending direct write wakes worker threads of the ring).
+    ///
+    /// # Errors
+    /// [`FileError::Io`]: `StorageFull`, say.
+    pub async fn allocate(&self, len_bytes: u64) -> Result<(), FileError> {
+        let done = self.blocking(move |fd| fallocate(fd, FallocateFlags::empty(), 0, len_bytes));
+        done.await
+    }
+
+    /// Waits until what has been written is on the device, the file's length included.
+    ///
+    /// # Errors
+    /// [`FileError::Io`]: what was written since the last success may be lost.
+    pub async fn sync_data(&self) -> Result<(), FileError> {
+        match self.geometry {
+            Some(geometry) => self.blocking(move |fd| geometry.flush(fd)).await,
+            None => self.blocking(|fd| rustix::fs::fdatasync(fd)).await,
+        }
+    }
+
+    /// A call of the control thread on this file.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&OwnedFd) -> Result<T, Errno> + Send + 'static,
+    ) -> Result<T, FileError> {
+        // Its own descriptor: ours may be closed before the call is done.
+        let fd = self.fd.as_fd().try_clone_to_owned()?;
+        Ok(control(move || call(&fd)).await?.map_err(io::Error::from)?)
+    }
+}
+
+impl Opened {
+    fn open(path: PathBuf, options: OpenOptions) -> io::Result<Self> {
+        // A character device has no cache to go around, and says so by refusing.
+        let is_character_device =
+            fs::metadata(&path).is_ok_and(|metadata| metadata.file_type().is_char_device());
+        let is_direct = options.direct && !is_character_device;
+        let file = fs::OpenOptions::new()
+            .read(options.read)
+            .write(options.write)
+            .create(options.create)
+            .custom_flags(if is_direct { libc::O_DIRECT } else { 0 })
+            .open(path)?;
+        let geometry = if is_character_device {
+            Geometry::of(&file)?
+        } else {
+            None
+        };
+        let align_bytes = match geometry {
+            Some(geometry) => geometry.block_bytes(),
+            None if is_direct => direct_align_bytes(&file),
+            None => 1,
+        };
+        Ok(Self {
+            file,
+            align_bytes,
+            geometry,
+        })
+    }
+}
+
+/// What the system asks of direct reads and writes of this file, where it says so (Linux 6.1).
+fn direct_align_bytes(file: &fs::File) -> usize {
+    let asked = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        .map_or(0, |stat| stat.stx_dio_offset_align);
+    DIRECT_ALIGN_BYTES.max(asked as usize)
+}
