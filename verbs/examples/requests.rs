@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! requests null COUNT                      COUNT requests to a device that does nothing
-//! requests flood DEVICE DEVICE OPERATION BYTES COUNT DEPTH
+//! requests flood DEVICE DEVICE OPERATION BYTES COUNT DEPTH [extended]
 //!                                          one process, one core, both devices
 //! requests serve DEVICE ADDRESS            the passive side of a table
-//! requests table DEVICE ADDRESS            the active side: prints it
+//! requests table DEVICE ADDRESS [extended] the active side: prints it
 //! ```
 //!
 //! `OPERATION` is `write` or `read`. Instructions are counted from outside, by running twice with
@@ -26,8 +26,8 @@ use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use lunette_verbs::connect::{accept, initiate};
 use lunette_verbs::{
-    Access, CompletionQueue, Context, Patience, Piece, QueuePair, QueueSizes, Ready, RemoteMemory,
-    Request, RequestError, Slab, Window,
+    Access, Calls, CompletionQueue, Context, Patience, Piece, QueuePair, QueueSizes, Ready,
+    RemoteMemory, Request, RequestError, Slab, Window,
 };
 
 type Failure = Box<dyn Error>;
@@ -62,12 +62,26 @@ fn main() -> Result<(), Failure> {
             let count = count.parse()?;
             on_core(Idle::Latency, move || async move { null(count).await })
         }
-        ["flood", a, b, operation, bytes, count, depth] => {
+        [
+            "flood",
+            a,
+            b,
+            operation,
+            bytes,
+            count,
+            depth,
+            ref calls @ ..,
+        ] => {
+            let calls = calls_of(calls)?;
             let (a, b) = (a.to_owned(), b.to_owned());
             let (operation, bytes) = (operation_of(operation)?, bytes.parse()?);
             let (count, depth) = (count.parse()?, depth.parse()?);
             on_core(Idle::Efficient, move || async move {
-                both(&a, &b, operation, bytes, count, depth).await
+                let devices = (
+                    Context::open_with(&a, calls)?,
+                    Context::open_with(&b, calls)?,
+                );
+                both(devices, operation, bytes, count, depth).await
             })
         }
         ["serve", device, address] => {
@@ -76,10 +90,11 @@ fn main() -> Result<(), Failure> {
                 serve(&device, address).await
             })
         }
-        ["table", device, address] => {
+        ["table", device, address, ref calls @ ..] => {
+            let calls = calls_of(calls)?;
             let (device, address) = (device.to_owned(), address.parse()?);
             on_core(Idle::Latency, move || async move {
-                table(&device, address).await
+                table(&device, address, calls).await
             })
         }
         _ => Err("see the first lines of this program's source for its arguments".into()),
@@ -120,6 +135,14 @@ fn operation_of(word: &str) -> Result<Operation, Failure> {
         "write" => Ok(Operation::Write),
         "read" => Ok(Operation::Read),
         _ => Err("an operation is write or read".into()),
+    }
+}
+
+fn calls_of(words: &[&str]) -> Result<Calls, Failure> {
+    match words {
+        [] => Ok(Calls::Lists),
+        ["extended"] => Ok(Calls::Extended),
+        _ => Err("the last word is extended, or is left out".into()),
     }
 }
 
@@ -260,14 +283,13 @@ async fn null(count: u64) -> Result<(), Failure> {
 }
 
 async fn both(
-    a: &str,
-    b: &str,
+    (a, b): (Context, Context),
     operation: Operation,
     bytes: usize,
     count: u64,
     depth: usize,
 ) -> Result<(), Failure> {
-    let (one, other) = connected(Context::open(a)?, Context::open(b)?, 2 * bytes * depth).await?;
+    let (one, other) = connected(a, b, 2 * bytes * depth).await?;
     let (to, started) = (other.window.remote(), time::now());
     let flooded = one
         .flood(operation, bytes, depth, to, |done| done >= count)
@@ -321,8 +343,8 @@ async fn serve(device: &str, address: SocketAddr) -> Result<(), Failure> {
     }
 }
 
-async fn table(device: &str, address: SocketAddr) -> Result<(), Failure> {
-    let context = Context::open(device)?;
+async fn table(device: &str, address: SocketAddr, calls: Calls) -> Result<(), Failure> {
+    let context = Context::open_with(device, calls)?;
     let stream = TcpStream::connect(address).await?;
     let end = one_end(&context, &stream, true, MEMORY_BYTES).await?;
     let mut bytes = vec![0; 12];
@@ -338,9 +360,12 @@ async fn table(device: &str, address: SocketAddr) -> Result<(), Failure> {
     };
     let info = context.info()?;
     println!(
-        "{device}: MTU {} bytes, {:?}",
+        "{device}: MTU {} bytes, {:?} addresses, requests built in place: {}, completions read in \
+         place: {}",
         end.pair.peer().agreement.mtu_bytes,
-        info.gids.len()
+        info.gids.len(),
+        end.pair.is_built(),
+        end.queue.is_extended()
     );
     println!("| operation | bytes | in flight | GB/s | requests/s | p50 us (one) | p99 us (one) |");
     println!("|---|---|---|---|---|---|---|");

@@ -153,6 +153,12 @@ impl CompletionQueue {
         self.shared.inner.counts.get()
     }
 
+    /// Whether completions are read where the adapter has them.
+    #[must_use]
+    pub fn is_extended(&self) -> bool {
+        self.inner().raw().is_extended()
+    }
+
     pub(crate) fn inner(&self) -> &Rc<Inner> {
         &self.shared.inner
     }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::error::OpenError;
 use crate::memory::{MemoryName, RegisteredChunk, Window, WindowInner};
 use crate::provider::null::NullDevice;
-use crate::provider::{DeviceEvent, DeviceInfo, RawDevice, real};
+use crate::provider::{Calls, DeviceEvent, DeviceInfo, RawDevice, real};
 use crate::sim::Fabric;
 
 /// Most windows of one context.
@@ -54,7 +54,15 @@ impl Context {
     /// # Errors
     /// [`OpenError`]; with [`OpenError::Unavailable`], use another transport.
     pub fn open(name: &str) -> Result<Self, OpenError> {
-        let found = real::Device::open(name)?;
+        Self::open_with(name, Calls::default())
+    }
+
+    /// As [`Context::open`], with these calls of libibverbs.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_with(name: &str, calls: Calls) -> Result<Self, OpenError> {
+        let found = real::Device::open(name, calls)?;
         let opened = found.ok_or_else(|| OpenError::NoSuchDevice(name.to_owned()))?;
         let device = opened.map_err(OpenError::System)?;
         Ok(Self::of(RawDevice::Real(device)))

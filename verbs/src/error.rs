@@ -27,6 +27,9 @@ pub enum SetupError {
     /// The system or the adapter refused; `ENOMEM` is often the limit of locked memory.
     #[error("refused: {0}")]
     Refused(Errno),
+    /// Adapter, library or kernel cannot do this at all: take another way.
+    #[error("not supported by adapter, library or kernel")]
+    Unsupported,
     /// The completion queue has no room for a queue pair of this depth.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),

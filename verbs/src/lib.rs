@@ -21,6 +21,7 @@
 //! |---|---|
 //! | [`context`] | [`Context`], devices of this machine |
 //! | [`memory`] | [`Slab`], [`Piece`], [`Window`]: registered memory |
+//! | [`device_memory`] | [`DeviceMemory`], registered memory of a GPU |
 //! | [`completion`] | [`CompletionQueue`], a source of the core's loop |
 //! | [`queue_pair`] | [`QueuePair`], its states and requests |
 //! | [`shared_receives`] | [`SharedReceives`], one pool of receives for many queue pairs |
@@ -32,6 +33,7 @@
 pub mod completion;
 pub mod connect;
 pub mod context;
+pub mod device_memory;
 pub mod error;
 pub mod memory;
 mod provider;
@@ -41,9 +43,10 @@ pub mod sim;
 
 pub use completion::{CompletionCounts, CompletionQueue};
 pub use context::{Context, devices};
+pub use device_memory::DeviceMemory;
 pub use error::{OpenError, RequestError, SetupError};
 pub use memory::{MemoryName, Piece, Slab, SlabFull, Window};
-pub use provider::{Access, DeviceEvent, DeviceInfo, Patience, QueueSizes, RemoteMemory};
+pub use provider::{Access, Calls, DeviceEvent, DeviceInfo, Patience, QueueSizes, RemoteMemory};
 pub use queue_pair::{
     Arrival, INLINE_BYTES_MAX, PairCounts, QueuePair, Ready, Request, Unconnected,
 };

@@ -5,17 +5,20 @@ mod rig;
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::time::Duration;
 
     use lunette_runtime::{Idle, spawn_local, time};
     use lunette_runtime_core::random::SplitMix64;
     use lunette_verbs::sim::{Fabric, Fault};
     use lunette_verbs::{
-        Context, DeviceEvent, OpenError, QueuePair, QueueSizes, Request, RequestError, SetupError,
-        Window,
+        Context, DeviceEvent, DeviceMemory, OpenError, QueuePair, QueueSizes, Request,
+        RequestError, SetupError, Window,
     };
     use lunette_verbs_proto::status::Status;
     use proptest::prelude::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::io::{pread, pwrite};
 
     use super::rig::{self, ALL, End, connect, scenes, soon};
 
@@ -57,6 +60,49 @@ mod tests {
             let (_fabric, a, b) = fabric(12);
             let (one, other) = connect(&a, &b, sizes(8)).await;
             scenes::a_pool_serves_any((&one, &other), (&a, &b)).await;
+        });
+    }
+
+    #[test]
+    fn memory_of_a_device_is_moved_without_being_seen() {
+        on_core(|| async {
+            let (_fabric, a, b) = fabric(14);
+            let (one, other) = connect(&a, &b, sizes(8)).await;
+            let device = memfd_create("device", MemfdFlags::CLOEXEC).expect("a file");
+            ftruncate(&device, 12_288).expect("room");
+            pwrite(&device, b"from afar", 4100).expect("room");
+            let empty = DeviceMemory::register(&a, device.as_fd(), 8192..8192, ALL).err();
+            assert_eq!(empty, Some(SetupError::Size));
+            let memory = DeviceMemory::register(&a, device.as_fd(), 4096..12_288, ALL);
+            let memory = memory.expect("a file can be mapped");
+            let remote = other.window.remote();
+            let written = one.pair.write_device(&memory, 4..13, remote, soon()).await;
+            assert!(written.0.is_ok() && written.1.is_none(), "{written:?}");
+            assert_eq!(other.seen(0, 9), b"from afar");
+            let read = one.pair.read_device(&memory, 8000..8009, remote, soon());
+            assert_eq!(read.await.0, Ok(()));
+            // The peer reaches it too.
+            let piece = other.piece(b"by peer");
+            let put = other.pair.write(piece, 7, memory.remote().at(9), soon());
+            assert_eq!(put.await.0, Ok(()));
+            let mut seen = [0; 9];
+            pread(&device, &mut seen, 4096 + 8000).expect("it lies there");
+            assert_eq!(&seen, b"from afar");
+            pread(&device, &mut seen, 4096 + 9).expect("it lies there");
+            assert_eq!(&seen[..7], b"by peer");
+            let beyond = one.pair.write_device(&memory, 8000..8193, remote, soon());
+            assert_eq!(beyond.await.0, Err(RequestError::Length));
+            // A request in flight holds it; afterwards nobody does.
+            let remote_of_device = memory.remote();
+            let last = one.pair.write_device(&memory, 4..13, remote, soon());
+            drop(memory);
+            assert_eq!(last.await.0, Ok(()));
+            let gone = other
+                .pair
+                .write_inline(b"x", remote_of_device, soon())
+                .await;
+            let refused = RequestError::Failed(Status::RemoteAccess);
+            assert_eq!(gone.0, Err(refused));
         });
     }
 

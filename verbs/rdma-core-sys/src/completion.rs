@@ -183,6 +183,11 @@ pub const IBV_WC_EX_WITH_IMM: u64 = 1 << 1;
 /// [`ibv_cq_ex::read_qp_num`] will be called.
 pub const IBV_WC_EX_WITH_QP_NUM: u64 = 1 << 2;
 
+/// [`ibv_cq_init_attr_ex::comp_mask`]: `flags` is valid.
+pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1;
+/// [`ibv_cq_init_attr_ex::flags`]: one thread alone uses the queue.
+pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1;
+
 /// What an extended queue is to be.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

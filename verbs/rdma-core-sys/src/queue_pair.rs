@@ -144,6 +144,10 @@ pub const IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM: u64 = 1 << 1;
 pub const IBV_QP_EX_WITH_SEND: u64 = 1 << 2;
 /// [`ibv_qp_init_attr_ex::send_ops_flags`]: `wr_rdma_read` will be called.
 pub const IBV_QP_EX_WITH_RDMA_READ: u64 = 1 << 4;
+/// [`ibv_qp_init_attr_ex::send_ops_flags`]: `wr_atomic_cmp_swp` will be called.
+pub const IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP: u64 = 1 << 5;
+/// [`ibv_qp_init_attr_ex::send_ops_flags`]: `wr_atomic_fetch_add` will be called.
+pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: u64 = 1 << 6;
 
 /// As [`ibv_qp_init_attr`], with what came later.
 #[repr(C)]

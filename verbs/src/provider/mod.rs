@@ -6,7 +6,7 @@
 pub(crate) mod null;
 pub(crate) mod real;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::Waker;
 
 use lunette_verbs_proto::gid::GidEntry;
@@ -203,6 +203,17 @@ pub(crate) enum Step {
     Error,
 }
 
+/// Which calls of libibverbs post and poll. Both do the same; what they cost depends on the adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Calls {
+    /// Lists of requests and arrays of completions, which every provider has.
+    #[default]
+    Lists,
+    /// Requests are built and completions are read where the adapter has them (`ibv_wr_*`,
+    /// `ibv_cq_ex`), by one thread without locks; lists and arrays where the provider cannot do so.
+    Extended,
+}
+
 /// Something that happened to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceEvent {
@@ -290,6 +301,27 @@ impl RawDevice {
             Self::Sim(device) => {
                 // SAFETY: passed on from the caller.
                 let (memory, keys) = unsafe { device.register(address, len, access) };
+                Ok((RawMemory::Sim(memory), keys))
+            }
+            Self::Null(_) => Ok((RawMemory::Null, Keys { lkey: 1, rkey: 1 })),
+        }
+    }
+
+    /// Registers a part of a dma-buf, whose first byte requests then name by `offset`.
+    pub(crate) fn register_dma_buf(
+        &self,
+        dma_buf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<(RawMemory, Keys), Errno> {
+        match self {
+            Self::Real(device) => {
+                let (memory, keys) = device.register_dma_buf(dma_buf, offset, len, access)?;
+                Ok((RawMemory::Real(memory), keys))
+            }
+            Self::Sim(device) => {
+                let (memory, keys) = device.register_dma_buf(dma_buf, offset, len, access)?;
                 Ok((RawMemory::Sim(memory), keys))
             }
             Self::Null(_) => Ok((RawMemory::Null, Keys { lkey: 1, rkey: 1 })),
@@ -404,6 +436,14 @@ impl RawCompletions {
         }
     }
 
+    /// Whether completions are read where they lie.
+    pub(crate) const fn is_extended(&self) -> bool {
+        match self {
+            Self::Real(completions) => completions.is_extended(),
+            Self::Sim(_) | Self::Null(_) => false,
+        }
+    }
+
     /// Whether polling alone makes it go on, so that its core must not sleep.
     pub(crate) fn has_work(&self) -> bool {
         match self {
@@ -431,6 +471,14 @@ impl RawShared {
 }
 
 impl RawQueuePair {
+    /// Whether requests are built where the adapter reads them.
+    pub(crate) const fn is_built(&self) -> bool {
+        match self {
+            Self::Real(pair) => pair.is_built(),
+            Self::Sim(_) | Self::Null(_) => false,
+        }
+    }
+
     pub(crate) fn number(&self) -> u32 {
         match self {
             Self::Real(pair) => pair.number(),

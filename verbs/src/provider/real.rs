@@ -3,24 +3,27 @@
 //! Objects hold those that they are made of by count, so that they end in the order that libibverbs
 //! asks for: queue pairs, then completion queues, then registrations, then the device.
 
+mod builder;
+mod completions;
 mod interface;
 mod queue_pair;
 mod shared_receives;
 
 use std::ffi::{CStr, c_int};
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::rc::Rc;
 
 use lunette_verbs_proto::gid::{GidEntry, GidKind};
 use lunette_verbs_proto::negotiate;
 use rdma_core_sys as sys;
 use rdma_core_sys::{Library, Unavailable};
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
-use super::{Access, Completion, DeviceEvent, DeviceInfo, Keys, POLL_COMPLETIONS_MAX};
+use super::{Access, Calls, DeviceEvent, DeviceInfo, Keys, SendRequest};
+pub(crate) use completions::Completions;
+use completions::Queue;
 pub(crate) use queue_pair::QueuePair;
 pub(crate) use shared_receives::SharedReceives;
 
@@ -53,6 +56,7 @@ impl Drop for Shared {
 pub(crate) struct Device {
     shared: Rc<Shared>,
     name: String,
+    calls: Calls,
 }
 
 /// The names of the devices of this machine.
@@ -102,19 +106,23 @@ fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 
 impl Device {
     /// Opens the device of this name. `None`: there is no such device.
-    pub(crate) fn open(name: &str) -> Result<Option<Result<Self, Errno>>, Unavailable> {
+    pub(crate) fn open(
+        name: &str,
+        calls: Calls,
+    ) -> Result<Option<Result<Self, Errno>>, Unavailable> {
         let library = Library::open()?;
         let devices = library.devices()?;
         let device = (0..devices.len())
             .map(|index| devices.device(index))
             .find(|device| name_of(library, *device) == name);
-        Ok(device.map(|device| Self::open_found(library, device, name)))
+        Ok(device.map(|device| Self::open_found(library, device, name, calls)))
     }
 
     fn open_found(
         library: &'static Library,
         device: *mut sys::ibv_device,
         name: &str,
+        calls: Calls,
     ) -> Result<Self, Errno> {
         // SAFETY: the device is of a live list. The context ends in `Shared::drop`, or below.
         let context = made(unsafe { (library.ibv_open_device)(device) })?;
@@ -132,6 +140,7 @@ impl Device {
                 domain,
             }),
             name: name.to_owned(),
+            calls,
         };
         set_nonblocking(device.event_fd())?;
         Ok(device)
@@ -218,46 +227,40 @@ impl Device {
                 unsafe { (shared.library.ibv_reg_mr)(domain, start, len, required) }
             }
         };
-        let region = made(region)?;
+        Ok(self.registered(made(region)?))
+    }
+
+    /// A part of a dma-buf, whose first byte is named by `offset`, so that both lie at the same
+    /// place of their page.
+    pub(crate) fn register_dma_buf(
+        &self,
+        dma_buf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<(Memory, Keys), Errno> {
+        let register = self.shared.library.ibv_reg_dmabuf_mr.ok_or(Errno::NOSYS)?;
+        let domain = self.shared.domain.as_ptr();
+        let bits = c_int::try_from(access_bits(access)).expect("low bits");
+        // SAFETY: the domain is live. What a dma-buf names is memory of its exporter, which the
+        // kernel keeps for the registration; nothing of it is borrowed by safe code.
+        let region = unsafe { register(domain, offset, len, offset, dma_buf.as_raw_fd(), bits) };
+        Ok(self.registered(made(region)?))
+    }
+
+    fn registered(&self, region: NonNull<sys::ibv_mr>) -> (Memory, Keys) {
         // SAFETY: the registration is live and its keys never change.
         let known = unsafe { region.as_ref() };
         let keys = Keys {
             lkey: known.lkey,
             rkey: known.rkey,
         };
-        let memory = Memory {
-            shared: Rc::clone(shared),
-            region,
-        };
-        Ok((memory, keys))
+        let shared = Rc::clone(&self.shared);
+        (Memory { shared, region }, keys)
     }
 
     pub(crate) fn completions(&self, entries: u32) -> Result<Completions, Errno> {
-        let (library, context) = (self.shared.library, self.shared.context.as_ptr());
-        let entries = c_int::try_from(entries).map_err(|_| Errno::INVAL)?;
-        // SAFETY: the context is live. The channel ends in `Completions::drop`, or below.
-        let channel = made(unsafe { (library.ibv_create_comp_channel)(context) })?;
-        // SAFETY: context and channel are live; the vector 0 always exists.
-        let queue = made(unsafe {
-            (library.ibv_create_cq)(context, entries, ptr::null_mut(), channel.as_ptr(), 0)
-        });
-        let queue = queue.inspect_err(|_| {
-            // SAFETY: nothing uses the channel.
-            let closed = unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
-            debug_assert_eq!(closed, 0, "an unused channel closes");
-        })?;
-        let inner = Rc::new(Queue {
-            shared: Rc::clone(&self.shared),
-            queue,
-            channel,
-        });
-        let completions = Completions {
-            inner,
-            scratch: vec![sys::ibv_wc::default(); POLL_COMPLETIONS_MAX].into(),
-            unacknowledged: 0,
-        };
-        set_nonblocking(completions.event_fd())?;
-        Ok(completions)
+        Completions::create(&self.shared, self.calls, entries)
     }
 
     pub(crate) fn queue_pair(
@@ -266,7 +269,13 @@ impl Device {
         receives: Option<&SharedReceives>,
         sizes: super::QueueSizes,
     ) -> Result<QueuePair, Errno> {
-        QueuePair::create(&self.shared, &completions.inner, receives, sizes)
+        QueuePair::create(
+            &self.shared,
+            self.calls,
+            completions.queue(),
+            receives,
+            sizes,
+        )
     }
 
     pub(crate) fn shared_receives(&self, depth: u32) -> Result<SharedReceives, Errno> {
@@ -321,6 +330,21 @@ fn access_bits(access: Access) -> u32 {
         | when(access.relaxed_ordering, sys::IBV_ACCESS_RELAXED_ORDERING)
 }
 
+/// The flags of a work request.
+const fn send_flags(request: &SendRequest) -> u32 {
+    let signalled = if request.is_signalled {
+        sys::IBV_SEND_SIGNALED
+    } else {
+        0
+    };
+    let inline = if request.is_inline {
+        sys::IBV_SEND_INLINE
+    } else {
+        0
+    };
+    signalled | inline
+}
+
 /// Registered memory.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -333,120 +357,5 @@ impl Drop for Memory {
         // SAFETY: the registration is live and ends once.
         let gone = unsafe { (self.shared.library.ibv_dereg_mr)(self.region.as_ptr()) };
         debug_assert_eq!(gone, 0, "a registration ends");
-    }
-}
-
-/// A completion queue and its channel, as queue pairs hold them.
-#[derive(Debug)]
-struct Queue {
-    shared: Rc<Shared>,
-    queue: NonNull<sys::ibv_cq>,
-    channel: NonNull<sys::ibv_comp_channel>,
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        let library = self.shared.library;
-        // SAFETY: the queue is live, its queue pairs held it by count and are gone, and its events
-        // are acknowledged as they are taken, so this does not wait.
-        let gone = unsafe { (library.ibv_destroy_cq)(self.queue.as_ptr()) };
-        debug_assert_eq!(gone, 0, "an unused queue ends");
-        // SAFETY: the only queue of the channel is gone.
-        let gone = unsafe { (library.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
-        debug_assert_eq!(gone, 0, "an unused channel ends");
-    }
-}
-
-/// A completion queue, as its owner polls it.
-#[derive(Debug)]
-pub(crate) struct Completions {
-    inner: Rc<Queue>,
-    scratch: Box<[sys::ibv_wc]>,
-    unacknowledged: u32,
-}
-
-/// Events are acknowledged in batches, since that takes a lock.
-const EVENTS_PER_ACK: u32 = 16;
-
-impl Completions {
-    pub(crate) fn poll(&mut self, out: &mut [Completion]) -> Result<usize, Errno> {
-        let wanted = out.len().min(POLL_COMPLETIONS_MAX);
-        let entries = c_int::try_from(wanted).expect("few");
-        let (queue, scratch) = (self.inner.queue.as_ptr(), self.scratch.as_mut_ptr());
-        // SAFETY: the queue is live and owned by this core; the scratch has room for `entries`.
-        let count = unsafe { sys::inline::ibv_poll_cq(queue, entries, scratch) };
-        let count = usize::try_from(count).map_err(|_| Errno::IO)?;
-        for (place, found) in out.iter_mut().zip(&self.scratch[..count]) {
-            let has_immediate = found.wc_flags & sys::IBV_WC_WITH_IMM != 0;
-            *place = Completion {
-                id: found.wr_id,
-                status: found.status,
-                len_bytes: found.byte_len,
-                immediate: has_immediate.then(|| u32::from_be(found.imm_data)),
-                pair: found.qp_num,
-            };
-        }
-        Ok(count)
-    }
-
-    pub(crate) fn arm(&self) -> Result<(), Errno> {
-        // SAFETY: the queue is live and has a channel.
-        ended(unsafe { sys::inline::ibv_req_notify_cq(self.inner.queue.as_ptr(), 0) })
-    }
-
-    fn event_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is live.
-        let fd = unsafe { self.inner.channel.as_ref() }.fd;
-        // SAFETY: the descriptor is open as long as the channel is, which `self` holds.
-        unsafe { BorrowedFd::borrow_raw(fd) }
-    }
-
-    /// A duplicate of the channel's descriptor.
-    pub(crate) fn channel(&self) -> Result<OwnedFd, Errno> {
-        rustix::io::fcntl_dupfd_cloexec(self.event_fd(), 0)
-    }
-
-    pub(crate) fn take_events(&mut self) -> usize {
-        let library = self.inner.shared.library;
-        let mut taken = 0;
-        while self.has_event() {
-            let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
-            let channel = self.inner.channel.as_ptr();
-            // SAFETY: the channel is live and does not block; both places are ours.
-            let got =
-                unsafe { (library.ibv_get_cq_event)(channel, &raw mut queue, &raw mut context) };
-            if got != 0 {
-                break;
-            }
-            taken += 1;
-            self.unacknowledged += 1;
-            if self.unacknowledged >= EVENTS_PER_ACK {
-                self.acknowledge();
-            }
-        }
-        taken
-    }
-
-    /// Looks before it reads: the library complains aloud about a read that would block.
-    fn has_event(&self) -> bool {
-        let fd = self.event_fd();
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        poll(&mut fds, Some(&rustix::time::Timespec::default())).is_ok_and(|ready| ready > 0)
-    }
-
-    fn acknowledge(&mut self) {
-        let count = std::mem::take(&mut self.unacknowledged);
-        if count > 0 {
-            let queue = self.inner.queue.as_ptr();
-            // SAFETY: the queue is live; so many of its events were taken and not acknowledged.
-            unsafe { (self.inner.shared.library.ibv_ack_cq_events)(queue, count) };
-        }
-    }
-}
-
-impl Drop for Completions {
-    fn drop(&mut self) {
-        // Its end waits for this.
-        self.acknowledge();
     }
 }

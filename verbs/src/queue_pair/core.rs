@@ -17,6 +17,7 @@ use slab::Slab;
 
 use super::request::Request;
 use super::{INLINE_BYTES_MAX, Tells};
+use crate::device_memory::DeviceMemory;
 use crate::error::{RequestError, result_of};
 use crate::memory::Piece;
 use crate::provider::{
@@ -57,13 +58,15 @@ pub struct Arrival {
 pub(super) enum Payload<'a> {
     Piece(Piece, usize),
     Inline(&'a [u8]),
+    /// A part of it that is one.
+    Device(DeviceMemory, u64, u32),
 }
 
 impl Payload<'_> {
     pub(super) fn into_piece(self) -> Option<Piece> {
         match self {
             Self::Piece(piece, _) => Some(piece),
-            Self::Inline(_) => None,
+            Self::Inline(_) | Self::Device(..) => None,
         }
     }
 
@@ -71,6 +74,7 @@ impl Payload<'_> {
         match self {
             Self::Piece(piece, len) => *len <= piece.len(),
             Self::Inline(bytes) => bytes.len() <= inline_bytes_max as usize,
+            Self::Device(..) => true,
         }
     }
 }
@@ -78,11 +82,22 @@ impl Payload<'_> {
 /// A request from staging to the moment its future has taken the outcome.
 #[derive(Debug)]
 struct Entry {
-    piece: Option<Piece>,
+    memory: Held,
     outcome: Option<Result<(), RequestError>>,
     waker: Option<Waker>,
     /// Nobody waits for it any more.
     is_abandoned: bool,
+}
+
+/// What a request holds until it is over.
+#[derive(Debug)]
+enum Held {
+    Nothing,
+    Piece(Piece),
+    Device {
+        /// Held, so that it stays registered.
+        _memory: DeviceMemory,
+    },
 }
 
 /// A queue pair.
@@ -164,6 +179,11 @@ impl PairCore {
     pub(super) fn number(&self) -> Option<u32> {
         let state = self.state.borrow();
         state.raw.as_ref().map(RawQueuePair::number)
+    }
+
+    pub(super) fn is_built(&self) -> bool {
+        let state = self.state.borrow();
+        state.raw.as_ref().is_some_and(RawQueuePair::is_built)
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -456,7 +476,10 @@ impl PairCore {
             }
             return Poll::Pending;
         };
-        let piece = state.entries.remove(key).piece;
+        let piece = match state.entries.remove(key).memory {
+            Held::Piece(piece) => Some(piece),
+            Held::Nothing | Held::Device { .. } => None,
+        };
         Poll::Ready((outcome, piece))
     }
 
@@ -500,12 +523,17 @@ impl State {
             is_signalled: false,
             is_inline: false,
         };
-        let piece = match payload {
+        let memory = match payload {
             Payload::Piece(piece, len) => {
                 request.address = piece.address();
                 request.len_bytes = u32::try_from(len).expect("pieces are bounded by a chunk");
                 request.lkey = piece.lkey();
-                Some(piece)
+                Held::Piece(piece)
+            }
+            Payload::Device(memory, address, len) => {
+                (request.address, request.len_bytes) = (address, len);
+                request.lkey = memory.lkey();
+                Held::Device { _memory: memory }
             }
             Payload::Inline(bytes) => {
                 let (kept, len) = (&mut self.inline[place], bytes.len());
@@ -513,11 +541,11 @@ impl State {
                 request.address = kept.as_ptr().expose_provenance() as u64;
                 request.len_bytes = u32::try_from(len).expect("checked against the inline limit");
                 request.is_inline = len > 0;
-                None
+                Held::Nothing
             }
         };
         let key = self.entries.insert(Entry {
-            piece,
+            memory,
             outcome: None,
             waker: None,
             is_abandoned: false,

@@ -13,6 +13,7 @@ mod request;
 
 use std::fmt;
 use std::future::poll_fn;
+use std::ops::Range;
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -29,6 +30,7 @@ pub use self::core::{Arrival, PairCounts};
 pub use self::request::Request;
 use crate::completion::{CompletionQueue, Inner, Owner};
 use crate::context::Context;
+use crate::device_memory::DeviceMemory;
 use crate::error::{RequestError, SetupError};
 use crate::memory::Piece;
 use crate::provider::{Access, Operation, Patience, QueueSizes, RemoteMemory, Route, Step};
@@ -218,6 +220,12 @@ impl<State> QueuePair<State> {
         self.handle.core.post_receive(piece)
     }
 
+    /// Whether requests are built where the adapter reads them.
+    #[must_use]
+    pub fn is_built(&self) -> bool {
+        self.handle.core.is_built()
+    }
+
     /// What it has done so far.
     #[must_use]
     pub fn counts(&self) -> PairCounts {
@@ -315,14 +323,44 @@ impl QueuePair<Ready> {
 
     /// Reads the peer's memory into the first `len` bytes of a piece.
     pub fn read(&self, into: Piece, len: usize, from: RemoteMemory, deadline: Time) -> Request {
-        let operation = Operation::Read(from);
-        self.request_if(
-            self.state.peer.agreement.reads_out > 0,
-            operation,
-            into,
-            len,
-            deadline,
-        )
+        let is_agreed = self.state.peer.agreement.reads_out > 0;
+        let payload = Payload::Piece(into, len);
+        self.request_if(is_agreed, Operation::Read(from), payload, deadline)
+    }
+
+    /// Writes a part of a device's memory to the peer's memory. The request has no piece.
+    pub fn write_device(
+        &self,
+        from: &DeviceMemory,
+        range: Range<usize>,
+        to: RemoteMemory,
+        deadline: Time,
+    ) -> Request {
+        match from.part(&range) {
+            None => Request::refused(RequestError::Length, Payload::Inline(&[])),
+            Some((address, len)) => {
+                let payload = Payload::Device(from.clone(), address, len);
+                self.request(Operation::Write(to), payload, deadline)
+            }
+        }
+    }
+
+    /// Reads the peer's memory into a part of a device's memory. The request has no piece.
+    pub fn read_device(
+        &self,
+        into: &DeviceMemory,
+        range: Range<usize>,
+        from: RemoteMemory,
+        deadline: Time,
+    ) -> Request {
+        match into.part(&range) {
+            None => Request::refused(RequestError::Length, Payload::Inline(&[])),
+            Some((address, len)) => {
+                let payload = Payload::Device(into.clone(), address, len);
+                let is_agreed = self.state.peer.agreement.reads_out > 0;
+                self.request_if(is_agreed, Operation::Read(from), payload, deadline)
+            }
+        }
     }
 
     /// Swaps a word of the peer's memory if it is `compare`; what it was is in the first 8 bytes of
@@ -339,14 +377,24 @@ impl QueuePair<Ready> {
             compare,
             swap,
         };
-        self.request_if(self.has_atomics(), operation, into, 8, deadline)
+        self.request_if(
+            self.has_atomics(),
+            operation,
+            Payload::Piece(into, 8),
+            deadline,
+        )
     }
 
     /// Adds to a word of the peer's memory; what it was is in the first 8 bytes of the piece
     /// afterwards, in this machine's byte order.
     pub fn fetch_add(&self, into: Piece, at: RemoteMemory, add: u64, deadline: Time) -> Request {
         let operation = Operation::FetchAdd { remote: at, add };
-        self.request_if(self.has_atomics(), operation, into, 8, deadline)
+        self.request_if(
+            self.has_atomics(),
+            operation,
+            Payload::Piece(into, 8),
+            deadline,
+        )
     }
 
     const fn has_atomics(&self) -> bool {
@@ -359,11 +407,9 @@ impl QueuePair<Ready> {
         &self,
         is_agreed: bool,
         operation: Operation,
-        piece: Piece,
-        len: usize,
+        payload: Payload<'_>,
         deadline: Time,
     ) -> Request {
-        let payload = Payload::Piece(piece, len);
         if is_agreed {
             self.request(operation, payload, deadline)
         } else {

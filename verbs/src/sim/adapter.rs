@@ -109,10 +109,17 @@ impl Adapter {
         self.next_key
     }
 
-    pub(super) fn register(&mut self, pointer: *mut u8, len: usize, access: Access) -> u32 {
+    /// What requests name by `address` and what follows.
+    pub(super) fn register(
+        &mut self,
+        address: u64,
+        pointer: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> u32 {
         let key = self.key();
         let registered = Registered {
-            address: pointer.addr() as u64,
+            address,
             pointer,
             len,
             access,

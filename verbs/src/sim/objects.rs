@@ -1,11 +1,14 @@
 //! What the seam holds of a fabric.
 
 use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::Waker;
 
 use lunette_verbs_proto::gid::{GidEntry, GidKind};
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::world::World;
 use crate::provider::{
@@ -34,6 +37,34 @@ pub(crate) struct SimMemory {
     world: Shared,
     device: usize,
     key: u32,
+    /// Of device memory; goes when the adapter has let go.
+    _mapping: Option<Mapping>,
+}
+
+/// A mapped file, which nobody borrows.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapping {
+    fn new(file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, Errno> {
+        let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at a place of the kernel's choice; it ends in `drop`.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, rights, flags, file, offset) };
+        let start = NonNull::new(start?.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { start, len })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is live, and the adapter that reached it has forgotten it: its
+        // registration ends first.
+        let gone = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert_eq!(gone, Ok(()), "a mapping ends");
+    }
 }
 
 /// A completion queue.
@@ -101,20 +132,43 @@ impl SimDevice {
         len: usize,
         access: Access,
     ) -> (SimMemory, Keys) {
+        self.registered(address.addr() as u64, address, len, access, None)
+    }
+
+    /// Any file that can be mapped stands for a dma-buf.
+    pub(crate) fn register_dma_buf(
+        &self,
+        dma_buf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<(SimMemory, Keys), Errno> {
+        let mapping = Mapping::new(dma_buf, offset, len)?;
+        let start = mapping.start.as_ptr();
+        Ok(self.registered(offset, start, len, access, Some(mapping)))
+    }
+
+    fn registered(
+        &self,
+        address: u64,
+        start: *mut u8,
+        len: usize,
+        access: Access,
+        mapping: Option<Mapping>,
+    ) -> (SimMemory, Keys) {
         let mut world = self.world.borrow_mut();
-        let key = world.devices[self.device].register(address, len, access);
+        let key = world.devices[self.device].register(address, start, len, access);
         let memory = SimMemory {
             world: Rc::clone(&self.world),
             device: self.device,
             key,
+            _mapping: mapping,
         };
-        (
-            memory,
-            Keys {
-                lkey: key,
-                rkey: key,
-            },
-        )
+        let keys = Keys {
+            lkey: key,
+            rkey: key,
+        };
+        (memory, keys)
     }
 
     pub(crate) fn completions(&self, entries: u32) -> SimCompletions {

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::process::{Child, Command, Stdio};
     use std::sync::{Mutex, PoisonError};
     use std::time::Duration;
@@ -9,13 +10,13 @@ mod tests {
     use lunette_runtime::net::{TcpListener, TcpStream};
     use lunette_runtime::{Idle, spawn_local, time};
     use lunette_verbs::{
-        Access, Context, DeviceEvent, OpenError, QueueSizes, RemoteMemory, RequestError, Window,
-        devices,
+        Access, Calls, Context, DeviceEvent, DeviceMemory, OpenError, QueueSizes, RemoteMemory,
+        RequestError, SetupError, Window, devices,
     };
     use lunette_verbs_proto::gid;
     use lunette_verbs_proto::status::Status;
 
-    use crate::rig::{End, connect, on_core, one_end, scenes, soon};
+    use crate::rig::{ALL, End, connect, on_core, one_end, scenes, soon};
 
     /// The ports are there once, and one test takes them down.
     fn alone<F: Future<Output = ()> + 'static>(test: impl FnOnce(Context, Context) -> F + Send) {
@@ -25,6 +26,24 @@ mod tests {
             let open = |name| Context::open(name).expect("a Soft-RoCE device");
             test(open("rxe0"), open("rxe1"))
         });
+    }
+
+    /// The outcomes of four writes, the third with a key that allows nothing.
+    async fn with_a_wrong_key(one: &End, other: &End) -> Vec<Result<(), RequestError>> {
+        let remote = other.window.remote();
+        let wrong = RemoteMemory {
+            rkey: remote.rkey ^ 0xff,
+            ..remote
+        };
+        let write = |to| one.pair.write(one.piece(&[1; 8]), 8, to, soon());
+        let requests = [remote, remote.at(8), wrong, remote.at(16)].map(write);
+        let mut outcomes = Vec::new();
+        for request in requests {
+            let (outcome, piece) = request.await;
+            assert!(piece.is_some(), "memory comes back in every case");
+            outcomes.push(outcome);
+        }
+        outcomes
     }
 
     fn ip(arguments: &str) {
@@ -67,6 +86,26 @@ mod tests {
             scenes::messages_meet_receives(&a, &b).await;
             scenes::notices_meet_receives(&a, &b).await;
             scenes::slabs_share_a_chunk(&a, &b, &context).await;
+        });
+    }
+
+    #[test]
+    fn the_extended_calls_do_the_same() {
+        alone(|_a, _b| async move {
+            let open = |name| Context::open_with(name, Calls::Extended).expect("a device");
+            let (context, other) = (open("rxe0"), open("rxe1"));
+            let (a, b) = connect(&context, &other, QueueSizes::default()).await;
+            assert!(a.pair.is_built() && a.queue.is_extended());
+            scenes::bytes_go_there_and_back(&a, &b).await;
+            scenes::atomics_change_a_word(&a, &b).await;
+            scenes::messages_meet_receives(&a, &b).await;
+            scenes::notices_meet_receives(&a, &b).await;
+            scenes::a_pool_serves_any((&a, &b), (&context, &other)).await;
+            let failed = Err(RequestError::Failed(Status::RemoteAccess));
+            assert_eq!(
+                with_a_wrong_key(&a, &b).await,
+                [Ok(()), Ok(()), failed, Err(RequestError::Flushed)]
+            );
         });
     }
 
@@ -179,24 +218,7 @@ mod tests {
     fn a_key_that_allows_nothing_breaks_the_queue_pair_and_a_new_one_works() {
         alone(|a, b| async move {
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
-            let remote = other.window.remote();
-            let wrong = RemoteMemory {
-                rkey: remote.rkey ^ 0xff,
-                ..remote
-            };
-            let write = |to| one.pair.write(one.piece(&[1; 8]), 8, to, soon());
-            let requests = [
-                write(remote),
-                write(remote.at(8)),
-                write(wrong),
-                write(remote.at(16)),
-            ];
-            let mut outcomes = Vec::new();
-            for request in requests {
-                let (outcome, piece) = request.await;
-                assert!(piece.is_some(), "memory comes back in every case");
-                outcomes.push(outcome);
-            }
+            let outcomes = with_a_wrong_key(&one, &other).await;
             let failed = Err(RequestError::Failed(Status::RemoteAccess));
             assert_eq!(
                 outcomes,
@@ -236,6 +258,15 @@ mod tests {
             let refused = one.pair.write_inline(b"x", window.remote(), soon()).await;
             assert_eq!(refused.0, Err(RequestError::Failed(Status::RemoteAccess)));
             drop(other);
+        });
+    }
+
+    #[test]
+    fn an_adapter_that_takes_no_dma_bufs_says_so() {
+        alone(|a, _b| async move {
+            let file = std::fs::File::open("/proc/self/exe").expect("this program");
+            let refused = DeviceMemory::register(&a, file.as_fd(), 0..4096, ALL).err();
+            assert_eq!(refused, Some(SetupError::Unsupported));
         });
     }
 

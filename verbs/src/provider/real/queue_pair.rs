@@ -10,10 +10,11 @@ use rdma_core_sys as sys;
 use rustix::io::Errno;
 
 use super::super::{
-    DOORBELL_REQUESTS_MAX, Operation, QueueSizes, ReceiveRequest, RemoteMemory, Route, SendRequest,
-    Step,
+    Calls, DOORBELL_REQUESTS_MAX, Operation, QueueSizes, ReceiveRequest, RemoteMemory, Route,
+    SendRequest, Step,
 };
-use super::{PORT, Queue, Shared, SharedReceives, access_bits, ended, made};
+use super::builder::{self, Builder};
+use super::{PORT, Queue, Shared, SharedReceives, access_bits, ended, made, send_flags};
 
 /// Code of the time that a peer waits when there is no receive: 0.64 ms.
 const RECEIVER_NOT_READY_TIMER: u8 = 12;
@@ -28,6 +29,8 @@ pub(crate) struct QueuePair {
     _completions: Rc<Queue>,
     _receives: Option<SharedReceives>,
     pair: NonNull<sys::ibv_qp>,
+    /// The same queue pair, if it is posted to that way.
+    builder: Option<Builder>,
     state: QpState,
     /// Lists that are filled for each doorbell and keep their links.
     sends: Box<[sys::ibv_send_wr]>,
@@ -47,6 +50,7 @@ impl Drop for QueuePair {
 impl QueuePair {
     pub(super) fn create(
         shared: &Rc<Shared>,
+        calls: Calls,
         completions: &Rc<Queue>,
         receives: Option<&SharedReceives>,
         sizes: QueueSizes,
@@ -66,9 +70,18 @@ impl QueuePair {
             qp_type: sys::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        let create = shared.library.ibv_create_qp;
-        // SAFETY: domain and completion queue are live; the attributes are ours. It ends in `Drop`.
-        let pair = made(unsafe { create(shared.domain.as_ptr(), &raw mut attr) })?;
+        let built = match calls {
+            Calls::Extended => builder::create(shared, &attr),
+            Calls::Lists => None,
+        };
+        let (pair, builder) = if let Some((pair, builder)) = built {
+            (pair, Some(builder))
+        } else {
+            let create = shared.library.ibv_create_qp;
+            // SAFETY: domain and completion queue are live; the attributes are ours.
+            let pair = unsafe { create(shared.domain.as_ptr(), &raw mut attr) };
+            (made(pair)?, None)
+        };
         let empty_send = sys::ibv_send_wr {
             wr_id: 0,
             next: ptr::null_mut(),
@@ -94,11 +107,17 @@ impl QueuePair {
             _completions: Rc::clone(completions),
             _receives: receives.cloned(),
             pair,
+            builder,
             state: QpState::Reset,
             sends: vec![empty_send; DOORBELL_REQUESTS_MAX].into(),
             receives: vec![empty_receive; DOORBELL_REQUESTS_MAX].into(),
             pieces: vec![sys::ibv_sge::default(); DOORBELL_REQUESTS_MAX].into(),
         })
+    }
+
+    /// Whether it is posted to without lists.
+    pub(crate) const fn is_built(&self) -> bool {
+        self.builder.is_some()
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -134,6 +153,13 @@ impl QueuePair {
     /// As [`RawQueuePair::post_sends`](super::super::RawQueuePair::post_sends).
     pub(crate) unsafe fn post_sends(&mut self, requests: &[SendRequest]) -> (usize, Option<Errno>) {
         assert!((1..=DOORBELL_REQUESTS_MAX).contains(&requests.len()));
+        if let Some(builder) = &self.builder {
+            // SAFETY: the queue pair is live and owned by this core; the rest is the caller's promise.
+            return match unsafe { builder.post(requests) } {
+                Ok(()) => (requests.len(), None),
+                Err(errno) => (0, Some(errno)),
+            };
+        }
         for (index, request) in requests.iter().enumerate() {
             self.pieces[index] = piece(request.address, request.len_bytes, request.lkey);
         }
@@ -238,17 +264,7 @@ fn fill(entry: &mut sys::ibv_send_wr, request: &SendRequest, list: *mut sys::ibv
     entry.wr_id = request.id;
     entry.sg_list = list;
     entry.num_sge = c_int::from(!list.is_null());
-    let signalled = if request.is_signalled {
-        sys::IBV_SEND_SIGNALED
-    } else {
-        0
-    };
-    let inline = if request.is_inline {
-        sys::IBV_SEND_INLINE
-    } else {
-        0
-    };
-    entry.send_flags = signalled | inline;
+    entry.send_flags = send_flags(request);
     match request.operation {
         Operation::Write(remote) => {
             (entry.opcode, entry.wr) = (opcode::RDMA_WRITE, rdma(remote));

@@ -1,0 +1,110 @@
+//! Memory of another device, a GPU say, that the adapter reaches by itself (GPUDirect).
+//!
+//! Such memory is named by a dma-buf, which its owner exports, and is never borrowed here: own
+//! requests move it, peers with the rights reach it, and what is in it when is between them and the
+//! device. Where adapter, library or kernel cannot do so, that is told, and memory of this machine
+//! is the way round.
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::error::SetupError;
+use crate::provider::{Access, Keys, RawDevice, RawMemory, RemoteMemory};
+
+/// A registered part of a dma-buf. Clones share it; requests in flight hold it.
+#[derive(Clone)]
+pub struct DeviceMemory {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    // Goes before the device.
+    memory: RawMemory,
+    keys: Keys,
+    /// What requests name the first byte by: where it lies in the dma-buf.
+    address: u64,
+    len: usize,
+    _device: Rc<RawDevice>,
+}
+
+impl DeviceMemory {
+    /// Registers the bytes of a dma-buf in `range`, for own requests and as `access` says for
+    /// peers. The descriptor is not needed afterwards.
+    ///
+    /// # Errors
+    /// [`SetupError::Unsupported`] where this cannot be done at all; [`SetupError::Size`] of an
+    /// empty range; [`SetupError::Refused`] as the system has it.
+    pub fn register(
+        context: &Context,
+        dma_buf: BorrowedFd<'_>,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<Self, SetupError> {
+        let len = range.end.saturating_sub(range.start);
+        let len = usize::try_from(len).map_err(|_| SetupError::Size)?;
+        if len == 0 {
+            return Err(SetupError::Size);
+        }
+        let device = Rc::clone(context.device());
+        let registered = device.register_dma_buf(dma_buf, range.start, len, access);
+        let (memory, keys) = registered.map_err(|errno| match errno {
+            Errno::OPNOTSUPP | Errno::NOSYS => SetupError::Unsupported,
+            errno => SetupError::Refused(errno),
+        })?;
+        let inner = Inner {
+            memory,
+            keys,
+            address: range.start,
+            len,
+            _device: device,
+        };
+        Ok(Self {
+            inner: Rc::new(inner),
+        })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.len
+    }
+
+    /// Never: it has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.inner.len == 0
+    }
+
+    /// What a peer names it by. The peer's rights end when the last handle and the last request
+    /// are gone.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory {
+            address: self.inner.address,
+            rkey: self.inner.keys.rkey,
+        }
+    }
+
+    /// As work requests name a part, if it is one.
+    pub(crate) fn part(&self, range: &Range<usize>) -> Option<(u64, u32)> {
+        let is_part = range.start < range.end && range.end <= self.inner.len;
+        let len = u32::try_from(range.end.wrapping_sub(range.start)).ok()?;
+        is_part.then(|| (self.inner.address + range.start as u64, len))
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.inner.keys.lkey
+    }
+}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { memory, len, .. } = &*self.inner;
+        write!(f, "DeviceMemory({len} bytes, {memory:?})")
+    }
+}
