@@ -89,24 +89,13 @@ impl Kernel {
         println!("vm: fetching kernel {}", self.release);
         let staging = cache.join("staging");
         let unpacked = cache.join("unpacked");
-        for folder in [&staging, &unpacked, &self.folder] {
+        for folder in [&unpacked, &self.folder] {
             if folder.exists() {
                 io(fs::remove_dir_all(folder))?;
             }
         }
-        io(fs::create_dir_all(&staging))?;
         let package = format!("linux-image-{}", self.release);
-        let mut download = Command::new("apt-get");
-        download
-            .current_dir(&staging)
-            .args(["-o", "APT::Sandbox::User=root", "-q", "download"])
-            .arg(&package);
-        tool(&mut download)?;
-        for entry in io(fs::read_dir(&staging))? {
-            let file = io(entry)?.path();
-            tool(Command::new("dpkg-deb").arg("-x").arg(file).arg(&unpacked))?;
-        }
-        io(fs::remove_dir_all(&staging))?;
+        fetch_packages(&staging, &[package], &unpacked)?;
         let kernel = Self {
             release: self.release.clone(),
             folder: unpacked,
@@ -155,7 +144,7 @@ impl Kernel {
         self.index_modules()
     }
 
-    fn index_modules(&self) -> Result<(), TaskError> {
+    pub(super) fn index_modules(&self) -> Result<(), TaskError> {
         let mut index = Command::new("depmod");
         index.arg("-b").arg(&self.folder).arg(&self.release);
         tool(&mut index).map(drop)
@@ -226,7 +215,30 @@ impl Series {
     }
 }
 
-fn io<T>(result: std::io::Result<T>) -> Result<T, TaskError> {
+/// Downloads Debian packages, by way of `staging`, and unpacks them into one folder.
+pub(super) fn fetch_packages(
+    staging: &Path,
+    packages: &[String],
+    into: &Path,
+) -> Result<(), TaskError> {
+    if staging.exists() {
+        io(fs::remove_dir_all(staging))?;
+    }
+    io(fs::create_dir_all(staging))?;
+    let mut download = Command::new("apt-get");
+    download
+        .current_dir(staging)
+        .args(["-o", "APT::Sandbox::User=root", "-q", "download"])
+        .args(packages);
+    tool(&mut download)?;
+    for entry in io(fs::read_dir(staging))? {
+        let file = io(entry)?.path();
+        tool(Command::new("dpkg-deb").arg("-x").arg(file).arg(into))?;
+    }
+    io(fs::remove_dir_all(staging))
+}
+
+pub(super) fn io<T>(result: std::io::Result<T>) -> Result<T, TaskError> {
     result.map_err(|error| TaskError::Vm(error.to_string()))
 }
 

@@ -259,6 +259,7 @@ fn guest_script(kernel: &Kernel, arguments: &Arguments) -> Result<String, TaskEr
     let rdma = match arguments.rdma {
         Rdma::None => "none",
         Rdma::Rxe => "rxe",
+        Rdma::Siw => "siw",
     };
     let mut text = String::from("#!/bin/bash\n");
     for (name, value) in [

@@ -14,10 +14,12 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`iwarp`] | the soft-iWARP module, compiled |
 //! | [`kernel`] | Debian's kernels: which, fetched, unpacked, with an initial file system |
 //! | [`machine`] | one run: QEMU, its channels, its end |
 //! | [`suite`] | the lane: which test binaries run on which kernel |
 
+mod iwarp;
 mod kernel;
 mod machine;
 pub(crate) mod suite;
@@ -53,6 +55,10 @@ const TOOLS: &[Need] = &[
         "libibverbs-dev",
         &["test", "-e", "/usr/include/infiniband/verbs.h"],
     ),
+    Need::new(
+        "librdmacm-dev",
+        &["test", "-e", "/usr/include/rdma/rdma_cma.h"],
+    ),
 ];
 
 /// The oldest kernel that the project supports, and the newest that Debian 12 offers.
@@ -73,6 +79,8 @@ pub(crate) enum Rdma {
     None,
     /// Soft-RoCE: rxe0 and rxe1 on two ports linked to each other.
     Rxe,
+    /// Soft-iWARP: siw0 and siw1 on the same ports; kernel 6.12 alone. Compiled on first use.
+    Siw,
 }
 
 #[derive(Debug, clap::Args)]
@@ -160,6 +168,14 @@ fn run_lines(
 ) -> Result<(), TaskError> {
     prepare(workspace)?;
     let kernel = Kernel::prepare(workspace, arguments.kernel)?;
+    if arguments.rdma == Rdma::Siw {
+        if arguments.kernel != Series::V6_12 {
+            return Err(TaskError::Vm(
+                "soft-iWARP is made for kernel 6.12 alone".into(),
+            ));
+        }
+        iwarp::prepare(&kernel, &workspace.root().join("target/vm"))?;
+    }
     let status = Machine::boot(workspace, &kernel, arguments)?.run(line)?;
     if status == 0 {
         return Ok(());
