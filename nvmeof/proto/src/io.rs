@@ -231,7 +231,7 @@ fn of_blocks(opcode: u8, nsid: u32, blocks: Blocks, flags: u32) -> Command {
     );
     let [first_low, first_high] = [blocks.first & 0xffff_ffff, blocks.first >> 32]
         .map(|half| u32::try_from(half).expect("half of 64 bits"));
-    let cdw12 = blocks.count - 1 | flags;
+    let cdw12 = (blocks.count - 1) | flags;
     Command::new(opcode, nsid, [first_low, first_high, cdw12, 0, 0, 0])
 }
 

@@ -305,7 +305,7 @@ impl Pdu {
     fn flags(&self) -> u8 {
         match self {
             Self::H2cData(data) | Self::C2hData(data) => {
-                u8::from(data.is_last) * LAST_FLAG | u8::from(data.is_success) * SUCCESS_FLAG
+                (u8::from(data.is_last) * LAST_FLAG) | (u8::from(data.is_success) * SUCCESS_FLAG)
             }
             _ => 0,
         }
@@ -539,7 +539,7 @@ impl Framing {
     fn digest_flags(&self, kind: PduKind, has_data: bool) -> u8 {
         let header = self.digests.header && kind.has_digests();
         let data = self.digests.data && has_data;
-        u8::from(header) * HEADER_DIGEST_FLAG | u8::from(data) * DATA_DIGEST_FLAG
+        (u8::from(header) * HEADER_DIGEST_FLAG) | (u8::from(data) * DATA_DIGEST_FLAG)
     }
 }
 

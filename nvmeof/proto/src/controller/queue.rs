@@ -557,7 +557,7 @@ impl ControllerQueue {
 
     /// The tag of the request that covers `offset_bytes`.
     fn tag_of(&self, slot: u16, offset_bytes: u32) -> u16 {
-        let request = offset_bytes / self.options.r2t_bytes_max & REQUEST_MASK;
+        let request = (offset_bytes / self.options.r2t_bytes_max) & REQUEST_MASK;
         u16::try_from(request << SLOT_BITS).expect("6 bits above 10") | slot
     }
 

@@ -5,6 +5,8 @@
 //! controller has completed its command, not when the host has given it up: until then its data
 //! may still come.
 
+use core::time::Duration;
+
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
@@ -109,6 +111,9 @@ pub struct Expired {
     pub cid: u16,
     /// Its memory is lent to a receive: end that receive, then step again.
     pub must_fence: bool,
+    /// It was given up before, and has not completed since: the controller, or the way to it, does
+    /// not work any more. Close the connection.
+    pub is_stuck: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -388,8 +393,9 @@ impl HostQueue {
         (self.wakes_at < Time::MAX).then_some(self.wakes_at)
     }
 
-    /// Gives up the commands whose deadlines have passed.
-    pub fn expire(&mut self, now: Time, expired: &mut Vec<Expired>) {
+    /// Gives up the commands whose deadlines have passed. Those that have not completed `grace`
+    /// later come once more.
+    pub fn expire(&mut self, now: Time, grace: Duration, expired: &mut Vec<Expired>) {
         if now < self.wakes_at {
             return;
         }
@@ -405,11 +411,14 @@ impl HostQueue {
             }
             let index = u16::try_from(index).expect("slots are bounded");
             let cid = u16::from(slot.uses) << SLOT_BITS | index;
+            let is_stuck = flight.is_given_up;
             flight.is_given_up = true;
-            flight.deadline = Time::MAX;
+            flight.deadline = if is_stuck { Time::MAX } else { now + grace };
+            self.wakes_at = self.wakes_at.min(flight.deadline);
             expired.push(Expired {
                 cid,
                 must_fence: self.lent == Some(cid),
+                is_stuck,
             });
         }
     }

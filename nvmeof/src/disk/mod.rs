@@ -1,0 +1,82 @@
+//! What a namespace's bytes lie on.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `memory` | regions of the core's arena |
+//! | `file` | a file or block device, around the page cache |
+
+mod file;
+mod memory;
+
+use lunette_nvmeof_proto::completion::Status;
+use lunette_runtime::arena::{Region, RegionMut};
+
+pub use file::{FileDisk, FileDiskError};
+pub use memory::{GRANULE_BYTES, MemoryDisk};
+
+/// A disk: offsets and lengths are multiples of a block.
+#[derive(Debug)]
+pub enum Disk {
+    /// See [`MemoryDisk`].
+    Memory(MemoryDisk),
+    /// See [`FileDisk`].
+    File(FileDisk),
+}
+
+impl Disk {
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Memory(disk) => disk.len_bytes(),
+            Self::File(disk) => disk.len_bytes(),
+        }
+    }
+
+    /// Whether a write may be lost until a flush.
+    #[must_use]
+    pub const fn caches_writes(&self) -> bool {
+        matches!(self, Self::File(_))
+    }
+
+    /// The bytes of a range, in order.
+    pub(crate) async fn read(&self, offset: u64, len: usize) -> Result<Vec<Region>, Status> {
+        match self {
+            Self::Memory(disk) => disk.read(offset, len),
+            Self::File(disk) => Ok(vec![disk.read(offset, len).await?]),
+        }
+    }
+
+    /// Overwrites a range with all of `bytes`.
+    pub(crate) async fn write(&self, offset: u64, bytes: RegionMut) -> Result<(), Status> {
+        match self {
+            Self::Memory(disk) => disk.write(offset, bytes),
+            Self::File(disk) => disk.write(offset, bytes.freeze()).await,
+        }
+    }
+
+    /// Fills a range with zeroes.
+    pub(crate) async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), Status> {
+        match self {
+            Self::Memory(disk) => disk.write_zeroes(offset, len),
+            Self::File(disk) => disk.write_zeroes(offset, len).await,
+        }
+    }
+
+    /// A range need not be kept: it may read as zeroes from here on.
+    pub(crate) fn deallocate(&self, offset: u64, len: u64) {
+        match self {
+            Self::Memory(disk) => disk.deallocate(offset, len),
+            // A hint; what is there stays there.
+            Self::File(_) => {}
+        }
+    }
+
+    /// What has been written is to last.
+    pub(crate) async fn flush(&self) -> Result<(), Status> {
+        match self {
+            Self::Memory(_) => Ok(()),
+            Self::File(disk) => disk.flush().await,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What can go wrong, and what the caller may do then.
+
+use lunette_nvmeof_proto::completion::Status;
+use lunette_nvmeof_proto::host::BringUpFault;
+use lunette_nvmeof_proto::pdu::WireFault;
+use lunette_runtime::OpError;
+use lunette_runtime::arena::{AllocError, RegionMut};
+use thiserror::Error;
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum CloseReason {
+    /// This side closed it.
+    #[error("closed by this side")]
+    Local,
+    /// The peer closed it between two PDUs.
+    #[error("closed by the peer")]
+    Peer,
+    /// The system reported an error: the peer died, or the network did.
+    #[error("connection lost: {0}")]
+    Io(OpError),
+    /// The peer's bytes made no sense.
+    #[error(transparent)]
+    Wire(#[from] WireFault),
+    /// A command that was given up did not complete either.
+    #[error("the controller does not answer")]
+    Stuck,
+    /// This core's arena has no room for the connection.
+    #[error("no memory for the connection")]
+    NoMemory,
+}
+
+impl CloseReason {
+    /// Whether a new connection may fare better.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Peer | Self::Io(_) | Self::Stuck | Self::NoMemory => true,
+            Self::Wire(fault) => fault.is_retryable(),
+            Self::Local => false,
+        }
+    }
+
+    /// Whether bytes were damaged underway.
+    #[must_use]
+    pub const fn is_corruption(&self) -> bool {
+        matches!(self, Self::Wire(fault) if fault.is_corruption())
+    }
+}
+
+/// Why a command did not do what was asked.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum CommandError {
+    /// The controller said no.
+    #[error("{0}")]
+    Status(Status),
+    /// The connection ended first. Whether the command was carried out is unknown.
+    #[error("connection ended: {0}")]
+    Disconnected(CloseReason),
+    /// The deadline passed first. Whether the command was, or will be, carried out is unknown.
+    #[error("deadline exceeded")]
+    DeadlineExceeded,
+    /// The controller said that it succeeded, and did not move all data.
+    #[error("{moved_bytes} bytes of {len_bytes} were moved")]
+    Short {
+        /// What was moved.
+        moved_bytes: u32,
+        /// What was asked for.
+        len_bytes: u32,
+    },
+    /// This core's arena has no room for what the command needs.
+    #[error(transparent)]
+    Memory(#[from] AllocError),
+}
+
+impl CommandError {
+    /// Whether asking again (on a new connection, if this one ended) may help. The command may
+    /// have been carried out already.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Status(status) => status.is_retryable(),
+            Self::Disconnected(reason) => reason.is_retryable(),
+            Self::DeadlineExceeded => true,
+            Self::Short { .. } => false,
+            Self::Memory(error) => error.is_backpressure(),
+        }
+    }
+
+    /// Whether a limit was met.
+    #[must_use]
+    pub const fn is_backpressure(&self) -> bool {
+        matches!(self, Self::Memory(error) if error.is_backpressure())
+    }
+
+    /// Whether bytes were damaged underway, or on the medium.
+    #[must_use]
+    pub const fn is_corruption(&self) -> bool {
+        match self {
+            Self::Status(status) => status.is_corruption(),
+            Self::Disconnected(reason) => reason.is_corruption(),
+            Self::Short { .. } | Self::DeadlineExceeded | Self::Memory(_) => false,
+        }
+    }
+}
+
+/// A failed command: why, and the region that was lent to it.
+#[derive(Debug, Error)]
+#[error("{error}")]
+pub struct CommandFailure {
+    /// Why.
+    #[source]
+    pub error: CommandError,
+    /// The region that was to be filled, the caller's again; its bytes are unspecified.
+    pub region: Option<RegionMut>,
+}
+
+impl From<CommandError> for CommandFailure {
+    fn from(error: CommandError) -> Self {
+        Self {
+            error,
+            region: None,
+        }
+    }
+}
+
+/// Why no controller, or no queue of one, was connected.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ConnectError {
+    /// The system could not connect: nobody listens there, say.
+    #[error("cannot connect: {0}")]
+    Connect(OpError),
+    /// It took too long.
+    #[error("cannot connect: no answer in time")]
+    TimedOut,
+    /// The connection ended meanwhile.
+    #[error("while connecting: {0}")]
+    Closed(#[from] CloseReason),
+    /// The controller refused, or did not become ready.
+    #[error(transparent)]
+    BringUp(#[from] BringUpFault),
+    /// A command on the way failed.
+    #[error("while connecting: {0}")]
+    Command(#[from] CommandError),
+}
+
+impl ConnectError {
+    /// Whether trying again later may help.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::TimedOut => true,
+            Self::Closed(reason) => reason.is_retryable(),
+            Self::BringUp(fault) => fault.is_retryable(),
+            Self::Command(error) => error.is_retryable(),
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! A controller: brought up, kept alive, with queues.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_nvmeof_proto::command::{Command, admin, fabrics};
+use lunette_nvmeof_proto::fabrics::{Configuration, Property};
+use lunette_nvmeof_proto::host::{
+    Association, BringUp, BringUpOptions, HostOptions, Next, Request, RequestData,
+};
+use lunette_nvmeof_proto::identify::{
+    IdentifyNamespace, NSID_ALL, PAGE_BYTES, cns, decode_list, identify,
+};
+use lunette_nvmeof_proto::log_page::{
+    DISCOVERY_RECORD_BYTES, DiscoveryRecord, LogRequest, decode_discovery_header,
+    decode_discovery_records, id,
+};
+use lunette_nvmeof_proto::nqn::Nqn;
+use lunette_nvmeof_proto::pdu::Digests;
+use lunette_runtime::{Scope, arena, time};
+
+use super::queue::{Data, Done, Queue};
+use crate::error::{CloseReason, CommandError, CommandFailure, ConnectError};
+
+/// Commands in flight on an admin queue: its entries, one of which stays empty.
+const ADMIN_COMMANDS_MAX: u16 = 31;
+/// Data of an admin command at most that go with it, whatever the controller says of queues for
+/// I/O (NVMe/TCP 1.0, "Capsules").
+const ADMIN_IN_CAPSULE_BYTES: usize = 8192;
+/// Records that are read of a discovery log at most.
+const DISCOVERY_RECORDS_MAX: u64 = 4096;
+/// Records that are read at once.
+const DISCOVERY_BATCH: u64 = 16;
+
+/// Who this host is, and how it connects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostConfig {
+    /// The host's name.
+    pub host: Nqn,
+    /// Which host this is, beside its name.
+    pub host_id: [u8; 16],
+    /// Digests that it asks for.
+    pub digests: Digests,
+    /// Commands in flight on one queue for I/O.
+    pub commands_max: u16,
+    /// Queues for I/O that it asks for.
+    pub io_queues: u16,
+    /// How long the controller waits for a sign of life.
+    pub keep_alive: Duration,
+    /// How long connecting and each admin command may take.
+    pub timeout: Duration,
+}
+
+impl HostConfig {
+    fn options(&self, commands_max: u16) -> HostOptions {
+        HostOptions {
+            digests: self.digests,
+            r2t_max: 1,
+            commands_max,
+        }
+    }
+
+    fn bring_up(&self, subsystem: &Nqn) -> BringUpOptions {
+        let keep_alive_ms = u32::try_from(self.keep_alive.as_millis()).unwrap_or(u32::MAX);
+        BringUpOptions {
+            subsystem: subsystem.clone(),
+            host: self.host.clone(),
+            host_id: self.host_id,
+            keep_alive_ms,
+            io_queues: if subsystem.is_discovery() {
+                0
+            } else {
+                self.io_queues
+            },
+            entries: self.commands_max.saturating_add(1),
+            events: 0,
+        }
+    }
+}
+
+/// A controller that works, with its admin queue on this core. Dropping it ends the controller;
+/// its queues end with it.
+#[derive(Debug)]
+pub struct RemoteController {
+    admin: Queue,
+    association: Association,
+    address: SocketAddr,
+    config: HostConfig,
+    /// Keeps the controller alive.
+    _beside: Scope,
+    next_queue: RefCell<u16>,
+}
+
+impl RemoteController {
+    /// Connects to a subsystem at `address` and brings a controller of it up.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect(
+        address: SocketAddr,
+        subsystem: &Nqn,
+        config: HostConfig,
+    ) -> Result<Rc<Self>, ConnectError> {
+        let options = config.options(ADMIN_COMMANDS_MAX);
+        let admin = Queue::open(address, options, config.timeout).await?;
+        admin.set_in_capsule_bytes_max(ADMIN_IN_CAPSULE_BYTES);
+        let bring_up = BringUp::new(config.bring_up(subsystem));
+        let association = brought_up(&admin, bring_up, config.timeout).await?;
+        let beside = Scope::new();
+        if !config.keep_alive.is_zero()
+            && let Err(error) = beside.spawn(keep_alive(admin.clone(), config.clone()))
+        {
+            tracing::warn!(%error, "nobody keeps the controller alive");
+        }
+        Ok(Rc::new(Self {
+            admin,
+            association,
+            address,
+            config,
+            _beside: beside,
+            next_queue: RefCell::new(1),
+        }))
+    }
+
+    /// What is known of the controller.
+    #[must_use]
+    pub const fn association(&self) -> &Association {
+        &self.association
+    }
+
+    /// Its admin queue.
+    #[must_use]
+    pub const fn admin(&self) -> &Queue {
+        &self.admin
+    }
+
+    /// Connects its next queue for I/O, on this core.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; [`CloseReason::Local`] when all that were granted have been connected.
+    pub async fn queue(&self) -> Result<Queue, ConnectError> {
+        let queue_id = {
+            let mut next = self.next_queue.borrow_mut();
+            if *next > self.association.io_queues {
+                return Err(ConnectError::Closed(CloseReason::Local));
+            }
+            *next += 1;
+            *next - 1
+        };
+        connect_queue(self.address, &self.association, queue_id, &self.config).await
+    }
+
+    /// Connects queue `queue_id` for I/O of a controller that was brought up on another core: what
+    /// is needed for it may be sent there.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    ///
+    /// # Panics
+    /// If that is no queue that was granted.
+    pub async fn queue_of(
+        address: SocketAddr,
+        association: &Association,
+        queue_id: u16,
+        config: &HostConfig,
+    ) -> Result<Queue, ConnectError> {
+        connect_queue(address, association, queue_id, config).await
+    }
+
+    /// The ids of its namespaces.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub async fn namespaces(&self) -> Result<Vec<u32>, CommandError> {
+        let mut found = Vec::new();
+        loop {
+            let above = found.last().copied().unwrap_or(0);
+            let page = self.page(identify(cns::ACTIVE_NAMESPACES, above)).await?;
+            let listed = decode_list(&page);
+            // A list that does not go up would never end.
+            let is_over = listed.first().is_none_or(|&first| first <= above);
+            if is_over || !listed.is_sorted() {
+                return Ok(found);
+            }
+            found.extend(listed);
+            if found.last().is_none_or(|&last| last >= NSID_ALL - 1) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// What a namespace is; `None` if it is not there.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub async fn namespace(&self, nsid: u32) -> Result<Option<IdentifyNamespace>, CommandError> {
+        let page = self.page(identify(cns::NAMESPACE, nsid)).await?;
+        Ok(IdentifyNamespace::decode(&page))
+    }
+
+    /// Part of a log page: `len` bytes, a multiple of 4.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub async fn log(&self, id: u8, offset: u64, len: usize) -> Result<Vec<u8>, CommandError> {
+        let request = LogRequest {
+            id,
+            specific: 0,
+            retains_event: true,
+            offset_bytes: offset,
+            len_bytes: len as u64,
+        };
+        self.read(request.command(), len).await
+    }
+
+    /// Shuts the controller down in order, and then ends it.
+    ///
+    /// # Errors
+    /// [`CommandError`]: it did not answer, and is ended all the same.
+    pub async fn shut_down(&self) -> Result<(), CommandError> {
+        let configuration = Configuration::ENABLED.shutting_down();
+        let command = Property::Configuration.write(configuration.0);
+        let timeout = self.config.timeout;
+        let done = self.admin.command(command, Data::None, timeout).await;
+        self.admin.close();
+        done.map(drop).map_err(|failure| failure.error)
+    }
+
+    async fn page(&self, command: Command) -> Result<[u8; PAGE_BYTES], CommandError> {
+        let bytes = self.read(command, PAGE_BYTES).await?;
+        Ok(bytes.try_into().expect("a read fills its region"))
+    }
+
+    async fn read(&self, command: Command, len: usize) -> Result<Vec<u8>, CommandError> {
+        let region = arena().alloc(len)?;
+        let reading = self
+            .admin
+            .command(command, Data::In(region), self.config.timeout);
+        let done = reading.await.map_err(|failure| failure.error)?;
+        let region = done.region.expect("a read gives its region back");
+        Ok(region.as_slice().to_vec())
+    }
+}
+
+/// What discovery at `address` tells.
+///
+/// # Errors
+/// [`ConnectError`].
+pub async fn discover(
+    address: SocketAddr,
+    config: HostConfig,
+) -> Result<Vec<DiscoveryRecord>, ConnectError> {
+    let controller = RemoteController::connect(address, &Nqn::discovery(), config).await?;
+    loop {
+        let header = controller
+            .log(id::DISCOVERY, 0, DISCOVERY_RECORD_BYTES)
+            .await?;
+        let cut = |_| ConnectError::Closed(CloseReason::Peer);
+        let (generation, count) = decode_discovery_header(&header).map_err(cut)?;
+        let count = count.min(DISCOVERY_RECORDS_MAX);
+        let mut records = Vec::new();
+        let mut at = 0;
+        while at < count {
+            let batch = DISCOVERY_BATCH.min(count - at);
+            let record_bytes = DISCOVERY_RECORD_BYTES as u64;
+            let len = usize::try_from(batch * record_bytes).expect("a batch is short");
+            let offset = (at + 1) * record_bytes;
+            let bytes = controller.log(id::DISCOVERY, offset, len).await?;
+            records.extend(decode_discovery_records(&bytes));
+            at += batch;
+        }
+        // It may have changed while it was read.
+        let header = controller
+            .log(id::DISCOVERY, 0, DISCOVERY_RECORD_BYTES)
+            .await?;
+        if decode_discovery_header(&header).map_err(cut)?.0 == generation {
+            return Ok(records);
+        }
+    }
+}
+
+async fn brought_up(
+    admin: &Queue,
+    mut bring_up: BringUp,
+    timeout: Duration,
+) -> Result<Association, ConnectError> {
+    loop {
+        match bring_up.next(time::now()) {
+            Next::WaitUntil(at) => time::sleep_until(at).await,
+            Next::Ready(association) => return Ok(*association),
+            Next::Failed(fault) => return Err(fault.into()),
+            Next::Send(request) => {
+                let answered = answer(admin, request, timeout).await;
+                match answered {
+                    Ok(Done { result, region }) => {
+                        let data = region.as_ref().map_or(&[][..], |region| region.as_slice());
+                        let success = lunette_nvmeof_proto::completion::Status::SUCCESS;
+                        bring_up.on_completion(time::now(), success, result, data);
+                    }
+                    Err(CommandFailure {
+                        error: CommandError::Status(status),
+                        ..
+                    }) => bring_up.on_completion(time::now(), status, 0, &[]),
+                    Err(failure) => return Err(failure.error.into()),
+                }
+            }
+        }
+    }
+}
+
+/// Sends what a machine wants sent.
+async fn answer(
+    queue: &Queue,
+    request: Request,
+    timeout: Duration,
+) -> Result<Done, CommandFailure> {
+    let data = match request.data {
+        RequestData::None => Data::None,
+        RequestData::In(len) => {
+            let region = arena().alloc(len as usize).map_err(CommandError::from)?;
+            Data::In(region)
+        }
+        RequestData::Out(bytes) => {
+            let mut region = arena().alloc(bytes.len()).map_err(CommandError::from)?;
+            region.as_mut_slice().copy_from_slice(&bytes);
+            Data::Out(region.freeze())
+        }
+    };
+    queue.command(request.command, data, timeout).await
+}
+
+async fn connect_queue(
+    address: SocketAddr,
+    association: &Association,
+    queue_id: u16,
+    config: &HostConfig,
+) -> Result<Queue, ConnectError> {
+    let commands_max = config.commands_max.min(association.entries - 1).max(1);
+    let options = config.options(commands_max);
+    let queue = Queue::open(address, options, config.timeout).await?;
+    // The Connect has to go with its data whatever the controller says.
+    queue.set_in_capsule_bytes_max(ADMIN_IN_CAPSULE_BYTES);
+    let request = association.connect(queue_id);
+    let done = answer(&queue, request, config.timeout).await;
+    let done = done.map_err(|failure| failure.error)?;
+    let success = lunette_nvmeof_proto::completion::Status::SUCCESS;
+    association.check_connected(success, done.result)?;
+    queue.set_in_capsule_bytes_max(association.identity.in_capsule_bytes as usize);
+    Ok(queue)
+}
+
+/// Tells the controller that this host is there, often enough that one loss does not matter.
+async fn keep_alive(admin: Queue, config: HostConfig) {
+    loop {
+        time::sleep(config.keep_alive / 2).await;
+        let command = Command::new(admin::KEEP_ALIVE, 0, [0; 6]);
+        let kept = admin.command(command, Data::None, config.keep_alive).await;
+        if let Err(failure) = kept {
+            tracing::warn!(%failure, "keep-alive");
+            // Whoever uses the controller has to learn of it.
+            admin.end(CloseReason::Stuck);
+            return;
+        }
+    }
+}
+
+/// The command that ends a queue for I/O in order.
+pub(super) fn disconnect() -> Command {
+    Command::fabrics(fabrics::DISCONNECT, [0; 6])
+}

@@ -1,0 +1,17 @@
+//! The host's side.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `queue` | [`Queue`]: one connection, commands in flight, deadlines |
+//! | `inbound` | receiving for a queue |
+//! | `controller` | [`RemoteController`]: bring-up, keep-alive, queues; [`discover`] |
+//! | `namespace` | [`RemoteNamespace`]: blocks, and connecting again |
+
+mod controller;
+mod inbound;
+mod namespace;
+mod queue;
+
+pub use controller::{HostConfig, RemoteController, discover};
+pub use namespace::{NamespaceOptions, RemoteNamespace};
+pub use queue::{Data, Done, Queue};

@@ -1,0 +1,42 @@
+//! NVMe/TCP in user space: a host that reads and writes remote namespaces, and a controller that
+//! serves memory and files as some.
+//!
+//! A [`Server`] serves disks to any host, the Linux kernel's among them. A [`RemoteController`]
+//! brings a controller up and keeps it alive; [`Queue`]s of it, one per core, carry commands, many
+//! in flight, each with a deadline; a [`RemoteNamespace`] reads and writes, and connects again when
+//! the connection was lost.
+//!
+//! ```text
+//!   RemoteNamespace -- RemoteController -- Queue ~~~~ TCP ~~~~ Server -- Disk
+//!     blocks, replay     bring-up,           PDUs                 commands   memory, file
+//!                        keep-alive
+//! ```
+//!
+//! The protocol itself is `lunette-nvmeof-proto`. Data are received straight into the region that
+//! the caller lent, and sent from where they lie. It leaves out authentication and TLS, and other
+//! transports.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `host` | [`RemoteController`], [`Queue`], [`RemoteNamespace`], [`discover`] |
+//! | `target` | [`Server`] and what it exports |
+//! | `disk` | [`Disk`]: memory, files |
+//! | `outbox` | sending: everything of one turn in one system call |
+//! | `signal` | flags between tasks |
+//! | `error` | [`CloseReason`], [`CommandError`], [`ConnectError`] |
+#![forbid(unsafe_code)]
+
+mod disk;
+mod error;
+mod host;
+mod outbox;
+mod signal;
+mod target;
+
+pub use disk::{Disk, FileDisk, FileDiskError, GRANULE_BYTES, MemoryDisk};
+pub use error::{CloseReason, CommandError, CommandFailure, ConnectError};
+pub use host::{
+    Data, Done, HostConfig, NamespaceOptions, Queue, RemoteController, RemoteNamespace, discover,
+};
+pub use lunette_nvmeof_proto as proto;
+pub use target::{Export, ExportedDisk, Server, ServerError, ServerOptions};

@@ -1,0 +1,131 @@
+//! The sending half of a connection: PDUs queue up, one task sends them.
+//!
+//! Everything that is queued within one turn of the loop leaves in one system call.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use lunette_runtime::OpError;
+use lunette_runtime::net::{Message, TcpStream};
+
+/// Messages kept for reuse.
+const SPARE_MESSAGES_MAX: usize = 2;
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Box<Message>>,
+    spare: VecDeque<Box<Message>>,
+    /// Bytes queued and in flight.
+    pending_bytes: usize,
+    is_closed: bool,
+    sender: Option<Waker>,
+    /// Waits until less is pending.
+    throttled: Option<Waker>,
+}
+
+/// A queue of outgoing PDUs. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outbox {
+    state: Rc<RefCell<State>>,
+}
+
+impl Outbox {
+    /// Queues what `write` appends, which is at most four parts. After the close it is dropped:
+    /// nobody is there to read it.
+    pub(crate) fn append(&self, write: impl FnOnce(&mut Message)) {
+        let mut state = self.state.borrow_mut();
+        if state.is_closed {
+            return;
+        }
+        if state.queue.back().is_none_or(|message| message.is_full()) {
+            let message = state.spare.pop_back().unwrap_or_else(Message::new);
+            state.queue.push_back(message);
+        }
+        let message = state.queue.back_mut().expect("just made sure of");
+        let before = message.len();
+        write(message);
+        let added = message.len() - before;
+        state.pending_bytes += added;
+        let sender = state.sender.take();
+        drop(state);
+        if let Some(waker) = sender {
+            waker.wake();
+        }
+    }
+
+    /// Queues bytes that are PDUs already, and empties them.
+    pub(crate) fn append_bytes(&self, bytes: &mut Vec<u8>) {
+        if !bytes.is_empty() {
+            self.append(|message| message.control(|out| out.extend_from_slice(bytes)));
+            bytes.clear();
+        }
+    }
+
+    /// Waits until at most `bytes_max` are queued and in flight, or the outbox is closed.
+    pub(crate) async fn drained_below(&self, bytes_max: usize) {
+        poll_fn(|cx| {
+            let mut state = self.state.borrow_mut();
+            if state.is_closed || state.pending_bytes <= bytes_max {
+                return Poll::Ready(());
+            }
+            state.throttled = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Ends sending. What is queued is dropped; what is in flight is left to its completion.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.borrow_mut();
+        state.is_closed = true;
+        let queue = std::mem::take(&mut state.queue);
+        let wakers = [state.sender.take(), state.throttled.take()];
+        drop(state);
+        drop(queue);
+        for waker in wakers.into_iter().flatten() {
+            waker.wake();
+        }
+    }
+
+    /// Sends what is queued until the outbox is closed.
+    ///
+    /// # Errors
+    /// [`OpError`]: the connection failed.
+    pub(crate) async fn run(&self, stream: &TcpStream) -> Result<(), OpError> {
+        while let Some(message) = self.next().await {
+            let len = message.len();
+            let (result, mut message) = stream.send_message(message).await;
+            result?;
+            message.clear();
+            let mut state = self.state.borrow_mut();
+            state.pending_bytes -= len;
+            if state.spare.len() < SPARE_MESSAGES_MAX {
+                state.spare.push_back(message);
+            }
+            let throttled = state.throttled.take();
+            drop(state);
+            if let Some(waker) = throttled {
+                waker.wake();
+            }
+        }
+        Ok(())
+    }
+
+    async fn next(&self) -> Option<Box<Message>> {
+        poll_fn(|cx| {
+            let mut state = self.state.borrow_mut();
+            if let Some(message) = state.queue.pop_front() {
+                return Poll::Ready(Some(message));
+            }
+            if state.is_closed {
+                return Poll::Ready(None);
+            }
+            state.sender = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}

@@ -1,0 +1,398 @@
+//! One connection: from bytes to commands.
+
+use std::future::Future;
+use std::ops::Range;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use lunette_nvmeof_proto::command::{Command, Direction, admin};
+use lunette_nvmeof_proto::completion::Status;
+use lunette_nvmeof_proto::controller::{AdminReply, Attached, ControllerStep};
+use lunette_nvmeof_proto::fabrics::CONNECT_DATA_BYTES;
+use lunette_nvmeof_proto::io::IoRequest;
+use lunette_nvmeof_proto::pdu::WireFault;
+use lunette_runtime::arena::RegionMut;
+use lunette_runtime::{OpError, Scope, arena, time};
+
+use super::link::Link;
+use super::server::Server;
+use super::work::{Work, room};
+use crate::error::CloseReason;
+
+/// Size of the staging buffer, where commands and small data arrive.
+const STAGING_BYTES: usize = 32 * 1024;
+/// How much is received into it while large data are expected: a header or two, so that most of the
+/// data behind go straight to their place.
+const HEADERS_BYTES: usize = 512;
+/// Data of at least this much are large.
+const LARGE_BYTES_MIN: usize = 16 * 1024;
+/// Data that are missing by at least this much are received straight into their memory.
+const DIRECT_BYTES_MIN: u32 = 4096;
+/// Most of them at once: they are to be in cache when their digest is folded.
+const DIRECT_BYTES_MAX: u32 = 256 * 1024;
+/// Answers that may wait for one host before its next commands are left unread.
+const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// What a command with data from the host is for.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    Connect(Command),
+    Io {
+        nsid: u32,
+        request: IoRequest,
+    },
+    /// It ends so as soon as its data have passed.
+    Refused(Status),
+}
+
+/// A command whose data are coming.
+#[derive(Debug)]
+struct Arrival {
+    purpose: Purpose,
+    /// None while it is lent to a receive, and for one that is refused.
+    room: Option<RegionMut>,
+}
+
+/// What is to be received next.
+enum Next {
+    Staging,
+    Direct { slot: u16, offset: usize, len: u32 },
+    Closing,
+}
+
+/// One connection of a host.
+pub(super) struct Connection {
+    server: Rc<Server>,
+    link: Rc<Link>,
+    /// Commands that take time.
+    tasks: Scope,
+    arrivals: Rc<std::cell::RefCell<Vec<Option<Arrival>>>>,
+    staging: Option<RegionMut>,
+    unread: Range<usize>,
+    /// The last data that were asked for are large.
+    expects_large: bool,
+    out: Vec<u8>,
+}
+
+impl Connection {
+    pub(super) fn new(server: Rc<Server>, link: Rc<Link>) -> Result<Self, CloseReason> {
+        let staging = arena().alloc(STAGING_BYTES);
+        let staging = staging.map_err(|_full| CloseReason::NoMemory)?;
+        Ok(Self {
+            server,
+            link,
+            tasks: Scope::new(),
+            arrivals: Rc::default(),
+            staging: Some(staging),
+            unread: 0..0,
+            expects_large: false,
+            out: Vec::new(),
+        })
+    }
+
+    /// Serves until the connection ends, and says why.
+    pub(super) async fn run(&mut self) -> CloseReason {
+        let reason = loop {
+            self.link.outbox.drained_below(REPLY_BYTES_MAX).await;
+            let received = match self.step_all() {
+                Err(reason) => break reason,
+                Ok(Next::Closing) => break CloseReason::Peer,
+                Ok(Next::Staging) => self.receive_staged().await,
+                Ok(Next::Direct { slot, offset, len }) => {
+                    self.receive_direct(slot, offset, len).await
+                }
+            };
+            if let Err(reason) = received {
+                break reason;
+            }
+        };
+        if let CloseReason::Wire(fault) = &reason {
+            let mut farewell = Vec::new();
+            let queue = self.link.queue.borrow();
+            queue.append_term_req(fault, &mut farewell);
+            self.link.outbox.append_bytes(&mut farewell);
+        }
+        reason
+    }
+
+    /// Steps through everything that has been received.
+    fn step_all(&mut self) -> Result<Next, CloseReason> {
+        let staging = self.staging.take().expect("no receive is in flight");
+        let mut input = &staging.as_slice()[self.unread.clone()];
+        self.unread = 0..0;
+        let next = self.step_through(&mut input);
+        self.staging = Some(staging);
+        next
+    }
+
+    fn step_through(&mut self, input: &mut &[u8]) -> Result<Next, CloseReason> {
+        while !self.link.is_closing.get() {
+            let step = self.link.queue.borrow_mut().step(input, &mut self.out);
+            self.link.outbox.append_bytes(&mut self.out);
+            match step? {
+                ControllerStep::Open(request) => tracing::debug!(?request, "set up"),
+                ControllerStep::Command {
+                    slot,
+                    command,
+                    data_len_bytes,
+                } => self.on_command(slot, command, data_len_bytes > 0),
+                ControllerStep::Data {
+                    slot,
+                    offset_bytes,
+                    bytes,
+                } => self.place(slot, offset_bytes as usize, bytes),
+                ControllerStep::NeedData {
+                    slot,
+                    offset_bytes,
+                    len_bytes,
+                } => {
+                    let has_room = self.arrivals.borrow()[usize::from(slot)]
+                        .as_ref()
+                        .is_some_and(|arrival| arrival.room.is_some());
+                    return Ok(if has_room && len_bytes >= DIRECT_BYTES_MIN {
+                        Next::Direct {
+                            slot,
+                            offset: offset_bytes as usize,
+                            len: len_bytes,
+                        }
+                    } else {
+                        Next::Staging
+                    });
+                }
+                ControllerStep::DataEnd { slot, is_intact } => self.on_data_end(slot, is_intact),
+                ControllerStep::NeedBytes => return Ok(Next::Staging),
+            }
+        }
+        Ok(Next::Closing)
+    }
+
+    fn on_command(&mut self, slot: u16, command: Command, data_follow: bool) {
+        let has_data = command.direction() == Direction::ToController;
+        let len = command.sgl.len_bytes();
+        if let Some(attached) = self.link.attached.get()
+            && (attached.queue_id == 0 || command.opcode == admin::FABRICS)
+            && !(has_data && len > 0)
+        {
+            self.administer(attached, slot, &command);
+            return;
+        }
+        match self.purpose_of(&command) {
+            Err(status) if data_follow => {
+                self.take_data(slot, Purpose::Refused(status), len as usize, true);
+            }
+            Err(status) => self.link.complete(slot, status, 0),
+            Ok(purpose) if has_data && len > 0 => {
+                self.take_data(slot, purpose, len as usize, data_follow);
+            }
+            Ok(Purpose::Io { nsid, request }) => self.carry_out(slot, nsid, request, None),
+            Ok(_) => self
+                .link
+                .complete(slot, Status::INVALID_FIELD.do_not_retry(), 0),
+        }
+    }
+
+    /// What a command of a queue for I/O, or the first of a connection, is for.
+    fn purpose_of(&self, command: &Command) -> Result<Purpose, Status> {
+        let Some(attached) = self.link.attached.get() else {
+            let is_connect = command.opcode == admin::FABRICS;
+            return if is_connect && command.sgl.len_bytes() == CONNECT_DATA_BYTES {
+                Ok(Purpose::Connect(*command))
+            } else {
+                Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry())
+            };
+        };
+        if attached.queue_id == 0 || command.opcode == admin::FABRICS {
+            // Commands of the admin queue bring no data here.
+            return Err(Status::INVALID_FIELD.do_not_retry());
+        }
+        let target = self.server.target.borrow();
+        let (nsid, request) = target.io(attached.controller, command)?;
+        Ok(Purpose::Io { nsid, request })
+    }
+
+    /// Makes room for a command's data; they are on their way if `data_follow`, else asked for.
+    fn take_data(&mut self, slot: u16, purpose: Purpose, len: usize, data_follow: bool) {
+        self.expects_large = len >= LARGE_BYTES_MIN;
+        let index = usize::from(slot);
+        let mut arrivals = self.arrivals.borrow_mut();
+        if arrivals.len() <= index {
+            arrivals.resize_with(index + 1, || None);
+        }
+        let is_refused = matches!(purpose, Purpose::Refused(_));
+        let room_now = if is_refused {
+            None
+        } else {
+            arena().alloc(len).ok()
+        };
+        let arrival = arrivals[index].insert(Arrival {
+            purpose,
+            room: room_now,
+        });
+        if arrival.room.is_none() && data_follow && !is_refused {
+            arrival.purpose = Purpose::Refused(Status::NAMESPACE_NOT_READY);
+        }
+        if data_follow {
+            return;
+        }
+        if arrival.room.is_some() {
+            self.link.request_data(slot);
+            return;
+        }
+        let (link, arrivals) = (Rc::clone(&self.link), Rc::clone(&self.arrivals));
+        self.spawn(async move {
+            let Some(room) = room(len).await else {
+                arrivals.borrow_mut()[index] = None;
+                link.complete(slot, Status::NAMESPACE_NOT_READY, 0);
+                return;
+            };
+            let mut arrivals = arrivals.borrow_mut();
+            let arrival = arrivals[index].as_mut().expect("it waits for its room");
+            arrival.room = Some(room);
+            link.request_data(slot);
+        });
+    }
+
+    fn place(&self, slot: u16, offset: usize, bytes: &[u8]) {
+        let mut arrivals = self.arrivals.borrow_mut();
+        let arrival = arrivals[usize::from(slot)]
+            .as_mut()
+            .expect("data of a command");
+        if let Some(room) = &mut arrival.room {
+            room.as_mut_slice()[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    fn on_data_end(&mut self, slot: u16, is_intact: bool) {
+        let taken = self.arrivals.borrow_mut()[usize::from(slot)].take();
+        let Arrival { purpose, room } = taken.expect("data of a command");
+        match purpose {
+            Purpose::Refused(status) => self.link.complete(slot, status, 0),
+            _ if !is_intact => self
+                .link
+                .complete(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0),
+            Purpose::Connect(command) => {
+                let data = room.expect("no receive is in flight");
+                self.server
+                    .connect(&self.link, slot, &command, data.as_slice());
+            }
+            Purpose::Io { nsid, request } => self.carry_out(slot, nsid, request, room),
+        }
+    }
+
+    /// Carries a command out: at once as far as it goes, then in a task of its own.
+    fn carry_out(&self, slot: u16, nsid: u32, request: IoRequest, data: Option<RegionMut>) {
+        let attached = self.link.attached.get().expect("commands follow a Connect");
+        let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
+        let Some((disk, geometry)) = self.server.disk(subsystem, nsid) else {
+            // A Flush for all namespaces.
+            self.flush_all(slot, attached);
+            return;
+        };
+        let work = Work {
+            slot,
+            request,
+            geometry,
+            data,
+        };
+        self.spawn(work.run(Rc::clone(&self.link), disk));
+    }
+
+    fn flush_all(&self, slot: u16, attached: Attached) {
+        let disks = self.server.disks_of(attached.subsystem);
+        let link = Rc::clone(&self.link);
+        self.spawn(async move {
+            let mut status = Status::SUCCESS;
+            for disk in disks {
+                status = disk.flush().await.err().unwrap_or(status);
+            }
+            link.complete(slot, status, 0);
+        });
+    }
+
+    /// Runs a future to its end if it never waits, else as a task.
+    fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        let mut future = Box::pin(future);
+        let mut cx = Context::from_waker(Waker::noop());
+        // Whatever it has begun to wait for is told again who waits, when the task polls it.
+        if pin!(&mut future).poll(&mut cx) == Poll::Ready(()) {
+            return;
+        }
+        if let Err(error) = self.tasks.spawn(future) {
+            tracing::warn!(%error, "no task for a command: the connection ends");
+            self.link.close();
+        }
+    }
+
+    /// Answers a command of the admin queue.
+    fn administer(&self, attached: Attached, slot: u16, command: &Command) {
+        let server = Rc::clone(&self.server);
+        let mut target = server.target.borrow_mut();
+        let reply = target.admin(
+            attached.controller,
+            attached.queue_id,
+            slot,
+            command,
+            time::now(),
+        );
+        drop(target);
+        match reply {
+            AdminReply::Done { status, result } => self.link.complete(slot, status, result),
+            AdminReply::Data(bytes) => self.link.send_bytes(slot, &bytes),
+            AdminReply::Held => {}
+            AdminReply::Close => {
+                self.link.complete(slot, Status::SUCCESS, 0);
+                self.link.is_closing.set(true);
+            }
+        }
+        server.deliver_notices();
+        server.keeper.raise();
+    }
+
+    async fn receive_staged(&mut self) -> Result<(), CloseReason> {
+        let staging = self.staging.take().expect("one receive at a time");
+        let len = if self.expects_large {
+            HEADERS_BYTES
+        } else {
+            STAGING_BYTES
+        };
+        let (result, staging) = self.link.stream.recv(staging, 0, len).await;
+        self.staging = Some(staging);
+        let count = self.check(result)?;
+        self.unread = 0..count;
+        Ok(())
+    }
+
+    async fn receive_direct(
+        &mut self,
+        slot: u16,
+        offset: usize,
+        len: u32,
+    ) -> Result<(), CloseReason> {
+        let index = usize::from(slot);
+        let lend = |arrival: &mut Option<Arrival>| arrival.as_mut()?.room.take();
+        let room = lend(&mut self.arrivals.borrow_mut()[index]).expect("just seen");
+        let len = len.min(DIRECT_BYTES_MAX) as usize;
+        let (result, room) = self.link.stream.recv(room, offset, len).await;
+        let count = self.check(result);
+        if let Ok(count) = count {
+            let bytes = &room.as_slice()[offset..offset + count];
+            self.link.queue.borrow_mut().on_data(bytes);
+        }
+        let mut arrivals = self.arrivals.borrow_mut();
+        let arrival = arrivals[index]
+            .as_mut()
+            .expect("it stays until its data end");
+        arrival.room = Some(room);
+        count.map(drop)
+    }
+
+    fn check(&self, result: Result<usize, OpError>) -> Result<usize, CloseReason> {
+        match result {
+            Ok(0) if self.link.queue.borrow().is_between_pdus() => Err(CloseReason::Peer),
+            Ok(0) => Err(CloseReason::Wire(WireFault::Truncated)),
+            Ok(count) => Ok(count),
+            Err(error) => Err(CloseReason::Io(error)),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What answers commands of one connection, whoever does.
+
+use std::cell::{Cell, RefCell};
+
+use lunette_nvmeof_proto::completion::Status;
+use lunette_nvmeof_proto::controller::{Attached, ControllerQueue};
+use lunette_runtime::arena::Region;
+use lunette_runtime::net::TcpStream;
+use lunette_runtime_core::checksum::Crc32c;
+
+use crate::outbox::Outbox;
+
+/// The answering half of a connection, which its commands share.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) stream: TcpStream,
+    pub(super) outbox: Outbox,
+    pub(super) queue: RefCell<ControllerQueue>,
+    pub(super) attached: Cell<Option<Attached>>,
+    /// The host has said goodbye: what is queued is sent, and nothing more is read.
+    pub(super) is_closing: Cell<bool>,
+}
+
+impl Link {
+    /// Ends a command without data.
+    pub(super) fn complete(&self, slot: u16, status: Status, result: u64) {
+        let mut queue = self.queue.borrow_mut();
+        self.outbox.append(|message| {
+            message.control(|out| queue.complete(slot, status, result, out));
+        });
+    }
+
+    /// Asks for the data of a command.
+    pub(super) fn request_data(&self, slot: u16) {
+        let mut queue = self.queue.borrow_mut();
+        self.outbox
+            .append(|message| message.control(|out| queue.request_data(slot, out)));
+    }
+
+    /// Ends a command with data that are copied.
+    pub(super) fn send_bytes(&self, slot: u16, bytes: &[u8]) {
+        let mut queue = self.queue.borrow_mut();
+        let len = u32::try_from(bytes.len()).expect("a command's data are bounded");
+        let completes = queue.may_skip_completion();
+        self.outbox.append(|message| {
+            message.control(|out| {
+                queue.send_data(slot, len, completes, out);
+                out.extend_from_slice(bytes);
+                let crc = || lunette_runtime_core::checksum::crc32c(bytes);
+                queue.framing().append_data_digest(out, crc);
+                if !completes {
+                    queue.complete(slot, Status::SUCCESS, 0, out);
+                }
+            });
+        });
+    }
+
+    /// Ends a command with data that are sent from where they lie.
+    pub(super) fn send_regions(&self, slot: u16, regions: &[Region]) {
+        let mut queue = self.queue.borrow_mut();
+        let len: usize = regions.iter().map(Region::len).sum();
+        let len = u32::try_from(len).expect("a command's data are bounded");
+        let completes = queue.may_skip_completion();
+        self.outbox.append(|message| {
+            message.control(|out| queue.send_data(slot, len, completes, out));
+        });
+        for region in regions {
+            self.outbox
+                .append(|message| message.payload(region.clone()));
+        }
+        let crc = || {
+            let mut crc = Crc32c::new();
+            for region in regions {
+                crc.fold(region.as_slice());
+            }
+            crc.value()
+        };
+        self.outbox.append(|message| {
+            message.control(|out| {
+                queue.framing().append_data_digest(out, crc);
+                if !completes {
+                    queue.complete(slot, Status::SUCCESS, 0, out);
+                }
+            });
+        });
+    }
+
+    /// Ends the connection, from whatever side it is looked at.
+    pub(super) fn close(&self) {
+        self.outbox.close();
+        self.stream.shutdown();
+    }
+}

@@ -1,0 +1,118 @@
+//! Carrying out commands of queues for I/O.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_nvmeof_proto::completion::Status;
+use lunette_nvmeof_proto::io::{Blocks, Geometry, IoRequest, decode_ranges};
+use lunette_runtime::arena::{Region, RegionMut};
+use lunette_runtime::{arena, time};
+
+use super::link::Link;
+use crate::disk::Disk;
+
+/// How long a command waits for memory, and how often it looks.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
+const ROOM_PAUSE: Duration = Duration::from_micros(500);
+
+/// A command that is ready to be carried out.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) slot: u16,
+    pub(super) request: IoRequest,
+    pub(super) geometry: Geometry,
+    /// The data of a command that has some.
+    pub(super) data: Option<RegionMut>,
+}
+
+/// A region, as soon as there is memory for it.
+pub(super) async fn room(len: usize) -> Option<RegionMut> {
+    let deadline = time::now() + ROOM_TIMEOUT;
+    loop {
+        match arena().alloc(len) {
+            Ok(region) => return Some(region),
+            Err(error) if error.is_backpressure() && time::now() < deadline => {
+                time::sleep(ROOM_PAUSE).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no memory for a command");
+                return None;
+            }
+        }
+    }
+}
+
+impl Work {
+    /// Carries it out and answers it.
+    pub(super) async fn run(self, link: Rc<Link>, disk: Rc<Disk>) {
+        let slot = self.slot;
+        match self.carry_out(&disk).await {
+            Ok(None) => link.complete(slot, Status::SUCCESS, 0),
+            Ok(Some(regions)) => link.send_regions(slot, &regions),
+            Err(status) => link.complete(slot, status, 0),
+        }
+    }
+
+    async fn carry_out(self, disk: &Disk) -> Result<Option<Vec<Region>>, Status> {
+        let Self {
+            request,
+            geometry,
+            data,
+            ..
+        } = self;
+        match request {
+            IoRequest::Flush => disk.flush().await?,
+            IoRequest::Read(blocks) => {
+                let (offset, len) = range(&geometry, blocks);
+                return Ok(Some(disk.read(offset, len).await?));
+            }
+            IoRequest::Write { blocks, must_last } => {
+                let (offset, len) = range(&geometry, blocks);
+                let data = data.expect("a write has its data");
+                assert_eq!(data.len(), len, "all of its data");
+                disk.write(offset, data).await?;
+                if must_last {
+                    disk.flush().await?;
+                }
+            }
+            IoRequest::Compare(blocks) => {
+                let (offset, len) = range(&geometry, blocks);
+                let found = disk.read(offset, len).await?;
+                let data = data.expect("a compare has its data");
+                if !is_same(&found, data.as_slice()) {
+                    return Err(Status::COMPARE_FAILURE);
+                }
+            }
+            IoRequest::WriteZeroes { blocks, .. } => {
+                let (offset, len) = geometry.bytes(blocks);
+                disk.write_zeroes(offset, len).await?;
+            }
+            IoRequest::Manage { deallocates, .. } => {
+                let data = data.expect("ranges are data");
+                let ranges = decode_ranges(data.as_slice(), &geometry)?;
+                for blocks in ranges.into_iter().filter(|_| deallocates) {
+                    let (offset, len) = geometry.bytes(blocks);
+                    disk.deallocate(offset, len);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn range(geometry: &Geometry, blocks: Blocks) -> (u64, usize) {
+    let (offset, len) = geometry.bytes(blocks);
+    (
+        offset,
+        usize::try_from(len).expect("a command's data are bounded"),
+    )
+}
+
+fn is_same(found: &[Region], expected: &[u8]) -> bool {
+    let mut rest = expected;
+    found.iter().all(|region| {
+        let (front, behind) = rest.split_at(region.len());
+        rest = behind;
+        front == region.as_slice()
+    })
+}

@@ -1,0 +1,390 @@
+//! A host and a server on one core, over loopback.
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::io::Write as _;
+    use std::net::SocketAddr;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    use lunette_nvmeof::proto::completion::Status;
+    use lunette_nvmeof::proto::host::ReconnectOptions;
+    use lunette_nvmeof::proto::io::Blocks;
+    use lunette_nvmeof::proto::nqn::Nqn;
+    use lunette_nvmeof::proto::pdu::Digests;
+    use lunette_nvmeof::{
+        CommandError, ConnectError, Disk, Export, ExportedDisk, FileDisk, HostConfig, MemoryDisk,
+        NamespaceOptions, RemoteController, RemoteNamespace, Server, ServerOptions, discover,
+    };
+    use lunette_runtime::arena::RegionMut;
+    use lunette_runtime::net::{TcpListener, TcpStream};
+    use lunette_runtime::{CoreOptions, DriverChoice, arena, block_on, spawn_local, time};
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    const BLOCK_BYTES: u32 = 512;
+    const DISK_BYTES: u64 = 4 << 20;
+
+    fn name() -> Nqn {
+        Nqn::new("nqn.2026-01.example:disk").expect("a name")
+    }
+
+    fn config(digests: Digests) -> HostConfig {
+        HostConfig {
+            host: Nqn::new("nqn.2026-01.example:host").expect("a name"),
+            host_id: [1; 16],
+            digests,
+            commands_max: 64,
+            io_queues: 4,
+            keep_alive: Duration::from_secs(5),
+            timeout: TIMEOUT,
+        }
+    }
+
+    fn options(address: SocketAddr, digests: Digests) -> NamespaceOptions {
+        NamespaceOptions {
+            address,
+            subsystem: name(),
+            nsid: 1,
+            config: config(digests),
+            reconnect: ReconnectOptions::default(),
+            seed: 1,
+        }
+    }
+
+    fn run<T: 'static>(driver: DriverChoice, scenario: impl AsyncFnOnce() -> T + 'static) -> T {
+        let options = CoreOptions {
+            driver,
+            ..CoreOptions::default()
+        };
+        block_on(None, options, move || async move { scenario().await }).expect("a core")
+    }
+
+    fn export(disk: Disk) -> Export {
+        Export {
+            name: name(),
+            hosts: None,
+            disks: vec![ExportedDisk {
+                disk,
+                block_bytes: BLOCK_BYTES,
+                uuid: [7; 16],
+                is_read_only: false,
+                ana_group: 1,
+            }],
+        }
+    }
+
+    fn serve(disk: Disk, server_options: ServerOptions) -> (Rc<Server>, SocketAddr) {
+        let any_port = "127.0.0.1:0".parse().expect("an address");
+        let listener = TcpListener::bind(any_port).expect("a port");
+        let address = listener.local_addr();
+        let server = Server::new(server_options, vec![export(disk)], &[address]);
+        let server = server.expect("a server");
+        drop(spawn_local(Rc::clone(&server).serve(listener, pending())));
+        (server, address)
+    }
+
+    fn serve_memory() -> (Rc<Server>, SocketAddr) {
+        let disk = MemoryDisk::new(DISK_BYTES).expect("room");
+        serve(Disk::Memory(disk), ServerOptions::default())
+    }
+
+    fn filled(len: usize, seed: usize) -> RegionMut {
+        let mut region = arena().alloc(len).expect("room");
+        for (index, byte) in region.as_mut_slice().iter_mut().enumerate() {
+            *byte = u8::try_from((index * 7 + index / 512 + seed) % 251).expect("a byte");
+        }
+        region
+    }
+
+    async fn read(namespace: &RemoteNamespace, first: u64, len: usize) -> Vec<u8> {
+        let region = arena().alloc(len).expect("room");
+        let read = namespace.read(first, region, TIMEOUT).await;
+        read.expect("read").as_slice().to_vec()
+    }
+
+    async fn write(namespace: &RemoteNamespace, first: u64, len: usize, seed: usize) -> Vec<u8> {
+        let region = filled(len, seed);
+        let bytes = region.as_slice().to_vec();
+        let written = namespace
+            .write(first, region.freeze(), false, TIMEOUT)
+            .await;
+        written.expect("written");
+        bytes
+    }
+
+    /// Everything that a namespace can do, with lengths around every limit.
+    async fn exercise(address: SocketAddr, digests: Digests) {
+        let namespace = RemoteNamespace::connect(options(address, digests)).await;
+        let namespace = namespace.expect("connected");
+        assert_eq!(namespace.identity().blocks, DISK_BYTES / 512);
+        let lens = [512, 4096, 8192, 8704, 131_072, 200_192, 1 << 20];
+        for (seed, len) in lens.into_iter().enumerate() {
+            let first = 3 + seed as u64;
+            let bytes = write(&namespace, first, len, seed).await;
+            assert!(read(&namespace, first, len).await == bytes, "{len} bytes");
+            let same = filled(len, seed).freeze();
+            assert!(
+                namespace
+                    .compare(first, same, TIMEOUT)
+                    .await
+                    .expect("compared")
+            );
+            let other = filled(len, seed + 1).freeze();
+            assert!(
+                !namespace
+                    .compare(first, other, TIMEOUT)
+                    .await
+                    .expect("compared")
+            );
+        }
+        let blocks = Blocks {
+            first: 4,
+            count: 600,
+        };
+        namespace
+            .write_zeroes(blocks, TIMEOUT)
+            .await
+            .expect("zeroed");
+        assert!(
+            read(&namespace, 4, 600 * 512)
+                .await
+                .iter()
+                .all(|&byte| byte == 0)
+        );
+        assert!(read(&namespace, 3, 512).await.iter().any(|&byte| byte != 0));
+        namespace.flush(TIMEOUT).await.expect("flushed");
+        let deallocated = namespace.deallocate(&[blocks, blocks], TIMEOUT).await;
+        deallocated.expect("deallocated");
+        let end = DISK_BYTES / 512;
+        let beyond = namespace
+            .read(end, arena().alloc(512).expect("room"), TIMEOUT)
+            .await;
+        let failure = beyond.expect_err("beyond the end");
+        let status = Status::LBA_OUT_OF_RANGE.do_not_retry();
+        assert_eq!(failure.error, CommandError::Status(status));
+        assert!(failure.region.is_some(), "the region comes back");
+        namespace.close().await.expect("shut down in order");
+    }
+
+    #[test]
+    fn a_memory_disk_does_everything_under_every_digest_and_driver() {
+        for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
+            for (header, data) in [(false, false), (true, false), (false, true), (true, true)] {
+                run(driver, async move || {
+                    let (_server, address) = serve_memory();
+                    exercise(address, Digests { header, data }).await;
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_does_everything() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(&vec![0; 4 << 20]).expect("room");
+        run(DriverChoice::Uring, async move || {
+            let disk = FileDisk::open(file.path(), BLOCK_BYTES)
+                .await
+                .expect("opened");
+            let (_server, address) = serve(Disk::File(disk), ServerOptions::default());
+            exercise(address, Digests::BOTH).await;
+        });
+    }
+
+    #[test]
+    fn data_are_asked_for_in_as_many_pieces_as_the_limits_say() {
+        run(DriverChoice::Uring, async || {
+            let limits = ServerOptions {
+                h2c_data_bytes_max: 4096,
+                r2t_bytes_max: 10_000,
+                ..ServerOptions::default()
+            };
+            let disk = MemoryDisk::new(DISK_BYTES).expect("room");
+            let (_server, address) = serve(Disk::Memory(disk), limits);
+            exercise(address, Digests::BOTH).await;
+        });
+    }
+
+    #[test]
+    fn discovery_tells_of_the_subsystem_and_the_controller_of_its_namespaces() {
+        run(DriverChoice::Uring, async || {
+            let (_server, address) = serve_memory();
+            let records = discover(address, config(Digests::NONE)).await;
+            let records = records.expect("discovered");
+            assert_eq!(records.len(), 1);
+            assert_eq!(
+                (&records[0].subsystem, records[0].address),
+                (&name(), address)
+            );
+            let both = config(Digests::BOTH);
+            let controller = RemoteController::connect(address, &name(), both).await;
+            let controller = controller.expect("connected");
+            assert_eq!(controller.namespaces().await, Ok(vec![1]));
+            assert_eq!(
+                controller.namespace(2).await,
+                Err(CommandError::Status(
+                    Status::INVALID_NAMESPACE.do_not_retry()
+                ))
+            );
+            assert_eq!(controller.association().io_queues, 4);
+            for _ in 0..4 {
+                controller.queue().await.expect("a queue that was granted");
+            }
+            assert!(controller.queue().await.is_err(), "no more were granted");
+        });
+    }
+
+    #[test]
+    fn many_commands_are_in_flight_and_none_is_mixed_up() {
+        run(DriverChoice::Uring, async || {
+            let (_server, address) = serve_memory();
+            let namespace = RemoteNamespace::connect(options(address, Digests::BOTH)).await;
+            let namespace = Rc::new(namespace.expect("connected"));
+            let tasks: Vec<_> = (0..200)
+                .map(|seed| {
+                    let namespace = Rc::clone(&namespace);
+                    spawn_local(async move {
+                        let len = 512 * (1 + seed % 40);
+                        let first = seed as u64 * 40;
+                        for round in 0..3 {
+                            let bytes = write(&namespace, first, len, seed + round).await;
+                            assert!(read(&namespace, first, len).await == bytes);
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.expect("no panic");
+            }
+        });
+    }
+
+    #[test]
+    fn a_read_survives_the_loss_of_its_connection_and_a_write_says_so() {
+        run(DriverChoice::Uring, async || {
+            let (server, address) = serve_memory();
+            let namespace = RemoteNamespace::connect(options(address, Digests::NONE)).await;
+            let namespace = Rc::new(namespace.expect("connected"));
+            let bytes = write(&namespace, 0, 65_536, 5).await;
+            for round in 1..=10 {
+                let reads: Vec<_> = (0..8)
+                    .map(|_| {
+                        let namespace = Rc::clone(&namespace);
+                        spawn_local(async move { read(&namespace, 0, 65_536).await })
+                    })
+                    .collect();
+                let region = filled(65_536, 5).freeze();
+                let mut writing = Box::pin(namespace.write(0, region, false, TIMEOUT));
+                let raced = time::timeout(Duration::from_micros(20 * round), &mut writing).await;
+                server.disconnect_all();
+                for read in reads {
+                    assert!(read.await.expect("no panic") == bytes);
+                }
+                let written = match raced {
+                    Ok(written) => written,
+                    Err(_late) => writing.await,
+                };
+                if let Err(failure) = written {
+                    assert!(
+                        matches!(failure.error, CommandError::Disconnected(reason) if reason.is_retryable()),
+                        "{failure}"
+                    );
+                }
+            }
+            assert!(namespace.reconnects() >= 9, "{}", namespace.reconnects());
+        });
+    }
+
+    #[test]
+    fn a_deadline_gives_the_region_back_and_the_queue_goes_on() {
+        run(DriverChoice::Uring, async || {
+            let (_server, address) = serve_memory();
+            let namespace = RemoteNamespace::connect(options(address, Digests::NONE)).await;
+            let namespace = namespace.expect("connected");
+            let bytes = write(&namespace, 0, 1 << 20, 1).await;
+            for ns in [1, 1000, 100_000, 300_000, 1_000_000] {
+                let region = arena().alloc(1 << 20).expect("room");
+                let timeout = Duration::from_nanos(ns);
+                match namespace.read(0, region, timeout).await {
+                    Ok(region) => assert!(region.as_slice() == bytes),
+                    Err(failure) => {
+                        assert_eq!(failure.error, CommandError::DeadlineExceeded);
+                        assert!(failure.region.is_some());
+                    }
+                }
+                let region = arena().alloc(1 << 20).expect("room");
+                let dropped = namespace.read(0, region, TIMEOUT);
+                drop(time::timeout(timeout, dropped).await);
+            }
+            assert!(read(&namespace, 0, 1 << 20).await == bytes);
+            assert_eq!(namespace.reconnects(), 0);
+        });
+    }
+
+    #[test]
+    fn whoever_talks_nonsense_is_told_and_disconnected() {
+        run(DriverChoice::Uring, async || {
+            let (server, address) = serve_memory();
+            let mut bad_version = vec![0, 0, 128, 0, 128, 0, 0, 0, 1];
+            bad_version.resize(128, 0);
+            for (bytes, status) in [
+                (b"GET / HTTP/1.1\r\n\r\n".to_vec(), 1),
+                (vec![4, 0, 72, 0, 72, 0, 0, 0], 2),
+                (bad_version, 6),
+            ] {
+                let stream = TcpStream::connect(address).await.expect("connected");
+                let len = bytes.len();
+                stream.send_all(bytes, 0, len).await.0.expect("sent");
+                let mut answer = Vec::new();
+                loop {
+                    let (count, buffer) = stream.recv(vec![0; 256], 0, 256).await;
+                    match count {
+                        Ok(0) | Err(_) => break,
+                        Ok(count) => answer.extend_from_slice(&buffer[..count]),
+                    }
+                }
+                assert_eq!(answer[0], 3, "a terminate request");
+                assert_eq!(answer[8], status);
+            }
+            time::sleep(Duration::from_millis(20)).await;
+            assert_eq!(server.connections(), 0);
+        });
+    }
+
+    #[test]
+    fn a_subsystem_that_is_not_there_is_refused() {
+        run(DriverChoice::Uring, async || {
+            let (_server, address) = serve_memory();
+            let other = Nqn::new("nqn.2026-01.example:other").expect("a name");
+            let refused = RemoteController::connect(address, &other, config(Digests::NONE)).await;
+            let error = refused.expect_err("nothing of that name");
+            assert!(
+                matches!(error, ConnectError::BringUp(_)) && !error.is_retryable(),
+                "{error}"
+            );
+        });
+    }
+
+    #[test]
+    fn a_silent_host_loses_its_controller() {
+        run(DriverChoice::Uring, async || {
+            let (server, address) = serve_memory();
+            let brief = HostConfig {
+                keep_alive: Duration::from_millis(50),
+                ..config(Digests::NONE)
+            };
+            let controller = RemoteController::connect(address, &name(), brief).await;
+            let controller = controller.expect("connected");
+            time::sleep(Duration::from_millis(200)).await;
+            assert_eq!(controller.admin().closed(), None, "it is kept alive");
+            let admin = controller.admin().clone();
+            drop(controller);
+            let ended = time::timeout(Duration::from_millis(500), admin.ended()).await;
+            assert!(ended.is_ok(), "nobody keeps it alive any more");
+            time::sleep(Duration::from_millis(20)).await;
+            assert_eq!(server.connections(), 0);
+        });
+    }
+}
