@@ -1,6 +1,10 @@
 //! The clock of a runtime's cores.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use lunette_runtime_core::time::Time;
+
+use crate::sim::SimulatedClock;
 
 /// Nanoseconds of a second.
 const SECOND_NS: u64 = 1_000_000_000;
@@ -9,23 +13,40 @@ const SECOND_NS: u64 = 1_000_000_000;
 ///
 /// It reads the system's monotonic clock and subtracts: a core asks several times in each turn, and
 /// what `Instant` does to keep its parts normal costs more than the reading.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
-    origin_ns: u64,
+#[derive(Clone, Debug)]
+pub(crate) enum Clock {
+    /// The system's, since `origin_ns`.
+    System { origin_ns: u64 },
+    /// A simulated one.
+    Simulated(SimulatedClock),
 }
 
 impl Clock {
-    /// A clock that starts now.
+    /// The system's clock, from now on.
     pub(crate) fn start() -> Self {
-        Self {
+        Self::System {
             origin_ns: monotonic_ns(),
         }
     }
 
     /// The time since the start.
-    pub(crate) fn now(self) -> Time {
-        // The clock does not go back, also between CPUs; if one does, time stands still.
-        Time::from_ns(monotonic_ns().saturating_sub(self.origin_ns))
+    pub(crate) fn now(&self) -> Time {
+        match self {
+            // The clock does not go back, also between CPUs; if one does, time stands still.
+            Self::System { origin_ns } => Time::from_ns(monotonic_ns().saturating_sub(*origin_ns)),
+            Self::Simulated(clock) => clock.now(),
+        }
+    }
+
+    /// Nanoseconds since 1970: for names that are not to come again, not for measuring.
+    pub(crate) fn unix_ns(&self) -> u64 {
+        match self {
+            Self::System { .. } => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH);
+                u64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+            }
+            Self::Simulated(clock) => clock.unix_ns(),
+        }
     }
 }
 

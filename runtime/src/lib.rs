@@ -22,6 +22,7 @@
 //! | [`vectored`] | lists that one operation gathers from or scatters to |
 //! | [`BufferPool`] | buffers that the system picks when bytes have come |
 //! | [`Source`], [`Watched`] | what a core polls beside its driver; descriptors that others read |
+//! | [`sim`] | cores, hosts and a network that are simulated, from one seed |
 //! | [`time`] | clock, sleep, timeout, yield |
 //! | [`mod@arena`] | memory for devices: chunks, regions |
 //! | [`topology`] | CPUs and pinning |
@@ -62,6 +63,7 @@ mod op;
 mod pool;
 mod process;
 mod runtime;
+pub mod sim;
 pub mod time;
 pub mod topology;
 pub mod vectored;

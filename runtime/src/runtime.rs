@@ -175,6 +175,7 @@ impl Runtime {
         for (inbox, cpu) in runtime.inboxes.iter().zip(&cpus) {
             let index = inbox.index();
             let (peers, report, cpu) = (Arc::clone(&runtime.inboxes), report.clone(), *cpu);
+            let clock = clock.clone();
             let thread = thread::Builder::new()
                 .name(format!("lunette-{}", index.0))
                 .spawn(move || run_core(index, peers, clock, cpu, options, &report))

@@ -21,6 +21,16 @@ pub fn now() -> Time {
     Core::current().now()
 }
 
+/// Nanoseconds since 1970 as the current core's system has it: for names that are not to come again.
+/// It may jump; what is measured is measured by [`now`].
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn unix_ns() -> u64 {
+    Core::current().unix_ns()
+}
+
 /// Waits for `delay`. Never ends early; ends at most a wheel tick (65.5 us) and a turn late.
 pub fn sleep(delay: Duration) -> Sleep {
     let core = Core::current();

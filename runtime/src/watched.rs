@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-use crate::driver::{Descriptor, Submission};
+use crate::driver::{Descriptor, Handle, Submission};
 use crate::executor::Core;
 use crate::op::{Op, OpError};
 
@@ -25,7 +25,7 @@ impl Watched {
     #[must_use]
     pub fn new(fd: OwnedFd) -> Self {
         Self {
-            fd: Descriptor::plain(fd),
+            fd: Descriptor::plain(Handle::System(fd)),
         }
     }
 
@@ -51,6 +51,6 @@ impl Watched {
 
 impl AsFd for Watched {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd.system().as_fd()
     }
 }

@@ -3,6 +3,7 @@
 //! What the ring's entries say in the kernel's terms, this says in ours: where the part of the lease
 //! lies that the operation may read or write. All of the driver's raw system calls are here.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
@@ -15,7 +16,7 @@ use crate::lease::Lease;
 /// A part of a lease, by address. Valid from the submission until the completion: the operation
 /// table keeps the lease in place.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Memory {
+pub(crate) enum Memory {
     Nothing,
     Range {
         address: NonNull<u8>,
@@ -30,7 +31,7 @@ pub(super) enum Memory {
 }
 
 impl Memory {
-    pub(super) fn of(what: Submission, lease: &mut Lease) -> Self {
+    pub(crate) fn of(what: Submission, lease: &mut Lease) -> Self {
         match (what, lease) {
             (Submission::Receive { start, len } | Submission::ReadAt { start, len, .. }, lease) => {
                 let (address, room) = lease.writable();
@@ -78,6 +79,57 @@ impl Memory {
             Self::Range { address, len } => (address, len),
             other => unreachable!("{other:?} is no range"),
         }
+    }
+
+    /// Writes `bytes` from `start` on: what a simulated device does.
+    pub(crate) fn fill(self, start: usize, bytes: &[u8]) {
+        let (address, len) = self.bounds();
+        assert!(
+            start + bytes.len() <= len,
+            "a device stays in what it was lent"
+        );
+        let to = address.as_ptr().wrapping_add(start);
+        // SAFETY: the assert keeps the range in a lease that the operation table keeps in place and
+        // lends to nobody else until the completion, which comes after this call.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Appends at most `len` of the bytes from `start` on to `out`: what a simulated device reads.
+    pub(crate) fn gather(self, start: usize, len: usize, out: &mut Vec<u8>) {
+        let end = out.len() + len;
+        let mut skip = start;
+        let mut take = |address: *const u8, part: usize| {
+            let skipped = skip.min(part);
+            skip -= skipped;
+            let count = (part - skipped).min(end - out.len());
+            let from = address.wrapping_add(skipped);
+            // SAFETY: the part lies in a lease that the operation table keeps in place until the
+            // completion, which comes after this call; it is only read.
+            out.extend_from_slice(unsafe { std::slice::from_raw_parts(from, count) });
+        };
+        match self {
+            Self::Range { address, len } => take(address.as_ptr(), len),
+            Self::Message(header) => {
+                // SAFETY: as above; the header is part of the lease.
+                let header = unsafe { header.read() };
+                for index in 0..header.msg_iovlen {
+                    // SAFETY: as above; the list has that many parts.
+                    let part = unsafe { header.msg_iov.wrapping_add(index).read() };
+                    take(part.iov_base.cast(), part.iov_len);
+                }
+            }
+            other => unreachable!("{other:?} is not sent"),
+        }
+    }
+
+    /// The peer's address.
+    pub(crate) fn peer(self) -> Result<SocketAddr, Errno> {
+        let Self::Address(address) = self else {
+            unreachable!("{self:?} is no address")
+        };
+        // SAFETY: as in `connect`.
+        let address = unsafe { address.as_ref() };
+        SocketAddr::try_from(address.clone())
     }
 
     pub(super) fn receive(self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {

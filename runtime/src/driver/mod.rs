@@ -8,7 +8,7 @@
 pub(crate) mod command;
 mod descriptor;
 mod epoll;
-mod memory;
+pub(crate) mod memory;
 mod probe;
 mod submission;
 mod table;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-pub(crate) use descriptor::Descriptor;
+pub(crate) use descriptor::{Descriptor, Handle};
 pub use probe::{Feature, Features, ProbeError};
 pub(crate) use submission::{Completion, CompletionFlags, Submission};
 pub(crate) use table::{Arrival, Effect, Key, Polled, Table};
@@ -29,6 +29,7 @@ pub(crate) use target::{Namespace, Target, Via};
 
 use crate::lease::Lease;
 use crate::pool::OfferRing;
+use crate::sim::SimulatedDriver;
 
 /// Entries of the submission queue.
 pub(crate) const SUBMISSIONS_MAX: u32 = 1024;
@@ -74,6 +75,8 @@ pub enum DriverKind {
     Uring(Features),
     /// epoll.
     Epoll,
+    /// None of this system: the core is simulated.
+    Simulated,
 }
 
 /// The drivers. Each core owns one.
@@ -82,6 +85,8 @@ pub(crate) enum Driver {
     Uring(uring::Uring),
     /// Readiness, where io_uring is forbidden.
     Epoll(epoll::Epoll),
+    /// A simulated world.
+    Simulated(Box<SimulatedDriver>),
 }
 
 impl Driver {
@@ -110,6 +115,7 @@ impl Driver {
         match self {
             Self::Uring(uring) => DriverKind::Uring(uring.features()),
             Self::Epoll(_) => DriverKind::Epoll,
+            Self::Simulated(_) => DriverKind::Simulated,
         }
     }
 
@@ -126,6 +132,7 @@ impl Driver {
         match self {
             Self::Uring(uring) => uring.submit(key, target, what, lease, timeout),
             Self::Epoll(epoll) => epoll.submit(key, target, what, lease, timeout),
+            Self::Simulated(driver) => driver.submit(key, target, what, lease, timeout),
         }
     }
 
@@ -134,7 +141,7 @@ impl Driver {
     pub(crate) fn register_file(&mut self, fd: RawFd) -> Option<u32> {
         match self {
             Self::Uring(uring) => uring.register_file(fd),
-            Self::Epoll(_) => None,
+            Self::Epoll(_) | Self::Simulated(_) => None,
         }
     }
 
@@ -142,7 +149,9 @@ impl Driver {
     pub(crate) fn unregister_file(&mut self, slot: u32) {
         match self {
             Self::Uring(uring) => uring.unregister_file(slot),
-            Self::Epoll(_) => unreachable!("this driver knows no files by index"),
+            Self::Epoll(_) | Self::Simulated(_) => {
+                unreachable!("this driver knows no files by index")
+            }
         }
     }
 
@@ -151,7 +160,7 @@ impl Driver {
     pub(crate) fn register_buffer(&mut self, address: *mut u8, len: usize) -> Result<(), Errno> {
         match self {
             Self::Uring(uring) => uring.register_buffer(address, len),
-            Self::Epoll(_) => Err(Errno::OPNOTSUPP),
+            Self::Epoll(_) | Self::Simulated(_) => Err(Errno::OPNOTSUPP),
         }
     }
 
@@ -160,7 +169,7 @@ impl Driver {
     pub(crate) fn register_pool(&mut self, group: u16, ring: &OfferRing) -> Result<bool, Errno> {
         match self {
             Self::Uring(uring) => uring.register_pool(group, ring).map(|()| true),
-            Self::Epoll(_) => Ok(false),
+            Self::Epoll(_) | Self::Simulated(_) => Ok(false),
         }
     }
 
@@ -168,7 +177,7 @@ impl Driver {
     pub(crate) fn unregister_pool(&mut self, group: u16) {
         match self {
             Self::Uring(uring) => uring.unregister_pool(group),
-            Self::Epoll(_) => {}
+            Self::Epoll(_) | Self::Simulated(_) => {}
         }
     }
 
@@ -177,6 +186,7 @@ impl Driver {
         match self {
             Self::Uring(uring) => uring.cancel(key),
             Self::Epoll(epoll) => epoll.cancel(key),
+            Self::Simulated(driver) => driver.cancel(key),
         }
     }
 
@@ -184,7 +194,7 @@ impl Driver {
     pub(crate) fn wake_ring(&mut self, target: RawFd) -> bool {
         match self {
             Self::Uring(uring) => uring.wake_ring(target),
-            Self::Epoll(_) => false,
+            Self::Epoll(_) | Self::Simulated(_) => false,
         }
     }
 
@@ -192,7 +202,7 @@ impl Driver {
     pub(crate) fn wake_fd(&self) -> Option<RawFd> {
         match self {
             Self::Uring(uring) => uring.wake_fd(),
-            Self::Epoll(_) => None,
+            Self::Epoll(_) | Self::Simulated(_) => None,
         }
     }
 
@@ -202,12 +212,13 @@ impl Driver {
         match self {
             Self::Uring(uring) => uring.has_work(),
             Self::Epoll(epoll) => epoll.has_work(),
+            Self::Simulated(driver) => driver.has_work(),
         }
     }
 
     /// Whether completions show up in memory, so that [`Driver::has_work`] alone may be polled.
     pub(crate) const fn completes_in_memory(&self) -> bool {
-        matches!(self, Self::Uring(_))
+        matches!(self, Self::Uring(_) | Self::Simulated(_))
     }
 
     /// Hands queued submissions over, waits as told, and appends completions to `out`.
@@ -215,6 +226,7 @@ impl Driver {
         match self {
             Self::Uring(uring) => uring.turn(wait, out),
             Self::Epoll(epoll) => epoll.turn(wait, out),
+            Self::Simulated(driver) => driver.turn(wait, out),
         }
     }
 }

@@ -53,7 +53,7 @@ impl Submission {
     }
 
     /// Whether it waits for its descriptor to become readable, as against writable.
-    pub(super) const fn is_read(self) -> bool {
+    pub(crate) const fn is_read(self) -> bool {
         match self {
             Self::Receive { .. }
             | Self::ReceiveMany

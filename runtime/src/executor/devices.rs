@@ -84,7 +84,7 @@ impl Core {
     pub(crate) fn sends_without_copies(&self) -> bool {
         match self.driver_kind() {
             DriverKind::Uring(features) => features.zero_copy_send,
-            DriverKind::Epoll => false,
+            DriverKind::Epoll | DriverKind::Simulated => false,
         }
     }
 
@@ -92,7 +92,7 @@ impl Core {
     pub(crate) fn passes_commands(&self) -> bool {
         match self.driver_kind() {
             DriverKind::Uring(features) => features.device_commands,
-            DriverKind::Epoll => false,
+            DriverKind::Epoll | DriverKind::Simulated => false,
         }
     }
 

@@ -37,6 +37,7 @@ use crate::mesh::{Inbox, Message};
 use crate::op::Op;
 use crate::process;
 use crate::runtime::CoreOptions;
+use crate::sim::SimulatedHost;
 pub use classes::Class;
 pub use idle::Idle;
 use idle::IdleState;
@@ -78,6 +79,8 @@ pub(crate) struct Core {
     pools: RefCell<Slab<()>>,
     counters: Counters,
     stopping: Cell<bool>,
+    /// A simulated core that sleeps.
+    rests: Cell<bool>,
     /// Scratch of the loop, kept for its capacity.
     completions: RefCell<Vec<Completion>>,
     expired: RefCell<Vec<Waker>>,
@@ -96,6 +99,17 @@ impl Core {
         options: &CoreOptions,
     ) -> Result<Rc<Self>, ProbeError> {
         let driver = Driver::open(options.driver, &options.driver_options)?;
+        Self::with_driver(index, peers, clock, options, driver)
+    }
+
+    /// As [`Core::open`], with a driver that is open already.
+    pub(crate) fn with_driver(
+        index: CoreIndex,
+        peers: Arc<[Arc<Inbox>]>,
+        clock: Clock,
+        options: &CoreOptions,
+        driver: Driver,
+    ) -> Result<Rc<Self>, ProbeError> {
         let inbox = Arc::clone(&peers[usize::from(index.0)]);
         inbox.open(driver.wake_fd());
         let scheduler = Scheduler::new(Arc::clone(&inbox));
@@ -111,6 +125,7 @@ impl Core {
             pools: RefCell::default(),
             counters: Counters::default(),
             stopping: Cell::new(false),
+            rests: Cell::new(false),
             completions: RefCell::new(Vec::new()),
             expired: RefCell::new(Vec::new()),
             driver: RefCell::new(driver),
@@ -122,8 +137,7 @@ impl Core {
 
     /// Starts the task that waits at the eventfd by which foreign threads wake this core.
     fn listen_for_bell(self: &Rc<Self>) -> Result<(), ProbeError> {
-        let bell = self.inbox.bell().try_clone_to_owned();
-        let bell = bell.map_err(|error| ProbeError::from_io(&error))?;
+        let bell = self.inbox.bell().map_err(ProbeError::from_setup)?;
         let (core, bell) = (Rc::clone(self), Descriptor::plain(bell));
         let here = Location::caller();
         let listening = self.spawn_at(here, Some(Class::Latency), async move {
@@ -237,6 +251,27 @@ impl Core {
         self.clock.now()
     }
 
+    /// See [`crate::time::unix_ns`].
+    pub(crate) fn unix_ns(&self) -> u64 {
+        self.clock.unix_ns()
+    }
+
+    /// The simulated network that the core's driver is connected to, if it is simulated.
+    pub(crate) fn simulated_host(&self) -> Option<SimulatedHost> {
+        match &*self.driver.borrow() {
+            Driver::Simulated(driver) => Some(driver.host()),
+            Driver::Uring(_) | Driver::Epoll(_) => None,
+        }
+    }
+
+    /// The simulated process of this core is gone.
+    pub(crate) fn end_simulation(&self) {
+        match &mut *self.driver.borrow_mut() {
+            Driver::Simulated(driver) => driver.die(),
+            Driver::Uring(_) | Driver::Epoll(_) => unreachable!("the core is not simulated"),
+        }
+    }
+
     /// Ends the loop after the current turn.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
@@ -321,6 +356,38 @@ impl Core {
     }
 
     fn turn(&self) {
+        let worked = self.work();
+        if !self.scheduler.is_idle() {
+            if self.driver_may_have_work() {
+                self.drive(Wait::Poll);
+            }
+        } else if !self.stopping.get() {
+            self.wait(worked);
+        }
+    }
+
+    /// One turn of a simulated core, which does not block: where it would sleep it says for how
+    /// long, and is to be stepped again when something has woken it.
+    pub(crate) fn step(&self) -> Step {
+        if self.rests.replace(false) {
+            self.drive(Wait::Poll);
+            self.wake_up();
+        }
+        self.work();
+        if self.driver_may_have_work() {
+            self.drive(Wait::Poll);
+            return Step::Busy;
+        }
+        if !self.scheduler.is_idle() {
+            return Step::Busy;
+        }
+        let step = self.fall_asleep();
+        self.rests.set(step != Step::Busy);
+        step
+    }
+
+    /// What a turn does before it looks at the driver. Whether there was anything.
+    fn work(&self) -> bool {
         assert!(
             !process::is_fork_child(),
             "a core belongs to the process that opened it"
@@ -330,13 +397,7 @@ impl Core {
         let worked = self.run_ready() | arrived;
         add_one(&self.counters.turns);
         self.inbox.pulse().beat(self.counters.turns.get());
-        if !self.scheduler.is_idle() {
-            if self.driver_may_have_work() {
-                self.drive(Wait::Poll);
-            }
-        } else if !self.stopping.get() {
-            self.wait(worked);
-        }
+        worked
     }
 
     /// Runs tasks that are ready, at most a turn's worth.
@@ -422,15 +483,25 @@ impl Core {
     }
 
     fn sleep(&self) {
+        if let Step::Asleep(until) = self.fall_asleep() {
+            let wait = until.map_or(Wait::Forever, |at| Wait::For(at.since(self.now())));
+            self.drive(wait);
+            self.wake_up();
+        }
+    }
+
+    /// Announces the sleep, unless there is something to do after all.
+    fn fall_asleep(&self) -> Step {
         self.inbox.set_asleep();
         if self.inbox.has_mail() || !self.sources.borrow_mut().try_park() {
             self.inbox.take_asleep();
-            return;
+            return Step::Busy;
         }
         add_one(&self.counters.sleeps);
-        let next = self.timers.borrow().next_expiry();
-        let wait = next.map_or(Wait::Forever, |at| Wait::For(at.since(self.now())));
-        self.drive(wait);
+        Step::Asleep(self.timers.borrow().next_expiry())
+    }
+
+    fn wake_up(&self) {
         self.sources.borrow_mut().unpark();
         self.inbox.take_asleep();
     }
@@ -442,6 +513,15 @@ impl Core {
             sleeps: self.counters.sleeps.get(),
         }
     }
+}
+
+/// What a core does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// There is more to do.
+    Busy,
+    /// It sleeps, until this time if a timer is set.
+    Asleep(Option<Time>),
 }
 
 /// What a core has done since it was opened.

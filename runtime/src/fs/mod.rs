@@ -9,7 +9,7 @@ mod namespace;
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::control::{ControlError, control};
-use crate::driver::{Descriptor, Via};
+use crate::driver::{Descriptor, Handle, Via};
 use crate::executor::Core;
 use namespace::Geometry;
 
@@ -101,19 +101,22 @@ impl File {
     ///
     /// # Errors
     /// [`FileError::Io`] with the system's reason; `InvalidInput` where a file system has no direct
-    /// access; `Unsupported` for a namespace where the driver passes no commands on (epoll), or
+    /// access; `Unsupported` in a simulated core, which has no files, for a namespace where the driver passes no commands on (epoll), or
     /// whose blocks carry metadata.
     pub async fn open(path: impl Into<PathBuf>, options: OpenOptions) -> Result<Self, FileError> {
+        let core = Core::current();
+        if core.simulated_host().is_some() {
+            return Err(io::Error::from(io::ErrorKind::Unsupported).into());
+        }
         let path = path.into();
         let opened = control(move || Opened::open(path, options)).await??;
-        let core = Core::current();
         let fd = match opened.geometry {
             Some(_) if !core.passes_commands() => {
                 return Err(io::Error::from(io::ErrorKind::Unsupported).into());
             }
             Some(geometry) => Descriptor::namespace(geometry.namespace, opened.file.into()),
             None if options.polled && options.direct => Descriptor::polled(opened.file.into()),
-            None => Descriptor::registered(&core, opened.file.into()),
+            None => Descriptor::registered(&core, Handle::System(opened.file.into())),
         };
         Ok(Self {
             fd,
@@ -173,7 +176,7 @@ impl File {
         call: impl FnOnce(&OwnedFd) -> Result<T, Errno> + Send + 'static,
     ) -> Result<T, FileError> {
         // Its own descriptor: ours may be closed before the call is done.
-        let fd = self.fd.as_fd().try_clone_to_owned()?;
+        let fd = self.fd.system().try_clone()?;
         Ok(control(move || call(&fd)).await?.map_err(io::Error::from)?)
     }
 }

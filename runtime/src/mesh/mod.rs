@@ -13,7 +13,7 @@ mod ring;
 mod woken;
 
 use std::future::Future;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,7 +32,9 @@ use doorbell::Doorbell;
 use woken::WokenList;
 pub(crate) use woken::{Linked, WokenLink};
 
+use crate::driver::Handle;
 use crate::executor::{Core, Header, Pulse, deliver};
+use crate::sim::SimulatedBell;
 
 /// Messages waiting at one core.
 pub const MESSAGES_MAX: usize = 1024;
@@ -54,12 +56,29 @@ pub(crate) struct Inbox {
     closed: AtomicBool,
     poisoned: AtomicBool,
     ring: AtomicI32,
-    bell: OwnedFd,
+    bell: Bell,
+}
+
+/// What wakes a core that sleeps, from any thread.
+#[derive(Debug)]
+enum Bell {
+    Eventfd(OwnedFd),
+    Simulated(SimulatedBell),
 }
 
 impl Inbox {
     pub(crate) fn new(index: CoreIndex) -> Result<Self, Errno> {
-        Ok(Self {
+        let bell = Bell::Eventfd(eventfd(0, EventfdFlags::CLOEXEC)?);
+        Ok(Self::with_bell(index, bell))
+    }
+
+    /// Of a simulated core.
+    pub(crate) fn simulated(index: CoreIndex, bell: SimulatedBell) -> Self {
+        Self::with_bell(index, Bell::Simulated(bell))
+    }
+
+    fn with_bell(index: CoreIndex, bell: Bell) -> Self {
+        Self {
             index,
             messages: ArrayQueue::new(MESSAGES_MAX),
             woken: CachePadded::new(WokenList::new()),
@@ -68,8 +87,8 @@ impl Inbox {
             closed: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
             ring: AtomicI32::new(NO_RING),
-            bell: eventfd(0, EventfdFlags::CLOEXEC)?,
-        })
+            bell,
+        }
     }
 
     pub(crate) const fn index(&self) -> CoreIndex {
@@ -106,8 +125,12 @@ impl Inbox {
         }
     }
 
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// What the core reads to learn that the bell was rung.
+    pub(crate) fn bell(&self) -> Result<Handle, Errno> {
+        match &self.bell {
+            Bell::Eventfd(fd) => Ok(Handle::System(rustix::io::dup(fd)?)),
+            Bell::Simulated(_) => Ok(Handle::Bell),
+        }
     }
 
     pub(crate) fn wake_fd(&self) -> Option<RawFd> {
@@ -179,7 +202,11 @@ impl Inbox {
     }
 
     pub(crate) fn ring_bell(&self) {
-        let rung = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let fd = match &self.bell {
+            Bell::Eventfd(fd) => fd,
+            Bell::Simulated(bell) => return bell.ring(),
+        };
+        let rung = rustix::io::write(fd, &1_u64.to_ne_bytes());
         debug_assert_eq!(
             rung,
             Ok(size_of::<u64>()),

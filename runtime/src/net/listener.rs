@@ -6,15 +6,11 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use rustix::net::{self, AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
-
+use super::socket;
 use super::stream::TcpStream;
 use crate::driver::{Arrival, Descriptor, Submission};
 use crate::executor::Core;
 use crate::op::{Multishot, OpError};
-
-/// Connections that the system may hold for us between two accepts.
-const BACKLOG_MAX: i32 = 1024;
 
 /// A TCP listener, owned by the core that bound it.
 #[derive(Debug)]
@@ -32,17 +28,9 @@ impl TcpListener {
     /// The system's: `AddrInUse` when another socket has the port, `PermissionDenied` for a
     /// privileged one.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
-        let family = match address {
-            SocketAddr::V4(_) => AddressFamily::INET,
-            SocketAddr::V6(_) => AddressFamily::INET6,
-        };
-        let fd = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        sockopt::set_socket_reuseaddr(&fd, true)?;
-        net::bind(&fd, &address)?;
-        net::listen(&fd, BACKLOG_MAX)?;
-        let address = SocketAddr::try_from(net::getsockname(&fd)?)?;
+        let (socket, address) = socket::listen(&Core::current(), address)?;
         Ok(Self {
-            fd: Descriptor::plain(fd),
+            fd: Descriptor::plain(socket),
             accepts: RefCell::default(),
             address,
         })
@@ -97,8 +85,6 @@ impl Drop for TcpListener {
     fn drop(&mut self) {
         // The operation that accepts keeps the socket until its own end; nobody is to connect
         // meanwhile.
-        if let Err(errno) = net::shutdown(&self.fd, Shutdown::Both) {
-            tracing::debug!(%errno, "shutdown of a listener");
-        }
+        socket::shut_down(&self.fd);
     }
 }

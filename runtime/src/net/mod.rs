@@ -2,6 +2,7 @@
 
 mod listener;
 mod receive;
+mod socket;
 mod stream;
 
 pub use listener::TcpListener;

@@ -2,17 +2,17 @@
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, Shutdown, SocketAddrAny, SocketFlags, SocketType, sockopt};
+use rustix::net::SocketAddrAny;
 
 use super::receive::Receives;
-use crate::driver::{Descriptor, Submission};
+use super::socket;
+use crate::driver::{Descriptor, Handle, Submission};
 use crate::executor::Core;
 use crate::lease::{LendRead, LendWrite};
 use crate::op::{BufResult, Op, OpError};
@@ -59,13 +59,8 @@ impl TcpStream {
         address: SocketAddr,
         timeout: Option<Duration>,
     ) -> Result<Self, OpError> {
-        let family = match address {
-            SocketAddr::V4(_) => AddressFamily::INET,
-            SocketAddr::V6(_) => AddressFamily::INET6,
-        };
-        let fd = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let core = Core::current();
-        let fd = Descriptor::registered(&core, fd);
+        let fd = Descriptor::registered(&core, socket::open(&core, address)?);
         let target = Box::new(SocketAddrAny::from(address));
         let connect = Op::submit_within(&core, Submission::Connect, &fd, target, timeout);
         let (result, _target) = connect.await;
@@ -73,20 +68,14 @@ impl TcpStream {
         Ok(Self::with_defaults(fd, Some(address.ip())))
     }
 
-    pub(super) fn from_connected(fd: OwnedFd) -> Self {
-        let peer = net::getpeername(&fd).ok().and_then(|peer| {
-            let peer = SocketAddr::try_from(peer?).ok()?;
-            Some(peer.ip())
-        });
-        let fd = Descriptor::registered(&Core::current(), fd);
+    pub(super) fn from_connected(connected: Handle) -> Self {
+        let peer = socket::peer_ip(&connected);
+        let fd = Descriptor::registered(&Core::current(), connected);
         Self::with_defaults(fd, peer)
     }
 
     fn with_defaults(fd: Rc<Descriptor>, peer: Option<IpAddr>) -> Self {
-        // Latency first; a socket without the option still works.
-        if let Err(errno) = sockopt::set_tcp_nodelay(&fd, true) {
-            tracing::debug!(%errno, "TCP_NODELAY");
-        }
+        socket::set_no_delay(&fd);
         // Loopback copies in any case, and pays for the notice beside it.
         let is_remote = peer.is_some_and(|ip| !ip.to_canonical().is_loopback());
         Self {
@@ -206,10 +195,7 @@ impl TcpStream {
 
     /// Ends both directions: operations in flight on this connection end soon, at the peer too.
     pub fn shutdown(&self) {
-        if let Err(errno) = net::shutdown(&self.fd, Shutdown::Both) {
-            // The peer was first.
-            tracing::trace!(%errno, "shutdown");
-        }
+        socket::shut_down(&self.fd);
     }
 
     /// Size of the system's send buffer to ask for, in bytes.
@@ -217,6 +203,6 @@ impl TcpStream {
     /// # Errors
     /// The system's refusal; the connection goes on with what it has.
     pub fn set_send_buffer(&self, len_bytes: usize) -> Result<(), OpError> {
-        Ok(sockopt::set_socket_send_buffer_size(&self.fd, len_bytes)?)
+        Ok(socket::set_send_buffer(&self.fd, len_bytes)?)
     }
 }

@@ -20,14 +20,13 @@
 //! The last completion is the only event that frees a lease.
 
 use std::collections::VecDeque;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::{Completion, Descriptor, OPERATIONS_MAX, Submission};
+use super::{Completion, Descriptor, Handle, OPERATIONS_MAX, Submission};
 use crate::lease::Lease;
 use crate::pool::PooledBytes;
 
@@ -95,7 +94,7 @@ struct Stream {
 /// One answer of a multishot operation.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    Accepted(OwnedFd),
+    Accepted(Handle),
     /// No bytes mean that the peer has finished.
     Received(PooledBytes),
     /// The peer has finished.
@@ -110,7 +109,7 @@ struct Slot {
     what: Submission,
     lease: Lease,
     /// Keeps the descriptor's number from being reused while the operation is in flight.
-    _fd: Option<Rc<Descriptor>>,
+    fd: Option<Rc<Descriptor>>,
 }
 
 /// What a poll of an operation found.
@@ -186,7 +185,7 @@ impl Table {
             state,
             what,
             lease,
-            _fd: fd,
+            fd,
         });
         Ok((Key { index, generation }, &mut slot.lease))
     }
@@ -221,9 +220,8 @@ impl Table {
             }
             State::Streaming(stream) => {
                 stream.ended = !more;
-                stream
-                    .arrived
-                    .extend(arrival(slot.what, &slot.lease, completion));
+                let arrived = arrival(slot.what, slot.fd.as_ref(), &slot.lease, completion);
+                stream.arrived.extend(arrived);
                 let is_full = slot.what == Submission::AcceptMany
                     && stream.arrived.len() >= ACCEPTED_MAX
                     && !stream.throttled;
@@ -232,7 +230,7 @@ impl Table {
                 Effect::WakeAll(std::mem::take(&mut stream.wakers), cancel)
             }
             State::Orphan => {
-                let arrived = arrival(slot.what, &slot.lease, completion);
+                let arrived = arrival(slot.what, slot.fd.as_ref(), &slot.lease, completion);
                 let lease = (!more).then(|| self.slots.remove(index).lease);
                 Effect::Drop(Dropped {
                     _lease: lease,
@@ -345,7 +343,12 @@ impl Table {
 
 /// What a completion of a multishot operation brought. Nothing if the operation merely ended:
 /// because it was cancelled, or because its pool had no buffer.
-fn arrival(what: Submission, lease: &Lease, completion: Completion) -> Option<Arrival> {
+fn arrival(
+    what: Submission,
+    listener: Option<&Rc<Descriptor>>,
+    lease: &Lease,
+    completion: Completion,
+) -> Option<Arrival> {
     let result = completion.result;
     if !what.is_multishot() {
         return None;
@@ -355,9 +358,10 @@ fn arrival(what: Submission, lease: &Lease, completion: Completion) -> Option<Ar
         (Submission::ReceiveMany, _) if result == -libc::ENOBUFS => None,
         _ if result < 0 => Some(Arrival::Failed(Errno::from_raw_os_error(-result))),
         (Submission::AcceptMany, _) => {
-            // SAFETY: the kernel just handed this descriptor to us as a result of our accept, so
-            // nobody else owns it; closed once, by the value that owns it from here on.
-            Some(Arrival::Accepted(unsafe { OwnedFd::from_raw_fd(result) }))
+            let listener = listener.expect("an accept has a listener");
+            // SAFETY: the driver just handed this descriptor to us as a result of our accept on
+            // that listener, so nobody else owns it.
+            Some(Arrival::Accepted(unsafe { listener.accepted(result) }))
         }
         (_, Lease::Pool(pool)) => Some(match completion.flags.buffer() {
             Some(id) => {

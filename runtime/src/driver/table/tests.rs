@@ -17,7 +17,9 @@ fn insert(table: &mut Table, what: Submission) -> Key {
     } else {
         Lease::Bytes(vec![0])
     };
-    table.insert(what, None, lease).expect("room").0
+    let (reads, _writes) = std::io::pipe().expect("a pipe");
+    let fd = Descriptor::plain(Handle::System(reads.into()));
+    table.insert(what, Some(fd), lease).expect("room").0
 }
 
 #[derive(Default)]

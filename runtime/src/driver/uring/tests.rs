@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::super::{Descriptor, OPERATIONS_MAX, Table};
+use super::super::{Descriptor, Handle, OPERATIONS_MAX, Table};
 use super::*;
 
 fn open() -> Option<Uring> {
@@ -35,7 +35,7 @@ fn more_operations_than_the_queue_holds_all_complete() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
     let (server, _) = listener.accept().expect("accepted");
-    let fd = Descriptor::plain(OwnedFd::from(server));
+    let fd = Descriptor::plain(Handle::System(OwnedFd::from(server)));
     let mut table = Table::new();
     let receive = Submission::Receive { start: 0, len: 1 };
     let mut keys = Vec::new();

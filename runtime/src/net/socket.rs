@@ -1,0 +1,96 @@
+//! The calls on sockets that do not wait: of this system, or of a simulated network.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
+
+use crate::driver::{Descriptor, Handle};
+use crate::executor::Core;
+
+/// Connections that the system may hold for a listener between two accepts.
+pub(crate) const BACKLOG_MAX: i32 = 1024;
+
+const fn family(address: SocketAddr) -> AddressFamily {
+    match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    }
+}
+
+/// A stream socket that is to be connected to `address`.
+pub(super) fn open(core: &Core, address: SocketAddr) -> Result<Handle, Errno> {
+    match core.simulated_host() {
+        Some(host) => Ok(Handle::Simulated(host.open())),
+        None => stream(address),
+    }
+}
+
+fn stream(address: SocketAddr) -> Result<Handle, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    net::socket_with(family(address), SocketType::STREAM, flags, None).map(Handle::System)
+}
+
+/// A socket that listens, and where.
+pub(super) fn listen(core: &Core, address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
+    if let Some(host) = core.simulated_host() {
+        let (socket, address) = host.listen(address)?;
+        return Ok((Handle::Simulated(socket), address));
+    }
+    let socket = stream(address)?;
+    let Handle::System(fd) = &socket else {
+        unreachable!("it was just opened")
+    };
+    sockopt::set_socket_reuseaddr(fd, true)?;
+    net::bind(fd, &address)?;
+    net::listen(fd, BACKLOG_MAX)?;
+    let address = SocketAddr::try_from(net::getsockname(fd)?)?;
+    Ok((socket, address))
+}
+
+/// Ends both directions: what is under way on the socket ends soon, at the peer too.
+pub(super) fn shut_down(socket: &Rc<Descriptor>) {
+    let done = match socket.handle() {
+        Handle::Simulated(simulated) => {
+            simulated.shut_down();
+            return;
+        }
+        _ => net::shutdown(socket.system(), Shutdown::Both),
+    };
+    if let Err(errno) = done {
+        // The peer was first.
+        tracing::trace!(%errno, "shutdown of a socket");
+    }
+}
+
+/// The host at the other end, if there is one still.
+pub(super) fn peer_ip(socket: &Handle) -> Option<IpAddr> {
+    match socket {
+        Handle::Simulated(simulated) => simulated.peer_ip(),
+        Handle::System(fd) => {
+            let peer = net::getpeername(fd).ok()??;
+            Some(SocketAddr::try_from(peer).ok()?.ip())
+        }
+        Handle::Bell => None,
+    }
+}
+
+/// Latency before throughput. A simulated network knows nothing else.
+pub(super) fn set_no_delay(socket: &Rc<Descriptor>) {
+    if let Handle::System(fd) = socket.handle()
+        && let Err(errno) = sockopt::set_tcp_nodelay(fd, true)
+    {
+        // A socket without the option still works.
+        tracing::debug!(%errno, "TCP_NODELAY");
+    }
+}
+
+/// Asks for a send buffer of this size. A simulated network has its own sizes.
+pub(super) fn set_send_buffer(socket: &Rc<Descriptor>, len_bytes: usize) -> Result<(), Errno> {
+    match socket.handle() {
+        Handle::System(fd) => sockopt::set_socket_send_buffer_size(fd, len_bytes),
+        Handle::Simulated(_) | Handle::Bell => Ok(()),
+    }
+}

@@ -1,0 +1,84 @@
+//! The knobs of a simulated world, and how often each of its faults occurred.
+
+use std::time::Duration;
+
+/// How a simulated network and its cores behave when nothing is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorldOptions {
+    /// Least and most time that bytes take from one host to another.
+    pub latency: (Duration, Duration),
+    /// Bytes per second of each connection, each way.
+    pub bytes_per_second: u64,
+    /// Bytes that a connection holds, each way, before its sender has to wait.
+    pub window_bytes: usize,
+    /// How long a turn of a core takes.
+    pub turn: Duration,
+    /// Most time from the event that wakes a core to its turn.
+    pub wake_max: Duration,
+    /// Most time from the cancelling of an operation to its end.
+    pub cancel_max: Duration,
+    /// How many receives of a thousand bring less than is there.
+    pub short_receives_per_mille: u32,
+    /// How many arrivals of a thousand are lost on the way and sent again, which delays what comes
+    /// after them.
+    pub losses_per_mille: u32,
+    /// After how long what was lost is sent again, first; each time twice as long.
+    pub resend: Duration,
+}
+
+impl Default for WorldOptions {
+    fn default() -> Self {
+        Self {
+            latency: (Duration::from_micros(5), Duration::from_micros(60)),
+            bytes_per_second: 3_000_000_000,
+            window_bytes: 256 * 1024,
+            turn: Duration::from_micros(2),
+            wake_max: Duration::from_micros(10),
+            cancel_max: Duration::from_micros(50),
+            short_receives_per_mille: 100,
+            losses_per_mille: 1,
+            resend: Duration::from_millis(200),
+        }
+    }
+}
+
+/// How often each fault occurred.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it, and `list` spells them")]
+pub struct FaultCounts {
+    pub short_receives: u64,
+    pub losses: u64,
+    pub cuts: u64,
+    pub held_by_a_cut: u64,
+    pub resets: u64,
+    pub refusals: u64,
+    pub cancels_lost: u64,
+    pub crashes: u64,
+    pub power_losses: u64,
+    pub half_open: u64,
+    pub pauses: u64,
+    pub slowed: u64,
+    pub clock_jumps: u64,
+}
+
+impl FaultCounts {
+    /// All of them by name.
+    #[must_use]
+    pub const fn list(&self) -> [(&'static str, u64); 13] {
+        [
+            ("short_receives", self.short_receives),
+            ("losses", self.losses),
+            ("cuts", self.cuts),
+            ("held_by_a_cut", self.held_by_a_cut),
+            ("resets", self.resets),
+            ("refusals", self.refusals),
+            ("cancels_lost", self.cancels_lost),
+            ("crashes", self.crashes),
+            ("power_losses", self.power_losses),
+            ("half_open", self.half_open),
+            ("pauses", self.pauses),
+            ("slowed", self.slowed),
+            ("clock_jumps", self.clock_jumps),
+        ]
+    }
+}
