@@ -11,7 +11,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `node` | [`Node`]: starting cores, ports, statistics, shut-down |
+//! | `node` | [`Node`], [`SeatedNode`]: starting cores, ports, statistics, shut-down |
 //! | `service` | one core's slice: requests against shard and extents |
 //! | `client` | [`Client`]: homes, calls, batches |
 //! | `value` | [`Value`], [`extent_bytes`] |
@@ -26,5 +26,5 @@ mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
-pub use node::{Node, NodeOptions};
+pub use node::{Node, NodeOptions, SeatedNode};
 pub use value::{Value, extent_bytes};

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::mpsc as std_mpsc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use futures_channel::{mpsc, oneshot};
 use futures_core::Stream;
@@ -16,7 +16,10 @@ use lunette_kvstore_proto::placement::{ClusterMap, Member};
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::{ArenaOptions, HugePages};
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::{CoreOptions, DriverChoice, Idle, Placement, Runtime, arena, spawn_local};
+use lunette_runtime::{
+    CoreOptions, DriverChoice, Idle, MeshError, Placement, Runtime, arena, core_count, spawn_local,
+    spawn_on, time,
+};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Drain, ServeOptions, serve};
@@ -87,6 +90,15 @@ impl NodeOptions {
 }
 
 impl NodeOptions {
+    /// What each core of its runtime is to be.
+    ///
+    /// # Errors
+    /// [`NodeError`]: memory and cores do not go together.
+    pub fn core_options(&self) -> Result<CoreOptions, NodeError> {
+        let limits = core_limits(self.memory_bytes, self.placement.cores())?;
+        Ok(core_options(self, limits))
+    }
+
     /// What it is in a cluster map.
     fn member(&self, cores: usize) -> Member {
         Member {
@@ -99,9 +111,14 @@ impl NodeOptions {
 
 /// A running node. Dropping it shuts it down.
 pub struct Node {
+    seated: SeatedNode,
+    runtime: Runtime,
+}
+
+/// A node on the cores of a runtime that somebody else runs, and ends.
+pub struct SeatedNode {
     address: SocketAddr,
     questions: Vec<mpsc::Sender<Question>>,
-    runtime: Runtime,
 }
 
 /// What the node asks of one of its cores.
@@ -119,7 +136,7 @@ struct CorePlan {
     limits: ShardLimits,
     options: NodeOptions,
     cores: usize,
-    bound: std_mpsc::Sender<Result<SocketAddr, NodeError>>,
+    bound: oneshot::Sender<Result<SocketAddr, NodeError>>,
     ports: oneshot::Receiver<Vec<u16>>,
     questions: mpsc::Receiver<Question>,
 }
@@ -130,28 +147,17 @@ impl Node {
     /// # Errors
     /// [`NodeError`]: nothing is left running.
     pub fn start(options: NodeOptions) -> Result<Self, NodeError> {
-        let cores = options.placement.cores();
-        let limits = core_limits(options.memory_bytes, cores)?;
-        ClusterMap::new(vec![options.member(cores)])?;
-        let runtime = Runtime::start(&options.placement, core_options(&options, limits))?;
-        let mut starting = Starting::default();
-        for index in 0..cores {
-            let index = CoreIndex(u16::try_from(index).expect("cores are bounded"));
-            starting.start_core(&runtime, index, cores, limits, &options)?;
-        }
-        let address = starting.announce()?;
-        tracing::info!(%address, id = %options.id, cores, "node serves");
-        Ok(Self {
-            address,
-            questions: starting.questions,
-            runtime,
-        })
+        let runtime = Runtime::start(&options.placement, options.core_options()?)?;
+        let first = CoreIndex(0);
+        let seated = runtime.spawn_on(first, move || SeatedNode::start(options))?;
+        let seated = seated.wait()??;
+        Ok(Self { seated, runtime })
     }
 
     /// Where its first core listens; clients find the others from there.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
-        self.address
+        self.seated.address()
     }
 
     /// What it holds and has counted, over all cores. Blocks until each core has answered.
@@ -159,21 +165,7 @@ impl Node {
     /// # Errors
     /// [`NodeError::Core`]: a core does not answer.
     pub fn stat(&self) -> Result<NodeStat, NodeError> {
-        let mut total = NodeStat::default();
-        for (index, requests) in self.questions.iter().enumerate() {
-            let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
-            let gone = NodeError::Core(lunette_runtime::MeshError::ShutDown(core));
-            let (answer, answered) = oneshot::channel();
-            if requests.clone().try_send(Question::Stat(answer)).is_err() {
-                return Err(gone);
-            }
-            let Ok(stat) = pollster::block_on(answered) else {
-                return Err(gone);
-            };
-            total.add_shard(stat.shards, stat.capacity_bytes);
-            total.connections += stat.connections;
-        }
-        Ok(total)
+        pollster::block_on(self.seated.stat())
     }
 
     /// Ends its connections in good order, within `timeout`: none is accepted any more, values that
@@ -182,7 +174,7 @@ impl Node {
     pub fn drain(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let (draining, drained) = std_mpsc::channel();
-        for questions in &self.questions {
+        for questions in &self.seated.questions {
             if questions
                 .clone()
                 .try_send(Question::Drain(draining.clone()))
@@ -211,8 +203,72 @@ impl Node {
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node")
-            .field("address", &self.address)
+            .field("address", &self.address())
             .field("runtime", &self.runtime)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SeatedNode {
+    /// Starts a node on all cores of the current runtime, whose cores are as
+    /// [`NodeOptions::core_options`] says, and waits until each of them listens. The options'
+    /// placement, idle policy and driver are the runtime's matter.
+    ///
+    /// # Errors
+    /// [`NodeError`]: nothing is left running.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub async fn start(options: NodeOptions) -> Result<Self, NodeError> {
+        let cores = core_count();
+        let limits = core_limits(options.memory_bytes, cores)?;
+        ClusterMap::new(vec![options.member(cores)])?;
+        let mut starting = Starting::default();
+        for index in 0..cores {
+            let index = CoreIndex(u16::try_from(index).expect("cores are bounded"));
+            starting.start_core(index, cores, limits, &options).await?;
+        }
+        let address = starting.announce()?;
+        tracing::info!(%address, id = %options.id, cores, "node serves");
+        Ok(Self {
+            address,
+            questions: starting.questions,
+        })
+    }
+
+    /// Where its first core listens; clients find the others from there.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it holds and has counted, over all cores.
+    ///
+    /// # Errors
+    /// [`NodeError::Core`]: a core does not answer.
+    pub async fn stat(&self) -> Result<NodeStat, NodeError> {
+        let mut total = NodeStat::default();
+        for (index, questions) in self.questions.iter().enumerate() {
+            let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
+            let gone = NodeError::Core(MeshError::ShutDown(core));
+            let (answer, answered) = oneshot::channel();
+            if questions.clone().try_send(Question::Stat(answer)).is_err() {
+                return Err(gone);
+            }
+            let Ok(stat) = answered.await else {
+                return Err(gone);
+            };
+            total.add_shard(stat.shards, stat.capacity_bytes);
+            total.connections += stat.connections;
+        }
+        Ok(total)
+    }
+}
+
+impl fmt::Debug for SeatedNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SeatedNode")
+            .field("address", &self.address)
             .finish_non_exhaustive()
     }
 }
@@ -227,9 +283,8 @@ struct Starting {
 
 impl Starting {
     /// Starts a core and waits until it listens.
-    fn start_core(
+    async fn start_core(
         &mut self,
-        runtime: &Runtime,
         index: CoreIndex,
         cores: usize,
         limits: ShardLimits,
@@ -240,7 +295,7 @@ impl Starting {
         } else {
             0
         };
-        let (bound, address) = std_mpsc::channel();
+        let (bound, address) = oneshot::channel();
         let (ports, ports_receiver) = oneshot::channel();
         let (questions, questions_receiver) = mpsc::channel(QUESTIONS_MAX);
         let plan = CorePlan {
@@ -253,9 +308,10 @@ impl Starting {
             ports: ports_receiver,
             questions: questions_receiver,
         };
-        drop(runtime.spawn_on(index, move || run_core(plan))?);
-        let gone = lunette_runtime::MeshError::ShutDown(index);
-        self.addresses.push(address.recv().map_err(|_gone| gone)??);
+        // It runs until the runtime ends, or until it has been drained.
+        drop(spawn_on(index, move || run_core(plan)));
+        let gone = MeshError::ShutDown(index);
+        self.addresses.push(address.await.map_err(|_gone| gone)??);
         self.ports.push(ports);
         self.questions.push(questions);
         Ok(())
@@ -266,7 +322,7 @@ impl Starting {
         let ports: Vec<u16> = self.addresses.iter().map(SocketAddr::port).collect();
         for (index, sender) in self.ports.drain(..).enumerate() {
             let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
-            let gone = lunette_runtime::MeshError::ShutDown(core);
+            let gone = MeshError::ShutDown(core);
             sender.send(ports.clone()).map_err(|_ports| gone)?;
         }
         Ok(self.addresses[0])
@@ -375,12 +431,9 @@ fn serve_options(card: &NodeCard, connections_max: usize) -> ServeOptions {
 
 /// What either side of a store connection offers.
 pub(crate) fn hello(greeting: Vec<u8>) -> Hello {
-    let since_epoch = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
     Hello {
         versions: VersionRange::OURS,
-        session_epoch: u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
+        session_epoch: time::unix_ns(),
         in_flight_max: IN_FLIGHT_MAX,
         payload_bytes_max: u32::try_from(PAYLOAD_BYTES_MAX).expect("bounded"),
         greeting,
