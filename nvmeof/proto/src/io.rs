@@ -96,8 +96,14 @@ impl IoRequest {
         if let Some(blocks) = request.blocks() {
             geometry.check(blocks)?;
         }
-        let (needed, found) = (request.data_bytes(geometry), command.sgl.len_bytes());
-        if u64::from(found) != needed {
+        let needed = request.data_bytes(geometry);
+        let found = u64::from(command.sgl.len_bytes());
+        let fits = match request {
+            // Some hosts always bring room for all the ranges that there may be.
+            Self::Manage { .. } => (needed..=(RANGES_MAX * RANGE_BYTES) as u64).contains(&found),
+            _ => found == needed,
+        };
+        if !fits {
             return Err(Status::DATA_LENGTH_INVALID.do_not_retry());
         }
         if needed > u64::from(geometry.transfer_bytes_max) {
@@ -329,6 +335,15 @@ mod tests {
         command.sgl = Sgl::Transport { len_bytes: 511 };
         let status = IoRequest::of(&command, &GEOMETRY).map_err(Status::code);
         assert_eq!(status, Err(Status::DATA_LENGTH_INVALID.code()));
+        let hint = IoRequest::Manage {
+            ranges: 2,
+            deallocates: true,
+        };
+        for (len_bytes, fits) in [(31, false), (32, true), (4096, true), (4097, false)] {
+            let mut command = hint.command(1, &GEOMETRY);
+            command.sgl = Sgl::Transport { len_bytes };
+            assert_eq!(IoRequest::of(&command, &GEOMETRY).is_ok(), fits, "{len_bytes}");
+        }
         command.opcode = 0x04;
         let status = IoRequest::of(&command, &GEOMETRY).map_err(Status::code);
         assert_eq!(status, Err(Status::INVALID_OPCODE.code()));

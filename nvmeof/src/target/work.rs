@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_nvmeof_proto::completion::Status;
-use lunette_nvmeof_proto::io::{Blocks, Geometry, IoRequest, decode_ranges};
+use lunette_nvmeof_proto::io::{Blocks, Geometry, IoRequest, RANGE_BYTES, decode_ranges};
 use lunette_runtime::arena::{Region, RegionMut};
 use lunette_runtime::{arena, time};
 
@@ -87,9 +87,13 @@ impl Work {
                 let (offset, len) = geometry.bytes(blocks);
                 disk.write_zeroes(offset, len).await?;
             }
-            IoRequest::Manage { deallocates, .. } => {
+            IoRequest::Manage {
+                ranges,
+                deallocates,
+            } => {
                 let data = data.expect("ranges are data");
-                let ranges = decode_ranges(data.as_slice(), &geometry)?;
+                let bytes = &data.as_slice()[..usize::from(ranges) * RANGE_BYTES];
+                let ranges = decode_ranges(bytes, &geometry)?;
                 for blocks in ranges.into_iter().filter(|_| deallocates) {
                     let (offset, len) = geometry.bytes(blocks);
                     disk.deallocate(offset, len);

@@ -1,0 +1,167 @@
+//! The kernel's ends, by the files that it is steered with.
+
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use lunette_nvmeof::HostConfig;
+use lunette_nvmeof::proto::nqn::Nqn;
+use lunette_nvmeof::proto::pdu::Digests;
+
+/// Where the kernel's target listens.
+pub(crate) const TARGET: &str = "127.0.0.1:4421";
+/// Its subsystem.
+pub(crate) const TARGET_NAME: &str = "nqn.2026-01.example:kernel";
+/// Length of its namespace.
+pub(crate) const TARGET_BYTES: u64 = 64 << 20;
+
+pub(crate) const DIGESTS: [Digests; 4] = [
+    Digests::NONE,
+    Digests {
+        header: true,
+        data: false,
+    },
+    Digests {
+        header: false,
+        data: true,
+    },
+    Digests::BOTH,
+];
+
+/// Runs a script, and fails with what it said if it fails.
+pub(crate) fn sh(script: &str) -> String {
+    let output = Command::new("bash").args(["-euc", script]).output();
+    let output = output.expect("bash runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}\n{said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A target in the kernel, with a namespace in memory.
+pub(crate) fn bring_target_up() {
+    let (port, megabytes) = (4421, TARGET_BYTES >> 20);
+    sh(&format!(
+        "modprobe configfs; modprobe null_blk nr_devices=0; modprobe -a nvmet nvmet_tcp nvme_tcp
+         mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config
+         target=/sys/kernel/config/nvmet; disk=/sys/kernel/config/nullb/nullb7
+         subsystem=$target/subsystems/{TARGET_NAME}
+         [[ -e $target/ports/7 ]] && exit 0
+         mkdir $disk; echo {megabytes} >$disk/size; echo 1 >$disk/memory_backed
+         echo 1 >$disk/discard; echo 1 >$disk/power
+         mkdir $subsystem $subsystem/namespaces/1; echo 1 >$subsystem/attr_allow_any_host
+         echo -n /dev/nullb7 >$subsystem/namespaces/1/device_path
+         echo 1 >$subsystem/namespaces/1/enable
+         mkdir $target/ports/7; cd $target/ports/7
+         echo tcp >addr_trtype; echo ipv4 >addr_adrfam; echo 127.0.0.1 >addr_traddr
+         echo {port} >addr_trsvcid
+         ln -s $subsystem subsystems/"
+    ));
+}
+
+/// Cuts every connection to the kernel's target, which can be connected to again at once.
+pub(crate) fn cut_target() {
+    sh(&format!(
+        "cd /sys/kernel/config/nvmet/ports/7/subsystems; rm {TARGET_NAME}
+         ln -s /sys/kernel/config/nvmet/subsystems/{TARGET_NAME} ."
+    ));
+}
+
+pub(crate) fn config(digests: Digests) -> HostConfig {
+    HostConfig {
+        host: Nqn::new("nqn.2026-01.example:host").expect("a name"),
+        host_id: [9; 16],
+        digests,
+        commands_max: 64,
+        io_queues: 2,
+        keep_alive: Duration::from_secs(30),
+        timeout: Duration::from_secs(30),
+    }
+}
+
+/// A controller that the kernel's host has connected; disconnected when dropped.
+pub(crate) struct KernelHost {
+    instance: String,
+    pub(crate) device: PathBuf,
+}
+
+impl KernelHost {
+    /// Connects to `address` and waits for the namespace with this UUID.
+    pub(crate) fn connect(
+        address: SocketAddr,
+        subsystem: &Nqn,
+        digests: Digests,
+        uuid: &[u8; 16],
+    ) -> Self {
+        sh("modprobe nvme_tcp");
+        let mut options = format!(
+            "transport=tcp,traddr={},trsvcid={},nqn={subsystem},reconnect_delay=1,nr_io_queues=2,\
+             queue_size=64,hostnqn=nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001,\
+             hostid=00000000-0000-4000-8000-000000000001",
+            address.ip(),
+            address.port()
+        );
+        for (is_on, option) in [
+            (digests.header, ",hdr_digest"),
+            (digests.data, ",data_digest"),
+        ] {
+            if is_on {
+                options += option;
+            }
+        }
+        let fabrics = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/nvme-fabrics");
+        let mut fabrics = fabrics.expect("the kernel's host");
+        fabrics.write_all(options.as_bytes()).expect("connected");
+        let mut answer = [0; 256];
+        let count = fabrics.read(&mut answer).expect("an answer");
+        let answer = String::from_utf8_lossy(&answer[..count]).into_owned();
+        let instance = answer
+            .split(',')
+            .next()
+            .and_then(|first| first.split('=').nth(1));
+        let instance = format!("nvme{}", instance.expect("an instance").trim());
+        let device = device_with(uuid);
+        Self { instance, device }
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.device.display().to_string()
+    }
+
+    pub(crate) fn state(&self) -> String {
+        let state = fs::read_to_string(format!("/sys/class/nvme/{}/state", self.instance));
+        state.unwrap_or_default().trim().to_owned()
+    }
+}
+
+impl Drop for KernelHost {
+    fn drop(&mut self) {
+        let path = format!("/sys/class/nvme/{}/delete_controller", self.instance);
+        if let Err(error) = fs::write(&path, "1") {
+            eprintln!("{path}: {error}");
+        }
+    }
+}
+
+/// The block device of the namespace with this UUID, once it is there.
+fn device_with(uuid: &[u8; 16]) -> PathBuf {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < deadline {
+        let entries = fs::read_dir("/sys/block").expect("sysfs");
+        for entry in entries.flatten() {
+            let found = fs::read_to_string(entry.path().join("uuid")).unwrap_or_default();
+            let device = PathBuf::from("/dev").join(entry.file_name());
+            if found.trim().replace('-', "") == hex && device.exists() {
+                return device;
+            }
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("no namespace with the UUID {hex} appeared");
+}

@@ -1,0 +1,186 @@
+//! Our host against the kernel's target.
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    use lunette_nvmeof::proto::host::ReconnectOptions;
+    use lunette_nvmeof::proto::io::Blocks;
+    use lunette_nvmeof::proto::nqn::Nqn;
+    use lunette_nvmeof::proto::pdu::Digests;
+    use lunette_nvmeof::{NamespaceOptions, RemoteController, RemoteNamespace, discover};
+    use lunette_runtime::arena::RegionMut;
+    use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
+
+    use crate::rig::{
+        DIGESTS, TARGET, TARGET_BYTES, TARGET_NAME, bring_target_up, config, cut_target,
+    };
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn run(scenario: impl AsyncFnOnce() + 'static) {
+        bring_target_up();
+        block_on(None, CoreOptions::default(), move || async move {
+            scenario().await
+        })
+        .expect("a core");
+    }
+
+    fn address() -> SocketAddr {
+        TARGET.parse().expect("an address")
+    }
+
+    fn name() -> Nqn {
+        Nqn::new(TARGET_NAME).expect("a name")
+    }
+
+    async fn connect(digests: Digests) -> RemoteNamespace {
+        let options = NamespaceOptions {
+            address: address(),
+            subsystem: name(),
+            nsid: 1,
+            config: config(digests),
+            reconnect: ReconnectOptions::default(),
+            seed: 3,
+        };
+        RemoteNamespace::connect(options).await.expect("connected")
+    }
+
+    fn filled(len: usize, seed: usize) -> RegionMut {
+        let mut region = arena().alloc(len).expect("room");
+        for (index, byte) in region.as_mut_slice().iter_mut().enumerate() {
+            *byte = u8::try_from((index * 5 + index / 512 + seed) % 251).expect("a byte");
+        }
+        region
+    }
+
+    async fn write_and_read(namespace: &RemoteNamespace, first: u64, len: usize, seed: usize) {
+        let region = filled(len, seed).freeze();
+        let written = namespace.write(first, region.clone(), false, TIMEOUT).await;
+        written.expect("written");
+        let read = namespace
+            .read(first, arena().alloc(len).expect("room"), TIMEOUT)
+            .await;
+        assert!(
+            read.expect("read").as_slice() == region.as_slice(),
+            "{len} bytes"
+        );
+    }
+
+    #[test]
+    fn discovery_and_identity() {
+        run(async || {
+            let records = discover(address(), config(Digests::NONE))
+                .await
+                .expect("discovered");
+            assert!(
+                records.iter().any(|record| record.subsystem == name()),
+                "{records:?}"
+            );
+            let both = config(Digests::BOTH);
+            let controller = RemoteController::connect(address(), &name(), both).await;
+            let controller = controller.expect("connected");
+            assert_eq!(controller.namespaces().await, Ok(vec![1]));
+            let identity = controller
+                .namespace(1)
+                .await
+                .expect("identified")
+                .expect("there");
+            assert_eq!(identity.blocks << identity.block_bytes_log2, TARGET_BYTES);
+            let association = controller.association();
+            assert_eq!(
+                association.controller_id,
+                association.identity.controller_id
+            );
+            assert_eq!(association.io_queues, 2);
+            controller.shut_down().await.expect("in order");
+        });
+    }
+
+    #[test]
+    fn reads_and_writes_of_every_length_under_every_digest() {
+        run(async || {
+            for digests in DIGESTS {
+                let namespace = connect(digests).await;
+                for (seed, len) in [512, 4096, 16_384, 16_896, 65_536, 131_072, 1 << 20]
+                    .into_iter()
+                    .enumerate()
+                {
+                    write_and_read(&namespace, 5 + seed as u64, len, seed).await;
+                }
+                namespace.flush(TIMEOUT).await.expect("flushed");
+                let blocks = Blocks {
+                    first: 8,
+                    count: 100,
+                };
+                namespace
+                    .write_zeroes(blocks, TIMEOUT)
+                    .await
+                    .expect("zeroed");
+                let zeroes = arena().alloc(51_200).expect("room");
+                let zeroes = namespace.read(8, zeroes, TIMEOUT).await.expect("read");
+                assert!(zeroes.as_slice().iter().all(|&byte| byte == 0));
+                namespace
+                    .deallocate(&[blocks], TIMEOUT)
+                    .await
+                    .expect("deallocated");
+                namespace.close().await.expect("in order");
+            }
+        });
+    }
+
+    #[test]
+    fn many_commands_are_in_flight() {
+        run(async || {
+            let namespace = Rc::new(connect(Digests::BOTH).await);
+            let tasks: Vec<_> = (0..32)
+                .map(|seed| {
+                    let namespace = Rc::clone(&namespace);
+                    spawn_local(async move {
+                        for round in 0..4 {
+                            let len = 512 * (1 + (seed * 3 + round) % 70);
+                            write_and_read(&namespace, seed as u64 * 80, len, seed + round).await;
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.expect("no panic");
+            }
+            assert_eq!(namespace.reconnects(), 0);
+        });
+    }
+
+    #[test]
+    fn reads_survive_a_cut() {
+        run(async || {
+            let namespace = Rc::new(connect(Digests::NONE).await);
+            write_and_read(&namespace, 0, 65_536, 1).await;
+            let expected = filled(65_536, 1);
+            let tasks: Vec<_> = (0..4)
+                .map(|_| {
+                    let namespace = Rc::clone(&namespace);
+                    spawn_local(async move {
+                        let mut reads = Vec::new();
+                        for _ in 0..100 {
+                            let region = arena().alloc(65_536).expect("room");
+                            reads.push(namespace.read(0, region, TIMEOUT).await.expect("read"));
+                            reads.truncate(1);
+                        }
+                        reads
+                    })
+                })
+                .collect();
+            time::sleep(Duration::from_millis(30)).await;
+            cut_target();
+            for task in tasks {
+                for read in task.await.expect("no panic") {
+                    assert!(read.as_slice() == expected.as_slice());
+                }
+            }
+            assert!(namespace.reconnects() >= 1, "it was cut");
+        });
+    }
+}
