@@ -362,7 +362,7 @@ async fn table(device: &str, address: SocketAddr, calls: Calls) -> Result<(), Fa
     println!(
         "{device}: MTU {} bytes, {:?} addresses, requests built in place: {}, completions read in \
          place: {}",
-        end.pair.peer().agreement.mtu_bytes,
+        end.pair.agreement().mtu_bytes,
         info.gids.len(),
         end.pair.is_built(),
         end.queue.is_extended()

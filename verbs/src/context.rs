@@ -11,7 +11,7 @@ use lunette_runtime::{OpError, Watched};
 use rdma_core_sys::Unavailable;
 use rustix::io::Errno;
 
-use crate::error::OpenError;
+use crate::error::{OpenError, SetupError};
 use crate::memory::{MemoryName, RegisteredChunk, Window, WindowInner};
 use crate::provider::null::NullDevice;
 use crate::provider::{Calls, DeviceEvent, DeviceInfo, RawDevice, real};
@@ -138,6 +138,11 @@ impl Context {
 
     pub(crate) fn device(&self) -> &Rc<RawDevice> {
         &self.inner.device
+    }
+
+    pub(crate) fn is_iwarp(&self) -> Result<bool, SetupError> {
+        let info = self.info().map_err(SetupError::Refused)?;
+        Ok(info.is_iwarp)
     }
 
     /// The registration of a whole chunk: that of earlier slabs, else a new one.

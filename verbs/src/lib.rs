@@ -14,7 +14,7 @@
 //! Two other providers stand behind the same objects: [`sim`], a fabric of adapters that are
 //! stricter than any real one and fail when told to, and a null device that measures our own cost.
 //!
-//! It leaves out datagrams, raw packets and connection managers; who a peer is, which its caller
+//! It leaves out datagrams and raw packets; who a peer is, which its caller
 //! knows; and what is done with several adapters, which is the transfer engine's.
 //!
 //! | module | subject |
@@ -26,12 +26,14 @@
 //! | [`queue_pair`] | [`QueuePair`], its states and requests |
 //! | [`shared_receives`] | [`SharedReceives`], one pool of receives for many queue pairs |
 //! | [`connect`] | the handshake over a TCP stream |
+//! | [`connection_manager`] | connecting by the RDMA connection manager |
 //! | [`sim`] | the simulated fabric and its faults |
 //! | [`error`] | what can go wrong, per operation |
 //! | `provider` | the seam: libibverbs, the fabric, or nothing |
 
 pub mod completion;
 pub mod connect;
+pub mod connection_manager;
 pub mod context;
 pub mod device_memory;
 pub mod error;

@@ -181,7 +181,16 @@ impl Slab {
         if len == 0 {
             return Err(SetupError::Size);
         }
-        let registered = Registered::in_chunk(context, region)?;
+        let registered = if context.is_iwarp()? {
+            // Reads of iWARP arrive as if the peer wrote, so it must be allowed to: here alone.
+            let access = Access {
+                remote_write: true,
+                ..Access::default()
+            };
+            Registered::new(context, region, access)?
+        } else {
+            Registered::in_chunk(context, region)?
+        };
         let inner = SlabInner {
             registered,
             carver: RefCell::new(Carver::new(len)),

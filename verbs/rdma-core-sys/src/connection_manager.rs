@@ -144,6 +144,8 @@ functions! {
         rdma_ack_cm_event: fn(*mut rdma_cm_event) -> c_int;
         /// What a queue pair needs for the state that the attributes name, and which of them.
         rdma_init_qp_attr: fn(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int;
+        /// Moves an id to another channel. Waits for its events to be acknowledged.
+        rdma_migrate_id: fn(*mut rdma_cm_id, *mut rdma_event_channel) -> c_int;
         /// The local port in network byte order.
         rdma_get_src_port: fn(*mut rdma_cm_id) -> u16;
     }

@@ -11,6 +11,7 @@ use std::task::Waker;
 
 use lunette_verbs_proto::gid::GidEntry;
 use lunette_verbs_proto::negotiate::Agreement;
+use lunette_verbs_proto::qp_state::QpState;
 use rustix::io::Errno;
 
 use crate::sim;
@@ -29,6 +30,9 @@ pub struct DeviceInfo {
     pub is_active: bool,
     /// Whether it is an Ethernet port.
     pub is_ethernet: bool,
+    /// Whether its packets are iWARP: connected by the connection manager alone, without immediate
+    /// data.
+    pub is_iwarp: bool,
     /// The port's address on an InfiniBand subnet.
     pub lid: u16,
     /// The port's active MTU, in bytes.
@@ -484,6 +488,20 @@ impl RawQueuePair {
             Self::Real(pair) => pair.number(),
             Self::Sim(pair) => pair.number(),
             Self::Null(_) => 1,
+        }
+    }
+
+    /// To a state, as the connection manager says.
+    pub(crate) fn move_on(
+        &mut self,
+        id: &real::connection::Id,
+        to: QpState,
+        agreement: Agreement,
+        patience: Patience,
+    ) -> Result<(), Errno> {
+        match self {
+            Self::Real(pair) => pair.move_on(id, to, agreement, patience),
+            Self::Sim(_) | Self::Null(_) => Err(Errno::OPNOTSUPP),
         }
     }
 

@@ -35,6 +35,7 @@ pub(crate) fn info() -> DeviceInfo {
         name: "null".into(),
         is_active: true,
         is_ethernet: true,
+        is_iwarp: false,
         lid: 0,
         mtu_bytes: 4096,
         gids: vec![gid],

@@ -5,6 +5,7 @@
 
 mod builder;
 mod completions;
+pub(crate) mod connection;
 mod interface;
 mod queue_pair;
 mod shared_receives;
@@ -38,6 +39,15 @@ struct Shared {
     library: &'static Library,
     context: NonNull<sys::ibv_context>,
     domain: NonNull<sys::ibv_pd>,
+}
+
+impl Shared {
+    fn is_iwarp(&self) -> bool {
+        // SAFETY: the context is live.
+        let device = unsafe { self.context.as_ref() }.device;
+        // SAFETY: a context keeps its device, whose kind never changes.
+        unsafe { (*device).transport_type == sys::IBV_TRANSPORT_IWARP }
+    }
 }
 
 impl Drop for Shared {
@@ -174,6 +184,7 @@ impl Device {
             name: self.name.clone(),
             is_active: port.state == sys::IBV_PORT_ACTIVE,
             is_ethernet: port.link_layer == sys::IBV_LINK_LAYER_ETHERNET,
+            is_iwarp: self.shared.is_iwarp(),
             lid: port.lid,
             mtu_bytes: negotiate::mtu_from_code(port.active_mtu).ok_or(Errno::PROTO)?,
             gids: self.gids(),

@@ -9,6 +9,8 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_verbs_proto::id::WrId;
+use lunette_verbs_proto::negotiate::Agreement;
+use lunette_verbs_proto::qp_state::QpState;
 use lunette_verbs_proto::receive_queue::{ReceiveQueue, place_of};
 use lunette_verbs_proto::send_queue::{Expiry, Retired, SendQueue};
 use lunette_verbs_proto::status::Status;
@@ -20,9 +22,10 @@ use super::{INLINE_BYTES_MAX, Tells};
 use crate::device_memory::DeviceMemory;
 use crate::error::{RequestError, result_of};
 use crate::memory::Piece;
+use crate::provider::real::connection::Id;
 use crate::provider::{
-    Completion, DOORBELL_REQUESTS_MAX, Operation, QueueSizes, RawQueuePair, ReceiveRequest,
-    SendRequest, Step,
+    Completion, DOORBELL_REQUESTS_MAX, Operation, Patience, QueueSizes, RawQueuePair,
+    ReceiveRequest, SendRequest, Step,
 };
 
 /// What a queue pair has done.
@@ -207,6 +210,18 @@ impl PairCore {
         state.raw.as_mut().ok_or(Errno::NODEV)?.step(step)
     }
 
+    pub(super) fn move_on(
+        &self,
+        id: &Id,
+        to: QpState,
+        agreement: Agreement,
+        patience: Patience,
+    ) -> Result<(), Errno> {
+        let mut state = self.state.borrow_mut();
+        let raw = state.raw.as_mut().ok_or(Errno::NODEV)?;
+        raw.move_on(id, to, agreement, patience)
+    }
+
     const fn id(&self, is_receive: bool, sequence: u32) -> WrId {
         WrId {
             slot: self.slot,
@@ -306,7 +321,7 @@ impl PairCore {
         }
     }
 
-    pub(super) fn abort(&self) {
+    pub(crate) fn abort(&self) {
         let mut state = self.state.borrow_mut();
         Self::break_now(&mut state);
         self.settle(state);

@@ -9,6 +9,7 @@
 //! pair is to be made and connected: not every adapter can bring one back.
 
 mod core;
+mod managed;
 mod request;
 
 use std::fmt;
@@ -21,7 +22,7 @@ use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use lunette_verbs_proto::gid;
 use lunette_verbs_proto::handshake::{Card, Peer, Psn};
-use lunette_verbs_proto::negotiate::Capabilities;
+use lunette_verbs_proto::negotiate::{Agreement, Capabilities};
 use lunette_verbs_proto::{receive_queue, send_queue};
 
 pub(crate) use self::core::PairCore;
@@ -29,6 +30,7 @@ use self::core::Payload;
 pub use self::core::{Arrival, PairCounts};
 pub use self::request::Request;
 use crate::completion::{CompletionQueue, Inner, Owner};
+use crate::connection_manager::Managed;
 use crate::context::Context;
 use crate::device_memory::DeviceMemory;
 use crate::error::{RequestError, SetupError};
@@ -43,7 +45,9 @@ pub const INLINE_BYTES_MAX: usize = 64;
 struct Handle {
     core: Rc<PairCore>,
     /// Held, so that they outlive the queue pair.
-    _receives: Option<SharedReceives>,
+    receives: Option<SharedReceives>,
+    /// Its connection, where the connection manager made it.
+    managed: Option<Managed>,
     queue: CompletionQueue,
     slot: u16,
     entries: u32,
@@ -63,12 +67,17 @@ pub struct Unconnected {
     card: Card,
     gid_index: u8,
     is_global: bool,
+    is_iwarp: bool,
+    device_name: String,
 }
 
 /// State of a queue pair that sends and receives.
 #[derive(Debug)]
 pub struct Ready {
-    peer: Peer,
+    agreement: Agreement,
+    /// Not known of peers that came by the connection manager.
+    peer: Option<Peer>,
+    is_iwarp: bool,
 }
 
 /// A reliable connection, owned by one core. Dropping it ends it, and everything in flight with it.
@@ -153,7 +162,8 @@ impl QueuePair<Unconnected> {
         inner.place(slot, Owner::Pair(Rc::clone(&core)));
         let handle = Handle {
             core,
-            _receives: shared.cloned(),
+            receives: shared.cloned(),
+            managed: None,
             queue: queue.clone(),
             slot,
             entries,
@@ -162,6 +172,8 @@ impl QueuePair<Unconnected> {
             card,
             gid_index: chosen.map_or(0, |entry| entry.index),
             is_global,
+            is_iwarp: info.is_iwarp,
+            device_name: info.name,
         };
         Ok(Self { handle, state })
     }
@@ -175,8 +187,12 @@ impl QueuePair<Unconnected> {
     /// Connects to the peer that the handshake found.
     ///
     /// # Errors
-    /// [`SetupError::Refused`] as the adapter has it; the queue pair is gone then.
+    /// [`SetupError::Refused`] as the adapter has it, [`SetupError::Unsupported`] of iWARP, which
+    /// the [connection manager](crate::connection_manager) connects; the queue pair is gone then.
     pub fn connect(self, peer: Peer, patience: Patience) -> Result<QueuePair<Ready>, SetupError> {
+        if self.state.is_iwarp {
+            return Err(SetupError::Unsupported);
+        }
         let route = Route {
             own_gid_index: self.state.gid_index,
             own_psn: self.state.card.psn.value(),
@@ -193,7 +209,11 @@ impl QueuePair<Unconnected> {
         core.step(&Step::Rts(route)).map_err(SetupError::Refused)?;
         Ok(QueuePair {
             handle: self.handle,
-            state: Ready { peer },
+            state: Ready {
+                agreement: peer.agreement,
+                peer: Some(peer),
+                is_iwarp: false,
+            },
         })
     }
 }
@@ -234,10 +254,30 @@ impl<State> QueuePair<State> {
 }
 
 impl QueuePair<Ready> {
-    /// The peer, and what was agreed with it.
+    /// The peer that the handshake found; not known of one that came by the connection manager.
     #[must_use]
-    pub const fn peer(&self) -> &Peer {
-        &self.state.peer
+    pub const fn peer(&self) -> Option<&Peer> {
+        self.state.peer.as_ref()
+    }
+
+    /// What both sides can do.
+    #[must_use]
+    pub const fn agreement(&self) -> &Agreement {
+        &self.state.agreement
+    }
+
+    /// Whether writes may carry immediate data: not over iWARP.
+    #[must_use]
+    pub const fn has_immediates(&self) -> bool {
+        !self.state.is_iwarp
+    }
+
+    /// Whether a write that is done has reached the peer's memory. Over iWARP it has only been
+    /// handed to the connection, and a wrong key is told by the connection's end; a read of the
+    /// same peer that is done confirms the writes before it.
+    #[must_use]
+    pub const fn confirms_writes(&self) -> bool {
+        !self.state.is_iwarp
     }
 
     /// Its number, by which shared receives tell where a message came from.
@@ -277,7 +317,8 @@ impl QueuePair<Ready> {
         .await
     }
 
-    /// Writes the first `len` bytes of a piece to the peer's memory.
+    /// Writes the first `len` bytes of a piece to the peer's memory, which holds them when the
+    /// request is done if [`QueuePair::confirms_writes`] says so.
     pub fn write(&self, from: Piece, len: usize, to: RemoteMemory, deadline: Time) -> Request {
         self.request(Operation::Write(to), Payload::Piece(from, len), deadline)
     }
@@ -293,7 +334,8 @@ impl QueuePair<Ready> {
         deadline: Time,
     ) -> Request {
         let operation = Operation::WriteImmediate(to, immediate);
-        self.request(operation, Payload::Piece(from, len), deadline)
+        let payload = Payload::Piece(from, len);
+        self.request_if(self.has_immediates(), operation, payload, deadline)
     }
 
     /// Writes a few bytes, which are copied now.
@@ -308,7 +350,8 @@ impl QueuePair<Ready> {
             rkey: 0,
         };
         let operation = Operation::WriteImmediate(nowhere, immediate);
-        self.request(operation, Payload::Inline(&[]), deadline)
+        let payload = Payload::Inline(&[]);
+        self.request_if(self.has_immediates(), operation, payload, deadline)
     }
 
     /// Sends the first `len` bytes of a piece to the peer's next receive.
@@ -323,7 +366,7 @@ impl QueuePair<Ready> {
 
     /// Reads the peer's memory into the first `len` bytes of a piece.
     pub fn read(&self, into: Piece, len: usize, from: RemoteMemory, deadline: Time) -> Request {
-        let is_agreed = self.state.peer.agreement.reads_out > 0;
+        let is_agreed = self.state.agreement.reads_out > 0;
         let payload = Payload::Piece(into, len);
         self.request_if(is_agreed, Operation::Read(from), payload, deadline)
     }
@@ -357,7 +400,7 @@ impl QueuePair<Ready> {
             None => Request::refused(RequestError::Length, Payload::Inline(&[])),
             Some((address, len)) => {
                 let payload = Payload::Device(into.clone(), address, len);
-                let is_agreed = self.state.peer.agreement.reads_out > 0;
+                let is_agreed = self.state.agreement.reads_out > 0;
                 self.request_if(is_agreed, Operation::Read(from), payload, deadline)
             }
         }
@@ -398,7 +441,7 @@ impl QueuePair<Ready> {
     }
 
     const fn has_atomics(&self) -> bool {
-        let agreement = &self.state.peer.agreement;
+        let agreement = &self.state.agreement;
         agreement.has_atomics && agreement.reads_out > 0
     }
 

@@ -113,6 +113,7 @@ impl SimDevice {
             name: format!("sim{}", self.device),
             is_active: world.devices[self.device].is_link_up,
             is_ethernet: true,
+            is_iwarp: false,
             lid: 0,
             mtu_bytes: 1024,
             gids: vec![entry(0, link_local), entry(1, gid_of(self.device))],

@@ -73,6 +73,44 @@ pub(crate) async fn connect(a: &Context, b: &Context, sizes: QueueSizes) -> (End
     (first, second)
 }
 
+/// What an end is made of before it is connected.
+pub(crate) struct Parts {
+    pub(crate) pair: QueuePair<Unconnected>,
+    queue: CompletionQueue,
+    slab: Slab,
+    window: Window,
+}
+
+impl Parts {
+    pub(crate) fn new(context: &Context, sizes: QueueSizes) -> Self {
+        let entries = 2 * (sizes.sends + sizes.receives);
+        let queue = CompletionQueue::new(context, entries).expect("a queue");
+        let region = |len| arena().alloc(len).expect("room in the arena");
+        let slab = Slab::register(context, region(SLAB_BYTES)).expect("a slab");
+        let window = Window::register(context, region(WINDOW_BYTES), ALL).expect("a window");
+        let pair = QueuePair::new(context, &queue, sizes, ALL, &mut random());
+        Self {
+            pair: pair.expect("a queue pair"),
+            queue,
+            slab,
+            window,
+        }
+    }
+
+    /// Connects it somehow.
+    pub(crate) async fn connect(
+        self,
+        how: impl AsyncFnOnce(QueuePair<Unconnected>) -> QueuePair<Ready>,
+    ) -> End {
+        End {
+            pair: how(self.pair).await,
+            queue: self.queue,
+            slab: self.slab,
+            window: self.window,
+        }
+    }
+}
+
 /// One end of a connection over this stream.
 pub(crate) async fn one_end(
     stream: &TcpStream,
@@ -80,25 +118,17 @@ pub(crate) async fn one_end(
     sizes: QueueSizes,
     is_initiator: bool,
 ) -> End {
-    let queue = CompletionQueue::new(context, 2 * (sizes.sends + sizes.receives)).expect("a queue");
-    let region = |len| arena().alloc(len).expect("room in the arena");
-    let slab = Slab::register(context, region(SLAB_BYTES)).expect("a slab");
-    let window = Window::register(context, region(WINDOW_BYTES), ALL).expect("a window");
-    let mut random = random();
-    let pair = QueuePair::new(context, &queue, sizes, ALL, &mut random).expect("a queue pair");
-    let epoch = random.next();
-    let patience = Patience::default();
-    let pair = if is_initiator {
-        initiate(stream, pair, patience, epoch).await
-    } else {
-        accept(stream, pair, patience, epoch).await
-    };
-    End {
-        pair: pair.expect("the handshake"),
-        queue,
-        slab,
-        window,
-    }
+    let (patience, epoch) = (Patience::default(), random().next());
+    let parts = Parts::new(context, sizes);
+    let connecting = parts.connect(async |pair| {
+        let pair = if is_initiator {
+            initiate(stream, pair, patience, epoch).await
+        } else {
+            accept(stream, pair, patience, epoch).await
+        };
+        pair.expect("the handshake")
+    });
+    connecting.await
 }
 
 /// Connects two queue pairs of this core with each other.

@@ -2,6 +2,8 @@
 //! each other: `cargo xtask test --lane vm` runs this in a machine that has them.
 #![forbid(unsafe_code)]
 
+mod iwarp;
+mod managed;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod roce;

@@ -16,6 +16,7 @@ mod tests {
     use lunette_verbs_proto::gid;
     use lunette_verbs_proto::status::Status;
 
+    use crate::managed;
     use crate::rig::{ALL, End, connect, on_core, one_end, scenes, soon};
 
     /// The ports are there once, and one test takes them down.
@@ -80,7 +81,7 @@ mod tests {
     fn every_operation_moves_the_right_bytes() {
         alone(|context, other| async move {
             let (a, b) = connect(&context, &other, QueueSizes::default()).await;
-            assert_eq!(a.pair.peer().agreement.mtu_bytes, 4096);
+            assert_eq!(a.pair.agreement().mtu_bytes, 4096);
             scenes::bytes_go_there_and_back(&a, &b).await;
             scenes::atomics_change_a_word(&a, &b).await;
             scenes::messages_meet_receives(&a, &b).await;
@@ -258,6 +259,21 @@ mod tests {
             let refused = one.pair.write_inline(b"x", window.remote(), soon()).await;
             assert_eq!(refused.0, Err(RequestError::Failed(Status::RemoteAccess)));
             drop(other);
+        });
+    }
+
+    #[test]
+    fn the_connection_manager_connects_too() {
+        alone(|context, other| async move {
+            let (a, b) = managed::connect_managed(&context, &other).await;
+            assert!(a.pair.agreement().has_atomics && a.pair.has_immediates());
+            assert!(a.pair.agreement().reads_out > 0, "{:?}", a.pair.agreement());
+            scenes::bytes_go_there_and_back(&a, &b).await;
+            scenes::atomics_change_a_word(&a, &b).await;
+            scenes::messages_meet_receives(&b, &a).await;
+            scenes::notices_meet_receives(&a, &b).await;
+            managed::an_end_is_told(&a, b).await;
+            managed::refusals_are_told(&context, &other).await;
         });
     }
 

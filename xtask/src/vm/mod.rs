@@ -133,11 +133,11 @@ impl Arguments {
         }
     }
 
-    /// What the lane asks for: a script in a fresh machine with Soft-RoCE and a drive.
-    fn of_script(kernel: Series, script: String, timeout: Duration) -> Self {
+    /// What the lane asks for: a script in a fresh machine with RDMA devices and a drive.
+    fn of_script((kernel, rdma): (Series, Rdma), script: String, timeout: Duration) -> Self {
         Self {
             kernel,
-            rdma: Rdma::Rxe,
+            rdma,
             nvmet: 0,
             nvme: 1024,
             cpus: 2,

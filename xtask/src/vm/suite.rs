@@ -1,4 +1,4 @@
-//! The lane `vm`: which test binaries run on which kernel.
+//! The lane `vm`: which test binaries run in which machine.
 //!
 //! They are built here and run there. Their output is libtest's, so the lane counts it like any
 //! other.
@@ -9,12 +9,12 @@ use std::time::Duration;
 use cargo_metadata::{Message, TargetKind};
 
 use super::kernel::Kernel;
-use super::{Arguments, Series, run_lines};
+use super::{Arguments, Rdma, Series, run_lines};
 use crate::tally::Tally;
 use crate::task_error::TaskError;
 use crate::workspace::{self, Workspace};
 
-/// Limit of one kernel's part of the lane.
+/// Limit of one machine's part of the lane.
 const PART_MAX: Duration = Duration::from_secs(400);
 
 /// Test binaries, and where they run.
@@ -22,33 +22,54 @@ const PART_MAX: Duration = Duration::from_secs(400);
 struct Set {
     /// As `cargo test` takes them.
     arguments: &'static str,
-    kernels: &'static [Series],
+    /// Which of their tests, by a part of their names; all if empty.
+    filter: &'static str,
+    machines: &'static [Kind],
     /// Tests at a time.
     threads: u8,
     /// Takes minutes; run where [`LONG`] is set.
     is_long: bool,
 }
 
+/// A machine: its kernel, and the devices on its ports.
+type Kind = (Series, Rdma);
+
+const OLDEST: Kind = (Series::V6_1, Rdma::Rxe);
+const NEWEST: Kind = (Series::V6_12, Rdma::Rxe);
+const IWARP: Kind = (Series::V6_12, Rdma::Siw);
+const MACHINES: [Kind; 3] = [OLDEST, NEWEST, IWARP];
+
 /// Asks for the long sets as well.
 const LONG: &str = "LUNETTE_VM_LONG";
 
-const SETS: [Set; 4] = [
+const SETS: [Set; 5] = [
     Set {
         arguments: "-p lunette-verbs --test soft",
-        kernels: &[Series::V6_1, Series::V6_12],
+        filter: "roce::",
+        machines: &[OLDEST, NEWEST],
         // They share two ports.
         threads: 1,
         is_long: false,
     },
     Set {
+        arguments: "-p lunette-verbs --test soft",
+        filter: "iwarp::",
+        machines: &[IWARP],
+        // As above.
+        threads: 1,
+        is_long: false,
+    },
+    Set {
         arguments: "-p rdma-core-sys --test headers --test extended",
-        kernels: &[Series::V6_12],
+        filter: "",
+        machines: &[NEWEST],
         threads: 2,
         is_long: false,
     },
     Set {
         arguments: "-p lunette-runtime --test nvme",
-        kernels: &[Series::V6_1, Series::V6_12],
+        filter: "",
+        machines: &[OLDEST, NEWEST],
         // They share the end of one drive.
         threads: 1,
         is_long: false,
@@ -56,13 +77,12 @@ const SETS: [Set; 4] = [
     // The oldest supported kernel; on a newer one they have run already.
     Set {
         arguments: "-p lunette-runtime -p lunette-transfer -p lunette-kvstore --lib --tests",
-        kernels: &[Series::V6_1],
+        filter: "",
+        machines: &[OLDEST],
         threads: 2,
         is_long: true,
     },
 ];
-
-const KERNELS: [Series; 2] = [Series::V6_1, Series::V6_12];
 
 /// Tests that compare times, which say nothing in an emulated machine, and those that spin with
 /// more threads than it has CPUs, which take minutes there. They run on the host.
@@ -91,7 +111,7 @@ struct Binary {
 /// Why there is no machine here, if there is none.
 pub(crate) fn absent(workspace: &Workspace) -> Option<String> {
     let prepared = super::prepare(workspace).and_then(|()| {
-        for kernel in KERNELS {
+        for (kernel, _rdma) in MACHINES {
             Kernel::prepare(workspace, kernel)?;
         }
         Ok(())
@@ -99,10 +119,10 @@ pub(crate) fn absent(workspace: &Workspace) -> Option<String> {
     prepared.err().map(|error| error.to_string())
 }
 
-/// Builds the binaries, and runs them on each kernel.
+/// Builds the binaries, and runs them in each machine.
 ///
 /// # Errors
-/// Those of building and of [`super::run`]; a failure on one kernel does not spare the other.
+/// Those of building and of [`super::run`]; a failure in one machine does not spare the others.
 pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
     let mut built = Vec::new();
     let long_too = std::env::var_os(LONG).is_some();
@@ -110,13 +130,13 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
         built.push((set, build(workspace, set.arguments)?));
     }
     let mut ended = Ok(());
-    for kernel in KERNELS {
-        let of_kernel = built
+    for machine in MACHINES {
+        let of_machine = built
             .iter()
-            .filter(|(set, _)| set.kernels.contains(&kernel));
-        let lines = of_kernel
-            .flat_map(|(set, binaries)| binaries.iter().map(|binary| line(binary, set.threads)));
-        let arguments = Arguments::of_script(kernel, script(lines), PART_MAX);
+            .filter(|(set, _)| set.machines.contains(&machine));
+        let lines =
+            of_machine.flat_map(|(set, binaries)| binaries.iter().map(|binary| line(binary, set)));
+        let arguments = Arguments::of_script(machine, script(lines), PART_MAX);
         let ran = run_lines(workspace, &arguments, |line| tally.line(line));
         ended = ended.and(ran);
     }
@@ -147,12 +167,14 @@ fn build(workspace: &Workspace, arguments: &str) -> Result<Vec<Binary>, TaskErro
 }
 
 /// Runs one binary.
-fn line(binary: &Binary, threads: u8) -> String {
+fn line(binary: &Binary, set: &Set) -> String {
     let skipped: Vec<String> = LEFT_OUT.map(|name| format!("--skip {name}")).into();
     format!(
-        "cd '{}' && '{}' --show-output --test-threads {threads} {}",
+        "cd '{}' && '{}' --show-output --test-threads {} {} {}",
         binary.folder.display(),
         binary.executable.display(),
+        set.threads,
+        set.filter,
         skipped.join(" ")
     )
 }
@@ -183,10 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_runs_something_and_every_set_somewhere() {
-        for kernel in KERNELS {
-            assert!(SETS.iter().any(|set| set.kernels.contains(&kernel)));
+    fn every_machine_runs_something_and_every_set_somewhere() {
+        for machine in MACHINES {
+            assert!(SETS.iter().any(|set| set.machines.contains(&machine)));
         }
-        assert!(SETS.iter().all(|set| !set.kernels.is_empty()));
+        assert!(SETS.iter().all(|set| !set.machines.is_empty()));
     }
 }

@@ -4,16 +4,17 @@ use std::ffi::c_int;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-use lunette_verbs_proto::negotiate::mtu_code;
+use lunette_verbs_proto::negotiate::{Agreement, mtu_code};
 use lunette_verbs_proto::qp_state::{QpState, required};
 use rdma_core_sys as sys;
 use rustix::io::Errno;
 
 use super::super::{
-    Calls, DOORBELL_REQUESTS_MAX, Operation, QueueSizes, ReceiveRequest, RemoteMemory, Route,
-    SendRequest, Step,
+    Calls, DOORBELL_REQUESTS_MAX, Operation, Patience, QueueSizes, ReceiveRequest, RemoteMemory,
+    Route, SendRequest, Step,
 };
 use super::builder::{self, Builder};
+use super::connection::Id;
 use super::{PORT, Queue, Shared, SharedReceives, access_bits, ended, made, send_flags};
 
 /// Code of the time that a peer waits when there is no receive: 0.64 ms.
@@ -145,6 +146,31 @@ impl QueuePair {
         let modify = self.shared.library.ibv_modify_qp;
         // SAFETY: the queue pair is live; the attributes that the mask names are set.
         ended(unsafe { modify(self.pair.as_ptr(), &raw mut attr, mask) })?;
+        self.state = to;
+        Ok(())
+    }
+
+    /// To a state, as the connection manager says. Queue pairs of iWARP are moved by the kernel.
+    pub(crate) fn move_on(
+        &mut self,
+        id: &Id,
+        to: QpState,
+        agreement: Agreement,
+        patience: Patience,
+    ) -> Result<(), Errno> {
+        if !self.shared.is_iwarp() {
+            let (mut attr, mask) = id.attributes(to.code())?;
+            attr.max_dest_rd_atomic = agreement.reads_in;
+            attr.max_rd_atomic = agreement.reads_out;
+            attr.min_rnr_timer = RECEIVER_NOT_READY_TIMER;
+            attr.timeout = patience.timeout_exponent;
+            attr.retry_cnt = patience.retries;
+            attr.rnr_retry = patience.receiver_not_ready_retries;
+            let mask = c_int::try_from(mask).map_err(|_| Errno::PROTO)?;
+            let modify = self.shared.library.ibv_modify_qp;
+            // SAFETY: the queue pair is live; the attributes that the mask names are set.
+            ended(unsafe { modify(self.pair.as_ptr(), &raw mut attr, mask) })?;
+        }
         self.state = to;
         Ok(())
     }
