@@ -342,7 +342,11 @@ mod tests {
         for (len_bytes, fits) in [(31, false), (32, true), (4096, true), (4097, false)] {
             let mut command = hint.command(1, &GEOMETRY);
             command.sgl = Sgl::Transport { len_bytes };
-            assert_eq!(IoRequest::of(&command, &GEOMETRY).is_ok(), fits, "{len_bytes}");
+            assert_eq!(
+                IoRequest::of(&command, &GEOMETRY).is_ok(),
+                fits,
+                "{len_bytes}"
+            );
         }
         command.opcode = 0x04;
         let status = IoRequest::of(&command, &GEOMETRY).map_err(Status::code);

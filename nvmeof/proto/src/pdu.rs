@@ -517,7 +517,7 @@ impl Framing {
         if len_bytes == headed_bytes && !must_have_data {
             return Ok((0, 0));
         }
-        if !may_have_data {
+        if !may_have_data || len_bytes < headed_bytes {
             return Err(bad_length);
         }
         // Both sides of ours ask for no alignment beyond that of the wire.

@@ -68,6 +68,8 @@ pub enum Step<'a> {
 struct Headers {
     bytes: [u8; HEADER_BYTES_MAX + DIGEST_BYTES],
     filled: usize,
+    /// Bytes of the last header that are there.
+    known: usize,
 }
 
 #[derive(Debug)]
@@ -110,6 +112,7 @@ impl Receiver {
             headers: Headers {
                 bytes: [0; HEADER_BYTES_MAX + DIGEST_BYTES],
                 filled: 0,
+                known: 0,
             },
             state: State::Header,
             crc: Crc32c::new(),
@@ -207,18 +210,17 @@ impl Receiver {
         self.state = State::Failed(fault);
     }
 
-    /// The header that was read last: what a terminate request quotes.
+    /// The header that was read last, as far as it was: what a terminate request quotes.
     #[must_use]
     pub fn last_header(&self) -> &[u8] {
-        let kind = PduKind::from_wire(self.headers.bytes[0]);
-        let len = kind.map_or(COMMON_HEADER_BYTES, PduKind::header_bytes);
-        &self.headers.bytes[..len]
+        &self.headers.bytes[..self.headers.known]
     }
 
     fn take_header(&mut self, input: &mut &[u8]) -> Result<Option<(Pdu, u32)>, WireFault> {
         if !self.collect(input, COMMON_HEADER_BYTES) {
             return Ok(None);
         }
+        self.headers.known = COMMON_HEADER_BYTES;
         let kind = match self.check_kind() {
             Ok(kind) => kind,
             Err(fault) => return Err(self.failed(fault)),
@@ -228,6 +230,7 @@ impl Receiver {
             return Ok(None);
         }
         self.headers.filled = 0;
+        self.headers.known = kind.header_bytes();
         let read = self
             .framing
             .read_header(kind, &self.headers.bytes[..headed_bytes]);
@@ -248,7 +251,7 @@ impl Receiver {
 
     /// Whether the first `len` bytes of a header are there.
     fn collect(&mut self, input: &mut &[u8], len: usize) -> bool {
-        let Headers { bytes, filled } = &mut self.headers;
+        let Headers { bytes, filled, .. } = &mut self.headers;
         if *filled < len {
             let piece = take(input, len - *filled);
             bytes[*filled..*filled + piece.len()].copy_from_slice(piece);

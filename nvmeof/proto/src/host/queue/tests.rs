@@ -1,1 +1,244 @@
-//! Tests.
+//! What a host answers to a controller that does not keep to the rules.
+
+use super::*;
+use crate::command::io;
+use crate::pdu::TermReq;
+
+const OPTIONS: HostOptions = HostOptions {
+    digests: Digests::NONE,
+    r2t_max: 1,
+    commands_max: 4,
+};
+
+fn open_queue() -> HostQueue {
+    let mut queue = HostQueue::new(OPTIONS);
+    queue.start(&mut Vec::new());
+    let response = IcResp {
+        version: 0,
+        align_dwords: 0,
+        digests: Digests::NONE,
+        h2c_data_bytes_max: 4096,
+    };
+    let bytes = bytes_of(&Pdu::IcResp(response), 0);
+    let step = queue.step(&mut &bytes[..]);
+    assert_eq!(step, Ok(HostStep::Open(response)));
+    queue
+}
+
+fn bytes_of(pdu: &Pdu, data_len_bytes: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    Framing::INITIAL.append_header(&mut out, pdu, data_len_bytes);
+    out.resize(out.len() + data_len_bytes as usize, 0xab);
+    out
+}
+
+fn submit(queue: &mut HostQueue, opcode: u8, len_bytes: u32) -> u16 {
+    let mut command = Command::new(opcode, 1, [0; 6]);
+    command.sgl = Sgl::Transport { len_bytes };
+    let cid = queue.submit(command, false, Time::from_ns(100), &mut Vec::new());
+    cid.expect("room")
+}
+
+fn completion(cid: u16) -> Pdu {
+    Pdu::Response(Completion {
+        result: 0,
+        head: 0,
+        queue_id: 0,
+        cid,
+        status: Status::SUCCESS,
+    })
+}
+
+fn data(cid: u16, offset_bytes: u32, len_bytes: u32) -> DataHeader {
+    DataHeader {
+        cid,
+        ttag: 0,
+        offset_bytes,
+        len_bytes,
+        is_last: false,
+        is_success: false,
+    }
+}
+
+fn r2t(cid: u16, offset_bytes: u32, len_bytes: u32) -> Pdu {
+    Pdu::R2t(R2t {
+        cid,
+        ttag: 9,
+        offset_bytes,
+        len_bytes,
+    })
+}
+
+/// How a queue with a read and a write of 8 KiB in flight ends on `pdu`.
+fn fault_of(pdu: impl Fn(u16, u16) -> Pdu) -> Result<(), WireFault> {
+    let mut queue = open_queue();
+    let read = submit(&mut queue, io::READ, 8192);
+    let write = submit(&mut queue, io::WRITE, 8192);
+    let pdu = pdu(read, write);
+    let len = match pdu {
+        Pdu::C2hData(header) => header.len_bytes,
+        _ => 0,
+    };
+    let bytes = bytes_of(&pdu, len);
+    let mut input = &bytes[..];
+    loop {
+        if queue.step(&mut input)? == HostStep::NeedBytes {
+            return Ok(());
+        }
+    }
+}
+
+#[test]
+fn what_a_controller_may_not_say() {
+    let kind = PduKind::C2hData;
+    let bad = |at| Err(WireFault::BadField { kind, at });
+    let beyond = |at| Err(WireFault::DataOutOfRange { kind, at });
+    assert_eq!(
+        fault_of(|read, _| Pdu::C2hData(data(read, 0, 8192))),
+        Ok(())
+    );
+    assert_eq!(
+        fault_of(|read, _| Pdu::C2hData(data(read, 0, 8193))),
+        beyond(16)
+    );
+    assert_eq!(
+        fault_of(|read, _| Pdu::C2hData(data(read, 1, 8))),
+        beyond(12)
+    );
+    assert_eq!(fault_of(|_, write| Pdu::C2hData(data(write, 0, 8))), bad(8));
+    assert_eq!(
+        fault_of(|read, _| Pdu::C2hData(data(read ^ 0x400, 0, 8))),
+        bad(8)
+    );
+    let early = |read, _| {
+        Pdu::C2hData(DataHeader {
+            is_last: true,
+            is_success: true,
+            ..data(read, 0, 8)
+        })
+    };
+    assert_eq!(fault_of(early), bad(1));
+    let kind = PduKind::R2t;
+    let bad = |at| Err(WireFault::BadField { kind, at });
+    let beyond = |at| Err(WireFault::DataOutOfRange { kind, at });
+    assert_eq!(fault_of(|_, write| r2t(write, 0, 8192)), Ok(()));
+    assert_eq!(fault_of(|_, write| r2t(write, 0, 8193)), beyond(16));
+    assert_eq!(fault_of(|_, write| r2t(write, 0, u32::MAX)), beyond(16));
+    assert_eq!(fault_of(|_, write| r2t(write, 512, 512)), beyond(12));
+    assert_eq!(fault_of(|read, _| r2t(read, 0, 512)), bad(8));
+    let unknown = Err(WireFault::BadField {
+        kind: PduKind::CapsuleResp,
+        at: 20,
+    });
+    assert_eq!(fault_of(|read, _| completion(read ^ 0x400)), unknown);
+    let twice = Err(WireFault::Unexpected {
+        kind: PduKind::IcResp,
+    });
+    let response = IcResp {
+        version: 0,
+        align_dwords: 0,
+        digests: Digests::NONE,
+        h2c_data_bytes_max: 4096,
+    };
+    assert_eq!(fault_of(|_, _| Pdu::IcResp(response)), twice);
+    let request = TermReq {
+        status: 1,
+        information: 2,
+    };
+    let terminated = Err(WireFault::Terminated(request));
+    assert_eq!(fault_of(|_, _| Pdu::C2hTermReq(request)), terminated);
+}
+
+#[test]
+fn a_late_answer_does_not_end_the_next_command_of_its_slot() {
+    let mut queue = open_queue();
+    let first = submit(&mut queue, io::READ, 512);
+    let bytes = bytes_of(&completion(first), 0);
+    let step = queue.step(&mut &bytes[..]);
+    assert!(matches!(step, Ok(HostStep::Completed { cid, .. }) if cid == first));
+    let second = submit(&mut queue, io::READ, 512);
+    assert_eq!(HostQueue::slot_of(first), HostQueue::slot_of(second));
+    assert_ne!(first, second);
+    assert!(queue.step(&mut &bytes[..]).is_err());
+}
+
+#[test]
+fn the_queue_is_full_at_its_limit() {
+    let mut queue = open_queue();
+    let cids: Vec<u16> = (0..4).map(|_| submit(&mut queue, io::READ, 512)).collect();
+    assert!(queue.is_full());
+    let mut out = Vec::new();
+    let refused = queue.submit(
+        Command::new(io::FLUSH, 1, [0; 6]),
+        false,
+        Time::MAX,
+        &mut out,
+    );
+    assert_eq!((refused, out.len()), (Err(QueueFull), 0));
+    let bytes = bytes_of(&completion(cids[2]), 0);
+    queue.step(&mut &bytes[..]).expect("an honest answer");
+    assert!(!queue.is_full());
+}
+
+#[test]
+fn deadlines_give_up_and_then_tell_that_nothing_moves() {
+    let mut queue = open_queue();
+    let cid = submit(&mut queue, io::READ, 512);
+    assert_eq!(queue.poll_timeout(), Some(Time::from_ns(100)));
+    let grace = Duration::from_nanos(50);
+    let mut expired = Vec::new();
+    queue.expire(Time::from_ns(99), grace, &mut expired);
+    assert_eq!(expired, []);
+    queue.expire(Time::from_ns(100), grace, &mut expired);
+    queue.expire(Time::from_ns(149), grace, &mut expired);
+    queue.expire(Time::from_ns(150), grace, &mut expired);
+    queue.expire(Time::MAX, grace, &mut expired);
+    let once = |is_stuck| Expired {
+        cid,
+        must_fence: false,
+        is_stuck,
+    };
+    assert_eq!(expired[..2], [once(false), once(true)]);
+    assert_eq!(queue.give_up(cid), GiveUp::Over);
+    assert_eq!(queue.in_flight(), 1, "its slot is taken until it completes");
+}
+
+#[test]
+fn memory_that_is_lent_is_fenced() {
+    let mut queue = open_queue();
+    let cid = submit(&mut queue, io::READ, 512);
+    let header = bytes_of(&Pdu::C2hData(data(cid, 0, 512)), 512);
+    let step = queue.step(&mut &header[..24]);
+    assert!(matches!(
+        step,
+        Ok(HostStep::NeedData { len_bytes: 512, .. })
+    ));
+    assert_eq!(queue.give_up(cid), GiveUp::MustFence);
+    assert_eq!(queue.step(&mut &[][..]), Ok(HostStep::NeedBytes));
+    let mut rest = &header[24..];
+    assert_eq!(
+        queue.step(&mut rest),
+        Ok(HostStep::NeedBytes),
+        "nobody is given the data"
+    );
+    assert!(rest.is_empty());
+    let bytes = bytes_of(&completion(cid), 0);
+    let step = queue.step(&mut &bytes[..]);
+    assert!(matches!(step, Ok(HostStep::Completed { .. })));
+}
+
+#[test]
+fn a_transfer_is_one_pdu_where_the_limit_allows_it() {
+    let mut queue = open_queue();
+    let cid = submit(&mut queue, io::WRITE, 8193);
+    let bytes = bytes_of(&r2t(cid, 0, 8193), 0);
+    let mut input = &bytes[..];
+    let mut pieces = Vec::new();
+    while let Ok(HostStep::Send(transfer)) = queue.step(&mut input) {
+        pieces.push((transfer.offset_bytes, transfer.len_bytes, transfer.is_last));
+    }
+    assert_eq!(
+        pieces,
+        [(0, 4096, false), (4096, 4096, false), (8192, 1, true)]
+    );
+}
