@@ -11,6 +11,7 @@ use lunette::trace::generator::REQUESTS_DEFAULT;
 
 use super::address::NodeAddress;
 use super::failure::Failure;
+use super::nvme::NvmeArguments;
 use super::simulate::SimulateArguments;
 use super::size::Size;
 
@@ -60,6 +61,7 @@ pub(crate) enum Command {
     Stat(StatArguments),
     Replay(ReplayArguments),
     Simulate(SimulateArguments),
+    Nvme(NvmeArguments),
     Doctor(DoctorArguments),
     Topo(TopoArguments),
 }

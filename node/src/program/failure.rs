@@ -13,6 +13,7 @@ use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use thiserror::Error;
 
 use super::address::NodeAddress;
+use super::nvme::NvmeFailure;
 
 /// A command that did not do what it was asked.
 #[derive(Debug, Error)]
@@ -62,6 +63,8 @@ pub(crate) enum Failure {
     #[error("node process {index}: {problem}")]
     Child { index: usize, problem: String },
     #[error(transparent)]
+    Nvme(#[from] NvmeFailure),
+    #[error(transparent)]
     Topology(#[from] TopologyError),
     /// What is missing, has been said on standard output.
     #[error("{0} missing without which nodes do not run")]
@@ -85,6 +88,7 @@ impl Failure {
             Self::Usage(_) => 2,
             Self::Store { error } if matches!(error.kind, StoreErrorKind::Key(_)) => 2,
             Self::NotFound { .. } => 3,
+            Self::Nvme(failure) => failure.exit_code(),
             Self::Resolve { .. } | Self::Cluster(ClusterError::Connect { .. }) => 4,
             Self::Store { error } if error.is_unreachable() => 4,
             _ => 1,

@@ -12,6 +12,7 @@
 //! | `cluster` | nodes as child processes |
 //! | `replay` | traces against a cluster |
 //! | `simulate` | traces through a simulated cluster |
+//! | `nvme` | disks over NVMe/TCP |
 //! | `doctor` | what this machine offers and lacks |
 //! | `topo` | the machine's topology |
 
@@ -20,6 +21,7 @@ mod arguments;
 mod cluster;
 mod doctor;
 mod failure;
+mod nvme;
 mod object;
 mod output;
 mod replay;
@@ -56,6 +58,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Stat(arguments) => stat::stat(&arguments, as_json),
         Command::Replay(arguments) => replay::replay(&arguments, as_json),
         Command::Simulate(arguments) => simulate::simulate(&arguments, as_json),
+        Command::Nvme(arguments) => nvme::nvme(arguments, as_json),
         Command::Doctor(_) => doctor::doctor(as_json),
         Command::Topo(arguments) => topo::topo(&arguments, as_json),
     };
