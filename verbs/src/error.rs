@@ -27,6 +27,9 @@ pub enum SetupError {
     /// The system or the adapter refused; `ENOMEM` is often the limit of locked memory.
     #[error("refused: {0}")]
     Refused(Errno),
+    /// The patience that was asked for has no end, or is none that adapters know.
+    #[error("patience without an end")]
+    Endless,
     /// Adapter, library or kernel cannot do this at all: take another way.
     #[error("not supported by adapter, library or kernel")]
     Unsupported,

@@ -166,12 +166,23 @@ impl Default for QueueSizes {
 /// How stubborn a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// An unanswered packet is sent again after 4.096 us times two to the power of this; at most 31.
+    /// An unanswered packet is sent again after 4.096 us times two to the power of this: 1 to 31, for
+    /// 0 would mean never.
     pub timeout_exponent: u8,
     /// How often, at most 7.
     pub retries: u8,
     /// How often a peer without a receive is asked again, at most 6: 7 would mean for ever.
     pub receiver_not_ready_retries: u8,
+}
+
+impl Patience {
+    /// Whether it ends, and adapters know it.
+    #[must_use]
+    pub const fn is_finite(self) -> bool {
+        matches!(self.timeout_exponent, 1..=31)
+            && self.retries <= 7
+            && self.receiver_not_ready_retries < 7
+    }
 }
 
 impl Default for Patience {

@@ -37,6 +37,9 @@ impl QueuePair<Unconnected> {
         agreement: Agreement,
         patience: Patience,
     ) -> Result<(), SetupError> {
+        if !patience.is_finite() {
+            return Err(SetupError::Endless);
+        }
         for to in [QpState::Rtr, QpState::Rts] {
             let moved = self.handle.core.move_on(id, to, agreement, patience);
             moved.map_err(SetupError::Refused)?;

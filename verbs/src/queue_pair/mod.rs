@@ -187,11 +187,15 @@ impl QueuePair<Unconnected> {
     /// Connects to the peer that the handshake found.
     ///
     /// # Errors
-    /// [`SetupError::Refused`] as the adapter has it, [`SetupError::Unsupported`] of iWARP, which
-    /// the [connection manager](crate::connection_manager) connects; the queue pair is gone then.
+    /// [`SetupError::Refused`] as the adapter has it, [`SetupError::Endless`] of a patience without
+    /// end, [`SetupError::Unsupported`] of iWARP, which the [connection
+    /// manager](crate::connection_manager) connects; the queue pair is gone then.
     pub fn connect(self, peer: Peer, patience: Patience) -> Result<QueuePair<Ready>, SetupError> {
         if self.state.is_iwarp {
             return Err(SetupError::Unsupported);
+        }
+        if !patience.is_finite() {
+            return Err(SetupError::Endless);
         }
         let route = Route {
             own_gid_index: self.state.gid_index,

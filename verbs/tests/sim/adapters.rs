@@ -1,7 +1,4 @@
-//! Everything above the seam against adapters that are stricter than any, and fail in every way.
-#![forbid(unsafe_code)]
-
-mod rig;
+//! Operations, faults and limits.
 
 #[cfg(test)]
 mod tests {
@@ -20,7 +17,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::io::{pread, pwrite};
 
-    use super::rig::{self, ALL, End, connect, scenes, soon};
+    use crate::rig::{self, ALL, End, connect, scenes, soon};
 
     fn on_core<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send) {
         rig::on_core(Idle::default(), test);

@@ -1,0 +1,7 @@
+//! Everything above the seam against adapters that are stricter than any, and fail in every way.
+#![forbid(unsafe_code)]
+
+mod adapters;
+mod posting_rules;
+#[path = "../rig/mod.rs"]
+mod rig;
