@@ -45,6 +45,10 @@ impl Extent {
     }
 }
 
+/// The target of the trace events that tell of each object whose memory is freed, evicted or
+/// removed: `fingerprint_high` (the high half of its key's fingerprint) and `version`.
+pub const RELEASES: &str = "lunette_kvstore::releases";
+
 /// The shard and the memory of what it holds.
 #[derive(Debug)]
 struct Slice {
@@ -57,8 +61,13 @@ impl Slice {
     /// Frees what the shard has released.
     fn drain_effects(&mut self) {
         while let Some(Effect::Release(id)) = self.shard.poll_effect() {
-            if let Some(extent) = self.extents.get_mut(id.slot_index as usize) {
-                drop(extent.take());
+            let extent = self.extents.get_mut(id.slot_index as usize);
+            if let Some(Extent { header, .. }) = extent.and_then(Option::take) {
+                tracing::trace!(
+                    target: RELEASES,
+                    fingerprint_high = header.fingerprint.high(),
+                    version = header.version,
+                );
             }
         }
     }

@@ -13,6 +13,15 @@ const _: () = assert!(KEY_BYTES_MAX <= u16::MAX as usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub u128);
 
+impl Fingerprint {
+    /// Its high half, which tells keys apart well enough in messages for people.
+    #[must_use]
+    pub const fn high(self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0.to_be_bytes();
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
 /// Why bytes are no key. The request is at fault; repeating it cannot help.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum KeyFault {

@@ -32,7 +32,7 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 17] = [
+const FLOORS: [(&str, Floor); 18] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-kvstore-proto", Floor::Pure),
@@ -49,6 +49,7 @@ const FLOORS: [(&str, Floor); 17] = [
     ("lunette", Floor::Node),
     ("lunette-bench", Floor::Side),
     ("lunette-fuzz", Floor::Side),
+    ("lunette-sim", Floor::Side),
     ("xtask", Floor::Side),
 ];
 

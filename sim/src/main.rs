@@ -1,0 +1,89 @@
+//! `lunette-sim`: runs seeds, and says what came of them.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use lunette_sim::run::run;
+use lunette_sim::summary::Summary;
+
+/// Below this many seeds a fault may well not occur.
+const SEEDS_FOR_ALL: u64 = 200;
+
+/// Runs the store in simulated worlds, one per seed, and judges every answer.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask sim", bin_name = "cargo xtask sim")]
+struct Arguments {
+    /// How many seeds.
+    #[arg(long, default_value_t = 300)]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// One seed alone, run twice.
+    #[arg(long, conflicts_with_all = ["seeds", "first"])]
+    seed: Option<u64>,
+    /// Prints what happens in the world of the one seed.
+    #[arg(long, requires = "seed")]
+    log: bool,
+    /// Prints one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match arguments.seed {
+        Some(seed) => one(seed, &arguments),
+        None => many(&arguments),
+    }
+}
+
+fn one(seed: u64, arguments: &Arguments) -> ExitCode {
+    let (report, again) = (run(seed, arguments.log), run(seed, false));
+    for line in &report.log {
+        println!("{line}");
+    }
+    let mut summary = Summary::default();
+    summary.add(seed, &report);
+    print(&summary, arguments.json);
+    for failure in &report.failures {
+        eprintln!("seed {seed}: {failure}");
+    }
+    if report.trace_hash != again.trace_hash {
+        eprintln!("seed {seed} is another world the second time");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::from(u8::from(!report.failures.is_empty()))
+}
+
+fn many(arguments: &Arguments) -> ExitCode {
+    let mut summary = Summary::default();
+    for seed in arguments.first..arguments.first + arguments.seeds {
+        summary.add(seed, &run(seed, false));
+    }
+    print(&summary, arguments.json);
+    if let Some((seed, failure)) = summary.first_failing() {
+        eprintln!("seed {seed}: {failure}");
+        eprintln!("again, with what happened: cargo xtask sim --seed {seed} --log");
+        return ExitCode::FAILURE;
+    }
+    let never = summary.never_seen();
+    if arguments.seeds >= SEEDS_FOR_ALL && !never.is_empty() {
+        eprintln!(
+            "never seen in {} seeds: {}",
+            arguments.seeds,
+            never.join(", ")
+        );
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn print(summary: &Summary, as_json: bool) {
+    let json = summary.json();
+    if as_json {
+        println!("{json}");
+    } else {
+        println!("{json:#}");
+    }
+}

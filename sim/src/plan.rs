@@ -1,0 +1,190 @@
+//! What a seed makes of a cluster: sizes, load, and faults with their times.
+
+use std::time::Duration;
+
+use lunette_runtime_core::random::SplitMix64;
+
+/// Nodes of a cluster.
+pub const NODES: u8 = 3;
+/// Clients of a cluster.
+pub const CLIENTS: u8 = 2;
+/// Keys that are put and asked for.
+pub const KEYS: u32 = 48;
+/// Deadline of each operation, and of connecting.
+pub const TIMEOUT: Duration = Duration::from_secs(1);
+/// When the first fault may begin.
+const FAULTS_FROM: Duration = Duration::from_millis(300);
+/// When the last fault is undone.
+pub const FAULTS_UNTIL: Duration = Duration::from_secs(6);
+/// From when on nothing fails: what was lost has been sent again, and connections are new.
+pub const CALM_FROM: Duration = Duration::from_secs(11);
+/// When a world ends.
+pub const END: Duration = Duration::from_secs(14);
+
+/// Of a world's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A node.
+    Node(u8),
+    /// A client.
+    Client(u8),
+}
+
+/// A fault, and how it is undone where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing gets from the first to the second; nor back, if so said.
+    Cut {
+        /// From here.
+        from: Who,
+        /// To there.
+        to: Who,
+        /// Nor back.
+        both_ways: bool,
+    },
+    /// All connections between the two break.
+    Reset(Who, Who),
+    /// A process is killed, and started again.
+    Crash(Who),
+    /// A host loses its power, and gets it back.
+    PowerLoss(Who),
+    /// A process is stopped, and goes on.
+    Pause(Who),
+    /// A process is slow for a while, by so many times.
+    Slow(Who, u32),
+    /// A process's clocks jump ahead.
+    ClockJump(Who, Duration),
+}
+
+/// A fault and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// When it begins.
+    pub at: Duration,
+    /// How long it lasts.
+    pub lasts: Duration,
+    /// What it is.
+    pub fault: Fault,
+}
+
+/// What a seed makes of a cluster.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Cores of each node.
+    pub cores: usize,
+    /// Memory of each node in bytes: less than the values need, so that it evicts.
+    pub memory_bytes: u64,
+    /// Longest value in bytes.
+    pub value_bytes_max: u32,
+    /// Operations that each client has under way at a time.
+    pub tasks: usize,
+    /// Mean time between two operations of one of them.
+    pub pause: Duration,
+    /// The faults, by time.
+    pub faults: Vec<Planned>,
+}
+
+impl Plan {
+    /// What this seed makes.
+    #[must_use]
+    pub fn of(seed: u64) -> Self {
+        let mut random = SplitMix64::new(seed ^ 0x706c_616e);
+        let count = random.below(7);
+        let mut faults: Vec<Planned> = (0..count).map(|_| planned(&mut random)).collect();
+        faults.sort_by_key(|planned| planned.at);
+        let cores = 1 + random.below(2);
+        let value_bytes_max = 1 << (6 + random.below(10));
+        // A few values per core, and some more.
+        let core_bytes = (value_bytes_max * (3 + random.below(20))).max(16 * 1024);
+        Self {
+            cores: cores as usize,
+            memory_bytes: u64::from(cores) * u64::from(core_bytes),
+            value_bytes_max,
+            tasks: 1 + random.below(4) as usize,
+            pause: Duration::from_millis(u64::from(5 + random.below(40))),
+            faults,
+        }
+    }
+}
+
+fn planned(random: &mut SplitMix64) -> Planned {
+    let window_ms = millis(FAULTS_UNTIL - FAULTS_FROM);
+    let at_ms = random.below(window_ms);
+    // Short ones are as likely as long ones.
+    let longest_ms = (window_ms - at_ms).max(2);
+    let halvings = random.below(8);
+    let lasts_ms = 1 + random
+        .below((longest_ms >> halvings).max(1))
+        .min(longest_ms - 1);
+    Planned {
+        at: FAULTS_FROM + Duration::from_millis(at_ms.into()),
+        lasts: Duration::from_millis(lasts_ms.into()),
+        fault: fault(random),
+    }
+}
+
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).expect("seconds")
+}
+
+fn fault(random: &mut SplitMix64) -> Fault {
+    let node = Who::Node(small(random, NODES));
+    let client = Who::Client(small(random, CLIENTS));
+    let any = if random.below(3) == 0 { client } else { node };
+    match random.below(8) {
+        0 | 1 => {
+            let (from, to) = if random.below(2) == 0 {
+                (client, node)
+            } else {
+                (node, client)
+            };
+            let both_ways = random.below(2) == 0;
+            Fault::Cut {
+                from,
+                to,
+                both_ways,
+            }
+        }
+        2 => Fault::Reset(client, node),
+        3 => Fault::Crash(any),
+        4 => Fault::PowerLoss(any),
+        5 => Fault::Pause(any),
+        6 => Fault::Slow(any, 10 << random.below(7)),
+        _ => Fault::ClockJump(any, Duration::from_millis(random.below(8000).into())),
+    }
+}
+
+fn small(random: &mut SplitMix64, bound: u8) -> u8 {
+    u8::try_from(random.below(bound.into())).expect("below a byte")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_lie_in_their_window_and_are_of_every_kind() {
+        let mut kinds = [0; 7];
+        for seed in 0..2000 {
+            for planned in Plan::of(seed).faults {
+                assert!(planned.at >= FAULTS_FROM, "seed {seed}");
+                let end = planned.at + planned.lasts;
+                assert!(
+                    end <= FAULTS_UNTIL + Duration::from_millis(1),
+                    "seed {seed}"
+                );
+                let kind = match planned.fault {
+                    Fault::Cut { .. } => 0,
+                    Fault::Reset(..) => 1,
+                    Fault::Crash(_) => 2,
+                    Fault::PowerLoss(_) => 3,
+                    Fault::Pause(_) => 4,
+                    Fault::Slow(..) => 5,
+                    Fault::ClockJump(..) => 6,
+                };
+                kinds[kind] += 1;
+            }
+        }
+        assert!(kinds.iter().all(|count| *count > 100), "{kinds:?}");
+    }
+}
