@@ -10,7 +10,9 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
 //! | [`wire`] | the Lunette wire: receiver, handshake and the client's table of calls |
 #![forbid(unsafe_code)]
 
+pub mod nvme;
 pub mod wire;

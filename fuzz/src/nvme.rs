@@ -1,0 +1,53 @@
+//! NVMe/TCP under attack: a hostile host against a controller, a hostile controller against a host.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `script` | from fuzz bytes to a hostile stream and its cuts |
+//! | `controller` | a controller and its target: the same answers however the stream is cut |
+//! | `host` | a host's commands: each ends once, and no byte goes where it may not |
+
+mod controller;
+mod host;
+mod script;
+
+use script::Script;
+
+/// What a script reached. A corpus is judged by what its files reach together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reached {
+    /// Connections that were set up.
+    pub opened: u32,
+    /// Streams that ended with a fault.
+    pub faults: u32,
+    /// Headers whose digest did not fit.
+    pub header_digests: u32,
+    /// Controllers that hosts connected.
+    pub connected: u32,
+    /// Commands that a controller carried out.
+    pub carried_out: u32,
+    /// Commands whose data came whole.
+    pub data_complete: u32,
+    /// Commands whose data were damaged.
+    pub data_corrupt: u32,
+    /// Commands of a host that completed.
+    pub completed: u32,
+    /// Requests for data that a host answered.
+    pub transfers: u32,
+    /// Commands of a host that it gave up.
+    pub given_up: u32,
+}
+
+/// Drives both ends with any bytes.
+///
+/// # Panics
+/// If an invariant does not hold: that is what it is for.
+pub fn nvme(data: &[u8]) -> Reached {
+    let script = Script::read(data);
+    let mut reached = Reached::default();
+    if script.is_from_host {
+        controller::attack(&script, &mut reached);
+    } else {
+        host::attack(&script, &mut reached);
+    }
+    reached
+}
