@@ -572,10 +572,13 @@ async fn bench(arguments: BenchArguments) -> Outcome<Value> {
             block_bytes,
         });
     }
+    let longest_ns = u64::try_from(COMMAND_TIMEOUT.as_nanos()).unwrap_or(u64::MAX);
+    let latencies_ns = Histogram::new_with_bounds(1, longest_ns, 3);
+    let latencies_ns = latencies_ns.expect("bounds and digits that are allowed");
     let started = Instant::now();
     let measurement = Rc::new(Measurement {
         namespace,
-        latencies_ns: RefCell::new(Histogram::new(3).expect("3 digits are allowed")),
+        latencies_ns: RefCell::new(latencies_ns),
         random: RefCell::new(SplitMix64::new(1)),
         next: Cell::new(0),
         pieces,
