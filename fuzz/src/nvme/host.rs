@@ -184,11 +184,9 @@ impl Victim {
         if count == 0 {
             return;
         }
-        let flights = self.flights.iter_mut();
-        let (&cid, flight) = flights
-            .skip(usize::from(nth) % count)
-            .next()
-            .expect("in range");
+        let mut flights = self.flights.iter_mut();
+        let chosen = flights.nth(usize::from(nth) % count);
+        let (&cid, flight) = chosen.expect("in range");
         let given_up = self.queue.give_up(cid);
         assert_eq!(given_up == GiveUp::Over, flight.is_given_up);
         self.transcript.reached.given_up += u32::from(!flight.is_given_up);

@@ -152,7 +152,7 @@ impl Drop for KernelHost {
 fn device_with(uuid: &[u8; 16]) -> PathBuf {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     let deadline = Instant::now() + Duration::from_secs(60);
-    while Instant::now() < deadline {
+    loop {
         let entries = fs::read_dir("/sys/block").expect("sysfs");
         for entry in entries.flatten() {
             let found = fs::read_to_string(entry.path().join("uuid")).unwrap_or_default();
@@ -161,7 +161,10 @@ fn device_with(uuid: &[u8; 16]) -> PathBuf {
                 return device;
             }
         }
+        assert!(
+            Instant::now() < deadline,
+            "no namespace with the UUID {hex} appeared"
+        );
         thread::sleep(Duration::from_millis(50));
     }
-    panic!("no namespace with the UUID {hex} appeared");
 }

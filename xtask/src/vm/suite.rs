@@ -42,7 +42,7 @@ const MACHINES: [Kind; 3] = [OLDEST, NEWEST, IWARP];
 /// Asks for the long sets as well.
 const LONG: &str = "LUNETTE_VM_LONG";
 
-const SETS: [Set; 5] = [
+const SETS: [Set; 6] = [
     Set {
         arguments: "-p lunette-verbs --test soft",
         filter: "roce::",
@@ -71,6 +71,14 @@ const SETS: [Set; 5] = [
         filter: "",
         machines: &[OLDEST, NEWEST],
         // They share the end of one drive.
+        threads: 1,
+        is_long: false,
+    },
+    Set {
+        arguments: "-p lunette-nvmeof --test kernel",
+        filter: "",
+        machines: &[OLDEST, NEWEST],
+        // They share the kernel's target.
         threads: 1,
         is_long: false,
     },
