@@ -158,8 +158,8 @@ impl Lane {
             Self::Fmt => "fmt --all --check",
             // Tests that run on request alone are no part of "all targets".
             Self::Clippy => {
-                "clippy --workspace --all-targets --test soft --test kernel --test headers --test extended \
-                 --locked -- -D warnings"
+                "clippy --workspace --all-targets --test soft --test kernel --test headers \
+                 --test extended --locked -- -D warnings"
             }
             Self::Docs => "doc --workspace --no-deps --locked",
             Self::Tidy => "xtask tidy",
