@@ -38,8 +38,10 @@ impl Put {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remove {
     pub(super) start: Time,
-    /// None while it may still happen.
+    /// The last moment at which it may have happened. None while it is under way.
     pub(super) end: Option<Time>,
+    /// It was acknowledged.
+    pub(super) is_done: bool,
 }
 
 /// What has happened to one key.
@@ -152,7 +154,9 @@ impl KeyHistory {
             return Err("whose memory had been freed".to_owned());
         }
         let removed = |remove: &Remove| {
-            remove.start > end && remove.end.is_some_and(|removed| removed < span.start)
+            remove.is_done
+                && remove.start > end
+                && remove.end.is_some_and(|removed| removed < span.start)
         };
         if self.removes.iter().any(removed) {
             return Err("which had been removed".to_owned());

@@ -280,6 +280,7 @@ impl Oracle {
         removes.push(history::Remove {
             start: now,
             end: None,
+            is_done: false,
         });
         removes.len() - 1
     }
@@ -291,7 +292,9 @@ impl Oracle {
         } else {
             now.max(self.calm_from)
         };
-        self.history(key).removes[number].end = Some(latest);
+        let remove = &mut self.history(key).removes[number];
+        remove.end = Some(latest);
+        remove.is_done = is_done;
     }
 
     /// An operation failed.

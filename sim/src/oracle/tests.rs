@@ -136,6 +136,13 @@ fn what_was_freed_removed_or_lost_does_not_come_back() {
     removed.on_remove_end(KEY, remove, true, at(26));
     assert!(!get(&mut removed, hit, 27, 30));
 
+    let (mut unsure, _) = with_a_put();
+    let remove = unsure.on_remove(KEY, at(25));
+    unsure.on_remove_end(KEY, remove, false, at(26));
+    assert!(get(&mut unsure, hit, 27, 30), "it may not have happened");
+    assert!(get(&mut unsure, Answer::Miss, 31, 32), "or it has");
+    assert!(get(&mut unsure, Answer::Miss, 9_000, 9_001), "or late");
+
     let (mut lost, _) = with_a_put();
     lost.on_kill(NODE, at(25));
     assert!(!get(&mut lost, hit, 26, 30));

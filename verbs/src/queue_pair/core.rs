@@ -15,8 +15,8 @@ use lunette_verbs_proto::receive_queue::{ReceiveQueue, place_of};
 use lunette_verbs_proto::send_queue::{Expiry, Retired, SendQueue};
 use lunette_verbs_proto::status::Status;
 use rustix::io::Errno;
-use slab::Slab;
 
+use super::entries::Entries;
 use super::request::Request;
 use super::{INLINE_BYTES_MAX, Tells};
 use crate::device_memory::DeviceMemory;
@@ -82,27 +82,6 @@ impl Payload<'_> {
     }
 }
 
-/// A request from staging to the moment its future has taken the outcome.
-#[derive(Debug)]
-struct Entry {
-    memory: Held,
-    outcome: Option<Result<(), RequestError>>,
-    waker: Option<Waker>,
-    /// Nobody waits for it any more.
-    is_abandoned: bool,
-}
-
-/// What a request holds until it is over.
-#[derive(Debug)]
-enum Held {
-    Nothing,
-    Piece(Piece),
-    Device {
-        /// Held, so that it stays registered.
-        _memory: DeviceMemory,
-    },
-}
-
 /// A queue pair.
 pub(crate) struct PairCore {
     state: RefCell<State>,
@@ -116,9 +95,9 @@ struct State {
     /// None once it has ended.
     raw: Option<RawQueuePair>,
     sends: SendQueue,
-    entries: Slab<Entry>,
+    entries: Entries,
     /// Of request `n`, at `n % depth`: its entry.
-    ring: Box<[usize]>,
+    ring: Box<[u32]>,
     /// Of request `n`, at `n % depth`: the bytes that it sends inline.
     inline: Box<[[u8; INLINE_BYTES_MAX]]>,
     inline_bytes_max: u32,
@@ -131,7 +110,7 @@ struct State {
     credit_wakers: Vec<Waker>,
     /// Room for whom to wake and what to free, kept between completions.
     wakers: Vec<Waker>,
-    freed: Vec<Entry>,
+    freed: Vec<Piece>,
 }
 
 impl PairCore {
@@ -146,8 +125,8 @@ impl PairCore {
         let state = State {
             raw: Some(raw),
             sends: SendQueue::new(sizes.sends, 0),
-            entries: Slab::with_capacity(sends),
-            ring: vec![usize::MAX; sends].into(),
+            entries: Entries::with_capacity(sends),
+            ring: vec![u32::MAX; sends].into(),
             inline: vec![[0; INLINE_BYTES_MAX]; sends].into(),
             inline_bytes_max: sizes.inline_bytes,
             batch: Vec::with_capacity(DOORBELL_REQUESTS_MAX),
@@ -284,22 +263,20 @@ impl PairCore {
             return;
         };
         sends.seal();
-        let mut signalled = 0;
-        for request in batch.iter_mut() {
-            request.is_signalled = sends.is_signalled(WrId::from_bits(request.id).sequence);
-            signalled += u64::from(request.is_signalled);
-        }
+        let last = batch.last_mut().expect("a batch is not empty");
+        last.is_signalled = true;
         // SAFETY: each request's piece is owned by its entry until the request is retired: by its
         // completion, or after the queue pair has been dropped. Inline bytes lie in a ring that is
         // not written again before that either.
         let (taken, refusal) = unsafe { raw.post_sends(batch) };
-        let all = taken == batch.len();
+        let signalled = batch[..taken].iter().filter(|request| request.is_signalled);
+        let signalled = signalled.count() as u64;
         batch.clear();
         let accepted = u32::try_from(taken).expect("a doorbell's requests are few");
         let ended = sends.posted(accepted, retired);
         self.count(|counts| {
             counts.posted += u64::from(accepted);
-            counts.signalled += if all { signalled } else { 0 };
+            counts.signalled += signalled;
             counts.doorbells += 1;
         });
         if ended.needs_marker || refusal.is_some() {
@@ -480,31 +457,16 @@ impl PairCore {
     /// The outcome of a request, with its piece.
     pub(super) fn poll_request(
         &self,
-        key: usize,
+        key: u32,
         cx: &TaskContext<'_>,
     ) -> Poll<(Result<(), RequestError>, Option<Piece>)> {
-        let mut state = self.state.borrow_mut();
-        let entry = &mut state.entries[key];
-        let Some(outcome) = entry.outcome else {
-            if !(entry.waker.as_ref()).is_some_and(|known| known.will_wake(cx.waker())) {
-                entry.waker = Some(cx.waker().clone());
-            }
-            return Poll::Pending;
-        };
-        let piece = match state.entries.remove(key).memory {
-            Held::Piece(piece) => Some(piece),
-            Held::Nothing | Held::Device { .. } => None,
-        };
-        Poll::Ready((outcome, piece))
+        let taken = self.state.borrow_mut().entries.take(key, cx.waker());
+        taken.map_or(Poll::Pending, Poll::Ready)
     }
 
     /// Nobody waits for a request any more.
-    pub(super) fn abandon(&self, key: usize) {
-        let mut state = self.state.borrow_mut();
-        let entry = &mut state.entries[key];
-        entry.is_abandoned = true;
-        let freed = entry.outcome.is_some().then(|| state.entries.remove(key));
-        drop(state);
+    pub(super) fn abandon(&self, key: u32) {
+        let freed = self.state.borrow_mut().entries.abandon(key);
         drop(freed);
     }
 }
@@ -527,7 +489,7 @@ impl State {
         sequence: u32,
         operation: Operation,
         payload: Payload<'_>,
-    ) -> usize {
+    ) -> u32 {
         let place = self.place(sequence);
         let mut request = SendRequest {
             id,
@@ -535,20 +497,22 @@ impl State {
             address: 0,
             len_bytes: 0,
             lkey: 0,
-            is_signalled: false,
+            is_signalled: self.sends.is_signalled(sequence),
             is_inline: false,
         };
-        let memory = match payload {
+        let mut device = None;
+        let piece = match payload {
             Payload::Piece(piece, len) => {
                 request.address = piece.address();
                 request.len_bytes = u32::try_from(len).expect("pieces are bounded by a chunk");
                 request.lkey = piece.lkey();
-                Held::Piece(piece)
+                Some(piece)
             }
             Payload::Device(memory, address, len) => {
                 (request.address, request.len_bytes) = (address, len);
                 request.lkey = memory.lkey();
-                Held::Device { _memory: memory }
+                device = Some(memory);
+                None
             }
             Payload::Inline(bytes) => {
                 let (kept, len) = (&mut self.inline[place], bytes.len());
@@ -556,31 +520,24 @@ impl State {
                 request.address = kept.as_ptr().expose_provenance() as u64;
                 request.len_bytes = u32::try_from(len).expect("checked against the inline limit");
                 request.is_inline = len > 0;
-                Held::Nothing
+                None
             }
         };
-        let key = self.entries.insert(Entry {
-            memory,
-            outcome: None,
-            waker: None,
-            is_abandoned: false,
-        });
+        let key = self.entries.insert(piece);
+        if let Some(device) = device {
+            self.entries.hold(key, device);
+        }
         self.ring[place] = key;
         self.batch.push(request);
         key
     }
 
     /// A request is over.
-    fn end(&mut self, ended: Retired, wakers: &mut Vec<Waker>, freed: &mut Vec<Entry>) {
+    fn end(&mut self, ended: Retired, wakers: &mut Vec<Waker>, freed: &mut Vec<Piece>) {
         let place = self.place(ended.sequence);
-        let key = std::mem::replace(&mut self.ring[place], usize::MAX);
-        let entry = &mut self.entries[key];
-        assert!(entry.outcome.is_none(), "a request ends once");
-        entry.outcome = Some(result_of(ended.outcome));
-        wakers.extend(entry.waker.take());
-        if entry.is_abandoned {
-            freed.push(self.entries.remove(key));
-        }
+        let key = std::mem::replace(&mut self.ring[place], u32::MAX);
+        let outcome = result_of(ended.outcome);
+        self.entries.end(key, outcome, wakers, freed);
     }
 
     /// A receive is over.

@@ -9,6 +9,7 @@
 //! pair is to be made and connected: not every adapter can bring one back.
 
 mod core;
+mod entries;
 mod managed;
 mod request;
 

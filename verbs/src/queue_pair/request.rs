@@ -20,14 +20,14 @@ pub struct Request {
 }
 
 enum RequestState {
-    Flying(Rc<PairCore>, usize),
+    Flying(Rc<PairCore>, u32),
     /// Apart, so that a request that flies is small to move.
     Refused(Box<(RequestError, Option<Piece>)>),
     Taken,
 }
 
 impl Request {
-    pub(super) const fn flying(core: Rc<PairCore>, key: usize) -> Self {
+    pub(super) const fn flying(core: Rc<PairCore>, key: u32) -> Self {
         Self {
             state: RequestState::Flying(core, key),
         }

@@ -103,6 +103,7 @@ impl QueuePair {
             sg_list: ptr::null_mut(),
             num_sge: 0,
         };
+        let mut pieces = vec![sys::ibv_sge::default(); DOORBELL_REQUESTS_MAX].into_boxed_slice();
         Ok(Self {
             shared: Rc::clone(shared),
             _completions: Rc::clone(completions),
@@ -110,9 +111,9 @@ impl QueuePair {
             pair,
             builder,
             state: QpState::Reset,
-            sends: vec![empty_send; DOORBELL_REQUESTS_MAX].into(),
+            sends: linked(vec![empty_send; DOORBELL_REQUESTS_MAX], &mut pieces),
             receives: vec![empty_receive; DOORBELL_REQUESTS_MAX].into(),
-            pieces: vec![sys::ibv_sge::default(); DOORBELL_REQUESTS_MAX].into(),
+            pieces,
         })
     }
 
@@ -186,40 +187,26 @@ impl QueuePair {
                 Err(errno) => (0, Some(errno)),
             };
         }
-        for (index, request) in requests.iter().enumerate() {
-            self.pieces[index] = piece(request.address, request.len_bytes, request.lkey);
-        }
-        let pieces = self.pieces.as_mut_ptr();
-        for (index, request) in requests.iter().enumerate() {
-            let piece = pieces.wrapping_add(index);
-            let list = if request.len_bytes == 0 {
-                ptr::null_mut()
-            } else {
-                piece
+        let len = requests.len();
+        let pieces = &mut self.pieces[..len];
+        for ((request, entry), piece) in requests.iter().zip(&mut self.sends[..len]).zip(pieces) {
+            *piece = sys::ibv_sge {
+                addr: request.address,
+                length: request.len_bytes,
+                lkey: request.lkey,
             };
-            fill(&mut self.sends[index], request, list);
+            fill(entry, request);
         }
-        self.link(requests.len());
+        // What the last one was linked to is linked again below.
+        let next = std::mem::replace(&mut self.sends[len - 1].next, ptr::null_mut());
         let (first, mut bad) = (self.sends.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: the list is well-formed: every request of it has at most one piece, which lies
-        // in `pieces`, and the last has no next. Its memory is the caller's promise.
+        // SAFETY: the list is well-formed: requests are linked in order up to the last, and each has
+        // at most one piece, its own of `pieces`. Its memory is the caller's promise.
         let code = unsafe { sys::inline::ibv_post_send(self.pair.as_ptr(), first, &raw mut bad) };
+        self.sends[len - 1].next = next;
         match ended(code) {
-            Ok(()) => (requests.len(), None),
-            Err(errno) => (index_of(bad, first, requests.len()), Some(errno)),
-        }
-    }
-
-    /// Links the first `len` sends to a list.
-    fn link(&mut self, len: usize) {
-        let first = self.sends.as_mut_ptr();
-        for (index, entry) in self.sends[..len].iter_mut().enumerate() {
-            let is_last = index + 1 == len;
-            entry.next = if is_last {
-                ptr::null_mut()
-            } else {
-                first.wrapping_add(index + 1)
-            };
+            Ok(()) => (len, None),
+            Err(errno) => (index_of(bad, first, len), Some(errno)),
         }
     }
 
@@ -257,6 +244,17 @@ impl QueuePair {
     }
 }
 
+/// A list in which each entry is linked to the next and has the piece of its own place.
+fn linked(entries: Vec<sys::ibv_send_wr>, pieces: &mut [sys::ibv_sge]) -> Box<[sys::ibv_send_wr]> {
+    let mut entries = entries.into_boxed_slice();
+    let (first, pieces) = (entries.as_mut_ptr(), pieces.as_mut_ptr());
+    for (index, entry) in entries.iter_mut().enumerate() {
+        entry.next = first.wrapping_add(index + 1);
+        entry.sg_list = pieces.wrapping_add(index);
+    }
+    entries
+}
+
 /// Which entry of a list the first refused one is. One that is not of the list: none was taken.
 fn index_of<T>(bad: *mut T, first: *mut T, len: usize) -> usize {
     let offset = bad.addr().wrapping_sub(first.addr());
@@ -271,7 +269,8 @@ const fn piece(addr: u64, length: u32, lkey: u32) -> sys::ibv_sge {
     sys::ibv_sge { addr, length, lkey }
 }
 
-fn fill(entry: &mut sys::ibv_send_wr, request: &SendRequest, list: *mut sys::ibv_sge) {
+/// Fills an entry, which keeps its link and the place of its piece.
+fn fill(entry: &mut sys::ibv_send_wr, request: &SendRequest) {
     use sys::wr_opcode as opcode;
     let rdma = |remote: RemoteMemory| sys::ibv_wr_remote {
         rdma: sys::ibv_wr_rdma {
@@ -288,8 +287,7 @@ fn fill(entry: &mut sys::ibv_send_wr, request: &SendRequest, list: *mut sys::ibv
         },
     };
     entry.wr_id = request.id;
-    entry.sg_list = list;
-    entry.num_sge = c_int::from(!list.is_null());
+    entry.num_sge = c_int::from(request.len_bytes > 0);
     entry.send_flags = send_flags(request);
     match request.operation {
         Operation::Write(remote) => {
