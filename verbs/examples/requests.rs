@@ -268,6 +268,7 @@ impl End {
 }
 
 /// The piece of a request that was done.
+#[inline]
 fn taken((outcome, piece): Ended) -> Result<Piece, Failure> {
     outcome?;
     Ok(piece.ok_or("the piece comes back")?)

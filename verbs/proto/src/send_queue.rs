@@ -141,6 +141,7 @@ struct Entry {
 pub struct SendQueue {
     /// By number modulo depth.
     ring: Box<[Entry]>,
+    depth: u32,
     /// The oldest unretired number.
     head: u32,
     /// Behind the last accepted number.
@@ -172,6 +173,7 @@ impl SendQueue {
         };
         Self {
             ring: vec![empty; depth as usize].into(),
+            depth,
             head: first,
             posted: first,
             staged: first,
@@ -183,14 +185,14 @@ impl SendQueue {
 
     /// Requests that the queue holds.
     #[must_use]
-    pub fn depth(&self) -> u32 {
-        u32::try_from(self.ring.len()).expect("bounded by DEPTH_MAX")
+    pub const fn depth(&self) -> u32 {
+        self.depth
     }
 
     /// Requests that may be staged now.
     #[must_use]
-    pub fn credits(&self) -> u32 {
-        self.depth() - self.unretired()
+    pub const fn credits(&self) -> u32 {
+        self.depth - self.unretired()
     }
 
     /// Requests that are staged or with the adapter.
@@ -230,7 +232,7 @@ impl SendQueue {
         }
         let sequence = self.staged;
         self.staged = sequence.wrapping_add(1);
-        let is_signalled = self.unsignalled_run + 1 >= self.depth() / 2;
+        let is_signalled = self.unsignalled_run + 1 >= self.depth / 2;
         self.unsignalled_run = if is_signalled {
             0
         } else {

@@ -17,9 +17,9 @@ use lunette_verbs_proto::status::Status;
 use rustix::io::Errno;
 
 use super::entries::Entries;
+use super::payload::Payload;
 use super::request::Request;
 use super::{INLINE_BYTES_MAX, Tells};
-use crate::device_memory::DeviceMemory;
 use crate::error::{RequestError, result_of};
 use crate::memory::Piece;
 use crate::provider::real::connection::Id;
@@ -54,32 +54,6 @@ pub struct Arrival {
     pub immediate: Option<u32>,
     /// Whether anything arrived at all: receives of a broken queue pair come back flushed.
     pub status: Status,
-}
-
-/// What a request moves. Inline bytes are borrowed until the request is staged.
-#[derive(Debug)]
-pub(super) enum Payload<'a> {
-    Piece(Piece, usize),
-    Inline(&'a [u8]),
-    /// A part of it that is one.
-    Device(DeviceMemory, u64, u32),
-}
-
-impl Payload<'_> {
-    pub(super) fn into_piece(self) -> Option<Piece> {
-        match self {
-            Self::Piece(piece, _) => Some(piece),
-            Self::Inline(_) | Self::Device(..) => None,
-        }
-    }
-
-    const fn fits(&self, inline_bytes_max: u32) -> bool {
-        match self {
-            Self::Piece(piece, len) => *len <= piece.len(),
-            Self::Inline(bytes) => bytes.len() <= inline_bytes_max as usize,
-            Self::Device(..) => true,
-        }
-    }
 }
 
 /// A queue pair.
@@ -211,23 +185,23 @@ impl PairCore {
     }
 
     /// Stages a request.
-    pub(super) fn request(
+    pub(super) fn request<P: Payload>(
         self: &Rc<Self>,
         operation: Operation,
-        payload: Payload<'_>,
+        payload: P,
         deadline: Time,
     ) -> Request {
         let mut state = self.state.borrow_mut();
         if !payload.fits(state.inline_bytes_max) {
-            return Request::refused(RequestError::Length, payload);
+            return Request::refused(RequestError::Length, payload.into_piece());
         }
         if state.raw.is_none() {
-            return Request::refused(RequestError::Broken, payload);
+            return Request::refused(RequestError::Broken, payload.into_piece());
         }
         let is_earliest = state.sends.timeout().is_none_or(|at| deadline < at);
         let sequence = match state.sends.stage(deadline) {
             Ok(sequence) => sequence,
-            Err(error) => return Request::refused(error.into(), payload),
+            Err(error) => return Request::refused(error.into(), payload.into_piece()),
         };
         let id = self.id(false, sequence).to_bits();
         let key = state.take_in(id, sequence, operation, payload);
@@ -455,7 +429,8 @@ impl PairCore {
     }
 
     /// The outcome of a request, with its piece.
-    pub(super) fn poll_request(
+    #[inline]
+    pub(crate) fn poll_request(
         &self,
         key: u32,
         cx: &TaskContext<'_>,
@@ -465,7 +440,7 @@ impl PairCore {
     }
 
     /// Nobody waits for a request any more.
-    pub(super) fn abandon(&self, key: u32) {
+    pub(crate) fn abandon(&self, key: u32) {
         let freed = self.state.borrow_mut().entries.abandon(key);
         drop(freed);
     }
@@ -483,59 +458,33 @@ impl State {
     }
 
     /// Gives a staged request its entry and its place in the batch.
-    fn take_in(
+    fn take_in<P: Payload>(
         &mut self,
         id: u64,
         sequence: u32,
         operation: Operation,
-        payload: Payload<'_>,
+        payload: P,
     ) -> u32 {
         let place = self.place(sequence);
-        let mut request = SendRequest {
+        let named = payload.name(&mut self.inline[place]);
+        self.batch.push(SendRequest {
             id,
             operation,
-            address: 0,
-            len_bytes: 0,
-            lkey: 0,
+            address: named.address,
+            len_bytes: named.len_bytes,
+            lkey: named.lkey,
             is_signalled: self.sends.is_signalled(sequence),
-            is_inline: false,
-        };
-        let mut device = None;
-        let piece = match payload {
-            Payload::Piece(piece, len) => {
-                request.address = piece.address();
-                request.len_bytes = u32::try_from(len).expect("pieces are bounded by a chunk");
-                request.lkey = piece.lkey();
-                Some(piece)
-            }
-            Payload::Device(memory, address, len) => {
-                (request.address, request.len_bytes) = (address, len);
-                request.lkey = memory.lkey();
-                device = Some(memory);
-                None
-            }
-            Payload::Inline(bytes) => {
-                let (kept, len) = (&mut self.inline[place], bytes.len());
-                kept[..len].copy_from_slice(bytes);
-                request.address = kept.as_ptr().expose_provenance() as u64;
-                request.len_bytes = u32::try_from(len).expect("checked against the inline limit");
-                request.is_inline = len > 0;
-                None
-            }
-        };
-        let key = self.entries.insert(piece);
-        if let Some(device) = device {
-            self.entries.hold(key, device);
-        }
+            is_inline: named.is_inline,
+        });
+        let key = payload.hold(&mut self.entries);
         self.ring[place] = key;
-        self.batch.push(request);
         key
     }
 
     /// A request is over.
     fn end(&mut self, ended: Retired, wakers: &mut Vec<Waker>, freed: &mut Vec<Piece>) {
         let place = self.place(ended.sequence);
-        let key = std::mem::replace(&mut self.ring[place], u32::MAX);
+        let key = self.ring[place];
         let outcome = result_of(ended.outcome);
         self.entries.end(key, outcome, wakers, freed);
     }

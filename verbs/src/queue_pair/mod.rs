@@ -11,6 +11,7 @@
 mod core;
 mod entries;
 mod managed;
+mod payload;
 mod request;
 
 use std::fmt;
@@ -27,8 +28,8 @@ use lunette_verbs_proto::negotiate::{Agreement, Capabilities};
 use lunette_verbs_proto::{receive_queue, send_queue};
 
 pub(crate) use self::core::PairCore;
-use self::core::Payload;
 pub use self::core::{Arrival, PairCounts};
+use self::payload::{Inline, OfDevice, OfPiece, Payload};
 pub use self::request::Request;
 use crate::completion::{CompletionQueue, Inner, Owner};
 use crate::connection_manager::Managed;
@@ -325,7 +326,7 @@ impl QueuePair<Ready> {
     /// Writes the first `len` bytes of a piece to the peer's memory, which holds them when the
     /// request is done if [`QueuePair::confirms_writes`] says so.
     pub fn write(&self, from: Piece, len: usize, to: RemoteMemory, deadline: Time) -> Request {
-        self.request(Operation::Write(to), Payload::Piece(from, len), deadline)
+        self.request(Operation::Write(to), OfPiece(from, len), deadline)
     }
 
     /// As [`QueuePair::write`]; the peer's next receive ends with `immediate` when the bytes are
@@ -339,13 +340,13 @@ impl QueuePair<Ready> {
         deadline: Time,
     ) -> Request {
         let operation = Operation::WriteImmediate(to, immediate);
-        let payload = Payload::Piece(from, len);
+        let payload = OfPiece(from, len);
         self.request_if(self.has_immediates(), operation, payload, deadline)
     }
 
     /// Writes a few bytes, which are copied now.
     pub fn write_inline(&self, bytes: &[u8], to: RemoteMemory, deadline: Time) -> Request {
-        self.request(Operation::Write(to), Payload::Inline(bytes), deadline)
+        self.request(Operation::Write(to), Inline(bytes), deadline)
     }
 
     /// Ends the peer's next receive with `immediate`, without bytes.
@@ -355,24 +356,24 @@ impl QueuePair<Ready> {
             rkey: 0,
         };
         let operation = Operation::WriteImmediate(nowhere, immediate);
-        let payload = Payload::Inline(&[]);
+        let payload = Inline(&[]);
         self.request_if(self.has_immediates(), operation, payload, deadline)
     }
 
     /// Sends the first `len` bytes of a piece to the peer's next receive.
     pub fn send(&self, from: Piece, len: usize, deadline: Time) -> Request {
-        self.request(Operation::Send, Payload::Piece(from, len), deadline)
+        self.request(Operation::Send, OfPiece(from, len), deadline)
     }
 
     /// Sends a few bytes, which are copied now, to the peer's next receive.
     pub fn send_inline(&self, bytes: &[u8], deadline: Time) -> Request {
-        self.request(Operation::Send, Payload::Inline(bytes), deadline)
+        self.request(Operation::Send, Inline(bytes), deadline)
     }
 
     /// Reads the peer's memory into the first `len` bytes of a piece.
     pub fn read(&self, into: Piece, len: usize, from: RemoteMemory, deadline: Time) -> Request {
         let is_agreed = self.state.agreement.reads_out > 0;
-        let payload = Payload::Piece(into, len);
+        let payload = OfPiece(into, len);
         self.request_if(is_agreed, Operation::Read(from), payload, deadline)
     }
 
@@ -385,9 +386,13 @@ impl QueuePair<Ready> {
         deadline: Time,
     ) -> Request {
         match from.part(&range) {
-            None => Request::refused(RequestError::Length, Payload::Inline(&[])),
+            None => Request::refused(RequestError::Length, None),
             Some((address, len)) => {
-                let payload = Payload::Device(from.clone(), address, len);
+                let payload = OfDevice {
+                    memory: from.clone(),
+                    address,
+                    len_bytes: len,
+                };
                 self.request(Operation::Write(to), payload, deadline)
             }
         }
@@ -402,9 +407,13 @@ impl QueuePair<Ready> {
         deadline: Time,
     ) -> Request {
         match into.part(&range) {
-            None => Request::refused(RequestError::Length, Payload::Inline(&[])),
+            None => Request::refused(RequestError::Length, None),
             Some((address, len)) => {
-                let payload = Payload::Device(into.clone(), address, len);
+                let payload = OfDevice {
+                    memory: into.clone(),
+                    address,
+                    len_bytes: len,
+                };
                 let is_agreed = self.state.agreement.reads_out > 0;
                 self.request_if(is_agreed, Operation::Read(from), payload, deadline)
             }
@@ -425,24 +434,14 @@ impl QueuePair<Ready> {
             compare,
             swap,
         };
-        self.request_if(
-            self.has_atomics(),
-            operation,
-            Payload::Piece(into, 8),
-            deadline,
-        )
+        self.request_if(self.has_atomics(), operation, OfPiece(into, 8), deadline)
     }
 
     /// Adds to a word of the peer's memory; what it was is in the first 8 bytes of the piece
     /// afterwards, in this machine's byte order.
     pub fn fetch_add(&self, into: Piece, at: RemoteMemory, add: u64, deadline: Time) -> Request {
         let operation = Operation::FetchAdd { remote: at, add };
-        self.request_if(
-            self.has_atomics(),
-            operation,
-            Payload::Piece(into, 8),
-            deadline,
-        )
+        self.request_if(self.has_atomics(), operation, OfPiece(into, 8), deadline)
     }
 
     const fn has_atomics(&self) -> bool {
@@ -451,21 +450,21 @@ impl QueuePair<Ready> {
     }
 
     /// What was not agreed on is refused here: at an adapter it would break the queue pair.
-    fn request_if(
+    fn request_if<P: Payload>(
         &self,
         is_agreed: bool,
         operation: Operation,
-        payload: Payload<'_>,
+        payload: P,
         deadline: Time,
     ) -> Request {
         if is_agreed {
             self.request(operation, payload, deadline)
         } else {
-            Request::refused(RequestError::Refused, payload)
+            Request::refused(RequestError::Refused, payload.into_piece())
         }
     }
 
-    fn request(&self, operation: Operation, payload: Payload<'_>, deadline: Time) -> Request {
+    fn request<P: Payload>(&self, operation: Operation, payload: P, deadline: Time) -> Request {
         self.handle.core.request(operation, payload, deadline)
     }
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use super::core::{PairCore, Payload};
+use super::core::PairCore;
 use crate::error::RequestError;
 use crate::memory::Piece;
 
@@ -16,27 +16,28 @@ use crate::memory::Piece;
 /// adapter may still do it, and the piece is freed when it is over.
 #[must_use = "a request that is dropped is not known to be done"]
 pub struct Request {
-    state: RequestState,
+    state: State,
 }
 
-enum RequestState {
+enum State {
+    /// At this queue pair and entry, until its outcome has been taken.
     Flying(Rc<PairCore>, u32),
     /// Apart, so that a request that flies is small to move.
     Refused(Box<(RequestError, Option<Piece>)>),
-    Taken,
+    Over,
 }
 
 impl Request {
     pub(super) const fn flying(core: Rc<PairCore>, key: u32) -> Self {
         Self {
-            state: RequestState::Flying(core, key),
+            state: State::Flying(core, key),
         }
     }
 
     #[cold]
-    pub(super) fn refused(error: RequestError, payload: Payload<'_>) -> Self {
+    pub(super) fn refused(error: RequestError, piece: Option<Piece>) -> Self {
         Self {
-            state: RequestState::Refused(Box::new((error, payload.into_piece()))),
+            state: State::Refused(Box::new((error, piece))),
         }
     }
 }
@@ -44,17 +45,16 @@ impl Request {
 impl Future for Request {
     type Output = (Result<(), RequestError>, Option<Piece>);
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let RequestState::Flying(core, key) = &self.state {
+        if let State::Flying(core, key) = &self.state {
             let polled = core.poll_request(*key, cx);
             if polled.is_ready() {
-                self.state = RequestState::Taken;
+                self.state = State::Over;
             }
             return polled;
         }
-        let RequestState::Refused(refused) =
-            std::mem::replace(&mut self.state, RequestState::Taken)
-        else {
+        let State::Refused(refused) = std::mem::replace(&mut self.state, State::Over) else {
             unreachable!("a request is not polled after its outcome");
         };
         let (error, piece) = *refused;
@@ -63,8 +63,9 @@ impl Future for Request {
 }
 
 impl Drop for Request {
+    #[inline]
     fn drop(&mut self) {
-        if let RequestState::Flying(core, key) = &self.state {
+        if let State::Flying(core, key) = &self.state {
             core.abandon(*key);
         }
     }
@@ -73,9 +74,9 @@ impl Drop for Request {
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
-            RequestState::Flying(..) => "Request(in flight)",
-            RequestState::Refused(..) => "Request(refused)",
-            RequestState::Taken => "Request(over)",
+            State::Flying(..) => "Request(in flight)",
+            State::Refused(_) => "Request(refused)",
+            State::Over => "Request(over)",
         })
     }
 }
