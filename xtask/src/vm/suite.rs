@@ -139,14 +139,11 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
     for set in SETS.iter().filter(|set| long_too || !set.is_long) {
         built.push((set, build(workspace, set.arguments)?));
     }
+    let limit = if long_too { LONG_PART_MAX } else { PART_MAX };
     let mut ended = Ok(());
     for machine in MACHINES {
-        let of_machine = built
-            .iter()
-            .filter(|(set, _)| set.machines.contains(&machine));
-        let lines =
-            of_machine.flat_map(|(set, binaries)| binaries.iter().map(|binary| line(binary, set)));
-        let arguments = Arguments::of_script(machine, script(lines), PART_MAX);
+        let lines = lines(&built, machine);
+        let arguments = Arguments::of_script(machine, script(lines.into_iter()), limit);
         let ran = run_lines(workspace, &arguments, |line| tally.line(line));
         ended = ended.and(ran);
     }
