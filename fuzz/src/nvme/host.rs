@@ -44,7 +44,7 @@ pub(super) fn attack(script: &Script, reached: &mut Reached) {
     }];
     let first = Victim::new(script).play(script, &whole);
     let second = Victim::new(script).play(script, &script.cuts);
-    assert!(first == second, "the stream's cuts show");
+    assert_eq!(first, second, "the stream's cuts show");
     *reached = first.reached;
 }
 
@@ -67,10 +67,13 @@ impl Victim {
         let mut given_up = script.given_up.iter().peekable();
         let mut at = 0;
         for cut in cuts.iter().cycle() {
+            if self.transcript.fault.is_some() {
+                break;
+            }
             while let Some((_, nth)) = given_up.next_if(|(when, _)| *when <= at) {
                 self.give_up(*nth);
             }
-            if at == script.stream.len() || self.transcript.fault.is_some() {
+            if at == script.stream.len() {
                 break;
             }
             // A command is given up at the same byte however the stream is cut.

@@ -605,3 +605,67 @@ async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         "p99_us": us(0.99),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lasting_names_follow_from_names() {
+        assert_eq!(uuid_of("nqn.a"), uuid_of("nqn.a"));
+        assert_ne!(uuid_of("nqn.a"), uuid_of("nqn.b"));
+        let uuid = uuid_of(SUBSYSTEM);
+        assert_eq!((uuid[6] >> 4, uuid[8] >> 6), (8, 2), "version and variant");
+    }
+
+    #[test]
+    fn failures_have_the_exit_codes_of_the_help() {
+        let refused = lunette::runtime::OpError::Cancelled;
+        let unreachable = NvmeFailure::Connect(ConnectError::Connect(refused));
+        assert_eq!(unreachable.exit_code(), 4);
+        assert_eq!(NvmeFailure::Name(NqnFault::Malformed).exit_code(), 2);
+        let error = CommandError::DeadlineExceeded;
+        assert_eq!(NvmeFailure::Command(error).exit_code(), 1);
+    }
+
+    #[test]
+    fn ranges_are_split_into_commands() {
+        let served = on_core(async || {
+            let address = "127.0.0.1:0".parse().expect("an address");
+            let listener = TcpListener::bind(address).expect("a port");
+            let address = listener.local_addr();
+            let export = Export {
+                name: Nqn::new(SUBSYSTEM)?,
+                hosts: None,
+                disks: vec![ExportedDisk {
+                    disk: Disk::Memory(MemoryDisk::new(4 << 20)?),
+                    block_bytes: 4096,
+                    uuid: uuid_of(SUBSYSTEM),
+                    is_read_only: false,
+                    ana_group: 1,
+                }],
+            };
+            let server = Server::new(ServerOptions::default(), vec![export], &[address])?;
+            drop(spawn_local(server.serve(listener, std::future::pending())));
+            let arguments = SubsystemArguments {
+                address,
+                nqn: Nqn::new(SUBSYSTEM)?,
+                digests: DigestChoice::Both,
+                nsid: 1,
+            };
+            let namespace = connect(&arguments, 2).await?;
+            let split = pieces(&namespace, 4096, (2 << 20) + 4096)?;
+            assert_eq!(split, [(1, 1 << 20), (257, 1 << 20), (513, 4096)]);
+            assert!(pieces(&namespace, 4 << 20, 0)?.is_empty());
+            for (offset, len) in [(1, 4096), (0, 1), (4096, 4 << 20), (8 << 20, 0)] {
+                let refused = pieces(&namespace, offset, len);
+                assert!(
+                    matches!(refused, Err(NvmeFailure::Range { .. })),
+                    "{offset} {len}"
+                );
+            }
+            Ok(namespace.close().await?)
+        });
+        served.expect("served");
+    }
+}

@@ -450,6 +450,43 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_may_end_at_every_byte() {
+        let write = IoRequest::Write {
+            blocks: Blocks { first: 0, count: 9 },
+            must_last: false,
+        };
+        let read = IoRequest::Read(Blocks { first: 0, count: 9 });
+        for len in 0..12_000 {
+            let mut session = Session::new((Digests::BOTH, 1, 3, 0, true));
+            session.move_to_controller(usize::MAX, false);
+            session.move_to_host(usize::MAX, false);
+            session.submit(write, 3, false);
+            session.submit(read, 0, false);
+            let mut left = len;
+            // As much as `len` bytes, whichever way they go.
+            while left > 0 {
+                session.execute(0);
+                let to_host = session.to_host.len().min(left);
+                session.move_to_host(to_host, false);
+                left -= to_host;
+                let to_controller = session.to_controller.len().min(left);
+                session.move_to_controller(to_controller, false);
+                left -= to_controller;
+                if to_host + to_controller == 0 {
+                    break;
+                }
+            }
+            let is_over = session.completed == 2;
+            assert_eq!(session.host.on_eof().is_ok(), is_over, "after {len} bytes");
+            assert_eq!(session.host.in_flight(), 2 - session.completed);
+            if is_over {
+                return;
+            }
+        }
+        panic!("the commands never end");
+    }
+
+    #[test]
     fn a_session_completes_what_it_is_given() {
         let mut session = Session::new((Digests::BOTH, 2, 3, 0, true));
         session.settle();

@@ -11,7 +11,7 @@ use super::queue::Shared;
 use crate::error::CloseReason;
 
 /// Size of the staging buffer, where completions and small data arrive.
-const STAGING_BYTES: usize = 32 * 1024;
+const STAGING_BYTES: usize = 128 * 1024;
 /// How much is received into staging while large data are expected: a header or two, so that most
 /// of the data behind go straight to their place.
 const HEADERS_BYTES: usize = 512;

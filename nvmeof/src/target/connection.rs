@@ -21,7 +21,7 @@ use super::work::{Work, room};
 use crate::error::CloseReason;
 
 /// Size of the staging buffer, where commands and small data arrive.
-const STAGING_BYTES: usize = 32 * 1024;
+const STAGING_BYTES: usize = 128 * 1024;
 /// How much is received into it while large data are expected: a header or two, so that most of the
 /// data behind go straight to their place.
 const HEADERS_BYTES: usize = 512;
