@@ -36,6 +36,7 @@ pub struct Context {
 
 struct Inner {
     device: Rc<RawDevice>,
+    events: RefCell<Option<Watched>>,
     windows: RefCell<Vec<WindowSlot>>,
     /// The chunks that are registered as a whole.
     chunks: RefCell<Vec<Weak<RegisteredChunk>>>,
@@ -89,6 +90,7 @@ impl Context {
         Self {
             inner: Rc::new(Inner {
                 device: Rc::new(device),
+                events: RefCell::default(),
                 windows: RefCell::default(),
                 chunks: RefCell::default(),
             }),
@@ -117,8 +119,7 @@ impl Context {
     /// then.
     pub async fn event(&self) -> Result<DeviceEvent, OpError> {
         let device = &self.inner.device;
-        let events = device.events().map_err(OpError::Os)?;
-        let Some(events) = events.map(Watched::new) else {
+        let Some(events) = self.watched().map_err(OpError::Os)? else {
             let next = poll_fn(|cx| match device.next_event() {
                 Some(event) => Poll::Ready(event),
                 None => {
@@ -134,6 +135,15 @@ impl Context {
             }
             events.readable().await?;
         }
+    }
+
+    /// The descriptor of the device's events, duplicated when it is first asked for.
+    fn watched(&self) -> Result<Option<Watched>, Errno> {
+        let mut kept = self.inner.events.borrow_mut();
+        if kept.is_none() {
+            *kept = self.inner.device.events()?.map(Watched::new);
+        }
+        Ok(kept.clone())
     }
 
     pub(crate) fn device(&self) -> &Rc<RawDevice> {
