@@ -95,8 +95,11 @@ pub(super) struct State {
     /// Which waiter's command is in flight in a slot. A waiter stays until its caller has its
     /// outcome, which may be later than the slot is used again.
     by_slot: Vec<Option<usize>>,
-    /// Callers that wait for a free slot, or for the set-up.
-    blocked: VecDeque<Waker>,
+    /// Callers that wait for a free slot, with their tickets.
+    blocked: VecDeque<(u64, Waker)>,
+    next_ticket: u64,
+    /// Those who wait for the set-up, or for the end.
+    watchers: Vec<Waker>,
     is_open: bool,
     closed: Option<CloseReason>,
     scratch: Vec<u8>,
@@ -179,7 +182,7 @@ impl Queue {
             if let Some(reason) = state.closed {
                 return Poll::Ready(reason);
             }
-            state.blocked.push_back(cx.waker().clone());
+            state.watch(cx.waker());
             Poll::Pending
         })
         .await
@@ -216,8 +219,11 @@ impl Queue {
         let deadline = time::now() + timeout;
         let shared = &self.shared;
         if shared.must_wait() {
-            let slot = time::timeout(timeout, shared.slot_is_free()).await;
-            if slot.is_err() {
+            let slot = SlotWait {
+                shared,
+                ticket: None,
+            };
+            if time::timeout(timeout, slot).await.is_err() {
                 return Err(failure(CommandError::DeadlineExceeded, data));
             }
         }
@@ -244,6 +250,8 @@ impl Shared {
             waiters: Slab::with_capacity(commands_max),
             by_slot: vec![None; commands_max],
             blocked: VecDeque::new(),
+            next_ticket: 0,
+            watchers: Vec::new(),
             is_open: false,
             closed: None,
             scratch: Vec::new(),
@@ -266,7 +274,7 @@ impl Shared {
                 Some(reason) => Poll::Ready(Err(reason)),
                 None if state.is_open => Poll::Ready(Ok(())),
                 None => {
-                    state.blocked.push_back(cx.waker().clone());
+                    state.watch(cx.waker());
                     Poll::Pending
                 }
             }
@@ -276,20 +284,7 @@ impl Shared {
 
     fn must_wait(&self) -> bool {
         let state = self.state.borrow();
-        // Whoever waits already goes first.
         state.closed.is_none() && state.queue.is_full()
-    }
-
-    async fn slot_is_free(&self) {
-        poll_fn(|cx| {
-            if self.must_wait() {
-                let mut state = self.state.borrow_mut();
-                state.blocked.push_back(cx.waker().clone());
-                return Poll::Pending;
-            }
-            Poll::Ready(())
-        })
-        .await;
     }
 
     /// Puts a command in flight.
@@ -382,7 +377,8 @@ impl Shared {
     fn end(&self, reason: CloseReason) {
         let mut state = self.state.borrow_mut();
         let reason = *state.closed.get_or_insert(reason);
-        let mut wakers: Vec<Waker> = state.blocked.drain(..).collect();
+        let mut wakers = std::mem::take(&mut state.watchers);
+        wakers.extend(state.blocked.drain(..).map(|(_, waker)| waker));
         let mut abandoned = Vec::new();
         for (index, waiter) in &mut state.waiters {
             waiter.is_over = true;
@@ -477,7 +473,21 @@ impl State {
     /// The connection is set up.
     pub(super) fn open(&mut self) {
         self.is_open = true;
-        for waker in self.blocked.drain(..) {
+        for waker in self.watchers.drain(..) {
+            waker.wake();
+        }
+    }
+
+    /// Keeps `waker` until the set-up, and until the end.
+    fn watch(&mut self, waker: &Waker) {
+        if !self.watchers.iter().any(|known| known.will_wake(waker)) {
+            self.watchers.push(waker.clone());
+        }
+    }
+
+    /// A slot is free: whoever has waited for one the longest gets to know.
+    fn wake_next(&mut self) {
+        if let Some((_, waker)) = self.blocked.pop_front() {
             waker.wake();
         }
     }
@@ -543,9 +553,63 @@ impl State {
         if waiter.is_abandoned {
             drop(self.waiters.remove(index));
         }
-        let next = self.blocked.pop_front();
-        for waker in [waker, next].into_iter().flatten() {
+        if let Some(waker) = waker {
             waker.wake();
+        }
+        self.wake_next();
+    }
+}
+
+/// Waits for a free slot.
+struct SlotWait<'a> {
+    shared: &'a Shared,
+    /// Its place among those who wait, or that it had before it was woken.
+    ticket: Option<u64>,
+}
+
+impl SlotWait<'_> {
+    fn leave(&mut self, state: &mut State) -> bool {
+        let Some(ticket) = self.ticket.take() else {
+            return true;
+        };
+        let place = state.blocked.iter().position(|(known, _)| *known == ticket);
+        place
+            .and_then(|place| state.blocked.remove(place))
+            .is_some()
+    }
+}
+
+impl Future for SlotWait<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let must_wait = self.shared.must_wait();
+        let shared = self.shared;
+        let mut state = shared.state.borrow_mut();
+        let was_woken = !self.leave(&mut state);
+        if !must_wait {
+            return Poll::Ready(());
+        }
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        self.ticket = Some(ticket);
+        let entry = (ticket, cx.waker().clone());
+        // Somebody was faster: it keeps its turn.
+        if was_woken {
+            state.blocked.push_front(entry);
+        } else {
+            state.blocked.push_back(entry);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for SlotWait<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.borrow_mut();
+        // It was woken and does not use the slot: the next one may.
+        if !self.leave(&mut state) {
+            state.wake_next();
         }
     }
 }
