@@ -27,7 +27,7 @@ use thiserror::Error;
 
 use crate::error::SetupError;
 use crate::provider::Patience;
-use crate::provider::real::connection::{self, Asks, Event, Id, What};
+use crate::provider::real::connection::{self, Asks, Event, Id, Said, What};
 use crate::queue_pair::{PairCore, QueuePair, Ready, Unconnected};
 
 /// Most bytes that go with a request or a response.
@@ -136,9 +136,9 @@ impl Watching {
 
 fn failure(event: Event) -> ManagerError {
     match event.what {
-        What::Rejected => ManagerError::Rejected(event.data),
+        What::Rejected => ManagerError::Rejected(event.said.data),
         What::Disconnected | What::DeviceGone => ManagerError::Ended,
-        _ => ManagerError::Unreachable(event.status),
+        _ => ManagerError::Unreachable(event.said.status),
     }
 }
 
@@ -214,14 +214,14 @@ pub async fn connect(
     id.connect(&asks).map_err(ManagerError::Refused)?;
     let answered = |what: &What| matches!(what, What::Response | What::Established);
     let event = watching.expect(deadline, answered).await?;
-    let agreement = agree(own, &event, pair.is_iwarp());
+    let agreement = agree(own, &event.said, pair.is_iwarp());
     pair.move_on(&id, agreement, terms.patience)?;
     if matches!(event.what, What::Response) {
         id.establish().map_err(ManagerError::Refused)?;
     }
     let core = pair.core();
     let ready = pair.managed(Managed::new(watching, core), agreement);
-    Ok((ready, event.data))
+    Ok((ready, event.said.data))
 }
 
 fn new_id() -> Result<Id, ManagerError> {
@@ -261,7 +261,7 @@ fn asks<'a>(
 }
 
 /// What both sides can do, by what the peer said. Old iWARP peers say nothing of reads.
-fn agree(own: Capabilities, event: &Event, is_iwarp: bool) -> Agreement {
+fn agree(own: Capabilities, peer: &Said, is_iwarp: bool) -> Agreement {
     let least = |own: u8, said: u8| {
         if is_iwarp && said == 0 {
             own
@@ -271,8 +271,8 @@ fn agree(own: Capabilities, event: &Event, is_iwarp: bool) -> Agreement {
     };
     Agreement {
         mtu_bytes: own.mtu_bytes,
-        reads_out: least(own.reads_out_max, event.reads_out),
-        reads_in: least(own.reads_in_max, event.reads_in),
+        reads_out: least(own.reads_out_max, peer.reads_out),
+        reads_in: least(own.reads_in_max, peer.reads_in),
         has_atomics: own.has_atomics,
     }
 }
@@ -311,13 +311,10 @@ impl Listener {
             if let What::Request(id) = event.what {
                 return Ok(Incoming {
                     watching: Watching::new(id)?,
-                    asked: Event {
-                        what: What::Resolved,
-                        ..event
-                    },
+                    asked: event.said,
                 });
             }
-            tracing::debug!(?event, "a listener was told something");
+            tracing::debug!(?event, "a listener was told something else");
         }
     }
 }
@@ -331,12 +328,12 @@ impl fmt::Debug for Listener {
 /// A peer that asks. Dropping it says no.
 pub struct Incoming {
     watching: Watching,
-    asked: Event,
+    asked: Said,
 }
 
 impl Incoming {
-    /// The bytes that came with the request; of iWARP and InfiniBand alike as long as the peer made
-    /// them, or longer, with zeros.
+    /// The bytes that came with the request, with zeros behind them where the transport has a fixed
+    /// length.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.asked.data
@@ -385,5 +382,56 @@ impl Incoming {
 impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Incoming({:?})", self.asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_are_the_least_of_both_sides_and_silence_is_iwarps_alone() {
+        let own = Capabilities {
+            mtu_bytes: 4096,
+            reads_out_max: 16,
+            reads_in_max: 4,
+            has_atomics: true,
+        };
+        let said = |reads_in, reads_out| Said {
+            status: 0,
+            reads_in,
+            reads_out,
+            data: Vec::new(),
+        };
+        for (reads_in, reads_out, is_iwarp, expected) in [
+            (8, 8, false, (4, 8)),
+            (2, 32, true, (2, 16)),
+            (0, 0, false, (0, 0)),
+            (0, 0, true, (4, 16)),
+        ] {
+            let agreed = agree(own, &said(reads_in, reads_out), is_iwarp);
+            assert_eq!((agreed.reads_in, agreed.reads_out), expected);
+        }
+    }
+
+    #[test]
+    fn private_bytes_are_bounded_from_both_sides() {
+        assert_eq!(check(&[0; PRIVATE_BYTES_MAX]), Ok(()));
+        let long = PRIVATE_BYTES_MAX + 1;
+        assert_eq!(check(&vec![0; long]), Err(ManagerError::TooLong(long)));
+    }
+
+    #[test]
+    fn where_there_is_no_manager_that_is_told() {
+        match new_id() {
+            Ok(_) => {}
+            Err(error) => assert!(
+                matches!(
+                    error,
+                    ManagerError::Unavailable(_) | ManagerError::Refused(_)
+                ),
+                "{error}"
+            ),
+        }
     }
 }

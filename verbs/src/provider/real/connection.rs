@@ -72,10 +72,16 @@ pub(crate) enum What {
     Other,
 }
 
-/// An event, with what the peer asks and says.
+/// An event.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) what: What,
+    pub(crate) said: Said,
+}
+
+/// What an event says, of the peer or of a failure.
+#[derive(Debug)]
+pub(crate) struct Said {
     /// An errno, negative, or a reason of the transport.
     pub(crate) status: c_int,
     /// Reads and atomics of the peer that this side is to serve at a time.
@@ -235,17 +241,12 @@ impl Id {
         // SAFETY: the event came from this library and is given back once.
         ended(unsafe { (library.rdma_ack_cm_event)(event.as_ptr()) })?;
         // Moved after that: it waits for the event.
-        let (what, kind) = match seen.incoming {
-            None => (of_kind(seen.kind), seen),
-            Some(id) => (What::Request(self.moved(id)?), seen),
+        let what = match seen.incoming {
+            None => of_kind(seen.kind),
+            Some(id) => What::Request(self.moved(id)?),
         };
-        Ok(Some(Event {
-            what,
-            status: kind.status,
-            reads_in: kind.reads_in,
-            reads_out: kind.reads_out,
-            data: kind.data,
-        }))
+        let said = seen.said;
+        Ok(Some(Event { what, said }))
     }
 
     /// A connection that came by a listener, on a channel of its own.
@@ -267,11 +268,8 @@ impl Id {
 /// What an event says, before it is given back.
 struct Seen {
     kind: u32,
-    status: c_int,
     incoming: Option<NonNull<sys::rdma_cm_id>>,
-    reads_in: u8,
-    reads_out: u8,
-    data: Vec<u8>,
+    said: Said,
 }
 
 fn copied(event: &sys::rdma_cm_event) -> Seen {
@@ -286,11 +284,13 @@ fn copied(event: &sys::rdma_cm_event) -> Seen {
     };
     Seen {
         kind: event.event,
-        status: event.status,
         incoming: NonNull::new(event.id).filter(|_| is_request),
-        reads_in: conn.responder_resources,
-        reads_out: conn.initiator_depth,
-        data,
+        said: Said {
+            status: event.status,
+            reads_in: conn.responder_resources,
+            reads_out: conn.initiator_depth,
+            data,
+        },
     }
 }
 
