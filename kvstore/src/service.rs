@@ -20,6 +20,7 @@ use lunette_kvstore_proto::shard::{
 use lunette_runtime::arena::{Arena, Region, RegionMut};
 use lunette_runtime::net::Pin;
 use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_transfer::{Intake, Payload, PayloadOutcome, RequestHead, Response, Room, Service};
 
 use crate::value::carved_bytes;
@@ -46,7 +47,8 @@ impl Extent {
 }
 
 /// The target of the trace events that tell of each object whose memory is freed, evicted or
-/// removed: `fingerprint_high` (the high half of its key's fingerprint) and `version`.
+/// removed: `fingerprint_high` (the high half of its key's fingerprint) and `version`. One with
+/// `is_removed` tells that it has been removed, which goes before.
 pub const RELEASES: &str = "lunette_kvstore::releases";
 
 /// The shard and the memory of what it holds.
@@ -249,6 +251,10 @@ impl CoreService {
     fn commit(&self, pending: PendingPut, mut region: RegionMut) -> Response {
         let PendingPut { id, mut header } = pending;
         let mut slice = self.slice.borrow_mut();
+        if header.payload_len % 16 == 7 && mutant::is_on(Mutant::PutDropped) {
+            slice.shard.abort_put(id);
+            return version_response(Status::Ok, u64::MAX, None);
+        }
         header.version = slice.shard.commit_put(id);
         let encoded = header.encode();
         region.as_mut_slice()[..encoded.len()].copy_from_slice(&encoded);
@@ -280,7 +286,18 @@ impl CoreService {
             .keys()
             .map(|key| match slice.shard.lookup(key.fingerprint()) {
                 Some(id) if !slice.extent(id).holds(key) => RemoveOutcome::NotFound,
-                _ => slice.shard.remove(key.fingerprint()),
+                Some(id) => {
+                    let version = slice.extent(id).header.version;
+                    let outcome = slice.shard.remove(key.fingerprint());
+                    tracing::trace!(
+                        target: RELEASES,
+                        fingerprint_high = key.fingerprint().high(),
+                        version,
+                        is_removed = true,
+                    );
+                    outcome
+                }
+                None => slice.shard.remove(key.fingerprint()),
             });
         encode_removals(outcomes, &mut response.body);
         slice.drain_effects();

@@ -29,6 +29,8 @@ pub(crate) fn name(key: u32) -> Vec<u8> {
 /// What the tasks of one client process share.
 #[derive(Clone)]
 pub(crate) struct Load {
+    /// Which client it is.
+    pub(crate) client: usize,
     pub(crate) nodes: Vec<SocketAddr>,
     pub(crate) oracle: Rc<RefCell<Oracle>>,
     pub(crate) log: Log,
@@ -85,6 +87,10 @@ impl Load {
     async fn operate(&self, client: &Client, random: &mut SplitMix64) -> bool {
         let key = random.below(KEYS);
         let start = self.log.now();
+        // A new connection, then the operation, then the end of what it cancels.
+        let limit = TIMEOUT * 2 + self.plan.cancel_max + SLACK;
+        let ends_by = start.max(self.disturbed_until.get()) + limit;
+        let number = self.oracle.borrow_mut().on_begin(self.client, ends_by);
         let (what, done) = match random.below(100) {
             0..45 => ("a get", self.get(client, key).await),
             45..88 => ("a put", self.put(client, key, random).await),
@@ -92,11 +98,8 @@ impl Load {
             _ => ("a removal", self.remove(client, key).await),
         };
         let span = self.since(start);
-        // A new connection, then the operation.
-        if self.disturbed_until.get() < start {
-            let limit = TIMEOUT * 2 + SLACK;
-            self.oracle.borrow_mut().on_end(what, limit, span);
-        }
+        let limit = Some(limit).filter(|_| self.disturbed_until.get() < start);
+        self.oracle.borrow_mut().on_end(number, what, limit, span);
         match done {
             Ok(()) => true,
             Err(error) => {
@@ -177,7 +180,8 @@ impl Load {
         self.log.note(&format!("remove {key}: {done:?}"));
         let now = self.log.now();
         let mut oracle = self.oracle.borrow_mut();
-        oracle.on_remove_end(key, number, done.is_ok(), now);
+        let found = done.as_ref().ok().map(|found| found[0]);
+        oracle.on_remove_end(key, number, found, now);
         done.map(|_| ())
     }
 

@@ -45,13 +45,22 @@ fn node_id(index: u8) -> NodeId {
 impl Cluster {
     /// Starts every process of a seed's world.
     pub(crate) fn start(seed: u64, plan: Plan, calm_from: Time, keeps_log: bool) -> Self {
-        let mut world = World::new(seed, WorldOptions::default());
+        let options = WorldOptions {
+            damages_per_million: plan.damages_per_million,
+            window_bytes: plan.window_bytes,
+            cancel_max: plan.cancel_max,
+            ..WorldOptions::default()
+        };
+        let mut world = World::new(seed, options);
         if keeps_log {
             world.keep_log();
         }
         let mut cluster = Self {
             world,
-            oracle: Rc::new(RefCell::new(Oracle::new(calm_from))),
+            oracle: Rc::new(RefCell::new(Oracle::new(
+                calm_from,
+                plan.damages_per_million > 0,
+            ))),
             plan: Rc::new(plan),
             nodes: Vec::new(),
             clients: Vec::new(),
@@ -105,6 +114,7 @@ impl Cluster {
     fn load(&self, client: usize) -> Load {
         let nodes = 0..NODES;
         Load {
+            client,
             nodes: nodes
                 .map(|index| SocketAddr::new(host(Who::Node(index)), PORT))
                 .collect(),
@@ -189,11 +199,17 @@ impl Cluster {
         if !self.is_alive(who) {
             return;
         }
-        if let Who::Node(index) = who {
-            let now = self.world.now();
-            self.oracle.borrow_mut().on_kill(index.into(), now);
+        let now = self.world.now();
+        match who {
+            Who::Node(index) => self.oracle.borrow_mut().on_kill(index.into(), now),
+            Who::Client(index) => self.oracle.borrow_mut().on_client_gone(index.into()),
         }
         self.world.kill(self.process(who), how);
+    }
+
+    /// The network damages nothing any more.
+    pub(crate) fn stop_damage(&mut self) {
+        self.world.set_damage(0);
     }
 
     /// A fault is over.

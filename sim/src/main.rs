@@ -28,13 +28,71 @@ struct Arguments {
     /// Prints one line of JSON.
     #[arg(long)]
     json: bool,
+    /// Switches a bug on, which is to be found: then it is a success to fail. `all` for each of
+    /// them, one after the other.
+    #[cfg(feature = "mutants")]
+    #[arg(long)]
+    mutant: Option<String>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    #[cfg(feature = "mutants")]
+    if let Some(name) = &arguments.mutant {
+        return mutants::find(name, &arguments);
+    }
     match arguments.seed {
         Some(seed) => one(seed, &arguments),
         None => many(&arguments),
+    }
+}
+
+/// Bugs to be found.
+#[cfg(feature = "mutants")]
+mod mutants {
+    use std::panic;
+    use std::process::ExitCode;
+
+    use lunette_runtime_core::mutant::{Mutant, choose};
+    use lunette_sim::run::run;
+
+    use super::{Arguments, one};
+
+    /// Looks for one bug, or for all of them.
+    pub(super) fn find(name: &str, arguments: &Arguments) -> ExitCode {
+        let chosen = Mutant::ALL
+            .into_iter()
+            .filter(|(own, _)| name == "all" || *own == name);
+        let chosen: Vec<_> = chosen.collect();
+        if chosen.is_empty() {
+            eprintln!(
+                "no such bug; there are {:?}",
+                Mutant::ALL.map(|(name, _)| name)
+            );
+            return ExitCode::FAILURE;
+        }
+        if let ([(_, mutant)], Some(seed)) = (&chosen[..], arguments.seed) {
+            choose(*mutant);
+            return one(seed, arguments);
+        }
+        // Panics are findings here, and there are many.
+        panic::set_hook(Box::new(|_| {}));
+        let missed = chosen
+            .into_iter()
+            .filter(|(name, mutant)| !is_found(name, *mutant, arguments));
+        ExitCode::from(u8::from(missed.count() > 0))
+    }
+
+    fn is_found(name: &str, mutant: Mutant, arguments: &Arguments) -> bool {
+        choose(mutant);
+        for seed in arguments.first..arguments.first + arguments.seeds {
+            if let Some(failure) = run(seed, false).failures.first() {
+                println!("{name}: found by seed {seed}: {failure}");
+                return true;
+            }
+        }
+        println!("{name}: NOT found in {} seeds", arguments.seeds);
+        false
     }
 }
 

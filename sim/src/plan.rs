@@ -80,6 +80,12 @@ pub struct Plan {
     pub tasks: usize,
     /// Mean time between two operations of one of them.
     pub pause: Duration,
+    /// Bytes that a connection holds before its sender waits.
+    pub window_bytes: usize,
+    /// Most time that the cancelling of an operation takes.
+    pub cancel_max: Duration,
+    /// Arrivals of a million in which the network changes a bit, until the faults are over.
+    pub damages_per_million: u32,
     /// The faults, by time.
     pub faults: Vec<Planned>,
 }
@@ -102,6 +108,9 @@ impl Plan {
             value_bytes_max,
             tasks: 1 + random.below(4) as usize,
             pause: Duration::from_millis(u64::from(5 + random.below(40))),
+            window_bytes: 4096 << random.below(7),
+            cancel_max: Duration::from_micros(50 * 10_u64.pow(random.below(5))),
+            damages_per_million: if random.below(4) == 0 { 2000 } else { 0 },
             faults,
         }
     }

@@ -12,12 +12,14 @@ thread_local! {
     static HEARD: RefCell<Vec<Release>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An object that a node has freed.
+/// An object that a node has freed, or removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Release {
     /// The high half of its key's fingerprint.
     pub(crate) fingerprint_high: u64,
     pub(crate) version: u64,
+    /// It has been removed; that it is freed is told by another one.
+    pub(crate) is_removed: bool,
 }
 
 /// Listens on this thread while it lives.
@@ -86,6 +88,12 @@ impl Visit for Release {
             "fingerprint_high" => self.fingerprint_high = value,
             "version" => self.version = value,
             _ => {}
+        }
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        if field.name() == "is_removed" {
+            self.is_removed = value;
         }
     }
 

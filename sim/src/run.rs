@@ -9,7 +9,7 @@ use lunette_runtime_core::time::Time;
 
 use crate::cluster::Cluster;
 use crate::oracle::Tally;
-use crate::plan::{CALM_FROM, END, Fault, Plan};
+use crate::plan::{CALM_FROM, END, FAULTS_UNTIL, Fault, Plan};
 use crate::releases::Releases;
 
 /// What came of a seed.
@@ -75,6 +75,8 @@ fn run_world(seed: u64, keeps_log: bool, report: &RefCell<Report>) {
             cluster.end(fault);
         }
     }
+    advance(&mut cluster, &releases, Time::ZERO + FAULTS_UNTIL);
+    cluster.stop_damage();
     advance(&mut cluster, &releases, calm_from);
     let checks = cluster.check();
     advance(&mut cluster, &releases, Time::ZERO + END);
@@ -88,6 +90,7 @@ fn run_world(seed: u64, keeps_log: bool, report: &RefCell<Report>) {
             );
         }
     }
+    oracle.on_world_end(now);
     let mut report = report.borrow_mut();
     report.failures = oracle.failures().to_vec();
     report.tally = oracle.tally().clone();
@@ -105,7 +108,11 @@ fn advance(cluster: &mut Cluster, releases: &Releases, until: Time) {
         for release in releases.take() {
             let (high, version) = (release.fingerprint_high, release.version);
             let mut oracle = oracle.borrow_mut();
-            oracle.on_release(high, version, log.now());
+            if release.is_removed {
+                oracle.on_removed(high, log.now());
+            } else {
+                oracle.on_release(high, version, log.now());
+            }
         }
         !oracle.borrow().failures().is_empty()
     });

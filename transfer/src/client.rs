@@ -46,6 +46,14 @@ pub struct Attachments {
     pub room: Option<Room>,
 }
 
+impl Attachments {
+    /// Whether nothing goes with the request.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.payload.is_none() && self.room.is_none()
+    }
+}
+
 /// A connection to a peer that answers calls. Clones are handles to the same one; it closes when
 /// the last handle drops and no call is in flight.
 #[derive(Clone, Debug)]

@@ -24,6 +24,7 @@ mod stats;
 
 use std::collections::VecDeque;
 
+use lunette_runtime_core::mutant::{self, Mutant};
 use slab::Slab;
 
 use crate::key::Fingerprint;
@@ -441,10 +442,17 @@ impl Shard {
         {
             at = self.lru.next_newer(slot_index);
             let entry = &self.slots[slot_index as usize];
-            if entry.state == (State::Resident { pins: 0 }) {
-                self.stats.evictions += 1;
-                self.stats.evicted_bytes += u64::from(entry.extent_bytes);
-                self.retire(slot_index, 0);
+            let ignored = |pins| pins > 0 && mutant::is_on(Mutant::PinIgnored);
+            match entry.state {
+                State::Resident { pins } if pins == 0 || ignored(pins) => {
+                    self.stats.evictions += 1;
+                    self.stats.evicted_bytes += u64::from(entry.extent_bytes);
+                    self.retire(slot_index, pins);
+                    if pins > 0 {
+                        self.release(slot_index);
+                    }
+                }
+                _ => {}
             }
         }
     }

@@ -8,6 +8,7 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::{NodeCard, Op};
 use lunette_kvstore_proto::placement::{ClusterMap, Member};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_transfer::{Attachments, Connection, Reply};
 use lunette_transfer_proto::hello::Hello;
 
@@ -53,8 +54,37 @@ impl Endpoint {
                 }
             }
         };
+        if attachments.is_empty() && mutant::is_on(Mutant::RequestReplayed) {
+            return self.call_twice(&connection, op, body, timeout).await;
+        }
         let reply = connection.call(op.code(), body, attachments, timeout).await;
         reply.map_err(|failure| GetFailure::at(self.address, failure))
+    }
+
+    /// What [`Mutant::RequestReplayed`] does: a second try after a lost connection, whatever the
+    /// first one did.
+    async fn call_twice(
+        &self,
+        connection: &Connection,
+        op: Op,
+        body: impl FnOnce(&mut Vec<u8>),
+        timeout: Duration,
+    ) -> Result<Reply, GetFailure> {
+        let mut bytes = Vec::new();
+        body(&mut bytes);
+        let write = |out: &mut Vec<u8>| out.extend_from_slice(&bytes);
+        let nothing = Attachments::default();
+        let first = connection.call(op.code(), write, nothing, timeout).await;
+        let failure = match first {
+            Err(failure) if connection.closed().is_some() => failure,
+            other => return other.map_err(|failure| GetFailure::at(self.address, failure)),
+        };
+        let Ok(connection) = self.reconnect().await else {
+            return Err(GetFailure::at(self.address, failure));
+        };
+        let nothing = Attachments::default();
+        let second = connection.call(op.code(), write, nothing, timeout).await;
+        second.map_err(|failure| GetFailure::at(self.address, failure))
     }
 
     async fn reconnect(&self) -> Result<Connection, StoreErrorKind> {

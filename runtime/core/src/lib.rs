@@ -13,6 +13,7 @@
 //! | [`time`] | [`time::Time`], a point on a driver's monotonic clock |
 //! | [`ids`] | core, node and request ids |
 //! | [`limits`] | every bound that more than one package must agree on |
+//! | [`mutant`] | bugs that the simulator is to find; none, unless asked for |
 //! | [`codec`] | bounded reading and writing of little-endian fields |
 //! | [`checksum`] | CRC32C, folded chunk by chunk |
 //! | [`region`] | [`region::RegionRef`], a generation-checked name of a piece of an arena |
@@ -26,6 +27,7 @@ pub mod checksum;
 pub mod codec;
 pub mod ids;
 pub mod limits;
+pub mod mutant;
 pub mod random;
 pub mod region;
 pub mod time;

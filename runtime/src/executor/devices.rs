@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use lunette_runtime_core::mutant::{self, Mutant};
 use rustix::io::Errno;
 
 use super::{Core, add_one};
@@ -37,8 +38,14 @@ impl Core {
     }
 
     pub(crate) fn cancel(&self, key: Key) {
-        if self.table.borrow_mut().is_in_flight(key) {
+        let mut table = self.table.borrow_mut();
+        if table.is_in_flight(key) {
             self.driver.borrow_mut().cancel(key);
+            if mutant::is_on(Mutant::BufferReleasedEarly)
+                && let Effect::Wake(waker) = table.release_early(key)
+            {
+                waker.wake();
+            }
         }
     }
 
@@ -60,11 +67,12 @@ impl Core {
             idle.on_work(self.now());
         }
         drop(idle);
-        for completion in completions.drain(..) {
+        for (index, completion) in completions.drain(..).enumerate() {
             // The table's borrow ends here: what an effect drops or wakes may come back to it.
             let effect = self.table.borrow_mut().complete(completion);
             match effect {
                 Effect::Nothing => {}
+                Effect::Wake(_) if index > 0 && mutant::is_on(Mutant::WakeUpLost) => {}
                 Effect::Wake(waker) => waker.wake(),
                 Effect::WakeAll(wakers, cancel) => {
                     if let Some(key) = cancel {

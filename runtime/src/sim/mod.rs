@@ -378,6 +378,11 @@ impl World {
         self.network.borrow_mut().reset(one, other);
     }
 
+    /// Changes [`WorldOptions::damages_per_million`].
+    pub fn set_damage(&mut self, per_million: u32) {
+        self.network.borrow_mut().options.damages_per_million = per_million;
+    }
+
     /// How often each fault has occurred so far.
     #[must_use]
     pub fn fault_counts(&self) -> FaultCounts {

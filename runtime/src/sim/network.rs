@@ -580,6 +580,7 @@ impl Network {
             }
             Segment::Bytes(bytes) => {
                 stream.received.extend(bytes);
+                self.damage(to, len);
                 self.notice(to);
             }
             Segment::Finish => {
@@ -588,6 +589,20 @@ impl Network {
             }
             Segment::Reset => self.break_off(to),
         }
+    }
+
+    /// Now and then changes a bit of what has just arrived.
+    fn damage(&mut self, id: SocketId, len: u64) {
+        let most = self.options.damages_per_million;
+        if most == 0 || self.random.below(1_000_000) >= most {
+            return;
+        }
+        let (place, bit) = (self.random.next() % len, self.random.below(8));
+        let back = usize::try_from(len - place).expect("a length");
+        let stream = self.stream(id).expect("it has received");
+        let at = stream.received.len() - back;
+        stream.received[at] ^= 1 << bit;
+        self.counts.damages += 1;
     }
 
     fn request(&mut self, from: SocketId, tries: u32) {

@@ -22,6 +22,8 @@ pub struct WorldOptions {
     /// How many arrivals of a thousand are lost on the way and sent again, which delays what comes
     /// after them.
     pub losses_per_mille: u32,
+    /// How many arrivals of a million have a bit changed that no checksum of the network noticed.
+    pub damages_per_million: u32,
     /// After how long what was lost is sent again, first; each time twice as long.
     pub resend: Duration,
 }
@@ -37,6 +39,7 @@ impl Default for WorldOptions {
             cancel_max: Duration::from_micros(50),
             short_receives_per_mille: 100,
             losses_per_mille: 1,
+            damages_per_million: 0,
             resend: Duration::from_millis(200),
         }
     }
@@ -48,6 +51,7 @@ impl Default for WorldOptions {
 pub struct FaultCounts {
     pub short_receives: u64,
     pub losses: u64,
+    pub damages: u64,
     pub cuts: u64,
     pub held_by_a_cut: u64,
     pub resets: u64,
@@ -64,10 +68,11 @@ pub struct FaultCounts {
 impl FaultCounts {
     /// All of them by name.
     #[must_use]
-    pub const fn list(&self) -> [(&'static str, u64); 13] {
+    pub const fn list(&self) -> [(&'static str, u64); 14] {
         [
             ("short_receives", self.short_receives),
             ("losses", self.losses),
+            ("damages", self.damages),
             ("cuts", self.cuts),
             ("held_by_a_cut", self.held_by_a_cut),
             ("resets", self.resets),

@@ -42,6 +42,8 @@ pub(super) struct Remove {
     pub(super) end: Option<Time>,
     /// It was acknowledged.
     pub(super) is_done: bool,
+    /// Whether there was something to remove, if it was answered.
+    pub(super) found: Option<bool>,
 }
 
 /// What has happened to one key.
@@ -53,6 +55,8 @@ pub(super) struct KeyHistory {
     pub(super) removes: Vec<Remove>,
     /// When its home freed which version.
     pub(super) releases: Vec<(Time, u64)>,
+    /// How often its home has removed an object of it.
+    pub(super) removals: u64,
 }
 
 impl KeyHistory {
@@ -62,11 +66,25 @@ impl KeyHistory {
             puts: Vec::new(),
             removes: Vec::new(),
             releases: Vec::new(),
+            removals: 0,
         }
     }
 
     pub(super) fn put_mut(&mut self, number: u64) -> Option<&mut Put> {
         self.puts.iter_mut().rev().find(|put| put.number == number)
+    }
+
+    /// Each request removes at most one object, and one that says that it found none removes none.
+    pub(super) fn judge_removals(&self) -> Result<(), String> {
+        let may = |remove: &&Remove| remove.found != Some(false);
+        let most = self.removes.iter().filter(may).count() as u64;
+        if self.removals > most {
+            let removals = self.removals;
+            return Err(format!(
+                "{removals} objects were removed by {most} requests"
+            ));
+        }
+        Ok(())
     }
 
     fn is_removed_between(&self, from: Time, to: Time) -> bool {

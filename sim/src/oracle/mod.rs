@@ -16,6 +16,7 @@
 mod history;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use lunette_kvstore::{StoreError, StoreErrorKind};
 use lunette_kvstore_proto::message::Status;
@@ -110,20 +111,29 @@ pub struct Oracle {
     kills: BTreeMap<usize, Vec<Time>>,
     /// From when on nothing fails.
     calm_from: Time,
+    /// The network damages bytes, which the product is to notice, and may complain about.
+    is_damaging: bool,
+    /// Operations under way, by number: whose, and when they are to have ended.
+    open: BTreeMap<u64, (usize, Time)>,
+    open_count: u64,
     tally: Tally,
     failures: Vec<String>,
 }
 
 impl Oracle {
-    /// Of a world whose faults are over, and recovered from, at `calm_from`.
+    /// Of a world whose faults are over, and recovered from, at `calm_from`, and whose network
+    /// damages bytes before or not.
     #[must_use]
-    pub const fn new(calm_from: Time) -> Self {
+    pub const fn new(calm_from: Time, is_damaging: bool) -> Self {
         Self {
             keys: BTreeMap::new(),
             by_fingerprint: BTreeMap::new(),
             put_count: 0,
             kills: BTreeMap::new(),
             calm_from,
+            is_damaging,
+            open: BTreeMap::new(),
+            open_count: 0,
             tally: Tally {
                 written: 0,
                 touched: 0,
@@ -274,6 +284,16 @@ impl Oracle {
         *self.tally.misses.entry(cause.name()).or_default() += 1;
     }
 
+    /// A node has removed an object because it was asked to.
+    pub fn on_removed(&mut self, fingerprint_high: u64, now: Time) {
+        if let Some(key) = self.by_fingerprint.get(&fingerprint_high).copied() {
+            self.history(key).removals += 1;
+            if let Err(text) = self.history(key).judge_removals() {
+                self.fail(now, &format!("key {key}: {text}"));
+            }
+        }
+    }
+
     /// A removal begins; it may have happened from now on. Its number.
     pub fn on_remove(&mut self, key: u32, now: Time) -> usize {
         let removes = &mut self.history(key).removes;
@@ -281,12 +301,16 @@ impl Oracle {
             start: now,
             end: None,
             is_done: false,
+            found: None,
         });
         removes.len() - 1
     }
 
     /// A removal was answered, or has failed: it may then still happen while there are faults.
-    pub fn on_remove_end(&mut self, key: u32, number: usize, is_done: bool, now: Time) {
+    ///
+    /// `found` is the answer, if there was one.
+    pub fn on_remove_end(&mut self, key: u32, number: usize, found: Option<bool>, now: Time) {
+        let is_done = found.is_some();
         let latest = if is_done {
             now
         } else {
@@ -295,13 +319,17 @@ impl Oracle {
         let remove = &mut self.history(key).removes[number];
         remove.end = Some(latest);
         remove.is_done = is_done;
+        remove.found = found;
+        if let Err(text) = self.history(key).judge_removals() {
+            self.fail(now, &format!("key {key}: {text}"));
+        }
     }
 
     /// An operation failed.
     pub fn on_error(&mut self, error: &StoreError, span: Span) {
         let name = name_of(error);
         *self.tally.errors.entry(name).or_default() += 1;
-        if is_nonsense(error) {
+        if is_nonsense(error) && !self.is_damaging {
             self.fail(span.end, &format!("no network does this: {error}"));
         } else if span.start >= self.calm_from && !error.is_backpressure() && !is_busy(error) {
             let text = format!("failed although all faults were over: {error}");
@@ -309,8 +337,31 @@ impl Oracle {
         }
     }
 
-    /// An operation has ended, in whatever way, whose deadline was `limit` from its start.
-    pub fn on_end(&mut self, what: &str, limit: std::time::Duration, span: Span) {
+    /// An operation of a client begins, which is to have ended by then. Its number.
+    pub fn on_begin(&mut self, client: usize, ends_by: Time) -> u64 {
+        self.open_count += 1;
+        self.open.insert(self.open_count, (client, ends_by));
+        self.open_count
+    }
+
+    /// A client process is gone, and what it asked with it.
+    pub fn on_client_gone(&mut self, client: usize) {
+        self.open.retain(|_, (whose, _)| *whose != client);
+    }
+
+    /// The world ends. What should have ended has ended.
+    pub fn on_world_end(&mut self, now: Time) {
+        let late = self.open.values().filter(|(_, by)| *by < now).count();
+        if late > 0 {
+            self.fail(now, &format!("{late} operations are past their deadlines"));
+        }
+    }
+
+    /// An operation has ended, in whatever way. Its deadline was `limit` from its start; where that
+    /// says nothing, because its process was disturbed, there is none.
+    pub fn on_end(&mut self, number: u64, what: &str, limit: Option<Duration>, span: Span) {
+        self.open.remove(&number);
+        let Some(limit) = limit else { return };
         let took = span.end.since(span.start);
         if took > limit {
             let text = format!("{what} took {took:?}, longer than its deadline of {limit:?}");

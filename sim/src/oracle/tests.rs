@@ -15,7 +15,7 @@ const fn span(start: Time, end: Time) -> Span {
 }
 
 fn oracle() -> Oracle {
-    let mut oracle = Oracle::new(at(10_000));
+    let mut oracle = Oracle::new(at(10_000), false);
     oracle.add_key(KEY, HIGH, NODE);
     oracle
 }
@@ -73,7 +73,7 @@ fn each_cause_of_a_miss_is_told() {
     let (mut removed, _) = with_a_put();
     let remove = removed.on_remove(KEY, at(25));
     assert!(get(&mut removed, Answer::Miss, 24, 30), "it is under way");
-    removed.on_remove_end(KEY, remove, true, at(31));
+    removed.on_remove_end(KEY, remove, Some(true), at(31));
     assert!(get(&mut removed, Answer::Miss, 40, 41));
     assert_eq!(misses(&removed, Cause::Removed), 2);
 
@@ -92,7 +92,7 @@ fn a_cause_of_another_node_version_or_time_is_none() {
     oracle.on_release(HIGH + 1, 5, at(25));
     oracle.on_release(HIGH, 5, at(9));
     let remove = oracle.on_remove(KEY, at(1));
-    oracle.on_remove_end(KEY, remove, true, at(2));
+    oracle.on_remove_end(KEY, remove, Some(true), at(2));
     assert!(!get(&mut oracle, Answer::Miss, 30, 31));
 }
 
@@ -133,12 +133,12 @@ fn what_was_freed_removed_or_lost_does_not_come_back() {
 
     let (mut removed, _) = with_a_put();
     let remove = removed.on_remove(KEY, at(25));
-    removed.on_remove_end(KEY, remove, true, at(26));
+    removed.on_remove_end(KEY, remove, Some(true), at(26));
     assert!(!get(&mut removed, hit, 27, 30));
 
     let (mut unsure, _) = with_a_put();
     let remove = unsure.on_remove(KEY, at(25));
-    unsure.on_remove_end(KEY, remove, false, at(26));
+    unsure.on_remove_end(KEY, remove, None, at(26));
     assert!(get(&mut unsure, hit, 27, 30), "it may not have happened");
     assert!(get(&mut unsure, Answer::Miss, 31, 32), "or it has");
     assert!(get(&mut unsure, Answer::Miss, 9_000, 9_001), "or late");
@@ -167,11 +167,50 @@ fn a_put_does_not_write_what_is_there() {
 #[test]
 fn deadlines_are_kept() {
     let mut oracle = oracle();
-    let limit = std::time::Duration::from_millis(10);
-    oracle.on_end("a get", limit, span(at(1), at(11)));
+    let limit = Some(Duration::from_millis(10));
+    let first = oracle.on_begin(0, at(11));
+    oracle.on_end(first, "a get", limit, span(at(1), at(11)));
     assert!(oracle.failures().is_empty());
-    oracle.on_end("a get", limit, span(at(1), at(12)));
+    let second = oracle.on_begin(0, at(11));
+    oracle.on_end(second, "a get", limit, span(at(1), at(12)));
     assert_eq!(oracle.failures().len(), 1);
+    oracle.on_begin(0, at(11));
+    oracle.on_begin(1, at(11));
+    oracle.on_client_gone(1);
+    oracle.on_world_end(at(11));
+    assert_eq!(oracle.failures().len(), 1);
+    oracle.on_world_end(at(12));
+    assert_eq!(oracle.failures().len(), 2, "one has not ended");
+}
+
+#[test]
+fn a_request_removes_once() {
+    let (mut oracle, _) = with_a_put();
+    let lost = oracle.on_remove(KEY, at(25));
+    oracle.on_removed(HIGH, at(26));
+    oracle.on_remove_end(KEY, lost, None, at(27));
+    assert!(oracle.failures().is_empty(), "{:?}", oracle.failures());
+    let found = oracle.on_remove(KEY, at(30));
+    oracle.on_removed(HIGH, at(31));
+    oracle.on_remove_end(KEY, found, Some(true), at(32));
+    assert!(oracle.failures().is_empty(), "{:?}", oracle.failures());
+    let none = oracle.on_remove(KEY, at(40));
+    oracle.on_removed(HIGH, at(41));
+    oracle.on_remove_end(KEY, none, Some(false), at(42));
+    assert_eq!(oracle.failures().len(), 1, "it said that it found none");
+}
+
+#[test]
+fn a_network_that_damages_is_complained_about() {
+    let damaged = StoreError {
+        node: None,
+        kind: StoreErrorKind::Refused(Status::Corrupt),
+    };
+    let mut oracle = Oracle::new(at(10_000), true);
+    oracle.on_error(&damaged, span(at(1), at(2)));
+    assert!(oracle.failures().is_empty());
+    oracle.on_error(&damaged, span(at(10_001), at(10_002)));
+    assert_eq!(oracle.failures().len(), 1, "it does so no more");
 }
 
 #[test]

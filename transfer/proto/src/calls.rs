@@ -26,6 +26,7 @@
 //! Memory that is lent to a *send* (the payload of the request itself) is the driver's concern.
 
 use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
 use crate::deadlines::Deadlines;
@@ -237,6 +238,7 @@ impl<T> Calls<T> {
     pub fn expire(&mut self, now: Time, expired: &mut Vec<Expired<T>>) {
         while let Some((deadline, index)) = self.deadlines.first()
             && deadline <= now
+            && !mutant::is_on(Mutant::DeadlineIgnored)
         {
             let id = id_of(index, self.slots[index as usize].generation);
             match self.give_up(index as usize, EndCause::DeadlineExceeded) {
@@ -305,6 +307,10 @@ impl<T> Calls<T> {
         };
         self.slots[index].state = state;
         self.deadlines.remove(index_u32(index));
+        if matches!(outcome, Abandon::Ended { .. }) && mutant::is_on(Mutant::SlotClaimedTwice) {
+            self.slots[index].state = State::Free;
+            self.release(index);
+        }
         outcome
     }
 
@@ -314,7 +320,8 @@ impl<T> Calls<T> {
         let (index, generation) = parts_of(id);
         let slot = self.slots.get(index).ok_or(never)?;
         let is_free = matches!(slot.state, State::Free);
-        if generation == slot.generation && !is_free {
+        let is_own = generation == slot.generation || mutant::is_on(Mutant::SlotClaimedTwice);
+        if is_own && !is_free {
             return Ok(index);
         }
         // A generation that comes round again after 2^32 calls in one slot may be told apart

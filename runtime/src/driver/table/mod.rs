@@ -23,6 +23,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use lunette_runtime_core::mutant::{self, Mutant};
 use rustix::io::Errno;
 use slab::Slab;
 
@@ -199,6 +200,9 @@ impl Table {
             .get_mut(index)
             .filter(|s| s.generation == key.generation)
         else {
+            if mutant::is_on(Mutant::BufferReleasedEarly) {
+                return Effect::Nothing;
+            }
             unreachable!("a completion for an operation that is not in flight");
         };
         let (result, more) = (completion.result, completion.flags.has_more());
@@ -309,6 +313,17 @@ impl Table {
             _arrived: arrived,
         };
         (in_flight, dropped)
+    }
+
+    /// What [`Mutant::BufferReleasedEarly`] does: a cancelled receive is over at once, and its memory
+    /// free, although the device has not answered.
+    pub(crate) fn release_early(&mut self, key: Key) -> Effect {
+        match self.slot(key).lease {
+            Lease::RegionMut(_) => {
+                self.complete(Completion::only(key.user_data(), -libc::ECANCELED))
+            }
+            _ => Effect::Nothing,
+        }
     }
 
     /// Whether the device may still touch the operation's memory.

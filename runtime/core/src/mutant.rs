@@ -1,0 +1,69 @@
+//! Bugs that can be switched on, to see whether the simulator finds them.
+//!
+//! Without the feature `mutants`, which nothing but the simulator's own check asks for, there are
+//! none, and each question is answered at compile time.
+
+/// A bug, each at one place of the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A completion does not wake its task, now and then.
+    WakeUpLost,
+    /// A receive that was cancelled gives its memory back while it is under way.
+    BufferReleasedEarly,
+    /// The answer to a call that is over is taken for another's, which has its slot now.
+    SlotClaimedTwice,
+    /// A put is acknowledged and not kept, now and then.
+    PutDropped,
+    /// A payload's checksum is not compared.
+    ChecksumIgnored,
+    /// What is being sent is evicted like anything else.
+    PinIgnored,
+    /// Calls do not end at their deadlines.
+    DeadlineIgnored,
+    /// A request whose connection was lost is sent again, whatever it was.
+    RequestReplayed,
+}
+
+impl Mutant {
+    /// All of them, by the names that the simulator takes.
+    pub const ALL: [(&'static str, Self); 8] = [
+        ("wake-up-lost", Self::WakeUpLost),
+        ("buffer-released-early", Self::BufferReleasedEarly),
+        ("slot-claimed-twice", Self::SlotClaimedTwice),
+        ("put-dropped", Self::PutDropped),
+        ("checksum-ignored", Self::ChecksumIgnored),
+        ("pin-ignored", Self::PinIgnored),
+        ("deadline-ignored", Self::DeadlineIgnored),
+        ("request-replayed", Self::RequestReplayed),
+    ];
+}
+
+#[cfg(feature = "mutants")]
+mod switch {
+    use core::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Mutant;
+
+    static CHOSEN: AtomicU8 = AtomicU8::new(u8::MAX);
+
+    /// Switches a bug on, and any other off.
+    pub fn choose(mutant: Mutant) {
+        CHOSEN.store(mutant as u8, Ordering::Relaxed);
+    }
+
+    /// Whether this bug is on.
+    #[must_use]
+    pub fn is_on(mutant: Mutant) -> bool {
+        CHOSEN.load(Ordering::Relaxed) == mutant as u8
+    }
+}
+
+#[cfg(feature = "mutants")]
+pub use switch::{choose, is_on};
+
+/// Whether this bug is on: never.
+#[cfg(not(feature = "mutants"))]
+#[must_use]
+pub const fn is_on(_mutant: Mutant) -> bool {
+    false
+}
