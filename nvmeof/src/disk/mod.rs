@@ -39,6 +39,11 @@ impl Disk {
         matches!(self, Self::File(_))
     }
 
+    /// Whether nothing that is asked of it ever waits.
+    pub(crate) const fn is_immediate(&self) -> bool {
+        matches!(self, Self::Memory(_))
+    }
+
     /// The bytes of a range, in order.
     pub(crate) async fn read(&self, offset: u64, len: usize) -> Result<Vec<Region>, Status> {
         match self {

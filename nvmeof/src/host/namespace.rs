@@ -293,8 +293,7 @@ impl Inner {
                 Ok(queue) => queue,
                 Err(error) => return Err(with_region(error, data)),
             };
-            let left = deadline.since(time::now());
-            let failure = match queue.command(command, data, left).await {
+            let failure = match queue.command_until(command, data, deadline).await {
                 Ok(done) => return Ok(done),
                 Err(failure) => failure,
             };
@@ -313,7 +312,6 @@ impl Inner {
 
     /// The queue, once there is one.
     async fn queue(&self, deadline: Time) -> Result<Queue, CommandError> {
-        let left = deadline.since(time::now());
         if let Path::Up { queue, .. } = &*self.path.borrow()
             && queue.closed().is_none()
         {
@@ -327,6 +325,7 @@ impl Inner {
                 Poll::Pending
             }
         });
+        let left = deadline.since(time::now());
         let up = time::timeout(left, up).await;
         up.unwrap_or(Err(CommandError::DeadlineExceeded))
     }

@@ -216,14 +216,25 @@ impl Queue {
         data: Data,
         timeout: Duration,
     ) -> Result<Done, CommandFailure> {
-        let deadline = time::now() + timeout;
+        self.command_until(command, data, time::now() + timeout)
+            .await
+    }
+
+    /// As [`Queue::command`], with the point at which the timeout is over.
+    pub(super) async fn command_until(
+        &self,
+        command: Command,
+        data: Data,
+        deadline: Time,
+    ) -> Result<Done, CommandFailure> {
         let shared = &self.shared;
         if shared.must_wait() {
             let slot = SlotWait {
                 shared,
                 ticket: None,
             };
-            if time::timeout(timeout, slot).await.is_err() {
+            let left = deadline.since(time::now());
+            if time::timeout(left, slot).await.is_err() {
                 return Err(failure(CommandError::DeadlineExceeded, data));
             }
         }

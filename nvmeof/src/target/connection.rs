@@ -4,7 +4,7 @@ use std::future::Future;
 use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use lunette_nvmeof_proto::command::{Command, Direction, admin};
 use lunette_nvmeof_proto::completion::Status;
@@ -295,7 +295,15 @@ impl Connection {
             geometry,
             data,
         };
-        self.spawn(work.run(Rc::clone(&self.link), disk));
+        let is_immediate = disk.is_immediate();
+        let running = work.run(Rc::clone(&self.link), disk);
+        if is_immediate {
+            let mut cx = Context::from_waker(Waker::noop());
+            let polled = pin!(running).poll(&mut cx);
+            assert!(polled.is_ready(), "an immediate disk never waits");
+        } else {
+            self.spawn(running);
+        }
     }
 
     fn flush_all(&self, slot: u16, attached: Attached) {
@@ -310,14 +318,8 @@ impl Connection {
         });
     }
 
-    /// Runs a future to its end if it never waits, else as a task.
+    /// Runs a future as a task that ends with the connection.
     fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        let mut future = Box::pin(future);
-        let mut cx = Context::from_waker(Waker::noop());
-        // Whatever it has begun to wait for is told again who waits, when the task polls it.
-        if pin!(&mut future).poll(&mut cx) == Poll::Ready(()) {
-            return;
-        }
         if let Err(error) = self.tasks.spawn(future) {
             tracing::warn!(%error, "no task for a command: the connection ends");
             self.link.close();
