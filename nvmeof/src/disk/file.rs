@@ -9,6 +9,8 @@ use lunette_runtime::fs::{File, FileError, OpenOptions};
 use lunette_runtime::{ControlError, OpError, arena, control};
 use thiserror::Error;
 
+use super::room;
+
 /// Zeroes that are written at once.
 const ZERO_BYTES: usize = 256 * 1024;
 
@@ -105,9 +107,7 @@ impl FileDisk {
     }
 
     pub(super) async fn read(&self, offset: u64, len: usize) -> Result<Region, Status> {
-        let region = arena()
-            .alloc(len)
-            .map_err(|_full| Status::NAMESPACE_NOT_READY)?;
+        let region = room(len).await.ok_or(Status::NAMESPACE_NOT_READY)?;
         let (result, region) = self.file.read_exact_at(region, 0, len, offset).await;
         result.map_err(|error| status_of(error, Status::UNRECOVERED_READ))?;
         Ok(region.freeze())

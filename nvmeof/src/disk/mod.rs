@@ -4,15 +4,18 @@
 //! |---|---|
 //! | `memory` | regions of the core's arena |
 //! | `file` | a file or block device, around the page cache |
+//! | `room` | memory for a command |
 
 mod file;
 mod memory;
+mod room;
 
 use lunette_nvmeof_proto::completion::Status;
 use lunette_runtime::arena::{Region, RegionMut};
 
 pub use file::{FileDisk, FileDiskError};
 pub use memory::{GRANULE_BYTES, MemoryDisk};
+pub(crate) use room::room;
 
 /// A disk: offsets and lengths are multiples of a block.
 #[derive(Debug)]

@@ -17,7 +17,8 @@ use lunette_runtime::{OpError, Scope, arena, time};
 
 use super::link::Link;
 use super::server::Server;
-use super::work::{Work, room};
+use super::work::Work;
+use crate::disk::room;
 use crate::error::CloseReason;
 
 /// Size of the staging buffer, where commands and small data arrive.

@@ -1,19 +1,13 @@
 //! Carrying out commands of queues for I/O.
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::io::{Blocks, Geometry, IoRequest, RANGE_BYTES, decode_ranges};
 use lunette_runtime::arena::{Region, RegionMut};
-use lunette_runtime::{arena, time};
 
 use super::link::Link;
 use crate::disk::Disk;
-
-/// How long a command waits for memory, and how often it looks.
-const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
-const ROOM_PAUSE: Duration = Duration::from_micros(500);
 
 /// A command that is ready to be carried out.
 #[derive(Debug)]
@@ -23,23 +17,6 @@ pub(super) struct Work {
     pub(super) geometry: Geometry,
     /// The data of a command that has some.
     pub(super) data: Option<RegionMut>,
-}
-
-/// A region, as soon as there is memory for it.
-pub(super) async fn room(len: usize) -> Option<RegionMut> {
-    let deadline = time::now() + ROOM_TIMEOUT;
-    loop {
-        match arena().alloc(len) {
-            Ok(region) => return Some(region),
-            Err(error) if error.is_backpressure() && time::now() < deadline => {
-                time::sleep(ROOM_PAUSE).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "no memory for a command");
-                return None;
-            }
-        }
-    }
 }
 
 impl Work {
