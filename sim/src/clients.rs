@@ -13,7 +13,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use crate::oracle::{Answer, Oracle, PutOutcome, Span};
-use crate::plan::{KEYS, Plan, TIMEOUT};
+use crate::plan::{KEYS, Plan};
 use crate::value::{VALUE_BYTES_MIN, fill, put_of};
 
 /// What an operation may take beyond its deadlines: the turns of its core.
@@ -71,8 +71,8 @@ impl Load {
 
     pub(crate) async fn connect(&self) -> Client {
         let options = ClientOptions {
-            timeout: TIMEOUT,
-            connect_timeout: TIMEOUT,
+            timeout: self.plan.timeout,
+            connect_timeout: self.plan.timeout,
             ..ClientOptions::default()
         };
         loop {
@@ -88,7 +88,7 @@ impl Load {
         let key = random.below(KEYS);
         let start = self.log.now();
         // A new connection, then the operation, then the end of what it cancels.
-        let limit = TIMEOUT * 2 + self.plan.cancel_max + SLACK;
+        let limit = self.plan.timeout * 2 + self.plan.cancel_max + SLACK;
         let ends_by = start.max(self.disturbed_until.get()) + limit;
         let number = self.oracle.borrow_mut().on_begin(self.client, ends_by);
         let (what, done) = match random.below(100) {

@@ -16,7 +16,7 @@ use lunette_runtime_core::time::Time;
 
 use crate::clients::{Load, name};
 use crate::oracle::Oracle;
-use crate::plan::{CLIENTS, Fault, KEYS, NODES, Plan, TIMEOUT, Who};
+use crate::plan::{CLIENTS, Fault, KEYS, NODES, Plan, TIMEOUT_MAX, Who};
 
 /// Where each node's first core listens.
 const PORT: u16 = 7000;
@@ -47,6 +47,7 @@ impl Cluster {
     pub(crate) fn start(seed: u64, plan: Plan, calm_from: Time, keeps_log: bool) -> Self {
         let options = WorldOptions {
             damages_per_million: plan.damages_per_million,
+            losses_per_mille: plan.losses_per_mille,
             window_bytes: plan.window_bytes,
             cancel_max: plan.cancel_max,
             ..WorldOptions::default()
@@ -150,7 +151,7 @@ impl Cluster {
     /// Deadlines say nothing of a process that is stopped, slow, or whose clock jumps.
     fn disturb(&self, who: Who, lasts: Duration) {
         if let Who::Client(index) = who {
-            let until = self.world.now() + lasts + TIMEOUT * 3;
+            let until = self.world.now() + lasts + TIMEOUT_MAX * 3;
             let latest = &self.disturbed_until[usize::from(index)];
             latest.set(latest.get().max(until));
         }
@@ -207,9 +208,9 @@ impl Cluster {
         self.world.kill(self.process(who), how);
     }
 
-    /// The network damages nothing any more.
-    pub(crate) fn stop_damage(&mut self) {
-        self.world.set_damage(0);
+    /// The network loses and damages nothing any more.
+    pub(crate) fn calm_down(&mut self) {
+        self.world.set_network_faults(0, 0);
     }
 
     /// A fault is over.

@@ -10,8 +10,8 @@ pub const NODES: u8 = 3;
 pub const CLIENTS: u8 = 2;
 /// Keys that are put and asked for.
 pub const KEYS: u32 = 48;
-/// Deadline of each operation, and of connecting.
-pub const TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest deadline of an operation, and of connecting.
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(1);
 /// When the first fault may begin.
 const FAULTS_FROM: Duration = Duration::from_millis(300);
 /// When the last fault is undone.
@@ -80,6 +80,11 @@ pub struct Plan {
     pub tasks: usize,
     /// Mean time between two operations of one of them.
     pub pause: Duration,
+    /// Deadline of each operation, and of connecting: at times shorter than what is lost takes to
+    /// be sent again.
+    pub timeout: Duration,
+    /// Arrivals of a thousand that are lost, until the faults are over.
+    pub losses_per_mille: u32,
     /// Bytes that a connection holds before its sender waits.
     pub window_bytes: usize,
     /// Most time that the cancelling of an operation takes.
@@ -108,6 +113,8 @@ impl Plan {
             value_bytes_max,
             tasks: 1 + random.below(4) as usize,
             pause: Duration::from_millis(u64::from(5 + random.below(40))),
+            timeout: TIMEOUT_MAX / if random.below(2) == 0 { 10 } else { 1 },
+            losses_per_mille: 1 << random.below(5),
             window_bytes: 4096 << random.below(7),
             cancel_max: Duration::from_micros(50 * 10_u64.pow(random.below(5))),
             damages_per_million: if random.below(4) == 0 { 2000 } else { 0 },

@@ -76,7 +76,7 @@ fn run_world(seed: u64, keeps_log: bool, report: &RefCell<Report>) {
         }
     }
     advance(&mut cluster, &releases, Time::ZERO + FAULTS_UNTIL);
-    cluster.stop_damage();
+    cluster.calm_down();
     advance(&mut cluster, &releases, calm_from);
     let checks = cluster.check();
     advance(&mut cluster, &releases, Time::ZERO + END);

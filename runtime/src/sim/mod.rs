@@ -378,9 +378,11 @@ impl World {
         self.network.borrow_mut().reset(one, other);
     }
 
-    /// Changes [`WorldOptions::damages_per_million`].
-    pub fn set_damage(&mut self, per_million: u32) {
-        self.network.borrow_mut().options.damages_per_million = per_million;
+    /// Changes [`WorldOptions::losses_per_mille`] and [`WorldOptions::damages_per_million`].
+    pub fn set_network_faults(&mut self, losses_per_mille: u32, damages_per_million: u32) {
+        let options = &mut self.network.borrow_mut().options;
+        options.losses_per_mille = losses_per_mille;
+        options.damages_per_million = damages_per_million;
     }
 
     /// How often each fault has occurred so far.

@@ -230,6 +230,9 @@ impl<T> Calls<T> {
     /// The earliest deadline of a call that is not over yet.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
+        if mutant::is_on(Mutant::DeadlineIgnored) {
+            return None;
+        }
         self.deadlines.first().map(|(deadline, _)| deadline)
     }
 
