@@ -5,7 +5,7 @@ mod tests {
     use std::sync::{Mutex, PoisonError};
 
     use lunette_runtime::Idle;
-    use lunette_verbs::{Context, RemoteMemory, RequestError};
+    use lunette_verbs::{Calls, Context, RemoteMemory, RequestError};
 
     use crate::managed;
     use crate::rig::{on_core, scenes, soon};
@@ -49,6 +49,17 @@ mod tests {
             assert_eq!(bulk.await.0, refused);
             let fine = a.pair.write_inline(&[7], remote, soon()).await;
             assert_eq!((fine.0, b.seen(0, 1)), (Ok(()), vec![7]));
+        });
+    }
+
+    #[test]
+    fn what_the_provider_cannot_build_goes_by_lists() {
+        alone(|_a, _b| async move {
+            let open = |name| Context::open_with(name, Calls::Extended).expect("a device");
+            let (a, b) = managed::connect_managed(&open("siw0"), &open("siw1")).await;
+            assert!(!a.pair.is_built(), "the provider of siw has no builder");
+            scenes::bytes_go_there_and_back(&a, &b).await;
+            scenes::messages_meet_receives(&a, &b).await;
         });
     }
 
