@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 /// Runs a scenario on each driver, with the path of a file that is not there yet.
 fn run<F: Future<Output = ()> + 'static>(scenario: impl Fn(PathBuf) -> F) {
-    on_each_driver::run(|| {
+    on_each_driver::run(0, || {
         let folder = tempfile::tempdir().expect("a folder");
         let done = scenario(folder.path().join("file"));
         async move {

@@ -205,7 +205,7 @@ fn without_a_ring_there_are_no_commands() {
     let Some((commands, _)) = drive("without_a_ring_there_are_no_commands") else {
         return;
     };
-    on_each_driver::run(move || {
+    on_each_driver::run(0, move || {
         let commands = commands.clone();
         async move {
             let opened = File::open(commands, DIRECT).await;

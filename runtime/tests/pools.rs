@@ -11,6 +11,8 @@ use lunette_runtime::{BufferPool, POOLS_MAX, PoolError, PooledBytes, arena, spaw
 
 use on_each_driver::run;
 
+const WORLDS: u64 = 10;
+
 async fn pair() -> (TcpStream, TcpStream) {
     let loopback: SocketAddr = "127.0.0.1:0".parse().expect("an address");
     let listener = TcpListener::bind(loopback).expect("a port");
@@ -41,7 +43,7 @@ async fn until_whole(pool: &BufferPool, count: usize) {
 #[test]
 fn a_long_stream_arrives_whole_through_few_buffers() {
     const LEN: usize = 3 << 20;
-    run(|| async {
+    run(WORLDS, || async {
         let (client, server) = pair().await;
         let pool = BufferPool::new(4, 4096).expect("a pool");
         let sender = spawn_local(async move {
@@ -73,7 +75,7 @@ fn a_long_stream_arrives_whole_through_few_buffers() {
 
 #[test]
 fn an_empty_pool_makes_receivers_wait_and_a_buffer_that_comes_back_wakes_them() {
-    run(|| async {
+    run(WORLDS, || async {
         let pool = BufferPool::new(1, 8).expect("a pool");
         let (client, server) = pair().await;
         let (other_client, other_server) = pair().await;
@@ -97,7 +99,7 @@ fn an_empty_pool_makes_receivers_wait_and_a_buffer_that_comes_back_wakes_them() 
 
 #[test]
 fn a_buffer_that_arrives_for_a_receiver_that_is_gone_goes_back_to_its_pool() {
-    run(|| async {
+    run(WORLDS, || async {
         let pool = BufferPool::new(8, 64).expect("a pool");
         for round in 0..20_u64 {
             let (client, server) = pair().await;
@@ -118,7 +120,7 @@ fn a_buffer_that_arrives_for_a_receiver_that_is_gone_goes_back_to_its_pool() {
 
 #[test]
 fn pieces_of_one_buffer_stay_readable_while_the_system_fills_its_rest() {
-    run(|| async {
+    run(WORLDS, || async {
         let pool = BufferPool::new(2, 1 << 16).expect("a pool");
         let (client, server) = pair().await;
         let mut receives = server.receives(&pool);
@@ -142,7 +144,7 @@ fn pieces_of_one_buffer_stay_readable_while_the_system_fills_its_rest() {
 
 #[test]
 fn a_pool_gives_its_memory_back_after_its_last_piece() {
-    run(|| async {
+    run(WORLDS, || async {
         let before = arena().used_bytes();
         let pool = BufferPool::new(4, 4096).expect("a pool");
         let (client, server) = pair().await;
@@ -160,7 +162,7 @@ fn a_pool_gives_its_memory_back_after_its_last_piece() {
 
 #[test]
 fn pools_are_bounded_and_wrong_sizes_are_refused() {
-    run(|| async {
+    run(WORLDS, || async {
         for (count, len) in [(0, 1), (3, 1), (1, 0)] {
             assert!(matches!(
                 BufferPool::new(count, len),

@@ -13,13 +13,15 @@ use rustix::net::{self, AddressFamily, SocketType};
 
 use on_each_driver::run;
 
+const WORLDS: u64 = 10;
+
 fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
 }
 
 #[test]
 fn a_connect_that_nobody_answers_ends_at_its_timeout() {
-    run(|| async {
+    run(0, || async {
         // A listener whose backlog is full drops what else comes.
         let listener =
             net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
@@ -45,7 +47,7 @@ fn a_connect_that_nobody_answers_ends_at_its_timeout() {
 
 #[test]
 fn a_connect_in_time_is_not_disturbed_by_its_timeout() {
-    run(|| async {
+    run(WORLDS, || async {
         let listener = TcpListener::bind(loopback()).expect("a port");
         let timeout = Duration::from_millis(30);
         let client = TcpStream::connect_timeout(listener.local_addr(), timeout).await;
@@ -70,7 +72,7 @@ fn a_connect_in_time_is_not_disturbed_by_its_timeout() {
 #[test]
 fn several_tasks_accept_from_one_listener_and_each_connection_goes_to_one() {
     const CONNECTIONS: usize = 600;
-    run(|| async {
+    run(WORLDS, || async {
         let listener = std::rc::Rc::new(TcpListener::bind(loopback()).expect("a port"));
         let address = listener.local_addr();
         let mut acceptors = Vec::new();
@@ -103,7 +105,7 @@ fn several_tasks_accept_from_one_listener_and_each_connection_goes_to_one() {
 
 #[test]
 fn connections_that_nobody_asked_for_are_closed_with_their_listener() {
-    run(|| async {
+    run(WORLDS, || async {
         let listener = TcpListener::bind(loopback()).expect("a port");
         let address = listener.local_addr();
         let first = TcpStream::connect(address).await.expect("connected");
@@ -125,7 +127,7 @@ fn connections_that_nobody_asked_for_are_closed_with_their_listener() {
 #[test]
 fn a_send_without_copies_keeps_its_memory_until_the_notice_and_arrives_whole() {
     const LEN: usize = 2 << 20;
-    run(|| async {
+    run(WORLDS, || async {
         let listener = TcpListener::bind(loopback()).expect("a port");
         let mut client = TcpStream::connect(listener.local_addr())
             .await
@@ -160,7 +162,7 @@ fn a_send_without_copies_keeps_its_memory_until_the_notice_and_arrives_whole() {
 
 #[test]
 fn a_send_without_copies_to_a_peer_that_has_gone_fails_and_gives_the_message_back() {
-    run(|| async {
+    run(WORLDS, || async {
         let listener = TcpListener::bind(loopback()).expect("a port");
         let mut client = TcpStream::connect(listener.local_addr())
             .await

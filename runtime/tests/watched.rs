@@ -31,7 +31,7 @@ fn drain(counter: impl AsFd) -> Result<u64, Errno> {
 
 #[test]
 fn what_is_readable_already_does_not_wait() {
-    run(|| async {
+    run(0, || async {
         let counter = counter();
         ring(&counter);
         let watched = Watched::new(counter);
@@ -47,7 +47,7 @@ fn what_is_readable_already_does_not_wait() {
 #[test]
 fn a_core_that_sleeps_is_woken_by_each_event_of_another_thread() {
     const EVENTS: u64 = 1000;
-    run(|| async {
+    run(0, || async {
         let counter = counter();
         let watched = Watched::new(counter.try_clone().expect("a duplicate"));
         let acknowledge = self::counter();
@@ -74,7 +74,7 @@ fn a_core_that_sleeps_is_woken_by_each_event_of_another_thread() {
 
 #[test]
 fn the_other_sides_end_is_something_to_read() {
-    run(|| async {
+    run(0, || async {
         let (reads, writes) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
         let watched = Watched::new(reads);
         let closes = spawn_local(async move {
@@ -89,7 +89,7 @@ fn the_other_sides_end_is_something_to_read() {
 
 #[test]
 fn a_wait_that_is_dropped_leaves_the_others() {
-    run(|| async {
+    run(0, || async {
         let watched = Rc::new(Watched::new(counter()));
         let waits = || {
             let watched = Rc::clone(&watched);
@@ -106,7 +106,7 @@ fn a_wait_that_is_dropped_leaves_the_others() {
 
 #[test]
 fn a_plain_file_can_always_be_read() {
-    run(|| async {
+    run(0, || async {
         let file = std::fs::File::open("Cargo.toml").expect("this package's");
         let watched = Watched::new(file.into());
         assert_eq!(watched.readable().await, Ok(()));
@@ -115,7 +115,7 @@ fn a_plain_file_can_always_be_read() {
 
 #[test]
 fn the_descriptor_is_closed_when_nothing_waits_for_it_any_more() {
-    run(|| async {
+    run(0, || async {
         let (reads, writes) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
         let watched = Watched::new(reads);
         let clone = watched.clone();
