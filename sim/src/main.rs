@@ -1,4 +1,5 @@
 //! `lunette-sim`: runs seeds, and says what came of them.
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 

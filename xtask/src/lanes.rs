@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use toml_edit::Document;
 
 use crate::deny_uring::without_uring;
+use crate::sim;
 use crate::system;
 use crate::tally::Tally;
 use crate::task_error::TaskError;
@@ -47,6 +48,8 @@ enum Lane {
     Loom,
     /// Undefined behaviour in what is unsafe and needs no kernel.
     Miri,
+    /// A cluster in simulated worlds, and bugs that the simulator is to find.
+    Sim,
     /// Soft-RoCE on both kernels, in a machine; where asked, the suites on the oldest kernel too.
     Vm,
 }
@@ -98,6 +101,7 @@ impl Lane {
             Self::Epoll => "epoll",
             Self::Loom => "loom",
             Self::Miri => "miri",
+            Self::Sim => "sim",
             Self::Vm => "vm",
         }
     }
@@ -130,6 +134,7 @@ impl Lane {
                 ran.and_then(|()| verdict(self, tally, allowed_skips(workspace, self)?))
             }
             Self::Tidy => tidy::run(workspace),
+            Self::Sim => sim::check(workspace),
             Self::Vm => self.run_in_machine(workspace, tally.insert(Tally::default())),
             _ => workspace::run(&mut self.command(workspace)),
         };
@@ -163,6 +168,7 @@ impl Lane {
             }
             Self::Docs => "doc --workspace --no-deps --locked",
             Self::Tidy => "xtask tidy",
+            Self::Sim => "xtask test --lane sim",
             Self::Vm => "xtask test --lane vm",
             // Output of tests that pass is shown, or their skips would be lost.
             Self::Test => "test --workspace --locked --no-fail-fast -- --show-output",

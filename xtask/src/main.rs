@@ -10,7 +10,7 @@
 //! | [`lanes`] | `test`: the lanes in order, their table, their exit code |
 //! | [`tally`] | what `cargo test` printed: passed, failed, skipped and why |
 //! | [`tidy`] | `tidy`: the house rules that no compiler checks |
-//! | [`demo`], [`mod@bench`], [`fuzz`] | build and run one program each |
+//! | [`demo`], [`mod@bench`], [`sim`], [`fuzz`] | build and run one program each |
 //! | [`vm`] | a command in a throw-away machine with RDMA and NVMe devices |
 //! | [`system`] | Debian packages: probe, install or name them |
 //! | [`workspace`] | the root folder, the cargo binary, children with their output streamed |
@@ -21,6 +21,7 @@ mod demo;
 mod deny_uring;
 mod fuzz;
 mod lanes;
+mod sim;
 mod system;
 mod tally;
 mod task_error;
@@ -53,6 +54,8 @@ enum Command {
     Demo(demo::Arguments),
     /// Measures: builds and runs the benchmark rows.
     Bench(bench::Arguments),
+    /// Runs a cluster in simulated worlds, one per seed.
+    Sim(sim::Arguments),
     /// Attacks the protocol machines with libFuzzer.
     Fuzz(fuzz::Arguments),
     /// Runs a command in a throw-away machine that has RDMA and NVMe devices.
@@ -77,6 +80,7 @@ fn dispatch(command: Command) -> Result<(), TaskError> {
         Command::Tidy => tidy::run(&workspace),
         Command::Demo(arguments) => demo::run(&workspace, &arguments),
         Command::Bench(arguments) => bench::run(&workspace, &arguments),
+        Command::Sim(arguments) => sim::run(&workspace, &arguments),
         Command::Fuzz(arguments) => fuzz::run(&workspace, &arguments),
         Command::Vm(arguments) => vm::run(&workspace, &arguments),
     }

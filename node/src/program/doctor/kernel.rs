@@ -22,7 +22,9 @@ pub(super) fn checks(system: &System) -> Vec<Check> {
             checks.extend(of_features(features));
         }
         // The choice of io_uring gives io_uring or an error.
-        Ok(DriverKind::Epoll) => checks.push(Check::warn("io_uring", "not used", NEWER)),
+        Ok(DriverKind::Epoll | DriverKind::Simulated) => {
+            checks.push(Check::warn("io_uring", "not used", NEWER))
+        }
         Err(error) => {
             checks.push(refused(&error, system));
             // What a node would do: epoll stands in for some refusals of io_uring, not for all.
