@@ -1,0 +1,142 @@
+//! Measuring reads or writes.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hdrhistogram::Histogram;
+use lunette::runtime::arena::RegionMut;
+use lunette::runtime::{arena, spawn_local};
+use lunette_nvmeof::{CommandError, RemoteNamespace};
+use lunette_runtime_core::random::SplitMix64;
+use serde_json::{Value, json};
+
+use super::failure::{NvmeFailure, Outcome};
+use super::subsystem::{COMMAND_TIMEOUT, SubsystemArguments, connect};
+use crate::program::arguments::IdleChoice;
+use crate::program::size::Size;
+
+#[derive(Args, Debug)]
+pub(super) struct BenchArguments {
+    #[command(flatten)]
+    subsystem: SubsystemArguments,
+    /// Length of one command's data.
+    #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = Size::parse)]
+    size: Size,
+    /// Commands in flight.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=512))]
+    depth: u16,
+    /// How long.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Write instead of reading. What was there is lost.
+    #[arg(long)]
+    write: bool,
+    /// One after the other instead of anywhere.
+    #[arg(long)]
+    sequential: bool,
+    /// What the core does when it has nothing to do.
+    #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
+    pub(super) idle: IdleChoice,
+}
+
+/// What the tasks of a measurement share.
+struct Measurement {
+    namespace: RemoteNamespace,
+    latencies_ns: RefCell<Histogram<u64>>,
+    random: RefCell<SplitMix64>,
+    next: Cell<u64>,
+    /// Pieces of the namespace, and blocks of one.
+    pieces: u64,
+    piece_blocks: u64,
+    piece_bytes: usize,
+    is_sequential: bool,
+    ends_at: Instant,
+}
+
+impl Measurement {
+    fn first(&self) -> u64 {
+        let piece = if self.is_sequential {
+            self.next.replace(self.next.get() + 1) % self.pieces
+        } else {
+            self.random.borrow_mut().next() % self.pieces
+        };
+        piece * self.piece_blocks
+    }
+
+    /// Commands one after the other until the time is over.
+    async fn keep_one_in_flight(self: Rc<Self>, writes: bool) -> Result<(), CommandError> {
+        let mut region: Option<RegionMut> = Some(arena().alloc(self.piece_bytes)?);
+        while Instant::now() < self.ends_at {
+            let started = Instant::now();
+            let buffer = region.take().expect("each command gives it back");
+            if writes {
+                let shared = buffer.freeze();
+                let writing =
+                    self.namespace
+                        .write(self.first(), shared.clone(), false, COMMAND_TIMEOUT);
+                writing.await.map_err(|failure| failure.error)?;
+                // A message may hold it a moment longer.
+                region = Some(match shared.try_unfreeze() {
+                    Ok(buffer) => buffer,
+                    Err(_held) => arena().alloc(self.piece_bytes)?,
+                });
+            } else {
+                let reading = self.namespace.read(self.first(), buffer, COMMAND_TIMEOUT);
+                region = Some(reading.await.map_err(|failure| failure.error)?);
+            }
+            let elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.latencies_ns.borrow_mut().saturating_record(elapsed_ns);
+        }
+        Ok(())
+    }
+}
+
+/// Keeps commands in flight, and says how many were done and how long they took.
+pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
+    let namespace = connect(&arguments.subsystem, arguments.depth).await?;
+    let identity = *namespace.identity();
+    let block_bytes = identity.block_bytes();
+    let size = arguments.size.0;
+    let fits = size <= u64::from(namespace.transfer_bytes_max());
+    let pieces = (identity.blocks << identity.block_bytes_log2) / size;
+    if !fits || !size.is_multiple_of(u64::from(block_bytes)) || pieces == 0 {
+        return Err(NvmeFailure::Range {
+            what: "the size",
+            block_bytes,
+        });
+    }
+    let longest_ns = u64::try_from(COMMAND_TIMEOUT.as_nanos()).unwrap_or(u64::MAX);
+    let latencies_ns = Histogram::new_with_bounds(1, longest_ns, 3);
+    let latencies_ns = latencies_ns.expect("bounds and digits that are allowed");
+    let started = Instant::now();
+    let measurement = Rc::new(Measurement {
+        namespace,
+        latencies_ns: RefCell::new(latencies_ns),
+        random: RefCell::new(SplitMix64::new(1)),
+        next: Cell::new(0),
+        pieces,
+        piece_blocks: size >> identity.block_bytes_log2,
+        piece_bytes: usize::try_from(size).expect("a command's data are short"),
+        is_sequential: arguments.sequential,
+        ends_at: started + Duration::from_secs(arguments.seconds),
+    });
+    let tasks: Vec<_> = (0..arguments.depth)
+        .map(|_| spawn_local(Rc::clone(&measurement).keep_one_in_flight(arguments.write)))
+        .collect();
+    for task in tasks {
+        task.await.expect("a task that nobody cancels")?;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let latencies_ns = measurement.latencies_ns.borrow();
+    let count = latencies_ns.len();
+    let us = |quantile| latencies_ns.value_at_quantile(quantile) as f64 / 1e3;
+    Ok(json!({
+        "commands": count,
+        "iops": (count as f64 / seconds).round(),
+        "megabytes_per_s": (count as f64 * size as f64 / seconds / 1e4).round() / 100.0,
+        "p50_us": us(0.5),
+        "p99_us": us(0.99),
+    }))
+}

@@ -1,0 +1,80 @@
+//! `lunette nvme`: disks over NVMe/TCP, served and used.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `serve` | serving a disk |
+//! | `describe` | what a target offers, and what a controller is |
+//! | `transfer` | bytes of a namespace to a file and back |
+//! | `bench` | measuring reads or writes |
+//! | `subsystem` | a subsystem and how it is reached |
+//! | `core` | the core that a command runs on |
+//! | `failure` | what can go wrong |
+
+mod bench;
+mod core;
+mod describe;
+mod failure;
+mod serve;
+mod subsystem;
+mod transfer;
+
+use clap::{Args, Subcommand};
+
+use self::bench::{BenchArguments, bench};
+use self::core::{core, on_core, run};
+use self::describe::{DiscoverArguments, identify, show_offers};
+use self::serve::{ServeArguments, serve};
+use self::subsystem::SubsystemArguments;
+use self::transfer::{ReadArguments, WriteArguments, read, write};
+use super::failure::Failure;
+use super::output;
+
+pub(crate) use self::failure::NvmeFailure;
+
+/// Serve and use disks over NVMe/TCP.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette nvme serve --memory 1GiB &
+  lunette nvme discover 127.0.0.1:4420
+  lunette nvme bench 127.0.0.1:4420 --size 4KiB --depth 32
+  nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-01.lunette:disk    # the kernel's host")]
+pub(crate) struct NvmeArguments {
+    #[command(subcommand)]
+    command: NvmeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum NvmeCommand {
+    /// Serve a disk, until SIGINT or SIGTERM.
+    Serve(ServeArguments),
+    /// Show what a target offers.
+    Discover(DiscoverArguments),
+    /// Show a controller and its namespaces.
+    Identify(SubsystemArguments),
+    /// Read bytes to a file or standard output.
+    Read(ReadArguments),
+    /// Write a file, or standard input.
+    Write(WriteArguments),
+    /// Measure reads or writes.
+    Bench(BenchArguments),
+}
+
+/// Does what is asked.
+pub(super) fn nvme(arguments: NvmeArguments, as_json: bool) -> Result<(), Failure> {
+    match arguments.command {
+        NvmeCommand::Serve(arguments) => serve(arguments, as_json),
+        NvmeCommand::Discover(arguments) => show_offers(arguments, as_json),
+        NvmeCommand::Identify(arguments) => {
+            let found = on_core(async move || identify(&arguments).await)?;
+            output::line(&found.to_string())
+        }
+        NvmeCommand::Read(arguments) => on_core(async move || read(&arguments).await),
+        NvmeCommand::Write(arguments) => on_core(async move || write(&arguments).await),
+        NvmeCommand::Bench(arguments) => {
+            let idle = arguments.idle;
+            let measured = run(core(idle, 0), async move || bench(arguments).await)?;
+            output::line(&measured.to_string())
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A subsystem and how it is reached.
+
+use std::net::SocketAddr;
+use std::process;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use lunette_nvmeof::proto::host::ReconnectOptions;
+use lunette_nvmeof::proto::nqn::Nqn;
+use lunette_nvmeof::proto::pdu::Digests;
+use lunette_nvmeof::{HostConfig, NamespaceOptions, RemoteNamespace};
+use lunette_runtime_core::random::mix;
+
+use super::failure::Outcome;
+
+/// How long one command may take.
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// The name of what is served, unless another one is given.
+pub(super) const SUBSYSTEM: &str = "nqn.2026-01.lunette:disk";
+
+#[derive(Args, Debug)]
+pub(super) struct SubsystemArguments {
+    /// Where the target listens.
+    pub(super) address: SocketAddr,
+    /// The subsystem.
+    #[arg(default_value = SUBSYSTEM, value_parser = Nqn::new)]
+    pub(super) nqn: Nqn,
+    /// Digests to ask for.
+    #[arg(long, value_enum, default_value_t = DigestChoice::None)]
+    pub(super) digests: DigestChoice,
+    /// The namespace.
+    #[arg(long, default_value_t = 1)]
+    pub(super) nsid: u32,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum DigestChoice {
+    None,
+    Header,
+    Data,
+    Both,
+}
+
+impl DigestChoice {
+    pub(super) const fn digests(self) -> Digests {
+        Digests {
+            header: matches!(self, Self::Header | Self::Both),
+            data: matches!(self, Self::Data | Self::Both),
+        }
+    }
+}
+
+/// The same for the same name: version 8, made by rules of our own.
+pub(super) fn uuid_of(name: &str) -> [u8; 16] {
+    let fold = |seed: u64| {
+        name.bytes()
+            .fold(seed, |sum, byte| mix(sum ^ u64::from(byte)))
+    };
+    let wide = u128::from(fold(1)) << 64 | u128::from(fold(2));
+    let mut uuid = wide.to_be_bytes();
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+pub(super) fn config(digests: Digests, depth: u16) -> Outcome<HostConfig> {
+    let host_id = uuid_of(&format!("host {}", process::id()));
+    Ok(HostConfig {
+        host: Nqn::new(&format!("nqn.2026-01.lunette:host.{}", process::id()))?,
+        host_id,
+        digests,
+        commands_max: depth,
+        io_queues: 1,
+        keep_alive: Duration::from_secs(15),
+        timeout: Duration::from_secs(10),
+    })
+}
+
+pub(super) async fn connect(
+    arguments: &SubsystemArguments,
+    depth: u16,
+) -> Outcome<RemoteNamespace> {
+    let options = NamespaceOptions {
+        address: arguments.address,
+        subsystem: arguments.nqn.clone(),
+        nsid: arguments.nsid,
+        config: config(arguments.digests.digests(), depth)?,
+        reconnect: ReconnectOptions::default(),
+        seed: u64::from(process::id()),
+    };
+    Ok(RemoteNamespace::connect(options).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lasting_names_follow_from_names() {
+        assert_eq!(uuid_of("nqn.a"), uuid_of("nqn.a"));
+        assert_ne!(uuid_of("nqn.a"), uuid_of("nqn.b"));
+        let uuid = uuid_of(SUBSYSTEM);
+        assert_eq!((uuid[6] >> 4, uuid[8] >> 6), (8, 2), "version and variant");
+    }
+}
