@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_runtime::fs::{File, OpenOptions};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, OpError, current_core, spawn_local, spawn_on, time};
@@ -319,4 +320,69 @@ fn cores_of_a_process_reach_each_other_and_wake_each_other() {
         let sum = wait(&mut world, &counted, SECOND);
         assert_eq!(sum, Some(99 * 100 / 2), "seed {seed}");
     }
+}
+
+#[test]
+fn what_was_synced_is_there_after_a_power_loss_and_a_crash_loses_nothing() {
+    let mut kept_unsynced = 0;
+    for seed in 0..SEEDS {
+        for how in [Kill::Crash, Kill::PowerLoss] {
+            let mut world = World::new(seed, quiet());
+            let process = world.start(host(1), 1, CoreOptions::default());
+            let written = world.spawn(process, 0, || async {
+                let file = File::open("log", OpenOptions::READ_WRITE)
+                    .await
+                    .expect("made");
+                file.write_all_at(vec![1; 4096], 0, 4096, 0)
+                    .await
+                    .0
+                    .expect("room");
+                file.sync_data().await.expect("synced");
+                file.write_all_at(vec![2; 512], 0, 512, 4096)
+                    .await
+                    .0
+                    .expect("room");
+            });
+            wait(&mut world, &written, SECOND).expect("in time");
+            world.kill(process, how);
+            let process = world.start(host(1), 1, CoreOptions::default());
+            let read = world.spawn(process, 0, || async {
+                let file = File::open("log", OpenOptions::READ)
+                    .await
+                    .expect("its name was synced");
+                let len = file.len_bytes().await.expect("a length");
+                let (synced, bytes) = file.read_exact_at(vec![0; 4096], 0, 4096, 0).await;
+                synced.expect("what was synced");
+                assert_eq!(bytes, [1; 4096]);
+                len
+            });
+            let len = wait(&mut world, &read, SECOND).expect("in time");
+            match how {
+                Kill::Crash => assert_eq!(len, 4608, "seed {seed}"),
+                Kill::PowerLoss => {
+                    assert!([4096, 4608].contains(&len), "seed {seed}: {len}");
+                    kept_unsynced += u32::from(len == 4608);
+                }
+            }
+        }
+    }
+    assert!(
+        (5..45).contains(&kept_unsynced),
+        "{kept_unsynced} of {SEEDS}"
+    );
+}
+
+#[test]
+fn a_file_is_its_hosts_alone() {
+    let mut world = World::new(1, quiet());
+    let one = world.start(host(1), 1, CoreOptions::default());
+    let other = world.start(host(2), 1, CoreOptions::default());
+    let made = world.spawn(one, 0, || async {
+        File::open("f", OpenOptions::READ_WRITE).await.is_ok()
+    });
+    assert_eq!(wait(&mut world, &made, SECOND), Some(true));
+    let found = world.spawn(other, 0, || async {
+        File::open("f", OpenOptions::READ).await.is_ok()
+    });
+    assert_eq!(wait(&mut world, &found, SECOND), Some(false));
 }

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 
 use super::{Namespace, Target, Via};
 use crate::executor::Core;
-use crate::sim::SimulatedSocket;
+use crate::sim::{SimulatedFile, SimulatedSocket};
 
 /// An open descriptor. It is closed when its last handle, and the last operation on it, has ended.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(crate) enum Handle {
     System(OwnedFd),
     /// A socket of a simulated network.
     Simulated(SimulatedSocket),
+    /// A file of a simulated drive.
+    SimulatedFile(SimulatedFile),
     /// The bell by which a simulated core is woken, which its driver knows.
     Bell,
 }
@@ -33,6 +35,7 @@ impl Handle {
         match self {
             Self::System(fd) => fd.as_raw_fd(),
             Self::Simulated(socket) => socket.number(),
+            Self::SimulatedFile(file) => file.number(),
             Self::Bell => NO_NUMBER,
         }
     }
@@ -52,7 +55,7 @@ impl Descriptor {
     pub(crate) fn registered(core: &Rc<Core>, handle: Handle) -> Rc<Self> {
         let slot = match &handle {
             Handle::System(fd) => core.register_file(fd.as_raw_fd()),
-            Handle::Simulated(_) | Handle::Bell => None,
+            Handle::Simulated(_) | Handle::SimulatedFile(_) | Handle::Bell => None,
         };
         let registered = slot.map(|slot| Registered {
             core: Rc::downgrade(core),
@@ -67,8 +70,8 @@ impl Descriptor {
     }
 
     /// A descriptor of a direct file whose device is polled, if it can be.
-    pub(crate) fn polled(fd: OwnedFd) -> Rc<Self> {
-        Rc::new(Self::new(None, Via::Polling, Handle::System(fd)))
+    pub(crate) fn polled(handle: Handle) -> Rc<Self> {
+        Rc::new(Self::new(None, Via::Polling, handle))
     }
 
     /// The character device of an NVMe namespace, which takes commands.
@@ -123,7 +126,7 @@ impl Descriptor {
             // once, by the handle.
             Handle::System(_) => Handle::System(unsafe { OwnedFd::from_raw_fd(number) }),
             Handle::Simulated(listener) => Handle::Simulated(listener.accepted(number)),
-            Handle::Bell => unreachable!("a bell accepts nothing"),
+            other => unreachable!("{other:?} accepts nothing"),
         }
     }
 

@@ -94,6 +94,24 @@ impl Memory {
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
+    /// Writes `bytes` to the front of a range, or over the parts of a list.
+    pub(crate) fn scatter(self, mut bytes: &[u8]) {
+        let Self::List { parts, count } = self else {
+            return self.fill(0, bytes);
+        };
+        for index in 0..count {
+            // SAFETY: the list has that many parts, and belongs to the lease as its parts do: see
+            // `fill`.
+            let part = unsafe { parts.wrapping_add(index).read() };
+            let (now, later) = bytes.split_at(bytes.len().min(part.iov_len));
+            let address = NonNull::new(part.iov_base.cast::<u8>()).expect("a part lies somewhere");
+            let len = part.iov_len;
+            Self::Range { address, len }.fill(0, now);
+            bytes = later;
+        }
+        assert!(bytes.is_empty(), "a device stays in what it was lent");
+    }
+
     /// Appends at most `len` of the bytes from `start` on to `out`: what a simulated device reads.
     pub(crate) fn gather(self, start: usize, len: usize, out: &mut Vec<u8>) {
         let end = out.len() + len;
@@ -115,6 +133,13 @@ impl Memory {
                 for index in 0..header.msg_iovlen {
                     // SAFETY: as above; the list has that many parts.
                     let part = unsafe { header.msg_iov.wrapping_add(index).read() };
+                    take(part.iov_base.cast(), part.iov_len);
+                }
+            }
+            Self::List { parts, count } => {
+                for index in 0..count {
+                    // SAFETY: as above; the list has that many parts.
+                    let part = unsafe { parts.wrapping_add(index).read() };
                     take(part.iov_base.cast(), part.iov_len);
                 }
             }

@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, StatxFlags, fallocate, seek, statx};
@@ -21,6 +21,8 @@ use thiserror::Error;
 use crate::control::{ControlError, control};
 use crate::driver::{Descriptor, Handle, Via};
 use crate::executor::Core;
+use crate::sim::{SimulatedFile, SimulatedHost};
+use crate::time;
 use namespace::Geometry;
 
 /// Alignment in bytes that any direct read or write keeps: of memory, offset and length. Regions of
@@ -101,21 +103,23 @@ impl File {
     ///
     /// # Errors
     /// [`FileError::Io`] with the system's reason; `InvalidInput` where a file system has no direct
-    /// access; `Unsupported` in a simulated core, which has no files, for a namespace where the driver passes no commands on (epoll), or
+    /// access; `Unsupported` for a namespace where the driver passes no commands on (epoll), or
     /// whose blocks carry metadata.
     pub async fn open(path: impl Into<PathBuf>, options: OpenOptions) -> Result<Self, FileError> {
         let core = Core::current();
-        if core.simulated_host().is_some() {
-            return Err(io::Error::from(io::ErrorKind::Unsupported).into());
-        }
         let path = path.into();
+        if let Some(host) = core.simulated_host() {
+            return Self::open_simulated(&host, &path, options).await;
+        }
         let opened = control(move || Opened::open(path, options)).await??;
         let fd = match opened.geometry {
             Some(_) if !core.passes_commands() => {
                 return Err(io::Error::from(io::ErrorKind::Unsupported).into());
             }
             Some(geometry) => Descriptor::namespace(geometry.namespace, opened.file.into()),
-            None if options.polled && options.direct => Descriptor::polled(opened.file.into()),
+            None if options.polled && options.direct => {
+                Descriptor::polled(Handle::System(opened.file.into()))
+            }
             None => Descriptor::registered(&core, Handle::System(opened.file.into())),
         };
         Ok(Self {
@@ -123,6 +127,40 @@ impl File {
             align_bytes: opened.align_bytes,
             geometry: opened.geometry,
         })
+    }
+
+    async fn open_simulated(
+        host: &SimulatedHost,
+        path: &Path,
+        options: OpenOptions,
+    ) -> Result<Self, FileError> {
+        let file = host.open_file(path, options)?;
+        time::sleep(file.latency()).await;
+        let align_bytes = if options.direct {
+            DIRECT_ALIGN_BYTES
+        } else {
+            1
+        };
+        let handle = Handle::SimulatedFile(file);
+        let fd = if options.polled && options.direct {
+            Descriptor::polled(handle)
+        } else {
+            Descriptor::plain(handle)
+        };
+        Ok(Self {
+            fd,
+            align_bytes,
+            geometry: None,
+        })
+    }
+
+    /// The simulated file, if it is one, after the time that its drive takes.
+    async fn simulated(&self) -> Option<&SimulatedFile> {
+        let Handle::SimulatedFile(file) = self.fd.handle() else {
+            return None;
+        };
+        time::sleep(file.latency()).await;
+        Some(file)
     }
 
     /// Whether the file's device is polled, as far as is known: the first read or write tells.
@@ -143,6 +181,9 @@ impl File {
     /// # Errors
     /// [`FileError`], with the system's reason.
     pub async fn len_bytes(&self) -> Result<u64, FileError> {
+        if let Some(file) = self.simulated().await {
+            return Ok(file.len_bytes().map_err(io::Error::from)?);
+        }
         match self.geometry {
             Some(geometry) => Ok(geometry.len_bytes()),
             None => self.blocking(|fd| seek(fd, SeekFrom::End(0))).await,
@@ -155,6 +196,9 @@ impl File {
     /// # Errors
     /// [`FileError::Io`]: `StorageFull`, say.
     pub async fn allocate(&self, len_bytes: u64) -> Result<(), FileError> {
+        if let Some(file) = self.simulated().await {
+            return Ok(file.allocate(len_bytes).map_err(io::Error::from)?);
+        }
         let done = self.blocking(move |fd| fallocate(fd, FallocateFlags::empty(), 0, len_bytes));
         done.await
     }
@@ -164,6 +208,9 @@ impl File {
     /// # Errors
     /// [`FileError::Io`]: what was written since the last success may be lost.
     pub async fn sync_data(&self) -> Result<(), FileError> {
+        if let Some(file) = self.simulated().await {
+            return Ok(file.sync().map_err(io::Error::from)?);
+        }
         match self.geometry {
             Some(geometry) => self.blocking(move |fd| geometry.flush(fd)).await,
             None => self.blocking(|fd| rustix::fs::fdatasync(fd)).await,

@@ -73,7 +73,7 @@ pub(super) fn peer_ip(socket: &Handle) -> Option<IpAddr> {
             let peer = net::getpeername(fd).ok()??;
             Some(SocketAddr::try_from(peer).ok()?.ip())
         }
-        Handle::Bell => None,
+        Handle::SimulatedFile(_) | Handle::Bell => None,
     }
 }
 
@@ -91,6 +91,6 @@ pub(super) fn set_no_delay(socket: &Rc<Descriptor>) {
 pub(super) fn set_send_buffer(socket: &Rc<Descriptor>, len_bytes: usize) -> Result<(), Errno> {
     match socket.handle() {
         Handle::System(fd) => sockopt::set_socket_send_buffer_size(fd, len_bytes),
-        Handle::Simulated(_) | Handle::Bell => Ok(()),
+        Handle::Simulated(_) | Handle::SimulatedFile(_) | Handle::Bell => Ok(()),
     }
 }

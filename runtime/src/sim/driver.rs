@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use super::disk::SECTOR_BYTES;
 use super::events::{Event, Seat};
-use super::handles::{SimulatedBell, SimulatedHost};
+use super::handles::{FileNumber, SimulatedBell, SimulatedHost};
 use super::network::{Network, SocketId};
 use crate::driver::memory::Memory;
-use crate::driver::{Completion, CompletionFlags, Key, Submission, Target, Wait};
+use crate::driver::{Completion, CompletionFlags, Key, Submission, Target, Via, Wait};
 use crate::lease::Lease;
 use crate::pool::BufferPool;
 
@@ -31,10 +32,11 @@ struct Waiting {
     what: Submission,
     memory: Memory,
     pool: Option<BufferPool>,
-    /// Bytes of a send: all, and those that the network has.
+    /// Bytes of it: all, and those that the network has.
     len: usize,
     done: usize,
     has_begun: bool,
+    is_polled: bool,
 }
 
 /// What is waited for at one socket, in the order of submission.
@@ -54,6 +56,8 @@ pub(crate) struct SimulatedDriver {
     /// Not looked at yet.
     submitted: Vec<Waiting>,
     waiting: BTreeMap<SocketId, Queues>,
+    /// On their way to the drive, which does them whatever else happens.
+    on_disk: BTreeMap<u64, Waiting>,
     /// Waits for the bell.
     listens: Option<Waiting>,
     /// Its process is gone: nothing is done any more, and everything ends.
@@ -74,6 +78,7 @@ impl SimulatedDriver {
             bell,
             submitted: Vec::new(),
             waiting: BTreeMap::new(),
+            on_disk: BTreeMap::new(),
             listens: None,
             is_dead: false,
         }
@@ -102,7 +107,12 @@ impl SimulatedDriver {
         };
         let len = match (what, &*lease) {
             (Submission::Send { len, .. }, _) => len,
-            (Submission::SendMessage, Lease::Message(message)) => message.len(),
+            (
+                Submission::SendMessage | Submission::WriteMessageAt { .. },
+                Lease::Message(message),
+            ) => message.len(),
+            (Submission::ReadScatterAt { .. }, Lease::Scatter(scatter)) => scatter.len(),
+            (Submission::ReadAt { len, .. } | Submission::WriteAt { len, .. }, _) => len,
             _ => 0,
         };
         self.submitted.push(Waiting {
@@ -114,6 +124,7 @@ impl SimulatedDriver {
             len,
             done: 0,
             has_begun: false,
+            is_polled: target.via != Via::System,
         });
         if let Some(timeout) = timeout {
             self.end_after(timeout, key);
@@ -157,6 +168,7 @@ impl SimulatedDriver {
         for submitted in std::mem::take(&mut self.submitted) {
             self.begin(submitted, &mut done);
         }
+        self.do_due(&mut done);
         let ended = self.network.borrow_mut().take_ended(self.seat);
         // Who is told to end and could be done at the same time ends one way or the other.
         let is_end_first = self.network.borrow_mut().random.below(2) == 0;
@@ -209,11 +221,62 @@ impl SimulatedDriver {
                 }
                 self.advance(socket, done);
             }
+            what if is_of_files(what) && !waiting.is_polled => {
+                let (seat, key) = (self.seat, waiting.key);
+                let mut network = self.network.borrow_mut();
+                let delay = network.disk_latency();
+                network.push(delay, Event::Disk { seat, key });
+                drop(network);
+                self.on_disk.insert(key, waiting);
+            }
             _ => {
                 let result = -Errno::OPNOTSUPP.raw_os_error();
                 done.push(Completion::only(waiting.key, result));
             }
         }
+    }
+
+    /// The drive does what is due.
+    fn do_due(&mut self, done: &mut Vec<Completion>) {
+        let due = self.network.borrow_mut().take_due(self.seat);
+        for key in due {
+            let waiting = self.on_disk.remove(&key).expect("it is on its way");
+            let ended = self.do_on_disk(&waiting);
+            done.push(Completion::only(key, result(ended)));
+        }
+    }
+
+    fn do_on_disk(&self, waiting: &Waiting) -> Result<usize, Errno> {
+        let mut network = self.network.borrow_mut();
+        let (number, memory) = (FileNumber(waiting.socket), waiting.memory);
+        let id = number.id();
+        if !number.may(waiting.what.is_read()) {
+            return Err(Errno::BADF);
+        }
+        let offset = match waiting.what {
+            Submission::ReadAt { offset, .. }
+            | Submission::ReadScatterAt { offset }
+            | Submission::WriteAt { offset, .. }
+            | Submission::WriteMessageAt { offset } => offset,
+            what => unreachable!("{what:?} is none of a file"),
+        };
+        let is_aligned =
+            offset.is_multiple_of(SECTOR_BYTES as u64) && waiting.len.is_multiple_of(SECTOR_BYTES);
+        if number.is_direct() && !is_aligned {
+            return Err(Errno::INVAL);
+        }
+        network.on_disk(self.host, |disk, world| match waiting.what {
+            Submission::ReadAt { .. } | Submission::ReadScatterAt { .. } => {
+                let bytes = disk.read(id, offset, waiting.len, world)?;
+                memory.scatter(&bytes);
+                Ok(bytes.len())
+            }
+            _ => {
+                let mut bytes = Vec::new();
+                memory.gather(0, waiting.len, &mut bytes);
+                disk.write(id, offset, bytes, world)
+            }
+        })
     }
 
     /// Tries what waits at a socket, in order.
@@ -265,6 +328,7 @@ impl SimulatedDriver {
         let queued = waiting.flat_map(|queues| queues.readers.into_iter().chain(queues.writers));
         let all = queued
             .chain(self.submitted.drain(..))
+            .chain(std::mem::take(&mut self.on_disk).into_values())
             .chain(self.listens.take());
         let result = -Errno::CANCELED.raw_os_error();
         out.extend(all.map(|waiting| Completion::only(waiting.key, result)));
@@ -289,6 +353,16 @@ const fn is_of_sockets(what: Submission) -> bool {
             | Submission::SendMessage
             | Submission::AcceptMany
             | Submission::Connect
+    )
+}
+
+const fn is_of_files(what: Submission) -> bool {
+    matches!(
+        what,
+        Submission::ReadAt { .. }
+            | Submission::WriteAt { .. }
+            | Submission::ReadScatterAt { .. }
+            | Submission::WriteMessageAt { .. }
     )
 }
 

@@ -28,6 +28,8 @@ pub(super) enum Event {
         to: SocketId,
         accepted: Option<SocketId>,
     },
+    /// A drive does an operation.
+    Disk { seat: Seat, key: u64 },
     /// An operation is to end with this error, if it has not by itself.
     End { seat: Seat, key: u64, errno: Errno },
 }

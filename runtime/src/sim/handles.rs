@@ -4,15 +4,19 @@ use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use lunette_runtime_core::time::Time;
+use rustix::io::Errno;
 
+use super::disk::FileId;
 use super::events::Seat;
 use super::network::{Network, SocketId};
+use crate::fs::OpenOptions;
 
 /// When simulated time began, in nanoseconds since 1970. Any moment would do.
 const UNIX_START_NS: u64 = 1_700_000_000 * 1_000_000_000;
@@ -35,6 +39,18 @@ impl SimulatedHost {
         let mut network = self.network.borrow_mut();
         let (id, address) = network.listen(self.seat, self.host, address)?;
         Ok((self.socket(id), address))
+    }
+
+    /// Opens a file of the host's drive.
+    pub(crate) fn open_file(&self, path: &Path, options: OpenOptions) -> io::Result<SimulatedFile> {
+        let mut network = self.network.borrow_mut();
+        let id = network.open_file(self.host, path, options.create)?;
+        Ok(SimulatedFile {
+            network: Rc::clone(&self.network),
+            host: self.host,
+            id,
+            options,
+        })
     }
 
     fn socket(&self, id: SocketId) -> SimulatedSocket {
@@ -83,6 +99,91 @@ impl Drop for SimulatedSocket {
 impl fmt::Debug for SimulatedSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SimulatedSocket({})", self.id)
+    }
+}
+
+/// A file of a simulated drive.
+pub(crate) struct SimulatedFile {
+    network: Rc<RefCell<Network>>,
+    host: IpAddr,
+    id: FileId,
+    options: OpenOptions,
+}
+
+/// What stands for the descriptor of a file: which it is, and how it was opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FileNumber(pub(super) FileId);
+
+impl FileNumber {
+    const DIRECT: FileId = 1;
+    const READ: FileId = 2;
+    const WRITE: FileId = 4;
+    const BITS: u32 = 3;
+
+    fn new(id: FileId, options: OpenOptions) -> Self {
+        let mut bits = 0;
+        for (is_set, bit) in [
+            (options.direct, Self::DIRECT),
+            (options.read, Self::READ),
+            (options.write, Self::WRITE),
+        ] {
+            bits |= if is_set { bit } else { 0 };
+        }
+        Self(id << Self::BITS | bits)
+    }
+
+    pub(super) const fn id(self) -> FileId {
+        self.0 >> Self::BITS
+    }
+
+    pub(super) const fn is_direct(self) -> bool {
+        self.0 & Self::DIRECT != 0
+    }
+
+    /// Whether it was opened for reading, or else for writing.
+    pub(super) const fn may(self, reads: bool) -> bool {
+        self.0 & (if reads { Self::READ } else { Self::WRITE }) != 0
+    }
+}
+
+impl SimulatedFile {
+    /// What stands for its descriptor.
+    pub(crate) fn number(&self) -> FileId {
+        FileNumber::new(self.id, self.options).0
+    }
+
+    /// How long the drive takes for a call that is none of its operations.
+    pub(crate) fn latency(&self) -> Duration {
+        self.network.borrow_mut().disk_latency()
+    }
+
+    pub(crate) fn len_bytes(&self) -> Result<u64, Errno> {
+        let mut network = self.network.borrow_mut();
+        network.on_disk(self.host, |disk, _| disk.len_bytes(self.id))
+    }
+
+    pub(crate) fn allocate(&self, len_bytes: u64) -> Result<(), Errno> {
+        if len_bytes == 0 {
+            return Err(Errno::INVAL);
+        }
+        if !self.options.write {
+            return Err(Errno::BADF);
+        }
+        let mut network = self.network.borrow_mut();
+        network.on_disk(self.host, |disk, world| {
+            disk.allocate(self.id, len_bytes, world)
+        })
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), Errno> {
+        let mut network = self.network.borrow_mut();
+        network.on_disk(self.host, |disk, world| disk.sync(self.id, world))
+    }
+}
+
+impl fmt::Debug for SimulatedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimulatedFile({})", self.id)
     }
 }
 

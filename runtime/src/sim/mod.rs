@@ -2,19 +2,18 @@
 //!
 //! The runtime above its driver is the real one, and so is everything on it: tasks, timers, the
 //! operations' table, the inboxes of cores. What is simulated is what the system would do: time, the
-//! network, the order in which things happen, and processes that die, stop, slow down or lose their
+//! network, drives, the order in which things happen, and processes that die, stop, slow down or lose their
 //! power. All of it happens on one thread, chosen by a generator that the seed fixes, so that a seed
 //! shows the same world again.
 //!
 //! ```text
-//!   World ── events by time ──▶ Network (sockets, links) ──▶ wakes a core
-//!     │                                                          │
-//!     └── steps the core ◀───────────────────────────────────────┘
+//!   World ── events by time ──▶ Network (sockets, links, drives) ──▶ wakes a core
+//!     │                                                                  │
+//!     └── steps the core ◀───────────────────────────────────────────────┘
 //!           Core::step ── SimulatedDriver ── submissions, completions
 //! ```
 //!
-//! It leaves out files (opening one is refused in a simulated core), devices that are polled, and
-//! what runs on threads of its own.
+//! It leaves out devices that are polled, and what runs on threads of its own.
 //!
 //! ```
 //! use std::time::Duration;
@@ -40,6 +39,7 @@
 //! assert_eq!(got.take(), Some((Ok(1), b"h".to_vec())));
 //! ```
 
+mod disk;
 mod driver;
 mod events;
 mod handles;
@@ -66,9 +66,11 @@ use crate::mesh::Inbox;
 use crate::runtime::CoreOptions;
 pub(crate) use driver::SimulatedDriver;
 use events::{Event, Seat};
-pub(crate) use handles::{SimulatedBell, SimulatedClock, SimulatedHost, SimulatedSocket};
+pub(crate) use handles::{
+    SimulatedBell, SimulatedClock, SimulatedFile, SimulatedHost, SimulatedSocket,
+};
 use network::Network;
-pub use options::{FaultCounts, WorldOptions};
+pub use options::{DiskOptions, FaultCounts, WorldOptions};
 
 /// A process of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use rustix::io::Errno;
 
+use super::disk::{self, Disk, FileId};
 use super::events::{Event, EventKey, Events, Seat, Trace};
 use super::options::{FaultCounts, WorldOptions};
 
@@ -97,6 +99,7 @@ impl Stream {
 
 #[derive(Debug)]
 struct Host {
+    disk: Disk,
     is_up: bool,
     port_next: u16,
 }
@@ -118,6 +121,8 @@ pub(super) struct Network {
     cut: BTreeSet<(IpAddr, IpAddr)>,
     noticed: BTreeMap<Seat, BTreeSet<SocketId>>,
     ended: BTreeMap<Seat, Vec<(u64, Errno)>>,
+    /// Operations that the drives do now.
+    due: BTreeMap<Seat, Vec<u64>>,
     steps: BTreeMap<Seat, (Time, EventKey)>,
     pub(super) trace: Trace,
     pub(super) counts: FaultCounts,
@@ -137,6 +142,7 @@ impl Network {
             cut: BTreeSet::new(),
             noticed: BTreeMap::new(),
             ended: BTreeMap::new(),
+            due: BTreeMap::new(),
             steps: BTreeMap::new(),
             trace: Trace::default(),
             counts: FaultCounts::default(),
@@ -223,8 +229,48 @@ impl Network {
         self.ended.remove(&seat).unwrap_or_default()
     }
 
+    /// The operations of a core that its drive does now.
+    pub(super) fn take_due(&mut self, seat: Seat) -> Vec<u64> {
+        self.due.remove(&seat).unwrap_or_default()
+    }
+
     pub(super) fn has_news(&self, seat: Seat) -> bool {
-        self.noticed.contains_key(&seat) || self.ended.contains_key(&seat)
+        self.noticed.contains_key(&seat)
+            || self.ended.contains_key(&seat)
+            || self.due.contains_key(&seat)
+    }
+
+    /// Opens a file of a host. Its number is none of a socket.
+    pub(super) fn open_file(
+        &mut self,
+        host: IpAddr,
+        path: &Path,
+        create: bool,
+    ) -> io::Result<FileId> {
+        let id = self.socket_next;
+        self.socket_next += 1;
+        self.on_disk(host, |disk, _| disk.open(path, create, id))
+    }
+
+    /// Calls `then` with a host's drive.
+    pub(super) fn on_disk<T>(
+        &mut self,
+        host: IpAddr,
+        then: impl FnOnce(&mut Disk, &mut disk::World<'_>) -> T,
+    ) -> T {
+        let host = self.hosts.get_mut(&host).expect("a process has a host");
+        let mut world = disk::World {
+            random: &mut self.random,
+            options: self.options.disk,
+            counts: &mut self.counts,
+        };
+        then(&mut host.disk, &mut world)
+    }
+
+    /// How long a drive takes now.
+    pub(super) fn disk_latency(&mut self) -> Duration {
+        let (least, most) = self.options.disk.latency;
+        least + self.some_time(most.saturating_sub(least))
     }
 
     fn add_socket(&mut self, seat: Seat, host: IpAddr, kind: Kind) -> SocketId {
@@ -240,6 +286,7 @@ impl Network {
 
     pub(super) fn boot(&mut self, host: IpAddr) {
         let host = self.hosts.entry(host).or_insert(Host {
+            disk: Disk::default(),
             is_up: false,
             port_next: PORT_FIRST,
         });
@@ -492,12 +539,14 @@ impl Network {
             }
         }
         if power_lost {
+            self.on_disk(host, Disk::lose_power);
             self.hosts.get_mut(&host).expect("it was up").is_up = false;
         }
         for seat in seats {
             self.unplan_step(*seat);
             self.noticed.remove(seat);
             self.ended.remove(seat);
+            self.due.remove(seat);
         }
     }
 
@@ -514,6 +563,10 @@ impl Network {
             }
             Event::Request { from, tries } => self.request(from, tries),
             Event::Answer { to, accepted } => self.answer(to, accepted),
+            Event::Disk { seat, key } => {
+                self.due.entry(seat).or_default().push(key);
+                self.wake(seat);
+            }
             Event::End { seat, key, errno } => {
                 self.ended.entry(seat).or_default().push((key, errno));
                 self.wake(seat);

@@ -24,6 +24,8 @@ pub struct WorldOptions {
     pub losses_per_mille: u32,
     /// How many arrivals of a million have a bit changed that no checksum of the network noticed.
     pub damages_per_million: u32,
+    /// The hosts' drives.
+    pub disk: DiskOptions,
     /// After how long what was lost is sent again, first; each time twice as long.
     pub resend: Duration,
 }
@@ -40,7 +42,44 @@ impl Default for WorldOptions {
             short_receives_per_mille: 100,
             losses_per_mille: 1,
             damages_per_million: 0,
+            disk: DiskOptions::default(),
             resend: Duration::from_millis(200),
+        }
+    }
+}
+
+/// How the drives of a world's hosts behave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// Least and most time of an operation.
+    pub latency: (Duration, Duration),
+    /// Bytes that a drive holds.
+    pub capacity_bytes: usize,
+    /// How many operations of a million fail.
+    pub io_errors_per_million: u32,
+    /// How many do less than asked, by whole sectors.
+    pub short_operations_per_million: u32,
+    /// How many writes are acknowledged and not done.
+    pub lost_writes_per_million: u32,
+    /// How many writes are done elsewhere in their file.
+    pub misdirected_writes_per_million: u32,
+    /// How many syncs are acknowledged and not done.
+    pub lying_syncs_per_million: u32,
+    /// How many reads find a bit changed, for good.
+    pub rots_per_million: u32,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self {
+            latency: (Duration::from_micros(20), Duration::from_micros(200)),
+            capacity_bytes: 64 << 20,
+            io_errors_per_million: 0,
+            short_operations_per_million: 0,
+            lost_writes_per_million: 0,
+            misdirected_writes_per_million: 0,
+            lying_syncs_per_million: 0,
+            rots_per_million: 0,
         }
     }
 }
@@ -63,10 +102,18 @@ pub struct FaultCounts {
     pub pauses: u64,
     pub slowed: u64,
     pub clock_jumps: u64,
+    pub io_errors: u64,
+    pub short_operations: u64,
+    pub full_disks: u64,
+    pub lost_writes: u64,
+    pub misdirected_writes: u64,
+    pub lying_syncs: u64,
+    pub rots: u64,
+    pub lost_sectors: u64,
 }
 
 impl FaultCounts {
-    /// All of them by name.
+    /// Those of processes and of the network, by name.
     #[must_use]
     pub const fn list(&self) -> [(&'static str, u64); 14] {
         [
@@ -84,6 +131,21 @@ impl FaultCounts {
             ("pauses", self.pauses),
             ("slowed", self.slowed),
             ("clock_jumps", self.clock_jumps),
+        ]
+    }
+
+    /// Those of drives, by name.
+    #[must_use]
+    pub const fn list_of_disks(&self) -> [(&'static str, u64); 8] {
+        [
+            ("io_errors", self.io_errors),
+            ("short_operations", self.short_operations),
+            ("full_disks", self.full_disks),
+            ("lost_writes", self.lost_writes),
+            ("misdirected_writes", self.misdirected_writes),
+            ("lying_syncs", self.lying_syncs),
+            ("rots", self.rots),
+            ("lost_sectors", self.lost_sectors),
         ]
     }
 }
