@@ -3,7 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `memory` | regions of the core's arena |
-//! | `file` | a file or block device, around the page cache |
+//! | `file` | a file, a block device or a drive's namespace |
 //! | `room` | memory for a command |
 
 mod file;
@@ -33,6 +33,14 @@ impl Disk {
         match self {
             Self::Memory(disk) => disk.len_bytes(),
             Self::File(disk) => disk.len_bytes(),
+        }
+    }
+
+    /// What a block's length is a multiple of, in bytes.
+    pub(crate) const fn align_bytes(&self) -> usize {
+        match self {
+            Self::Memory(_) => 1,
+            Self::File(disk) => disk.align_bytes(),
         }
     }
 

@@ -104,10 +104,15 @@ pub struct Export {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ServerError {
     /// Blocks have a length that they cannot have.
-    #[error("blocks of {block_bytes} bytes: a power of two from 512 to 65536 is needed")]
+    #[error(
+        "blocks of {block_bytes} bytes: a power of two from 512 to 65536, and a multiple of \
+         {align_bytes}, is needed"
+    )]
     BlockLength {
         /// The length.
         block_bytes: u32,
+        /// What the disk asks for.
+        align_bytes: usize,
     },
     /// Two subsystems have one name, or one has that of discovery.
     #[error("a subsystem needs a name of its own")]
@@ -393,8 +398,13 @@ fn spawned(result: Result<(), JoinError>) {
 
 fn identity_of(disk: &ExportedDisk) -> Result<IdentifyNamespace, ServerError> {
     let block_bytes = disk.block_bytes;
-    if !block_bytes.is_power_of_two() || !(512..=65_536).contains(&block_bytes) {
-        return Err(ServerError::BlockLength { block_bytes });
+    let align_bytes = disk.disk.align_bytes();
+    let is_aligned = (block_bytes as usize).is_multiple_of(align_bytes);
+    if !block_bytes.is_power_of_two() || !(512..=65_536).contains(&block_bytes) || !is_aligned {
+        return Err(ServerError::BlockLength {
+            block_bytes,
+            align_bytes,
+        });
     }
     let log2 = u8::try_from(block_bytes.trailing_zeros()).expect("at most 16");
     let optimal = GRANULE_BYTES >> log2;

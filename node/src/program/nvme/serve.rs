@@ -32,7 +32,7 @@ const END_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Args, Debug)]
 pub(super) struct ServeArguments {
-    /// A file or block device that exists.
+    /// A file, block device or NVMe character device (/dev/ng0n1) that exists.
     #[arg(long, value_name = "FILE", required_unless_present = "memory")]
     file: Option<PathBuf>,
     /// A disk in memory of this size.
