@@ -186,3 +186,22 @@ fn a_send_without_copies_to_a_peer_that_has_gone_fails_and_gives_the_message_bac
         assert_eq!(arena().used_bytes(), 0);
     });
 }
+
+#[test]
+fn a_connection_that_is_closed_is_closed_for_its_peer_while_others_are_silent() {
+    run(WORLDS, || async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let address = listener.local_addr();
+        let silent = TcpStream::connect(address).await.expect("connected");
+        let waits = spawn_local(async move { silent.recv(vec![0; 1], 0, 1).await.0 });
+        let _other_end = listener.accept().await.expect("accepted");
+        // The receive above is under way before the next connection is made and closed.
+        time::sleep(Duration::from_millis(2)).await;
+        let closed = TcpStream::connect(address).await.expect("connected");
+        let peer = listener.accept().await.expect("accepted");
+        drop(closed);
+        let end = time::timeout(Duration::from_secs(5), peer.recv(vec![0; 1], 0, 1)).await;
+        assert_eq!(end.expect("the peer is told").0, Ok(0));
+        waits.abort();
+    });
+}

@@ -64,6 +64,16 @@ impl Descriptor {
         Rc::new(Self::new(registered, Via::System, handle))
     }
 
+    /// A connection, which is known by index where that does not keep it open (see
+    /// [`Features::registered_connections`](super::Features::registered_connections)).
+    pub(crate) fn connection(core: &Rc<Core>, handle: Handle) -> Rc<Self> {
+        if core.registers_connections() {
+            Self::registered(core, handle)
+        } else {
+            Self::plain(handle)
+        }
+    }
+
     /// A descriptor that is used seldom.
     pub(crate) fn plain(handle: Handle) -> Rc<Self> {
         Rc::new(Self::new(None, Via::System, handle))

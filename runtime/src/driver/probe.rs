@@ -30,6 +30,10 @@ pub struct Features {
     pub registered_buffers: bool,
     /// Files are known by index (Linux 5.19).
     pub registered_files: bool,
+    /// Connections are known by index, too (Linux 6.13). Before, a ring lets go of a file only when
+    /// every operation that it had begun earlier on any other has ended, so that a connection which
+    /// is closed would stay open, its peer untold, as long as some other one is silent.
+    pub registered_connections: bool,
     /// The ring's own descriptor is registered, which saves a lookup per call (Linux 5.18).
     pub registered_ring: bool,
     /// Gather lists are sent without copies (Linux 6.1).
@@ -61,6 +65,7 @@ impl Features {
             message_ring,
             pools,
             registered_buffers,
+            registered_connections,
             registered_files,
             registered_ring,
             zero_copy_send,
@@ -69,6 +74,7 @@ impl Features {
             ("deferred work", defer_taskrun, "6.1"),
             ("registered ring", registered_ring, "5.18"),
             ("registered files", registered_files, "5.19"),
+            ("registered connections", registered_connections, "6.13"),
             ("registered memory", registered_buffers, "5.13"),
             ("messages", message_ring, "5.18"),
             ("pools of buffers", pools, "5.19"),

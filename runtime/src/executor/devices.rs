@@ -96,6 +96,14 @@ impl Core {
         }
     }
 
+    /// Whether connections are to be known to the driver by index.
+    pub(crate) fn registers_connections(&self) -> bool {
+        match self.driver_kind() {
+            DriverKind::Uring(features) => features.registered_connections,
+            DriverKind::Epoll | DriverKind::Simulated => false,
+        }
+    }
+
     /// Whether the driver passes commands on to NVMe namespaces.
     pub(crate) fn passes_commands(&self) -> bool {
         match self.driver_kind() {

@@ -60,7 +60,7 @@ impl TcpStream {
         timeout: Option<Duration>,
     ) -> Result<Self, OpError> {
         let core = Core::current();
-        let fd = Descriptor::registered(&core, socket::open(&core, address)?);
+        let fd = Descriptor::connection(&core, socket::open(&core, address)?);
         let target = Box::new(SocketAddrAny::from(address));
         let connect = Op::submit_within(&core, Submission::Connect, &fd, target, timeout);
         let (result, _target) = connect.await;
@@ -70,7 +70,7 @@ impl TcpStream {
 
     pub(super) fn from_connected(connected: Handle) -> Self {
         let peer = socket::peer_ip(&connected);
-        let fd = Descriptor::registered(&Core::current(), connected);
+        let fd = Descriptor::connection(&Core::current(), connected);
         Self::with_defaults(fd, peer)
     }
 

@@ -68,7 +68,7 @@ const SETS: [Set; 6] = [
         is_long: false,
     },
     Set {
-        arguments: "-p lunette-runtime --test nvme",
+        arguments: "-p lunette-runtime --test nvme --test scopes --test sockets --test watched",
         filter: "",
         machines: &[OLDEST, NEWEST],
         // They share the end of one drive.

@@ -3,6 +3,7 @@
 use io_uring::types::Napi;
 use io_uring::{IoUring, Probe, Submitter, opcode};
 use rustix::process::getpid;
+use rustix::system::uname;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::super::probe::{Features, ProbeError};
@@ -88,11 +89,22 @@ pub(super) fn features(
         message_ring: probe.is_supported(opcode::MsgRingData::CODE),
         pools: pools != Pools::No,
         registered_buffers: registered::offers_buffers(submitter),
+        registered_connections: files.offers_any() && frees_files_at_once(),
         registered_files: files.offers_any(),
         registered_ring: submitter.register_ring_fd().is_ok(),
         zero_copy_send: probe.is_supported(opcode::SendMsgZc::CODE),
     };
     Ok((features, files))
+}
+
+/// Whether a file that leaves the table is closed when its own operations have ended (Linux 6.13).
+fn frees_files_at_once() -> bool {
+    let name = uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|part| part.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6_u32, 13_u32)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
