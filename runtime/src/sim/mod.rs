@@ -289,10 +289,10 @@ impl World {
                 network.plan_step(seat, at);
             }
         }
-        for &peer in &process.seats {
-            let rung = |core: &SimulatedCore| core.bell.is_rung();
-            if self.cores[peer.0 as usize].as_ref().is_some_and(rung) {
-                network.wake(peer);
+        // Whom it woke, of other processes too: what simulated devices share is no socket.
+        for (index, core) in self.cores.iter().enumerate() {
+            if core.as_ref().is_some_and(|core| core.bell.is_rung()) {
+                network.wake(Seat(u32::try_from(index).expect("cores are few")));
             }
         }
     }
