@@ -2,107 +2,11 @@
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-    use std::rc::Rc;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::sync::mpsc;
-    use std::thread::{self, JoinHandle};
+    use std::thread;
     use std::time::Duration;
 
-    use lunette_nvmeof::proto::nqn::Nqn;
-    use lunette_nvmeof::{Disk, Export, ExportedDisk, FileDisk, MemoryDisk, Server, ServerOptions};
-    use lunette_runtime::net::TcpListener;
-    use lunette_runtime::{CoreOptions, block_on, spawn_local, time};
-
     use crate::rig::{DIGESTS, KernelHost, sh};
-
-    const DISK_BYTES: u64 = 64 << 20;
-    const GO_ON: u32 = 0;
-    const CUT: u32 = 1;
-    const STOP: u32 = 2;
-
-    fn name() -> Nqn {
-        Nqn::new("nqn.2026-01.example:ours").expect("a name")
-    }
-
-    /// Our server, on a thread of its own.
-    struct OurServer {
-        address: SocketAddr,
-        order: Arc<AtomicU32>,
-        thread: Option<JoinHandle<()>>,
-    }
-
-    impl OurServer {
-        fn start(uuid: [u8; 16], file: Option<String>) -> Self {
-            let (tell, told) = mpsc::channel();
-            let order = Arc::new(AtomicU32::new(GO_ON));
-            let orders = Arc::clone(&order);
-            let thread = thread::spawn(move || {
-                let serving = async move {
-                    let listener = TcpListener::bind("127.0.0.1:0".parse().expect("an address"));
-                    let listener = listener.expect("a port");
-                    let disk = match file {
-                        None => Disk::Memory(MemoryDisk::new(DISK_BYTES).expect("room")),
-                        Some(path) => {
-                            let opened = FileDisk::open(path.as_ref(), 4096).await;
-                            Disk::File(opened.expect("opened"))
-                        }
-                    };
-                    let disk = ExportedDisk {
-                        disk,
-                        block_bytes: 4096,
-                        uuid,
-                        is_read_only: false,
-                        ana_group: 1,
-                    };
-                    let export = Export {
-                        name: name(),
-                        hosts: None,
-                        disks: vec![disk],
-                    };
-                    let address = listener.local_addr();
-                    let server = Server::new(ServerOptions::default(), vec![export], &[address]);
-                    let server = server.expect("a server");
-                    let stop = stop(Rc::clone(&server), orders);
-                    let serving = spawn_local(server.serve(listener, stop));
-                    tell.send(address).expect("somebody listens");
-                    serving.await.expect("no panic");
-                };
-                block_on(None, CoreOptions::default(), || serving).expect("a core");
-            });
-            let address = told.recv().expect("an address");
-            Self {
-                address,
-                order,
-                thread: Some(thread),
-            }
-        }
-
-        fn cut(&self) {
-            self.order.store(CUT, Ordering::Relaxed);
-        }
-    }
-
-    impl Drop for OurServer {
-        fn drop(&mut self) {
-            self.order.store(STOP, Ordering::Relaxed);
-            if let Some(thread) = self.thread.take() {
-                thread.join().expect("no panic");
-            }
-        }
-    }
-
-    async fn stop(server: Rc<Server>, orders: Arc<AtomicU32>) {
-        loop {
-            match orders.swap(GO_ON, Ordering::Relaxed) {
-                STOP => return,
-                CUT => server.disconnect_all(),
-                _ => {}
-            }
-            time::sleep(Duration::from_millis(5)).await;
-        }
-    }
+    use crate::server::{OurServer, Serves, name};
 
     /// Bytes go there and come back, around the page cache, in blocks of `block`.
     fn verify(device: &str, block: &str, count: u32) {
@@ -117,7 +21,7 @@ mod tests {
     #[test]
     fn the_kernel_finds_its_bytes_under_every_digest() {
         for (index, digests) in (1..).zip(DIGESTS) {
-            let server = OurServer::start([index; 16], None);
+            let server = OurServer::start([index; 16], Serves::Memory);
             let host = KernelHost::connect(server.address, &name(), digests, &[index; 16]);
             let device = host.path();
             assert_eq!(
@@ -139,7 +43,7 @@ mod tests {
 
     #[test]
     fn a_file_system_lives_there() {
-        let server = OurServer::start([20; 16], None);
+        let server = OurServer::start([20; 16], Serves::Memory);
         let host = KernelHost::connect(server.address, &name(), DIGESTS[3], &[20; 16]);
         let device = host.path();
         file_system(&device);
@@ -162,7 +66,7 @@ mod tests {
     fn a_file_system_lives_in_a_file() {
         let file = "/run/nvmeof-disk";
         sh(&format!("truncate -s 64M {file}"));
-        let server = OurServer::start([30; 16], Some(file.to_owned()));
+        let server = OurServer::start([30; 16], Serves::File(file.to_owned()));
         let host = KernelHost::connect(server.address, &name(), DIGESTS[0], &[30; 16]);
         file_system(&host.path());
         drop(host);
@@ -174,7 +78,7 @@ mod tests {
 
     #[test]
     fn the_kernel_comes_back_after_a_cut_and_loses_nothing() {
-        let server = OurServer::start([40; 16], None);
+        let server = OurServer::start([40; 16], Serves::Memory);
         let host = KernelHost::connect(server.address, &name(), DIGESTS[0], &[40; 16]);
         let device = host.path();
         let writing = thread::spawn(move || verify(&device, "64k", 256));

@@ -5,9 +5,15 @@
 //! |---|---|
 //! | `target` | our host, the kernel's target |
 //! | `host` | the kernel's host, our server |
+//! | `drive` | a drive by its character device, behind our server |
+//! | `fio` | fio with verification, through the kernel's host, on our server |
+//! | `server` | our server, for those who try it from outside |
 //! | `rig` | bringing either of the kernel's ends up |
 #![forbid(unsafe_code)]
 
+mod drive;
+mod fio;
 mod host;
 mod rig;
+mod server;
 mod target;

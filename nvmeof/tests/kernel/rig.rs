@@ -15,6 +15,8 @@ use lunette_nvmeof::proto::pdu::Digests;
 pub(crate) const TARGET: &str = "127.0.0.1:4421";
 /// Its subsystem.
 pub(crate) const TARGET_NAME: &str = "nqn.2026-01.example:kernel";
+/// Its namespace.
+pub(crate) const TARGET_UUID: [u8; 16] = [0x77; 16];
 /// Length of its namespace.
 pub(crate) const TARGET_BYTES: u64 = 64 << 20;
 
@@ -43,6 +45,7 @@ pub(crate) fn sh(script: &str) -> String {
 /// A target in the kernel, with a namespace in memory.
 pub(crate) fn bring_target_up() {
     let (port, megabytes) = (4421, TARGET_BYTES >> 20);
+    let uuid = "77777777-7777-7777-7777-777777777777";
     sh(&format!(
         "modprobe configfs; modprobe null_blk nr_devices=0; modprobe -a nvmet nvmet_tcp nvme_tcp
          mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config
@@ -53,6 +56,7 @@ pub(crate) fn bring_target_up() {
          echo 1 >$disk/discard; echo 1 >$disk/power
          mkdir $subsystem $subsystem/namespaces/1; echo 1 >$subsystem/attr_allow_any_host
          echo -n /dev/nullb7 >$subsystem/namespaces/1/device_path
+         echo {uuid} >$subsystem/namespaces/1/device_uuid
          echo 1 >$subsystem/namespaces/1/enable
          mkdir $target/ports/7; cd $target/ports/7
          echo tcp >addr_trtype; echo ipv4 >addr_adrfam; echo 127.0.0.1 >addr_traddr

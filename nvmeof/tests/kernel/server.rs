@@ -1,0 +1,111 @@
+//! Our server, for those who try it from outside.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use lunette_nvmeof::proto::nqn::Nqn;
+use lunette_nvmeof::{Disk, Export, ExportedDisk, FileDisk, MemoryDisk, Server, ServerOptions};
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::{CoreOptions, block_on, spawn_local, time};
+
+/// Length of a disk in memory.
+pub(crate) const DISK_BYTES: u64 = 64 << 20;
+const GO_ON: u32 = 0;
+const CUT: u32 = 1;
+const STOP: u32 = 2;
+
+pub(crate) fn name() -> Nqn {
+    Nqn::new("nqn.2026-01.example:ours").expect("a name")
+}
+
+/// What it serves.
+#[derive(Debug)]
+pub(crate) enum Serves {
+    /// A disk of [`DISK_BYTES`].
+    Memory,
+    /// A file or device of this path.
+    File(String),
+}
+
+/// Our server, on a thread of its own.
+pub(crate) struct OurServer {
+    pub(crate) address: SocketAddr,
+    order: Arc<AtomicU32>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl OurServer {
+    pub(crate) fn start(uuid: [u8; 16], serves: Serves) -> Self {
+        let (tell, told) = mpsc::channel();
+        let order = Arc::new(AtomicU32::new(GO_ON));
+        let orders = Arc::clone(&order);
+        let thread = thread::spawn(move || {
+            let serving = async move {
+                let listener = TcpListener::bind("127.0.0.1:0".parse().expect("an address"));
+                let listener = listener.expect("a port");
+                let disk = match serves {
+                    Serves::Memory => Disk::Memory(MemoryDisk::new(DISK_BYTES).expect("room")),
+                    Serves::File(path) => {
+                        let opened = FileDisk::open(path.as_ref(), 4096).await;
+                        Disk::File(opened.expect("opened"))
+                    }
+                };
+                let disk = ExportedDisk {
+                    disk,
+                    block_bytes: 4096,
+                    uuid,
+                    is_read_only: false,
+                    ana_group: 1,
+                };
+                let export = Export {
+                    name: name(),
+                    hosts: None,
+                    disks: vec![disk],
+                };
+                let address = listener.local_addr();
+                let server = Server::new(ServerOptions::default(), vec![export], &[address]);
+                let server = server.expect("a server");
+                let stop = stop(Rc::clone(&server), orders);
+                let serving = spawn_local(server.serve(listener, stop));
+                tell.send(address).expect("somebody listens");
+                serving.await.expect("no panic");
+            };
+            block_on(None, CoreOptions::default(), || serving).expect("a core");
+        });
+        let address = told.recv().expect("an address");
+        Self {
+            address,
+            order,
+            thread: Some(thread),
+        }
+    }
+
+    pub(crate) fn cut(&self) {
+        self.order.store(CUT, Ordering::Relaxed);
+    }
+}
+
+impl Drop for OurServer {
+    fn drop(&mut self) {
+        self.order.store(STOP, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("no panic");
+        }
+    }
+}
+
+async fn stop(server: Rc<Server>, orders: Arc<AtomicU32>) {
+    loop {
+        match orders.swap(GO_ON, Ordering::Relaxed) {
+            STOP => return,
+            CUT => server.disconnect_all(),
+            _ => {}
+        }
+        time::sleep(Duration::from_millis(5)).await;
+    }
+}
