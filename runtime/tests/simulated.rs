@@ -255,6 +255,32 @@ fn a_crash_is_told_to_the_peer_and_a_power_loss_is_not() {
 }
 
 #[test]
+fn a_peer_that_answers_nothing_is_given_up_where_that_is_asked_for() {
+    for sends in [false, true] {
+        let (mut world, server, client) = pair(10, quiet());
+        let connected = world.spawn(client, 0, || TcpStream::connect(port(1)));
+        let connected = wait(&mut world, &connected, SECOND).expect("in time");
+        let stream = connected.expect("connected");
+        stream.set_unanswered_max(SECOND * 20).expect("set");
+        world.kill(server, Kill::PowerLoss);
+        let ended = world.spawn(client, 0, move || async move {
+            if sends {
+                let (sent, _) = stream.send_all(vec![1; 8], 0, 8).await;
+                sent.expect("taken by the system");
+            }
+            stream.recv(vec![0; 1], 0, 1).await.0
+        });
+        assert_eq!(
+            wait(&mut world, &ended, SECOND * 19),
+            None,
+            "sends: {sends}"
+        );
+        let error = wait(&mut world, &ended, SECOND * 20).expect("given up");
+        assert_eq!(error, Err(OpError::Os(Errno::TIMEDOUT)), "sends: {sends}");
+    }
+}
+
+#[test]
 fn connections_that_are_reset_fail_at_both_ends() {
     let (mut world, _, client) = pair(9, quiet());
     let connected = world.spawn(client, 0, || TcpStream::connect(port(1)));

@@ -24,6 +24,11 @@ use crate::outbox::{Outbox, Payload};
 use crate::room::Room;
 use crate::signal::Signal;
 
+/// How long a peer may answer nothing at all, before its connection is given up. Calls end by their
+/// own deadlines; this is for the host that is gone without a word, to which each of them would be
+/// sent again.
+const UNANSWERED_MAX: Duration = Duration::from_secs(20);
+
 /// A reply.
 #[derive(Debug)]
 pub struct Reply {
@@ -132,6 +137,9 @@ impl Connection {
                 ConnectError::Connect(error)
             }
         })?;
+        if let Err(error) = stream.set_unanswered_max(UNANSWERED_MAX) {
+            tracing::debug!(%error, "a connection may outlive its peer");
+        }
         let mut inbound = Inbound::new(stream.clone())?;
         let outbox = Outbox::default();
         let mut handshake = Handshake::initiator(hello, deadline);

@@ -34,7 +34,7 @@ pub struct ServeOptions {
     pub connections_max: usize,
     /// How long a peer may take for its hello.
     pub handshake_timeout: Duration,
-    /// How long a peer may pause in the middle of a payload.
+    /// How long a peer may pause in the middle of a payload, or answer nothing at all.
     pub stall_timeout: Duration,
 }
 
@@ -134,6 +134,9 @@ pub async fn serve<S: Service>(
         if open.get() >= options.connections_max {
             spawned(connections.spawn(refuse(stream)));
             continue;
+        }
+        if let Err(error) = stream.set_unanswered_max(options.stall_timeout) {
+            tracing::debug!(%error, "a connection may outlive its peer");
         }
         let (service, options) = (Rc::clone(&service), Rc::clone(&options));
         let retire = drain.listen();

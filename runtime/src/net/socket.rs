@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
@@ -12,6 +13,9 @@ use crate::executor::Core;
 
 /// Connections that the system may hold for a listener between two accepts.
 pub(crate) const BACKLOG_MAX: i32 = 1024;
+
+/// How often a silent peer is asked before it is given up.
+const PROBES: u32 = 3;
 
 const fn family(address: SocketAddr) -> AddressFamily {
     match address {
@@ -93,4 +97,25 @@ pub(super) fn set_send_buffer(socket: &Rc<Descriptor>, len_bytes: usize) -> Resu
         Handle::System(fd) => sockopt::set_socket_send_buffer_size(fd, len_bytes),
         Handle::Simulated(_) | Handle::SimulatedFile(_) | Handle::Bell => Ok(()),
     }
+}
+
+/// Asks the peer now and then whether it is there still, and gives the connection up when it has
+/// answered nothing for `limit`.
+pub(super) fn set_unanswered_max(socket: &Rc<Descriptor>, limit: Duration) -> Result<(), Errno> {
+    let fd = match socket.handle() {
+        Handle::System(fd) => fd,
+        Handle::Simulated(simulated) => {
+            simulated.set_unanswered_max(limit);
+            return Ok(());
+        }
+        Handle::SimulatedFile(_) | Handle::Bell => return Ok(()),
+    };
+    // Seconds are what the system counts probes in.
+    let interval = (limit / (1 + PROBES)).max(Duration::from_secs(1));
+    sockopt::set_tcp_keepidle(fd, interval)?;
+    sockopt::set_tcp_keepintvl(fd, interval)?;
+    sockopt::set_tcp_keepcnt(fd, PROBES)?;
+    sockopt::set_socket_keepalive(fd, true)?;
+    let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(fd, limit_ms)
 }

@@ -198,6 +198,17 @@ impl TcpStream {
         socket::shut_down(&self.fd);
     }
 
+    /// Gives the connection up when its peer has answered nothing for `limit`: neither to bytes sent,
+    /// nor, while nothing is sent, to being asked whether it is there still (`SO_KEEPALIVE`,
+    /// `TCP_USER_TIMEOUT`, `tcp(7)`). Operations then fail with `ETIMEDOUT`. A peer that takes no
+    /// bytes for so long is one that answers nothing. By default a connection waits for days.
+    ///
+    /// # Errors
+    /// The system's refusal; the connection goes on without.
+    pub fn set_unanswered_max(&self, limit: Duration) -> Result<(), OpError> {
+        Ok(socket::set_unanswered_max(&self.fd, limit)?)
+    }
+
     /// Size of the system's send buffer to ask for, in bytes.
     ///
     /// # Errors

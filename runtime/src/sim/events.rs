@@ -21,6 +21,8 @@ pub(super) enum Event {
     Arrive(SocketId),
     /// This socket's peer has taken so many bytes, which makes room for others.
     Taken { by_peer_of: SocketId, count: usize },
+    /// A socket asks its peer whether it is there still, which it has not been since.
+    Probe { from: SocketId, since: Time },
     /// A request for a connection reaches its host, for the `tries`th time.
     Request { from: SocketId, tries: u32 },
     /// The answer to it.

@@ -85,6 +85,10 @@ impl SimulatedSocket {
         self.network.borrow_mut().shut_down(self.id);
     }
 
+    pub(crate) fn set_unanswered_max(&self, limit: Duration) {
+        self.network.borrow_mut().set_unanswered_max(self.id, limit);
+    }
+
     pub(crate) fn peer_ip(&self) -> Option<IpAddr> {
         self.network.borrow_mut().peer_host(self.id)
     }

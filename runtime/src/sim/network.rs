@@ -29,6 +29,8 @@ const BACKLOG_MAX: usize = 128;
 const PORT_FIRST: u16 = 20_000;
 /// Requests for a connection before it has failed (`tcp_syn_retries`), a second apart, then two, ...
 const REQUESTS_MAX: u32 = 7;
+/// How often a silent peer is asked before it is given up.
+const PROBES: u32 = 4;
 /// Most often that the wait for an arrival is doubled.
 const RESENDS_DOUBLED_MAX: u32 = 6;
 
@@ -65,7 +67,11 @@ struct Stream {
     received: VecDeque<u8>,
     /// Everything has arrived that the peer has sent, and it will send no more.
     finished: bool,
-    reset: bool,
+    broken: Option<Errno>,
+    /// How long its peer may answer nothing.
+    unanswered_max: Option<Duration>,
+    /// Since when what it has sent does not arrive.
+    held_since: Option<Time>,
     /// When the peer knows of the connection; nothing arrives before.
     since: Time,
     /// Sent and not arrived.
@@ -86,7 +92,9 @@ impl Stream {
             peer_host,
             received: VecDeque::new(),
             finished: false,
-            reset: false,
+            broken: None,
+            unanswered_max: None,
+            held_since: None,
             since,
             on_its_way: VecDeque::new(),
             resends: 0,
@@ -360,8 +368,8 @@ impl Network {
         let Some(stream) = self.stream(id) else {
             return Some(Err(Errno::NOTCONN));
         };
-        if stream.reset {
-            return Some(Err(Errno::CONNRESET));
+        if let Some(errno) = stream.broken {
+            return Some(Err(errno));
         }
         if stream.is_shut {
             return Some(Ok(Vec::new()));
@@ -388,8 +396,8 @@ impl Network {
         let Some(stream) = self.stream(id) else {
             return Some(Err(Errno::NOTCONN));
         };
-        if stream.reset {
-            return Some(Err(Errno::CONNRESET));
+        if let Some(errno) = stream.broken {
+            return Some(Err(errno));
         }
         if stream.is_shut {
             return Some(Err(Errno::PIPE));
@@ -431,8 +439,8 @@ impl Network {
         match &mut socket.kind {
             Kind::Stream(stream) if !stream.is_shut => {
                 stream.is_shut = true;
-                let (reset, unread) = (stream.reset, !stream.received.is_empty());
-                if !reset {
+                let (is_broken, unread) = (stream.broken.is_some(), !stream.received.is_empty());
+                if !is_broken {
                     let last = if unread {
                         Segment::Reset
                     } else {
@@ -501,16 +509,16 @@ impl Network {
             .collect();
         self.counts.resets += between.len() as u64;
         for id in between {
-            self.break_off(id);
+            self.break_off(id, Errno::CONNRESET);
         }
     }
 
     /// A socket learns that its connection is no more.
-    fn break_off(&mut self, id: SocketId) {
+    fn break_off(&mut self, id: SocketId, errno: Errno) {
         let Some(stream) = self.stream(id) else {
             return;
         };
-        stream.reset = true;
+        stream.broken = Some(errno);
         stream.received.clear();
         stream.on_its_way.clear();
         if stream.is_closed {
@@ -531,7 +539,11 @@ impl Network {
             .collect();
         for id in ids {
             if power_lost {
-                self.counts.half_open += u64::from(self.stream(id).is_some());
+                if let Some(peer) = self.stream(id).map(|stream| stream.peer) {
+                    self.counts.half_open += 1;
+                    let (from, since) = (peer, self.now());
+                    self.push(Duration::ZERO, Event::Probe { from, since });
+                }
                 self.listening.retain(|_, listening| *listening != id);
                 self.sockets.remove(&id);
             } else {
@@ -555,6 +567,7 @@ impl Network {
         match event {
             Event::Step(_) => unreachable!("a turn is the world's"),
             Event::Arrive(from) => self.arrive(from),
+            Event::Probe { from, since } => self.probe(from, since),
             Event::Taken { by_peer_of, count } => {
                 if let Some(stream) = self.stream(by_peer_of) {
                     stream.outstanding = stream.outstanding.saturating_sub(count);
@@ -587,6 +600,9 @@ impl Network {
         let is_lost = self.occurs(self.options.losses_per_mille);
         self.counts.held_by_a_cut += u64::from(is_held);
         self.counts.losses += u64::from(is_lost && !is_held);
+        if is_held && self.is_given_up(from) {
+            return self.break_off(from, Errno::TIMEDOUT);
+        }
         if is_held || is_lost {
             let again = self.options.resend * (1 << resends);
             self.stream(from).expect("a connection").resends += 1;
@@ -595,6 +611,7 @@ impl Network {
         }
         let stream = self.stream(from).expect("a connection");
         stream.resends = 0;
+        stream.held_since = None;
         let Some((_, segment)) = stream.on_its_way.pop_front() else {
             return;
         };
@@ -610,6 +627,45 @@ impl Network {
         }
     }
 
+    /// Whether what a socket has sent has not arrived for longer than it waits.
+    fn is_given_up(&mut self, id: SocketId) -> bool {
+        let now = self.now();
+        let stream = self.stream(id).expect("a connection");
+        let since = *stream.held_since.get_or_insert(now);
+        stream
+            .unanswered_max
+            .is_some_and(|limit| now.since(since) >= limit)
+    }
+
+    pub(super) fn set_unanswered_max(&mut self, id: SocketId, limit: Duration) {
+        if let Some(stream) = self.stream(id) {
+            stream.unanswered_max = Some(limit);
+        }
+    }
+
+    /// A peer that is silent because it is no more is asked.
+    fn probe(&mut self, from: SocketId, since: Time) {
+        let now = self.now();
+        let Some(socket) = self.sockets.get(&from) else {
+            return;
+        };
+        let Kind::Stream(stream) = &socket.kind else {
+            return;
+        };
+        let (host, peer_host) = (socket.host, stream.peer_host);
+        let Some(limit) = stream.unanswered_max.filter(|_| stream.broken.is_none()) else {
+            return;
+        };
+        if !self.is_held(host, peer_host) && !self.is_held(peer_host, host) {
+            // A system that is up and knows nothing of it.
+            self.break_off(from, Errno::CONNRESET);
+        } else if now.since(since) >= limit {
+            self.break_off(from, Errno::TIMEDOUT);
+        } else {
+            self.push(limit / PROBES, Event::Probe { from, since });
+        }
+    }
+
     fn deliver(&mut self, from: SocketId, to: SocketId, segment: Segment) {
         let len = match &segment {
             Segment::Bytes(bytes) => bytes.len() as u64,
@@ -621,7 +677,7 @@ impl Network {
         let Some(stream) = self.stream(to) else {
             // Nobody knows the connection there: the sender is told.
             if !matches!(segment, Segment::Reset) {
-                self.break_off(from);
+                self.break_off(from, Errno::CONNRESET);
             }
             return;
         };
@@ -629,7 +685,7 @@ impl Network {
             Segment::Bytes(bytes) if stream.is_shut => {
                 // Bytes for a program that has stopped listening.
                 drop(bytes);
-                self.break_off(from);
+                self.break_off(from, Errno::CONNRESET);
             }
             Segment::Bytes(bytes) => {
                 stream.received.extend(bytes);
@@ -640,7 +696,7 @@ impl Network {
                 stream.finished = true;
                 self.notice(to);
             }
-            Segment::Reset => self.break_off(to),
+            Segment::Reset => self.break_off(to, Errno::CONNRESET),
         }
     }
 
@@ -727,7 +783,7 @@ impl Network {
                 self.notice(to);
             }
             // It was given up meanwhile; what listens finds a connection that is no more.
-            None => self.break_off(peer),
+            None => self.break_off(peer, Errno::CONNRESET),
         }
     }
 }
