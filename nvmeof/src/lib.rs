@@ -36,7 +36,8 @@ mod target;
 pub use disk::{Disk, FileDisk, FileDiskError, GRANULE_BYTES, MemoryDisk};
 pub use error::{CloseReason, CommandError, CommandFailure, ConnectError};
 pub use host::{
-    Data, Done, HostConfig, NamespaceOptions, Queue, RemoteController, RemoteNamespace, discover,
+    ControllerEvent, Data, Done, HostConfig, NamespaceOptions, Queue, RemoteController,
+    RemoteNamespace, discover,
 };
 pub use lunette_nvmeof_proto as proto;
 pub use target::{Export, ExportedDisk, Server, ServerError, ServerOptions};

@@ -13,11 +13,13 @@ mod tests {
     use lunette_nvmeof::proto::completion::Status;
     use lunette_nvmeof::proto::host::ReconnectOptions;
     use lunette_nvmeof::proto::io::Blocks;
+    use lunette_nvmeof::proto::log_page::AnaState;
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{
-        CommandError, ConnectError, Disk, Export, ExportedDisk, FileDisk, HostConfig, MemoryDisk,
-        NamespaceOptions, RemoteController, RemoteNamespace, Server, ServerOptions, discover,
+        CommandError, ConnectError, ControllerEvent, Disk, Export, ExportedDisk, FileDisk,
+        HostConfig, MemoryDisk, NamespaceOptions, RemoteController, RemoteNamespace, Server,
+        ServerOptions, discover,
     };
     use lunette_runtime::arena::RegionMut;
     use lunette_runtime::net::{TcpListener, TcpStream};
@@ -211,6 +213,44 @@ mod tests {
                 .expect("opened");
             let (_server, address) = serve(Disk::File(disk), ServerOptions::default());
             exercise(address, Digests::BOTH).await;
+        });
+    }
+
+    #[test]
+    fn a_change_of_a_path_is_told_and_the_end_of_it_too() {
+        run(async || {
+            let (server, address) = serve_memory();
+            let (subsystem, config) = (name(), config(Digests::BOTH));
+            let controller = RemoteController::connect(address, &subsystem, config).await;
+            let controller = controller.expect("connected");
+            let quiet = time::timeout(Duration::from_millis(50), controller.event()).await;
+            assert!(quiet.is_err(), "nothing has changed");
+            let told = async || {
+                let told = time::timeout(TIMEOUT, controller.event()).await;
+                match told.expect("in time").expect("told") {
+                    ControllerEvent::Paths(groups) => {
+                        assert_eq!((groups.len(), groups[0].id), (1, 1));
+                        (groups[0].state, groups[0].changes)
+                    }
+                    other => unreachable!("paths have changed: {other:?}"),
+                }
+            };
+            server.set_ana_state(1, AnaState::NonOptimized);
+            assert_eq!(told().await, (AnaState::NonOptimized, 1));
+            // While nobody listens they become one.
+            server.set_ana_state(1, AnaState::Change);
+            time::sleep(Duration::from_millis(50)).await;
+            server.set_ana_state(1, AnaState::Inaccessible);
+            assert_eq!(told().await, (AnaState::Inaccessible, 3));
+            server.set_ana_state(1, AnaState::Optimized);
+            assert_eq!(told().await, (AnaState::Optimized, 4));
+            server.disconnect_all();
+            let ended = time::timeout(TIMEOUT, controller.event()).await;
+            let ended = ended.expect("in time");
+            assert!(
+                matches!(ended, Err(CommandError::Disconnected(_))),
+                "{ended:?}"
+            );
         });
     }
 

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_nvmeof_proto::command::{Command, admin, fabrics};
+use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::fabrics::{Configuration, Property};
+use lunette_nvmeof_proto::feature::events;
 use lunette_nvmeof_proto::host::{
     Association, BringUp, BringUpOptions, HostOptions, Next, Request, RequestData,
 };
@@ -14,13 +16,14 @@ use lunette_nvmeof_proto::identify::{
     IdentifyNamespace, NSID_ALL, PAGE_BYTES, cns, decode_list, identify,
 };
 use lunette_nvmeof_proto::log_page::{
-    DISCOVERY_RECORD_BYTES, DiscoveryRecord, LogRequest, decode_discovery_header,
-    decode_discovery_records, id,
+    AnaGroup, DISCOVERY_RECORD_BYTES, DiscoveryRecord, LogRequest, decode_ana,
+    decode_discovery_header, decode_discovery_records, id,
 };
 use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_nvmeof_proto::pdu::Digests;
 use lunette_runtime::{Scope, arena, time};
 
+use super::events::{ControllerEvent, Events, listen};
 use super::queue::{Data, Done, Queue};
 use crate::error::{CloseReason, CommandError, CommandFailure, ConnectError};
 
@@ -29,6 +32,11 @@ const ADMIN_COMMANDS_MAX: u16 = 31;
 /// Data of an admin command at most that go with it, whatever the controller says of queues for
 /// I/O (NVMe/TCP 1.0, "Capsules").
 const ADMIN_IN_CAPSULE_BYTES: usize = 8192;
+/// First length of an ANA log that is tried, and the last one, in bytes.
+const ANA_BYTES: usize = 4096;
+const ANA_BYTES_MAX: usize = 256 * 1024;
+/// "Return groups only": what is specific to the ANA log.
+const ANA_GROUPS_ONLY: u8 = 1;
 /// Records that are read of a discovery log at most.
 const DISCOVERY_RECORDS_MAX: u64 = 4096;
 /// Records that are read at once.
@@ -75,7 +83,7 @@ impl HostConfig {
                 self.io_queues
             },
             entries: self.commands_max.saturating_add(1),
-            events: 0,
+            events: events::NAMESPACES | events::ANA | events::DISCOVERY,
         }
     }
 }
@@ -88,7 +96,8 @@ pub struct RemoteController {
     association: Association,
     address: SocketAddr,
     config: HostConfig,
-    /// Keeps the controller alive.
+    events: Rc<Events>,
+    /// Keeps the controller alive, and asks it for events.
     _beside: Scope,
     next_queue: RefCell<u16>,
 }
@@ -114,11 +123,16 @@ impl RemoteController {
         {
             tracing::warn!(%error, "nobody keeps the controller alive");
         }
+        let events = Rc::new(Events::default());
+        if let Err(error) = beside.spawn(listen(admin.clone(), Rc::clone(&events))) {
+            tracing::warn!(%error, "nobody asks the controller for events");
+        }
         Ok(Rc::new(Self {
             admin,
             association,
             address,
             config,
+            events,
             _beside: beside,
             next_queue: RefCell::new(1),
         }))
@@ -215,6 +229,64 @@ impl RemoteController {
         self.read(request.command(), len).await
     }
 
+    /// Waits until the controller tells that something has changed, and asks it what. One caller at
+    /// a time; dropping the future loses no event. Changes of one kind between two calls are one
+    /// event.
+    ///
+    /// # Errors
+    /// [`CommandError`]: the connection has ended, or the controller did not say what has changed.
+    pub async fn event(&self) -> Result<ControllerEvent, CommandError> {
+        loop {
+            let page = self.events.page().await?;
+            let looked = self.look_into(page).await;
+            // A page that is refused now will be refused again.
+            if matches!(looked, Ok(_) | Err(CommandError::Status(_))) {
+                self.events.take();
+            }
+            if let Some(event) = looked? {
+                return Ok(event);
+            }
+            tracing::warn!(page, "an event of no known kind");
+        }
+    }
+
+    /// Reads what an event is about, after which the controller may tell of the same again.
+    async fn look_into(&self, page: u8) -> Result<Option<ControllerEvent>, CommandError> {
+        let event = match page {
+            id::CHANGED_NAMESPACES => {
+                let list = self.page(told_log(page, 0, PAGE_BYTES)).await?;
+                ControllerEvent::Namespaces(decode_list(&list))
+            }
+            id::ANA => ControllerEvent::Paths(self.paths().await?),
+            id::DISCOVERY => {
+                let command = told_log(page, 0, DISCOVERY_RECORD_BYTES);
+                self.read(command, DISCOVERY_RECORD_BYTES).await?;
+                ControllerEvent::Discovery
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(event))
+    }
+
+    async fn paths(&self) -> Result<Vec<AnaGroup>, CommandError> {
+        let allowed = self.association.identity.transfer_bytes_max();
+        let len_bytes_max = allowed.map_or(ANA_BYTES_MAX, |most| ANA_BYTES_MAX.min(most as usize));
+        let mut len = ANA_BYTES;
+        loop {
+            let log = self
+                .read(told_log(id::ANA, ANA_GROUPS_ONLY, len), len)
+                .await?;
+            match decode_ana(&log) {
+                Ok((_changes, groups)) => return Ok(groups),
+                Err(_) if len * 2 <= len_bytes_max => len *= 2,
+                Err(_) => {
+                    let status = Status::DATA_TRANSFER_ERROR.do_not_retry();
+                    return Err(CommandError::Status(status));
+                }
+            }
+        }
+    }
+
     /// Shuts the controller down in order, and then ends it.
     ///
     /// # Errors
@@ -242,6 +314,18 @@ impl RemoteController {
         let region = done.region.expect("a read gives its region back");
         Ok(region.as_slice().to_vec())
     }
+}
+
+/// Reads the first `len` bytes of a log page, and with that the event that told of it is over.
+fn told_log(id: u8, specific: u8, len: usize) -> Command {
+    let request = LogRequest {
+        id,
+        specific,
+        retains_event: false,
+        offset_bytes: 0,
+        len_bytes: len as u64,
+    };
+    request.command()
 }
 
 /// What discovery at `address` tells.
@@ -296,7 +380,7 @@ async fn brought_up(
                 match answered {
                     Ok(Done { result, region }) => {
                         let data = region.as_ref().map_or(&[][..], |region| region.as_slice());
-                        let success = lunette_nvmeof_proto::completion::Status::SUCCESS;
+                        let success = Status::SUCCESS;
                         bring_up.on_completion(time::now(), success, result, data);
                     }
                     Err(CommandFailure {
@@ -345,7 +429,7 @@ async fn connect_queue(
     let request = association.connect(queue_id);
     let done = answer(&queue, request, config.timeout).await;
     let done = done.map_err(|failure| failure.error)?;
-    let success = lunette_nvmeof_proto::completion::Status::SUCCESS;
+    let success = Status::SUCCESS;
     association.check_connected(success, done.result)?;
     queue.set_in_capsule_bytes_max(association.identity.in_capsule_bytes as usize);
     Ok(queue)

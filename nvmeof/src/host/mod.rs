@@ -5,13 +5,16 @@
 //! | `queue` | [`Queue`]: one connection, commands in flight, deadlines |
 //! | `inbound` | receiving for a queue |
 //! | `controller` | [`RemoteController`]: bring-up, keep-alive, queues; [`discover`] |
+//! | `events` | what a controller tells unasked |
 //! | `namespace` | [`RemoteNamespace`]: blocks, and connecting again |
 
 mod controller;
+mod events;
 mod inbound;
 mod namespace;
 mod queue;
 
 pub use controller::{HostConfig, RemoteController, discover};
+pub use events::ControllerEvent;
 pub use namespace::{NamespaceOptions, RemoteNamespace};
 pub use queue::{Data, Done, Queue};

@@ -8,14 +8,17 @@ mod tests {
 
     use lunette_nvmeof::proto::host::ReconnectOptions;
     use lunette_nvmeof::proto::io::Blocks;
+    use lunette_nvmeof::proto::log_page::AnaState;
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
-    use lunette_nvmeof::{NamespaceOptions, RemoteController, RemoteNamespace, discover};
+    use lunette_nvmeof::{
+        ControllerEvent, NamespaceOptions, RemoteController, RemoteNamespace, discover,
+    };
     use lunette_runtime::arena::RegionMut;
     use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
 
     use crate::rig::{
-        DIGESTS, TARGET, TARGET_BYTES, TARGET_NAME, bring_target_up, config, cut_target,
+        DIGESTS, TARGET, TARGET_BYTES, TARGET_NAME, bring_target_up, config, cut_target, sh,
     };
 
     const TIMEOUT: Duration = Duration::from_secs(60);
@@ -181,6 +184,39 @@ mod tests {
                 }
             }
             assert!(namespace.reconnects() >= 1, "it was cut");
+        });
+    }
+
+    #[test]
+    fn changes_are_told() {
+        run(async || {
+            let (subsystem, config) = (name(), config(DIGESTS[3]));
+            let controller = RemoteController::connect(address(), &subsystem, config).await;
+            let controller = controller.expect("connected");
+            let told = async || {
+                let told = time::timeout(TIMEOUT, controller.event()).await;
+                told.expect("in time").expect("told")
+            };
+            let target = "/sys/kernel/config/nvmet";
+            let state = format!("{target}/ports/7/ana_groups/1/ana_state");
+            for (name, expected) in [
+                ("inaccessible", AnaState::Inaccessible),
+                ("optimized", AnaState::Optimized),
+            ] {
+                sh(&format!("echo {name} >{state}"));
+                let ControllerEvent::Paths(groups) = told().await else {
+                    unreachable!("a path has changed")
+                };
+                let group = groups.iter().find(|group| group.id == 1);
+                assert_eq!(group.map(|group| group.state), Some(expected));
+            }
+            let enable = format!("{target}/subsystems/{TARGET_NAME}/namespaces/1/enable");
+            for is_there in [false, true] {
+                sh(&format!("echo {} >{enable}", u8::from(is_there)));
+                assert_eq!(told().await, ControllerEvent::Namespaces(vec![1]));
+                let namespaces = controller.namespaces().await.expect("listed");
+                assert_eq!(namespaces, Vec::from_iter(is_there.then_some(1)));
+            }
         });
     }
 }
