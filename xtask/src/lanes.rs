@@ -184,7 +184,7 @@ impl Lane {
             Self::Miri => {
                 "+nightly miri test -p lunette-runtime --locked --lib --target-dir target/miri -- \
                  arena::region driver::table vectored:: pool::ring executor::task executor::idle \
-                 executor::source"
+                 executor::source sim::tests"
             }
         };
         let mut command = match self {

@@ -460,3 +460,6 @@ impl fmt::Debug for Log {
         f.write_str("Log")
     }
 }
+
+#[cfg(test)]
+mod tests;
