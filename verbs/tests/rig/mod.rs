@@ -54,8 +54,7 @@ pub(crate) fn soon() -> Time {
 }
 
 pub(crate) fn random() -> SplitMix64 {
-    let elapsed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    SplitMix64::new(u64::try_from(elapsed.expect("after 1970").as_nanos()).unwrap_or(7))
+    SplitMix64::new(time::unix_ns())
 }
 
 /// Connects two devices with each other.

@@ -5,3 +5,4 @@ mod adapters;
 mod posting_rules;
 #[path = "../rig/mod.rs"]
 mod rig;
+mod worlds;
