@@ -50,6 +50,8 @@ const TOOLS: &[Need] = &[
         "ibverbs-providers",
         &["sh", "-c", "ls /usr/lib*/*/libibverbs/librxe-*.so"],
     ),
+    // Writes and verifies at random through the kernel's NVMe/TCP host.
+    Need::new("fio", &["fio", "--version"]),
     // For the test of the ABI against the C headers.
     Need::new(
         "libibverbs-dev",
