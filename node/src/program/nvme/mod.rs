@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `serve` | serving a disk |
 //! | `describe` | what a target offers, and what a controller is |
+//! | `watch` | what a controller tells unasked |
 //! | `transfer` | bytes of a namespace to a file and back |
 //! | `bench` | measuring reads or writes |
 //! | `subsystem` | a subsystem and how it is reached |
@@ -17,6 +18,7 @@ mod failure;
 mod serve;
 mod subsystem;
 mod transfer;
+mod watch;
 
 use clap::{Args, Subcommand};
 
@@ -26,6 +28,7 @@ use self::describe::{DiscoverArguments, identify, show_offers};
 use self::serve::{ServeArguments, serve};
 use self::subsystem::SubsystemArguments;
 use self::transfer::{ReadArguments, WriteArguments, read, write};
+use self::watch::watch;
 use super::failure::Failure;
 use super::output;
 
@@ -52,6 +55,8 @@ enum NvmeCommand {
     Discover(DiscoverArguments),
     /// Show a controller and its namespaces.
     Identify(SubsystemArguments),
+    /// Print what a controller tells unasked: namespaces that change, paths that come and go.
+    Watch(SubsystemArguments),
     /// Read bytes to a file or standard output.
     Read(ReadArguments),
     /// Write a file, or standard input.
@@ -69,6 +74,7 @@ pub(super) fn nvme(arguments: NvmeArguments, as_json: bool) -> Result<(), Failur
             let found = on_core(async move || identify(&arguments).await)?;
             output::line(&found.to_string())
         }
+        NvmeCommand::Watch(arguments) => on_core(async move || watch(&arguments).await),
         NvmeCommand::Read(arguments) => on_core(async move || read(&arguments).await),
         NvmeCommand::Write(arguments) => on_core(async move || write(&arguments).await),
         NvmeCommand::Bench(arguments) => {
