@@ -140,7 +140,7 @@ impl File {
     /// then says how much.
     ///
     /// Ownership and cancellation are as for [`File::write_at`]. In a direct file each part of the
-    /// message keeps [`DIRECT_ALIGN_BYTES`], which control bytes do not.
+    /// message keeps [`DIRECT_ALIGN_BYTES`](super::DIRECT_ALIGN_BYTES), which control bytes do not.
     pub async fn write_message_at(
         &self,
         message: Box<Message>,
