@@ -21,16 +21,12 @@
 //! | `host` | [`RemoteController`], [`Queue`], [`RemoteNamespace`], [`discover`] |
 //! | `target` | [`Server`] and what it exports |
 //! | `disk` | [`Disk`]: memory, files |
-//! | `outbox` | sending: everything of one turn in one system call |
-//! | `signal` | flags between tasks |
 //! | `error` | [`CloseReason`], [`CommandError`], [`ConnectError`] |
 #![forbid(unsafe_code)]
 
 mod disk;
 mod error;
 mod host;
-mod outbox;
-mod signal;
 mod target;
 
 pub use disk::{Disk, FileDisk, FileDiskError, GRANULE_BYTES, MemoryDisk};

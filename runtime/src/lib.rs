@@ -20,6 +20,7 @@
 //! | [`control()`] | calls that block, on a thread of their own |
 //! | [`net`] | TCP listener and stream |
 //! | [`vectored`] | lists that one operation gathers from or scatters to |
+//! | [`Signal`] | a flag between two tasks of a core |
 //! | [`BufferPool`] | buffers that the system picks when bytes have come |
 //! | [`Source`], [`Watched`] | what a core polls beside its driver; descriptors that others read |
 //! | [`sim`] | cores, hosts and a network that are simulated, from one seed |
@@ -63,6 +64,7 @@ mod op;
 mod pool;
 mod process;
 mod runtime;
+mod signal;
 pub mod sim;
 pub mod time;
 pub mod topology;
@@ -89,4 +91,5 @@ pub use mesh::{
 pub use op::{BufResult, OpError};
 pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};
+pub use signal::Signal;
 pub use watched::Watched;

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use lunette_runtime::net::TcpStream;
-use lunette_runtime::{spawn_local, time};
+use lunette_runtime::net::{Outbox, TcpStream};
+use lunette_runtime::{Signal, spawn_local, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::calls::{Abandon, CallEnd, Calls, EndCause, Expired, ResponseSink};
@@ -19,10 +19,9 @@ use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 use slab::Slab;
 
 use crate::error::{CallError, CallFailure, CloseReason, ConnectError};
+use crate::frames::{Payload, push_frame};
 use crate::inbound::{Inbound, Sink};
-use crate::outbox::{Outbox, Payload};
 use crate::room::Room;
-use crate::signal::Signal;
 
 /// How long a peer may answer nothing at all, before its connection is given up. Calls end by their
 /// own deadlines; this is for the host that is gone without a word, to which each of them would be
@@ -276,8 +275,14 @@ impl Shared {
         let id = started.expect("a slot is free: the caller has waited for it");
         state.scratch.clear();
         body(&mut state.scratch);
-        self.outbox
-            .push(FrameKind::Request, op, id, &state.scratch, payload);
+        push_frame(
+            &self.outbox,
+            FrameKind::Request,
+            op,
+            id,
+            &state.scratch,
+            payload,
+        );
         if deadline < self.keeper_sleeps_until.get() {
             self.keeper.raise();
         }
@@ -289,8 +294,8 @@ impl Shared {
     }
 
     async fn send(self: Rc<Self>) {
-        let reason = self.outbox.run(&self.stream).await;
-        tracing::trace!(%reason, "sender ended");
+        let sent = self.outbox.run(&self.stream).await;
+        tracing::trace!(?sent, "sender ended");
         self.outbox.close();
         self.stream.shutdown();
     }

@@ -7,7 +7,7 @@
 use std::future::{Future, pending};
 
 use lunette_runtime::arena::RegionMut;
-use lunette_runtime::net::TcpStream;
+use lunette_runtime::net::{Outbox, TcpStream};
 use lunette_runtime::{OpError, arena, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::hello::{Agreement, Handshake, HandshakeFault, HandshakeOutput};
@@ -16,7 +16,6 @@ use lunette_transfer_proto::receiver::{
 };
 
 use crate::error::{CloseReason, ConnectError};
-use crate::outbox::Outbox;
 use crate::room::Room;
 
 /// Size of the staging buffer. What arrives of a payload in here is copied once, so it is small
@@ -90,7 +89,7 @@ impl Inbound {
             let mut answer = Vec::new();
             let output = self.step_handshake(&mut handshake, &mut answer)?;
             if !answer.is_empty() {
-                outbox.push_encoded(&answer);
+                outbox.append_bytes(&mut answer);
             }
             match output {
                 Some(HandshakeOutput::Open(agreement)) => {

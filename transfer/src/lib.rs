@@ -12,25 +12,25 @@
 //! | `client` | [`Connection`]: calls, deadlines, fencing of lent regions |
 //! | `server` | [`serve`], [`Service`]: connections and requests |
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
-//! | `outbox` | sending: everything of one turn in one system call |
+//! | `frames` | frames on their way out; everything of one turn leaves in one system call |
 //! | `room` | [`Room`], where a payload goes |
-//! | `signal` | [`Drain`], and flags between tasks |
+//! | `drain` | [`Drain`]: ending connections in good order |
 //! | `error` | [`ConnectError`], [`CallError`], [`CloseReason`] |
 #![forbid(unsafe_code)]
 
 mod client;
+mod drain;
 mod error;
+mod frames;
 mod inbound;
-mod outbox;
 mod room;
 mod server;
-mod signal;
 
 pub use client::{Attachments, Connection, Reply};
+pub use drain::Drain;
 pub use error::{CallError, CallFailure, CloseReason, ConnectError};
-pub use outbox::Payload;
+pub use frames::Payload;
 pub use room::Room;
 pub use server::{
     Intake, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, ServeOptions, Service, serve,
 };
-pub use signal::Drain;

@@ -7,18 +7,18 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use lunette_runtime::net::{TcpListener, TcpStream};
+use lunette_runtime::net::{Outbox, TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Scope, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::FrameKind;
 use lunette_transfer_proto::hello::{Handshake, Hello, HelloRefusal};
 use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 
+use crate::drain::{Begun, Drain};
 use crate::error::{CloseReason, ConnectError};
+use crate::frames::{Payload, push_frame};
 use crate::inbound::{Inbound, Sink};
-use crate::outbox::{Outbox, Payload};
 use crate::room::Room;
-use crate::signal::{Begun, Drain};
 
 /// Bytes of replies that may wait for one peer before its next requests are left unread.
 pub const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -245,8 +245,8 @@ async fn serve_connection<S: Service>(
 }
 
 async fn send(stream: TcpStream, outbox: Outbox) {
-    let reason = outbox.run(&stream).await;
-    tracing::trace!(%reason, "sender ended");
+    let sent = outbox.run(&stream).await;
+    tracing::trace!(?sent, "sender ended");
     outbox.close();
     // The receiving side learns it from its receive.
     stream.shutdown();
@@ -276,13 +276,18 @@ impl<S: Service> Answering<S> {
             body,
             payload,
         } = response;
-        self.outbox
-            .push(FrameKind::Response, status, id, &body, payload);
+        push_frame(
+            &self.outbox,
+            FrameKind::Response,
+            status,
+            id,
+            &body,
+            payload,
+        );
     }
 
     fn say_farewell(&self) {
-        self.outbox
-            .push(FrameKind::Goaway, 0, RequestId(0), &[], None);
+        push_frame(&self.outbox, FrameKind::Goaway, 0, RequestId(0), &[], None);
     }
 
     /// The connection ended: a payload that was arriving will not be complete.

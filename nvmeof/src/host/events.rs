@@ -9,11 +9,11 @@ use std::rc::Rc;
 
 use lunette_nvmeof_proto::command::{Command, admin};
 use lunette_nvmeof_proto::log_page::AnaGroup;
+use lunette_runtime::Signal;
 use lunette_runtime_core::time::Time;
 
 use super::queue::{Data, Queue};
 use crate::error::CommandError;
-use crate::signal::Signal;
 
 /// What a controller told unasked.
 #[derive(Clone, Debug, PartialEq, Eq)]

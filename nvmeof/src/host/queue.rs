@@ -13,7 +13,9 @@ use lunette_nvmeof_proto::command::{Command, Sgl};
 use lunette_nvmeof_proto::completion::Completion;
 use lunette_nvmeof_proto::host::{Expired, GiveUp, HostOptions, HostQueue, Transfer};
 use lunette_nvmeof_proto::pdu::WireFault;
+use lunette_runtime::Signal;
 use lunette_runtime::arena::{Region, RegionMut};
+use lunette_runtime::net::Outbox;
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
@@ -22,8 +24,6 @@ use slab::Slab;
 
 use super::inbound::Inbound;
 use crate::error::{CloseReason, CommandError, CommandFailure, ConnectError};
-use crate::outbox::Outbox;
-use crate::signal::Signal;
 
 /// How long after its deadline a command may take before the controller counts as dead.
 const GRACE: Duration = Duration::from_secs(5);

@@ -5,10 +5,9 @@ use std::cell::{Cell, RefCell};
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{Attached, ControllerQueue};
 use lunette_runtime::arena::Region;
+use lunette_runtime::net::Outbox;
 use lunette_runtime::net::TcpStream;
 use lunette_runtime_core::checksum::Crc32c;
-
-use crate::outbox::Outbox;
 
 /// The answering half of a connection, which its commands share.
 #[derive(Debug)]

@@ -20,6 +20,8 @@ use lunette_nvmeof_proto::io::Geometry;
 use lunette_nvmeof_proto::log_page::{AnaState, DiscoveryRecord, SubsystemKind};
 use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_nvmeof_proto::pdu::Digests;
+use lunette_runtime::Signal;
+use lunette_runtime::net::Outbox;
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Scope, time};
 use lunette_runtime_core::time::Time;
@@ -28,7 +30,6 @@ use thiserror::Error;
 use super::connection::Connection;
 use super::link::Link;
 use crate::disk::{Disk, GRANULE_BYTES};
-use crate::signal::Signal;
 
 /// How long a host may take from its first byte to its Connect, and how long it may take to read
 /// the last words to it.
@@ -237,7 +238,7 @@ impl Server {
         });
         let link = Rc::new(Link {
             stream,
-            outbox: crate::outbox::Outbox::default(),
+            outbox: Outbox::default(),
             queue: RefCell::new(queue),
             attached: Cell::new(None),
             is_closing: Cell::new(false),

@@ -1,11 +1,13 @@
 //! TCP.
 
 mod listener;
+mod outbox;
 mod receive;
 mod socket;
 mod stream;
 
 pub use listener::TcpListener;
+pub use outbox::Outbox;
 pub use receive::Receives;
 pub use stream::{TcpStream, ZERO_COPY_BYTES_MIN};
 

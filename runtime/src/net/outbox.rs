@@ -1,7 +1,7 @@
-//! The send side of a connection: frames queue up, one task sends them.
+//! The sending half of a connection that several tasks write to: what they say queues up, one task
+//! sends it.
 //!
-//! Everything that is queued within one turn of the loop leaves in one system call, whoever queued
-//! it.
+//! Everything that is queued within one turn of the loop leaves in one system call, whoever queued it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -9,26 +9,12 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use lunette_runtime::arena::Region;
-use lunette_runtime::net::{Message, Pin, TcpStream};
-use lunette_runtime_core::ids::RequestId;
-use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
-
-use crate::error::CloseReason;
+use super::stream::TcpStream;
+use crate::op::OpError;
+use crate::vectored::Message;
 
 /// Messages kept for reuse.
 const SPARE_MESSAGES_MAX: usize = 2;
-
-/// Bytes to send behind a frame, and their checksum, which the sender does not compute again.
-#[derive(Debug)]
-pub struct Payload {
-    /// The bytes, pinned until they have been sent. At least one.
-    pub region: Region,
-    /// Their CRC32C.
-    pub crc32c: u32,
-    /// What their owner wants dropped when they have been sent, or will not be.
-    pub pin: Option<Pin>,
-}
 
 #[derive(Debug, Default)]
 struct State {
@@ -36,58 +22,26 @@ struct State {
     spare: VecDeque<Box<Message>>,
     /// Bytes queued and in flight.
     pending_bytes: usize,
-    closed: bool,
+    is_closed: bool,
     sender: Option<Waker>,
     /// Waits until less is pending.
     throttled: Option<Waker>,
 }
 
-/// A queue of outgoing frames. Clones share it.
+/// A queue of outgoing messages. Clones share it.
+///
+/// It has no bound of its own: who queues waits with [`Outbox::drained_below`] as its protocol allows.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outbox {
+pub struct Outbox {
     state: Rc<RefCell<State>>,
 }
 
 impl Outbox {
-    /// Queues a frame. After the close it is dropped: nobody is there to read it.
-    pub(crate) fn push(
-        &self,
-        kind: FrameKind,
-        code: u16,
-        id: RequestId,
-        body: &[u8],
-        payload: Option<Payload>,
-    ) {
-        let digest = payload.as_ref().map(|payload| PayloadDigest {
-            len_bytes: u32::try_from(payload.region.len()).expect("a payload is bounded"),
-            crc32c: payload.crc32c,
-        });
-        self.append(|message| {
-            message.control(|out| encode_frame(out, kind, code, id, body, digest));
-            match payload {
-                None => {}
-                Some(Payload {
-                    region, pin: None, ..
-                }) => message.payload(region),
-                Some(Payload {
-                    region,
-                    pin: Some(pin),
-                    ..
-                }) => {
-                    message.payload_pinned(region, pin);
-                }
-            }
-        });
-    }
-
-    /// Queues control bytes that are frames already.
-    pub(crate) fn push_encoded(&self, frames: &[u8]) {
-        self.append(|message| message.control(|out| out.extend_from_slice(frames)));
-    }
-
-    fn append(&self, write: impl FnOnce(&mut Message)) {
+    /// Queues what `write` appends, which is at most four parts (see [`Message::is_full`]). After
+    /// the close it is dropped: nobody is there to read it.
+    pub fn append(&self, write: impl FnOnce(&mut Message)) {
         let mut state = self.state.borrow_mut();
-        if state.closed {
+        if state.is_closed {
             return;
         }
         if state.queue.back().is_none_or(|message| message.is_full()) {
@@ -106,11 +60,19 @@ impl Outbox {
         }
     }
 
+    /// Queues these bytes, and empties them.
+    pub fn append_bytes(&self, bytes: &mut Vec<u8>) {
+        if !bytes.is_empty() {
+            self.append(|message| message.control(|out| out.extend_from_slice(bytes)));
+            bytes.clear();
+        }
+    }
+
     /// Waits until at most `bytes_max` are queued and in flight, or the outbox is closed.
-    pub(crate) async fn drained_below(&self, bytes_max: usize) {
+    pub async fn drained_below(&self, bytes_max: usize) {
         poll_fn(|cx| {
             let mut state = self.state.borrow_mut();
-            if state.closed || state.pending_bytes <= bytes_max {
+            if state.is_closed || state.pending_bytes <= bytes_max {
                 return Poll::Ready(());
             }
             state.throttled = Some(cx.waker().clone());
@@ -120,9 +82,9 @@ impl Outbox {
     }
 
     /// Ends sending. What is queued is dropped; what is in flight is left to its completion.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let mut state = self.state.borrow_mut();
-        state.closed = true;
+        state.is_closed = true;
         let queue = std::mem::take(&mut state.queue);
         let wakers = [state.sender.take(), state.throttled.take()];
         drop(state);
@@ -132,14 +94,16 @@ impl Outbox {
         }
     }
 
-    /// Sends what is queued until the outbox is closed or the connection fails.
-    pub(crate) async fn run(&self, stream: &TcpStream) -> CloseReason {
+    /// Sends what is queued until the outbox is closed. One task at a time; dropping the future
+    /// leaves what is in flight to its completion.
+    ///
+    /// # Errors
+    /// [`OpError`]: the connection failed.
+    pub async fn run(&self, stream: &TcpStream) -> Result<(), OpError> {
         while let Some(message) = self.next().await {
             let len = message.len();
             let (result, mut message) = stream.send_message(message).await;
-            if let Err(error) = result {
-                return CloseReason::Io(error);
-            }
+            result?;
             message.clear();
             let mut state = self.state.borrow_mut();
             state.pending_bytes -= len;
@@ -152,7 +116,7 @@ impl Outbox {
                 waker.wake();
             }
         }
-        CloseReason::Local
+        Ok(())
     }
 
     async fn next(&self) -> Option<Box<Message>> {
@@ -161,7 +125,7 @@ impl Outbox {
             if let Some(message) = state.queue.pop_front() {
                 return Poll::Ready(Some(message));
             }
-            if state.closed {
+            if state.is_closed {
                 return Poll::Ready(None);
             }
             state.sender = Some(cx.waker().clone());

@@ -4,15 +4,17 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// A flag that one task raises and another waits for.
+/// A flag that one task raises and another waits for. One task waits at a time: a later one takes the
+/// place of an earlier.
 #[derive(Debug, Default)]
-pub(crate) struct Signal {
+pub struct Signal {
     is_raised: Cell<bool>,
     waiting: RefCell<Option<Waker>>,
 }
 
 impl Signal {
-    pub(crate) fn raise(&self) {
+    /// Raises it, and wakes who waits. Raised again before it was seen, it is seen once.
+    pub fn raise(&self) {
         self.is_raised.set(true);
         let waker = self.waiting.borrow_mut().take();
         if let Some(waker) = waker {
@@ -21,7 +23,7 @@ impl Signal {
     }
 
     /// Ready once for each time that it was raised; else the waker is kept for the next time.
-    pub(crate) fn poll(&self, waker: &Waker) -> Poll<()> {
+    pub fn poll(&self, waker: &Waker) -> Poll<()> {
         if self.is_raised.replace(false) {
             return Poll::Ready(());
         }
@@ -30,7 +32,7 @@ impl Signal {
     }
 
     /// Waits until it is raised.
-    pub(crate) async fn raised(&self) {
+    pub async fn raised(&self) {
         poll_fn(|cx| self.poll(cx.waker())).await;
     }
 }

@@ -1,34 +1,10 @@
-//! Flags between tasks of one core.
+//! Ending connections in good order.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 
-/// A flag that one task raises and another waits for.
-#[derive(Debug, Default)]
-pub(crate) struct Signal {
-    raised: Cell<bool>,
-    waiting: RefCell<Option<Waker>>,
-}
-
-impl Signal {
-    pub(crate) fn raise(&self) {
-        self.raised.set(true);
-        let waker = self.waiting.borrow_mut().take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    /// Ready once for each time that it was raised; else the waker is kept for the next time.
-    pub(crate) fn poll(&self, waker: &Waker) -> Poll<()> {
-        if self.raised.replace(false) {
-            return Poll::Ready(());
-        }
-        *self.waiting.borrow_mut() = Some(waker.clone());
-        Poll::Pending
-    }
-}
+use lunette_runtime::Signal;
 
 /// Asks everyone who serves connections to finish. Clones share it.
 #[derive(Clone, Debug, Default)]
