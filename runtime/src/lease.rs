@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use rustix::net::SocketAddrAny;
 
-use crate::arena::{Region, RegionMut};
+use crate::arena::{Exposed, Region, RegionMut};
 use crate::pool::BufferPool;
 use crate::vectored::{Message, Scatter};
 
@@ -22,6 +22,8 @@ pub enum Lease {
     RegionMut(RegionMut),
     /// Memory that the device may read.
     Region(Region),
+    /// Memory that anybody may read and write.
+    Exposed(Exposed),
     /// Heap memory.
     Bytes(Vec<u8>),
     /// A gather list.
@@ -43,6 +45,7 @@ impl Lease {
             Self::RegionMut(region) => region.as_slice(),
             Self::Region(region) => region.as_slice(),
             Self::Bytes(bytes) => bytes.as_slice(),
+            Self::Exposed(memory) => return (memory.address(), memory.len()),
             other => unreachable!("only plain memory is lent for reading by range: {other:?}"),
         };
         (NonNull::from(bytes).cast::<u8>(), bytes.len())
@@ -56,15 +59,16 @@ impl Lease {
                 NonNull::from(bytes.as_mut_slice()).cast::<u8>(),
                 bytes.len(),
             ),
+            Self::Exposed(memory) => (memory.address(), memory.len()),
             Self::Word(word) => (NonNull::from(word.as_mut()).cast::<u8>(), size_of::<u64>()),
-            other => unreachable!("only exclusively owned memory is lent for writing: {other:?}"),
+            other => unreachable!("only memory that may be written is lent for writing: {other:?}"),
         }
     }
 }
 
 /// A type that can be lent to an operation and comes back with its outcome.
 ///
-/// Closed: implemented for `()`, [`RegionMut`], [`Region`], `Vec<u8>` (its initialised length),
+/// Closed: implemented for `()`, [`RegionMut`], [`Region`], [`Exposed`], `Vec<u8>` (its initialised length),
 /// `Box<Message>`, `Box<Scatter>` and [`BufferPool`].
 pub trait Lend: sealed::Sealed + Sized + 'static {
     #[doc(hidden)]
@@ -102,6 +106,7 @@ macro_rules! lend {
 
 lend!(RegionMut, RegionMut);
 lend!(Region, Region);
+lend!(Exposed, Exposed);
 lend!(Vec<u8>, Bytes);
 lend!(Box<Message>, Message);
 lend!(Box<SocketAddrAny>, Address);
@@ -126,6 +131,8 @@ impl Lend for () {
 
 impl LendRead for RegionMut {}
 impl LendRead for Region {}
+impl LendRead for Exposed {}
 impl LendRead for Vec<u8> {}
 impl LendWrite for RegionMut {}
+impl LendWrite for Exposed {}
 impl LendWrite for Vec<u8> {}

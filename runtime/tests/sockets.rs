@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_runtime::net::{Message, TcpListener, TcpStream};
+use lunette_runtime::vectored::Scatter;
 use lunette_runtime::{OpError, arena, spawn_local, time};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketType};
@@ -203,5 +204,60 @@ fn a_connection_that_is_closed_is_closed_for_its_peer_while_others_are_silent() 
         let end = time::timeout(Duration::from_secs(5), peer.recv(vec![0; 1], 0, 1)).await;
         assert_eq!(end.expect("the peer is told").0, Ok(0));
         waits.abort();
+    });
+}
+
+#[test]
+fn a_list_is_filled_in_order_and_exposed_memory_is_sent_and_received() {
+    const PARTS: usize = 100;
+    const PART: usize = 700;
+    run(WORLDS, || async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let client = TcpStream::connect(listener.local_addr()).await;
+        let (client, server) = (
+            client.expect("connected"),
+            listener.accept().await.expect("accepted"),
+        );
+        let source = arena().alloc(PARTS * PART).expect("room").expose();
+        let pattern: Vec<u8> = (0..PARTS * PART).map(|at| (at % 251) as u8).collect();
+        source.copy_in(0, &pattern);
+        spawn_local(async move {
+            let mut message = Message::new();
+            message.control(|out| out.push(b'!'));
+            for part in 0..PARTS {
+                message.exposed(source.slice(part * PART, PART));
+            }
+            let (sent, _) = client.send_message(message).await;
+            sent.expect("sent");
+            // One more byte stays away: the receive of it is stopped.
+            time::sleep(Duration::from_secs(1)).await;
+        });
+        let target = arena().alloc(PARTS * PART).expect("room").expose();
+        let mark = arena().alloc(1).expect("room");
+        let mut list = Scatter::new();
+        list.push(mark, 0, 1).expect("room in the list");
+        // From the back to the front, so that order shows.
+        for part in (0..PARTS).rev() {
+            let part = target.slice(part * PART, PART);
+            list.push_exposed(part).expect("room in the list");
+        }
+        while !list.is_empty() {
+            let never = std::future::pending();
+            let (got, back) = server.recv_list_until(list, never).await;
+            assert!(got.expect("bytes") > 0, "the peer is there");
+            list = back;
+        }
+        assert_eq!(list.into_regions()[0].as_slice(), b"!");
+        for part in 0..PARTS {
+            let from = (PARTS - 1 - part) * PART;
+            let got = target.slice(part * PART, PART).to_vec();
+            assert_eq!(got, pattern[from..from + PART], "part {part}");
+        }
+        let mut list = Scatter::new();
+        list.push_exposed(target).expect("room in the list");
+        let soon = time::sleep(Duration::from_millis(5));
+        let (stopped, list) = server.recv_list_until(list, soon).await;
+        assert_eq!(stopped, Err(OpError::Cancelled));
+        assert_eq!(list.len(), PARTS * PART);
     });
 }

@@ -8,11 +8,14 @@
 //! ```
 //!
 //! A [`RegionMut`] has one owner and may be written, by the program or by a device; a [`Region`] is
-//! shared and read-only. Memory returns to its chunk when the last handle to it drops, so an
+//! shared and read-only; [`Exposed`] memory, which need not be an arena's, may be written by anybody
+//! and is only copied. Memory returns to its chunk when the last handle to it drops, so an
 //! operation in flight that holds a handle keeps the memory, whatever else happens.
 
 mod chunk;
+mod exposed;
 mod handle;
+mod mapping;
 mod region;
 
 use std::cell::RefCell;
@@ -25,6 +28,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use chunk::Chunk;
+pub use exposed::{Exposed, ForeignMemory};
 pub use handle::ChunkHandle;
 pub use region::{Region, RegionMut};
 

@@ -9,12 +9,19 @@ use lunette_runtime_core::carve::Carved;
 use lunette_runtime_core::region::RegionRef;
 
 use super::chunk::Chunk;
+use super::exposed::Exposed;
 use super::handle::ChunkHandle;
 
 /// One carved piece; returns to its chunk when the last handle drops.
-struct Piece {
+pub(super) struct Piece {
     chunk: Rc<Chunk>,
     carved: Carved,
+}
+
+impl Piece {
+    pub(super) fn chunk(&self) -> ChunkHandle {
+        ChunkHandle::new(Rc::clone(&self.chunk))
+    }
 }
 
 impl Drop for Piece {
@@ -91,7 +98,7 @@ impl RegionMut {
     /// The chunk in which it lies.
     #[must_use]
     pub fn chunk(&self) -> ChunkHandle {
-        ChunkHandle::new(Rc::clone(&self.piece.chunk))
+        self.piece.chunk()
     }
 
     /// Ends writing: from here on the piece is shared and read-only.
@@ -101,6 +108,29 @@ impl RegionMut {
             address: self.address,
             len: self.len,
             piece: self.piece,
+        }
+    }
+
+    /// Ends ownership: from here on anybody who has a handle may write.
+    #[must_use]
+    pub fn expose(self) -> Exposed {
+        Exposed::of_piece(self.address, self.len, self.piece)
+    }
+
+    /// The region again, if `piece` is its only handle.
+    pub(super) fn of_only(
+        address: NonNull<u8>,
+        len: usize,
+        piece: Rc<Piece>,
+    ) -> Result<Self, Rc<Piece>> {
+        if Rc::strong_count(&piece) == 1 {
+            Ok(Self {
+                address,
+                len,
+                piece,
+            })
+        } else {
+            Err(piece)
         }
     }
 
@@ -134,7 +164,7 @@ impl Region {
     /// The chunk in which it lies.
     #[must_use]
     pub fn chunk(&self) -> ChunkHandle {
-        ChunkHandle::new(Rc::clone(&self.piece.chunk))
+        self.piece.chunk()
     }
 
     /// The part `start..start + len` of this region, pinning the whole piece.
@@ -164,15 +194,16 @@ impl Region {
     /// # Errors
     /// The region itself, while other handles (a send in flight, say) still pin it.
     pub fn try_unfreeze(self) -> Result<RegionMut, Self> {
-        if Rc::strong_count(&self.piece) == 1 {
-            Ok(RegionMut {
-                address: self.address,
-                len: self.len,
-                piece: self.piece,
-            })
-        } else {
-            Err(self)
-        }
+        let Self {
+            address,
+            len,
+            piece,
+        } = self;
+        RegionMut::of_only(address, len, piece).map_err(|piece| Self {
+            address,
+            len,
+            piece,
+        })
     }
 
     /// The name of this region: a value that pins nothing and goes stale when the memory is freed.

@@ -385,6 +385,7 @@ fn retry(fd: RawFd, waiting: &Waiting) -> Option<i32> {
 fn attempt(fd: BorrowedFd<'_>, waiting: &Waiting) -> Option<i32> {
     let done = match waiting.what {
         Submission::Receive { .. } => waiting.memory.receive(fd),
+        Submission::ReceiveScatter => waiting.memory.receive_list(fd),
         Submission::Send { .. } => waiting.memory.send(fd),
         // Without copies is how it is asked for; with one is how it is done here.
         Submission::SendMessage | Submission::SendMessageZeroCopy => {

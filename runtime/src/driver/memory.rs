@@ -12,6 +12,7 @@ use rustix::net::{SocketAddrAny, connect};
 
 use super::Submission;
 use crate::lease::Lease;
+use crate::vectored::empty_header;
 
 /// A part of a lease, by address. Valid from the submission until the completion: the operation
 /// table keeps the lease in place.
@@ -49,7 +50,10 @@ impl Memory {
                 Submission::SendMessage | Submission::SendMessageZeroCopy,
                 Lease::Message(message),
             ) => Self::Message(message.header()),
-            (Submission::ReadScatterAt { .. }, Lease::Scatter(scatter)) => {
+            (
+                Submission::ReadScatterAt { .. } | Submission::ReceiveScatter,
+                Lease::Scatter(scatter),
+            ) => {
                 let (parts, count) = scatter.list();
                 Self::List { parts, count }
             }
@@ -166,6 +170,18 @@ impl Memory {
         count(got)
     }
 
+    pub(super) fn receive_list(self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let (parts, len) = self.list();
+        let mut header = empty_header();
+        header.msg_iov = parts.cast_mut();
+        header.msg_iovlen = len;
+        // SAFETY: the list and the parts that it names belong to a boxed scatter list that the
+        // operation table keeps in place and lends to nobody else until the completion, which comes
+        // after this call; the header lives here.
+        let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
+        count(got)
+    }
+
     pub(super) fn send(self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
         let (address, len) = self.bounds();
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -205,15 +221,21 @@ impl Memory {
         count(unsafe { libc::pwrite(file.as_raw_fd(), from, len, offset) })
     }
 
-    fn list(self) -> (*const libc::iovec, i32) {
+    fn list(self) -> (*const libc::iovec, usize) {
         let Self::List { parts, count } = self else {
             unreachable!("{self:?} is no list")
         };
+        (parts, count)
+    }
+
+    /// As calls on files take it.
+    fn file_list(self) -> (*const libc::iovec, i32) {
+        let (parts, count) = self.list();
         (parts, i32::try_from(count).expect("a list is bounded"))
     }
 
     pub(super) fn read_list_at(self, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
-        let (parts, len) = self.list();
+        let (parts, len) = self.file_list();
         let offset = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
         // SAFETY: the list and the parts that it names belong to a boxed scatter list that the
         // operation table keeps in place and lends to nobody else until the completion, which comes
@@ -222,7 +244,7 @@ impl Memory {
     }
 
     pub(super) fn write_list_at(self, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
-        let (parts, len) = self.list();
+        let (parts, len) = self.file_list();
         let offset = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
         // SAFETY: as in `send_message`; the memory is only read.
         count(unsafe { libc::pwritev(file.as_raw_fd(), parts, len, offset) })

@@ -12,6 +12,8 @@ const STATUS_MAX: i32 = 0x7fff;
 pub(crate) enum Submission {
     /// Receive at most `len` bytes to `start` of the lease.
     Receive { start: usize, len: usize },
+    /// Receive into what is left of the lease, a scatter list.
+    ReceiveScatter,
     /// Receive again and again, each time into a buffer of the lease, a pool.
     ReceiveMany,
     /// Send `len` bytes from `start` of the lease.
@@ -56,6 +58,7 @@ impl Submission {
     pub(crate) const fn is_read(self) -> bool {
         match self {
             Self::Receive { .. }
+            | Self::ReceiveScatter
             | Self::ReceiveMany
             | Self::AcceptMany
             | Self::Readable

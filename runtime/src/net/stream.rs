@@ -14,10 +14,10 @@ use super::receive::Receives;
 use super::socket;
 use crate::driver::{Descriptor, Handle, Submission};
 use crate::executor::Core;
-use crate::lease::{LendRead, LendWrite};
+use crate::lease::{Lend, LendRead, LendWrite};
 use crate::op::{BufResult, Op, OpError};
 use crate::pool::BufferPool;
-use crate::vectored::Message;
+use crate::vectored::{Message, Scatter};
 
 /// Messages at least this long are sent without copies to peers on other hosts. Below, the second
 /// completion costs more than the copy (`io_uring_prep_send_zc(3)` and the kernel's documentation
@@ -127,8 +127,32 @@ impl TcpStream {
         len: usize,
         stop: impl Future<Output = ()>,
     ) -> BufResult<usize, B> {
-        let core = Core::current();
         let what = Submission::Receive { start, len };
+        self.receive_until(what, buffer, stop).await
+    }
+
+    /// As [`TcpStream::recv_until`], into what is left of a list; what came is not left any more.
+    pub async fn recv_list_until(
+        &self,
+        list: Box<Scatter>,
+        stop: impl Future<Output = ()>,
+    ) -> BufResult<usize, Box<Scatter>> {
+        let (result, mut list) = self
+            .receive_until(Submission::ReceiveScatter, list, stop)
+            .await;
+        if let Ok(count) = result {
+            list.advance(count);
+        }
+        (result, list)
+    }
+
+    async fn receive_until<B: Lend>(
+        &self,
+        what: Submission,
+        buffer: B,
+        stop: impl Future<Output = ()>,
+    ) -> BufResult<usize, B> {
+        let core = Core::current();
         let mut receive = pin!(Op::submit(&core, what, &self.fd, buffer));
         let mut stop = pin!(stop);
         let mut stopped = false;

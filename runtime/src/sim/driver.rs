@@ -111,7 +111,10 @@ impl SimulatedDriver {
                 Submission::SendMessage | Submission::WriteMessageAt { .. },
                 Lease::Message(message),
             ) => message.len(),
-            (Submission::ReadScatterAt { .. }, Lease::Scatter(scatter)) => scatter.len(),
+            (
+                Submission::ReadScatterAt { .. } | Submission::ReceiveScatter,
+                Lease::Scatter(scatter),
+            ) => scatter.len(),
             (Submission::ReadAt { len, .. } | Submission::WriteAt { len, .. }, _) => len,
             _ => 0,
         };
@@ -348,6 +351,7 @@ const fn is_of_sockets(what: Submission) -> bool {
     matches!(
         what,
         Submission::Receive { .. }
+            | Submission::ReceiveScatter
             | Submission::ReceiveMany
             | Submission::Send { .. }
             | Submission::SendMessage
@@ -373,6 +377,11 @@ fn attempt(network: &mut Network, waiting: &mut Waiting, done: &mut Vec<Completi
         Submission::Receive { len, .. } => network.receive(socket, len).map(|received| {
             let bytes = received?;
             waiting.memory.fill(0, &bytes);
+            Ok(bytes.len())
+        }),
+        Submission::ReceiveScatter => network.receive(socket, waiting.len).map(|received| {
+            let bytes = received?;
+            waiting.memory.scatter(&bytes);
             Ok(bytes.len())
         }),
         Submission::Send { .. } | Submission::SendMessage => send(network, waiting),

@@ -2,9 +2,9 @@
 
 use std::any::Any;
 use std::fmt;
-use std::ptr;
 
-use crate::arena::Region;
+use super::empty_header;
+use crate::arena::{Exposed, Region};
 
 /// Most parts of one message (the system's limit of a gather list is 1,024).
 pub const MESSAGE_PARTS_MAX: usize = 512;
@@ -15,6 +15,8 @@ enum Part {
     Control { start: usize, len: usize },
     /// Shared memory, pinned until the message is cleared.
     Payload(Region),
+    /// Memory that anybody may write, kept until the message is cleared.
+    Exposed(Exposed),
     /// As `Payload`, with what the sender's owner keeps until then.
     Pinned { region: Region, _pin: Pin },
 }
@@ -53,22 +55,13 @@ impl Message {
     /// An empty message.
     #[must_use]
     pub fn new() -> Box<Self> {
-        let header = libc::msghdr {
-            msg_name: ptr::null_mut(),
-            msg_namelen: 0,
-            msg_iov: ptr::null_mut(),
-            msg_iovlen: 0,
-            msg_control: ptr::null_mut(),
-            msg_controllen: 0,
-            msg_flags: 0,
-        };
         Box::new(Self {
             control: Vec::new(),
             parts: Vec::new(),
             len: 0,
             sent: 0,
             iov: Vec::new(),
-            header,
+            header: empty_header(),
         })
     }
 
@@ -137,6 +130,18 @@ impl Message {
         }
     }
 
+    /// Appends exposed memory, kept until [`Message::clear`]. What is sent is what lies there when the
+    /// system reads it.
+    ///
+    /// # Panics
+    /// If the message is full.
+    pub fn exposed(&mut self, memory: Exposed) {
+        if !memory.is_empty() {
+            self.len += memory.len();
+            self.push(Part::Exposed(memory));
+        }
+    }
+
     /// Empties the message, unpins its regions and keeps its buffers.
     pub fn clear(&mut self) {
         self.control.clear();
@@ -175,18 +180,19 @@ impl Message {
         self.iov.clear();
         let mut skip = self.sent;
         for part in &self.parts {
-            let bytes = match part {
-                Part::Control { start, len } => &self.control[*start..*start + *len],
-                Part::Payload(region) | Part::Pinned { region, .. } => region.as_slice(),
+            let (address, len) = match part {
+                Part::Control { start, len } => (self.control[*start..].as_ptr(), *len),
+                Part::Payload(region) | Part::Pinned { region, .. } => {
+                    (region.as_slice().as_ptr(), region.len())
+                }
+                Part::Exposed(memory) => (memory.address().as_ptr().cast_const(), memory.len()),
             };
-            let skipped = skip.min(bytes.len());
+            let skipped = skip.min(len);
             skip -= skipped;
-            let rest = &bytes[skipped..];
-            if !rest.is_empty() {
-                let base = rest.as_ptr().cast_mut().cast();
+            if skipped < len {
                 self.iov.push(libc::iovec {
-                    iov_base: base,
-                    iov_len: rest.len(),
+                    iov_base: address.wrapping_add(skipped).cast_mut().cast(),
+                    iov_len: len - skipped,
                 });
             }
         }

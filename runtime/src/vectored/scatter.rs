@@ -2,13 +2,28 @@
 
 use std::fmt;
 
-use crate::arena::RegionMut;
+use super::empty_header;
+use crate::arena::{Exposed, RegionMut};
 
 /// Most parts of one list (the system's limit is 1,024).
 pub const SCATTER_PARTS_MAX: usize = 1024;
 
+enum Memory {
+    Region(RegionMut),
+    Exposed(Exposed),
+}
+
+impl Memory {
+    const fn first(&self) -> *mut u8 {
+        match self {
+            Self::Region(region) => region.address().as_ptr(),
+            Self::Exposed(memory) => memory.address().as_ptr(),
+        }
+    }
+}
+
 struct Part {
-    region: RegionMut,
+    memory: Memory,
     start: usize,
     len: usize,
 }
@@ -21,6 +36,7 @@ pub struct Scatter {
     len: usize,
     filled: usize,
     iov: Vec<libc::iovec>,
+    header: libc::msghdr,
 }
 
 impl Scatter {
@@ -32,6 +48,7 @@ impl Scatter {
             len: 0,
             filled: 0,
             iov: Vec::new(),
+            header: empty_header(),
         })
     }
 
@@ -52,9 +69,37 @@ impl Scatter {
         if self.parts.len() >= SCATTER_PARTS_MAX {
             return Err(region);
         }
-        self.parts.push(Part { region, start, len });
+        let memory = Memory::Region(region);
+        self.parts.push(Part { memory, start, len });
         self.len += len;
         Ok(())
+    }
+
+    /// Appends exposed memory.
+    ///
+    /// # Errors
+    /// The memory, if the list has [`SCATTER_PARTS_MAX`] parts.
+    pub fn push_exposed(&mut self, memory: Exposed) -> Result<(), Exposed> {
+        if self.parts.len() >= SCATTER_PARTS_MAX {
+            return Err(memory);
+        }
+        let len = memory.len();
+        let memory = Memory::Exposed(memory);
+        self.parts.push(Part {
+            memory,
+            start: 0,
+            len,
+        });
+        self.len += len;
+        Ok(())
+    }
+
+    /// Empties the list and keeps its buffers. Regions in it are freed.
+    pub fn clear(&mut self) {
+        self.parts.clear();
+        self.iov.clear();
+        self.len = 0;
+        self.filled = 0;
     }
 
     /// Bytes that are still to be filled.
@@ -69,17 +114,30 @@ impl Scatter {
         self.len() == 0
     }
 
-    /// The regions, in the order in which they were appended.
+    /// The regions, in the order in which they were appended; exposed memory is left out.
     #[must_use]
     #[expect(clippy::boxed_local, reason = "a list lives in a box")]
     pub fn into_regions(self: Box<Self>) -> Vec<RegionMut> {
-        self.parts.into_iter().map(|part| part.region).collect()
+        let regions = self.parts.into_iter().filter_map(|part| match part.memory {
+            Memory::Region(region) => Some(region),
+            Memory::Exposed(_) => None,
+        });
+        regions.collect()
     }
 
     /// Records that the next `count` bytes have been filled.
     pub(crate) fn advance(&mut self, count: usize) {
         assert!(count <= self.len(), "no more is filled than was lent");
         self.filled += count;
+    }
+
+    /// The system's view of what is left, for a socket. Valid until the list is changed or moved out
+    /// of its box.
+    pub(crate) fn header(&mut self) -> *mut libc::msghdr {
+        self.list();
+        self.header.msg_iov = self.iov.as_mut_ptr();
+        self.header.msg_iovlen = self.iov.len();
+        &raw mut self.header
     }
 
     /// The system's view of what is left: the list's address and length. Valid until the list is
@@ -91,7 +149,7 @@ impl Scatter {
             let skipped = skip.min(part.len);
             skip -= skipped;
             if skipped < part.len {
-                let first = part.region.address().as_ptr();
+                let first = part.memory.first();
                 self.iov.push(libc::iovec {
                     iov_base: first.wrapping_add(part.start + skipped).cast(),
                     iov_len: part.len - skipped,

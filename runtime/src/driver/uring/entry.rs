@@ -101,6 +101,9 @@ fn socket(fd: Fd, what: Submission, lease: &mut Lease) -> squeue::Entry {
             let (to, len) = part(lease.writable(), start, len);
             opcode::Recv::new(fd, to, len).build()
         }
+        (Submission::ReceiveScatter, Lease::Scatter(scatter)) => {
+            opcode::RecvMsg::new(fd, scatter.header()).build()
+        }
         (Submission::ReceiveMany, Lease::Pool(pool)) => {
             opcode::RecvMulti::new(fd, pool.group()).build()
         }

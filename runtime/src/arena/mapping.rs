@@ -1,0 +1,127 @@
+//! One memfd, mapped.
+
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+use super::{HugePages, Shortfall};
+
+/// A mapping of a memfd of its own, sealed against resizing. It lives as long as the value.
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    /// Kept open: peers of the same host and devices get the memory through its descriptor.
+    _memfd: OwnedFd,
+}
+
+impl Mapping {
+    /// Maps `len` bytes, falling back from huge pages to plain ones unless they are required. A
+    /// child of a fork does not inherit them.
+    pub(super) fn new(
+        len: usize,
+        huge_pages: HugePages,
+        lock: bool,
+        shortfalls: &mut Vec<Shortfall>,
+    ) -> Result<Self, Errno> {
+        let (memfd, base) = match huge_pages {
+            HugePages::Never => map_memfd(len, MemfdFlags::empty())?,
+            HugePages::Require => map_memfd(len, MemfdFlags::HUGETLB)?,
+            HugePages::Prefer => map_memfd(len, MemfdFlags::HUGETLB).or_else(|errno| {
+                shortfalls.push(Shortfall::HugePages(errno));
+                map_memfd(len, MemfdFlags::empty())
+            })?,
+        };
+        // Owned from here on, so that an early return unmaps.
+        let mapping = Self {
+            base,
+            len,
+            _memfd: memfd,
+        };
+        mapping.advise(Advice::LinuxDontFork)?;
+        if lock {
+            // SAFETY: base..base+len is the live mapping that `mapping` owns; locking changes no
+            // byte of it. Ends with the call.
+            let locked = unsafe { mm::mlock(mapping.base.as_ptr().cast::<c_void>(), len) };
+            if let Err(errno) = locked {
+                shortfalls.push(Shortfall::Lock(errno));
+            }
+        }
+        Ok(mapping)
+    }
+
+    pub(super) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Populates every page.
+    pub(super) fn prefault(&self) -> Result<(), Errno> {
+        self.advise(Advice::LinuxPopulateWrite)
+    }
+
+    fn advise(&self, advice: Advice) -> Result<(), Errno> {
+        if cfg!(miri) {
+            return Ok(());
+        }
+        // SAFETY: base..base+len is the live mapping that `self` owns, and neither advice used
+        // here (do not inherit, populate) discards its content. Ends with the call.
+        unsafe { mm::madvise(self.base.as_ptr().cast::<c_void>(), self.len, advice) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map_memfd` and is owned by `self` alone; every region
+        // holds it by count, so none is left. Ends with the call.
+        let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
+        debug_assert_eq!(unmapped, Ok(()), "unmapping an owned mapping");
+    }
+}
+
+/// What Miri, which knows no mappings of files, checks regions on: an anonymous mapping, and a
+/// descriptor that stands for the memfd.
+#[cfg(miri)]
+fn map_memfd(len: usize, _extra: MemfdFlags) -> Result<(OwnedFd, NonNull<u8>), Errno> {
+    let (protection, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: a fresh mapping at an address that the system chooses overlaps nothing. Ends at the
+    // munmap in `Drop`.
+    let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+    let file = std::fs::File::open("/dev/null").map_err(|_| Errno::NFILE)?;
+    Ok((
+        file.into(),
+        NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?,
+    ))
+}
+
+/// A sealed memfd of `len` bytes and its shared mapping.
+#[cfg(not(miri))]
+fn map_memfd(len: usize, extra: MemfdFlags) -> Result<(OwnedFd, NonNull<u8>), Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | extra;
+    let memfd = memfd_create("lunette-arena", flags)?;
+    ftruncate(&memfd, u64::try_from(len).expect("a length fits 64 bits"))?;
+    fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW)?;
+    // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing; the file is
+    // sealed against shrinking, so no access within `len` can fault. Ends at the munmap in `Drop`.
+    let base = unsafe {
+        mm::mmap(
+            ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &memfd,
+            0,
+        )
+    }?;
+    let base = NonNull::new(base.cast::<u8>()).expect("the kernel never maps at null");
+    Ok((memfd, base))
+}
