@@ -32,13 +32,15 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 18] = [
+const FLOORS: [(&str, Floor); 20] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
+    ("lunette-auth", Floor::Pure),
     ("lunette-kvstore-proto", Floor::Pure),
     ("lunette-conductor-policy", Floor::Pure),
     ("lunette-verbs-proto", Floor::Pure),
     ("lunette-nvmeof-proto", Floor::Pure),
+    ("lunette-gpu-proto", Floor::Pure),
     ("rdma-core-sys", Floor::Abi),
     ("lunette-runtime", Floor::Runtime),
     ("lunette-verbs", Floor::Device),

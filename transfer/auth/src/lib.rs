@@ -1,0 +1,45 @@
+//! Who is at the other end of a connection, and what it may touch.
+//!
+//! Both sides prove that they know the cluster's secret before any other byte is read; then they
+//! share a [`Session`], to which sealed records and capabilities are bound. Everything here is
+//! sans-IO: bytes, points in time and randomness come in, bytes go out. The cryptography is that of
+//! `snow` (the Noise protocol framework) and `ring`; this package only puts them in order.
+//!
+//! ```text
+//!   initiator                                     responder (knows one or two secrets)
+//!      | --- hello:   e, epoch, wishes   ------------> |  opens under the first or second secret
+//!      | <-- reply:   e, ee, epoch, wishes ----------- |
+//!      | --- confirm: proof of the fresh key --------> |  a replayed hello cannot give it
+//!      | === records (sealed, if a side wants it) ==== |
+//! ```
+//!
+//! It leaves out sockets, clocks, random sources and files: who loads the secret, who listens and
+//! what a segment is are the business of the layers above. There are no identities below the
+//! cluster's: whoever knows the secret is a member.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`secret`] | [`Secrets`]: the file of one or two secrets, their checks |
+//! | [`policy`] | [`Policy`]: who may listen where, from the settings alone |
+//! | [`handshake`] | [`Handshake`]: both sides of the authentication |
+//! | [`session`] | [`Session`]: what both sides know afterwards |
+//! | [`record`] | [`Sealer`], [`Opener`]: encrypted records, in place |
+//! | [`capability`] | [`Capability`], [`Issuer`]: rights to a range of a segment |
+#![forbid(unsafe_code)]
+
+pub mod capability;
+pub mod handshake;
+mod keys;
+mod message;
+mod noise;
+pub mod policy;
+pub mod record;
+pub mod secret;
+pub mod session;
+
+pub use capability::{Capability, Issuer, Refusal, Request, Rights};
+pub use handshake::{AuthFault, Established, Handshake, Progress};
+pub use policy::Policy;
+pub use record::{Opener, RecordFault, Sealer};
+pub use secret::Secrets;
+pub use session::{Encryption, Entropy, Party, Session, SessionId};
