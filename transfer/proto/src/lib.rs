@@ -39,6 +39,7 @@
 
 pub mod calls;
 mod deadlines;
+pub mod engine;
 pub mod frame;
 pub mod hello;
 pub mod receiver;

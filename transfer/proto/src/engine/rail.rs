@@ -1,0 +1,363 @@
+//! One way to a peer.
+//!
+//! ```text
+//!            connect                on_connected
+//!   Down ------------> Connecting ----------------> Up
+//!    ^  (when its pause is over)    |                |
+//!    |                              | refused        | lost, stalled
+//!    +------------------------------+----------------+
+//!        paused; the pause doubles with each failure, and starts anew after bytes have come through
+//! ```
+
+use std::time::Duration;
+
+use lunette_runtime_core::time::Time;
+
+/// Rate that a rail is taken to have before it has been seen, in bytes per second.
+const RATE_FIRST: u64 = 1_000_000_000;
+/// Least rate that is reckoned with, so that no rail is written off for ever.
+const RATE_MIN: u64 = 64 * 1024;
+/// Answers to shorter slices say more about latency than about rate.
+const RATED_BYTES_MIN: u64 = 32 * 1024;
+/// The newest rate counts for one part in this many.
+const RATE_MEMORY: u64 = 4;
+
+/// Bounds of a rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RailOptions {
+    /// Longest slice, in bytes.
+    pub slice_bytes_max: u32,
+    /// Shortest slice that a request is cut into, in bytes.
+    pub slice_bytes_min: u32,
+    /// How long a slice should be under way: a slow rail gets shorter ones.
+    pub slice_time: Duration,
+    /// Bytes under way on one rail at most. One slice is always allowed.
+    pub window_bytes_max: u64,
+    /// Slices under way on one rail at most.
+    pub slices_max: u32,
+    /// First pause after a failure.
+    pub pause_min: Duration,
+    /// Longest pause.
+    pub pause_max: Duration,
+}
+
+impl Default for RailOptions {
+    fn default() -> Self {
+        Self {
+            slice_bytes_max: 256 * 1024,
+            slice_bytes_min: 64 * 1024,
+            slice_time: Duration::from_millis(4),
+            window_bytes_max: 1024 * 1024,
+            slices_max: 256,
+            pause_min: Duration::from_millis(10),
+            pause_max: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Where a rail stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RailState {
+    /// It is not connected, and not tried before this point in time.
+    Down {
+        /// When it may be tried.
+        until: Time,
+    },
+    /// It is being connected.
+    Connecting,
+    /// It carries slices.
+    Up,
+}
+
+/// One way to a peer: what is known of it.
+#[derive(Clone, Debug)]
+pub struct Rail {
+    options: RailOptions,
+    state: RailState,
+    /// Moves on with each connection, so that what is said of an old one is not taken for the new.
+    connection: u32,
+    /// Failures since bytes last came through.
+    failures: u32,
+    /// Bytes per second.
+    rate: u64,
+    under_way_bytes: u64,
+    under_way_slices: u32,
+    /// When bytes last came through, or the rail came up.
+    moved: Time,
+}
+
+impl Rail {
+    /// A rail that may be tried at once.
+    #[must_use]
+    pub const fn new(options: RailOptions) -> Self {
+        Self {
+            options,
+            state: RailState::Down { until: Time::ZERO },
+            connection: 0,
+            failures: 0,
+            rate: RATE_FIRST,
+            under_way_bytes: 0,
+            under_way_slices: 0,
+            moved: Time::ZERO,
+        }
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub const fn state(&self) -> RailState {
+        self.state
+    }
+
+    /// Which of its connections it has, or had last; counted from 1.
+    #[must_use]
+    pub const fn connection(&self) -> u32 {
+        self.connection
+    }
+
+    /// Bytes per second, as far as is known.
+    #[must_use]
+    pub const fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// Failures since bytes last came through.
+    #[must_use]
+    pub const fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Bytes under way.
+    #[must_use]
+    pub const fn under_way_bytes(&self) -> u64 {
+        self.under_way_bytes
+    }
+
+    /// Whether it carries slices.
+    #[must_use]
+    pub const fn is_up(&self) -> bool {
+        matches!(self.state, RailState::Up)
+    }
+
+    /// Whether another slice may be sent now.
+    #[must_use]
+    pub const fn has_room(&self) -> bool {
+        self.is_up()
+            && self.under_way_slices < self.options.slices_max
+            && (self.under_way_slices == 0 || self.under_way_bytes < self.options.window_bytes_max)
+    }
+
+    /// How long a slice should be.
+    #[must_use]
+    pub fn slice_bytes(&self) -> u32 {
+        let nanos = u64::try_from(self.options.slice_time.as_nanos()).unwrap_or(u64::MAX);
+        let bytes = u128::from(self.rate) * u128::from(nanos) / 1_000_000_000;
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        bytes.clamp(self.options.slice_bytes_min, self.options.slice_bytes_max)
+    }
+
+    /// When `len_bytes` more would be through, from now on.
+    #[must_use]
+    pub fn finish(&self, len_bytes: u64) -> Duration {
+        let bytes = u128::from(self.under_way_bytes) + u128::from(len_bytes);
+        let nanos = bytes * 1_000_000_000 / u128::from(self.rate.max(RATE_MIN));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// Since when nothing has come through although something is under way.
+    #[must_use]
+    pub const fn waits_since(&self) -> Option<Time> {
+        if self.is_up() && self.under_way_slices > 0 {
+            Some(self.moved)
+        } else {
+            None
+        }
+    }
+
+    /// Begins to connect, if it is time. Whether it does.
+    pub fn try_connect(&mut self, now: Time) -> bool {
+        match self.state {
+            RailState::Down { until } if until <= now => {
+                self.state = RailState::Connecting;
+                self.connection = self.connection.wrapping_add(1).max(1);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// It is connected.
+    ///
+    /// # Panics
+    /// If it was not being connected.
+    pub fn on_connected(&mut self, now: Time) {
+        assert_eq!(
+            self.state,
+            RailState::Connecting,
+            "who is connected was connecting"
+        );
+        self.state = RailState::Up;
+        self.moved = now;
+    }
+
+    /// It failed: refused, lost, or given up. What was under way on it is not any more.
+    pub fn on_failed(&mut self, now: Time) {
+        self.failures = self.failures.saturating_add(1);
+        let doubled = 1_u32
+            .checked_shl(self.failures.saturating_sub(1))
+            .unwrap_or(u32::MAX);
+        let pause = self.options.pause_min.saturating_mul(doubled);
+        self.state = RailState::Down {
+            until: now + pause.min(self.options.pause_max),
+        };
+        self.under_way_bytes = 0;
+        self.under_way_slices = 0;
+    }
+
+    /// A slice is on its way.
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    pub fn on_sent(&mut self, len_bytes: u64, now: Time) {
+        assert!(self.has_room(), "a slice goes where there is room");
+        if self.under_way_slices == 0 {
+            self.moved = now;
+        }
+        self.under_way_slices += 1;
+        self.under_way_bytes += len_bytes;
+    }
+
+    /// A slice was answered. `sent` is when it was sent.
+    pub fn on_answered(&mut self, len_bytes: u64, sent: Time, now: Time) {
+        self.leave(len_bytes);
+        self.failures = 0;
+        let took = now.since(self.moved.max(sent));
+        self.moved = now;
+        let nanos = took.as_nanos().max(1);
+        if len_bytes >= RATED_BYTES_MIN {
+            let newest = u128::from(len_bytes) * 1_000_000_000 / nanos;
+            let newest = u64::try_from(newest).unwrap_or(u64::MAX / RATE_MEMORY);
+            let newest = newest.min(u64::MAX / RATE_MEMORY);
+            self.rate =
+                (self.rate / RATE_MEMORY * (RATE_MEMORY - 1) + newest / RATE_MEMORY).max(RATE_MIN);
+        }
+    }
+
+    /// A slice is not under way any more, and was not answered.
+    pub fn on_stopped(&mut self, len_bytes: u64) {
+        self.leave(len_bytes);
+    }
+
+    fn leave(&mut self, len_bytes: u64) {
+        let left = self.under_way_bytes.checked_sub(len_bytes);
+        self.under_way_bytes = left.expect("no more leaves than was under way");
+        self.under_way_slices -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn up(now: Time) -> Rail {
+        let mut rail = Rail::new(RailOptions::default());
+        assert!(rail.try_connect(now));
+        rail.on_connected(now);
+        rail
+    }
+
+    #[test]
+    fn pauses_grow_to_their_bound_and_start_anew_after_bytes() {
+        let mut rail = Rail::new(RailOptions::default());
+        let mut now = Time::ZERO + MS;
+        let mut pauses = Vec::new();
+        for _ in 0..13 {
+            assert!(rail.try_connect(now));
+            assert!(!rail.try_connect(now), "once");
+            rail.on_failed(now);
+            let RailState::Down { until } = rail.state() else {
+                panic!("{rail:?}")
+            };
+            let before = Time::from_ns(until.as_ns() - 1);
+            assert!(!rail.try_connect(before));
+            pauses.push(until.since(now).as_millis());
+            now = until;
+        }
+        assert_eq!(pauses[..4], [10, 20, 40, 80]);
+        assert_eq!(pauses[12], 10_000);
+        assert!(rail.try_connect(now));
+        rail.on_connected(now);
+        rail.on_sent(1, now);
+        rail.on_answered(1, now, now + MS);
+        rail.on_failed(now + MS);
+        assert_eq!(
+            rail.state(),
+            RailState::Down {
+                until: now + MS * 11
+            }
+        );
+        assert_eq!(rail.connection(), 14);
+    }
+
+    #[test]
+    fn a_window_bounds_what_is_under_way_and_lets_one_slice_through() {
+        let mut rail = up(Time::ZERO);
+        let window = RailOptions::default().window_bytes_max;
+        rail.on_sent(window * 10, Time::ZERO);
+        assert!(!rail.has_room(), "one slice, however long, and no second");
+        rail.on_answered(window * 10, Time::ZERO, Time::ZERO + MS);
+        rail.on_sent(window - 1, Time::ZERO);
+        assert!(rail.has_room());
+        rail.on_sent(1, Time::ZERO);
+        assert!(!rail.has_room());
+        rail.on_stopped(1);
+        assert!(rail.has_room());
+        for _ in 1..RailOptions::default().slices_max {
+            rail.on_sent(0, Time::ZERO);
+        }
+        assert!(!rail.has_room(), "slices are counted too");
+        rail.on_failed(Time::ZERO);
+        assert_eq!((rail.under_way_bytes(), rail.has_room()), (0, false));
+    }
+
+    #[test]
+    fn slices_shrink_with_the_rate() {
+        let mut rail = up(Time::ZERO);
+        assert_eq!(rail.slice_bytes(), 256 * 1024);
+        let mut now = Time::ZERO;
+        for _ in 0..40 {
+            rail.on_sent(64 * 1024, now);
+            rail.on_answered(64 * 1024, now, now + MS);
+            now = now + MS;
+        }
+        let rate = rail.rate();
+        assert!((60_000_000..70_000_000).contains(&rate), "{rate}");
+        assert!((240_000..=262_144).contains(&rail.slice_bytes()));
+        for _ in 0..40 {
+            rail.on_sent(64 * 1024, now);
+            rail.on_answered(64 * 1024, now, now + MS * 100);
+            now = now + MS * 100;
+        }
+        assert_eq!(rail.slice_bytes(), 64 * 1024);
+        assert!(rail.finish(650_000) > MS * 900);
+        let before = rail.rate();
+        rail.on_sent(100, now);
+        rail.on_answered(100, now, now + MS * 500);
+        assert_eq!(rail.rate(), before, "a short one says nothing of the rate");
+    }
+
+    #[test]
+    fn it_waits_only_while_something_is_under_way() {
+        let start = Time::ZERO + MS;
+        let mut rail = up(start);
+        assert_eq!(rail.waits_since(), None);
+        rail.on_sent(5, start + MS);
+        rail.on_sent(5, start + MS * 2);
+        assert_eq!(rail.waits_since(), Some(start + MS));
+        rail.on_answered(5, start + MS, start + MS * 3);
+        assert_eq!(rail.waits_since(), Some(start + MS * 3));
+        rail.on_answered(5, start + MS, start + MS * 4);
+        assert_eq!(rail.waits_since(), None);
+    }
+}

@@ -1,0 +1,664 @@
+//! Transfers over rails.
+//!
+//! A scheduler belongs to one peer. It cuts the requests of transfers into slices, sends each over
+//! the rail that will have it through first, and sends what is lost again over another one:
+//!
+//! ```text
+//!                      Send                  answered
+//!   waiting -----------------------> under way ----------------------> done
+//!      ^                              |     |
+//!      |        a read, lost          |     | a write, lost
+//!      +------------------------------+     v
+//!      |                                  limbo   (it may still land at the peer)
+//!      |          Fence, fenced             |
+//!      +------------------------------------+
+//! ```
+//!
+//! A write whose connection was lost may be in the peer's kernel still. If it were sent again over
+//! another rail, and that memory were then used for something else, the first one could land on top.
+//! So the peer is asked to end the lost connection first, and answers when nothing of it can land any
+//! more. A read that is lost lands in our own memory, where the driver has seen its end.
+//!
+//! A transfer that is over before its slices are (deadline, cancel) stays until they are settled, for
+//! `settle` at most, and says what may still change if they are not.
+
+mod outcome;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod transfer;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use lunette_runtime_core::time::Time;
+
+use super::message::Refusal;
+use super::rail::{Rail, RailState};
+use super::segment::Way;
+use super::slices::{Cutter, Request, Slice};
+
+pub use outcome::{
+    Action, Cause, Effect, Outcome, Priority, RequestFailure, SchedulerOptions, SliceId,
+    TransferId, TransferOptions, TransfersFull,
+};
+
+use slots::Slots;
+use transfer::{Attempt, NoteState, Transfer};
+
+/// One slice in so many goes to the oldest transfer, however urgent the others are.
+const OLDEST_EVERY: u64 = 16;
+/// Transfers that are looked at for one slice.
+const LOOKED_AT_MAX: usize = 8;
+/// Lost connections that wait for their fence; no slice is sent while there are so many.
+const LOST_MAX: usize = 64;
+/// Rails to one peer.
+pub const RAILS_MAX: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SliceState {
+    Sent,
+    /// Its transfer is over, and the driver has been asked to stop it.
+    Stopping,
+    /// Its connection is lost, and the peer has not yet said that it is.
+    Limbo,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    slice: Slice,
+    /// `None` once its transfer has ended without it.
+    transfer: Option<u32>,
+    rail: usize,
+    connection: u32,
+    sent: Time,
+    carries_note: bool,
+    state: SliceState,
+}
+
+/// A lost connection that is to be ended at the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LostConnection {
+    rail: usize,
+    connection: u32,
+    /// The rail that carries the question, and its connection.
+    asked: Option<(usize, u32)>,
+}
+
+/// The transfers to and from one peer.
+#[derive(Debug)]
+pub struct Scheduler {
+    options: SchedulerOptions,
+    rails: Vec<Rail>,
+    transfers: Slots<Transfer>,
+    slices: Slots<UnderWay>,
+    /// Transfers with something to send: the most urgent, then the earliest deadline, first.
+    ready: BTreeSet<(Priority, Time, u64, u32)>,
+    /// The same, the oldest first.
+    ready_by_age: BTreeSet<(u64, u32)>,
+    /// When each transfer is over, or ends unsettled.
+    deadlines: BTreeSet<(Time, u32)>,
+    lost: Vec<LostConnection>,
+    actions: VecDeque<Action>,
+    submitted: u64,
+    assigned: u64,
+}
+
+impl Scheduler {
+    /// A scheduler over `rails` rails, none of them connected.
+    ///
+    /// # Panics
+    /// If there are none, or more than [`RAILS_MAX`].
+    #[must_use]
+    pub fn new(options: SchedulerOptions, rails: usize) -> Self {
+        assert!((1..=RAILS_MAX).contains(&rails), "{rails} rails");
+        Self {
+            options,
+            rails: vec![Rail::new(options.rail); rails],
+            transfers: Slots::default(),
+            slices: Slots::default(),
+            ready: BTreeSet::new(),
+            ready_by_age: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            lost: Vec::new(),
+            actions: VecDeque::new(),
+            submitted: 0,
+            assigned: 0,
+        }
+    }
+
+    /// The rails.
+    #[must_use]
+    pub fn rails(&self) -> &[Rail] {
+        &self.rails
+    }
+
+    /// Transfers that have not finished.
+    #[must_use]
+    pub fn transfers(&self) -> usize {
+        self.transfers.len()
+    }
+
+    /// A slice that is under way, and whether its transfer's notification goes with it.
+    #[must_use]
+    pub fn slice(&self, id: SliceId) -> Option<(&Slice, bool)> {
+        let under_way = self.slices.get(id.index, id.generation)?;
+        Some((&under_way.slice, under_way.carries_note))
+    }
+
+    /// Takes a batch of requests. One without bytes and notification finishes at once.
+    ///
+    /// # Errors
+    /// [`TransfersFull`] at the bound.
+    ///
+    /// # Panics
+    /// If there are more requests than a [`Cutter`] takes.
+    pub fn submit(
+        &mut self,
+        requests: impl IntoIterator<Item = Request>,
+        options: TransferOptions,
+        now: Time,
+    ) -> Result<TransferId, TransfersFull> {
+        let transfers_max = self.options.transfers_max;
+        if self.transfers.len() >= transfers_max {
+            return Err(TransfersFull { transfers_max });
+        }
+        self.submitted += 1;
+        let transfer = Transfer::new(Cutter::new(requests), options, self.submitted, now);
+        let (index, generation) = self.transfers.insert(transfer);
+        self.deadlines.insert((options.deadline, index));
+        self.refresh(index);
+        Ok(TransferId { index, generation })
+    }
+
+    /// Ends a transfer. [`Action::Finished`] follows when nothing of it is under way any more.
+    pub fn cancel(&mut self, id: TransferId, now: Time) {
+        if self.transfers.get(id.index, id.generation).is_some() {
+            self.end(id.index, Cause::Cancelled, now);
+        }
+    }
+
+    /// What is to be done next.
+    pub fn next_action(&mut self, now: Time) -> Option<Action> {
+        if self.actions.is_empty() {
+            self.connect(now);
+            self.ask_for_fences();
+            self.assign(now);
+        }
+        self.actions.pop_front()
+    }
+
+    /// When [`on_timeout`](Self::on_timeout) is due, whatever else happens.
+    #[must_use]
+    pub fn poll_timeout(&self, now: Time) -> Option<Time> {
+        let wants_rails = self.wants_rails();
+        let of_rail = |rail: &Rail| match rail.state() {
+            RailState::Down { until } => wants_rails.then_some(until),
+            RailState::Connecting => None,
+            RailState::Up => rail.waits_since().map(|since| since + self.options.stall),
+        };
+        let rails = self.rails.iter().filter_map(of_rail);
+        let over = self.deadlines.first().map(|&(at, _)| at);
+        let paused = self.ready.iter().filter_map(|&(.., index)| {
+            let generation = self.transfers.generation(index);
+            let at = self.transfers.get(index, generation)?.not_before;
+            (at > now).then_some(at)
+        });
+        rails
+            .chain(over)
+            .chain(paused.take(LOOKED_AT_MAX).min())
+            .filter(|&at| at < Time::MAX)
+            .min()
+    }
+
+    /// Ends what is over by now, and gives up rails on which nothing moves.
+    pub fn on_timeout(&mut self, now: Time) {
+        while let Some(&(at, index)) = self.deadlines.first()
+            && at <= now
+            && at < Time::MAX
+        {
+            if self.transfers.at(index).settle_until.is_some() {
+                self.end_unsettled(index);
+            } else {
+                let cause = if self.rails.iter().any(Rail::is_up) {
+                    Cause::DeadlineExceeded
+                } else {
+                    Cause::Unreachable
+                };
+                self.end(index, cause, now);
+            }
+        }
+        for rail in 0..self.rails.len() {
+            let waits_since = self.rails[rail].waits_since();
+            if waits_since.is_some_and(|since| since + self.options.stall <= now) {
+                let connection = self.rails[rail].connection();
+                self.on_rail_failed(rail, connection, now);
+                self.actions.push_back(Action::Close { rail, connection });
+            }
+        }
+    }
+
+    /// A rail is connected. False if that connection is not wanted any more: close it.
+    pub fn on_connected(&mut self, rail: usize, connection: u32, now: Time) -> bool {
+        let found = &mut self.rails[rail];
+        if found.connection() != connection || found.state() != RailState::Connecting {
+            return false;
+        }
+        found.on_connected(now);
+        true
+    }
+
+    /// A connection could not be made, or is lost.
+    pub fn on_rail_failed(&mut self, rail: usize, connection: u32, now: Time) {
+        let found = &mut self.rails[rail];
+        let is_down = matches!(found.state(), RailState::Down { .. });
+        if found.connection() == connection && !is_down {
+            found.on_failed(now);
+        }
+        for lost in &mut self.lost {
+            lost.asked = lost.asked.filter(|&asked| asked != (rail, connection));
+        }
+    }
+
+    /// Another engine answers on a rail: nothing of the one that was there is left.
+    pub fn on_peer_replaced(&mut self, now: Time) {
+        self.lost.clear();
+        let in_limbo: Vec<SliceId> =
+            self.slices_where(|under_way| under_way.state == SliceState::Limbo);
+        for id in in_limbo {
+            self.forget(id);
+        }
+        let all: Vec<u32> = self.transfers.iter_mut().map(|(index, ..)| index).collect();
+        for index in all {
+            if self.transfers.at(index).settle_until.is_some() {
+                self.refresh(index);
+            } else {
+                self.end(index, Cause::PeerReplaced, now);
+            }
+        }
+    }
+
+    /// The peer has done what the slice asks for.
+    ///
+    /// # Panics
+    /// If the slice is not under way: each is answered once.
+    pub fn on_answered(&mut self, id: SliceId, now: Time) {
+        let under_way = self.take(id);
+        self.leave_rail(&under_way, Some(now));
+        if let Some(index) = under_way.transfer {
+            let transfer = self.transfers.at(index);
+            transfer.under_way -= 1;
+            transfer.cutter.done(&under_way.slice);
+            if under_way.carries_note {
+                transfer.note = NoteState::Settled;
+            }
+            self.refresh(index);
+        }
+    }
+
+    /// The peer refuses the slice, or the bytes of a read arrived damaged ([`Refusal::Corrupt`]).
+    /// `part` is the index of the part that it takes exception to.
+    ///
+    /// # Panics
+    /// As [`on_answered`](Self::on_answered).
+    pub fn on_refused(&mut self, id: SliceId, refusal: Refusal, part: usize, now: Time) {
+        let under_way = self.take(id);
+        self.leave_rail(&under_way, Some(now));
+        let Some(index) = under_way.transfer else {
+            return;
+        };
+        let attempts = under_way.slice.attempts + 1;
+        let is_final = !refusal.is_retryable() || attempts >= self.options.attempts_max;
+        let cause = match refusal {
+            Refusal::Corrupt => Cause::Corrupt,
+            other => Cause::Refused(other),
+        };
+        let culprit = if refusal.is_retryable() {
+            // The whole slice is at fault, for the last time.
+            None
+        } else {
+            under_way.slice.parts.get(part).map(|part| part.request)
+        };
+        let attempt = Attempt {
+            rail: Some(under_way.rail),
+            attempts,
+            now,
+        };
+        let pause = now + self.options.busy_pause;
+        let transfer = self.transfers.at(index);
+        transfer.under_way -= 1;
+        if is_final {
+            transfer.fail_parts(&under_way.slice, culprit, cause, attempt);
+        } else {
+            transfer.not_before = pause;
+        }
+        if is_final && under_way.slice.parts.is_empty() {
+            transfer.fail_note(cause, attempt);
+        } else if under_way.carries_note && transfer.note == NoteState::UnderWay {
+            transfer.note = NoteState::Waiting;
+        }
+        transfer.cutter.again(under_way.slice);
+        self.refresh(index);
+    }
+
+    /// The slice's connection ended before the answer. For a read: nothing of it can land in our
+    /// memory any more.
+    ///
+    /// # Panics
+    /// As [`on_answered`](Self::on_answered).
+    pub fn on_lost(&mut self, id: SliceId, now: Time) {
+        let under_way = self.slices.at(id.index);
+        assert!(under_way.state != SliceState::Limbo, "lost once");
+        let (rail, connection) = (under_way.rail, under_way.connection);
+        if under_way.slice.way == Way::Write {
+            under_way.state = SliceState::Limbo;
+            let is_known =
+                |lost: &LostConnection| (lost.rail, lost.connection) == (rail, connection);
+            if !self.lost.iter().any(is_known) {
+                let asked = None;
+                self.lost.push(LostConnection {
+                    rail,
+                    connection,
+                    asked,
+                });
+            }
+        } else {
+            self.send_again(id, now);
+        }
+        self.on_rail_failed(rail, connection, now);
+    }
+
+    /// A read that was to be stopped has been: nothing of it can land in our memory any more.
+    ///
+    /// # Panics
+    /// As [`on_answered`](Self::on_answered).
+    pub fn on_stopped(&mut self, id: SliceId) {
+        let under_way = self.take(id);
+        self.leave_rail(&under_way, None);
+        if let Some(index) = under_way.transfer {
+            self.transfers.at(index).under_way -= 1;
+            self.refresh(index);
+        }
+    }
+
+    /// The peer has ended a connection, or (`is_fenced` false) could not be asked.
+    pub fn on_fenced(&mut self, rail: usize, connection: u32, is_fenced: bool, now: Time) {
+        let is_it = |lost: &LostConnection| (lost.rail, lost.connection) == (rail, connection);
+        let Some(at) = self.lost.iter().position(is_it) else {
+            return;
+        };
+        if !is_fenced {
+            self.lost[at].asked = None;
+            return;
+        }
+        self.lost.remove(at);
+        let fenced = self.slices_where(|under_way| {
+            under_way.state == SliceState::Limbo
+                && (under_way.rail, under_way.connection) == (rail, connection)
+        });
+        for id in fenced {
+            self.send_again(id, now);
+        }
+    }
+
+    fn slices_where(&mut self, matches: impl Fn(&UnderWay) -> bool) -> Vec<SliceId> {
+        let found = self
+            .slices
+            .iter_mut()
+            .filter_map(|(index, generation, under_way)| {
+                matches(under_way).then_some(SliceId { index, generation })
+            });
+        found.collect()
+    }
+
+    fn take(&mut self, id: SliceId) -> UnderWay {
+        let under_way = self.slices.remove(id.index, id.generation);
+        under_way.expect("a slice is settled once")
+    }
+
+    /// A slice that was lost goes back to its transfer.
+    fn send_again(&mut self, id: SliceId, now: Time) {
+        let under_way = self.take(id);
+        let Some(index) = under_way.transfer else {
+            return;
+        };
+        let attempt = Attempt {
+            rail: Some(under_way.rail),
+            attempts: under_way.slice.attempts + 1,
+            now,
+        };
+        let transfer = self.transfers.at(index);
+        transfer.under_way -= 1;
+        if under_way.carries_note && transfer.note == NoteState::UnderWay {
+            transfer.note = NoteState::Waiting;
+        }
+        if attempt.attempts >= self.options.attempts_max {
+            transfer.fail_parts(&under_way.slice, None, Cause::Lost, attempt);
+            if under_way.slice.parts.is_empty() {
+                transfer.fail_note(Cause::Lost, attempt);
+            }
+        }
+        transfer.note_attempts += u32::from(under_way.slice.parts.is_empty());
+        transfer.cutter.again(under_way.slice);
+        self.refresh(index);
+    }
+
+    /// A slice in limbo of which nothing can land any more, whose transfer is about to end.
+    fn forget(&mut self, id: SliceId) {
+        let under_way = self.take(id);
+        if let Some(index) = under_way.transfer {
+            self.transfers.at(index).under_way -= 1;
+        }
+    }
+
+    fn leave_rail(&mut self, under_way: &UnderWay, answered: Option<Time>) {
+        let rail = &mut self.rails[under_way.rail];
+        if rail.connection() != under_way.connection || !rail.is_up() {
+            return;
+        }
+        let len_bytes = under_way.slice.len_bytes();
+        match answered {
+            Some(now) => rail.on_answered(len_bytes, under_way.sent, now),
+            None => rail.on_stopped(len_bytes),
+        }
+    }
+
+    /// Nothing more of a transfer is sent. What is under way is stopped, or waited for.
+    fn end(&mut self, index: u32, cause: Cause, now: Time) {
+        let settle_until = now + self.options.settle;
+        let transfer = self.transfers.at(index);
+        if transfer.settle_until.is_some() {
+            return;
+        }
+        let attempt = Attempt {
+            rail: transfer.last_rail,
+            attempts: transfer.last_attempts,
+            now,
+        };
+        self.deadlines.remove(&(transfer.options.deadline, index));
+        transfer.settle_until = Some(settle_until);
+        transfer.fail_all(cause, attempt);
+        self.deadlines.insert((settle_until, index));
+        for (slice, generation, under_way) in self.slices.iter_mut() {
+            if under_way.transfer == Some(index)
+                && under_way.slice.way == Way::Read
+                && under_way.state == SliceState::Sent
+            {
+                under_way.state = SliceState::Stopping;
+                let slice = SliceId {
+                    index: slice,
+                    generation,
+                };
+                self.actions.push_back(Action::Stop { slice });
+            }
+        }
+        self.refresh(index);
+    }
+
+    /// A transfer that is over has waited long enough for what it has under way.
+    fn end_unsettled(&mut self, index: u32) {
+        let mut unsettled = BTreeSet::new();
+        for (.., under_way) in self.slices.iter_mut() {
+            if under_way.transfer == Some(index) {
+                under_way.transfer = None;
+                let requests = under_way.slice.parts.iter().map(|part| Some(part.request));
+                unsettled.extend(requests);
+                if under_way.carries_note {
+                    unsettled.insert(None);
+                }
+            }
+        }
+        let transfer = self.transfers.at(index);
+        transfer.under_way = 0;
+        transfer.leave_unsettled(|request| unsettled.contains(&request));
+        self.refresh(index);
+    }
+
+    /// Brings the lists of transfers up to date with what has become of one.
+    fn refresh(&mut self, index: u32) {
+        let transfer = self.transfers.at(index);
+        let by_urgency = (
+            transfer.options.priority,
+            transfer.options.deadline,
+            transfer.sequence,
+            index,
+        );
+        let by_age = (transfer.sequence, index);
+        if transfer.has_work() && transfer.settle_until.is_none() {
+            self.ready.insert(by_urgency);
+            self.ready_by_age.insert(by_age);
+        } else {
+            self.ready.remove(&by_urgency);
+            self.ready_by_age.remove(&by_age);
+        }
+        if !transfer.is_finished() {
+            return;
+        }
+        let over = transfer.settle_until.unwrap_or(transfer.options.deadline);
+        self.deadlines.remove(&(over, index));
+        let generation = self.transfers.generation(index);
+        let transfer = self.transfers.remove(index, generation);
+        let outcome = transfer.expect("it was there").into_outcome();
+        let transfer = TransferId { index, generation };
+        self.actions
+            .push_back(Action::Finished { transfer, outcome });
+    }
+
+    fn wants_rails(&self) -> bool {
+        !self.ready.is_empty() || !self.lost.is_empty()
+    }
+
+    fn connect(&mut self, now: Time) {
+        if !self.wants_rails() {
+            return;
+        }
+        for (index, rail) in self.rails.iter_mut().enumerate() {
+            if rail.try_connect(now) {
+                let connection = rail.connection();
+                let rail = index;
+                self.actions.push_back(Action::Connect { rail, connection });
+            }
+        }
+    }
+
+    fn ask_for_fences(&mut self) {
+        let fastest = |(_, rail): &(usize, &Rail)| std::cmp::Reverse(rail.rate());
+        for lost in self.lost.iter_mut().filter(|lost| lost.asked.is_none()) {
+            let up = self
+                .rails
+                .iter()
+                .enumerate()
+                .filter(|(_, rail)| rail.is_up());
+            if let Some((via, carrier)) = up.min_by_key(fastest) {
+                lost.asked = Some((via, carrier.connection()));
+                self.actions.push_back(Action::Fence {
+                    rail: lost.rail,
+                    connection: lost.connection,
+                    via,
+                });
+            }
+        }
+    }
+
+    /// Sends one slice, if there is one and a rail for it.
+    fn assign(&mut self, now: Time) {
+        if self.lost.len() >= LOST_MAX || !self.rails.iter().any(Rail::has_room) {
+            return;
+        }
+        let oldest_first = self.assigned % OLDEST_EVERY == OLDEST_EVERY - 1;
+        let oldest = self.ready_by_age.iter().map(|&(_, index)| index);
+        let oldest = oldest.take(usize::from(oldest_first));
+        let urgent = self.ready.iter().map(|&(.., index)| index);
+        let candidates: Vec<u32> = oldest.chain(urgent.take(LOOKED_AT_MAX)).collect();
+        for index in candidates {
+            if self.transfers.at(index).not_before <= now
+                && let Some(rail) = self.pick(index)
+            {
+                self.send(index, rail, now);
+                return;
+            }
+        }
+    }
+
+    /// The rail that will have the transfer's next slice through first. None if every rail with room
+    /// would take longer for it than the best one takes for all that waits: then that one is waited
+    /// for, so that all rails finish together.
+    fn pick(&mut self, index: u32) -> Option<usize> {
+        let waiting = self.transfers.at(index).cutter.waiting_bytes();
+        let up = || {
+            self.rails
+                .iter()
+                .enumerate()
+                .filter(|(_, rail)| rail.is_up())
+        };
+        let all = up().map(|(_, rail)| rail.finish(waiting)).min()?;
+        let finish = |rail: &Rail| rail.finish(waiting.min(u64::from(rail.slice_bytes())));
+        let with_room = up().filter(|(_, rail)| rail.has_room());
+        let (index, rail) = with_room.min_by_key(|(_, rail)| finish(rail))?;
+        (finish(rail) <= all).then_some(index)
+    }
+
+    fn send(&mut self, index: u32, rail: usize, now: Time) {
+        let found = &mut self.rails[rail];
+        let transfer = self.transfers.at(index);
+        let slice = if transfer.note_is_due() {
+            Slice {
+                way: Way::Write,
+                parts: Vec::new(),
+                attempts: transfer.note_attempts,
+            }
+        } else {
+            let slice = transfer.cutter.next(found.slice_bytes());
+            slice.expect("what is ready has bytes to send")
+        };
+        let carries_note = slice.parts.is_empty() || transfer.note_fits(&slice);
+        if carries_note {
+            transfer.note = NoteState::UnderWay;
+        }
+        transfer.on_sent(rail, slice.attempts);
+        found.on_sent(slice.len_bytes(), now);
+        let (slice, generation) = self.slices.insert(UnderWay {
+            slice,
+            transfer: Some(index),
+            rail,
+            connection: found.connection(),
+            sent: now,
+            carries_note,
+            state: SliceState::Sent,
+        });
+        self.assigned += 1;
+        let transfer = TransferId {
+            index,
+            generation: self.transfers.generation(index),
+        };
+        let slice = SliceId {
+            index: slice,
+            generation,
+        };
+        self.actions.push_back(Action::Send {
+            slice,
+            transfer,
+            rail,
+        });
+        self.refresh(index);
+    }
+}

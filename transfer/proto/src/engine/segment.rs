@@ -1,0 +1,530 @@
+//! What an engine has registered.
+//!
+//! A segment is a range of memory under an id that is never used again: the id names a slot and the
+//! slot's generation, so an id that a peer kept from before is refused and cannot reach what came to
+//! lie there later. A segment may have a name, by which peers open it, and an address, by which peers
+//! of the older kind name a place in it. Looking one up by id costs the same however many there are.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use thiserror::Error;
+
+/// Segments of one engine.
+pub const SEGMENTS_MAX: usize = 1 << 20;
+/// Longest name of a segment, in bytes.
+pub const SEGMENT_NAME_BYTES_MAX: usize = 255;
+
+/// Names a segment of one engine, for as long as it is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId {
+    index: u32,
+    generation: u32,
+}
+
+impl SegmentId {
+    /// As it stands on the wire.
+    #[must_use]
+    pub const fn to_wire(self) -> u64 {
+        (self.generation as u64) << 32 | self.index as u64
+    }
+
+    /// From the wire. Any number is an id; whether it names something is the table's to say.
+    #[must_use]
+    pub fn from_wire(found: u64) -> Self {
+        let half = |value: u64| u32::try_from(value & u64::from(u32::MAX)).expect("masked");
+        Self {
+            index: half(found),
+            generation: half(found >> 32),
+        }
+    }
+}
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "segment {}.{}", self.index, self.generation)
+    }
+}
+
+/// What peers may do with a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Read it.
+    Read,
+    /// Write it.
+    Write,
+    /// Both.
+    ReadWrite,
+}
+
+impl Access {
+    /// Whether it allows what is asked.
+    #[must_use]
+    pub const fn allows(self, asked: Way) -> bool {
+        matches!(
+            (self, asked),
+            (Self::ReadWrite, _) | (Self::Read, Way::Read) | (Self::Write, Way::Write)
+        )
+    }
+
+    pub(super) const fn to_wire(self) -> u8 {
+        match self {
+            Self::Read => 1,
+            Self::Write => 2,
+            Self::ReadWrite => 3,
+        }
+    }
+
+    pub(super) const fn from_wire(found: u8) -> Option<Self> {
+        match found {
+            1 => Some(Self::Read),
+            2 => Some(Self::Write),
+            3 => Some(Self::ReadWrite),
+            _ => None,
+        }
+    }
+}
+
+/// Which way bytes go, seen from who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Way {
+    /// From the peer's memory to ours.
+    Read,
+    /// From ours to the peer's.
+    Write,
+}
+
+/// Why a segment was not registered.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum RegisterRefusal {
+    /// [`SEGMENTS_MAX`] are registered: unregister one first.
+    #[error("{SEGMENTS_MAX} segments are registered")]
+    Full,
+    /// Another segment has this name.
+    #[error("the name is taken by {holder}")]
+    NameTaken {
+        /// Which.
+        holder: SegmentId,
+    },
+    /// Empty, or longer than [`SEGMENT_NAME_BYTES_MAX`].
+    #[error("a name of {len_bytes} bytes is outside 1..={SEGMENT_NAME_BYTES_MAX}")]
+    BadName {
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// Memory of no bytes, or that wraps round the end of the address space.
+    #[error("memory of {len_bytes} bytes at {start:#x}")]
+    BadRange {
+        /// Its first address, 0 without one.
+        start: u64,
+        /// Its length.
+        len_bytes: u64,
+    },
+    /// A segment that is known by address has bytes in common with it.
+    #[error("its addresses overlap those of {holder}")]
+    Overlaps {
+        /// Which.
+        holder: SegmentId,
+    },
+}
+
+impl RegisterRefusal {
+    /// Whether unregistering something helps.
+    #[must_use]
+    pub const fn is_backpressure(&self) -> bool {
+        matches!(self, Self::Full)
+    }
+}
+
+/// Why memory was not reached.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum AccessRefusal {
+    /// The id names nothing, or something that is not registered any more.
+    #[error("no such segment: it was unregistered, or never was")]
+    Stale,
+    /// The segment does not allow it.
+    #[error("the segment does not allow it")]
+    Forbidden,
+    /// Not all of the range lies in the segment.
+    #[error("the range does not lie in the segment")]
+    OutOfRange,
+}
+
+/// What a segment is to be.
+#[derive(Clone, Debug)]
+pub struct Registration<'a> {
+    /// The name by which peers open it.
+    pub name: Option<&'a [u8]>,
+    /// The address by which peers may name places in it.
+    pub start: Option<u64>,
+    /// Its length.
+    pub len_bytes: u64,
+    /// What peers may do.
+    pub access: Access,
+}
+
+/// A registered segment.
+#[derive(Debug)]
+pub struct Segment<M> {
+    /// Its length.
+    pub len_bytes: u64,
+    /// What peers may do.
+    pub access: Access,
+    /// What leads to its memory.
+    pub memory: M,
+    start: Option<u64>,
+    name: Option<Box<[u8]>>,
+}
+
+impl<M> Segment<M> {
+    /// The address by which it is known.
+    #[must_use]
+    pub const fn start(&self) -> Option<u64> {
+        self.start
+    }
+
+    /// The name by which it is opened.
+    #[must_use]
+    pub fn name(&self) -> Option<&[u8]> {
+        self.name.as_deref()
+    }
+}
+
+#[derive(Debug)]
+struct Slot<M> {
+    generation: u32,
+    segment: Option<Segment<M>>,
+}
+
+/// The segments of one engine, each with an `M` that leads the driver to its memory.
+#[derive(Debug)]
+pub struct Segments<M> {
+    slots: Vec<Slot<M>>,
+    free: Vec<u32>,
+    names: BTreeMap<Box<[u8]>, u32>,
+    /// First addresses.
+    starts: BTreeMap<u64, u32>,
+}
+
+impl<M> Default for Segments<M> {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            names: BTreeMap::new(),
+            starts: BTreeMap::new(),
+        }
+    }
+}
+
+impl<M> Segments<M> {
+    /// How many are registered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether none is registered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Registers a segment.
+    ///
+    /// # Errors
+    /// [`RegisterRefusal`], with the memory.
+    pub fn register(
+        &mut self,
+        what: &Registration<'_>,
+        memory: M,
+    ) -> Result<SegmentId, (RegisterRefusal, M)> {
+        if let Err(refusal) = self.check(what) {
+            return Err((refusal, memory));
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            let index = u32::try_from(self.slots.len()).expect("segments are bounded");
+            self.slots.push(Slot {
+                generation: 1,
+                segment: None,
+            });
+            index
+        });
+        if let Some(name) = what.name {
+            self.names.insert(name.into(), index);
+        }
+        if let Some(start) = what.start {
+            self.starts.insert(start, index);
+        }
+        let slot = &mut self.slots[index as usize];
+        assert!(slot.segment.is_none(), "a free slot holds no segment");
+        slot.segment = Some(Segment {
+            len_bytes: what.len_bytes,
+            access: what.access,
+            memory,
+            start: what.start,
+            name: what.name.map(Into::into),
+        });
+        Ok(SegmentId {
+            index,
+            generation: slot.generation,
+        })
+    }
+
+    /// Takes a segment away. No later access reaches it; those under way are the driver's to wait
+    /// for.
+    pub fn unregister(&mut self, id: SegmentId) -> Option<Segment<M>> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        let segment = slot.segment.take()?;
+        // A slot whose generations are used up is never used again.
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            self.free.push(id.index);
+        }
+        if let Some(name) = &segment.name {
+            self.names.remove(name);
+        }
+        if let Some(start) = segment.start {
+            self.starts.remove(&start);
+        }
+        Some(segment)
+    }
+
+    /// A segment.
+    #[must_use]
+    pub fn get(&self, id: SegmentId) -> Option<&Segment<M>> {
+        let slot = self.slots.get(id.index as usize)?;
+        if slot.generation == id.generation {
+            slot.segment.as_ref()
+        } else {
+            None
+        }
+    }
+
+    /// The segment of a name.
+    #[must_use]
+    pub fn by_name(&self, name: &[u8]) -> Option<(SegmentId, &Segment<M>)> {
+        self.at(*self.names.get(name)?)
+    }
+
+    /// The segment in which a range of addresses lies wholly, and at which offset.
+    #[must_use]
+    pub fn by_address(&self, start: u64, len_bytes: u64) -> Option<(SegmentId, u64)> {
+        let (&first, &index) = self.starts.range(..=start).next_back()?;
+        let (id, segment) = self.at(index)?;
+        let offset = start - first;
+        let end = offset.checked_add(len_bytes)?;
+        (end <= segment.len_bytes).then_some((id, offset))
+    }
+
+    /// The segment that an access reaches, if it may.
+    ///
+    /// # Errors
+    /// [`AccessRefusal`].
+    pub fn reach(
+        &self,
+        id: SegmentId,
+        way: Way,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<&Segment<M>, AccessRefusal> {
+        let segment = self.get(id).ok_or(AccessRefusal::Stale)?;
+        if !segment.access.allows(way) {
+            return Err(AccessRefusal::Forbidden);
+        }
+        match offset_bytes.checked_add(len_bytes) {
+            Some(end) if end <= segment.len_bytes => Ok(segment),
+            _ => Err(AccessRefusal::OutOfRange),
+        }
+    }
+
+    fn at(&self, index: u32) -> Option<(SegmentId, &Segment<M>)> {
+        let Slot {
+            generation,
+            segment,
+        } = &self.slots[index as usize];
+        let id = SegmentId {
+            index,
+            generation: *generation,
+        };
+        Some((id, segment.as_ref()?))
+    }
+
+    fn check(&self, what: &Registration<'_>) -> Result<(), RegisterRefusal> {
+        if self.free.is_empty() && self.slots.len() >= SEGMENTS_MAX {
+            return Err(RegisterRefusal::Full);
+        }
+        if let Some(name) = what.name {
+            let len_bytes = name.len();
+            if !(1..=SEGMENT_NAME_BYTES_MAX).contains(&len_bytes) {
+                return Err(RegisterRefusal::BadName { len_bytes });
+            }
+            if let Some((holder, _)) = self.by_name(name) {
+                return Err(RegisterRefusal::NameTaken { holder });
+            }
+        }
+        let len_bytes = what.len_bytes;
+        let start = what.start.unwrap_or(0);
+        let Some(end) = start.checked_add(len_bytes).filter(|_| len_bytes > 0) else {
+            return Err(RegisterRefusal::BadRange { start, len_bytes });
+        };
+        if what.start.is_some()
+            && let Some((&first, &index)) = self.starts.range(..end).next_back()
+            && let Some((holder, segment)) = self.at(index)
+            && first + segment.len_bytes > start
+        {
+            return Err(RegisterRefusal::Overlaps { holder });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(start: u64, len_bytes: u64) -> Registration<'static> {
+        Registration {
+            name: None,
+            start: Some(start),
+            len_bytes,
+            access: Access::ReadWrite,
+        }
+    }
+
+    fn named(name: &[u8]) -> Registration<'_> {
+        Registration {
+            name: Some(name),
+            start: None,
+            len_bytes: 10,
+            access: Access::Read,
+        }
+    }
+
+    #[test]
+    fn an_id_dies_with_its_segment_and_its_slot_lives_on() {
+        let mut segments = Segments::default();
+        let first = segments.register(&at(0x1000, 100), 'a').expect("room");
+        assert_eq!(segments.get(first).map(|found| found.memory), Some('a'));
+        let gone = segments.unregister(first).expect("it was there");
+        assert_eq!((gone.memory, segments.len()), ('a', 0));
+        assert!(segments.unregister(first).is_none(), "once");
+        let second = segments.register(&at(0x1000, 100), 'b').expect("room");
+        assert_eq!(
+            (first.index, second.index, second.generation),
+            (0, 0, first.generation + 1)
+        );
+        let old = segments.reach(first, Way::Read, 0, 1);
+        assert_eq!(old.err(), Some(AccessRefusal::Stale));
+        for wire in [0, u64::MAX, second.to_wire() + 1] {
+            assert!(segments.get(SegmentId::from_wire(wire)).is_none());
+        }
+        let back = SegmentId::from_wire(second.to_wire());
+        assert_eq!(segments.get(back).map(|found| found.memory), Some('b'));
+    }
+
+    #[test]
+    fn rights_and_bounds_are_checked_and_overflow_is_out_of_range() {
+        let mut segments = Segments::default();
+        let what = Registration {
+            access: Access::Read,
+            ..at(0, 100)
+        };
+        let id = segments.register(&what, ()).expect("room");
+        let reach = |way, offset, len| {
+            segments
+                .reach(id, way, offset, len)
+                .map(|found| found.len_bytes)
+        };
+        assert_eq!(reach(Way::Read, 0, 100), Ok(100));
+        assert_eq!(reach(Way::Read, 100, 0), Ok(100));
+        assert_eq!(reach(Way::Read, 1, 100), Err(AccessRefusal::OutOfRange));
+        assert_eq!(
+            reach(Way::Read, u64::MAX, 2),
+            Err(AccessRefusal::OutOfRange)
+        );
+        assert_eq!(reach(Way::Write, 0, 1), Err(AccessRefusal::Forbidden));
+        for (access, reads, writes) in [
+            (Access::Read, true, false),
+            (Access::Write, false, true),
+            (Access::ReadWrite, true, true),
+        ] {
+            assert_eq!(
+                (access.allows(Way::Read), access.allows(Way::Write)),
+                (reads, writes)
+            );
+            assert_eq!(Access::from_wire(access.to_wire()), Some(access));
+        }
+        assert_eq!((Access::from_wire(0), Access::from_wire(4)), (None, None));
+    }
+
+    #[test]
+    fn addresses_find_the_segment_that_holds_them_whole() {
+        let mut segments = Segments::default();
+        let low = segments.register(&at(1000, 100), ()).expect("room");
+        let high = segments.register(&at(1100, 50), ()).expect("adjacent");
+        assert_eq!(segments.by_address(1000, 100), Some((low, 0)));
+        assert_eq!(segments.by_address(1120, 30), Some((high, 20)));
+        for (start, len) in [
+            (999, 1),
+            (1090, 20),
+            (1150, 1),
+            (1120, 31),
+            (1120, u64::MAX),
+        ] {
+            assert_eq!(segments.by_address(start, len), None, "{start}+{len}");
+        }
+        for (start, len) in [(950, 51), (1050, 1), (1149, 10), (0, 5000)] {
+            let refused = segments.register(&at(start, len), ());
+            let (refusal, ()) = refused.expect_err("it overlaps");
+            assert!(
+                matches!(refusal, RegisterRefusal::Overlaps { .. }),
+                "{refusal}"
+            );
+        }
+        segments.unregister(low);
+        assert!(segments.register(&at(950, 51), ()).is_ok());
+    }
+
+    #[test]
+    fn names_are_unique_bounded_and_free_again_afterwards() {
+        let mut segments = Segments::default();
+        let id = segments.register(&named(b"kv"), ()).expect("room");
+        assert_eq!(segments.by_name(b"kv").map(|(id, _)| id), Some(id));
+        let taken = segments.register(&named(b"kv"), ()).expect_err("taken");
+        assert_eq!(taken.0, RegisterRefusal::NameTaken { holder: id });
+        let longest = vec![b'n'; SEGMENT_NAME_BYTES_MAX];
+        assert!(segments.register(&named(&longest), ()).is_ok());
+        for bad in [&b""[..], &[b'n'; SEGMENT_NAME_BYTES_MAX + 1]] {
+            let (refusal, ()) = segments.register(&named(bad), ()).expect_err("refused");
+            assert!(matches!(refusal, RegisterRefusal::BadName { .. }));
+        }
+        segments.unregister(id);
+        assert!(segments.by_name(b"kv").is_none());
+        assert!(segments.register(&named(b"kv"), ()).is_ok());
+    }
+
+    #[test]
+    fn no_more_than_the_bound_and_no_range_that_is_none() {
+        let mut segments = Segments::default();
+        for bad in [at(5, 0), at(u64::MAX, 2)] {
+            let (refusal, ()) = segments.register(&bad, ()).expect_err("refused");
+            assert!(matches!(refusal, RegisterRefusal::BadRange { .. }));
+        }
+        let plain = Registration {
+            start: None,
+            ..at(0, 1)
+        };
+        let mut last = None;
+        for _ in 0..SEGMENTS_MAX {
+            last = segments.register(&plain, ()).ok();
+        }
+        let (refusal, ()) = segments.register(&plain, ()).expect_err("full");
+        assert!(refusal.is_backpressure());
+        segments.unregister(last.expect("registered"));
+        assert!(segments.register(&plain, ()).is_ok());
+    }
+}

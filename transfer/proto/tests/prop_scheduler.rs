@@ -1,0 +1,337 @@
+//! The scheduler against a model of a peer, its rails and time: every transfer ends; what is said to
+//! be done is done, exactly once; a write that may still land is never sent a second time; and what
+//! may not be touched any more is not.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use lunette_runtime_core::time::Time;
+use lunette_transfer_proto::engine::message::Refusal;
+use lunette_transfer_proto::engine::scheduler::{
+    Action, Effect, Priority, Scheduler, SchedulerOptions, SliceId, TransferId, TransferOptions,
+};
+use lunette_transfer_proto::engine::segment::Way;
+use lunette_transfer_proto::engine::slices::{Request, Slice};
+use proptest::prelude::*;
+
+const RAILS: usize = 3;
+const MS: Duration = Duration::from_millis(1);
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Step {
+    Submit {
+        requests: Vec<(bool, u64)>,
+        deadline_ms: Option<u16>,
+        has_note: bool,
+        background: bool,
+    },
+    Cancel(prop::sample::Index),
+    /// One of the answers that are outstanding comes.
+    Answer(prop::sample::Index),
+    Refuse(prop::sample::Index, bool),
+    /// A rail breaks: what is under way on it is lost, or lands nevertheless.
+    Break(usize, bool),
+    Wait(u16),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let submit = (
+        prop::collection::vec((any::<bool>(), 0..600_000_u64), 0..6),
+        prop::option::of(1..4000_u16),
+        any::<bool>(),
+        any::<bool>(),
+    )
+        .prop_map(
+            |(requests, deadline_ms, has_note, background)| Step::Submit {
+                requests,
+                deadline_ms,
+                has_note,
+                background,
+            },
+        );
+    let step = prop_oneof![
+        3 => submit,
+        1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
+        12 => any::<prop::sample::Index>().prop_map(Step::Answer),
+        1 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(at, busy)| Step::Refuse(at, busy)),
+        2 => (0..RAILS, any::<bool>()).prop_map(|(rail, lands)| Step::Break(rail, lands)),
+        3 => (0..300_u16).prop_map(Step::Wait),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+/// A piece of a request: its transfer, request, offset and length.
+type Piece = (TransferId, u32, u64, u32);
+
+#[derive(Default)]
+struct Model {
+    /// Slices that are under way: rail, connection.
+    under_way: BTreeMap<SliceId, (usize, u32, TransferId, Slice)>,
+    /// Connections that are up.
+    up: BTreeMap<usize, u32>,
+    connecting: Vec<(usize, u32)>,
+    /// Writes of lost connections that may land still.
+    may_land: BTreeMap<(usize, u32), Vec<Piece>>,
+    fences: Vec<(usize, u32, usize)>,
+    submitted: BTreeMap<TransferId, Vec<u64>>,
+    done: BTreeMap<(TransferId, u32), u64>,
+    finished: BTreeSet<TransferId>,
+}
+
+fn pieces(transfer: TransferId, slice: &Slice) -> Vec<Piece> {
+    let piece = |part: &lunette_transfer_proto::engine::slices::Part| {
+        (transfer, part.request, part.offset_bytes, part.len_bytes)
+    };
+    slice.parts.iter().map(piece).collect()
+}
+
+impl Model {
+    fn take(&mut self, action: Action, scheduler: &Scheduler) {
+        match action {
+            Action::Connect { rail, connection } => self.connecting.push((rail, connection)),
+            Action::Send {
+                slice,
+                transfer,
+                rail,
+            } => {
+                let (found, _) = scheduler.slice(slice).expect("what is sent is there");
+                let connection = self.up[&rail];
+                for piece in pieces(transfer, found) {
+                    let twice = self
+                        .may_land
+                        .values()
+                        .flatten()
+                        .any(|other| *other == piece);
+                    assert!(!twice, "{piece:?} may land still");
+                    let twice = self
+                        .under_way
+                        .values()
+                        .any(|(.., other, sent)| pieces(*other, sent).contains(&piece));
+                    assert!(!twice, "{piece:?} is under way");
+                }
+                let entry = (rail, connection, transfer, found.clone());
+                assert!(self.under_way.insert(slice, entry).is_none());
+            }
+            Action::Fence {
+                rail,
+                connection,
+                via,
+            } => {
+                assert!(self.up.contains_key(&via), "over a rail that is up");
+                self.fences.push((rail, connection, via));
+            }
+            Action::Stop { slice } => assert!(self.under_way.contains_key(&slice)),
+            Action::Close { rail, connection } => assert_eq!(self.up.get(&rail), Some(&connection)),
+            Action::Finished { transfer, outcome } => {
+                assert!(self.finished.insert(transfer), "finished once");
+                let failed: BTreeMap<u32, Effect> = outcome
+                    .failures
+                    .iter()
+                    .filter_map(|failure| Some((failure.request?, failure.effect)))
+                    .collect();
+                for (request, &len) in (0..).zip(&self.submitted[&transfer]) {
+                    let done = self.done.get(&(transfer, request)).copied().unwrap_or(0);
+                    match failed.get(&request) {
+                        None => assert_eq!(done, len, "{transfer:?} {request}"),
+                        Some(Effect::Untouched) => assert_eq!(done, 0),
+                        Some(_) => assert!(done <= len),
+                    }
+                }
+                let mut open = self
+                    .may_land
+                    .values()
+                    .flatten()
+                    .copied()
+                    .collect::<Vec<_>>();
+                for (.., other, slice) in self.under_way.values() {
+                    open.extend(pieces(*other, slice));
+                }
+                for (_, request, ..) in open.into_iter().filter(|open| open.0 == transfer) {
+                    assert_eq!(failed.get(&request), Some(&Effect::MayStillChange));
+                }
+            }
+        }
+    }
+}
+
+struct Run {
+    scheduler: Scheduler,
+    model: Model,
+    now: Time,
+}
+
+impl Run {
+    fn act(&mut self) {
+        while let Some(action) = self.scheduler.next_action(self.now) {
+            match action {
+                Action::Stop { slice } => {
+                    self.model.take(Action::Stop { slice }, &self.scheduler);
+                    self.model.under_way.remove(&slice);
+                    self.scheduler.on_stopped(slice);
+                }
+                Action::Close { rail, connection } => {
+                    self.model
+                        .take(Action::Close { rail, connection }, &self.scheduler);
+                    self.break_rail(rail, false);
+                }
+                other => self.model.take(other, &self.scheduler),
+            }
+        }
+    }
+
+    fn nth(&self, at: &prop::sample::Index) -> Option<SliceId> {
+        let count = self.model.under_way.len();
+        (count > 0).then(|| {
+            *self
+                .model
+                .under_way
+                .keys()
+                .nth(at.index(count))
+                .expect("counted")
+        })
+    }
+
+    fn answer(&mut self, id: SliceId) {
+        let (.., transfer, slice) = self.model.under_way.remove(&id).expect("under way");
+        for (transfer, request, _, len) in pieces(transfer, &slice) {
+            *self.model.done.entry((transfer, request)).or_default() += u64::from(len);
+        }
+        self.scheduler.on_answered(id, self.now);
+    }
+
+    fn break_rail(&mut self, rail: usize, lands: bool) {
+        let Some(connection) = self.model.up.remove(&rail) else {
+            return;
+        };
+        let lost: Vec<SliceId> = self
+            .model
+            .under_way
+            .iter()
+            .filter_map(|(id, (on, ..))| (*on == rail).then_some(*id))
+            .collect();
+        for id in lost {
+            let (.., transfer, slice) = self.model.under_way.remove(&id).expect("under way");
+            if slice.way == Way::Write && lands {
+                let may_land = self.model.may_land.entry((rail, connection)).or_default();
+                may_land.extend(pieces(transfer, &slice));
+            }
+            self.scheduler.on_lost(id, self.now);
+        }
+        self.scheduler.on_rail_failed(rail, connection, self.now);
+        self.model.fences.retain(|&(.., via)| via != rail);
+    }
+
+    /// What the world does by itself, in no time: connections come up, fences are answered.
+    fn settle(&mut self) {
+        for (rail, connection) in std::mem::take(&mut self.model.connecting) {
+            if self.scheduler.on_connected(rail, connection, self.now) {
+                self.model.up.insert(rail, connection);
+            }
+        }
+        for (rail, connection, _) in std::mem::take(&mut self.model.fences) {
+            self.model.may_land.remove(&(rail, connection));
+            self.scheduler.on_fenced(rail, connection, true, self.now);
+        }
+    }
+
+    fn wait(&mut self, ms: u16) {
+        let until = self.now + MS * u32::from(ms);
+        while let Some(due) = self.scheduler.poll_timeout(self.now)
+            && due <= until
+        {
+            self.now = self.now.max(due);
+            self.scheduler.on_timeout(self.now);
+            self.act();
+            self.settle();
+            self.act();
+        }
+        self.now = until;
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Submit {
+                requests,
+                deadline_ms,
+                has_note,
+                background,
+            } => {
+                let lens: Vec<u64> = requests.iter().map(|&(_, len)| len).collect();
+                let requests = requests.into_iter().map(|(is_read, len_bytes)| Request {
+                    way: if is_read { Way::Read } else { Way::Write },
+                    len_bytes,
+                });
+                let deadline = deadline_ms.map_or(Time::MAX, |ms| self.now + MS * u32::from(ms));
+                let priority = if background {
+                    Priority::Background
+                } else {
+                    Priority::Foreground
+                };
+                let options = TransferOptions {
+                    priority,
+                    deadline,
+                    has_note,
+                };
+                let id = self.scheduler.submit(requests, options, self.now);
+                self.model.submitted.insert(id.expect("room"), lens);
+            }
+            Step::Cancel(at) if !self.model.submitted.is_empty() => {
+                let count = self.model.submitted.len();
+                let id = self.model.submitted.keys().nth(at.index(count));
+                self.scheduler.cancel(*id.expect("counted"), self.now);
+            }
+            Step::Cancel(_) => {}
+            Step::Answer(at) => {
+                if let Some(id) = self.nth(&at) {
+                    self.answer(id);
+                }
+            }
+            Step::Refuse(at, busy) => {
+                if let Some(id) = self.nth(&at) {
+                    self.model.under_way.remove(&id);
+                    let refusal = if busy { Refusal::Busy } else { Refusal::Stale };
+                    self.scheduler.on_refused(id, refusal, 0, self.now);
+                }
+            }
+            Step::Break(rail, lands) => self.break_rail(rail, lands),
+            Step::Wait(ms) => self.wait(ms),
+        }
+        self.act();
+        self.settle();
+        self.act();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn every_transfer_ends_as_it_says(steps in steps()) {
+        let mut run = Run {
+            scheduler: Scheduler::new(SchedulerOptions::default(), RAILS),
+            model: Model::default(),
+            now: Time::ZERO + MS,
+        };
+        for step in steps {
+            run.step(step);
+        }
+        // From here on nothing fails: everything ends soon.
+        for _ in 0..10_000 {
+            if run.scheduler.transfers() == 0 {
+                break;
+            }
+            while let Some(&id) = run.model.under_way.keys().next() {
+                run.answer(id);
+                run.act();
+            }
+            run.wait(100);
+            run.settle();
+            run.act();
+        }
+        let ends: BTreeSet<TransferId> = run.model.submitted.keys().copied().collect();
+        prop_assert_eq!(run.model.finished, ends);
+        prop_assert!(run.model.under_way.is_empty() || run.scheduler.transfers() == 0);
+    }
+}
