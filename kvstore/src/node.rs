@@ -22,7 +22,7 @@ use lunette_runtime::{
 };
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
-use lunette_transfer::{Drain, ServeOptions, serve};
+use lunette_transfer::{Drain, REPLY_BYTES_MAX, ServeOptions, serve};
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
@@ -422,6 +422,7 @@ fn serve_options(card: &NodeCard, connections_max: usize) -> ServeOptions {
     let mut greeting = Vec::new();
     card.encode(&mut greeting);
     ServeOptions {
+        reply_bytes_max: REPLY_BYTES_MAX,
         hello: hello(greeting),
         connections_max,
         handshake_timeout: Duration::from_secs(5),

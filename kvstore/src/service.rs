@@ -176,11 +176,8 @@ impl CoreService {
             slice: Rc::clone(&self.slice),
             id,
         };
-        let payload = (!region.is_empty()).then(|| Payload {
-            region,
-            crc32c: header.payload_crc32c,
-            pin: Some(Pin::new(pin)),
-        });
+        let payload = (!region.is_empty())
+            .then(|| Payload::region(region, header.payload_crc32c).pinned(Pin::new(pin)));
         Ok(version_response(Status::Ok, header.version, payload))
     }
 

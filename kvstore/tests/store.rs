@@ -202,11 +202,7 @@ fn a_full_store_and_an_object_that_never_fits_are_typed() {
                 let key = Key::new(b"false").expect("a key");
                 KeyRequest { key }.encode(out);
             };
-            let payload = Some(Payload {
-                region: held,
-                crc32c: 0,
-                pin: None,
-            });
+            let payload = Some(Payload::region(held, 0));
             let attachments = Attachments {
                 payload,
                 room: None,

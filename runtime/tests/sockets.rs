@@ -219,7 +219,7 @@ fn a_list_is_filled_in_order_and_exposed_memory_is_sent_and_received() {
             listener.accept().await.expect("accepted"),
         );
         let source = arena().alloc(PARTS * PART).expect("room").expose();
-        let pattern: Vec<u8> = (0..PARTS * PART).map(|at| (at % 251) as u8).collect();
+        let pattern: Vec<u8> = (0..=250).cycle().take(PARTS * PART).collect();
         source.copy_in(0, &pattern);
         spawn_local(async move {
             let mut message = Message::new();

@@ -4,8 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lunette_runtime::net::{Outbox, TcpStream};
@@ -184,9 +185,26 @@ impl Connection {
         attachments: Attachments,
         timeout: Duration,
     ) -> Result<Reply, CallFailure> {
+        let stop = std::future::pending();
+        self.call_until(op, body, attachments, timeout, stop).await
+    }
+
+    /// As [`call`](Self::call), but gives the call up when `stop` ends, and waits until nothing of a
+    /// reply can land in the room any more: [`CallError::Cancelled`] says so.
+    ///
+    /// # Errors
+    /// [`CallFailure`], with the room.
+    pub async fn call_until(
+        &self,
+        op: u16,
+        body: impl FnOnce(&mut Vec<u8>),
+        attachments: Attachments,
+        timeout: Duration,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Reply, CallFailure> {
         let Attachments { payload, room } = attachments;
         let shared = &self.shared;
-        let payload_len_bytes = payload.as_ref().map_or(0, |payload| payload.region.len());
+        let payload_len_bytes = payload.as_ref().map_or(0, Payload::len);
         let payload_bytes_max = shared.agreement.payload_bytes_max;
         if payload_len_bytes > payload_bytes_max as usize {
             let error = CallError::RequestTooLong {
@@ -202,10 +220,29 @@ impl Connection {
                 room,
             });
         }
-        match shared.start(op, body, payload, room, deadline) {
-            Ok(flight) => flight.await,
-            Err(failure) => Err(failure),
-        }
+        let mut flight = shared.start(op, body, payload, room, deadline)?;
+        let mut stop = pin!(stop);
+        let mut is_stopped = false;
+        poll_fn(|cx| {
+            if !is_stopped && stop.as_mut().poll(cx).is_ready() {
+                is_stopped = true;
+                flight.cancel();
+            }
+            Pin::new(&mut flight).poll(cx)
+        })
+        .await
+    }
+
+    /// Waits until at most `bytes_max` of what was asked are still to be handed to the system, or the
+    /// connection has ended.
+    pub async fn drained_below(&self, bytes_max: usize) {
+        self.shared.outbox.drained_below(bytes_max).await;
+    }
+
+    /// Ends the connection. Calls in flight end with [`CallError::Disconnected`], each when nothing of
+    /// a reply can land in its room any more.
+    pub fn close(&self) {
+        self.shared.close();
     }
 }
 
@@ -377,7 +414,7 @@ impl Shared {
             }
             sleep
                 .as_mut()
-                .map_or(Poll::Pending, |sleep| std::pin::Pin::new(sleep).poll(cx))
+                .map_or(Poll::Pending, |sleep| Pin::new(sleep).poll(cx))
         })
         .await;
     }
@@ -410,13 +447,25 @@ struct Flight {
     waiter: Option<usize>,
 }
 
+impl Flight {
+    /// Gives the call up. Its outcome comes nevertheless, at once or when its room is not lent to a
+    /// receive any more.
+    fn cancel(&self) {
+        let mut state = self.shared.state.borrow_mut();
+        let state = &mut *state;
+        match state.calls.abandon(self.id) {
+            // The caller is the one that asks: nobody else is to be woken.
+            Abandon::Ended { token } => drop(state.finish(token, Err(CallError::Cancelled))),
+            Abandon::MustFence => self.shared.fence.raise(),
+            Abandon::Over => {}
+        }
+    }
+}
+
 impl Future for Flight {
     type Output = Result<Reply, CallFailure>;
 
-    fn poll(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let index = self.waiter.expect("a call is not polled after its outcome");
         let mut state = self.shared.state.borrow_mut();
         let waiter = &mut state.waiters[index];
@@ -575,7 +624,7 @@ impl Sink for Asking {
         };
         let error = match fenced.cause {
             EndCause::DeadlineExceeded => CallError::DeadlineExceeded,
-            EndCause::Abandoned => CallError::Disconnected(CloseReason::Local),
+            EndCause::Abandoned => CallError::Cancelled,
         };
         if let Some(waker) = state.finish(fenced.token, Err(error)) {
             waker.wake();
@@ -590,6 +639,10 @@ impl Sink for Asking {
 
     fn retire(&self) -> impl Future<Output = ()> + use<> {
         std::future::pending()
+    }
+
+    fn is_ready(&self) -> bool {
+        true
     }
 
     async fn ready(&self) {}

@@ -103,6 +103,10 @@ pub enum CallError {
     /// The connection ended first. Whether the peer did what was asked is unknown.
     #[error("connection ended: {0}")]
     Disconnected(CloseReason),
+    /// The caller gave it up. Nothing of a reply lands in its room any more; whether the peer did what
+    /// was asked is unknown.
+    #[error("cancelled")]
+    Cancelled,
     /// The deadline passed first. Whether the peer did what was asked is unknown.
     #[error("deadline exceeded")]
     DeadlineExceeded,
@@ -140,7 +144,7 @@ impl CallError {
         match self {
             Self::Disconnected(reason) => reason.is_retryable(),
             Self::DeadlineExceeded | Self::Corrupt { .. } => true,
-            Self::TooLong { .. } | Self::RequestTooLong { .. } => false,
+            Self::Cancelled | Self::TooLong { .. } | Self::RequestTooLong { .. } => false,
         }
     }
 
@@ -150,7 +154,10 @@ impl CallError {
         match self {
             Self::Corrupt { .. } => true,
             Self::Disconnected(reason) => reason.is_corruption(),
-            Self::DeadlineExceeded | Self::TooLong { .. } | Self::RequestTooLong { .. } => false,
+            Self::Cancelled
+            | Self::DeadlineExceeded
+            | Self::TooLong { .. }
+            | Self::RequestTooLong { .. } => false,
         }
     }
 }

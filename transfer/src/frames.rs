@@ -1,19 +1,97 @@
 //! Frames on their way out, and what goes behind them.
 
-use lunette_runtime::arena::Region;
-use lunette_runtime::net::{Outbox, Pin};
+use lunette_runtime::arena::{Exposed, Region};
+use lunette_runtime::net::{Message, Outbox, Pin};
+use lunette_runtime_core::checksum::Crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 
-/// Bytes to send behind a frame, and their checksum, which the sender does not compute again.
+/// Bytes to send behind a frame, and their checksum.
 #[derive(Debug)]
 pub struct Payload {
-    /// The bytes, pinned until they have been sent. At least one.
-    pub region: Region,
-    /// Their CRC32C.
-    pub crc32c: u32,
-    /// What their owner wants dropped when they have been sent, or will not be.
-    pub pin: Option<Pin>,
+    bytes: Bytes,
+    len: usize,
+    crc32c: u32,
+    pin: Option<Pin>,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Region(Region),
+    Pieces(Vec<Exposed>),
+}
+
+impl Payload {
+    /// A region, pinned until it has been sent, and its CRC32C, which is not computed again.
+    #[must_use]
+    pub const fn region(region: Region, crc32c: u32) -> Self {
+        Self {
+            len: region.len(),
+            bytes: Bytes::Region(region),
+            crc32c,
+            pin: None,
+        }
+    }
+
+    /// Pieces of exposed memory, one after the other, kept until they have been sent. Their checksum
+    /// is computed here; if somebody writes them before they have left, the peer will find that it
+    /// does not fit.
+    #[must_use]
+    pub fn exposed(pieces: Vec<Exposed>) -> Self {
+        let mut checksum = Crc32c::new();
+        let mut len = 0;
+        for piece in &pieces {
+            piece.fold(&mut checksum);
+            len += piece.len();
+        }
+        Self {
+            len,
+            bytes: Bytes::Pieces(pieces),
+            crc32c: checksum.value(),
+            pin: None,
+        }
+    }
+
+    /// The same, with what its owner wants dropped when it has been sent, or will not be.
+    #[must_use]
+    pub fn pinned(self, pin: Pin) -> Self {
+        let pin = Some(pin);
+        Self { pin, ..self }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it is empty, which is the same as none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn parts(&self) -> usize {
+        match &self.bytes {
+            Bytes::Region(_) => 1,
+            Bytes::Pieces(pieces) => pieces.len(),
+        }
+    }
+
+    fn append(self, message: &mut Message) {
+        match (self.bytes, self.pin) {
+            (Bytes::Region(region), None) => message.payload(region),
+            (Bytes::Region(region), Some(pin)) => message.payload_pinned(region, pin),
+            (Bytes::Pieces(pieces), pin) => {
+                for piece in pieces {
+                    message.exposed(piece);
+                }
+                if let Some(pin) = pin {
+                    message.pin(pin);
+                }
+            }
+        }
+    }
 }
 
 /// Queues a frame.
@@ -26,23 +104,14 @@ pub(crate) fn push_frame(
     payload: Option<Payload>,
 ) {
     let digest = payload.as_ref().map(|payload| PayloadDigest {
-        len_bytes: u32::try_from(payload.region.len()).expect("a payload is bounded"),
+        len_bytes: u32::try_from(payload.len).expect("a payload is bounded"),
         crc32c: payload.crc32c,
     });
-    outbox.append(|message| {
+    let parts = 1 + payload.as_ref().map_or(0, Payload::parts);
+    outbox.append_parts(parts, |message| {
         message.control(|out| encode_frame(out, kind, code, id, body, digest));
-        match payload {
-            None => {}
-            Some(Payload {
-                region, pin: None, ..
-            }) => message.payload(region),
-            Some(Payload {
-                region,
-                pin: Some(pin),
-                ..
-            }) => {
-                message.payload_pinned(region, pin);
-            }
+        if let Some(payload) = payload {
+            payload.append(message);
         }
     });
 }

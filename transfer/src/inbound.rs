@@ -9,6 +9,7 @@ use std::future::{Future, pending};
 use lunette_runtime::arena::RegionMut;
 use lunette_runtime::net::{Outbox, TcpStream};
 use lunette_runtime::{OpError, arena, time};
+use lunette_runtime_core::checksum::Crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::hello::{Agreement, Handshake, HandshakeFault, HandshakeOutput};
 use lunette_transfer_proto::receiver::{
@@ -41,12 +42,16 @@ pub(crate) trait Sink {
     fn stop(&self) -> impl Future<Output = ()> + use<Self>;
     /// Ends when no further frame is to be read: asked between two frames only.
     fn retire(&self) -> impl Future<Output = ()> + use<Self>;
+    /// Whether the sink can take more at once.
+    fn is_ready(&self) -> bool;
     /// Waits until the sink can take more.
     fn ready(&self) -> impl Future<Output = ()>;
 }
 
 /// What the receiver wants next.
 enum Next {
+    /// The sink has enough for now; staging has more.
+    Pause,
     Control,
     Payload {
         id: RequestId,
@@ -134,9 +139,12 @@ impl Inbound {
     /// Receives until the connection ends, and says why.
     pub(crate) async fn run(&mut self, sink: &mut impl Sink) -> CloseReason {
         loop {
-            sink.ready().await;
+            if !sink.is_ready() {
+                sink.ready().await;
+            }
             let received = match self.step_all(sink) {
                 Err(reason) => return reason,
+                Ok(Next::Pause) => continue,
                 Ok(Next::Control) => match self.receive_control(sink.retire()).await {
                     Err(CloseReason::Io(OpError::Cancelled)) => Err(CloseReason::Local),
                     other => other,
@@ -156,10 +164,19 @@ impl Inbound {
     fn step_all(&mut self, sink: &mut impl Sink) -> Result<Next, CloseReason> {
         let staging = self.staging.as_ref().expect("no receive is in flight");
         let mut input = &staging.as_slice()[self.unread.clone()];
+        let end = self.unread.end;
         self.unread = 0..0;
         loop {
             match self.receiver.step(&mut input)? {
-                Step::Frame(frame) => sink.on_frame(frame)?,
+                Step::Frame(frame) => {
+                    let has_payload = frame.header.payload.len_bytes > 0;
+                    sink.on_frame(frame)?;
+                    // Between two frames only: the next step begins with a header.
+                    if !input.is_empty() && !has_payload && !sink.is_ready() {
+                        self.unread = end - input.len()..end;
+                        return Ok(Next::Pause);
+                    }
+                }
                 Step::Payload {
                     id,
                     offset_bytes,
@@ -211,9 +228,7 @@ impl Inbound {
         len: u32,
     ) -> Result<(), CloseReason> {
         let len = len.min(DIRECT_BYTES_MAX) as usize;
-        let (region, lent) = room.lend(offset, len);
-        let stop = sink.stop();
-        let (result, region) = self.stream.recv_until(region, lent.start, len, stop).await;
+        let (result, room) = room.receive(&self.stream, offset, len, sink.stop()).await;
         let stopped = result == Err(OpError::Cancelled);
         let received = if stopped {
             Ok(0)
@@ -221,11 +236,11 @@ impl Inbound {
             self.check_received(result)
         };
         let folded = received.and_then(|count| {
-            let bytes = &region.as_slice()[lent.start..lent.start + count];
-            Ok(self.receiver.on_payload(bytes)?)
+            let fold = |checksum: &mut Crc32c| room.fold(offset, count, checksum);
+            Ok(self.receiver.on_payload_in_place(count, fold)?)
         });
         // The room goes back whatever happened.
-        let given_back = sink.give_back(id, lent.reunite(region), stopped);
+        let given_back = sink.give_back(id, room, stopped);
         folded.and(given_back)
     }
 

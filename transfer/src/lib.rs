@@ -32,5 +32,6 @@ pub use error::{CallError, CallFailure, CloseReason, ConnectError};
 pub use frames::Payload;
 pub use room::Room;
 pub use server::{
-    Intake, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, ServeOptions, Service, serve,
+    Closer, ConnectionId, Intake, Later, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response,
+    ServeOptions, Service, serve,
 };

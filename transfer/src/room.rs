@@ -2,13 +2,66 @@
 
 use std::ops::Range;
 
-use lunette_runtime::arena::RegionMut;
+use lunette_runtime::arena::{Exposed, RegionMut};
+use lunette_runtime::net::TcpStream;
+use lunette_runtime::vectored::Scatter;
+use lunette_runtime::{BufResult, OpError};
+use lunette_runtime_core::checksum::Crc32c;
 
-/// A range of a region, lent for a payload to be received into.
+/// Memory lent for a payload to be received into: a range of a region, or pieces of exposed memory.
 #[derive(Debug)]
 pub struct Room {
-    region: RegionMut,
-    range: Range<usize>,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Region {
+        region: RegionMut,
+        range: Range<usize>,
+    },
+    Pieces(Pieces),
+}
+
+/// Exposed memory, filled one piece after the other.
+#[derive(Debug)]
+struct Pieces {
+    pieces: Vec<Exposed>,
+    /// Where each piece ends.
+    ends: Vec<usize>,
+}
+
+impl Pieces {
+    fn new(pieces: Vec<Exposed>) -> Self {
+        let end = |sum: &mut usize, piece: &Exposed| {
+            *sum += piece.len();
+            Some(*sum)
+        };
+        let ends = pieces.iter().scan(0, end).collect();
+        Self { pieces, ends }
+    }
+
+    fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// The parts that make up `offset..offset + len`.
+    fn parts(&self, offset: usize, len: usize) -> impl Iterator<Item = Exposed> {
+        assert!(
+            offset + len <= self.len(),
+            "a payload stays inside its room"
+        );
+        let first = self.ends.partition_point(|&end| end <= offset);
+        let mut skip = offset - first.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let mut left = len;
+        self.pieces[first..].iter().map_while(move |piece| {
+            let count = left.min(piece.len() - skip);
+            let part = (count > 0).then(|| piece.slice(skip, count));
+            skip = 0;
+            left -= count;
+            part
+        })
+    }
 }
 
 impl Room {
@@ -16,7 +69,8 @@ impl Room {
     #[must_use]
     pub const fn whole(region: RegionMut) -> Self {
         let range = 0..region.len();
-        Self { region, range }
+        let place = Place::Region { region, range };
+        Self { place }
     }
 
     /// A range of the region.
@@ -29,97 +83,198 @@ impl Room {
             range.start <= range.end && range.end <= region.len(),
             "a room inside its region"
         );
-        Self { region, range }
+        let place = Place::Region { region, range };
+        Self { place }
+    }
+
+    /// Exposed memory, one piece after the other. Empty pieces are allowed.
+    #[must_use]
+    pub fn exposed(mut pieces: Vec<Exposed>) -> Self {
+        pieces.retain(|piece| !piece.is_empty());
+        let place = Place::Pieces(Pieces::new(pieces));
+        Self { place }
     }
 
     /// Bytes that fit.
     #[must_use]
-    pub const fn len(&self) -> usize {
-        self.range.end - self.range.start
+    pub fn len(&self) -> usize {
+        match &self.place {
+            Place::Region { range, .. } => range.end - range.start,
+            Place::Pieces(pieces) => pieces.len(),
+        }
     }
 
     /// Whether nothing fits.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The bytes of the room.
+    ///
+    /// # Panics
+    /// If it is of exposed memory, of which nobody has the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        &self.region.as_slice()[self.range.clone()]
+        let bytes = match &self.place {
+            Place::Region { region, range } => Some(&region.as_slice()[range.clone()]),
+            Place::Pieces(_) => None,
+        };
+        bytes.expect("exposed memory is copied, not borrowed")
     }
 
     /// The region, with whatever has been received into the room.
+    ///
+    /// # Panics
+    /// If it is of exposed memory.
     #[must_use]
     pub fn into_region(self) -> RegionMut {
-        self.region
+        let region = match self.place {
+            Place::Region { region, .. } => Some(region),
+            Place::Pieces(_) => None,
+        };
+        region.expect("the room is one of a region")
     }
 
     /// Places bytes that arrived in staging.
     pub(crate) fn place(&mut self, offset: usize, bytes: &[u8]) {
-        let start = self.range.start + offset;
-        let end = start + bytes.len();
-        assert!(end <= self.range.end, "a payload stays inside its room");
-        self.region.as_mut_slice()[start..end].copy_from_slice(bytes);
-    }
-
-    /// Takes the room apart for a receive to `offset`: the region and where to start in it.
-    pub(crate) fn lend(self, offset: usize, len: usize) -> (RegionMut, Lent) {
-        let start = self.range.start + offset;
-        assert!(
-            start + len <= self.range.end,
-            "a payload stays inside its room"
-        );
-        (
-            self.region,
-            Lent {
-                range: self.range,
-                start,
-            },
-        )
-    }
-}
-
-/// What is left of a room while its region is lent to a receive.
-#[derive(Clone, Debug)]
-pub(crate) struct Lent {
-    range: Range<usize>,
-    /// Where in the region the receive starts.
-    pub(crate) start: usize,
-}
-
-impl Lent {
-    pub(crate) fn reunite(self, region: RegionMut) -> Room {
-        Room {
-            region,
-            range: self.range,
+        match &mut self.place {
+            Place::Region { region, range } => {
+                let start = range.start + offset;
+                let end = start + bytes.len();
+                assert!(end <= range.end, "a payload stays inside its room");
+                region.as_mut_slice()[start..end].copy_from_slice(bytes);
+            }
+            Place::Pieces(pieces) => {
+                let mut rest = bytes;
+                for part in pieces.parts(offset, bytes.len()) {
+                    let (now, later) = rest.split_at(part.len());
+                    part.copy_in(0, now);
+                    rest = later;
+                }
+            }
         }
     }
+
+    /// Folds bytes that have been received straight into the room.
+    pub(crate) fn fold(&self, offset: usize, len: usize, checksum: &mut Crc32c) {
+        match &self.place {
+            Place::Region { region, range } => {
+                let start = range.start + offset;
+                checksum.fold(&region.as_slice()[start..start + len]);
+            }
+            Place::Pieces(pieces) => {
+                for part in pieces.parts(offset, len) {
+                    part.fold(checksum);
+                }
+            }
+        }
+    }
+
+    /// Receives at most `len` bytes to `offset`, unless `stop` ends first. The room comes back when
+    /// the system has let go of it.
+    pub(crate) async fn receive(
+        self,
+        stream: &TcpStream,
+        offset: usize,
+        len: usize,
+        stop: impl Future<Output = ()>,
+    ) -> BufResult<usize, Self> {
+        match self.place {
+            Place::Region { region, range } => {
+                let start = range.start + offset;
+                assert!(start + len <= range.end, "a payload stays inside its room");
+                let (result, region) = stream.recv_until(region, start, len, stop).await;
+                let place = Place::Region { region, range };
+                (result, Self { place })
+            }
+            Place::Pieces(pieces) => {
+                let result = receive_pieces(stream, &pieces, offset, len, stop).await;
+                let place = Place::Pieces(pieces);
+                (result, Self { place })
+            }
+        }
+    }
+}
+
+async fn receive_pieces(
+    stream: &TcpStream,
+    pieces: &Pieces,
+    offset: usize,
+    len: usize,
+    stop: impl Future<Output = ()>,
+) -> Result<usize, OpError> {
+    let mut parts = pieces.parts(offset, len).peekable();
+    let first = parts.next().expect("a receive is of at least one byte");
+    if parts.peek().is_none() {
+        let len = first.len();
+        return stream.recv_until(first, 0, len, stop).await.0;
+    }
+    let mut list = Scatter::new();
+    for part in std::iter::once(first).chain(parts) {
+        if list.push_exposed(part).is_err() {
+            break;
+        }
+    }
+    stream.recv_list_until(list, stop).await.0
 }
 
 #[cfg(test)]
 mod tests {
     use lunette_runtime::arena::{Arena, ArenaOptions};
+    use lunette_runtime_core::checksum::crc32c;
 
     use super::*;
 
+    fn arena() -> Arena {
+        Arena::new(ArenaOptions::default())
+    }
+
     #[test]
-    fn a_room_is_taken_apart_and_put_together() {
-        let arena = Arena::new(ArenaOptions::default());
-        let mut room = Room::of(arena.alloc(100).expect("room"), 10..20);
+    fn bytes_are_placed_within_the_range() {
+        let mut room = Room::of(arena().alloc(100).expect("room"), 10..20);
         room.place(8, b"yz");
-        let (mut region, lent) = room.lend(0, 8);
-        assert_eq!(lent.start, 10);
-        region.as_mut_slice()[10..18].fill(b'x');
-        let room = lent.reunite(region);
+        room.place(0, b"xxxxxxxx");
         assert_eq!(room.as_slice(), b"xxxxxxxxyz");
+        let mut checksum = Crc32c::new();
+        room.fold(7, 2, &mut checksum);
+        assert_eq!(checksum.value(), crc32c(b"xy"));
+    }
+
+    #[test]
+    fn bytes_are_placed_over_pieces_from_any_point() {
+        let arena = arena();
+        let lens = [3, 0, 1, 5];
+        let memory: Vec<Exposed> = lens
+            .iter()
+            .map(|len| arena.alloc(8).expect("room").expose().slice(0, *len))
+            .collect();
+        let mut room = Room::exposed(memory.clone());
+        assert_eq!(room.len(), 9);
+        room.place(0, b"abcdefghi");
+        let all = || memory.iter().flat_map(Exposed::to_vec).collect::<Vec<u8>>();
+        assert_eq!(all(), b"abcdefghi");
+        for start in 0..=9 {
+            for end in start..=9 {
+                let mut checksum = Crc32c::new();
+                room.fold(start, end - start, &mut checksum);
+                assert_eq!(checksum.value(), crc32c(&b"abcdefghi"[start..end]));
+            }
+        }
+        room.place(2, b"XYZ");
+        assert_eq!(all(), b"abXYZfghi");
     }
 
     #[test]
     #[should_panic(expected = "stays inside its room")]
     fn placing_beyond_the_end_is_refused() {
-        let arena = Arena::new(ArenaOptions::default());
-        Room::of(arena.alloc(100).expect("room"), 10..20).place(9, b"yz");
+        Room::of(arena().alloc(100).expect("room"), 10..20).place(9, b"yz");
+    }
+
+    #[test]
+    #[should_panic(expected = "stays inside its room")]
+    fn placing_beyond_the_last_piece_is_refused() {
+        let memory = arena().alloc(8).expect("room").expose();
+        Room::exposed(vec![memory]).place(7, b"yz");
     }
 }

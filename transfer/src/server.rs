@@ -1,8 +1,9 @@
 //! The answering side: accepts connections and hands requests to a [`Service`].
 
 use std::cell::Cell;
+use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use lunette_runtime::net::{Outbox, TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Scope, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::FrameKind;
-use lunette_transfer_proto::hello::{Handshake, Hello, HelloRefusal};
+use lunette_transfer_proto::hello::{Agreement, Handshake, Hello, HelloRefusal};
 use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 
 use crate::drain::{Begun, Drain};
@@ -36,11 +37,20 @@ pub struct ServeOptions {
     pub handshake_timeout: Duration,
     /// How long a peer may pause in the middle of a payload, or answer nothing at all.
     pub stall_timeout: Duration,
+    /// Bytes of replies that may wait for one peer before its next requests are left unread; at most
+    /// [`REPLY_BYTES_MAX`].
+    pub reply_bytes_max: usize,
 }
+
+/// Names a connection among those that one call of [`serve`] has accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(u64);
 
 /// A request as it arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestHead<'a> {
+    /// The connection that it came on.
+    pub connection: ConnectionId,
     /// What is asked.
     pub op: u16,
     /// The request's body.
@@ -67,6 +77,9 @@ pub struct Response {
 pub enum Intake<P> {
     /// Answers at once. The request's payload, if any, is discarded.
     Answer(Response),
+    /// Answers when the future ends, unless the connection ends first: the future is dropped then. The
+    /// request's payload, if any, is discarded.
+    Later(Later),
     /// Receives the payload first. The room has at least the payload's length.
     Receive {
         /// What the service wants back with the payload.
@@ -74,6 +87,22 @@ pub enum Intake<P> {
         /// Where the payload goes.
         room: Room,
     },
+}
+
+/// An answer that is not there yet.
+pub struct Later(Pin<Box<dyn Future<Output = Response>>>);
+
+impl Later {
+    /// The output of `response`.
+    pub fn new(response: impl Future<Output = Response> + 'static) -> Self {
+        Self(Box::pin(response))
+    }
+}
+
+impl fmt::Debug for Later {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Later")
+    }
 }
 
 /// How the receipt of a payload ended.
@@ -85,6 +114,18 @@ pub enum PayloadOutcome {
     Corrupt,
     /// The connection ended first. The answer will reach nobody.
     Lost,
+}
+
+/// Ends one connection, from this side.
+#[derive(Clone, Debug)]
+pub struct Closer(TcpStream);
+
+impl Closer {
+    /// Begins to end it: what is being received is received no further.
+    /// [`Service::on_ended`] follows.
+    pub fn close(&self) {
+        self.0.shutdown();
+    }
 }
 
 /// What answers requests. Calls come one at a time; the service belongs to one core.
@@ -103,6 +144,17 @@ pub trait Service: 'static {
     fn on_connections(&self, open: usize) {
         let _ = open;
     }
+
+    /// A peer has introduced itself; its requests follow. `closer` ends the connection.
+    fn on_agreed(&self, connection: ConnectionId, agreement: &Agreement, closer: Closer) {
+        let _ = (connection, agreement, closer);
+    }
+
+    /// A connection whose peer had introduced itself has ended: no byte of it lands in any room any
+    /// more, and each of its payloads has been told of.
+    fn on_ended(&self, connection: ConnectionId) {
+        let _ = connection;
+    }
 }
 
 /// Serves connections to `listener` until `drain` begins and every connection has ended.
@@ -118,6 +170,7 @@ pub async fn serve<S: Service>(
 ) {
     let options = Rc::new(options);
     let open = Rc::new(Cell::new(0));
+    let mut ids = (0..).map(ConnectionId);
     let connections = Scope::new();
     let retire = drain.listen();
     loop {
@@ -141,8 +194,10 @@ pub async fn serve<S: Service>(
         let (service, options) = (Rc::clone(&service), Rc::clone(&options));
         let retire = drain.listen();
         let counted = Counted::new(&open, &service);
+        let id = ids.next().expect("numbers do not end");
         spawned(connections.spawn(async move {
-            let reason = serve_connection(stream, Rc::clone(&service), &options, retire).await;
+            let service = Rc::clone(&service);
+            let reason = serve_connection(id, stream, service, &options, retire).await;
             tracing::debug!(?reason, "connection ended");
             drop(counted);
         }));
@@ -204,6 +259,7 @@ async fn refuse(stream: TcpStream) {
 }
 
 async fn serve_connection<S: Service>(
+    id: ConnectionId,
     stream: TcpStream,
     service: Rc<S>,
     options: &ServeOptions,
@@ -216,18 +272,21 @@ async fn serve_connection<S: Service>(
     let deadline = time::now() + options.handshake_timeout;
     let handshake = Handshake::acceptor(options.hello.clone(), deadline);
     let result = match inbound.handshake(handshake, &outbox).await {
-        Ok(_agreement) => {
-            let stall_timeout = options.stall_timeout;
-            let outbox = outbox.clone();
+        Ok(agreement) => {
+            service.on_agreed(id, &agreement, Closer(stream.clone()));
             let mut answering = Answering {
+                id,
                 service,
-                outbox,
-                stall_timeout,
+                outbox: outbox.clone(),
+                stall_timeout: options.stall_timeout,
+                reply_bytes_max: options.reply_bytes_max.min(REPLY_BYTES_MAX),
                 retire,
                 arriving: None,
+                later: Scope::new(),
             };
             let reason = inbound.run(&mut answering).await;
             answering.lose();
+            answering.service.on_ended(id);
             if reason == CloseReason::Local {
                 answering.say_farewell();
             }
@@ -260,30 +319,37 @@ struct Arriving<P> {
     room: Option<Room>,
 }
 
+fn answer(outbox: &Outbox, id: RequestId, response: Response) {
+    let Response {
+        status,
+        body,
+        payload,
+    } = response;
+    push_frame(outbox, FrameKind::Response, status, id, &body, payload);
+}
+
 /// One connection's answering side.
 struct Answering<S: Service> {
+    id: ConnectionId,
     service: Rc<S>,
     outbox: Outbox,
     stall_timeout: Duration,
+    reply_bytes_max: usize,
     retire: Begun,
     arriving: Option<Arriving<S::Pending>>,
+    /// Answers that are not there yet.
+    later: Scope,
 }
 
 impl<S: Service> Answering<S> {
     fn answer(&self, id: RequestId, response: Response) {
-        let Response {
-            status,
-            body,
-            payload,
-        } = response;
-        push_frame(
-            &self.outbox,
-            FrameKind::Response,
-            status,
-            id,
-            &body,
-            payload,
-        );
+        answer(&self.outbox, id, response);
+    }
+
+    fn answer_later(&self, id: RequestId, Later(response): Later) {
+        let outbox = self.outbox.clone();
+        let answering = async move { answer(&outbox, id, response.await) };
+        spawned(self.later.spawn(answering));
     }
 
     fn say_farewell(&self) {
@@ -315,6 +381,7 @@ impl<S: Service> Sink for Answering<S> {
         }
         assert!(self.arriving.is_none(), "one payload arrives at a time");
         let request = RequestHead {
+            connection: self.id,
             op: header.code,
             body,
             payload_len_bytes: header.payload.len_bytes,
@@ -322,6 +389,7 @@ impl<S: Service> Sink for Answering<S> {
         };
         match self.service.on_request(request) {
             Intake::Answer(response) => self.answer(header.id, response),
+            Intake::Later(response) => self.answer_later(header.id, response),
             Intake::Receive { pending, room } => {
                 let len = header.payload.len_bytes as usize;
                 assert!(
@@ -386,7 +454,11 @@ impl<S: Service> Sink for Answering<S> {
         poll_fn(move |cx| retire.poll(cx.waker()))
     }
 
+    fn is_ready(&self) -> bool {
+        self.outbox.pending_bytes() <= self.reply_bytes_max
+    }
+
     async fn ready(&self) {
-        self.outbox.drained_below(REPLY_BYTES_MAX).await;
+        self.outbox.drained_below(self.reply_bytes_max).await;
     }
 }

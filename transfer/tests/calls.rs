@@ -14,7 +14,7 @@ use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::{
     Attachments, CallError, CloseReason, ConnectError, Connection, Drain, Intake, Payload,
-    PayloadOutcome, RequestHead, Response, Room, ServeOptions, Service, serve,
+    PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, Room, ServeOptions, Service, serve,
 };
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Handshake, HandshakeFault, Hello, HelloRefusal, VersionRange};
@@ -82,11 +82,7 @@ impl Service for Echo {
             PayloadOutcome::Intact => {
                 let region = room.into_region().freeze().slice(0, len);
                 let crc = crc32c(region.as_slice()) ^ u32::from(self.lies.get());
-                let payload = Some(Payload {
-                    region,
-                    crc32c: crc,
-                    pin: None,
-                });
+                let payload = Some(Payload::region(region, crc));
                 Response {
                     status,
                     body: Vec::new(),
@@ -114,6 +110,7 @@ impl Service for Echo {
 
 fn options(connections_max: usize) -> ServeOptions {
     ServeOptions {
+        reply_bytes_max: REPLY_BYTES_MAX,
         hello: hello(),
         connections_max,
         handshake_timeout: Duration::from_millis(200),
@@ -150,11 +147,8 @@ fn pattern(len: usize) -> Region {
 }
 
 fn payload(region: &Region) -> Option<Payload> {
-    Some(Payload {
-        region: region.clone(),
-        crc32c: crc32c(region.as_slice()),
-        pin: None,
-    })
+    let crc32c = crc32c(region.as_slice());
+    Some(Payload::region(region.clone(), crc32c))
 }
 
 fn room(len: usize) -> Option<Room> {
@@ -227,11 +221,7 @@ fn damaged_payloads_are_refused_on_both_sides_and_the_connection_goes_on() {
         let connection = connect(address).await;
         for len in [100, MIB] {
             let sent = pattern(len);
-            let wrong = Payload {
-                region: sent.clone(),
-                crc32c: crc32c(sent.as_slice()) ^ 1,
-                pin: None,
-            };
+            let wrong = Payload::region(sent.clone(), crc32c(sent.as_slice()) ^ 1);
             let attachments = Attachments {
                 payload: Some(wrong),
                 room: room(len),

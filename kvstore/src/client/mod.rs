@@ -126,11 +126,9 @@ impl Client {
                 len_bytes,
             }));
         }
-        let payload = value.region.map(|region| Payload {
-            region,
-            crc32c: value.crc32c,
-            pin: None,
-        });
+        let payload = value
+            .region
+            .map(|region| Payload::region(region, value.crc32c));
         let endpoint = self.cluster.home(key);
         let attachments = Attachments {
             payload,

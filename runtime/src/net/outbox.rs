@@ -24,8 +24,8 @@ struct State {
     pending_bytes: usize,
     is_closed: bool,
     sender: Option<Waker>,
-    /// Waits until less is pending.
-    throttled: Option<Waker>,
+    /// Wait until less is pending.
+    throttled: Vec<Waker>,
 }
 
 /// A queue of outgoing messages. Clones share it.
@@ -37,14 +37,23 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Queues what `write` appends, which is at most four parts (see [`Message::is_full`]). After
-    /// the close it is dropped: nobody is there to read it.
+    /// Queues what `write` appends, which is at most four parts. After the close it is dropped: nobody
+    /// is there to read it.
     pub fn append(&self, write: impl FnOnce(&mut Message)) {
+        self.append_parts(4, write);
+    }
+
+    /// Queues what `write` appends, which is so many parts at most.
+    pub fn append_parts(&self, parts: usize, write: impl FnOnce(&mut Message)) {
         let mut state = self.state.borrow_mut();
         if state.is_closed {
             return;
         }
-        if state.queue.back().is_none_or(|message| message.is_full()) {
+        if state
+            .queue
+            .back()
+            .is_none_or(|message| !message.has_room_for(parts))
+        {
             let message = state.spare.pop_back().unwrap_or_else(Message::new);
             state.queue.push_back(message);
         }
@@ -68,6 +77,12 @@ impl Outbox {
         }
     }
 
+    /// Bytes queued and in flight.
+    #[must_use]
+    pub fn pending_bytes(&self) -> usize {
+        self.state.borrow().pending_bytes
+    }
+
     /// Waits until at most `bytes_max` are queued and in flight, or the outbox is closed.
     pub async fn drained_below(&self, bytes_max: usize) {
         poll_fn(|cx| {
@@ -75,7 +90,7 @@ impl Outbox {
             if state.is_closed || state.pending_bytes <= bytes_max {
                 return Poll::Ready(());
             }
-            state.throttled = Some(cx.waker().clone());
+            state.throttled.push(cx.waker().clone());
             Poll::Pending
         })
         .await;
@@ -86,10 +101,11 @@ impl Outbox {
         let mut state = self.state.borrow_mut();
         state.is_closed = true;
         let queue = std::mem::take(&mut state.queue);
-        let wakers = [state.sender.take(), state.throttled.take()];
+        let sender = state.sender.take();
+        let throttled = std::mem::take(&mut state.throttled);
         drop(state);
         drop(queue);
-        for waker in wakers.into_iter().flatten() {
+        for waker in sender.into_iter().chain(throttled) {
             waker.wake();
         }
     }
@@ -110,9 +126,9 @@ impl Outbox {
             if state.spare.len() < SPARE_MESSAGES_MAX {
                 state.spare.push_back(message);
             }
-            let throttled = state.throttled.take();
+            let throttled = std::mem::take(&mut state.throttled);
             drop(state);
-            if let Some(waker) = throttled {
+            for waker in throttled {
                 waker.wake();
             }
         }

@@ -45,6 +45,8 @@ impl fmt::Debug for Pin {
 pub struct Message {
     control: Vec<u8>,
     parts: Vec<Part>,
+    /// Kept for parts that have no place for a pin.
+    pins: Vec<Pin>,
     len: usize,
     sent: usize,
     iov: Vec<libc::iovec>,
@@ -58,6 +60,7 @@ impl Message {
         Box::new(Self {
             control: Vec::new(),
             parts: Vec::new(),
+            pins: Vec::new(),
             len: 0,
             sent: 0,
             iov: Vec::new(),
@@ -77,10 +80,10 @@ impl Message {
         self.len() == 0
     }
 
-    /// Whether another part may be refused; send and clear first.
+    /// Whether so many parts more fit. If not: send and clear first.
     #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.parts.len() + 2 > MESSAGE_PARTS_MAX
+    pub const fn has_room_for(&self, parts: usize) -> bool {
+        self.parts.len() + parts <= MESSAGE_PARTS_MAX
     }
 
     /// Appends control bytes: `write` appends them to the buffer that it is given.
@@ -142,10 +145,16 @@ impl Message {
         }
     }
 
+    /// Keeps `pin` until [`Message::clear`].
+    pub fn pin(&mut self, pin: Pin) {
+        self.pins.push(pin);
+    }
+
     /// Empties the message, unpins its regions and keeps its buffers.
     pub fn clear(&mut self) {
         self.control.clear();
         self.parts.clear();
+        self.pins.clear();
         self.iov.clear();
         self.len = 0;
         self.sent = 0;
@@ -270,9 +279,10 @@ mod tests {
         let arena = Arena::new(ArenaOptions::default());
         let region = arena.alloc(1).expect("room").freeze();
         let mut message = Message::new();
-        while !message.is_full() {
+        while message.has_room_for(2) {
             message.payload(region.clone());
         }
         message.payload(region);
+        assert!(!message.has_room_for(1));
     }
 }

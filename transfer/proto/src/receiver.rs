@@ -90,12 +90,16 @@ impl Arrival {
 
     /// Folds bytes that are part of this payload.
     fn fold(&mut self, bytes: &[u8]) {
+        self.fold_with(bytes.len(), |checksum| checksum.fold(bytes));
+    }
+
+    fn fold_with(&mut self, len: usize, fold: impl FnOnce(&mut Crc32c)) {
         assert!(
-            bytes.len() <= self.left_bytes() as usize,
+            len <= self.left_bytes() as usize,
             "more bytes than the payload has left"
         );
-        self.crc.fold(bytes);
-        self.arrived_bytes += bytes_u32(bytes.len());
+        fold(&mut self.crc);
+        self.arrived_bytes += bytes_u32(len);
     }
 
     fn verdict(&self) -> PayloadVerdict {
@@ -216,14 +220,30 @@ impl Receiver {
     /// If no payload is arriving, or less of it is left than `bytes`: a bug of the driver, which
     /// chose how much to receive.
     pub fn on_payload(&mut self, bytes: &[u8]) -> Result<(), WireFault> {
+        self.on_payload_in_place(bytes.len(), |checksum| checksum.fold(bytes))
+    }
+
+    /// As [`on_payload`](Self::on_payload), for bytes of which the driver has no slice: `fold` folds
+    /// the `len` of them, wherever they lie.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn on_payload_in_place(
+        &mut self,
+        len: usize,
+        fold: impl FnOnce(&mut Crc32c),
+    ) -> Result<(), WireFault> {
         match &mut self.state {
             State::Payload(arrival) => {
-                arrival.fold(bytes);
+                arrival.fold_with(len, fold);
                 Ok(())
             }
             State::Failed(fault) => Err(*fault),
             State::Header { .. } | State::Body { .. } => {
-                assert!(bytes.is_empty(), "payload bytes outside a payload");
+                assert!(len == 0, "payload bytes outside a payload");
                 Ok(())
             }
         }

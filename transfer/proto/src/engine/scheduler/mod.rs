@@ -237,6 +237,17 @@ impl Scheduler {
         }
     }
 
+    /// Takes a connection that was made before, as that of a rail that was never tried.
+    ///
+    /// # Panics
+    /// If it was tried.
+    pub fn adopt(&mut self, rail: usize, now: Time) -> u32 {
+        let found = &mut self.rails[rail];
+        assert!(found.try_connect(now), "a rail that was never tried");
+        found.on_connected(now);
+        found.connection()
+    }
+
     /// A rail is connected. False if that connection is not wanted any more: close it.
     pub fn on_connected(&mut self, rail: usize, connection: u32, now: Time) -> bool {
         let found = &mut self.rails[rail];
