@@ -32,10 +32,11 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 20] = [
+const FLOORS: [(&str, Floor); 23] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-auth", Floor::Pure),
+    ("lunette-cluster-proto", Floor::Pure),
     ("lunette-kvstore-proto", Floor::Pure),
     ("lunette-conductor-policy", Floor::Pure),
     ("lunette-verbs-proto", Floor::Pure),
@@ -45,7 +46,9 @@ const FLOORS: [(&str, Floor); 20] = [
     ("lunette-runtime", Floor::Runtime),
     ("lunette-verbs", Floor::Device),
     ("lunette-nvmeof", Floor::Device),
+    ("lunette-gpu", Floor::Device),
     ("lunette-transfer", Floor::Transfer),
+    ("lunette-cluster", Floor::Transfer),
     ("lunette-kvstore", Floor::Service),
     ("lunette-conductor", Floor::Service),
     ("lunette", Floor::Node),

@@ -54,13 +54,17 @@ const TYPES: [&str; 19] = [
 ];
 
 /// Outside crates that do no I/O and keep no hidden state, so that pure packages may use them.
-const OUTSIDE: [&str; 9] = [
+const OUTSIDE: [&str; 13] = [
+    "base64",
     "bytes",
     "crc-fast",
     "hashbrown",
+    "httparse",
     // Cryptography. Handed its randomness; what could draw its own is not switched on or not called.
     "ring",
     "snow",
+    "serde",
+    "serde_json",
     "slab",
     "thiserror",
     "xxhash-rust",
