@@ -27,5 +27,8 @@
 
 pub mod coordination;
 pub mod coordinator;
+pub mod fence;
 pub mod gateway;
 pub mod http;
+pub mod map;
+pub mod rendezvous;
