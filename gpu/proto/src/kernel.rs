@@ -154,6 +154,12 @@ impl Job {
         })
     }
 
+    /// The same with its list of pages elsewhere.
+    #[must_use]
+    pub const fn with_pairs_at(self, pairs_at: u64) -> Self {
+        Self { pairs_at, ..self }
+    }
+
     /// Which kernel does it.
     #[must_use]
     pub const fn width(&self) -> Width {

@@ -1,0 +1,320 @@
+//! A device and its context.
+
+use std::cell::OnceCell;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::ptr;
+use std::rc::Rc;
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUevent, CUfunction, CUipcMemHandle, CUmodule, CUstream,
+};
+use lunette_gpu_proto::fault::Fault;
+use lunette_gpu_proto::kernel::Width;
+
+use super::Driver;
+use super::library::{Library, check, have};
+use super::memory::{self, Memory, Pin};
+use super::stream::{Event, Stream};
+use crate::provider::{DeviceInfo, IPC_HANDLE_BYTES, PointerInfo};
+
+/// `CU_DEVICE_ATTRIBUTE_*`.
+const MULTIPROCESSORS: c_uint = 16;
+const CAPABILITY_MAJOR: c_uint = 75;
+const CAPABILITY_MINOR: c_uint = 76;
+const HANDLE_TYPE_POSIX_FD: c_uint = 103;
+const DMA_BUF: c_uint = 124;
+/// `CU_POINTER_ATTRIBUTE_*`.
+const POINTER_MEMORY_TYPE: c_uint = 2;
+const POINTER_SYNC_MEMOPS: c_uint = 6;
+const POINTER_IS_MANAGED: c_uint = 8;
+const POINTER_DEVICE_ORDINAL: c_uint = 9;
+/// `CU_MEMORYTYPE_DEVICE`.
+const MEMORY_TYPE_DEVICE: c_uint = 2;
+/// `CU_STREAM_NON_BLOCKING`.
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+const IPC_LAZY_PEER_ACCESS: c_uint = 1;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const RANGE_HANDLE_DMA_BUF: c_uint = 1;
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
+const REGISTER_PORTABLE_MAPPED: c_uint = 1 | 2;
+/// The kernel module by which adapters reach device memory by its address.
+const PEER_MEMORY_MODULE: &str = "/sys/module/nvidia_peermem";
+
+/// A device's primary context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    inner: Rc<Inner>,
+    info: DeviceInfo,
+}
+
+/// What everything of a context holds.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) library: &'static Library,
+    device: CUdevice,
+    context: CUcontext,
+    /// By width, compiled when they are first needed.
+    kernels: [OnceCell<Result<Kernel, Fault>>; Width::ALL.len()],
+}
+
+/// A compiled kernel.
+#[derive(Debug)]
+struct Kernel {
+    module: CUmodule,
+    function: CUfunction,
+}
+
+impl Inner {
+    /// Makes the context the calling thread's.
+    pub(super) fn enter(&self) -> Result<&'static Library, Fault> {
+        // SAFETY: the context is retained by `self`.
+        check(unsafe { (self.library.cuCtxSetCurrent)(self.context) })?;
+        Ok(self.library)
+    }
+
+    pub(super) const fn device(&self) -> CUdevice {
+        self.device
+    }
+
+    pub(super) fn kernel(&self, width: Width) -> Result<CUfunction, Fault> {
+        let kernel = self.kernels[width as usize].get_or_init(|| self.compile(width));
+        kernel
+            .as_ref()
+            .map(|kernel| kernel.function)
+            .map_err(|fault| *fault)
+    }
+
+    fn compile(&self, width: Width) -> Result<Kernel, Fault> {
+        let library = self.enter()?;
+        let text = CString::new(width.ptx()).expect("PTX holds no zero byte");
+        let name = CString::new(width.entry()).expect("a name holds no zero byte");
+        let mut module: CUmodule = ptr::null_mut();
+        // SAFETY: the text is ended by a zero byte and lives through the call; the result is ours
+        // to write.
+        let code = unsafe { (library.cuModuleLoadData)(&raw mut module, text.as_ptr().cast()) };
+        check(code)?;
+        let mut function: CUfunction = ptr::null_mut();
+        // SAFETY: the module is loaded, the name ended by a zero byte.
+        let code =
+            unsafe { (library.cuModuleGetFunction)(&raw mut function, module, name.as_ptr()) };
+        if let Err(fault) = check(code) {
+            // SAFETY: the module is loaded, and nothing of it is used.
+            let _unloaded = unsafe { (library.cuModuleUnload)(module) };
+            return Err(fault);
+        }
+        Ok(Kernel { module, function })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Ok(library) = self.enter() else {
+            return;
+        };
+        let compiled = self.kernels.iter().filter_map(|kernel| kernel.get());
+        for kernel in compiled.flatten() {
+            // SAFETY: loaded by `compile`; streams, which launch it, hold `self` and are gone.
+            let _unloaded = unsafe { (library.cuModuleUnload)(kernel.module) };
+        }
+        // SAFETY: retained once by `open`. What others have of it stays theirs.
+        let _released = unsafe { (library.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+impl Context {
+    pub(crate) fn open(driver: Driver, index: usize) -> Result<Self, Fault> {
+        let library = driver.library;
+        let ordinal = c_int::try_from(index).map_err(|_| Fault::Code(1))?;
+        let mut device = 0;
+        // SAFETY: the result is ours to write.
+        check(unsafe { (library.cuDeviceGet)(&raw mut device, ordinal) })?;
+        let mut context: CUcontext = ptr::null_mut();
+        // SAFETY: the device is one of this driver; the result is ours to write.
+        check(unsafe { (library.cuDevicePrimaryCtxRetain)(&raw mut context, device) })?;
+        let inner = Rc::new(Inner {
+            library,
+            device,
+            context,
+            kernels: Default::default(),
+        });
+        inner.enter()?;
+        let info = info(library, device, index)?;
+        Ok(Self { inner, info })
+    }
+
+    pub(crate) const fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    pub(crate) fn alloc(&self, len: u64) -> Result<Memory, Fault> {
+        Memory::alloc(&self.inner, len)
+    }
+
+    pub(crate) fn alloc_shareable(&self, len: u64) -> Result<Memory, Fault> {
+        memory::alloc_shareable(&self.inner, len)
+    }
+
+    pub(crate) fn import(&self, memory: BorrowedFd<'_>, len: u64) -> Result<Memory, Fault> {
+        memory::import(&self.inner, memory, len)
+    }
+
+    pub(crate) fn open_ipc(&self, handle: [u8; IPC_HANDLE_BYTES]) -> Result<Memory, Fault> {
+        let library = self.inner.enter()?;
+        let open = have(library.cuIpcOpenMemHandle_v2)?;
+        let handle = CUipcMemHandle {
+            reserved: handle.map(|byte| c_char::from_ne_bytes([byte])),
+        };
+        let mut address = 0;
+        // SAFETY: the handle is plain bytes, which the driver checks; the result is ours to write.
+        check(unsafe { open(&raw mut address, handle, IPC_LAZY_PEER_ACCESS) })?;
+        let memory = Memory::of_ipc(&self.inner, address);
+        let len = self.range_of(address)?.1;
+        Ok(memory.with_len(len))
+    }
+
+    pub(crate) fn ipc_handle(&self, base: u64) -> Result<[u8; IPC_HANDLE_BYTES], Fault> {
+        let library = self.inner.enter()?;
+        let get = have(library.cuIpcGetMemHandle)?;
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the result is ours to write.
+        check(unsafe { get(&raw mut handle, base) })?;
+        Ok(handle.reserved.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    pub(crate) fn dma_buf(&self, address: u64, len: u64) -> Result<OwnedFd, Fault> {
+        let library = self.inner.enter()?;
+        let export = have(library.cuMemGetHandleForAddressRange)?;
+        let mut fd: c_int = -1;
+        let place = (&raw mut fd).cast::<c_void>();
+        let len = usize::try_from(len).map_err(|_| Fault::Code(1))?;
+        // SAFETY: for this type the result is one descriptor, which is ours to write.
+        check(unsafe { export(place, address, len, RANGE_HANDLE_DMA_BUF, 0) })?;
+        assert!(fd >= 0, "success brings a descriptor");
+        // SAFETY: the driver made the descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    pub(crate) fn order_memory_operations(&self, base: u64) -> Result<(), Fault> {
+        let library = self.inner.enter()?;
+        let set = have(library.cuPointerSetAttribute)?;
+        let is_on: c_uint = 1;
+        // SAFETY: the attribute is a number of 32 bits, which lives through the call.
+        check(unsafe { set((&raw const is_on).cast(), POINTER_SYNC_MEMOPS, base) })
+    }
+
+    fn range_of(&self, address: u64) -> Result<(u64, u64), Fault> {
+        let library = self.inner.enter()?;
+        let (mut base, mut len) = (0, 0);
+        // SAFETY: the results are ours to write.
+        let code =
+            unsafe { (library.cuMemGetAddressRange_v2)(&raw mut base, &raw mut len, address) };
+        check(code)?;
+        Ok((base, len as u64))
+    }
+
+    pub(crate) fn pointer(&self, address: u64) -> Result<PointerInfo, Fault> {
+        let library = self.inner.enter()?;
+        let attribute = |which| {
+            let mut value: c_uint = 0;
+            // SAFETY: each attribute that is asked for here is at most 32 bits wide, which are
+            // ours to write.
+            let code =
+                unsafe { (library.cuPointerGetAttribute)((&raw mut value).cast(), which, address) };
+            check(code).map(|()| value)
+        };
+        let stranger = PointerInfo {
+            is_own: false,
+            base: 0,
+            len: 0,
+        };
+        // An address that the driver does not know is an invalid value.
+        let kind = match attribute(POINTER_MEMORY_TYPE) {
+            Err(Fault::Code(1)) => return Ok(stranger),
+            kind => kind?,
+        };
+        let is_managed = attribute(POINTER_IS_MANAGED)? != 0;
+        let ordinal = attribute(POINTER_DEVICE_ORDINAL)? as usize;
+        if kind != MEMORY_TYPE_DEVICE || is_managed || ordinal != self.info.index {
+            return Ok(stranger);
+        }
+        let (base, len) = self.range_of(address)?;
+        Ok(PointerInfo {
+            is_own: true,
+            base,
+            len,
+        })
+    }
+
+    /// # Safety
+    /// As [`RawContext::pin`](crate::provider::RawContext::pin).
+    pub(crate) unsafe fn pin(&self, start: *mut u8, len: usize) -> Result<Pin, Fault> {
+        let library = self.inner.enter()?;
+        let place = start.cast::<c_void>();
+        // SAFETY: the range is memory of this process for longer than it is registered.
+        let code = unsafe { (library.cuMemHostRegister_v2)(place, len, REGISTER_PORTABLE_MAPPED) };
+        check(code)?;
+        Pin::registered(&self.inner, place)
+    }
+
+    pub(crate) fn stream(&self) -> Result<Stream, Fault> {
+        let library = self.inner.enter()?;
+        let mut stream: CUstream = ptr::null_mut();
+        // SAFETY: the result is ours to write.
+        check(unsafe { (library.cuStreamCreate)(&raw mut stream, STREAM_NON_BLOCKING) })?;
+        Ok(Stream::of(&self.inner, stream))
+    }
+
+    pub(crate) fn event(&self) -> Result<Event, Fault> {
+        let library = self.inner.enter()?;
+        let mut event: CUevent = ptr::null_mut();
+        // SAFETY: the result is ours to write.
+        check(unsafe { (library.cuEventCreate)(&raw mut event, EVENT_DISABLE_TIMING) })?;
+        Ok(Event::of(&self.inner, event))
+    }
+}
+
+fn info(library: &Library, device: CUdevice, index: usize) -> Result<DeviceInfo, Fault> {
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: the result is ours to write.
+        let code = unsafe { (library.cuDeviceGetAttribute)(&raw mut value, which, device) };
+        check(code).map(|()| u32::try_from(value).unwrap_or(0))
+    };
+    let mut name: [c_char; 128] = [0; 128];
+    // SAFETY: the room is ours to write, and as long as is said.
+    check(unsafe { (library.cuDeviceGetName)(name.as_mut_ptr(), 127, device) })?;
+    let letters = name.iter().take_while(|letter| **letter != 0);
+    let letters: Vec<u8> = letters.map(|letter| letter.to_ne_bytes()[0]).collect();
+    let mut memory_bytes = 0;
+    // SAFETY: the result is ours to write.
+    check(unsafe { (library.cuDeviceTotalMem_v2)(&raw mut memory_bytes, device) })?;
+    let mut version = 0;
+    // SAFETY: the result is ours to write.
+    check(unsafe { (library.cuDriverGetVersion)(&raw mut version) })?;
+    // Drivers that are older than an attribute do not know it.
+    let has = |which| attribute(which).is_ok_and(|value| value == 1);
+    Ok(DeviceInfo {
+        name: String::from_utf8_lossy(&letters).into_owned(),
+        index,
+        memory_bytes: memory_bytes as u64,
+        multiprocessors: attribute(MULTIPROCESSORS)?,
+        capability: attribute(CAPABILITY_MAJOR)? * 10 + attribute(CAPABILITY_MINOR)?,
+        driver_version: u32::try_from(version).unwrap_or(0),
+        has_batches: library.cuMemcpyBatchAsync.is_some()
+            || library.cuMemcpyBatchAsync_v2.is_some(),
+        has_dma_buf: has(DMA_BUF) && library.cuMemGetHandleForAddressRange.is_some(),
+        has_peer_memory: Path::new(PEER_MEMORY_MODULE).exists(),
+        has_shareable: has(HANDLE_TYPE_POSIX_FD) && library.cuMemCreate.is_some(),
+    })
+}
+
+/// A descriptor as the driver takes it.
+pub(super) fn raw_fd(fd: BorrowedFd<'_>) -> *mut c_void {
+    let number = usize::try_from(fd.as_raw_fd()).expect("a descriptor is not negative");
+    ptr::without_provenance_mut(number)
+}

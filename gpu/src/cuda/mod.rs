@@ -1,0 +1,72 @@
+//! The provider of real devices.
+//!
+//! A context is a device's primary one, which everything in the process shares, a serving engine
+//! included. Calls make it current on their thread first, for a core's thread may serve several
+//! devices.
+
+mod context;
+mod library;
+mod memory;
+mod stream;
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+pub(crate) use context::Context;
+use library::Library;
+pub(crate) use memory::{Memory, Pin};
+pub(crate) use stream::{Event, Stream};
+
+use crate::error::Unavailable;
+
+/// The CUDA driver of this process, which works.
+#[derive(Clone, Copy, Debug)]
+pub struct Driver {
+    library: &'static Library,
+    devices: usize,
+}
+
+impl Driver {
+    /// Looks for the driver, once per process.
+    ///
+    /// # Errors
+    /// [`Unavailable`], the same at every call: why there is no GPU here.
+    pub fn probe() -> Result<Self, Unavailable> {
+        static FOUND: OnceLock<Result<Driver, Unavailable>> = OnceLock::new();
+        FOUND
+            .get_or_init(|| Library::open().and_then(Self::of))
+            .clone()
+    }
+
+    /// The driver of this file, where the loader does not find it by itself: in a container, say. It
+    /// stays in the process.
+    ///
+    /// # Errors
+    /// As [`Driver::probe`].
+    pub fn probe_at(path: &Path) -> Result<Self, Unavailable> {
+        Library::open_at(path).and_then(Self::of)
+    }
+
+    fn of(library: Library) -> Result<Self, Unavailable> {
+        let mut count = 0;
+        // SAFETY: the count is ours to write.
+        let code = unsafe { (library.cuDeviceGetCount)(&raw mut count) };
+        if code != 0 {
+            return Err(Unavailable::Driver { code });
+        }
+        let devices = usize::try_from(count).unwrap_or(0);
+        if devices == 0 {
+            return Err(Unavailable::NoDevice);
+        }
+        Ok(Self {
+            library: Box::leak(Box::new(library)),
+            devices,
+        })
+    }
+
+    /// How many devices there are; at least one.
+    #[must_use]
+    pub const fn device_count(&self) -> usize {
+        self.devices
+    }
+}

@@ -1,0 +1,390 @@
+//! A device as one core uses it.
+//!
+//! ```text
+//!   every turn     for each stream with operations in flight: ask for the oldest one's event
+//!   before sleep   put a call to the host behind what is in flight ─▶ ask once more ─▶ sleep
+//!   the call       wakes the core, which asks
+//! ```
+//!
+//! The order before sleep is what loses no completion. A context that has died calls nobody, so a
+//! task looks after [`WATCH_PERIOD`] as long as anything is in flight.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use lunette_gpu_proto::fault::Fault;
+use lunette_gpu_proto::planner::Planner;
+use lunette_runtime::arena::ChunkHandle;
+use lunette_runtime::{
+    CoreWaker, Signal, Source, SourceGuard, add_source, core_waker, spawn_local, time,
+};
+
+use crate::cuda::{self, Driver};
+use crate::error::{OpenError, SetupError};
+use crate::fake::FakeMachine;
+use crate::listing::{Listing, RegionName};
+use crate::provider::{DeviceInfo, RawContext, RawPin};
+use crate::region::{DeviceRegion, Origin, PoolMemory};
+use crate::stream::StreamCore;
+
+/// Most streams of one opening of a device.
+pub const STREAMS_MAX: usize = 64;
+/// How often a core looks for the end of its context while operations are in flight and it sleeps.
+pub const WATCH_PERIOD: Duration = Duration::from_millis(50);
+/// Device memory for lists of pages.
+const SCRATCH_BYTES: u64 = 4 << 20;
+
+/// What a device's streams have done on this core.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    /// Operations that ended.
+    pub operations: u64,
+    /// Times that an event was asked for.
+    pub queries: u64,
+    /// Times that the core was let sleep with operations in flight.
+    pub parks: u64,
+    /// Operations whose host memory the device could not pin: correct, and slow.
+    pub unpinned: u64,
+}
+
+/// A device, opened by the current core. Clones share it; everything made of it stays on this core.
+#[derive(Clone)]
+pub struct Device {
+    shared: Rc<Shared>,
+}
+
+/// Polled as long as somebody holds it.
+struct Shared {
+    // The source goes before what it polls.
+    _guard: SourceGuard,
+    inner: Rc<Inner>,
+}
+
+/// A chunk that the device has pinned as a whole.
+struct PinnedChunk {
+    // Declared, and so dropped, before what it covers.
+    pin: RawPin,
+    chunk: ChunkHandle,
+}
+
+pub(crate) struct Inner {
+    // Streams go first: they end what is in flight, which uses all the rest.
+    streams: RefCell<Vec<Rc<StreamCore>>>,
+    scratch: RefCell<Option<Rc<PoolMemory>>>,
+    pins: RefCell<Vec<PinnedChunk>>,
+    /// Chunks that the system would not pin.
+    refused: RefCell<Vec<ChunkHandle>>,
+    listing: Rc<Listing>,
+    planner: Cell<Planner>,
+    pub(crate) counts: Cell<DeviceCounts>,
+    waker: CoreWaker,
+    /// Raised when something is in flight that the watch must know of.
+    busy: Rc<Signal>,
+    context: Rc<RawContext>,
+}
+
+impl Device {
+    /// Opens the device of this number of the driver of this machine.
+    ///
+    /// # Errors
+    /// [`OpenError::Unavailable`] says why there is no GPU here; nothing else is the usual case on a
+    /// machine without one.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn open(index: usize) -> Result<Self, OpenError> {
+        Self::open_with(Driver::probe()?, index)
+    }
+
+    /// Opens a device of this driver.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn open_with(driver: Driver, index: usize) -> Result<Self, OpenError> {
+        let count = driver.device_count();
+        if index >= count {
+            return Err(OpenError::NoSuchDevice { index, count });
+        }
+        let context = cuda::Context::open(driver, index).map_err(OpenError::Refused)?;
+        Self::of(RawContext::Cuda(context))
+    }
+
+    /// Opens a fake device. As in another process, what is made of one opening cannot be used with
+    /// another one.
+    ///
+    /// # Errors
+    /// [`OpenError::NoSuchDevice`], [`OpenError::TooManySources`].
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn fake(machine: &FakeMachine, index: usize) -> Result<Self, OpenError> {
+        let count = machine.device_count();
+        if index >= count {
+            return Err(OpenError::NoSuchDevice { index, count });
+        }
+        Self::of(RawContext::Fake(machine.open(index)))
+    }
+
+    fn of(context: RawContext) -> Result<Self, OpenError> {
+        let busy: Rc<Signal> = Rc::default();
+        let inner = Rc::new(Inner {
+            streams: RefCell::default(),
+            scratch: RefCell::default(),
+            pins: RefCell::default(),
+            refused: RefCell::default(),
+            listing: Rc::default(),
+            planner: Cell::default(),
+            counts: Cell::default(),
+            waker: core_waker(),
+            busy: Rc::clone(&busy),
+            context: Rc::new(context),
+        });
+        let source = Polled {
+            inner: Rc::clone(&inner),
+        };
+        let guard = add_source(source).map_err(|_| OpenError::TooManySources)?;
+        drop(spawn_local(watch(Rc::downgrade(&inner), busy)));
+        Ok(Self {
+            shared: Rc::new(Shared {
+                _guard: guard,
+                inner,
+            }),
+        })
+    }
+
+    /// What it is and can do.
+    #[must_use]
+    pub fn info(&self) -> DeviceInfo {
+        self.inner().context.info()
+    }
+
+    /// What its streams have done on this core.
+    #[must_use]
+    pub fn counts(&self) -> DeviceCounts {
+        self.inner().counts.get()
+    }
+
+    /// The region of this name, while its memory is there.
+    #[must_use]
+    pub fn region(&self, name: RegionName) -> Option<DeviceRegion> {
+        DeviceRegion::named(self.inner(), name)
+    }
+
+    /// Pins a whole chunk of an arena for this device, as copies do when they first use one. That
+    /// takes about a millisecond for 64 MiB that have been touched, so it is better done at start.
+    ///
+    /// # Errors
+    /// [`SetupError::Refused`]: the limit of locked memory, most often. Copies work without, slower.
+    pub fn pin(&self, chunk: &ChunkHandle) -> Result<(), SetupError> {
+        self.inner()
+            .pin(chunk)
+            .map(|_| ())
+            .map_err(SetupError::from)
+    }
+
+    /// How copies of pages are to be made from now on.
+    pub fn set_planner(&self, planner: Planner) {
+        self.inner().planner.set(planner);
+    }
+
+    /// How copies of pages are made.
+    #[must_use]
+    pub fn planner(&self) -> Planner {
+        self.inner().planner.get()
+    }
+
+    pub(crate) fn inner(&self) -> &Rc<Inner> {
+        &self.shared.inner
+    }
+}
+
+impl Inner {
+    pub(crate) const fn context(&self) -> &Rc<RawContext> {
+        &self.context
+    }
+
+    pub(crate) const fn listing(&self) -> &Rc<Listing> {
+        &self.listing
+    }
+
+    pub(crate) fn planner(&self) -> Planner {
+        self.planner.get()
+    }
+
+    pub(crate) fn add_stream(&self, stream: Rc<StreamCore>) -> Result<(), SetupError> {
+        let mut streams = self.streams.borrow_mut();
+        if streams.len() >= STREAMS_MAX {
+            return Err(SetupError::TooMany);
+        }
+        streams.push(stream);
+        Ok(())
+    }
+
+    pub(crate) const fn waker(&self) -> &CoreWaker {
+        &self.waker
+    }
+
+    /// Something is in flight.
+    pub(crate) fn is_busy(&self) {
+        self.busy.raise();
+    }
+
+    /// By which address the device reaches the start of a chunk, pinned when it is first asked for.
+    pub(crate) fn pin(&self, chunk: &ChunkHandle) -> Result<u64, Fault> {
+        let known =
+            |pinned: &PinnedChunk| (pinned.chunk == *chunk).then(|| pinned.pin.device_address());
+        if let Some(address) = self.pins.borrow().iter().find_map(known) {
+            return Ok(address);
+        }
+        let (start, len) = (chunk.start().as_ptr(), chunk.len_bytes());
+        start.expose_provenance();
+        // SAFETY: the handle beside the pin keeps the chunk mapped for longer than it is pinned.
+        let pin = unsafe { self.context.pin(start, len) }?;
+        let address = pin.device_address();
+        self.pins.borrow_mut().push(PinnedChunk {
+            pin,
+            chunk: chunk.clone(),
+        });
+        Ok(address)
+    }
+
+    /// Pins what an operation uses, if the system lets it. A refusal is remembered.
+    pub(crate) fn try_pin(&self, chunk: &ChunkHandle) -> bool {
+        if self.refused.borrow().contains(chunk) {
+            return false;
+        }
+        let pinned = self.pin(chunk);
+        if let Err(fault) = pinned
+            && !fault.is_sticky()
+        {
+            tracing::warn!(%fault, "a chunk is not pinned: copies from and to it are slow");
+            self.refused.borrow_mut().push(chunk.clone());
+        }
+        pinned.is_ok()
+    }
+
+    /// Device memory for a list of pages.
+    pub(crate) fn scratch(&self, len: u64) -> Result<DeviceRegion, SetupError> {
+        let known = self.scratch.borrow().clone();
+        let pool = match known {
+            Some(pool) => pool,
+            None => {
+                let memory = self.context.alloc(SCRATCH_BYTES)?;
+                let region = DeviceRegion::of(self, Origin::Memory(memory), None, SCRATCH_BYTES)?;
+                let pool = PoolMemory::new(region)?;
+                self.scratch.replace(Some(Rc::clone(&pool)));
+                pool
+            }
+        };
+        pool.carve(self, len)
+    }
+
+    fn poll(&self, budget: usize) -> usize {
+        let (mut ended, mut index) = (0, 0);
+        loop {
+            // What ends may drop what its owner has put there: nothing is borrowed meanwhile.
+            let stream = self.streams.borrow().get(index).cloned();
+            let Some(stream) = stream else {
+                break;
+            };
+            ended += stream.reap(self, budget.saturating_sub(ended));
+            index += 1;
+        }
+        // A stream that nobody holds goes when it is empty.
+        let mut streams = self.streams.borrow_mut();
+        streams.retain(|stream| !stream.is_over());
+        ended
+    }
+
+    fn has_flights(&self) -> bool {
+        let streams = self.streams.borrow();
+        streams.iter().any(|stream| stream.has_flights())
+    }
+
+    /// Lets whoever the core sleeps for wake it. False where that could not be arranged.
+    fn arm(&self) -> bool {
+        let streams = self.streams.borrow();
+        streams.iter().all(|stream| stream.arm(&self.waker))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Before pins and memory.
+        for stream in self.streams.take() {
+            stream.finish();
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Nobody polls any more. Who waits is told, and the memory comes back.
+        for stream in self.inner.streams.take() {
+            stream.finish();
+        }
+        // Its watch ends.
+        self.inner.busy.raise();
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let info = self.info();
+        write!(f, "Device({} {})", info.name, info.index)
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.context)
+    }
+}
+
+/// What the core's loop holds.
+struct Polled {
+    inner: Rc<Inner>,
+}
+
+impl Source for Polled {
+    fn poll(&mut self, budget: usize) -> usize {
+        self.inner.poll(budget)
+    }
+
+    fn try_park(&mut self) -> bool {
+        let inner = &self.inner;
+        if !inner.has_flights() {
+            return true;
+        }
+        if !inner.arm() || inner.poll(usize::MAX) > 0 {
+            return false;
+        }
+        let mut counts = inner.counts.get();
+        counts.parks += 1;
+        inner.counts.set(counts);
+        true
+    }
+
+    // A call that was asked for comes; an early one is one look too many.
+    fn unpark(&mut self) {}
+}
+
+/// Wakes the core now and then while anything is in flight: the end of a context tells nobody.
+async fn watch(device: Weak<Inner>, busy: Rc<Signal>) {
+    loop {
+        busy.raised().await;
+        loop {
+            time::sleep(WATCH_PERIOD).await;
+            match device.upgrade() {
+                None => return,
+                Some(device) if !device.has_flights() => break,
+                Some(_) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What is queued in a stream of a fake device.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_gpu_proto::kernel::Job;
+use lunette_runtime::{CoreWaker, Signal};
+use lunette_runtime_core::time::Time;
+
+use super::memory::User;
+use crate::provider::RawCopy;
+
+/// A piece of work.
+#[derive(Debug)]
+pub(super) enum Work {
+    Copy(RawCopy),
+    Launch(Box<Job>),
+    Record(usize),
+    Wait(usize),
+    Notify(CoreWaker),
+}
+
+/// A piece of work in line.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) work: Work,
+    pub(super) since: Time,
+    pub(super) takes: Duration,
+    /// Which of all that was ever queued.
+    pub(super) number: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct StreamState {
+    pub(super) user: User,
+    pub(super) line: VecDeque<Queued>,
+    /// When the last piece of work ended.
+    pub(super) free_at: Time,
+    /// Raised when the keeper has something to look at.
+    pub(super) changed: Rc<Signal>,
+}
+
+impl StreamState {
+    pub(super) fn new(user: User) -> Self {
+        Self {
+            user,
+            line: VecDeque::new(),
+            free_at: Time::ZERO,
+            changed: Rc::default(),
+        }
+    }
+
+    /// When the first piece of work ends, if nothing else holds it up.
+    pub(super) fn due(&self, has_come: impl Fn(usize) -> Option<Time>) -> Option<Time> {
+        let first = self.line.front()?;
+        let begins = first.since.max(self.free_at);
+        match first.work {
+            Work::Wait(event) => has_come(event).map(|at| at.max(begins)),
+            _ => Some(begins + first.takes),
+        }
+    }
+
+    pub(super) fn notifies(&self) -> bool {
+        let is_notice = |queued: &Queued| matches!(queued.work, Work::Notify(_));
+        self.line.iter().any(is_notice)
+    }
+}

@@ -1,0 +1,61 @@
+//! GPU memory and copies on the core's own loop.
+//!
+//! A core opens a device, makes regions and streams of it, and copies: each copy is a future that
+//! owns the host's memory and holds the device's until the device has let go, and the core's loop
+//! polls for that beside everything else. The driver is looked for when the program runs, so one
+//! binary works with and without a GPU:
+//!
+//! ```text
+//!   Device ── DeviceRegion, DevicePool   memory of the device, counted
+//!      │          └── export, dma_buf, ipc ──▶ other processes, adapters
+//!      └───── Stream ── upload, download, copy, gather_pages ... ──▶ Operation (a future)
+//!                └── polled by the core's loop
+//! ```
+//!
+//! Another provider stands behind the same objects: [`fake`], a machine of devices that are
+//! stricter than any real one, and fail when told to.
+//!
+//! It leaves out what the pages mean and where they go (`kvstore`, `transfer`), and everything that
+//! computes.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`device`] | [`Device`], polled by its core |
+//! | [`region`] | [`DeviceRegion`], [`DevicePool`] |
+//! | [`stream`], [`operation`] | [`Stream`], and the futures of what is queued there |
+//! | [`copy`], [`pages`] | copies, lists of copies, pages between layouts |
+//! | [`calibrate`] | measuring which way is the fastest |
+//! | [`import`], [`dlpack`] | memory of somebody else in this process |
+//! | [`share`] | memory for other processes, and for adapters |
+//! | [`lease`] | host memory that operations own |
+//! | [`fake`] | the fake machine and its faults |
+//! | [`error`] | what can go wrong, per operation |
+//! | `provider`, `cuda` | the seam, and the CUDA driver behind it |
+
+pub mod calibrate;
+pub mod copy;
+mod cuda;
+pub mod device;
+pub mod dlpack;
+pub mod error;
+pub mod fake;
+pub mod import;
+pub mod lease;
+mod listing;
+pub mod operation;
+pub mod pages;
+mod provider;
+pub mod region;
+pub mod share;
+pub mod stream;
+
+pub use copy::{HostPiece, PIECES_MAX};
+pub use cuda::Driver;
+pub use device::{Device, DeviceCounts, STREAMS_MAX};
+pub use error::{CopyError, ImportError, OpenError, SetupError, Unavailable};
+pub use listing::{REGIONS_MAX, RegionName};
+pub use lunette_gpu_proto as proto;
+pub use operation::Operation;
+pub use provider::DeviceInfo;
+pub use region::{DevicePool, DeviceRegion};
+pub use stream::{Notice, Stream, StreamOptions};

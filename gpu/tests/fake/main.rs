@@ -1,0 +1,9 @@
+//! Everything above the seam against devices that are stricter than any, and fail in every way.
+#![forbid(unsafe_code)]
+
+mod faults;
+mod foreign;
+#[path = "../rig/mod.rs"]
+mod rig;
+mod sleep;
+mod worlds;
