@@ -25,6 +25,7 @@
 //! | [`Source`], [`Watched`] | what a core polls beside its driver; descriptors that others read |
 //! | [`sim`] | cores, hosts and a network that are simulated, from one seed |
 //! | [`time`] | clock, sleep, timeout, yield |
+//! | [`entropy()`] | numbers that nobody can tell in advance |
 //! | [`mod@arena`] | memory for devices: chunks, regions |
 //! | [`topology`] | CPUs and pinning |
 //!
@@ -55,6 +56,7 @@ mod clock;
 mod control;
 mod current;
 mod driver;
+mod entropy;
 mod executor;
 pub mod fs;
 mod lease;
@@ -79,6 +81,7 @@ pub use current::{
 pub use driver::{
     DriverChoice, DriverKind, DriverOptions, Feature, Features, OPERATIONS_MAX, ProbeError,
 };
+pub use entropy::entropy;
 pub use executor::{
     Class, CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Scope, Source,
     SourceGuard, Stall, StallWatch, TASKS_MAX,

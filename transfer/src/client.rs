@@ -96,6 +96,10 @@ struct State {
     /// Callers that wait for a free slot.
     blocked: VecDeque<Waker>,
     closed: Option<CloseReason>,
+    /// Every call has ended, and no receive is in flight.
+    is_over: bool,
+    /// Wait for that.
+    watching: Vec<Waker>,
     scratch: Vec<u8>,
 }
 
@@ -239,6 +243,19 @@ impl Connection {
         self.shared.outbox.drained_below(bytes_max).await;
     }
 
+    /// Waits until the connection has ended, with all calls on it, and says why.
+    pub async fn ended(&self) -> CloseReason {
+        poll_fn(|cx| {
+            let mut state = self.shared.state.borrow_mut();
+            if state.is_over {
+                return Poll::Ready(state.closed.unwrap_or(CloseReason::Local));
+            }
+            state.watching.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
     /// Ends the connection. Calls in flight end with [`CallError::Disconnected`], each when nothing of
     /// a reply can land in its room any more.
     pub fn close(&self) {
@@ -253,6 +270,8 @@ impl Shared {
             waiters: Slab::new(),
             blocked: VecDeque::new(),
             closed: None,
+            is_over: false,
+            watching: Vec::new(),
             scratch: Vec::new(),
         };
         Self {
@@ -352,6 +371,8 @@ impl Shared {
         let reason = *state.closed.get_or_insert(reason);
         let failed = state.calls.fail_all();
         let mut wakers: Vec<Waker> = state.blocked.drain(..).collect();
+        state.is_over = true;
+        wakers.append(&mut state.watching);
         for (_, waiter) in failed {
             wakers.extend(state.finish(waiter, Err(CallError::Disconnected(reason))));
         }

@@ -5,10 +5,12 @@
 //! for each request what to answer, or where its payload is to be received first.
 //!
 //! The protocol itself (frames, handshake, table of calls) is `lunette-transfer-proto`; what a
-//! request means is the business of the layer above. Other transports are not here yet.
+//! request means is the business of the layer above: of the [`engine`], or of the store. Other
+//! transports than TCP are not here yet.
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`engine`] | [`Engine`](engine::Engine): memories that peers read and write, batches over rails |
 //! | `client` | [`Connection`]: calls, deadlines, fencing of lent regions |
 //! | `server` | [`serve`], [`Service`]: connections and requests |
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
@@ -20,6 +22,7 @@
 
 mod client;
 mod drain;
+pub mod engine;
 mod error;
 mod frames;
 mod inbound;

@@ -30,6 +30,11 @@ pub(crate) struct SimulatedHost {
 }
 
 impl SimulatedHost {
+    /// The next number of the world's generator.
+    pub(crate) fn draw(&self) -> u64 {
+        self.network.borrow_mut().random.next()
+    }
+
     pub(crate) fn open(&self) -> SimulatedSocket {
         let id = self.network.borrow_mut().open(self.seat, self.host);
         self.socket(id)

@@ -123,7 +123,7 @@ type Attempt<T> = Option<Result<T, Errno>>;
 #[derive(Debug)]
 pub(super) struct Network {
     now_ns: Arc<AtomicU64>,
-    pub(super) random: SplitMix64,
+    pub(in crate::sim) random: SplitMix64,
     pub(super) options: WorldOptions,
     events: Events,
     sockets: BTreeMap<SocketId, Socket>,

@@ -213,9 +213,9 @@ pub fn write_places(out: &mut Vec<u8>, places: impl ExactSizeIterator<Item = Pla
 ///
 /// # Errors
 /// [`BodyFault`].
-pub fn read_places(
-    reader: &mut Reader<'_>,
-) -> Result<impl ExactSizeIterator<Item = Place>, BodyFault> {
+pub fn read_places<'a>(
+    reader: &mut Reader<'a>,
+) -> Result<impl ExactSizeIterator<Item = Place> + use<'a>, BodyFault> {
     let count = usize::from(reader.u16()?);
     if !(1..=SLICE_PARTS_MAX).contains(&count) {
         return Err(BodyFault::Places(count));

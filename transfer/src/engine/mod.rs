@@ -1,0 +1,327 @@
+//! The transfer engine: bytes between memories, over the best path there is.
+//!
+//! An [`Engine`] registers memory as segments, which its peers read and write without its program
+//! taking part, and opens peers whose segments it reads and writes:
+//!
+//! ```text
+//!   Engine --open--> Peer --post(Batch)--> Transfer (a future)
+//!                     |
+//!                     +- Scheduler (transfer/proto): slices, rails, failover, fences, deadlines
+//!                     +- rail 0, rail 1, ... a Connection each
+//! ```
+//!
+//! A write is done when the peer's memory holds it. A request that fails says what it left behind,
+//! and when a future says that it is over, nothing of it can land any more, unless it says so
+//! ([`Effect::MayStillChange`]). Memory in a batch is counted: it stays while any operation names it,
+//! whatever becomes of the batch, its future and the engine.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `batch` | [`Batch`], what is asked; [`PostOptions`] |
+//! | `registry` | registered memory, and who is using it |
+//! | `service` | the answering side |
+//! | `sessions` | who is connected, what is fenced, which notifications were seen |
+//! | `peer` | [`Peer`], [`RemoteSegment`], [`Transfer`] |
+//! | `rails` | does what the scheduler asks for |
+//! | `local` | transfers within one engine |
+//! | `error` | what can go wrong |
+//! | `statistics` | [`Statistics`] |
+
+mod batch;
+mod error;
+mod local;
+mod peer;
+mod rails;
+mod registry;
+mod service;
+mod sessions;
+mod statistics;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::{JoinError, Scope, entropy};
+use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
+use lunette_transfer_proto::hello::{Hello, VersionRange};
+
+use crate::drain::Drain;
+use crate::server::{ServeOptions, serve};
+
+pub use batch::{Batch, Intent, PostOptions};
+pub use error::{BatchError, OpenError, PostError, RegisterError, StartError, TransferError};
+pub use lunette_transfer_proto::engine::message::Refusal;
+pub use lunette_transfer_proto::engine::rail::RailOptions;
+pub use lunette_transfer_proto::engine::scheduler::{
+    Cause, Effect, Priority, RequestFailure, SchedulerOptions,
+};
+pub use lunette_transfer_proto::engine::segment::{Access, RegisterRefusal, SegmentId, Way};
+pub use peer::{Done, Peer, RemoteSegment, Transfer};
+pub use registry::RegisterOptions;
+pub use statistics::{RailStatistics, Statistics};
+
+use registry::Registry;
+use service::EngineService;
+use sessions::Sessions;
+use statistics::Counts;
+
+/// Bytes of answers that wait for one peer: a slice's checksum is to be computed shortly before the
+/// system reads its bytes, while they are in cache.
+const REPLY_BYTES: usize = 64 * 1024;
+/// Addresses of one engine.
+pub const LISTENERS_MAX: usize = 64;
+
+/// What an engine is to be.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Where it listens; empty for an engine that only asks.
+    pub listen: Vec<SocketAddr>,
+    /// Its session epoch, which no other engine and no earlier one has, and which nobody can guess.
+    /// By default it is drawn.
+    pub epoch: Option<u64>,
+    /// Rails, failover, fences.
+    pub scheduler: SchedulerOptions,
+    /// Connections that it accepts at each address.
+    pub connections_max: usize,
+    /// Longest payload of a frame, in bytes; a slice is no longer.
+    pub payload_bytes_max: u32,
+    /// Notifications that wait to be taken; more are refused as busy.
+    pub notifications_max: usize,
+    /// How long a connection may take to come about.
+    pub connect_timeout: Duration,
+    /// How long a peer may pause in the middle of a payload, or answer nothing at all.
+    pub stall_timeout: Duration,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            epoch: None,
+            scheduler: SchedulerOptions::default(),
+            connections_max: 1024,
+            payload_bytes_max: 4 * 1024 * 1024,
+            notifications_max: 4096,
+            connect_timeout: Duration::from_secs(2),
+            stall_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What a peer sent with its data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notification {
+    /// The session epoch of the engine that sent it.
+    pub from: u64,
+    /// What it says.
+    pub bytes: Vec<u8>,
+}
+
+/// One core's transfer engine. Clones are handles to the same one; it ends with the last of them and
+/// of its peers.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    inner: Rc<Inner>,
+    tasks: Rc<Scope>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: EngineOptions,
+    epoch: u64,
+    addresses: Vec<SocketAddr>,
+    registry: RefCell<Registry>,
+    sessions: RefCell<Sessions>,
+    notifications: RefCell<VecDeque<Notification>>,
+    waiting: RefCell<Vec<Waker>>,
+    counts: Counts,
+    drain: Drain,
+    peers: Cell<u32>,
+}
+
+impl Engine {
+    /// Starts an engine on this core.
+    ///
+    /// # Errors
+    /// [`StartError`]: an address cannot be listened on.
+    pub fn start(options: EngineOptions) -> Result<Self, StartError> {
+        if options.listen.len() > LISTENERS_MAX {
+            return Err(StartError::TooManyAddresses {
+                count: options.listen.len(),
+            });
+        }
+        let mut listeners = Vec::new();
+        for &address in &options.listen {
+            let listener = TcpListener::bind(address);
+            listeners.push(listener.map_err(|error| StartError::Listen { address, error })?);
+        }
+        let inner = Rc::new(Inner {
+            epoch: options.epoch.unwrap_or_else(entropy),
+            addresses: listeners.iter().map(TcpListener::local_addr).collect(),
+            registry: RefCell::default(),
+            sessions: RefCell::default(),
+            notifications: RefCell::default(),
+            waiting: RefCell::default(),
+            counts: Counts::default(),
+            drain: Drain::default(),
+            peers: Cell::new(0),
+            options,
+        });
+        let tasks = Scope::new();
+        for listener in listeners {
+            let service = Rc::new(EngineService::new(Rc::clone(&inner)));
+            let serving = serve(
+                listener,
+                service,
+                inner.serve_options(),
+                inner.drain.clone(),
+            );
+            tasks.spawn(serving).map_err(StartError::Task)?;
+        }
+        Ok(Self {
+            inner,
+            tasks: Rc::new(tasks),
+        })
+    }
+
+    /// Where it listens, with the ports that the system chose.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.inner.addresses
+    }
+
+    /// Its session epoch.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.inner.epoch
+    }
+
+    /// Exposes memory to peers.
+    ///
+    /// # Errors
+    /// [`RegisterError`], with the memory.
+    pub fn register(
+        &self,
+        memory: Exposed,
+        options: &RegisterOptions,
+    ) -> Result<SegmentId, RegisterError> {
+        self.inner.registry.borrow_mut().register(memory, options)
+    }
+
+    /// Takes a segment away. From the first poll on no access begins; the future ends with the memory
+    /// when those that had begun are over. Dropping the future does not bring the segment back. `None`
+    /// if there is no such segment.
+    pub async fn unregister(&self, id: SegmentId) -> Option<Exposed> {
+        let memory = self.inner.registry.borrow_mut().unregister(id)?;
+        Some(memory.unused().await)
+    }
+
+    /// How many segments are registered.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.inner.registry.borrow().len()
+    }
+
+    /// Where in a segment a range of addresses lies, if it does, and if that segment was registered
+    /// by address.
+    #[must_use]
+    pub fn find(&self, start: u64, len_bytes: u64) -> Option<(SegmentId, u64)> {
+        self.inner.registry.borrow().find(start, len_bytes)
+    }
+
+    /// Opens the engine that listens at `addresses`, each of which makes a rail. One of them must
+    /// answer now; the others are connected when there is something to carry.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn open(&self, addresses: &[SocketAddr]) -> Result<Peer, OpenError> {
+        Peer::open(&self.inner, addresses).await
+    }
+
+    /// The next notification that a peer sent. Those of one transfer come after its bytes.
+    pub async fn notified(&self) -> Notification {
+        poll_fn(|cx| match self.take_notification() {
+            Some(notification) => Poll::Ready(notification),
+            None => {
+                self.inner.waiting.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
+    /// A notification, if one waits.
+    #[must_use]
+    pub fn take_notification(&self) -> Option<Notification> {
+        self.inner.notifications.borrow_mut().pop_front()
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.inner.counts.read()
+    }
+
+    /// Ends the answering side in good order: what is being received is received, what has been
+    /// answered is sent, and then the connections end.
+    pub async fn close(self) {
+        self.inner.drain.begin();
+        self.tasks.join().await;
+    }
+}
+
+impl Inner {
+    fn hello(&self, greeting: Vec<u8>) -> Hello {
+        Hello {
+            versions: VersionRange::OURS,
+            session_epoch: self.epoch,
+            in_flight_max: IN_FLIGHT_MAX,
+            payload_bytes_max: self.options.payload_bytes_max,
+            greeting,
+        }
+    }
+
+    fn serve_options(&self) -> ServeOptions {
+        ServeOptions {
+            hello: self.hello(Vec::new()),
+            connections_max: self.options.connections_max,
+            handshake_timeout: self.options.connect_timeout,
+            stall_timeout: self.options.stall_timeout,
+            reply_bytes_max: REPLY_BYTES,
+        }
+    }
+
+    /// Queues a notification. False if the queue is full.
+    fn notify(&self, notification: Notification) -> bool {
+        let mut queue = self.notifications.borrow_mut();
+        if queue.len() >= self.options.notifications_max {
+            return false;
+        }
+        queue.push_back(notification);
+        drop(queue);
+        for waker in self.waiting.take() {
+            waker.wake();
+        }
+        true
+    }
+
+    /// A number for a peer, which names its connections at the other side.
+    fn next_peer(&self) -> u32 {
+        let next = self.peers.get() + 1;
+        self.peers.set(next);
+        next
+    }
+}
+
+/// A task could not be spawned: the core is full. What it was for is over.
+fn spawned(result: Result<(), JoinError>) {
+    if let Err(error) = result {
+        tracing::warn!(%error, "the core takes no more tasks");
+    }
+}

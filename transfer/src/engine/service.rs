@@ -1,0 +1,263 @@
+//! The answering side of an engine.
+
+use std::rc::Rc;
+
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::net::Pin;
+use lunette_runtime_core::codec::{Reader, Writer};
+use lunette_transfer_proto::engine::message::{
+    BodyFault, Note, Operation, Place, Refusal, finish, read_name, read_note, read_places,
+};
+use lunette_transfer_proto::engine::segment::Way;
+use lunette_transfer_proto::hello::Agreement;
+
+use super::registry::InUse;
+use super::sessions::Seen;
+use super::{Inner, Notification};
+use crate::frames::Payload;
+use crate::room::Room;
+use crate::server::{
+    Closer, ConnectionId, Intake, Later, PayloadOutcome, RequestHead, Response, Service,
+};
+
+/// A request that is refused: why, and for which of its places.
+type Refused = (Refusal, usize);
+
+/// A write whose bytes arrive.
+#[derive(Debug)]
+pub(super) struct PendingWrite {
+    connection: ConnectionId,
+    note: Option<(u64, Vec<u8>)>,
+    _in_use: Vec<InUse>,
+}
+
+/// Answers peers.
+#[derive(Debug)]
+pub(super) struct EngineService {
+    inner: Rc<Inner>,
+}
+
+impl EngineService {
+    pub(super) const fn new(inner: Rc<Inner>) -> Self {
+        Self { inner }
+    }
+
+    fn take(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+        let malformed = (Refusal::Malformed, 0);
+        let op = Operation::from_wire(request.op).ok_or(malformed)?;
+        if op != Operation::Write && request.payload_len_bytes > 0 {
+            return Err(malformed);
+        }
+        match op {
+            Operation::Open => self.open(request.body),
+            Operation::Find => self.find(request.body),
+            Operation::Read => self.read(request.body),
+            Operation::Write => self.write(request),
+            Operation::Notify => self.notify(request),
+            Operation::Fence => self.fence(request),
+        }
+    }
+
+    fn open(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
+        let name = read_name(body).map_err(no_sense)?;
+        let found = self.inner.registry.borrow().open(name);
+        let descriptor = found.ok_or((Refusal::Stale, 0))?;
+        let mut body = Vec::new();
+        descriptor.encode(&mut body);
+        Ok(answer(body, None))
+    }
+
+    fn find(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
+        let mut reader = Reader::new(body);
+        let read = |reader: &mut Reader<'_>| {
+            let range = (reader.u64()?, reader.u64()?);
+            finish(reader)?;
+            Ok::<_, BodyFault>(range)
+        };
+        let (start, len_bytes) = read(&mut reader).map_err(no_sense)?;
+        let registry = self.inner.registry.borrow();
+        let found = registry.find(start, len_bytes);
+        let (id, offset) = found.ok_or((Refusal::OutOfRange, 0))?;
+        let descriptor = registry.descriptor(id).expect("just found");
+        let mut body = Vec::new();
+        descriptor.encode(&mut body);
+        Writer::new(&mut body).u64(offset);
+        Ok(answer(body, None))
+    }
+
+    fn read(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
+        let places = read_places(&mut Reader::new(body)).map_err(no_sense)?;
+        let (pieces, in_use, len_bytes) = self.reach(Way::Read, places)?;
+        self.inner.counts.served(Way::Read, len_bytes);
+        let payload = (len_bytes > 0).then(|| Payload::exposed(pieces).pinned(Pin::new(in_use)));
+        Ok(answer(Vec::new(), payload))
+    }
+
+    fn write(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+        let mut reader = Reader::new(request.body);
+        let note = read_note(&mut reader).map_err(no_sense)?;
+        let note = note.map(|Note { id, bytes }| (id, bytes.to_vec()));
+        let places = read_places(&mut reader).map_err(no_sense)?;
+        let (pieces, in_use, len_bytes) = self.reach(Way::Write, places)?;
+        if len_bytes != u64::from(request.payload_len_bytes) {
+            return Err((Refusal::Malformed, 0));
+        }
+        let pending = PendingWrite {
+            connection: request.connection,
+            note,
+            _in_use: in_use,
+        };
+        if len_bytes == 0 {
+            return Ok(Intake::Answer(self.written(pending, 0)));
+        }
+        let room = Room::exposed(pieces);
+        Ok(Intake::Receive { pending, room })
+    }
+
+    fn notify(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+        let mut reader = Reader::new(request.body);
+        let note = read_note(&mut reader).map_err(no_sense)?;
+        finish(&reader).map_err(no_sense)?;
+        let Some(Note { id, bytes }) = note else {
+            return Err((Refusal::Malformed, 0));
+        };
+        let delivered = self.deliver(request.connection, id, bytes.to_vec());
+        delivered.map_err(|refusal| (refusal, 0))?;
+        Ok(answer(Vec::new(), None))
+    }
+
+    fn fence(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+        let mut reader = Reader::new(request.body);
+        let number = reader.u64().map_err(|_| (Refusal::Malformed, 0))?;
+        finish(&reader).map_err(no_sense)?;
+        let ending = self
+            .inner
+            .sessions
+            .borrow_mut()
+            .fence(request.connection, number);
+        self.inner.counts.fenced();
+        Ok(match ending {
+            None => answer(Vec::new(), None),
+            Some(signal) => Intake::Later(Later::new(async move {
+                signal.raised().await;
+                Response::default()
+            })),
+        })
+    }
+
+    /// The memory of places, who holds it, and how much it is in all.
+    fn reach(
+        &self,
+        way: Way,
+        places: impl ExactSizeIterator<Item = Place>,
+    ) -> Result<(Vec<Exposed>, Vec<InUse>, u64), Refused> {
+        let registry = self.inner.registry.borrow();
+        let payload_bytes_max = u64::from(self.inner.options.payload_bytes_max);
+        let mut pieces = Vec::with_capacity(places.len());
+        let mut in_use = Vec::with_capacity(places.len());
+        let mut sum_bytes = 0;
+        for (index, place) in places.enumerate() {
+            let len_bytes = u64::from(place.len_bytes);
+            let reached = registry.reach(place.segment, way, place.offset_bytes, len_bytes);
+            let (piece, hold) = reached.map_err(|refusal| (refusal.into(), index))?;
+            sum_bytes += len_bytes;
+            if sum_bytes > payload_bytes_max {
+                return Err((Refusal::Malformed, index));
+            }
+            pieces.push(piece);
+            in_use.push(hold);
+        }
+        Ok((pieces, in_use, sum_bytes))
+    }
+
+    /// Bytes are in place; their notification follows.
+    fn written(&self, pending: PendingWrite, len_bytes: u64) -> Response {
+        self.inner.counts.served(Way::Write, len_bytes);
+        let PendingWrite {
+            connection, note, ..
+        } = pending;
+        let delivered = match note {
+            Some((id, bytes)) => self.deliver(connection, id, bytes),
+            None => Ok(()),
+        };
+        match delivered {
+            Ok(()) => Response::default(),
+            Err(refusal) => refuse((refusal, 0)),
+        }
+    }
+
+    fn deliver(&self, connection: ConnectionId, id: u64, bytes: Vec<u8>) -> Result<(), Refusal> {
+        let mut sessions = self.inner.sessions.borrow_mut();
+        match sessions.see(connection, id) {
+            Seen::Before => Ok(()),
+            Seen::Nowhere => Err(Refusal::Session),
+            Seen::New { from } if self.inner.notify(Notification { from, bytes }) => {
+                sessions.delivered(from, id);
+                Ok(())
+            }
+            Seen::New { .. } => Err(Refusal::Busy),
+        }
+    }
+}
+
+impl Service for EngineService {
+    type Pending = PendingWrite;
+
+    fn on_request(&self, request: RequestHead<'_>) -> Intake<PendingWrite> {
+        self.take(request).unwrap_or_else(|refused| {
+            self.inner.counts.refused();
+            Intake::Answer(refuse(refused))
+        })
+    }
+
+    fn on_payload(&self, pending: PendingWrite, room: Room, outcome: PayloadOutcome) -> Response {
+        match outcome {
+            PayloadOutcome::Intact => self.written(pending, room.len() as u64),
+            PayloadOutcome::Corrupt => {
+                self.inner.counts.corrupted();
+                refuse((Refusal::Corrupt, 0))
+            }
+            PayloadOutcome::Lost => {
+                self.inner.counts.torn();
+                Response::default()
+            }
+        }
+    }
+
+    fn on_agreed(&self, connection: ConnectionId, agreement: &Agreement, closer: Closer) {
+        let number = Reader::new(&agreement.greeting).u64();
+        let Ok(number) = number else {
+            // No engine: it may ask, but it cannot be told apart, so it neither fences nor notifies.
+            return;
+        };
+        let mut sessions = self.inner.sessions.borrow_mut();
+        sessions.open(connection, agreement.session_epoch, number, closer);
+    }
+
+    fn on_ended(&self, connection: ConnectionId) {
+        self.inner.sessions.borrow_mut().end(connection);
+    }
+}
+
+fn no_sense(fault: BodyFault) -> Refused {
+    tracing::debug!(%fault, "a request makes no sense");
+    (Refusal::Malformed, 0)
+}
+
+const fn answer(body: Vec<u8>, payload: Option<Payload>) -> Intake<PendingWrite> {
+    Intake::Answer(Response {
+        status: 0,
+        body,
+        payload,
+    })
+}
+
+fn refuse((refusal, place): Refused) -> Response {
+    let mut body = Vec::new();
+    Writer::new(&mut body).u16(u16::try_from(place).expect("places are bounded"));
+    Response {
+        status: refusal.to_wire(),
+        body,
+        payload: None,
+    }
+}

@@ -1,0 +1,116 @@
+//! What an engine has done.
+
+use std::cell::{Cell, RefCell};
+
+use lunette_transfer_proto::engine::segment::Way;
+
+use super::batch::Intent;
+
+/// What an engine has done since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Bytes that this engine's transfers have read.
+    pub read_bytes: u64,
+    /// Bytes that this engine's transfers have written.
+    pub written_bytes: u64,
+    /// Bytes that transfers have moved, by [`Intent::ALL`].
+    pub intent_bytes: [u64; Intent::ALL.len()],
+    /// Transfers that were done.
+    pub transfers_done: u64,
+    /// Transfers of which something failed.
+    pub transfers_failed: u64,
+    /// Slices that were sent, those sent again included.
+    pub slices: u64,
+    /// Slices that were sent again.
+    pub slices_resent: u64,
+    /// Bytes that peers have read here.
+    pub served_read_bytes: u64,
+    /// Bytes that peers have written here.
+    pub served_written_bytes: u64,
+    /// Requests of peers that were refused.
+    pub refused: u64,
+    /// Writes of peers whose bytes arrived damaged.
+    pub corrupted: u64,
+    /// Writes of peers whose connection ended in their middle.
+    pub torn: u64,
+    /// Connections that peers have asked to be ended.
+    pub fenced: u64,
+}
+
+/// What is known of a rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RailStatistics {
+    /// The peer's address.
+    pub address: std::net::SocketAddr,
+    /// Whether it carries slices.
+    pub is_up: bool,
+    /// Bytes per second, as far as is known.
+    pub rate: u64,
+    /// Bytes that are under way on it.
+    pub under_way_bytes: u64,
+    /// How often it was connected.
+    pub connections: u32,
+    /// Failures since bytes last came through.
+    pub failures: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    sums: RefCell<Statistics>,
+    fenced: Cell<u64>,
+}
+
+impl Counts {
+    pub(super) fn read(&self) -> Statistics {
+        Statistics {
+            fenced: self.fenced.get(),
+            ..*self.sums.borrow()
+        }
+    }
+
+    pub(super) fn fenced(&self) {
+        self.fenced.set(self.fenced.get() + 1);
+    }
+
+    pub(super) fn served(&self, way: Way, len_bytes: u64) {
+        let mut sums = self.sums.borrow_mut();
+        match way {
+            Way::Read => sums.served_read_bytes += len_bytes,
+            Way::Write => sums.served_written_bytes += len_bytes,
+        }
+    }
+
+    pub(super) fn refused(&self) {
+        self.sums.borrow_mut().refused += 1;
+    }
+
+    pub(super) fn corrupted(&self) {
+        self.sums.borrow_mut().corrupted += 1;
+    }
+
+    pub(super) fn torn(&self) {
+        self.sums.borrow_mut().torn += 1;
+    }
+
+    /// Bytes of one slice have been moved.
+    pub(super) fn moved(&self, way: Way, intent: Intent, len_bytes: u64) {
+        let mut sums = self.sums.borrow_mut();
+        match way {
+            Way::Read => sums.read_bytes += len_bytes,
+            Way::Write => sums.written_bytes += len_bytes,
+        }
+        sums.intent_bytes[intent.index()] += len_bytes;
+    }
+
+    /// A transfer is over.
+    pub(super) fn finished(&self, is_done: bool, slices: u64, resent: u64) {
+        let mut sums = self.sums.borrow_mut();
+        if is_done {
+            sums.transfers_done += 1;
+        } else {
+            sums.transfers_failed += 1;
+        }
+        sums.slices += slices;
+        sums.slices_resent += resent;
+    }
+}

@@ -1,0 +1,529 @@
+//! The engine on each driver and in worlds: bytes go where they belong, and nowhere else.
+#![forbid(unsafe_code)]
+
+#[path = "../../runtime/tests/on_each_driver/mod.rs"]
+mod on_each_driver;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::{arena, spawn_local, time};
+use lunette_transfer::engine::{
+    Access, Batch, BatchError, Cause, Effect, Engine, EngineOptions, Intent, OpenError, Peer,
+    PostError, PostOptions, Refusal, RegisterOptions, RegisterRefusal, RemoteSegment,
+};
+use lunette_transfer::{Attachments, Connection, Payload};
+use lunette_transfer_proto::hello::{Hello, VersionRange};
+
+use on_each_driver::run;
+
+const WORLDS: u64 = 8;
+const KIB: usize = 1024;
+
+fn engine() -> Engine {
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let options = EngineOptions {
+        listen: vec![any],
+        ..EngineOptions::default()
+    };
+    Engine::start(options).expect("an engine")
+}
+
+fn memory(len: usize) -> Exposed {
+    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new());
+    memory.expect("memory")
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..=250)
+        .cycle()
+        .skip(usize::from(seed))
+        .take(len)
+        .collect()
+}
+
+fn filled(len: usize, seed: u8) -> Exposed {
+    let filled = memory(len);
+    filled.copy_in(0, &pattern(len, seed));
+    filled
+}
+
+/// Two engines, one of which has opened the other's segment.
+struct Pair {
+    here: Engine,
+    there: Engine,
+    peer: Peer,
+    remote: RemoteSegment,
+    memory: Exposed,
+}
+
+impl Pair {
+    async fn new(len: usize) -> Self {
+        let (here, there) = (engine(), engine());
+        let memory = memory(len);
+        let registered = there.register(memory.clone(), &RegisterOptions::named("kv"));
+        registered.expect("registered");
+        let peer = here.open(there.addresses()).await.expect("open");
+        let remote = peer.segment("kv").await.expect("a segment");
+        assert_eq!(remote.len_bytes(), len as u64);
+        Self {
+            here,
+            there,
+            peer,
+            remote,
+            memory,
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_there_and_is_read_back() {
+    run(WORLDS, || async {
+        let pair = Pair::new(6_000 * KIB).await;
+        for (seed, len) in [(1, 1), (2, 4096), (3, 300 * KIB), (4, 5_000 * KIB)] {
+            let source = filled(len, seed);
+            let mut batch = Batch::new();
+            batch.write(source, &pair.remote, 7).expect("a write");
+            let done = pair.peer.post(&batch, PostOptions::default());
+            let done = done.expect("posted").await.expect("done");
+            assert_eq!((done.len_bytes, done.resent), (len as u64, 0));
+            assert!(done.slices as usize >= len.div_ceil(320 * KIB), "{done:?}");
+            assert_eq!(pair.memory.slice(7, len).to_vec(), pattern(len, seed));
+            let target = memory(len);
+            let mut batch = Batch::new();
+            batch.read(target.clone(), &pair.remote, 7).expect("a read");
+            let done = pair.peer.post(&batch, PostOptions::default());
+            done.expect("posted").await.expect("done");
+            assert_eq!(target.to_vec(), pattern(len, seed));
+        }
+        let statistics = pair.here.statistics();
+        assert_eq!(statistics.read_bytes, statistics.written_bytes);
+        assert_eq!(statistics.intent_bytes[0], 2 * statistics.read_bytes);
+        assert_eq!(
+            (statistics.transfers_done, statistics.transfers_failed),
+            (8, 0)
+        );
+        let served = pair.there.statistics();
+        assert_eq!(served.served_written_bytes, statistics.written_bytes);
+        assert_eq!(served.served_read_bytes, statistics.read_bytes);
+    });
+}
+
+#[test]
+fn a_prepared_batch_of_scattered_pieces_is_posted_again_and_again() {
+    const PIECES: usize = 700;
+    const PIECE: usize = 600;
+    run(WORLDS, || async {
+        let pair = Pair::new(2 * PIECES * PIECE).await;
+        let source = memory(PIECES * PIECE);
+        let target = memory(PIECES * PIECE);
+        let (mut writes, mut reads) = (Batch::new(), Batch::new());
+        // Every second place there, in reverse order.
+        for piece in 0..PIECES {
+            let at = 2 * (PIECES - 1 - piece) * PIECE;
+            let (from, to) = (
+                source.slice(piece * PIECE, PIECE),
+                target.slice(piece * PIECE, PIECE),
+            );
+            writes
+                .write(from, &pair.remote, at as u64)
+                .expect("a write");
+            reads.read(to, &pair.remote, at as u64).expect("a read");
+        }
+        for round in 0..3 {
+            let bytes = pattern(PIECES * PIECE, round);
+            source.copy_in(0, &bytes);
+            let written = pair.peer.post(&writes, PostOptions::default());
+            let done = written.expect("posted").await.expect("written");
+            assert!(done.slices < 10, "small pieces travel together: {done:?}");
+            let read = pair.peer.post(&reads, PostOptions::default());
+            read.expect("posted").await.expect("read");
+            assert_eq!(target.to_vec(), bytes);
+            let gap = pair.memory.slice(PIECE, PIECE).to_vec();
+            assert_eq!(gap, vec![0; PIECE], "nothing beside its place");
+        }
+    });
+}
+
+#[test]
+fn a_notification_comes_after_its_bytes_and_once() {
+    run(WORLDS, || async {
+        let pair = Pair::new(900 * KIB).await;
+        let there = pair.there.clone();
+        let memory = pair.memory.clone();
+        let listening = spawn_local(async move {
+            let mut seen = Vec::new();
+            for _ in 0..3 {
+                let notified = there.notified().await;
+                seen.push((notified, memory.slice(0, 1).to_vec()[0]));
+            }
+            (seen, there.take_notification())
+        });
+        for (round, len) in [(1_u8, 100), (2, 900 * KIB), (3, 0)] {
+            let source = memory_of(len, round);
+            let mut batch = Batch::new();
+            if let Some(source) = source {
+                batch.write(source, &pair.remote, 0).expect("a write");
+            }
+            let options = PostOptions {
+                notification: Some(vec![round]),
+                ..PostOptions::default()
+            };
+            let posted = pair.peer.post(&batch, options).expect("posted");
+            posted.await.expect("done");
+        }
+        let (seen, more) = listening.await.expect("no panic");
+        let from = pair.here.epoch();
+        let told: Vec<(u64, u8, u8)> = seen
+            .into_iter()
+            .map(|(notified, first)| (notified.from, notified.bytes[0], first))
+            .collect();
+        assert_eq!(told, [(from, 1, 1), (from, 2, 2), (from, 3, 2)]);
+        assert_eq!(more, None);
+    });
+}
+
+fn memory_of(len: usize, byte: u8) -> Option<Exposed> {
+    (len > 0).then(|| {
+        let memory = memory(len);
+        memory.copy_in(0, &vec![byte; len]);
+        memory
+    })
+}
+
+#[test]
+fn what_is_unregistered_is_out_of_reach_at_once_also_for_who_opened_it() {
+    run(WORLDS, || async {
+        let pair = Pair::new(64 * KIB).await;
+        let other = filled(64 * KIB, 9);
+        let kept = pair
+            .there
+            .register(other.clone(), &RegisterOptions::named("kept"));
+        kept.expect("registered");
+        let kept = pair.peer.segment("kept").await.expect("a segment");
+        let freed = pair
+            .there
+            .unregister(pair.remote.id())
+            .await
+            .expect("it was there");
+        assert_eq!(pair.there.segments(), 1);
+        // Its slot gets a new tenant, which the old id does not reach.
+        let tenant = pair
+            .there
+            .register(freed, &RegisterOptions::named("tenant"));
+        let tenant = tenant.expect("registered");
+        let (into, lost) = (memory(KIB), memory(KIB));
+        let mut batch = Batch::new();
+        batch.read(lost, &pair.remote, 0).expect("a read");
+        batch.read(into.clone(), &kept, 5).expect("a read");
+        batch
+            .write(filled(KIB, 1), &pair.remote, 0)
+            .expect("a write");
+        let posted = pair
+            .peer
+            .post(&batch, PostOptions::default())
+            .expect("posted");
+        let error = posted.await.expect_err("two of three are refused");
+        let refused: Vec<_> = error
+            .failures
+            .iter()
+            .map(|failure| (failure.request, failure.cause))
+            .collect();
+        let stale = Cause::Refused(Refusal::Stale);
+        assert_eq!(refused, [(Some(0), stale), (Some(2), stale)]);
+        assert!(!error.is_retryable() && !error.is_corruption());
+        assert!(error.to_string().contains("no such segment"), "{error}");
+        assert_eq!(
+            into.to_vec(),
+            other.slice(5, KIB).to_vec(),
+            "the third is done"
+        );
+        assert_eq!(
+            pair.memory.slice(0, KIB).to_vec(),
+            vec![0; KIB],
+            "untouched"
+        );
+        assert!(pair.there.unregister(pair.remote.id()).await.is_none());
+        assert!(pair.there.unregister(tenant).await.is_some());
+        let gone = pair.peer.segment("tenant").await.expect_err("no such name");
+        assert!(matches!(gone, OpenError::Refused(Refusal::Stale)), "{gone}");
+    });
+}
+
+#[test]
+fn rights_and_ranges_are_checked_before_anything_is_sent() {
+    run(1, || async {
+        let pair = Pair::new(100).await;
+        let read_only = RegisterOptions {
+            access: Access::Read,
+            ..RegisterOptions::named("read only")
+        };
+        let registered = pair.there.register(memory(100), &read_only);
+        registered.expect("registered");
+        let read_only = pair.peer.segment("read only").await.expect("a segment");
+        let mut batch = Batch::new();
+        assert_eq!(
+            batch.write(memory(1), &read_only, 0),
+            Err(BatchError::Forbidden)
+        );
+        for offset in [1, u64::MAX] {
+            let refused = batch.read(memory(100), &read_only, offset);
+            assert!(matches!(refused, Err(BatchError::OutOfRange { .. })));
+        }
+        assert!(batch.is_empty());
+        batch.read(memory(100), &read_only, 0).expect("a read");
+        let third = engine();
+        third
+            .register(memory(10), &RegisterOptions::named("elsewhere"))
+            .expect("registered");
+        let other = pair.here.open(third.addresses()).await.expect("open");
+        let elsewhere = other.segment("elsewhere").await.expect("a segment");
+        let mixed = batch.read(memory(1), &elsewhere, 0);
+        assert_eq!(mixed, Err(BatchError::OtherPeer));
+        let misdirected = other.post(&batch, PostOptions::default());
+        assert_eq!(misdirected.err(), Some(PostError::OtherPeer));
+        let long = PostOptions {
+            notification: Some(vec![0; 5000]),
+            ..PostOptions::default()
+        };
+        let refused = pair.peer.post(&batch, long);
+        assert!(matches!(
+            refused,
+            Err(PostError::NoteTooLong { len_bytes: 5000 })
+        ));
+    });
+}
+
+/// Asks without an engine's manners.
+async fn ask(connection: &Connection, op: u16, body: &[u8], payload: Option<Exposed>) -> u16 {
+    let attachments = Attachments {
+        payload: payload.map(|memory| Payload::exposed(vec![memory])),
+        room: None,
+    };
+    let write = |out: &mut Vec<u8>| out.extend_from_slice(body);
+    let second = Duration::from_secs(1);
+    let reply = connection.call(op, write, attachments, second).await;
+    reply.expect("an answer").status
+}
+
+#[test]
+fn a_peer_that_makes_no_sense_is_refused_and_harms_nobody() {
+    run(WORLDS, || async {
+        let pair = Pair::new(4 * KIB).await;
+        let hello = Hello {
+            versions: VersionRange::OURS,
+            session_epoch: 9,
+            in_flight_max: 8,
+            payload_bytes_max: 1 << 20,
+            greeting: b"no".to_vec(),
+        };
+        let address = pair.there.addresses()[0];
+        let second = Duration::from_secs(1);
+        let rude = Connection::connect(address, hello, second)
+            .await
+            .expect("connected");
+        let malformed = Refusal::Malformed.to_wire();
+        for op in [
+            0,
+            0x0101,
+            0x0102,
+            0x0103,
+            0x0104,
+            0x0105,
+            0x0106,
+            0x0107,
+            u16::MAX,
+        ] {
+            assert_eq!(ask(&rude, op, b"", None).await, malformed, "{op:#x}");
+            let payload = Some(filled(100, 1));
+            let status = ask(&rude, op, &[255; 50], payload).await;
+            assert_eq!(status, malformed, "{op:#x}");
+        }
+        let id = pair.remote.id().to_wire().to_le_bytes();
+        let place = |offset: u64, len: u32| {
+            let mut body = vec![1, 0];
+            body.extend_from_slice(&id);
+            body.extend_from_slice(&offset.to_le_bytes());
+            body.extend_from_slice(&len.to_le_bytes());
+            body
+        };
+        for (offset, len) in [(4096, 1), (0, 4097), (u64::MAX, 1), (0, u32::MAX)] {
+            let status = ask(&rude, 0x0103, &place(offset, len), None).await;
+            assert_eq!(status, Refusal::OutOfRange.to_wire());
+        }
+        // A write whose payload is longer than its places.
+        let mut body = vec![0; 8];
+        body.extend(place(0, 10));
+        let status = ask(&rude, 0x0104, &body, Some(filled(20, 1))).await;
+        assert_eq!(status, malformed);
+        // Who has no session cannot end anybody's connection, nor notify.
+        assert_eq!(ask(&rude, 0x0106, &[0; 8], None).await, 0);
+        let status = ask(&rude, 0x0105, &[1, 0, 0, 0, 0, 0, 0, 0, 1, 0, b'x'], None).await;
+        assert_eq!(status, Refusal::Session.to_wire());
+        assert_eq!(pair.memory.to_vec(), vec![0; 4 * KIB]);
+        let mut batch = Batch::new();
+        batch
+            .write(filled(4 * KIB, 1), &pair.remote, 0)
+            .expect("a write");
+        let posted = pair.peer.post(&batch, PostOptions::default());
+        posted.expect("posted").await.expect("the others go on");
+    });
+}
+
+#[test]
+fn within_one_engine_bytes_are_copied() {
+    run(WORLDS, || async {
+        let engine = engine();
+        let there = memory(3 << 20);
+        let registered = engine.register(there.clone(), &RegisterOptions::named("own"));
+        let id = registered.expect("registered");
+        let peer = engine.open(engine.addresses()).await.expect("open");
+        assert!(peer.is_self());
+        let own = peer.segment("own").await.expect("a segment");
+        let mut batch = Batch::new();
+        batch.write(filled(3 << 20, 5), &own, 0).expect("a write");
+        let options = PostOptions {
+            intent: Intent::Prefetch,
+            notification: Some(b"there".to_vec()),
+            ..PostOptions::default()
+        };
+        let done = peer
+            .post(&batch, options)
+            .expect("posted")
+            .await
+            .expect("done");
+        assert_eq!((done.len_bytes, done.slices), (3 << 20, 0));
+        assert_eq!(there.to_vec(), pattern(3 << 20, 5));
+        assert_eq!(engine.notified().await.bytes, b"there");
+        assert_eq!(engine.statistics().intent_bytes[1], 3 << 20);
+        assert!(engine.unregister(id).await.is_some());
+        let late = peer.post(&batch, PostOptions::default()).expect("posted");
+        let error = late.await.expect_err("gone");
+        assert_eq!(error.failures[0].cause, Cause::Refused(Refusal::Stale));
+    });
+}
+
+#[test]
+fn places_are_found_by_address() {
+    run(1, || async {
+        let pair = Pair::new(100).await;
+        let by_address = RegisterOptions {
+            name: None,
+            by_address: true,
+            access: Access::ReadWrite,
+        };
+        let held = memory(8 * KIB);
+        let id = pair
+            .there
+            .register(held.clone(), &by_address)
+            .expect("registered");
+        let overlap = pair.there.register(held.slice(100, 1), &by_address);
+        let overlap = overlap.expect_err("two owners of one address");
+        assert_eq!(overlap.refusal, RegisterRefusal::Overlaps { holder: id });
+        let start = held.start() as u64;
+        let found = pair.peer.segment_at(start + 4000, 96).await.expect("found");
+        assert_eq!((found.0.id(), found.1), (id, 4000));
+        assert_eq!(pair.there.find(start + 4000, 96), Some((id, 4000)));
+        for (start, len) in [(start - 1, 2), (start + 8 * 1024, 1), (start, u64::MAX)] {
+            let missing = pair.peer.segment_at(start, len).await.expect_err("nothing");
+            assert!(matches!(missing, OpenError::Refused(Refusal::OutOfRange)));
+        }
+    });
+}
+
+#[test]
+fn a_cancelled_transfer_leaves_its_memory_alone_afterwards() {
+    run(WORLDS, || async {
+        let len = 40 << 20;
+        let pair = Pair::new(len).await;
+        pair.memory.copy_in(0, &vec![1; len]);
+        let target = memory(len);
+        let mut batch = Batch::new();
+        batch.read(target.clone(), &pair.remote, 0).expect("a read");
+        let reading = pair
+            .peer
+            .post(&batch, PostOptions::default())
+            .expect("posted");
+        time::sleep(Duration::from_millis(1)).await;
+        reading.cancel();
+        let error = reading.await.expect_err("cancelled");
+        let [failure] = error.failures[..] else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (failure.cause, failure.effect),
+            (Cause::Cancelled, Effect::Partly)
+        );
+        target.copy_in(0, &vec![2; len]);
+        time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(target.to_vec(), vec![2; len], "nothing lands after the end");
+        // The rail goes on.
+        let mut batch = Batch::new();
+        batch
+            .read(target.slice(0, KIB), &pair.remote, 0)
+            .expect("a read");
+        let posted = pair
+            .peer
+            .post(&batch, PostOptions::default())
+            .expect("posted");
+        assert_eq!(posted.await.expect("done").resent, 0);
+        assert_eq!(target.slice(0, KIB).to_vec(), vec![1; KIB]);
+    });
+}
+
+#[test]
+fn memory_is_kept_while_peers_use_it_and_given_back_when_they_do_not() {
+    run(WORLDS, || async {
+        let pair = Pair::new(32 << 20).await;
+        let mut batch = Batch::new();
+        batch
+            .write(memory(32 << 20), &pair.remote, 0)
+            .expect("a write");
+        let writing = pair
+            .peer
+            .post(&batch, PostOptions::default())
+            .expect("posted");
+        while pair.there.statistics().served_written_bytes == 0 {
+            time::sleep(Duration::from_micros(50)).await;
+        }
+        let memory = pair
+            .there
+            .unregister(pair.remote.id())
+            .await
+            .expect("it was there");
+        // From here on no byte of that write lands.
+        memory.copy_in(0, &vec![3; 32 << 20]);
+        let error = writing.await.expect_err("refused in the middle");
+        assert_eq!(error.failures[0].cause, Cause::Refused(Refusal::Stale));
+        assert_eq!(error.failures[0].effect, Effect::Partly);
+        assert_eq!(memory.to_vec(), vec![3; 32 << 20]);
+    });
+}
+
+#[test]
+fn an_engine_that_closes_ends_its_connections_and_a_new_one_is_not_taken_for_it() {
+    run(1, || async {
+        let pair = Pair::new(KIB).await;
+        let address = pair.there.addresses()[0];
+        pair.there.close().await;
+        let options = EngineOptions {
+            listen: vec![address],
+            ..EngineOptions::default()
+        };
+        let next = Engine::start(options).expect("the port is free");
+        next.register(memory(KIB), &RegisterOptions::named("kv"))
+            .expect("registered");
+        let mut batch = Batch::new();
+        batch.read(memory(KIB), &pair.remote, 0).expect("a read");
+        let posted = pair
+            .peer
+            .post(&batch, PostOptions::default())
+            .expect("posted");
+        let error = posted.await.expect_err("it is gone");
+        assert_eq!(error.failures[0].cause, Cause::PeerReplaced);
+        let again = pair.peer.post(&batch, PostOptions::default());
+        assert_eq!(again.err(), Some(PostError::PeerReplaced));
+        assert!(arena().used_bytes() > 0, "staging of the connections");
+    });
+}
