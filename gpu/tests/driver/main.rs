@@ -1,0 +1,189 @@
+//! The provider of real devices on drivers that the test builds: absent, lacking, and working ones.
+#![forbid(unsafe_code)]
+
+#[path = "../rig/mod.rs"]
+mod rig;
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    use lunette_gpu::share::{AdapterWay, IpcHandle};
+    use lunette_gpu::{Device, DeviceRegion, Driver, ImportError, OpenError, Unavailable};
+    use lunette_runtime::Idle;
+
+    use crate::rig::{fill, host, on_core, pattern, region, scenes, seen, stream};
+
+    const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/driver/stub.c");
+
+    /// A driver of this name, built with these definitions.
+    fn stub(name: &str, definitions: &[&str]) -> PathBuf {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libcuda-{name}.so"));
+        let mut command = Command::new("cc");
+        command.args([
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-Wall",
+            "-Werror",
+            "-Wno-unused-function",
+            "-pthread",
+            "-o",
+        ]);
+        command.arg(&path).arg(SOURCE);
+        command.args(definitions.iter().map(|name| format!("-D{name}")));
+        let built = command.status().expect("a compiler, which links this test");
+        assert!(built.success());
+        path
+    }
+
+    #[test]
+    fn why_there_is_no_gpu_is_told_by_name() {
+        let at = |name, definitions: &[&str]| Driver::probe_at(&stub(name, definitions)).err();
+        let missing = |name| Some(Unavailable::SymbolMissing { name });
+        assert_eq!(at("none", &["INIT_CODE=100"]), Some(Unavailable::NoDevice));
+        assert_eq!(at("empty", &["DEVICES=0"]), Some(Unavailable::NoDevice));
+        let code = 803;
+        assert_eq!(
+            at("other", &["INIT_CODE=803"]),
+            Some(Unavailable::Driver { code })
+        );
+        assert_eq!(at("bare", &["ONLY_INIT"]), missing("cuDriverGetVersion"));
+        assert_eq!(
+            at("lacking", &["WITHOUT_LAUNCH"]),
+            missing("cuLaunchKernel")
+        );
+        let absent = Driver::probe_at(Path::new("no-such-folder/libcuda.so.1")).err();
+        assert!(matches!(absent, Some(Unavailable::NoDriver { .. })));
+    }
+
+    #[test]
+    fn this_machine_says_what_it_has_and_says_it_again() {
+        match Driver::probe() {
+            Ok(driver) => assert!(driver.device_count() > 0),
+            Err(absent) => assert!(!absent.to_string().is_empty()),
+        }
+        assert_eq!(Driver::probe().err(), Driver::probe().err());
+        on_core(Idle::Efficient, || async {
+            let (opened, probed) = (Device::open(0), Driver::probe());
+            match probed {
+                Ok(_) => assert!(opened.is_ok()),
+                Err(absent) => assert_eq!(opened.err(), Some(OpenError::Unavailable(absent))),
+            }
+        });
+    }
+
+    #[test]
+    fn every_scene_plays_on_a_driver_that_works() {
+        let driver = Driver::probe_at(&stub("whole", &[])).expect("it works");
+        for idle in [Idle::Efficient, Idle::default(), Idle::Latency] {
+            on_core(idle, move || async move {
+                let device = Device::open_with(driver, 0).expect("one device");
+                let info = device.info();
+                assert_eq!((info.name.as_str(), info.capability), ("stub", 90));
+                assert!(info.has_batches && info.has_dma_buf && info.has_shareable);
+                scenes::all(&device).await;
+                assert_eq!(device.counts().unpinned, 0);
+                let index = 1;
+                let absent = Device::open_with(driver, index).err();
+                assert_eq!(absent, Some(OpenError::NoSuchDevice { index, count: 1 }));
+            });
+        }
+    }
+
+    #[test]
+    fn an_older_driver_does_the_same_without_what_it_lacks() {
+        let lacking = stub("older", &["WITHOUT_BATCH", "WITHOUT_SHARING"]);
+        let driver = Driver::probe_at(&lacking).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            let info = device.info();
+            assert!(!info.has_batches && !info.has_dma_buf && !info.has_shareable);
+            scenes::all(&device).await;
+            let memory = region(&device, 4096);
+            let refusals = [
+                memory.ipc_handle().err(),
+                memory.export().err(),
+                memory.dma_buf().err(),
+                DeviceRegion::alloc_shareable(&device, 4096).err(),
+            ];
+            for refusal in refusals {
+                assert!(refusal.is_some_and(|refusal| refusal.is_unavailable()));
+            }
+            // Before or behind them stands nvidia-peermem, where a machine has that.
+            let last = memory.adapter_ways().last();
+            assert!(matches!(last, Some(AdapterWay::Staging)));
+        });
+    }
+
+    #[test]
+    fn a_core_sleeps_and_a_thread_of_the_driver_wakes_it() {
+        let driver = Driver::probe_at(&stub("waking", &[])).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            let (stream, memory) = (stream(&device), region(&device, 4096));
+            for which in 0..50 {
+                fill(&stream, &memory, &pattern(4096, which)).await;
+            }
+            assert!(device.counts().parks >= 50, "{:?}", device.counts());
+        });
+    }
+
+    #[test]
+    fn memory_is_shared_with_other_processes_and_adapters() {
+        let driver = Driver::probe_at(&stub("sharing", &[])).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            let other = Device::open_with(driver, 0).expect("one device");
+            let memory = DeviceRegion::alloc_shareable(&device, 5000).expect("supported");
+            fill(&stream(&device), &memory, &pattern(5000, 1)).await;
+            let exported = memory.export().expect("shareable");
+            let opened = DeviceRegion::import_shared(&other, exported.as_fd(), 2 << 20);
+            let opened = opened.expect("exported").slice(0..5000);
+            assert_eq!(seen(&stream(&other), &opened).await, pattern(5000, 1));
+            fill(&stream(&other), &opened, &pattern(5000, 2)).await;
+            assert_eq!(seen(&stream(&device), &memory).await, pattern(5000, 2));
+            let longer = DeviceRegion::import_shared(&other, exported.as_fd(), 4 << 20);
+            assert!(longer.is_err());
+
+            let plain = region(&device, 8192);
+            let part = plain.slice(100..300);
+            fill(&stream(&device), &part, &pattern(200, 3)).await;
+            let handle = part.ipc_handle().expect("supported");
+            let opened = DeviceRegion::open_ipc(&other, &handle).expect("exported");
+            assert_eq!(seen(&stream(&other), &opened).await, pattern(200, 3));
+            let nobody = IpcHandle::from_bytes(&[0; 80]);
+            assert!(DeviceRegion::open_ipc(&other, &nobody).is_err());
+
+            let first = part.adapter_ways().next();
+            let is_dma_buf = |way| {
+                matches!(
+                    way,
+                    AdapterWay::DmaBuf {
+                        offset_bytes: 100,
+                        ..
+                    }
+                )
+            };
+            assert!(first.is_some_and(is_dma_buf));
+            let import = |address, len| DeviceRegion::import(&device, address, len, ()).err();
+            assert_eq!(import(plain.address(), 8192), None);
+            assert_eq!(import(plain.address() + 1, 8192), Some(ImportError::Range));
+            let ours = host(&[0; 100]);
+            let ours = ours.as_slice().as_ptr().addr() as u64;
+            assert_eq!(import(ours, 100), Some(ImportError::NotOfDevice));
+        });
+    }
+
+    #[test]
+    fn the_ways_are_measured() {
+        let driver = Driver::probe_at(&stub("measured", &[])).expect("it works");
+        on_core(Idle::default(), move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            let planner = stream(&device).calibrate().await.expect("room");
+            assert_eq!(device.planner(), planner);
+        });
+    }
+}
