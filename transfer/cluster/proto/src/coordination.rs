@@ -366,8 +366,8 @@ impl Ask {
                 for compare in &txn.compare {
                     within("a key", compare.key.len(), KEY_BYTES_MAX)?;
                 }
-                let ops = txn.success.iter().chain(&txn.failure);
-                ops.map(Op::check).collect()
+                let mut ops = txn.success.iter().chain(&txn.failure);
+                ops.try_for_each(Op::check)
             }
             Self::Grant { ttl_s, .. } => {
                 let is_kept = (LEASE_TTL_S_MIN..=LEASE_TTL_S_MAX).contains(ttl_s);

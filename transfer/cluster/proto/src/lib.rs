@@ -31,4 +31,5 @@ pub mod fence;
 pub mod gateway;
 pub mod http;
 pub mod map;
+pub mod member;
 pub mod rendezvous;

@@ -1,0 +1,130 @@
+//! A member: it joins, keeps its lease alive, knows the map, proposes the next one, and leaves.
+//!
+//! ```text
+//!   Joining --(registered, all read)--> Joined --leave--> Leaving --(revoked)--> Left
+//!      ^  |                               |
+//!      |  +--> Refused (wrong cluster,    |
+//!      |       version, identity taken)   |
+//!      +---------(lease lost)-------------+
+//! ```
+//!
+//! The machine asks the coordinator one thing after the other and beside that keeps its lease alive
+//! and watches. Every ask may fail, be answered late, or have been done although it failed: what is
+//! asked is safe to ask again. While the coordinator is away nothing is given up but the lease; the
+//! [`Fence`] says what may still be served.
+//!
+//! A member that starts draws a new incarnation. If its identity is still registered, another
+//! process has it, or it had it itself before a crash: it waits for twice as long as that lease can last
+//! without being renewed, from when the coordinator was last away, and is refused if the lease
+//! outlives that.
+
+mod machine;
+mod record;
+mod view;
+
+use core::time::Duration;
+
+use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::time::Time;
+use thiserror::Error;
+
+use crate::coordination::{Ask, WatchFrom};
+#[cfg(doc)]
+use crate::fence::Fence;
+use crate::map::MapMember;
+
+pub use machine::Member;
+pub use record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, RecordFault};
+
+/// Least time between two changes of the map.
+pub const MAP_CHANGE_MIN: Duration = Duration::from_secs(1);
+/// How much longer each next member waits before it proposes: usually the first one's is enough.
+pub const PROPOSAL_STEP: Duration = Duration::from_millis(20);
+/// Longest such wait.
+pub const PROPOSAL_WAIT_MAX: Duration = Duration::from_millis(500);
+/// Shortest and longest pause before something that failed is asked again.
+pub const RETRY_MIN: Duration = Duration::from_millis(100);
+/// See [`RETRY_MIN`].
+pub const RETRY_MAX: Duration = Duration::from_secs(2);
+/// Longest wait for one answer.
+pub const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Who a member is, and how it behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberOptions {
+    /// The name of the cluster, at most [`CLUSTER_NAME_BYTES_MAX`] bytes.
+    pub cluster: String,
+    /// What all keys of the cluster begin with.
+    pub prefix: String,
+    /// Itself, as the map is to have it. Its incarnation is new with each start.
+    pub member: MapMember,
+    /// Oldest and newest version of the nodes' protocols that it speaks.
+    pub versions: (u8, u8),
+    /// How long its lease is, in seconds.
+    pub lease_ttl_s: u32,
+    /// How long members are waited for when all leases have expired together.
+    pub rejoin_wait: Duration,
+    /// Fixes the names of leases and the jitter of pauses.
+    pub seed: u64,
+}
+
+/// What a member asked for, until it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub u64);
+
+/// What is to be done for a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Ask the coordinator, and hand in what came of it by `until` at the latest.
+    Ask {
+        /// Its name.
+        op: OpId,
+        /// What to ask.
+        ask: Ask,
+        /// When to give up.
+        until: Time,
+    },
+    /// Watch, instead of what was watched before.
+    Watch {
+        /// Its name.
+        op: OpId,
+        /// What to watch.
+        from: WatchFrom,
+    },
+    /// The map is another one.
+    MapChanged,
+    /// It cannot become a member. Nothing follows.
+    Refused(Refusal),
+    /// It is a member no more. Nothing follows.
+    Left,
+}
+
+/// Why a node cannot be a member. What it was told to be is at fault.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Refusal {
+    /// The prefix belongs to another cluster.
+    #[error("the keys there belong to the cluster `{found}`")]
+    WrongCluster {
+        /// The name found there.
+        found: String,
+    },
+    /// It shares no version with a member.
+    #[error("{id} speaks versions {theirs:?}, this node {ours:?}")]
+    WrongVersion {
+        /// The member.
+        id: NodeId,
+        /// What this node speaks.
+        ours: (u8, u8),
+        /// What the member speaks.
+        theirs: (u8, u8),
+    },
+    /// Another process with this identity keeps its lease alive.
+    #[error("{id} is another process, which is alive")]
+    IdentityTaken {
+        /// The identity.
+        id: NodeId,
+    },
+    /// Something under the prefix is not the cluster's.
+    #[error("under the prefix there is what no member wrote: {0}")]
+    Record(#[from] RecordFault),
+}

@@ -1,0 +1,281 @@
+//! What members write at the coordinator.
+//!
+//! ```text
+//!  <prefix>/cluster        | LNCI | version (2) | cluster id (8) | name length (2) | name | CRC |
+//!  <prefix>/members/<id>   | LNMR | version (2) | wire min, max | ttl_s (4) | member (41) | CRC |
+//!  <prefix>/map            a map
+//! ```
+//!
+//! The first is written once and says whose prefix it is; the second is bound to its member's lease.
+
+use lunette_runtime_core::checksum::crc32c;
+use lunette_runtime_core::codec::{Reader, Truncated, Writer};
+use lunette_runtime_core::ids::NodeId;
+use thiserror::Error;
+
+use crate::map::{MapFault, MapMember};
+
+/// Longest name of a cluster, in bytes.
+pub const CLUSTER_NAME_BYTES_MAX: usize = 128;
+
+const IDENTITY_MAGIC: [u8; 4] = *b"LNCI";
+const REGISTRATION_MAGIC: [u8; 4] = *b"LNMR";
+const RECORD_VERSION: u16 = 1;
+
+/// Whose prefix it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterIdentity {
+    /// Drawn when the cluster came into being.
+    pub id: u64,
+    /// What people call it.
+    pub name: String,
+}
+
+/// What a member says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Registration {
+    /// Oldest and newest version that it speaks.
+    pub(super) versions: (u8, u8),
+    /// How long its lease is.
+    pub(super) ttl_s: u32,
+    pub(super) member: MapMember,
+}
+
+/// A value that is not what its key is for. Something else writes under the prefix, or a later
+/// version does.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum RecordFault {
+    /// It ends too early.
+    #[error(transparent)]
+    Truncated(#[from] Truncated),
+    /// It is something else, or of a later version.
+    #[error("not a record of version {RECORD_VERSION}")]
+    Unknown,
+    /// Its bytes are damaged.
+    #[error("the record is damaged")]
+    Damaged,
+    /// What it says of a member, or a map, makes no sense.
+    #[error(transparent)]
+    Map(#[from] MapFault),
+}
+
+/// The content of a record, behind its magic and version and before its checksum.
+fn content(bytes: &[u8], magic: [u8; 4]) -> Result<Reader<'_>, RecordFault> {
+    let Some((content, crc)) = bytes.split_last_chunk::<4>() else {
+        return Err(Truncated {
+            needed_bytes: 4,
+            left_bytes: bytes.len(),
+        }
+        .into());
+    };
+    let mut reader = Reader::new(content);
+    if reader.array()? != magic || reader.u16()? != RECORD_VERSION {
+        return Err(RecordFault::Unknown);
+    }
+    if crc32c(content) != u32::from_le_bytes(*crc) {
+        return Err(RecordFault::Damaged);
+    }
+    Ok(reader)
+}
+
+fn record(magic: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut out = Vec::new();
+    Writer::new(&mut out).bytes(&magic).u16(RECORD_VERSION);
+    write(&mut out);
+    let crc = crc32c(&out);
+    Writer::new(&mut out).u32(crc);
+    out
+}
+
+impl ClusterIdentity {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        record(IDENTITY_MAGIC, |out| {
+            Writer::new(out)
+                .u64(self.id)
+                .short_bytes(self.name.as_bytes());
+        })
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
+        let mut reader = content(bytes, IDENTITY_MAGIC)?;
+        let id = reader.u64()?;
+        let name = reader.short_bytes()?;
+        let is_bounded = name.len() <= CLUSTER_NAME_BYTES_MAX && reader.is_empty();
+        let name = core::str::from_utf8(name).ok().filter(|_| is_bounded);
+        let name = name.ok_or(RecordFault::Damaged)?.to_owned();
+        Ok(Self { id, name })
+    }
+}
+
+impl Registration {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        record(REGISTRATION_MAGIC, |out| {
+            Writer::new(out)
+                .u8(self.versions.0)
+                .u8(self.versions.1)
+                .u32(self.ttl_s);
+            self.member.encode(out);
+        })
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
+        let mut reader = content(bytes, REGISTRATION_MAGIC)?;
+        let versions = (reader.u8()?, reader.u8()?);
+        let ttl_s = reader.u32()?;
+        let member = MapMember::decode(&mut reader)?;
+        if !reader.is_empty() || versions.0 == 0 || versions.0 > versions.1 {
+            return Err(RecordFault::Damaged);
+        }
+        Ok(Self {
+            versions,
+            ttl_s,
+            member,
+        })
+    }
+
+    pub(super) const fn shares_version(&self, versions: (u8, u8)) -> bool {
+        self.versions.0 <= versions.1 && versions.0 <= self.versions.1
+    }
+}
+
+/// The keys of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    prefix: String,
+}
+
+/// What a key is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeyKind {
+    Identity,
+    Map,
+    Member(NodeId),
+    Other,
+}
+
+impl Keys {
+    pub(super) fn new(prefix: &str) -> Self {
+        let prefix = format!("{}/", prefix.trim_end_matches('/'));
+        Self { prefix }
+    }
+
+    pub(super) fn all(&self) -> crate::coordination::KeyRange {
+        crate::coordination::KeyRange::prefix(self.prefix.as_bytes())
+    }
+
+    pub(super) fn identity(&self) -> Vec<u8> {
+        format!("{}cluster", self.prefix).into_bytes()
+    }
+
+    pub(super) fn map(&self) -> Vec<u8> {
+        format!("{}map", self.prefix).into_bytes()
+    }
+
+    pub(super) fn member(&self, id: NodeId) -> Vec<u8> {
+        format!("{}members/{:016x}", self.prefix, id.0).into_bytes()
+    }
+
+    pub(super) fn kind(&self, key: &[u8]) -> KeyKind {
+        let key = core::str::from_utf8(key).ok();
+        match key.and_then(|key| key.strip_prefix(&self.prefix)) {
+            Some("cluster") => KeyKind::Identity,
+            Some("map") => KeyKind::Map,
+            Some(rest) => {
+                let digits = rest
+                    .strip_prefix("members/")
+                    .filter(|digits| digits.len() == 16);
+                let id = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+                id.map_or(KeyKind::Other, |id| KeyKind::Member(NodeId(id)))
+            }
+            None => KeyKind::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registration() -> Registration {
+        Registration {
+            versions: (1, 2),
+            ttl_s: 5,
+            member: MapMember {
+                id: NodeId(7),
+                incarnation: 9,
+                address: "192.0.2.1:7000".parse().unwrap(),
+                home_weight: 1,
+                cores: 2,
+                is_draining: false,
+            },
+        }
+    }
+
+    #[test]
+    fn golden_records() {
+        let identity = ClusterIdentity {
+            id: 3,
+            name: "kv".into(),
+        };
+        let bytes = identity.encode();
+        let golden = [
+            b'L', b'N', b'C', b'I', 1, 0, 3, 0, 0, 0, 0, 0, 0, 0, 2, 0, b'k', b'v',
+        ];
+        assert_eq!(bytes[..bytes.len() - 4], golden);
+        assert_eq!(ClusterIdentity::decode(&bytes), Ok(identity));
+        let bytes = registration().encode();
+        assert_eq!(
+            bytes[..12],
+            [b'L', b'N', b'M', b'R', 1, 0, 1, 2, 5, 0, 0, 0]
+        );
+        assert_eq!(bytes.len(), 12 + 41 + 4);
+        assert_eq!(Registration::decode(&bytes), Ok(registration()));
+    }
+
+    #[test]
+    fn damage_is_noticed_wherever_it_is() {
+        let bytes = registration().encode();
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 4;
+            assert!(Registration::decode(&changed).is_err(), "byte {at}");
+            assert!(Registration::decode(&bytes[..at]).is_err(), "cut at {at}");
+        }
+        assert!(ClusterIdentity::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn versions_overlap_or_do_not() {
+        for (versions, shared) in [
+            ((1, 1), true),
+            ((2, 9), true),
+            ((1, 9), true),
+            ((3, 3), false),
+        ] {
+            assert_eq!(
+                registration().shares_version(versions),
+                shared,
+                "{versions:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_are_recognized() {
+        let keys = Keys::new("a/b/");
+        assert_eq!(keys, Keys::new("a/b"));
+        let id = NodeId(0xab);
+        assert_eq!(keys.member(id), b"a/b/members/00000000000000ab");
+        for (key, kind) in [
+            (keys.identity(), KeyKind::Identity),
+            (keys.map(), KeyKind::Map),
+            (keys.member(id), KeyKind::Member(id)),
+            (b"a/b/members/ab".to_vec(), KeyKind::Other),
+            (b"a/c/map".to_vec(), KeyKind::Other),
+            (vec![0xff], KeyKind::Other),
+        ] {
+            assert_eq!(keys.kind(&key), kind);
+            assert_eq!(keys.all().contains(&key), key.starts_with(b"a/b/"));
+        }
+    }
+}

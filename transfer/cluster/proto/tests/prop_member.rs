@@ -1,0 +1,273 @@
+//! Members and a coordinator on one clock, with everything that can happen between them.
+//!
+//! The harness carries asks and answers with a delay, loses them while a member is cut off, and
+//! checks after each step: epochs only grow, maps change at most once a second, and whoever is no
+//! longer in the map has stopped serving before.
+
+#[path = "prop_member/harness.rs"]
+mod harness;
+
+use core::time::Duration;
+
+use harness::{Cluster, MS, SECOND, TTL_S};
+use lunette_cluster_proto::fence::{Act, NamespaceKind, Standing};
+use lunette_cluster_proto::map::Epoch;
+use lunette_cluster_proto::member::Refusal;
+use lunette_runtime_core::ids::NodeId;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn joined(count: usize) -> Cluster {
+    let mut cluster = Cluster::new(1);
+    for index in 0..count {
+        cluster.start(index as u64 + 1);
+    }
+    cluster.run(5 * SECOND);
+    assert_eq!(cluster.ids(), (1..=count as u64).collect::<Vec<_>>());
+    cluster
+}
+
+#[test]
+fn members_that_start_together_come_in_one_change() {
+    let cluster = joined(5);
+    assert_eq!(cluster.epochs, [Epoch(1)]);
+}
+
+#[test]
+fn a_member_that_crashes_leaves_the_map_after_its_lease() {
+    let mut cluster = joined(3);
+    cluster.kill(1);
+    cluster.run(SECOND);
+    assert_eq!(cluster.ids(), [1, 2, 3], "its lease holds");
+    cluster.run(u64::from(TTL_S) * SECOND + 2 * SECOND);
+    assert_eq!(cluster.ids(), [1, 3]);
+    assert_eq!(cluster.epochs.last(), Some(&Epoch(2)));
+}
+
+#[test]
+fn a_member_that_leaves_is_gone_at_once() {
+    let mut cluster = joined(3);
+    cluster.leave(0);
+    cluster.run(3 * SECOND);
+    assert_eq!(cluster.ids(), [2, 3]);
+    assert!(cluster.nodes[0].has_left);
+}
+
+#[test]
+fn a_member_that_drains_stays_without_weight() {
+    let mut cluster = joined(2);
+    cluster.drain(0);
+    cluster.run(3 * SECOND);
+    assert_eq!(cluster.ids(), [1, 2]);
+    let map = cluster.map();
+    assert_eq!(map.home(7), Some(NodeId(2)));
+    assert!(
+        map.member(NodeId(1))
+            .is_some_and(|member| member.is_draining)
+    );
+}
+
+#[test]
+fn a_restart_waits_for_its_old_lease_and_has_a_new_incarnation() {
+    let mut cluster = joined(2);
+    let before = cluster.map().member(NodeId(1)).unwrap().incarnation;
+    cluster.kill(0);
+    cluster.start(1);
+    cluster.run(SECOND);
+    assert!(!cluster.nodes[2].member.is_joined());
+    cluster.run(u64::from(TTL_S) * SECOND + 3 * SECOND);
+    assert!(cluster.nodes[2].member.is_joined());
+    let after = cluster.map().member(NodeId(1)).unwrap().incarnation;
+    assert_ne!(before, after);
+}
+
+#[test]
+fn two_nodes_with_one_identity_are_one_too_many() {
+    let mut cluster = joined(2);
+    cluster.start(1);
+    cluster.run(2 * u64::from(TTL_S) * SECOND + 5 * SECOND);
+    let refusal = cluster.nodes[2].refusal.as_ref();
+    assert_eq!(refusal, Some(&Refusal::IdentityTaken { id: NodeId(1) }));
+    assert!(cluster.nodes[0].member.is_joined(), "the first one stays");
+    assert_eq!(cluster.epochs.len(), 1);
+}
+
+#[test]
+fn strangers_are_refused() {
+    let mut cluster = joined(1);
+    cluster.start_with(2, |options| options.cluster = "other".into());
+    cluster.start_with(3, |options| options.versions = (9, 9));
+    cluster.run(3 * SECOND);
+    let found = "kv".to_owned();
+    assert_eq!(
+        cluster.nodes[1].refusal,
+        Some(Refusal::WrongCluster { found })
+    );
+    let id = NodeId(1);
+    let version = Refusal::WrongVersion {
+        id,
+        ours: (9, 9),
+        theirs: (1, 2),
+    };
+    assert_eq!(cluster.nodes[2].refusal, Some(version));
+    assert_eq!(cluster.ids(), [1]);
+}
+
+/// A rolling restart: version n+1 speaks n too.
+#[test]
+fn the_next_version_joins() {
+    let mut cluster = joined(1);
+    cluster.start_with(2, |options| options.versions = (2, 3));
+    cluster.run(3 * SECOND);
+    assert_eq!(cluster.ids(), [1, 2]);
+}
+
+#[test]
+fn a_coordinator_that_is_away_from_the_start_is_waited_for() {
+    let mut cluster = Cluster::new(3);
+    cluster.start(1);
+    cluster.cut_all();
+    cluster.run(60 * SECOND);
+    let permit = cluster.permit(0, NamespaceKind::Cache, Act::Read);
+    assert!(permit.is_err(), "it was never a member");
+    cluster.mend_all();
+    cluster.run(5 * SECOND);
+    assert_eq!(cluster.ids(), [1]);
+}
+
+#[test]
+fn a_coordinator_that_is_away_for_a_minute_costs_one_change_and_nobody() {
+    let mut cluster = joined(5);
+    cluster.cut_all();
+    cluster.run(60 * SECOND);
+    for node in 0..5 {
+        let permit = |kind, act| cluster.permit(node, kind, act);
+        assert_eq!(
+            permit(NamespaceKind::Cache, Act::Read),
+            Ok(Standing::CutOff)
+        );
+        assert_eq!(
+            permit(NamespaceKind::Cache, Act::LocalPut),
+            Ok(Standing::CutOff)
+        );
+        assert!(permit(NamespaceKind::Cache, Act::Change).is_err());
+        assert!(permit(NamespaceKind::Strict, Act::Read).is_err());
+    }
+    cluster.mend_all();
+    cluster.run(15 * SECOND);
+    assert_eq!(cluster.ids(), [1, 2, 3, 4, 5]);
+    assert_eq!(cluster.epochs, [Epoch(1), Epoch(2)]);
+    let standing = cluster.permit(0, NamespaceKind::Strict, Act::Change);
+    assert_eq!(standing, Ok(Standing::Leased));
+}
+
+#[test]
+fn who_does_not_come_back_from_it_is_waited_for_and_then_given_up() {
+    let mut cluster = joined(3);
+    cluster.cut_all();
+    cluster.run(30 * SECOND);
+    cluster.kill(2);
+    cluster.mend_all();
+    cluster.run(5 * SECOND);
+    assert_eq!(cluster.ids(), [1, 2, 3], "it may still come");
+    cluster.run(10 * SECOND);
+    assert_eq!(cluster.ids(), [1, 2]);
+    assert_eq!(cluster.epochs, [Epoch(1), Epoch(2)]);
+}
+
+#[test]
+fn a_watch_whose_past_is_compacted_reads_everything() {
+    let mut cluster = joined(2);
+    cluster.cut(0);
+    cluster.start(3);
+    cluster.run(3 * SECOND);
+    cluster.compact();
+    cluster.mend(0);
+    cluster.run(5 * SECOND);
+    let known = cluster.nodes[0].member.map().cloned();
+    assert_eq!(known, Some(cluster.map()));
+}
+
+#[test]
+fn a_raised_generation_is_in_the_next_map() {
+    let mut cluster = joined(2);
+    let now = cluster.now;
+    cluster.nodes[1].member.raise_generation(now, 7);
+    cluster.run(3 * SECOND);
+    assert_eq!(cluster.map().generation(), 7);
+    assert_eq!(cluster.epochs, [Epoch(1), Epoch(2)]);
+}
+
+/// What happens, for a while, to a node.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Cut(usize),
+    CutAll,
+    Mend,
+    Kill(usize),
+    Restart(usize),
+    Compact,
+    RestartCoordinator,
+    Calm,
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        (0_usize..5).prop_map(Fault::Cut),
+        Just(Fault::CutAll),
+        Just(Fault::Mend),
+        (0_usize..5).prop_map(Fault::Kill),
+        (0_usize..5).prop_map(Fault::Restart),
+        Just(Fault::Compact),
+        Just(Fault::RestartCoordinator),
+        Just(Fault::Calm),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever happens, the harness's rules hold; and once it is over, all who live are members.
+    #[test]
+    fn the_living_are_members_in_the_end(
+        seed in any::<u64>(),
+        faults in vec((fault(), 100_u64..9_000), 1..14),
+    ) {
+        let mut cluster = Cluster::new(seed);
+        (1..=5).for_each(|id| { cluster.start(id); });
+        for (fault, ms) in faults {
+            match fault {
+                Fault::Cut(node) => cluster.cut(node),
+                Fault::CutAll => cluster.cut_all(),
+                Fault::Mend => cluster.mend_all(),
+                Fault::Kill(id) => cluster.kill_id(id as u64 + 1),
+                Fault::Restart(id) => {
+                    cluster.kill_id(id as u64 + 1);
+                    cluster.start(id as u64 + 1);
+                }
+                Fault::Compact => cluster.compact(),
+                Fault::RestartCoordinator => cluster.restart_coordinator(),
+                Fault::Calm => {}
+            }
+            cluster.run(ms * MS);
+        }
+        cluster.mend_all();
+        // A lease that has to run out, the pauses of retries, the wait for those who are gone.
+        cluster.run(3 * u64::from(TTL_S) * SECOND + 12 * SECOND);
+        prop_assert_eq!(cluster.ids(), cluster.living());
+        let map = cluster.map();
+        for node in cluster.nodes.iter().filter(|node| node.is_alive) {
+            prop_assert!(node.member.is_joined());
+            prop_assert_eq!(node.member.map(), Some(&map));
+        }
+        // Nothing more happens.
+        let epochs = cluster.epochs.len();
+        cluster.run(20 * SECOND);
+        prop_assert_eq!(cluster.epochs.len(), epochs);
+    }
+}
+
+#[test]
+fn the_harness_waits_in_seconds() {
+    assert_eq!(Duration::from_nanos(SECOND), Duration::from_secs(1));
+}
