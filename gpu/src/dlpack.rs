@@ -180,6 +180,117 @@ mod tests {
         assert!(!is_dense(&[i64::MAX, 2, 3], &[5, 3, 1]));
     }
 
+    use std::cell::Cell;
+
+    use lunette_runtime::{CoreOptions, block_on};
+
+    use crate::fake::{FakeMachine, FakeOptions};
+
+    /// A producer's tensor of 2 by 8 numbers of 16 bits, 64 bytes into a region that it keeps.
+    struct Producer {
+        shape: [i64; 2],
+        strides: [i64; 2],
+        deletions: Cell<u32>,
+        tensor: Option<ManagedTensor>,
+    }
+
+    type Change = fn(&mut Producer);
+
+    unsafe extern "C" fn delete(tensor: *mut ManagedTensor) {
+        // SAFETY: the producer outlives its tensor in these tests, and stands behind it.
+        let producer = unsafe { (*tensor).producer }.cast::<Producer>();
+        // SAFETY: as above.
+        let deletions = unsafe { &(*producer).deletions };
+        deletions.set(deletions.get() + 1);
+    }
+
+    impl Producer {
+        fn new(region: &DeviceRegion) -> Box<Self> {
+            let mut producer = Box::new(Self {
+                shape: [2, 8],
+                strides: [8, 1],
+                deletions: Cell::new(0),
+                tensor: None,
+            });
+            let tensor = Tensor {
+                data: std::ptr::without_provenance_mut(usize::try_from(region.address()).unwrap()),
+                device: TensorDevice { kind: 2, index: 0 },
+                dimensions: 2,
+                element: TensorType {
+                    code: 4,
+                    bits: 16,
+                    lanes: 1,
+                },
+                shape: producer.shape.as_mut_ptr(),
+                strides: producer.strides.as_mut_ptr(),
+                offset_bytes: 64,
+            };
+            producer.tensor = Some(ManagedTensor {
+                tensor,
+                producer: (&raw mut *producer).cast(),
+                deleter: Some(delete),
+            });
+            producer
+        }
+
+        fn give(&mut self, device: &Device) -> Result<DeviceRegion, ImportError> {
+            let tensor = self.tensor.as_mut().map(NonNull::from).unwrap();
+            // SAFETY: as a producer makes it, and given away once by each test.
+            unsafe { DeviceRegion::from_dlpack(device, tensor) }
+        }
+    }
+
+    fn with_region<F: Future<Output = ()> + 'static>(
+        test: impl FnOnce(Device, DeviceRegion) -> F + Send,
+    ) {
+        let done = block_on(None, CoreOptions::default(), || {
+            let machine = FakeMachine::new(1);
+            let index = machine.add_device(FakeOptions::default());
+            let device = Device::fake(&machine, index).unwrap();
+            let region = DeviceRegion::alloc(&device, 96).unwrap();
+            test(device, region)
+        });
+        done.unwrap();
+    }
+
+    #[test]
+    fn a_tensor_is_given_back_once_when_nobody_has_it() {
+        with_region(|device, region| async move {
+            let mut producer = Producer::new(&region);
+            let tensor = producer.give(&device).unwrap();
+            assert_eq!(tensor.address(), region.address() + 64);
+            assert_eq!(tensor.len(), 32);
+            let part = tensor.slice(0..4);
+            drop(tensor);
+            assert_eq!(producer.deletions.get(), 0);
+            drop(part);
+            assert_eq!(producer.deletions.get(), 1);
+        });
+    }
+
+    #[test]
+    fn a_tensor_that_is_refused_stays_its_producers() {
+        let changes: [(Change, ImportError); 6] = [
+            (|it| it.strides = [9, 1], ImportError::NotContiguous),
+            (|it| it.shape = [3, 8], ImportError::Range),
+            (|it| it.shape = [-1, 8], ImportError::Malformed),
+            (|it| it.shape = [0, 8], ImportError::Range),
+            (|it| it.shape = [i64::MAX, 8], ImportError::Malformed),
+            (
+                |it| it.tensor.as_mut().unwrap().tensor.device.kind = 1,
+                ImportError::NotOfDevice,
+            ),
+        ];
+        with_region(|device, region| async move {
+            for (change, error) in changes {
+                let mut producer = Producer::new(&region);
+                change(&mut producer);
+                assert_eq!(producer.give(&device).err(), Some(error));
+                assert_eq!(producer.deletions.get(), 0);
+            }
+        });
+    }
+
     #[test]
     fn the_structs_are_as_long_as_in_c() {
         assert_eq!(size_of::<Tensor>(), 48);
