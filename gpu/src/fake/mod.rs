@@ -14,6 +14,8 @@
 mod memory;
 mod objects;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod world;
 
 use std::cell::RefCell;
