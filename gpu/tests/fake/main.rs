@@ -6,4 +6,5 @@ mod foreign;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod sleep;
+mod whatever;
 mod worlds;
