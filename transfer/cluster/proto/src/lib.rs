@@ -33,3 +33,7 @@ pub mod http;
 pub mod map;
 pub mod member;
 pub mod rendezvous;
+
+pub use fence::Fence;
+pub use map::ClusterMap;
+pub use member::Member;

@@ -1,0 +1,121 @@
+//! A real etcd, of this test's own.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lunette_cluster::proto::coordination::{Ask, KeyRange, Op};
+use lunette_cluster::proto::http;
+use lunette_cluster::{Client, ClientOptions};
+use tempfile::TempDir;
+
+/// How long it may take to start.
+const START_MAX: Duration = Duration::from_secs(30);
+
+pub(crate) struct Etcd {
+    child: Child,
+    address: SocketAddr,
+    _folder: TempDir,
+}
+
+impl Etcd {
+    /// Starts one, or says why it cannot, and that `test` is skipped.
+    pub(crate) fn start(test: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [client, peer] = [free_address(), free_address()];
+        let url = |address: SocketAddr| format!("http://{address}");
+        let spawned = Command::new("etcd")
+            .arg("--data-dir")
+            .arg(folder.path())
+            .args(["--listen-client-urls", &url(client)])
+            .args(["--advertise-client-urls", &url(client)])
+            .args(["--listen-peer-urls", &url(peer)])
+            .args(["--initial-advertise-peer-urls", &url(peer)])
+            .args(["--initial-cluster", &format!("default={}", url(peer))])
+            .args(["--heartbeat-interval", "100", "--election-timeout", "1000"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let child = match spawned {
+            Ok(child) => child,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                println!("SKIP {test}: etcd is not installed (Debian: etcd-server)");
+                return None;
+            }
+            Err(error) => unreachable!("etcd does not start: {error}"),
+        };
+        let etcd = Self {
+            child,
+            address: client,
+            _folder: folder,
+        };
+        let deadline = Instant::now() + START_MAX;
+        while !etcd.answers() {
+            assert!(Instant::now() < deadline, "etcd does not answer");
+            thread::sleep(Duration::from_millis(50));
+        }
+        Some(etcd)
+    }
+
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether it has a leader and answers.
+    fn answers(&self) -> bool {
+        use std::io::{Read as _, Write as _};
+        let Ok(mut stream) = TcpStream::connect(self.address) else {
+            return false;
+        };
+        let mut request = Vec::new();
+        http::append_request(&mut request, "etcd", "/v3/kv/range", b"{\"key\":\"YQ==\"}");
+        let mut answer = [0; 12];
+        let asked = stream.write_all(&request);
+        let wait = stream.set_read_timeout(Some(Duration::from_secs(5)));
+        asked
+            .and(wait)
+            .and_then(|()| stream.read_exact(&mut answer))
+            .is_ok()
+            && answer.ends_with(b"200")
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        assert!(killed.is_ok(), "{killed:?}");
+    }
+}
+
+/// A port that was free a moment ago.
+fn free_address() -> SocketAddr {
+    let any_port = TcpListener::bind("127.0.0.1:0").expect("a port");
+    any_port.local_addr().expect("it is bound")
+}
+
+/// Makes etcd forget everything up to now. Members never ask for this, so the client cannot either.
+pub(crate) async fn compact(address: SocketAddr) {
+    let options = ClientOptions {
+        endpoints: vec![address],
+        security: None,
+        silence_max: Duration::from_secs(5),
+    };
+    let client = Client::new(options);
+    let read = Ask::Op(Op::Range(KeyRange::one("none")));
+    let answer = client.ask(&read, Duration::from_secs(5)).await;
+    let revision = answer.expect("etcd answers").revision;
+    let json = format!("{{\"revision\":\"{}\",\"physical\":true}}", revision.0);
+    let stream = lunette_runtime::net::TcpStream::connect(address).await;
+    let stream = stream.expect("etcd listens");
+    let mut request = Vec::new();
+    http::append_request(&mut request, "etcd", "/v3/kv/compaction", json.as_bytes());
+    let len = request.len();
+    let (sent, _) = stream.send_all(request, 0, len).await;
+    sent.expect("etcd reads");
+    let (received, bytes) = stream.recv(vec![0; 512], 0, 512).await;
+    let text = String::from_utf8_lossy(&bytes[..received.expect("etcd answers")]).into_owned();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+}
