@@ -302,3 +302,97 @@ fn write_host(start: u64, bytes: &[u8]) {
     // SAFETY: as above; the range is the device's alone until the event has come.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: User = User {
+        device: 0,
+        context: 0,
+    };
+    const OTHER_CONTEXT: User = User {
+        device: 0,
+        context: 1,
+    };
+    const OTHER_DEVICE: User = User {
+        device: 1,
+        context: 0,
+    };
+
+    fn with_allocation() -> (Memory, u64) {
+        let mut memory = Memory::new();
+        let (address, _) = memory.alloc(A, 100, (1000, false)).unwrap();
+        (memory, address)
+    }
+
+    #[test]
+    fn memory_inside_is_read_and_written() {
+        let (memory, address) = with_allocation();
+        memory.write(A, Address::Device(address + 98), &[1, 2]);
+        let all = memory.read(A, Address::Device(address), 100);
+        assert_eq!(all[97..], [UNWRITTEN, 1, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn memory_behind_the_end_is_not_touched() {
+        let (memory, address) = with_allocation();
+        memory.write(A, Address::Device(address + 99), &[1, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "was freed, or was never allocated")]
+    fn freed_memory_is_not_touched() {
+        let (mut memory, address) = with_allocation();
+        let (last, _) = memory.alloc(A, 100, (1000, false)).unwrap();
+        memory.free(last);
+        assert_eq!(memory.read(A, Address::Device(address), 1).len(), 1);
+        let _bytes = memory.read(A, Address::Device(last), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "memory is freed once")]
+    fn memory_is_freed_once() {
+        let (mut memory, address) = with_allocation();
+        memory.free(address);
+        memory.free(address);
+    }
+
+    #[test]
+    #[should_panic(expected = "memory of another context")]
+    fn memory_of_another_context_is_not_touched() {
+        let (memory, address) = with_allocation();
+        let _bytes = memory.read(OTHER_CONTEXT, Address::Device(address), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "memory of another device")]
+    fn memory_of_another_device_is_not_touched() {
+        let (memory, address) = with_allocation();
+        let _bytes = memory.read(OTHER_DEVICE, Address::Device(address), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "a kernel reaches pinned memory")]
+    fn a_kernel_does_not_reach_memory_that_is_not_pinned() {
+        let (mut memory, _) = with_allocation();
+        let pin = memory.pin(0, 4096, 4096).unwrap();
+        assert_eq!(memory.kernel_address(A, 8191, 1), Address::Host(8191));
+        memory.unpin(pin);
+        let _place = memory.kernel_address(A, 8191, 1);
+    }
+
+    #[test]
+    fn memory_is_as_large_as_it_is_and_pins_do_not_overlap() {
+        let (mut memory, _) = with_allocation();
+        let alloc = |memory: &mut Memory, len| memory.alloc(A, len, (1000, false)).map(|_| ());
+        assert_eq!(alloc(&mut memory, 901), Err(Fault::OutOfMemory));
+        assert_eq!(alloc(&mut memory, 900), Ok(()));
+        assert_eq!(alloc(&mut memory, 0), Err(Fault::Code(1)));
+        assert!(memory.pin(0, 4096, 4096).is_ok());
+        assert_eq!(memory.pin(0, 8191, 1), Err(Fault::Code(712)));
+        assert!(memory.pin(0, 8192, 1).is_ok());
+        assert!(memory.pin(1, 8191, 1).is_ok(), "another context");
+    }
+}
