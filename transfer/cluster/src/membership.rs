@@ -90,11 +90,10 @@ impl Membership {
         self.state.member.borrow().identity().cloned()
     }
 
-    /// Whether this node is registered, and its lease holds for sure.
+    /// Whether this node is in the map, and its lease holds for sure.
     #[must_use]
-    pub fn is_leased(&self) -> bool {
-        let member = self.state.member.borrow();
-        member.is_joined() && member.fence().is_leased(time::now())
+    pub fn is_serving(&self) -> bool {
+        self.state.member.borrow().is_serving(time::now())
     }
 
     /// Why it cannot become a member, if that is known. It does not try any more.
@@ -108,12 +107,8 @@ impl Membership {
     /// # Errors
     /// [`Fenced`]: until the coordinator is reached again.
     pub fn permit(&self, namespace: NamespaceKind, act: Act) -> Result<Standing, Fenced> {
-        let standing = self
-            .state
-            .member
-            .borrow()
-            .fence()
-            .permit(time::now(), namespace, act);
+        let member = self.state.member.borrow();
+        let standing = member.permit(time::now(), namespace, act);
         if standing == Ok(Standing::CutOff) {
             self.state
                 .cut_off_acts
@@ -136,20 +131,16 @@ impl Membership {
         signal.raised().await;
     }
 
-    /// Waits until this node is in the map.
+    /// Waits until this node is in the map, which is returned.
     ///
     /// # Errors
     /// [`Refusal`]: it never will be.
-    pub async fn joined(
-        &self,
-        id: lunette_runtime_core::ids::NodeId,
-    ) -> Result<ClusterMap, Refusal> {
+    pub async fn joined(&self) -> Result<ClusterMap, Refusal> {
         loop {
             if let Some(refusal) = self.refusal() {
                 return Err(refusal);
             }
-            let map = self.map().filter(|map| map.member(id).is_some());
-            if let Some(map) = map.filter(|_| self.is_leased()) {
+            if let Some(map) = self.map().filter(|_| self.is_serving()) {
                 return Ok(map);
             }
             self.changed().await;

@@ -16,8 +16,8 @@ use crate::coordination::{
     Answer, Ask, Change, Compare, CoordinationFault, Expected, KeyValue, LeaseId, Op, OpOutcome,
     Outcome, Revision, Txn, WatchFrom,
 };
-use crate::fence::{CLOCK_DRIFT_MAX, Fence};
-use crate::map::ClusterMap;
+use crate::fence::{Act, CLOCK_DRIFT_MAX, Fence, Fenced, NamespaceKind, Standing};
+use crate::map::{ClusterMap, MapMember};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -66,6 +66,7 @@ pub struct Member {
     phase: Phase,
     view: View,
     fence: Fence,
+    was_in_map: bool,
     lease: Option<Held>,
     pending: BTreeMap<OpId, Pending>,
     watch: Option<OpId>,
@@ -100,6 +101,7 @@ impl Member {
             phase: Phase::Joining,
             view: View::default(),
             fence: Fence::default(),
+            was_in_map: false,
             lease: None,
             pending: BTreeMap::new(),
             watch: None,
@@ -156,10 +158,53 @@ impl Member {
         self.view.identity.as_ref()
     }
 
-    /// Until when it may serve. It is leased only while it is registered.
+    /// The clock of its lease, which is renewed only while it is registered.
     #[must_use]
     pub const fn fence(&self) -> Fence {
         self.fence
+    }
+
+    /// Whether it is in the map that it knows, in this life of it.
+    #[must_use]
+    pub fn is_in_map(&self) -> bool {
+        let MapMember {
+            id, incarnation, ..
+        } = self.options.member;
+        let own = self.map().and_then(|map| map.member(id));
+        own.is_some_and(|own| own.incarnation == incarnation)
+    }
+
+    /// Whether it is in the map, and its lease holds for sure.
+    #[must_use]
+    pub fn is_serving(&self, now: Time) -> bool {
+        self.is_in_map() && self.fence.is_leased(now)
+    }
+
+    /// Whether this may be done now. One that has come back, and is not in the map again yet, is as
+    /// good as cut off.
+    ///
+    /// # Errors
+    /// [`Fenced`].
+    pub fn permit(
+        &self,
+        now: Time,
+        namespace: NamespaceKind,
+        act: Act,
+    ) -> Result<Standing, Fenced> {
+        if !self.was_in_map {
+            return Err(Fenced);
+        }
+        let mut fence = self.fence;
+        if !self.is_in_map() {
+            fence.end(now);
+        }
+        fence.permit(now, namespace, act)
+    }
+
+    /// The map is another one.
+    fn on_map(&mut self) {
+        self.was_in_map |= self.is_in_map();
+        self.actions.push_back(Action::MapChanged);
     }
 
     /// Asks to be emptied: the next map has it without weight.
@@ -214,7 +259,7 @@ impl Member {
         let own = self.options.member.id;
         for change in changes {
             match self.view.apply(now, &self.keys, change) {
-                Ok(true) => self.actions.push_back(Action::MapChanged),
+                Ok(true) => self.on_map(),
                 Ok(false) => {}
                 Err(fault) => return self.refuse(now, fault.into()),
             }
@@ -578,7 +623,7 @@ impl Member {
     fn on_loaded(&mut self, now: Time, pairs: &[KeyValue], revision: Revision) {
         self.must_load = false;
         match self.view.reset(now, &self.keys, pairs, revision) {
-            Ok(true) => self.actions.push_back(Action::MapChanged),
+            Ok(true) => self.on_map(),
             Ok(false) => {}
             Err(fault) => return self.refuse(now, fault.into()),
         }
@@ -609,7 +654,7 @@ impl Member {
         let applied = self.view.apply(now, &self.keys, &Change::Put(pair));
         self.view.revision = known;
         if applied == Ok(true) {
-            self.actions.push_back(Action::MapChanged);
+            self.on_map();
         }
     }
 

@@ -192,7 +192,7 @@ impl Cluster {
         kind: NamespaceKind,
         act: Act,
     ) -> Result<Standing, Fenced> {
-        self.nodes[node].member.fence().permit(self.now, kind, act)
+        self.nodes[node].member.permit(self.now, kind, act)
     }
 
     /// The map at the coordinator.

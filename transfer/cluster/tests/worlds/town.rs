@@ -1,0 +1,285 @@
+//! A world of members and a coordinator, and what is seen in it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_cluster::proto::fence::{Act, Fenced, NamespaceKind, Standing};
+use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_cluster::proto::member::{MAP_CHANGE_MIN, MemberOptions};
+use lunette_cluster::{Client, ClientOptions, Hosted, Membership, serve};
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::sim::{Kill, ProcessId, World, WorldOptions};
+use lunette_runtime::{CoreOptions, time};
+use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::time::Time;
+
+pub(crate) const TTL_S: u32 = 5;
+const PORT: u16 = 2379;
+/// How often each node says what it sees.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What a node said last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) is_serving: bool,
+    pub(crate) cache_read: Result<Standing, Fenced>,
+    pub(crate) cache_put: Result<Standing, Fenced>,
+    pub(crate) cache_change: Result<Standing, Fenced>,
+    pub(crate) strict_read: Result<Standing, Fenced>,
+}
+
+/// What all of them have seen, and the rules that were broken.
+#[derive(Debug, Default)]
+struct Record {
+    seen: BTreeMap<u64, (u64, Seen)>,
+    newest: Option<(ClusterMap, Time)>,
+    broken: Vec<String>,
+}
+
+impl Record {
+    fn look(&mut self, id: u64, incarnation: u64, now: Time, seen: Seen, map: Option<ClusterMap>) {
+        self.seen.insert(id, (incarnation, seen));
+        let Some(map) = map else { return };
+        let Some((old, since)) = &self.newest else {
+            self.newest = Some((map, now));
+            return;
+        };
+        if map.epoch() <= old.epoch() {
+            if map.epoch() == old.epoch() && map != *old {
+                self.broken
+                    .push(format!("two maps of epoch {}", map.epoch().0));
+            }
+            return;
+        }
+        // It is told with a delay, which is below this in these worlds.
+        if now.since(*since) + MAP_CHANGE_MIN / 2 < MAP_CHANGE_MIN {
+            self.broken
+                .push(format!("epoch {} came at once", map.epoch().0));
+        }
+        for gone in old.members() {
+            let is_out = map.member(gone.id).is_none();
+            let serves = self
+                .seen
+                .get(&gone.id.0)
+                .is_some_and(|(incarnation, seen)| {
+                    *incarnation == gone.incarnation && seen.is_serving
+                });
+            if is_out && serves {
+                self.broken
+                    .push(format!("{} serves, and is out of the map", gone.id));
+            }
+        }
+        self.newest = Some((map, now));
+    }
+}
+
+pub(crate) struct Town {
+    world: World,
+    coordinator: Option<ProcessId>,
+    hosted: Rc<RefCell<Option<Rc<Hosted>>>>,
+    nodes: BTreeMap<u64, ProcessId>,
+    record: Rc<RefCell<Record>>,
+}
+
+const fn node_host(id: u64) -> IpAddr {
+    let [low, ..] = id.to_le_bytes();
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, low))
+}
+
+const COORDINATOR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 1, 0));
+
+impl Town {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut town = Self {
+            world: World::new(seed, WorldOptions::default()),
+            coordinator: None,
+            hosted: Rc::default(),
+            nodes: BTreeMap::new(),
+            record: Rc::default(),
+        };
+        town.start_coordinator();
+        town
+    }
+
+    /// Starts the coordinator, unless it runs.
+    pub(crate) fn start_coordinator(&mut self) {
+        if self.coordinator.is_some() {
+            return;
+        }
+        let process = self.world.start(COORDINATOR, 1, CoreOptions::default());
+        let slot = Rc::clone(&self.hosted);
+        drop(self.world.spawn(process, 0, || async move {
+            let hosted = Hosted::open(Path::new("coordinator")).await;
+            let hosted = hosted.expect("its drive is good");
+            slot.replace(Some(Rc::clone(&hosted)));
+            let listener = TcpListener::bind(SocketAddr::new(COORDINATOR, PORT));
+            serve(listener.expect("the port is free"), hosted, None, pending()).await;
+        }));
+        self.coordinator = Some(process);
+    }
+
+    /// Its host loses power: nobody is told, and what was not synced is gone.
+    pub(crate) fn stop_coordinator(&mut self) {
+        self.hosted.take();
+        if let Some(process) = self.coordinator.take() {
+            self.world.kill(process, Kill::PowerLoss);
+        }
+    }
+
+    /// Starts a node, unless it runs.
+    pub(crate) fn start_node(&mut self, id: u64) {
+        if self.nodes.contains_key(&id) {
+            return;
+        }
+        let host = node_host(id);
+        let process = self.world.start(host, 1, CoreOptions::default());
+        let mut draw = self.world.draw();
+        let options = MemberOptions {
+            cluster: "town".into(),
+            prefix: "town".into(),
+            member: MapMember {
+                id: NodeId(id),
+                incarnation: draw.next() | 1,
+                address: SocketAddr::new(host, 7000),
+                home_weight: 1,
+                cores: 1,
+                is_draining: false,
+            },
+            versions: (1, 1),
+            lease_ttl_s: TTL_S,
+            rejoin_wait: Duration::from_secs(10),
+            seed: draw.next(),
+        };
+        let record = Rc::clone(&self.record);
+        drop(self.world.spawn(process, 0, || live(id, options, record)));
+        self.nodes.insert(id, process);
+    }
+
+    pub(crate) fn kill_node(&mut self, id: u64) {
+        if let Some(process) = self.nodes.remove(&id) {
+            let how = if self.world.draw().below(2) == 0 {
+                Kill::Crash
+            } else {
+                Kill::PowerLoss
+            };
+            self.world.kill(process, how);
+            self.record.borrow_mut().seen.remove(&id);
+        }
+    }
+
+    pub(crate) fn cut_off(&mut self, id: u64) {
+        self.world.cut(node_host(id), COORDINATOR);
+        self.world.cut(COORDINATOR, node_host(id));
+    }
+
+    pub(crate) fn cut_off_all(&mut self, nodes: u64) {
+        (1..=nodes).for_each(|id| self.cut_off(id));
+    }
+
+    pub(crate) fn mend(&mut self, id: u64) {
+        self.world.mend(node_host(id), COORDINATOR);
+        self.world.mend(COORDINATOR, node_host(id));
+    }
+
+    pub(crate) fn mend_all(&mut self, nodes: u64) {
+        (1..=nodes).for_each(|id| self.mend(id));
+        self.world.set_network_faults(1, 0);
+    }
+
+    pub(crate) fn run_for(&mut self, delay: Duration) {
+        self.world.run_for(delay);
+    }
+
+    /// That many faults, each followed by up to nine seconds.
+    pub(crate) fn storm(&mut self, nodes: u64, faults: u32) {
+        for _ in 0..faults {
+            let mut draw = self.world.draw();
+            let id = 1 + u64::from(draw.below(u32::try_from(nodes).expect("few")));
+            match draw.below(11) {
+                0 => self.cut_off(id),
+                1 => self.cut_off_all(nodes),
+                2 | 3 => self.mend_all(nodes),
+                4 => self.world.cut(node_host(id), COORDINATOR),
+                5 => self.world.cut(COORDINATOR, node_host(id)),
+                6 => self.kill_node(id),
+                7 => self.start_node(id),
+                8 => {
+                    self.stop_coordinator();
+                    self.world
+                        .run_for(Duration::from_millis(u64::from(draw.below(3000))));
+                    self.start_coordinator();
+                }
+                9 => {
+                    let hosted = self.hosted.borrow().clone();
+                    if let Some(hosted) = hosted {
+                        hosted.compact();
+                    }
+                }
+                _ => self.world.set_network_faults(50, 0),
+            }
+            let pause = Duration::from_millis(u64::from(draw.below(9000)));
+            self.world.run_for(pause);
+        }
+    }
+
+    pub(crate) fn seen(&self, id: u64) -> Seen {
+        self.record
+            .borrow()
+            .seen
+            .get(&id)
+            .expect("it has said something")
+            .1
+    }
+
+    pub(crate) fn newest_epoch(&self) -> Epoch {
+        let record = self.record.borrow();
+        record.newest.as_ref().expect("there is a map").0.epoch()
+    }
+
+    pub(crate) fn newest_ids(&self) -> Vec<u64> {
+        let record = self.record.borrow();
+        let map = &record.newest.as_ref().expect("there is a map").0;
+        map.members().iter().map(|member| member.id.0).collect()
+    }
+
+    pub(crate) fn living(&self) -> Vec<u64> {
+        self.nodes.keys().copied().collect()
+    }
+
+    /// Whether every rule was kept.
+    pub(crate) fn check(&self, seed: u64) {
+        let record = self.record.borrow();
+        assert!(record.broken.is_empty(), "seed {seed}: {:?}", record.broken);
+    }
+}
+
+/// A node's life: it is a member, and says what it sees.
+async fn live(id: u64, options: MemberOptions, record: Rc<RefCell<Record>>) {
+    let incarnation = options.member.incarnation;
+    let client = Client::new(ClientOptions {
+        endpoints: vec![SocketAddr::new(COORDINATOR, PORT)],
+        security: None,
+        silence_max: Duration::from_secs(u64::from(TTL_S)),
+    });
+    let membership = Membership::start(client, options).expect("there is room");
+    loop {
+        let permit = |kind, act| membership.permit(kind, act);
+        let seen = Seen {
+            is_serving: membership.is_serving(),
+            cache_read: permit(NamespaceKind::Cache, Act::Read),
+            cache_put: permit(NamespaceKind::Cache, Act::LocalPut),
+            cache_change: permit(NamespaceKind::Cache, Act::Change),
+            strict_read: permit(NamespaceKind::Strict, Act::Read),
+        };
+        let map = membership.map();
+        let mut record = record.borrow_mut();
+        record.look(id, incarnation, time::now(), seen, map);
+        drop(record);
+        time::sleep(LOOK).await;
+    }
+}
