@@ -202,7 +202,7 @@ impl Stream {
     }
 
     fn is_batch(&self, direction: Direction, copies: &[RawCopy], by: Option<Method>) -> bool {
-        let has_batches = self.inner().context().info().has_batches;
+        let has_batches = self.inner().info().has_batches;
         if copies.len() == 1 || !has_batches {
             return false;
         }

@@ -82,11 +82,15 @@ pub(crate) struct Inner {
     waker: CoreWaker,
     /// Raised when something is in flight that the watch must know of.
     busy: Rc<Signal>,
+    info: DeviceInfo,
     context: Rc<RawContext>,
 }
 
 impl Device {
     /// Opens the device of this number of the driver of this machine.
+    ///
+    /// The first opening of a device in a process blocks, for some hundred milliseconds: prepare it
+    /// on another thread ([`Driver::prepare`]).
     ///
     /// # Errors
     /// [`OpenError::Unavailable`] says why there is no GPU here; nothing else is the usual case on a
@@ -98,7 +102,7 @@ impl Device {
         Self::open_with(Driver::probe()?, index)
     }
 
-    /// Opens a device of this driver.
+    /// Opens a device of this driver. It blocks as [`Device::open`] does.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -142,6 +146,7 @@ impl Device {
             counts: Cell::default(),
             waker: core_waker(),
             busy: Rc::clone(&busy),
+            info: context.info(),
             context: Rc::new(context),
         });
         let source = Polled {
@@ -159,8 +164,8 @@ impl Device {
 
     /// What it is and can do.
     #[must_use]
-    pub fn info(&self) -> DeviceInfo {
-        self.inner().context.info()
+    pub fn info(&self) -> &DeviceInfo {
+        self.inner().info()
     }
 
     /// What its streams have done on this core.
@@ -206,6 +211,10 @@ impl Device {
 impl Inner {
     pub(crate) const fn context(&self) -> &Rc<RawContext> {
         &self.context
+    }
+
+    pub(crate) const fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     pub(crate) const fn listing(&self) -> &Rc<Listing> {
@@ -308,8 +317,11 @@ impl Inner {
 
     /// Lets whoever the core sleeps for wake it. False where that could not be arranged.
     fn arm(&self) -> bool {
-        let streams = self.streams.borrow();
-        streams.iter().all(|stream| stream.arm(&self.waker))
+        let mut is_armed = true;
+        for stream in self.streams.borrow().iter() {
+            is_armed &= stream.arm(&self.waker);
+        }
+        is_armed
     }
 }
 

@@ -89,6 +89,7 @@ impl Drop for Owned {
 impl DeviceRegion {
     /// Takes a tensor over, whose elements must lie side by side in memory of this device. It is
     /// given back to its producer when the last handle and the last operation are gone, on this core.
+    /// What the producer's own streams still write there is for the producer to wait for.
     ///
     /// # Errors
     /// [`ImportError`]; the tensor is still the caller's then.

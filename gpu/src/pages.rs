@@ -200,9 +200,7 @@ impl Stream {
         let job = self.job(request, from, to);
         let is_usable = |method| match method {
             Method::Dma => runs <= PIECES_MAX as u64,
-            Method::BatchedDma => {
-                runs <= PIECES_MAX as u64 && self.inner().context().info().has_batches
-            }
+            Method::BatchedDma => runs <= PIECES_MAX as u64 && self.inner().info().has_batches,
             Method::Kernel => job.is_some(),
         };
         let planned = || {

@@ -320,6 +320,15 @@ impl RawStream {
         }
     }
 
+    /// Whether its device goes on by tasks of this core, so that the core must turn once more after
+    /// something was queued.
+    pub(crate) const fn needs_turn(&self) -> bool {
+        match self {
+            Self::Cuda(_) => false,
+            Self::Fake(_) => true,
+        }
+    }
+
     /// Waits until the stream has done everything, or never will.
     pub(crate) fn synchronize(&self) -> Result<(), Fault> {
         match self {

@@ -341,9 +341,10 @@ impl StreamCore {
         Rc::strong_count(self) == 1 && !self.has_flights()
     }
 
-    /// Lets the device wake the core when it has done what is in flight. False if it does not.
+    /// Lets the device wake the core when it has done what is in flight. False if it does not, or if
+    /// the core is to turn once more first.
     pub(crate) fn arm(&self, waker: &CoreWaker) -> bool {
-        self.unannounced.get() == 0 || self.announce(waker)
+        self.unannounced.get() == 0 || (self.announce(waker) && !self.raw.needs_turn())
     }
 
     fn announce(&self, waker: &CoreWaker) -> bool {

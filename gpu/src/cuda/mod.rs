@@ -17,7 +17,7 @@ use library::Library;
 pub(crate) use memory::{Memory, Pin};
 pub(crate) use stream::{Event, Stream};
 
-use crate::error::Unavailable;
+use crate::error::{OpenError, Unavailable};
 
 /// The CUDA driver of this process, which works.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +62,22 @@ impl Driver {
             library: Box::leak(Box::new(library)),
             devices,
         })
+    }
+
+    /// Makes the context of a device, and keeps it for the rest of the process, so that opening it is
+    /// quick from then on. It blocks, so it is for the control thread:
+    /// `control(move || driver.prepare(0))`.
+    ///
+    /// # Errors
+    /// [`OpenError::NoSuchDevice`], [`OpenError::Refused`].
+    pub fn prepare(self, index: usize) -> Result<(), OpenError> {
+        let count = self.devices;
+        if index >= count {
+            return Err(OpenError::NoSuchDevice { index, count });
+        }
+        let context = Context::open(self, index).map_err(OpenError::Refused)?;
+        std::mem::forget(context);
+        Ok(())
     }
 
     /// How many devices there are; at least one.

@@ -65,4 +65,18 @@ impl StreamState {
         let is_notice = |queued: &Queued| matches!(queued.work, Work::Notify(_));
         self.line.iter().any(is_notice)
     }
+
+    /// When it comes to the first call to the host, unless it waits for another stream before.
+    pub(super) fn notice_due(&self, has_come: impl Fn(usize) -> Option<Time>) -> Option<Time> {
+        let mut at = self.free_at;
+        for queued in &self.line {
+            at = at.max(queued.since) + queued.takes;
+            match queued.work {
+                Work::Notify(_) => return Some(at),
+                Work::Wait(event) => at = at.max(has_come(event)?),
+                _ => {}
+            }
+        }
+        None
+    }
 }

@@ -301,8 +301,12 @@ impl World {
     /// somebody asked to be called.
     pub(super) fn alarm(&self, stream: usize) -> Option<Option<Time>> {
         let state = self.streams[stream].as_ref()?;
-        let due = self.next_due().filter(|_| state.notifies());
-        Some(due.map(|(at, _)| at))
+        if !state.notifies() {
+            return Some(None);
+        }
+        let due = state.notice_due(|event| self.come_at(event));
+        // What it waits for is looked for whenever anything happens.
+        Some(due.or_else(|| self.next_due().map(|(at, _)| at)))
     }
 
     /// Everything that has happened by now.

@@ -12,7 +12,7 @@ mod tests {
 
     use lunette_gpu::share::{AdapterWay, IpcHandle};
     use lunette_gpu::{Device, DeviceRegion, Driver, ImportError, OpenError, Unavailable};
-    use lunette_runtime::Idle;
+    use lunette_runtime::{Idle, control};
 
     use crate::rig::{fill, host, on_core, pattern, region, scenes, seen, stream};
 
@@ -80,6 +80,8 @@ mod tests {
         let driver = Driver::probe_at(&stub("whole", &[])).expect("it works");
         for idle in [Idle::Efficient, Idle::default(), Idle::Latency] {
             on_core(idle, move || async move {
+                let prepared = control(move || driver.prepare(0)).await;
+                assert_eq!(prepared, Ok(Ok(())));
                 let device = Device::open_with(driver, 0).expect("one device");
                 let info = device.info();
                 assert_eq!((info.name.as_str(), info.capability), ("stub", 90));
@@ -88,6 +90,7 @@ mod tests {
                 assert_eq!(device.counts().unpinned, 0);
                 let index = 1;
                 let absent = Device::open_with(driver, index).err();
+                assert_eq!(driver.prepare(index).err(), absent);
                 assert_eq!(absent, Some(OpenError::NoSuchDevice { index, count: 1 }));
             });
         }

@@ -6,8 +6,8 @@ mod tests {
     use lunette_gpu::proto::fault::Fault as Code;
     use lunette_gpu::proto::planner::Method;
     use lunette_gpu::{
-        CopyError, Device, DeviceRegion, HostPiece, OpenError, STREAMS_MAX, SetupError, Stream,
-        StreamOptions,
+        CopyError, Device, DevicePool, DeviceRegion, HostPiece, OpenError, STREAMS_MAX, SetupError,
+        Stream, StreamOptions,
     };
     use lunette_runtime::{Idle, arena};
 
@@ -129,8 +129,12 @@ mod tests {
             let memory = region(&device, 4096);
             let copy = stream.upload(host(&[5; 4096]), 0, &memory);
             assert!(!copy.is_over());
+            let pool = DevicePool::new(&device, 4096).expect("device memory");
             drop((stream, memory, device));
             assert!(copy.is_over(), "nobody polls any more");
+            // A pool goes on, with nothing that would move what is in it.
+            drop(pool.alloc(100).expect("room"));
+            drop(pool);
             let (result, lent) = copy.await;
             assert_eq!((result, lent.len()), (Ok(()), 4096));
             drop(lent);

@@ -3,6 +3,7 @@
 
 mod faults;
 mod foreign;
+mod processes;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod sleep;

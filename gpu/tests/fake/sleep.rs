@@ -78,9 +78,11 @@ mod tests {
         let (took, wakes) = first_of_three(Notice::Operation);
         assert!(took < Duration::from_micros(4100), "{took:?}");
         assert_eq!(wakes, 3);
-        // One call behind all three: the first one is seen when the last one is done.
+        // One call behind all three: the first one is seen when all of them are done, or nearly.
         let (took, wakes) = first_of_three(Notice::Sleep);
-        assert!(took > Duration::from_micros(9000), "{took:?}");
+        // The timer wheel may wake the core a little before.
+        let all = Duration::from_micros(8300)..Duration::from_micros(12_500);
+        assert!(all.contains(&took), "{took:?}");
         assert_eq!(wakes, 1);
     }
 

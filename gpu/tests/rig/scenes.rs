@@ -16,6 +16,7 @@ pub(crate) async fn all(device: &Device) {
     parts_are_copied_and_nothing_else(device).await;
     lists_are_one_operation(device).await;
     pages_move_by_every_method(device).await;
+    lists_of_pages_are_kept_until_they_are_read(device).await;
     streams_wait_for_one_another(device).await;
     a_dropped_future_leaves_its_memory_with_the_device(device).await;
     what_does_not_fit_is_refused_and_comes_back(device).await;
@@ -157,6 +158,38 @@ async fn pages_there_and_back(device: &Device, shape: Shape, order: Order, by: O
     assert_eq!(seen(&stream, &memory).await, restored, "{order:?} {by:?}");
 }
 
+/// Many lists at a time, in several streams, each of which is the device's until it has been read.
+async fn lists_of_pages_are_kept_until_they_are_read(device: &Device) {
+    let streams = [stream(device), stream(device), stream(device)];
+    let shape = Shape::latent(2, 4, 64);
+    let cache = Layout::new(shape, 16, LAYER_FIRST).expect("a layout");
+    let block = Layout::new(shape, 1, PAGE_FIRST).expect("a layout");
+    let transfer = PageTransfer::new(&cache, &block).expect("one shape");
+    let source = pattern(usize::try_from(cache.len_bytes()).expect("small"), 8);
+    let memory = region(device, cache.len_bytes());
+    fill(&streams[0], &memory, &source).await;
+    let len = usize::try_from(block.len_bytes()).expect("small");
+    let pair = |from| [PagePair { from, to: 0 }];
+    let gathers: Vec<_> = (0..16)
+        .map(|page| {
+            let stream = &streams[page as usize % 3];
+            let pages = pair(page);
+            let room = (host(&vec![0; len]), 0);
+            stream.gather_pages((&transfer, &pages), &memory, room, Some(Method::Kernel))
+        })
+        .collect();
+    for (gather, page) in gathers.into_iter().zip(0..) {
+        let mut expected = vec![0; len];
+        copy_rows((&cache, &source), (&block, &mut expected), &pair(page)).expect("a page");
+        let (result, room) = gather.await;
+        assert_eq!(
+            (result, room.as_slice()),
+            (Ok(()), &*expected),
+            "page {page}"
+        );
+    }
+}
+
 async fn streams_wait_for_one_another(device: &Device) {
     let (first, second) = (stream(device), stream(device));
     let memory = region(device, 1 << 20);
@@ -188,6 +221,8 @@ pub(crate) async fn a_dropped_future_leaves_its_memory_with_the_device(device: &
     // Handles go, operations stay.
     let other = region(device, 1 << 20);
     drop((stream.copy(&memory, &other), memory));
+    let nobodys = region(device, 1 << 20);
+    drop((stream.copy(&other, &nobodys), nobodys));
     assert_eq!(seen(&stream, &other).await, bytes);
     assert_eq!(stream.in_flight(), 0);
     assert_eq!(arena().used_bytes(), used, "and gives it back");
