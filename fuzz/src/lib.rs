@@ -11,10 +11,12 @@
 //! | module | subject |
 //! |---|---|
 //! | [`auth`] | authentication: handshakes, sealed records, capabilities |
+//! | [`cluster`] | etcd's gateway, both ends, and the embedded coordinator |
 //! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
 //! | [`wire`] | the Lunette wire: receiver, handshake and the client's table of calls |
 #![forbid(unsafe_code)]
 
 pub mod auth;
+pub mod cluster;
 pub mod nvme;
 pub mod wire;

@@ -5,6 +5,9 @@
 #[path = "conformance/etcd.rs"]
 mod etcd;
 #[cfg(test)]
+#[path = "conformance/members.rs"]
+mod members;
+#[cfg(test)]
 #[path = "../../../runtime/tests/on_each_driver/mod.rs"]
 mod on_each_driver;
 #[cfg(test)]

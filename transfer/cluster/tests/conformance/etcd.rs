@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,29 +18,16 @@ const START_MAX: Duration = Duration::from_secs(30);
 pub(crate) struct Etcd {
     child: Child,
     address: SocketAddr,
-    _folder: TempDir,
+    peer: SocketAddr,
+    folder: TempDir,
 }
 
 impl Etcd {
     /// Starts one, or says why it cannot, and that `test` is skipped.
     pub(crate) fn start(test: &str) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
-        let [client, peer] = [free_address(), free_address()];
-        let url = |address: SocketAddr| format!("http://{address}");
-        let spawned = Command::new("etcd")
-            .arg("--data-dir")
-            .arg(folder.path())
-            .args(["--listen-client-urls", &url(client)])
-            .args(["--advertise-client-urls", &url(client)])
-            .args(["--listen-peer-urls", &url(peer)])
-            .args(["--initial-advertise-peer-urls", &url(peer)])
-            .args(["--initial-cluster", &format!("default={}", url(peer))])
-            .args(["--heartbeat-interval", "100", "--election-timeout", "1000"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let child = match spawned {
+        let [address, peer] = [free_address(), free_address()];
+        let child = match spawn(folder.path(), address, peer) {
             Ok(child) => child,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 println!("SKIP {test}: etcd is not installed (Debian: etcd-server)");
@@ -49,15 +37,33 @@ impl Etcd {
         };
         let etcd = Self {
             child,
-            address: client,
-            _folder: folder,
+            address,
+            peer,
+            folder,
         };
+        etcd.wait_for_answers();
+        Some(etcd)
+    }
+
+    fn wait_for_answers(&self) {
         let deadline = Instant::now() + START_MAX;
-        while !etcd.answers() {
+        while !self.answers() {
             assert!(Instant::now() < deadline, "etcd does not answer");
             thread::sleep(Duration::from_millis(50));
         }
-        Some(etcd)
+    }
+
+    /// Kills it, without a word.
+    pub(crate) fn kill(&mut self) {
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        assert!(killed.is_ok(), "{killed:?}");
+    }
+
+    /// Starts it again where it was.
+    pub(crate) fn restart(&mut self) {
+        let spawned = spawn(self.folder.path(), self.address, self.peer);
+        self.child = spawned.expect("it was there before");
+        self.wait_for_answers();
     }
 
     pub(crate) const fn address(&self) -> SocketAddr {
@@ -81,6 +87,23 @@ impl Etcd {
             .is_ok()
             && answer.ends_with(b"200")
     }
+}
+
+fn spawn(folder: &Path, client: SocketAddr, peer: SocketAddr) -> io::Result<Child> {
+    let url = |address: SocketAddr| format!("http://{address}");
+    Command::new("etcd")
+        .arg("--data-dir")
+        .arg(folder)
+        .args(["--listen-client-urls", &url(client)])
+        .args(["--advertise-client-urls", &url(client)])
+        .args(["--listen-peer-urls", &url(peer)])
+        .args(["--initial-advertise-peer-urls", &url(peer)])
+        .args(["--initial-cluster", &format!("default={}", url(peer))])
+        .args(["--heartbeat-interval", "100", "--election-timeout", "1000"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
 }
 
 impl Drop for Etcd {

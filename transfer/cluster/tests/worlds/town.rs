@@ -277,9 +277,7 @@ async fn live(id: u64, options: MemberOptions, record: Rc<RefCell<Record>>) {
             strict_read: permit(NamespaceKind::Strict, Act::Read),
         };
         let map = membership.map();
-        let mut record = record.borrow_mut();
-        record.look(id, incarnation, time::now(), seen, map);
-        drop(record);
+        (record.borrow_mut()).look(id, incarnation, time::now(), seen, map);
         time::sleep(LOOK).await;
     }
 }
