@@ -18,14 +18,15 @@ use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::planner::Planner;
 use lunette_runtime::arena::ChunkHandle;
 use lunette_runtime::{
-    CoreWaker, Signal, Source, SourceGuard, add_source, core_waker, spawn_local, time,
+    CoreWaker, Signal, Source, SourceGuard, add_source, control, core_waker, spawn_local, time,
 };
 
 use crate::cuda::{self, Driver};
 use crate::error::{OpenError, SetupError};
 use crate::fake::FakeMachine;
 use crate::listing::{Listing, RegionName};
-use crate::provider::{DeviceInfo, RawContext, RawPin};
+use crate::pins::{Pending, Pins, exposed};
+use crate::provider::{DeviceInfo, RawContext, RawPin, RawPinner};
 use crate::region::{DeviceRegion, Origin, PoolMemory};
 use crate::stream::StreamCore;
 
@@ -33,6 +34,8 @@ use crate::stream::StreamCore;
 pub const STREAMS_MAX: usize = 64;
 /// How often a core looks for the end of its context while operations are in flight and it sleeps.
 pub const WATCH_PERIOD: Duration = Duration::from_millis(50);
+/// How often is looked for a pin that somebody else waits for.
+const PIN_PERIOD: Duration = Duration::from_millis(1);
 /// Device memory for lists of pages.
 const SCRATCH_BYTES: u64 = 4 << 20;
 
@@ -62,20 +65,11 @@ struct Shared {
     inner: Rc<Inner>,
 }
 
-/// A chunk that the device has pinned as a whole.
-struct PinnedChunk {
-    // Declared, and so dropped, before what it covers.
-    pin: RawPin,
-    chunk: ChunkHandle,
-}
-
 pub(crate) struct Inner {
     // Streams go first: they end what is in flight, which uses all the rest.
     streams: RefCell<Vec<Rc<StreamCore>>>,
     scratch: RefCell<Option<Rc<PoolMemory>>>,
-    pins: RefCell<Vec<PinnedChunk>>,
-    /// Chunks that the system would not pin.
-    refused: RefCell<Vec<ChunkHandle>>,
+    pins: RefCell<Pins>,
     listing: Rc<Listing>,
     planner: Cell<Planner>,
     pub(crate) counts: Cell<DeviceCounts>,
@@ -140,7 +134,6 @@ impl Device {
             streams: RefCell::default(),
             scratch: RefCell::default(),
             pins: RefCell::default(),
-            refused: RefCell::default(),
             listing: Rc::default(),
             planner: Cell::default(),
             counts: Cell::default(),
@@ -180,16 +173,37 @@ impl Device {
         DeviceRegion::named(self.inner(), name)
     }
 
-    /// Pins a whole chunk of an arena for this device, as copies do when they first use one. That
-    /// takes about a millisecond for 64 MiB that have been touched, so it is better done at start.
+    /// Pins a whole chunk of an arena for this device, on the control thread: this core goes on
+    /// meanwhile, with slower copies. It takes about a millisecond for 64 MiB that have been
+    /// touched. A copy pins its chunk by itself when it is the first one to use it, and then the core
+    /// waits, so it is better done at start.
     ///
     /// # Errors
     /// [`SetupError::Refused`]: the limit of locked memory, most often. Copies work without, slower.
-    pub fn pin(&self, chunk: &ChunkHandle) -> Result<(), SetupError> {
-        self.inner()
-            .pin(chunk)
-            .map(|_| ())
-            .map_err(SetupError::from)
+    pub async fn pin(&self, chunk: &ChunkHandle) -> Result<(), SetupError> {
+        let inner = self.inner();
+        while inner.pins.borrow().is_pending(chunk) {
+            time::sleep(PIN_PERIOD).await;
+        }
+        let RawPinner::Cuda(pinner) = inner.context.pinner()? else {
+            return inner.pin(chunk).map(|_| ()).map_err(SetupError::from);
+        };
+        if inner.pins.borrow().find(chunk).is_some() {
+            return Ok(());
+        }
+        let pending = Pending::new(inner, chunk);
+        let (start, len) = (exposed(chunk), chunk.len_bytes());
+        // SAFETY: `pending` holds the chunk until the pin is here. Should this future go before, so
+        // may the memory: the driver refuses what is no memory, and a pin that nobody takes ends at
+        // once, without ever having been used.
+        let pinned = control(move || unsafe { pinner.pin(start, len) }).await;
+        drop(pending);
+        match pinned {
+            Ok(pin) => inner.pins.borrow_mut().add(RawPin::Cuda(pin?), chunk),
+            // No thread for it: the core does it by itself.
+            Err(_) => drop(inner.pin(chunk)?),
+        }
+        Ok(())
     }
 
     /// How copies of pages are to be made from now on.
@@ -225,6 +239,10 @@ impl Inner {
         self.planner.get()
     }
 
+    pub(crate) const fn pins(&self) -> &RefCell<Pins> {
+        &self.pins
+    }
+
     pub(crate) fn add_stream(&self, stream: Rc<StreamCore>) -> Result<(), SetupError> {
         let mut streams = self.streams.borrow_mut();
         if streams.len() >= STREAMS_MAX {
@@ -245,26 +263,21 @@ impl Inner {
 
     /// By which address the device reaches the start of a chunk, pinned when it is first asked for.
     pub(crate) fn pin(&self, chunk: &ChunkHandle) -> Result<u64, Fault> {
-        let known =
-            |pinned: &PinnedChunk| (pinned.chunk == *chunk).then(|| pinned.pin.device_address());
-        if let Some(address) = self.pins.borrow().iter().find_map(known) {
+        if let Some(address) = self.pins.borrow().find(chunk) {
             return Ok(address);
         }
-        let (start, len) = (chunk.start().as_ptr(), chunk.len_bytes());
-        start.expose_provenance();
+        let pinner = self.context.pinner()?;
+        let (start, len) = (exposed(chunk), chunk.len_bytes());
         // SAFETY: the handle beside the pin keeps the chunk mapped for longer than it is pinned.
-        let pin = unsafe { self.context.pin(start, len) }?;
+        let pin = unsafe { pinner.pin(start, len) }?;
         let address = pin.device_address();
-        self.pins.borrow_mut().push(PinnedChunk {
-            pin,
-            chunk: chunk.clone(),
-        });
+        self.pins.borrow_mut().add(pin, chunk);
         Ok(address)
     }
 
     /// Pins what an operation uses, if the system lets it. A refusal is remembered.
     pub(crate) fn try_pin(&self, chunk: &ChunkHandle) -> bool {
-        if self.refused.borrow().contains(chunk) {
+        if self.pins.borrow().is_pending(chunk) || self.pins.borrow().is_refused(chunk) {
             return false;
         }
         let pinned = self.pin(chunk);
@@ -272,7 +285,7 @@ impl Inner {
             && !fault.is_sticky()
         {
             tracing::warn!(%fault, "a chunk is not pinned: copies from and to it are slow");
-            self.refused.borrow_mut().push(chunk.clone());
+            self.pins.borrow_mut().refuse(chunk);
         }
         pinned.is_ok()
     }

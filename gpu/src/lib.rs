@@ -30,6 +30,7 @@
 //! | [`lease`] | host memory that operations own |
 //! | [`fake`] | the fake machine and its faults |
 //! | [`error`] | what can go wrong, per operation |
+//! | `pins`, `listing` | chunks that are pinned, names of regions |
 //! | `provider`, `cuda` | the seam, and the CUDA driver behind it |
 
 pub mod calibrate;
@@ -44,6 +45,7 @@ pub mod lease;
 mod listing;
 pub mod operation;
 pub mod pages;
+mod pins;
 mod provider;
 pub mod region;
 pub mod share;

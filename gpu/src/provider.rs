@@ -112,6 +112,13 @@ pub(crate) enum RawMemory {
     Fake(fake::FakeMemory),
 }
 
+/// Pins memory of the host. That takes long, so a real one may go to another thread.
+#[derive(Debug)]
+pub(crate) enum RawPinner {
+    Cuda(cuda::Pinner),
+    Fake(fake::FakeContext),
+}
+
 /// Pinned memory of the host; pinned until dropped.
 #[derive(Debug)]
 pub(crate) enum RawPin {
@@ -203,16 +210,11 @@ impl RawContext {
         }
     }
 
-    /// # Safety
-    /// `start..+len` is memory of this process until the result is dropped.
-    pub(crate) unsafe fn pin(&self, start: *mut u8, len: usize) -> Result<RawPin, Fault> {
+    /// What pins memory for this context, on whatever thread.
+    pub(crate) fn pinner(&self) -> Result<RawPinner, Fault> {
         match self {
-            Self::Cuda(context) => {
-                // SAFETY: passed on from the caller.
-                let pin = unsafe { context.pin(start, len) };
-                pin.map(RawPin::Cuda)
-            }
-            Self::Fake(context) => context.pin(start.addr() as u64, len).map(RawPin::Fake),
+            Self::Cuda(context) => context.pinner().map(RawPinner::Cuda),
+            Self::Fake(context) => Ok(RawPinner::Fake(context.clone())),
         }
     }
 
@@ -251,6 +253,22 @@ impl RawMemory {
         match self {
             Self::Cuda(memory) => memory.export(),
             Self::Fake(memory) => memory.export(),
+        }
+    }
+}
+
+impl RawPinner {
+    /// # Safety
+    /// `start..+len`, whose provenance is exposed, is memory of this process until the result is
+    /// dropped.
+    pub(crate) unsafe fn pin(self, start: usize, len: usize) -> Result<RawPin, Fault> {
+        match self {
+            Self::Cuda(pinner) => {
+                // SAFETY: passed on from the caller.
+                let pin = unsafe { pinner.pin(start, len) };
+                pin.map(RawPin::Cuda)
+            }
+            Self::Fake(context) => context.pin(start as u64, len).map(RawPin::Fake),
         }
     }
 }

@@ -52,12 +52,66 @@ pub(crate) struct Context {
     info: DeviceInfo,
 }
 
+/// A hold of a device's primary context, by which it stays what it is.
+#[derive(Debug)]
+pub(super) struct Hold {
+    library: &'static Library,
+    device: CUdevice,
+    context: CUcontext,
+}
+
+// SAFETY: a context may be used by any thread that has made it current, which each use does first.
+unsafe impl Send for Hold {}
+
+impl Hold {
+    fn retain(library: &'static Library, device: CUdevice) -> Result<Self, Fault> {
+        let mut context: CUcontext = ptr::null_mut();
+        // SAFETY: the device is one of this driver; the result is ours to write.
+        check(unsafe { (library.cuDevicePrimaryCtxRetain)(&raw mut context, device) })?;
+        Ok(Self {
+            library,
+            device,
+            context,
+        })
+    }
+
+    /// Makes the context the calling thread's.
+    pub(super) fn enter(&self) -> Result<&'static Library, Fault> {
+        // SAFETY: the context is retained by `self`.
+        check(unsafe { (self.library.cuCtxSetCurrent)(self.context) })?;
+        Ok(self.library)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `retain`. What others have of it stays theirs.
+        let _released = unsafe { (self.library.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+/// Pins memory of the host, on whatever thread.
+#[derive(Debug)]
+pub(crate) struct Pinner(Hold);
+
+impl Pinner {
+    /// # Safety
+    /// The range is memory of this process until the result is dropped. (Where it is none already, the
+    /// driver refuses.)
+    pub(crate) unsafe fn pin(self, start: usize, len: usize) -> Result<Pin, Fault> {
+        let library = self.0.enter()?;
+        let place: *mut c_void = ptr::with_exposed_provenance_mut(start);
+        // SAFETY: passed on from the caller.
+        let code = unsafe { (library.cuMemHostRegister_v2)(place, len, REGISTER_PORTABLE_MAPPED) };
+        check(code)?;
+        Pin::registered(self.0, start)
+    }
+}
+
 /// What everything of a context holds.
 #[derive(Debug)]
 pub(super) struct Inner {
-    pub(super) library: &'static Library,
-    device: CUdevice,
-    context: CUcontext,
+    hold: Hold,
     /// By width, compiled when they are first needed.
     kernels: [OnceCell<Result<Kernel, Fault>>; Width::ALL.len()],
 }
@@ -72,13 +126,15 @@ struct Kernel {
 impl Inner {
     /// Makes the context the calling thread's.
     pub(super) fn enter(&self) -> Result<&'static Library, Fault> {
-        // SAFETY: the context is retained by `self`.
-        check(unsafe { (self.library.cuCtxSetCurrent)(self.context) })?;
-        Ok(self.library)
+        self.hold.enter()
+    }
+
+    pub(super) const fn library(&self) -> &'static Library {
+        self.hold.library
     }
 
     pub(super) const fn device(&self) -> CUdevice {
-        self.device
+        self.hold.device
     }
 
     pub(super) fn kernel(&self, width: Width) -> Result<CUfunction, Fault> {
@@ -121,8 +177,6 @@ impl Drop for Inner {
             // SAFETY: loaded by `compile`; streams, which launch it, hold `self` and are gone.
             let _unloaded = unsafe { (library.cuModuleUnload)(kernel.module) };
         }
-        // SAFETY: retained once by `open`. What others have of it stays theirs.
-        let _released = unsafe { (library.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }
 
@@ -133,13 +187,8 @@ impl Context {
         let mut device = 0;
         // SAFETY: the result is ours to write.
         check(unsafe { (library.cuDeviceGet)(&raw mut device, ordinal) })?;
-        let mut context: CUcontext = ptr::null_mut();
-        // SAFETY: the device is one of this driver; the result is ours to write.
-        check(unsafe { (library.cuDevicePrimaryCtxRetain)(&raw mut context, device) })?;
         let inner = Rc::new(Inner {
-            library,
-            device,
-            context,
+            hold: Hold::retain(library, device)?,
             kernels: Default::default(),
         });
         inner.enter()?;
@@ -250,15 +299,11 @@ impl Context {
         })
     }
 
-    /// # Safety
-    /// As [`RawContext::pin`](crate::provider::RawContext::pin).
-    pub(crate) unsafe fn pin(&self, start: *mut u8, len: usize) -> Result<Pin, Fault> {
-        let library = self.inner.enter()?;
-        let place = start.cast::<c_void>();
-        // SAFETY: the range is memory of this process for longer than it is registered.
-        let code = unsafe { (library.cuMemHostRegister_v2)(place, len, REGISTER_PORTABLE_MAPPED) };
-        check(code)?;
-        Pin::registered(&self.inner, place)
+    pub(crate) fn pinner(&self) -> Result<Pinner, Fault> {
+        let Hold {
+            library, device, ..
+        } = self.inner.hold;
+        Hold::retain(library, device).map(Pinner)
     }
 
     pub(crate) fn stream(&self) -> Result<Stream, Fault> {

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 };
 use lunette_gpu_proto::fault::Fault;
 
-use super::context::{Inner, raw_fd};
+use super::context::{Hold, Inner, raw_fd};
 use super::library::{check, have};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -219,7 +219,7 @@ fn map_at(
 
 /// Ends a mapping and gives its addresses back.
 fn unmap(context: &Inner, address: CUdeviceptr, len: u64) {
-    let library = context.library;
+    let library = context.library();
     let Ok(bytes) = usize::try_from(len) else {
         return;
     };
@@ -236,32 +236,38 @@ fn unmap(context: &Inner, address: CUdeviceptr, len: u64) {
 fn release(context: &Inner, handle: CUmemGenericAllocationHandle) {
     // SAFETY: created or imported once and released once.
     let _released = context
-        .library
+        .library()
         .cuMemRelease
         .map(|release| unsafe { release(handle) });
 }
 
-/// Memory of the host that the driver has pinned.
+/// Memory of the host that the driver has pinned. Any thread may end it.
 #[derive(Debug)]
 pub(crate) struct Pin {
-    context: Rc<Inner>,
-    start: *mut c_void,
+    // Goes after the registration.
+    hold: Hold,
+    start: usize,
     device_address: u64,
 }
 
 impl Pin {
     /// Of memory that has just been registered.
-    pub(super) fn registered(context: &Rc<Inner>, start: *mut c_void) -> Result<Self, Fault> {
+    pub(super) fn registered(hold: Hold, start: usize) -> Result<Self, Fault> {
+        let library = hold.enter()?;
         // Owned from here on, so that an early return unregisters.
         let mut pin = Self {
-            context: Rc::clone(context),
+            hold,
             start,
             device_address: 0,
         };
-        let get = context.library.cuMemHostGetDevicePointer_v2;
+        let get = library.cuMemHostGetDevicePointer_v2;
         // SAFETY: registered, and so mapped; the result is ours to write.
-        check(unsafe { get(&raw mut pin.device_address, start, 0) })?;
+        check(unsafe { get(&raw mut pin.device_address, pin.place(), 0) })?;
         Ok(pin)
+    }
+
+    fn place(&self) -> *mut c_void {
+        ptr::with_exposed_provenance_mut(self.start)
     }
 
     pub(crate) const fn device_address(&self) -> u64 {
@@ -271,10 +277,10 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let Ok(library) = self.context.enter() else {
+        let Ok(library) = self.hold.enter() else {
             return;
         };
         // SAFETY: registered once; operations that use it are over, for streams go first.
-        let _unregistered = unsafe { (library.cuMemHostUnregister)(self.start) };
+        let _unregistered = unsafe { (library.cuMemHostUnregister)(self.place()) };
     }
 }

@@ -12,7 +12,7 @@ mod stream;
 use std::path::Path;
 use std::sync::OnceLock;
 
-pub(crate) use context::Context;
+pub(crate) use context::{Context, Pinner};
 use library::Library;
 pub(crate) use memory::{Memory, Pin};
 pub(crate) use stream::{Event, Stream};

@@ -69,7 +69,7 @@ impl Stream {
     /// # Safety
     /// As above.
     unsafe fn copy_batch(&self, copies: &[RawCopy]) -> Queued {
-        let library = self.context.library;
+        let library = self.context.library();
         let mut to: Vec<CUdeviceptr> = copies.iter().map(|copy| copy.to.bits()).collect();
         let mut from: Vec<CUdeviceptr> = copies.iter().map(|copy| copy.from.bits()).collect();
         let mut lens: Vec<usize> = copies.iter().map(|copy| copy.len).collect();

@@ -12,7 +12,7 @@ mod tests {
 
     use lunette_gpu::share::{AdapterWay, IpcHandle};
     use lunette_gpu::{Device, DeviceRegion, Driver, ImportError, OpenError, Unavailable};
-    use lunette_runtime::{Idle, control};
+    use lunette_runtime::{Idle, control, spawn_local, time};
 
     use crate::rig::{fill, host, on_core, pattern, region, scenes, seen, stream};
 
@@ -177,6 +177,34 @@ mod tests {
             let ours = host(&[0; 100]);
             let ours = ours.as_slice().as_ptr().addr() as u64;
             assert_eq!(import(ours, 100), Some(ImportError::NotOfDevice));
+        });
+    }
+
+    #[test]
+    fn a_chunk_is_pinned_by_another_thread_while_copies_go_on() {
+        let driver = Driver::probe_at(&stub("pinning", &[])).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            let (stream, memory) = (stream(&device), region(&device, 4096));
+            let chunk = host(&[0; 10]).chunk();
+            let asked = |device: &Device| {
+                let (device, chunk) = (device.clone(), chunk.clone());
+                spawn_local(async move { device.pin(&chunk).await })
+            };
+            let (first, second) = (asked(&device), asked(&device));
+            time::yield_now().await;
+            // In between, or afterwards: both are right.
+            fill(&stream, &memory, &pattern(4096, 1)).await;
+            assert_eq!((first.await, second.await), (Ok(Ok(())), Ok(Ok(()))));
+            let before = device.counts().unpinned;
+            assert_eq!(seen(&stream, &memory).await, pattern(4096, 1));
+            assert_eq!(device.counts().unpinned, before);
+            assert_eq!(device.pin(&chunk).await, Ok(()));
+            // Whoever asks may go.
+            let other = Device::open_with(driver, 0).expect("one device");
+            let asks = async { other.pin(&chunk).await };
+            let _late = time::timeout(std::time::Duration::ZERO, asks).await;
+            drop(other);
         });
     }
 

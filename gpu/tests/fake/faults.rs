@@ -169,7 +169,7 @@ mod tests {
         with_device(|machine, device| async move {
             machine.inject(0, Fault::PinRefused);
             let chunk = host(&[0; 10]).chunk();
-            let refused = device.pin(&chunk).expect_err("told to");
+            let refused = device.pin(&chunk).await.expect_err("told to");
             assert!(refused.is_unavailable(), "{refused}");
             scenes::bytes_go_there_and_back(&device).await;
             assert!(device.counts().unpinned > 0);
