@@ -76,6 +76,9 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
     if chosen.iter().any(|lane| lane.builds()) {
         system::ensure(system::PRODUCT)?;
     }
+    if chosen.contains(&Lane::Test) {
+        system::offer(system::PEERS);
+    }
     let outcomes: Vec<Outcome> = chosen.iter().map(|lane| lane.run(workspace)).collect();
     print!("\n{}", report(&outcomes));
     let failed: Vec<&str> = outcomes

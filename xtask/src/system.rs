@@ -47,6 +47,8 @@ pub(crate) const COUNTS: &[Need] = &[
     Need::new("valgrind", &["valgrind", "--version"]),
     Need::new("strace", &["strace", "--version"]),
 ];
+/// To run what is tested against software of others, which is skipped without.
+pub(crate) const PEERS: &[Need] = &[Need::new("etcd-server", &["etcd", "--version"])];
 /// To build libFuzzer, which is C++, into a fuzz target.
 pub(crate) const FUZZ: &[Need] = &[GCC, GXX];
 
@@ -83,6 +85,14 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<(), TaskError> {
         .args(["install", "-y", "-q", "--no-install-recommends"])
         .args(&missing);
     workspace::run(&mut install)
+}
+
+/// Sees to it that these needs are met where that can be done, and says so where it cannot: what
+/// needs them is skipped, and counted.
+pub(crate) fn offer(needs: &[Need]) {
+    if let Err(error) = ensure(needs) {
+        println!("some tests are skipped: {error}");
+    }
 }
 
 fn unmet(needs: &[Need], is_met: impl Fn(&Need) -> bool) -> Vec<&'static str> {
