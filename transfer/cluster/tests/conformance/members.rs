@@ -65,17 +65,10 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
     time::timeout(PATIENCE, future).await.expect("in time")
 }
 
-async fn run(etcd: Etcd) {
-    let mut members: Vec<_> = (1..=3).map(|id| member(&etcd, options(id))).collect();
-    for member in &members {
-        let joined = within(member.joined()).await;
-        assert!(joined.is_ok(), "{joined:?}");
-    }
-    let map = agreed(&members, |map| map.members().len() == 3).await;
-
-    // One too many, and one of another cluster.
+/// One too many, and one of another cluster.
+async fn strangers_are_refused(etcd: &Etcd) {
     let twin = member(
-        &etcd,
+        etcd,
         MemberOptions {
             seed: 77,
             member: MapMember {
@@ -91,7 +84,7 @@ async fn run(etcd: Etcd) {
         Err(Refusal::IdentityTaken { id })
     );
     let stranger = member(
-        &etcd,
+        etcd,
         MemberOptions {
             cluster: "other".into(),
             ..options(9)
@@ -102,6 +95,17 @@ async fn run(etcd: Etcd) {
         within(stranger.joined()).await,
         Err(Refusal::WrongCluster { found })
     );
+}
+
+async fn run(etcd: Etcd) {
+    let mut members: Vec<_> = (1..=3).map(|id| member(&etcd, options(id))).collect();
+    for member in &members {
+        let joined = within(member.joined()).await;
+        assert!(joined.is_ok(), "{joined:?}");
+    }
+    let map = agreed(&members, |map| map.members().len() == 3).await;
+
+    strangers_are_refused(&etcd).await;
     assert_eq!(agreed(&members, |_| true).await.epoch(), map.epoch());
 
     // etcd is killed, for longer than any lease.
