@@ -149,7 +149,7 @@ impl Bench<'_> {
             for (way, name) in [(Way::HostToDevice, "H2D"), (Way::DeviceToHost, "D2H")] {
                 let count = (BYTES_PER_RUN / len).clamp(1, COPIES_MAX);
                 let mut best = f64::INFINITY;
-                let mut parts = parts_of(len)?;
+                let mut parts = parts_of(count, len)?;
                 for _ in 0..RUNS {
                     let began = time::now();
                     parts = self.copies(way, &memory, count, parts).await?;
@@ -455,9 +455,9 @@ fn median(mut times: Vec<f64>) -> Option<f64> {
     times.get(times.len() / 2).copied()
 }
 
-/// Host memory for one operation of so many bytes, and for more of them while they are few.
-fn parts_of(len: usize) -> Result<Vec<Vec<RegionMut>>, Failure> {
-    let operations = (8 * HOST_BYTES / len).clamp(1, 8);
+/// Host memory for so many operations of so many bytes, as far as there is room.
+fn parts_of(count: usize, len: usize) -> Result<Vec<Vec<RegionMut>>, Failure> {
+    let operations = (8 * HOST_BYTES / len).clamp(1, count);
     let one = || -> Result<Vec<RegionMut>, Failure> {
         let regions = (0..len.div_ceil(HOST_BYTES)).map(|_| host(len.min(HOST_BYTES)));
         regions.collect()

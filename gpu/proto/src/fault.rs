@@ -36,12 +36,15 @@ impl Fault {
         assert!(code != 0, "success is no fault");
         match code {
             2 => Self::OutOfMemory,
-            // Not supported, not supported by the system's setting, no such peer access.
-            217 | 801 | 803 | 804 => Self::Unsupported(code),
+            // No code for this device and nothing to make it with, no peer access, not supported,
+            // a driver that is too old or does not fit.
+            209 | 217 | 218 | 221..=223 | 801 | 803 | 804 => Self::Unsupported(code),
             // The operating system's refusal, and the driver's own.
-            304 | 800 | 812 => Self::Refused(code),
-            // What a context does not survive, memory errors and failed launches.
-            201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 => Self::Poisoned(code),
+            304 | 800 => Self::Refused(code),
+            // What a context does not survive: memory errors, failed launches, the end of MPS.
+            201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 => {
+                Self::Poisoned(code)
+            }
             // Shut down, not there, fallen from the bus.
             3 | 4 | 46 | 100 | 101 | 999 => Self::Lost(code),
             code => Self::Code(code),
@@ -77,6 +80,10 @@ mod tests {
             (1, Fault::Code(1)),
             (2, Fault::OutOfMemory),
             (46, Fault::Lost(46)),
+            (220, Fault::Poisoned(220)),
+            (221, Fault::Unsupported(221)),
+            (223, Fault::Unsupported(223)),
+            (224, Fault::Code(224)),
             (304, Fault::Refused(304)),
             (700, Fault::Poisoned(700)),
             (701, Fault::Code(701)),
