@@ -24,6 +24,7 @@
 //! | [`region`] | [`DeviceRegion`], [`DevicePool`] |
 //! | [`stream`], [`operation`] | [`Stream`], and the futures of what is queued there |
 //! | [`copy`], [`pages`] | copies, lists of copies, pages between layouts |
+//! | [`engine`] | order with the streams of a serving engine |
 //! | [`calibrate`] | measuring which way is the fastest |
 //! | [`import`], [`dlpack`] | memory of somebody else in this process |
 //! | [`share`] | memory for other processes, and for adapters |
@@ -38,6 +39,7 @@ pub mod copy;
 mod cuda;
 pub mod device;
 pub mod dlpack;
+pub mod engine;
 pub mod error;
 pub mod fake;
 pub mod import;

@@ -3,6 +3,7 @@
 //! An enum per object, no type parameter, so that nothing above knows which one it talks to. What
 //! is above this seam has checked ranges, owners and depths; [`fake`](crate::fake) checks again.
 
+use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use lunette_gpu_proto::fault::Fault;
@@ -13,6 +14,9 @@ use crate::{cuda, fake};
 
 /// Bytes of a handle between processes.
 pub(crate) const IPC_HANDLE_BYTES: usize = 64;
+
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: u32 = 801;
 
 /// What a device is and can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -357,6 +361,34 @@ impl RawStream {
 }
 
 impl RawEvent {
+    /// Puts it into a stream of an engine.
+    ///
+    /// # Safety
+    /// `engine` is a live stream of this device.
+    pub(crate) unsafe fn record_in_engine(&self, engine: *mut c_void) -> Result<(), Fault> {
+        match self {
+            Self::Cuda(event) => {
+                // SAFETY: passed on from the caller.
+                unsafe { event.record_in(engine) }
+            }
+            Self::Fake(_) => Err(Fault::Unsupported(NOT_SUPPORTED)),
+        }
+    }
+
+    /// Lets a stream of an engine wait for it.
+    ///
+    /// # Safety
+    /// As above.
+    pub(crate) unsafe fn hold_engine(&self, engine: *mut c_void) -> Result<(), Fault> {
+        match self {
+            Self::Cuda(event) => {
+                // SAFETY: passed on from the caller.
+                unsafe { event.hold(engine) }
+            }
+            Self::Fake(_) => Err(Fault::Unsupported(NOT_SUPPORTED)),
+        }
+    }
+
     /// Whether the stream in which it was recorded last has come to it.
     pub(crate) fn has_come(&self) -> Result<bool, Fault> {
         match self {

@@ -134,20 +134,14 @@ impl Stream {
             "streams of one opening of a device"
         );
         let event = inner.context().event();
-        let waits = event.and_then(|event| other.core.raw.record(&event).map(|()| event));
-        let enqueue = |raw: &RawStream| match &waits {
-            Ok(event) => raw
-                .wait(event)
-                .map_or_else(Queued::none, |()| Queued::all(1)),
-            Err(fault) => Queued::none(*fault),
-        };
-        let operation = self.submit((), Holds::default(), enqueue);
-        if let Some(last) = self.core.flights.borrow_mut().back_mut()
-            && !operation.is_over()
-        {
-            last._waits = waits.ok();
-        }
-        operation
+        self.wait_for(event.and_then(|event| other.core.raw.record(&event).map(|()| event)))
+    }
+
+    /// Keeps an event for as long as the operation that was queued last.
+    pub(crate) fn keep_with_last(&self, event: RawEvent) {
+        let mut flights = self.core.flights.borrow_mut();
+        let last = flights.back_mut().expect("it has just been queued");
+        last._waits = Some(event);
     }
 
     /// Ready when everything that is queued by now is done.

@@ -208,6 +208,22 @@ impl Event {
         }
     }
 
+    /// # Safety
+    /// `stream` is a live stream of this device.
+    pub(crate) unsafe fn record_in(&self, stream: *mut c_void) -> Result<(), Fault> {
+        let library = self.context.enter()?;
+        // SAFETY: both are live.
+        check(unsafe { (library.cuEventRecord)(self.event, stream.cast()) })
+    }
+
+    /// # Safety
+    /// `stream` is a live stream of this device.
+    pub(crate) unsafe fn hold(&self, stream: *mut c_void) -> Result<(), Fault> {
+        let library = self.context.enter()?;
+        // SAFETY: both are live.
+        check(unsafe { (library.cuStreamWaitEvent)(stream.cast(), self.event, 0) })
+    }
+
     pub(crate) fn has_come(&self) -> Result<bool, Fault> {
         let library = self.context.enter()?;
         // SAFETY: the event is live.

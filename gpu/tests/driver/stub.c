@@ -160,12 +160,11 @@ code cuEventCreate(struct event **e, unsigned flags) {
     *e = calloc(1, sizeof **e);
     return flags == 2 ? 0 : INVALID;
 }
-code cuEventRecord(struct event *e, void *s) { (void)s; e->at = now_us() + DELAY_US; return 0; }
+code cuEventRecord(struct event *e, void *s) { e->at = now_us() + DELAY_US; return s ? 0 : INVALID; }
 code cuEventQuery(struct event *e) { return now_us() < e->at ? NOT_READY : 0; }
 code cuEventDestroy_v2(struct event *e) { free(e); return 0; }
 code cuStreamWaitEvent(void *s, struct event *e, unsigned flags) {
-    (void)s; (void)e;
-    return flags ? INVALID : 0;
+    return s && e->at && !flags ? 0 : INVALID;
 }
 
 struct call { void (*function)(void *); void *argument; };

@@ -144,6 +144,22 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_that_is_over_holds_no_device_memory() {
+        with_device(|machine, device| async move {
+            let stream = stream(&device);
+            let memory = region(&device, 4096);
+            let before = machine.counts().allocations;
+            let copy = stream.upload(host(&[5; 4096]), 0, &memory);
+            drop(memory);
+            assert_eq!(machine.counts().allocations, before, "in flight");
+            assert_eq!(stream.flushed().await.0, Ok(()));
+            assert!(copy.is_over());
+            assert_eq!(machine.counts().allocations, before - 1);
+            assert_eq!(copy.await.0, Ok(()));
+        });
+    }
+
+    #[test]
     fn memory_runs_out_and_comes_back() {
         with_device(|machine, device| async move {
             machine.inject(0, Fault::OutOfMemory);
@@ -235,7 +251,7 @@ mod tests {
         with_device(|machine, device| async move {
             let (slow, fast) = (stream(&device), stream(&device));
             let (first, second) = (region(&device, 4096), region(&device, 4096));
-            machine.inject(0, Fault::Slow { times: 10_000 });
+            machine.inject(0, Fault::Slow { times: 30_000 });
             let late = slow.upload(host(&pattern(4096, 1)), 0, &first);
             machine.inject(0, Fault::Slow { times: 1 });
             fill(&fast, &second, &pattern(4096, 2)).await;

@@ -39,8 +39,9 @@ mod tests {
                 assert_eq!(result, Ok(()));
             }
             let turns = core_counts().turns - before.turns;
-            assert!(device.counts().parks >= 5, "{:?}", device.counts());
-            assert!(machine.counts().wakes >= 5, "{machine:?}");
+            // A machine with other things to do may not fall asleep each time.
+            assert!(device.counts().parks >= 2, "{:?}", device.counts());
+            assert!(machine.counts().wakes >= 2, "{machine:?}");
             assert!(turns < 100, "it slept: {turns} turns");
         });
     }
