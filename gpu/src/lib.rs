@@ -33,6 +33,29 @@
 //! | [`error`] | what can go wrong, per operation |
 //! | `pins`, `listing` | chunks that are pinned, names of regions |
 //! | `provider`, `cuda` | the seam, and the CUDA driver behind it |
+//!
+//! ```
+//! use lunette_gpu::fake::{FakeMachine, FakeOptions};
+//! use lunette_gpu::{Device, DeviceRegion, Stream, StreamOptions};
+//! use lunette_runtime::{CoreOptions, arena, block_on};
+//!
+//! let got = block_on(None, CoreOptions::default(), || async {
+//!     // Device::open(0), where there is one.
+//!     let machine = FakeMachine::new(7);
+//!     let device = Device::fake(&machine, machine.add_device(FakeOptions::default())).unwrap();
+//!     let stream = Stream::new(&device, StreamOptions::default()).unwrap();
+//!     let memory = DeviceRegion::alloc(&device, 5).unwrap();
+//!     let mut bytes = arena().alloc(5).unwrap();
+//!     bytes.as_mut_slice().copy_from_slice(b"pages");
+//!     let (sent, mut bytes) = stream.upload(bytes, 0, &memory).await;
+//!     sent.unwrap();
+//!     bytes.as_mut_slice().fill(0);
+//!     let (got, bytes) = stream.download(&memory, bytes, 0).await;
+//!     got.unwrap();
+//!     bytes.as_slice().to_vec()
+//! });
+//! assert_eq!(got.unwrap(), b"pages");
+//! ```
 
 pub mod calibrate;
 pub mod copy;
@@ -60,6 +83,7 @@ pub use error::{CopyError, ImportError, OpenError, SetupError, Unavailable};
 pub use listing::{REGIONS_MAX, RegionName};
 pub use lunette_gpu_proto as proto;
 pub use operation::Operation;
+pub use pages::PAGES_MAX;
 pub use provider::DeviceInfo;
 pub use region::{DevicePool, DeviceRegion};
 pub use stream::{Notice, Stream, StreamOptions};

@@ -17,6 +17,8 @@ use crate::provider::{Address, Queued, RawCopy, RawStream};
 use crate::region::DeviceRegion;
 use crate::stream::Stream;
 
+/// Most pairs of pages of one operation.
+pub const PAGES_MAX: usize = 1 << 16;
 /// Bytes of a pair of pages in a kernel's list.
 const PAIR_BYTES: usize = 8;
 
@@ -191,6 +193,11 @@ impl Stream {
             pairs,
             by,
         } = *request;
+        match pairs.len() {
+            0 => return Err(CopyError::Range),
+            1..=PAGES_MAX => {}
+            _ => return Err(CopyError::Pieces),
+        }
         let are_inside = transfer.from_len_bytes() <= from.len && transfer.to_len_bytes() <= to.len;
         if !are_inside {
             return Err(CopyError::Range);
@@ -273,7 +280,10 @@ impl Stream {
             .take(PIECES_MAX + 1)
             .map(|fragment| copy_of(from, to, &fragment))
             .collect::<Result<_, _>>()?;
-        self.check_pieces(copies.len())?;
+        // None at all where every pair is skipped.
+        if copies.len() > PIECES_MAX {
+            return Err(CopyError::Pieces);
+        }
         let is_batch = method == Method::BatchedDma && copies.len() > 1;
         Ok(Prepared {
             work: Work::Copies(copies, is_batch),

@@ -61,6 +61,18 @@ impl IpcHandle {
     }
 }
 
+/// What another process of this host opens shareable memory by: the descriptor is passed over a Unix
+/// socket, the numbers in any way.
+#[derive(Debug)]
+pub struct Export {
+    /// The memory. It is kept by whoever has opened it, too.
+    pub memory: OwnedFd,
+    /// Bytes of the allocation, which may be more than was asked for.
+    pub allocation_bytes: u64,
+    /// Where in it the region begins.
+    pub offset_bytes: u64,
+}
+
 /// How an adapter reaches a region, the best way first.
 #[derive(Debug)]
 pub enum AdapterWay {
@@ -122,28 +134,37 @@ impl DeviceRegion {
     /// # Errors
     /// [`SetupError::Refused`], for memory that was not made by [`DeviceRegion::alloc_shareable`] in
     /// particular.
-    pub fn export(&self) -> Result<OwnedFd, SetupError> {
+    pub fn export(&self) -> Result<Export, SetupError> {
         let memory = self.memory();
         let memory = memory.ok_or(SetupError::Refused(Fault::Unsupported(801)))?;
-        Ok(memory.export()?)
+        Ok(Export {
+            memory: memory.export()?,
+            allocation_bytes: memory.len(),
+            offset_bytes: self.address() - memory.address(),
+        })
     }
 
-    /// Opens memory that another process exported. Of its length nothing is known but what that
-    /// process says.
+    /// Opens the whole of an allocation that another process exported, whose length it says.
     ///
     /// # Errors
-    /// [`ImportError::Range`] of nothing; else what the driver says.
+    /// [`ImportError::Range`] of nothing; else what the driver says, of a length that is not the
+    /// allocation's too.
     pub fn import_shared(
         device: &Device,
         memory: BorrowedFd<'_>,
-        len_bytes: u64,
+        allocation_bytes: u64,
     ) -> Result<Self, ImportError> {
-        if len_bytes == 0 {
+        if allocation_bytes == 0 {
             return Err(ImportError::Range);
         }
         let inner = device.inner();
-        let memory = inner.context().import(memory, len_bytes)?;
-        Ok(Self::of(inner, Origin::Memory(memory), None, len_bytes)?)
+        let memory = inner.context().import(memory, allocation_bytes)?;
+        Ok(Self::of(
+            inner,
+            Origin::Memory(memory),
+            None,
+            allocation_bytes,
+        )?)
     }
 
     /// A dma-buf of the allocation in which the region lies, and where it begins there.

@@ -144,14 +144,19 @@ mod tests {
             let other = Device::open_with(driver, 0).expect("one device");
             let memory = DeviceRegion::alloc_shareable(&device, 5000).expect("supported");
             fill(&stream(&device), &memory, &pattern(5000, 1)).await;
-            let exported = memory.export().expect("shareable");
-            let opened = DeviceRegion::import_shared(&other, exported.as_fd(), 2 << 20);
-            let opened = opened.expect("exported").slice(0..5000);
+            let exported = memory.slice(1000..5000).export().expect("shareable");
+            assert_eq!(
+                (exported.allocation_bytes, exported.offset_bytes),
+                (2 << 20, 1000)
+            );
+            let open = |len| DeviceRegion::import_shared(&other, exported.memory.as_fd(), len);
+            let opened = open(exported.allocation_bytes)
+                .expect("exported")
+                .slice(0..5000);
             assert_eq!(seen(&stream(&other), &opened).await, pattern(5000, 1));
             fill(&stream(&other), &opened, &pattern(5000, 2)).await;
             assert_eq!(seen(&stream(&device), &memory).await, pattern(5000, 2));
-            let longer = DeviceRegion::import_shared(&other, exported.as_fd(), 4 << 20);
-            assert!(longer.is_err());
+            assert!(open(4 << 20).is_err());
 
             let plain = region(&device, 8192);
             let part = plain.slice(100..300);

@@ -128,7 +128,15 @@ mod tests {
             let memory = DeviceRegion::alloc_shareable(&device, 4096).expect("supported");
             fill(&stream(&device), &memory, &pattern(4096, 5)).await;
             let exported = memory.export().expect("shareable");
-            let opened = DeviceRegion::import_shared(&other, exported.as_fd(), 4096);
+            assert_eq!(
+                (exported.allocation_bytes, exported.offset_bytes),
+                (4096, 0)
+            );
+            let longer = DeviceRegion::import_shared(&other, exported.memory.as_fd(), 4097);
+            assert!(longer.is_err());
+            let nothing = DeviceRegion::import_shared(&other, exported.memory.as_fd(), 0);
+            assert_eq!(nothing.err(), Some(ImportError::Range));
+            let opened = DeviceRegion::import_shared(&other, exported.memory.as_fd(), 4096);
             let opened = opened.expect("exported");
             // The importer keeps it, whatever the exporter does.
             drop((memory, exported));

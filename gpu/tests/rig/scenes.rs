@@ -4,8 +4,8 @@ use lunette_gpu::proto::layout::{
     LAYER_FIRST, Layout, Order, PAGE_FIRST, PAGE_HEAD, Shape, TOKEN_FIRST,
 };
 use lunette_gpu::proto::planner::Method;
-use lunette_gpu::proto::transfer::{Fragment, PagePair, PageTransfer, copy_rows};
-use lunette_gpu::{CopyError, Device, DevicePool, DeviceRegion, HostPiece, SetupError};
+use lunette_gpu::proto::transfer::{Fragment, PagePair, PageTransfer, TransferError, copy_rows};
+use lunette_gpu::{CopyError, Device, DevicePool, DeviceRegion, HostPiece, PAGES_MAX, SetupError};
 use lunette_runtime::{arena, time};
 
 use super::{SOON, fill, host, pattern, region, seen, stream};
@@ -17,6 +17,7 @@ pub(crate) async fn all(device: &Device) {
     lists_are_one_operation(device).await;
     pages_move_by_every_method(device).await;
     lists_of_pages_are_kept_until_they_are_read(device).await;
+    as_many_pages_as_one_operation_may_have(device).await;
     streams_wait_for_one_another(device).await;
     a_dropped_future_leaves_its_memory_with_the_device(device).await;
     what_does_not_fit_is_refused_and_comes_back(device).await;
@@ -188,6 +189,34 @@ async fn lists_of_pages_are_kept_until_they_are_read(device: &Device) {
             "page {page}"
         );
     }
+}
+
+async fn as_many_pages_as_one_operation_may_have(device: &Device) {
+    let stream = stream(device);
+    let layout = Layout::new(Shape::latent(1, 1, 16), 2, PAGE_FIRST).expect("a layout");
+    let transfer = PageTransfer::new(&layout, &layout).expect("one shape");
+    let (from, to) = (region(device, 32), region(device, 32));
+    let moved_by = async |pages: &[PagePair], method| {
+        let moved = stream.move_pages((&transfer, pages), &from, &to, Some(method));
+        moved.await.0
+    };
+    let moved = async |pages: &[PagePair]| moved_by(pages, Method::Kernel).await;
+    for method in Method::ALL {
+        assert_eq!(
+            moved_by(&[PagePair::SKIP], method).await,
+            Ok(()),
+            "{method:?}"
+        );
+    }
+    let mut pages = vec![PagePair::SKIP; PAGES_MAX];
+    pages[PAGES_MAX - 1] = PagePair { from: 1, to: 0 };
+    assert_eq!(moved(&pages).await, Ok(()));
+    pages.push(PagePair::SKIP);
+    assert_eq!(moved(&pages).await, Err(CopyError::Pieces));
+    assert_eq!(moved(&[]).await, Err(CopyError::Range));
+    let absent = PagePair { from: 2, to: 0 };
+    let error = CopyError::Pages(TransferError::Page { from: 2, to: 0 });
+    assert_eq!(moved(&[absent]).await, Err(error));
 }
 
 async fn streams_wait_for_one_another(device: &Device) {
