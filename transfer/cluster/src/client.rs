@@ -155,10 +155,24 @@ impl Client {
 
     async fn ask_once(&self, ask: &Ask, timeout: Duration) -> Result<Answer, CoordinationFault> {
         let idle = self.shared.idle.borrow_mut().pop();
-        let mut connection = match idle {
-            Some(connection) => connection,
-            None => self.connect(timeout).await?,
-        };
+        if let Some(connection) = idle {
+            let answer = self.ask_on(connection, ask).await;
+            let is_stale = matches!(answer, Err(CoordinationFault::Unreachable { .. }));
+            // The coordinator may have closed it long ago, and what only reads can be asked twice.
+            if !(is_stale && ask.is_repeatable()) {
+                return answer;
+            }
+            self.shared.idle.borrow_mut().clear();
+        }
+        let connection = self.connect(timeout).await?;
+        self.ask_on(connection, ask).await
+    }
+
+    async fn ask_on(
+        &self,
+        mut connection: Connection,
+        ask: &Ask,
+    ) -> Result<Answer, CoordinationFault> {
         let (path, json) = gateway::encode(ask);
         connection.send(path, &json).await?;
         let (status, body) = connection.answer().await?;

@@ -146,9 +146,14 @@ impl Hosted {
 
     /// Keeps what is to be kept, everything of one moment at once, until that fails.
     async fn keep(&self) {
-        let Some(mut snapshots) = self.snapshots.take() else {
+        let Some(snapshots) = self.snapshots.take() else {
             return;
         };
+        let mut lent = Lent {
+            hosted: self,
+            snapshots: Some(snapshots),
+        };
+        let snapshots = lent.snapshots.as_mut().expect("it was just put there");
         loop {
             self.dirty.raised().await;
             let (writes, snapshot) = {
@@ -189,6 +194,18 @@ impl Hosted {
                 return;
             }
         }
+    }
+}
+
+/// The snapshots, given back when who keeps them ends: someone else may serve then.
+struct Lent<'a> {
+    hosted: &'a Hosted,
+    snapshots: Option<Snapshots>,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.hosted.snapshots.replace(self.snapshots.take());
     }
 }
 

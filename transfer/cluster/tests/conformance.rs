@@ -28,7 +28,9 @@ mod tests {
     };
     use lunette_cluster::{Client, ClientOptions, Hosted, Security, serve};
     use lunette_runtime::net::TcpListener;
-    use lunette_runtime::{CoreOptions, DriverChoice, StartError, block_on, spawn_local, time};
+    use lunette_runtime::{
+        CoreOptions, DriverChoice, Signal, StartError, block_on, spawn_local, time,
+    };
 
     use super::etcd::Etcd;
     use super::on_each_driver::run;
@@ -140,6 +142,39 @@ mod tests {
             let none = client(vec![away], None);
             let fault = count(&none).await.expect_err("nobody listens");
             assert!(fault.is_retryable(), "{fault}");
+        });
+    }
+
+    /// A connection that was kept for the next ask, and that the coordinator closed meanwhile.
+    #[test]
+    fn reading_outlives_a_coordinator_that_starts_anew() {
+        run(WORLDS, || async {
+            let folder = tempfile::tempdir().expect("a folder");
+            let hosted = Hosted::open(&folder.path().join("coordinator")).await;
+            let hosted = hosted.expect("a file");
+            let any_port = "127.0.0.1:0".parse().expect("an address");
+            let listener = TcpListener::bind(any_port).expect("a port");
+            let address = listener.local_addr();
+            let several = client(vec![address], None);
+            let stop = Rc::new(Signal::default());
+            let stopped = Rc::clone(&stop);
+            let first = Rc::clone(&hosted);
+            let serving = spawn_local(async move {
+                serve(listener, first, None, stopped.raised()).await;
+            });
+            assert_eq!(count(&several).await, Ok(0));
+            stop.raise();
+            serving.await.expect("it ends");
+            let listener = TcpListener::bind(address).expect("the port is free again");
+            drop(spawn_local(serve(listener, hosted, None, pending())));
+            assert_eq!(count(&several).await, Ok(0));
+            let put = Op::Put {
+                key: b"k".to_vec(),
+                value: Vec::new(),
+                lease: None,
+            };
+            let kept = several.ask(&Ask::Op(put), Duration::from_secs(5)).await;
+            assert!(kept.is_ok(), "{kept:?}");
         });
     }
 

@@ -352,6 +352,12 @@ impl CoordinationFault {
 }
 
 impl Ask {
+    /// Whether it may be done twice without harm, and with the same answer: it reads, or renews.
+    #[must_use]
+    pub const fn is_repeatable(&self) -> bool {
+        matches!(self, Self::Op(Op::Range(_)) | Self::KeepAlive(_))
+    }
+
     /// Checks the limits that both back ends keep.
     ///
     /// # Errors

@@ -33,17 +33,31 @@ pub(crate) struct Seen {
     pub(crate) strict_read: Result<Standing, Fenced>,
 }
 
+/// When a node said what, in which of its lives.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    at: Time,
+    incarnation: u64,
+    seen: Seen,
+}
+
 /// What all of them have seen, and the rules that were broken.
 #[derive(Debug, Default)]
 struct Record {
-    seen: BTreeMap<u64, (u64, Seen)>,
+    seen: BTreeMap<u64, Look>,
     newest: Option<(ClusterMap, Time)>,
     broken: Vec<String>,
 }
 
 impl Record {
     fn look(&mut self, id: u64, incarnation: u64, now: Time, seen: Seen, map: Option<ClusterMap>) {
-        self.seen.insert(id, (incarnation, seen));
+        let at = now;
+        let look = Look {
+            at,
+            incarnation,
+            seen,
+        };
+        self.seen.insert(id, look);
         let Some(map) = map else { return };
         let Some((old, since)) = &self.newest else {
             self.newest = Some((map, now));
@@ -63,12 +77,11 @@ impl Record {
         }
         for gone in old.members() {
             let is_out = map.member(gone.id).is_none();
-            let serves = self
-                .seen
-                .get(&gone.id.0)
-                .is_some_and(|(incarnation, seen)| {
-                    *incarnation == gone.incarnation && seen.is_serving
-                });
+            // What a stopped process said last, it does not do any more.
+            let serves = self.seen.get(&gone.id.0).is_some_and(|look| {
+                let is_fresh = now.since(look.at) <= 2 * LOOK;
+                look.incarnation == gone.incarnation && look.seen.is_serving && is_fresh
+            });
             if is_out && serves {
                 self.broken
                     .push(format!("{} serves, and is out of the map", gone.id));
@@ -189,6 +202,9 @@ impl Town {
     pub(crate) fn mend_all(&mut self, nodes: u64) {
         (1..=nodes).for_each(|id| self.mend(id));
         self.world.set_network_faults(1, 0);
+        if let Some(process) = self.coordinator {
+            self.world.slow_down(process, 1);
+        }
     }
 
     pub(crate) fn run_for(&mut self, delay: Duration) {
@@ -200,7 +216,7 @@ impl Town {
         for _ in 0..faults {
             let mut draw = self.world.draw();
             let id = 1 + u64::from(draw.below(u32::try_from(nodes).expect("few")));
-            match draw.below(11) {
+            match draw.below(15) {
                 0 => self.cut_off(id),
                 1 => self.cut_off_all(nodes),
                 2 | 3 => self.mend_all(nodes),
@@ -220,10 +236,27 @@ impl Town {
                         hosted.compact();
                     }
                 }
+                10 => self.stop_for(self.nodes.get(&id).copied(), draw.below(12_000)),
+                11 => self.stop_for(self.coordinator, draw.below(12_000)),
+                12 => {
+                    if let Some(process) = self.coordinator {
+                        self.world.slow_down(process, 1 + draw.below(2000));
+                    }
+                }
+                13 => self.world.reset_connections(node_host(id), COORDINATOR),
                 _ => self.world.set_network_faults(50, 0),
             }
             let pause = Duration::from_millis(u64::from(draw.below(9000)));
             self.world.run_for(pause);
+        }
+    }
+
+    /// A process stands still for so long, as when someone debugs it.
+    fn stop_for(&mut self, process: Option<ProcessId>, ms: u32) {
+        if let Some(process) = process {
+            self.world.pause(process);
+            self.world.run_for(Duration::from_millis(u64::from(ms)));
+            self.world.resume(process);
         }
     }
 
@@ -233,7 +266,7 @@ impl Town {
             .seen
             .get(&id)
             .expect("it has said something")
-            .1
+            .seen
     }
 
     pub(crate) fn newest_epoch(&self) -> Epoch {
