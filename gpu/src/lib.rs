@@ -24,6 +24,7 @@
 //! | [`region`] | [`DeviceRegion`], [`DevicePool`] |
 //! | [`stream`], [`operation`] | [`Stream`], and the futures of what is queued there |
 //! | [`copy`], [`pages`] | copies, lists of copies, pages between layouts |
+//! | [`staging`] | between files and the device, through the host |
 //! | [`engine`] | order with the streams of a serving engine |
 //! | [`calibrate`] | measuring which way is the fastest |
 //! | [`import`], [`dlpack`] | memory of somebody else in this process |
@@ -74,6 +75,7 @@ mod pins;
 mod provider;
 pub mod region;
 pub mod share;
+pub mod staging;
 pub mod stream;
 
 pub use copy::{HostPiece, PIECES_MAX};

@@ -7,5 +7,6 @@ mod processes;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod sleep;
+mod staging;
 mod whatever;
 mod worlds;
