@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lunette_cluster_proto::coordination::{
-    Answer, Ask, Change, CoordinationFault, KeyRange, Op, OpOutcome, Outcome,
+    Answer, Ask, Change, Compare, CoordinationFault, KeyRange, Op, OpOutcome, Outcome,
 };
 use lunette_cluster_proto::coordinator::{Coordinator, WatchId};
 use lunette_cluster_proto::fence::{Act, Fenced, NamespaceKind, Standing};
@@ -278,6 +278,7 @@ impl Cluster {
             let answer = Err(CoordinationFault::Unreachable { reason });
             return self.post(Mail::Answer { node, op, answer });
         }
+        self.check_proposal(ask);
         let is_lost = self.nodes[node].is_cut || !self.nodes[node].is_alive;
         let answer = if is_lost && self.random.below(4) > 0 {
             Err(CoordinationFault::TimedOut)
@@ -294,6 +295,30 @@ impl Cluster {
             self.post_at(until.max(self.now), Mail::Answer { node, op, answer });
         } else {
             self.post(Mail::Answer { node, op, answer });
+        }
+    }
+
+    /// Who is dropped from the map must not have come back unseen: that it is gone is compared.
+    fn check_proposal(&self, ask: &Ask) {
+        let (Ask::Txn(txn), Some(known)) = (ask, &self.known) else {
+            return;
+        };
+        let Some(Op::Put { key, value, .. }) = txn.success.first() else {
+            return;
+        };
+        if key != b"lunette/map" {
+            return;
+        }
+        let map = ClusterMap::decode(value).expect("members write maps");
+        let is_next = map.epoch().0 == known.epoch().0 + 1;
+        for gone in known
+            .members()
+            .iter()
+            .filter(|old| map.member(old.id).is_none())
+        {
+            let key = format!("lunette/members/{:016x}", gone.id.0);
+            let is_compared = txn.compare.contains(&Compare::absent(key));
+            assert!(is_compared || !is_next, "{} may have come back", gone.id);
         }
     }
 
