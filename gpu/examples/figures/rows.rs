@@ -57,6 +57,12 @@ pub(crate) async fn all(device: &Device, plain: Option<&Plain>, latency_only: bo
             .await;
         return bench.table;
     }
+    if plain.is_none() {
+        let reason = "no room for plain copies, or no real device";
+        bench
+            .table
+            .missing("what plain copies do beside ours", reason);
+    }
     bench.take("large copies", Bench::large_copies).await;
     bench.take("lists", Bench::lists).await;
     bench.take("both directions", Bench::both_directions).await;
