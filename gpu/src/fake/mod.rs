@@ -77,6 +77,8 @@ pub enum Fault {
         /// The driver's code: one that a context survives.
         code: u32,
     },
+    /// The next event is not recorded, so that nothing stands behind what was queued before it.
+    Unrecorded,
     /// The next copy or launch that is executed fails, and the context with it: everything that was
     /// queued is gone.
     Poisoned {

@@ -61,6 +61,12 @@ impl StreamState {
         }
     }
 
+    /// Whether anything in line names memory.
+    pub(super) fn moves(&self) -> bool {
+        let names_memory = |queued: &Queued| matches!(queued.work, Work::Copy(_) | Work::Launch(_));
+        self.line.iter().any(names_memory)
+    }
+
     pub(super) fn notifies(&self) -> bool {
         let is_notice = |queued: &Queued| matches!(queued.work, Work::Notify(_));
         self.line.iter().any(is_notice)

@@ -28,6 +28,7 @@ pub(super) struct Device {
     slow_times: u32,
     refuses_pins: bool,
     is_out_of_memory: bool,
+    is_unrecorded: bool,
     /// Copies and launches until one is refused, and its code.
     refuses: Option<(u32, u32)>,
     poisons: VecDeque<u32>,
@@ -83,6 +84,7 @@ impl World {
             slow_times: 1,
             refuses_pins: false,
             is_out_of_memory: false,
+            is_unrecorded: false,
             refuses: None,
             poisons: VecDeque::new(),
         });
@@ -109,6 +111,7 @@ impl World {
         match fault {
             Fault::OutOfMemory => found.is_out_of_memory = true,
             Fault::PinRefused => found.refuses_pins = true,
+            Fault::Unrecorded => found.is_unrecorded = true,
             Fault::Refused { after, code } => found.refuses = Some((after, code)),
             Fault::Poisoned { code } => found.poisons.push_back(code),
             Fault::Lost => found.is_lost = true,
@@ -166,9 +169,10 @@ impl World {
 
     pub(super) fn remove_stream(&mut self, stream: usize) {
         let state = self.streams[stream].take().expect("a stream ends once");
+        // Calls to the host may still be in line: they name no memory.
         assert!(
-            state.line.is_empty() || self.alive(state.user).is_err(),
-            "a stream is empty when it ends"
+            !state.moves() || self.alive(state.user).is_err(),
+            "a stream moves nothing when it ends"
         );
         state.changed.raise();
     }
@@ -217,6 +221,9 @@ impl World {
             self.admit(user)?;
         }
         if let Work::Record(event) = work {
+            if std::mem::take(&mut self.devices[user.device].is_unrecorded) {
+                return Err(Code::Code(1));
+            }
             self.events[event] = EventState::Recorded;
         }
         let takes = moves.map_or(Duration::ZERO, |bytes| self.time_of(user, bytes));

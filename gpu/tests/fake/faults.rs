@@ -60,6 +60,24 @@ mod tests {
     }
 
     #[test]
+    fn what_no_event_stands_behind_is_waited_for_at_once() {
+        with_device(|machine, device| async move {
+            let (stream, used) = (stream(&device), arena().used_bytes());
+            let memory = region(&device, 100);
+            let first = stream.upload(host(&[1; 100]), 0, &memory);
+            machine.inject(0, Fault::Unrecorded);
+            let executed = machine.counts().copies;
+            let second = stream.upload(host(&[2; 100]), 0, &memory);
+            assert_eq!(machine.counts().copies, executed + 2, "both are done");
+            // Whether it was is more than the device says.
+            assert_eq!(second.await.0, Err(CopyError::Failed(Code::Code(1))));
+            assert_eq!(first.await.0, Ok(()));
+            assert_eq!(seen(&stream, &memory).await, [2; 100]);
+            assert_eq!(arena().used_bytes(), used);
+        });
+    }
+
+    #[test]
     fn what_is_refused_at_once_is_over_at_once() {
         with_device(|machine, device| async move {
             let stream = stream(&device);

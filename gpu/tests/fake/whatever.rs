@@ -129,7 +129,8 @@ mod tests {
                 0 => Fault::Poisoned { code: 700 },
                 1 => Fault::Lost,
                 2 => Fault::PinRefused,
-                3..15 => Fault::Slow {
+                3..6 => Fault::Unrecorded,
+                6..15 => Fault::Slow {
                     times: 1 + random.below(50),
                 },
                 15..30 => Fault::Refused { after, code },
