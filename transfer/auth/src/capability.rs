@@ -160,6 +160,22 @@ pub struct RangeOverflow {
     pub len_bytes: u64,
 }
 
+/// A capability that its issuer has verified. It holds on its session, until its epoch is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verified {
+    capability: Capability,
+    session: SessionId,
+    epoch: u64,
+}
+
+impl Verified {
+    /// What is granted.
+    #[must_use]
+    pub const fn capability(&self) -> &Capability {
+        &self.capability
+    }
+}
+
 /// Issues and checks the capabilities of one session.
 pub struct Issuer {
     key: hmac::Key,
@@ -231,26 +247,59 @@ impl Issuer {
         Ok(token.try_into().expect("it has its fixed length"))
     }
 
-    /// Checks that `token` allows `request` on this session, now.
+    /// Checks that this side issued `token` on this session, and in this epoch. It costs a hash: a
+    /// token that is used often is verified once, and [`permit`](Self::permit) asked from then on.
     ///
     /// The tag is compared in a time that does not depend on where it differs; what is looked at
     /// before it, version and session, is no secret.
     ///
     /// # Errors
     /// [`Refusal`], and nothing may be touched.
-    pub fn check(&self, token: &[u8], request: &Request) -> Result<Capability, Refusal> {
-        let (session, epoch, granted) = decode(token)?;
+    pub fn verify(&self, token: &[u8]) -> Result<Verified, Refusal> {
+        let (session, epoch, capability) = decode(token)?;
         if session != self.session {
             return Err(Refusal::WrongSession);
         }
         let (signed, tag) = token.split_at(SIGNED_BYTES);
         hmac::verify(&self.key, signed, tag).map_err(|_| Refusal::Forged)?;
-        if epoch != self.epoch {
-            let current = self.epoch;
-            return Err(Refusal::StaleEpoch { epoch, current });
+        let verified = Verified {
+            capability,
+            session,
+            epoch,
+        };
+        self.check_epoch(epoch)?;
+        Ok(verified)
+    }
+
+    /// Checks that a verified capability allows `request`, now. It costs a few comparisons.
+    ///
+    /// # Errors
+    /// [`Refusal`], and nothing may be touched.
+    pub fn permit(&self, verified: &Verified, request: &Request) -> Result<(), Refusal> {
+        if verified.session != self.session {
+            return Err(Refusal::WrongSession);
         }
-        granted.permit(request)?;
-        Ok(granted)
+        self.check_epoch(verified.epoch)?;
+        verified.capability.permit(request)
+    }
+
+    /// Checks that `token` allows `request` on this session, now: both of the above.
+    ///
+    /// # Errors
+    /// [`Refusal`], and nothing may be touched.
+    pub fn check(&self, token: &[u8], request: &Request) -> Result<Capability, Refusal> {
+        let verified = self.verify(token)?;
+        self.permit(&verified, request)?;
+        Ok(verified.capability)
+    }
+
+    const fn check_epoch(&self, epoch: u64) -> Result<(), Refusal> {
+        let current = self.epoch;
+        if epoch == current {
+            Ok(())
+        } else {
+            Err(Refusal::StaleEpoch { epoch, current })
+        }
     }
 }
 
@@ -489,6 +538,32 @@ mod tests {
             len_bytes,
         };
         assert_eq!(issuer().issue(&granted(u64::MAX, 1)), Err(overflow));
+    }
+
+    /// What is asked of a verified capability is what is asked of its token.
+    #[test]
+    fn a_verified_capability_holds_until_its_epoch_or_session_is_over() {
+        let mut issuer = issuer();
+        let token = issuer.issue(&GRANTED).unwrap();
+        let verified = issuer.verify(&token).unwrap();
+        assert_eq!(verified.capability(), &GRANTED);
+        assert_eq!(issuer.permit(&verified, &request(100, 50)), Ok(()));
+        let (offset_bytes, len_bytes) = (100, 51);
+        let refused = Refusal::OutOfRange {
+            offset_bytes,
+            len_bytes,
+        };
+        assert_eq!(issuer.permit(&verified, &request(100, 51)), Err(refused));
+        let other = Issuer::new(&[9; 32], SessionId([8; 16]), 5);
+        let refused = other.permit(&verified, &request(100, 1));
+        assert_eq!(refused, Err(Refusal::WrongSession));
+        issuer.advance(6);
+        let stale = Refusal::StaleEpoch {
+            epoch: 5,
+            current: 6,
+        };
+        assert_eq!(issuer.permit(&verified, &request(100, 1)), Err(stale));
+        assert_eq!(issuer.verify(&token), Err(stale));
     }
 
     #[test]
