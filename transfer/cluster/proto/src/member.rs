@@ -46,6 +46,9 @@ pub const PROPOSAL_WAIT_MAX: Duration = Duration::from_millis(500);
 pub const RETRY_MIN: Duration = Duration::from_millis(100);
 /// See [`RETRY_MIN`].
 pub const RETRY_MAX: Duration = Duration::from_secs(2);
+/// How many times in a row what is under the prefix may make no sense before a node that wants to join
+/// gives up.
+pub const BAD_RECORDS_MAX: u32 = 5;
 /// Longest wait for one answer.
 pub const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
 

@@ -189,6 +189,41 @@ fn a_watch_whose_past_is_compacted_reads_everything() {
 }
 
 #[test]
+fn what_no_member_wrote_keeps_newcomers_out_and_members_in() {
+    let mut cluster = joined(2);
+    cluster.scribble("lunette/members/00000000000000ff", b"?");
+    cluster.start(3);
+    cluster.run(20 * SECOND);
+    let refusal = &cluster.nodes[2].refusal;
+    assert!(matches!(refusal, Some(Refusal::Record(_))), "{refusal:?}");
+    for node in 0..2 {
+        let standing = cluster.permit(node, NamespaceKind::Strict, Act::Change);
+        assert_eq!(standing, Ok(Standing::Leased));
+    }
+    // Nor is it harmed by other keys.
+    let mut cluster = joined(1);
+    cluster.scribble("lunette/notes/1", b"?");
+    cluster.start(2);
+    cluster.run(3 * SECOND);
+    assert_eq!(cluster.ids(), [1, 2]);
+}
+
+/// More members go than one transaction can compare. The first whose lease ends does not wait for the
+/// others; they follow in as many changes as it takes.
+#[test]
+fn a_rack_that_goes_at_once_goes_in_few_changes() {
+    let mut cluster = joined(180);
+    (1..=150).for_each(|id| cluster.kill_id(id));
+    cluster.run(u64::from(TTL_S) * SECOND + 4 * SECOND);
+    assert_eq!(cluster.ids(), (151..=180).collect::<Vec<_>>());
+    assert!(
+        (3..=4).contains(&cluster.epochs.len()),
+        "{:?}",
+        cluster.epochs
+    );
+}
+
+#[test]
 fn a_raised_generation_is_in_the_next_map() {
     let mut cluster = joined(2);
     let now = cluster.now;

@@ -8,10 +8,11 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::{Act, Fenced, NamespaceKind, Standing};
 use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_cluster::proto::member::{MAP_CHANGE_MIN, MemberOptions};
-use lunette_cluster::{Client, ClientOptions, Hosted, Membership, serve};
+use lunette_cluster::{Client, ClientOptions, Hosted, Membership, Security, serve};
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::sim::{Kill, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
@@ -97,6 +98,8 @@ pub(crate) struct Town {
     hosted: Rc<RefCell<Option<Rc<Hosted>>>>,
     nodes: BTreeMap<u64, ProcessId>,
     record: Rc<RefCell<Record>>,
+    /// Whether all that goes to and from the coordinator is sealed.
+    is_sealed: bool,
 }
 
 const fn node_host(id: u64) -> IpAddr {
@@ -114,9 +117,24 @@ impl Town {
             hosted: Rc::default(),
             nodes: BTreeMap::new(),
             record: Rc::default(),
+            is_sealed: seed % 2 == 1,
         };
         town.start_coordinator();
         town
+    }
+
+    fn security(&mut self) -> Option<Security> {
+        let draw = RefCell::new(self.world.draw());
+        self.is_sealed.then(|| Security {
+            secrets: Secrets::parse(&[b't'; 32]).expect("it is long enough"),
+            entropy: Rc::new(move || {
+                let mut bytes = [0; 32];
+                for piece in bytes.chunks_exact_mut(8) {
+                    piece.copy_from_slice(&draw.borrow_mut().next().to_le_bytes());
+                }
+                bytes
+            }),
+        })
     }
 
     /// Starts the coordinator, unless it runs.
@@ -126,12 +144,19 @@ impl Town {
         }
         let process = self.world.start(COORDINATOR, 1, CoreOptions::default());
         let slot = Rc::clone(&self.hosted);
+        let security = self.security();
         drop(self.world.spawn(process, 0, || async move {
             let hosted = Hosted::open(Path::new("coordinator")).await;
             let hosted = hosted.expect("its drive is good");
             slot.replace(Some(Rc::clone(&hosted)));
             let listener = TcpListener::bind(SocketAddr::new(COORDINATOR, PORT));
-            serve(listener.expect("the port is free"), hosted, None, pending()).await;
+            serve(
+                listener.expect("the port is free"),
+                hosted,
+                security,
+                pending(),
+            )
+            .await;
         }));
         self.coordinator = Some(process);
     }
@@ -169,7 +194,9 @@ impl Town {
             seed: draw.next(),
         };
         let record = Rc::clone(&self.record);
-        drop(self.world.spawn(process, 0, || live(id, options, record)));
+        let security = self.security();
+        let life = || live(id, options, security, record);
+        drop(self.world.spawn(process, 0, life));
         self.nodes.insert(id, process);
     }
 
@@ -244,7 +271,11 @@ impl Town {
                     }
                 }
                 13 => self.world.reset_connections(node_host(id), COORDINATOR),
-                _ => self.world.set_network_faults(50, 0),
+                // What is not sealed, nobody keeps from being changed.
+                _ => {
+                    let damages = if self.is_sealed { 2000 } else { 0 };
+                    self.world.set_network_faults(50, damages);
+                }
             }
             let pause = Duration::from_millis(u64::from(draw.below(9000)));
             self.world.run_for(pause);
@@ -292,11 +323,16 @@ impl Town {
 }
 
 /// A node's life: it is a member, and says what it sees.
-async fn live(id: u64, options: MemberOptions, record: Rc<RefCell<Record>>) {
+async fn live(
+    id: u64,
+    options: MemberOptions,
+    security: Option<Security>,
+    record: Rc<RefCell<Record>>,
+) {
     let incarnation = options.member.incarnation;
     let client = Client::new(ClientOptions {
         endpoints: vec![SocketAddr::new(COORDINATOR, PORT)],
-        security: None,
+        security,
         silence_max: Duration::from_secs(u64::from(TTL_S)),
     });
     let membership = Membership::start(client, options).expect("there is room");

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, VecDeque};
 use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 
-use super::record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, Keys, Registration};
+use super::record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, Keys, RecordFault, Registration};
 use super::view::{Proposal, View};
 use super::{
-    ANSWER_WAIT_MAX, Action, MAP_CHANGE_MIN, MemberOptions, OpId, PROPOSAL_STEP, PROPOSAL_WAIT_MAX,
-    RETRY_MAX, RETRY_MIN, Refusal,
+    ANSWER_WAIT_MAX, Action, BAD_RECORDS_MAX, MAP_CHANGE_MIN, MemberOptions, OpId, PROPOSAL_STEP,
+    PROPOSAL_WAIT_MAX, RETRY_MAX, RETRY_MIN, Refusal,
 };
 use crate::coordination::{
     Answer, Ask, Change, Compare, CoordinationFault, Expected, KeyValue, LeaseId, Op, OpOutcome,
@@ -67,6 +67,8 @@ pub struct Member {
     view: View,
     fence: Fence,
     was_in_map: bool,
+    /// How many times in a row what was read made no sense.
+    bad_records: u32,
     lease: Option<Held>,
     pending: BTreeMap<OpId, Pending>,
     watch: Option<OpId>,
@@ -102,6 +104,7 @@ impl Member {
             view: View::default(),
             fence: Fence::default(),
             was_in_map: false,
+            bad_records: 0,
             lease: None,
             pending: BTreeMap::new(),
             watch: None,
@@ -261,7 +264,11 @@ impl Member {
             match self.view.apply(now, &self.keys, change) {
                 Ok(true) => self.on_map(),
                 Ok(false) => {}
-                Err(fault) => return self.refuse(now, fault.into()),
+                // It may have been damaged on its way: what is there is read.
+                Err(_) => {
+                    self.on_watch_end(now, op);
+                    return;
+                }
             }
         }
         self.retry_at = self.retry_at.min(now);
@@ -625,8 +632,9 @@ impl Member {
         match self.view.reset(now, &self.keys, pairs, revision) {
             Ok(true) => self.on_map(),
             Ok(false) => {}
-            Err(fault) => return self.refuse(now, fault.into()),
+            Err(fault) => return self.on_bad_record(now, fault),
         }
+        self.bad_records = 0;
         if self.phase == Phase::Joined {
             let own = self.view.members.get(&self.options.member.id);
             let is_own = own.is_some_and(|own| own.lease == self.lease.map(|held| held.id));
@@ -637,6 +645,17 @@ impl Member {
                 self.must_load = false;
             }
         }
+    }
+
+    /// What was read makes no sense. Who wants to join gives up when it is so again and again; who is
+    /// a member already goes on as it was, and looks again.
+    fn on_bad_record(&mut self, now: Time, fault: RecordFault) {
+        self.bad_records += 1;
+        if self.bad_records >= BAD_RECORDS_MAX && !self.was_in_map {
+            return self.refuse(now, fault.into());
+        }
+        self.must_load = true;
+        self.pause(now);
     }
 
     /// The map is the one that this member proposed.

@@ -169,6 +169,18 @@ impl Cluster {
         (0..self.nodes.len()).for_each(|node| self.mend(node));
     }
 
+    /// Someone writes under the prefix what no member would.
+    pub(crate) fn scribble(&mut self, key: &str, value: &[u8]) {
+        let (key, value) = (key.into(), value.to_vec());
+        let put = Ask::Op(Op::Put {
+            key,
+            value,
+            lease: None,
+        });
+        let done = self.coordinator.handle(self.now, &put);
+        assert!(done.is_ok(), "{done:?}");
+    }
+
     pub(crate) fn compact(&mut self) {
         let revision = self.coordinator.revision();
         self.coordinator.compact(revision);
