@@ -25,6 +25,38 @@
 //! | [`session`] | [`Session`]: what both sides know afterwards |
 //! | [`record`] | [`Sealer`], [`Opener`]: encrypted records, in place |
 //! | [`capability`] | [`Capability`], [`Issuer`]: rights to a range of a segment |
+//!
+//! ```
+//! use lunette_auth::{Encryption, Entropy, Handshake, Party, Progress, Secrets};
+//! use lunette_runtime_core::time::Time;
+//!
+//! let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef").unwrap();
+//! let party = Party { epoch: 1, encryption: Encryption::Required };
+//! // Real entropy comes from the system, and deadlines from the clock.
+//! let draw = |byte| Entropy::new([byte; 32]);
+//! let mut client = Handshake::initiator(&secrets, party, draw(1), Time::MAX);
+//! let mut server = Handshake::responder(&secrets, party, draw(2), Time::MAX);
+//!
+//! let (mut to_server, mut to_client) = (Vec::new(), Vec::new());
+//! client.start(&mut to_server);
+//! let mut input = &to_server[..];
+//! assert!(matches!(server.handle(&mut input, &mut to_client), Progress::NeedMore));
+//! to_server.clear();
+//! let Progress::Done(ours) = client.handle(&mut &to_client[..], &mut to_server) else {
+//!     panic!("the secret is the same");
+//! };
+//! // From here on the client may send; its proof goes first.
+//! let Progress::Done(theirs) = server.handle(&mut &to_server[..], &mut Vec::new()) else {
+//!     panic!("the proof is right");
+//! };
+//! assert_eq!(ours.session.id, theirs.session.id);
+//!
+//! let (mut sealer, mut opener) = (ours.records.unwrap().0, theirs.records.unwrap().1);
+//! let mut bytes = b"payload".to_vec();
+//! let (header, tag) = sealer.seal_in_place(&mut bytes).unwrap();
+//! bytes.extend(tag);
+//! assert_eq!(opener.open_in_place(&header, &mut bytes).unwrap(), b"payload");
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod capability;
