@@ -26,7 +26,7 @@ use crate::error::{OpenError, SetupError};
 use crate::fake::FakeMachine;
 use crate::listing::{Listing, RegionName};
 use crate::pins::{Pending, Pins, exposed};
-use crate::provider::{DeviceInfo, RawContext, RawPin, RawPinner};
+use crate::provider::{DeviceInfo, RawContext};
 use crate::region::{DeviceRegion, Origin, PoolMemory};
 use crate::stream::StreamCore;
 
@@ -185,25 +185,23 @@ impl Device {
         while inner.pins.borrow().is_pending(chunk) {
             time::sleep(PIN_PERIOD).await;
         }
-        let RawPinner::Cuda(pinner) = inner.context.pinner()? else {
-            return inner.pin(chunk).map(|_| ()).map_err(SetupError::from);
-        };
-        if inner.pins.borrow().find(chunk).is_some() {
-            return Ok(());
-        }
-        let pending = Pending::new(inner, chunk);
         let (start, len) = (exposed(chunk), chunk.len_bytes());
-        // SAFETY: `pending` holds the chunk until the pin is here. Should this future go before, so
-        // may the memory: the driver refuses what is no memory, and a pin that nobody takes ends at
-        // once, without ever having been used.
-        let pinned = control(move || unsafe { pinner.pin(start, len) }).await;
-        drop(pending);
-        match pinned {
-            Ok(pin) => inner.pins.borrow_mut().add(RawPin::Cuda(pin?), chunk),
-            // No thread for it: the core does it by itself.
-            Err(_) => drop(inner.pin(chunk)?),
+        let is_known = inner.pins.borrow().find(chunk).is_some();
+        let is_quick = is_known || inner.context.find_pin(start).is_some();
+        if !is_quick && let Some(pinner) = inner.context.pinner()? {
+            let pending = Pending::new(inner, chunk);
+            // SAFETY: `pending` holds the chunk until the pin is here. Should this future go before,
+            // so may the memory: the driver refuses what is no memory, and a pin that nobody takes
+            // ends at once, without ever having been used.
+            let pinned = control(move || unsafe { pinner.pin(start, len) }).await;
+            drop(pending);
+            if let Ok(Ok(registration)) = pinned {
+                let pin = inner.context.adopt(registration)?;
+                inner.pins.borrow_mut().add(pin, chunk);
+            }
         }
-        Ok(())
+        // Pinned by now; or there was no thread for it, or another device was faster: once more, here.
+        inner.pin(chunk).map(|_| ()).map_err(SetupError::from)
     }
 
     /// How copies of pages are to be made from now on.
@@ -266,10 +264,9 @@ impl Inner {
         if let Some(address) = self.pins.borrow().find(chunk) {
             return Ok(address);
         }
-        let pinner = self.context.pinner()?;
         let (start, len) = (exposed(chunk), chunk.len_bytes());
         // SAFETY: the handle beside the pin keeps the chunk mapped for longer than it is pinned.
-        let pin = unsafe { pinner.pin(start, len) }?;
+        let pin = unsafe { self.context.pin(start, len) }?;
         let address = pin.device_address();
         self.pins.borrow_mut().add(pin, chunk);
         Ok(address)

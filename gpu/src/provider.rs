@@ -116,13 +116,6 @@ pub(crate) enum RawMemory {
     Fake(fake::FakeMemory),
 }
 
-/// Pins memory of the host. That takes long, so a real one may go to another thread.
-#[derive(Debug)]
-pub(crate) enum RawPinner {
-    Cuda(cuda::Pinner),
-    Fake(fake::FakeContext),
-}
-
 /// Pinned memory of the host; pinned until dropped.
 #[derive(Debug)]
 pub(crate) enum RawPin {
@@ -214,11 +207,44 @@ impl RawContext {
         }
     }
 
-    /// What pins memory for this context, on whatever thread.
-    pub(crate) fn pinner(&self) -> Result<RawPinner, Fault> {
+    /// What pins memory on another thread, where that takes long.
+    pub(crate) fn pinner(&self) -> Result<Option<cuda::Pinner>, Fault> {
         match self {
-            Self::Cuda(context) => context.pinner().map(RawPinner::Cuda),
-            Self::Fake(context) => Ok(RawPinner::Fake(context.clone())),
+            Self::Cuda(context) => context.pinner().map(Some),
+            Self::Fake(_) => Ok(None),
+        }
+    }
+
+    /// Takes what a pinner has pinned.
+    pub(crate) fn adopt(&self, registration: cuda::Registration) -> Result<RawPin, Fault> {
+        match self {
+            Self::Cuda(context) => context.adopt(registration).map(RawPin::Cuda),
+            Self::Fake(_) => unreachable!("a fake context has no pinner"),
+        }
+    }
+
+    /// What another device of this core has pinned at this address.
+    pub(crate) fn find_pin(&self, start: usize) -> Option<Result<RawPin, Fault>> {
+        match self {
+            Self::Cuda(context) => Some(context.find_pin(start)?.map(RawPin::Cuda)),
+            Self::Fake(_) => None,
+        }
+    }
+
+    /// # Safety
+    /// `start..+len`, whose provenance is exposed, is memory of this process until the result is
+    /// dropped.
+    pub(crate) unsafe fn pin(&self, start: usize, len: usize) -> Result<RawPin, Fault> {
+        if let Some(found) = self.find_pin(start) {
+            return found;
+        }
+        match self {
+            Self::Cuda(context) => {
+                // SAFETY: passed on from the caller.
+                let pinned = unsafe { context.pinner()?.pin(start, len) }?;
+                context.adopt(pinned).map(RawPin::Cuda)
+            }
+            Self::Fake(context) => context.pin(start as u64, len).map(RawPin::Fake),
         }
     }
 
@@ -257,22 +283,6 @@ impl RawMemory {
         match self {
             Self::Cuda(memory) => memory.export(),
             Self::Fake(memory) => memory.export(),
-        }
-    }
-}
-
-impl RawPinner {
-    /// # Safety
-    /// `start..+len`, whose provenance is exposed, is memory of this process until the result is
-    /// dropped.
-    pub(crate) unsafe fn pin(self, start: usize, len: usize) -> Result<RawPin, Fault> {
-        match self {
-            Self::Cuda(pinner) => {
-                // SAFETY: passed on from the caller.
-                let pin = unsafe { pinner.pin(start, len) };
-                pin.map(RawPin::Cuda)
-            }
-            Self::Fake(context) => context.pin(start as u64, len).map(RawPin::Fake),
         }
     }
 }

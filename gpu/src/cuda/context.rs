@@ -15,7 +15,8 @@ use lunette_gpu_proto::kernel::Width;
 
 use super::Driver;
 use super::library::{Library, check, have};
-use super::memory::{self, Memory, Pin};
+use super::memory::{self, Memory};
+use super::pin::{Pin, Pinner, Registration};
 use super::stream::{Event, Stream};
 use crate::provider::{DeviceInfo, IPC_HANDLE_BYTES, PointerInfo};
 
@@ -40,8 +41,6 @@ const EVENT_DISABLE_TIMING: c_uint = 2;
 const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const RANGE_HANDLE_DMA_BUF: c_uint = 1;
-/// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
-const REGISTER_PORTABLE_MAPPED: c_uint = 1 | 2;
 /// The kernel module by which adapters reach device memory by its address.
 const PEER_MEMORY_MODULE: &str = "/sys/module/nvidia_peermem";
 
@@ -87,24 +86,6 @@ impl Drop for Hold {
     fn drop(&mut self) {
         // SAFETY: retained once by `retain`. What others have of it stays theirs.
         let _released = unsafe { (self.library.cuDevicePrimaryCtxRelease_v2)(self.device) };
-    }
-}
-
-/// Pins memory of the host, on whatever thread.
-#[derive(Debug)]
-pub(crate) struct Pinner(Hold);
-
-impl Pinner {
-    /// # Safety
-    /// The range is memory of this process until the result is dropped. (Where it is none already, the
-    /// driver refuses.)
-    pub(crate) unsafe fn pin(self, start: usize, len: usize) -> Result<Pin, Fault> {
-        let library = self.0.enter()?;
-        let place: *mut c_void = ptr::with_exposed_provenance_mut(start);
-        // SAFETY: passed on from the caller.
-        let code = unsafe { (library.cuMemHostRegister_v2)(place, len, REGISTER_PORTABLE_MAPPED) };
-        check(code)?;
-        Pin::registered(self.0, start)
     }
 }
 
@@ -303,7 +284,18 @@ impl Context {
         let Hold {
             library, device, ..
         } = self.inner.hold;
-        Hold::retain(library, device).map(Pinner)
+        Hold::retain(library, device).map(Pinner::new)
+    }
+
+    /// Takes what a pinner has pinned.
+    pub(crate) fn adopt(&self, registration: Registration) -> Result<Pin, Fault> {
+        Pin::of(registration.share(), &self.inner)
+    }
+
+    /// What is pinned at this address already, by any device of this core.
+    pub(crate) fn find_pin(&self, start: usize) -> Option<Result<Pin, Fault>> {
+        let found = Registration::find(start)?;
+        Some(Pin::of(found, &self.inner))
     }
 
     pub(crate) fn stream(&self) -> Result<Stream, Fault> {

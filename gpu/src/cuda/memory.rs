@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 };
 use lunette_gpu_proto::fault::Fault;
 
-use super::context::{Hold, Inner, raw_fd};
+use super::context::{Inner, raw_fd};
 use super::library::{check, have};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -239,48 +239,4 @@ fn release(context: &Inner, handle: CUmemGenericAllocationHandle) {
         .library()
         .cuMemRelease
         .map(|release| unsafe { release(handle) });
-}
-
-/// Memory of the host that the driver has pinned. Any thread may end it.
-#[derive(Debug)]
-pub(crate) struct Pin {
-    // Goes after the registration.
-    hold: Hold,
-    start: usize,
-    device_address: u64,
-}
-
-impl Pin {
-    /// Of memory that has just been registered.
-    pub(super) fn registered(hold: Hold, start: usize) -> Result<Self, Fault> {
-        let library = hold.enter()?;
-        // Owned from here on, so that an early return unregisters.
-        let mut pin = Self {
-            hold,
-            start,
-            device_address: 0,
-        };
-        let get = library.cuMemHostGetDevicePointer_v2;
-        // SAFETY: registered, and so mapped; the result is ours to write.
-        check(unsafe { get(&raw mut pin.device_address, pin.place(), 0) })?;
-        Ok(pin)
-    }
-
-    fn place(&self) -> *mut c_void {
-        ptr::with_exposed_provenance_mut(self.start)
-    }
-
-    pub(crate) const fn device_address(&self) -> u64 {
-        self.device_address
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        let Ok(library) = self.hold.enter() else {
-            return;
-        };
-        // SAFETY: registered once; operations that use it are over, for streams go first.
-        let _unregistered = unsafe { (library.cuMemHostUnregister)(self.place()) };
-    }
 }

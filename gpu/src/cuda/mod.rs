@@ -7,14 +7,16 @@
 mod context;
 mod library;
 mod memory;
+mod pin;
 mod stream;
 
 use std::path::Path;
 use std::sync::OnceLock;
 
-pub(crate) use context::{Context, Pinner};
+pub(crate) use context::Context;
 use library::Library;
-pub(crate) use memory::{Memory, Pin};
+pub(crate) use memory::Memory;
+pub(crate) use pin::{Pin, Pinner, Registration};
 pub(crate) use stream::{Event, Stream};
 
 use crate::error::{OpenError, Unavailable};

@@ -16,7 +16,7 @@ use super::world::World;
 use crate::provider::{DeviceInfo, IPC_HANDLE_BYTES, PointerInfo, Queued, RawCopy};
 
 /// A context of a fake device.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct FakeContext {
     world: Rc<RefCell<World>>,
     user: User,

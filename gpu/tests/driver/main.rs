@@ -207,6 +207,13 @@ mod tests {
             assert_eq!(seen(&stream, &memory).await, pattern(4096, 1));
             assert_eq!(device.counts().unpinned, before);
             assert_eq!(device.pin(&chunk).await, Ok(()));
+            // Another device of this core shares it, and keeps it.
+            let other = Device::open_with(driver, 0).expect("one device");
+            assert_eq!(other.pin(&chunk).await, Ok(()));
+            drop((stream, memory, device));
+            scenes::all(&other).await;
+            assert_eq!(other.counts().unpinned, 0);
+            drop(other);
             // Whoever asks may go.
             let other = Device::open_with(driver, 0).expect("one device");
             let asks = async { other.pin(&chunk).await };
