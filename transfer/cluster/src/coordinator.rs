@@ -22,7 +22,9 @@ use crate::snapshots::{SnapshotError, Snapshots};
 
 /// Most connections at a time; further ones are closed at once.
 pub const CONNECTIONS_MAX: usize = 2048;
-/// How long a connection may say nothing before it is closed.
+/// How long a new connection may take for its first request.
+const FIRST_REQUEST_MAX: Duration = Duration::from_secs(5);
+/// How long a connection may say nothing after that before it is closed.
 const IDLE_MAX: Duration = Duration::from_secs(120);
 /// How long a peer may answer nothing on the level of TCP.
 const UNANSWERED_MAX: Duration = Duration::from_secs(10);
@@ -271,11 +273,13 @@ async fn serve_connection(
     let mut link = Link::accept(stream, security).await?;
     link.set_unanswered_max(UNANSWERED_MAX);
     let mut reader = RequestReader::default();
+    let mut deadline = time::now() + FIRST_REQUEST_MAX;
     loop {
         let request = match reader.next_request() {
             Ok(Some(request)) => request,
             Ok(None) => {
-                let received = time::timeout(IDLE_MAX, link.receive()).await;
+                let left = deadline.since(time::now());
+                let received = time::timeout(left, link.receive()).await;
                 reader.push(&received.map_err(|_| LinkFault::TimedOut)??);
                 continue;
             }
@@ -285,6 +289,7 @@ async fn serve_connection(
                 return link.send(told).await;
             }
         };
+        deadline = time::now() + IDLE_MAX;
         match gateway::decode_request(&request.path, &request.body) {
             Err(fault) => link.send(answer(None, Err(fault))).await?,
             Ok(Asked::Ask(ask)) => {

@@ -27,7 +27,7 @@ mod tests {
         Ask, CoordinationFault, KeyRange, Op, OpOutcome, Outcome,
     };
     use lunette_cluster::{Client, ClientOptions, Hosted, Security, serve};
-    use lunette_runtime::net::TcpListener;
+    use lunette_runtime::net::{TcpListener, TcpStream};
     use lunette_runtime::{
         CoreOptions, DriverChoice, Signal, StartError, block_on, spawn_local, time,
     };
@@ -176,6 +176,31 @@ mod tests {
             let kept = several.ask(&Ask::Op(put), Duration::from_secs(5)).await;
             assert!(kept.is_ok(), "{kept:?}");
         });
+    }
+
+    /// Whoever connects and says nothing keeps nobody waiting, and is closed after a while.
+    #[test]
+    fn silent_clients_block_nobody() {
+        for is_sealed in [false, true] {
+            run(WORLDS, move || async move {
+                let security = || is_sealed.then(|| security(b'a'));
+                let address = host(Hosted::in_memory(), security());
+                let mut silent = Vec::new();
+                for _ in 0..200 {
+                    silent.push(TcpStream::connect(address).await.expect("connected"));
+                }
+                let started = time::now();
+                let client = client(vec![address], security());
+                assert_eq!(count(&client).await, Ok(0));
+                assert!(time::now().since(started) < Duration::from_secs(1));
+                let first = silent.remove(0);
+                let closed = first.recv(vec![0; 16], 0, 16);
+                let (closed, _) = time::timeout(Duration::from_secs(20), closed)
+                    .await
+                    .expect("it is not held for ever");
+                assert!(!matches!(closed, Ok(1..)), "{closed:?}");
+            });
+        }
     }
 
     #[test]
