@@ -214,7 +214,7 @@ impl World {
         self.alive(user)?;
         let moves = match &work {
             Work::Copy(copy) => Some(copy.len as u64),
-            Work::Launch(job) => Some(self.bytes_of(user, job)),
+            Work::Launch(job) => Some(bytes_of(job)),
             _ => None,
         };
         if moves.is_some() {
@@ -282,15 +282,6 @@ impl World {
             to: word(&bytes[4..]),
         };
         bytes.chunks_exact(8).map(pair).collect()
-    }
-
-    /// About as much as a launch moves: the list itself may not have been written yet.
-    fn bytes_of(&self, _user: User, job: &Job) -> u64 {
-        let (_, pairs) = job.pairs();
-        job.copies(&[PagePair { from: 0, to: 0 }])
-            .map(|(_, _, len)| len)
-            .sum::<u64>()
-            * u64::from(pairs)
     }
 
     /// When anything happens next.
@@ -394,4 +385,11 @@ impl World {
     pub(super) fn batched(&mut self) {
         self.counts.batches += 1;
     }
+}
+
+/// About as much as a launch moves: its list may not have been written yet.
+fn bytes_of(job: &Job) -> u64 {
+    let (_, pairs) = job.pairs();
+    let page = job.copies(&[PagePair { from: 0, to: 0 }]);
+    page.map(|(_, _, len)| len).sum::<u64>() * u64::from(pairs)
 }

@@ -29,8 +29,9 @@ mod tests {
         });
         let until = world.now() + Duration::from_secs(30);
         assert!(world.run_until(until, || done.is_there()), "seed {seed}");
+        let hash = world.trace_hash();
         drop(world);
-        (machine.counts(), 0)
+        (machine.counts(), hash)
     }
 
     #[test]
