@@ -13,7 +13,7 @@ mod tests {
     use lunette_gpu::{
         CopyError, Device, DeviceRegion, Driver, ImportError, OpenError, Unavailable,
     };
-    use lunette_runtime::{Idle, control, spawn_local, time};
+    use lunette_runtime::{Idle, arena, control, spawn_local, time};
 
     use crate::rig::{fill, host, on_core, pattern, region, scenes, seen, stream};
 
@@ -95,6 +95,46 @@ mod tests {
                 assert_eq!(absent, Some(OpenError::NoSuchDevice { index, count: 1 }));
             });
         }
+    }
+
+    #[test]
+    fn batches_of_the_older_interface_do_the_same() {
+        let driver = Driver::probe_at(&stub("batches", &["OLD_BATCH"])).expect("it works");
+        on_core(Idle::Latency, move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            assert!(device.info().has_batches);
+            scenes::all(&device).await;
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_context_is_noticed_and_gives_everything_back() {
+        let path = stub("dying", &[]);
+        let driver = Driver::probe_at(&path).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            // SAFETY: built by this test, and loaded already.
+            let library = unsafe { libloading::Library::new(&path) }.expect("it is loaded");
+            // SAFETY: as the source above has it.
+            let poison = unsafe { library.get::<unsafe extern "C" fn(i32)>(b"stub_poison") };
+            let poison = poison.expect("a function of this driver");
+            let device = Device::open_with(driver, 0).expect("one device");
+            let (stream, memory) = (stream(&device), region(&device, 4096));
+            fill(&stream, &memory, &pattern(4096, 1)).await;
+            let used = arena().used_bytes();
+            let copies: Vec<_> = (0..5)
+                .map(|_| stream.upload(host(&[1; 4096]), 0, &memory))
+                .collect();
+            // SAFETY: it sets a number.
+            unsafe { poison(719) };
+            for copy in copies {
+                let (result, lent) = copy.await;
+                assert_eq!(result, Err(CopyError::Poisoned(Fault::Poisoned(719))));
+                assert_eq!(lent.as_slice(), [1; 4096]);
+            }
+            let (result, _) = stream.upload(host(&[1; 4096]), 0, &memory).await;
+            assert_eq!(result, Err(CopyError::Poisoned(Fault::Poisoned(719))));
+            assert_eq!((stream.in_flight(), arena().used_bytes()), (0, used));
+        });
     }
 
     #[test]

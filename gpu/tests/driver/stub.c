@@ -74,6 +74,10 @@ static uint64_t now_us(void) {
     return (uint64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
+// What the context died of. Nobody is called back then.
+static volatile code dead;
+void stub_poison(code c) { dead = c; }
+
 code cuInit(unsigned flags) { return flags ? INVALID : INIT_CODE; }
 #ifndef ONLY_INIT
 code cuDriverGetVersion(int *v) { *v = 12080; return 0; }
@@ -148,13 +152,21 @@ static code copy(address to, address from, size_t n) {
     return 0;
 }
 code cuMemcpyAsync(address to, address from, size_t n, void *s) {
+    if (dead) return dead;
     return s ? copy(to, from, n) : INVALID;
 }
 #ifndef WITHOUT_BATCH
 struct location { int type, id; };
 struct attributes { int order; struct location from, to; unsigned flags; };
+#ifdef OLD_BATCH
+code cuMemcpyBatchAsync(address *to, address *from, size_t *n, size_t count, struct attributes *a,
+                        size_t *first, size_t attributes, size_t *failed, void *s) {
+    *failed = SIZE_MAX;
+#else
 code cuMemcpyBatchAsync_v2(address *to, address *from, size_t *n, size_t count,
                            struct attributes *a, size_t *first, size_t attributes, void *s) {
+#endif
+    if (dead) return dead;
     if (!s || attributes != 1 || first[0] != 0 || a->order != 1 || a->flags) return INVALID;
     for (size_t i = 0; i < count; i++) {
         code c = copy(to[i], from[i], n[i]);
@@ -166,14 +178,19 @@ code cuMemcpyBatchAsync_v2(address *to, address *from, size_t *n, size_t count,
 
 code cuStreamCreate(void **s, unsigned flags) { *s = malloc(1); return flags == 1 ? 0 : INVALID; }
 code cuStreamDestroy_v2(void *s) { free(s); return 0; }
-code cuStreamSynchronize(void *s) { (void)s; usleep(DELAY_US); return 0; }
+code cuStreamSynchronize(void *s) { (void)s; usleep(DELAY_US); return dead; }
 struct event { uint64_t at; };
 code cuEventCreate(struct event **e, unsigned flags) {
     *e = calloc(1, sizeof **e);
     return flags == 2 ? 0 : INVALID;
 }
-code cuEventRecord(struct event *e, void *s) { e->at = now_us() + DELAY_US; return s ? 0 : INVALID; }
-code cuEventQuery(struct event *e) { return now_us() < e->at ? NOT_READY : 0; }
+code cuEventRecord(struct event *e, void *s) {
+    e->at = now_us() + DELAY_US;
+    return dead ? dead : s ? 0 : INVALID;
+}
+code cuEventQuery(struct event *e) {
+    return dead ? dead : now_us() < e->at ? NOT_READY : 0;
+}
 code cuEventDestroy_v2(struct event *e) { free(e); return 0; }
 code cuStreamWaitEvent(void *s, struct event *e, unsigned flags) {
     return s && e->at && !flags ? 0 : INVALID;
@@ -184,7 +201,7 @@ static void *later(void *p) {
     struct call call = *(struct call *)p;
     free(p);
     usleep(DELAY_US + 100);
-    call.function(call.argument);
+    if (!dead) call.function(call.argument);
     return NULL;
 }
 code cuLaunchHostFunc(void *s, void (*function)(void *), void *argument) {
