@@ -21,6 +21,8 @@ const COPIES_MAX: usize = 128;
 const RUNS: usize = 5;
 /// Fragments of a gather, and how many pages of the cache each fragment has.
 const FRAGMENTS: u32 = 4096;
+/// Blocks of a kernel that may take half of a device.
+const WIDE_BLOCKS: u32 = 64;
 /// Operations of the measurement of latency.
 const LATENCIES: usize = 200;
 
@@ -294,16 +296,22 @@ impl Bench<'_> {
 
     /// Every other page of a layer-first cache to dense blocks in the host.
     async fn gathers(&mut self) -> Result<(), Failure> {
+        let wide = StreamOptions {
+            blocks_max: WIDE_BLOCKS,
+            ..StreamOptions::default()
+        };
+        let (narrow, wide) = (self.stream.clone(), Stream::new(self.device, wide)?);
+        let ways = [
+            (&narrow, Some(Method::Dma), "one by one"),
+            (&narrow, Some(Method::BatchedDma), "batched"),
+            (&narrow, Some(Method::Kernel), "kernel of 16 blocks"),
+            (&wide, Some(Method::Kernel), "kernel of 64 blocks"),
+            (&narrow, None, "as planned"),
+        ];
         for len in [16 << 10, 32 << 10, 64 << 10] {
             let large = self.large(Direction::DeviceToHost).await?;
-            for by in [
-                Some(Method::Dma),
-                Some(Method::BatchedDma),
-                Some(Method::Kernel),
-                None,
-            ] {
-                let seconds = self.gather(len, by).await?;
-                let how = by.map_or("as planned".to_owned(), |method| format!("{method:?}"));
+            for (stream, by, how) in ways {
+                let seconds = self.gather(stream, len, by).await?;
                 let bytes = FRAGMENTS as usize * len;
                 let name = format!("gather {FRAGMENTS} x {} to the host, {how}", name_of(len));
                 let bar = by.is_none().then_some(0.90);
@@ -334,7 +342,12 @@ impl Bench<'_> {
     }
 
     /// Seconds for all fragments, in operations of as much as a region of the host holds.
-    async fn gather(&self, len: usize, by: Option<Method>) -> Result<f64, Failure> {
+    async fn gather(
+        &self,
+        stream: &Stream,
+        len: usize,
+        by: Option<Method>,
+    ) -> Result<f64, Failure> {
         let row_bytes = u32::try_from(len)?;
         // Two layers, so that a page is two fragments: keys and values of MLA are one.
         let shape = Shape::latent(2, 1, row_bytes);
@@ -360,8 +373,7 @@ impl Bench<'_> {
             let operations: Vec<_> = lists
                 .zip(rooms.drain(..))
                 .map(|(pairs, room)| {
-                    self.stream
-                        .gather_pages((&transfer, pairs), &memory, (room, 0), by)
+                    stream.gather_pages((&transfer, pairs), &memory, (room, 0), by)
                 })
                 .collect();
             for operation in operations {
