@@ -8,9 +8,11 @@ use std::time::Duration;
 use clap::ValueEnum;
 use lunette_bench::harness::Plan;
 use lunette_kvstore::{Node, NodeOptions};
+use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{CoreOptions, Idle, Placement, block_on, spawn_local, topology};
 use lunette_runtime_core::ids::NodeId;
+use lunette_transfer::engine::{Engine, EngineOptions, RegisterOptions};
 
 use crate::raw;
 
@@ -28,6 +30,8 @@ pub(crate) enum Serve {
     Echo,
     /// A store node.
     Store,
+    /// A transfer engine with one segment.
+    Engine,
     /// The raw loop: a ping for a ping.
     RawPing,
     /// The raw loop: 4 KiB for a request.
@@ -36,7 +40,21 @@ pub(crate) enum Serve {
     /// The raw loop: 1 MiB for a request.
     #[value(name = "raw-1m")]
     Raw1m,
+    /// The raw loop: 16 MiB for a request.
+    #[value(name = "raw-16m")]
+    Raw16m,
+    /// The raw loop: 512 KiB for a request.
+    #[value(name = "raw-512k")]
+    Raw512k,
+    /// The raw loop: an answer for 1 MiB.
+    #[value(name = "raw-take-1m")]
+    RawTake1m,
 }
+
+/// The segment of the engine under measurement.
+pub(crate) const SEGMENT: &str = "bench";
+/// Its length.
+pub(crate) const SEGMENT_BYTES: usize = 16 << 20;
 
 impl Serve {
     /// Bytes of request and reply of a raw server.
@@ -45,6 +63,9 @@ impl Serve {
             Self::RawPing | Self::Echo => (PING_BYTES, PING_BYTES),
             Self::Raw4k | Self::Store => (REQUEST_BYTES, 4096),
             Self::Raw1m => (REQUEST_BYTES, 1 << 20),
+            Self::Raw16m | Self::Engine => (REQUEST_BYTES, 16 << 20),
+            Self::Raw512k => (REQUEST_BYTES, 512 << 10),
+            Self::RawTake1m => (1 << 20, REQUEST_BYTES),
         }
     }
 }
@@ -105,7 +126,13 @@ pub(crate) fn serve(serve: Serve, cpu: usize, spin: Duration, once: bool) -> Exi
     let served = match serve {
         Serve::Echo => serve_echo(cpu, spin, once),
         Serve::Store => serve_store(cpu, spin),
-        Serve::RawPing | Serve::Raw4k | Serve::Raw1m => serve_raw(serve, cpu, spin, once),
+        Serve::Engine => serve_engine(cpu, spin),
+        Serve::RawPing
+        | Serve::Raw4k
+        | Serve::Raw1m
+        | Serve::Raw16m
+        | Serve::Raw512k
+        | Serve::RawTake1m => serve_raw(serve, cpu, spin, once),
     };
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -177,6 +204,28 @@ async fn echo(stream: TcpStream) {
         }
         buffer = back;
     }
+}
+
+fn serve_engine(cpu: usize, spin: Duration) -> io::Result<()> {
+    let options = CoreOptions {
+        idle: idle(spin),
+        ..CoreOptions::default()
+    };
+    let served = block_on(Some(cpu), options, move || async move {
+        let options = EngineOptions {
+            listen: vec![loopback()],
+            ..EngineOptions::default()
+        };
+        let engine = Engine::start(options).map_err(io::Error::other)?;
+        let memory = Exposed::map(SEGMENT_BYTES, HugePages::Never, &mut Vec::new())?;
+        memory.copy_in(0, &vec![7; SEGMENT_BYTES]);
+        let registered = engine.register(memory, &RegisterOptions::named(SEGMENT));
+        registered.map_err(|error| io::Error::other(error.refusal))?;
+        announce(engine.addresses()[0])?;
+        // Until this process is killed.
+        std::future::pending::<io::Result<()>>().await
+    });
+    served.map_err(io::Error::other)?
 }
 
 fn serve_store(cpu: usize, spin: Duration) -> io::Result<()> {

@@ -15,6 +15,8 @@ pub(crate) struct Ring {
     spin: Duration,
 }
 
+/// Bytes that a socket takes at once, whatever its peer does.
+const SEND_AT_ONCE_MAX: usize = 64 * 1024;
 /// Which operation a completion belongs to.
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
@@ -39,7 +41,13 @@ impl Ring {
         self.queue_receive(reply);
         let mut got = 0;
         let mut sent = false;
-        let mut wanted = 2;
+        // A send that does not fit the socket's buffers goes on in steps, each of which must be able
+        // to wake the ring: a ring that waits for two completions is not woken by one step.
+        let mut wanted = if request.len() <= SEND_AT_ONCE_MAX {
+            2
+        } else {
+            1
+        };
         while !sent || got < reply.len() {
             self.wait(wanted)?;
             wanted = 1;

@@ -1,5 +1,6 @@
 //! The rows.
 
+mod engine;
 mod ping;
 mod store;
 
@@ -8,6 +9,7 @@ use std::time::Duration;
 use lunette_bench::calls::{Calls, Measure, PACED_PAUSE, Pace};
 use lunette_bench::harness::{Failure, Goal, Plan, Sample, Sides, Subject};
 
+use self::engine::Moves;
 use crate::peer::{Peer, Serve};
 use crate::raw::{RawClient, SPIN};
 
@@ -16,6 +18,7 @@ use crate::raw::{RawClient, SPIN};
 enum Asking {
     Ping,
     Get { bytes: usize },
+    Engine(Moves),
 }
 
 /// A row: what is measured beside what, and what it must come to.
@@ -60,7 +63,34 @@ const GET_4K: Row = Row {
     ..PING
 };
 
-const ROWS: [Row; 6] = [
+const ENGINE_READ_4K: Row = Row {
+    name: "engine_read_4k_hot",
+    goal: Goal::AtMost(1.15),
+    asking: Asking::Engine(Moves {
+        writes: false,
+        requests: 1,
+        bytes: 4096,
+    }),
+    ours: Serve::Engine,
+    rival: Serve::Raw4k,
+    ..PING
+};
+
+const ENGINE_READ_1M: Row = Row {
+    name: "engine_read_1m",
+    unit: "GB/s",
+    goal: Goal::AtLeast(0.95),
+    asking: Asking::Engine(Moves {
+        writes: false,
+        requests: 1,
+        bytes: 1 << 20,
+    }),
+    rival: Serve::Raw1m,
+    measure: Measure::Throughput { bytes: 1 << 20 },
+    ..ENGINE_READ_4K
+};
+
+const ROWS: [Row; 12] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -92,6 +122,48 @@ const ROWS: [Row; 6] = [
         rival: Serve::Raw1m,
         measure: Measure::Throughput { bytes: 1 << 20 },
         ..GET_4K
+    },
+    ENGINE_READ_4K,
+    Row {
+        name: "engine_read_4k_paced",
+        pace: Pace::Paced,
+        spin: Duration::ZERO,
+        rival_spin: Duration::ZERO,
+        ..ENGINE_READ_4K
+    },
+    ENGINE_READ_1M,
+    Row {
+        name: "engine_read_128x4k",
+        asking: Asking::Engine(Moves {
+            writes: false,
+            requests: 128,
+            bytes: 4096,
+        }),
+        rival: Serve::Raw512k,
+        measure: Measure::Throughput { bytes: 512 << 10 },
+        goal: Goal::AtLeast(0.80),
+        ..ENGINE_READ_1M
+    },
+    Row {
+        name: "engine_write_1m",
+        asking: Asking::Engine(Moves {
+            writes: true,
+            requests: 1,
+            bytes: 1 << 20,
+        }),
+        rival: Serve::RawTake1m,
+        ..ENGINE_READ_1M
+    },
+    Row {
+        name: "engine_read_16m",
+        asking: Asking::Engine(Moves {
+            writes: false,
+            requests: 1,
+            bytes: 16 << 20,
+        }),
+        rival: Serve::Raw16m,
+        measure: Measure::Throughput { bytes: 16 << 20 },
+        ..ENGINE_READ_1M
     },
 ];
 
@@ -145,14 +217,16 @@ impl Sides for Serving {
         } = self.row;
         let (server, cpu) = (self.ours.address, self.plan.client_cpu);
         // On a thread of its own: a core keeps what it is pinned to.
-        let calls = std::thread::spawn(move || match asking {
-            Asking::Ping => {
-                ping::measure(server, cpu, pace, spin).map_err(|error| error.to_string())
-            }
-            Asking::Get { bytes } => {
-                store::measure(server, cpu, pace, spin, bytes).map_err(|error| error.to_string())
-            }
-        });
+        let calls =
+            std::thread::spawn(move || match asking {
+                Asking::Ping => {
+                    ping::measure(server, cpu, pace, spin).map_err(|error| error.to_string())
+                }
+                Asking::Engine(moves) => engine::measure(server, cpu, pace, spin, moves)
+                    .map_err(|error| error.to_string()),
+                Asking::Get { bytes } => store::measure(server, cpu, pace, spin, bytes)
+                    .map_err(|error| error.to_string()),
+            });
         let calls = calls.join().map_err(|_| "the asking side panicked")??;
         Ok(calls.sample(measure))
     }

@@ -365,6 +365,20 @@ impl World {
         }
     }
 
+    /// Gives a host one more address, at which its processes may listen. Links are between addresses:
+    /// each may be cut and slowed by itself. What a process connects comes from its host's own.
+    pub fn add_address(&mut self, host: IpAddr, address: IpAddr) {
+        self.network.borrow_mut().add_address(host, address);
+    }
+
+    /// What connections send from one address to the other takes its time from now on, instead of
+    /// [`WorldOptions::bytes_per_second`].
+    pub fn set_rate(&mut self, from: IpAddr, to: IpAddr, bytes_per_second: u64) {
+        self.network
+            .borrow_mut()
+            .set_rate(from, to, bytes_per_second);
+    }
+
     /// Nothing gets from one host to the other any more, until [`World::mend`]. What is sent waits.
     pub fn cut(&mut self, from: IpAddr, to: IpAddr) {
         self.network.borrow_mut().cut(from, to);

@@ -174,8 +174,8 @@ impl Engine {
             options,
         });
         let tasks = Scope::new();
-        for listener in listeners {
-            let service = Rc::new(EngineService::new(Rc::clone(&inner)));
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let service = Rc::new(EngineService::new(Rc::clone(&inner), index));
             let serving = serve(
                 listener,
                 service,

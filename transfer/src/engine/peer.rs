@@ -302,7 +302,7 @@ impl Peer {
             .map(|(rail, &address)| RailStatistics {
                 address,
                 is_up: rail.is_up(),
-                rate: rail.rate(),
+                bytes_per_second: rail.bytes_per_second(),
                 under_way_bytes: rail.under_way_bytes(),
                 connections: rail.connection(),
                 failures: rail.failures(),

@@ -12,7 +12,7 @@ use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::hello::Agreement;
 
 use super::registry::InUse;
-use super::sessions::Seen;
+use super::sessions::{Link, Seen};
 use super::{Inner, Notification};
 use crate::frames::Payload;
 use crate::room::Room;
@@ -26,7 +26,7 @@ type Refused = (Refusal, usize);
 /// A write whose bytes arrive.
 #[derive(Debug)]
 pub(super) struct PendingWrite {
-    connection: ConnectionId,
+    link: Link,
     note: Option<(u64, Vec<u8>)>,
     _in_use: Vec<InUse>,
 }
@@ -35,11 +35,17 @@ pub(super) struct PendingWrite {
 #[derive(Debug)]
 pub(super) struct EngineService {
     inner: Rc<Inner>,
+    /// Which of the engine's listeners it serves.
+    listener: usize,
 }
 
 impl EngineService {
-    pub(super) const fn new(inner: Rc<Inner>) -> Self {
-        Self { inner }
+    pub(super) const fn new(inner: Rc<Inner>, listener: usize) -> Self {
+        Self { inner, listener }
+    }
+
+    const fn link(&self, connection: ConnectionId) -> Link {
+        (self.listener, connection)
     }
 
     fn take(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
@@ -103,7 +109,7 @@ impl EngineService {
             return Err((Refusal::Malformed, 0));
         }
         let pending = PendingWrite {
-            connection: request.connection,
+            link: self.link(request.connection),
             note,
             _in_use: in_use,
         };
@@ -121,7 +127,7 @@ impl EngineService {
         let Some(Note { id, bytes }) = note else {
             return Err((Refusal::Malformed, 0));
         };
-        let delivered = self.deliver(request.connection, id, bytes.to_vec());
+        let delivered = self.deliver(self.link(request.connection), id, bytes.to_vec());
         delivered.map_err(|refusal| (refusal, 0))?;
         Ok(answer(Vec::new(), None))
     }
@@ -134,7 +140,7 @@ impl EngineService {
             .inner
             .sessions
             .borrow_mut()
-            .fence(request.connection, number);
+            .fence(self.link(request.connection), number);
         self.inner.counts.fenced();
         Ok(match ending {
             None => answer(Vec::new(), None),
@@ -173,11 +179,9 @@ impl EngineService {
     /// Bytes are in place; their notification follows.
     fn written(&self, pending: PendingWrite, len_bytes: u64) -> Response {
         self.inner.counts.served(Way::Write, len_bytes);
-        let PendingWrite {
-            connection, note, ..
-        } = pending;
+        let PendingWrite { link, note, .. } = pending;
         let delivered = match note {
-            Some((id, bytes)) => self.deliver(connection, id, bytes),
+            Some((id, bytes)) => self.deliver(link, id, bytes),
             None => Ok(()),
         };
         match delivered {
@@ -186,9 +190,9 @@ impl EngineService {
         }
     }
 
-    fn deliver(&self, connection: ConnectionId, id: u64, bytes: Vec<u8>) -> Result<(), Refusal> {
+    fn deliver(&self, link: Link, id: u64, bytes: Vec<u8>) -> Result<(), Refusal> {
         let mut sessions = self.inner.sessions.borrow_mut();
-        match sessions.see(connection, id) {
+        match sessions.see(link, id) {
             Seen::Before => Ok(()),
             Seen::Nowhere => Err(Refusal::Session),
             Seen::New { from } if self.inner.notify(Notification { from, bytes }) => {
@@ -231,11 +235,16 @@ impl Service for EngineService {
             return;
         };
         let mut sessions = self.inner.sessions.borrow_mut();
-        sessions.open(connection, agreement.session_epoch, number, closer);
+        sessions.open(
+            self.link(connection),
+            agreement.session_epoch,
+            number,
+            closer,
+        );
     }
 
     fn on_ended(&self, connection: ConnectionId) {
-        self.inner.sessions.borrow_mut().end(connection);
+        self.inner.sessions.borrow_mut().end(self.link(connection));
     }
 }
 

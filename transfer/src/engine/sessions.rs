@@ -15,9 +15,12 @@ const GONE_MAX: usize = 1024;
 /// Numbers of notifications that are remembered of one session.
 const NOTES_MAX: usize = 4096;
 
+/// A connection of this engine: the listener that accepted it, and its name there.
+pub(super) type Link = (usize, ConnectionId);
+
 #[derive(Debug)]
 struct Open {
-    connection: ConnectionId,
+    link: Link,
     closer: Closer,
     /// Raised when it has ended.
     waiting: Vec<Rc<Signal>>,
@@ -36,7 +39,7 @@ struct Session {
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     sessions: BTreeMap<u64, Session>,
-    connections: BTreeMap<ConnectionId, (u64, u64)>,
+    links: BTreeMap<Link, (u64, u64)>,
     gone: BTreeMap<u64, u64>,
     ends: u64,
 }
@@ -57,34 +60,28 @@ pub(super) enum Seen {
 
 impl Sessions {
     /// A connection was opened by the engine of `epoch`, which calls it `number`.
-    pub(super) fn open(
-        &mut self,
-        connection: ConnectionId,
-        epoch: u64,
-        number: u64,
-        closer: Closer,
-    ) {
+    pub(super) fn open(&mut self, link: Link, epoch: u64, number: u64, closer: Closer) {
         let session = self.sessions.entry(epoch).or_default();
         if let Some(gone) = session.gone.take() {
             self.gone.remove(&gone);
         }
         let open = Open {
-            connection,
+            link,
             closer,
             waiting: Vec::new(),
         };
         if let Some(older) = session.open.insert(number, open) {
             // Its peer gives each number once: it is the peer's fault, and its loss.
             older.closer.close();
-            self.connections.remove(&older.connection);
+            self.links.remove(&older.link);
             older.waiting.iter().for_each(|signal| signal.raise());
         }
-        self.connections.insert(connection, (epoch, number));
+        self.links.insert(link, (epoch, number));
     }
 
     /// A connection has ended.
-    pub(super) fn end(&mut self, connection: ConnectionId) {
-        let Some((epoch, number)) = self.connections.remove(&connection) else {
+    pub(super) fn end(&mut self, link: Link) {
+        let Some((epoch, number)) = self.links.remove(&link) else {
             return;
         };
         let session = self.sessions.get_mut(&epoch).expect("it had a connection");
@@ -105,8 +102,8 @@ impl Sessions {
 
     /// Begins to end a connection of the session that `asking` belongs to. What is returned is raised
     /// when it has ended; `None` if it has already.
-    pub(super) fn fence(&mut self, asking: ConnectionId, number: u64) -> Option<Rc<Signal>> {
-        let (epoch, _) = self.connections.get(&asking)?;
+    pub(super) fn fence(&mut self, asking: Link, number: u64) -> Option<Rc<Signal>> {
+        let (epoch, _) = self.links.get(&asking)?;
         let open = self.sessions.get_mut(epoch)?.open.get_mut(&number)?;
         let signal = Rc::new(Signal::default());
         open.waiting.push(Rc::clone(&signal));
@@ -115,8 +112,8 @@ impl Sessions {
     }
 
     /// Whether a notification was delivered before.
-    pub(super) fn see(&self, connection: ConnectionId, note: u64) -> Seen {
-        let Some(&(from, _)) = self.connections.get(&connection) else {
+    pub(super) fn see(&self, link: Link, note: u64) -> Seen {
+        let Some(&(from, _)) = self.links.get(&link) else {
             return Seen::Nowhere;
         };
         let session = &self.sessions[&from];

@@ -45,7 +45,7 @@ pub struct RailStatistics {
     /// Whether it carries slices.
     pub is_up: bool,
     /// Bytes per second, as far as is known.
-    pub rate: u64,
+    pub bytes_per_second: u64,
     /// Bytes that are under way on it.
     pub under_way_bytes: u64,
     /// How often it was connected.

@@ -21,7 +21,34 @@ impl Network {
 
     /// Whether nothing gets from one host to another.
     pub(super) fn is_held(&self, from: IpAddr, to: IpAddr) -> bool {
-        self.cut.contains(&(from, to)) || !self.hosts.get(&to).is_some_and(|host| host.is_up)
+        let is_up = self
+            .hosts
+            .get(&self.home(to))
+            .is_some_and(|host| host.is_up);
+        self.cut.contains(&(from, to)) || !is_up
+    }
+
+    /// A host gets one more address.
+    pub(in crate::sim) fn add_address(&mut self, host: IpAddr, address: IpAddr) {
+        self.aliases.insert(address, host);
+    }
+
+    /// The host that has an address.
+    pub(super) fn home(&self, address: IpAddr) -> IpAddr {
+        self.aliases.get(&address).copied().unwrap_or(address)
+    }
+
+    /// What goes from `from` to `to` takes its time.
+    pub(in crate::sim) fn set_rate(&mut self, from: IpAddr, to: IpAddr, bytes_per_second: u64) {
+        self.rates.insert((from, to), bytes_per_second);
+    }
+
+    /// Bytes per second of a connection, from this end of it.
+    pub(super) fn rate_from(&mut self, id: SocketId) -> u64 {
+        let from = self.sockets.get(&id).map(|socket| socket.host);
+        let to = self.stream(id).map(|stream| stream.peer_host);
+        let of_link = from.zip(to).and_then(|link| self.rates.get(&link).copied());
+        of_link.unwrap_or(self.options.bytes_per_second)
     }
 
     /// Nothing gets from `from` to `to` any more, until [`Network::mend`].

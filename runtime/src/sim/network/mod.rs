@@ -131,6 +131,10 @@ pub(super) struct Network {
     listening: BTreeMap<SocketAddr, SocketId>,
     hosts: BTreeMap<IpAddr, Host>,
     cut: BTreeSet<(IpAddr, IpAddr)>,
+    /// Further addresses, and the hosts that have them.
+    aliases: BTreeMap<IpAddr, IpAddr>,
+    /// Rates of links that differ from the world's.
+    rates: BTreeMap<(IpAddr, IpAddr), u64>,
     noticed: BTreeMap<Seat, BTreeSet<SocketId>>,
     ended: BTreeMap<Seat, Vec<(u64, Errno)>>,
     /// Operations that the drives do now.
@@ -152,6 +156,8 @@ impl Network {
             listening: BTreeMap::new(),
             hosts: BTreeMap::new(),
             cut: BTreeSet::new(),
+            aliases: BTreeMap::new(),
+            rates: BTreeMap::new(),
             noticed: BTreeMap::new(),
             ended: BTreeMap::new(),
             due: BTreeMap::new(),

@@ -29,7 +29,7 @@ impl Network {
         host: IpAddr,
         mut address: SocketAddr,
     ) -> io::Result<(SocketId, SocketAddr)> {
-        if address.ip() != host {
+        if self.home(address.ip()) != host {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
         if address.port() == 0 {
@@ -40,7 +40,7 @@ impl Network {
         if self.listening.contains_key(&address) {
             return Err(Errno::ADDRINUSE.into());
         }
-        let id = self.add_socket(seat, host, Kind::Listening(VecDeque::new()));
+        let id = self.add_socket(seat, address.ip(), Kind::Listening(VecDeque::new()));
         self.listening.insert(address, id);
         Ok((id, address))
     }
@@ -138,13 +138,15 @@ impl Network {
             Segment::Bytes(bytes) => bytes.len() as u64,
             Segment::Finish | Segment::Reset => 0,
         };
-        let takes_ns = len * 1_000_000_000 / self.options.bytes_per_second.max(1);
-        let due = self.now() + self.latency() + Duration::from_nanos(takes_ns);
+        let rate = self.rate_from(id);
+        let takes = Duration::from_nanos(len * 1_000_000_000 / rate.max(1));
+        let free = self.now() + self.latency();
         let stream = self.stream(id).expect("a connection");
         let last = stream.on_its_way.back();
-        let due = last
-            .map_or(due, |(last, _)| due.max(*last))
+        let free = last
+            .map_or(free, |(last, _)| free.max(*last))
             .max(stream.since);
+        let due = free + takes;
         let is_first = last.is_none();
         stream.on_its_way.push_back((due, segment));
         if is_first {

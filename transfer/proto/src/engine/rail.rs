@@ -17,10 +17,17 @@ use lunette_runtime_core::time::Time;
 const RATE_FIRST: u64 = 1_000_000_000;
 /// Least rate that is reckoned with, so that no rail is written off for ever.
 const RATE_MIN: u64 = 64 * 1024;
-/// Answers to shorter slices say more about latency than about rate.
+/// Fewer bytes say more about latency than about rate.
 const RATED_BYTES_MIN: u64 = 32 * 1024;
+/// Answers come in bursts: what is looked at is not shorter than this, unless the rail falls idle.
+const RATED_TIME_MIN: Duration = Duration::from_micros(200);
 /// The newest rate counts for one part in this many.
 const RATE_MEMORY: u64 = 4;
+
+/// Least slices of the shortest kind that may be under way.
+const WINDOW_SLICES_MIN: u64 = 2;
+/// What is under way may take as long as so many slices should.
+const WINDOW_SLICE_TIMES: u32 = 4;
 
 /// Bounds of a rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +51,7 @@ pub struct RailOptions {
 impl Default for RailOptions {
     fn default() -> Self {
         Self {
-            slice_bytes_max: 256 * 1024,
+            slice_bytes_max: 512 * 1024,
             slice_bytes_min: 64 * 1024,
             slice_time: Duration::from_millis(4),
             window_bytes_max: 1024 * 1024,
@@ -80,8 +87,13 @@ pub struct Rail {
     failures: u32,
     /// Bytes per second.
     rate: u64,
+    /// Whether that has been seen, as against supposed.
+    is_rated: bool,
     under_way_bytes: u64,
     under_way_slices: u32,
+    /// Bytes that came through since `counted_since`, of which the rate is made.
+    counted_bytes: u64,
+    counted_since: Time,
     /// When bytes last came through, or the rail came up.
     moved: Time,
 }
@@ -96,8 +108,11 @@ impl Rail {
             connection: 0,
             failures: 0,
             rate: RATE_FIRST,
+            is_rated: false,
             under_way_bytes: 0,
             under_way_slices: 0,
+            counted_bytes: 0,
+            counted_since: Time::ZERO,
             moved: Time::ZERO,
         }
     }
@@ -116,7 +131,7 @@ impl Rail {
 
     /// Bytes per second, as far as is known.
     #[must_use]
-    pub const fn rate(&self) -> u64 {
+    pub const fn bytes_per_second(&self) -> u64 {
         self.rate
     }
 
@@ -140,19 +155,36 @@ impl Rail {
 
     /// Whether another slice may be sent now.
     #[must_use]
-    pub const fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.is_up()
             && self.under_way_slices < self.options.slices_max
-            && (self.under_way_slices == 0 || self.under_way_bytes < self.options.window_bytes_max)
+            && (self.under_way_slices == 0 || self.under_way_bytes < self.window_bytes())
+    }
+
+    /// Bytes that may be under way: few, until it is known how fast they are, and not for long ahead.
+    fn window_bytes(&self) -> u64 {
+        let least = WINDOW_SLICES_MIN * u64::from(self.options.slice_bytes_min);
+        if !self.is_rated {
+            return least;
+        }
+        self.bytes_within(self.options.slice_time * WINDOW_SLICE_TIMES)
+            .clamp(least, self.options.window_bytes_max.max(least))
     }
 
     /// How long a slice should be.
     #[must_use]
     pub fn slice_bytes(&self) -> u32 {
-        let nanos = u64::try_from(self.options.slice_time.as_nanos()).unwrap_or(u64::MAX);
-        let bytes = u128::from(self.rate) * u128::from(nanos) / 1_000_000_000;
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        bytes.clamp(self.options.slice_bytes_min, self.options.slice_bytes_max)
+        let (least, most) = (self.options.slice_bytes_min, self.options.slice_bytes_max);
+        if !self.is_rated {
+            return least;
+        }
+        let bytes = self.bytes_within(self.options.slice_time);
+        u32::try_from(bytes).unwrap_or(u32::MAX).clamp(least, most)
+    }
+
+    fn bytes_within(&self, time: Duration) -> u64 {
+        let bytes = u128::from(self.rate) * time.as_nanos() / 1_000_000_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
     /// When `len_bytes` more would be through, from now on.
@@ -221,25 +253,36 @@ impl Rail {
         assert!(self.has_room(), "a slice goes where there is room");
         if self.under_way_slices == 0 {
             self.moved = now;
+            self.counted_bytes = 0;
+            self.counted_since = now;
         }
         self.under_way_slices += 1;
         self.under_way_bytes += len_bytes;
     }
 
-    /// A slice was answered. `sent` is when it was sent.
-    pub fn on_answered(&mut self, len_bytes: u64, sent: Time, now: Time) {
+    /// A slice was answered.
+    pub fn on_answered(&mut self, len_bytes: u64, now: Time) {
         self.leave(len_bytes);
         self.failures = 0;
-        let took = now.since(self.moved.max(sent));
         self.moved = now;
-        let nanos = took.as_nanos().max(1);
-        if len_bytes >= RATED_BYTES_MIN {
-            let newest = u128::from(len_bytes) * 1_000_000_000 / nanos;
-            let newest = u64::try_from(newest).unwrap_or(u64::MAX / RATE_MEMORY);
-            let newest = newest.min(u64::MAX / RATE_MEMORY);
-            self.rate =
-                (self.rate / RATE_MEMORY * (RATE_MEMORY - 1) + newest / RATE_MEMORY).max(RATE_MIN);
+        self.counted_bytes += len_bytes;
+        let took = now.since(self.counted_since);
+        let is_enough = took >= RATED_TIME_MIN || self.under_way_slices == 0;
+        if is_enough && self.counted_bytes >= RATED_BYTES_MIN {
+            self.rate(self.counted_bytes, took);
+            self.counted_bytes = 0;
+            self.counted_since = now;
         }
+    }
+
+    fn rate(&mut self, bytes: u64, took: Duration) {
+        let newest = u128::from(bytes) * 1_000_000_000 / took.as_nanos().max(1);
+        let newest = u64::try_from(newest).unwrap_or(u64::MAX / RATE_MEMORY);
+        let newest = newest.min(u64::MAX / RATE_MEMORY);
+        let known = if self.is_rated { self.rate } else { newest };
+        let rate = known / RATE_MEMORY * (RATE_MEMORY - 1) + newest / RATE_MEMORY;
+        self.rate = rate.max(RATE_MIN);
+        self.is_rated = true;
     }
 
     /// A slice is not under way any more, and was not answered.
@@ -289,7 +332,7 @@ mod tests {
         assert!(rail.try_connect(now));
         rail.on_connected(now);
         rail.on_sent(1, now);
-        rail.on_answered(1, now, now + MS);
+        rail.on_answered(1, now + MS);
         rail.on_failed(now + MS);
         assert_eq!(
             rail.state(),
@@ -300,13 +343,37 @@ mod tests {
         assert_eq!(rail.connection(), 14);
     }
 
+    fn rated(now: Time) -> Rail {
+        let mut rail = up(now);
+        rail.on_sent(RATED_BYTES_MIN, now);
+        rail.on_answered(RATED_BYTES_MIN, now + Duration::from_micros(32));
+        rail
+    }
+
+    #[test]
+    fn a_rail_that_is_not_known_yet_gets_little() {
+        let mut rail = up(Time::ZERO);
+        let least = RailOptions::default().slice_bytes_min;
+        assert_eq!(rail.slice_bytes(), least);
+        rail.on_sent(u64::from(least), Time::ZERO);
+        rail.on_sent(u64::from(least), Time::ZERO);
+        assert!(!rail.has_room());
+        rail.on_answered(u64::from(least), Time::ZERO + MS);
+        assert_eq!(
+            rail.bytes_per_second(),
+            u64::from(least) * 1000,
+            "the first word counts"
+        );
+        assert!(rail.has_room() && rail.slice_bytes() > least);
+    }
+
     #[test]
     fn a_window_bounds_what_is_under_way_and_lets_one_slice_through() {
-        let mut rail = up(Time::ZERO);
+        let mut rail = rated(Time::ZERO);
         let window = RailOptions::default().window_bytes_max;
         rail.on_sent(window * 10, Time::ZERO);
         assert!(!rail.has_room(), "one slice, however long, and no second");
-        rail.on_answered(window * 10, Time::ZERO, Time::ZERO + MS);
+        rail.on_answered(window * 10, Time::ZERO + MS);
         rail.on_sent(window - 1, Time::ZERO);
         assert!(rail.has_room());
         rail.on_sent(1, Time::ZERO);
@@ -323,28 +390,32 @@ mod tests {
 
     #[test]
     fn slices_shrink_with_the_rate() {
-        let mut rail = up(Time::ZERO);
-        assert_eq!(rail.slice_bytes(), 256 * 1024);
+        let mut rail = rated(Time::ZERO);
+        assert_eq!(rail.slice_bytes(), 512 * 1024);
         let mut now = Time::ZERO;
         for _ in 0..40 {
             rail.on_sent(64 * 1024, now);
-            rail.on_answered(64 * 1024, now, now + MS);
+            rail.on_answered(64 * 1024, now + MS);
             now = now + MS;
         }
-        let rate = rail.rate();
+        let rate = rail.bytes_per_second();
         assert!((60_000_000..70_000_000).contains(&rate), "{rate}");
-        assert!((240_000..=262_144).contains(&rail.slice_bytes()));
+        assert!((260_000..=270_000).contains(&rail.slice_bytes()));
         for _ in 0..40 {
             rail.on_sent(64 * 1024, now);
-            rail.on_answered(64 * 1024, now, now + MS * 100);
+            rail.on_answered(64 * 1024, now + MS * 100);
             now = now + MS * 100;
         }
         assert_eq!(rail.slice_bytes(), 64 * 1024);
         assert!(rail.finish(650_000) > MS * 900);
-        let before = rail.rate();
+        let before = rail.bytes_per_second();
         rail.on_sent(100, now);
-        rail.on_answered(100, now, now + MS * 500);
-        assert_eq!(rail.rate(), before, "a short one says nothing of the rate");
+        rail.on_answered(100, now + MS * 500);
+        assert_eq!(
+            rail.bytes_per_second(),
+            before,
+            "a short one says nothing of the rate"
+        );
     }
 
     #[test]
@@ -355,9 +426,9 @@ mod tests {
         rail.on_sent(5, start + MS);
         rail.on_sent(5, start + MS * 2);
         assert_eq!(rail.waits_since(), Some(start + MS));
-        rail.on_answered(5, start + MS, start + MS * 3);
+        rail.on_answered(5, start + MS * 3);
         assert_eq!(rail.waits_since(), Some(start + MS * 3));
-        rail.on_answered(5, start + MS, start + MS * 4);
+        rail.on_answered(5, start + MS * 4);
         assert_eq!(rail.waits_since(), None);
     }
 }

@@ -70,7 +70,6 @@ struct UnderWay {
     transfer: Option<u32>,
     rail: usize,
     connection: u32,
-    sent: Time,
     carries_note: bool,
     state: SliceState,
 }
@@ -468,7 +467,7 @@ impl Scheduler {
         }
         let len_bytes = under_way.slice.len_bytes();
         match answered {
-            Some(now) => rail.on_answered(len_bytes, under_way.sent, now),
+            Some(now) => rail.on_answered(len_bytes, now),
             None => rail.on_stopped(len_bytes),
         }
     }
@@ -572,7 +571,7 @@ impl Scheduler {
     }
 
     fn ask_for_fences(&mut self) {
-        let fastest = |(_, rail): &(usize, &Rail)| std::cmp::Reverse(rail.rate());
+        let fastest = |(_, rail): &(usize, &Rail)| std::cmp::Reverse(rail.bytes_per_second());
         for lost in self.lost.iter_mut().filter(|lost| lost.asked.is_none()) {
             let up = self
                 .rails
@@ -652,7 +651,6 @@ impl Scheduler {
             transfer: Some(index),
             rail,
             connection: found.connection(),
-            sent: now,
             carries_note,
             state: SliceState::Sent,
         });

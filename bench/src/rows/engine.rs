@@ -1,0 +1,80 @@
+//! The asking side of reads and writes of a transfer engine's segment; checksums are verified on the
+//! way.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::{CoreOptions, block_on, time};
+use lunette_transfer::engine::{Batch, Engine, EngineOptions, Peer, PostOptions, RemoteSegment};
+
+use crate::peer::{SEGMENT, idle};
+use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
+use lunette_bench::harness::Failure;
+
+/// What one call moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moves {
+    /// To the peer, as against from it.
+    pub(super) writes: bool,
+    /// Requests of one batch.
+    pub(super) requests: usize,
+    /// Bytes of each.
+    pub(super) bytes: usize,
+}
+
+pub(super) fn measure(
+    server: SocketAddr,
+    cpu: usize,
+    pace: Pace,
+    spin: Duration,
+    moves: Moves,
+) -> Result<Calls, Failure> {
+    let options = CoreOptions {
+        idle: idle(spin),
+        ..CoreOptions::default()
+    };
+    block_on(Some(cpu), options, move || post(server, pace, moves))?
+}
+
+async fn post(server: SocketAddr, pace: Pace, moves: Moves) -> Result<Calls, Failure> {
+    let engine = Engine::start(EngineOptions::default())?;
+    let peer = engine.open(&[server]).await?;
+    let remote = peer.segment(SEGMENT).await?;
+    let len = moves.requests * moves.bytes;
+    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new())?;
+    memory.copy_in(0, &vec![3; len]);
+    let batch = prepare(&memory, &remote, moves)?;
+    let mut calls = Calls::new(pace);
+    while calls.go_on() {
+        if pace == Pace::Paced {
+            time::sleep(PACED_PAUSE).await;
+        }
+        calls.begin();
+        post_once(&peer, &batch).await?;
+        calls.end();
+    }
+    Ok(calls)
+}
+
+fn prepare(memory: &Exposed, remote: &RemoteSegment, moves: Moves) -> Result<Batch, Failure> {
+    let mut batch = Batch::new();
+    for request in 0..moves.requests {
+        let start = request * moves.bytes;
+        let local = memory.slice(start, moves.bytes);
+        if moves.writes {
+            batch.write(local, remote, start as u64)?;
+        } else {
+            batch.read(local, remote, start as u64)?;
+        }
+    }
+    Ok(batch)
+}
+
+async fn post_once(peer: &Peer, batch: &Batch) -> Result<(), Failure> {
+    let done = peer.post(batch, PostOptions::default())?.await?;
+    if done.resent > 0 {
+        return Err(format!("a quiet connection lost slices: {done:?}").into());
+    }
+    Ok(())
+}
