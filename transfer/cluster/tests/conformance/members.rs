@@ -14,8 +14,8 @@ use lunette_runtime_core::ids::NodeId;
 
 use super::etcd::Etcd;
 
-const TTL_S: u32 = 2;
-const PATIENCE: Duration = Duration::from_secs(40);
+const TTL_S: u32 = 5;
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options(id: u64) -> MemberOptions {
     MemberOptions {
@@ -112,7 +112,7 @@ async fn run(etcd: Etcd) {
     let etcd = Rc::new(RefCell::new(Some(etcd)));
     let mut killed = etcd.take().expect("it runs");
     killed.kill();
-    time::sleep(Duration::from_secs(8)).await;
+    time::sleep(Duration::from_secs(9)).await;
     for member in &members {
         let permit = |kind, act| member.permit(kind, act);
         assert_eq!(

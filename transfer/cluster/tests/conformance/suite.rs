@@ -200,8 +200,8 @@ impl Suite<'_> {
 
     async fn leases_run_out(&self) {
         let (short, long) = (self.lease(2), self.lease(3));
-        for lease in [short, long] {
-            let granted = self.ask(Ask::Grant { lease, ttl_s: 2 }).await;
+        for (lease, ttl_s) in [(short, 2), (long, 4)] {
+            let granted = self.ask(Ask::Grant { lease, ttl_s }).await;
             assert!(granted.is_ok(), "{granted:?}");
         }
         let created = self.put("e1", "", Some(short)).await;
