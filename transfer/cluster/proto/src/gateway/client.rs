@@ -2,8 +2,8 @@
 
 use super::wire::{
     CompareWire, DeleteResponse, ErrorWire, Header, Int, LeaseMessage, PlainResponse, PutRequest,
-    RangeRequest, RangeResponse, RequestOp, ResponseOp, Streamed, TxnRequest, TxnResponse,
-    WatchCreate, WatchRequest, WatchResponse, bytes, parse,
+    RangeRequest, RangeResponse, RequestOp, ResponseOp, Streamed, StreamedError, TxnRequest,
+    TxnResponse, WatchCreate, WatchRequest, WatchResponse, bytes, parse,
 };
 use super::{
     CODE_DEADLINE_EXCEEDED, CODE_FAILED_PRECONDITION, CODE_NOT_FOUND, CODE_OUT_OF_RANGE,
@@ -112,6 +112,9 @@ pub fn decode(ask: &Ask, status: u16, body: &[u8]) -> Result<Answer, Coordinatio
         }
         Ask::Grant { .. } => leased(parse(body)?),
         Ask::KeepAlive(_) => {
+            if let Ok(StreamedError { error }) = parse(body) {
+                return Err(refused(500, &error));
+            }
             let Streamed { result } = parse(body)?;
             leased(result)
         }
@@ -196,7 +199,10 @@ fn outcomes(asked: &[Op], responses: Vec<ResponseOp>) -> Result<Vec<OpOutcome>, 
 
 /// What an answer that is not 200 says.
 fn refusal(status: u16, body: &[u8]) -> CoordinationFault {
-    let told: ErrorWire = parse(body).unwrap_or_default();
+    refused(status, &parse(body).unwrap_or_default())
+}
+
+fn refused(status: u16, told: &ErrorWire) -> CoordinationFault {
     let text = if told.message.is_empty() {
         &told.error
     } else {
@@ -234,6 +240,9 @@ fn refusal(status: u16, body: &[u8]) -> CoordinationFault {
 pub fn decode_watch_line(status: u16, line: &[u8]) -> Result<WatchLine, CoordinationFault> {
     if status != 200 {
         return Err(refusal(status, line));
+    }
+    if let Ok(StreamedError { error }) = parse(line) {
+        return Err(refused(500, &error));
     }
     let Streamed { result } = parse::<Streamed<WatchResponse>>(line)?;
     if result.compact_revision.0 > 0 {

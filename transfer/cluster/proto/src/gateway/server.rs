@@ -385,6 +385,29 @@ mod tests {
         assert_eq!(decode_watch_line(200, compacted), refused);
     }
 
+    /// As later versions of the gateway end a stream.
+    #[test]
+    fn refusals_within_a_stream_are_understood() {
+        for (line, fault) in [
+            (
+                &br#"{"error":{"grpc_code":11,"http_code":400,"message":"compacted"}}"#[..],
+                CoordinationFault::Compacted {
+                    oldest: Revision(0),
+                },
+            ),
+            (
+                br#"{"error":{"code":14,"message":"no leader","details":[]}}"#,
+                CoordinationFault::Unavailable {
+                    message: "no leader".to_owned(),
+                },
+            ),
+        ] {
+            assert_eq!(decode_watch_line(200, line), Err(fault.clone()));
+            let keep_alive = Ask::KeepAlive(LeaseId::new(1));
+            assert_eq!(decode(&keep_alive, 200, line), Err(fault));
+        }
+    }
+
     #[test]
     fn faults_come_back_as_they_were() {
         let ask = Ask::Revoke(LeaseId::new(3));

@@ -257,15 +257,22 @@ pub(super) struct WatchResponse {
     pub(super) events: Vec<EventWire>,
 }
 
-/// A refusal. Later versions of the gateway nest it as the `error` of a stream.
+/// A refusal.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct ErrorWire {
     #[serde(default)]
     pub(super) error: String,
     #[serde(default)]
     pub(super) message: String,
-    #[serde(default)]
+    /// The code, of gRPC's. Within a stream some versions call it `grpc_code`.
+    #[serde(default, alias = "grpc_code")]
     pub(super) code: u32,
+}
+
+/// A refusal in the middle of a stream, whose head has said that all is well.
+#[derive(Debug, Deserialize)]
+pub(super) struct StreamedError {
+    pub(super) error: ErrorWire,
 }
 
 /// A line of a stream. Also what every answer looks like that is a refusal instead.
