@@ -422,6 +422,7 @@ fn serve_options(card: &NodeCard, connections_max: usize) -> ServeOptions {
     let mut greeting = Vec::new();
     card.encode(&mut greeting);
     ServeOptions {
+        guard: None,
         reply_bytes_max: REPLY_BYTES_MAX,
         hello: hello(greeting),
         connections_max,

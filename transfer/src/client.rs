@@ -21,6 +21,7 @@ use slab::Slab;
 
 use crate::error::{CallError, CallFailure, CloseReason, ConnectError};
 use crate::frames::{Payload, push_frame};
+use crate::guard::{Guard, GuardFault};
 use crate::inbound::{Inbound, Sink};
 use crate::room::Room;
 
@@ -132,6 +133,19 @@ impl Connection {
         hello: Hello,
         timeout: Duration,
     ) -> Result<Self, ConnectError> {
+        Self::connect_guarded(address, hello, timeout, None).await
+    }
+
+    /// As [`connect`](Self::connect), and authenticates both sides first.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect_guarded(
+        address: SocketAddr,
+        hello: Hello,
+        timeout: Duration,
+        guard: Option<&Guard>,
+    ) -> Result<Self, ConnectError> {
         let deadline = time::now() + timeout;
         let connected = TcpStream::connect_timeout(address, timeout).await;
         let stream = connected.map_err(|error| {
@@ -145,6 +159,13 @@ impl Connection {
             tracing::debug!(%error, "a connection may outlive its peer");
         }
         let mut inbound = Inbound::new(stream.clone())?;
+        let authenticated = match guard {
+            None => None,
+            Some(guard) => {
+                let handshake = guard.initiator(deadline);
+                Some(inbound.authenticate(handshake, true).await?)
+            }
+        };
         let outbox = Outbox::default();
         let mut handshake = Handshake::initiator(hello, deadline);
         let mut frame = Vec::new();
@@ -153,6 +174,9 @@ impl Connection {
         let (sent, _) = stream.send_all(frame, 0, len).await;
         sent.map_err(CloseReason::Io)?;
         let agreement = inbound.handshake(handshake, &outbox).await?;
+        if authenticated.is_some_and(|epoch| epoch != agreement.session_epoch) {
+            return Err(GuardFault::Epoch.into());
+        }
         let shared = Rc::new(Shared::new(agreement, stream, outbox));
         drop(spawn_local(Rc::clone(&shared).send()));
         drop(spawn_local(Rc::clone(&shared).receive(inbound)));

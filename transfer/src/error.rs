@@ -8,6 +8,7 @@ use lunette_transfer_proto::hello::HandshakeFault;
 use lunette_transfer_proto::receiver::WireFault;
 use thiserror::Error;
 
+use crate::guard::GuardFault;
 use crate::room::Room;
 
 /// Why a connection ended.
@@ -66,6 +67,9 @@ pub enum ConnectError {
     /// The handshake failed: versions, limits, or time.
     #[error(transparent)]
     Handshake(#[from] HandshakeFault),
+    /// The peer is not authenticated, or this side is not to the peer.
+    #[error("not authenticated: {0}")]
+    Guard(#[from] GuardFault),
     /// The connection ended during the handshake.
     #[error("during the handshake: {0}")]
     Closed(#[from] CloseReason),
@@ -81,6 +85,7 @@ impl ConnectError {
         match self {
             Self::Connect(_) | Self::TimedOut => true,
             Self::Handshake(fault) => fault.is_retryable(),
+            Self::Guard(fault) => fault.is_retryable(),
             Self::Closed(reason) => reason.is_retryable(),
             Self::Staging(error) => error.is_backpressure(),
         }
@@ -91,6 +96,7 @@ impl ConnectError {
     pub const fn is_backpressure(&self) -> bool {
         match self {
             Self::Handshake(fault) => fault.is_backpressure(),
+            Self::Guard(fault) => fault.is_backpressure(),
             Self::Staging(error) => error.is_backpressure(),
             Self::Connect(_) | Self::TimedOut | Self::Closed(_) => false,
         }

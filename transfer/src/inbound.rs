@@ -6,6 +6,7 @@
 
 use std::future::{Future, pending};
 
+use lunette_auth::{AuthFault, Progress};
 use lunette_runtime::arena::RegionMut;
 use lunette_runtime::net::{Outbox, TcpStream};
 use lunette_runtime::{OpError, arena, time};
@@ -17,6 +18,7 @@ use lunette_transfer_proto::receiver::{
 };
 
 use crate::error::{CloseReason, ConnectError};
+use crate::guard::GuardFault;
 use crate::room::Room;
 
 /// Size of the staging buffer. What arrives of a payload in here is copied once, so it is small
@@ -81,6 +83,53 @@ impl Inbound {
             staging,
             unread: 0..0,
         })
+    }
+
+    /// Authenticates the peer, and this side to it, before anything else is read or said. Gives the
+    /// peer's session epoch.
+    pub(crate) async fn authenticate(
+        &mut self,
+        mut handshake: lunette_auth::Handshake,
+        is_initiator: bool,
+    ) -> Result<u64, ConnectError> {
+        let mut out = Vec::new();
+        if is_initiator {
+            handshake.start(&mut out);
+        }
+        loop {
+            let progress = if self.unread.is_empty() {
+                Progress::NeedMore
+            } else {
+                let staging = self.staging.as_ref().expect("no receive is in flight");
+                let mut input = &staging.as_slice()[self.unread.clone()];
+                let progress = handshake.handle(&mut input, &mut out);
+                self.unread.start = self.unread.end - input.len();
+                progress
+            };
+            if !out.is_empty() {
+                let len = out.len();
+                let (sent, _) = self.stream.send_all(std::mem::take(&mut out), 0, len).await;
+                sent.map_err(CloseReason::Io)?;
+            }
+            match progress {
+                Progress::Done(established) if established.records.is_some() => {
+                    return Err(GuardFault::Encryption.into());
+                }
+                Progress::Done(established) => return Ok(established.session.theirs.epoch),
+                Progress::Failed(fault) => return Err(GuardFault::Auth(fault).into()),
+                Progress::NeedMore => {}
+            }
+            let deadline = handshake.poll_timeout();
+            let deadline = deadline.expect("a handshake that waits has a deadline");
+            match self.receive_control(time::sleep_until(deadline)).await {
+                Err(CloseReason::Io(OpError::Cancelled)) => {
+                    let fault = handshake.on_timeout(time::now());
+                    let fault = fault.unwrap_or(AuthFault::TimedOut);
+                    return Err(GuardFault::Auth(fault).into());
+                }
+                other => other?,
+            }
+        }
     }
 
     /// Shakes hands. What the handshake has to say is queued in `outbox`; send it, then close, if

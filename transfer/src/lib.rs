@@ -16,6 +16,7 @@
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
 //! | `frames` | frames on their way out; everything of one turn leaves in one system call |
 //! | `room` | [`Room`], where a payload goes |
+//! | `guard` | [`Guard`]: authentication before anything else |
 //! | `drain` | [`Drain`]: ending connections in good order |
 //! | `error` | [`ConnectError`], [`CallError`], [`CloseReason`] |
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ mod drain;
 pub mod engine;
 mod error;
 mod frames;
+mod guard;
 mod inbound;
 mod room;
 mod server;
@@ -33,6 +35,7 @@ pub use client::{Attachments, Connection, Reply};
 pub use drain::Drain;
 pub use error::{CallError, CallFailure, CloseReason, ConnectError};
 pub use frames::Payload;
+pub use guard::{Guard, GuardFault};
 pub use room::Room;
 pub use server::{
     Closer, ConnectionId, Intake, Later, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use lunette_runtime::net::{Outbox, TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Scope, time};
 use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::frame::FrameKind;
 use lunette_transfer_proto::hello::{Agreement, Handshake, Hello, HelloRefusal};
 use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
@@ -18,6 +19,7 @@ use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 use crate::drain::{Begun, Drain};
 use crate::error::{CloseReason, ConnectError};
 use crate::frames::{Payload, push_frame};
+use crate::guard::{Guard, GuardFault};
 use crate::inbound::{Inbound, Sink};
 use crate::room::Room;
 
@@ -37,6 +39,8 @@ pub struct ServeOptions {
     pub handshake_timeout: Duration,
     /// How long a peer may pause in the middle of a payload, or answer nothing at all.
     pub stall_timeout: Duration,
+    /// Authenticates peers before anything else of them is read, if there is one.
+    pub guard: Option<Guard>,
     /// Bytes of replies that may wait for one peer before its next requests are left unread; at most
     /// [`REPLY_BYTES_MAX`].
     pub reply_bytes_max: usize,
@@ -270,8 +274,7 @@ async fn serve_connection<S: Service>(
     let sender = Scope::new();
     spawned(sender.spawn(send(stream.clone(), outbox.clone())));
     let deadline = time::now() + options.handshake_timeout;
-    let handshake = Handshake::acceptor(options.hello.clone(), deadline);
-    let result = match inbound.handshake(handshake, &outbox).await {
+    let result = match agree(&mut inbound, &outbox, options, deadline).await {
         Ok(agreement) => {
             service.on_agreed(id, &agreement, Closer(stream.clone()));
             let mut answering = Answering {
@@ -301,6 +304,28 @@ async fn serve_connection<S: Service>(
     stream.shutdown();
     sender.join().await;
     result
+}
+
+/// Authenticates the peer, if that is asked for, and shakes hands.
+async fn agree(
+    inbound: &mut Inbound,
+    outbox: &Outbox,
+    options: &ServeOptions,
+    deadline: Time,
+) -> Result<Agreement, ConnectError> {
+    let authenticated = match &options.guard {
+        None => None,
+        Some(guard) => {
+            let handshake = guard.responder(deadline);
+            Some(inbound.authenticate(handshake, false).await?)
+        }
+    };
+    let handshake = Handshake::acceptor(options.hello.clone(), deadline);
+    let agreement = inbound.handshake(handshake, outbox).await?;
+    if authenticated.is_some_and(|epoch| epoch != agreement.session_epoch) {
+        return Err(GuardFault::Epoch.into());
+    }
+    Ok(agreement)
 }
 
 async fn send(stream: TcpStream, outbox: Outbox) {

@@ -110,6 +110,7 @@ impl Service for Echo {
 
 fn options(connections_max: usize) -> ServeOptions {
     ServeOptions {
+        guard: None,
         reply_bytes_max: REPLY_BYTES_MAX,
         hello: hello(),
         connections_max,

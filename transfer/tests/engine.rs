@@ -7,11 +7,13 @@ mod on_each_driver;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lunette_auth::{Policy, Secrets};
 use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::net::TcpStream;
 use lunette_runtime::{arena, spawn_local, time};
 use lunette_transfer::engine::{
     Access, Batch, BatchError, Cause, Effect, Engine, EngineOptions, Intent, OpenError, Peer,
-    PostError, PostOptions, Refusal, RegisterOptions, RegisterRefusal, RemoteSegment,
+    PostError, PostOptions, Refusal, RegisterOptions, RegisterRefusal, RemoteSegment, StartError,
 };
 use lunette_transfer::{Attachments, Connection, Payload};
 use lunette_transfer_proto::hello::{Hello, VersionRange};
@@ -88,7 +90,7 @@ fn what_is_written_is_there_and_is_read_back() {
             let done = pair.peer.post(&batch, PostOptions::default());
             let done = done.expect("posted").await.expect("done");
             assert_eq!((done.len_bytes, done.resent), (len as u64, 0));
-            assert!(done.slices as usize >= len.div_ceil(320 * KIB), "{done:?}");
+            assert!(done.slices >= len.div_ceil(640 * KIB) as u64, "{done:?}");
             assert_eq!(pair.memory.slice(7, len).to_vec(), pattern(len, seed));
             let target = memory(len);
             let mut batch = Batch::new();
@@ -368,6 +370,105 @@ fn a_peer_that_makes_no_sense_is_refused_and_harms_nobody() {
             .expect("a write");
         let posted = pair.peer.post(&batch, PostOptions::default());
         posted.expect("posted").await.expect("the others go on");
+    });
+}
+
+fn secrets(text: &[u8]) -> Policy {
+    Policy::Authenticated(Secrets::parse(text).expect("secrets"))
+}
+
+fn guarded(policy: Policy) -> EngineOptions {
+    EngineOptions {
+        listen: vec!["127.0.0.1:0".parse().expect("an address")],
+        policy,
+        ..EngineOptions::default()
+    }
+}
+
+const OLD: &[u8] = b"0123456789abcdef0123456789abcdef";
+const NEW: &[u8] = b"fedcba9876543210fedcba9876543210";
+const BOTH: &[u8] = b"fedcba9876543210fedcba9876543210\n0123456789abcdef0123456789abcdef";
+
+#[test]
+fn who_does_not_know_the_secret_gets_nowhere() {
+    run(WORLDS, || async {
+        let server = Engine::start(guarded(secrets(BOTH))).expect("an engine");
+        let registered = server.register(memory(KIB), &RegisterOptions::named("kv"));
+        registered.expect("registered");
+        for (known, is_let_in) in [
+            (secrets(OLD), true),
+            (secrets(NEW), true),
+            (secrets(b"another secret of 32 bytes or so"), false),
+            (Policy::LoopbackOnly, false),
+        ] {
+            let client = Engine::start(guarded(known.clone())).expect("an engine");
+            let opened = client.open(server.addresses()).await;
+            assert_eq!(opened.is_ok(), is_let_in, "{known:?}: {opened:?}");
+            if let Ok(peer) = opened {
+                let remote = peer.segment("kv").await.expect("a segment");
+                let mut batch = Batch::new();
+                batch.read(memory(KIB), &remote, 0).expect("a read");
+                let posted = peer.post(&batch, PostOptions::default());
+                posted.expect("posted").await.expect("done");
+            }
+        }
+        // Nor does who knows it talk to an engine that asks for none.
+        let open = engine();
+        let client = Engine::start(guarded(secrets(OLD))).expect("an engine");
+        assert!(client.open(open.addresses()).await.is_err());
+    });
+}
+
+#[test]
+fn without_a_secret_other_hosts_are_not_served() {
+    run(0, || async {
+        let everywhere: SocketAddr = "0.0.0.0:0".parse().expect("an address");
+        let options = |policy| EngineOptions {
+            listen: vec![everywhere],
+            ..guarded(policy)
+        };
+        let refused = Engine::start(options(Policy::LoopbackOnly));
+        assert!(
+            matches!(refused, Err(StartError::Insecure(_))),
+            "{refused:?}"
+        );
+        assert!(Engine::start(options(Policy::Insecure)).is_ok());
+        assert!(Engine::start(options(secrets(OLD))).is_ok());
+    });
+}
+
+#[test]
+fn silent_connections_delay_nobody_and_are_bounded() {
+    run(1, || async {
+        let options = EngineOptions {
+            connections_max: 40,
+            connect_timeout: Duration::from_millis(300),
+            ..guarded(secrets(OLD))
+        };
+        let server = Engine::start(options).expect("an engine");
+        let registered = server.register(memory(KIB), &RegisterOptions::named("kv"));
+        registered.expect("registered");
+        let mut silent = Vec::new();
+        for _ in 0..39 {
+            let connected = TcpStream::connect(server.addresses()[0]).await;
+            silent.push(connected.expect("connected"));
+        }
+        let client = Engine::start(guarded(secrets(OLD))).expect("an engine");
+        let began = time::now();
+        let peer = client
+            .open(server.addresses())
+            .await
+            .expect("the last place");
+        peer.segment("kv").await.expect("a segment");
+        let took = time::now().since(began);
+        assert!(took < Duration::from_millis(300), "{took:?}");
+        // All places are taken: the next one is told so, and the silent ones lose theirs.
+        let other = Engine::start(guarded(secrets(OLD))).expect("an engine");
+        let refused = other.open(server.addresses()).await.expect_err("no place");
+        assert!(matches!(refused, OpenError::Connect { .. }), "{refused}");
+        time::sleep(Duration::from_millis(500)).await;
+        other.open(server.addresses()).await.expect("places again");
+        assert_eq!(silent.len(), 39);
     });
 }
 

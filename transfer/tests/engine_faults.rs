@@ -5,6 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use lunette_auth::{Policy, Secrets};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
@@ -41,6 +42,14 @@ fn addresses() -> Vec<SocketAddr> {
     RAILS.map(|ip| SocketAddr::from((ip, PORT))).to_vec()
 }
 
+fn guarded() -> EngineOptions {
+    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
+    EngineOptions {
+        policy: Policy::Authenticated(secrets.expect("a secret")),
+        ..EngineOptions::default()
+    }
+}
+
 impl Scene {
     fn new(seed: u64, len: usize) -> Self {
         let options = WorldOptions {
@@ -55,7 +64,7 @@ impl Scene {
         drop(world.spawn(server, 0, move || async move {
             let options = EngineOptions {
                 listen: addresses(),
-                ..EngineOptions::default()
+                ..guarded()
             };
             let engine = Engine::start(options).expect("an engine");
             let memory = memory(len, 0);
@@ -76,7 +85,7 @@ impl Scene {
         start: impl FnOnce(Engine, Peer, RemoteSegment) -> F + 'static,
     ) -> Outcome<F::Output> {
         self.world.spawn(self.client, 0, move || async move {
-            let engine = Engine::start(EngineOptions::default()).expect("an engine");
+            let engine = Engine::start(guarded()).expect("an engine");
             let peer = engine.open(&addresses()).await.expect("a peer");
             let remote = peer.segment("kv").await.expect("a segment");
             start(engine, peer, remote).await

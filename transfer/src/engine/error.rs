@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use lunette_auth::policy::ListenRefusal;
 use lunette_runtime::JoinError;
 use lunette_runtime::arena::Exposed;
 use lunette_transfer_proto::engine::message::Refusal;
@@ -25,6 +26,9 @@ pub enum StartError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// Other hosts could reach it, and nobody would have to prove anything.
+    #[error(transparent)]
+    Insecure(#[from] ListenRefusal),
     /// More addresses than an engine may have.
     #[error("{count} addresses, of {LISTENERS_MAX} at most")]
     TooManyAddresses {

@@ -45,6 +45,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use lunette_auth::Policy;
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{JoinError, Scope, entropy};
@@ -52,6 +53,7 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use crate::drain::Drain;
+use crate::guard::Guard;
 use crate::server::{ServeOptions, serve};
 
 pub use batch::{Batch, Intent, PostOptions};
@@ -85,6 +87,9 @@ pub struct EngineOptions {
     /// Its session epoch, which no other engine and no earlier one has, and which nobody can guess.
     /// By default it is drawn.
     pub epoch: Option<u64>,
+    /// How connections are authenticated, those that it accepts and those that it makes; without a
+    /// secret it listens on loopback only.
+    pub policy: Policy,
     /// Rails, failover, fences.
     pub scheduler: SchedulerOptions,
     /// Connections that it accepts at each address.
@@ -104,6 +109,7 @@ impl Default for EngineOptions {
         Self {
             listen: Vec::new(),
             epoch: None,
+            policy: Policy::LoopbackOnly,
             scheduler: SchedulerOptions::default(),
             connections_max: 1024,
             payload_bytes_max: 4 * 1024 * 1024,
@@ -135,6 +141,7 @@ pub struct Engine {
 struct Inner {
     options: EngineOptions,
     epoch: u64,
+    guard: Option<Guard>,
     addresses: Vec<SocketAddr>,
     registry: RefCell<Registry>,
     sessions: RefCell<Sessions>,
@@ -157,12 +164,19 @@ impl Engine {
             });
         }
         let mut listeners = Vec::new();
+        if options.policy == Policy::Insecure && !options.listen.is_empty() {
+            tracing::warn!("whoever reaches this engine may read and write what it registers");
+        }
         for &address in &options.listen {
+            options.policy.permits_listening(address.ip())?;
             let listener = TcpListener::bind(address);
             listeners.push(listener.map_err(|error| StartError::Listen { address, error })?);
         }
+        let epoch = options.epoch.unwrap_or_else(entropy);
+        let secrets = options.policy.secrets();
         let inner = Rc::new(Inner {
-            epoch: options.epoch.unwrap_or_else(entropy),
+            epoch,
+            guard: secrets.map(|secrets| Guard::new(secrets.clone(), epoch)),
             addresses: listeners.iter().map(TcpListener::local_addr).collect(),
             registry: RefCell::default(),
             sessions: RefCell::default(),
@@ -293,6 +307,7 @@ impl Inner {
             connections_max: self.options.connections_max,
             handshake_timeout: self.options.connect_timeout,
             stall_timeout: self.options.stall_timeout,
+            guard: self.guard.clone(),
             reply_bytes_max: REPLY_BYTES,
         }
     }

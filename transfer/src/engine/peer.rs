@@ -358,7 +358,8 @@ pub(super) async fn connect(
     number: u64,
 ) -> Result<Connection, ConnectError> {
     let hello = engine.hello(number.to_le_bytes().to_vec());
-    Connection::connect(address, hello, engine.options.connect_timeout).await
+    let (timeout, guard) = (engine.options.connect_timeout, engine.guard.as_ref());
+    Connection::connect_guarded(address, hello, timeout, guard).await
 }
 
 async fn first_to_answer(
