@@ -22,6 +22,7 @@
 //! | `service` | the answering side |
 //! | `sessions` | who is connected, what is fenced, which notifications were seen |
 //! | `peer` | [`Peer`], [`RemoteSegment`], [`Transfer`] |
+//! | `host` | [`EngineHost`]: for programs without a core |
 //! | `rails` | does what the scheduler asks for |
 //! | `local` | transfers within one engine |
 //! | `error` | what can go wrong |
@@ -29,6 +30,7 @@
 
 mod batch;
 mod error;
+mod host;
 mod local;
 mod peer;
 mod rails;
@@ -58,6 +60,9 @@ use crate::server::{ServeOptions, serve};
 
 pub use batch::{Batch, Intent, PostOptions};
 pub use error::{BatchError, OpenError, PostError, RegisterError, StartError, TransferError};
+pub use host::{
+    EngineHandle, EngineHost, HandleError, HandleRequest, HostError, PeerHandle, Pending,
+};
 pub use lunette_transfer_proto::engine::message::Refusal;
 pub use lunette_transfer_proto::engine::rail::RailOptions;
 pub use lunette_transfer_proto::engine::scheduler::{
@@ -240,6 +245,13 @@ impl Engine {
     #[must_use]
     pub fn segments(&self) -> usize {
         self.inner.registry.borrow().len()
+    }
+
+    /// Memory that is registered here, for the program itself.
+    #[must_use]
+    pub fn memory(&self, id: SegmentId, offset_bytes: u64, len_bytes: u64) -> Option<Exposed> {
+        let registry = self.inner.registry.borrow();
+        registry.memory(id, offset_bytes, len_bytes)
     }
 
     /// Where in a segment a range of addresses lies, if it does, and if that segment was registered

@@ -129,6 +129,17 @@ impl Registry {
         self.0.by_address(start, len_bytes)
     }
 
+    /// Memory, for whoever registered it: whatever peers may do with it.
+    pub(super) fn memory(&self, id: SegmentId, offset: u64, len: u64) -> Option<Exposed> {
+        let segment = self.0.get(id)?;
+        let end = offset.checked_add(len)?;
+        if end > segment.len_bytes {
+            return None;
+        }
+        let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+        Some(segment.memory.exposed.slice(offset, len))
+    }
+
     /// What peers are told of the segment of a name.
     pub(super) fn open(&self, name: &[u8]) -> Option<Descriptor> {
         let (id, segment) = self.0.by_name(name)?;

@@ -1,0 +1,165 @@
+//! Engines on cores of their own, asked from plain threads.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use lunette_runtime::{CoreOptions, Placement};
+use lunette_transfer::engine::{
+    Access, Cause, EngineHost, EngineOptions, HandleError, HandleRequest, PostOptions,
+    RegisterOptions, Way,
+};
+
+const MIB: usize = 1 << 20;
+
+fn host() -> EngineHost {
+    let options = EngineOptions {
+        listen: vec!["127.0.0.1:0".parse().expect("an address")],
+        ..EngineOptions::default()
+    };
+    let placement = Placement::Anywhere(1);
+    EngineHost::start(&placement, CoreOptions::default(), options).expect("an engine")
+}
+
+fn private() -> RegisterOptions {
+    RegisterOptions {
+        name: None,
+        by_address: false,
+        access: Access::Read,
+    }
+}
+
+#[test]
+fn many_threads_share_two_engines() {
+    const THREADS: u8 = 4;
+    let (here, there) = (host(), host());
+    let far = there.handle();
+    let segment = far.allocate(usize::from(THREADS) * MIB, RegisterOptions::named("kv"));
+    let segment = segment.wait().expect("memory");
+    let peer = here.handle().open(there.addresses().to_vec()).wait();
+    let peer = peer.expect("a peer");
+    let threads: Vec<_> = (0..THREADS)
+        .map(|index| {
+            let (near, peer) = (here.handle(), peer.clone());
+            std::thread::spawn(move || {
+                let remote = peer.segment("kv").wait().expect("a segment");
+                let local = near.allocate(MIB, private()).wait().expect("memory");
+                near.fill(local, 0, vec![index + 1; MIB])
+                    .wait()
+                    .expect("filled");
+                let request = HandleRequest {
+                    way: Way::Write,
+                    local,
+                    local_offset_bytes: 0,
+                    len_bytes: MIB as u64,
+                    remote,
+                    remote_offset_bytes: u64::from(index) * MIB as u64,
+                };
+                let options = PostOptions {
+                    notification: Some(vec![index]),
+                    ..PostOptions::default()
+                };
+                for _ in 0..20 {
+                    peer.post(vec![request], PostOptions::default())
+                        .wait()
+                        .expect("written");
+                }
+                peer.post(vec![request], options).wait().expect("written");
+                near.fill(local, 0, vec![0; MIB]).wait().expect("filled");
+                let back = HandleRequest {
+                    way: Way::Read,
+                    ..request
+                };
+                peer.post(vec![back], PostOptions::default())
+                    .wait()
+                    .expect("read");
+                let bytes = near.bytes(local, 0, MIB as u64).wait().expect("bytes");
+                assert!(bytes.iter().all(|&byte| byte == index + 1));
+                assert!(near.unregister(local).wait().expect("an answer"));
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("no panic");
+    }
+    let mut told: Vec<u8> = (0..THREADS)
+        .map(|_| far.notified().wait().expect("a notification").bytes[0])
+        .collect();
+    told.sort_unstable();
+    assert_eq!(told, [0, 1, 2, 3]);
+    assert_eq!(far.take_notification().wait().expect("an answer"), None);
+    let first = far.bytes(segment, 0, 1).wait().expect("bytes");
+    assert_eq!(first, [1]);
+    let statistics = here.handle().statistics().wait().expect("an answer");
+    assert_eq!(statistics.transfers_done, 22 * u64::from(THREADS));
+}
+
+#[test]
+fn answers_that_nobody_waits_for_cancel_their_transfers() {
+    let (here, there) = (host(), host());
+    let near = here.handle();
+    let allocated = there
+        .handle()
+        .allocate(64 * MIB, RegisterOptions::named("kv"));
+    allocated.wait().expect("memory");
+    let local = near.allocate(64 * MIB, private()).wait().expect("memory");
+    let peer = near
+        .open(there.addresses().to_vec())
+        .wait()
+        .expect("a peer");
+    let remote = peer.segment("kv").wait().expect("a segment");
+    let request = HandleRequest {
+        way: Way::Read,
+        local,
+        local_offset_bytes: 0,
+        len_bytes: 64 * MIB as u64,
+        remote,
+        remote_offset_bytes: 0,
+    };
+    let options = PostOptions::default();
+    drop(peer.post(vec![request; 20], options.clone()));
+    let mut failed = 0;
+    for _ in 0..400 {
+        std::thread::sleep(Duration::from_millis(5));
+        failed = near
+            .statistics()
+            .wait()
+            .expect("an answer")
+            .transfers_failed;
+        if failed > 0 {
+            break;
+        }
+    }
+    assert_eq!(failed, 1);
+    let outside = HandleRequest {
+        local_offset_bytes: 1,
+        ..request
+    };
+    let refused = peer.post(vec![outside], options.clone()).wait();
+    assert!(matches!(refused, Err(HandleError::NoMemory)), "{refused:?}");
+    let late = PostOptions {
+        timeout: Duration::ZERO,
+        ..options.clone()
+    };
+    let error = peer.post(vec![request], late).wait().expect_err("too late");
+    assert!(error.is_retryable() && !error.is_backpressure(), "{error}");
+    let HandleError::Transfer(error) = error else {
+        panic!("{error}")
+    };
+    assert_eq!(error.failures[0].cause, Cause::DeadlineExceeded);
+    drop(here);
+    let gone = peer.post(vec![request], options).wait();
+    assert!(matches!(gone, Err(HandleError::Gone)), "{gone:?}");
+}
+
+#[test]
+fn an_engine_that_cannot_listen_says_so() {
+    let taken = host();
+    let options = EngineOptions {
+        listen: taken.addresses().to_vec(),
+        ..EngineOptions::default()
+    };
+    let placement = Placement::Anywhere(1);
+    let refused = EngineHost::start(&placement, CoreOptions::default(), options);
+    let refused = refused.expect_err("the port is taken");
+    assert!(refused.to_string().contains("cannot listen"), "{refused}");
+}
