@@ -202,8 +202,8 @@ pub struct Segments<M> {
     slots: Vec<Slot<M>>,
     free: Vec<u32>,
     names: BTreeMap<Box<[u8]>, u32>,
-    /// First addresses.
-    starts: BTreeMap<u64, u32>,
+    /// By first address: how long it is, and which.
+    starts: BTreeMap<u64, (u64, SegmentId)>,
 }
 
 impl<M> Default for Segments<M> {
@@ -253,9 +253,6 @@ impl<M> Segments<M> {
         if let Some(name) = what.name {
             self.names.insert(name.into(), index);
         }
-        if let Some(start) = what.start {
-            self.starts.insert(start, index);
-        }
         let slot = &mut self.slots[index as usize];
         assert!(slot.segment.is_none(), "a free slot holds no segment");
         slot.segment = Some(Segment {
@@ -265,10 +262,14 @@ impl<M> Segments<M> {
             start: what.start,
             name: what.name.map(Into::into),
         });
-        Ok(SegmentId {
+        let id = SegmentId {
             index,
             generation: slot.generation,
-        })
+        };
+        if let Some(start) = what.start {
+            self.starts.insert(start, (what.len_bytes, id));
+        }
+        Ok(id)
     }
 
     /// Takes a segment away. No later access reaches it; those under way are the driver's to wait
@@ -313,11 +314,10 @@ impl<M> Segments<M> {
     /// The segment in which a range of addresses lies wholly, and at which offset.
     #[must_use]
     pub fn by_address(&self, start: u64, len_bytes: u64) -> Option<(SegmentId, u64)> {
-        let (&first, &index) = self.starts.range(..=start).next_back()?;
-        let (id, segment) = self.at(index)?;
+        let (&first, &(held_bytes, id)) = self.starts.range(..=start).next_back()?;
         let offset = start - first;
         let end = offset.checked_add(len_bytes)?;
-        (end <= segment.len_bytes).then_some((id, offset))
+        (end <= held_bytes).then_some((id, offset))
     }
 
     /// The segment that an access reaches, if it may.
@@ -372,9 +372,8 @@ impl<M> Segments<M> {
             return Err(RegisterRefusal::BadRange { start, len_bytes });
         };
         if what.start.is_some()
-            && let Some((&first, &index)) = self.starts.range(..end).next_back()
-            && let Some((holder, segment)) = self.at(index)
-            && first + segment.len_bytes > start
+            && let Some((&first, &(held_bytes, holder))) = self.starts.range(..end).next_back()
+            && first + held_bytes > start
         {
             return Err(RegisterRefusal::Overlaps { holder });
         }
