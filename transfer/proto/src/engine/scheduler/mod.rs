@@ -336,6 +336,7 @@ impl Scheduler {
         let pause = now + self.options.busy_pause;
         let transfer = self.transfers.at(index);
         transfer.under_way -= 1;
+        transfer.note_attempts += u32::from(under_way.slice.parts.is_empty());
         if is_final {
             transfer.fail_parts(&under_way.slice, culprit, cause, attempt);
         } else {
@@ -438,6 +439,7 @@ impl Scheduler {
         };
         let transfer = self.transfers.at(index);
         transfer.under_way -= 1;
+        transfer.note_attempts += u32::from(under_way.slice.parts.is_empty());
         if under_way.carries_note && transfer.note == NoteState::UnderWay {
             transfer.note = NoteState::Waiting;
         }
@@ -447,7 +449,6 @@ impl Scheduler {
                 transfer.fail_note(Cause::Lost, attempt);
             }
         }
-        transfer.note_attempts += u32::from(under_way.slice.parts.is_empty());
         transfer.cutter.again(under_way.slice);
         self.refresh(index);
     }

@@ -337,6 +337,76 @@ fn a_notification_goes_with_the_last_write_or_after_the_last_read() {
 }
 
 #[test]
+fn a_notification_by_itself_is_not_tried_for_ever_either() {
+    let mut scheduler = connected(1);
+    let asked = TransferOptions {
+        has_note: true,
+        ..options(Time::MAX)
+    };
+    let id = scheduler.submit([], asked, at(1)).expect("room");
+    let mut now = at(1);
+    for _ in 0..SchedulerOptions::default().attempts_max {
+        let (slice, _) = sent(&drain(&mut scheduler, now))[0];
+        scheduler.on_refused(slice, Refusal::Busy, 0, now);
+        now = scheduler.poll_timeout(now).unwrap_or(now);
+    }
+    let failure = (None, Cause::Refused(Refusal::Busy), Effect::Partly);
+    assert_eq!(finished(&drain(&mut scheduler, now)), [(id, vec![failure])]);
+}
+
+#[test]
+fn a_notification_that_was_lost_each_time_may_have_been_delivered() {
+    let once = SchedulerOptions {
+        attempts_max: 1,
+        ..SchedulerOptions::default()
+    };
+    let mut scheduler = Scheduler::new(once, 2);
+    scheduler.adopt(0, at(0));
+    let asked = TransferOptions {
+        has_note: true,
+        ..options(Time::MAX)
+    };
+    let id = scheduler.submit([], asked, at(1)).expect("room");
+    let (slice, _) = sent(&drain(&mut scheduler, at(1)))[0];
+    scheduler.on_lost(slice, at(2));
+    scheduler.on_fenced(0, 1, true, at(2));
+    assert_eq!(
+        finished(&drain(&mut scheduler, at(2))),
+        [(id, vec![(None, Cause::Lost, Effect::Partly)])]
+    );
+}
+
+#[test]
+fn a_notification_fails_once() {
+    for is_refused in [true, false] {
+        let once = SchedulerOptions {
+            attempts_max: 1,
+            ..SchedulerOptions::default()
+        };
+        let mut scheduler = Scheduler::new(once, 1);
+        scheduler.adopt(0, at(0));
+        let asked = TransferOptions {
+            has_note: true,
+            ..options(Time::MAX)
+        };
+        let id = scheduler.submit([], asked, at(1)).expect("room");
+        let (slice, _) = sent(&drain(&mut scheduler, at(1)))[0];
+        scheduler.cancel(id, at(2));
+        if is_refused {
+            scheduler.on_refused(slice, Refusal::Stale, 0, at(3));
+        } else {
+            scheduler.on_lost(slice, at(3));
+            scheduler.on_fenced(0, 1, true, at(3));
+        }
+        let failure = (None, Cause::Cancelled, Effect::Partly);
+        assert_eq!(
+            finished(&drain(&mut scheduler, at(3))),
+            [(id, vec![failure])]
+        );
+    }
+}
+
+#[test]
 fn background_waits_but_does_not_starve() {
     let mut scheduler = connected(1);
     let background = TransferOptions {

@@ -144,11 +144,13 @@ impl Transfer {
         }
     }
 
-    /// The notification fails.
+    /// The notification fails, unless it has already.
     pub(super) fn fail_note(&mut self, cause: Cause, attempt: Attempt) {
         let effect = match self.note {
             NoteState::UnderWay => Effect::Partly,
-            NoteState::Waiting | NoteState::Settled => Effect::Untouched,
+            NoteState::Waiting if self.note_attempts > 0 => Effect::Partly,
+            NoteState::Waiting => Effect::Untouched,
+            NoteState::Settled => return,
         };
         self.note = NoteState::Settled;
         self.record(None, cause, effect, attempt);
