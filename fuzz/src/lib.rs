@@ -12,11 +12,13 @@
 //! |---|---|
 //! | [`auth`] | authentication: handshakes, sealed records, capabilities |
 //! | [`cluster`] | etcd's gateway, both ends, and the embedded coordinator |
+//! | [`engine`] | the transfer engine: bodies, segments, and the scheduler of transfers over rails |
 //! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
 //! | [`wire`] | the Lunette wire: receiver, handshake and the client's table of calls |
 #![forbid(unsafe_code)]
 
 pub mod auth;
 pub mod cluster;
+pub mod engine;
 pub mod nvme;
 pub mod wire;

@@ -1,0 +1,13 @@
+//! The transfer engine under attack: what a peer sends, and everything that can happen to rails.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`message`] | bodies of operations, from any bytes |
+//! | [`scheduler`] | transfers over rails, any events in any order |
+//! | `segments` | the table of segments beside a plain list |
+//! | `world` | the peer and the rails that a scheduler sees, and what must hold |
+
+pub mod message;
+pub mod scheduler;
+mod segments;
+mod world;

@@ -1,0 +1,145 @@
+//! Any bytes as the body of each operation, and as a script for the table of segments.
+
+use lunette_runtime_core::codec::Reader;
+use lunette_transfer_proto::engine::message::{
+    Descriptor, NOTE_BYTES_MAX, Operation, Place, Refusal, read_name, read_note, read_places,
+    write_note, write_places,
+};
+use lunette_transfer_proto::engine::segment::SEGMENT_NAME_BYTES_MAX;
+use lunette_transfer_proto::engine::slices::SLICE_PARTS_MAX;
+
+use super::segments;
+
+/// What an input reached. A corpus is judged by what its files reach together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reached {
+    /// Lists of places that were read.
+    pub places: u32,
+    /// Notifications that were.
+    pub notes: u32,
+    /// Writes: a notification, or that there is none, and places.
+    pub writes: u32,
+    /// Descriptors.
+    pub descriptors: u32,
+    /// Names.
+    pub names: u32,
+    /// Operations.
+    pub operations: u32,
+    /// Bodies that made no sense.
+    pub faults: u32,
+    /// Segments that were registered.
+    pub registered: u32,
+    /// Segments that were not.
+    pub refused: u32,
+    /// Segments that were unregistered.
+    pub unregistered: u32,
+    /// Accesses that were allowed.
+    pub allowed: u32,
+    /// Accesses to what is not registered any more.
+    pub stale: u32,
+    /// Accesses that a segment does not allow.
+    pub forbidden: u32,
+    /// Accesses outside a segment.
+    pub out_of_range: u32,
+    /// Segments that were found by name.
+    pub found_by_name: u32,
+    /// Segments that were found by address.
+    pub found_by_address: u32,
+}
+
+/// Drives what reads a peer's bodies with any bytes.
+///
+/// # Panics
+/// If an invariant does not hold: that is what it is for.
+pub fn message(data: &[u8]) -> Reached {
+    let mut reached = Reached::default();
+    codes(data, &mut reached);
+    places(data, &mut reached);
+    note(data, &mut reached);
+    write(data, &mut reached);
+    descriptor(data, &mut reached);
+    match read_name(data) {
+        Ok(name) => {
+            assert_eq!(name, data, "a name is its body");
+            assert!((1..=SEGMENT_NAME_BYTES_MAX).contains(&name.len()));
+            reached.names += 1;
+        }
+        Err(_) => reached.faults += 1,
+    }
+    segments::drive(data, &mut reached);
+    reached
+}
+
+fn codes(data: &[u8], reached: &mut Reached) {
+    let Ok(code) = Reader::new(data).u16() else {
+        return;
+    };
+    if let Some(operation) = Operation::from_wire(code) {
+        assert_eq!(operation.to_wire(), code);
+        reached.operations += 1;
+    }
+    let status = Refusal::from_wire(code).map_or(0, Refusal::to_wire);
+    assert_eq!(status, code, "a status is told again as it was");
+}
+
+fn read_all(reader: &mut Reader<'_>) -> Option<Vec<Place>> {
+    let places = read_places(reader).ok()?;
+    let count = places.len();
+    let places: Vec<Place> = places.collect();
+    assert_eq!(places.len(), count);
+    assert!((1..=SLICE_PARTS_MAX).contains(&count) && reader.is_empty());
+    Some(places)
+}
+
+fn places(data: &[u8], reached: &mut Reached) {
+    let Some(places) = read_all(&mut Reader::new(data)) else {
+        reached.faults += 1;
+        return;
+    };
+    let mut again = Vec::new();
+    write_places(&mut again, places.into_iter());
+    assert_eq!(again, data, "places have one form");
+    reached.places += 1;
+}
+
+fn note(data: &[u8], reached: &mut Reached) {
+    let mut reader = Reader::new(data);
+    let Ok(note) = read_note(&mut reader) else {
+        reached.faults += 1;
+        return;
+    };
+    assert!(note.is_none_or(|note| note.id > 0 && note.bytes.len() <= NOTE_BYTES_MAX));
+    let mut again = Vec::new();
+    write_note(&mut again, note);
+    again.extend_from_slice(reader.rest());
+    assert_eq!(again, data, "a notification has one form");
+    reached.notes += u32::from(note.is_some());
+}
+
+fn write(data: &[u8], reached: &mut Reached) {
+    let mut reader = Reader::new(data);
+    let Ok(note) = read_note(&mut reader) else {
+        return;
+    };
+    let Some(places) = read_all(&mut reader) else {
+        return;
+    };
+    let mut again = Vec::new();
+    write_note(&mut again, note);
+    write_places(&mut again, places.into_iter());
+    assert_eq!(again, data, "a write has one form");
+    reached.writes += 1;
+}
+
+fn descriptor(data: &[u8], reached: &mut Reached) {
+    let mut reader = Reader::new(data);
+    let Ok(descriptor) = Descriptor::decode(&mut reader) else {
+        reached.faults += 1;
+        return;
+    };
+    let mut again = Vec::new();
+    descriptor.encode(&mut again);
+    again.extend_from_slice(reader.rest());
+    assert_eq!(again, data, "a descriptor has one form");
+    reached.descriptors += 1;
+}
