@@ -14,6 +14,7 @@ use super::failure::Failure;
 use super::nvme::NvmeArguments;
 use super::simulate::SimulateArguments;
 use super::size::Size;
+use super::transfer::TransferArguments;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -61,6 +62,7 @@ pub(crate) enum Command {
     Stat(StatArguments),
     Replay(ReplayArguments),
     Simulate(SimulateArguments),
+    Transfer(TransferArguments),
     Nvme(NvmeArguments),
     Doctor(DoctorArguments),
     Topo(TopoArguments),

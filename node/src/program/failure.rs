@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use super::address::NodeAddress;
 use super::nvme::NvmeFailure;
+use super::transfer::TransferFailure;
 
 /// A command that did not do what it was asked.
 #[derive(Debug, Error)]
@@ -63,6 +64,8 @@ pub(crate) enum Failure {
     #[error("node process {index}: {problem}")]
     Child { index: usize, problem: String },
     #[error(transparent)]
+    Transfer(#[from] TransferFailure),
+    #[error(transparent)]
     Nvme(#[from] NvmeFailure),
     #[error(transparent)]
     Topology(#[from] TopologyError),
@@ -88,6 +91,7 @@ impl Failure {
             Self::Usage(_) => 2,
             Self::Store { error } if matches!(error.kind, StoreErrorKind::Key(_)) => 2,
             Self::NotFound { .. } => 3,
+            Self::Transfer(failure) => failure.exit_code(),
             Self::Nvme(failure) => failure.exit_code(),
             Self::Resolve { .. } | Self::Cluster(ClusterError::Connect { .. }) => 4,
             Self::Store { error } if error.is_unreachable() => 4,

@@ -12,6 +12,7 @@
 //! | `cluster` | nodes as child processes |
 //! | `replay` | traces against a cluster |
 //! | `simulate` | traces through a simulated cluster |
+//! | `transfer` | memory that peers read and write |
 //! | `nvme` | disks over NVMe/TCP |
 //! | `doctor` | what this machine offers and lacks |
 //! | `topo` | the machine's topology |
@@ -30,6 +31,7 @@ mod simulate;
 mod size;
 mod stat;
 mod topo;
+mod transfer;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -58,6 +60,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Stat(arguments) => stat::stat(&arguments, as_json),
         Command::Replay(arguments) => replay::replay(&arguments, as_json),
         Command::Simulate(arguments) => simulate::simulate(&arguments, as_json),
+        Command::Transfer(arguments) => transfer::transfer(arguments, as_json),
         Command::Nvme(arguments) => nvme::nvme(arguments, as_json),
         Command::Doctor(_) => doctor::doctor(as_json),
         Command::Topo(arguments) => topo::topo(&arguments, as_json),

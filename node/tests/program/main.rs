@@ -7,6 +7,7 @@
 //! | `objects` | `put`, `get`, `rm`, `stat` |
 //! | `replaying` | `replay` |
 //! | `simulating` | `simulate` |
+//! | `transferring` | `transfer` |
 //! | `machine` | `doctor`, `topo` |
 
 mod machine;
@@ -15,3 +16,4 @@ mod process;
 mod replaying;
 mod serving;
 mod simulating;
+mod transferring;

@@ -23,6 +23,7 @@ pub(crate) fn lunette(arguments: &[&str]) -> Command {
         .args(arguments)
         .env_remove("LUNETTE_NODES")
         .env_remove("LUNETTE_INSECURE")
+        .env_remove("LUNETTE_SECRET_FILE")
         .env_remove("LUNETTE_LOG")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -1,0 +1,153 @@
+//! Measuring reads or writes of a segment.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hdrhistogram::Histogram;
+use lunette::runtime::arena::{Exposed, HugePages};
+use lunette::runtime::spawn_local;
+use lunette::transfer::engine::{
+    Batch, Engine, EngineOptions, Peer, PostOptions, RailStatistics, RemoteSegment,
+};
+use serde_json::{Value, json};
+
+use super::failure::{Outcome, TransferFailure};
+use super::policy::policy;
+use crate::program::arguments::IdleChoice;
+use crate::program::size::Size;
+
+/// Longest latency that is told apart from longer ones.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+#[derive(Args, Debug)]
+pub(super) struct BenchArguments {
+    /// Where the peer listens, each address a rail.
+    #[arg(
+        value_name = "ADDRESS:PORT,...",
+        value_delimiter = ',',
+        required = true
+    )]
+    peer: Vec<SocketAddr>,
+    /// The segment's name.
+    #[arg(long, value_name = "NAME", default_value = "memory")]
+    segment: String,
+    /// Length of one request.
+    #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = Size::parse)]
+    size: Size,
+    /// Requests of one batch.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch: u32,
+    /// Batches under way.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    depth: u16,
+    /// How long.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Write instead of reading. What was there is lost.
+    #[arg(long)]
+    write: bool,
+    /// What the core does when it has nothing to do.
+    #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
+    pub(super) idle: IdleChoice,
+}
+
+/// Keeps batches under way, and says how many were done and how long they took.
+pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
+    let options = EngineOptions {
+        policy: policy()?,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(options)?;
+    let failed = |error| TransferFailure::Open {
+        segment: arguments.segment.clone(),
+        error,
+    };
+    let peer = engine.open(&arguments.peer).await.map_err(failed)?;
+    let remote = peer.segment(&arguments.segment).await.map_err(failed)?;
+    let latencies_ns = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3);
+    let latencies_ns = latencies_ns.expect("bounds and digits that are allowed");
+    let latencies_ns = Rc::new(RefCell::new(latencies_ns));
+    let started = Instant::now();
+    let ends_at = started + Duration::from_secs(arguments.seconds);
+    let mut tasks = Vec::new();
+    for index in 0..u64::from(arguments.depth) {
+        let batch = prepare(&arguments, &remote, index)?;
+        let posting = keep_one_under_way(peer.clone(), batch, ends_at, Rc::clone(&latencies_ns));
+        tasks.push(spawn_local(posting));
+    }
+    for task in tasks {
+        task.await.expect("a task that nobody cancels")?;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let latencies_ns = latencies_ns.borrow();
+    let requests = latencies_ns.len() * u64::from(arguments.batch);
+    let bytes = requests as f64 * arguments.size.0 as f64;
+    let us = |quantile| latencies_ns.value_at_quantile(quantile) as f64 / 1e3;
+    let rails: Vec<Value> = peer.rails().iter().map(rail).collect();
+    Ok(json!({
+        "requests": requests,
+        "requests_per_s": (requests as f64 / seconds).round(),
+        "megabytes_per_s": (bytes / seconds / 1e4).round() / 100.0,
+        "batch_p50_us": us(0.5),
+        "batch_p99_us": us(0.99),
+        "slices_resent": engine.statistics().slices_resent,
+        "rails": rails,
+    }))
+}
+
+fn rail(rail: &RailStatistics) -> Value {
+    json!({
+        "address": rail.address.to_string(),
+        "up": rail.is_up,
+        "bytes_per_s": rail.bytes_per_second,
+        "connections": rail.connections,
+    })
+}
+
+/// A batch over neighbouring pieces, those of different tasks at different places as far as the
+/// segment goes.
+fn prepare(arguments: &BenchArguments, remote: &RemoteSegment, index: u64) -> Outcome<Batch> {
+    let (size, count) = (arguments.size.0, arguments.batch);
+    let len_bytes = size.saturating_mul(u64::from(count));
+    let places = remote.len_bytes().checked_div(len_bytes).unwrap_or(0);
+    if places == 0 {
+        return Err(TransferFailure::TooLong {
+            batch: count,
+            size,
+            len_bytes: remote.len_bytes(),
+        });
+    }
+    let first = index % places * len_bytes;
+    let in_memory = |bytes: u64| usize::try_from(bytes).expect("as long as a part of a segment");
+    let memory = Exposed::map(in_memory(len_bytes), HugePages::Never, &mut Vec::new());
+    let memory = memory.map_err(|errno| TransferFailure::Memory(errno.into()))?;
+    let mut batch = Batch::new();
+    for request in 0..u64::from(count) {
+        let start = request * size;
+        let local = memory.slice(in_memory(start), in_memory(size));
+        if arguments.write {
+            batch.write(local, remote, first + start)?;
+        } else {
+            batch.read(local, remote, first + start)?;
+        }
+    }
+    Ok(batch)
+}
+
+async fn keep_one_under_way(
+    peer: Peer,
+    batch: Batch,
+    ends_at: Instant,
+    latencies_ns: Rc<RefCell<Histogram<u64>>>,
+) -> Outcome<()> {
+    while Instant::now() < ends_at {
+        let started = Instant::now();
+        peer.post(&batch, PostOptions::default())?.await?;
+        let elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        latencies_ns.borrow_mut().saturating_record(elapsed_ns);
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! What can go wrong.
+
+use std::io;
+
+use lunette::transfer::engine::{
+    BatchError, OpenError, PostError, RegisterRefusal, StartError, TransferError,
+};
+use lunette_auth::policy::SettingsFault;
+use lunette_cluster::SecretFileError;
+use thiserror::Error;
+
+/// A command that did not do what it was asked.
+#[derive(Debug, Error)]
+pub(crate) enum TransferFailure {
+    #[error(transparent)]
+    Settings(#[from] SettingsFault),
+    #[error(transparent)]
+    Secret(#[from] SecretFileError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("{0}")]
+    Register(#[from] RegisterRefusal),
+    #[error("{segment}: {error}")]
+    Open {
+        segment: String,
+        #[source]
+        error: OpenError,
+    },
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    #[error(transparent)]
+    Post(#[from] PostError),
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    #[error("no memory: {0}")]
+    Memory(io::Error),
+    #[error("standard output: {0}")]
+    Output(io::Error),
+    #[error("a batch of {batch} times {size} bytes does not fit the segment's {len_bytes}")]
+    TooLong {
+        batch: u32,
+        size: u64,
+        len_bytes: u64,
+    },
+}
+
+impl TransferFailure {
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::TooLong { .. } | Self::Settings(_) => 2,
+            Self::Open {
+                error: OpenError::Connect { .. },
+                ..
+            } => 4,
+            _ => 1,
+        }
+    }
+}
+
+pub(super) type Outcome<T> = Result<T, TransferFailure>;

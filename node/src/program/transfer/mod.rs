@@ -1,0 +1,73 @@
+//! `lunette transfer`: memory that peers read and write, served and measured.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `serve` | serving a segment |
+//! | `bench` | measuring reads or writes of one |
+//! | `policy` | who may connect, from the environment |
+//! | `failure` | what can go wrong |
+
+mod bench;
+mod failure;
+mod policy;
+mod serve;
+
+use clap::{Args, Subcommand};
+use lunette::runtime::{CoreOptions, StartError, block_on};
+
+use self::bench::{BenchArguments, bench};
+use self::failure::Outcome;
+use self::serve::{ServeArguments, serve};
+use super::arguments::IdleChoice;
+use super::failure::Failure;
+use super::output;
+
+pub(crate) use self::failure::TransferFailure;
+
+/// Serve memory to peers, and measure how fast it is read and written.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette transfer serve --memory 1GiB &
+  lunette transfer bench 127.0.0.1:7600 --size 4KiB --batch 128
+  lunette transfer bench 10.0.0.2:7600,10.0.1.2:7600 --size 16MiB --write    # over two rails
+
+Beyond loopback both sides need LUNETTE_SECRET_FILE (or LUNETTE_INSECURE=1).")]
+pub(crate) struct TransferArguments {
+    #[command(subcommand)]
+    command: TransferCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TransferCommand {
+    /// Serve a segment, until SIGINT or SIGTERM.
+    Serve(ServeArguments),
+    /// Measure reads or writes of a segment.
+    Bench(BenchArguments),
+}
+
+/// Does what is asked.
+pub(super) fn transfer(arguments: TransferArguments, as_json: bool) -> Result<(), Failure> {
+    match arguments.command {
+        TransferCommand::Serve(arguments) => serve(arguments, as_json),
+        TransferCommand::Bench(arguments) => {
+            let idle = arguments.idle;
+            let measured = run(idle, async move || bench(arguments).await)?;
+            output::line(&measured.to_string())
+        }
+    }
+}
+
+/// Runs `work` on a core of its own.
+fn run<T: 'static>(
+    idle: IdleChoice,
+    work: impl AsyncFnOnce() -> Outcome<T> + 'static,
+) -> Result<T, Failure> {
+    let options = CoreOptions {
+        idle: idle.policy(),
+        ..CoreOptions::default()
+    };
+    let ran: Result<Outcome<T>, StartError> =
+        block_on(None, options, move || async move { work().await });
+    Ok(ran??)
+}

@@ -1,0 +1,21 @@
+//! Who may connect, from the environment.
+
+use std::env;
+use std::path::Path;
+
+use lunette_auth::Policy;
+use lunette_auth::policy::{INSECURE_SETTING, SECRET_FILE_SETTING};
+use lunette_cluster::read_secrets;
+
+use super::failure::Outcome;
+
+/// The policy of the settings.
+pub(super) fn policy() -> Outcome<Policy> {
+    let secrets = match env::var_os(SECRET_FILE_SETTING) {
+        Some(path) => Some(read_secrets(Path::new(&path))?),
+        None => None,
+    };
+    let insecure = env::var_os(INSECURE_SETTING);
+    let insecure = insecure.as_ref().map(|value| value.to_string_lossy());
+    Ok(Policy::of_settings(secrets, insecure.as_deref())?)
+}

@@ -1,0 +1,135 @@
+//! Serving a segment.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use lunette::runtime::arena::{Exposed, HugePages};
+use lunette::runtime::time;
+use lunette::transfer::engine::{Access, Engine, EngineOptions, RegisterOptions};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use super::failure::{Outcome, TransferFailure};
+use super::policy::policy;
+use super::run;
+use crate::program::arguments::IdleChoice;
+use crate::program::failure::Failure;
+use crate::program::output;
+use crate::program::size::Size;
+
+/// How often a server looks whether it is to end.
+const END_PAUSE: Duration = Duration::from_millis(50);
+
+#[derive(Args, Debug)]
+pub(super) struct ServeArguments {
+    /// Addresses and ports to listen on, each a rail for those who come; port 0 lets the system
+    /// choose.
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT,...",
+        value_delimiter = ',',
+        default_value = "127.0.0.1:7600"
+    )]
+    listen: Vec<SocketAddr>,
+    /// The segment's name.
+    #[arg(long, value_name = "NAME", default_value = "memory")]
+    segment: String,
+    /// Its length.
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse)]
+    memory: Size,
+    /// Back it with huge pages where the system has them.
+    #[arg(long)]
+    huge_pages: bool,
+    /// Refuse writes.
+    #[arg(long)]
+    read_only: bool,
+    /// What the core does when it has nothing to do.
+    #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
+    idle: IdleChoice,
+}
+
+/// Serves until a signal ends it, and says what was done.
+pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Failure> {
+    let ends = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        let registered = flag::register(signal, Arc::clone(&ends));
+        registered.map_err(|error| Failure::file("signals", error))?;
+    }
+    let policy = policy()?;
+    run(arguments.idle, async move || {
+        let options = EngineOptions {
+            listen: arguments.listen.clone(),
+            policy,
+            ..EngineOptions::default()
+        };
+        let engine = Engine::start(options)?;
+        register(&engine, &arguments)?;
+        say_ready(&engine, &arguments, as_json)?;
+        while !ends.load(Ordering::Relaxed) {
+            time::sleep(END_PAUSE).await;
+        }
+        let done = engine.statistics();
+        engine.close().await;
+        let (read, written) = (done.served_read_bytes, done.served_written_bytes);
+        say(&if as_json {
+            json!({ "served_read_bytes": read, "served_written_bytes": written,
+                    "refused": done.refused, "corrupted": done.corrupted, "torn": done.torn })
+            .to_string()
+        } else {
+            format!("peers have read {read} bytes and written {written}")
+        })
+    })
+}
+
+fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<()> {
+    let huge_pages = if arguments.huge_pages {
+        HugePages::Prefer
+    } else {
+        HugePages::Never
+    };
+    let len = usize::try_from(arguments.memory.0).unwrap_or(usize::MAX);
+    let mut shortfalls = Vec::new();
+    let memory = Exposed::map(len, huge_pages, &mut shortfalls);
+    let memory = memory.map_err(|errno| TransferFailure::Memory(errno.into()))?;
+    for shortfall in shortfalls {
+        tracing::warn!(%shortfall, "memory");
+    }
+    let options = RegisterOptions {
+        access: if arguments.read_only {
+            Access::Read
+        } else {
+            Access::ReadWrite
+        },
+        ..RegisterOptions::named(&arguments.segment)
+    };
+    engine
+        .register(memory, &options)
+        .map_err(|error| error.refusal)?;
+    Ok(())
+}
+
+fn say_ready(engine: &Engine, arguments: &ServeArguments, as_json: bool) -> Outcome<()> {
+    let addresses: Vec<String> = engine
+        .addresses()
+        .iter()
+        .map(SocketAddr::to_string)
+        .collect();
+    let (segment, len_bytes) = (&arguments.segment, arguments.memory.0);
+    say(&if as_json {
+        json!({ "ready": true, "addresses": addresses, "segment": segment, "bytes": len_bytes })
+            .to_string()
+    } else {
+        let addresses = addresses.join(",");
+        format!("serving {len_bytes} bytes as {segment} on {addresses}")
+    })
+}
+
+fn say(line: &str) -> Outcome<()> {
+    let said = output::raw(format!("{line}\n").as_bytes());
+    said.map_err(|failure| TransferFailure::Output(io::Error::other(failure)))
+}

@@ -1,0 +1,83 @@
+//! `lunette transfer`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::{Node, lunette, send};
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef\n";
+
+fn serve(listen: &str) -> Command {
+    lunette(&[
+        "transfer",
+        "serve",
+        "--json",
+        "--listen",
+        listen,
+        "--memory",
+        "4MiB",
+        "--idle",
+        "efficient",
+    ])
+}
+
+fn bench(server: &Node, more: &[&str]) -> Command {
+    let address = server.ready["addresses"][0].as_str().expect("an address");
+    let always = ["transfer", "bench", address, "--seconds", "1", "--json"];
+    lunette(&[&always, more].concat())
+}
+
+#[test]
+fn a_segment_is_served_measured_and_accounted_for() {
+    let mut server = Node::spawn(&mut serve("127.0.0.1:0"));
+    assert_eq!(server.ready["bytes"], 4 << 20);
+    for more in [
+        &["--size", "4KiB", "--batch", "100"][..],
+        &["--size", "1MiB", "--depth", "4", "--write"],
+    ] {
+        let output = bench(&server, more).output().expect("it starts");
+        assert!(output.status.success(), "{output:?}");
+        let measured: Value = serde_json::from_slice(&output.stdout).expect("one object");
+        assert!(measured["requests"].as_u64() > Some(0), "{measured}");
+        assert_eq!(measured["slices_resent"], 0);
+        assert_eq!(measured["rails"][0]["up"], true);
+    }
+    let too_long = bench(&server, &["--size", "8MiB"])
+        .output()
+        .expect("it starts");
+    assert_eq!(too_long.status.code(), Some(2), "{too_long:?}");
+    let elsewhere = bench(&server, &["--segment", "other"])
+        .output()
+        .expect("it starts");
+    assert_eq!(elsewhere.status.code(), Some(1), "{elsewhere:?}");
+    send(&server.child, Signal::INT);
+    let (code, said) = server.wait();
+    assert_eq!(code, Some(0));
+    let done: Value = serde_json::from_str(said.trim()).expect("one object");
+    assert!(done["served_read_bytes"].as_u64() > Some(0), "{done}");
+    assert!(done["served_written_bytes"].as_u64() > Some(0), "{done}");
+}
+
+#[test]
+fn other_hosts_need_the_secret() {
+    let refused = serve("0.0.0.0:0").output().expect("it starts");
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("secret");
+    fs::write(&file, SECRET).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("set");
+    let server = Node::spawn(serve("0.0.0.0:0").env("LUNETTE_SECRET_FILE", &file));
+    let port = server.ready["addresses"][0].as_str().expect("an address");
+    let port = port.rsplit(':').next().expect("a port");
+    let address = format!("127.0.0.1:{port}");
+    let bench = || lunette(&["transfer", "bench", &address, "--seconds", "1"]);
+    let stranger = bench().output().expect("it starts");
+    assert_eq!(stranger.status.code(), Some(4), "{stranger:?}");
+    let member = bench().env("LUNETTE_SECRET_FILE", &file).output();
+    let member = member.expect("it starts");
+    assert!(member.status.success(), "{member:?}");
+}
