@@ -233,7 +233,7 @@ fn wait(world: &mut World, time: Duration) {
         world.scheduler.on_timeout(world.now);
         world.act();
     }
-    panic!("timers are due again and again at {:?}", world.now);
+    unreachable!("timers are due again and again at {:?}", world.now);
 }
 
 /// From here on nothing fails: everything ends soon, and nothing is left.
@@ -278,5 +278,5 @@ fn settle(world: &mut World) {
         wait(world, Duration::from_millis(50));
         world.act();
     }
-    panic!("something never ends: {:?}", world.scheduler);
+    unreachable!("something never ends: {:?}", world.scheduler);
 }
