@@ -185,9 +185,10 @@ impl Lane {
                  --test loom_woken --test loom_ring --target-dir target/loom"
             }
             Self::Miri => {
-                "+nightly miri test -p lunette-runtime --locked --lib --target-dir target/miri -- \
+                "+nightly miri test -p lunette-runtime -p lunette-gpu --locked --lib \
+                 --target-dir target/miri -- \
                  arena::region driver::table vectored:: pool::ring executor::task executor::idle \
-                 executor::source sim::tests"
+                 executor::source sim::tests fake::tests"
             }
         };
         let mut command = match self {
