@@ -7,12 +7,13 @@
 //! | `objects` | `put`, `get`, `rm`, `stat` |
 //! | `replaying` | `replay` |
 //! | `simulating` | `simulate` |
-//! | `transferring` | `transfer` |
+//! | `transferring`, `rails` | `transfer`, over one network and over two |
 //! | `machine` | `doctor`, `topo` |
 
 mod machine;
 mod objects;
 mod process;
+mod rails;
 mod replaying;
 mod serving;
 mod simulating;

@@ -1,0 +1,173 @@
+//! `lunette transfer` between two network namespaces that two pairs of virtual interfaces join.
+//!
+//! It takes root, `ip` and `tc`, and is skipped by name where they are missing.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::{Node, lunette};
+
+/// The server's address on each of the two networks; the client's ends in 1.
+const SERVER: [&str; 2] = ["10.231.0.2", "10.231.1.2"];
+
+/// Two namespaces, gone with the value.
+struct Networks {
+    client: String,
+    server: String,
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output();
+    let output = output.map_err(|error| format!("ip: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("ip {}: {}", arguments.join(" "), said.trim()))
+}
+
+impl Networks {
+    fn new() -> Result<Self, String> {
+        let id = std::process::id();
+        let networks = Self {
+            client: format!("lunette-{id}-a"),
+            server: format!("lunette-{id}-b"),
+        };
+        // From here on dropping cleans up.
+        ip(&["netns", "add", &networks.client])?;
+        ip(&["netns", "add", &networks.server])?;
+        for pair in 0..SERVER.len() {
+            let (near, far) = (Self::near(pair), Self::far(pair));
+            let (client, server) = (&networks.client, &networks.server);
+            ip(&[
+                "link", "add", &near, "netns", client, "type", "veth", "peer", "name", &far,
+                "netns", server,
+            ])?;
+            for (namespace, link, end) in [(client, &near, 1), (server, &far, 2)] {
+                let address = format!("10.231.{pair}.{end}/24");
+                ip(&["-n", namespace, "address", "add", &address, "dev", link])?;
+                ip(&["-n", namespace, "link", "set", link, "up"])?;
+            }
+        }
+        Ok(networks)
+    }
+
+    fn near(pair: usize) -> String {
+        format!("lnt-a{pair}")
+    }
+
+    fn far(pair: usize) -> String {
+        format!("lnt-b{pair}")
+    }
+
+    /// Lets a pair carry so many bits per second, each way.
+    fn shape(&self, pair: usize, rate: &str) -> Result<(), String> {
+        for (namespace, link) in [
+            (&self.client, Self::near(pair)),
+            (&self.server, Self::far(pair)),
+        ] {
+            ip(&[
+                "netns", "exec", namespace, "tc", "qdisc", "add", "dev", &link, "root", "tbf",
+                "rate", rate, "burst", "128kb", "latency", "20ms",
+            ])?;
+        }
+        Ok(())
+    }
+
+    fn set(&self, pair: usize, state: &str) {
+        let link = Self::far(pair);
+        ip(&["-n", &self.server, "link", "set", &link, state]).expect("the link is there");
+    }
+
+    /// The command, in a namespace and with the secret.
+    fn within(namespace: &str, command: &Command, secret: &TempDir) -> Command {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", namespace]);
+        inside.arg(command.get_program()).args(command.get_args());
+        inside
+            .env_remove("LUNETTE_INSECURE")
+            .env("LUNETTE_SECRET_FILE", secret.path().join("secret"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        inside
+    }
+}
+
+impl Drop for Networks {
+    fn drop(&mut self) {
+        for namespace in [&self.client, &self.server] {
+            // It may not have come about.
+            drop(ip(&["netns", "delete", namespace]));
+        }
+    }
+}
+
+fn secret() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("secret");
+    fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("set");
+    folder
+}
+
+fn bench(networks: &Networks, secret: &TempDir, more: &[&str]) -> Child {
+    let peer = SERVER.map(|address| format!("{address}:7600")).join(",");
+    let always = ["transfer", "bench", &peer, "--size", "4MiB"];
+    let command = lunette(&[&always, more].concat());
+    let mut inside = Networks::within(&networks.client, &command, secret);
+    inside.spawn().expect("it starts")
+}
+
+fn measured(bench: Child) -> Value {
+    let output = bench.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).expect("one object")
+}
+
+#[test]
+fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
+    let networks = match Networks::new() {
+        Ok(networks) => networks,
+        Err(problem) => {
+            println!(
+                "SKIP rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other: {problem}"
+            );
+            return;
+        }
+    };
+    let secret = secret();
+    let listen = SERVER.map(|address| format!("{address}:7600")).join(",");
+    let command = lunette(&[
+        "transfer", "serve", "--json", "--listen", &listen, "--memory", "8MiB",
+    ]);
+    let _server = Node::spawn(&mut Networks::within(&networks.server, &command, &secret));
+    if let Err(problem) = networks.shape(1, "400mbit") {
+        println!(
+            "SKIP rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other: {problem}"
+        );
+        return;
+    }
+    // 400 Mbit/s are 50 MB/s.
+    let both = measured(bench(&networks, &secret, &["--seconds", "2"]));
+    let rate = |rail: usize| both["rails"][rail]["bytes_per_s"].as_f64().expect("a rate");
+    assert!(rate(1) > 20e6 && rate(1) < 70e6, "{both}");
+    assert!(rate(0) > 2.0 * rate(1), "{both}");
+    assert_eq!(both["slices_resent"], 0, "{both}");
+    for more in [&["--seconds", "5"][..], &["--seconds", "5", "--write"]] {
+        let running = bench(&networks, &secret, more);
+        thread::sleep(Duration::from_secs(1));
+        networks.set(0, "down");
+        thread::sleep(Duration::from_millis(1_800));
+        networks.set(0, "up");
+        let done = measured(running);
+        assert!(done["slices_resent"].as_u64() > Some(0), "{done}");
+        assert!(done["requests"].as_u64() > Some(10), "{done}");
+    }
+}
