@@ -25,6 +25,9 @@ struct Cost {
     unregister: Duration,
 }
 
+/// One of the costs.
+type Of = fn(&Cost) -> Duration;
+
 /// A spread order in which neighbours do not follow each other.
 fn spread(count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |index| index * 7_919 % count)
@@ -102,7 +105,7 @@ fn main() {
     let costs = measured.expect("a core");
     println!("| per operation | {FEW} segments | {MANY} segments | ratio (goal 1.5) |");
     println!("|---|---|---|---|");
-    let rows: [(&str, fn(&Cost) -> Duration); 4] = [
+    let rows: [(&str, Of); 4] = [
         ("register", |cost| cost.register),
         ("find by address", |cost| cost.find),
         ("find by id", |cost| cost.reach),
