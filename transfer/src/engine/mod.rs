@@ -15,6 +15,38 @@
 //! ([`Effect::MayStillChange`]). Memory in a batch is counted: it stays while any operation names it,
 //! whatever becomes of the batch, its future and the engine.
 //!
+//! ```
+//! use lunette_runtime::arena::{Exposed, HugePages};
+//! use lunette_runtime::{CoreOptions, block_on};
+//! use lunette_transfer::engine::{Batch, Engine, EngineOptions, PostOptions, RegisterOptions};
+//!
+//! fn memory() -> Exposed {
+//!     Exposed::map(1 << 20, HugePages::Never, &mut Vec::new()).unwrap()
+//! }
+//!
+//! let done = block_on(None, CoreOptions::default(), || async {
+//!     let options = EngineOptions {
+//!         listen: vec!["127.0.0.1:0".parse().unwrap()],
+//!         ..EngineOptions::default()
+//!     };
+//!     let server = Engine::start(options).unwrap();
+//!     let there = memory();
+//!     server.register(there.clone(), &RegisterOptions::named("kv")).unwrap();
+//!
+//!     let client = Engine::start(EngineOptions::default()).unwrap();
+//!     let peer = client.open(server.addresses()).await.unwrap();
+//!     let remote = peer.segment("kv").await.unwrap();
+//!     let here = memory();
+//!     here.copy_in(0, b"keys and values");
+//!     let mut batch = Batch::new();
+//!     batch.write(here.slice(0, 15), &remote, 4096).unwrap();
+//!     let done = peer.post(&batch, PostOptions::default()).unwrap().await.unwrap();
+//!     assert_eq!(there.slice(4096, 15).to_vec(), b"keys and values");
+//!     done
+//! });
+//! assert_eq!(done.unwrap().len_bytes, 15);
+//! ```
+//!
 //! | module | subject |
 //! |---|---|
 //! | `batch` | [`Batch`], what is asked; [`PostOptions`] |
