@@ -464,7 +464,10 @@ fn silent_connections_delay_nobody_and_are_bounded() {
             .expect("the last place");
         peer.segment("kv").await.expect("a segment");
         let took = time::now().since(began);
-        assert!(took < SILENCE, "one after the other they would take {took:?}");
+        assert!(
+            took < SILENCE,
+            "one after the other they would take {took:?}"
+        );
         // All places are taken: the next one is told so, and the silent ones lose theirs.
         let other = Engine::start(guarded(secrets(OLD))).expect("an engine");
         let refused = other.open(server.addresses()).await.expect_err("no place");
