@@ -186,6 +186,26 @@ fn a_notification_comes_after_its_bytes_and_once() {
     });
 }
 
+#[test]
+fn notifications_of_two_peers_that_are_the_same_engine_both_come() {
+    run(WORLDS, || async {
+        let pair = Pair::new(KIB).await;
+        let again = pair.here.open(pair.there.addresses()).await.expect("open");
+        for (index, peer) in [(1_u8, &pair.peer), (2, &again), (3, &pair.peer)] {
+            let options = PostOptions {
+                notification: Some(vec![index]),
+                ..PostOptions::default()
+            };
+            let posted = peer.post(&Batch::new(), options).expect("posted");
+            posted.await.expect("done");
+        }
+        let told: Vec<u8> = std::iter::from_fn(|| pair.there.take_notification())
+            .map(|notified| notified.bytes[0])
+            .collect();
+        assert_eq!(told, [1, 2, 3]);
+    });
+}
+
 fn memory_of(len: usize, byte: u8) -> Option<Exposed> {
     (len > 0).then(|| {
         let memory = memory(len);

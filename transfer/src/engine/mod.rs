@@ -187,6 +187,7 @@ struct Inner {
     counts: Counts,
     drain: Drain,
     peers: Cell<u32>,
+    notes: Cell<u64>,
 }
 
 impl Engine {
@@ -222,6 +223,7 @@ impl Engine {
             counts: Counts::default(),
             drain: Drain::default(),
             peers: Cell::new(0),
+            notes: Cell::new(0),
             options,
         });
         let tasks = Scope::new();
@@ -368,6 +370,17 @@ impl Inner {
             waker.wake();
         }
         true
+    }
+
+    /// The number of a notification, the same however often it is sent. Peers tell notifications of
+    /// one session apart by it, so all that this engine sends are numbered together.
+    fn note_number(&self, given: &Cell<Option<u64>>) -> u64 {
+        let number = given.get().unwrap_or_else(|| {
+            self.notes.set(self.notes.get() + 1);
+            self.notes.get()
+        });
+        given.set(Some(number));
+        number
     }
 
     /// A number for a peer, which names its connections at the other side.

@@ -79,8 +79,8 @@ pub struct Done {
 pub(super) struct Posted {
     pub(super) batch: Batch,
     pub(super) options: PostOptions,
-    /// The number of its notification.
-    pub(super) note: u64,
+    /// The number of its notification in the engine's session, from its first sending on.
+    pub(super) note: Cell<Option<u64>>,
     began: Time,
     outcome: RefCell<Option<Outcome>>,
     waker: RefCell<Option<Waker>>,
@@ -136,7 +136,6 @@ pub(super) struct State {
     pub(super) posted: BTreeMap<TransferId, Rc<Posted>>,
     /// What stops each read that is under way.
     pub(super) stops: BTreeMap<SliceId, Rc<Signal>>,
-    pub(super) notes: u64,
     pub(super) is_replaced: bool,
 }
 
@@ -162,7 +161,6 @@ impl Peer {
             rails,
             posted: BTreeMap::new(),
             stops: BTreeMap::new(),
-            notes: 0,
             is_replaced: false,
         };
         let shared = Rc::new(Shared {
@@ -246,18 +244,15 @@ impl Peer {
             return Err(PostError::NoteTooLong { len_bytes });
         }
         let now = time::now();
-        let posted = |note| {
-            Rc::new(Posted {
-                batch: batch.clone(),
-                options: options.clone(),
-                note,
-                began: now,
-                outcome: RefCell::default(),
-                waker: RefCell::default(),
-            })
-        };
+        let posted = Rc::new(Posted {
+            batch: batch.clone(),
+            options: options.clone(),
+            note: Cell::default(),
+            began: now,
+            outcome: RefCell::default(),
+            waker: RefCell::default(),
+        });
         if self.is_self() {
-            let posted = posted(0);
             let id = None;
             spawned(
                 shared
@@ -280,8 +275,6 @@ impl Peer {
             has_note: options.notification.is_some(),
         };
         let id = state.scheduler.submit(batch.requests(), asked, now)?;
-        state.notes += u64::from(asked.has_note);
-        let posted = posted(state.notes);
         state.posted.insert(id, Rc::clone(&posted));
         drop(state);
         shared.pump();

@@ -108,7 +108,7 @@ impl Shared {
         let (slice, carries_note) = state.scheduler.slice(id).expect("it is to be sent");
         let posted = &state.posted[&transfer];
         let note = carries_note.then(|| Note {
-            id: posted.note,
+            id: self.engine.note_number(&posted.note),
             bytes: posted.options.notification.as_deref().unwrap_or_default(),
         });
         let carriage = Carriage::new(id, slice, &posted.batch, posted.options.intent, note);
