@@ -374,7 +374,7 @@ async fn first_to_answer(
 #[derive(Debug)]
 pub struct Transfer {
     peer: Peer,
-    /// `None` within one engine.
+    /// `None` within one engine, and when it is over.
     id: Option<TransferId>,
     posted: Rc<Posted>,
 }
@@ -411,19 +411,20 @@ impl Transfer {
 impl Future for Transfer {
     type Output = Result<Done, TransferError>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = self.posted.outcome.borrow_mut().take();
         let Some(outcome) = outcome else {
             *self.posted.waker.borrow_mut() = Some(cx.waker().clone());
             return Poll::Pending;
         };
+        // It is over: nothing is left to be cancelled.
+        self.id = None;
         Poll::Ready(self.result(outcome))
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        // Of one that is over the scheduler knows nothing any more.
         self.cancel();
     }
 }
