@@ -285,6 +285,13 @@ impl Rail {
         self.is_rated = true;
     }
 
+    /// A slice was refused: the rail is alive, and how fast it is was not seen.
+    pub fn on_refused(&mut self, len_bytes: u64, now: Time) {
+        self.leave(len_bytes);
+        self.failures = 0;
+        self.moved = now;
+    }
+
     /// A slice is not under way any more, and was not answered.
     pub fn on_stopped(&mut self, len_bytes: u64) {
         self.leave(len_bytes);

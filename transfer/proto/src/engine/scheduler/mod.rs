@@ -74,6 +74,14 @@ struct UnderWay {
     state: SliceState,
 }
 
+/// How a slice leaves its rail.
+#[derive(Clone, Copy, Debug)]
+enum Leave {
+    Answered(Time),
+    Refused(Time),
+    Stopped,
+}
+
 /// A lost connection that is to be ended at the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LostConnection {
@@ -293,7 +301,7 @@ impl Scheduler {
     /// If the slice is not under way: each is answered once.
     pub fn on_answered(&mut self, id: SliceId, now: Time) {
         let under_way = self.take(id);
-        self.leave_rail(&under_way, Some(now));
+        self.leave_rail(&under_way, Leave::Answered(now));
         if let Some(index) = under_way.transfer {
             let transfer = self.transfers.at(index);
             transfer.under_way -= 1;
@@ -312,7 +320,7 @@ impl Scheduler {
     /// As [`on_answered`](Self::on_answered).
     pub fn on_refused(&mut self, id: SliceId, refusal: Refusal, part: usize, now: Time) {
         let under_way = self.take(id);
-        self.leave_rail(&under_way, Some(now));
+        self.leave_rail(&under_way, Leave::Refused(now));
         let Some(index) = under_way.transfer else {
             return;
         };
@@ -384,7 +392,7 @@ impl Scheduler {
     /// As [`on_answered`](Self::on_answered).
     pub fn on_stopped(&mut self, id: SliceId) {
         let under_way = self.take(id);
-        self.leave_rail(&under_way, None);
+        self.leave_rail(&under_way, Leave::Stopped);
         if let Some(index) = under_way.transfer {
             self.transfers.at(index).under_way -= 1;
             self.refresh(index);
@@ -461,15 +469,16 @@ impl Scheduler {
         }
     }
 
-    fn leave_rail(&mut self, under_way: &UnderWay, answered: Option<Time>) {
+    fn leave_rail(&mut self, under_way: &UnderWay, how: Leave) {
         let rail = &mut self.rails[under_way.rail];
         if rail.connection() != under_way.connection || !rail.is_up() {
             return;
         }
         let len_bytes = under_way.slice.len_bytes();
-        match answered {
-            Some(now) => rail.on_answered(len_bytes, now),
-            None => rail.on_stopped(len_bytes),
+        match how {
+            Leave::Answered(now) => rail.on_answered(len_bytes, now),
+            Leave::Refused(now) => rail.on_refused(len_bytes, now),
+            Leave::Stopped => rail.on_stopped(len_bytes),
         }
     }
 

@@ -280,6 +280,20 @@ fn a_refusal_fails_its_request_and_spares_the_others() {
 }
 
 #[test]
+fn bytes_that_were_refused_do_not_make_a_rail_fast() {
+    let mut scheduler = connected(1);
+    let before = scheduler.rails()[0].bytes_per_second();
+    for _ in 0..5 {
+        let submitted = scheduler.submit([read(64 * KIB)], options(Time::MAX), at(1));
+        submitted.expect("room");
+        let (slice, _) = sent(&drain(&mut scheduler, at(1)))[0];
+        scheduler.on_refused(slice, Refusal::Stale, 0, at(1) + Duration::from_micros(1));
+        drain(&mut scheduler, at(1));
+    }
+    assert_eq!(scheduler.rails()[0].bytes_per_second(), before);
+}
+
+#[test]
 fn damage_and_business_are_tried_again_after_a_pause_and_not_for_ever() {
     for (refusal, cause) in [
         (Refusal::Corrupt, Cause::Corrupt),
