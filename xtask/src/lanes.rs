@@ -4,6 +4,7 @@
 //! the dev profile, default features and the caller's flags, so that they share what is built.
 
 use std::fs;
+use std::iter;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -279,6 +280,7 @@ fn report(outcomes: &[Outcome]) -> String {
     for skip in tallies.clone().flat_map(Tally::skips) {
         lines.push(format!("skipped: {}: {}", skip.test, skip.reason));
     }
+    lines.extend(outcomes.iter().flat_map(failed_tests));
     for outcome in outcomes {
         let failure = outcome.failure.iter();
         lines.extend(failure.map(|failure| format!("failed: {}: {failure}", outcome.lane.name())));
@@ -289,13 +291,26 @@ fn report(outcomes: &[Outcome]) -> String {
     lines.join("\n")
 }
 
+/// Each test of a lane that failed, with the beginning of what it said.
+fn failed_tests(outcome: &Outcome) -> Vec<String> {
+    let failures = outcome.tally.iter().flat_map(Tally::failures);
+    let lines = failures.flat_map(|failure| {
+        let name = format!("failed test: {}: {}", outcome.lane.name(), failure.test);
+        let said = failure.said.iter().map(|line| format!("    {line}"));
+        iter::once(name).chain(said)
+    });
+    lines.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn tally_of(lines: &[&str]) -> Tally {
         let mut tally = Tally::default();
-        lines.iter().for_each(|line| tally.line(line));
+        for line in lines {
+            tally.line(line);
+        }
         tally
     }
 
@@ -321,6 +336,32 @@ mod tests {
         for text in ["", "test = -1", "test = \"0\"", "test ="] {
             assert!(parse_allowed(text, Lane::Test).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_report_names_each_test_that_failed() {
+        let tally = tally_of(&[
+            "failures:",
+            "---- a::b stdout ----",
+            "thread 'a::b' panicked at src/a.rs:1:1:",
+            "one is not two",
+            "test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured",
+        ]);
+        let text = report(&[Outcome {
+            lane: Lane::Epoll,
+            elapsed: Duration::from_secs(90),
+            failure: Some("`cargo test` failed".to_owned()),
+            tally: Some(tally),
+        }]);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        let said = [
+            "failed test: epoll: a::b",
+            "    thread 'a::b' panicked at src/a.rs:1:1:",
+            "    one is not two",
+            "failed: epoll: `cargo test` failed",
+            "test result: 0 passed, 1 failed, 0 skipped",
+        ];
+        assert_eq!(lines, said);
     }
 
     #[test]

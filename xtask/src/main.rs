@@ -21,6 +21,7 @@ mod demo;
 mod deny_uring;
 mod fuzz;
 mod lanes;
+mod libtest;
 mod sim;
 mod system;
 mod tally;

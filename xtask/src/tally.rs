@@ -3,6 +3,8 @@
 //! libtest knows no skipped tests: one that cannot run here prints `SKIP <test name>: <reason>` on
 //! standard output and returns, and counts as passed. The tally takes it off again.
 
+use crate::libtest::{Failure, Output};
+
 /// Totals over every test binary of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
@@ -12,6 +14,7 @@ pub(crate) struct Tally {
     /// Marked `#[ignore]`; the house rules leave none.
     ignored: usize,
     skips: Vec<Skip>,
+    output: Output,
 }
 
 /// A test that said that it cannot run here.
@@ -22,8 +25,9 @@ pub(crate) struct Skip {
 }
 
 impl Tally {
-    /// Takes in one line of output; lines that say nothing about tests change nothing.
-    pub(crate) fn line(&mut self, line: &str) {
+    /// Takes in one line of output and answers whether to show it; lines that say nothing about tests
+    /// change nothing.
+    pub(crate) fn line(&mut self, line: &str) -> bool {
         if let Some(rest) = line.strip_prefix("test result: ") {
             self.result(rest);
         } else if let Some(rest) = line.strip_prefix("SKIP ") {
@@ -34,6 +38,7 @@ impl Tally {
                 reason: reason.trim().to_owned(),
             });
         }
+        self.output.line(line)
     }
 
     fn result(&mut self, rest: &str) {
@@ -71,6 +76,7 @@ impl Tally {
         self.failed += other.failed;
         self.ignored += other.ignored;
         self.skips.extend(other.skips);
+        self.output.append(other.output);
         self
     }
 
@@ -94,6 +100,11 @@ impl Tally {
         &self.skips
     }
 
+    /// Who failed, and what they said.
+    pub(crate) fn failures(&self) -> &[Failure] {
+        self.output.failures()
+    }
+
     /// The totals, in libtest's own form.
     pub(crate) fn summary(&self) -> String {
         format!(
@@ -111,7 +122,9 @@ mod tests {
 
     fn tally_of(lines: &[&str]) -> Tally {
         let mut tally = Tally::default();
-        lines.iter().for_each(|line| tally.line(line));
+        for line in lines {
+            tally.line(line);
+        }
         tally
     }
 
@@ -155,6 +168,9 @@ mod tests {
     #[test]
     fn other_lines_count_for_nothing() {
         let tally = tally_of(&["", "test result", "  SKIP indented: no", "SKIPPED x: no"]);
-        assert_eq!(tally, Tally::default());
+        assert_eq!(
+            tally.skipped() + tally.executed() + tally.failures().len(),
+            0
+        );
     }
 }

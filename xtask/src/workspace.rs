@@ -82,13 +82,14 @@ pub(crate) fn run(command: &mut Command) -> Result<(), TaskError> {
     success(command, status)
 }
 
-/// Runs a child as [`run`] does and also hands each line of its standard output to `line`.
+/// Runs a child as [`run`] does and hands each line of its standard output to `line`, which answers whether
+/// to show it.
 ///
 /// # Errors
 /// As [`run`].
 pub(crate) fn run_lines(
     command: &mut Command,
-    mut line: impl FnMut(&str),
+    mut line: impl FnMut(&str) -> bool,
 ) -> Result<(), TaskError> {
     announce(command);
     let mut child = command
@@ -107,13 +108,14 @@ pub(crate) fn run_lines(
     success(command, status)
 }
 
-fn copy_lines(output: impl io::Read, line: &mut impl FnMut(&str)) -> io::Result<()> {
+fn copy_lines(output: impl io::Read, line: &mut impl FnMut(&str) -> bool) -> io::Result<()> {
     let mut output = BufReader::new(output);
     let mut bytes = Vec::new();
     while output.read_until(b'\n', &mut bytes)? > 0 {
         let text = String::from_utf8_lossy(&bytes);
-        print!("{text}");
-        line(text.trim_end());
+        if line(text.trim_end()) {
+            print!("{text}");
+        }
         bytes.clear();
     }
     Ok(())
@@ -188,7 +190,10 @@ mod tests {
         let mut lines = Vec::new();
         let mut command = Command::new("sh");
         command.args(["-c", "printf 'one\\ntwo'; exit 3"]);
-        let outcome = run_lines(&mut command, |line| lines.push(line.to_owned()));
+        let outcome = run_lines(&mut command, |line| {
+            lines.push(line.to_owned());
+            true
+        });
         assert_eq!(lines, ["one", "two"]);
         assert!(matches!(outcome, Err(TaskError::Failed { .. })));
     }

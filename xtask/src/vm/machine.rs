@@ -115,8 +115,8 @@ impl Machine {
         }
     }
 
-    /// Passes the command's output on until it ends, and answers with its exit status.
-    pub(super) fn run(self, mut line: impl FnMut(&str) + Send) -> Result<i32, TaskError> {
+    /// Passes on what `line` wants shown of the command's output until it ends, and answers with its exit status.
+    pub(super) fn run(self, mut line: impl FnMut(&str) -> bool + Send) -> Result<i32, TaskError> {
         let Self {
             mut qemu,
             out,
@@ -203,7 +203,7 @@ fn vm<T>(result: io::Result<T>) -> Result<T, TaskError> {
     result.map_err(|error| TaskError::Vm(error.to_string()))
 }
 
-fn pass_lines(output: impl Read, line: &mut impl FnMut(&str)) {
+fn pass_lines(output: impl Read, line: &mut impl FnMut(&str) -> bool) {
     let mut output = BufReader::new(output);
     let mut bytes = Vec::new();
     // A broken channel is the end of the machine, which its report tells.
@@ -211,8 +211,9 @@ fn pass_lines(output: impl Read, line: &mut impl FnMut(&str)) {
         .read_until(b'\n', &mut bytes)
         .is_ok_and(|count| count > 0)
     {
-        drop(io::stdout().write_all(&bytes));
-        line(String::from_utf8_lossy(&bytes).trim_end());
+        if line(String::from_utf8_lossy(&bytes).trim_end()) {
+            drop(io::stdout().write_all(&bytes));
+        }
         bytes.clear();
     }
 }

@@ -159,14 +159,15 @@ impl Arguments {
 /// # Errors
 /// [`TaskError::Vm`] when no machine can be had here; [`TaskError::Failed`] when the command fails.
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), TaskError> {
-    run_lines(workspace, arguments, |_| {})
+    run_lines(workspace, arguments, |_| true)
 }
 
-/// As [`run`], and hands each line of the command's standard output to `line`.
+/// As [`run`], and hands each line of the command's standard output to `line`, which answers whether to
+/// show it.
 fn run_lines(
     workspace: &Workspace,
     arguments: &Arguments,
-    line: impl FnMut(&str) + Send,
+    line: impl FnMut(&str) -> bool + Send,
 ) -> Result<(), TaskError> {
     prepare(workspace)?;
     let kernel = Kernel::prepare(workspace, arguments.kernel)?;
