@@ -18,7 +18,7 @@
 //! | [`Scope`], [`Class`] | tasks that end with their owner; tasks by urgency |
 //! | [`fs`] | files, buffered and direct |
 //! | [`control()`] | calls that block, on a thread of their own |
-//! | [`net`] | TCP listener and stream |
+//! | [`net`] | TCP listener and stream; packets with descriptors between processes |
 //! | [`vectored`] | lists that one operation gathers from or scatters to |
 //! | [`Signal`] | a flag between two tasks of a core |
 //! | [`BufferPool`] | buffers that the system picks when bytes have come |
@@ -26,7 +26,8 @@
 //! | [`sim`] | cores, hosts and a network that are simulated, from one seed |
 //! | [`time`] | clock, sleep, timeout, yield |
 //! | [`entropy()`] | numbers that nobody can tell in advance |
-//! | [`mod@arena`] | memory for devices: chunks, regions |
+//! | [`boot_id()`] | whether two processes run on one kernel |
+//! | [`mod@arena`] | memory for devices: chunks, regions; memory that processes share |
 //! | [`topology`] | CPUs and pinning |
 //!
 //! ```
@@ -52,6 +53,7 @@
 //! ```
 
 pub mod arena;
+mod boot;
 mod clock;
 mod control;
 mod current;
@@ -73,6 +75,7 @@ pub mod topology;
 pub mod vectored;
 mod watched;
 
+pub use boot::boot_id;
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
 pub use current::{
     RegisterError, add_source, arena, core_count, core_counts, core_waker, current_core, driver,

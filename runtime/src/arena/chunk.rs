@@ -46,6 +46,10 @@ impl Chunk {
         self.mapping.len()
     }
 
+    pub(super) const fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
     pub(super) fn used_bytes(&self) -> usize {
         usize::try_from(self.carver.borrow().used_bytes()).expect("a chunk fits memory")
     }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::handle::ChunkHandle;
 use super::mapping::Mapping;
 use super::region::{Piece, RegionMut};
-use super::{HugePages, Shortfall};
+use super::{HugePages, Share, Shortfall};
 
 /// What keeps the memory.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ enum Backing {
     /// A piece of an arena.
     Piece(Rc<Piece>),
     /// A mapping of its own.
-    Mapping { _kept: Rc<Mapping> },
+    Mapping(Rc<Mapping>),
     /// Memory of somebody else, whom it keeps.
     Foreign { _owner: Rc<dyn Any> },
 }
@@ -108,9 +108,7 @@ impl Exposed {
         Ok(Self {
             address: mapping.base(),
             len,
-            backing: Backing::Mapping {
-                _kept: Rc::new(mapping),
-            },
+            backing: Backing::Mapping(Rc::new(mapping)),
         })
     }
 
@@ -163,8 +161,35 @@ impl Exposed {
     pub fn chunk(&self) -> Option<ChunkHandle> {
         match &self.backing {
             Backing::Piece(piece) => Some(piece.chunk()),
-            Backing::Mapping { .. } | Backing::Foreign { .. } => None,
+            Backing::Mapping(_) | Backing::Foreign { .. } => None,
         }
+    }
+
+    /// What another process of this host needs to map it for reading ([`View`](super::View)). From the
+    /// first time on no other writing mapping of that memory can be made.
+    ///
+    /// Who gets it can read the whole file: an arena's chunk with all of its neighbours, unless
+    /// [`Share::is_whole`]; and goes on reading it as long as it likes, whatever comes to lie there.
+    ///
+    /// # Errors
+    /// The system's; `OPNOTSUPP` for memory of somebody else, of which no file is known.
+    pub fn share(&self) -> Result<Share, Errno> {
+        let chunk;
+        let mapping = match &self.backing {
+            Backing::Mapping(mapping) => &**mapping,
+            Backing::Piece(piece) => {
+                chunk = piece.chunk();
+                chunk.mapping()
+            }
+            Backing::Foreign { .. } => return Err(Errno::OPNOTSUPP),
+        };
+        let offset_bytes = (self.start() - mapping.base().as_ptr().addr()) as u64;
+        Ok(Share {
+            memfd: mapping.share()?,
+            offset_bytes,
+            len_bytes: self.len as u64,
+            is_whole: offset_bytes == 0 && self.len == mapping.len(),
+        })
     }
 
     /// The part `start..start + len`, which keeps the whole.

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use super::chunk::Chunk;
+use super::mapping::Mapping;
 
 /// Keeps a chunk mapped, whatever becomes of its arena and of the regions in it.
 ///
@@ -17,6 +18,10 @@ pub struct ChunkHandle(Rc<Chunk>);
 impl ChunkHandle {
     pub(super) const fn new(chunk: Rc<Chunk>) -> Self {
         Self(chunk)
+    }
+
+    pub(super) fn mapping(&self) -> &Mapping {
+        self.0.mapping()
     }
 
     /// The chunk's first byte. What may be read and written there is up to the regions that lie in

@@ -15,7 +15,7 @@ pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
     /// Kept open: peers of the same host and devices get the memory through its descriptor.
-    _memfd: OwnedFd,
+    memfd: OwnedFd,
 }
 
 impl Mapping {
@@ -36,11 +36,7 @@ impl Mapping {
             })?,
         };
         // Owned from here on, so that an early return unmaps.
-        let mapping = Self {
-            base,
-            len,
-            _memfd: memfd,
-        };
+        let mapping = Self { base, len, memfd };
         mapping.advise(Advice::LinuxDontFork)?;
         if lock {
             // SAFETY: base..base+len is the live mapping that `mapping` owns; locking changes no
@@ -59,6 +55,13 @@ impl Mapping {
 
     pub(super) const fn len(&self) -> usize {
         self.len
+    }
+
+    /// A duplicate of the descriptor. Whoever holds one can read the memory, and from now on no other
+    /// mapping of it can be made that writes.
+    pub(super) fn share(&self) -> Result<OwnedFd, Errno> {
+        fcntl_add_seals(&self.memfd, SealFlags::FUTURE_WRITE)?;
+        rustix::io::fcntl_dupfd_cloexec(&self.memfd, 0)
     }
 
     /// Populates every page.

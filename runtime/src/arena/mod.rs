@@ -17,6 +17,8 @@ mod exposed;
 mod handle;
 mod mapping;
 mod region;
+mod share;
+mod words;
 
 use std::cell::RefCell;
 use std::fmt;
@@ -31,6 +33,8 @@ use chunk::Chunk;
 pub use exposed::{Exposed, ForeignMemory};
 pub use handle::ChunkHandle;
 pub use region::{Region, RegionMut};
+pub use share::{MapError, Share, View};
+pub use words::{Words, WordsView};
 
 /// Slack beyond the largest payload for what an extent keeps in front of it.
 const EXTENT_OVERHEAD_BYTES_MAX: usize = 4096;

@@ -1,12 +1,14 @@
-//! TCP.
+//! TCP, and packets between processes of one host.
 
 mod listener;
+mod local;
 mod outbox;
 mod receive;
 mod socket;
 mod stream;
 
 pub use listener::TcpListener;
+pub use local::{LocalChannel, LocalListener, PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX, Packet};
 pub use outbox::Outbox;
 pub use receive::Receives;
 pub use stream::{TcpStream, ZERO_COPY_BYTES_MIN};

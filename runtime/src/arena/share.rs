@@ -1,0 +1,257 @@
+//! Memory that processes of one host share: a part of a memfd, for reading.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::io::Errno;
+use rustix::mm::{self, MapFlags, ProtFlags};
+use thiserror::Error;
+
+use super::Exposed;
+
+/// Memory as it is handed to another process. See [`Exposed::share`].
+#[derive(Debug)]
+pub struct Share {
+    /// The file that is the memory. Who gets it can read all of it, and map it for reading.
+    pub memfd: OwnedFd,
+    /// Where in it the memory begins.
+    pub offset_bytes: u64,
+    /// Length of the memory.
+    pub len_bytes: u64,
+    /// Whether the file holds nothing else.
+    pub is_whole: bool,
+}
+
+/// Why memory of another process was not mapped.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum MapError {
+    /// Its owner could shrink it, and then reading it would end this process.
+    #[error("the file is not sealed against shrinking")]
+    NotSealed,
+    /// The file is shorter than its owner says.
+    #[error("the file has {file_bytes} bytes")]
+    TooShort {
+        /// Its length.
+        file_bytes: u64,
+    },
+    /// Nothing to map, or a range that is none.
+    #[error("no such range")]
+    BadRange,
+    /// The system refuses.
+    #[error(transparent)]
+    Os(#[from] Errno),
+}
+
+/// Memory of another process, mapped for reading. It stays as long as the view, whatever becomes of its
+/// owner, who may change it at any time.
+///
+/// As with [`Exposed`] memory no reference to its bytes is ever handed out: they are copied.
+pub struct View {
+    address: NonNull<u8>,
+    len: usize,
+    /// What was mapped, from a page's boundary on.
+    base: NonNull<u8>,
+    mapped: usize,
+}
+
+impl View {
+    /// Maps `len_bytes` from `offset_bytes` of a file that another process has shared.
+    ///
+    /// # Errors
+    /// [`MapError`]; the file is closed.
+    pub fn map(memfd: OwnedFd, offset_bytes: u64, len_bytes: u64) -> Result<Self, MapError> {
+        let end = offset_bytes.checked_add(len_bytes);
+        let end = end.filter(|_| len_bytes > 0).ok_or(MapError::BadRange)?;
+        check_file(memfd.as_fd(), end)?;
+        let page = rustix::param::page_size() as u64;
+        let first = offset_bytes / page * page;
+        let fit = |bytes: u64| usize::try_from(bytes).map_err(|_| MapError::BadRange);
+        let (skipped, mapped) = (fit(offset_bytes - first)?, fit(end - first)?);
+        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing. The file cannot
+        // shrink (its seals were checked, and seals stay), so no access within `mapped` can fault. Ends
+        // at the munmap in `Drop`.
+        let base = unsafe {
+            mm::mmap(
+                ptr::null_mut(),
+                mapped,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                &memfd,
+                first,
+            )
+        }?;
+        let base = NonNull::new(base.cast::<u8>()).expect("the kernel never maps at null");
+        // SAFETY: `skipped` is less than `mapped`, so the sum lies in the mapping, which `Self` owns.
+        let address = unsafe { base.add(skipped) };
+        Ok(Self {
+            address,
+            len: fit(len_bytes)?,
+            base,
+            mapped,
+        })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it names no byte: never, since nothing of no bytes is mapped.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies from `start` on over all of `to`. What its owner writes meanwhile may be in the copy or
+    /// not.
+    ///
+    /// # Panics
+    /// If the source does not lie inside.
+    pub fn copy_out(&self, start: usize, to: &Exposed) {
+        let end = start.checked_add(to.len());
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{start}+{} of a view of {} bytes",
+            to.len(),
+            self.len
+        );
+        let from = self.address.as_ptr().wrapping_add(start);
+        // SAFETY: the source lies in the mapping that `self` owns (asserted) and the target in memory
+        // that `to` keeps; nobody holds a reference to either, and `copy` allows them to overlap, since
+        // they may be one file's. Ends with the copy.
+        unsafe { to.address().as_ptr().copy_from(from, to.len()) };
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` and is owned by `self` alone. Ends with the call.
+        let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast::<c_void>(), self.mapped) };
+        debug_assert_eq!(unmapped, Ok(()), "unmapping an owned mapping");
+    }
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "View({:?}+{:#x})", self.address, self.len)
+    }
+}
+
+/// Whether a file of somebody else can be mapped up to `end` without danger.
+pub(super) fn check_file(memfd: impl AsFd, end: u64) -> Result<(), MapError> {
+    // A file that knows no seals is refused by the system with `INVAL`.
+    let seals = fcntl_get_seals(&memfd).map_err(|_| MapError::NotSealed)?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(MapError::NotSealed);
+    }
+    let file_bytes = u64::try_from(fstat(&memfd)?.st_size).unwrap_or(0);
+    if end > file_bytes {
+        return Err(MapError::TooShort { file_bytes });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+    use crate::arena::{Arena, ArenaOptions, HugePages};
+
+    fn memory(len: usize) -> Exposed {
+        Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
+    }
+
+    #[test]
+    fn a_view_shows_what_its_owner_writes_also_after_the_owner_is_gone() {
+        let owner = memory(10_000);
+        let share = owner.share().expect("a mapping of its own");
+        assert_eq!((share.offset_bytes, share.len_bytes), (0, 10_000));
+        assert!(share.is_whole);
+        let view = View::map(share.memfd, 0, 10_000).expect("sealed");
+        owner.copy_in(9_000, b"later");
+        let copy = memory(5);
+        view.copy_out(9_000, &copy);
+        assert_eq!(copy.to_vec(), b"later");
+        drop(owner);
+        view.copy_out(9_001, &copy.slice(0, 4));
+        assert_eq!(copy.to_vec(), b"aterr");
+    }
+
+    #[test]
+    fn a_part_of_an_arena_is_shared_with_its_neighbours_and_says_so() {
+        let arena = Arena::new(ArenaOptions::default());
+        let _neighbour = arena.alloc(100).expect("room");
+        let part = arena.alloc(100).expect("room").expose();
+        part.copy_in(0, b"part");
+        let share = part.share().expect("a memfd");
+        assert!(!share.is_whole && share.offset_bytes > 0);
+        let view = View::map(share.memfd, share.offset_bytes, share.len_bytes).expect("sealed");
+        let copy = memory(4);
+        view.copy_out(0, &copy);
+        assert_eq!(copy.to_vec(), b"part");
+        assert!(
+            !memory(8192)
+                .slice(4096, 4096)
+                .share()
+                .expect("a memfd")
+                .is_whole
+        );
+    }
+
+    #[test]
+    fn who_gets_shared_memory_can_neither_write_nor_resize_it() {
+        let owner = memory(4096);
+        let memfd = owner.share().expect("a mapping").memfd;
+        let written = rustix::io::pwrite(&memfd, b"x", 0);
+        assert_eq!(written, Err(Errno::PERM));
+        assert_eq!(ftruncate(&memfd, 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&memfd, 8192), Err(Errno::PERM));
+        // SAFETY: a fresh mapping, which is refused.
+        let mapped = unsafe {
+            mm::mmap(
+                ptr::null_mut(),
+                4096,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &memfd,
+                0,
+            )
+        };
+        assert_eq!(mapped.err(), Some(Errno::PERM));
+        owner.copy_in(0, b"its owner can");
+    }
+
+    #[test]
+    fn files_that_could_fault_are_refused() {
+        let file = || memfd_create("t", MemfdFlags::ALLOW_SEALING).expect("a memfd");
+        let unsealed = file();
+        ftruncate(&unsealed, 4096).expect("room");
+        let error = View::map(unsealed, 0, 4096).expect_err("it may shrink");
+        assert_eq!(error, MapError::NotSealed);
+        let plain = File::open("/proc/self/exe").expect("a program");
+        let error = View::map(plain.into(), 0, 1).expect_err("it may shrink");
+        assert_eq!(error, MapError::NotSealed);
+        let share = || memory(4096).share().expect("a mapping").memfd;
+        let error = View::map(share(), 4000, 97).expect_err("it ends before");
+        assert_eq!(error, MapError::TooShort { file_bytes: 4096 });
+        let error = View::map(share(), u64::MAX, 2).expect_err("it wraps");
+        assert_eq!(error, MapError::BadRange);
+        assert_eq!(View::map(share(), 0, 0).err(), Some(MapError::BadRange));
+        assert_eq!(View::map(share(), 4000, 96).expect("it fits").len(), 96);
+    }
+
+    #[test]
+    #[should_panic(expected = "of a view of 4096 bytes")]
+    fn a_copy_from_beyond_the_end_is_refused() {
+        let memfd = memory(4096).share().expect("a mapping").memfd;
+        let view = View::map(memfd, 0, 4096).expect("sealed");
+        view.copy_out(4000, &memory(97));
+    }
+}

@@ -1,0 +1,200 @@
+//! Words that processes of one host share, for what they tell each other without a system call.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{self, MapFlags, ProtFlags};
+
+use super::share::{MapError, check_file};
+
+/// A mapped file of words.
+struct Mapped {
+    base: NonNull<AtomicU64>,
+    count: usize,
+    memfd: OwnedFd,
+}
+
+/// Words that this process and those that it gives their file to read and write.
+pub struct Words(Mapped);
+
+/// Words of another process, which this one only reads.
+pub struct WordsView(Mapped);
+
+impl Words {
+    /// So many words, all 0, in a file of their own. `is_ours` keeps every other process from writing
+    /// them.
+    ///
+    /// # Errors
+    /// The system's; `INVAL` for none.
+    pub fn new(count: usize, is_ours: bool) -> Result<Self, Errno> {
+        let memfd = memfd_create(
+            "lunette-words",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?;
+        let len = count.checked_mul(8).ok_or(Errno::INVAL)?;
+        ftruncate(&memfd, len as u64)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW;
+        fcntl_add_seals(&memfd, seals)?;
+        let words = Self(Mapped::new(
+            memfd,
+            count,
+            ProtFlags::READ | ProtFlags::WRITE,
+        )?);
+        if is_ours {
+            fcntl_add_seals(&words, SealFlags::FUTURE_WRITE)?;
+        }
+        Ok(words)
+    }
+
+    /// Maps the words of another process, to read and write them.
+    ///
+    /// # Errors
+    /// [`MapError`]; the file is closed.
+    pub fn map(memfd: OwnedFd, count: usize) -> Result<Self, MapError> {
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        Mapped::foreign(memfd, count, both).map(Self)
+    }
+}
+
+impl Deref for Words {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: base..base+count is the live mapping that `self` owns, aligned to pages and
+        // initialised by the system; it is only ever used through atomics, here and in every process
+        // that keeps to the rules (one that does not can spoil values, and no more). Ends with the borrow.
+        unsafe { slice::from_raw_parts(self.0.base.as_ptr(), self.0.count) }
+    }
+}
+
+impl AsFd for Words {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.memfd.as_fd()
+    }
+}
+
+impl WordsView {
+    /// Maps the words of another process, to read them.
+    ///
+    /// # Errors
+    /// [`MapError`]; the file is closed.
+    pub fn map(memfd: OwnedFd, count: usize) -> Result<Self, MapError> {
+        Mapped::foreign(memfd, count, ProtFlags::READ).map(Self)
+    }
+
+    /// A word. What was written before it is seen by whoever reads after it.
+    ///
+    /// # Panics
+    /// If there is no such word.
+    #[must_use]
+    pub fn load(&self, index: usize) -> u64 {
+        assert!(index < self.0.count, "word {index} of {}", self.0.count);
+        // SAFETY: the assert keeps the word inside the mapping that `self` owns. Ends with the load.
+        let word = unsafe { self.0.base.add(index) };
+        // SAFETY: the word is mapped, aligned and initialised, and a relaxed load of one works on memory
+        // that may not be written (std::sync::atomic, "read-only memory"). Ends with the load.
+        let value = unsafe { word.as_ref() }.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        value
+    }
+}
+
+impl Mapped {
+    fn foreign(memfd: OwnedFd, count: usize, protection: ProtFlags) -> Result<Self, MapError> {
+        let len = count.checked_mul(8).filter(|&len| len > 0);
+        check_file(memfd.as_fd(), len.ok_or(MapError::BadRange)? as u64)?;
+        Ok(Self::new(memfd, count, protection)?)
+    }
+
+    /// Maps a file that cannot shrink and is long enough.
+    fn new(memfd: OwnedFd, count: usize, protection: ProtFlags) -> Result<Self, Errno> {
+        let len = count * size_of::<AtomicU64>();
+        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing, and the file
+        // has `len` bytes and is sealed against shrinking (both callers), so no access faults. Ends at the
+        // munmap in `Drop`.
+        let base = unsafe {
+            mm::mmap(
+                ptr::null_mut(),
+                len,
+                protection,
+                MapFlags::SHARED,
+                &memfd,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).expect("the kernel never maps at null");
+        Ok(Self { base, count, memfd })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let len = self.count * size_of::<AtomicU64>();
+        // SAFETY: the mapping was made by `new` and is owned by `self` alone. Ends with the call.
+        let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast::<c_void>(), len) };
+        debug_assert_eq!(unmapped, Ok(()), "unmapping an owned mapping");
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Words({})", self.0.count)
+    }
+}
+
+impl fmt::Debug for WordsView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WordsView({})", self.0.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn duplicate(words: &Words) -> OwnedFd {
+        words.as_fd().try_clone_to_owned().expect("a descriptor")
+    }
+
+    #[test]
+    fn a_view_sees_what_is_stored_and_both_sides_of_shared_words_write() {
+        let ours = Words::new(1000, true).expect("memory");
+        let view = WordsView::map(duplicate(&ours), 1000).expect("sealed");
+        ours[999].store(7, Ordering::Release);
+        assert_eq!((view.load(999), view.load(0)), (7, 0));
+
+        let words = Words::new(2, false).expect("memory");
+        let other = Words::map(duplicate(&words), 2).expect("sealed");
+        other[1].store(9, Ordering::Release);
+        words[0].store(8, Ordering::Release);
+        assert_eq!(words[1].load(Ordering::Acquire), 9);
+        assert_eq!(other[0].load(Ordering::Acquire), 8);
+    }
+
+    #[test]
+    fn words_that_are_ours_are_not_written_by_others_and_no_file_is_trusted() {
+        let ours = Words::new(2, true).expect("memory");
+        let error = Words::map(duplicate(&ours), 2).expect_err("sealed");
+        assert_eq!(error, MapError::Os(Errno::PERM));
+        let error = WordsView::map(duplicate(&ours), 3).expect_err("too short");
+        assert_eq!(error, MapError::TooShort { file_bytes: 16 });
+        let error = WordsView::map(duplicate(&ours), usize::MAX).expect_err("it wraps");
+        assert_eq!(error, MapError::BadRange);
+        assert_eq!(Words::new(0, true).err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    #[should_panic(expected = "word 2 of 2")]
+    fn a_word_beyond_the_end_is_refused() {
+        let ours = Words::new(2, true).expect("memory");
+        let view = WordsView::map(duplicate(&ours), 2).expect("sealed");
+        let _word = view.load(2);
+    }
+}
