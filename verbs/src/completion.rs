@@ -28,7 +28,8 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::error::SetupError;
-use crate::provider::{Completion, POLL_COMPLETIONS_MAX, RawCompletions};
+use crate::events::Events;
+use crate::provider::{Cause, Completion, PairEvent, POLL_COMPLETIONS_MAX, RawCompletions};
 use crate::queue_pair::PairCore;
 use crate::shared_receives::SharedCore;
 
@@ -77,7 +78,10 @@ pub(crate) struct Inner {
     is_armed: Cell<bool>,
     /// Nobody waits for its channel: its core must not sleep.
     is_unwatched: Cell<bool>,
-    is_broken: Cell<bool>,
+    broken: Cell<Option<Cause>>,
+    /// What events name it by; and who brings them, held for that.
+    token: u64,
+    _events: Rc<Events>,
     keeper: RefCell<Keeper>,
     /// Room for what a poll finds.
     found: RefCell<Box<[Completion]>>,
@@ -118,6 +122,8 @@ impl CompletionQueue {
         let raw = raw.map_err(SetupError::Refused)?;
         let channel = raw.channel().map_err(SetupError::Refused)?;
         let inner = Rc::new(Inner {
+            token: raw.token(),
+            _events: Rc::clone(context.events()),
             raw: RefCell::new(raw),
             room: Cell::new(CompletionRoom::new(entries)),
             slots: RefCell::default(),
@@ -125,7 +131,7 @@ impl CompletionQueue {
             counts: Cell::default(),
             is_armed: Cell::new(false),
             is_unwatched: Cell::new(false),
-            is_broken: Cell::new(false),
+            broken: Cell::new(None),
             keeper: RefCell::default(),
             found: RefCell::new(vec![Completion::default(); POLL_COMPLETIONS_MAX].into()),
         });
@@ -133,6 +139,8 @@ impl CompletionQueue {
             inner: Rc::clone(&inner),
         };
         let guard = add_source(source).map_err(|_| SetupError::TooManySources)?;
+        let listed = context.events().list(&inner);
+        listed.map_err(SetupError::Refused)?;
         drop(spawn_local(keep_deadlines(Rc::downgrade(&inner))));
         let watch = channel.map(|channel| {
             let watch = watch(Watched::new(channel), Rc::downgrade(&inner));
@@ -171,6 +179,9 @@ impl Inner {
 
     /// Makes room for a queue pair and gives it a place: slot and generation of its ids.
     pub(crate) fn admit(&self, entries: u32) -> Result<(u16, u16), SetupError> {
+        if self.broken.get().is_some() {
+            return Err(SetupError::Broken);
+        }
         let mut room = self.room.get();
         room.reserve(entries)?;
         let mut slots = self.slots.borrow_mut();
@@ -238,7 +249,7 @@ impl Inner {
         let most = budget.min(POLL_COMPLETIONS_MAX);
         let polled = self.raw.borrow_mut().poll(&mut found[..most]);
         let Ok(count) = polled else {
-            self.broken();
+            self.broken(Cause::CompletionQueue);
             return 0;
         };
         let mut counts = self.counts.get();
@@ -269,14 +280,54 @@ impl Inner {
         }
     }
 
+    pub(crate) const fn token(&self) -> u64 {
+        self.token
+    }
+
     /// The queue overflowed or the device is gone: so are all its queue pairs.
-    fn broken(&self) {
-        if !self.is_broken.replace(true) {
-            tracing::error!("a completion queue broke, and its queue pairs with it");
-            for pair in self.pairs() {
-                pair.destroy();
-            }
+    pub(crate) fn broken(&self, cause: Cause) {
+        if self.broken.get().is_some() {
+            return;
         }
+        self.broken.set(Some(cause));
+        tracing::error!(%cause, "a completion queue broke, and its queue pairs with it");
+        for pair in self.pairs() {
+            pair.declare(cause);
+            pair.destroy();
+        }
+        for shared in self.shared() {
+            shared.broken(cause);
+        }
+    }
+
+    /// Brings an event to the queue pair that it names. False if that is none of this queue's.
+    pub(crate) fn tell_pair(&self, token: u64, event: PairEvent) -> bool {
+        let Some(pair) = self.pairs().into_iter().find(|pair| pair.token() == token) else {
+            return false;
+        };
+        match event.cause() {
+            None => pair.notice(event),
+            Some(cause) => self.end(&[pair], cause),
+        }
+        true
+    }
+
+    /// Receives that queue pairs share broke: so did these queue pairs.
+    pub(crate) fn shared_broken(&self, token: u64) {
+        let mut pairs = self.pairs();
+        pairs.retain(|pair| pair.shared() == Some(token));
+        self.end(&pairs, Cause::SharedReceives);
+        for shared in self.shared().iter().filter(|shared| shared.token() == token) {
+            shared.broken(Cause::SharedReceives);
+        }
+    }
+
+    /// Ends queue pairs that the device declared broken, after what it completed before.
+    fn end(&self, pairs: &[Rc<PairCore>], cause: Cause) {
+        tracing::warn!(%cause, count = pairs.len(), "queue pairs were declared broken");
+        pairs.iter().for_each(|pair| pair.declare(cause));
+        while self.poll(POLL_COMPLETIONS_MAX) == POLL_COMPLETIONS_MAX {}
+        pairs.iter().for_each(|pair| pair.destroy());
     }
 
     fn pairs(&self) -> Vec<Rc<PairCore>> {
@@ -287,6 +338,16 @@ impl Inner {
             Owner::Shared(_) => None,
         });
         pairs.collect()
+    }
+
+    fn shared(&self) -> Vec<Rc<SharedCore>> {
+        let slots = self.slots.borrow();
+        let owners = slots.iter().filter_map(|slot| slot.owner.as_ref());
+        let shared = owners.filter_map(|owner| match owner {
+            Owner::Pair(_) => None,
+            Owner::Shared(shared) => Some(Rc::clone(shared)),
+        });
+        shared.collect()
     }
 
     fn timeout(&self) -> Option<Time> {
@@ -328,6 +389,10 @@ struct Polled {
 impl Source for Polled {
     fn poll(&mut self, budget: usize) -> usize {
         self.inner.flush();
+        // What is broken has nothing more to say.
+        if self.inner.broken.get().is_some() {
+            return 0;
+        }
         self.inner.poll(budget)
     }
 
@@ -336,6 +401,9 @@ impl Source for Polled {
         if inner.flush() {
             // What was posted may have woken somebody.
             return false;
+        }
+        if inner.broken.get().is_some() {
+            return true;
         }
         if inner.arm().is_err() || inner.poll(POLL_COMPLETIONS_MAX) > 0 {
             return false;

@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::fmt;
 use std::future::poll_fn;
 use std::rc::{Rc, Weak};
-use std::task::Poll;
 
 use lunette_runtime::arena::ChunkHandle;
-use lunette_runtime::{OpError, Watched};
+use lunette_runtime::OpError;
 use rdma_core_sys::Unavailable;
 use rustix::io::Errno;
 
 use crate::error::{OpenError, SetupError};
+use crate::events::Events;
 use crate::memory::{MemoryName, RegisteredChunk, Window, WindowInner};
 use crate::provider::null::NullDevice;
 use crate::provider::{Calls, DeviceEvent, DeviceInfo, RawDevice, real};
@@ -36,7 +36,7 @@ pub struct Context {
 
 struct Inner {
     device: Rc<RawDevice>,
-    events: RefCell<Option<Watched>>,
+    events: Rc<Events>,
     windows: RefCell<Vec<WindowSlot>>,
     /// The chunks that are registered as a whole.
     chunks: RefCell<Vec<Weak<RegisteredChunk>>>,
@@ -87,10 +87,11 @@ impl Context {
     }
 
     fn of(device: RawDevice) -> Self {
+        let device = Rc::new(device);
         Self {
             inner: Rc::new(Inner {
-                device: Rc::new(device),
-                events: RefCell::default(),
+                events: Events::new(Rc::clone(&device)),
+                device,
                 windows: RefCell::default(),
                 chunks: RefCell::default(),
             }),
@@ -105,45 +106,32 @@ impl Context {
         self.inner.device.info()
     }
 
-    /// The next thing that happened to the device, if any. Does not wait.
+    /// The next thing that happened to the device, if any. Does not wait. What happened to one
+    /// queue or queue pair is told there instead: see [`QueuePair::cause`](crate::QueuePair::cause).
     #[must_use]
     pub fn next_event(&self) -> Option<DeviceEvent> {
-        self.inner.device.next_event()
+        self.inner.events.next()
     }
 
     /// Waits for the next thing that happens to the device, asleep if there is nothing else to do.
-    /// Each is told to one caller. Dropping the future loses nothing.
+    /// Each is told to one caller; of those that nobody asks for, the last
+    /// [`EVENTS_KEPT_MAX`](crate::events::EVENTS_KEPT_MAX) are kept. Dropping the future loses
+    /// nothing.
     ///
     /// # Errors
-    /// The system's, when the device's descriptor cannot be watched; [`Context::next_event`] works
-    /// then.
+    /// The system's, when the device's descriptor cannot be watched ([`Context::next_event`] works
+    /// then); `ENODEV` when the device is lost and that has been told.
+    ///
+    /// # Panics
+    /// Outside a runtime.
     pub async fn event(&self) -> Result<DeviceEvent, OpError> {
-        let device = &self.inner.device;
-        let Some(events) = self.watched().map_err(OpError::Os)? else {
-            let next = poll_fn(|cx| match device.next_event() {
-                Some(event) => Poll::Ready(event),
-                None => {
-                    device.wake_at_event(cx.waker());
-                    Poll::Pending
-                }
-            });
-            return Ok(next.await);
-        };
-        loop {
-            if let Some(event) = device.next_event() {
-                return Ok(event);
-            }
-            events.readable().await?;
-        }
+        let events = &self.inner.events;
+        events.watch().map_err(OpError::Os)?;
+        poll_fn(|cx| events.poll_next(cx)).await
     }
 
-    /// The descriptor of the device's events, duplicated when it is first asked for.
-    fn watched(&self) -> Result<Option<Watched>, Errno> {
-        let mut kept = self.inner.events.borrow_mut();
-        if kept.is_none() {
-            *kept = self.inner.device.events()?.map(Watched::new);
-        }
-        Ok(kept.clone())
+    pub(crate) fn events(&self) -> &Rc<Events> {
+        &self.inner.events
     }
 
     pub(crate) fn device(&self) -> &Rc<RawDevice> {

@@ -7,6 +7,8 @@ use rdma_core_sys::Unavailable;
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::provider::Cause;
+
 /// Why a device was not opened.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OpenError {
@@ -39,6 +41,9 @@ pub enum SetupError {
     /// The core polls as many sources as it may.
     #[error("too many completion sources on this core")]
     TooManySources,
+    /// The completion queue is broken: make another one.
+    #[error("the completion queue is broken")]
+    Broken,
     /// A size is beyond what the device or this crate allows.
     #[error("a size is out of range")]
     Size,
@@ -79,6 +84,9 @@ pub enum RequestError {
     /// Its deadline passed, which broke the queue pair.
     #[error("the deadline passed")]
     TimedOut,
+    /// The device declared the queue pair broken. Whether the peer's memory changed is not known.
+    #[error("{0}")]
+    Declared(Cause),
     /// The queue pair ended without a word about it.
     #[error("the queue pair ended")]
     Lost,
@@ -115,23 +123,25 @@ impl From<StageError> for RequestError {
     }
 }
 
-/// The end of a request, as its future has it.
+/// The end of a request, as its future has it; `cause` says why the device declared its queue pair
+/// broken, if it did.
 #[inline]
-pub(crate) const fn result_of(outcome: Outcome) -> Result<(), RequestError> {
+pub(crate) const fn result_of(outcome: Outcome, cause: Option<Cause>) -> Result<(), RequestError> {
     match outcome {
         Outcome::Done => Ok(()),
-        other => failure_of(other),
+        other => failure_of(other, cause),
     }
 }
 
 #[cold]
-const fn failure_of(outcome: Outcome) -> Result<(), RequestError> {
-    Err(match outcome {
-        Outcome::Done => return Ok(()),
-        Outcome::Failed(status) => RequestError::Failed(status),
-        Outcome::Flushed => RequestError::Flushed,
-        Outcome::TimedOut => RequestError::TimedOut,
-        Outcome::Lost => RequestError::Lost,
-        Outcome::Refused => RequestError::Refused,
+const fn failure_of(outcome: Outcome, cause: Option<Cause>) -> Result<(), RequestError> {
+    Err(match (outcome, cause) {
+        (Outcome::Done, _) => return Ok(()),
+        (Outcome::Failed(status), _) => RequestError::Failed(status),
+        (Outcome::Flushed | Outcome::Lost, Some(cause)) => RequestError::Declared(cause),
+        (Outcome::Flushed, None) => RequestError::Flushed,
+        (Outcome::TimedOut, _) => RequestError::TimedOut,
+        (Outcome::Lost, None) => RequestError::Lost,
+        (Outcome::Refused, _) => RequestError::Refused,
     })
 }

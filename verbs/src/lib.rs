@@ -28,6 +28,7 @@
 //! | [`connect`] | the handshake over a TCP stream |
 //! | [`connection_manager`] | connecting by the RDMA connection manager |
 //! | [`sim`] | the simulated fabric and its faults |
+//! | [`events`] | what happens outside of completions, brought to whom it names |
 //! | [`error`] | what can go wrong, per operation |
 //! | `provider` | the seam: libibverbs, the fabric, or nothing |
 
@@ -37,6 +38,7 @@ pub mod connection_manager;
 pub mod context;
 pub mod device_memory;
 pub mod error;
+pub mod events;
 pub mod memory;
 mod provider;
 pub mod queue_pair;
@@ -47,8 +49,11 @@ pub use completion::{CompletionCounts, CompletionQueue};
 pub use context::{Context, devices};
 pub use device_memory::DeviceMemory;
 pub use error::{OpenError, RequestError, SetupError};
+pub use events::PairNotices;
 pub use memory::{MemoryName, Piece, Slab, SlabFull, Window};
-pub use provider::{Access, Calls, DeviceEvent, DeviceInfo, Patience, QueueSizes, RemoteMemory};
+pub use provider::{
+    Access, Calls, Cause, DeviceEvent, DeviceInfo, PairEvent, Patience, QueueSizes, RemoteMemory,
+};
 pub use queue_pair::{
     Arrival, INLINE_BYTES_MAX, PairCounts, QueuePair, Ready, Request, Unconnected,
 };

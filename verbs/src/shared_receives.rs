@@ -19,7 +19,7 @@ use crate::completion::{CompletionQueue, Owner};
 use crate::context::Context;
 use crate::error::{RequestError, SetupError};
 use crate::memory::Piece;
-use crate::provider::{Completion, RawShared, ReceiveRequest};
+use crate::provider::{Cause, Completion, RawShared, ReceiveRequest};
 use crate::queue_pair::Arrival;
 
 /// A pool of receives. Clones share it; each of its queue pairs holds one.
@@ -40,6 +40,8 @@ struct Handle {
 }
 
 pub(crate) struct SharedCore {
+    /// What events name it by.
+    token: u64,
     state: RefCell<State>,
 }
 
@@ -48,6 +50,8 @@ struct State {
     receiving: Box<[Option<Piece>]>,
     arrived: VecDeque<(u32, Arrival)>,
     waker: Option<Waker>,
+    /// Why nothing arrives any more.
+    broken: Option<Cause>,
 }
 
 impl SharedReceives {
@@ -67,8 +71,10 @@ impl SharedReceives {
             receiving: (0..depth).map(|_| None).collect(),
             arrived: VecDeque::with_capacity(depth as usize),
             waker: None,
+            broken: None,
         };
         let core = Rc::new(SharedCore {
+            token: raw.token(),
             state: RefCell::new(state),
         });
         queue.inner().place(slot, Owner::Shared(Rc::clone(&core)));
@@ -89,10 +95,14 @@ impl SharedReceives {
     /// until the pool and all its queue pairs are gone.
     ///
     /// # Errors
-    /// [`RequestError::Full`] or [`RequestError::Refused`], and the piece.
+    /// [`RequestError::Full`], [`RequestError::Refused`] or [`RequestError::Broken`], and the
+    /// piece.
     pub fn post(&self, piece: Piece) -> Result<(), (RequestError, Piece)> {
         let handle = &self.handle;
         let mut state = handle.core.state.borrow_mut();
+        if state.broken.is_some() {
+            return Err((RequestError::Broken, piece));
+        }
         let Ok(sequence) = state.receives.stage() else {
             return Err((RequestError::Full, piece));
         };
@@ -125,11 +135,18 @@ impl SharedReceives {
     }
 
     /// The next receive that ended, and the number of the queue pair that used it.
-    pub async fn arrival(&self) -> (u32, Arrival) {
+    ///
+    /// # Errors
+    /// [`RequestError::Declared`], when the device declared the pool or its completion queue broken
+    /// and nothing is left: make another one.
+    pub async fn arrival(&self) -> Result<(u32, Arrival), RequestError> {
         poll_fn(|cx| {
             let mut state = self.handle.core.state.borrow_mut();
             if let Some(arrival) = state.arrived.pop_front() {
-                return Poll::Ready(arrival);
+                return Poll::Ready(Ok(arrival));
+            }
+            if let Some(cause) = state.broken {
+                return Poll::Ready(Err(RequestError::Declared(cause)));
             }
             state.waker = Some(cx.waker().clone());
             Poll::Pending
@@ -153,6 +170,21 @@ impl SharedReceives {
 }
 
 impl SharedCore {
+    pub(crate) const fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Nothing arrives any more.
+    pub(crate) fn broken(&self, cause: Cause) {
+        let mut state = self.state.borrow_mut();
+        state.broken.get_or_insert(cause);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
     /// Takes a completion in. False if nothing here waits for it.
     pub(crate) fn completed(&self, id: WrId, status: Status, completion: &Completion) -> bool {
         if !id.is_receive {

@@ -26,6 +26,10 @@ pub mod event_type {
     pub const COMM_EST: u32 = 4;
     /// The send queue drained.
     pub const SQ_DRAINED: u32 = 5;
+    /// Packets take the other path from now on.
+    pub const PATH_MIG: u32 = 6;
+    /// There is no other path to take.
+    pub const PATH_MIG_ERR: u32 = 7;
     /// The device is lost.
     pub const DEVICE_FATAL: u32 = 8;
     /// The link came back.

@@ -267,6 +267,7 @@ fn constants_are_those_of_the_headers() {
         IBV_EVENT_CQ_ERR = event_type::CQ_ERR, IBV_EVENT_QP_FATAL = event_type::QP_FATAL,
         IBV_EVENT_QP_REQ_ERR = event_type::QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR = event_type::QP_ACCESS_ERR,
         IBV_EVENT_COMM_EST = event_type::COMM_EST, IBV_EVENT_SQ_DRAINED = event_type::SQ_DRAINED,
+        IBV_EVENT_PATH_MIG = event_type::PATH_MIG, IBV_EVENT_PATH_MIG_ERR = event_type::PATH_MIG_ERR,
         IBV_EVENT_DEVICE_FATAL = event_type::DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE = event_type::PORT_ACTIVE,
         IBV_EVENT_PORT_ERR = event_type::PORT_ERR, IBV_EVENT_LID_CHANGE = event_type::LID_CHANGE,
         IBV_EVENT_SRQ_ERR = event_type::SRQ_ERR,

@@ -2,251 +2,44 @@
 //!
 //! An enum per object, no type parameter, so that nothing above knows which one it talks to. What
 //! is above this seam has checked credits, bounds and states; [`sim`](crate::sim) checks again.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`device`] | what devices are and can do |
+//! | [`events`] | what happens outside of completions |
+//! | [`requests`] | work requests and their completions |
+//! | [`settings`] | how queue pairs are made and moved on |
+//! | [`real`] | libibverbs |
+//! | [`null`] | nothing |
 
+mod device;
+mod events;
 pub(crate) mod null;
 pub(crate) mod real;
+mod requests;
+mod settings;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::Waker;
 
-use lunette_verbs_proto::gid::GidEntry;
 use lunette_verbs_proto::negotiate::Agreement;
 use lunette_verbs_proto::qp_state::QpState;
 use rustix::io::Errno;
 
+pub use self::device::{Access, Calls, DeviceInfo};
+pub(crate) use self::device::Keys;
+pub(crate) use self::events::RawEvent;
+pub use self::events::{Cause, DeviceEvent, PairEvent};
+pub use self::requests::RemoteMemory;
+pub(crate) use self::requests::{Completion, Operation, ReceiveRequest, SendRequest};
+pub use self::settings::{Patience, QueueSizes};
+pub(crate) use self::settings::{Route, Step};
 use crate::sim;
 
 /// Most work requests of one doorbell.
 pub(crate) const DOORBELL_REQUESTS_MAX: usize = 32;
 /// Most completions of one poll.
 pub(crate) const POLL_COMPLETIONS_MAX: usize = 32;
-
-/// What a device and its first port are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// The device's name, as in `/sys/class/infiniband`.
-    pub name: String,
-    /// Whether the port's link is up.
-    pub is_active: bool,
-    /// Whether it is an Ethernet port.
-    pub is_ethernet: bool,
-    /// Whether its packets are iWARP: connected by the connection manager alone, without immediate
-    /// data.
-    pub is_iwarp: bool,
-    /// The port's address on an InfiniBand subnet.
-    pub lid: u16,
-    /// The port's active MTU, in bytes.
-    pub mtu_bytes: u16,
-    /// The port's addresses.
-    pub gids: Vec<GidEntry>,
-    /// Deepest queue of a queue pair.
-    pub queue_depth_max: u32,
-    /// Deepest completion queue.
-    pub completions_max: u32,
-    /// Reads and atomics in flight, as the side that asks.
-    pub reads_out_max: u8,
-    /// Reads and atomics in flight, as the side that serves.
-    pub reads_in_max: u8,
-    /// Whether it does atomics.
-    pub has_atomics: bool,
-}
-
-/// What a peer may do with memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Access {
-    /// Peers may read.
-    pub remote_read: bool,
-    /// Peers may write.
-    pub remote_write: bool,
-    /// Peers may do atomics.
-    pub remote_atomic: bool,
-    /// The adapter's writes may pass one another: for bulk data, never for flags.
-    pub relaxed_ordering: bool,
-}
-
-/// Keys of registered memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Keys {
-    pub(crate) lkey: u32,
-    pub(crate) rkey: u32,
-}
-
-/// A piece of a peer's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RemoteMemory {
-    /// Address of the first byte, in the peer's terms.
-    pub address: u64,
-    /// The peer's key.
-    pub rkey: u32,
-}
-
-impl RemoteMemory {
-    /// What lies `offset_bytes` further.
-    #[must_use]
-    pub const fn at(self, offset_bytes: u64) -> Self {
-        Self {
-            address: self.address.wrapping_add(offset_bytes),
-            rkey: self.rkey,
-        }
-    }
-}
-
-/// What a work request does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Write(RemoteMemory),
-    WriteImmediate(RemoteMemory, u32),
-    Send,
-    Read(RemoteMemory),
-    CompareSwap {
-        remote: RemoteMemory,
-        compare: u64,
-        swap: u64,
-    },
-    FetchAdd {
-        remote: RemoteMemory,
-        add: u64,
-    },
-}
-
-/// A work request for a send queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SendRequest {
-    pub(crate) id: u64,
-    pub(crate) operation: Operation,
-    pub(crate) address: u64,
-    pub(crate) len_bytes: u32,
-    pub(crate) lkey: u32,
-    pub(crate) is_signalled: bool,
-    /// The bytes are copied at the doorbell.
-    pub(crate) is_inline: bool,
-}
-
-/// A work request for a receive queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReceiveRequest {
-    pub(crate) id: u64,
-    pub(crate) address: u64,
-    pub(crate) len_bytes: u32,
-    pub(crate) lkey: u32,
-}
-
-/// A completion as the provider has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Completion {
-    pub(crate) id: u64,
-    pub(crate) status: u32,
-    pub(crate) len_bytes: u32,
-    pub(crate) immediate: Option<u32>,
-    /// The queue pair that it is of, by number.
-    pub(crate) pair: u32,
-}
-
-/// Sizes of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueSizes {
-    /// Requests that are in flight at most: a power of two.
-    pub sends: u32,
-    /// Receives that are posted at most.
-    pub receives: u32,
-    /// Bytes that may be sent without registered memory.
-    pub inline_bytes: u32,
-}
-
-impl Default for QueueSizes {
-    fn default() -> Self {
-        Self {
-            sends: 128,
-            receives: 64,
-            inline_bytes: 64,
-        }
-    }
-}
-
-/// How stubborn a connection is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
-    /// An unanswered packet is sent again after 4.096 us times two to the power of this: 1 to 31, for
-    /// 0 would mean never.
-    pub timeout_exponent: u8,
-    /// How often, at most 7.
-    pub retries: u8,
-    /// How often a peer without a receive is asked again, at most 6: 7 would mean for ever.
-    pub receiver_not_ready_retries: u8,
-}
-
-impl Patience {
-    /// Whether it ends, and adapters know it.
-    #[must_use]
-    pub const fn is_finite(self) -> bool {
-        matches!(self.timeout_exponent, 1..=31)
-            && self.retries <= 7
-            && self.receiver_not_ready_retries < 7
-    }
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self {
-            timeout_exponent: 14,
-            retries: 7,
-            receiver_not_ready_retries: 6,
-        }
-    }
-}
-
-/// How to reach the peer, for the way to ready-to-send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Route {
-    pub(crate) own_gid_index: u8,
-    pub(crate) own_psn: u32,
-    pub(crate) peer_gid: [u8; 16],
-    pub(crate) peer_lid: u16,
-    pub(crate) is_global: bool,
-    pub(crate) peer_qp: u32,
-    pub(crate) peer_psn: u32,
-    pub(crate) agreement: Agreement,
-    pub(crate) patience: Patience,
-}
-
-/// A step of a queue pair's life, with what it needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    Init(Access),
-    Rtr(Route),
-    Rts(Route),
-    Error,
-}
-
-/// Which calls of libibverbs post and poll. Both do the same; what they cost depends on the adapter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Calls {
-    /// Lists of requests and arrays of completions, which every provider has.
-    #[default]
-    Lists,
-    /// Requests are built and completions are read where the adapter has them (`ibv_wr_*`,
-    /// `ibv_cq_ex`), by one thread without locks; lists and arrays where the provider cannot do so.
-    Extended,
-}
-
-/// Something that happened to a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceEvent {
-    /// The port's link came back.
-    PortActive,
-    /// The port's link went away.
-    PortDown,
-    /// The port's addresses changed.
-    AddressesChanged,
-    /// A completion queue overflowed or broke.
-    CompletionQueueBroken,
-    /// A queue pair broke.
-    QueuePairBroken,
-    /// The device is lost.
-    DeviceLost,
-    /// Any other, by its code.
-    Other(u32),
-}
 
 /// An opened device with its protection domain.
 #[derive(Debug)]
@@ -391,11 +184,12 @@ impl RawDevice {
         }
     }
 
-    pub(crate) fn next_event(&self) -> Option<DeviceEvent> {
+    /// The next event, acknowledged. Fails when none can come any more.
+    pub(crate) fn next_event(&self) -> Result<Option<RawEvent>, Errno> {
         match self {
             Self::Real(device) => device.next_event(),
-            Self::Sim(device) => device.next_event(),
-            Self::Null(_) => None,
+            Self::Sim(device) => Ok(device.next_event()),
+            Self::Null(_) => Ok(None),
         }
     }
 
@@ -408,15 +202,25 @@ impl RawDevice {
         }
     }
 
-    /// Wakes at the next event of a device without a descriptor.
-    pub(crate) fn wake_at_event(&self, waker: &Waker) {
-        if let Self::Sim(device) = self {
-            device.wake_at_event(waker);
+    /// Wakes at the next event of a device without a descriptor. Whether there is one already.
+    pub(crate) fn wake_at_event(&self, waker: &Waker) -> bool {
+        match self {
+            Self::Sim(device) => device.wake_at_event(waker),
+            Self::Real(_) | Self::Null(_) => false,
         }
     }
 }
 
 impl RawCompletions {
+    /// What events name it by.
+    pub(crate) fn token(&self) -> u64 {
+        match self {
+            Self::Real(completions) => completions.token(),
+            Self::Sim(completions) => completions.token(),
+            Self::Null(_) => 0,
+        }
+    }
+
     /// Takes completions to the front of `out` and says how many.
     pub(crate) fn poll(&mut self, out: &mut [Completion]) -> Result<usize, Errno> {
         match self {
@@ -470,6 +274,15 @@ impl RawCompletions {
 }
 
 impl RawShared {
+    /// What events name it by.
+    pub(crate) fn token(&self) -> u64 {
+        match self {
+            Self::Real(shared) => shared.token(),
+            Self::Sim(shared) => shared.token(),
+            Self::Null => 0,
+        }
+    }
+
     /// Posts a receive.
     ///
     /// # Safety
@@ -486,6 +299,15 @@ impl RawShared {
 }
 
 impl RawQueuePair {
+    /// What events name it by.
+    pub(crate) fn token(&self) -> u64 {
+        match self {
+            Self::Real(pair) => pair.token(),
+            Self::Sim(pair) => pair.token(),
+            Self::Null(_) => 0,
+        }
+    }
+
     /// Whether requests are built where the adapter reads them.
     pub(crate) const fn is_built(&self) -> bool {
         match self {

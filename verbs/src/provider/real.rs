@@ -6,6 +6,7 @@
 mod builder;
 mod completions;
 pub(crate) mod connection;
+mod events;
 mod interface;
 mod queue_pair;
 mod shared_receives;
@@ -22,7 +23,7 @@ use rdma_core_sys::{Library, Unavailable};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
-use super::{Access, Calls, DeviceEvent, DeviceInfo, Keys, SendRequest};
+use super::{Access, Calls, DeviceInfo, Keys, SendRequest};
 pub(crate) use completions::Completions;
 use completions::Queue;
 pub(crate) use queue_pair::QueuePair;
@@ -291,29 +292,6 @@ impl Device {
 
     pub(crate) fn shared_receives(&self, depth: u32) -> Result<SharedReceives, Errno> {
         SharedReceives::create(&self.shared, depth)
-    }
-
-    pub(crate) fn next_event(&self) -> Option<DeviceEvent> {
-        let (library, context) = (self.shared.library, self.shared.context.as_ptr());
-        let mut event = sys::ibv_async_event::default();
-        // SAFETY: the context is live, its descriptor does not block, and the event is ours.
-        let got = unsafe { (library.ibv_get_async_event)(context, &raw mut event) };
-        if got != 0 {
-            return None;
-        }
-        // SAFETY: the event came from this library and is acknowledged once.
-        unsafe { (library.ibv_ack_async_event)(&raw mut event) };
-        Some(match event.event_type {
-            sys::event_type::PORT_ACTIVE => DeviceEvent::PortActive,
-            sys::event_type::PORT_ERR => DeviceEvent::PortDown,
-            sys::event_type::GID_CHANGE | sys::event_type::LID_CHANGE => {
-                DeviceEvent::AddressesChanged
-            }
-            sys::event_type::CQ_ERR => DeviceEvent::CompletionQueueBroken,
-            sys::event_type::QP_FATAL => DeviceEvent::QueuePairBroken,
-            sys::event_type::DEVICE_FATAL => DeviceEvent::DeviceLost,
-            other => DeviceEvent::Other(other),
-        })
     }
 }
 

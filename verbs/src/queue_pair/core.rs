@@ -21,11 +21,12 @@ use super::payload::Payload;
 use super::request::Request;
 use super::{INLINE_BYTES_MAX, Tells};
 use crate::error::{RequestError, result_of};
+use crate::events::PairNotices;
 use crate::memory::Piece;
 use crate::provider::real::connection::Id;
 use crate::provider::{
-    Completion, DOORBELL_REQUESTS_MAX, Operation, Patience, QueueSizes, RawQueuePair,
-    ReceiveRequest, SendRequest, Step,
+    Cause, Completion, DOORBELL_REQUESTS_MAX, Operation, PairEvent, Patience, QueueSizes,
+    RawQueuePair, ReceiveRequest, SendRequest, Step,
 };
 
 /// What a queue pair has done.
@@ -60,7 +61,11 @@ pub struct Arrival {
 pub(crate) struct PairCore {
     state: RefCell<State>,
     counts: Cell<PairCounts>,
+    notices: Cell<PairNotices>,
     queue: Tells,
+    /// What events name it by, and the receives that it shares.
+    token: u64,
+    shared: Option<u64>,
     slot: u16,
     generation: u16,
 }
@@ -68,6 +73,8 @@ pub(crate) struct PairCore {
 struct State {
     /// None once it has ended.
     raw: Option<RawQueuePair>,
+    /// Why the device declared it broken.
+    cause: Option<Cause>,
     sends: SendQueue,
     entries: Entries,
     /// Of request `n`, at `n % depth`: its entry.
@@ -91,13 +98,15 @@ impl PairCore {
     pub(super) fn new(
         raw: RawQueuePair,
         sizes: QueueSizes,
-        slot: u16,
-        generation: u16,
+        shared: Option<u64>,
+        (slot, generation): (u16, u16),
         queue: Tells,
     ) -> Self {
+        let token = raw.token();
         let (sends, receives) = (sizes.sends as usize, sizes.receives as usize);
         let state = State {
             raw: Some(raw),
+            cause: None,
             sends: SendQueue::new(sizes.sends, 0),
             entries: Entries::with_capacity(sends),
             ring: vec![u32::MAX; sends].into(),
@@ -116,7 +125,10 @@ impl PairCore {
         Self {
             state: RefCell::new(state),
             counts: Cell::default(),
+            notices: Cell::default(),
             queue,
+            token,
+            shared,
             slot,
             generation,
         }
@@ -124,6 +136,22 @@ impl PairCore {
 
     pub(super) fn counts(&self) -> PairCounts {
         self.counts.get()
+    }
+
+    pub(super) fn notices(&self) -> PairNotices {
+        self.notices.get()
+    }
+
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.state.borrow().cause
+    }
+
+    pub(crate) const fn token(&self) -> u64 {
+        self.token
+    }
+
+    pub(crate) const fn shared(&self) -> Option<u64> {
+        self.shared
     }
 
     fn count(&self, change: impl FnOnce(&mut PairCounts)) {
@@ -276,6 +304,24 @@ impl PairCore {
         let mut state = self.state.borrow_mut();
         Self::break_now(&mut state);
         self.settle(state);
+    }
+
+    /// The device declares it broken: what it has not completed by now ends for that cause. To be
+    /// followed by a last poll, and then by [`PairCore::destroy`].
+    pub(crate) fn declare(&self, cause: Cause) {
+        self.state.borrow_mut().cause.get_or_insert(cause);
+    }
+
+    /// Takes in what the device says of it, unless that is a cause to be declared broken.
+    pub(crate) fn notice(&self, event: PairEvent) {
+        tracing::debug!(?event, "a queue pair was told");
+        let mut notices = self.notices.get();
+        notices.count(event);
+        self.notices.set(notices);
+        // Without receives of its own it may have nothing that could tell it that it is broken.
+        if event == PairEvent::LastReceiveTaken && self.is_open() {
+            self.abort();
+        }
     }
 
     /// Takes a completion in. False if nothing here waits for it.
@@ -485,7 +531,7 @@ impl State {
     fn end(&mut self, ended: Retired, wakers: &mut Vec<Waker>, freed: &mut Vec<Piece>) {
         let place = self.place(ended.sequence);
         let key = self.ring[place];
-        let outcome = result_of(ended.outcome);
+        let outcome = result_of(ended.outcome, self.cause);
         self.entries.end(key, outcome, wakers, freed);
     }
 

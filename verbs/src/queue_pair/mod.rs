@@ -36,8 +36,11 @@ use crate::connection_manager::Managed;
 use crate::context::Context;
 use crate::device_memory::DeviceMemory;
 use crate::error::{RequestError, SetupError};
+use crate::events::PairNotices;
 use crate::memory::Piece;
-use crate::provider::{Access, Operation, Patience, QueueSizes, RemoteMemory, Route, Step};
+use crate::provider::{
+    Access, Cause, Operation, Patience, QueueSizes, RawShared, RemoteMemory, Route, Step,
+};
 use crate::shared_receives::SharedReceives;
 
 /// Most bytes of an inline request.
@@ -142,6 +145,7 @@ impl QueuePair<Unconnected> {
         let mut raw = raw.map_err(SetupError::Refused)?;
         raw.step(&Step::Init(access)).map_err(SetupError::Refused)?;
         let (slot, generation) = inner.admit(entries)?;
+        let token = receives.map(RawShared::token);
         let card = Card {
             gid: chosen.map_or([0; 16], |entry| entry.gid),
             lid: info.lid,
@@ -157,8 +161,8 @@ impl QueuePair<Unconnected> {
         let core = Rc::new(PairCore::new(
             raw,
             sizes,
-            slot,
-            generation,
+            token,
+            (slot, generation),
             Rc::downgrade(inner),
         ));
         inner.place(slot, Owner::Pair(Rc::clone(&core)));
@@ -256,6 +260,19 @@ impl<State> QueuePair<State> {
     #[must_use]
     pub fn counts(&self) -> PairCounts {
         self.handle.core.counts()
+    }
+
+    /// What the device has told it so far.
+    #[must_use]
+    pub fn notices(&self) -> PairNotices {
+        self.handle.core.notices()
+    }
+
+    /// Why the device declared it broken, if it did: everything in flight ended at once then, with
+    /// [`RequestError::Declared`] or its completion.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        self.handle.core.cause()
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::Fault;
 use crate::provider::{
-    Access, Completion, DeviceEvent, QueueSizes, ReceiveRequest, Route, SendRequest, Step,
+    Access, Completion, PairEvent, QueueSizes, RawEvent, ReceiveRequest, Route, SendRequest, Step,
 };
 
 const BITS_24: u32 = 0xff_ffff;
@@ -48,6 +48,8 @@ pub(super) struct SharedQueue {
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) state: QpState,
+    /// It completes nothing any more, not even as flushed.
+    pub(super) is_mute: bool,
     pub(super) sizes: QueueSizes,
     pub(super) queue: u32,
     pub(super) access: Access,
@@ -72,7 +74,7 @@ pub(super) struct Adapter {
     pub(super) queues: BTreeMap<u32, Queue>,
     pub(super) shared: BTreeMap<u32, SharedQueue>,
     pub(super) pairs: BTreeMap<u32, Pair>,
-    pub(super) events: VecDeque<DeviceEvent>,
+    pub(super) events: VecDeque<RawEvent>,
     pub(super) event_wakers: Vec<Waker>,
     pub(super) faults: VecDeque<Fault>,
     pub(super) is_link_up: bool,
@@ -98,7 +100,7 @@ impl Adapter {
         }
     }
 
-    pub(super) fn tell(&mut self, event: DeviceEvent) {
+    pub(super) fn tell(&mut self, event: RawEvent) {
         self.events.push_back(event);
         self.event_wakers.drain(..).for_each(Waker::wake);
     }
@@ -157,6 +159,12 @@ impl Adapter {
         let is_used = self.pairs.values().any(|pair| pair.queue == number);
         assert!(!is_used, "a completion queue ends after its queue pairs");
         self.queues.remove(&number);
+        self.forget(|event| *event == RawEvent::CompletionQueue(number.into()));
+    }
+
+    /// Events that nobody asked for end with what they name.
+    fn forget(&mut self, names: impl Fn(&RawEvent) -> bool) {
+        self.events.retain(|event| !names(event));
     }
 
     pub(super) fn add_shared(&mut self, depth: u32) -> u32 {
@@ -167,6 +175,13 @@ impl Adapter {
         };
         self.shared.insert(number, queue);
         number
+    }
+
+    pub(super) fn remove_shared(&mut self, number: u32) {
+        let is_used = self.pairs.values().any(|pair| pair.shared == Some(number));
+        assert!(!is_used, "shared receives end after their queue pairs");
+        self.shared.remove(&number);
+        self.forget(|event| *event == RawEvent::SharedReceives(number.into()));
     }
 
     pub(super) fn post_shared(
@@ -194,6 +209,7 @@ impl Adapter {
     ) {
         let pair = Pair {
             state: QpState::Reset,
+            is_mute: false,
             sizes,
             queue,
             access: Access::default(),
@@ -214,6 +230,8 @@ impl Adapter {
         let Some(pair) = self.pairs.remove(&number) else {
             return;
         };
+        let token = u64::from(number);
+        self.forget(|event| matches!(event, RawEvent::Pair(of, _) if *of == token));
         let Some(queue) = self.queues.get_mut(&pair.queue) else {
             return;
         };
@@ -323,11 +341,46 @@ impl Adapter {
             queue.entries.push_back(completion);
             return;
         }
-        queue.is_broken = true;
-        self.tell(DeviceEvent::CompletionQueueBroken);
+        self.break_queue(number);
+    }
+
+    /// The completion queue of a queue pair breaks, and all queue pairs that complete to it.
+    pub(super) fn break_queue(&mut self, number: u32) {
+        let wanted = self.pair(number).queue;
+        if let Some(queue) = self.queues.get_mut(&wanted) {
+            queue.is_broken = true;
+            queue.entries.clear();
+        }
         for pair in self.pairs.values_mut().filter(|pair| pair.queue == wanted) {
             pair.state = QpState::Error;
+            pair.is_mute = true;
         }
+        self.tell(RawEvent::CompletionQueue(wanted.into()));
+    }
+
+    /// The receives that a queue pair shares break, and all queue pairs that share them.
+    pub(super) fn break_shared(&mut self, number: u32) {
+        let shared = self.pair(number).shared;
+        let wanted = shared.expect("a queue pair that shares receives");
+        for pair in self.pairs.values_mut().filter(|pair| pair.shared == shared) {
+            pair.state = QpState::Error;
+            pair.is_mute = true;
+        }
+        self.tell(RawEvent::SharedReceives(wanted.into()));
+    }
+
+    pub(super) fn raise_pair(&mut self, number: u32, event: PairEvent) {
+        let pair = self.pair(number);
+        if event.cause().is_some() || event == PairEvent::LastReceiveTaken {
+            pair.state = QpState::Error;
+        }
+        pair.is_mute |= event == PairEvent::Fatal;
+        self.tell(RawEvent::Pair(number.into(), event));
+    }
+
+    fn pair(&mut self, number: u32) -> &mut Pair {
+        let pair = self.pairs.get_mut(&number);
+        pair.expect("a queue pair of this adapter")
     }
 
     pub(super) fn take_completions(

@@ -20,6 +20,8 @@ use std::rc::Rc;
 pub(crate) use objects::{SimCompletions, SimDevice, SimMemory, SimQueuePair, SimShared};
 use world::World;
 
+use crate::provider::PairEvent;
+
 /// Adapters of one fabric.
 pub const DEVICES_MAX: usize = 64;
 
@@ -51,6 +53,21 @@ pub enum Fault {
     Silence,
 }
 
+/// What an adapter says of itself, outside of completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Raised {
+    /// This of the queue pair of this number. One that the adapter failed at
+    /// ([`PairEvent::Fatal`]) completes nothing any more, not even as flushed.
+    Pair(u32, PairEvent),
+    /// The completion queue of the queue pair of this number broke: it holds nothing any more.
+    CompletionQueue(u32),
+    /// The receives that the queue pair of this number shares broke, and with them every queue pair
+    /// that shares them.
+    SharedReceives(u32),
+    /// The adapter is lost: nothing completes any more.
+    DeviceLost,
+}
+
 /// Adapters that reach one another. Clones share the fabric.
 #[derive(Clone)]
 pub struct Fabric(Rc<RefCell<World>>);
@@ -76,6 +93,14 @@ impl Fabric {
     /// If there is no such adapter.
     pub fn inject(&self, device: usize, fault: Fault) {
         self.0.borrow_mut().inject(device, fault);
+    }
+
+    /// Lets an adapter say something of itself, and be so.
+    ///
+    /// # Panics
+    /// If there is no such adapter, queue pair, or no receives that it shares.
+    pub fn raise(&self, device: usize, event: Raised) {
+        self.0.borrow_mut().raise(device, event);
     }
 
     /// Requests that the adapters executed, failed and flushed since the beginning, and their order

@@ -12,8 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::world::World;
 use crate::provider::{
-    Access, Completion, DeviceEvent, DeviceInfo, Keys, QueueSizes, ReceiveRequest, SendRequest,
-    Step,
+    Access, Completion, DeviceInfo, Keys, QueueSizes, RawEvent, ReceiveRequest, SendRequest, Step,
 };
 
 type Shared = Rc<RefCell<World>>;
@@ -206,17 +205,19 @@ impl SimDevice {
         }
     }
 
-    pub(crate) fn next_event(&self) -> Option<DeviceEvent> {
+    pub(crate) fn next_event(&self) -> Option<RawEvent> {
         self.world.borrow_mut().devices[self.device]
             .events
             .pop_front()
     }
 
-    pub(crate) fn wake_at_event(&self, waker: &Waker) {
-        let wakers = &mut self.world.borrow_mut().devices[self.device].event_wakers;
+    pub(crate) fn wake_at_event(&self, waker: &Waker) -> bool {
+        let adapter = &mut self.world.borrow_mut().devices[self.device];
+        let wakers = &mut adapter.event_wakers;
         if !wakers.iter().any(|known| known.will_wake(waker)) {
             wakers.push(waker.clone());
         }
+        !adapter.events.is_empty()
     }
 }
 
@@ -228,6 +229,10 @@ impl Drop for SimMemory {
 }
 
 impl SimCompletions {
+    pub(crate) fn token(&self) -> u64 {
+        self.queue.into()
+    }
+
     pub(crate) fn poll(&self, out: &mut [Completion]) -> Result<usize, Errno> {
         let mut world = self.world.borrow_mut();
         world.advance();
@@ -240,6 +245,10 @@ impl SimCompletions {
 }
 
 impl SimShared {
+    pub(crate) fn token(&self) -> u64 {
+        self.queue.into()
+    }
+
     pub(crate) fn post(&self, request: &ReceiveRequest) -> Result<(), Errno> {
         let mut world = self.world.borrow_mut();
         world.devices[self.device].post_shared(self.queue, request)
@@ -249,7 +258,7 @@ impl SimShared {
 impl Drop for SimShared {
     fn drop(&mut self) {
         let mut world = self.world.borrow_mut();
-        world.devices[self.device].shared.remove(&self.queue);
+        world.devices[self.device].remove_shared(self.queue);
     }
 }
 
@@ -261,6 +270,10 @@ impl Drop for SimCompletions {
 }
 
 impl SimQueuePair {
+    pub(crate) fn token(&self) -> u64 {
+        self.number.into()
+    }
+
     pub(crate) fn number(&self) -> u32 {
         self.number
     }

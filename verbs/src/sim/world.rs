@@ -6,8 +6,10 @@ use lunette_verbs_proto::status::Status;
 
 use super::adapter::{Adapter, Held};
 use super::objects::gid_of;
-use super::{DEVICES_MAX, Fault};
-use crate::provider::{Access, Completion, DeviceEvent, Operation, QueueSizes, RemoteMemory};
+use super::{DEVICES_MAX, Fault, Raised};
+use crate::provider::{
+    Access, Completion, DeviceEvent, Operation, QueueSizes, RawEvent, RemoteMemory,
+};
 
 /// Steps of the fabric in one poll, at most.
 const STEPS_PER_POLL: u32 = 8;
@@ -77,15 +79,28 @@ impl World {
         match fault {
             Fault::LinkDown | Fault::LinkUp => {
                 adapter.is_link_up = fault == Fault::LinkUp;
-                adapter.tell(if adapter.is_link_up {
+                adapter.tell(RawEvent::Device(if adapter.is_link_up {
                     DeviceEvent::PortActive
                 } else {
                     DeviceEvent::PortDown
-                });
+                }));
             }
             Fault::Slow { steps } => adapter.steps_per_request = steps.max(1),
             Fault::Silence => adapter.is_silent = true,
             other => adapter.faults.push_back(other),
+        }
+    }
+
+    pub(super) fn raise(&mut self, device: usize, event: Raised) {
+        let adapter = &mut self.devices[device];
+        match event {
+            Raised::Pair(number, event) => adapter.raise_pair(number, event),
+            Raised::CompletionQueue(number) => adapter.break_queue(number),
+            Raised::SharedReceives(number) => adapter.break_shared(number),
+            Raised::DeviceLost => {
+                adapter.is_silent = true;
+                adapter.tell(RawEvent::Device(DeviceEvent::DeviceLost));
+            }
         }
     }
 
@@ -103,7 +118,7 @@ impl World {
             for (number, pair) in &adapter.pairs {
                 let is_broken = pair.state == QpState::Error;
                 let flushes = is_broken && !pair.receives.is_empty();
-                if !pair.sends.is_empty() || flushes {
+                if !pair.is_mute && (!pair.sends.is_empty() || flushes) {
                     busy.push((index, *number));
                 }
             }

@@ -9,7 +9,7 @@ mod tests {
     use lunette_runtime_core::random::SplitMix64;
     use lunette_verbs::sim::{Fabric, Fault};
     use lunette_verbs::{
-        Context, DeviceEvent, DeviceMemory, OpenError, QueuePair, QueueSizes, Request,
+        Cause, Context, DeviceEvent, DeviceMemory, OpenError, QueuePair, QueueSizes, Request,
         RequestError, SetupError, Window,
     };
     use lunette_verbs_proto::status::Status;
@@ -181,10 +181,11 @@ mod tests {
             assert!(
                 outcomes
                     .iter()
-                    .all(|outcome| *outcome == Err(RequestError::Lost))
+                    .all(|outcome| *outcome == Err(RequestError::Declared(Cause::CompletionQueue)))
             );
             assert_eq!(one.pair.arrival().await.err(), Some(RequestError::Broken));
-            assert_eq!(a.next_event(), Some(DeviceEvent::CompletionQueueBroken));
+            assert_eq!(one.pair.cause(), Some(Cause::CompletionQueue));
+            assert_eq!(a.next_event(), None, "it was the queue's");
         });
     }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod adapters;
+mod events;
 mod posting_rules;
 #[path = "../rig/mod.rs"]
 mod rig;

@@ -96,6 +96,11 @@ impl Completions {
         &self.inner
     }
 
+    /// The queue's address, by which events name it.
+    pub(crate) fn token(&self) -> u64 {
+        self.inner.queue.as_ptr().addr() as u64
+    }
+
     /// Whether completions are read where they lie.
     pub(crate) const fn is_extended(&self) -> bool {
         matches!(self.way, Way::InPlace(_))

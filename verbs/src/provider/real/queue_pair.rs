@@ -117,6 +117,11 @@ impl QueuePair {
         })
     }
 
+    /// The queue pair's address, by which events name it.
+    pub(crate) fn token(&self) -> u64 {
+        self.pair.as_ptr().addr() as u64
+    }
+
     /// Whether it is posted to without lists.
     pub(crate) const fn is_built(&self) -> bool {
         self.builder.is_some()

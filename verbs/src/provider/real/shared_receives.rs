@@ -49,6 +49,11 @@ impl SharedReceives {
         })
     }
 
+    /// The queue's address, by which events name it.
+    pub(crate) fn token(&self) -> u64 {
+        self.as_ptr().addr() as u64
+    }
+
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_srq {
         self.inner.queue.as_ptr()
     }
