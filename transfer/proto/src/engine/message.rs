@@ -7,6 +7,7 @@
 //!   write     note, places; the bytes, as payload      -> nothing
 //!   notify    note                                     -> nothing
 //!   fence     connection u64                           -> nothing, once that connection has ended
+//!   introduce boot id u128, proof u128                 -> ticket u128, name u128
 //!
 //!   places      count u16, then per place: segment u64, offset u64, len u32
 //!   note        id u64 (0: none), len u16, bytes
@@ -42,17 +43,20 @@ pub enum Operation {
     Notify,
     /// End another connection of this session, and answer when nothing of it can land any more.
     Fence,
+    /// Say under which name an engine of the same host is reached, and with which ticket.
+    Introduce,
 }
 
 impl Operation {
     /// Every operation, in the order of its code.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Open,
         Self::Find,
         Self::Read,
         Self::Write,
         Self::Notify,
         Self::Fence,
+        Self::Introduce,
     ];
 
     /// Its code in a request's header.
@@ -65,6 +69,7 @@ impl Operation {
             Self::Write => 0x0104,
             Self::Notify => 0x0105,
             Self::Fence => 0x0106,
+            Self::Introduce => 0x0107,
         }
     }
 
@@ -99,6 +104,9 @@ pub enum Refusal {
     /// The peer's session is another one than was opened.
     #[error("the peer does not know the session")]
     Session,
+    /// The peer is on another host, or shares no memory.
+    #[error("the peer is on another host, or shares no memory")]
+    Elsewhere,
     /// A status of a later version.
     #[error("the peer refuses with status {0}")]
     Other(u16),
@@ -134,6 +142,7 @@ impl Refusal {
             Self::Corrupt => 5,
             Self::Busy => 6,
             Self::Session => 7,
+            Self::Elsewhere => 8,
             Self::Other(status) => status,
         }
     }
@@ -150,6 +159,7 @@ impl Refusal {
             5 => Self::Corrupt,
             6 => Self::Busy,
             7 => Self::Session,
+            8 => Self::Elsewhere,
             other => Self::Other(other),
         })
     }
@@ -316,6 +326,60 @@ impl Descriptor {
     }
 }
 
+/// What an asker says of itself with [`Operation::Introduce`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// Which start of which kernel it runs on.
+    pub boot_id: u128,
+    /// What the owner is to say on the local channel, to show that it is the owner.
+    pub proof: u128,
+}
+
+impl Introduction {
+    /// Appends it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        Writer::new(out).u128(self.boot_id).u128(self.proof);
+    }
+
+    /// Reads a whole body.
+    ///
+    /// # Errors
+    /// [`BodyFault`].
+    pub fn decode(body: &[u8]) -> Result<Self, BodyFault> {
+        let mut reader = Reader::new(body);
+        let (boot_id, proof) = (reader.u128()?, reader.u128()?);
+        finish(&reader)?;
+        Ok(Self { boot_id, proof })
+    }
+}
+
+/// Where an owner is reached on its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// What the asker is to say first on the local channel. Good once, and for a few seconds.
+    pub ticket: u128,
+    /// The name of the local channel.
+    pub name: u128,
+}
+
+impl Whereabouts {
+    /// Appends it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        Writer::new(out).u128(self.ticket).u128(self.name);
+    }
+
+    /// Reads a whole body.
+    ///
+    /// # Errors
+    /// [`BodyFault`].
+    pub fn decode(body: &[u8]) -> Result<Self, BodyFault> {
+        let mut reader = Reader::new(body);
+        let (ticket, name) = (reader.u128()?, reader.u128()?);
+        finish(&reader)?;
+        Ok(Self { ticket, name })
+    }
+}
+
 /// The name that [`Operation::Open`] asks for.
 ///
 /// # Errors
@@ -418,6 +482,30 @@ mod tests {
     }
 
     #[test]
+    fn introductions_come_back_whole_or_not_at_all() {
+        let introduction = Introduction {
+            boot_id: 1 << 127,
+            proof: 3,
+        };
+        let whereabouts = Whereabouts {
+            ticket: 5,
+            name: 1 << 99,
+        };
+        let (mut asked, mut answered) = (Vec::new(), Vec::new());
+        introduction.encode(&mut asked);
+        whereabouts.encode(&mut answered);
+        assert_eq!(Introduction::decode(&asked), Ok(introduction));
+        assert_eq!(Whereabouts::decode(&answered), Ok(whereabouts));
+        for len in 0..asked.len() {
+            assert!(Introduction::decode(&asked[..len]).is_err());
+            assert!(Whereabouts::decode(&answered[..len]).is_err());
+        }
+        asked.push(0);
+        assert_eq!(Introduction::decode(&asked), Err(BodyFault::Trailing(1)));
+        assert_eq!(Whereabouts::decode(&asked), Err(BodyFault::Trailing(1)));
+    }
+
+    #[test]
     fn descriptors_and_codes_come_back() {
         let descriptor = Descriptor {
             segment: SegmentId::from_wire(u64::MAX),
@@ -437,7 +525,7 @@ mod tests {
         for op in Operation::ALL {
             assert_eq!(Operation::from_wire(op.to_wire()), Some(op));
         }
-        assert_eq!(Operation::from_wire(0x0107), None);
+        assert_eq!(Operation::from_wire(0x0108), None);
         for status in 0..20 {
             let back = Refusal::from_wire(status).map_or(0, Refusal::to_wire);
             assert_eq!(back, status);

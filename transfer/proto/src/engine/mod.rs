@@ -17,11 +17,13 @@
 //! | [`segment`] | [`segment::Segments`], memory under generation-checked ids, names and addresses |
 //! | [`message`] | bodies of the engine's operations |
 //! | [`rail`] | [`rail::Rail`], one way to a peer: its state, its rate, what is under way on it |
+//! | [`same_host`] | two engines on one host: what they tell each other, and writes that the owner copies |
 //! | [`slices`] | [`slices::Cutter`], from requests to slices and back |
 //! | [`scheduler`] | [`scheduler::Scheduler`], transfers over rails: order, failover, fences, deadlines |
 
 pub mod message;
 pub mod rail;
+pub mod same_host;
 pub mod scheduler;
 pub mod segment;
 pub mod slices;

@@ -23,6 +23,18 @@ pub struct SegmentId {
 }
 
 impl SegmentId {
+    /// Its place in the table of its engine's segments, less than [`SEGMENTS_MAX`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+
+    /// How many segments had that place before it, and one. Never 0 for a segment that is registered.
+    #[must_use]
+    pub const fn generation(self) -> u32 {
+        self.generation
+    }
+
     /// As it stands on the wire.
     #[must_use]
     pub const fn to_wire(self) -> u64 {

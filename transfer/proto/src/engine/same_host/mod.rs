@@ -1,0 +1,31 @@
+//! Two engines on one host: they map each other's registered memory for reading, and copy.
+//!
+//! ```text
+//!   asking engine                                     owning engine
+//!      | Introduce(boot id, proof)  -- TCP, authenticated --> |
+//!      | <-- name and ticket                                  |
+//!      |                                                      |
+//!      | Join(ticket)          -- local channel of that name --> |
+//!      | <-- Welcome(proof) + the board, the commands            |
+//!      | Map(segment) -->             <-- Mapped + its memory    |   read: the asker copies, between two
+//!      | Lend(segment) + its memory -->             <-- Lent     |         looks at the board
+//!      | command: copy from my segment to yours -->              |   write: the owner copies
+//! ```
+//!
+//! That two engines share a host is decided by the boot id, and proved: the ticket goes over the
+//! authenticated connection, and who presents it, and who answers with the proof, is who was on it. No
+//! address says anything.
+//!
+//! Nobody writes another's memory. The board is the owner's: a word per segment, its generation while it
+//! may be read and 0 from the moment on in which it is unregistered, so a reader that finds the same word
+//! before and after its copy has copied what was registered.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`packet`] | what is said over the local channel |
+//! | [`commands`] | the words in which writes are commanded and answered |
+//! | [`lane`] | [`lane::Lane`], which pieces of which writes are with the owner |
+
+pub mod commands;
+pub mod lane;
+pub mod packet;

@@ -1,0 +1,193 @@
+//! What is said over the local channel.
+//!
+//! ```text
+//!   join       1, ticket u128                                        asker, first
+//!   welcome    2, proof u128            + board, commands            owner, first
+//!   map        3, segment u64                                        asker
+//!   memory     4, segment u64, offset u64, len u64   + a memfd       owner (mapped), asker (lent)
+//!   refused    5, segment u64                                        both: instead of mapping it
+//!   accepted   6, segment u64                                        owner: what was lent is mapped
+//!   take back  7, segment u64                                        asker: it is not lent any more
+//!   wake       8                                                     both: look at the words
+//! ```
+
+use lunette_runtime_core::codec::{Reader, Writer};
+
+use super::super::message::{BodyFault, finish};
+use super::super::segment::SegmentId;
+
+/// Longest packet, in bytes.
+pub const PACKET_BYTES_MAX: usize = 25;
+
+/// One packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packet {
+    /// Who asks has this ticket.
+    Join {
+        /// As it came over the authenticated connection.
+        ticket: u128,
+    },
+    /// It may stay. With it: the board, and the commands.
+    Welcome {
+        /// As it went over the authenticated connection.
+        proof: u128,
+    },
+    /// The owner is to hand this segment out, to be read.
+    Map {
+        /// The owner's.
+        segment: SegmentId,
+    },
+    /// Here is a segment's memory, to be read. With it: its file.
+    Memory {
+        /// Whose memory: the sender's.
+        segment: SegmentId,
+        /// Where in the file it begins.
+        offset_bytes: u64,
+        /// How long it is.
+        len_bytes: u64,
+    },
+    /// The segment is not handed out, or was not taken.
+    Refused {
+        /// Which.
+        segment: SegmentId,
+    },
+    /// What was lent has been mapped.
+    Accepted {
+        /// The asker's.
+        segment: SegmentId,
+    },
+    /// No command will name this segment any more.
+    TakeBack {
+        /// The asker's.
+        segment: SegmentId,
+    },
+    /// Whoever gets it was asleep.
+    Wake,
+}
+
+impl Packet {
+    /// As it is sent.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(PACKET_BYTES_MAX);
+        let mut writer = Writer::new(&mut bytes);
+        match *self {
+            Self::Join { ticket } => writer.u8(1).u128(ticket),
+            Self::Welcome { proof } => writer.u8(2).u128(proof),
+            Self::Map { segment } => writer.u8(3).u64(segment.to_wire()),
+            Self::Memory {
+                segment,
+                offset_bytes,
+                len_bytes,
+            } => writer
+                .u8(4)
+                .u64(segment.to_wire())
+                .u64(offset_bytes)
+                .u64(len_bytes),
+            Self::Refused { segment } => writer.u8(5).u64(segment.to_wire()),
+            Self::Accepted { segment } => writer.u8(6).u64(segment.to_wire()),
+            Self::TakeBack { segment } => writer.u8(7).u64(segment.to_wire()),
+            Self::Wake => writer.u8(8),
+        };
+        bytes
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// [`BodyFault`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, BodyFault> {
+        let mut reader = Reader::new(bytes);
+        let kind = reader.u8()?;
+        let packet = match kind {
+            1 => Self::Join {
+                ticket: reader.u128()?,
+            },
+            2 => Self::Welcome {
+                proof: reader.u128()?,
+            },
+            3..=7 => {
+                let segment = SegmentId::from_wire(reader.u64()?);
+                match kind {
+                    3 => Self::Map { segment },
+                    4 => Self::Memory {
+                        segment,
+                        offset_bytes: reader.u64()?,
+                        len_bytes: reader.u64()?,
+                    },
+                    5 => Self::Refused { segment },
+                    6 => Self::Accepted { segment },
+                    _ => Self::TakeBack { segment },
+                }
+            }
+            8 => Self::Wake,
+            _ => return Err(BodyFault::OutOfRange),
+        };
+        finish(&reader)?;
+        Ok(packet)
+    }
+
+    /// How many files travel with it.
+    #[must_use]
+    pub const fn files(&self) -> usize {
+        match self {
+            Self::Welcome { .. } => 2,
+            Self::Memory { .. } => 1,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> [Packet; 8] {
+        let segment = SegmentId::from_wire(0x0102_0304_0506_0708);
+        [
+            Packet::Join { ticket: 1 << 100 },
+            Packet::Welcome { proof: 7 },
+            Packet::Map { segment },
+            Packet::Memory {
+                segment,
+                offset_bytes: 4096,
+                len_bytes: u64::MAX,
+            },
+            Packet::Refused { segment },
+            Packet::Accepted { segment },
+            Packet::TakeBack { segment },
+            Packet::Wake,
+        ]
+    }
+
+    #[test]
+    fn packets_come_back_and_parts_of_them_do_not() {
+        for (kind, packet) in (1..).zip(all()) {
+            let mut bytes = packet.encode();
+            assert_eq!(bytes[0], kind);
+            assert!(bytes.len() <= PACKET_BYTES_MAX);
+            assert_eq!(Packet::decode(&bytes), Ok(packet));
+            for len in 0..bytes.len() {
+                let cut = Packet::decode(&bytes[..len]);
+                assert!(matches!(cut, Err(BodyFault::Truncated(_))), "{cut:?}");
+            }
+            bytes.push(0);
+            assert_eq!(Packet::decode(&bytes), Err(BodyFault::Trailing(1)));
+        }
+        for kind in [0, 9, u8::MAX] {
+            assert_eq!(Packet::decode(&[kind]), Err(BodyFault::OutOfRange));
+        }
+    }
+
+    #[test]
+    fn golden_memory() {
+        let bytes = all()[3].encode();
+        #[rustfmt::skip]
+        let golden = [
+            4, 8, 7, 6, 5, 4, 3, 2, 1, 0, 16, 0, 0, 0, 0, 0, 0,
+            255, 255, 255, 255, 255, 255, 255, 255,
+        ];
+        assert_eq!(bytes, golden);
+        assert_eq!(all().map(|packet| packet.files()), [0, 2, 0, 1, 0, 0, 0, 0]);
+    }
+}
