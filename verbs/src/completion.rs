@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::error::SetupError;
 use crate::events::Events;
-use crate::provider::{Cause, Completion, PairEvent, POLL_COMPLETIONS_MAX, RawCompletions};
+use crate::provider::{Cause, Completion, POLL_COMPLETIONS_MAX, PairEvent, RawCompletions};
 use crate::queue_pair::PairCore;
 use crate::shared_receives::SharedCore;
 
@@ -317,7 +317,11 @@ impl Inner {
         let mut pairs = self.pairs();
         pairs.retain(|pair| pair.shared() == Some(token));
         self.end(&pairs, Cause::SharedReceives);
-        for shared in self.shared().iter().filter(|shared| shared.token() == token) {
+        for shared in self
+            .shared()
+            .iter()
+            .filter(|shared| shared.token() == token)
+        {
             shared.broken(Cause::SharedReceives);
         }
     }

@@ -5,8 +5,8 @@ use std::fmt;
 use std::future::poll_fn;
 use std::rc::{Rc, Weak};
 
-use lunette_runtime::arena::ChunkHandle;
 use lunette_runtime::OpError;
+use lunette_runtime::arena::ChunkHandle;
 use rdma_core_sys::Unavailable;
 use rustix::io::Errno;
 

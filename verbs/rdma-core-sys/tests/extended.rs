@@ -318,6 +318,95 @@ fn a_shared_queue_serves_whichever_queue_pair_is_sent_to() {
     }
 }
 
+/// The next event of a device.
+fn next_event(context: *mut ibv_context) -> ibv_async_event {
+    let mut event = ibv_async_event::default();
+    // SAFETY: the context is live, and the event is ours. It waits until there is one.
+    let code = unsafe { (library().ibv_get_async_event)(context, &raw mut event) };
+    assert_eq!(code, 0, "{}", std::io::Error::last_os_error());
+    event
+}
+
+#[test]
+fn a_queue_that_overflows_is_named_by_an_event_and_ends_once_that_is_acknowledged() {
+    let context = open(0);
+    let domain = domain(context);
+    let mut bytes = vec![0_u8; BYTES];
+    let (lkey, rkey) = register(domain, &mut bytes);
+    let base = bytes.as_mut_ptr().addr() as u64;
+    // SAFETY: the context is live; the queue has no channel.
+    let small = unsafe {
+        let create = library().ibv_create_cq;
+        create(context, 1, ptr::null_mut(), ptr::null_mut(), 0)
+    };
+    assert!(!small.is_null());
+    let queue = extended_queue(context);
+    let one = plain(domain, small, ptr::null_mut());
+    let other = plain(domain, queue.cast(), ptr::null_mut());
+    let own = address(context);
+    connect(one, other, &own);
+    connect(other, one, &own);
+    for id in 0..4 {
+        let mut piece = ibv_sge {
+            addr: base,
+            length: 8,
+            lkey,
+        };
+        let mut write = ibv_send_wr {
+            wr_id: id,
+            next: ptr::null_mut(),
+            sg_list: &raw mut piece,
+            num_sge: 1,
+            opcode: wr_opcode::RDMA_WRITE,
+            send_flags: IBV_SEND_SIGNALED,
+            imm_data: 0,
+            wr: ibv_wr_remote {
+                rdma: ibv_wr_rdma {
+                    remote_addr: base + 512,
+                    rkey,
+                },
+            },
+            remote_srqn: 0,
+            others: [0; 6],
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is ready to send, and the list is of one.
+        let code = unsafe { inline::ibv_post_send(one, &raw mut write, &raw mut bad) };
+        assert_eq!(code, 0);
+    }
+    let mut event = next_event(context);
+    while event.event_type != event_type::CQ_ERR {
+        // SAFETY: the event was taken above and is acknowledged once.
+        unsafe { (library().ibv_ack_async_event)(&raw mut event) };
+        event = next_event(context);
+    }
+    assert_eq!(event.element, small.addr() as u64);
+    // SAFETY: the event is acknowledged, else the queue's end would wait for that; the rest ends
+    // once, queue pairs first.
+    unsafe {
+        (library().ibv_ack_async_event)(&raw mut event);
+        assert_eq!((library().ibv_destroy_qp)(one), 0);
+        // One request may have overflown it as well as another.
+        while has_event(context) {
+            let mut event = next_event(context);
+            (library().ibv_ack_async_event)(&raw mut event);
+        }
+        assert_eq!((library().ibv_destroy_cq)(small), 0);
+    }
+}
+
+/// Whether an event of a device can be taken without waiting.
+fn has_event(context: *mut ibv_context) -> bool {
+    let mut polled = libc::pollfd {
+        // SAFETY: the context is live.
+        fd: unsafe { (*context).async_fd },
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one descriptor, of our own.
+    unsafe { libc::poll(&raw mut polled, 1, 0) > 0 }
+}
+
 #[test]
 fn a_port_is_described_whole() {
     let mut port = ibv_port_attr::default();

@@ -26,8 +26,8 @@ use lunette_verbs_proto::negotiate::Agreement;
 use lunette_verbs_proto::qp_state::QpState;
 use rustix::io::Errno;
 
-pub use self::device::{Access, Calls, DeviceInfo};
 pub(crate) use self::device::Keys;
+pub use self::device::{Access, Calls, DeviceInfo};
 pub(crate) use self::events::RawEvent;
 pub use self::events::{Cause, DeviceEvent, PairEvent};
 pub use self::requests::RemoteMemory;

@@ -95,7 +95,7 @@ pub(crate) async fn notices_meet_receives(a: &End, b: &End) {
 }
 
 /// Two queue pairs between the devices, those of the second with receives of one pool.
-async fn sharing(
+pub(crate) async fn sharing(
     ends: (&End, &End),
     contexts: (&Context, &Context),
 ) -> (SharedReceives, Vec<Joined>) {

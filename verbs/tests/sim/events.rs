@@ -166,7 +166,8 @@ mod tests {
             rig.raise(Raised::Pair(number(&near), PairEvent::LastReceiveTaken));
             assert_eq!(near.arrival().await.err(), Some(RequestError::Broken));
             assert_eq!((near.is_open(), near.notices().last_receives), (false, 1));
-            pool.post(rig.one.piece(&[0; 8])).expect("the pool is whole");
+            pool.post(rig.one.piece(&[0; 8]))
+                .expect("the pool is whole");
         });
     }
 
@@ -253,7 +254,11 @@ mod tests {
             assert_eq!(told(), EVENTS_KEPT_MAX);
             fabric.inject(0, Fault::LinkUp);
             toggle(EVENTS_KEPT_MAX);
-            assert_eq!(a.next_event(), Some(DeviceEvent::PortDown), "the oldest went");
+            assert_eq!(
+                a.next_event(),
+                Some(DeviceEvent::PortDown),
+                "the oldest went"
+            );
             assert_eq!(told(), EVENTS_KEPT_MAX - 1);
         });
     }

@@ -193,6 +193,28 @@ mod tests {
         });
     }
 
+    /// Kernel 6.1 says nothing when a queue pair has taken its last receive from shared ones.
+    #[test]
+    fn a_queue_pair_with_shared_receives_is_told_of_the_last() {
+        alone(|a, b| async move {
+            let (one, other) = connect(&a, &b, QueueSizes::default()).await;
+            let (pool, mut joined) = scenes::sharing((&one, &other), (&a, &b)).await;
+            pool.post(other.piece(&[0; 8])).expect("room");
+            let (_far, near) = joined.remove(0);
+            near.abort();
+            assert_eq!(near.arrival().await.err(), Some(RequestError::Broken));
+            time::sleep(Duration::from_millis(100)).await;
+            let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+            let is_told = !release.expect("it has a name").starts_with("6.1.");
+            println!("the last receive: {:?}", near.notices());
+            assert_eq!(near.notices().last_receives, u32::from(is_told));
+            assert_eq!(near.cause(), None, "it was us");
+            // What was told is acknowledged: this does not wait.
+            drop(near);
+            assert_eq!(pool.posted(), 1);
+        });
+    }
+
     #[test]
     fn two_rails_carry_at_once() {
         alone(|a, b| async move {
