@@ -309,12 +309,13 @@ fn qemu(kernel: &Kernel, arguments: &Arguments, folder: &Path) -> Result<Command
         "-cpu",
         "max,la57=off",
     ]);
-    command.args([
-        "-accel",
-        "tcg,thread=multi",
-        "-smp",
-        &arguments.cpus.to_string(),
-    ]);
+    let threads = if arguments.cpus > 1 {
+        "multi"
+    } else {
+        "single"
+    };
+    command.args(["-accel", &format!("tcg,thread={threads}")]);
+    command.args(["-smp", &arguments.cpus.to_string()]);
     command.args(["-m", &format!("{}M", arguments.memory)]);
     command.arg("-kernel").arg(kernel.image());
     command.arg("-initrd").arg(kernel.pack_initial(folder)?);

@@ -14,11 +14,13 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`cost`] | what a request costs, beside perftest's |
 //! | [`iwarp`] | the soft-iWARP module, compiled |
 //! | [`kernel`] | Debian's kernels: which, fetched, unpacked, with an initial file system |
 //! | [`machine`] | one run: QEMU, its channels, its end |
 //! | [`suite`] | the lane: which test binaries run on which kernel |
 
+mod cost;
 mod iwarp;
 mod kernel;
 mod machine;
@@ -117,8 +119,11 @@ pub(crate) struct Arguments {
     /// One more argument for QEMU; may be given several times.
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     pub(crate) qemu: Vec<OsString>,
+    /// Measures what a request costs, beside perftest's, instead of running a command.
+    #[arg(long, conflicts_with = "command")]
+    pub(crate) cost: bool,
     /// The command, run as root in the current folder.
-    #[arg(last = true, required = true)]
+    #[arg(last = true, required_unless_present = "cost")]
     pub(crate) command: Vec<String>,
 }
 
@@ -149,6 +154,7 @@ impl Arguments {
             env: vec!["LUNETTE_VM=1".into(), "PROPTEST_CASES=32".into()],
             timeout: timeout.as_secs(),
             qemu: Vec::new(),
+            cost: false,
             command: vec!["bash".into(), "-c".into(), script],
         }
     }
@@ -159,6 +165,9 @@ impl Arguments {
 /// # Errors
 /// [`TaskError::Vm`] when no machine can be had here; [`TaskError::Failed`] when the command fails.
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), TaskError> {
+    if arguments.cost {
+        return cost::run(workspace, arguments.kernel);
+    }
     run_lines(workspace, arguments, |_| true)
 }
 
