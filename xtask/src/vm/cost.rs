@@ -77,7 +77,7 @@ pub(super) fn run(workspace: &Workspace, kernel: Series) -> Result<(), TaskError
     compile(MARK, &folder.join("mark.c"), &mark, &["-static"])?;
     let mut build = workspace.cargo(["build", "--release", "--locked", "-p", "lunette-verbs"]);
     workspace::output(build.args(["--example", "requests"]))?;
-    let requests = workspace.root().join("target/release/examples/requests");
+    let requests = workspace.target_dir()?.join("release/examples/requests");
     let counted = folder.join("counts");
     let mut arguments = Arguments::of_script((kernel, Rdma::Rxe), String::new(), COST_MAX);
     let script = format!(
@@ -94,7 +94,7 @@ pub(super) fn run(workspace: &Workspace, kernel: Series) -> Result<(), TaskError
     arguments.qemu = ["-plugin", &plugin, "-icount", icount]
         .map(Into::into)
         .into();
-    let runs = Mutex::new(Vec::new());
+    let runs: Mutex<Vec<Run>> = Mutex::default();
     run_lines(workspace, &arguments, |line| {
         let run = parse_run(line);
         let is_noise = run.is_none();
