@@ -92,6 +92,7 @@ fn main() {
             name: None,
             by_address: true,
             access: Access::ReadWrite,
+            same_host: true,
         };
         let mut costs = Vec::new();
         for _ in 0..=PAIRS {

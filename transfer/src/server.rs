@@ -218,7 +218,10 @@ fn spawned(result: Result<(), JoinError>) {
 }
 
 /// The output of `future`, or `None` if `stop` ends first.
-async fn select<F: Future>(future: F, stop: impl Future<Output = ()>) -> Option<F::Output> {
+pub(crate) async fn select<F: Future>(
+    future: F,
+    stop: impl Future<Output = ()>,
+) -> Option<F::Output> {
     let (mut future, mut stop) = (pin!(future), pin!(stop));
     poll_fn(|cx| {
         if let Poll::Ready(output) = future.as_mut().poll(cx) {

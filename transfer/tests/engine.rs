@@ -23,10 +23,12 @@ use on_each_driver::run;
 const WORLDS: u64 = 8;
 const KIB: usize = 1024;
 
+/// One that sends, also to peers on this host: `engine_same_host.rs` is about those.
 fn engine() -> Engine {
     let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
     let options = EngineOptions {
         listen: vec![any],
+        same_host: false,
         ..EngineOptions::default()
     };
     Engine::start(options).expect("an engine")
@@ -539,6 +541,7 @@ fn places_are_found_by_address() {
             name: None,
             by_address: true,
             access: Access::ReadWrite,
+            same_host: true,
         };
         let held = memory(8 * KIB);
         let id = pair

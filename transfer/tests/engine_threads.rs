@@ -25,6 +25,7 @@ fn private() -> RegisterOptions {
         name: None,
         by_address: false,
         access: Access::Read,
+        same_host: true,
     }
 }
 

@@ -165,6 +165,16 @@ impl Exposed {
         }
     }
 
+    /// First address and length of the mapping that it is a part of, if it has one of its own
+    /// ([`Exposed::map`]): all of that is exposed memory.
+    #[must_use]
+    pub fn mapping(&self) -> Option<(usize, usize)> {
+        match &self.backing {
+            Backing::Mapping(mapping) => Some((mapping.base().as_ptr().addr(), mapping.len())),
+            Backing::Piece(_) | Backing::Foreign { .. } => None,
+        }
+    }
+
     /// What another process of this host needs to map it for reading ([`View`](super::View)). From the
     /// first time on no other writing mapping of that memory can be made.
     ///
@@ -367,6 +377,9 @@ mod tests {
         memory.copy_in(len - 1, &[7]);
         assert_eq!(memory.slice(len - 2, 2).to_vec(), [0, 7]);
         assert!(memory.try_reclaim().is_err(), "never was a region");
+        let part = Exposed::map(4096, HugePages::Never, &mut Vec::new()).expect("memory");
+        let base = part.start();
+        assert_eq!(part.slice(9, 7).mapping(), Some((base, 4096)));
         let nothing = Exposed::map(0, HugePages::Never, &mut Vec::new());
         assert_eq!(nothing.err(), Some(Errno::INVAL));
     }

@@ -89,7 +89,8 @@ impl WordsView {
         Mapped::foreign(memfd, count, ProtFlags::READ).map(Self)
     }
 
-    /// A word. What was written before it is seen by whoever reads after it.
+    /// A word. What its owner wrote before it is seen by whoever reads after it, and what was read before
+    /// it, the owner wrote before whatever follows the word there.
     ///
     /// # Panics
     /// If there is no such word.
@@ -98,6 +99,7 @@ impl WordsView {
         assert!(index < self.0.count, "word {index} of {}", self.0.count);
         // SAFETY: the assert keeps the word inside the mapping that `self` owns. Ends with the load.
         let word = unsafe { self.0.base.add(index) };
+        fence(Ordering::Acquire);
         // SAFETY: the word is mapped, aligned and initialised, and a relaxed load of one works on memory
         // that may not be written (std::sync::atomic, "read-only memory"). Ends with the load.
         let value = unsafe { word.as_ref() }.load(Ordering::Relaxed);

@@ -56,17 +56,19 @@
 //! | `peer` | [`Peer`], [`RemoteSegment`], [`Transfer`] |
 //! | `host` | [`EngineHost`]: for programs without a core |
 //! | `rails` | does what the scheduler asks for |
-//! | `local` | transfers within one engine |
+//! | `copying` | transfers that are copies: within one engine, and from memory of a peer on this host |
+//! | `same_host` | peers on this host: who they are, what is mapped, writes that the peer copies |
 //! | `error` | what can go wrong |
 //! | `statistics` | [`Statistics`] |
 
 mod batch;
+mod copying;
 mod error;
 mod host;
-mod local;
 mod peer;
 mod rails;
 mod registry;
+mod same_host;
 mod service;
 mod sessions;
 mod statistics;
@@ -106,6 +108,7 @@ pub use registry::RegisterOptions;
 pub use statistics::{RailStatistics, Statistics};
 
 use registry::Registry;
+use same_host::Owner;
 use service::EngineService;
 use sessions::Sessions;
 use statistics::Counts;
@@ -135,6 +138,9 @@ pub struct EngineOptions {
     pub payload_bytes_max: u32,
     /// Notifications that wait to be taken; more are refused as busy.
     pub notifications_max: usize,
+    /// Whether peers on this host map registered memory ([`RegisterOptions::same_host`]) instead of
+    /// having it sent, and this engine theirs.
+    pub same_host: bool,
     /// How long a connection may take to come about.
     pub connect_timeout: Duration,
     /// How long a peer may pause in the middle of a payload, or answer nothing at all.
@@ -151,6 +157,7 @@ impl Default for EngineOptions {
             connections_max: 1024,
             payload_bytes_max: 4 * 1024 * 1024,
             notifications_max: 4096,
+            same_host: true,
             connect_timeout: Duration::from_secs(2),
             stall_timeout: Duration::from_secs(5),
         }
@@ -188,6 +195,8 @@ struct Inner {
     drain: Drain,
     peers: Cell<u32>,
     notes: Cell<u64>,
+    /// Lets peers of this host in.
+    owner: Option<Owner>,
 }
 
 impl Engine {
@@ -212,6 +221,8 @@ impl Engine {
         }
         let epoch = options.epoch.unwrap_or_else(entropy);
         let secrets = options.policy.secrets();
+        let is_shared = options.same_host && !listeners.is_empty();
+        let (owner, local) = is_shared.then(Owner::listen).flatten().unzip();
         let inner = Rc::new(Inner {
             epoch,
             guard: secrets.map(|secrets| Guard::new(secrets.clone(), epoch)),
@@ -224,6 +235,7 @@ impl Engine {
             drain: Drain::default(),
             peers: Cell::new(0),
             notes: Cell::new(0),
+            owner,
             options,
         });
         let tasks = Scope::new();
@@ -236,6 +248,10 @@ impl Engine {
                 inner.drain.clone(),
             );
             tasks.spawn(serving).map_err(StartError::Task)?;
+        }
+        if let Some(local) = local {
+            let accepting = same_host::accept(Rc::clone(&inner), local);
+            tasks.spawn(accepting).map_err(StartError::Task)?;
         }
         Ok(Self {
             inner,

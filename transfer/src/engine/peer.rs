@@ -16,12 +16,15 @@ use lunette_transfer_proto::engine::message::{
     Descriptor, NOTE_BYTES_MAX, Operation, Refusal, finish,
 };
 use lunette_transfer_proto::engine::scheduler::{
-    Outcome, RAILS_MAX, Scheduler, SliceId, TransferId, TransferOptions,
+    Cause, Effect, Outcome, RAILS_MAX, RequestFailure, Scheduler, SliceId, TransferId,
+    TransferOptions, TransfersFull,
 };
-use lunette_transfer_proto::engine::segment::{Access, SegmentId};
+use lunette_transfer_proto::engine::segment::{Access, SegmentId, Way};
 
 use super::batch::{Batch, PostOptions};
+use super::copying::Near;
 use super::error::{OpenError, PostError, TransferError};
+use super::same_host::{Link, Under};
 use super::statistics::RailStatistics;
 use super::{Inner, spawned};
 use crate::client::{Attachments, Connection, Reply};
@@ -81,14 +84,84 @@ pub(super) struct Posted {
     pub(super) options: PostOptions,
     /// The number of its notification in the engine's session, from its first sending on.
     pub(super) note: Cell<Option<u64>>,
-    began: Time,
+    pub(super) began: Time,
+    pub(super) under: Cell<Under>,
+    /// Whether bytes of it may have been copied already, where it goes another way now.
+    pub(super) is_touched: Cell<bool>,
+    is_cancelled: Cell<bool>,
     outcome: RefCell<Option<Outcome>>,
     waker: RefCell<Option<Waker>>,
 }
 
 impl Posted {
+    fn new(batch: &Batch, options: PostOptions, began: Time) -> Self {
+        Self {
+            batch: batch.clone(),
+            options,
+            note: Cell::default(),
+            began,
+            under: Cell::default(),
+            is_touched: Cell::new(false),
+            is_cancelled: Cell::new(false),
+            outcome: RefCell::default(),
+            waker: RefCell::default(),
+        }
+    }
+
+    /// What is asked of whoever carries it.
+    pub(super) fn asked(&self) -> TransferOptions {
+        let PostOptions {
+            timeout,
+            intent,
+            priority,
+            ref notification,
+        } = self.options;
+        TransferOptions {
+            priority: priority.unwrap_or(intent.priority()),
+            deadline: self.began + timeout,
+            has_note: notification.is_some(),
+        }
+    }
+
+    /// Why nothing more of it is to be copied, if so.
+    pub(super) fn is_over(&self) -> Option<Cause> {
+        if self.is_cancelled.get() {
+            Some(Cause::Cancelled)
+        } else if time::now().since(self.began) >= self.options.timeout {
+            Some(Cause::DeadlineExceeded)
+        } else {
+            None
+        }
+    }
+
+    /// A failure that no rail had a part in.
+    pub(super) fn failure(
+        &self,
+        request: Option<u32>,
+        cause: Cause,
+        effect: Effect,
+    ) -> RequestFailure {
+        RequestFailure {
+            request,
+            cause,
+            effect,
+            rail: None,
+            attempts: 1,
+            age: time::now().since(self.began),
+        }
+    }
+
     /// It is over.
-    pub(super) fn finish(&self, outcome: Outcome) {
+    pub(super) fn finish(&self, mut outcome: Outcome) {
+        self.under.set(Under::Nothing);
+        if self.is_touched.get() {
+            for failure in &mut outcome.failures {
+                let is_bytes = failure.request.is_some();
+                if is_bytes && failure.effect == Effect::Untouched {
+                    failure.effect = Effect::Partly;
+                }
+            }
+        }
         *self.outcome.borrow_mut() = Some(outcome);
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -122,6 +195,8 @@ pub(super) struct Shared {
     /// What it is called in the numbers of its connections.
     pub(super) number: u32,
     pub(super) state: RefCell<State>,
+    /// The way to a peer on this host, while there is one.
+    pub(super) same_host: RefCell<Option<Rc<Link>>>,
     pub(super) tasks: Scope,
     /// Wakes the task that keeps times, when there is an earlier one than it sleeps for.
     pub(super) keeper: Signal,
@@ -169,12 +244,19 @@ impl Peer {
             epoch,
             number,
             state: RefCell::new(state),
+            same_host: RefCell::default(),
             tasks: Scope::new(),
             keeper: Signal::default(),
             sleeps_until: Cell::new(Time::MAX),
         });
+        let link = if epoch == engine.epoch {
+            None
+        } else {
+            Link::join(engine, &connection).await
+        };
         shared.watch(rail, adopted, connection);
         spawned(shared.tasks.spawn(Rc::clone(&shared).keep_times()));
+        shared.set_link(link);
         let closes = Rc::new(CloseOnDrop(Rc::clone(&shared)));
         Ok(Self {
             shared,
@@ -204,7 +286,7 @@ impl Peer {
         let mut reader = Reader::new(&reply.body);
         let descriptor = Descriptor::decode(&mut reader).map_err(|_| OpenError::Malformed)?;
         finish(&reader).map_err(|_| OpenError::Malformed)?;
-        Ok(self.remote(descriptor))
+        Ok(self.remote(descriptor).await)
     }
 
     /// Opens the segment in which a range of the peer's addresses lies, and says where in it.
@@ -224,7 +306,7 @@ impl Peer {
         let descriptor = Descriptor::decode(&mut reader).map_err(|_| OpenError::Malformed)?;
         let offset = reader.u64().map_err(|_| OpenError::Malformed)?;
         finish(&reader).map_err(|_| OpenError::Malformed)?;
-        Ok((self.remote(descriptor), offset))
+        Ok((self.remote(descriptor).await, offset))
     }
 
     /// Posts a batch, from now on under way whether the future is polled or not. Dropping the future
@@ -243,46 +325,24 @@ impl Peer {
             let len_bytes = note.len();
             return Err(PostError::NoteTooLong { len_bytes });
         }
-        let now = time::now();
-        let posted = Rc::new(Posted {
-            batch: batch.clone(),
-            options: options.clone(),
-            note: Cell::default(),
-            began: now,
-            outcome: RefCell::default(),
-            waker: RefCell::default(),
-        });
+        let posted = Rc::new(Posted::new(batch, options, time::now()));
         if self.is_self() {
-            let id = None;
-            spawned(
-                shared
-                    .tasks
-                    .spawn(Rc::clone(shared).copy(Rc::clone(&posted))),
-            );
-            return Ok(Transfer {
-                peer: self.clone(),
-                id,
-                posted,
-            });
-        }
-        let mut state = shared.state.borrow_mut();
-        if state.is_replaced {
+            shared.copy(&posted, Near::Own);
+        } else if shared.state.borrow().is_replaced {
             return Err(PostError::PeerReplaced);
+        } else if !shared.post_here(&posted)? {
+            shared.submit(&posted)?;
         }
-        let asked = TransferOptions {
-            priority: options.priority.unwrap_or(options.intent.priority()),
-            deadline: now + options.timeout,
-            has_note: options.notification.is_some(),
-        };
-        let id = state.scheduler.submit(batch.requests(), asked, now)?;
-        state.posted.insert(id, Rc::clone(&posted));
-        drop(state);
-        shared.pump();
         Ok(Transfer {
             peer: self.clone(),
-            id: Some(id),
             posted,
         })
+    }
+
+    /// Whether it is on this host and shares memory with us.
+    #[must_use]
+    pub fn is_same_host(&self) -> bool {
+        self.shared.link().is_some()
     }
 
     /// What is known of its rails, in the order of the addresses that it was opened by.
@@ -303,7 +363,13 @@ impl Peer {
             .collect()
     }
 
-    fn remote(&self, descriptor: Descriptor) -> RemoteSegment {
+    /// Maps what can be, so that reads of it are copies.
+    async fn remote(&self, descriptor: Descriptor) -> RemoteSegment {
+        let link = self.shared.link();
+        if let Some(link) = link.filter(|_| descriptor.access.allows(Way::Read)) {
+            let patience = self.shared.engine.options.connect_timeout;
+            link.map(descriptor.segment, patience).await;
+        }
         RemoteSegment {
             peer: self.shared.epoch,
             descriptor,
@@ -335,6 +401,109 @@ impl Peer {
             None => Ok(reply),
             Some(refusal) => Err(OpenError::Refused(refusal)),
         }
+    }
+}
+
+impl Shared {
+    pub(super) fn link(&self) -> Option<Rc<Link>> {
+        let link = self.same_host.borrow();
+        link.as_ref().filter(|link| link.is_alive()).cloned()
+    }
+
+    fn set_link(self: &Rc<Self>, link: Option<Link>) {
+        let Some(link) = link.map(Rc::new) else {
+            return;
+        };
+        *self.same_host.borrow_mut() = Some(Rc::clone(&link));
+        let (attending, keeping) = (Rc::clone(self), Rc::clone(self));
+        spawned(self.tasks.spawn(attending.attend(Rc::clone(&link))));
+        spawned(self.tasks.spawn(keeping.keep_link(link)));
+    }
+
+    /// Posts a batch that can be copied between two engines of this host; `false` if it cannot.
+    fn post_here(self: &Rc<Self>, posted: &Rc<Posted>) -> Result<bool, TransfersFull> {
+        let Some(link) = self.link() else {
+            return Ok(false);
+        };
+        match posted.batch.way() {
+            Some(Way::Read) => {
+                let mut spans = posted.batch.spans().iter();
+                let is_mapped = spans
+                    .all(|span| link.reaches(span.segment, span.offset_bytes, span.local.len()));
+                if is_mapped {
+                    self.copy(posted, Near::Mapped(link));
+                }
+                Ok(is_mapped)
+            }
+            Some(Way::Write) => self.write_here(&link, posted),
+            None => Ok(false),
+        }
+    }
+
+    /// Posts a batch to the rails.
+    fn submit(self: &Rc<Self>, posted: &Rc<Posted>) -> Result<(), TransfersFull> {
+        let mut state = self.state.borrow_mut();
+        let (requests, now) = (posted.batch.requests(), time::now());
+        let id = state.scheduler.submit(requests, posted.asked(), now)?;
+        self.is_submitted(&mut state, id, posted);
+        drop(state);
+        self.pump();
+        Ok(())
+    }
+
+    fn is_submitted(&self, state: &mut State, id: TransferId, posted: &Rc<Posted>) {
+        posted.under.set(Under::Rails(id));
+        state.posted.insert(id, Rc::clone(posted));
+    }
+
+    /// What could not be copied goes over the rails, whole.
+    pub(super) fn to_rails(self: &Rc<Self>, posted: &Rc<Posted>) {
+        if self.submit(posted).is_err() {
+            self.fail_whole(posted, Cause::Lost);
+        }
+    }
+
+    pub(super) fn fail_whole(&self, posted: &Posted, cause: Cause) {
+        let count = u32::try_from(posted.batch.len()).expect("requests are bounded");
+        let failure = |request| posted.failure(Some(request), cause, Effect::Untouched);
+        let failures = (0..count).map(failure).collect();
+        let outcome = Outcome {
+            failures,
+            ..Outcome::default()
+        };
+        self.finish(posted, outcome);
+    }
+
+    /// The notification of a batch whose bytes have been copied goes over the rails.
+    pub(super) fn note_to_rails(self: &Rc<Self>, posted: &Rc<Posted>) {
+        let mut state = self.state.borrow_mut();
+        let nothing = std::iter::empty();
+        let submitted = state.scheduler.submit(nothing, posted.asked(), time::now());
+        match submitted {
+            Ok(id) => {
+                self.is_submitted(&mut state, id, posted);
+                drop(state);
+                self.pump();
+            }
+            Err(_) => {
+                drop(state);
+                let busy = Cause::Refused(Refusal::Busy);
+                let failure = posted.failure(None, busy, Effect::Untouched);
+                let outcome = Outcome {
+                    failures: vec![failure],
+                    ..Outcome::default()
+                };
+                self.finish(posted, outcome);
+            }
+        }
+    }
+
+    /// A transfer is over.
+    pub(super) fn finish(&self, posted: &Posted, outcome: Outcome) {
+        let is_done = outcome.failures.is_empty();
+        let (slices, resent) = (outcome.slices, outcome.resent);
+        self.engine.counts.finished(is_done, slices, resent);
+        posted.finish(outcome);
     }
 }
 
@@ -374,18 +543,21 @@ async fn first_to_answer(
 #[derive(Debug)]
 pub struct Transfer {
     peer: Peer,
-    /// `None` within one engine, and when it is over.
-    id: Option<TransferId>,
     posted: Rc<Posted>,
 }
 
 impl Transfer {
     /// Gives up what is not done. The future ends when what was under way is settled.
     pub fn cancel(&self) {
-        if let Some(id) = self.id {
-            let shared = &self.peer.shared;
-            shared.state.borrow_mut().scheduler.cancel(id, time::now());
-            shared.pump();
+        let shared = &self.peer.shared;
+        self.posted.is_cancelled.set(true);
+        match self.posted.under.get() {
+            Under::Nothing => {}
+            Under::Rails(id) => {
+                shared.state.borrow_mut().scheduler.cancel(id, time::now());
+                shared.pump();
+            }
+            Under::Lane(id) => shared.cancel_here(id),
         }
     }
 
@@ -411,14 +583,12 @@ impl Transfer {
 impl Future for Transfer {
     type Output = Result<Done, TransferError>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = self.posted.outcome.borrow_mut().take();
         let Some(outcome) = outcome else {
             *self.posted.waker.borrow_mut() = Some(cx.waker().clone());
             return Poll::Pending;
         };
-        // It is over: nothing is left to be cancelled.
-        self.id = None;
         Poll::Ready(self.result(outcome))
     }
 }

@@ -94,10 +94,7 @@ impl Shared {
             Action::Finished { transfer, outcome } => {
                 let posted = self.state.borrow_mut().posted.remove(&transfer);
                 let posted = posted.expect("what finishes was posted");
-                let is_done = outcome.failures.is_empty();
-                let (slices, resent) = (outcome.slices, outcome.resent);
-                self.engine.counts.finished(is_done, slices, resent);
-                posted.finish(outcome);
+                self.finish(&posted, outcome);
             }
         }
     }

@@ -1,17 +1,22 @@
 //! Registered memory, and who is using it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use lunette_runtime::arena::Exposed;
-use lunette_transfer_proto::engine::message::Descriptor;
+use lunette_runtime::arena::{Exposed, Share};
+use lunette_transfer_proto::engine::message::{Descriptor, Refusal};
 use lunette_transfer_proto::engine::segment::{
     Access, AccessRefusal, Registration, Segment, SegmentId, Segments, Way,
 };
 
+use rustix::io::Errno;
+
 use super::error::RegisterError;
+use super::same_host::Board;
 
 /// How memory is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +28,11 @@ pub struct RegisterOptions {
     pub by_address: bool,
     /// What peers may do.
     pub access: Access,
+    /// Whether peers on this host may map it, if they may read it and it is a whole mapping
+    /// ([`Exposed::map`]). A peer that keeps to the rules stops reading when the segment is unregistered;
+    /// one that does not can go on, so memory that is later to hold what these peers must not see is not
+    /// shared.
+    pub same_host: bool,
 }
 
 impl RegisterOptions {
@@ -33,6 +43,7 @@ impl RegisterOptions {
             name: Some(name.to_owned()),
             by_address: false,
             access: Access::ReadWrite,
+            same_host: true,
         }
     }
 }
@@ -41,6 +52,8 @@ impl RegisterOptions {
 #[derive(Debug)]
 pub(super) struct Memory {
     exposed: Exposed,
+    /// Whether it may be mapped by peers of this host.
+    is_shared: bool,
     users: Cell<usize>,
     waiting: RefCell<Option<Waker>>,
 }
@@ -90,7 +103,13 @@ impl Unregistered {
 
 /// What one engine has registered.
 #[derive(Debug, Default)]
-pub(super) struct Registry(Segments<Rc<Memory>>);
+pub(super) struct Registry {
+    segments: Segments<Rc<Memory>>,
+    /// Segments that may be mapped, by where the mapping that each is begins.
+    mappings: BTreeMap<usize, SegmentId>,
+    /// Made when the first peer of this host comes.
+    board: Option<Board>,
+}
 
 impl Registry {
     pub(super) fn register(
@@ -104,34 +123,96 @@ impl Registry {
             len_bytes: exposed.len() as u64,
             access: options.access,
         };
+        let base = exposed.start();
+        let is_shared = options.same_host
+            && options.access.allows(Way::Read)
+            && exposed.mapping() == Some((base, exposed.len()));
         let memory = Rc::new(Memory {
             exposed,
+            is_shared,
             users: Cell::new(0),
             waiting: RefCell::default(),
         });
-        self.0
-            .register(&registration, memory)
-            .map_err(|(refusal, memory)| RegisterError {
-                refusal,
-                memory: memory.exposed.clone(),
-            })
+        let registered = self.segments.register(&registration, memory);
+        let id = registered.map_err(|(refusal, memory)| RegisterError {
+            refusal,
+            memory: memory.exposed.clone(),
+        })?;
+        if is_shared {
+            self.mappings.insert(base, id);
+        }
+        Ok(id)
     }
 
     pub(super) fn unregister(&mut self, id: SegmentId) -> Option<Unregistered> {
-        Some(Unregistered(self.0.unregister(id)?.memory))
+        let memory = self.segments.unregister(id)?.memory;
+        if memory.is_shared {
+            let base = memory.exposed.start();
+            if self.mappings.get(&base) == Some(&id) {
+                self.mappings.remove(&base);
+            }
+            if let Some(board) = &mut self.board {
+                board.hide(id);
+            }
+        }
+        Some(Unregistered(memory))
+    }
+
+    /// The board, for a peer of this host.
+    pub(super) fn board(&mut self) -> Result<OwnedFd, Errno> {
+        let board = match self.board.take() {
+            Some(board) => board,
+            None => Board::new()?,
+        };
+        self.board.insert(board).file()
+    }
+
+    /// A segment's memory for a peer of this host, who may read it from now on.
+    pub(super) fn share(&mut self, id: SegmentId) -> Result<Share, Refusal> {
+        let share = self.lend(id)?;
+        let board = self.board.as_mut().ok_or(Refusal::Session)?;
+        board.show(id);
+        Ok(share)
+    }
+
+    /// A segment's memory for a peer of this host, who copies from it when it is told to.
+    pub(super) fn lend(&self, id: SegmentId) -> Result<Share, Refusal> {
+        let segment = self.segments.get(id).ok_or(Refusal::Stale)?;
+        if !segment.access.allows(Way::Read) {
+            return Err(Refusal::Forbidden);
+        }
+        if !segment.memory.is_shared {
+            return Err(Refusal::Elsewhere);
+        }
+        segment.memory.exposed.share().map_err(|error| {
+            tracing::warn!(%error, "memory is not shared");
+            Refusal::Elsewhere
+        })
+    }
+
+    /// The segment in which memory lies and that may be mapped, and where in it.
+    pub(super) fn lendable(&self, exposed: &Exposed) -> Option<(SegmentId, u64)> {
+        let (base, _) = exposed.mapping()?;
+        let id = *self.mappings.get(&base)?;
+        Some((id, (exposed.start() - base) as u64))
+    }
+
+    /// Whether a segment is registered.
+    pub(super) fn has(&self, id: SegmentId) -> bool {
+        self.segments.get(id).is_some()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.segments.len()
     }
 
     pub(super) fn find(&self, start: u64, len_bytes: u64) -> Option<(SegmentId, u64)> {
-        self.0.by_address(start, len_bytes)
+        self.segments.by_address(start, len_bytes)
     }
 
     /// Memory, for whoever registered it: whatever peers may do with it.
     pub(super) fn memory(&self, id: SegmentId, offset: u64, len: u64) -> Option<Exposed> {
-        let segment = self.0.get(id)?;
+        let segment = self.segments.get(id)?;
         let end = offset.checked_add(len)?;
         if end > segment.len_bytes {
             return None;
@@ -142,13 +223,13 @@ impl Registry {
 
     /// What peers are told of the segment of a name.
     pub(super) fn open(&self, name: &[u8]) -> Option<Descriptor> {
-        let (id, segment) = self.0.by_name(name)?;
+        let (id, segment) = self.segments.by_name(name)?;
         Some(describe(id, segment))
     }
 
     /// What peers are told of a segment.
     pub(super) fn descriptor(&self, id: SegmentId) -> Option<Descriptor> {
-        Some(describe(id, self.0.get(id)?))
+        Some(describe(id, self.segments.get(id)?))
     }
 
     /// The memory that an access reaches, and a hold on it.
@@ -159,7 +240,7 @@ impl Registry {
         offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<(Exposed, InUse), AccessRefusal> {
-        let segment = self.0.reach(id, way, offset_bytes, len_bytes)?;
+        let segment = self.segments.reach(id, way, offset_bytes, len_bytes)?;
         let in_memory = |bytes: u64| usize::try_from(bytes).expect("a segment lies in memory");
         let (offset, len) = (in_memory(offset_bytes), in_memory(len_bytes));
         let exposed = segment.memory.exposed.slice(offset, len);

@@ -4,9 +4,11 @@ use std::rc::Rc;
 
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::Pin;
+use lunette_runtime::time;
 use lunette_runtime_core::codec::{Reader, Writer};
 use lunette_transfer_proto::engine::message::{
-    BodyFault, Note, Operation, Place, Refusal, finish, read_name, read_note, read_places,
+    BodyFault, Introduction, Note, Operation, Place, Refusal, finish, read_name, read_note,
+    read_places,
 };
 use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::hello::Agreement;
@@ -61,6 +63,7 @@ impl EngineService {
             Operation::Write => self.write(request),
             Operation::Notify => self.notify(request),
             Operation::Fence => self.fence(request),
+            Operation::Introduce => self.introduce(request.body),
         }
     }
 
@@ -149,6 +152,17 @@ impl EngineService {
                 Response::default()
             })),
         })
+    }
+
+    fn introduce(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
+        let introduction = Introduction::decode(body).map_err(no_sense)?;
+        let owner = self.inner.owner.as_ref().ok_or((Refusal::Elsewhere, 0))?;
+        let whereabouts = owner.introduce(introduction, time::now());
+        let mut body = Vec::new();
+        whereabouts
+            .map_err(|refusal| (refusal, 0))?
+            .encode(&mut body);
+        Ok(answer(body, None))
     }
 
     /// The memory of places, who holds it, and how much it is in all.

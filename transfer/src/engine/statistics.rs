@@ -15,6 +15,9 @@ pub struct Statistics {
     pub written_bytes: u64,
     /// Bytes that transfers have moved, by [`Intent::ALL`].
     pub intent_bytes: [u64; Intent::ALL.len()],
+    /// Of those that were read and written, the bytes that were copied between two engines of this host
+    /// and not sent.
+    pub same_host_bytes: u64,
     /// Transfers that were done.
     pub transfers_done: u64,
     /// Transfers of which something failed.
@@ -23,7 +26,8 @@ pub struct Statistics {
     pub slices: u64,
     /// Slices that were sent again.
     pub slices_resent: u64,
-    /// Bytes that peers have read here.
+    /// Bytes that peers have read here. What peers of this host copy from memory that they have mapped is
+    /// not seen.
     pub served_read_bytes: u64,
     /// Bytes that peers have written here.
     pub served_written_bytes: u64,
@@ -100,6 +104,11 @@ impl Counts {
             Way::Write => sums.written_bytes += len_bytes,
         }
         sums.intent_bytes[intent.index()] += len_bytes;
+    }
+
+    /// Of what has been moved, bytes that were copied between two engines of this host.
+    pub(super) fn moved_here(&self, len_bytes: u64) {
+        self.sums.borrow_mut().same_host_bytes += len_bytes;
     }
 
     /// A transfer is over.

@@ -10,7 +10,8 @@ use hdrhistogram::Histogram;
 use lunette::runtime::arena::{Exposed, HugePages};
 use lunette::runtime::spawn_local;
 use lunette::transfer::engine::{
-    Batch, Engine, EngineOptions, Peer, PostOptions, RailStatistics, RemoteSegment,
+    Access, Batch, Engine, EngineOptions, Peer, PostOptions, RailStatistics, RegisterOptions,
+    RemoteSegment,
 };
 use serde_json::{Value, json};
 
@@ -49,6 +50,9 @@ pub(super) struct BenchArguments {
     /// Write instead of reading. What was there is lost.
     #[arg(long)]
     write: bool,
+    /// Send the bytes also if the peer is on this host, instead of copying them from memory that both map.
+    #[arg(long)]
+    network: bool,
     /// What the core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
     pub(super) idle: IdleChoice,
@@ -58,6 +62,7 @@ pub(super) struct BenchArguments {
 pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     let options = EngineOptions {
         policy: policy()?,
+        same_host: !arguments.network,
         ..EngineOptions::default()
     };
     let engine = Engine::start(options)?;
@@ -74,7 +79,7 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     let ends_at = started + Duration::from_secs(arguments.seconds);
     let mut tasks = Vec::new();
     for index in 0..u64::from(arguments.depth) {
-        let batch = prepare(&arguments, &remote, index)?;
+        let batch = prepare(&engine, &arguments, &remote, index)?;
         let posting = keep_one_under_way(peer.clone(), batch, ends_at, Rc::clone(&latencies_ns));
         tasks.push(spawn_local(posting));
     }
@@ -86,6 +91,7 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     let requests = latencies_ns.len() * u64::from(arguments.batch);
     let bytes = requests as f64 * arguments.size.0 as f64;
     let us = |quantile| latencies_ns.value_at_quantile(quantile) as f64 / 1e3;
+    let statistics = engine.statistics();
     let rails: Vec<Value> = peer.rails().iter().map(rail).collect();
     Ok(json!({
         "requests": requests,
@@ -93,7 +99,8 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         "megabytes_per_s": (bytes / seconds / 1e4).round() / 100.0,
         "batch_p50_us": us(0.5),
         "batch_p99_us": us(0.99),
-        "slices_resent": engine.statistics().slices_resent,
+        "slices_resent": statistics.slices_resent,
+        "same_host_bytes": statistics.same_host_bytes,
         "rails": rails,
     }))
 }
@@ -109,7 +116,14 @@ fn rail(rail: &RailStatistics) -> Value {
 
 /// A batch over neighbouring pieces, those of different tasks at different places as far as the
 /// segment goes.
-fn prepare(arguments: &BenchArguments, remote: &RemoteSegment, index: u64) -> Outcome<Batch> {
+///
+/// The memory here is registered: a peer on this host copies from memory that is.
+fn prepare(
+    engine: &Engine,
+    arguments: &BenchArguments,
+    remote: &RemoteSegment,
+    index: u64,
+) -> Outcome<Batch> {
     let (size, count) = (arguments.size.0, arguments.batch);
     let len_bytes = size.saturating_mul(u64::from(count));
     let places = remote.len_bytes().checked_div(len_bytes).unwrap_or(0);
@@ -124,6 +138,15 @@ fn prepare(arguments: &BenchArguments, remote: &RemoteSegment, index: u64) -> Ou
     let in_memory = |bytes: u64| usize::try_from(bytes).expect("as long as a part of a segment");
     let memory = Exposed::map(in_memory(len_bytes), HugePages::Never, &mut Vec::new());
     let memory = memory.map_err(|errno| TransferFailure::Memory(errno.into()))?;
+    let unnamed = RegisterOptions {
+        name: None,
+        by_address: false,
+        access: Access::Read,
+        same_host: true,
+    };
+    engine
+        .register(memory.clone(), &unnamed)
+        .map_err(|error| error.refusal)?;
     let mut batch = Batch::new();
     for request in 0..u64::from(count) {
         let start = request * size;

@@ -5,10 +5,11 @@
 //!   welcome    2, proof u128            + board, commands            owner, first
 //!   map        3, segment u64                                        asker
 //!   memory     4, segment u64, offset u64, len u64   + a memfd       owner (mapped), asker (lent)
-//!   refused    5, segment u64                                        both: instead of mapping it
+//!   refused    5, segment u64                                        owner: it hands that out to nobody
 //!   accepted   6, segment u64                                        owner: what was lent is mapped
-//!   take back  7, segment u64                                        asker: it is not lent any more
-//!   wake       8                                                     both: look at the words
+//!   declined   7, segment u64                                        owner: it is not
+//!   take back  8, segment u64                                        asker: it is not lent any more
+//!   wake       9                                                     both: look at the words
 //! ```
 
 use lunette_runtime_core::codec::{Reader, Writer};
@@ -46,13 +47,18 @@ pub enum Packet {
         /// How long it is.
         len_bytes: u64,
     },
-    /// The segment is not handed out, or was not taken.
+    /// The segment is not handed out.
     Refused {
-        /// Which.
+        /// The owner's.
         segment: SegmentId,
     },
     /// What was lent has been mapped.
     Accepted {
+        /// The asker's.
+        segment: SegmentId,
+    },
+    /// What was lent has not been mapped, and no command can name it.
+    Declined {
         /// The asker's.
         segment: SegmentId,
     },
@@ -86,8 +92,9 @@ impl Packet {
                 .u64(len_bytes),
             Self::Refused { segment } => writer.u8(5).u64(segment.to_wire()),
             Self::Accepted { segment } => writer.u8(6).u64(segment.to_wire()),
-            Self::TakeBack { segment } => writer.u8(7).u64(segment.to_wire()),
-            Self::Wake => writer.u8(8),
+            Self::Declined { segment } => writer.u8(7).u64(segment.to_wire()),
+            Self::TakeBack { segment } => writer.u8(8).u64(segment.to_wire()),
+            Self::Wake => writer.u8(9),
         };
         bytes
     }
@@ -106,7 +113,7 @@ impl Packet {
             2 => Self::Welcome {
                 proof: reader.u128()?,
             },
-            3..=7 => {
+            3..=8 => {
                 let segment = SegmentId::from_wire(reader.u64()?);
                 match kind {
                     3 => Self::Map { segment },
@@ -117,10 +124,11 @@ impl Packet {
                     },
                     5 => Self::Refused { segment },
                     6 => Self::Accepted { segment },
+                    7 => Self::Declined { segment },
                     _ => Self::TakeBack { segment },
                 }
             }
-            8 => Self::Wake,
+            9 => Self::Wake,
             _ => return Err(BodyFault::OutOfRange),
         };
         finish(&reader)?;
@@ -142,7 +150,7 @@ impl Packet {
 mod tests {
     use super::*;
 
-    fn all() -> [Packet; 8] {
+    fn all() -> [Packet; 9] {
         let segment = SegmentId::from_wire(0x0102_0304_0506_0708);
         [
             Packet::Join { ticket: 1 << 100 },
@@ -155,6 +163,7 @@ mod tests {
             },
             Packet::Refused { segment },
             Packet::Accepted { segment },
+            Packet::Declined { segment },
             Packet::TakeBack { segment },
             Packet::Wake,
         ]
@@ -174,7 +183,7 @@ mod tests {
             bytes.push(0);
             assert_eq!(Packet::decode(&bytes), Err(BodyFault::Trailing(1)));
         }
-        for kind in [0, 9, u8::MAX] {
+        for kind in [0, 10, u8::MAX] {
             assert_eq!(Packet::decode(&[kind]), Err(BodyFault::OutOfRange));
         }
     }
@@ -188,6 +197,9 @@ mod tests {
             255, 255, 255, 255, 255, 255, 255, 255,
         ];
         assert_eq!(bytes, golden);
-        assert_eq!(all().map(|packet| packet.files()), [0, 2, 0, 1, 0, 0, 0, 0]);
+        assert_eq!(
+            all().map(|packet| packet.files()),
+            [0, 2, 0, 1, 0, 0, 0, 0, 0]
+        );
     }
 }

@@ -1,0 +1,306 @@
+//! The asker's end of a channel: what it maps of the peer, and what it lends to it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_runtime::arena::{Exposed, View};
+use lunette_runtime::net::LocalChannel;
+use lunette_runtime::{Signal, boot_id, time};
+use lunette_transfer_proto::engine::message::{Introduction, Operation, Whereabouts};
+use lunette_transfer_proto::engine::same_host::packet::Packet;
+use lunette_transfer_proto::engine::segment::SegmentId;
+
+use super::super::Inner;
+use super::super::peer::Shared;
+use super::board::BoardView;
+use super::writing::Writing;
+use super::{MAPPED_MAX, draw, understand};
+use crate::client::{Attachments, Connection};
+use crate::server::select;
+
+/// How often what is not needed any more is looked for.
+pub(super) const SWEEP: Duration = Duration::from_secs(1);
+
+/// Memory of ours that the peer may copy from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loan {
+    /// It has not said yet whether it takes it.
+    Offered,
+    Accepted,
+    /// It does not, and is not asked again.
+    Declined,
+}
+
+/// A peer on this host.
+#[derive(Debug)]
+pub(in crate::engine) struct Link {
+    pub(super) channel: LocalChannel,
+    board: BoardView,
+    views: RefCell<BTreeMap<SegmentId, View>>,
+    /// Segments that were asked for, and who waits for them.
+    asked: RefCell<BTreeMap<SegmentId, Vec<Rc<Signal>>>>,
+    loans: RefCell<BTreeMap<SegmentId, Loan>>,
+    is_alive: Cell<bool>,
+    /// Raised when the peer does not keep to the rules.
+    pub(super) broken: Signal,
+    pub(super) writing: Writing,
+}
+
+/// Why a piece was not read from a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum ReadFault {
+    /// There is no view of it, or none any more: it can be had over the rails.
+    NotMapped,
+    /// It was unregistered. Some of it may have been copied.
+    Hidden,
+}
+
+/// What a peer does that keeps no rules.
+fn nonsense() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+impl Link {
+    /// Joins a peer over a connection to it, if it is on this host and shares memory.
+    pub(in crate::engine) async fn join(engine: &Inner, connection: &Connection) -> Option<Self> {
+        let boot_id = boot_id().filter(|_| engine.options.same_host)?;
+        let proof = draw();
+        let introduction = Introduction { boot_id, proof };
+        let asked = connection.call(
+            Operation::Introduce.to_wire(),
+            |out| introduction.encode(out),
+            Attachments::default(),
+            engine.options.connect_timeout,
+        );
+        let reply = asked.await.ok().filter(|reply| reply.status == 0)?;
+        let whereabouts = Whereabouts::decode(&reply.body).ok()?;
+        let patience = engine.options.connect_timeout;
+        let entered = time::timeout(patience, Self::enter(engine, whereabouts, proof)).await;
+        let entered = entered.map_err(|_| io::ErrorKind::TimedOut.into());
+        entered
+            .and_then(|entered| entered)
+            .inspect_err(|error| tracing::debug!(%error, "a peer of this host is not joined"))
+            .ok()
+    }
+
+    async fn enter(engine: &Inner, whereabouts: Whereabouts, proof: u128) -> io::Result<Self> {
+        let channel = LocalChannel::connect(&whereabouts.name.to_le_bytes())?;
+        let ticket = whereabouts.ticket;
+        channel.send(&Packet::Join { ticket }.encode(), &[])?;
+        let received = channel.recv().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let (packet, files) = understand(received).ok_or_else(nonsense)?;
+        if packet != (Packet::Welcome { proof }) {
+            return Err(nonsense());
+        }
+        let [board, commands] = <[OwnedFd; 2]>::try_from(files).map_err(|_| nonsense())?;
+        Ok(Self {
+            channel,
+            board: BoardView::map(board).map_err(io::Error::other)?,
+            views: RefCell::default(),
+            asked: RefCell::default(),
+            loans: RefCell::default(),
+            is_alive: Cell::new(true),
+            broken: Signal::default(),
+            writing: Writing::new(commands, engine)?,
+        })
+    }
+
+    /// Whether the channel lasts.
+    pub(in crate::engine) fn is_alive(&self) -> bool {
+        self.is_alive.get()
+    }
+
+    /// Tries to map a segment; if it cannot be, it is read over the rails.
+    pub(in crate::engine) async fn map(&self, segment: SegmentId, patience: Duration) {
+        let is_known = self.views.borrow().contains_key(&segment);
+        let is_full = self.views.borrow().len() >= MAPPED_MAX;
+        if !self.is_alive() || is_known || is_full {
+            return;
+        }
+        let (signal, is_first) = self.wait_for(segment);
+        if is_first && self.say(&Packet::Map { segment }, &[]).is_err() {
+            return;
+        }
+        if time::timeout(patience, signal.raised()).await.is_err() {
+            tracing::debug!(%segment, "a peer of this host does not answer");
+        }
+    }
+
+    /// What is raised when a segment is mapped or refused, and whether nobody has asked for it yet.
+    fn wait_for(&self, segment: SegmentId) -> (Rc<Signal>, bool) {
+        let signal = Rc::new(Signal::default());
+        let mut asked = self.asked.borrow_mut();
+        let waiting = asked.entry(segment).or_default();
+        waiting.push(Rc::clone(&signal));
+        (signal, waiting.len() == 1)
+    }
+
+    /// Whether all of a range can be read here.
+    pub(in crate::engine) fn reaches(&self, segment: SegmentId, offset: u64, len: usize) -> bool {
+        let views = self.views.borrow();
+        let view = views.get(&segment);
+        let end = offset.checked_add(len as u64);
+        view.is_some_and(|view| end.is_some_and(|end| end <= view.len() as u64))
+    }
+
+    /// Copies from a segment of the peer over all of `to`.
+    pub(in crate::engine) fn read(
+        &self,
+        segment: SegmentId,
+        offset_bytes: u64,
+        to: &Exposed,
+    ) -> Result<(), ReadFault> {
+        if !self.reaches(segment, offset_bytes, to.len()) {
+            return Err(ReadFault::NotMapped);
+        }
+        if !self.board.shows(segment) {
+            return Err(ReadFault::NotMapped);
+        }
+        let start = usize::try_from(offset_bytes).expect("it lies in the view");
+        self.views.borrow()[&segment].copy_out(start, to);
+        if self.board.shows(segment) {
+            Ok(())
+        } else {
+            Err(ReadFault::Hidden)
+        }
+    }
+
+    /// Whether the peer may copy from a segment of ours. If it was not asked yet, it is asked now.
+    pub(super) fn is_lent(&self, engine: &Inner, segment: SegmentId) -> bool {
+        let mut loans = self.loans.borrow_mut();
+        if let Some(&loan) = loans.get(&segment) {
+            return loan == Loan::Accepted;
+        }
+        if loans.len() >= MAPPED_MAX {
+            return false;
+        }
+        let Ok(share) = engine.registry.borrow().lend(segment) else {
+            return false;
+        };
+        let offer = Packet::Memory {
+            segment,
+            offset_bytes: share.offset_bytes,
+            len_bytes: share.len_bytes,
+        };
+        if self.say(&offer, &[share.memfd]).is_ok() {
+            loans.insert(segment, Loan::Offered);
+        }
+        false
+    }
+
+    /// Takes in what the peer says until the channel ends.
+    pub(in crate::engine) async fn listen(&self) {
+        loop {
+            let broken = std::future::poll_fn(|cx| self.broken.poll(cx.waker()));
+            let received = select(self.channel.recv(), broken).await;
+            let understood = match received.unwrap_or_else(|| Err(nonsense())) {
+                Ok(Some(received)) => understand(received).ok_or_else(nonsense),
+                Ok(None) => Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) => Err(error),
+            };
+            let taken = understood.and_then(|(packet, files)| self.take(packet, files));
+            if let Err(error) = taken {
+                tracing::debug!(%error, "the channel to a peer of this host ends");
+                return;
+            }
+        }
+    }
+
+    /// The channel has ended. Nothing is mapped any more.
+    pub(in crate::engine) fn end(&self) {
+        self.is_alive.set(false);
+        self.views.borrow_mut().clear();
+        self.loans.borrow_mut().clear();
+        for (_, waiting) in self.asked.take() {
+            waiting.iter().for_each(|signal| signal.raise());
+        }
+    }
+
+    /// Gives up what is of no use any more: views of what was unregistered there, and loans of what was
+    /// unregistered here. `is_used` says of which something is still to be copied.
+    pub(super) fn sweep(&self, engine: &Inner, is_used: impl Fn(SegmentId) -> bool) {
+        let mut views = self.views.borrow_mut();
+        views.retain(|&segment, _| self.board.shows(segment));
+        let registry = engine.registry.borrow();
+        self.loans.borrow_mut().retain(|&segment, _| {
+            let stays = registry.has(segment) || is_used(segment);
+            if !stays && self.say(&Packet::TakeBack { segment }, &[]).is_err() {
+                // The channel is full or has ended; the next sweep tries again.
+                return true;
+            }
+            stays
+        });
+    }
+
+    /// Whether there is anything to sweep.
+    pub(super) fn holds_memory(&self) -> bool {
+        !self.views.borrow().is_empty() || !self.loans.borrow().is_empty()
+    }
+
+    fn say(&self, packet: &Packet, files: &[OwnedFd]) -> io::Result<()> {
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let said = self.channel.send(&packet.encode(), &files);
+        said.inspect_err(|error| tracing::debug!(%error, ?packet, "a peer of this host"))
+    }
+
+    fn take(&self, packet: Packet, mut files: Vec<OwnedFd>) -> io::Result<()> {
+        match packet {
+            Packet::Memory {
+                segment,
+                offset_bytes,
+                len_bytes,
+            } => {
+                let waiting = self.asked.borrow_mut().remove(&segment);
+                let waiting = waiting.ok_or_else(nonsense)?;
+                let file = files.pop().expect("it came with its file");
+                match View::map(file, offset_bytes, len_bytes) {
+                    Ok(view) => {
+                        self.views.borrow_mut().insert(segment, view);
+                    }
+                    Err(error) => tracing::warn!(%error, %segment, "memory is not mapped"),
+                }
+                waiting.iter().for_each(|signal| signal.raise());
+            }
+            Packet::Refused { segment } => {
+                let waiting = self.asked.borrow_mut().remove(&segment);
+                let waiting = waiting.ok_or_else(nonsense)?;
+                waiting.iter().for_each(|signal| signal.raise());
+            }
+            Packet::Accepted { segment } => self.answered(segment, Loan::Accepted)?,
+            Packet::Declined { segment } => self.answered(segment, Loan::Declined)?,
+            Packet::Wake => {}
+            Packet::Join { .. }
+            | Packet::Welcome { .. }
+            | Packet::Map { .. }
+            | Packet::TakeBack { .. } => return Err(nonsense()),
+        }
+        Ok(())
+    }
+
+    fn answered(&self, segment: SegmentId, answer: Loan) -> io::Result<()> {
+        let mut loans = self.loans.borrow_mut();
+        match loans.get_mut(&segment) {
+            Some(loan) if *loan == Loan::Offered => {
+                *loan = answer;
+                Ok(())
+            }
+            // Taken back in the meantime.
+            None => Ok(()),
+            Some(_) => Err(nonsense()),
+        }
+    }
+}
+
+impl Shared {
+    /// Keeps up a link until its channel ends; then what was under way on it goes over the rails.
+    pub(in crate::engine) async fn attend(self: Rc<Self>, link: Rc<Link>) {
+        link.listen().await;
+        link.end();
+        self.same_host.replace(None);
+        self.reroute(&link);
+    }
+}

@@ -1,0 +1,250 @@
+//! The answering side: who is let in, and what is handed out.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_runtime::arena::View;
+use lunette_runtime::net::{LocalChannel, LocalListener};
+use lunette_runtime::{Scope, boot_id, time};
+use lunette_runtime_core::time::Time;
+use lunette_transfer_proto::engine::message::{Introduction, Refusal, Whereabouts};
+use lunette_transfer_proto::engine::same_host::packet::Packet;
+use lunette_transfer_proto::engine::segment::SegmentId;
+
+use super::super::{Inner, spawned};
+use super::seat::Seats;
+use super::{MAPPED_MAX, draw, understand};
+use crate::server::select;
+
+/// Tickets that nobody has used yet.
+const TICKETS_MAX: usize = 1024;
+/// How long a ticket is good.
+const TICKET_LIFE: Duration = Duration::from_secs(5);
+/// Channels of one engine, those that have not joined yet included.
+const CHANNELS_MAX: usize = 1024;
+/// Pause after a connection could not be accepted: no descriptor is free, say.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// What an engine needs to let peers of its host in.
+#[derive(Debug)]
+pub(in crate::engine) struct Owner {
+    boot_id: u128,
+    /// Of its listener, which nobody can guess.
+    name: u128,
+    tickets: RefCell<BTreeMap<u128, Ticket>>,
+    seats: Rc<Seats>,
+}
+
+#[derive(Debug)]
+struct Ticket {
+    proof: u128,
+    good_until: Time,
+}
+
+impl Owner {
+    /// `None` where there is no such thing: in a simulated world, or where the system refuses.
+    pub(in crate::engine) fn listen() -> Option<(Self, LocalListener)> {
+        let (boot_id, name) = (boot_id()?, draw());
+        match LocalListener::bind(&name.to_le_bytes()) {
+            Ok(listener) => {
+                let owner = Self {
+                    boot_id,
+                    name,
+                    tickets: RefCell::default(),
+                    seats: Rc::default(),
+                };
+                Some((owner, listener))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "peers on this host are served over the network alone");
+                None
+            }
+        }
+    }
+
+    /// Tells an authenticated peer where to go.
+    pub(in crate::engine) fn introduce(
+        &self,
+        introduction: Introduction,
+        now: Time,
+    ) -> Result<Whereabouts, Refusal> {
+        if introduction.boot_id != self.boot_id {
+            return Err(Refusal::Elsewhere);
+        }
+        let mut tickets = self.tickets.borrow_mut();
+        tickets.retain(|_, ticket| now < ticket.good_until);
+        if tickets.len() >= TICKETS_MAX {
+            return Err(Refusal::Busy);
+        }
+        let ticket = draw();
+        tickets.insert(
+            ticket,
+            Ticket {
+                proof: introduction.proof,
+                good_until: now + TICKET_LIFE,
+            },
+        );
+        Ok(Whereabouts {
+            ticket,
+            name: self.name,
+        })
+    }
+
+    /// The proof that belongs to a ticket, which is used up.
+    fn redeem(&self, ticket: u128, now: Time) -> Option<u128> {
+        let ticket = self.tickets.borrow_mut().remove(&ticket)?;
+        (now < ticket.good_until).then_some(ticket.proof)
+    }
+}
+
+/// Lets peers in until the engine drains.
+pub(in crate::engine) async fn accept(inner: Rc<Inner>, listener: LocalListener) {
+    let retire = inner.drain.listen();
+    let channels = Scope::new();
+    loop {
+        let accepted = select(listener.accept(), poll_fn(|cx| retire.poll(cx.waker()))).await;
+        match accepted {
+            None => return,
+            // Closed at once: its peer goes over the network.
+            Some(Ok(_)) if channels.len() >= CHANNELS_MAX => {}
+            Some(Ok(channel)) => spawned(channels.spawn(serve(Rc::clone(&inner), channel))),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "accept, from this host");
+                time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve(inner: Rc<Inner>, channel: LocalChannel) {
+    match converse(&inner, channel).await {
+        Ok(()) => tracing::debug!("a peer of this host has gone"),
+        Err(error) => tracing::debug!(%error, "a channel to a peer of this host ends"),
+    }
+}
+
+/// What a peer does that keeps no rules.
+fn nonsense() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
+    let owner = inner.owner.as_ref().expect("it listens");
+    let patience = inner.options.connect_timeout;
+    let first = time::timeout(patience, channel.recv()).await;
+    let Some(first) = first.map_err(|_| io::ErrorKind::TimedOut)?? else {
+        return Ok(());
+    };
+    let Some((Packet::Join { ticket }, _)) = understand(first) else {
+        return Err(nonsense());
+    };
+    let proof = owner.redeem(ticket, time::now()).ok_or_else(nonsense)?;
+    let board = inner.registry.borrow_mut().board()?;
+    let channel = Rc::new(channel);
+    let seat = Seats::take(&owner.seats, inner, &channel)?;
+    channel.send(
+        &Packet::Welcome { proof }.encode(),
+        &[board.as_fd(), seat.commands()],
+    )?;
+    while let Some(received) = seat.recv(&channel).await? {
+        match understand(received).ok_or_else(nonsense)? {
+            (Packet::Map { segment }, _) => hand_out(inner, &channel, segment)?,
+            (
+                Packet::Memory {
+                    segment,
+                    offset_bytes,
+                    len_bytes,
+                },
+                mut files,
+            ) => {
+                let file = files.pop().expect("it came with its file");
+                let view = View::map(file, offset_bytes, len_bytes);
+                let view = view.inspect_err(|error| tracing::debug!(%error, "memory that is lent"));
+                let is_taken = view.is_ok_and(|view| seat.borrow(segment, view, MAPPED_MAX));
+                let answer = if is_taken {
+                    Packet::Accepted { segment }
+                } else {
+                    Packet::Declined { segment }
+                };
+                channel.send(&answer.encode(), &[])?;
+            }
+            (Packet::TakeBack { segment }, _) => seat.give_back(segment),
+            (Packet::Wake, _) => {}
+            _ => return Err(nonsense()),
+        }
+    }
+    Ok(())
+}
+
+fn hand_out(inner: &Inner, channel: &LocalChannel, segment: SegmentId) -> io::Result<()> {
+    let shared = inner.registry.borrow_mut().share(segment);
+    match shared {
+        Ok(share) => {
+            let packet = Packet::Memory {
+                segment,
+                offset_bytes: share.offset_bytes,
+                len_bytes: share.len_bytes,
+            };
+            channel.send(&packet.encode(), &[share.memfd.as_fd()])
+        }
+        Err(refusal) => {
+            tracing::debug!(%segment, %refusal, "a segment is not mapped");
+            channel.send(&Packet::Refused { segment }.encode(), &[])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner() -> Owner {
+        Owner {
+            boot_id: 7,
+            name: 8,
+            tickets: RefCell::default(),
+            seats: Rc::default(),
+        }
+    }
+
+    #[test]
+    fn tickets_are_for_this_host_good_once_and_for_a_while() {
+        lunette_runtime::block_on(None, lunette_runtime::CoreOptions::default(), || async {
+            let owner = owner();
+            let now = Time::ZERO;
+            let ask = |boot_id| Introduction { boot_id, proof: 9 };
+            assert_eq!(owner.introduce(ask(6), now), Err(Refusal::Elsewhere));
+            let first = owner.introduce(ask(7), now).expect("this host");
+            let second = owner.introduce(ask(7), now).expect("this host");
+            assert_ne!(first.ticket, second.ticket);
+            assert_eq!(owner.redeem(first.ticket, now), Some(9));
+            assert_eq!(owner.redeem(first.ticket, now), None, "used up");
+            assert_eq!(owner.redeem(first.ticket ^ 1, now), None, "never given");
+            assert_eq!(owner.redeem(second.ticket, now + TICKET_LIFE), None);
+        })
+        .expect("a core");
+    }
+
+    #[test]
+    fn tickets_that_nobody_uses_are_bounded_and_run_out() {
+        lunette_runtime::block_on(None, lunette_runtime::CoreOptions::default(), || async {
+            let owner = owner();
+            let ask = Introduction {
+                boot_id: 7,
+                proof: 0,
+            };
+            for _ in 0..TICKETS_MAX {
+                owner.introduce(ask, Time::ZERO).expect("room");
+            }
+            assert_eq!(owner.introduce(ask, Time::ZERO), Err(Refusal::Busy));
+            assert!(owner.introduce(ask, Time::ZERO + TICKET_LIFE).is_ok());
+            assert_eq!(owner.tickets.borrow().len(), 1);
+        })
+        .expect("a core");
+    }
+}

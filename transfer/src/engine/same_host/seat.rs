@@ -1,0 +1,249 @@
+//! The owner's end of one channel: what was lent by its peer, and the peer's commands.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{Ordering, fence};
+
+use lunette_runtime::arena::{View, Words};
+use lunette_runtime::net::{LocalChannel, Packet as Received};
+use lunette_runtime::{Signal, Source, SourceGuard, add_source};
+use lunette_transfer_proto::engine::message::Refusal;
+use lunette_transfer_proto::engine::same_host::commands::{
+    ASKER_SLEEPS, CARRIED_OUT, COMMAND_BYTES_MAX, COMMAND_WORDS, COMMANDS_MAX, Command,
+    OWNER_SLEEPS, SUBMITTED, WORDS, answer_at, answer_to_word, between, command_at,
+};
+use lunette_transfer_proto::engine::same_host::packet::Packet;
+use lunette_transfer_proto::engine::segment::{SegmentId, Way};
+
+use super::super::Inner;
+use crate::server::select;
+
+/// Bytes that are copied for one peer before the others get their turn.
+const TURN_BYTES: u64 = 1024 * 1024;
+
+/// Everybody who has a seat, polled by the core as one source.
+#[derive(Debug, Default)]
+pub(super) struct Seats {
+    taken: RefCell<Vec<Rc<Seat>>>,
+    /// While anybody has one.
+    guard: RefCell<Option<SourceGuard>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Seat {
+    inner: Weak<Inner>,
+    channel: Rc<LocalChannel>,
+    words: Words,
+    carried_out: Cell<u64>,
+    lent: RefCell<BTreeMap<SegmentId, View>>,
+    /// Raised when its peer does not keep to the rules.
+    broken: Signal,
+    is_broken: Cell<bool>,
+}
+
+/// A seat while its channel lasts. Commands that come later are not carried out.
+#[derive(Debug)]
+pub(super) struct Seated {
+    seats: Rc<Seats>,
+    seat: Rc<Seat>,
+}
+
+impl Seats {
+    pub(super) fn take(
+        seats: &Rc<Self>,
+        inner: &Rc<Inner>,
+        channel: &Rc<LocalChannel>,
+    ) -> io::Result<Seated> {
+        let seat = Rc::new(Seat {
+            inner: Rc::downgrade(inner),
+            channel: Rc::clone(channel),
+            words: Words::new(WORDS, false)?,
+            carried_out: Cell::new(0),
+            lent: RefCell::default(),
+            broken: Signal::default(),
+            is_broken: Cell::new(false),
+        });
+        let mut guard = seats.guard.borrow_mut();
+        if guard.is_none() {
+            let source = SeatSource(Rc::downgrade(seats));
+            *guard = Some(add_source(source).map_err(|_| io::ErrorKind::QuotaExceeded)?);
+        }
+        seats.taken.borrow_mut().push(Rc::clone(&seat));
+        Ok(Seated {
+            seats: Rc::clone(seats),
+            seat,
+        })
+    }
+}
+
+impl Seated {
+    /// The file of its commands.
+    pub(super) fn commands(&self) -> BorrowedFd<'_> {
+        self.seat.words.as_fd()
+    }
+
+    /// The next packet, unless its peer breaks the rules meanwhile.
+    pub(super) async fn recv(&self, channel: &LocalChannel) -> io::Result<Option<Received>> {
+        let broken = poll_fn(|cx| self.seat.broken.poll(cx.waker()));
+        let received = select(channel.recv(), broken).await;
+        received.unwrap_or_else(|| Err(io::ErrorKind::InvalidData.into()))
+    }
+
+    /// Keeps what is lent. False if that is too much.
+    pub(super) fn borrow(&self, segment: SegmentId, view: View, lent_max: usize) -> bool {
+        let mut lent = self.seat.lent.borrow_mut();
+        if lent.len() >= lent_max {
+            return false;
+        }
+        lent.insert(segment, view);
+        true
+    }
+
+    pub(super) fn give_back(&self, segment: SegmentId) {
+        self.seat.lent.borrow_mut().remove(&segment);
+    }
+}
+
+impl Drop for Seated {
+    fn drop(&mut self) {
+        let mut taken = self.seats.taken.borrow_mut();
+        taken.retain(|seat| !Rc::ptr_eq(seat, &self.seat));
+        if taken.is_empty() {
+            drop(taken);
+            let guard = self.seats.guard.take();
+            drop(guard);
+        }
+    }
+}
+
+impl Seat {
+    /// Carries out what has been submitted, up to its turn's bound.
+    fn poll(&self, budget: usize) -> usize {
+        let submitted = self.words[SUBMITTED].load(Ordering::Acquire);
+        let first = self.carried_out.get();
+        let Some(count) = between(first, submitted) else {
+            if !self.is_broken.replace(true) {
+                self.broken.raise();
+            }
+            return 0;
+        };
+        let Some(inner) = self.inner.upgrade() else {
+            return 0;
+        };
+        let (mut done, mut bytes) = (0, 0);
+        while done < count.min(budget) && bytes < TURN_BYTES {
+            let number = self.carried_out.get();
+            let command = self.command(number);
+            let answer = self.carry_out(&inner, &command);
+            match answer {
+                Ok(()) => {
+                    inner.counts.served(Way::Write, command.len_bytes);
+                    bytes += command.len_bytes;
+                }
+                Err(_) => inner.counts.refused(),
+            }
+            self.words[answer_at(number)].store(answer_to_word(answer), Ordering::Relaxed);
+            self.carried_out.set(number.wrapping_add(1));
+            self.words[CARRIED_OUT].store(number.wrapping_add(1), Ordering::Release);
+            done += 1;
+        }
+        if done > 0 {
+            // The count before the look: who sleeps after the look has seen the count.
+            fence(Ordering::SeqCst);
+            rouse(&self.words[ASKER_SLEEPS], &self.channel);
+        }
+        done
+    }
+
+    /// The words of a command, each read once.
+    fn command(&self, number: u64) -> Command {
+        let first = command_at(number);
+        let mut words = [0; COMMAND_WORDS];
+        for (word, shared) in words.iter_mut().zip(&self.words[first..]) {
+            *word = shared.load(Ordering::Relaxed);
+        }
+        Command::from_words(words)
+    }
+
+    fn carry_out(&self, inner: &Inner, command: &Command) -> Result<(), Refusal> {
+        let len_bytes = command.len_bytes;
+        if !(1..=COMMAND_BYTES_MAX).contains(&len_bytes) {
+            return Err(Refusal::Malformed);
+        }
+        let lent = self.lent.borrow();
+        let from = lent.get(&command.from).ok_or(Refusal::Stale)?;
+        let end = command.from_offset_bytes.checked_add(len_bytes);
+        if end.is_none_or(|end| end > from.len() as u64) {
+            return Err(Refusal::OutOfRange);
+        }
+        let registry = inner.registry.borrow();
+        let at = command.to_offset_bytes;
+        let (to, _in_use) = registry.reach(command.to, Way::Write, at, len_bytes)?;
+        let start = usize::try_from(command.from_offset_bytes).expect("it lies in the view");
+        from.copy_out(start, &to);
+        Ok(())
+    }
+
+    fn has_work(&self) -> bool {
+        self.words[SUBMITTED].load(Ordering::Acquire) != self.carried_out.get()
+            && !self.is_broken.get()
+    }
+}
+
+/// Wakes the other side if it may sleep, once for each time that it says so.
+pub(super) fn rouse(sleeps: &std::sync::atomic::AtomicU64, channel: &LocalChannel) {
+    if sleeps.load(Ordering::Relaxed) != 0
+        && sleeps.swap(0, Ordering::SeqCst) != 0
+        && let Err(error) = channel.send(&Packet::Wake.encode(), &[])
+    {
+        // Full of wake-ups that were not read yet, or its other end is gone: both are news there.
+        tracing::trace!(%error, "a wake-up");
+    }
+}
+
+struct SeatSource(Weak<Seats>);
+
+impl Source for SeatSource {
+    fn poll(&mut self, budget: usize) -> usize {
+        let Some(seats) = self.0.upgrade() else {
+            return 0;
+        };
+        let budget = budget.min(COMMANDS_MAX);
+        seats
+            .taken
+            .borrow()
+            .iter()
+            .map(|seat| seat.poll(budget))
+            .sum()
+    }
+
+    fn try_park(&mut self) -> bool {
+        let Some(seats) = self.0.upgrade() else {
+            return true;
+        };
+        let taken = seats.taken.borrow();
+        for seat in taken.iter() {
+            seat.words[OWNER_SLEEPS].store(1, Ordering::Relaxed);
+        }
+        // That we may sleep before the look: who submits after the look sees that we may.
+        fence(Ordering::SeqCst);
+        let has_work = taken.iter().any(|seat| seat.has_work());
+        drop(taken);
+        if has_work {
+            self.unpark();
+        }
+        !has_work
+    }
+
+    fn unpark(&mut self) {
+        if let Some(seats) = self.0.upgrade() {
+            for seat in seats.taken.borrow().iter() {
+                seat.words[OWNER_SLEEPS].store(0, Ordering::Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,659 @@
+//! Engines on one host: what is copied from mapped memory is what was registered, and whatever cannot go
+//! that way goes over the rails.
+#![forbid(unsafe_code)]
+
+#[path = "../../runtime/tests/on_each_driver/mod.rs"]
+mod on_each_driver;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use lunette_auth::{Policy, Secrets};
+use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::net::LocalChannel;
+use lunette_runtime::{CoreOptions, arena, block_on, boot_id, time};
+use lunette_transfer::engine::{
+    Access, Batch, Cause, Effect, Engine, EngineOptions, OpenError, Peer, PostOptions, Refusal,
+    RegisterOptions, RemoteSegment, SchedulerOptions, TransferError,
+};
+use lunette_transfer::{Attachments, Connection};
+use lunette_transfer_proto::engine::message::{Introduction, Operation, Whereabouts};
+use lunette_transfer_proto::engine::same_host::packet::Packet;
+use lunette_transfer_proto::hello::{Hello, VersionRange};
+
+use on_each_driver::run;
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+fn options() -> EngineOptions {
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    EngineOptions {
+        listen: vec![any],
+        ..EngineOptions::default()
+    }
+}
+
+fn engine() -> Engine {
+    Engine::start(options()).expect("an engine")
+}
+
+fn memory(len: usize) -> Exposed {
+    Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..=250)
+        .cycle()
+        .skip(usize::from(seed))
+        .take(len)
+        .collect()
+}
+
+/// Memory that a peer of this host may copy from.
+fn lendable(engine: &Engine, len: usize) -> Exposed {
+    let local = memory(len);
+    let unnamed = RegisterOptions {
+        name: None,
+        by_address: false,
+        access: Access::Read,
+        same_host: true,
+    };
+    engine
+        .register(local.clone(), &unnamed)
+        .expect("registered");
+    local
+}
+
+/// Two engines, one of which has opened the other's segment, and memory here that can be lent.
+struct Pair {
+    here: Engine,
+    there: Engine,
+    peer: Peer,
+    remote: RemoteSegment,
+    memory: Exposed,
+    local: Exposed,
+}
+
+impl Pair {
+    async fn new(len: usize) -> Self {
+        Self::of(engine(), engine(), len).await
+    }
+
+    async fn of(here: Engine, there: Engine, len: usize) -> Self {
+        let memory = memory(len);
+        let registered = there.register(memory.clone(), &RegisterOptions::named("kv"));
+        registered.expect("registered");
+        let peer = here.open(there.addresses()).await.expect("open");
+        let remote = peer.segment("kv").await.expect("a segment");
+        let local = lendable(&here, len);
+        Self {
+            here,
+            there,
+            peer,
+            remote,
+            memory,
+            local,
+        }
+    }
+
+    /// Has the peer take what is lent: the first write goes over the rails.
+    async fn lend(&self) {
+        for _ in 0..100 {
+            let before = self.here.statistics().same_host_bytes;
+            write(&self.peer, &self.remote, self.local.slice(0, 1), 0)
+                .await
+                .expect("done");
+            if self.here.statistics().same_host_bytes > before {
+                return;
+            }
+            time::sleep(Duration::from_millis(5)).await;
+        }
+        unreachable!("the peer takes nothing");
+    }
+}
+
+async fn post(peer: &Peer, batch: &Batch) -> Result<(), TransferError> {
+    let posted = peer.post(batch, PostOptions::default()).expect("posted");
+    posted.await.map(|_| ())
+}
+
+async fn read(
+    peer: &Peer,
+    remote: &RemoteSegment,
+    to: Exposed,
+    offset: u64,
+) -> Result<(), TransferError> {
+    let mut batch = Batch::new();
+    batch.read(to, remote, offset).expect("a read");
+    post(peer, &batch).await
+}
+
+async fn write(
+    peer: &Peer,
+    remote: &RemoteSegment,
+    from: Exposed,
+    offset: u64,
+) -> Result<(), TransferError> {
+    let mut batch = Batch::new();
+    batch.write(from, remote, offset).expect("a write");
+    post(peer, &batch).await
+}
+
+fn first(error: &TransferError) -> (Cause, Effect) {
+    (error.failures[0].cause, error.failures[0].effect)
+}
+
+#[test]
+fn bytes_are_copied_and_not_sent() {
+    run(0, || async {
+        let pair = Pair::new(8 * MIB).await;
+        assert!(pair.peer.is_same_host());
+        pair.lend().await;
+        let sent = pair.here.statistics().slices;
+        let mut moved = 0;
+        for (seed, len) in [(1, 1), (2, 4096), (3, 300 * KIB), (4, 5_000 * KIB)] {
+            pair.local.copy_in(13, &pattern(len, seed));
+            let from = pair.local.slice(13, len);
+            write(&pair.peer, &pair.remote, from, 7)
+                .await
+                .expect("done");
+            assert_eq!(pair.memory.slice(7, len).to_vec(), pattern(len, seed));
+            let target = memory(len);
+            read(&pair.peer, &pair.remote, target.clone(), 7)
+                .await
+                .expect("done");
+            assert_eq!(target.to_vec(), pattern(len, seed));
+            moved += 2 * len as u64;
+        }
+        let statistics = pair.here.statistics();
+        assert_eq!(statistics.same_host_bytes, moved + 1);
+        assert_eq!(statistics.read_bytes, moved / 2);
+        // The pieces of the writes: nothing else was handed to anybody.
+        assert_eq!(statistics.slices - sent, 1 + 1 + 2 + 20);
+        assert_eq!(statistics.transfers_failed, 0);
+        let served = pair.there.statistics();
+        assert!(served.served_written_bytes > moved / 2);
+    });
+}
+
+#[test]
+fn batches_of_many_pieces_land_each_in_its_place() {
+    run(0, || async {
+        const PIECES: usize = 500;
+        let pair = Pair::new(PIECES * 100).await;
+        pair.lend().await;
+        let mut writes = Batch::new();
+        for index in 0..PIECES {
+            let seed = u8::try_from(index % 250).expect("small");
+            pair.local.copy_in(index * 100, &pattern(100, seed));
+            let (from, to) = (pair.local.slice(index * 100, 100), PIECES - 1 - index);
+            writes
+                .write(from, &pair.remote, (to * 100) as u64)
+                .expect("a write");
+        }
+        post(&pair.peer, &writes).await.expect("done");
+        let target = memory(PIECES * 100);
+        let mut reads = Batch::new();
+        for index in 0..PIECES {
+            let (to, from) = (target.slice(index * 100, 100), PIECES - 1 - index);
+            reads
+                .read(to, &pair.remote, (from * 100) as u64)
+                .expect("a read");
+        }
+        post(&pair.peer, &reads).await.expect("done");
+        assert_eq!(target.to_vec(), pair.local.to_vec());
+        let statistics = pair.here.statistics();
+        assert_eq!(statistics.same_host_bytes, 2 * PIECES as u64 * 100 + 1);
+    });
+}
+
+#[test]
+fn notifications_follow_the_bytes_once() {
+    run(0, || async {
+        let pair = Pair::new(MIB).await;
+        pair.lend().await;
+        for (turn, writes) in (0..20_u8).zip([true, false].into_iter().cycle()) {
+            let mut batch = Batch::new();
+            if writes {
+                pair.local.copy_in(0, &pattern(MIB, turn));
+                batch
+                    .write(pair.local.clone(), &pair.remote, 0)
+                    .expect("a write");
+            } else {
+                batch.read(memory(MIB), &pair.remote, 0).expect("a read");
+            }
+            let options = PostOptions {
+                notification: Some(vec![turn]),
+                ..PostOptions::default()
+            };
+            let transfer = pair.peer.post(&batch, options).expect("posted");
+            let notified = pair.there.notified().await;
+            assert_eq!(notified.bytes, [turn]);
+            if writes {
+                assert_eq!(pair.memory.to_vec(), pattern(MIB, turn), "they came first");
+            }
+            transfer.await.expect("done");
+        }
+        assert!(pair.there.take_notification().is_none());
+    });
+}
+
+#[test]
+fn what_cannot_be_mapped_goes_over_the_rails() {
+    run(0, || async {
+        let (here, there) = (engine(), engine());
+        let register = |name, memory, access, same_host| {
+            let options = RegisterOptions {
+                access,
+                same_host,
+                ..RegisterOptions::named(name)
+            };
+            there.register(memory, &options).expect("registered");
+        };
+        let part = arena().alloc(4 * KIB).expect("room").expose();
+        register("part of an arena", part, Access::ReadWrite, true);
+        let half = memory(8 * KIB).slice(0, 4 * KIB);
+        register("part of a mapping", half, Access::ReadWrite, true);
+        register("kept", memory(4 * KIB), Access::ReadWrite, false);
+        let peer = here.open(there.addresses()).await.expect("open");
+        assert!(peer.is_same_host());
+        for name in ["part of an arena", "part of a mapping", "kept"] {
+            let remote = peer.segment(name).await.expect("a segment");
+            let source = memory(KIB);
+            source.copy_in(0, &pattern(KIB, 5));
+            // This memory is not registered, so it is not lent.
+            write(&peer, &remote, source, 9).await.expect("done");
+            let target = memory(KIB);
+            read(&peer, &remote, target.clone(), 9).await.expect("done");
+            assert_eq!(target.to_vec(), pattern(KIB, 5), "{name}");
+        }
+        assert_eq!(here.statistics().same_host_bytes, 0);
+        assert_eq!(here.statistics().read_bytes, 3 * KIB as u64);
+
+        // Writing needs no view of the peer's memory: what may not be read can be written.
+        register("written", memory(4 * KIB), Access::Write, true);
+        let remote = peer.segment("written").await.expect("a segment");
+        let local = lendable(&here, KIB);
+        for _ in 0..100 {
+            write(&peer, &remote, local.clone(), 0).await.expect("done");
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(here.statistics().same_host_bytes >= KIB as u64);
+    });
+}
+
+#[test]
+fn either_side_can_decline() {
+    run(0, || async {
+        let apart = || {
+            let options = EngineOptions {
+                same_host: false,
+                ..options()
+            };
+            Engine::start(options).expect("an engine")
+        };
+        for (here, there) in [(apart(), engine()), (engine(), apart())] {
+            let pair = Pair::of(here, there, 4 * KIB).await;
+            assert!(!pair.peer.is_same_host());
+            write(&pair.peer, &pair.remote, pair.local.clone(), 0)
+                .await
+                .expect("done");
+            assert_eq!(pair.here.statistics().same_host_bytes, 0);
+        }
+    });
+}
+
+#[test]
+fn what_was_unregistered_is_not_reached_any_more() {
+    run(0, || async {
+        let pair = Pair::new(64 * KIB).await;
+        pair.lend().await;
+        let whole = memory(64 * KIB);
+        read(&pair.peer, &pair.remote, whole.clone(), 0)
+            .await
+            .expect("done");
+        let given_back = pair.there.unregister(pair.remote.id()).await;
+        let given_back = given_back.expect("it was registered");
+        given_back.copy_in(0, &pattern(64 * KIB, 3));
+        let error = read(&pair.peer, &pair.remote, whole.clone(), 0)
+            .await
+            .expect_err("gone");
+        assert_eq!(error.failures[0].cause, Cause::Refused(Refusal::Stale));
+        assert_ne!(whole.to_vec(), pattern(64 * KIB, 3), "nothing was read");
+        let error = write(&pair.peer, &pair.remote, pair.local.clone(), 0)
+            .await
+            .expect_err("gone");
+        assert_eq!(
+            first(&error),
+            (Cause::Refused(Refusal::Stale), Effect::Untouched)
+        );
+        assert_eq!(given_back.to_vec(), pattern(64 * KIB, 3), "nor written");
+        // Registered again it is another segment, which the old id does not reach.
+        let again = pair
+            .there
+            .register(given_back, &RegisterOptions::named("kv"));
+        again.expect("registered");
+        let error = read(&pair.peer, &pair.remote, whole, 0).await;
+        let error = error.expect_err("another one");
+        assert_eq!(error.failures[0].cause, Cause::Refused(Refusal::Stale));
+    });
+}
+
+#[test]
+fn memory_here_that_is_unregistered_is_not_copied_from_any_more() {
+    run(0, || async {
+        let pair = Pair::new(64 * KIB).await;
+        let local = memory(64 * KIB);
+        let options = RegisterOptions {
+            access: Access::Read,
+            ..RegisterOptions::named("source")
+        };
+        let id = pair.here.register(local.clone(), &options);
+        let id = id.expect("registered");
+        for _ in 0..50 {
+            write(&pair.peer, &pair.remote, local.clone(), 0)
+                .await
+                .expect("done");
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        let copied = pair.here.statistics().same_host_bytes;
+        assert!(copied > 0);
+        pair.here.unregister(id).await.expect("it was registered");
+        local.copy_in(0, &pattern(64 * KIB, 9));
+        write(&pair.peer, &pair.remote, local, 0)
+            .await
+            .expect("over the rails");
+        assert_eq!(pair.memory.to_vec(), pattern(64 * KIB, 9));
+        assert_eq!(pair.here.statistics().same_host_bytes, copied);
+    });
+}
+
+/// An engine on a thread of its own, whose segment is filled with one byte, unregistered, overwritten with
+/// nonsense and registered again, over and over.
+fn restless(len: usize, stop: Arc<AtomicBool>) -> (SocketAddr, thread::JoinHandle<u64>) {
+    let (say, hear) = mpsc::channel();
+    let owner = thread::spawn(move || {
+        let owning = move || async move {
+            let there = engine();
+            say.send(there.addresses()[0]).expect("heard");
+            let mut shared = memory(len);
+            let mut rounds = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let byte = u8::try_from(rounds % 100).expect("small");
+                shared.copy_in(0, &vec![byte; len]);
+                let options = RegisterOptions::named("kv");
+                let id = there.register(shared, &options).expect("registered");
+                time::sleep(Duration::from_micros(300)).await;
+                shared = there.unregister(id).await.expect("registered");
+                for start in (0..len).step_by(KIB) {
+                    shared.copy_in(
+                        start,
+                        &[200 + u8::try_from(start / KIB % 50).expect("small")],
+                    );
+                }
+                rounds += 1;
+            }
+            there.close().await;
+            rounds
+        };
+        block_on(None, CoreOptions::default(), owning).expect("a core")
+    });
+    (hear.recv().expect("said"), owner)
+}
+
+#[test]
+fn a_reader_never_gets_what_came_to_lie_where_a_segment_was() {
+    const LEN: usize = 256 * KIB;
+    run(0, || async {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (address, owner) = restless(LEN, Arc::clone(&stop));
+        let here = engine();
+        let peer = here.open(&[address]).await.expect("open");
+        let target = memory(LEN);
+        let (mut good, mut stale) = (0, 0);
+        let until = time::now() + Duration::from_secs(1);
+        while time::now() < until {
+            let remote = match peer.segment("kv").await {
+                Ok(remote) => remote,
+                Err(OpenError::Refused(Refusal::Stale)) => continue,
+                Err(error) => unreachable!("{error}"),
+            };
+            loop {
+                match read(&peer, &remote, target.clone(), 0).await {
+                    Ok(()) => {
+                        let bytes = target.to_vec();
+                        let is_one = bytes.iter().all(|&byte| byte == bytes[0] && byte < 200);
+                        assert!(is_one, "bytes of two lives");
+                        good += 1;
+                    }
+                    Err(error) => {
+                        assert_eq!(error.failures[0].cause, Cause::Refused(Refusal::Stale));
+                        stale += 1;
+                        break;
+                    }
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        drop((peer, here));
+        let rounds = owner.join().expect("no panic");
+        assert!(
+            good > 10 && stale > 10,
+            "{good} good, {stale} stale, {rounds} rounds"
+        );
+    });
+}
+
+#[test]
+fn a_peer_that_stands_still_holds_a_write_no_longer_than_it_may() {
+    run(0, || async {
+        let (say, hear) = mpsc::channel();
+        let (stall, stalls) = mpsc::channel::<Duration>();
+        let owner = thread::spawn(move || {
+            let owning = move || async move {
+                let there = engine();
+                let options = RegisterOptions::named("kv");
+                there.register(memory(MIB), &options).expect("registered");
+                say.send(there.addresses()[0]).expect("heard");
+                loop {
+                    match stalls.try_recv() {
+                        // The whole core does, as if its process was stopped.
+                        Ok(pause) => thread::sleep(pause),
+                        Err(mpsc::TryRecvError::Disconnected) => return,
+                        Err(mpsc::TryRecvError::Empty) => {
+                            time::sleep(Duration::from_millis(1)).await;
+                        }
+                    }
+                }
+            };
+            block_on(None, CoreOptions::default(), owning).expect("a core");
+        });
+        let scheduler = SchedulerOptions {
+            settle: Duration::from_millis(50),
+            ..SchedulerOptions::default()
+        };
+        let here = Engine::start(EngineOptions {
+            scheduler,
+            ..options()
+        });
+        let here = here.expect("an engine");
+        let peer = here
+            .open(&[hear.recv().expect("said")])
+            .await
+            .expect("open");
+        let remote = peer.segment("kv").await.expect("a segment");
+        let local = lendable(&here, MIB);
+        while here.statistics().same_host_bytes == 0 {
+            write(&peer, &remote, local.slice(0, 1), 0)
+                .await
+                .expect("done");
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        stall.send(Duration::from_millis(1500)).expect("it listens");
+        time::sleep(Duration::from_millis(20)).await;
+        let mut batch = Batch::new();
+        batch.write(local.clone(), &remote, 0).expect("a write");
+        let hurried = PostOptions {
+            timeout: Duration::from_millis(100),
+            ..PostOptions::default()
+        };
+        let began = time::now();
+        let error = peer.post(&batch, hurried).expect("posted").await;
+        let error = error.expect_err("nobody copies");
+        assert_eq!(
+            first(&error),
+            (Cause::DeadlineExceeded, Effect::MayStillChange)
+        );
+        assert!(time::now().since(began) < Duration::from_millis(1300));
+        // What is cancelled ends as late, and says so too.
+        let transfer = peer.post(&batch, PostOptions::default()).expect("posted");
+        transfer.cancel();
+        let error = transfer.await.expect_err("cancelled");
+        assert_eq!(first(&error), (Cause::Cancelled, Effect::MayStillChange));
+        // It goes on when the peer does.
+        write(&peer, &remote, local, 0).await.expect("done");
+        drop((stall, peer, here));
+        owner.join().expect("no panic");
+    });
+}
+
+#[test]
+fn an_owner_that_goes_takes_no_transfer_with_it_that_it_had_not_begun() {
+    run(0, || async {
+        let pair = Pair::new(MIB).await;
+        pair.lend().await;
+        let Pair {
+            here,
+            there,
+            peer,
+            remote,
+            local,
+            memory,
+        } = pair;
+        there.close().await;
+        drop(memory);
+        for _ in 0..2 {
+            let hurried = PostOptions {
+                timeout: Duration::from_millis(200),
+                ..PostOptions::default()
+            };
+            let mut batch = Batch::new();
+            batch.write(local.clone(), &remote, 0).expect("a write");
+            let error = peer.post(&batch, hurried).expect("posted").await;
+            let error = error.expect_err("nobody is there");
+            assert!(error.is_retryable(), "{error}");
+            time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(!peer.is_same_host());
+        assert_eq!(here.statistics().transfers_failed, 2);
+    });
+}
+
+#[test]
+fn an_authenticated_engine_lets_in_who_has_the_secret() {
+    run(0, || async {
+        let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
+        let policy = Policy::Authenticated(secrets.expect("a secret"));
+        let start = |policy: &Policy| {
+            Engine::start(EngineOptions {
+                policy: policy.clone(),
+                ..options()
+            })
+            .expect("an engine")
+        };
+        let pair = Pair::of(start(&policy), start(&policy), 4 * KIB).await;
+        assert!(pair.peer.is_same_host());
+        let opened = engine().open(pair.there.addresses()).await;
+        assert!(matches!(opened, Err(OpenError::Connect { .. })));
+    });
+}
+
+/// Asks an engine where it is reached on this host, as somebody who is no engine.
+async fn whereabouts(there: &Engine, boot_id: u128) -> Result<Whereabouts, u16> {
+    let hello = Hello {
+        versions: VersionRange::OURS,
+        session_epoch: 1,
+        in_flight_max: 16,
+        payload_bytes_max: 1 << 20,
+        greeting: Vec::new(),
+    };
+    let patience = Duration::from_secs(5);
+    let connection = Connection::connect(there.addresses()[0], hello, patience);
+    let connection = connection.await.expect("connected");
+    let introduction = Introduction { boot_id, proof: 7 };
+    let op = Operation::Introduce.to_wire();
+    let asked = connection.call(
+        op,
+        |out| introduction.encode(out),
+        Attachments::default(),
+        patience,
+    );
+    let reply = asked.await.expect("an answer");
+    if reply.status != 0 {
+        return Err(reply.status);
+    }
+    Ok(Whereabouts::decode(&reply.body).expect("whereabouts"))
+}
+
+async fn says(channel: &LocalChannel) -> Option<Packet> {
+    let received = channel.recv().await.expect("a packet or the end")?;
+    Some(Packet::decode(&received.bytes).expect("sense"))
+}
+
+#[test]
+fn nobody_comes_in_without_a_ticket_and_nonsense_ends_a_channel_alone() {
+    run(0, || async {
+        let pair = Pair::new(4 * KIB).await;
+        let boot_id = boot_id().expect("a kernel");
+        let elsewhere = whereabouts(&pair.there, boot_id ^ 1).await;
+        assert_eq!(elsewhere, Err(Refusal::Elsewhere.to_wire()));
+        let Whereabouts { ticket, name } = whereabouts(&pair.there, boot_id).await.expect("here");
+        let join = |ticket| {
+            let channel = LocalChannel::connect(&name.to_le_bytes()).expect("it listens");
+            channel
+                .send(&Packet::Join { ticket }.encode(), &[])
+                .expect("room");
+            channel
+        };
+        assert_eq!(says(&join(ticket ^ 1)).await, None, "a ticket of nobody's");
+        let guest = join(ticket);
+        assert_eq!(says(&guest).await, Some(Packet::Welcome { proof: 7 }));
+        assert_eq!(says(&join(ticket)).await, None, "used up");
+        let stranger = lunette_transfer::engine::SegmentId::from_wire(77);
+        guest
+            .send(&Packet::Map { segment: stranger }.encode(), &[])
+            .expect("room");
+        assert_eq!(
+            says(&guest).await,
+            Some(Packet::Refused { segment: stranger })
+        );
+        let own = pair.remote.id();
+        guest
+            .send(&Packet::Map { segment: own }.encode(), &[])
+            .expect("room");
+        assert!(matches!(says(&guest).await, Some(Packet::Memory { .. })));
+        // Memory without its file, packets that only an owner sends, and no packets at all.
+        let memory = Packet::Memory {
+            segment: own,
+            offset_bytes: 0,
+            len_bytes: 1,
+        };
+        for nonsense in [
+            memory.encode(),
+            Packet::Welcome { proof: 1 }.encode(),
+            b"nonsense".to_vec(),
+        ] {
+            let Whereabouts { ticket, .. } = whereabouts(&pair.there, boot_id).await.expect("here");
+            let guest = join(ticket);
+            assert_eq!(says(&guest).await, Some(Packet::Welcome { proof: 7 }));
+            guest.send(&nonsense, &[]).expect("room");
+            assert_eq!(says(&guest).await, None, "its channel ends");
+        }
+        pair.lend().await;
+        assert!(pair.peer.is_same_host(), "and no other");
+    });
+}
