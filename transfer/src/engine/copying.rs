@@ -8,7 +8,8 @@ use lunette_transfer_proto::engine::scheduler::{Cause, Effect, Outcome};
 use lunette_transfer_proto::engine::segment::Way;
 
 use super::batch::Span;
-use super::peer::{Posted, Shared};
+use super::peer::Shared;
+use super::posted::Posted;
 use super::same_host::{Link, ReadFault};
 use super::{Inner, Notification, Refusal};
 

@@ -24,7 +24,8 @@ use thiserror::Error;
 
 use super::batch::{Batch, PostOptions};
 use super::error::{BatchError, OpenError, PostError, StartError, TransferError};
-use super::peer::{Done, Peer, RemoteSegment, Transfer};
+use super::peer::{Peer, RemoteSegment};
+use super::posted::{Done, Transfer};
 use super::registry::RegisterOptions;
 use super::statistics::Statistics;
 use super::{Engine, EngineOptions, Notification};

@@ -53,7 +53,8 @@
 //! | `registry` | registered memory, and who is using it |
 //! | `service` | the answering side |
 //! | `sessions` | who is connected, what is fenced, which notifications were seen |
-//! | `peer` | [`Peer`], [`RemoteSegment`], [`Transfer`] |
+//! | `peer` | [`Peer`], [`RemoteSegment`] |
+//! | `posted` | [`Transfer`]: which way it goes, how it ends |
 //! | `host` | [`EngineHost`]: for programs without a core |
 //! | `rails` | does what the scheduler asks for |
 //! | `copying` | transfers that are copies: within one engine, and from memory of a peer on this host |
@@ -66,6 +67,7 @@ mod copying;
 mod error;
 mod host;
 mod peer;
+mod posted;
 mod rails;
 mod registry;
 mod same_host;
@@ -103,7 +105,8 @@ pub use lunette_transfer_proto::engine::scheduler::{
     Cause, Effect, Priority, RequestFailure, SchedulerOptions,
 };
 pub use lunette_transfer_proto::engine::segment::{Access, RegisterRefusal, SegmentId, Way};
-pub use peer::{Done, Peer, RemoteSegment, Transfer};
+pub use peer::{Peer, RemoteSegment};
+pub use posted::{Done, Transfer};
 pub use registry::RegisterOptions;
 pub use statistics::{RailStatistics, Statistics};
 

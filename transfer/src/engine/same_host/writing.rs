@@ -22,7 +22,8 @@ use lunette_transfer_proto::engine::scheduler::{Outcome, TransferId, TransfersFu
 use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 
 use super::super::Inner;
-use super::super::peer::{Posted, Shared};
+use super::super::peer::Shared;
+use super::super::posted::Posted;
 use super::super::registry::InUse;
 use super::link::{Link, SWEEP};
 use super::seat::rouse;

@@ -1,0 +1,276 @@
+//! Transfers that were posted: which way they go, and how they end.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::iter;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
+use lunette_transfer_proto::engine::scheduler::{
+    Cause, Effect, Outcome, RequestFailure, TransferId, TransferOptions, TransfersFull,
+};
+use lunette_transfer_proto::engine::segment::Way;
+
+use super::Refusal;
+use super::batch::{Batch, PostOptions};
+use super::copying::Near;
+use super::error::TransferError;
+use super::peer::{Peer, Shared, State};
+use super::same_host::Under;
+
+/// What came of a transfer of which everything was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Bytes that were moved.
+    pub len_bytes: u64,
+    /// Slices that were sent, those sent again included.
+    pub slices: u64,
+    /// Slices that were sent again.
+    pub resent: u64,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// A transfer that was posted.
+#[derive(Debug)]
+pub(super) struct Posted {
+    pub(super) batch: Batch,
+    pub(super) options: PostOptions,
+    /// The number of its notification in the engine's session, from its first sending on.
+    pub(super) note: Cell<Option<u64>>,
+    pub(super) began: Time,
+    pub(super) under: Cell<Under>,
+    /// Whether bytes of it may have been copied already, where it goes another way now.
+    pub(super) is_touched: Cell<bool>,
+    is_cancelled: Cell<bool>,
+    outcome: RefCell<Option<Outcome>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Posted {
+    pub(super) fn new(batch: &Batch, options: PostOptions, began: Time) -> Self {
+        Self {
+            batch: batch.clone(),
+            options,
+            note: Cell::default(),
+            began,
+            under: Cell::default(),
+            is_touched: Cell::new(false),
+            is_cancelled: Cell::new(false),
+            outcome: RefCell::default(),
+            waker: RefCell::default(),
+        }
+    }
+
+    /// What is asked of whoever carries it.
+    pub(super) fn asked(&self) -> TransferOptions {
+        let PostOptions {
+            timeout,
+            intent,
+            priority,
+            ref notification,
+        } = self.options;
+        TransferOptions {
+            priority: priority.unwrap_or(intent.priority()),
+            deadline: self.began + timeout,
+            has_note: notification.is_some(),
+        }
+    }
+
+    /// Why nothing more of it is to be copied, if so.
+    pub(super) fn is_over(&self) -> Option<Cause> {
+        if self.is_cancelled.get() {
+            Some(Cause::Cancelled)
+        } else if time::now().since(self.began) >= self.options.timeout {
+            Some(Cause::DeadlineExceeded)
+        } else {
+            None
+        }
+    }
+
+    /// A failure that no rail had a part in.
+    pub(super) fn failure(
+        &self,
+        request: Option<u32>,
+        cause: Cause,
+        effect: Effect,
+    ) -> RequestFailure {
+        RequestFailure {
+            request,
+            cause,
+            effect,
+            rail: None,
+            attempts: 1,
+            age: time::now().since(self.began),
+        }
+    }
+
+    /// It is over.
+    pub(super) fn finish(&self, mut outcome: Outcome) {
+        self.under.set(Under::Nothing);
+        if self.is_touched.get() {
+            for failure in &mut outcome.failures {
+                let is_bytes = failure.request.is_some();
+                if is_bytes && failure.effect == Effect::Untouched {
+                    failure.effect = Effect::Partly;
+                }
+            }
+        }
+        *self.outcome.borrow_mut() = Some(outcome);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Shared {
+    /// Posts a batch that can be copied between two engines of this host; `false` if it cannot.
+    pub(super) fn post_here(self: &Rc<Self>, posted: &Rc<Posted>) -> Result<bool, TransfersFull> {
+        let Some(link) = self.link() else {
+            return Ok(false);
+        };
+        match posted.batch.way() {
+            Some(Way::Read) => {
+                let mut spans = posted.batch.spans().iter();
+                let is_mapped = spans
+                    .all(|span| link.reaches(span.segment, span.offset_bytes, span.local.len()));
+                if is_mapped {
+                    self.copy(posted, Near::Mapped(link));
+                }
+                Ok(is_mapped)
+            }
+            Some(Way::Write) => self.write_here(&link, posted),
+            None => Ok(false),
+        }
+    }
+
+    /// Posts a batch to the rails.
+    pub(super) fn submit(self: &Rc<Self>, posted: &Rc<Posted>) -> Result<(), TransfersFull> {
+        let mut state = self.state.borrow_mut();
+        let (requests, now) = (posted.batch.requests(), time::now());
+        let id = state.scheduler.submit(requests, posted.asked(), now)?;
+        self.is_submitted(&mut state, id, posted);
+        drop(state);
+        self.pump();
+        Ok(())
+    }
+
+    fn is_submitted(&self, state: &mut State, id: TransferId, posted: &Rc<Posted>) {
+        posted.under.set(Under::Rails(id));
+        state.posted.insert(id, Rc::clone(posted));
+    }
+
+    /// What could not be copied goes over the rails, whole.
+    pub(super) fn to_rails(self: &Rc<Self>, posted: &Rc<Posted>) {
+        if self.submit(posted).is_err() {
+            self.fail_whole(posted, Cause::Lost);
+        }
+    }
+
+    pub(super) fn fail_whole(&self, posted: &Posted, cause: Cause) {
+        let count = u32::try_from(posted.batch.len()).expect("requests are bounded");
+        let failure = |request| posted.failure(Some(request), cause, Effect::Untouched);
+        let failures = (0..count).map(failure).collect();
+        let outcome = Outcome {
+            failures,
+            ..Outcome::default()
+        };
+        self.finish(posted, outcome);
+    }
+
+    /// The notification of a batch whose bytes have been copied goes over the rails.
+    pub(super) fn note_to_rails(self: &Rc<Self>, posted: &Rc<Posted>) {
+        let mut state = self.state.borrow_mut();
+        let nothing = iter::empty();
+        let submitted = state.scheduler.submit(nothing, posted.asked(), time::now());
+        match submitted {
+            Ok(id) => {
+                self.is_submitted(&mut state, id, posted);
+                drop(state);
+                self.pump();
+            }
+            Err(_) => {
+                drop(state);
+                let busy = Cause::Refused(Refusal::Busy);
+                let failure = posted.failure(None, busy, Effect::Untouched);
+                let outcome = Outcome {
+                    failures: vec![failure],
+                    ..Outcome::default()
+                };
+                self.finish(posted, outcome);
+            }
+        }
+    }
+
+    /// A transfer is over.
+    pub(super) fn finish(&self, posted: &Posted, outcome: Outcome) {
+        let is_done = outcome.failures.is_empty();
+        let (slices, resent) = (outcome.slices, outcome.resent);
+        self.engine.counts.finished(is_done, slices, resent);
+        posted.finish(outcome);
+    }
+}
+
+/// A transfer: ends with what came of it. Dropping it cancels what is left of it, in the background.
+#[derive(Debug)]
+pub struct Transfer {
+    pub(super) peer: Peer,
+    pub(super) posted: Rc<Posted>,
+}
+
+impl Transfer {
+    /// Gives up what is not done. The future ends when what was under way is settled.
+    pub fn cancel(&self) {
+        let shared = &self.peer.shared;
+        self.posted.is_cancelled.set(true);
+        match self.posted.under.get() {
+            Under::Nothing => {}
+            Under::Rails(id) => {
+                shared.state.borrow_mut().scheduler.cancel(id, time::now());
+                shared.pump();
+            }
+            Under::Lane(id) => shared.cancel_here(id),
+        }
+    }
+
+    fn result(&self, outcome: Outcome) -> Result<Done, TransferError> {
+        let Outcome {
+            failures,
+            slices,
+            resent,
+        } = outcome;
+        if !failures.is_empty() {
+            let paths = self.peer.shared.addresses.clone();
+            return Err(TransferError { failures, paths });
+        }
+        Ok(Done {
+            len_bytes: self.posted.batch.len_bytes(),
+            slices,
+            resent,
+            took: time::now().since(self.posted.began),
+        })
+    }
+}
+
+impl Future for Transfer {
+    type Output = Result<Done, TransferError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = self.posted.outcome.borrow_mut().take();
+        let Some(outcome) = outcome else {
+            *self.posted.waker.borrow_mut() = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        Poll::Ready(self.result(outcome))
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
