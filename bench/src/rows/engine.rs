@@ -1,12 +1,14 @@
-//! The asking side of reads and writes of a transfer engine's segment; checksums are verified on the
-//! way.
+//! The asking side of reads and writes of a transfer engine's segment: sent, with checksums that are
+//! verified on the way, or copied between two processes of this host.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::{CoreOptions, block_on, time};
-use lunette_transfer::engine::{Batch, Engine, EngineOptions, Peer, PostOptions, RemoteSegment};
+use lunette_transfer::engine::{
+    Access, Batch, Engine, EngineOptions, Peer, PostOptions, RegisterOptions, RemoteSegment,
+};
 
 use crate::peer::{SEGMENT, idle};
 use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
@@ -21,6 +23,8 @@ pub(super) struct Moves {
     pub(super) requests: usize,
     /// Bytes of each.
     pub(super) bytes: usize,
+    /// Copied, as against sent.
+    pub(super) same_host: bool,
 }
 
 pub(super) fn measure(
@@ -38,13 +42,25 @@ pub(super) fn measure(
 }
 
 async fn post(server: SocketAddr, pace: Pace, moves: Moves) -> Result<Calls, Failure> {
-    let engine = Engine::start(EngineOptions::default())?;
+    let engine = Engine::start(EngineOptions {
+        same_host: moves.same_host,
+        ..EngineOptions::default()
+    })?;
     let peer = engine.open(&[server]).await?;
     let remote = peer.segment(SEGMENT).await?;
     let len = moves.requests * moves.bytes;
     let memory = Exposed::map(len, HugePages::Never, &mut Vec::new())?;
     memory.copy_in(0, &vec![3; len]);
     let batch = prepare(&memory, &remote, moves)?;
+    if moves.same_host {
+        let unnamed = RegisterOptions {
+            access: Access::Read,
+            ..RegisterOptions::named("source")
+        };
+        let registered = engine.register(memory.clone(), &unnamed);
+        registered.map_err(|error| error.refusal)?;
+        meet(&engine, &peer, &batch).await?;
+    }
     let mut calls = Calls::new(pace);
     while calls.go_on() {
         if pace == Pace::Paced {
@@ -55,6 +71,19 @@ async fn post(server: SocketAddr, pace: Pace, moves: Moves) -> Result<Calls, Fai
         calls.end();
     }
     Ok(calls)
+}
+
+/// Posts until bytes are copied and no longer sent: the first write asks the peer whether it takes what
+/// is lent.
+async fn meet(engine: &Engine, peer: &Peer, batch: &Batch) -> Result<(), Failure> {
+    for _ in 0..100 {
+        post_once(peer, batch).await?;
+        if engine.statistics().same_host_bytes > 0 {
+            return Ok(());
+        }
+        time::sleep(Duration::from_millis(1)).await;
+    }
+    Err("the peer on this host shares no memory".into())
 }
 
 fn prepare(memory: &Exposed, remote: &RemoteSegment, moves: Moves) -> Result<Batch, Failure> {

@@ -1,9 +1,11 @@
 //! The rows.
 
+mod copy;
 mod engine;
 mod ping;
 mod store;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_bench::calls::{Calls, Measure, PACED_PAUSE, Pace};
@@ -21,6 +23,18 @@ enum Asking {
     Engine(Moves),
 }
 
+/// What is measured beside us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rival {
+    /// A raw loop in a process of its own.
+    Raw(Serve),
+    /// One core that copies between two memories of this many bytes.
+    Memcpy {
+        /// How many.
+        bytes: usize,
+    },
+}
+
 /// A row: what is measured beside what, and what it must come to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
@@ -30,13 +44,16 @@ pub(crate) struct Row {
     goal: Goal,
     asking: Asking,
     ours: Serve,
-    rival: Serve,
+    rival: Rival,
     /// How long our cores, and the rival's, poll before they sleep.
     spin: Duration,
     rival_spin: Duration,
     pace: Pace,
     measure: Measure,
 }
+
+/// How long a core polls for a peer on this host, who copies 16 MiB in less.
+const SAME_HOST_SPIN: Duration = Duration::from_millis(20);
 
 const RAW: &str = "raw io_uring loop";
 
@@ -47,7 +64,7 @@ const PING: Row = Row {
     goal: Goal::AtMost(1.10),
     asking: Asking::Ping,
     ours: Serve::Echo,
-    rival: Serve::RawPing,
+    rival: Rival::Raw(Serve::RawPing),
     spin: SPIN,
     rival_spin: SPIN,
     pace: Pace::Hot,
@@ -59,7 +76,7 @@ const GET_4K: Row = Row {
     goal: Goal::AtMost(1.5),
     asking: Asking::Get { bytes: 4096 },
     ours: Serve::Store,
-    rival: Serve::Raw4k,
+    rival: Rival::Raw(Serve::Raw4k),
     ..PING
 };
 
@@ -70,9 +87,10 @@ const ENGINE_READ_4K: Row = Row {
         writes: false,
         requests: 1,
         bytes: 4096,
+        same_host: false,
     }),
     ours: Serve::Engine,
-    rival: Serve::Raw4k,
+    rival: Rival::Raw(Serve::Raw4k),
     ..PING
 };
 
@@ -84,13 +102,34 @@ const ENGINE_READ_1M: Row = Row {
         writes: false,
         requests: 1,
         bytes: 1 << 20,
+        same_host: false,
     }),
-    rival: Serve::Raw1m,
+    rival: Rival::Raw(Serve::Raw1m),
     measure: Measure::Throughput { bytes: 1 << 20 },
     ..ENGINE_READ_4K
 };
 
-const ROWS: [Row; 12] = [
+/// A read or write of a peer on this host, beside a copy of the same length.
+const fn same_host(name: &'static str, writes: bool, bytes: usize) -> Row {
+    Row {
+        name,
+        unit: "GB/s",
+        rival_name: "memcpy of the same working set",
+        goal: Goal::AtLeast(0.95),
+        asking: Asking::Engine(Moves {
+            writes,
+            requests: 1,
+            bytes,
+            same_host: true,
+        }),
+        rival: Rival::Memcpy { bytes },
+        measure: Measure::Throughput { bytes },
+        spin: SAME_HOST_SPIN,
+        ..ENGINE_READ_4K
+    }
+}
+
+const ROWS: [Row; 18] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -119,7 +158,7 @@ const ROWS: [Row; 12] = [
         unit: "GB/s",
         goal: Goal::AtLeast(0.90),
         asking: Asking::Get { bytes: 1 << 20 },
-        rival: Serve::Raw1m,
+        rival: Rival::Raw(Serve::Raw1m),
         measure: Measure::Throughput { bytes: 1 << 20 },
         ..GET_4K
     },
@@ -138,8 +177,9 @@ const ROWS: [Row; 12] = [
             writes: false,
             requests: 128,
             bytes: 4096,
+            same_host: false,
         }),
-        rival: Serve::Raw512k,
+        rival: Rival::Raw(Serve::Raw512k),
         measure: Measure::Throughput { bytes: 512 << 10 },
         goal: Goal::AtLeast(0.80),
         ..ENGINE_READ_1M
@@ -150,8 +190,9 @@ const ROWS: [Row; 12] = [
             writes: true,
             requests: 1,
             bytes: 1 << 20,
+            same_host: false,
         }),
-        rival: Serve::RawTake1m,
+        rival: Rival::Raw(Serve::RawTake1m),
         ..ENGINE_READ_1M
     },
     Row {
@@ -160,10 +201,31 @@ const ROWS: [Row; 12] = [
             writes: false,
             requests: 1,
             bytes: 16 << 20,
+            same_host: false,
         }),
-        rival: Serve::Raw16m,
+        rival: Rival::Raw(Serve::Raw16m),
         measure: Measure::Throughput { bytes: 16 << 20 },
         ..ENGINE_READ_1M
+    },
+    same_host("same_host_read_1m", false, 1 << 20),
+    same_host("same_host_write_1m", true, 1 << 20),
+    same_host("same_host_read_16m", false, 16 << 20),
+    same_host("same_host_write_16m", true, 16 << 20),
+    Row {
+        unit: "us p50",
+        goal: Goal::Below,
+        rival_name: RAW,
+        rival: Rival::Raw(Serve::Raw4k),
+        measure: Measure::P50,
+        ..same_host("same_host_read_4k_hot", false, 4096)
+    },
+    Row {
+        unit: "us p50",
+        goal: Goal::Below,
+        rival_name: RAW,
+        rival: Rival::Raw(Serve::Raw4k),
+        measure: Measure::P50,
+        ..same_host("same_host_write_4k_hot", true, 4096)
     },
 ];
 
@@ -179,7 +241,8 @@ pub(crate) struct Serving {
     row: Row,
     plan: Plan,
     ours: Peer,
-    rival: Peer,
+    /// `None` where nobody serves it.
+    rival: Option<Peer>,
 }
 
 impl Row {
@@ -196,7 +259,10 @@ impl Row {
     /// Starts the serving sides.
     pub(crate) fn open(&self, plan: &Plan) -> Result<Serving, Failure> {
         let ours = Peer::start(self.ours, plan, self.spin)?;
-        let rival = Peer::start(self.rival, plan, self.rival_spin)?;
+        let rival = match self.rival {
+            Rival::Raw(serve) => Some(Peer::start(serve, plan, self.rival_spin)?),
+            Rival::Memcpy { .. } => None,
+        };
         Ok(Serving {
             row: *self,
             plan: *plan,
@@ -239,26 +305,42 @@ impl Sides for Serving {
             measure,
             ..
         } = self.row;
-        let (server, cpu) = (self.rival.address, self.plan.client_cpu);
-        let calls = std::thread::spawn(move || -> Result<Calls, String> {
-            lunette_runtime::topology::pin_current_thread(cpu).map_err(|e| e.to_string())?;
-            let (request_bytes, reply_bytes) = rival.raw_bytes();
-            let client = RawClient::connect(server, request_bytes, reply_bytes, rival_spin);
-            let mut client = client.map_err(|error| error.to_string())?;
-            let mut calls = Calls::new(pace);
-            while calls.go_on() {
-                if pace == Pace::Paced {
-                    std::thread::sleep(PACED_PAUSE);
-                }
-                calls.begin();
-                client.exchange().map_err(|error| error.to_string())?;
-                calls.end();
+        let cpu = self.plan.client_cpu;
+        let server = self.rival.as_ref().map(|peer| peer.address);
+        let calls = std::thread::spawn(move || match (rival, server) {
+            (Rival::Raw(serve), Some(server)) => exchange(serve, server, cpu, rival_spin, pace),
+            (Rival::Memcpy { bytes }, _) => {
+                copy::measure(cpu, pace, bytes).map_err(|error| error.to_string())
             }
-            Ok(calls)
+            (Rival::Raw(_), None) => Err("nobody serves the raw loop".to_owned()),
         });
         let calls = calls
             .join()
             .map_err(|_| "the rival's asking side panicked")??;
         Ok(calls.sample(measure))
     }
+}
+
+/// The asking side of a raw loop.
+fn exchange(
+    serve: Serve,
+    server: SocketAddr,
+    cpu: usize,
+    spin: Duration,
+    pace: Pace,
+) -> Result<Calls, String> {
+    lunette_runtime::topology::pin_current_thread(cpu).map_err(|e| e.to_string())?;
+    let (request_bytes, reply_bytes) = serve.raw_bytes();
+    let client = RawClient::connect(server, request_bytes, reply_bytes, spin);
+    let mut client = client.map_err(|error| error.to_string())?;
+    let mut calls = Calls::new(pace);
+    while calls.go_on() {
+        if pace == Pace::Paced {
+            std::thread::sleep(PACED_PAUSE);
+        }
+        calls.begin();
+        client.exchange().map_err(|error| error.to_string())?;
+        calls.end();
+    }
+    Ok(calls)
 }
