@@ -72,6 +72,8 @@ pub(crate) struct Inner {
     raw: RefCell<RawCompletions>,
     room: Cell<CompletionRoom>,
     slots: RefCell<Vec<Slot>>,
+    /// Slots without an owner.
+    free: RefCell<Vec<u16>>,
     /// Queue pairs with a batch to be posted.
     dirty: RefCell<Vec<u16>>,
     counts: Cell<CompletionCounts>,
@@ -127,6 +129,7 @@ impl CompletionQueue {
             raw: RefCell::new(raw),
             room: Cell::new(CompletionRoom::new(entries)),
             slots: RefCell::default(),
+            free: RefCell::default(),
             dirty: RefCell::default(),
             counts: Cell::default(),
             is_armed: Cell::new(false),
@@ -185,8 +188,8 @@ impl Inner {
         let mut room = self.room.get();
         room.reserve(entries)?;
         let mut slots = self.slots.borrow_mut();
-        let free = slots.iter().position(|slot| slot.owner.is_none());
-        let index = free.unwrap_or(slots.len());
+        let free = self.free.borrow_mut().pop();
+        let index = free.map_or(slots.len(), usize::from);
         if index >= SLOTS_MAX {
             return Err(SetupError::Size);
         }
@@ -195,6 +198,7 @@ impl Inner {
         }
         self.room.set(room);
         let slot = &mut slots[index];
+        assert!(slot.owner.is_none(), "a free place has no owner");
         slot.generation = next_generation(slot.generation);
         let index = u16::try_from(index).expect("bounded by SLOTS_MAX");
         Ok((index, slot.generation))
@@ -207,6 +211,7 @@ impl Inner {
     /// The owner of a slot is gone: its completions, if any are left, are strays.
     pub(crate) fn dismiss(&self, slot: u16, entries: u32) {
         self.slots.borrow_mut()[usize::from(slot)].owner = None;
+        self.free.borrow_mut().push(slot);
         let mut room = self.room.get();
         room.release(entries);
         self.room.set(room);

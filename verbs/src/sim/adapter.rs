@@ -80,6 +80,8 @@ pub(super) struct Adapter {
     pub(super) is_link_up: bool,
     pub(super) is_silent: bool,
     pub(super) steps_per_request: u32,
+    /// Requests of the next doorbell that are taken.
+    pub(super) takes: Option<u32>,
     next_key: u32,
 }
 
@@ -96,6 +98,7 @@ impl Adapter {
             is_link_up: true,
             is_silent: false,
             steps_per_request: 1,
+            takes: None,
             next_key: 0x100,
         }
     }
@@ -276,7 +279,11 @@ impl Adapter {
         number: u32,
         requests: &[SendRequest],
     ) -> (usize, Option<Errno>) {
+        let takes = self.takes.take().map_or(usize::MAX, |takes| takes as usize);
         for (taken, request) in requests.iter().enumerate() {
+            if taken >= takes {
+                return (taken, Some(Errno::NOMEM));
+            }
             let bytes = request.is_inline.then(|| inline_bytes(request));
             let Some(pair) = self.pairs.get_mut(&number) else {
                 return (taken, Some(Errno::INVAL));

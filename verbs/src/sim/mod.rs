@@ -51,6 +51,11 @@ pub enum Fault {
     },
     /// No request completes from now on, and no flush either.
     Silence,
+    /// The next doorbell is taken in part.
+    PartialPost {
+        /// Requests that are taken at most.
+        taken: u32,
+    },
 }
 
 /// What an adapter says of itself, outside of completions.

@@ -87,6 +87,7 @@ impl World {
             }
             Fault::Slow { steps } => adapter.steps_per_request = steps.max(1),
             Fault::Silence => adapter.is_silent = true,
+            Fault::PartialPost { taken } => adapter.takes = Some(taken),
             other => adapter.faults.push_back(other),
         }
     }

@@ -180,6 +180,33 @@ mod tests {
         outcomes
     }
 
+    /// Requests of one doorbell, of which the adapter takes some: their outcomes, and how many the
+    /// peer has seen.
+    async fn taken_in_part(count: u32, taken: u32) -> (Vec<Result<(), RequestError>>, usize) {
+        let fabric = Fabric::new(6);
+        let (a, b) = devices(&fabric);
+        let (one, other) = connect(&a, &b, sizes(64)).await;
+        fabric.inject(0, Fault::PartialPost { taken });
+        let remote = other.window.remote();
+        let write = |n: u32| {
+            let to = remote.at(u64::from(n) * 8);
+            one.pair.write(one.piece(&[1; 8]), 8, to, soon())
+        };
+        let requests: Vec<_> = (0..count).map(write).collect();
+        let mut outcomes = Vec::new();
+        for request in requests {
+            let (outcome, piece) = request.await;
+            assert!(piece.is_some(), "memory comes back in every case");
+            outcomes.push(outcome);
+        }
+        assert_eq!(one.pair.is_open(), taken >= count);
+        let counts = one.pair.counts();
+        assert_eq!(counts.posted, u64::from(count.min(taken)));
+        assert_eq!((counts.retired, counts.doorbells), (count.into(), 1));
+        let seen = other.seen(0, 8 * count as usize);
+        (outcomes, seen.iter().filter(|byte| **byte == 1).count() / 8)
+    }
+
     /// Whether a connection is this patient.
     async fn is_taken(patience: Patience) -> Result<(), SetupError> {
         let fabric = Fabric::new(5);
@@ -249,6 +276,19 @@ mod tests {
                 };
                 prop_assert_eq!(outcomes[before], Err(own));
             }
+        }
+
+        #[test]
+        fn what_an_adapter_does_not_take_comes_back_and_has_no_effect(
+            count in 1..=32_u32, taken in 0..40_u32
+        ) {
+            let (outcomes, seen) = seen(move || taken_in_part(count, taken));
+            let (first, rest) = outcomes.split_at(count.min(taken) as usize);
+            prop_assert!(rest.iter().all(|outcome| *outcome == Err(RequestError::Refused)));
+            prop_assert!(seen <= first.len());
+            // Nobody would be told of the end of the others, and so the queue pair breaks.
+            let expected = if rest.is_empty() { Ok(()) } else { Err(RequestError::Flushed) };
+            prop_assert!(first.iter().all(|outcome| *outcome == expected), "{first:?}");
         }
 
         #[test]
