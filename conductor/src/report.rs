@@ -15,7 +15,7 @@ pub enum Ending {
     RefusedForPrefill,
     /// Refused on arrival, because of the load of decode instances.
     RefusedForDecode,
-    /// Refused while it waited for its prefill.
+    /// Refused while it waited for its prefill, or for the rest of it.
     Dropped,
     /// Refused after its prefill, which was wasted.
     RefusedLate,
@@ -239,7 +239,9 @@ impl Report {
         let sum = |value: fn(&Record) -> f64| started().map(value).sum::<f64>();
         let served = records.iter().filter(|r| r.ending == Ending::Served);
         let with_token = records.iter().filter(|record| record.has_first_token());
-        let wasted = records.iter().filter(|r| r.ending == Ending::RefusedLate);
+        let wasted = records
+            .iter()
+            .filter(|r| matches!(r.ending, Ending::RefusedLate | Ending::Dropped));
         let end_s = records.last().map_or(0.0, |record| record.arrival_s);
         let prefill_s = sum(|record| record.prefill_s);
         Self {

@@ -63,9 +63,11 @@ pub(crate) struct ToDecode<'a> {
 }
 
 impl ToDecode<'_> {
-    /// The instance where a step takes least, among those with memory for the request if there
-    /// are any. What has been placed there and is not there yet counts in full here, whatever the
-    /// rule then checks: or all would go where little runs yet.
+    /// The instance where a step takes least, among those that the rule expects to have memory for
+    /// the request if there are any. What has been placed there and is not there yet counts in full
+    /// in the step, whatever the rule then checks: or all would go where little runs yet. In memory
+    /// it does not: much of it comes when what runs now is gone, and the short requests would all go
+    /// to the one instance that has a little room left on paper.
     pub(crate) fn select(
         &self,
         admission: Admission,
@@ -84,12 +86,12 @@ impl ToDecode<'_> {
             (compared, checked)
         };
         let choices = decode.iter().enumerate();
-        let best = choices
-            .map(|(at, state)| judged(at, state))
-            .min_by(|(a, _), (b, _)| {
-                let by_room = b.fits.cmp(&a.fits);
+        let best = choices.map(|(at, state)| judged(at, state)).min_by(
+            |(a, a_checked), (b, b_checked)| {
+                let by_room = b_checked.fits.cmp(&a_checked.fits);
                 by_room.then(a.step_s.total_cmp(&b.step_s))
-            });
+            },
+        );
         best.expect("a cluster has a decode instance").1
     }
 
@@ -150,9 +152,9 @@ pub(crate) struct DecodeMargin {
 
 const UP: f64 = 0.0005;
 const DOWN: f64 = 0.0095;
-const SHARE_FIRST: f64 = 0.85;
+const SHARE_FIRST: f64 = 0.95;
 const SHARE_MIN: f64 = 0.7;
-const SHARE_MAX: f64 = 0.85;
+const SHARE_MAX: f64 = 0.95;
 
 impl DecodeMargin {
     pub(crate) const fn new() -> Self {

@@ -8,13 +8,15 @@
 use crate::admission::{Admission, DecodeChoice, DecodeMargin, ToDecode};
 use crate::cost::CostModel;
 use crate::discipline::{Discipline, Plan, Slice};
-use crate::ids::{BlockHash, InstanceId, LengthClass};
+use crate::fairness::Fairness;
+use crate::ids::{BlockHash, InstanceId};
 use crate::index::{Match, PrefixIndex};
 use crate::memory::Popularity;
 use crate::output::OutputEstimator;
+use crate::price::Price;
 use crate::routing::{self, Fetch, Prompt, Route, Routing, Sight, Weights};
 use crate::slo::{Slo, TtftSlo};
-use crate::state::{DecodeState, PrefillState};
+use crate::state::{DecodeState, PrefillState, count};
 use lunette_runtime_core::random::SplitMix64;
 
 /// Which rules, with which constants.
@@ -62,10 +64,10 @@ impl Options {
             },
             balancing_threshold: 1.0,
             decode_share: 1.0,
-            delay_weight: 1.0,
+            delay_weight: 2.0,
             token_value: 0.0,
             reserve: 0.25,
-            class_floor: 0.88,
+            class_floor: 0.87,
             moves_blocks: is_ours,
             seed: 1,
         }
@@ -205,6 +207,7 @@ impl Conductor {
             deadline_s: now_s + limit_s,
             value: self.value(request.input_tokens),
         };
+        self.price.arrived(idle_share(cluster.prefill));
         self.plan.price = self.price.value_per_s();
         let mut route = self.route(now_s, prompt, cluster.prefill);
         if self.options.moves_blocks {
@@ -220,7 +223,10 @@ impl Conductor {
         };
         let rule = self.options.admission;
         let choice = to_decode.select(rule, cluster.decode, route.first_token_s, &self.outputs);
-        if let Some(refusal) = self.refusal(&route, prompt, choice) {
+        let refusal = self.refusal(&route, prompt, choice);
+        let is_placed = refusal.is_none();
+        self.fairness.decided(request.input_tokens, is_placed);
+        if let Some(refusal) = refusal {
             return Decision::Refuse(refusal);
         }
         Decision::Place(Placement {
@@ -334,12 +340,14 @@ impl Conductor {
             return None;
         }
         self.plan.make(state, now_s, None);
-        self.plan.first_given_up(state)
+        self.plan.first_given_up(now_s, state)
     }
 
     /// Learns from a request that was refused, dropped, or served.
     pub fn ended(&mut self, outcome: Outcome) {
-        self.fairness.ended(outcome.input_tokens, outcome.is_good);
+        if outcome.was_in_time.is_some() && !outcome.is_good {
+            self.fairness.failed(outcome.input_tokens);
+        }
         self.price.ended(outcome.was_in_time);
         if let Some((output_tokens, tbt_s)) = outcome.decoded {
             self.outputs.ended(output_tokens);
@@ -348,87 +356,14 @@ impl Conductor {
     }
 }
 
+/// The share of the instances that have nothing to do.
+fn idle_share(prefill: &[PrefillState]) -> f64 {
+    let idle = prefill.iter().filter(|state| state.jobs().is_empty());
+    count(idle.count()) / count(prefill.len())
+}
+
 /// A block that was used more often of late is copied, never moved.
 const MOVED_USES_MAX: u8 = 6;
-
-/// What a second of prefill is worth: the value of the least worthy work that is still taken.
-///
-/// It rises with each request that was placed and then not served in time, and falls with each that
-/// was, and with each that was refused: it rests where one is missed for a hundred in time and fifty
-/// refused. The more are refused anyway, the less it is worth to miss none of the others, for which
-/// instances would have to run idle at times.
-#[derive(Clone, Copy, Debug)]
-struct Price {
-    value_per_s: f64,
-}
-
-const MISSED_SHARE: f64 = 0.01;
-const MISSED_BY_REFUSED: f64 = 0.02;
-const PRICE_GAIN: f64 = 0.02;
-/// At this price everything is taken.
-const PRICE_MIN: f64 = 0.005;
-const PRICE_MAX: f64 = 100.0;
-
-impl Price {
-    const fn new() -> Self {
-        Self {
-            value_per_s: PRICE_MIN,
-        }
-    }
-
-    fn value_per_s(self) -> f64 {
-        if self.value_per_s > PRICE_MIN {
-            self.value_per_s
-        } else {
-            0.0
-        }
-    }
-
-    fn ended(&mut self, was_in_time: Option<bool>) {
-        let change = match was_in_time {
-            Some(true) => -MISSED_SHARE,
-            Some(false) => 1.0,
-            None => -MISSED_BY_REFUSED,
-        };
-        let price = self.value_per_s * (1.0 + PRICE_GAIN * change);
-        self.value_per_s = price.clamp(PRICE_MIN, PRICE_MAX);
-    }
-}
-
-/// Weights of the length classes. That of the long one rises with each request of it that is not
-/// good and falls with each that is: it rests where the share that is good is the floor.
-#[derive(Clone, Debug)]
-struct Fairness {
-    floor: f64,
-    weights: [f64; 3],
-}
-
-/// How fast a weight follows.
-const GAIN: f64 = 0.2;
-/// Under heavy overload a short request is worth hundreds of times more for its work than a long one.
-const WEIGHT_MAX: f64 = 4096.0;
-
-impl Fairness {
-    const fn new(floor: f64) -> Self {
-        Self {
-            floor,
-            weights: [1.0; 3],
-        }
-    }
-
-    const fn weight(&self, input_tokens: u32) -> f64 {
-        self.weights[LengthClass::of(input_tokens).index()]
-    }
-
-    fn ended(&mut self, input_tokens: u32, is_good: bool) {
-        let class = LengthClass::of(input_tokens);
-        if class == LengthClass::Long {
-            let error = self.floor - f64::from(u8::from(is_good));
-            let weight = &mut self.weights[class.index()];
-            *weight = (*weight * (1.0 + GAIN * error)).clamp(1.0, WEIGHT_MAX);
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -504,20 +439,5 @@ mod tests {
             let decision = decide(options, &prefill, &DecodeState::new(1_000_000));
             assert_eq!(matches!(decision, Decision::Place(_)), is_placed, "{value}");
         }
-    }
-
-    #[test]
-    fn a_class_that_falls_behind_gains_weight_and_loses_it_again() {
-        let mut fairness = Fairness::new(0.88);
-        for _ in 0..200 {
-            fairness.ended(40_000, false);
-            fairness.ended(1_000, true);
-        }
-        assert!(fairness.weight(40_000) > 2.0);
-        assert_eq!(fairness.weight(1_000), 1.0);
-        for _ in 0..2_000 {
-            fairness.ended(40_000, true);
-        }
-        assert_eq!(fairness.weight(40_000), 1.0);
     }
 }

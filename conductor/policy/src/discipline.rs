@@ -100,19 +100,32 @@ struct Entry {
     is_tried: bool,
 }
 
+impl Entry {
+    /// What is lost if it is given up, beyond the price of the work that this saves.
+    const fn loss(&self, price: f64) -> f64 {
+        (self.value - price * self.work_s).max(0.0)
+    }
+}
+
 impl Plan {
     /// Plans the jobs of an instance, and one more if there is one to be tried.
     ///
     /// Jobs are taken by deadline. Where one would be late, the job up to there that is worth
     /// least for its work is given up (Moore and Hodgson, with values). One that has been started
-    /// is given up only if nothing else helps.
+    /// is given up only if nothing else helps, or if it would be late alone.
     pub fn make(&mut self, state: &PrefillState, now_s: f64, tried: Option<&PrefillJob>) {
         self.fill(state.jobs(), tried);
         let start_s = now_s + state.running_s(now_s);
         let mut end_s = start_s;
         self.lost = 0.0;
         for at in 0..self.entries.len() {
-            end_s += self.entries[at].work_s;
+            let entry = &mut self.entries[at];
+            if entry.is_started && start_s + entry.work_s > entry.deadline_s {
+                entry.is_late = true;
+                self.lost += entry.loss(self.price);
+                continue;
+            }
+            end_s += entry.work_s;
             while end_s > self.entries[at].deadline_s {
                 let Some(victim) = self.victim(at) else {
                     break;
@@ -120,7 +133,7 @@ impl Plan {
                 let victim = &mut self.entries[victim];
                 victim.is_late = true;
                 end_s -= victim.work_s;
-                self.lost += (victim.value - self.price * victim.work_s).max(0.0);
+                self.lost += victim.loss(self.price);
             }
         }
         self.is_late.clear();
@@ -171,12 +184,15 @@ impl Plan {
         candidates.min_by(by_worth).map(|(at, _)| at)
     }
 
-    /// The first job that is given up and has not been started; the plan was made of this state
-    /// alone.
+    /// The first job that is given up for good: one that has not been started, or that would be late
+    /// even if it ran now. Left in the queue, the latter would count as load for minutes. The plan
+    /// was made of this state alone.
     #[must_use]
-    pub fn first_given_up(&self, state: &PrefillState) -> Option<u64> {
+    pub fn first_given_up(&self, now_s: f64, state: &PrefillState) -> Option<u64> {
+        let is_for_good =
+            |job: &PrefillJob| !job.has_started || now_s + job.remaining_s > job.deadline_s;
         let mut jobs = state.jobs().iter().zip(&self.is_late);
-        let given_up = jobs.find(|(job, is_late)| **is_late && job.is_ready && !job.has_started);
+        let given_up = jobs.find(|(job, is_late)| **is_late && job.is_ready && is_for_good(job));
         given_up.map(|(job, _)| job.id)
     }
 
@@ -269,5 +285,18 @@ mod tests {
         let mut plan = Plan::default();
         plan.make(&queue, 0.0, None);
         assert_eq!(plan.is_late, [false, true]);
+    }
+
+    #[test]
+    fn started_work_that_cannot_be_in_time_any_more_is_given_up_and_takes_nobody_along() {
+        let mut queue = state(&[job(1, 1.0, 5.0), job(2, 5.2, 5.1), job(3, 1.0, 9.0)]);
+        queue.job_mut(2).expect("it is there").has_started = true;
+        let mut plan = Plan::default();
+        plan.make(&queue, 0.0, None);
+        assert_eq!(plan.is_late, [false, true, false]);
+        assert_eq!(plan.first_given_up(0.0, &queue), Some(2));
+        queue.job_mut(2).expect("it is there").remaining_s = 5.05;
+        plan.make(&queue, 0.0, None);
+        assert_eq!(plan.first_given_up(0.0, &queue), Some(1));
     }
 }

@@ -20,6 +20,8 @@
 //! | [`routing`] | rules that choose the prefill instance |
 //! | [`admission`] | rules that refuse, and the choice of the decode instance |
 //! | [`output`] | the length of answers, learnt from those that ended |
+//! | `price` | what a second of prefill is worth, learnt from what was missed |
+//! | `fairness` | what long requests are worth, so that they get their share |
 //! | [`conductor`] | [`Conductor`]: the rules put together |
 #![forbid(unsafe_code)]
 
@@ -27,11 +29,13 @@ pub mod admission;
 pub mod conductor;
 pub mod cost;
 pub mod discipline;
+mod fairness;
 pub mod feed;
 pub mod ids;
 pub mod index;
 pub mod memory;
 pub mod output;
+mod price;
 pub mod routing;
 pub mod slo;
 pub mod state;
