@@ -97,16 +97,6 @@ mod tests {
             let read = one.pair.read(one.piece(&[0; 8]), 8, remote, soon()).await;
             assert!(read.0.is_err(), "the peer ended the connection");
             assert_eq!(one.pair.arrival().await.err(), Some(RequestError::Broken));
-            println!(
-                "a wrong key: {:?}, {:?}",
-                one.pair.cause(),
-                one.pair.notices()
-            );
-            println!(
-                "its peer: {:?}, {:?}",
-                other.pair.cause(),
-                other.pair.notices()
-            );
             assert_eq!(
                 other.seen(8, 8),
                 [0; 8],
