@@ -350,7 +350,7 @@ mod tests {
     };
     use super::*;
 
-    const LEN: usize = 32 << 20;
+    const LEN: usize = 8 << 20;
 
     fn engine() -> Engine {
         let options = EngineOptions {
