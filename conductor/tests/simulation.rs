@@ -90,14 +90,19 @@ fn every_rule_survives_overload() {
 
 #[test]
 fn the_same_seed_gives_the_same_report_and_another_one_another() {
-    let run = |seed| {
-        let workload = sessions(3, 400, 4.0).timed(Timing::Spread { seed }, 1.5);
-        let mut options = Options::new(Routing::Random, Admission::Early);
-        options.seed = seed;
-        simulate(&workload, &Scenario::new(3, 2, Slo::FIXED, options))
-    };
-    assert_eq!(run(1), run(1));
-    assert_ne!(run(1), run(2));
+    for (routing, admission) in [
+        (Routing::Random, Admission::Early),
+        (Routing::Marginal, Admission::Marginal),
+    ] {
+        let run = |seed| {
+            let workload = sessions(3, 400, 4.0).timed(Timing::Spread { seed }, 1.5);
+            let mut options = Options::new(routing, admission);
+            options.seed = seed;
+            simulate(&workload, &Scenario::new(3, 2, Slo::PROPORTIONAL, options))
+        };
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1), run(2));
+    }
 }
 
 #[test]

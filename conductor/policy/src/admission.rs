@@ -174,6 +174,7 @@ impl DecodeMargin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::IncomingJob;
 
     #[test]
     fn an_instance_with_room_is_chosen_before_a_faster_one_without() {
@@ -191,6 +192,37 @@ mod tests {
         decode[0].capacity_tokens = 1_000;
         let choice = request.select(Admission::Early, &decode, 0.0, &OutputEstimator::new());
         assert_eq!(choice.instance, InstanceId(0));
+    }
+
+    #[test]
+    fn what_is_on_its_way_counts_as_load_and_not_as_memory() {
+        let cost = CostModel::a800_llama3_70b();
+        let request = ToDecode {
+            now_s: 0.0,
+            input_tokens: 1_000,
+            cost: &cost,
+        };
+        let mut decode = [DecodeState::new(100_000), DecodeState::new(100_000)];
+        decode[0].kv_tokens = 98_000;
+        decode[1].incoming.push(IncomingJob {
+            id: 1,
+            input_tokens: 99_500,
+            ready_s: 60.0,
+            latest_s: 60.0,
+            has_arrived: false,
+        });
+        let chosen = |decode: &[DecodeState]| {
+            let outputs = OutputEstimator::new();
+            let choice = request.select(Admission::Marginal, decode, 0.0, &outputs);
+            choice.instance
+        };
+        assert_eq!(chosen(&decode), InstanceId(0), "less is placed there");
+        decode[0].kv_tokens = 99_000;
+        decode[1].incoming[0].input_tokens = 98_900;
+        assert_eq!(chosen(&decode), InstanceId(1), "less is placed there");
+        decode[0].kv_tokens = 99_001;
+        decode[1].incoming[0].input_tokens = 99_500;
+        assert_eq!(chosen(&decode), InstanceId(1), "the other has no room");
     }
 
     #[test]
