@@ -48,7 +48,7 @@ pub struct ServeOptions {
 
 /// Names a connection among those that one call of [`serve`] has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(u64);
+pub struct ConnectionId(pub(crate) u64);
 
 /// A request as it arrived.
 #[derive(Clone, Copy, Debug)]

@@ -75,6 +75,9 @@ pub enum OpenError {
     /// The question got no answer.
     #[error("the peer did not answer: {0}")]
     Call(CallError),
+    /// The core takes no more tasks.
+    #[error(transparent)]
+    Task(JoinError),
     /// The answer made no sense.
     #[error("the peer's answer makes no sense")]
     Malformed,
@@ -88,6 +91,7 @@ impl OpenError {
             Self::Connect { error, .. } => error.is_retryable(),
             Self::Refused(refusal) => refusal.is_retryable(),
             Self::Call(error) => error.is_retryable(),
+            Self::Task(_) => true,
             Self::BadAddresses { .. } | Self::Malformed => false,
         }
     }

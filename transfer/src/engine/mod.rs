@@ -410,9 +410,10 @@ impl Inner {
     }
 }
 
-/// A task could not be spawned: the core is full. What it was for is over.
-fn spawned(result: Result<(), JoinError>) {
-    if let Err(error) = result {
+/// Whether a task was spawned: the core may be full.
+fn spawned(result: Result<(), JoinError>) -> bool {
+    if let Err(error) = &result {
         tracing::warn!(%error, "the core takes no more tasks");
     }
+    result.is_ok()
 }

@@ -144,7 +144,8 @@ impl Peer {
             Link::join(engine, &connection).await
         };
         shared.watch(rail, adopted, connection);
-        spawned(shared.tasks.spawn(Rc::clone(&shared).keep_times()));
+        let keeping = Rc::clone(&shared).keep_times();
+        shared.tasks.spawn(keeping).map_err(OpenError::Task)?;
         shared.set_link(link);
         let closes = Rc::new(CloseOnDrop(Rc::clone(&shared)));
         Ok(Self {
@@ -305,8 +306,11 @@ impl Shared {
         };
         *self.same_host.borrow_mut() = Some(Rc::clone(&link));
         let (attending, keeping) = (Rc::clone(self), Rc::clone(self));
-        spawned(self.tasks.spawn(attending.attend(Rc::clone(&link))));
-        spawned(self.tasks.spawn(keeping.keep_link(link)));
+        let attended = spawned(self.tasks.spawn(attending.attend(Rc::clone(&link))));
+        let is_kept = attended && spawned(self.tasks.spawn(keeping.keep_link(Rc::clone(&link))));
+        if !is_kept {
+            link.end();
+        }
     }
 }
 

@@ -63,7 +63,13 @@ impl Shared {
     fn act(self: &Rc<Self>, action: Action) {
         match action {
             Action::Connect { rail, connection } => {
-                spawned(self.tasks.spawn(Rc::clone(self).connect(rail, connection)));
+                let connecting = Rc::clone(self).connect(rail, connection);
+                if !spawned(self.tasks.spawn(connecting)) {
+                    let mut state = self.state.borrow_mut();
+                    state
+                        .scheduler
+                        .on_rail_failed(rail, connection, time::now());
+                }
             }
             Action::Send {
                 slice,
@@ -89,7 +95,11 @@ impl Shared {
                 via,
             } => {
                 let asking = Rc::clone(self).fence(rail, connection, via);
-                spawned(self.tasks.spawn(asking));
+                if !spawned(self.tasks.spawn(asking)) {
+                    let mut state = self.state.borrow_mut();
+                    let now = time::now();
+                    state.scheduler.on_fenced(rail, connection, false, now);
+                }
             }
             Action::Finished { transfer, outcome } => {
                 let posted = self.state.borrow_mut().posted.remove(&transfer);
@@ -113,7 +123,10 @@ impl Shared {
         let connection = state.rails[rail].clone();
         let connection = connection.expect("a rail that is up has its connection");
         let carrying = Rc::clone(self).carry(carriage, connection);
-        spawned(self.tasks.spawn(carrying));
+        if !spawned(self.tasks.spawn(carrying)) {
+            state.stops.remove(&id);
+            state.scheduler.on_unsent(id, time::now());
+        }
     }
 
     async fn carry(self: Rc<Self>, carriage: Carriage, connection: Connection) {
@@ -189,8 +202,9 @@ impl Shared {
     /// Tells the scheduler when a connection has ended, also if nothing is under way on it.
     pub(super) fn watch(self: &Rc<Self>, rail: usize, number: u32, connection: Connection) {
         let shared = Rc::clone(self);
-        spawned(self.tasks.spawn(async move {
-            let reason = connection.ended().await;
+        let watched = connection.clone();
+        let watching = async move {
+            let reason = watched.ended().await;
             tracing::debug!(address = %shared.addresses[rail], %reason, "a rail is lost");
             let mut state = shared.state.borrow_mut();
             let is_current = state.scheduler.rails()[rail].connection() == number;
@@ -200,7 +214,11 @@ impl Shared {
             state.scheduler.on_rail_failed(rail, number, time::now());
             drop(state);
             shared.pump();
-        }));
+        };
+        if !spawned(self.tasks.spawn(watching)) {
+            // What is under way on it is lost with it, and says so.
+            connection.close();
+        }
     }
 
     async fn fence(self: Rc<Self>, rail: usize, number: u32, via: usize) {

@@ -209,6 +209,7 @@ impl EngineService {
         match sessions.see(link, id) {
             Seen::Before => Ok(()),
             Seen::Nowhere => Err(Refusal::Session),
+            Seen::Forgotten => Err(Refusal::Forgotten),
             Seen::New { from } if self.inner.notify(Notification { from, bytes }) => {
                 sessions.delivered(from, id);
                 Ok(())

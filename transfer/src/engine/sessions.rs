@@ -18,27 +18,48 @@ const NOTES_MAX: usize = 4096;
 /// A connection of this engine: the listener that accepted it, and its name there.
 pub(super) type Link = (usize, ConnectionId);
 
+/// What ends a connection.
+pub(super) trait Close {
+    fn close(&self);
+}
+
+impl Close for Closer {
+    fn close(&self) {
+        Self::close(self);
+    }
+}
+
 #[derive(Debug)]
-struct Open {
+struct Open<C> {
     link: Link,
-    closer: Closer,
+    closer: C,
     /// Raised when it has ended.
     waiting: Vec<Rc<Signal>>,
 }
 
-#[derive(Debug, Default)]
-struct Session {
+#[derive(Debug)]
+struct Session<C> {
     /// By the number that its peer gave each.
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, Open<C>>,
     notes: BTreeSet<u64>,
     /// When its last connection ended, in the order of such ends.
     gone: Option<u64>,
 }
 
+impl<C> Default for Session<C> {
+    fn default() -> Self {
+        Self {
+            open: BTreeMap::new(),
+            notes: BTreeSet::new(),
+            gone: None,
+        }
+    }
+}
+
 /// The sessions of one engine's peers.
-#[derive(Debug, Default)]
-pub(super) struct Sessions {
-    sessions: BTreeMap<u64, Session>,
+#[derive(Debug)]
+pub(super) struct Sessions<C = Closer> {
+    sessions: BTreeMap<u64, Session<C>>,
     links: BTreeMap<Link, (u64, u64)>,
     gone: BTreeMap<u64, u64>,
     ends: u64,
@@ -54,13 +75,26 @@ pub(super) enum Seen {
     },
     /// It was delivered before.
     Before,
+    /// So many later ones were delivered that it is not known any more.
+    Forgotten,
     /// Its connection belongs to no session.
     Nowhere,
 }
 
-impl Sessions {
+impl<C> Default for Sessions<C> {
+    fn default() -> Self {
+        Self {
+            sessions: BTreeMap::new(),
+            links: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            ends: 0,
+        }
+    }
+}
+
+impl<C: Close> Sessions<C> {
     /// A connection was opened by the engine of `epoch`, which calls it `number`.
-    pub(super) fn open(&mut self, link: Link, epoch: u64, number: u64, closer: Closer) {
+    pub(super) fn open(&mut self, link: Link, epoch: u64, number: u64, closer: C) {
         let session = self.sessions.entry(epoch).or_default();
         if let Some(gone) = session.gone.take() {
             self.gone.remove(&gone);
@@ -117,11 +151,11 @@ impl Sessions {
             return Seen::Nowhere;
         };
         let session = &self.sessions[&from];
-        // What is older than all that are remembered was delivered long ago.
-        let is_old = session.notes.len() >= NOTES_MAX
-            && session.notes.first().is_some_and(|&first| note < first);
-        if is_old || session.notes.contains(&note) {
+        let is_older = session.notes.first().is_some_and(|&first| note < first);
+        if session.notes.contains(&note) {
             Seen::Before
+        } else if is_older && session.notes.len() >= NOTES_MAX {
+            Seen::Forgotten
         } else {
             Seen::New { from }
         }
@@ -134,6 +168,52 @@ impl Sessions {
             if session.notes.len() > NOTES_MAX {
                 session.notes.pop_first();
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Close for () {
+        fn close(&self) {}
+    }
+
+    fn link(number: u64) -> Link {
+        (0, ConnectionId(number))
+    }
+
+    #[test]
+    fn notifications_are_remembered_up_to_a_bound_beyond_which_nobody_knows() {
+        let mut sessions = Sessions::<()>::default();
+        sessions.open(link(1), 7, 1, ());
+        let newest = NOTES_MAX as u64 + 1;
+        for note in 1..newest {
+            assert_eq!(sessions.see(link(1), note), Seen::New { from: 7 });
+            sessions.delivered(7, note);
+            assert_eq!(sessions.see(link(1), note), Seen::Before);
+        }
+        assert_eq!(sessions.see(link(1), 1), Seen::Before, "the oldest of all");
+        sessions.delivered(7, newest);
+        assert_eq!(sessions.see(link(1), 1), Seen::Forgotten);
+        assert_eq!(sessions.see(link(1), 2), Seen::Before);
+        assert_eq!(sessions.see(link(2), 2), Seen::Nowhere);
+    }
+
+    #[test]
+    fn sessions_without_a_connection_are_remembered_up_to_a_bound() {
+        let mut sessions = Sessions::<()>::default();
+        for epoch in 0..=GONE_MAX as u64 {
+            sessions.open(link(epoch), epoch, 1, ());
+            sessions.delivered(epoch, 9);
+            sessions.end(link(epoch));
+        }
+        assert_eq!(sessions.gone.len(), GONE_MAX);
+        for (epoch, seen) in [(0, Seen::New { from: 0 }), (1, Seen::Before)] {
+            let again = link(10_000 + epoch);
+            sessions.open(again, epoch, 2, ());
+            assert_eq!(sessions.see(again, 9), seen, "of session {epoch}");
         }
     }
 }

@@ -107,6 +107,9 @@ pub enum Refusal {
     /// The peer is on another host, or shares no memory.
     #[error("the peer is on another host, or shares no memory")]
     Elsewhere,
+    /// So many later notifications were delivered that the peer cannot say whether this one was.
+    #[error("the peer does not know any more whether the notification was delivered")]
+    Forgotten,
     /// A status of a later version.
     #[error("the peer refuses with status {0}")]
     Other(u16),
@@ -143,6 +146,7 @@ impl Refusal {
             Self::Busy => 6,
             Self::Session => 7,
             Self::Elsewhere => 8,
+            Self::Forgotten => 9,
             Self::Other(status) => status,
         }
     }
@@ -160,6 +164,7 @@ impl Refusal {
             6 => Self::Busy,
             7 => Self::Session,
             8 => Self::Elsewhere,
+            9 => Self::Forgotten,
             other => Self::Other(other),
         })
     }

@@ -62,6 +62,15 @@ impl Default for RailOptions {
     }
 }
 
+impl RailOptions {
+    /// How long to pause after so many failures and one more.
+    #[must_use]
+    pub fn pause(&self, failures: u32) -> Duration {
+        let doubled = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
+        self.pause_min.saturating_mul(doubled).min(self.pause_max)
+    }
+}
+
 /// Where a rail stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RailState {
@@ -233,14 +242,10 @@ impl Rail {
 
     /// It failed: refused, lost, or given up. What was under way on it is not any more.
     pub fn on_failed(&mut self, now: Time) {
-        self.failures = self.failures.saturating_add(1);
-        let doubled = 1_u32
-            .checked_shl(self.failures.saturating_sub(1))
-            .unwrap_or(u32::MAX);
-        let pause = self.options.pause_min.saturating_mul(doubled);
         self.state = RailState::Down {
-            until: now + pause.min(self.options.pause_max),
+            until: now + self.options.pause(self.failures),
         };
+        self.failures = self.failures.saturating_add(1);
         self.under_way_bytes = 0;
         self.under_way_slices = 0;
     }

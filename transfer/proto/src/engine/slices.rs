@@ -186,11 +186,16 @@ impl Cutter {
 
     /// The slice is to be sent once more, less what has failed meanwhile.
     pub fn again(&mut self, mut slice: Slice) {
+        slice.attempts += 1;
+        self.back(slice);
+    }
+
+    /// A slice that was not sent after all: it goes as if it had never been cut.
+    pub fn back(&mut self, mut slice: Slice) {
         slice
             .parts
             .retain(|part| !self.requests[part.request as usize].is_failed);
         if !slice.parts.is_empty() {
-            slice.attempts += 1;
             self.waiting_bytes += slice.len_bytes();
             self.again.push_back(slice);
         }

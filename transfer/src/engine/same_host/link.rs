@@ -210,8 +210,9 @@ impl Link {
         }
     }
 
-    /// The channel has ended. Nothing is mapped any more.
+    /// The channel has ended, or is to. Nothing is mapped any more.
     pub(in crate::engine) fn end(&self) {
+        self.broken.raise();
         self.is_alive.set(false);
         self.views.borrow_mut().clear();
         self.loans.borrow_mut().clear();

@@ -112,7 +112,10 @@ pub(in crate::engine) async fn accept(inner: Rc<Inner>, listener: LocalListener)
             None => return,
             // Closed at once: its peer goes over the network.
             Some(Ok(_)) if channels.len() >= CHANNELS_MAX => {}
-            Some(Ok(channel)) => spawned(channels.spawn(serve(Rc::clone(&inner), channel))),
+            Some(Ok(channel)) => {
+                // Without a task it is closed, and its peer sees that.
+                spawned(channels.spawn(serve(Rc::clone(&inner), channel)));
+            }
             Some(Err(error)) => {
                 tracing::warn!(%error, "accept, from this host");
                 time::sleep(ACCEPT_PAUSE).await;

@@ -89,6 +89,10 @@ struct LostConnection {
     connection: u32,
     /// The rail that carries the question, and its connection.
     asked: Option<(usize, u32)>,
+    /// How often it was asked in vain.
+    failures: u32,
+    /// It is not asked before.
+    not_before: Time,
 }
 
 /// The transfers to and from one peer.
@@ -188,7 +192,7 @@ impl Scheduler {
     pub fn next_action(&mut self, now: Time) -> Option<Action> {
         if self.actions.is_empty() {
             self.connect(now);
-            self.ask_for_fences();
+            self.ask_for_fences(now);
             self.assign(now);
         }
         self.actions.pop_front()
@@ -210,8 +214,10 @@ impl Scheduler {
             let at = self.transfers.get(index, generation)?.not_before;
             (at > now).then_some(at)
         });
+        let fences = self.lost.iter().map(|lost| lost.not_before);
         rails
             .chain(over)
+            .chain(fences.filter(|&at| at > now))
             .chain(paused.take(LOOKED_AT_MAX).min())
             .filter(|&at| at < Time::MAX)
             .min()
@@ -373,17 +379,39 @@ impl Scheduler {
             let is_known =
                 |lost: &LostConnection| (lost.rail, lost.connection) == (rail, connection);
             if !self.lost.iter().any(is_known) {
-                let asked = None;
                 self.lost.push(LostConnection {
                     rail,
                     connection,
-                    asked,
+                    asked: None,
+                    failures: 0,
+                    not_before: now,
                 });
             }
         } else {
             self.send_again(id, now);
         }
         self.on_rail_failed(rail, connection, now);
+    }
+
+    /// The driver could not send the slice: nothing of it is under way. It goes again after a pause.
+    ///
+    /// # Panics
+    /// As [`on_answered`](Self::on_answered).
+    pub fn on_unsent(&mut self, id: SliceId, now: Time) {
+        let under_way = self.take(id);
+        self.leave_rail(&under_way, Leave::Stopped);
+        let Some(index) = under_way.transfer else {
+            return;
+        };
+        let pause = now + self.options.busy_pause;
+        let transfer = self.transfers.at(index);
+        transfer.under_way -= 1;
+        if under_way.carries_note && transfer.note == NoteState::UnderWay {
+            transfer.note = NoteState::Waiting;
+        }
+        transfer.not_before = pause;
+        transfer.cutter.back(under_way.slice);
+        self.refresh(index);
     }
 
     /// A read that was to be stopped has been: nothing of it can land in our memory any more.
@@ -399,14 +427,18 @@ impl Scheduler {
         }
     }
 
-    /// The peer has ended a connection, or (`is_fenced` false) could not be asked.
+    /// The peer has ended a connection, or (`is_fenced` false) did not: it is asked again after a pause,
+    /// which grows as a rail's does.
     pub fn on_fenced(&mut self, rail: usize, connection: u32, is_fenced: bool, now: Time) {
         let is_it = |lost: &LostConnection| (lost.rail, lost.connection) == (rail, connection);
         let Some(at) = self.lost.iter().position(is_it) else {
             return;
         };
         if !is_fenced {
-            self.lost[at].asked = None;
+            let lost = &mut self.lost[at];
+            lost.asked = None;
+            lost.not_before = now + self.options.rail.pause(lost.failures);
+            lost.failures = lost.failures.saturating_add(1);
             return;
         }
         self.lost.remove(at);
@@ -580,9 +612,10 @@ impl Scheduler {
         }
     }
 
-    fn ask_for_fences(&mut self) {
+    fn ask_for_fences(&mut self, now: Time) {
         let fastest = |(_, rail): &(usize, &Rail)| std::cmp::Reverse(rail.bytes_per_second());
-        for lost in self.lost.iter_mut().filter(|lost| lost.asked.is_none()) {
+        let due = |lost: &&mut LostConnection| lost.asked.is_none() && lost.not_before <= now;
+        for lost in self.lost.iter_mut().filter(due) {
             let up = self
                 .rails
                 .iter()

@@ -124,15 +124,17 @@ fn a_lost_write_goes_another_way_after_its_fence() {
         "nothing is sent before"
     );
     scheduler.on_fenced(rail, 1, false, at(3));
-    assert_eq!(drain(&mut scheduler, at(3)), [fence], "asked again");
-    scheduler.on_fenced(rail, 1, true, at(4));
-    let again = sent(&drain(&mut scheduler, at(4)));
+    let asked_again = |actions: Vec<Action>| actions.contains(&fence);
+    assert!(!asked_again(drain(&mut scheduler, at(12))), "after a pause");
+    assert!(asked_again(drain(&mut scheduler, at(13))));
+    scheduler.on_fenced(rail, 1, true, at(14));
+    let again = sent(&drain(&mut scheduler, at(14)));
     assert_eq!(again.len(), 1);
     assert_eq!(again[0].1, other);
     let (slice, _) = scheduler.slice(again[0].0).expect("under way");
     assert_eq!((slice.attempts, slice.len_bytes()), (1, 100));
-    scheduler.on_answered(again[0].0, at(5));
-    assert_eq!(finished(&drain(&mut scheduler, at(5))), [(id, vec![])]);
+    scheduler.on_answered(again[0].0, at(15));
+    assert_eq!(finished(&drain(&mut scheduler, at(15))), [(id, vec![])]);
 }
 
 #[test]
@@ -535,4 +537,109 @@ fn a_replaced_peer_ends_everything_and_nothing_is_fenced() {
             .collect::<Vec<_>>(),
         [vec![(id, vec![failure])]]
     );
+}
+
+#[test]
+fn what_the_driver_could_not_send_goes_again_and_does_not_count() {
+    let mut scheduler = connected(1);
+    let asked = TransferOptions {
+        has_note: true,
+        ..options(Time::MAX)
+    };
+    let id = scheduler.submit([write(9)], asked, at(1)).expect("room");
+    let mut now = at(1);
+    for _ in 0..3 * SchedulerOptions::default().attempts_max {
+        let (slice, _) = sent(&drain(&mut scheduler, now))[0];
+        assert_eq!(scheduler.slice(slice).map(|found| found.1), Some(true));
+        scheduler.on_unsent(slice, now);
+        assert_eq!(scheduler.rails()[0].under_way_bytes(), 0);
+        assert!(
+            sent(&drain(&mut scheduler, now)).is_empty(),
+            "after a pause"
+        );
+        now = scheduler.poll_timeout(now).expect("a pause");
+    }
+    let (slice, _) = sent(&drain(&mut scheduler, now))[0];
+    scheduler.on_answered(slice, now);
+    assert_eq!(finished(&drain(&mut scheduler, now)), [(id, vec![])]);
+}
+
+#[test]
+fn a_peer_that_does_not_fence_is_asked_again_after_pauses_that_grow() {
+    let mut scheduler = connected(2);
+    let submitted = scheduler.submit([write(9)], options(Time::MAX), at(1));
+    submitted.expect("room");
+    let (slice, rail) = sent(&drain(&mut scheduler, at(1)))[0];
+    scheduler.on_lost(slice, at(1));
+    let fences = |scheduler: &mut Scheduler, now| {
+        let asked = drain(scheduler, now).into_iter();
+        asked
+            .filter(|action| matches!(action, Action::Fence { .. }))
+            .count()
+    };
+    let (mut now, mut pauses) = (at(1), Vec::new());
+    for _ in 0..4 {
+        assert_eq!(fences(&mut scheduler, now), 1);
+        scheduler.on_fenced(rail, 1, false, now);
+        let before = now;
+        // The lost rail is tried meanwhile, in vain.
+        while fences(&mut scheduler, now) == 0 {
+            let connection = scheduler.rails()[rail].connection();
+            scheduler.on_rail_failed(rail, connection, now);
+            now = scheduler.poll_timeout(now).expect("a pause");
+            if scheduler.lost[0].not_before <= now {
+                break;
+            }
+        }
+        pauses.push(now.since(before));
+    }
+    assert_eq!(pauses, [MS * 10, MS * 20, MS * 40, MS * 80]);
+}
+
+/// Does all that is to be done now, with every connection made at once.
+fn connect_all(scheduler: &mut Scheduler, now: Time) {
+    loop {
+        let actions = drain(scheduler, now);
+        if actions.is_empty() {
+            return;
+        }
+        for action in actions {
+            if let Action::Connect { rail, connection } = action {
+                assert!(scheduler.on_connected(rail, connection, now));
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_sent_while_too_many_lost_connections_wait_for_their_fence() {
+    let mut scheduler = connected(2);
+    let mut now = at(1);
+    for lost in 0..LOST_MAX {
+        let submitted = scheduler.submit([write(9)], options(Time::MAX), now);
+        submitted.expect("room");
+        let (slice, rail) = loop {
+            connect_all(&mut scheduler, now);
+            let under_way = scheduler.slices_where(|slice| slice.state == SliceState::Sent);
+            if let Some(&slice) = under_way.first() {
+                break (slice, scheduler.slices.at(slice.index).rail);
+            }
+            now = scheduler.poll_timeout(now).expect("a rail is tried again");
+        };
+        assert_eq!(scheduler.lost.len(), lost);
+        scheduler.on_lost(slice, now);
+        let connection = scheduler.rails()[rail].connection();
+        assert_eq!(connection, scheduler.lost[lost].connection);
+    }
+    now = now + MS * 60_000;
+    connect_all(&mut scheduler, now);
+    assert!(scheduler.rails().iter().all(Rail::is_up));
+    let submitted = scheduler.submit([read(9)], options(Time::MAX), now);
+    submitted.expect("room");
+    assert!(sent(&drain(&mut scheduler, now)).is_empty());
+    let LostConnection {
+        rail, connection, ..
+    } = scheduler.lost[0];
+    scheduler.on_fenced(rail, connection, true, now);
+    assert!(!sent(&drain(&mut scheduler, now)).is_empty());
 }
