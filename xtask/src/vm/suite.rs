@@ -123,7 +123,15 @@ const SCRATCH: &str = "export TMPDIR=/tmp\n\
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Binary {
     folder: PathBuf,
+    /// As cargo names what it is of: its file has another name when it is built along with others.
+    name: String,
     executable: PathBuf,
+}
+
+impl Binary {
+    fn is_of(&self, other: &Self) -> bool {
+        (&self.folder, &self.name) == (&other.folder, &other.name)
+    }
 }
 
 /// Why there is no machine here, if there is none.
@@ -206,7 +214,7 @@ fn lines(built: &[(&Set, Vec<Binary>)], machine: Kind) -> Vec<String> {
             continue;
         }
         for binary in binaries {
-            if !whole.contains(&binary) {
+            if !whole.iter().any(|known: &&Binary| known.is_of(binary)) {
                 lines.push(line(binary, set));
                 whole.extend(set.filter.is_empty().then_some(binary));
             }
@@ -233,6 +241,7 @@ fn build(workspace: &Workspace, arguments: &str) -> Result<Vec<Binary>, TaskErro
         let folder = artifact.manifest_path.parent().map(PathBuf::from);
         binaries.push(Binary {
             folder: folder.unwrap_or_default(),
+            name: artifact.target.name,
             executable: executable.into_std_path_buf(),
         });
     }
@@ -287,6 +296,7 @@ mod tests {
         fs::write(&executable, "first").unwrap();
         let binary = Binary {
             folder: folder.clone(),
+            name: "test".into(),
             executable: executable.clone(),
         };
         let kept = staged.keep(vec![binary.clone(), binary]).unwrap();
@@ -302,9 +312,10 @@ mod tests {
 
     #[test]
     fn a_binary_runs_once_by_the_first_set_that_asks_for_it_whole() {
-        let binary = |name: &str| Binary {
+        let binary = |name: &str, executable: &str| Binary {
             folder: "/folder".into(),
-            executable: name.into(),
+            name: name.into(),
+            executable: executable.into(),
         };
         let part = |filter, threads| Set {
             arguments: "",
@@ -315,14 +326,14 @@ mod tests {
         };
         let sets = [part("one::", 1), part("", 1), part("", 2)];
         let built = [
-            (&sets[0], vec![binary("a")]),
-            (&sets[1], vec![binary("a")]),
-            (&sets[2], vec![binary("a"), binary("b")]),
+            (&sets[0], vec![binary("a", "a-1")]),
+            (&sets[1], vec![binary("a", "a-1")]),
+            (&sets[2], vec![binary("a", "a-2"), binary("b", "b-1")]),
         ];
         let ran = lines(&built, OLDEST);
         assert_eq!(ran.len(), 3, "{ran:?}");
-        assert!(ran[1].contains("'a'") && ran[1].contains("--test-threads 1"));
-        assert!(ran[2].contains("'b'") && ran[2].contains("--test-threads 2"));
+        assert!(ran[1].contains("'a-1'") && ran[1].contains("--test-threads 1"));
+        assert!(ran[2].contains("'b-1'") && ran[2].contains("--test-threads 2"));
         assert!(lines(&built, IWARP).is_empty());
     }
 
