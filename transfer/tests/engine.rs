@@ -12,10 +12,12 @@ use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::{arena, spawn_local, time};
 use lunette_transfer::engine::{
-    Access, Batch, BatchError, Cause, Effect, Engine, EngineOptions, Intent, OpenError, Peer,
-    PostError, PostOptions, Refusal, RegisterOptions, RegisterRefusal, RemoteSegment, StartError,
+    Access, Batch, BatchError, Cause, Effect, Engine, EngineOptions, Intent, LISTENERS_MAX,
+    OpenError, Peer, PostError, PostOptions, Refusal, RegisterOptions, RegisterRefusal,
+    RemoteSegment, StartError,
 };
 use lunette_transfer::{Attachments, Connection, Payload};
+use lunette_transfer_proto::engine::slices::REQUESTS_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use on_each_driver::run;
@@ -655,5 +657,88 @@ fn an_engine_that_closes_ends_its_connections_and_a_new_one_is_not_taken_for_it(
         let again = pair.peer.post(&batch, PostOptions::default());
         assert_eq!(again.err(), Some(PostError::PeerReplaced));
         assert!(arena().used_bytes() > 0, "staging of the connections");
+    });
+}
+
+#[test]
+fn more_addresses_than_an_engine_or_a_peer_may_have_are_refused() {
+    run(0, || async {
+        let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let start = |count| {
+            Engine::start(EngineOptions {
+                listen: vec![any; count],
+                ..EngineOptions::default()
+            })
+        };
+        let there = start(LISTENERS_MAX).expect("as many as there may be");
+        assert_eq!(there.addresses().len(), LISTENERS_MAX);
+        let refused = start(LISTENERS_MAX + 1);
+        assert!(
+            matches!(refused, Err(StartError::TooManyAddresses { count }) if count == LISTENERS_MAX + 1)
+        );
+        let here = engine();
+        for count in [0, LISTENERS_MAX + 1] {
+            let opened = here.open(&vec![there.addresses()[0]; count]).await;
+            assert!(
+                matches!(opened, Err(OpenError::BadAddresses { count: found }) if found == count),
+                "{count}"
+            );
+        }
+        let rails = vec![there.addresses()[0]; LISTENERS_MAX];
+        let peer = here.open(&rails).await.expect("one rail to each");
+        assert_eq!(peer.rails().len(), LISTENERS_MAX);
+    });
+}
+
+#[test]
+fn notifications_that_nobody_takes_are_refused_at_the_bound_and_come_when_there_is_room() {
+    run(WORLDS, || async {
+        let there = Engine::start(EngineOptions {
+            listen: vec!["127.0.0.1:0".parse().expect("an address")],
+            notifications_max: 2,
+            ..EngineOptions::default()
+        });
+        let there = there.expect("an engine");
+        let here = engine();
+        let peer = here.open(there.addresses()).await.expect("open");
+        let notify = |number| {
+            let options = PostOptions {
+                notification: Some(vec![number]),
+                ..PostOptions::default()
+            };
+            peer.post(&Batch::new(), options).expect("posted")
+        };
+        for number in [1, 2] {
+            notify(number).await.expect("there is room");
+        }
+        let error = notify(3).await.expect_err("nobody takes any");
+        let failure = error.failures[0];
+        assert_eq!(
+            (failure.request, failure.cause),
+            (None, Cause::Refused(Refusal::Busy))
+        );
+        assert!(failure.attempts > 1, "it was tried again: {failure:?}");
+        assert!(error.is_backpressure());
+        let late = notify(4);
+        assert_eq!(there.notified().await.bytes, [1]);
+        late.await.expect("there is room now");
+        assert_eq!(there.notified().await.bytes, [2]);
+        assert_eq!(there.notified().await.bytes, [4]);
+    });
+}
+
+#[test]
+fn a_batch_takes_as_many_requests_as_it_says() {
+    run(0, || async {
+        let pair = Pair::new(KIB).await;
+        let (local, mut batch) = (memory(1), Batch::new());
+        for _ in 0..REQUESTS_MAX {
+            batch.read(local.clone(), &pair.remote, 0).expect("room");
+        }
+        let full = batch.read(local, &pair.remote, 0);
+        assert!(matches!(full, Err(BatchError::Full)));
+        let done = pair.peer.post(&batch, PostOptions::default());
+        let done = done.expect("posted").await.expect("done");
+        assert_eq!(done.len_bytes, REQUESTS_MAX as u64);
     });
 }
