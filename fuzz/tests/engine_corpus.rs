@@ -11,13 +11,15 @@ mod tests {
 
     type Counter<R> = (&'static str, fn(&R) -> u32);
 
-    const OF_MESSAGES: [Counter<message::Reached>; 16] = [
+    const OF_MESSAGES: [Counter<message::Reached>; 18] = [
         ("places", |reached| reached.places),
         ("notes", |reached| reached.notes),
         ("writes", |reached| reached.writes),
         ("descriptors", |reached| reached.descriptors),
         ("names", |reached| reached.names),
         ("operations", |reached| reached.operations),
+        ("packets", |reached| reached.packets),
+        ("introductions", |reached| reached.introductions),
         ("faults", |reached| reached.faults),
         ("registered", |reached| reached.registered),
         ("refused", |reached| reached.refused),

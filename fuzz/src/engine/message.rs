@@ -2,9 +2,13 @@
 
 use lunette_runtime_core::codec::Reader;
 use lunette_transfer_proto::engine::message::{
-    Descriptor, NOTE_BYTES_MAX, Operation, Place, Refusal, read_name, read_note, read_places,
-    write_note, write_places,
+    Descriptor, Introduction, NOTE_BYTES_MAX, Operation, Place, Refusal, read_name, read_note,
+    read_places, write_note, write_places,
 };
+use lunette_transfer_proto::engine::same_host::commands::{
+    COMMAND_WORDS, COMMANDS_MAX, Command, answer_from_word, answer_to_word, between,
+};
+use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::SEGMENT_NAME_BYTES_MAX;
 use lunette_transfer_proto::engine::slices::SLICE_PARTS_MAX;
 
@@ -25,6 +29,10 @@ pub struct Reached {
     pub names: u32,
     /// Operations.
     pub operations: u32,
+    /// Packets between engines of one host.
+    pub packets: u32,
+    /// Introductions of such engines.
+    pub introductions: u32,
     /// Bodies that made no sense.
     pub faults: u32,
     /// Segments that were registered.
@@ -58,6 +66,7 @@ pub fn message(data: &[u8]) -> Reached {
     note(data, &mut reached);
     write(data, &mut reached);
     descriptor(data, &mut reached);
+    same_host(data, &mut reached);
     match read_name(data) {
         Ok(name) => {
             assert_eq!(name, data, "a name is its body");
@@ -80,6 +89,40 @@ fn codes(data: &[u8], reached: &mut Reached) {
     }
     let status = Refusal::from_wire(code).map_or(0, Refusal::to_wire);
     assert_eq!(status, code, "a status is told again as it was");
+}
+
+fn same_host(data: &[u8], reached: &mut Reached) {
+    match Packet::decode(data) {
+        Ok(packet) => {
+            assert_eq!(packet.encode(), data, "a packet has one form");
+            reached.packets += 1;
+        }
+        Err(_) => reached.faults += 1,
+    }
+    if let Ok(introduction) = Introduction::decode(data) {
+        let mut again = Vec::new();
+        introduction.encode(&mut again);
+        assert_eq!(again, data, "an introduction has one form");
+        reached.introductions += 1;
+    }
+    let words: Vec<u64> = data
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|word| u64::from_le_bytes(*word))
+        .collect();
+    if let Some((&words, rest)) = words.split_first_chunk::<COMMAND_WORDS>() {
+        assert_eq!(Command::from_words(words).to_words(), words);
+        if let [carried_out, submitted, ..] = *rest {
+            let count = between(carried_out, submitted);
+            assert!(count.is_none_or(|count| count <= COMMANDS_MAX));
+        }
+    }
+    for word in words {
+        let answer = answer_from_word(word);
+        let back = answer_to_word(answer);
+        assert!(back == word || answer == Err(Refusal::Malformed));
+    }
 }
 
 fn read_all(reader: &mut Reader<'_>) -> Option<Vec<Place>> {

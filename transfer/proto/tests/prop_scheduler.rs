@@ -31,6 +31,8 @@ enum Step {
     /// One of the answers that are outstanding comes.
     Answer(prop::sample::Index),
     Refuse(prop::sample::Index, bool),
+    /// The driver could not send one of those that are under way.
+    Unsent(prop::sample::Index),
     /// A rail breaks: what is under way on it is lost, or lands nevertheless.
     Break(usize, bool),
     Wait(u16),
@@ -56,6 +58,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
         12 => any::<prop::sample::Index>().prop_map(Step::Answer),
         1 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(at, busy)| Step::Refuse(at, busy)),
+        1 => any::<prop::sample::Index>().prop_map(Step::Unsent),
         2 => (0..RAILS, any::<bool>()).prop_map(|(rail, lands)| Step::Break(rail, lands)),
         3 => (0..300_u16).prop_map(Step::Wait),
     ];
@@ -293,6 +296,12 @@ impl Run {
                     self.model.under_way.remove(&id);
                     let refusal = if busy { Refusal::Busy } else { Refusal::Stale };
                     self.scheduler.on_refused(id, refusal, 0, self.now);
+                }
+            }
+            Step::Unsent(at) => {
+                if let Some(id) = self.nth(&at) {
+                    self.model.under_way.remove(&id);
+                    self.scheduler.on_unsent(id, self.now);
                 }
             }
             Step::Break(rail, lands) => self.break_rail(rail, lands),
