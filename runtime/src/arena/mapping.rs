@@ -4,7 +4,9 @@ use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
@@ -60,7 +62,10 @@ impl Mapping {
     /// A duplicate of the descriptor. Whoever holds one can read the memory, and from now on no other
     /// mapping of it can be made that writes.
     pub(super) fn share(&self) -> Result<OwnedFd, Errno> {
-        fcntl_add_seals(&self.memfd, SealFlags::FUTURE_WRITE)?;
+        // Who has it may have sealed the seals, so it is not asked for twice.
+        if !fcntl_get_seals(&self.memfd)?.contains(SealFlags::FUTURE_WRITE) {
+            fcntl_add_seals(&self.memfd, SealFlags::FUTURE_WRITE)?;
+        }
         rustix::io::fcntl_dupfd_cloexec(&self.memfd, 0)
     }
 

@@ -159,7 +159,9 @@ pub(super) fn check_file(memfd: impl AsFd, end: u64) -> Result<(), MapError> {
 mod tests {
     use std::fs::File;
 
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    };
 
     use super::*;
     use crate::arena::{Arena, ArenaOptions, HugePages};
@@ -225,7 +227,18 @@ mod tests {
             )
         };
         assert_eq!(mapped.err(), Some(Errno::PERM));
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert_eq!(fallocate(&memfd, hole, 0, 4096), Err(Errno::PERM));
         owner.copy_in(0, b"its owner can");
+    }
+
+    #[test]
+    fn who_gets_shared_memory_cannot_keep_it_from_others() {
+        let owner = memory(4096);
+        let memfd = owner.share().expect("a mapping").memfd;
+        fcntl_add_seals(&memfd, SealFlags::SEAL).expect("anybody may");
+        let again = owner.share().expect("for somebody else");
+        assert_eq!(View::map(again.memfd, 0, 4096).expect("sealed").len(), 4096);
     }
 
     #[test]
