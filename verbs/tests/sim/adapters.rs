@@ -7,7 +7,7 @@ mod tests {
 
     use lunette_runtime::{Idle, spawn_local, time};
     use lunette_runtime_core::random::SplitMix64;
-    use lunette_verbs::sim::{Fabric, Fault};
+    use lunette_verbs::sim::Fault;
     use lunette_verbs::{
         Cause, Context, DeviceEvent, DeviceMemory, OpenError, QueuePair, QueueSizes, Request,
         RequestError, SetupError, Window,
@@ -17,31 +17,17 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::io::{pread, pwrite};
 
+    use crate::fabric::{sizes, two_adapters};
     use crate::rig::{self, ALL, End, connect, scenes, soon};
 
     fn on_core<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send) {
         rig::on_core(Idle::default(), test);
     }
 
-    fn sizes(sends: u32) -> QueueSizes {
-        QueueSizes {
-            sends,
-            ..QueueSizes::default()
-        }
-    }
-
-    fn fabric(seed: u64) -> (Fabric, Context, Context) {
-        let fabric = Fabric::new(seed);
-        let context = |index| Context::simulated(&fabric, index).expect("added above");
-        let (a, b) = (fabric.add_device(), fabric.add_device());
-        let (a, b) = (context(a), context(b));
-        (fabric, a, b)
-    }
-
     #[test]
     fn every_operation_moves_the_right_bytes() {
         on_core(|| async {
-            let (_fabric, context, other) = fabric(1);
+            let (_fabric, context, other) = two_adapters(1);
             let (a, b) = connect(&context, &other, QueueSizes::default()).await;
             scenes::bytes_go_there_and_back(&a, &b).await;
             scenes::atomics_change_a_word(&a, &b).await;
@@ -54,7 +40,7 @@ mod tests {
     #[test]
     fn a_pool_serves_the_next_message_of_any_queue_pair_and_outlives_each() {
         on_core(|| async {
-            let (_fabric, a, b) = fabric(12);
+            let (_fabric, a, b) = two_adapters(12);
             let (one, other) = connect(&a, &b, sizes(8)).await;
             scenes::a_pool_serves_any((&one, &other), (&a, &b)).await;
         });
@@ -63,7 +49,7 @@ mod tests {
     #[test]
     fn memory_of_a_device_is_moved_without_being_seen() {
         on_core(|| async {
-            let (_fabric, a, b) = fabric(14);
+            let (_fabric, a, b) = two_adapters(14);
             let (one, other) = connect(&a, &b, sizes(8)).await;
             let device = memfd_create("device", MemfdFlags::CLOEXEC).expect("a file");
             ftruncate(&device, 12_288).expect("room");
@@ -106,7 +92,7 @@ mod tests {
     #[test]
     fn events_are_waited_for() {
         on_core(|| async {
-            let (fabric, a, _b) = fabric(13);
+            let (fabric, a, _b) = two_adapters(13);
             let watching = spawn_local(async move { a.event().await });
             time::sleep(Duration::from_millis(1)).await;
             assert!(!watching.is_finished());
@@ -117,7 +103,7 @@ mod tests {
 
     /// Posts some writes, lets a fault hit the first, and takes their outcomes.
     async fn struck(fault: Fault) -> (End, End, Vec<Result<(), RequestError>>, Context, Context) {
-        let (fabric, a, b) = fabric(3);
+        let (fabric, a, b) = two_adapters(3);
         let (one, other) = connect(&a, &b, QueueSizes::default()).await;
         fabric.inject(0, fault);
         let remote = other.window.remote();
@@ -192,7 +178,7 @@ mod tests {
     #[test]
     fn a_slow_peer_costs_its_deadline_and_no_memory() {
         on_core(|| async {
-            let (fabric, a, b) = fabric(4);
+            let (fabric, a, b) = two_adapters(4);
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
             fabric.inject(0, Fault::Slow { steps: u32::MAX });
             let deadline = time::now() + Duration::from_millis(30);
@@ -212,7 +198,7 @@ mod tests {
     #[test]
     fn an_adapter_that_never_speaks_again_is_destroyed() {
         on_core(|| async {
-            let (fabric, a, b) = fabric(5);
+            let (fabric, a, b) = two_adapters(5);
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
             fabric.inject(0, Fault::Silence);
             let deadline = time::now() + Duration::from_millis(10);
@@ -228,7 +214,7 @@ mod tests {
     #[test]
     fn a_short_outage_is_sat_out_and_a_long_one_is_not() {
         on_core(|| async {
-            let (fabric, a, b) = fabric(6);
+            let (fabric, a, b) = two_adapters(6);
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
             let remote = other.window.remote();
             fabric.inject(1, Fault::LinkDown);
@@ -247,7 +233,7 @@ mod tests {
     #[test]
     fn rights_end_with_the_window_and_never_reached_further() {
         on_core(|| async {
-            let (_fabric, a, b) = fabric(7);
+            let (_fabric, a, b) = two_adapters(7);
             let failed = Err(RequestError::Failed(Status::RemoteAccess));
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
             let beyond = other.window.remote().at(other.window.len() as u64 - 7);
@@ -294,7 +280,7 @@ mod tests {
     #[test]
     fn credits_are_bounded_from_both_sides_and_waited_for() {
         on_core(|| async {
-            let (_fabric, a, b) = fabric(8);
+            let (_fabric, a, b) = two_adapters(8);
             let (one, other) = connect(&a, &b, sizes(4)).await;
             let remote = other.window.remote();
             let write = || one.pair.write_inline(&[1], remote, soon());
@@ -315,7 +301,7 @@ mod tests {
     #[test]
     fn a_dropped_request_is_done_all_the_same_and_its_piece_freed() {
         on_core(|| async {
-            let (_fabric, a, b) = fabric(9);
+            let (_fabric, a, b) = two_adapters(9);
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
             let remote = other.window.remote();
             drop(one.pair.write(one.piece(&[3; 8]), 8, remote, soon()));
@@ -331,7 +317,7 @@ mod tests {
     #[test]
     fn dropping_a_queue_pair_ends_what_is_in_flight() {
         on_core(|| async {
-            let (_fabric, a, b) = fabric(10);
+            let (_fabric, a, b) = two_adapters(10);
             let (one, other) = connect(&a, &b, QueueSizes::default()).await;
             one.pair.post_receive(one.piece(&[0; 8])).expect("room");
             let request = one
@@ -349,7 +335,7 @@ mod tests {
     #[test]
     fn sizes_and_names_are_checked() {
         on_core(|| async {
-            let (fabric, a, b) = fabric(11);
+            let (fabric, a, b) = two_adapters(11);
             let missing = Context::simulated(&fabric, 2).err();
             assert_eq!(missing, Some(OpenError::NoSuchDevice("sim2".into())));
             let (one, _other) = connect(&a, &b, sizes(4)).await;
@@ -418,7 +404,7 @@ mod tests {
 
     /// Both ends write and read at random, with a fault somewhere, against copies of their memory.
     async fn soak(seed: u64, fault_at: Option<u32>) -> Run {
-        let (fabric, a, b) = fabric(seed);
+        let (fabric, a, b) = two_adapters(seed);
         let (one, other) = connect(&a, &b, sizes(16)).await;
         let mut random = SplitMix64::new(seed);
         let mut models = [[0_u8; CELLS * CELL_BYTES]; 2];

@@ -16,6 +16,7 @@ mod tests {
     use proptest::prelude::*;
     use rustix::io::Errno;
 
+    use crate::fabric::two_adapters;
     use crate::rig::{self, ALL, End, connect, join, soon};
 
     const SIZES: QueueSizes = QueueSizes {
@@ -35,10 +36,7 @@ mod tests {
 
     impl Rig {
         async fn new(seed: u64) -> Self {
-            let fabric = Fabric::new(seed);
-            let open = |index| Context::simulated(&fabric, index).expect("added here");
-            let (a, b) = (fabric.add_device(), fabric.add_device());
-            let (a, b) = (open(a), open(b));
+            let (fabric, a, b) = two_adapters(seed);
             let (one, other) = connect(&a, &b, SIZES).await;
             fabric.inject(0, Fault::Slow { steps: u32::MAX });
             Self {

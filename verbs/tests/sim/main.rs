@@ -3,6 +3,7 @@
 
 mod adapters;
 mod events;
+mod fabric;
 mod limits;
 mod posting_rules;
 #[path = "../rig/mod.rs"]

@@ -5,14 +5,15 @@ mod tests {
     use std::sync::mpsc;
 
     use lunette_runtime::{Idle, time};
-    use lunette_verbs::sim::{Fabric, Fault};
+    use lunette_verbs::sim::Fault;
     use lunette_verbs::{
-        CompletionQueue, Context, Patience, QueuePair, QueueSizes, RequestError, SetupError,
+        CompletionQueue, Patience, QueuePair, QueueSizes, RequestError, SetupError,
     };
     use lunette_verbs_proto::handshake::Peer;
     use lunette_verbs_proto::status::Status;
     use proptest::prelude::*;
 
+    use crate::fabric::{sizes, two_adapters};
     use crate::rig::{self, ALL, End, connect, soon};
 
     /// Requests of one doorbell.
@@ -32,19 +33,6 @@ mod tests {
         receiver.recv().expect("the case ended")
     }
 
-    fn devices(fabric: &Fabric) -> (Context, Context) {
-        let open = |index| Context::simulated(fabric, index).expect("added here");
-        let (a, b) = (fabric.add_device(), fabric.add_device());
-        (open(a), open(b))
-    }
-
-    fn sizes(sends: u32) -> QueueSizes {
-        QueueSizes {
-            sends,
-            ..QueueSizes::default()
-        }
-    }
-
     /// A fault that strikes one request.
     fn fault() -> impl Strategy<Value = Fault> {
         prop_oneof![
@@ -60,8 +48,7 @@ mod tests {
 
     /// Writes in bursts, each awaited before the next one.
     async fn bursts(bursts: Vec<u32>) -> (u64, u64, u64) {
-        let fabric = Fabric::new(1);
-        let (a, b) = devices(&fabric);
+        let (_fabric, a, b) = two_adapters(1);
         let (one, other) = connect(&a, &b, sizes(128)).await;
         for burst in bursts {
             let write = |_| one.pair.write_inline(&[1], other.window.remote(), soon());
@@ -77,8 +64,7 @@ mod tests {
 
     /// A write of so many inline bytes.
     async fn inline(limit: u32, len: usize) -> Result<(), RequestError> {
-        let fabric = Fabric::new(2);
-        let (a, b) = devices(&fabric);
+        let (_fabric, a, b) = two_adapters(2);
         let sizes = QueueSizes {
             inline_bytes: limit,
             ..sizes(4)
@@ -101,8 +87,7 @@ mod tests {
     /// Fills queue pairs that share a completion queue of just their depths, and breaks them all
     /// before anything completes: what comes back.
     async fn flush_all(depths: Vec<(u32, u32)>) {
-        let fabric = Fabric::new(3);
-        let (a, b) = devices(&fabric);
+        let (fabric, a, b) = two_adapters(3);
         let entries = depths
             .iter()
             .map(|(sends, receives)| sends + receives)
@@ -150,8 +135,7 @@ mod tests {
 
     /// Requests of which one meets a fault: their outcomes.
     async fn struck(fault: Fault, before: u32, behind: u32) -> Vec<Result<(), RequestError>> {
-        let fabric = Fabric::new(4);
-        let (a, b) = devices(&fabric);
+        let (fabric, a, b) = two_adapters(4);
         let (one, other) = connect(&a, &b, sizes(64)).await;
         let write = |one: &End| {
             let remote = other.window.remote();
@@ -183,8 +167,7 @@ mod tests {
     /// Requests of one doorbell, of which the adapter takes some: their outcomes, and how many the
     /// peer has seen.
     async fn taken_in_part(count: u32, taken: u32) -> (Vec<Result<(), RequestError>>, usize) {
-        let fabric = Fabric::new(6);
-        let (a, b) = devices(&fabric);
+        let (fabric, a, b) = two_adapters(6);
         let (one, other) = connect(&a, &b, sizes(64)).await;
         fabric.inject(0, Fault::PartialPost { taken });
         let remote = other.window.remote();
@@ -209,8 +192,7 @@ mod tests {
 
     /// Whether a connection is this patient.
     async fn is_taken(patience: Patience) -> Result<(), SetupError> {
-        let fabric = Fabric::new(5);
-        let (a, b) = devices(&fabric);
+        let (_fabric, a, b) = two_adapters(5);
         let queue = |context| CompletionQueue::new(context, 16).expect("a queue");
         let sizes = QueueSizes {
             sends: 2,
