@@ -18,30 +18,32 @@ fn numbers_in_c(expressions: &[String]) -> Vec<u64> {
             source,
             "printf(\"%llu\\n\", (unsigned long long)({expression}));"
         )
-        .unwrap();
+        .expect("a C compiler and a folder of our own");
     }
     source += "return 0; }\n";
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let call = CALLS.fetch_add(1, Ordering::Relaxed);
     let name = format!("rdma-core-sys.{}.{call}", std::process::id());
     let folder = std::env::temp_dir().join(name);
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(&folder).expect("a C compiler and a folder of our own");
     let (file, program) = (folder.join("layout.c"), folder.join("layout"));
-    std::fs::write(&file, source).unwrap();
+    std::fs::write(&file, source).expect("a C compiler and a folder of our own");
     let compiled = Command::new("cc")
         .arg("-o")
         .arg(&program)
         .arg(&file)
         .status()
-        .unwrap();
+        .expect("a C compiler and a folder of our own");
     assert!(compiled.success(), "the C program compiles");
     let output = Command::new(&program)
         .stderr(Stdio::inherit())
         .output()
-        .unwrap();
-    std::fs::remove_dir_all(folder).unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    text.lines().map(|line| line.parse().unwrap()).collect()
+        .expect("a C compiler and a folder of our own");
+    std::fs::remove_dir_all(folder).expect("a C compiler and a folder of our own");
+    let text = String::from_utf8(output.stdout).expect("a C compiler and a folder of our own");
+    text.lines()
+        .map(|line| line.parse().expect("a C compiler and a folder of our own"))
+        .collect()
 }
 
 /// Compares what each C expression and each Rust expression say.

@@ -16,7 +16,7 @@ use crate::task_error::TaskError;
 use crate::workspace::{self, Workspace};
 
 /// Limit of one machine's part of the lane, and of one with the long sets.
-const PART_MAX: Duration = Duration::from_secs(400);
+const PART_MAX: Duration = Duration::from_secs(900);
 const LONG_PART_MAX: Duration = Duration::from_secs(3600);
 
 /// Test binaries, and where they run.
