@@ -174,7 +174,7 @@ impl DecodeMargin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::IncomingJob;
+    use crate::state::{DecodeJob, IncomingJob};
 
     #[test]
     fn an_instance_with_room_is_chosen_before_a_faster_one_without() {
@@ -203,7 +203,15 @@ mod tests {
             cost: &cost,
         };
         let mut decode = [DecodeState::new(100_000), DecodeState::new(100_000)];
-        decode[0].kv_tokens = 98_000;
+        // Many short ones run at the first; a long one is on its way to the second.
+        let running = |id| DecodeJob {
+            id,
+            input_tokens: 2_000,
+            joined_at_step: 0,
+            joined_s: 0.0,
+        };
+        decode[0].running.extend((2..42).map(running));
+        decode[0].kv_tokens = 80_000;
         decode[1].incoming.push(IncomingJob {
             id: 1,
             input_tokens: 99_500,
@@ -216,13 +224,9 @@ mod tests {
             let choice = request.select(Admission::Marginal, decode, 0.0, &outputs);
             choice.instance
         };
-        assert_eq!(chosen(&decode), InstanceId(0), "less is placed there");
-        decode[0].kv_tokens = 99_000;
-        decode[1].incoming[0].input_tokens = 98_900;
-        assert_eq!(chosen(&decode), InstanceId(1), "less is placed there");
-        decode[0].kv_tokens = 99_001;
-        decode[1].incoming[0].input_tokens = 99_500;
-        assert_eq!(chosen(&decode), InstanceId(1), "the other has no room");
+        assert_eq!(chosen(&decode), InstanceId(1));
+        decode[1].incoming[0].has_arrived = true;
+        assert_eq!(chosen(&decode), InstanceId(0), "the other has no room now");
     }
 
     #[test]
