@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use lunette_auth::handshake::append_busy;
 use lunette_runtime::net::{Outbox, TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Scope, time};
 use lunette_runtime_core::ids::RequestId;
@@ -189,7 +190,7 @@ pub async fn serve<S: Service>(
             }
         };
         if open.get() >= options.connections_max {
-            spawned(connections.spawn(refuse(stream)));
+            spawned(connections.spawn(refuse(stream, options.guard.is_some())));
             continue;
         }
         if let Err(error) = stream.set_unanswered_max(options.stall_timeout) {
@@ -256,9 +257,14 @@ impl<S: Service> Drop for Counted<S> {
     }
 }
 
-async fn refuse(stream: TcpStream) {
+/// Says that the house is full, in the words of the handshake that its peer expects.
+async fn refuse(stream: TcpStream, is_guarded: bool) {
     let mut frame = Vec::new();
-    HelloRefusal::Busy.append_frame(&mut frame);
+    if is_guarded {
+        append_busy(&mut frame);
+    } else {
+        HelloRefusal::Busy.append_frame(&mut frame);
+    }
     let len = frame.len();
     if let (Err(error), _) = stream.send_all(frame, 0, len).await {
         tracing::debug!(%error, "refusing a connection");

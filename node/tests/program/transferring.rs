@@ -35,15 +35,22 @@ fn bench(server: &Node, more: &[&str]) -> Command {
 fn a_segment_is_served_measured_and_accounted_for() {
     let mut server = Node::spawn(&mut serve("127.0.0.1:0"));
     assert_eq!(server.ready["bytes"], 4 << 20);
-    for more in [
-        &["--size", "4KiB", "--batch", "100"][..],
-        &["--size", "1MiB", "--depth", "4", "--write"],
+    for (is_sent, more) in [
+        (true, &["--size", "4KiB", "--batch", "100", "--network"][..]),
+        (
+            true,
+            &["--size", "1MiB", "--depth", "4", "--write", "--network"],
+        ),
+        (false, &["--size", "4KiB", "--batch", "100"]),
+        (false, &["--size", "1MiB", "--depth", "4", "--write"]),
     ] {
         let output = bench(&server, more).output().expect("it starts");
         assert!(output.status.success(), "{output:?}");
         let measured: Value = serde_json::from_slice(&output.stdout).expect("one object");
         assert!(measured["requests"].as_u64() > Some(0), "{measured}");
         assert_eq!(measured["slices_resent"], 0);
+        let is_copied = measured["same_host_bytes"].as_u64() > Some(0);
+        assert_eq!(is_copied, !is_sent, "{measured}");
         assert_eq!(measured["rails"][0]["up"], true);
     }
     let too_long = bench(&server, &["--size", "8MiB"])
