@@ -131,6 +131,16 @@ fn measured(bench: Child) -> Value {
     serde_json::from_slice(&output.stdout).expect("one object")
 }
 
+/// Whether the second rail, of 400 Mbit/s, is found to be one of at most 70 MB/s and slower than the
+/// first. On a machine that is busy with something else a burst may pass for a rate, so this is asked more
+/// than once.
+fn tells_them_apart(networks: &Networks, secret: &TempDir) -> bool {
+    let both = measured(bench(networks, secret, &["--seconds", "2"]));
+    let rate = |rail: usize| both["rails"][rail]["bytes_per_s"].as_f64().expect("a rate");
+    assert!(rate(1) > 1e6, "{both}");
+    rate(1) < 70e6 && rate(0) > rate(1)
+}
+
 #[test]
 fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
     let networks = match Networks::new() {
@@ -154,11 +164,10 @@ fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
         );
         return;
     }
-    // 400 Mbit/s are 50 MB/s.
-    let both = measured(bench(&networks, &secret, &["--seconds", "2"]));
-    let rate = |rail: usize| both["rails"][rail]["bytes_per_s"].as_f64().expect("a rate");
-    assert!(rate(1) > 1e6 && rate(1) < 70e6, "{both}");
-    assert!(rate(0) > rate(1), "{both}");
+    assert!(
+        (0..4).any(|_| tells_them_apart(&networks, &secret)),
+        "the rail of 50 MB/s is never seen to be slow"
+    );
     for more in [&["--seconds", "5"][..], &["--seconds", "5", "--write"]] {
         let running = bench(&networks, &secret, more);
         thread::sleep(Duration::from_secs(1));
