@@ -145,6 +145,11 @@ pub(crate) fn absent(workspace: &Workspace) -> Option<String> {
     prepared.err().map(|error| error.to_string())
 }
 
+/// Whether what takes long is asked for, too.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os(LONG).is_some()
+}
+
 /// Builds the binaries, and runs them in each machine.
 ///
 /// # Errors
@@ -152,7 +157,7 @@ pub(crate) fn absent(workspace: &Workspace) -> Option<String> {
 pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
     let mut built = Vec::new();
     let staged = Staged::new(workspace)?;
-    let long_too = std::env::var_os(LONG).is_some();
+    let long_too = is_long();
     for set in SETS.iter().filter(|set| long_too || !set.is_long) {
         let binaries = build(workspace, set.arguments)?;
         built.push((set, staged.keep(binaries)?));
