@@ -728,6 +728,35 @@ fn notifications_that_nobody_takes_are_refused_at_the_bound_and_come_when_there_
 }
 
 #[test]
+fn a_pause_that_is_over_before_its_timer_is_set_ends_all_the_same() {
+    run(0, || async {
+        let there = Engine::start(EngineOptions {
+            listen: vec!["127.0.0.1:0".parse().expect("an address")],
+            notifications_max: 0,
+            ..EngineOptions::default()
+        });
+        let there = there.expect("an engine");
+        let peer = engine().open(there.addresses()).await.expect("open");
+        // Another task holds the core longer than a pause lasts, each time that it runs.
+        let hog = spawn_local(async {
+            loop {
+                std::thread::sleep(Duration::from_micros(1500));
+                time::yield_now().await;
+            }
+        });
+        let options = PostOptions {
+            notification: Some(vec![1]),
+            timeout: Duration::from_secs(30),
+            ..PostOptions::default()
+        };
+        let posted = peer.post(&Batch::new(), options).expect("posted");
+        let error = posted.await.expect_err("nobody takes any");
+        assert_eq!(error.failures[0].cause, Cause::Refused(Refusal::Busy));
+        hog.abort();
+    });
+}
+
+#[test]
 fn a_batch_takes_as_many_requests_as_it_says() {
     run(0, || async {
         let pair = Pair::new(KIB).await;

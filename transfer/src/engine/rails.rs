@@ -46,7 +46,14 @@ struct Carriage {
 impl Shared {
     /// Does all that is to be done now.
     pub(super) fn pump(self: &Rc<Self>) {
-        let now = time::now();
+        if self.act_until(time::now()) < self.sleeps_until.get() {
+            self.keeper.raise();
+        }
+    }
+
+    /// Does all that is to be done at `now`, and says when there is more. What is due by then has been
+    /// looked at, so nothing falls between the two.
+    fn act_until(self: &Rc<Self>, now: Time) -> Time {
         loop {
             let action = self.state.borrow_mut().scheduler.next_action(now);
             match action {
@@ -55,9 +62,7 @@ impl Shared {
             }
         }
         let next = self.state.borrow().scheduler.poll_timeout(now);
-        if next.is_some_and(|next| next < self.sleeps_until.get()) {
-            self.keeper.raise();
-        }
+        next.unwrap_or(Time::MAX)
     }
 
     fn act(self: &Rc<Self>, action: Action) {
@@ -246,9 +251,8 @@ impl Shared {
 
     pub(super) async fn keep_times(self: Rc<Self>) {
         loop {
-            let now = time::now();
-            let next = self.state.borrow().scheduler.poll_timeout(now);
-            let next = next.unwrap_or(Time::MAX);
+            // Since whoever raised the signal looked at the clock, a pause may have ended.
+            let next = self.act_until(time::now());
             self.sleeps_until.set(next);
             let mut sleep = (next < Time::MAX).then(|| time::sleep_until(next));
             let is_due = poll_fn(|cx| {
