@@ -18,7 +18,7 @@ use super::super::Inner;
 use super::super::peer::Shared;
 use super::board::BoardView;
 use super::writing::Writing;
-use super::{MAPPED_MAX, draw, understand};
+use super::{MAPPED_MAX, draw, nonsense, understand};
 use crate::client::{Attachments, Connection};
 use crate::server::select;
 
@@ -57,11 +57,6 @@ pub(in crate::engine) enum ReadFault {
     NotMapped,
     /// It was unregistered. Some of it may have been copied.
     Hidden,
-}
-
-/// What a peer does that keeps no rules.
-fn nonsense() -> io::Error {
-    io::ErrorKind::InvalidData.into()
 }
 
 impl Link {

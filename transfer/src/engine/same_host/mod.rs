@@ -26,6 +26,7 @@ mod owner;
 mod seat;
 mod writing;
 
+use std::io;
 use std::os::fd::OwnedFd;
 
 use lunette_runtime::entropy;
@@ -49,4 +50,9 @@ fn draw() -> u128 {
 fn understand(received: Received) -> Option<(Packet, Vec<OwnedFd>)> {
     let packet = Packet::decode(&received.bytes).ok()?;
     (packet.files() == received.descriptors.len()).then_some((packet, received.descriptors))
+}
+
+/// What a peer does that keeps no rules.
+fn nonsense() -> io::Error {
+    io::ErrorKind::InvalidData.into()
 }

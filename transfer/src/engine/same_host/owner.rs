@@ -18,7 +18,7 @@ use lunette_transfer_proto::engine::segment::SegmentId;
 
 use super::super::{Inner, spawned};
 use super::seat::Seats;
-use super::{MAPPED_MAX, draw, understand};
+use super::{MAPPED_MAX, draw, nonsense, understand};
 use crate::server::select;
 
 /// Tickets that nobody has used yet.
@@ -129,11 +129,6 @@ async fn serve(inner: Rc<Inner>, channel: LocalChannel) {
         Ok(()) => tracing::debug!("a peer of this host has gone"),
         Err(error) => tracing::debug!(%error, "a channel to a peer of this host ends"),
     }
-}
-
-/// What a peer does that keeps no rules.
-fn nonsense() -> io::Error {
-    io::ErrorKind::InvalidData.into()
 }
 
 async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {

@@ -20,6 +20,7 @@ use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 
 use super::super::Inner;
+use super::nonsense;
 use crate::server::select;
 
 /// Bytes that are copied for one peer before the others get their turn.
@@ -90,7 +91,7 @@ impl Seated {
     pub(super) async fn recv(&self, channel: &LocalChannel) -> io::Result<Option<Received>> {
         let broken = poll_fn(|cx| self.seat.broken.poll(cx.waker()));
         let received = select(channel.recv(), broken).await;
-        received.unwrap_or_else(|| Err(io::ErrorKind::InvalidData.into()))
+        received.unwrap_or_else(|| Err(nonsense()))
     }
 
     /// Keeps what is lent. False if that is too much.
