@@ -16,6 +16,7 @@
 //! | [`mutant`] | bugs that the simulator is to find; none, unless asked for |
 //! | [`codec`] | bounded reading and writing of little-endian fields |
 //! | [`checksum`] | CRC32C, folded chunk by chunk |
+//! | [`pci`] | [`pci::PciAddress`], a place on the PCI bus |
 //! | [`region`] | [`region::RegionRef`], a generation-checked name of a piece of an arena |
 //! | [`random`] | a seeded generator, handed in by whoever wants draws |
 //! | [`wheel`] | the hierarchical timer wheel |
@@ -28,6 +29,7 @@ pub mod codec;
 pub mod ids;
 pub mod limits;
 pub mod mutant;
+pub mod pci;
 pub mod random;
 pub mod region;
 pub mod time;

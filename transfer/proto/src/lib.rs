@@ -34,6 +34,7 @@
 //! | [`receiver`] | [`receiver::Receiver`], from bytes to frames and places of payload bytes |
 //! | [`hello`] | [`hello::Handshake`], versions and limits of a connection |
 //! | [`calls`] | [`calls::Calls`], the client's requests in flight, their deadlines and fences |
+//! | [`topology`] | [`topology::Matrix`], which adapter is near which memory |
 //! | `deadlines` | the earliest deadline of a table's slots |
 #![forbid(unsafe_code)]
 
@@ -43,3 +44,4 @@ pub mod engine;
 pub mod frame;
 pub mod hello;
 pub mod receiver;
+pub mod topology;
