@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use lunette_runtime::topology::{
-    Cache, Core, Locality, Topology, TopologyError, XML_BYTES_MAX, cpus,
+    Cache, Core, Locality, PciAddress, Topology, TopologyError, XML_BYTES_MAX, cpus,
 };
 
 fn saved(name: &str) -> Topology {
@@ -53,6 +53,13 @@ fn each_device_of_a_server_is_next_to_its_socket() {
         first.pci.map(|pci| pci.to_string()).as_deref(),
         Some("0000:13:00.0")
     );
+    let written = |bridges: &[PciAddress]| -> Vec<String> {
+        bridges.iter().map(PciAddress::to_string).collect()
+    };
+    let above_switch = ["0000:10:01.0", "0000:11:00.0"];
+    let bridges = written(&first.bridges);
+    assert_eq!(bridges[..2], above_switch);
+    assert_eq!(bridges[2..], ["0000:12:00.0"]);
 
     let gpus: Vec<_> = server
         .gpus
@@ -67,6 +74,9 @@ fn each_device_of_a_server_is_next_to_its_socket() {
         server.gpus[0].model.as_deref(),
         Some("NVIDIA H100 80GB HBM3")
     );
+    assert_eq!(server.gpus[0].vendor_id, 0x10de);
+    let bridges = written(&server.gpus[0].bridges);
+    assert_eq!(bridges[..2], above_switch, "below the same switch");
 
     let drives: Vec<_> = server
         .drives

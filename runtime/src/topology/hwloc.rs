@@ -7,13 +7,15 @@ use std::path::Path;
 
 use hwlocality::Topology as Hwloc;
 use hwlocality::object::TopologyObject;
-use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes};
+use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes, UpstreamAttributes};
 use hwlocality::object::types::{OSDeviceType, ObjectType};
 use hwlocality::topology::builder::{TopologyBuilder, TypeFilter};
 
+use lunette_runtime_core::pci::PciAddress;
+
 use super::machine::{
-    Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, PciAddress, Topology,
-    TopologyError, XML_BYTES_MAX,
+    Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, Topology, TopologyError,
+    XML_BYTES_MAX,
 };
 
 /// PCI classes, the upper 16 bits of the class code (PCI Code and ID Assignment Specification).
@@ -175,6 +177,7 @@ fn add_pci_device(device: &TopologyObject, pci: &PCIDeviceAttributes, topology: 
             interfaces: names(device, OSDeviceType::Network),
             rdma_device: names(device, OSDeviceType::OpenFabrics).into_iter().next(),
             pci: Some(address(pci)),
+            bridges: bridges(device),
             locality: locality(device),
         });
     } else if class == CLASS_NVME {
@@ -223,7 +226,9 @@ fn add_gpu(device: &TopologyObject, pci: &PCIDeviceAttributes, topology: &mut To
     topology.gpus.push(Gpu {
         names: parts.iter().filter_map(|part| text(part.name())).collect(),
         model,
+        vendor_id: pci.vendor_id(),
         pci: address(pci),
+        bridges: bridges(device),
         locality: locality(device),
     });
 }
@@ -242,12 +247,14 @@ fn add_other_device(device: &TopologyObject, topology: &mut Topology) {
             interfaces: vec![name],
             rdma_device: None,
             pci,
+            bridges: Vec::new(),
             locality,
         }),
         OSDeviceType::OpenFabrics => topology.nics.push(Nic {
             interfaces: Vec::new(),
             rdma_device: Some(name),
             pci,
+            bridges: Vec::new(),
             locality,
         }),
         OSDeviceType::Storage if name.starts_with("nvme") => topology.drives.push(NvmeDrive {
@@ -282,6 +289,21 @@ fn size_bytes(drive: &TopologyObject) -> Option<u64> {
 
 fn pci_of(device: &TopologyObject) -> Option<&TopologyObject> {
     device.first_ancestor_with_type(ObjectType::PCIDevice)
+}
+
+/// The PCI bridges above a device, the one next to the root first.
+fn bridges(device: &TopologyObject) -> Vec<PciAddress> {
+    let upstream = |above: &TopologyObject| match above.attributes() {
+        Some(ObjectAttributes::Bridge(bridge)) => match bridge.upstream_attributes() {
+            Some(UpstreamAttributes::PCI(pci)) => Some(address(pci)),
+            // The host's own bridge.
+            None => None,
+        },
+        _ => None,
+    };
+    let mut bridges: Vec<PciAddress> = device.ancestors().filter_map(upstream).collect();
+    bridges.reverse();
+    bridges
 }
 
 fn address(pci: &PCIDeviceAttributes) -> PciAddress {

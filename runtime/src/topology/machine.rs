@@ -1,9 +1,9 @@
 //! What a machine consists of, as plain data.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use lunette_runtime_core::pci::PciAddress;
 use thiserror::Error;
 
 /// The longest saved topology that is read; those of machines with hundreds of cores have some 1 MiB.
@@ -81,31 +81,6 @@ pub struct Core {
     pub cpus: Vec<usize>,
 }
 
-/// Where a device sits on the PCI bus. Displayed as the system writes it: `0000:1a:00.0`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PciAddress {
-    /// Domain, also called segment.
-    pub domain: u32,
-    /// Bus.
-    pub bus: u8,
-    /// Device on the bus.
-    pub device: u8,
-    /// Function of the device.
-    pub function: u8,
-}
-
-impl fmt::Display for PciAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            domain,
-            bus,
-            device,
-            function,
-        } = self;
-        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
-    }
-}
-
 /// A network adapter: one function of a PCI device, or an interface that is on no PCI bus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
@@ -115,6 +90,8 @@ pub struct Nic {
     pub rdma_device: Option<String>,
     /// Its place on the PCI bus.
     pub pci: Option<PciAddress>,
+    /// The bridges above it, the one next to the root first.
+    pub bridges: Vec<PciAddress>,
     /// What it is next to.
     pub locality: Locality,
 }
@@ -141,8 +118,12 @@ pub struct Gpu {
     pub names: Vec<String>,
     /// Model or PCI device name, where known.
     pub model: Option<String>,
+    /// Its maker, by PCI's number.
+    pub vendor_id: u16,
     /// Its place on the PCI bus.
     pub pci: PciAddress,
+    /// The bridges above it, the one next to the root first.
+    pub bridges: Vec<PciAddress>,
     /// What it is next to.
     pub locality: Locality,
 }
@@ -199,26 +180,5 @@ impl Topology {
             let _unread = path;
             return Err(TopologyError::NotBuiltIn);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pci_addresses_are_written_as_the_system_does() {
-        let address = PciAddress {
-            domain: 0,
-            bus: 0x1a,
-            device: 0x1f,
-            function: 7,
-        };
-        assert_eq!(address.to_string(), "0000:1a:1f.7");
-        let far = PciAddress {
-            domain: 0x1_0000,
-            ..address
-        };
-        assert_eq!(far.to_string(), "10000:1a:1f.7");
     }
 }

@@ -24,6 +24,9 @@ pub(crate) use claim::choose_and_claim;
 pub use claim::{ChooseError, ClaimError, CoreClaim, choose_unclaimed};
 pub use cpus::{Cpu, PinError, TooFewCpus, choose, cpus, pin_current_thread};
 pub use machine::{
-    Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, PciAddress, Topology,
-    TopologyError, XML_BYTES_MAX,
+    Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, Topology, TopologyError,
+    XML_BYTES_MAX,
 };
+
+#[doc(no_inline)]
+pub use lunette_runtime_core::pci::PciAddress;

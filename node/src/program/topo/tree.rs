@@ -223,6 +223,7 @@ mod tests {
                 interfaces: Vec::new(),
                 rdma_device: None,
                 pci: None,
+                bridges: Vec::new(),
                 locality: Locality::default(),
             }],
             ..Topology::default()
