@@ -1,9 +1,10 @@
-//! TCP, and packets between processes of one host.
+//! TCP, names of hosts, and packets between processes of one host.
 
 mod listener;
 mod local;
 mod outbox;
 mod receive;
+mod resolve;
 mod socket;
 mod stream;
 
@@ -11,7 +12,8 @@ pub use listener::TcpListener;
 pub use local::{LocalChannel, LocalListener, PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX, Packet};
 pub use outbox::Outbox;
 pub use receive::Receives;
-pub use stream::{TcpStream, ZERO_COPY_BYTES_MIN};
+pub use resolve::{ADDRESSES_MAX, ResolveError, resolve};
+pub use stream::{ConnectOptions, TcpStream, ZERO_COPY_BYTES_MIN};
 
 #[doc(no_inline)]
 pub use crate::vectored::{MESSAGE_PARTS_MAX, Message, Pin};

@@ -24,12 +24,20 @@ const fn family(address: SocketAddr) -> AddressFamily {
     }
 }
 
-/// A stream socket that is to be connected to `address`.
-pub(super) fn open(core: &Core, address: SocketAddr) -> Result<Handle, Errno> {
-    match core.simulated_host() {
-        Some(host) => Ok(Handle::Simulated(host.open())),
-        None => stream(address),
+/// A stream socket that is to be connected to `address`, from an address of this host if one is given.
+pub(super) fn open(
+    core: &Core,
+    address: SocketAddr,
+    source: Option<IpAddr>,
+) -> Result<Handle, Errno> {
+    if let Some(host) = core.simulated_host() {
+        return host.open(source).map(Handle::Simulated);
     }
+    let socket = stream(address)?;
+    if let (Some(source), Handle::System(fd)) = (source, &socket) {
+        net::bind(fd, &SocketAddr::new(source, 0))?;
+    }
+    Ok(socket)
 }
 
 fn stream(address: SocketAddr) -> Result<Handle, Errno> {

@@ -33,13 +33,23 @@ pub struct TcpStream {
     zero_copy_min: Option<usize>,
 }
 
+/// How a connection is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// The address of this host that it comes from; else the system's routes say which. The system
+    /// still chooses the interface by its routes to the peer.
+    pub source: Option<IpAddr>,
+    /// How long it may take, which the driver keeps; else as long as the system tries.
+    pub timeout: Option<Duration>,
+}
+
 impl TcpStream {
     /// Connects to `address`, with `TCP_NODELAY` set.
     ///
     /// # Errors
     /// [`OpError::Os`] with the system's reason (`ECONNREFUSED`, `ETIMEDOUT`, ...).
     pub async fn connect(address: SocketAddr) -> Result<Self, OpError> {
-        Self::connect_within(address, None).await
+        Self::connect_with(address, ConnectOptions::default()).await
     }
 
     /// As [`TcpStream::connect`], for at most `timeout`, which the driver keeps.
@@ -47,24 +57,33 @@ impl TcpStream {
     /// # Errors
     /// As there; `ETIMEDOUT` also when the timeout has passed.
     pub async fn connect_timeout(address: SocketAddr, timeout: Duration) -> Result<Self, OpError> {
-        let connected = Self::connect_within(address, Some(timeout)).await;
-        connected.map_err(|error| match error {
+        let options = ConnectOptions {
+            timeout: Some(timeout),
+            ..ConnectOptions::default()
+        };
+        Self::connect_with(address, options).await
+    }
+
+    /// As [`TcpStream::connect`], as `options` say.
+    ///
+    /// # Errors
+    /// As there; `EADDRNOTAVAIL` if this host does not have the source, `EAFNOSUPPORT` or `EINVAL` if
+    /// it is not of the target's family; `ETIMEDOUT` also when the timeout has passed.
+    pub async fn connect_with(
+        address: SocketAddr,
+        options: ConnectOptions,
+    ) -> Result<Self, OpError> {
+        let core = Core::current();
+        let opened = socket::open(&core, address, options.source)?;
+        let fd = Descriptor::connection(&core, opened);
+        let target = Box::new(SocketAddrAny::from(address));
+        let connect = Op::submit_within(&core, Submission::Connect, &fd, target, options.timeout);
+        let (result, _target) = connect.await;
+        result.map_err(|error| match error {
             // Nobody else cancels it.
             OpError::Cancelled => OpError::Os(Errno::TIMEDOUT),
             other => other,
-        })
-    }
-
-    async fn connect_within(
-        address: SocketAddr,
-        timeout: Option<Duration>,
-    ) -> Result<Self, OpError> {
-        let core = Core::current();
-        let fd = Descriptor::connection(&core, socket::open(&core, address)?);
-        let target = Box::new(SocketAddrAny::from(address));
-        let connect = Op::submit_within(&core, Submission::Connect, &fd, target, timeout);
-        let (result, _target) = connect.await;
-        result?;
+        })?;
         Ok(Self::with_defaults(fd, Some(address.ip())))
     }
 

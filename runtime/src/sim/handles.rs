@@ -35,9 +35,21 @@ impl SimulatedHost {
         self.network.borrow_mut().random.next()
     }
 
-    pub(crate) fn open(&self) -> SimulatedSocket {
-        let id = self.network.borrow_mut().open(self.seat, self.host);
-        self.socket(id)
+    /// A socket, on an address of the host if one is given.
+    pub(crate) fn open(&self, source: Option<IpAddr>) -> Result<SimulatedSocket, Errno> {
+        let mut network = self.network.borrow_mut();
+        let id = network.open(self.seat, self.host, source)?;
+        Ok(self.socket(id))
+    }
+
+    /// The addresses of a name.
+    pub(crate) fn addresses_of(&self, name: &str) -> Vec<IpAddr> {
+        self.network.borrow().addresses_of(name)
+    }
+
+    /// How long a question to another host takes.
+    pub(crate) fn latency(&self) -> Duration {
+        self.network.borrow_mut().latency()
     }
 
     pub(crate) fn listen(&self, address: SocketAddr) -> io::Result<(SimulatedSocket, SocketAddr)> {

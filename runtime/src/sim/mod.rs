@@ -366,9 +366,16 @@ impl World {
     }
 
     /// Gives a host one more address, at which its processes may listen. Links are between addresses:
-    /// each may be cut and slowed by itself. What a process connects comes from its host's own.
+    /// each may be cut and slowed by itself. What a process connects comes from its host's own address,
+    /// unless it says another ([`ConnectOptions`](crate::net::ConnectOptions)).
     pub fn add_address(&mut self, host: IpAddr, address: IpAddr) {
         self.network.borrow_mut().add_address(host, address);
+    }
+
+    /// Has a name stand for these addresses from now on, for every process that asks
+    /// ([`resolve`](crate::net::resolve)). Without an address it is unknown.
+    pub fn set_name(&mut self, name: &str, addresses: &[IpAddr]) {
+        self.network.borrow_mut().set_name(name, addresses);
     }
 
     /// What connections send from one address to the other takes its time from now on, instead of

@@ -294,11 +294,10 @@ fn pci_of(device: &TopologyObject) -> Option<&TopologyObject> {
 /// The PCI bridges above a device, the one next to the root first.
 fn bridges(device: &TopologyObject) -> Vec<PciAddress> {
     let upstream = |above: &TopologyObject| match above.attributes() {
-        Some(ObjectAttributes::Bridge(bridge)) => match bridge.upstream_attributes() {
-            Some(UpstreamAttributes::PCI(pci)) => Some(address(pci)),
-            // The host's own bridge.
-            None => None,
-        },
+        // The host's own bridge has nothing above it.
+        Some(ObjectAttributes::Bridge(bridge)) => bridge
+            .upstream_attributes()
+            .map(|UpstreamAttributes::PCI(pci)| address(pci)),
         _ => None,
     };
     let mut bridges: Vec<PciAddress> = device.ancestors().filter_map(upstream).collect();

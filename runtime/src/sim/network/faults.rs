@@ -38,6 +38,15 @@ impl Network {
         self.aliases.get(&address).copied().unwrap_or(address)
     }
 
+    /// A name stands for these addresses from now on.
+    pub(in crate::sim) fn set_name(&mut self, name: &str, addresses: &[IpAddr]) {
+        self.names.insert(name.to_owned(), addresses.to_vec());
+    }
+
+    pub(in crate::sim) fn addresses_of(&self, name: &str) -> Vec<IpAddr> {
+        self.names.get(name).cloned().unwrap_or_default()
+    }
+
     /// What goes from `from` to `to` takes its time.
     pub(in crate::sim) fn set_rate(&mut self, from: IpAddr, to: IpAddr, bytes_per_second: u64) {
         self.rates.insert((from, to), bytes_per_second);

@@ -133,6 +133,8 @@ pub(super) struct Network {
     cut: BTreeSet<(IpAddr, IpAddr)>,
     /// Further addresses, and the hosts that have them.
     aliases: BTreeMap<IpAddr, IpAddr>,
+    /// Names of hosts.
+    names: BTreeMap<String, Vec<IpAddr>>,
     /// Rates of links that differ from the world's.
     rates: BTreeMap<(IpAddr, IpAddr), u64>,
     noticed: BTreeMap<Seat, BTreeSet<SocketId>>,
@@ -157,6 +159,7 @@ impl Network {
             hosts: BTreeMap::new(),
             cut: BTreeSet::new(),
             aliases: BTreeMap::new(),
+            names: BTreeMap::new(),
             rates: BTreeMap::new(),
             noticed: BTreeMap::new(),
             ended: BTreeMap::new(),

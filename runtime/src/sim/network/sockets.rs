@@ -18,8 +18,17 @@ impl Network {
         id
     }
 
-    pub(in crate::sim) fn open(&mut self, seat: Seat, host: IpAddr) -> SocketId {
-        self.add_socket(seat, host, Kind::Fresh)
+    pub(in crate::sim) fn open(
+        &mut self,
+        seat: Seat,
+        host: IpAddr,
+        source: Option<IpAddr>,
+    ) -> Result<SocketId, Errno> {
+        let from = source.unwrap_or(host);
+        if self.home(from) != host {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        Ok(self.add_socket(seat, from, Kind::Fresh))
     }
 
     /// A socket that listens on this host, and where.
@@ -70,7 +79,7 @@ impl Network {
         }
     }
 
-    pub(super) fn latency(&mut self) -> Duration {
+    pub(in crate::sim) fn latency(&mut self) -> Duration {
         let (least, most) = self.options.latency;
         least + self.some_time(most.saturating_sub(least))
     }
