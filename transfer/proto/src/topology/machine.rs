@@ -20,7 +20,39 @@ pub struct Adapter {
     /// The NUMA node that it is next to.
     pub numa: Option<u32>,
     /// The addresses of its interfaces.
-    pub addresses: Vec<IpAddr>,
+    pub addresses: Vec<AdapterAddress>,
+}
+
+/// An address of this host, and the network that it is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AdapterAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Leading bits that all hosts of the network have in common.
+    pub prefix_bits: u8,
+}
+
+impl AdapterAddress {
+    /// How many leading bits another address of the same family has in common with this one.
+    #[must_use]
+    pub fn common_bits(&self, other: IpAddr) -> Option<u32> {
+        match (self.ip, other) {
+            (IpAddr::V4(here), IpAddr::V4(there)) => {
+                Some((here.to_bits() ^ there.to_bits()).leading_zeros())
+            }
+            (IpAddr::V6(here), IpAddr::V6(there)) => {
+                Some((here.to_bits() ^ there.to_bits()).leading_zeros())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether another address is on the same network.
+    #[must_use]
+    pub fn reaches(&self, other: IpAddr) -> bool {
+        self.common_bits(other)
+            .is_some_and(|bits| bits >= u32::from(self.prefix_bits))
+    }
 }
 
 /// A place where memory lies.

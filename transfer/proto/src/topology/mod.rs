@@ -19,6 +19,7 @@
 //! | `location` | [`Location`], where memory lies |
 //! | `machine` | [`Machine`]: adapters, memories; tiers by distance |
 //! | `matrix` | [`Matrix`]: choice, fallback, the peer's adapter for one of ours |
+//! | `sources` | [`Sources`], the address of ours to connect from |
 //! | `filter` | [`Pattern`], [`Override`]: what the operator says |
 //! | `json` | reading and writing |
 //! | `fault` | [`MatrixFault`], [`ReadFault`] |
@@ -29,12 +30,14 @@ mod json;
 mod location;
 mod machine;
 mod matrix;
+mod sources;
 
 pub use fault::{MatrixFault, ReadFault};
 pub use filter::{Override, Pattern};
 pub use location::{Location, NotALocation};
-pub use machine::{Adapter, Machine, Memory, PciPath};
+pub use machine::{Adapter, AdapterAddress, Machine, Memory, PciPath};
 pub use matrix::Matrix;
+pub use sources::Sources;
 
 /// Adapters of one machine.
 pub const ADAPTERS_MAX: usize = 256;
