@@ -147,14 +147,17 @@ impl Connection {
         guard: Option<&Guard>,
     ) -> Result<Self, ConnectError> {
         let deadline = time::now() + timeout;
-        let connected = TcpStream::connect_timeout(address, timeout).await;
-        let stream = connected.map_err(|error| {
-            if error.is_timeout() {
-                ConnectError::TimedOut
-            } else {
-                ConnectError::Connect(error)
-            }
-        })?;
+        let stream = TcpStream::connect_timeout(address, timeout).await?;
+        Self::over(stream, hello, deadline, guard).await
+    }
+
+    /// Shakes hands over what is connected.
+    pub(crate) async fn over(
+        stream: TcpStream,
+        hello: Hello,
+        deadline: Time,
+        guard: Option<&Guard>,
+    ) -> Result<Self, ConnectError> {
         if let Err(error) = stream.set_unanswered_max(UNANSWERED_MAX) {
             tracing::debug!(%error, "a connection may outlive its peer");
         }

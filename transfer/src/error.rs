@@ -78,6 +78,16 @@ pub enum ConnectError {
     Staging(#[from] AllocError),
 }
 
+impl From<OpError> for ConnectError {
+    fn from(error: OpError) -> Self {
+        if error.is_timeout() {
+            Self::TimedOut
+        } else {
+            Self::Connect(error)
+        }
+    }
+}
+
 impl ConnectError {
     /// Whether trying again later may help.
     #[must_use]

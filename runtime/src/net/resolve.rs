@@ -22,6 +22,12 @@ pub enum ResolveError {
         /// What the system said.
         reason: String,
     },
+    /// Who would know has not answered in time.
+    #[error("cannot resolve {name}: no answer in time")]
+    TimedOut {
+        /// The name.
+        name: String,
+    },
     /// The control thread did not take the question.
     #[error("cannot resolve {name}: {error}")]
     Control {

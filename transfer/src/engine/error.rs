@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use lunette_auth::policy::ListenRefusal;
 use lunette_runtime::JoinError;
 use lunette_runtime::arena::Exposed;
+use lunette_runtime::net::ResolveError;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::scheduler::{RAILS_MAX, RequestFailure, TransfersFull};
 use lunette_transfer_proto::engine::segment::RegisterRefusal;
@@ -13,6 +14,7 @@ use lunette_transfer_proto::engine::slices::REQUESTS_MAX;
 use thiserror::Error;
 
 use super::LISTENERS_MAX;
+use super::endpoint::Endpoint;
 use crate::error::{CallError, ConnectError};
 
 /// Why no engine was started.
@@ -69,6 +71,15 @@ pub enum OpenError {
         #[source]
         error: ConnectError,
     },
+    /// The name of its host leads nowhere now.
+    #[error("{endpoint}: {error}")]
+    Resolve {
+        /// Where the peer should be.
+        endpoint: Endpoint,
+        /// Why its name has no address.
+        #[source]
+        error: ResolveError,
+    },
     /// The peer refuses.
     #[error("the peer refuses: {0}")]
     Refused(Refusal),
@@ -91,7 +102,8 @@ impl OpenError {
             Self::Connect { error, .. } => error.is_retryable(),
             Self::Refused(refusal) => refusal.is_retryable(),
             Self::Call(error) => error.is_retryable(),
-            Self::Task(_) => true,
+            // Names come and go.
+            Self::Resolve { .. } | Self::Task(_) => true,
             Self::BadAddresses { .. } | Self::Malformed => false,
         }
     }

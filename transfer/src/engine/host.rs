@@ -28,7 +28,7 @@ use super::peer::{Peer, RemoteSegment};
 use super::posted::{Done, Transfer};
 use super::registry::RegisterOptions;
 use super::statistics::Statistics;
-use super::{Engine, EngineOptions, Notification};
+use super::{Endpoint, Engine, EngineOptions, Notification};
 
 /// Questions that wait for the engine's core.
 const JOBS_MAX: usize = 4096;
@@ -356,9 +356,15 @@ impl EngineHandle {
     /// Opens a peer. See [`Engine::open`].
     #[must_use]
     pub fn open(&self, addresses: Vec<SocketAddr>) -> Pending<PeerHandle> {
+        self.open_by_name(addresses.into_iter().map(Endpoint::from).collect())
+    }
+
+    /// Opens a peer, also by names. See [`Engine::open_by_name`].
+    #[must_use]
+    pub fn open_by_name(&self, endpoints: Vec<Endpoint>) -> Pending<PeerHandle> {
         let engine = self.clone();
         self.ask_for(move |hosted| async move {
-            let peer = hosted.engine.open(&addresses).await?;
+            let peer = hosted.engine.open_by_name(&endpoints).await?;
             let index = hosted.peers.borrow_mut().insert(peer);
             let slot = PeerSlot {
                 index,

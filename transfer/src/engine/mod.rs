@@ -56,6 +56,8 @@
 //! | `peer` | [`Peer`], [`RemoteSegment`] |
 //! | `posted` | [`Transfer`]: which way it goes, how it ends |
 //! | `host` | [`EngineHost`]: for programs without a core |
+//! | `endpoint`, `resolver` | [`Endpoint`], [`Resolver`]: names of hosts |
+//! | `destination`, `race` | where a rail leads, and getting there |
 //! | `rails` | does what the scheduler asks for |
 //! | `copying` | transfers that are copies: within one engine, and from memory of a peer on this host |
 //! | `same_host` | peers on this host: who they are, what is mapped, writes that the peer copies |
@@ -64,12 +66,16 @@
 
 mod batch;
 mod copying;
+mod destination;
+mod endpoint;
 mod error;
 mod host;
 mod peer;
 mod posted;
+mod race;
 mod rails;
 mod registry;
+mod resolver;
 mod same_host;
 mod service;
 mod sessions;
@@ -89,16 +95,19 @@ use lunette_runtime::net::TcpListener;
 use lunette_runtime::{JoinError, Scope, entropy};
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
+use lunette_transfer_proto::topology::Sources;
 
 use crate::drain::Drain;
 use crate::guard::Guard;
 use crate::server::{ServeOptions, serve};
 
 pub use batch::{Batch, Intent, PostOptions};
+pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
 pub use error::{BatchError, OpenError, PostError, RegisterError, StartError, TransferError};
 pub use host::{
     EngineHandle, EngineHost, HandleError, HandleRequest, HostError, PeerHandle, Pending,
 };
+pub use lunette_runtime::net::ResolveError;
 pub use lunette_transfer_proto::engine::message::Refusal;
 pub use lunette_transfer_proto::engine::rail::RailOptions;
 pub use lunette_transfer_proto::engine::scheduler::{
@@ -108,9 +117,11 @@ pub use lunette_transfer_proto::engine::segment::{Access, RegisterRefusal, Segme
 pub use peer::{Peer, RemoteSegment};
 pub use posted::{Done, Transfer};
 pub use registry::RegisterOptions;
+pub use resolver::{Resolve, Resolver, Resolving};
 pub use statistics::{RailStatistics, Statistics};
 
 use registry::Registry;
+use resolver::Questions;
 use same_host::Owner;
 use service::EngineService;
 use sessions::Sessions;
@@ -144,8 +155,14 @@ pub struct EngineOptions {
     /// Whether peers on this host map registered memory ([`RegisterOptions::same_host`]) instead of
     /// having it sent, and this engine theirs.
     pub same_host: bool,
-    /// How long a connection may take to come about.
+    /// How long a connection may take to come about, from the name of its host on.
     pub connect_timeout: Duration,
+    /// Who is asked for the addresses of names.
+    pub resolver: Resolver,
+    /// A name that leads nowhere any more is asked for again after this time at the earliest.
+    pub resolve_interval_min: Duration,
+    /// The addresses of this host that connections are made from; without it the system's routes say.
+    pub sources: Option<Sources>,
     /// How long a peer may pause in the middle of a payload, or answer nothing at all.
     pub stall_timeout: Duration,
 }
@@ -162,6 +179,9 @@ impl Default for EngineOptions {
             notifications_max: 4096,
             same_host: true,
             connect_timeout: Duration::from_secs(2),
+            resolver: Resolver::default(),
+            resolve_interval_min: Duration::from_secs(1),
+            sources: None,
             stall_timeout: Duration::from_secs(5),
         }
     }
@@ -198,6 +218,8 @@ struct Inner {
     drain: Drain,
     peers: Cell<u32>,
     notes: Cell<u64>,
+    /// Names that are asked for.
+    questions: Rc<Questions>,
     /// Lets peers of this host in.
     owner: Option<Owner>,
 }
@@ -238,6 +260,7 @@ impl Engine {
             drain: Drain::default(),
             peers: Cell::new(0),
             notes: Cell::new(0),
+            questions: Rc::default(),
             owner,
             options,
         });
@@ -315,12 +338,24 @@ impl Engine {
     }
 
     /// Opens the engine that listens at `addresses`, each of which makes a rail. One of them must
-    /// answer now; the others are connected when there is something to carry.
+    /// answer now: they are tried in their order, the next when one has failed or is silent for a while.
+    /// The others are connected when there is something to carry.
     ///
     /// # Errors
     /// [`OpenError`].
     pub async fn open(&self, addresses: &[SocketAddr]) -> Result<Peer, OpenError> {
-        Peer::open(&self.inner, addresses).await
+        let endpoints = addresses.iter().copied().map(Endpoint::from);
+        Peer::open(&self.inner, endpoints.collect()).await
+    }
+
+    /// As [`open`](Self::open), also by names, each of which makes one rail, however many addresses it
+    /// has: all of them should be the peer's. The name is asked for again when its rail was lost and
+    /// does not come back, so a peer may move, as long as its session lives.
+    ///
+    /// # Errors
+    /// [`OpenError`]; [`OpenError::Resolve`] if the last name that was tried is unknown.
+    pub async fn open_by_name(&self, endpoints: &[Endpoint]) -> Result<Peer, OpenError> {
+        Peer::open(&self.inner, endpoints.to_vec()).await
     }
 
     /// The next notification that a peer sent. Those of one transfer come after its bytes.

@@ -16,13 +16,15 @@ use lunette_transfer_proto::engine::segment::{Access, SegmentId, Way};
 
 use super::batch::{Batch, PostOptions};
 use super::copying::Near;
+use super::destination::{Destination, Passage, Reached};
+use super::endpoint::Endpoint;
 use super::error::{OpenError, PostError};
 use super::posted::{Posted, Transfer};
+use super::race;
 use super::same_host::Link;
 use super::statistics::RailStatistics;
 use super::{Inner, spawned};
 use crate::client::{Attachments, Connection, Reply};
-use crate::error::ConnectError;
 
 /// A segment of a peer, as it was when it was opened. Its id dies with its registration: an access to
 /// memory that was registered later in its place is refused.
@@ -78,7 +80,8 @@ impl Drop for CloseOnDrop {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) engine: Rc<Inner>,
-    pub(super) addresses: Vec<SocketAddr>,
+    /// Where its rails lead.
+    pub(super) destinations: Vec<Rc<Destination>>,
     /// Its session epoch.
     pub(super) epoch: u64,
     /// What it is called in the numbers of its connections.
@@ -106,14 +109,15 @@ pub(super) struct State {
 impl Peer {
     pub(super) async fn open(
         engine: &Rc<Inner>,
-        addresses: &[SocketAddr],
+        endpoints: Vec<Endpoint>,
     ) -> Result<Self, OpenError> {
-        let count = addresses.len();
+        let count = endpoints.len();
         if !(1..=RAILS_MAX).contains(&count) {
             return Err(OpenError::BadAddresses { count });
         }
+        let destinations: Vec<_> = endpoints.into_iter().map(Destination::new).collect();
         let number = engine.next_peer();
-        let (rail, connection) = first_to_answer(engine, addresses, number).await?;
+        let (rail, connection) = first_to_answer(engine, &destinations, number).await?;
         let mut scheduler = Scheduler::new(engine.options.scheduler, count);
         let adopted = scheduler.adopt(rail, time::now());
         assert_eq!(adopted, 1, "the first of its connections");
@@ -129,7 +133,7 @@ impl Peer {
         };
         let shared = Rc::new(Shared {
             engine: Rc::clone(engine),
-            addresses: addresses.to_vec(),
+            destinations,
             epoch,
             number,
             state: RefCell::new(state),
@@ -241,8 +245,8 @@ impl Peer {
         let state = self.shared.state.borrow();
         let rails = state.scheduler.rails().iter();
         rails
-            .zip(&self.shared.addresses)
-            .map(|(rail, &address)| RailStatistics {
+            .zip(self.shared.addresses())
+            .map(|(rail, address)| RailStatistics {
                 address,
                 is_up: rail.is_up(),
                 bytes_per_second: rail.bytes_per_second(),
@@ -278,7 +282,7 @@ impl Peer {
             Some(connection) => connection,
             None => {
                 let number = shared.engine.next_peer();
-                let found = first_to_answer(&shared.engine, &shared.addresses, number).await?;
+                let found = first_to_answer(&shared.engine, &shared.destinations, number).await?;
                 found.1
             }
         };
@@ -295,6 +299,12 @@ impl Peer {
 }
 
 impl Shared {
+    /// The peer's addresses, by rail.
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+        let destinations = self.destinations.iter();
+        destinations.map(|to| to.address()).collect()
+    }
+
     pub(super) fn link(&self) -> Option<Rc<Link>> {
         let link = self.same_host.borrow();
         link.as_ref().filter(|link| link.is_alive()).cloned()
@@ -320,28 +330,26 @@ pub(super) fn connection_number(peer: u32, rail: usize, connection: u32) -> u64 
     u64::from(peer) << 40 | (rail as u64) << 32 | u64::from(connection)
 }
 
-/// Connects one rail.
-pub(super) async fn connect(
-    engine: &Inner,
-    address: SocketAddr,
-    number: u64,
-) -> Result<Connection, ConnectError> {
-    let hello = engine.hello(number.to_le_bytes().to_vec());
-    let (timeout, guard) = (engine.options.connect_timeout, engine.guard.as_ref());
-    Connection::connect_guarded(address, hello, timeout, guard).await
+/// The way to a rail's next connection.
+pub(super) fn passage(peer: u32, rail: usize, connection: u32, failures: u32) -> Passage {
+    Passage {
+        number: connection_number(peer, rail, connection),
+        turn: u64::from(peer) + rail as u64,
+        // What was lost is first tried as it was.
+        attempt: failures.saturating_sub(1),
+    }
 }
 
+/// The first rail that is connected.
 async fn first_to_answer(
     engine: &Inner,
-    addresses: &[SocketAddr],
+    destinations: &[Rc<Destination>],
     peer: u32,
 ) -> Result<(usize, Connection), OpenError> {
-    let mut last = None;
-    for (rail, &address) in addresses.iter().enumerate() {
-        match connect(engine, address, connection_number(peer, rail, 1)).await {
-            Ok(connection) => return Ok((rail, connection)),
-            Err(error) => last = Some(OpenError::Connect { address, error }),
-        }
-    }
-    Err(last.expect("there is at least one address"))
+    let attempts = destinations.iter().enumerate().map(|(rail, destination)| {
+        let reached = destination.reach(engine, passage(peer, rail, 1, 0));
+        Box::pin(reached) as race::Attempt<'_, Reached, OpenError>
+    });
+    let (rail, reached) = race::first(attempts).await?;
+    Ok((rail, reached.connection))
 }

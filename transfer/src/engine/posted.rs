@@ -244,7 +244,7 @@ impl Transfer {
             resent,
         } = outcome;
         if !failures.is_empty() {
-            let paths = self.peer.shared.addresses.clone();
+            let paths = self.peer.shared.addresses();
             return Err(TransferError { failures, paths });
         }
         Ok(Done {

@@ -18,7 +18,7 @@ use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::engine::slices::Slice;
 
 use super::batch::{Batch, Intent};
-use super::peer::{Shared, connect, connection_number};
+use super::peer::{Shared, connection_number, passage};
 use super::spawned;
 use crate::client::{Attachments, Connection, Reply};
 use crate::error::{CallError, CallFailure};
@@ -87,7 +87,8 @@ impl Shared {
                 }
             }
             Action::Close { rail, connection } => {
-                tracing::warn!(address = %self.addresses[rail], connection, "nothing moves on a rail");
+                let address = self.destinations[rail].address();
+                tracing::warn!(%address, connection, "nothing moves on a rail");
                 // Its calls end when their receives have been reaped, and say that they are lost.
                 let taken = self.state.borrow_mut().rails[rail].take();
                 if let Some(connection) = taken {
@@ -177,23 +178,31 @@ impl Shared {
     }
 
     async fn connect(self: Rc<Self>, rail: usize, number: u32) {
-        let address = self.addresses[rail];
-        let name = connection_number(self.number, rail, number);
-        let connected = connect(&self.engine, address, name).await;
-        let now = time::now();
+        let destination = &self.destinations[rail];
+        let failures = self.state.borrow().scheduler.rails()[rail].failures();
+        let passage = passage(self.number, rail, number, failures);
+        let reached = destination.reach(&self.engine, passage).await;
+        let (address, now) = (destination.address(), time::now());
         let mut state = self.state.borrow_mut();
-        match connected {
+        match reached.map(|reached| (reached.connection, reached.is_certain)) {
             Err(error) => {
                 tracing::debug!(%address, %error, "a rail");
                 state.scheduler.on_rail_failed(rail, number, now);
             }
-            Ok(connection) if connection.agreement().session_epoch != self.epoch => {
+            Ok((connection, is_certain))
+                if connection.agreement().session_epoch != self.epoch && !is_certain =>
+            {
+                tracing::debug!(%address, "another engine answers; the peer may have moved");
+                destination.doubt();
+                state.scheduler.on_rail_failed(rail, number, now);
+            }
+            Ok((connection, _)) if connection.agreement().session_epoch != self.epoch => {
                 tracing::warn!(%address, "another engine answers");
                 state.is_replaced = true;
                 state.scheduler.on_rail_failed(rail, number, now);
                 state.scheduler.on_peer_replaced(now);
             }
-            Ok(connection) => {
+            Ok((connection, _)) => {
                 if state.scheduler.on_connected(rail, number, now) {
                     state.rails[rail] = Some(connection.clone());
                     self.watch(rail, number, connection);
@@ -210,7 +219,8 @@ impl Shared {
         let watched = connection.clone();
         let watching = async move {
             let reason = watched.ended().await;
-            tracing::debug!(address = %shared.addresses[rail], %reason, "a rail is lost");
+            let address = shared.destinations[rail].address();
+            tracing::debug!(%address, %reason, "a rail is lost");
             let mut state = shared.state.borrow_mut();
             let is_current = state.scheduler.rails()[rail].connection() == number;
             if is_current {
