@@ -54,6 +54,14 @@ impl Submission {
         matches!(self, Self::AcceptMany | Self::ReceiveMany)
     }
 
+    /// Whether it takes what a peer sends.
+    pub(crate) const fn is_receive(self) -> bool {
+        matches!(
+            self,
+            Self::Receive { .. } | Self::ReceiveScatter | Self::ReceiveMany
+        )
+    }
+
     /// Whether it waits for its descriptor to become readable, as against writable.
     pub(crate) const fn is_read(self) -> bool {
         match self {

@@ -9,6 +9,10 @@ use crate::arena::{Exposed, Region};
 /// Most parts of one message (the system's limit of a gather list is 1,024).
 pub const MESSAGE_PARTS_MAX: usize = 512;
 
+/// A part that fits into so many bytes together with the control bytes before it is copied to them: one
+/// piece is sent sooner than two, by more than such a copy takes.
+const COPIED_BYTES_MAX: usize = 8 * 1024;
+
 #[derive(Debug)]
 enum Part {
     /// A range of the control buffer.
@@ -111,12 +115,14 @@ impl Message {
         self.push(Part::Control { start, len: added });
     }
 
-    /// Appends a region, pinned until [`Message::clear`].
+    /// Appends a region, pinned until [`Message::clear`] unless it is so short that it is copied.
     ///
     /// # Panics
     /// If the message is full.
     pub fn payload(&mut self, region: Region) {
-        if !region.is_empty() {
+        if self.is_to_be_copied(region.len()) {
+            self.control(|out| out.extend_from_slice(region.as_slice()));
+        } else if !region.is_empty() {
             self.len += region.len();
             self.push(Part::Payload(region));
         }
@@ -134,15 +140,27 @@ impl Message {
     }
 
     /// Appends exposed memory, kept until [`Message::clear`]. What is sent is what lies there when the
-    /// system reads it.
+    /// system reads it, or now if it is so short that it is copied.
     ///
     /// # Panics
     /// If the message is full.
     pub fn exposed(&mut self, memory: Exposed) {
-        if !memory.is_empty() {
+        if self.is_to_be_copied(memory.len()) {
+            self.control(|out| {
+                let start = out.len();
+                out.resize(start + memory.len(), 0);
+                memory.copy_out(0, &mut out[start..]);
+            });
+        } else if !memory.is_empty() {
             self.len += memory.len();
             self.push(Part::Exposed(memory));
         }
+    }
+
+    /// Whether a part of `len` bytes goes to the control bytes, if those are all that there is so far.
+    fn is_to_be_copied(&self, len: usize) -> bool {
+        matches!(self.parts[..], [Part::Control { .. }])
+            && self.control.len() + len <= COPIED_BYTES_MAX
     }
 
     /// Keeps `pin` until [`Message::clear`].
@@ -181,6 +199,15 @@ impl Message {
         self.header.msg_iov = self.iov.as_mut_ptr();
         self.header.msg_iovlen = self.iov.len();
         &raw const self.header
+    }
+
+    /// What is left, if it is one part. Valid until the message is changed.
+    pub(crate) fn only_part(&mut self) -> Option<(*const u8, u32)> {
+        let [Part::Control { start, len }] = self.parts[..] else {
+            return None;
+        };
+        let left = &self.control[start..start + len][self.sent..];
+        Some((left.as_ptr(), u32::try_from(left.len()).ok()?))
     }
 
     /// The parts of what is left: the list's address and length. Valid until the message is
@@ -241,8 +268,9 @@ mod tests {
     #[test]
     fn parts_are_sent_in_order_from_any_point() {
         let arena = Arena::new(ArenaOptions::default());
-        let mut region = arena.alloc(4).expect("room");
-        region.as_mut_slice().copy_from_slice(b"pay.");
+        let long = vec![b'p'; COPIED_BYTES_MAX];
+        let mut region = arena.alloc(long.len()).expect("room");
+        region.as_mut_slice().copy_from_slice(&long);
         let mut message = Message::new();
         message.control(|out| out.extend_from_slice(b"ab"));
         message.control(|out| out.extend_from_slice(b"cd"));
@@ -253,14 +281,49 @@ mod tests {
             3,
             "neighbouring control bytes are one part"
         );
-        let whole = b"abcdpay.ef";
-        for sent in 0..=whole.len() {
+        assert_eq!(message.only_part(), None);
+        let whole = [b"abcd", &long[..], b"ef"].concat();
+        for step in [1, 2, 1, 1, long.len() - 2, 1, 1, 1] {
+            message.advance(step);
+            let sent = whole.len() - message.len();
             assert_eq!(gathered(&mut message), &whole[sent..]);
-            if sent < whole.len() {
-                message.advance(1);
-            }
         }
         assert!(message.is_empty());
+    }
+
+    /// The bytes of the only part.
+    fn alone(message: &mut Message) -> Option<Vec<u8>> {
+        let (address, len) = message.only_part()?;
+        // SAFETY: the message named a part of its own control bytes just now, and nothing has changed
+        // them since. Ends with the copy.
+        let bytes = unsafe { std::slice::from_raw_parts(address, len as usize) };
+        Some(bytes.to_vec())
+    }
+
+    #[test]
+    fn what_is_short_goes_with_the_control_bytes_up_to_the_bound() {
+        let arena = Arena::new(ArenaOptions::default());
+        let region = |len: usize| {
+            let mut region = arena.alloc(len).expect("room");
+            region.as_mut_slice().fill(b'x');
+            region
+        };
+        let mut message = Message::new();
+        message.control(|out| out.push(b'a'));
+        message.exposed(region(100).expose());
+        message.payload(region(COPIED_BYTES_MAX - 101).freeze());
+        assert_eq!(arena.used_bytes(), 0, "the copy is all that is kept");
+        let mut whole = vec![b'x'; COPIED_BYTES_MAX];
+        whole[0] = b'a';
+        for sent in 0..3 {
+            assert_eq!(alone(&mut message).as_deref(), Some(&whole[sent..]));
+            message.advance(1);
+        }
+        message.payload(region(1).freeze());
+        assert_eq!(alone(&mut message), None, "one byte more is a part");
+        message.clear();
+        message.payload(region(1).freeze());
+        assert_eq!(alone(&mut message), None, "nothing goes before it");
     }
 
     #[test]

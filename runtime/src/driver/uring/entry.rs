@@ -95,7 +95,8 @@ fn file_list(fd: Fd, what: Submission, lease: &mut Lease) -> squeue::Entry {
 /// The entry of a socket's operation.
 fn socket(fd: Fd, what: Submission, lease: &mut Lease) -> squeue::Entry {
     // WAITALL: the kernel goes on after a full socket buffer, one completion in all.
-    let send_all = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned();
+    let send_all_of_one = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+    let send_all = send_all_of_one.cast_unsigned();
     match (what, lease) {
         (Submission::Receive { start, len }, lease) => {
             let (to, len) = part(lease.writable(), start, len);
@@ -113,11 +114,14 @@ fn socket(fd: Fd, what: Submission, lease: &mut Lease) -> squeue::Entry {
                 .flags(libc::MSG_NOSIGNAL)
                 .build()
         }
-        (Submission::SendMessage, Lease::Message(message)) => {
-            opcode::SendMsg::new(fd, message.header())
+        (Submission::SendMessage, Lease::Message(message)) => match message.only_part() {
+            Some((from, len)) => opcode::Send::new(fd, from, len)
+                .flags(send_all_of_one)
+                .build(),
+            None => opcode::SendMsg::new(fd, message.header())
                 .flags(send_all)
-                .build()
-        }
+                .build(),
+        },
         (Submission::SendMessageZeroCopy, Lease::Message(message)) => {
             opcode::SendMsgZc::new(fd, message.header())
                 .flags(send_all)

@@ -5,6 +5,7 @@
 //! `DEFER_TASKRUN` the ring falls back to `COOP_TASKRUN`, then to a plain one.
 
 mod entry;
+mod held;
 mod passthrough;
 mod polled;
 mod registered;
@@ -22,6 +23,7 @@ use super::probe::{Features, ProbeError};
 use super::{Completion, CompletionFlags, DriverOptions, Key, Submission, Target, Via, Wait};
 use crate::lease::Lease;
 use crate::pool::OfferRing;
+use held::Held;
 use passthrough::Passthrough;
 use polled::Polled;
 use registered::{Buffers, Files};
@@ -51,6 +53,7 @@ pub(crate) struct Uring {
     timeouts: Vec<Box<Timespec>>,
     /// Completions that were reaped while an entry was queued; the next turn hands them out.
     early: Vec<Completion>,
+    held: Held,
 }
 
 impl Uring {
@@ -83,6 +86,7 @@ impl Uring {
             awaits_passthrough: false,
             timeouts: Vec::new(),
             early: Vec::new(),
+            held: Held::default(),
         })
     }
 
@@ -117,6 +121,7 @@ impl Uring {
         let registered = |address, len| self.buffers.index_of(address, len);
         let entry = entry::entry(target, what, lease, registered).user_data(key.user_data());
         match timeout {
+            None if what.is_receive() => self.held.keep(entry, target, what, lease),
             None => self.push(&[entry]),
             Some(timeout) => self.push_with_timeout(entry, timeout),
         }
@@ -133,6 +138,8 @@ impl Uring {
     }
 
     pub(crate) fn cancel(&mut self, key: Key) {
+        // What is to be cancelled must be there.
+        self.push_held(true);
         let entry = opcode::AsyncCancel::new(key.user_data())
             .build()
             .user_data(TOKEN_OWN);
@@ -189,14 +196,12 @@ impl Uring {
     }
 
     pub(crate) fn has_work(&mut self) -> bool {
-        let submission = self.ring.submission();
-        let queued = !submission.is_empty() || submission.taskrun() || submission.cq_overflow();
-        drop(submission);
-        queued
+        self.wants_call()
             || self.polled.has_work()
             || self.passthrough.has_work()
             || !self.early.is_empty()
             || !self.ring.completion().is_empty()
+            || self.held.ask(&mut self.early)
     }
 
     pub(crate) fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) {
@@ -204,9 +209,10 @@ impl Uring {
         if wait != Wait::Poll {
             self.await_passthrough();
         }
+        self.push_held(wait != Wait::Poll);
         let result = match wait {
-            _ if !self.early.is_empty() || self.polled.has_work() => self.submitter.submit(),
-            Wait::Poll => self.submitter.submit(),
+            _ if !self.early.is_empty() || self.polled.has_work() => self.submit_queued(),
+            Wait::Poll => self.submit_queued(),
             Wait::Forever => self.submitter.submit_and_wait(1),
             Wait::For(delay) => {
                 let timespec = timespec(delay);
@@ -235,6 +241,32 @@ impl Uring {
                 .user_data(TOKEN_PASSTHROUGH);
             self.awaits_passthrough = true;
             self.push(&[entry]);
+        }
+    }
+
+    /// Queues receives that were held: those that are due, or all.
+    fn push_held(&mut self, all: bool) {
+        if !self.held.is_empty() {
+            let mut held = std::mem::take(&mut self.held);
+            for entry in held.take(all) {
+                self.push(&[entry]);
+            }
+            self.held = held;
+        }
+    }
+
+    /// Whether the kernel has to be called: something is queued, or waits there to be run.
+    fn wants_call(&mut self) -> bool {
+        let submission = self.ring.submission();
+        !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
+    }
+
+    /// Hands over what is queued and takes what is there, unless there is neither.
+    fn submit_queued(&mut self) -> io::Result<usize> {
+        if self.wants_call() {
+            self.submitter.submit()
+        } else {
+            Ok(0)
         }
     }
 
