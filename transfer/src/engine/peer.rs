@@ -11,8 +11,9 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::{
     Descriptor, NOTE_BYTES_MAX, Operation, Refusal, finish,
 };
-use lunette_transfer_proto::engine::scheduler::{RAILS_MAX, Scheduler, SliceId, TransferId};
+use lunette_transfer_proto::engine::scheduler::{RAILS_MAX, Scheduler, TransferId};
 use lunette_transfer_proto::engine::segment::{Access, SegmentId, Way};
+use slab::Slab;
 
 use super::batch::{Batch, PostOptions};
 use super::copying::Near;
@@ -21,6 +22,7 @@ use super::endpoint::Endpoint;
 use super::error::{OpenError, PostError};
 use super::posted::{Posted, Transfer};
 use super::race;
+use super::rails::Carried;
 use super::same_host::Link;
 use super::statistics::RailStatistics;
 use super::{Inner, spawned};
@@ -74,6 +76,10 @@ struct CloseOnDrop(Rc<Shared>);
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.tasks.abort();
+        // Each connection ends what was asked on it, and so lets go of this.
+        for connection in self.0.state.borrow().rails.iter().flatten() {
+            connection.close();
+        }
     }
 }
 
@@ -93,6 +99,8 @@ pub(super) struct Shared {
     /// Wakes the task that keeps times, when there is an earlier one than it sleeps for.
     pub(super) keeper: Signal,
     pub(super) sleeps_until: Cell<Time>,
+    /// What is to be done is being done.
+    pub(super) is_acting: Cell<bool>,
 }
 
 #[derive(Debug)]
@@ -101,8 +109,8 @@ pub(super) struct State {
     /// The connection of each rail that is up.
     pub(super) rails: Vec<Option<Connection>>,
     pub(super) posted: BTreeMap<TransferId, Rc<Posted>>,
-    /// What stops each read that is under way.
-    pub(super) stops: BTreeMap<SliceId, Rc<Signal>>,
+    /// The slices that have been asked for.
+    pub(super) carried: Slab<Carried>,
     pub(super) is_replaced: bool,
 }
 
@@ -128,7 +136,7 @@ impl Peer {
             scheduler,
             rails,
             posted: BTreeMap::new(),
-            stops: BTreeMap::new(),
+            carried: Slab::new(),
             is_replaced: false,
         };
         let shared = Rc::new(Shared {
@@ -141,6 +149,7 @@ impl Peer {
             tasks: Scope::new(),
             keeper: Signal::default(),
             sleeps_until: Cell::new(Time::MAX),
+            is_acting: Cell::new(false),
         });
         let link = if epoch == engine.epoch {
             None
@@ -219,13 +228,14 @@ impl Peer {
             let len_bytes = note.len();
             return Err(PostError::NoteTooLong { len_bytes });
         }
-        let posted = Rc::new(Posted::new(batch, options, time::now()));
+        let now = time::now();
+        let posted = Rc::new(Posted::new(batch, options, now));
         if self.is_self() {
             shared.copy(&posted, Near::Own);
         } else if shared.state.borrow().is_replaced {
             return Err(PostError::PeerReplaced);
         } else if !shared.post_here(&posted)? {
-            shared.submit(&posted)?;
+            shared.submit(&posted, now)?;
         }
         Ok(Transfer {
             peer: self.clone(),

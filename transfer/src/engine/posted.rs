@@ -149,13 +149,17 @@ impl Shared {
     }
 
     /// Posts a batch to the rails.
-    pub(super) fn submit(self: &Rc<Self>, posted: &Rc<Posted>) -> Result<(), TransfersFull> {
+    pub(super) fn submit(
+        self: &Rc<Self>,
+        posted: &Rc<Posted>,
+        now: Time,
+    ) -> Result<(), TransfersFull> {
         let mut state = self.state.borrow_mut();
-        let (requests, now) = (posted.batch.requests(), time::now());
+        let requests = posted.batch.requests();
         let id = state.scheduler.submit(requests, posted.asked(), now)?;
         self.is_submitted(&mut state, id, posted);
         drop(state);
-        self.pump();
+        self.pump_at(now);
         Ok(())
     }
 
@@ -166,7 +170,7 @@ impl Shared {
 
     /// What could not be copied goes over the rails, whole.
     pub(super) fn to_rails(self: &Rc<Self>, posted: &Rc<Posted>) {
-        if self.submit(posted).is_err() {
+        if self.submit(posted, time::now()).is_err() {
             self.fail_whole(posted, Cause::Lost);
         }
     }

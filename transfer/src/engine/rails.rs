@@ -1,14 +1,12 @@
 //! Does what the scheduler asks for.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
-use std::time::Duration;
 
-use lunette_runtime::arena::Exposed;
-use lunette_runtime::{Signal, time};
+use lunette_runtime::time;
 use lunette_runtime_core::codec::{Reader, Writer};
+use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::{
     Note, Operation, Place, Refusal, write_note, write_places,
@@ -18,42 +16,50 @@ use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::engine::slices::Slice;
 
 use super::batch::{Batch, Intent};
-use super::peer::{Shared, connection_number, passage};
+use super::peer::{Shared, State, connection_number, passage};
+use super::posted::Posted;
 use super::spawned;
-use crate::client::{Attachments, Connection, Reply};
+use crate::client::{Attachments, Connection, Reply, Told};
 use crate::error::{CallError, CallFailure};
 use crate::frames::Payload;
 use crate::room::Room;
 
-/// Slices are given up by the scheduler, which sees the whole rail, and not by their calls.
-const CALL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// A longer write waits until what was queued before it is with the system, so that its checksum is
 /// computed while the system still sends, and shortly before its own bytes are read.
 const CHECKSUM_AHEAD_BYTES: usize = 64 * 1024;
 
-/// A slice on its way.
-struct Carriage {
-    id: SliceId,
+/// A slice that is under way.
+#[derive(Debug)]
+pub(super) struct Carried {
+    slice: SliceId,
     way: Way,
     intent: Intent,
-    op: Operation,
-    body: Vec<u8>,
-    pieces: Vec<Exposed>,
     len_bytes: u64,
-    stop: Rc<Signal>,
+    /// Where it was asked for, and as what.
+    asked: (Connection, RequestId),
 }
 
 impl Shared {
     /// Does all that is to be done now.
     pub(super) fn pump(self: &Rc<Self>) {
-        if self.act_until(time::now()) < self.sleeps_until.get() {
+        self.pump_at(time::now());
+    }
+
+    /// The same, by a clock that was just read: reading it takes longer than looking for what is due.
+    pub(super) fn pump_at(self: &Rc<Self>, now: Time) {
+        let next = self.act_until(now);
+        if next.is_some_and(|next| next < self.sleeps_until.get()) {
             self.keeper.raise();
         }
     }
 
     /// Does all that is to be done at `now`, and says when there is more. What is due by then has been
-    /// looked at, so nothing falls between the two.
-    fn act_until(self: &Rc<Self>, now: Time) -> Time {
+    /// looked at, so nothing falls between the two. `None` if it is called by what is being done: who does
+    /// it looks again.
+    fn act_until(self: &Rc<Self>, now: Time) -> Option<Time> {
+        if self.is_acting.replace(true) {
+            return None;
+        }
         loop {
             let action = self.state.borrow_mut().scheduler.next_action(now);
             match action {
@@ -61,8 +67,9 @@ impl Shared {
                 Some(action) => self.act(action),
             }
         }
+        self.is_acting.set(false);
         let next = self.state.borrow().scheduler.poll_timeout(now);
-        next.unwrap_or(Time::MAX)
+        Some(next.unwrap_or(Time::MAX))
     }
 
     fn act(self: &Rc<Self>, action: Action) {
@@ -81,11 +88,7 @@ impl Shared {
                 transfer,
                 rail,
             } => self.send(slice, transfer, rail),
-            Action::Stop { slice } => {
-                if let Some(stop) = self.state.borrow().stops.get(&slice) {
-                    stop.raise();
-                }
-            }
+            Action::Stop { slice } => self.stop(slice),
             Action::Close { rail, connection } => {
                 let address = self.destinations[rail].address();
                 tracing::warn!(%address, connection, "nothing moves on a rail");
@@ -116,65 +119,82 @@ impl Shared {
     }
 
     fn send(self: &Rc<Self>, id: SliceId, transfer: TransferId, rail: usize) {
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
-        let (slice, carries_note) = state.scheduler.slice(id).expect("it is to be sent");
-        let posted = &state.posted[&transfer];
-        let note = carries_note.then(|| Note {
-            id: self.engine.note_number(&posted.note),
-            bytes: posted.options.notification.as_deref().unwrap_or_default(),
-        });
-        let carriage = Carriage::new(id, slice, &posted.batch, posted.options.intent, note);
-        state.stops.insert(id, Rc::clone(&carriage.stop));
+        let state = self.state.borrow();
+        let posted = Rc::clone(&state.posted[&transfer]);
         let connection = state.rails[rail].clone();
         let connection = connection.expect("a rail that is up has its connection");
-        let carrying = Rc::clone(self).carry(carriage, connection);
+        let (slice, _) = state.scheduler.slice(id).expect("it is to be sent");
+        let waits = slice.way == Way::Write
+            && slice.len_bytes() > CHECKSUM_AHEAD_BYTES as u64
+            && connection.pending_bytes() > CHECKSUM_AHEAD_BYTES;
+        drop(state);
+        if !waits {
+            self.carry(id, &posted, connection);
+            return;
+        }
+        let shared = Rc::clone(self);
+        let carrying = async move {
+            connection.drained_below(CHECKSUM_AHEAD_BYTES).await;
+            shared.carry(id, &posted, connection);
+            shared.pump();
+        };
         if !spawned(self.tasks.spawn(carrying)) {
-            state.stops.remove(&id);
+            let mut state = self.state.borrow_mut();
             state.scheduler.on_unsent(id, time::now());
         }
     }
 
-    async fn carry(self: Rc<Self>, carriage: Carriage, connection: Connection) {
-        let Carriage {
-            id,
-            way,
-            intent,
-            op,
-            body,
-            pieces,
-            len_bytes,
-            stop,
-        } = carriage;
-        let mut attachments = Attachments::default();
-        match way {
-            _ if len_bytes == 0 => {}
-            Way::Read => attachments.room = Some(Room::exposed(pieces)),
-            Way::Write => {
-                if len_bytes > CHECKSUM_AHEAD_BYTES as u64 {
-                    connection.drained_below(CHECKSUM_AHEAD_BYTES).await;
-                }
-                attachments.payload = Some(Payload::exposed(pieces));
-            }
-        }
-        let stopped = poll_fn(|cx| stop.poll(cx.waker()));
-        let write = |out: &mut Vec<u8>| out.extend_from_slice(&body);
-        let called = connection.call_until(op.to_wire(), write, attachments, CALL_TIMEOUT, stopped);
-        let result = pin!(called).await;
+    /// Asks for what a slice is about.
+    fn carry(self: &Rc<Self>, id: SliceId, posted: &Posted, connection: Connection) {
         let mut state = self.state.borrow_mut();
-        state.stops.remove(&id);
-        let (scheduler, now) = (&mut state.scheduler, time::now());
-        match verdict(result, len_bytes, way) {
-            Verdict::Done => {
-                self.engine.counts.moved(way, intent, len_bytes);
-                scheduler.on_answered(id, now);
-            }
-            Verdict::Refused(refusal, part) => scheduler.on_refused(id, refusal, part, now),
-            Verdict::Stopped => scheduler.on_stopped(id),
-            Verdict::Lost => scheduler.on_lost(id, now),
+        let state = &mut *state;
+        if !connection.has_slot() {
+            state.scheduler.on_unsent(id, time::now());
+            return;
         }
+        let (slice, carries_note) = state.scheduler.slice(id).expect("it is not settled");
+        let op = match slice.way {
+            _ if slice.parts.is_empty() => Operation::Notify,
+            Way::Read => Operation::Read,
+            Way::Write => Operation::Write,
+        };
+        let note = carries_note.then(|| Note {
+            id: self.engine.note_number(&posted.note),
+            bytes: posted.options.notification.as_deref().unwrap_or_default(),
+        });
+        let entry = state.carried.vacant_entry();
+        let body = |out: &mut Vec<u8>| write_body(out, op, slice, &posted.batch, note);
+        let attachments = attachments(slice, &posted.batch);
+        let told: Rc<Self> = Rc::clone(self);
+        let asked = connection.start(op.to_wire(), body, attachments, told, entry.key());
+        match asked {
+            Ok(call) => {
+                entry.insert(Carried {
+                    slice: id,
+                    way: slice.way,
+                    intent: posted.options.intent,
+                    len_bytes: slice.len_bytes(),
+                    asked: (connection, call),
+                });
+            }
+            Err(failure) => {
+                let (way, len_bytes) = (slice.way, slice.len_bytes());
+                let verdict = verdict(Err(failure), len_bytes, way);
+                state.settle(id, verdict, time::now());
+            }
+        }
+    }
+
+    /// Stops a read.
+    fn stop(&self, id: SliceId) {
+        let state = self.state.borrow();
+        let mut carried = state.carried.iter();
+        let found = carried.find(|(_, carried)| carried.slice == id);
+        let asked = found.map(|(_, carried)| carried.asked.clone());
         drop(state);
-        self.pump();
+        if let Some((connection, call)) = asked {
+            connection.give_up(call);
+        }
     }
 
     async fn connect(self: Rc<Self>, rail: usize, number: u32) {
@@ -263,6 +283,7 @@ impl Shared {
         loop {
             // Since whoever raised the signal looked at the clock, a pause may have ended.
             let next = self.act_until(time::now());
+            let next = next.expect("nothing that is done waits for this task");
             self.sleeps_until.set(next);
             let mut sleep = (next < Time::MAX).then(|| time::sleep_until(next));
             let is_due = poll_fn(|cx| {
@@ -284,51 +305,83 @@ impl Shared {
     }
 }
 
-impl Carriage {
-    fn new(
-        id: SliceId,
-        slice: &Slice,
-        batch: &Batch,
-        intent: Intent,
-        note: Option<Note<'_>>,
-    ) -> Self {
-        let op = match slice.way {
-            _ if slice.parts.is_empty() => Operation::Notify,
-            Way::Read => Operation::Read,
-            Way::Write => Operation::Write,
-        };
-        let mut body = Vec::new();
-        if op != Operation::Read {
-            write_note(&mut body, note);
-        }
-        let mut pieces = Vec::with_capacity(slice.parts.len());
-        if op != Operation::Notify {
-            let places = slice.parts.iter().map(|part| {
-                let span = batch.span(part.request);
-                let offset = usize::try_from(part.offset_bytes).expect("within memory");
-                pieces.push(span.local.slice(offset, part.len_bytes as usize));
-                Place {
-                    segment: span.segment,
-                    offset_bytes: span.offset_bytes + part.offset_bytes,
-                    len_bytes: part.len_bytes,
-                }
-            });
-            write_places(&mut body, places);
-        }
-        Self {
-            id,
-            way: slice.way,
+impl Told for Shared {
+    fn on_ended(self: Rc<Self>, token: usize, result: Result<Reply, CallFailure>) {
+        let mut state = self.state.borrow_mut();
+        let Carried {
+            slice,
+            way,
             intent,
-            op,
-            body,
-            pieces,
-            len_bytes: slice.len_bytes(),
-            stop: Rc::default(),
+            len_bytes,
+            ..
+        } = state.carried.remove(token);
+        let verdict = verdict(result, len_bytes, way);
+        if verdict == Verdict::Done {
+            self.engine.counts.moved(way, intent, len_bytes);
+        }
+        let now = time::now();
+        state.settle(slice, verdict, now);
+        drop(state);
+        self.pump_at(now);
+    }
+}
+
+impl State {
+    fn settle(&mut self, slice: SliceId, verdict: Verdict, now: Time) {
+        let scheduler = &mut self.scheduler;
+        match verdict {
+            Verdict::Done => scheduler.on_answered(slice, now),
+            Verdict::Refused(refusal, part) => scheduler.on_refused(slice, refusal, part, now),
+            Verdict::Stopped => scheduler.on_stopped(slice),
+            Verdict::Lost => scheduler.on_lost(slice, now),
         }
     }
 }
 
+fn write_body(
+    out: &mut Vec<u8>,
+    op: Operation,
+    slice: &Slice,
+    batch: &Batch,
+    note: Option<Note<'_>>,
+) {
+    if op != Operation::Read {
+        write_note(out, note);
+    }
+    if op != Operation::Notify {
+        let places = slice.parts.iter().map(|part| {
+            let span = batch.span(part.request);
+            Place {
+                segment: span.segment,
+                offset_bytes: span.offset_bytes + part.offset_bytes,
+                len_bytes: part.len_bytes,
+            }
+        });
+        write_places(out, places);
+    }
+}
+
+/// The memory of a slice's parts, from which it is sent or into which it is received.
+fn attachments(slice: &Slice, batch: &Batch) -> Attachments {
+    let mut attachments = Attachments::default();
+    if slice.len_bytes() == 0 {
+        return attachments;
+    }
+    let pieces = slice.parts.iter().map(|part| {
+        let offset = usize::try_from(part.offset_bytes).expect("within memory");
+        let local = &batch.span(part.request).local;
+        local.slice(offset, part.len_bytes as usize)
+    });
+    let pieces = pieces.collect();
+    match slice.way {
+        Way::Read => attachments.room = Some(Room::exposed(pieces)),
+        Way::Write => attachments.payload = Some(Payload::exposed(pieces)),
+    }
+    attachments
+}
+
 /// How a slice was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Done,
     Refused(Refusal, usize),

@@ -641,8 +641,13 @@ impl Scheduler {
         let oldest = self.ready_by_age.iter().map(|&(_, index)| index);
         let oldest = oldest.take(usize::from(oldest_first));
         let urgent = self.ready.iter().map(|&(.., index)| index);
-        let candidates: Vec<u32> = oldest.chain(urgent.take(LOOKED_AT_MAX)).collect();
-        for index in candidates {
+        let mut candidates = [0; LOOKED_AT_MAX + 1];
+        let mut count = 0;
+        for index in oldest.chain(urgent.take(LOOKED_AT_MAX)) {
+            candidates[count] = index;
+            count += 1;
+        }
+        for &index in &candidates[..count] {
             if self.transfers.at(index).not_before <= now
                 && let Some(rail) = self.pick(index)
             {
