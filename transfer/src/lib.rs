@@ -11,6 +11,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`engine`] | [`Engine`](engine::Engine): memories that peers read and write, batches over rails |
+//! | [`topology`] | [`topology::Machine`]: which adapters there are, and which is near which memory |
 //! | `client` | [`Connection`]: calls, deadlines, fencing of lent regions |
 //! | `server` | [`serve`], [`Service`]: connections and requests |
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
@@ -30,6 +31,7 @@ mod guard;
 mod inbound;
 mod room;
 mod server;
+pub mod topology;
 
 pub use client::{Attachments, Connection, Reply};
 pub use drain::Drain;

@@ -1,5 +1,6 @@
 //! TCP, names of hosts, and packets between processes of one host.
 
+mod interfaces;
 mod listener;
 mod local;
 mod outbox;
@@ -8,6 +9,7 @@ mod resolve;
 mod socket;
 mod stream;
 
+pub use interfaces::{INTERFACE_ADDRESSES_MAX, InterfaceAddress, interface_addresses};
 pub use listener::TcpListener;
 pub use local::{LocalChannel, LocalListener, PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX, Packet};
 pub use outbox::Outbox;
