@@ -3,7 +3,7 @@
 //! What is known of a name is kept as long as it leads to the peer. When a rail was lost and does not
 //! come back, the name is asked for again, at most once in a while: the peer may have moved.
 
-use std::cell::{Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::future::poll_fn;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
@@ -12,9 +12,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use lunette_runtime::net::{ADDRESSES_MAX, ConnectOptions, ResolveError, TcpStream};
-use lunette_runtime::{OpError, spawn_local, time};
+use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::time::Time;
-use rustix::io::Errno;
+use lunette_transfer_proto::topology::Sources;
 
 use super::Inner;
 use super::endpoint::Endpoint;
@@ -26,6 +26,8 @@ use crate::error::ConnectError;
 /// Who knows addresses waits for new ones for one part in this many of the time that a connection may
 /// take, and then goes on with those that it knows.
 const PATIENCE_PARTS: u32 = 4;
+/// Ways that are tried for one connection.
+const PATHS_MAX: usize = 64;
 
 /// Which connection is to be made.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +36,7 @@ pub(super) struct Passage {
     pub(super) number: u64,
     /// Which of the adapters that are alike is to be used.
     pub(super) turn: u64,
-    /// How often it was tried before.
+    /// How often it was tried in vain: ways that were tried are tried later.
     pub(super) attempt: u32,
 }
 
@@ -52,6 +54,8 @@ pub(super) struct Reached {
 pub(super) struct Destination {
     endpoint: Endpoint,
     known: RefCell<Known>,
+    /// The address of ours that was connected from last, where it was chosen.
+    source: Cell<Option<IpAddr>>,
 }
 
 #[derive(Debug, Default)]
@@ -94,6 +98,7 @@ impl Destination {
         Rc::new(Self {
             endpoint,
             known: RefCell::new(known),
+            source: Cell::new(None),
         })
     }
 
@@ -107,6 +112,11 @@ impl Destination {
             };
             SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)
         })
+    }
+
+    /// The address of ours that was connected from last, where it was chosen.
+    pub(super) const fn source(&self) -> Option<IpAddr> {
+        self.source.get()
     }
 
     /// Whoever was reached is not the peer.
@@ -144,15 +154,14 @@ impl Destination {
         passage: Passage,
         deadline: Time,
     ) -> Result<Connection, OpenError> {
-        let attempts = addresses.iter().map(|&address| {
-            let sources = engine.options.sources.as_ref();
-            let source = sources
-                .and_then(|sources| sources.choose(address.ip(), passage.turn, passage.attempt));
+        let paths = paths(engine.options.sources.as_ref(), addresses, passage);
+        let attempts = paths.iter().map(|&(address, source)| {
             let attempt = stream(address, source, deadline);
             Box::pin(attempt) as race::Attempt<'_, _, _>
         });
         let (index, stream) = race::first(attempts).await?;
-        let address = addresses[index];
+        let (address, source) = paths[index];
+        self.source.set(source);
         let hello = engine.hello(passage.number.to_le_bytes().to_vec());
         let guard = engine.guard.as_ref();
         let connected = Connection::over(stream, hello, deadline, guard).await;
@@ -265,6 +274,35 @@ impl Known {
     }
 }
 
+/// From where to where to connect, in the order in which it is tried: to each address from its first
+/// source, then from the next, and in the end, and without sources, from where the system's routes say.
+fn paths(
+    sources: Option<&Sources>,
+    addresses: &[SocketAddr],
+    passage: Passage,
+) -> Vec<(SocketAddr, Option<IpAddr>)> {
+    let of = |address: &SocketAddr| {
+        let walk = sources.map(|sources| sources.walk(address.ip(), passage.turn));
+        let named = walk.unwrap_or_default().into_iter().map(Some);
+        let mut walk: Vec<Option<IpAddr>> = named.chain([None]).collect();
+        let first = passage.attempt as usize % walk.len();
+        walk.rotate_left(first);
+        (*address, walk)
+    };
+    let walks: Vec<_> = addresses.iter().map(of).collect();
+    let longest = walks.iter().map(|(_, walk)| walk.len()).max().unwrap_or(0);
+    let mut paths = Vec::new();
+    for at in 0..longest {
+        let next = walks.iter().filter_map(|(address, walk)| {
+            let source = walk.get(at)?;
+            Some((*address, *source))
+        });
+        paths.extend(next);
+    }
+    paths.truncate(PATHS_MAX);
+    paths
+}
+
 /// Addresses of the two families in turn, each in its order (RFC 8305, section 4): where one family does
 /// not work at all, the second attempt is of the other.
 fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
@@ -280,23 +318,22 @@ fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     alternating
 }
 
-/// A connection of the system, from `source` if this host still has it.
+/// A connection of the system.
 async fn stream(
     address: SocketAddr,
     source: Option<IpAddr>,
     deadline: Time,
 ) -> Result<TcpStream, OpenError> {
-    let within = |source| ConnectOptions {
+    let left = deadline.since(time::now());
+    let options = ConnectOptions {
         source,
-        timeout: Some(deadline.since(time::now()).max(Duration::from_millis(1))),
+        timeout: Some(left.max(Duration::from_millis(1))),
     };
-    let mut connected = TcpStream::connect_with(address, within(source)).await;
-    let is_gone = matches!(connected, Err(OpError::Os(Errno::ADDRNOTAVAIL)));
-    if let Some(source) = source.filter(|_| is_gone) {
-        tracing::warn!(%source, "an adapter has lost its address");
-        connected = TcpStream::connect_with(address, within(None)).await;
-    }
+    let connected = TcpStream::connect_with(address, options).await;
     connected.map_err(|error| {
+        if let Some(source) = source {
+            tracing::debug!(%address, %source, %error, "a way to a peer");
+        }
         let error = ConnectError::from(error);
         OpenError::Connect { address, error }
     })
@@ -317,6 +354,13 @@ mod tests {
         let given = parse(&["[::1]:1", "[::2]:1", "[::3]:1", "1.0.0.1:1", "1.0.0.2:1"]);
         let expected = parse(&["[::1]:1", "1.0.0.1:1", "[::2]:1", "1.0.0.2:1", "[::3]:1"]);
         assert_eq!(alternate(given), expected);
+        let passage = Passage {
+            number: 0,
+            turn: 0,
+            attempt: 3,
+        };
+        let systems: Vec<_> = expected.iter().map(|&address| (address, None)).collect();
+        assert_eq!(paths(None, &expected, passage), systems);
         let one = parse(&["1.0.0.2:1", "1.0.0.1:1"]);
         assert_eq!(alternate(one.clone()), one);
         assert_eq!(alternate(Vec::new()), []);

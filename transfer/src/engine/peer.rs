@@ -255,9 +255,10 @@ impl Peer {
         let state = self.shared.state.borrow();
         let rails = state.scheduler.rails().iter();
         rails
-            .zip(self.shared.addresses())
-            .map(|(rail, address)| RailStatistics {
-                address,
+            .zip(&self.shared.destinations)
+            .map(|(rail, destination)| RailStatistics {
+                address: destination.address(),
+                source: destination.source(),
                 is_up: rail.is_up(),
                 bytes_per_second: rail.bytes_per_second(),
                 under_way_bytes: rail.under_way_bytes(),

@@ -46,6 +46,9 @@ pub struct Statistics {
 pub struct RailStatistics {
     /// The peer's address.
     pub address: std::net::SocketAddr,
+    /// The address of this host that it was connected from, if it was chosen
+    /// ([`EngineOptions::sources`](super::EngineOptions::sources)).
+    pub source: Option<std::net::IpAddr>,
     /// Whether it carries slices.
     pub is_up: bool,
     /// Bytes per second, as far as is known.

@@ -34,25 +34,26 @@ impl Sources {
         &self.location
     }
 
-    /// The address to connect from to `target`. Adapters on the target's own network are asked first,
-    /// by the matrix: turn by turn the nearest, attempt by attempt the others. Without such an adapter
-    /// all are asked that could get there: with an address of the target's family, and on loopback if,
-    /// and only if, the target is.
+    /// The addresses to connect from to `target`, one of each adapter, in the order in which they should
+    /// be tried: the nearest first, which take turns ([`Matrix::walk`]).
     ///
-    /// `None` leaves it to the system's routes: without any such adapter, and each time all of them
-    /// have been tried.
+    /// They are those of adapters on the target's own network, if there are any. Else they are of all that
+    /// could get there: of the target's family, and on loopback if, and only if, the target is.
     #[must_use]
-    pub fn choose(&self, target: IpAddr, turn: u64, attempt: u32) -> Option<IpAddr> {
+    pub fn walk(&self, target: IpAddr, turn: u64) -> Vec<IpAddr> {
         let target = target.to_canonical();
-        let is_beside = |name: &str| self.address(name, target, true).is_some();
-        let mut walk = self.matrix.walk(&self.location, turn, is_beside);
-        let is_direct = !walk.is_empty();
-        if !is_direct {
-            let is_fit = |name: &str| self.address(name, target, false).is_some();
-            walk = self.matrix.walk(&self.location, turn, is_fit);
+        let walk = |is_direct: bool| -> Vec<IpAddr> {
+            let address = |name: &str| self.address(name, target, is_direct);
+            let fit = |name: &str| address(name).is_some();
+            let names = self.matrix.walk(&self.location, turn, fit);
+            names.into_iter().filter_map(address).collect()
+        };
+        let direct = walk(true);
+        if direct.is_empty() {
+            walk(false)
+        } else {
+            direct
         }
-        let name = walk.get(attempt as usize % (walk.len() + 1))?;
-        self.address(name, target, is_direct)
     }
 
     /// The address of an adapter that is closest to the target.
@@ -113,40 +114,43 @@ mod tests {
         Sources::new(&machine, matrix, Location::Cpu(0))
     }
 
-    fn tried(sources: &Sources, target: &str, turn: u64) -> Vec<Option<String>> {
+    fn walk(sources: &Sources, target: &str, turn: u64) -> Vec<String> {
         let target = target.parse().expect("an address");
-        let chosen = (0..4).map(|attempt| sources.choose(target, turn, attempt));
-        chosen.map(|ip| ip.map(|ip| ip.to_string())).collect()
-    }
-
-    fn expected(addresses: [&str; 4]) -> Vec<Option<String>> {
-        let some = |text: &&str| !text.is_empty();
-        let addresses = addresses.iter();
-        addresses
-            .map(|text| some(text).then(|| (*text).to_owned()))
-            .collect()
+        let walk = sources.walk(target, turn).into_iter();
+        walk.map(|ip| ip.to_string()).collect()
     }
 
     #[test]
-    fn the_nearest_take_turns_then_come_the_others_then_the_systems_choice() {
+    fn the_nearest_take_turns_then_come_the_others() {
         let sources = sources(vec![
             adapter("far", 1, &[("10.1.0.1", 24)]),
             adapter("near0", 0, &[("10.2.0.1", 24), ("fd00::1", 64)]),
             adapter("near1", 0, &[("10.3.0.1", 24)]),
         ]);
-        let far_away = "192.0.2.1";
-        let first = expected(["10.2.0.1", "10.3.0.1", "10.1.0.1", ""]);
-        assert_eq!(tried(&sources, far_away, 0), first);
-        let second = expected(["10.3.0.1", "10.2.0.1", "10.1.0.1", ""]);
-        assert_eq!(tried(&sources, far_away, 1), second);
+        let first = walk(&sources, "192.0.2.1", 0);
+        assert_eq!(first, ["10.2.0.1", "10.3.0.1", "10.1.0.1"]);
+        let second = walk(&sources, "192.0.2.1", 1);
+        assert_eq!(second, ["10.3.0.1", "10.2.0.1", "10.1.0.1"]);
         // Whoever is on the target's network, however far from the memory.
-        let direct = expected(["10.1.0.1", "", "10.1.0.1", ""]);
-        assert_eq!(tried(&sources, "10.1.0.9", 0), direct);
-        let family = expected(["fd00::1", "", "fd00::1", ""]);
-        assert_eq!(tried(&sources, "2001:db8::1", 0), family);
-        let mapped = tried(&sources, "::ffff:10.1.0.9", 0);
-        assert_eq!(mapped, direct, "an IPv4 address in IPv6's clothes");
+        assert_eq!(walk(&sources, "10.1.0.9", 0), ["10.1.0.1"]);
+        assert_eq!(walk(&sources, "2001:db8::1", 0), ["fd00::1"]);
+        // An IPv4 address in IPv6's clothes.
+        assert_eq!(walk(&sources, "::ffff:10.1.0.9", 0), ["10.1.0.1"]);
         assert_eq!(sources.location(), &Location::Cpu(0));
+    }
+
+    #[test]
+    fn adapters_that_the_matrix_does_not_know_are_not_used() {
+        let machine = Machine {
+            adapters: vec![
+                adapter("eth0", 0, &[("10.1.0.1", 24)]),
+                adapter("eth1", 0, &[("10.2.0.1", 24)]),
+            ],
+            memories: Vec::new(),
+        };
+        let matrix = Matrix::new(["eth1".to_owned(), "eth9".to_owned()]).expect("a matrix");
+        let sources = Sources::new(&machine, matrix, Location::Any);
+        assert_eq!(walk(&sources, "10.1.0.9", 0), ["10.2.0.1"]);
     }
 
     #[test]
@@ -155,22 +159,19 @@ mod tests {
             adapter("lo", 0, &[("127.0.0.1", 8)]),
             adapter("eth0", 0, &[("fe80::1", 64), ("10.0.0.1", 24)]),
         ]);
-        let none = expected(["", "", "", ""]);
-        assert_eq!(tried(&sources, "fe80::2", 0), none);
-        let outside = expected(["10.0.0.1", "", "10.0.0.1", ""]);
-        assert_eq!(tried(&sources, "192.0.2.1", 0), outside);
-        let inside = expected(["127.0.0.1", "", "127.0.0.1", ""]);
-        assert_eq!(tried(&sources, "127.9.9.9", 0), inside);
+        assert!(walk(&sources, "fe80::2", 0).is_empty());
+        assert_eq!(walk(&sources, "192.0.2.1", 0), ["10.0.0.1"]);
+        assert_eq!(walk(&sources, "127.9.9.9", 0), ["127.0.0.1"]);
     }
 
     #[test]
     fn of_several_addresses_the_closest_is_taken() {
         let addresses = [("10.0.0.1", 8), ("10.7.0.1", 16), ("10.7.3.1", 24)];
         let sources = sources(vec![adapter("eth0", 0, &addresses)]);
-        let first = |target| tried(&sources, target, 0)[0].clone();
-        assert_eq!(first("10.7.3.9").as_deref(), Some("10.7.3.1"));
-        assert_eq!(first("10.7.9.9").as_deref(), Some("10.7.0.1"));
-        assert_eq!(first("10.200.0.9").as_deref(), Some("10.0.0.1"));
+        let first = |target| walk(&sources, target, 0);
+        assert_eq!(first("10.7.3.9"), ["10.7.3.1"]);
+        assert_eq!(first("10.7.9.9"), ["10.7.0.1"]);
+        assert_eq!(first("10.200.0.9"), ["10.0.0.1"]);
         let of_a_network = AdapterAddress {
             ip: "10.7.3.1".parse().expect("an address"),
             prefix_bits: 24,
