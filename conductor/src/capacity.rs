@@ -1,8 +1,6 @@
 //! The highest load at which a share of the requests is served in time.
 
 use crate::report::Report;
-use crate::scenario::Scenario;
-use crate::simulation::simulate;
 use crate::workload::{Timing, Workload};
 
 /// What has to reach the share.
@@ -25,20 +23,21 @@ impl Measure {
     }
 }
 
-/// The highest speed-up, up to `resolution` below or above, at which `measure` reaches `share`.
-/// It is looked for between `low`, which is returned if nothing reaches the share, and `high`.
+/// The highest speed-up, up to `resolution` below or above, at which `measure` reaches `share` in the
+/// reports of `run`. It is looked for between `low`, which is returned if nothing reaches the share,
+/// and `high`.
 #[must_use]
 pub fn speed_up(
     workload: &Workload,
     timing: Timing,
-    scenario: &Scenario,
+    run: impl Fn(&Workload) -> Report,
     (measure, share): (Measure, f64),
     (low, high, resolution): (f64, f64, f64),
 ) -> f64 {
     let (mut low, mut high) = (low, high);
     while high - low > resolution {
         let middle = f64::midpoint(low, high);
-        let report = simulate(&workload.timed(timing, middle), scenario);
+        let report = run(&workload.timed(timing, middle));
         if measure.of(&report) >= share {
             low = middle;
         } else {

@@ -197,7 +197,8 @@ impl Runner<'_> {
             .map(|(seed, workload)| {
                 let scenario = self.scenario(split, slo, options, *seed);
                 let asked = (Measure::Requests, SHARE);
-                capacity::speed_up(workload, Timing::Recorded, &scenario, asked, SEARCHED)
+                let run = |load: &Workload| simulate(load, &scenario);
+                capacity::speed_up(workload, Timing::Recorded, run, asked, SEARCHED)
             })
             .collect()
     }

@@ -14,6 +14,7 @@
 //! | [`simulation::coupled`] | the same for a cluster whose instances prefill and decode |
 //! | [`report`] | what was measured |
 //! | [`capacity`] | the highest load at which a share of the requests is served in time |
+//! | [`bound`] | what no rules can pass |
 //! | [`figure`] | figures of Mooncake's papers, with their numbers beside ours |
 //! | [`grid`] | our rules beside Algorithm 1 over a grid of loads, and the verdict |
 //! | [`interval`] | means and their confidence |
@@ -23,6 +24,7 @@
 //! | `network` | transfers that share lines fairly |
 #![forbid(unsafe_code)]
 
+pub mod bound;
 mod cache;
 pub mod capacity;
 pub mod figure;

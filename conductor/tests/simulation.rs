@@ -132,6 +132,35 @@ fn keys_and_values_that_are_sent_during_the_prefill_arrive_earlier() {
 }
 
 #[test]
+fn what_is_queued_is_computed_once_and_questions_wait_for_it() {
+    // Three questions to one document, while all instances are busy; and one to another.
+    let asked = |arrival_s, document: u64, question: u64| Arrival {
+        arrival_s,
+        input_tokens: 30 * 512,
+        output_tokens: 2,
+        hashes: (0..29)
+            .map(|at| document << 32 | at)
+            .chain([question << 48])
+            .collect(),
+    };
+    let busy = (0..3).map(|at| asked(0.0, 90 + at, 90 + at));
+    let questions = (1..4).map(|at| asked(0.01 * at as f64, 7, at));
+    let arrivals = busy.chain(questions).chain([asked(0.05, 8, 8)]);
+    let workload = Workload::new(arrivals.collect::<Vec<_>>());
+    let hits = |follows| {
+        let mut scenario = scenario(Routing::Marginal, Admission::None);
+        scenario.options.follows = follows;
+        let report = simulate(&workload, &scenario);
+        check(&report);
+        let cached = report.records.iter().map(|record| record.cached_tokens);
+        cached.collect::<Vec<_>>()
+    };
+    let document = 29 * 512;
+    assert_eq!(hits(true), [0, 0, 0, 0, document, document, 0]);
+    assert!(hits(false).iter().sum::<u32>() < 2 * document);
+}
+
+#[test]
 fn without_memory_for_two_answers_they_are_made_one_after_the_other() {
     let request = |arrival_s| Arrival {
         arrival_s,

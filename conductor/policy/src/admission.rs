@@ -51,8 +51,25 @@ impl Admission {
 pub(crate) struct DecodeChoice {
     pub(crate) instance: InstanceId,
     pub(crate) step_s: f64,
-    pub(crate) fits: bool,
+    /// Room that is left beside it; less than nothing if it does not fit.
+    pub(crate) free_tokens: f64,
 }
+
+impl DecodeChoice {
+    pub(crate) const fn fits(&self) -> bool {
+        self.free_tokens >= 0.0
+    }
+}
+
+/// What a decode instance can take at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) capacity_tokens: u64,
+    pub(crate) step_s: f64,
+}
+
+/// Headroom is at most this share of what an empty instance would have left.
+const HEADROOM_SHARE_MAX: f64 = 0.25;
 
 /// A request to be decoded.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +105,7 @@ impl ToDecode<'_> {
         let choices = decode.iter().enumerate();
         let best = choices.map(|(at, state)| judged(at, state)).min_by(
             |(a, a_checked), (b, b_checked)| {
-                let by_room = b_checked.fits.cmp(&a_checked.fits);
+                let by_room = b_checked.fits().cmp(&a_checked.fits());
                 by_room.then(a.step_s.total_cmp(&b.step_s))
             },
         );
@@ -106,8 +123,24 @@ impl ToDecode<'_> {
         DecodeChoice {
             instance,
             step_s: self.cost.decode.step_s(load.requests + 1.0, kv_tokens),
-            fits: kv_tokens <= as_f64(state.capacity_tokens),
+            free_tokens: as_f64(state.capacity_tokens) - kv_tokens,
         }
+    }
+
+    /// Whether the instance has no room for the request and `headroom` more of its size.
+    ///
+    /// Of an instance that is full to the brim, whoever comes next is refused, which is mostly a
+    /// short request, though one long one occupies as much as ten of those. Headroom in proportion
+    /// to the size refuses the long ones first. No request is asked for more than a quarter of what
+    /// an empty instance would have left beside it, so each is taken by an empty one.
+    pub(crate) fn is_full(&self, choice: DecodeChoice, bounds: Bounds, headroom: f64) -> bool {
+        let input = f64::from(self.input_tokens);
+        let alone_s = self.cost.decode.step_s(1.0, input);
+        let some = |asked: f64, left: f64| asked.min(HEADROOM_SHARE_MAX * left).max(0.0);
+        let free_tokens = some(headroom * input, as_f64(bounds.capacity_tokens) - input);
+        let added_s = headroom * self.cost.decode.token_s * input;
+        let free_s = some(added_s, bounds.step_s - alone_s);
+        choice.free_tokens < free_tokens || choice.step_s > bounds.step_s - free_s
     }
 
     /// The load that a rule looks at, for a prefill that ends at `ready_s`.
@@ -188,7 +221,7 @@ mod tests {
         decode[1].kv_tokens = 50_000;
         let choice = request.select(Admission::Early, &decode, 0.0, &OutputEstimator::new());
         assert_eq!(choice.instance, InstanceId(1));
-        assert!(choice.fits);
+        assert!(choice.fits());
         decode[0].capacity_tokens = 1_000;
         let choice = request.select(Admission::Early, &decode, 0.0, &OutputEstimator::new());
         assert_eq!(choice.instance, InstanceId(0));
@@ -227,6 +260,34 @@ mod tests {
         assert_eq!(chosen(&decode), InstanceId(1));
         decode[1].incoming[0].has_arrived = true;
         assert_eq!(chosen(&decode), InstanceId(0), "the other has no room now");
+    }
+
+    #[test]
+    fn headroom_refuses_long_requests_first_and_none_at_an_empty_instance() {
+        let cost = CostModel::a800_llama3_70b();
+        let is_full = |input_tokens, kv_tokens, headroom| {
+            let request = ToDecode {
+                now_s: 0.0,
+                input_tokens,
+                cost: &cost,
+            };
+            let mut state = DecodeState::new(1_000_000);
+            state.kv_tokens = kv_tokens;
+            let bounds = Bounds {
+                capacity_tokens: state.capacity_tokens,
+                step_s: 0.1,
+            };
+            let choice = request.with(InstanceId(0), &state, state.load_now());
+            request.is_full(choice, bounds, headroom)
+        };
+        assert!(!is_full(10_000, 940_000, 5.0));
+        assert!(is_full(10_000, 940_001, 5.0));
+        assert!(!is_full(10_000, 990_000, 0.0));
+        assert!(is_full(10_000, 990_001, 0.0));
+        assert!(is_full(60_000, 940_000, 5.0));
+        for input_tokens in [10_000, 200_000, 1_000_000] {
+            assert!(!is_full(input_tokens, 0, 5.0), "{input_tokens}");
+        }
     }
 
     #[test]

@@ -3,16 +3,22 @@
 //! What a request is worth under our admission: one, and a share for each token of its prompt where
 //! the options say so. It is taken if it can be in time beside worthier ones and is worth more than
 //! its work at the price of prefill time, which rises while placed requests are missed. A long
-//! request is worth more while its class stays behind the share in time that the options name.
+//! request is worth more while its class stays behind the share in time that the options name, and a
+//! medium one while its class stays behind what a queue in order of arrival would serve of it.
+//!
+//! A prompt whose prefix is still queued may wait for that: the blocks that placed requests will
+//! leave are remembered until the driver says that a prefill has ended or was given up.
 
-use crate::admission::{Admission, DecodeChoice, DecodeMargin, ToDecode};
+use crate::admission::{Admission, Bounds, DecodeChoice, DecodeMargin, ToDecode};
+use crate::arrivals::Arrivals;
 use crate::cost::CostModel;
 use crate::discipline::{Discipline, Plan, Slice};
 use crate::fairness::Fairness;
-use crate::ids::{BlockHash, InstanceId};
+use crate::ids::{BlockHash, InstanceId, LengthClass, TOKENS_PER_BLOCK};
 use crate::index::{Match, PrefixIndex};
 use crate::memory::Popularity;
 use crate::output::OutputEstimator;
+use crate::pending::{Awaited, Pending};
 use crate::price::Price;
 use crate::routing::{self, Fetch, Prompt, Route, Routing, Sight, Weights};
 use crate::slo::{Slo, TtftSlo};
@@ -45,6 +51,8 @@ pub struct Options {
     pub class_floor: f64,
     /// Whether blocks that few prompts use are moved rather than copied where memory is tight.
     pub moves_blocks: bool,
+    /// Whether a request may wait for a queued prefill whose prompt begins with the same blocks.
+    pub follows: bool,
     /// Seed of the choices that are random.
     pub seed: u64,
 }
@@ -66,9 +74,10 @@ impl Options {
             decode_share: 1.0,
             delay_weight: 2.0,
             token_value: 0.0,
-            reserve: 0.25,
-            class_floor: 0.88,
+            reserve: 0.3,
+            class_floor: 0.9,
             moves_blocks: is_ours,
+            follows: is_ours,
             seed: 1,
         }
     }
@@ -153,7 +162,10 @@ pub struct Conductor {
     fairness: Fairness,
     price: Price,
     popularity: Popularity,
+    arrivals: Arrivals,
+    pending: Pending,
     matches: Vec<Match>,
+    awaited: Vec<Awaited>,
     plan: Plan,
 }
 
@@ -180,7 +192,10 @@ impl Conductor {
             fairness: Fairness::new(options.class_floor),
             price: Price::new(),
             popularity: Popularity::new(),
+            arrivals: Arrivals::new(),
+            pending: Pending::default(),
             matches: Vec::new(),
+            awaited: Vec::new(),
             plan: Plan::default(),
         }
     }
@@ -191,16 +206,20 @@ impl Conductor {
         &self.options
     }
 
-    /// Places a request that arrives now, or refuses it.
+    /// Places a request that arrives now, or refuses it. Of one that was placed, the driver says
+    /// when it leaves its prefill instance: [`Conductor::prefill_left`].
     ///
     /// # Panics
     /// If the cluster has no prefill or no decode instance, or the index counts other instances.
     pub fn decide(&mut self, now_s: f64, request: Request<'_>, cluster: Cluster<'_>) -> Decision {
         assert_eq!(cluster.prefill.len(), cluster.index.instances());
-        cluster.index.find(request.hashes, &mut self.matches);
+        self.look(request, cluster.index);
         let limit_s = self
             .slo
             .ttft_limit_s(&self.cost.prefill, request.input_tokens);
+        if self.options.admission == Admission::Marginal && self.fairness.has_floor() {
+            self.follow_arrivals(now_s, request, limit_s, count(cluster.prefill.len()));
+        }
         let prompt = Prompt {
             id: request.id,
             input_tokens: request.input_tokens,
@@ -223,11 +242,18 @@ impl Conductor {
         };
         let rule = self.options.admission;
         let choice = to_decode.select(rule, cluster.decode, route.first_token_s, &self.outputs);
-        let refusal = self.refusal(&route, prompt, choice);
+        let capacity_tokens = cluster.decode[choice.instance.index()].capacity_tokens;
+        let refusal = self.refusal(&route, prompt, (to_decode, choice, capacity_tokens));
         let is_placed = refusal.is_none();
         self.fairness.decided(request.input_tokens, is_placed);
         if let Some(refusal) = refusal {
             return Decision::Refuse(refusal);
+        }
+        if self.options.follows {
+            let held = self.matches[route.instance.index()].blocks;
+            let held = held.max(route.fetch.map_or(0, |fetch| fetch.end_block));
+            let new = &request.hashes[place(held).min(request.hashes.len())..];
+            self.pending.add(route.instance, request.id, new);
         }
         Decision::Place(Placement {
             route,
@@ -237,13 +263,37 @@ impl Conductor {
         })
     }
 
+    /// Finds out what the instances hold of a prompt, and will hold when what is queued is done.
+    fn look(&mut self, request: Request<'_>, index: &PrefixIndex) {
+        index.find(request.hashes, &mut self.matches);
+        self.awaited.clear();
+        if self.options.follows {
+            self.pending
+                .find(request.hashes, &self.matches, &mut self.awaited);
+        }
+    }
+
+    /// What arrives, refused or not, tells what a queue in order of arrival would serve.
+    fn follow_arrivals(&mut self, now_s: f64, request: Request<'_>, limit_s: f64, instances: f64) {
+        let held = self.matches.iter().map(|matched| matched.blocks);
+        let awaited = self.awaited.iter().map(|awaited| awaited.blocks);
+        let blocks = held.chain(awaited).max().unwrap_or(0);
+        let cached = blocks.saturating_mul(TOKENS_PER_BLOCK);
+        let tokens = request.input_tokens;
+        let work_s = self.cost.prefill.time_s(tokens, cached.min(tokens));
+        let class = LengthClass::of(tokens);
+        self.arrivals
+            .arrived(now_s, class, limit_s - work_s, work_s);
+        let share = self.arrivals.share(LengthClass::Medium, instances);
+        self.fairness.first_come(share);
+    }
+
     /// Where the holder's memory is tight, it drops those of the blocks that few prompts use. Of a
     /// prefix, what comes later is never used more.
     fn let_move(&self, fetch: &mut Fetch, hashes: &[BlockHash], prefill: &[PrefillState]) {
         if !prefill[fetch.from.index()].ages.is_tight() {
             return;
         }
-        let place = |block: u32| usize::try_from(block).expect("a block number fits");
         let fetched = &hashes[place(fetch.first_block)..place(fetch.end_block)];
         let shared = fetched.partition_point(|&hash| self.popularity.of(hash) > MOVED_USES_MAX);
         let shared = u32::try_from(shared).expect("a prompt has fewer blocks");
@@ -261,6 +311,7 @@ impl Conductor {
             cost: &self.cost,
             prefill,
             matches: &self.matches,
+            awaited: &self.awaited,
             prompt,
         };
         match self.options.routing {
@@ -282,28 +333,34 @@ impl Conductor {
         }
     }
 
-    fn refusal(&self, route: &Route, prompt: Prompt, choice: DecodeChoice) -> Option<Refusal> {
+    fn refusal(
+        &self,
+        route: &Route,
+        prompt: Prompt,
+        (to_decode, choice, capacity_tokens): (ToDecode<'_>, DecodeChoice, u64),
+    ) -> Option<Refusal> {
         let is_late = match self.options.admission {
             Admission::None => return None,
             Admission::Marginal if self.options.routing == Routing::Marginal => {
-                let is_late = if self.options.reserve > 0.0 {
-                    route.first_token_s > prompt.deadline_s
-                } else {
-                    !route.is_in_time
-                };
-                is_late || prompt.value < self.price.value_per_s() * route.work_s
+                !route.is_in_time || prompt.value < self.price.value_per_s() * route.work_s
             }
             _ => route.first_token_s > prompt.deadline_s,
         };
         if is_late {
             return Some(Refusal::Prefill);
         }
-        let share = match self.options.admission {
+        let (share, headroom) = match self.options.admission {
             Admission::None | Admission::Baseline => return None,
-            Admission::Early | Admission::Prediction => self.options.decode_share,
-            Admission::Marginal => self.margin.share(),
+            Admission::Early | Admission::Prediction => (self.options.decode_share, 0.0),
+            // Where long requests have a floor, that decides how many of them are refused.
+            Admission::Marginal if self.fairness.has_floor() => (self.margin.share(), 0.0),
+            Admission::Marginal => (self.margin.share(), DECODE_HEADROOM),
         };
-        let is_full = !choice.fits || choice.step_s > share * self.slo.tbt_s;
+        let bounds = Bounds {
+            capacity_tokens,
+            step_s: share * self.slo.tbt_s,
+        };
+        let is_full = to_decode.is_full(choice, bounds, headroom);
         is_full.then_some(Refusal::Decode)
     }
 
@@ -324,7 +381,7 @@ impl Conductor {
             Admission::Marginal => 1.0,
             _ => self.options.decode_share,
         };
-        choice.fits && choice.step_s <= share * self.slo.tbt_s
+        choice.fits() && choice.step_s <= share * self.slo.tbt_s
     }
 
     /// What a prefill instance that has just become free serves next, if anything can be served.
@@ -341,6 +398,14 @@ impl Conductor {
         }
         self.plan.make(state, now_s, None);
         self.plan.first_given_up(now_s, state)
+    }
+
+    /// The prefill of a request that was placed has ended, or was given up. `hashes` are those that
+    /// the request was placed with.
+    pub fn prefill_left(&mut self, id: u64, hashes: &[BlockHash]) {
+        if self.options.follows {
+            self.pending.remove(id, hashes);
+        }
     }
 
     /// Learns from a request that was refused, dropped, or served.
@@ -362,8 +427,14 @@ fn idle_share(prefill: &[PrefillState]) -> f64 {
     count(idle.count()) / count(prefill.len())
 }
 
+fn place(block: u32) -> usize {
+    usize::try_from(block).expect("a block number fits")
+}
+
 /// A block that was used more often of late is copied, never moved.
 const MOVED_USES_MAX: u8 = 6;
+/// So many times its own size are to stay free beside a request that is to be decoded.
+const DECODE_HEADROOM: f64 = 5.0;
 
 #[cfg(test)]
 mod tests {
@@ -435,6 +506,7 @@ mod tests {
                 value,
                 is_ready: true,
                 has_started: false,
+                after: None,
             });
             let decision = decide(options, &prefill, &DecodeState::new(1_000_000));
             assert_eq!(matches!(decision, Decision::Place(_)), is_placed, "{value}");

@@ -8,7 +8,8 @@ pub enum Discipline {
     /// In order of arrival, each to its end.
     Fifo,
     /// In slices: the shortest remaining work first, as long as every job that can be in time
-    /// stays so; where not all can, those that are worth least for their work are put off.
+    /// stays so; where not all can, those that are worth least for their work are put off. Work
+    /// that others wait for counts as divided among them.
     DeadlineAware {
         /// Longest slice, in seconds.
         slice_s: f64,
@@ -41,7 +42,7 @@ impl Discipline {
             }
             Self::DeadlineAware { slice_s } => {
                 plan.make(state, now_s, None);
-                let id = shortest_harmless(state.jobs(), plan, now_s, slice_s)?;
+                let id = shortest_harmless(state, plan, now_s, slice_s)?;
                 Some(Slice {
                     id,
                     at_most_s: slice_s,
@@ -51,28 +52,37 @@ impl Discipline {
     }
 }
 
-/// The shortest ready job whose next slice makes no planned job late. If no job that is ready is
-/// planned, the shortest of the others.
-fn shortest_harmless(jobs: &[PrefillJob], plan: &Plan, now_s: f64, slice_s: f64) -> Option<u64> {
-    let mut best: Option<&PrefillJob> = None;
+/// The shortest job that can run and whose next slice makes no planned job late. If no job that can
+/// run is planned, the shortest of the others.
+fn shortest_harmless(state: &PrefillState, plan: &Plan, now_s: f64, slice_s: f64) -> Option<u64> {
+    let jobs = state.jobs();
+    let mut best: Option<(f64, u64)> = None;
     let mut end_s = now_s;
     let mut slack_s = f64::INFINITY;
     for (job, _) in jobs.iter().zip(&plan.is_late).filter(|(_, late)| !**late) {
         let is_harmless = slack_s >= job.remaining_s.min(slice_s);
-        if is_harmless && job.is_ready && best.is_none_or(|best| job.remaining_s < best.remaining_s)
-        {
-            best = Some(job);
+        if is_harmless && job.can_run() {
+            let rank_s = rank_s(state, job, 0.0);
+            if best.is_none_or(|(best_s, _)| rank_s < best_s) {
+                best = Some((rank_s, job.id));
+            }
         }
         end_s += job.remaining_s;
         slack_s = slack_s.min(job.deadline_s - end_s);
     }
     let shortest = |jobs: &mut dyn Iterator<Item = &PrefillJob>| {
-        jobs.filter(|job| job.is_ready)
+        jobs.filter(|job| job.can_run())
             .min_by(|a, b| a.remaining_s.total_cmp(&b.remaining_s))
             .map(|job| job.id)
     };
-    best.map(|job| job.id)
+    best.map(|(_, id)| id)
         .or_else(|| shortest(&mut jobs.iter()))
+}
+
+/// What a job is ranked by: its remaining work for each job that this serves, itself and those that
+/// wait for it, of which there may be `more`.
+pub(crate) fn rank_s(state: &PrefillState, job: &PrefillJob, more: f64) -> f64 {
+    job.remaining_s / (1.0 + state.followers(job.id) + more)
 }
 
 /// Which jobs of an instance can be in time together, served by deadline. Its memory is used
@@ -221,6 +231,7 @@ mod tests {
             value: 1.0,
             is_ready: true,
             has_started: false,
+            after: None,
         }
     }
 
@@ -262,6 +273,20 @@ mod tests {
         assert_eq!(next(&queue), Some(2));
         queue.job_mut(2).expect("it is there").is_ready = false;
         assert_eq!(next(&queue), None);
+    }
+
+    #[test]
+    fn work_that_others_wait_for_goes_before_shorter_work() {
+        let mut queue = state(&[job(1, 3.0, 30.0), job(2, 2.0, 30.0)]);
+        assert_eq!(next(&queue), Some(2));
+        let follower = PrefillJob {
+            after: Some(1),
+            ..job(3, 0.1, 30.0)
+        };
+        queue.push(follower);
+        assert_eq!(next(&queue), Some(1));
+        queue.take(1);
+        assert_eq!(next(&queue), Some(3));
     }
 
     #[test]

@@ -20,12 +20,15 @@
 //! | [`routing`] | rules that choose the prefill instance |
 //! | [`admission`] | rules that refuse, and the choice of the decode instance |
 //! | [`output`] | the length of answers, learnt from those that ended |
+//! | `pending` | blocks that queued prefills will leave behind |
 //! | `price` | what a second of prefill is worth, learnt from what was missed |
-//! | `fairness` | what long requests are worth, so that they get their share |
+//! | `arrivals` | what a queue in order of arrival would serve of a class |
+//! | `fairness` | what long and medium requests are worth, so that they get their share |
 //! | [`conductor`] | [`Conductor`]: the rules put together |
 #![forbid(unsafe_code)]
 
 pub mod admission;
+mod arrivals;
 pub mod conductor;
 pub mod cost;
 pub mod discipline;
@@ -35,6 +38,7 @@ pub mod ids;
 pub mod index;
 pub mod memory;
 pub mod output;
+mod pending;
 mod price;
 pub mod routing;
 pub mod slo;

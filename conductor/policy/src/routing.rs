@@ -1,9 +1,10 @@
 //! Rules that choose the prefill instance, and whether it fetches blocks from another.
 
 use crate::cost::CostModel;
-use crate::discipline::Plan;
+use crate::discipline::{Plan, rank_s};
 use crate::ids::{InstanceId, TOKENS_PER_BLOCK};
 use crate::index::Match;
+use crate::pending::Awaited;
 use crate::state::{PrefillJob, PrefillState, count};
 use lunette_runtime_core::random::SplitMix64;
 
@@ -44,6 +45,12 @@ impl Routing {
         Self::DynamoLike,
         Self::Marginal,
     ];
+
+    /// Whether it may have blocks fetched from another instance.
+    #[must_use]
+    pub const fn fetches(self) -> bool {
+        matches!(self, Self::Algorithm1 | Self::Pooled | Self::Marginal)
+    }
 
     /// Its name.
     #[must_use]
@@ -91,6 +98,8 @@ pub struct Route {
     pub instance: InstanceId,
     /// What it fetches.
     pub fetch: Option<Fetch>,
+    /// The request at the same instance whose prefill it waits for, to use its blocks.
+    pub after: Option<u64>,
     /// Work of the prefill, in seconds.
     pub work_s: f64,
     /// When the first token is expected.
@@ -108,6 +117,8 @@ pub(crate) struct Sight<'a> {
     pub(crate) cost: &'a CostModel,
     pub(crate) prefill: &'a [PrefillState],
     pub(crate) matches: &'a [Match],
+    /// What each instance will hold when what is queued there is done. Empty if nobody looks.
+    pub(crate) awaited: &'a [Awaited],
     pub(crate) prompt: Prompt,
 }
 
@@ -132,11 +143,38 @@ impl Sight<'_> {
         Route {
             instance: InstanceId::at(at),
             fetch: None,
+            after: None,
             work_s,
             first_token_s: self.now_s + backlog_s + work_s,
             lost: 0.0,
             is_in_time: self.now_s + backlog_s + work_s <= self.prompt.deadline_s,
         }
+    }
+
+    /// Waiting for a prefill that is queued there and leaves blocks that the prompt begins with, and
+    /// how long that one takes to end. It has to be due first, or the plan would hold it up.
+    fn follow(&self, at: usize) -> Option<(Route, f64)> {
+        let awaited = self.awaited.get(at)?;
+        if awaited.blocks <= self.matches[at].blocks {
+            return None;
+        }
+        let state = &self.prefill[at];
+        let mut jobs = state.jobs().iter();
+        let producer = jobs.find(|job| job.id == awaited.producer)?;
+        if producer.deadline_s > self.prompt.deadline_s {
+            return None;
+        }
+        let rank_s = rank_s(state, producer, 1.0);
+        let sooner = |job: &&PrefillJob| job.id != producer.id && job.remaining_s < rank_s;
+        let sooner = state.jobs().iter().filter(sooner);
+        let sooner_s: f64 = sooner.map(|job| job.remaining_s).sum();
+        let route = Route {
+            after: Some(producer.id),
+            work_s: self.work_s(awaited.blocks, awaited.blocks),
+            ..self.local(at)
+        };
+        let end_s = state.running_s(self.now_s) + sooner_s + producer.remaining_s;
+        Some((route, end_s))
     }
 
     fn fetch_s(&self, fetch: Fetch) -> f64 {
@@ -269,16 +307,17 @@ pub(crate) struct Weights {
     pub(crate) reserve: f64,
 }
 
-/// Ours. The fetch overlaps with queueing, an instance may do without one, and what counts beside
-/// the own time is the value lost, and the work for each job that it delays.
+/// Ours. The fetch overlaps with queueing, an instance may do without one, or let the request wait
+/// for a prefill that begins like it, and what counts beside the own time is the value lost, and the
+/// work for each job that it delays.
 pub(crate) fn marginal(sight: &Sight<'_>, weights: Weights, plan: &mut Plan) -> Route {
     let longest = sight.longest();
     let mut best: Option<(f64, Route)> = None;
     for at in 0..sight.prefill.len() {
         plan.make(&sight.prefill[at], sight.now_s, None);
         let lost_before = plan.lost();
-        let mut offer = |mut route: Route, fetch_s: f64| {
-            route.lost = judge(sight, &mut route, fetch_s, weights.reserve, plan) - lost_before;
+        let mut offer = |mut route: Route, ready_s: f64| {
+            route.lost = judge(sight, &mut route, ready_s, weights.reserve, plan) - lost_before;
             let state = &sight.prefill[at];
             let longer = state
                 .jobs()
@@ -305,18 +344,22 @@ pub(crate) fn marginal(sight: &Sight<'_>, weights: Weights, plan: &mut Plan) -> 
             };
             offer(route, fetch_s);
         }
+        if let Some((route, ready_s)) = sight.follow(at) {
+            offer(route, ready_s);
+        }
     }
     best.expect("a cluster has a prefill instance").1
 }
 
 /// Sets when the first token is expected and whether it is in time, and returns the value lost with
-/// the request in the queue. A request whose blocks come too late loses its own value.
+/// the request in the queue. Its blocks are there after `ready_s`; if that is too late, it loses its
+/// own value.
 ///
 /// An instance that is booked to the last second before the deadlines can only serve in their order,
 /// which is that of arrival where all get the same time, and short requests wait behind long ones.
-/// So an instance that keeps a reserve is preferred. Where none does, the request is still taken if
-/// the jobs that are shorter, which go ahead of it, do not make it late: see `refusal` in [`crate::conductor`].
-fn judge(sight: &Sight<'_>, route: &mut Route, fetch_s: f64, reserve: f64, plan: &mut Plan) -> f64 {
+/// So a reserve is kept, by refusing earlier: what is served stays the same, since an instance with
+/// half a minute of work is as busy as one with a little less.
+fn judge(sight: &Sight<'_>, route: &mut Route, ready_s: f64, reserve: f64, plan: &mut Plan) -> f64 {
     let state = &sight.prefill[route.instance.index()];
     let prompt = sight.prompt;
     let job = PrefillJob {
@@ -324,8 +367,9 @@ fn judge(sight: &Sight<'_>, route: &mut Route, fetch_s: f64, reserve: f64, plan:
         remaining_s: route.work_s,
         deadline_s: prompt.deadline_s,
         value: prompt.value,
-        is_ready: fetch_s <= 0.0,
+        is_ready: ready_s <= 0.0,
         has_started: false,
+        after: None,
     };
     plan.make(state, sight.now_s, Some(&job));
     let shorter = state
@@ -333,19 +377,19 @@ fn judge(sight: &Sight<'_>, route: &mut Route, fetch_s: f64, reserve: f64, plan:
         .iter()
         .filter(|job| job.remaining_s <= route.work_s);
     let ahead: f64 = shorter.map(|job| job.remaining_s).sum();
-    let wait_s = (state.running_s(sight.now_s) + ahead).max(fetch_s);
+    let wait_s = (state.running_s(sight.now_s) + ahead).max(ready_s);
     route.first_token_s = sight.now_s + wait_s + route.work_s;
     if plan.tried_end_s().is_none() {
-        let alone_s = state.backlog_s(sight.now_s).max(fetch_s) + route.work_s;
+        let alone_s = state.backlog_s(sight.now_s).max(ready_s) + route.work_s;
         route.first_token_s = route.first_token_s.max(sight.now_s + alone_s);
     }
     let slack_s = prompt.deadline_s - sight.now_s - route.work_s;
     let bookable_s = prompt.deadline_s - reserve * slack_s.max(0.0);
     let is_booked_in_time = plan.tried_end_s().is_some_and(|end_s| end_s <= bookable_s);
-    // Fetched blocks must be there in time as well.
-    let is_fetched_late = sight.now_s + fetch_s + route.work_s > prompt.deadline_s;
-    route.is_in_time = is_booked_in_time && !is_fetched_late;
-    let own = if plan.tried_end_s().is_some() && is_fetched_late {
+    // The blocks that it waits for must be there in time as well.
+    let is_ready_late = sight.now_s + ready_s + route.work_s > prompt.deadline_s;
+    route.is_in_time = is_booked_in_time && !is_ready_late;
+    let own = if plan.tried_end_s().is_some() && is_ready_late {
         prompt.value
     } else {
         0.0
@@ -390,6 +434,7 @@ mod tests {
             cost: &CostModel::a800_llama3_70b(),
             prefill: &prefill,
             matches: &matches,
+            awaited: &[],
             prompt,
         })
     }
@@ -479,5 +524,48 @@ mod tests {
                 .collect();
             assert!((0..3).all(|instance| drawn.contains(&instance)));
         });
+    }
+
+    #[test]
+    fn ours_waits_for_a_queued_prefix_that_is_due_first() {
+        let cost = CostModel::a800_llama3_70b();
+        let chosen = |producer_deadline_s: f64| {
+            let mut prefill = [PrefillState::default(), PrefillState::default()];
+            for (state, id) in prefill.iter_mut().zip([7, 8]) {
+                state.push(PrefillJob {
+                    id,
+                    remaining_s: 1.8,
+                    deadline_s: producer_deadline_s,
+                    value: 1.0,
+                    is_ready: true,
+                    has_started: false,
+                    after: None,
+                });
+            }
+            let nothing = Awaited::default();
+            let queued = Awaited {
+                blocks: 30,
+                producer: 8,
+            };
+            let sight = Sight {
+                now_s: 0.0,
+                cost: &cost,
+                prefill: &prefill,
+                matches: &[matched(0); 2],
+                awaited: &[nothing, queued],
+                prompt: Prompt {
+                    id: 9,
+                    input_tokens: 16_384,
+                    deadline_s: 10.0,
+                    value: 1.0,
+                },
+            };
+            marginal(&sight, WEIGHTS, &mut Plan::default())
+        };
+        let route = chosen(9.0);
+        assert_eq!((route.instance.0, route.after), (1, Some(8)));
+        assert!(route.work_s < 0.3, "{}", route.work_s);
+        assert!(route.first_token_s > 1.8, "{}", route.first_token_s);
+        assert_eq!(chosen(11.0).after, None);
     }
 }

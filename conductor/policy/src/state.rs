@@ -18,6 +18,16 @@ pub struct PrefillJob {
     pub is_ready: bool,
     /// Whether work has been spent on it.
     pub has_started: bool,
+    /// The job of the same instance whose end it waits for, since that one leaves blocks that it
+    /// begins with.
+    pub after: Option<u64>,
+}
+
+impl PrefillJob {
+    /// Whether it waits neither for blocks from elsewhere nor for those of another job.
+    pub(crate) const fn can_run(&self) -> bool {
+        self.is_ready && self.after.is_none()
+    }
 }
 
 /// An instance that prefills.
@@ -52,9 +62,22 @@ impl PrefillState {
         self.jobs.iter_mut().find(|job| job.id == id)
     }
 
-    /// Takes the job of a request out.
+    /// All jobs, to be changed in anything but deadline and id.
+    pub fn jobs_mut(&mut self) -> impl Iterator<Item = &mut PrefillJob> {
+        self.jobs.iter_mut()
+    }
+
+    /// How many jobs wait for the end of this one.
+    pub(crate) fn followers(&self, id: u64) -> f64 {
+        count(self.jobs.iter().filter(|job| job.after == Some(id)).count())
+    }
+
+    /// Takes the job of a request out. Those that waited for it do so no more.
     pub fn take(&mut self, id: u64) -> Option<PrefillJob> {
         let at = self.jobs.iter().position(|job| job.id == id)?;
+        for job in self.jobs.iter_mut().filter(|job| job.after == Some(id)) {
+            job.after = None;
+        }
         Some(self.jobs.remove(at))
     }
 
@@ -247,6 +270,7 @@ mod tests {
             value: 1.0,
             is_ready: true,
             has_started: false,
+            after: None,
         }
     }
 
@@ -263,6 +287,20 @@ mod tests {
         assert_eq!(state.backlog_s(12.0), 8.0);
         assert_eq!(state.take(3).map(|job| job.id), Some(3));
         assert_eq!(state.take(3), None);
+    }
+
+    #[test]
+    fn followers_wait_until_the_job_before_them_has_left() {
+        let mut state = PrefillState::default();
+        state.push(job(1, 5.0));
+        state.push(PrefillJob {
+            after: Some(1),
+            ..job(2, 6.0)
+        });
+        assert_eq!(state.followers(1), 1.0);
+        assert!(!state.jobs()[1].can_run());
+        state.take(1);
+        assert!(state.jobs()[0].can_run());
     }
 
     #[test]

@@ -288,6 +288,7 @@ impl<'a> Simulation<'a> {
             value: placement.value,
             is_ready: true,
             has_started: false,
+            after: None,
         });
         self.nodes[node].waiting.push_back(request);
         self.start_step(node);

@@ -63,6 +63,7 @@ impl Simulation<'_> {
             value: placement.value,
             is_ready: fetch.is_none(),
             has_started: false,
+            after: placement.route.after,
         });
         if let Some(fetch) = fetch {
             let progress = &mut self.progress[request];
@@ -184,15 +185,27 @@ impl Simulation<'_> {
     /// Finds out what is cached, and so how much work there is.
     fn start_work(&mut self, prefill: usize, request: usize) {
         let item = self.workload.get(request);
-        let (mut blocks, mut memory_blocks) = self.prefill[prefill].cache.leading(item.hashes);
         let (first, end) = self.progress[request].fetched;
+        let (blocks, _) = self.prefill[prefill].cache.leading(item.hashes);
         if blocks > 0 && first == end {
             let used = usize::try_from(blocks).expect("a block number fits");
             let now_s = self.clock.now_s();
             let cache = &mut self.prefill[prefill].cache;
             cache.use_again(&item.hashes[..used], now_s);
         }
-        if self.scenario.is_pool && (first..end).contains(&blocks) {
+        let (work_s, cached) = self.work(prefill, request, self.scenario.is_pool);
+        assert!(work_s > 0.0, "a prefill takes time");
+        self.progress[request].remaining_s = work_s;
+        self.records[request].cached_tokens = cached;
+    }
+
+    /// The work of a request that has not been started, in seconds, and tokens of it that are
+    /// cached; what it fetches counts as cached where `has_fetched`.
+    fn work(&self, prefill: usize, request: usize, has_fetched: bool) -> (f64, u32) {
+        let item = self.workload.get(request);
+        let (mut blocks, mut memory_blocks) = self.prefill[prefill].cache.leading(item.hashes);
+        let (first, end) = self.progress[request].fetched;
+        if has_fetched && (first..end).contains(&blocks) {
             memory_blocks += end - blocks;
             blocks = end;
         }
@@ -201,9 +214,26 @@ impl Simulation<'_> {
         let on_drive = cached - tokens(memory_blocks);
         let cost = &self.scenario.cost;
         let work_s = cost.prefill.time_s(item.input_tokens, cached) + cost.ssd_s(on_drive);
-        assert!(work_s > 0.0, "a prefill takes time");
-        self.progress[request].remaining_s = work_s;
-        self.records[request].cached_tokens = cached;
+        (work_s, cached)
+    }
+
+    /// The prefill of a request has ended or was given up. What waits there has less to do now if it
+    /// begins with the same blocks, and more if it was going to use them.
+    fn leave_prefill(&mut self, prefill: usize, request: usize) {
+        let hashes = self.workload.get(request).hashes;
+        self.conductor.prefill_left(id_of(request), hashes);
+        if !self.scenario.options.follows {
+            return;
+        }
+        let mut state = std::mem::take(&mut self.prefill_states[prefill]);
+        for job in state.jobs_mut() {
+            if !job.has_started && job.after.is_none() {
+                let has_fetched = self.scenario.is_pool || !job.is_ready;
+                let (work_s, _) = self.work(prefill, request_of(job.id), has_fetched);
+                job.remaining_s = work_s;
+            }
+        }
+        self.prefill_states[prefill] = state;
     }
 
     /// Refuses what waits and is given up.
@@ -216,6 +246,7 @@ impl Simulation<'_> {
             };
             self.prefill_states[prefill].take(id);
             let request = request_of(id);
+            self.leave_prefill(prefill, request);
             self.leave_incoming(request);
             self.end(request, Ending::Dropped);
         }
@@ -254,6 +285,7 @@ impl Simulation<'_> {
             node.cache.keep(head, now_s, &mut self.changes);
         }
         self.publish(prefill);
+        self.leave_prefill(prefill, request);
         if self.progress[request].is_pushed {
             self.arrive_at_decode(request);
         } else if !self.scenario.is_layer_wise {
