@@ -247,16 +247,30 @@ pub(crate) struct StatArguments {
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArguments {}
 
-/// Show cores, caches, memory and devices, and what is next to what.
+/// Show cores, caches, memory and devices, what is next to what, and which network adapters transfers
+/// use for which memory.
+///
+/// With --json the latter is there twice: `adapters`, and `priority_matrix`, which is what Mooncake
+/// publishes and takes.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
   lunette topo
-  lstopo other.xml && lunette topo --xml other.xml --json")]
+  lunette topo --matrix topology.json       # check an override file
+  lstopo other.xml && lunette topo --xml other.xml --json
+
+An override file is Mooncake's matrix, with rows for some places or none, and optional filters:
+  {\"allow\": [\"mlx5_*\"], \"deny\": [\"mlx5_2\"], \"cpu:0\": [[\"mlx5_0\"], [\"mlx5_1\"]]}")]
 pub(crate) struct TopoArguments {
     /// A topology saved by hwloc 2 (lstopo FILE.xml), to be shown instead of this machine's.
     #[arg(long, value_name = "FILE")]
     pub(crate) xml: Option<PathBuf>,
+    /// An override file: what is said there instead of what was found.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) matrix: Option<PathBuf>,
+    /// A peer's matrix: show which of its adapters each of ours talks to.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) peer: Option<PathBuf>,
 }
 
 /// Replay a trace of requests against a cluster, and measure.

@@ -8,6 +8,7 @@ use lunette::runtime::StartError;
 use lunette::runtime::arena::AllocError;
 use lunette::runtime::topology::TopologyError;
 use lunette::trace::format::TraceError;
+use lunette::transfer::topology::{LoadError, MatrixFault};
 use lunette_kvstore_proto::message::Status;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use thiserror::Error;
@@ -69,6 +70,10 @@ pub(crate) enum Failure {
     Nvme(#[from] NvmeFailure),
     #[error(transparent)]
     Topology(#[from] TopologyError),
+    #[error(transparent)]
+    Matrix(#[from] MatrixFault),
+    #[error(transparent)]
+    MatrixFile(#[from] LoadError),
     /// What is missing, has been said on standard output.
     #[error("{0} missing without which nodes do not run")]
     Missing(String),

@@ -1,8 +1,9 @@
 //! `lunette doctor` and `lunette topo`.
 
+use std::fs;
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::process::{lunette, run};
 
@@ -129,6 +130,104 @@ fn a_saved_topology_in_json_has_the_locality_of_each_device() {
         (&"mlx5_7".into(), &1.into())
     );
     assert_eq!(topology["usable_cpus"], Value::Null);
+}
+
+#[test]
+fn a_saved_topology_has_mooncakes_matrix_of_its_adapters() {
+    let path = saved("two_sockets_8_nics_8_gpus.xml");
+    let topology = run(&["topo", "--json", "--xml", &path])
+        .ended_with(0)
+        .json();
+    let matrix = topology["priority_matrix"].as_object().expect("a matrix");
+    assert_eq!(matrix.len(), 1 + 2 + 8, "any, two nodes, eight GPUs");
+    for gpu in 0..8 {
+        let row = &matrix[&format!("cuda:{gpu}")];
+        assert_eq!(row[0], json!([format!("mlx5_{gpu}")]), "below its switch");
+        let others = row[1].as_array().expect("a list");
+        let rest_of_node: Vec<_> = (gpu / 4 * 4..gpu / 4 * 4 + 4)
+            .filter(|&n| n != gpu)
+            .collect();
+        for (place, nic) in others.iter().filter(|o| *o != "eno1").zip(rest_of_node) {
+            assert_eq!(place, &json!(format!("mlx5_{nic}")), "its node comes next");
+        }
+    }
+    let near = |from: usize| (from..from + 4).map(|n| format!("mlx5_{n}"));
+    let second: Vec<String> = near(4).collect();
+    assert_eq!(matrix["cpu:1"][0], json!(second));
+    let adapters = topology["adapters"].as_array().expect("a list");
+    assert_eq!(adapters.len(), 9);
+    assert_eq!(adapters[8]["pci"], topology["nics"][8]["pci"]);
+}
+
+#[test]
+fn an_override_file_is_checked_and_a_peers_matrix_makes_pairs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).expect("written");
+        path.to_str().expect("text").to_owned()
+    };
+    let xml = saved("four_numa_nodes.xml");
+    let topo = |more: &[&str]| run(&[&["topo", "--xml", &xml], more].concat());
+    let good = file(
+        "good.json",
+        r#"{"deny":["bond*"],"cpu:2":[["mlx5_1"],["mlx5_0"]]}"#,
+    );
+    let peer = file(
+        "peer.json",
+        r#"{"*":[["hfi1"],["hfi2"]],"cpu:2":[["hfi2","hfi3"],[]]}"#,
+    );
+    let shown = topo(&["--matrix", &good, "--peer", &peer]).ended_with(0);
+    let text = shown.text();
+    for line in [
+        "memory  nearest adapters  then
+",
+        "cpu:0   -                 mlx5_0 mlx5_1
+",
+        "cpu:1   mlx5_0 mlx5_1     -
+",
+        "cpu:2   mlx5_1            mlx5_0
+",
+        "memory  adapter  the peer's
+",
+        "cpu:2   mlx5_1   hfi2
+",
+    ] {
+        assert!(text.contains(line), "{line}{text}");
+    }
+    let both = topo(&["--json", "--matrix", &good, "--peer", &peer]);
+    let both = both.ended_with(0).json();
+    assert_eq!(
+        both["priority_matrix"]["cpu:2"],
+        json!([["mlx5_1"], ["mlx5_0"]])
+    );
+    assert_eq!(
+        both["pairs"]["cpu:1"],
+        json!({"mlx5_0": "hfi1", "mlx5_1": "hfi1"})
+    );
+    // What is written is an override file again, and says the same.
+    let written = file("written.json", &both["priority_matrix"].to_string());
+    let again = topo(&["--json", "--matrix", &written]).ended_with(0).json();
+    assert_eq!(again["priority_matrix"], both["priority_matrix"]);
+
+    let cases = [
+        ("{\n \"cpu:0\": [[\"mlx5_0\",]]}", "line 2, column 22"),
+        (
+            r#"{"cpu:0":[["mlx5_9"]]}"#,
+            "cpu:0: this machine has no adapter mlx5_9",
+        ),
+        (
+            r#"{"deny":["*"]}"#,
+            "none of this machine's adapters is allowed",
+        ),
+    ];
+    for (text, expected) in cases {
+        let bad = file("bad.json", text);
+        let failed = topo(&["--matrix", &bad]).ended_with(1);
+        assert!(failed.stderr.contains(expected), "{}", failed.stderr);
+    }
+    let failed = topo(&["--peer", "no/such.json"]).ended_with(1);
+    assert!(failed.stderr.contains("no/such.json"), "{}", failed.stderr);
 }
 
 #[test]

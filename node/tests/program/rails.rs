@@ -141,6 +141,26 @@ fn tells_them_apart(networks: &Networks, secret: &TempDir) -> bool {
     rate(1) < 70e6 && rate(0) > rate(1)
 }
 
+/// Each rail leaves from the adapter on its network; one whose adapter is denied from the other.
+fn leave_from_the_adapters_of_choice(networks: &Networks, secret: &TempDir, folder: &TempDir) {
+    let second = Networks::near(1);
+    let file = folder.path().join("topology.json");
+    fs::write(&file, format!("{{\"deny\": [\"{second}\"]}}")).expect("written");
+    let denied = format!("--topology={}", file.display());
+    for (topology, expected) in [
+        ("--topology", ["10.231.0.1", "10.231.1.1"]),
+        // The system still sends it over the second network.
+        (&denied, ["10.231.0.1", "10.231.0.1"]),
+    ] {
+        let done = measured(bench(networks, secret, &["--seconds", "1", topology]));
+        for (rail, source) in expected.iter().enumerate() {
+            let found = &done["rails"][rail];
+            assert_eq!(found["source"], *source, "{topology}: {done}");
+            assert_eq!(found["up"], true, "{topology}: {done}");
+        }
+    }
+}
+
 #[test]
 fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
     let networks = match Networks::new() {
@@ -153,11 +173,13 @@ fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
         }
     };
     let secret = secret();
+    let folder = tempfile::tempdir().expect("a folder");
     let listen = SERVER.map(|address| format!("{address}:7600")).join(",");
     let command = lunette(&[
         "transfer", "serve", "--json", "--listen", &listen, "--memory", "8MiB",
     ]);
     let _server = Node::spawn(&mut Networks::within(&networks.server, &command, &secret));
+    leave_from_the_adapters_of_choice(&networks, &secret, &folder);
     if let Err(problem) = networks.shape(1, "400mbit") {
         println!(
             "SKIP rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other: {problem}"

@@ -3,25 +3,36 @@
 //! | module | subject |
 //! |---|---|
 //! | `tree` | the tree that people read |
+//! | `matrix` | which adapters are near which memory |
 //! | `ranges` | lists of CPUs, written and read as the system does |
 
+mod matrix;
 pub(super) mod ranges;
 mod tree;
 
 use lunette::runtime::topology::{self, Locality, PciAddress, Topology};
+use lunette::transfer::topology as adapters;
 use serde_json::{Value, json};
 
 use super::arguments::TopoArguments;
 use super::failure::Failure;
 use super::output;
+use matrix::Nearness;
 
 pub(super) fn topo(arguments: &TopoArguments, as_json: bool) -> Result<(), Failure> {
-    let (machine, usable) = match &arguments.xml {
-        Some(path) => (Topology::load_xml(path)?, None),
-        None => (Topology::load()?, Some(usable_cpus())),
+    let (machine, usable, with_adapters) = match &arguments.xml {
+        Some(path) => {
+            let machine = Topology::load_xml(path)?;
+            let with_adapters = adapters::saved(&machine);
+            (machine, None, with_adapters)
+        }
+        None => (Topology::load()?, Some(usable_cpus()), adapters::load()),
     };
+    let (said, peer) = (arguments.matrix.as_deref(), arguments.peer.as_deref());
+    let nearness = Nearness::new(with_adapters, said, peer)?;
     if as_json {
         let mut object = object(&machine);
+        nearness.add_to(&mut object);
         if let Some(usable) = usable {
             object["usable_cpus"] = json!(usable);
         }
@@ -32,6 +43,8 @@ pub(super) fn topo(arguments: &TopoArguments, as_json: bool) -> Result<(), Failu
         let cpus = ranges::ranges(&usable);
         text.push_str(&format!("this process may use CPUs {cpus}\n"));
     }
+    text.push('\n');
+    text.push_str(&nearness.table());
     output::raw(text.as_bytes())
 }
 

@@ -1,7 +1,8 @@
 //! Measuring reads or writes of a segment.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -10,9 +11,10 @@ use hdrhistogram::Histogram;
 use lunette::runtime::arena::{Exposed, HugePages};
 use lunette::runtime::spawn_local;
 use lunette::transfer::engine::{
-    Access, Batch, Engine, EngineOptions, Peer, PostOptions, RailStatistics, RegisterOptions,
-    RemoteSegment,
+    Access, Batch, Endpoint, Engine, EngineOptions, Peer, PostOptions, RailStatistics,
+    RegisterOptions, RemoteSegment,
 };
+use lunette::transfer::topology::{Sources, discover, here, load_override};
 use serde_json::{Value, json};
 
 use super::failure::{Outcome, TransferFailure};
@@ -22,16 +24,14 @@ use crate::program::size::Size;
 
 /// Longest latency that is told apart from longer ones.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// Stands for no override file.
+const AS_FOUND: &str = "-";
 
 #[derive(Args, Debug)]
 pub(super) struct BenchArguments {
-    /// Where the peer listens, each address a rail.
-    #[arg(
-        value_name = "ADDRESS:PORT,...",
-        value_delimiter = ',',
-        required = true
-    )]
-    peer: Vec<SocketAddr>,
+    /// Where the peer listens, each address or name a rail.
+    #[arg(value_name = "HOST:PORT,...", value_delimiter = ',', required = true)]
+    peer: Vec<Endpoint>,
     /// The segment's name.
     #[arg(long, value_name = "NAME", default_value = "memory")]
     segment: String,
@@ -53,6 +53,16 @@ pub(super) struct BenchArguments {
     /// Send the bytes also if the peer is on this host, instead of copying them from memory that both map.
     #[arg(long)]
     network: bool,
+    /// Connect from the network adapters that are nearest to the core's memory, as `lunette topo` shows
+    /// them, with an override file or without.
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = AS_FOUND
+    )]
+    topology: Option<PathBuf>,
     /// What the core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
     pub(super) idle: IdleChoice,
@@ -63,6 +73,7 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     let options = EngineOptions {
         policy: policy()?,
         same_host: !arguments.network,
+        sources: sources(&arguments).await?,
         ..EngineOptions::default()
     };
     let engine = Engine::start(options)?;
@@ -70,7 +81,7 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         segment: arguments.segment.clone(),
         error,
     };
-    let peer = engine.open(&arguments.peer).await.map_err(failed)?;
+    let peer = engine.open_by_name(&arguments.peer).await.map_err(failed)?;
     let remote = peer.segment(&arguments.segment).await.map_err(failed)?;
     let latencies_ns = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3);
     let latencies_ns = latencies_ns.expect("bounds and digits that are allowed");
@@ -105,9 +116,25 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     }))
 }
 
+/// The addresses to connect from, if the adapters are to be chosen.
+async fn sources(arguments: &BenchArguments) -> Outcome<Option<Sources>> {
+    let Some(said) = &arguments.topology else {
+        return Ok(None);
+    };
+    let machine = discover().await?;
+    let found = machine.matrix()?;
+    let matrix = if said.as_os_str() == AS_FOUND {
+        found
+    } else {
+        load_override(said)?.apply(&found)?
+    };
+    Ok(Some(Sources::new(&machine, matrix, here())))
+}
+
 fn rail(rail: &RailStatistics) -> Value {
     json!({
         "address": rail.address.to_string(),
+        "source": rail.source.as_ref().map(IpAddr::to_string),
         "up": rail.is_up,
         "bytes_per_s": rail.bytes_per_second,
         "connections": rail.connections,

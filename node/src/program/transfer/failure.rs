@@ -2,9 +2,11 @@
 
 use std::io;
 
+use lunette::runtime::ControlError;
 use lunette::transfer::engine::{
     BatchError, OpenError, PostError, RegisterRefusal, StartError, TransferError,
 };
+use lunette::transfer::topology::{LoadError, MatrixFault};
 use lunette_auth::policy::SettingsFault;
 use lunette_cluster::SecretFileError;
 use thiserror::Error;
@@ -26,6 +28,12 @@ pub(crate) enum TransferFailure {
         #[source]
         error: OpenError,
     },
+    #[error(transparent)]
+    Matrix(#[from] MatrixFault),
+    #[error(transparent)]
+    MatrixFile(#[from] LoadError),
+    #[error(transparent)]
+    Control(#[from] ControlError),
     #[error(transparent)]
     Batch(#[from] BatchError),
     #[error(transparent)]
@@ -49,7 +57,7 @@ impl TransferFailure {
         match self {
             Self::TooLong { .. } | Self::Settings(_) => 2,
             Self::Open {
-                error: OpenError::Connect { .. },
+                error: OpenError::Connect { .. } | OpenError::Resolve { .. },
                 ..
             } => 4,
             _ => 1,

@@ -31,6 +31,7 @@ Examples:
   lunette transfer serve --memory 1GiB &
   lunette transfer bench 127.0.0.1:7600 --size 4KiB --batch 128
   lunette transfer bench 10.0.0.2:7600,10.0.1.2:7600 --size 16MiB --write    # over two rails
+  lunette transfer bench store-2:7600 --topology=topology.json    # from the nearest adapters
 
 Beyond loopback both sides need LUNETTE_SECRET_FILE (or LUNETTE_INSECURE=1).")]
 pub(crate) struct TransferArguments {
