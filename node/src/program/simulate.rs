@@ -1,5 +1,7 @@
 //! `lunette simulate`: a trace through a simulated cluster, under the rules of the conductor.
 
+mod bound;
+mod coupled;
 mod figure;
 mod grid;
 mod report;
@@ -20,11 +22,13 @@ use lunette_conductor::policy::discipline::Discipline;
 use lunette_conductor::policy::routing::Routing;
 use lunette_conductor::policy::slo::{Slo, TtftSlo};
 use lunette_conductor::{Arrival, Report, Scenario, Timing, Workload, simulate as run};
+use lunette_conductor::{CoupledScenario, simulate_coupled};
 use serde_json::json;
 
 use super::failure::Failure;
 use super::output;
 use super::replay::read_trace;
+use coupled::CoupledArguments;
 
 /// Lowest and highest speed-up of a search, and how near to each other its ends come.
 const SPEED_UP_SEARCHED: (f64, f64, f64) = (0.25, 16.0, 0.01);
@@ -41,6 +45,7 @@ Examples:
   lunette simulate --trace conversation_trace.jsonl --policy algorithm1 --admission early --json
   lunette simulate --policy algorithm1 --admission early --attain 0.95 --timing spread --seeds 5
   lunette simulate --speedup 3 --plot run.png
+  lunette simulate --coupled --chunk 512 --prefill 12 --decode 4 --speedup 3
   lunette simulate --figure v3-12
   lunette simulate --grid --trace conversation_trace.jsonl --timing spread --seeds 5
   lunette simulate --policy ours --admission ours --slo fixed --ttft-s 30 --seeds 5 --timing spread")]
@@ -55,9 +60,10 @@ pub(crate) struct SimulateArguments {
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
     /// How the prefill instance is chosen: random, round-robin, least-load, longest-match,
-    /// cache-aware, algorithm1 (Mooncake's), pooled, dynamo-like, ours.
-    #[arg(long, value_name = "NAME", default_value = "ours", value_parser = routing)]
-    policy: Routing,
+    /// cache-aware, algorithm1 (Mooncake's), pooled, dynamo-like, ours. Default: ours; with --coupled,
+    /// least-load.
+    #[arg(long, value_name = "NAME", value_parser = routing)]
+    policy: Option<Routing>,
     /// What is refused: none, baseline, early, prediction, ours.
     #[arg(long, value_name = "NAME", default_value = "ours", value_parser = admission)]
     admission: Admission,
@@ -131,6 +137,12 @@ pub(crate) struct SimulateArguments {
     /// Instead of one run, look for the speed-up at which this share of the requests is good.
     #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with_all = ["speedup", "plot"])]
     attain: Option<f64>,
+    /// Instead of one run, say what no rules can pass: the speed-up at which this share of the
+    /// requests could be served if every prompt found all blocks that an earlier one had, no
+    /// instance ever idled and the costliest were refused; and the least mean time to first token.
+    #[arg(long, value_name = "SHARE", value_parser = share,
+          conflicts_with_all = ["attain", "coupled", "figure", "grid", "plot", "speedup"])]
+    bound: Option<f64>,
     /// Of ours: what a token of a prompt is worth, where a request is worth one.
     #[arg(long, value_name = "X", value_parser = positive)]
     token_value: Option<f64>,
@@ -140,6 +152,11 @@ pub(crate) struct SimulateArguments {
     /// Of ours: copy fetched blocks where memory is tight, too, instead of moving them.
     #[arg(long)]
     copy_only: bool,
+    /// Of ours: let no request wait for a queued prefill whose prompt begins with the same blocks.
+    #[arg(long)]
+    no_follow: bool,
+    #[command(flatten)]
+    coupled: CoupledArguments,
     /// Of ours: share of the long requests that is to be served in time.
     #[arg(long, value_name = "SHARE", value_parser = positive)]
     class_floor: Option<f64>,
@@ -167,6 +184,24 @@ enum Queue {
     Fifo,
     /// In slices, by remaining work and deadline.
     Deadline,
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+enum ClusterScenario {
+    /// Prefill and decode instances.
+    Separate(Scenario),
+    /// Instances that do both.
+    Coupled(CoupledScenario),
+}
+
+impl ClusterScenario {
+    fn run(&self, workload: &Workload) -> Report {
+        match self {
+            Self::Separate(scenario) => run(workload, scenario),
+            Self::Coupled(scenario) => simulate_coupled(workload, scenario),
+        }
+    }
 }
 
 fn routing(text: &str) -> Result<Routing, String> {
@@ -213,12 +248,14 @@ impl SimulateArguments {
     }
 
     fn options(&self, seed: u64) -> Options {
-        let mut options = Options::new(self.policy, self.admission);
+        let policy = self.policy.unwrap_or(Routing::Marginal);
+        let mut options = Options::new(policy, self.admission);
         options.seed = seed;
         options.decode_share = self.decode_share;
         options.token_value = self.token_value.unwrap_or(options.token_value);
         options.delay_weight = self.delay_weight.unwrap_or(options.delay_weight);
         options.moves_blocks &= !self.copy_only;
+        options.follows &= !self.no_follow;
         options.class_floor = self.class_floor.unwrap_or(options.class_floor);
         match self.queue {
             None => {}
@@ -236,6 +273,23 @@ impl SimulateArguments {
         scenario.ssd_blocks = self.ssd_blocks;
         scenario.cost.network_bytes_per_s = self.network_gb_s * 1e9;
         scenario
+    }
+
+    /// The cluster of this seed: separate instances, or a coupled one.
+    fn cluster(&self, seed: u64) -> Result<ClusterScenario, Failure> {
+        if !self.coupled.coupled {
+            return Ok(ClusterScenario::Separate(self.scenario(seed)));
+        }
+        let routing = self.policy.unwrap_or(Routing::LeastLoad);
+        if routing.fetches() {
+            return Err(Failure::Usage(
+                "--coupled needs a --policy that fetches nothing: random, round-robin, least-load, \
+                 longest-match, cache-aware or dynamo-like",
+            ));
+        }
+        let instances = usize::from(self.prefill) + usize::from(self.decode);
+        let scenario = self.coupled.scenario(instances, self.slo(), routing, seed);
+        Ok(ClusterScenario::Coupled(scenario))
     }
 
     fn workload(&self, seed: u64, trace: Option<&Workload>) -> Workload {
@@ -279,6 +333,11 @@ pub(super) fn simulate(arguments: &SimulateArguments, as_json: bool) -> Result<(
         let load = |seed| arguments.workload(seed, trace.as_ref());
         return grid::print(&plan, load, arguments.plot.as_deref(), as_json);
     }
+    if let Some(share) = arguments.bound {
+        let workload = arguments.workload(arguments.seed, trace.as_ref());
+        let prefill = usize::from(arguments.prefill);
+        return bound::print(&workload, &arguments.slo(), prefill, share, as_json);
+    }
     if let Some(share) = arguments.attain {
         return attain(arguments, trace.as_ref(), share, as_json);
     }
@@ -289,17 +348,22 @@ pub(super) fn simulate(arguments: &SimulateArguments, as_json: bool) -> Result<(
         .map(|seed| {
             let workload = arguments.workload(seed, trace.as_ref());
             let workload = workload.timed(Timing::Recorded, arguments.speedup);
-            run(&workload, &arguments.scenario(seed))
+            Ok(arguments.cluster(seed)?.run(&workload))
         })
-        .collect();
+        .collect::<Result<_, Failure>>()?;
     progress.finish_and_clear();
     if let Some(path) = &arguments.plot {
         draw(path, &plot::run(&reports[0]))?;
     }
-    if as_json {
-        output::line(&report::object(&reports).to_string())
+    let cluster = if arguments.coupled.coupled {
+        "coupled"
     } else {
-        output::line(&report::table(&reports))
+        "separate"
+    };
+    if as_json {
+        output::line(&report::object(cluster, &reports).to_string())
+    } else {
+        output::line(&report::table(cluster, &reports))
     }
 }
 
@@ -329,16 +393,16 @@ fn attain(
         .wrap_iter(seeds)
         .map(|seed| {
             let workload = arguments.workload(seed, trace);
-            let scenario = arguments.scenario(seed);
-            capacity::speed_up(
+            let cluster = arguments.cluster(seed)?;
+            Ok(capacity::speed_up(
                 &workload,
                 Timing::Recorded,
-                &scenario,
+                |load| cluster.run(load),
                 (Measure::Requests, share),
                 SPEED_UP_SEARCHED,
-            )
+            ))
         })
-        .collect();
+        .collect::<Result<_, Failure>>()?;
     progress.finish_and_clear();
     let (mean, interval) = mean_and_interval(&found);
     if as_json {

@@ -90,8 +90,69 @@ fn more_of_everything_attains_more() {
 }
 
 #[test]
+fn a_coupled_cluster_serves_a_workload_in_chunks_or_whole_prompts() {
+    let coupled = [&SMALL[..], &["--coupled", "--speedup", "2"]].concat();
+    let answer = |more: &[&str]| {
+        let arguments = [&coupled[..], more].concat();
+        run(&arguments).ended_with(0).json()
+    };
+    let (whole, chunked) = (answer(&[]), answer(&["--chunk", "512"]));
+    assert_eq!(whole["cluster"], "coupled");
+    for answer in [&whole, &chunked] {
+        assert_eq!(answer["served"], 300.0, "nothing is refused");
+    }
+    let slowest = |answer: &serde_json::Value| answer["tbt_p99_s"].as_f64().expect("a number");
+    assert!(slowest(&chunked) < slowest(&whole));
+    let uncached = answer(&["--prefix-cache-blocks", "0"]);
+    assert_eq!(uncached["hit_tokens"], 0.0);
+    assert!(whole["hit_tokens"].as_f64() > Some(0.0));
+    let searched = [
+        "--attain",
+        "0.5",
+        "--chunk",
+        "512",
+        "--policy",
+        "cache-aware",
+    ];
+    let arguments = [&SMALL[..], &["--coupled"], &searched].concat();
+    let found = run(&arguments).ended_with(0).json();
+    assert!(found["speedup"].as_f64() > Some(0.25), "{found}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let drawing = folder.path().join("run.svg").display().to_string();
+    let drawn = run(&[&coupled[..7], &["--coupled", "--plot", &drawing]].concat()).ended_with(0);
+    assert!(drawn.text().contains("coupled"), "{}", drawn.text());
+    let drawing = fs::read_to_string(drawing).expect("it was drawn");
+    assert!(drawing.starts_with("<svg"));
+}
+
+#[test]
+fn more_instances_are_bound_to_more() {
+    let answer = |prefill: &str| {
+        let arguments = [
+            "simulate",
+            "--bound",
+            "0.95",
+            "--json",
+            "--prefill",
+            prefill,
+        ];
+        run(&arguments).ended_with(0).json()
+    };
+    let (few, many) = (answer("8"), answer("12"));
+    assert!(few["speedup"].as_f64() < many["speedup"].as_f64());
+    assert_eq!(few["ttft_mean_s"], many["ttft_mean_s"]);
+    let said = run(&["simulate", "--bound", "1", "--requests", "9"]).ended_with(0);
+    assert!(said.text().contains("no rules"), "{}", said.text());
+}
+
+#[test]
 fn what_is_no_rule_and_no_share_ends_with_2() {
     for wrong in [
+        ["--coupled", "--policy=ours"],
+        ["--coupled", "--admission=early"],
+        ["--coupled", "--chunk=0"],
+        ["--coupled", "--grid"],
+        ["--chunk", "512"],
         ["--policy", "best"],
         ["--attain", "1.5"],
         ["--prefill", "0"],

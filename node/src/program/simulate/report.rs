@@ -65,8 +65,9 @@ fn endings(reports: &[Report]) -> Vec<(&'static str, f64)> {
 }
 
 /// All runs as one JSON object: means, and intervals where there are several runs.
-pub(super) fn object(reports: &[Report]) -> Value {
+pub(super) fn object(cluster: &str, reports: &[Report]) -> Value {
     let mut object = Map::new();
+    object.insert("cluster".to_owned(), json!(cluster));
     object.insert("requests".to_owned(), json!(reports[0].all.requests));
     object.insert("runs".to_owned(), json!(reports.len()));
     for (name, mean, interval) in figures(reports) {
@@ -82,9 +83,12 @@ pub(super) fn object(reports: &[Report]) -> Value {
 }
 
 /// All runs as a table for people.
-pub(super) fn table(reports: &[Report]) -> String {
+pub(super) fn table(cluster: &str, reports: &[Report]) -> String {
     let requests = reports[0].all.requests;
-    let mut lines = vec![format!("{requests} requests, {} run(s)", reports.len())];
+    let mut lines = vec![format!(
+        "{requests} requests, {} run(s), {cluster} instances",
+        reports.len()
+    )];
     for (name, mean, interval) in figures(reports) {
         let interval = interval.map_or(String::new(), |half| format!("  +- {half:.4}"));
         lines.push(format!("  {name:<22}{mean:>14.4}{interval}"));
