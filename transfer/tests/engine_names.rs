@@ -425,6 +425,52 @@ fn an_answer_that_does_not_come_leaves_the_addresses_that_are_known() {
 }
 
 #[test]
+fn an_attempt_that_was_given_up_is_not_taken_for_its_rail_when_it_arrives_late() {
+    let mut scene = Scene::new(6);
+    let insecure = || EngineOptions {
+        policy: Policy::Insecure,
+        ..EngineOptions::default()
+    };
+    let rails = [at("10.0.0.2"), at("10.0.1.2")];
+    let server = scene.world.start(rails[0].ip(), 1, CoreOptions::default());
+    scene.world.add_address(rails[0].ip(), rails[1].ip());
+    drop(scene.world.spawn(server, 0, move || async move {
+        let listen = rails.to_vec();
+        let engine = Engine::start(EngineOptions {
+            listen,
+            ..insecure()
+        });
+        let engine = engine.expect("an engine");
+        let registered = engine.register(memory(64 * KIB, 0), &RegisterOptions::named("kv"));
+        registered.expect("registered");
+        pending::<()>().await;
+    }));
+    scene.world.run_for(Duration::from_millis(1));
+    // What is sent to the first address takes longer to arrive than anybody waits.
+    scene.world.set_rate(ip(HERE), rails[0].ip(), 100);
+    let client = scene.client;
+    let opening = scene.world.spawn(client, 0, move || async move {
+        let engine = Engine::start(insecure()).expect("an engine");
+        let (peer, remote) = opened(&engine, &rails.map(Endpoint::from)).await;
+        (engine, peer, remote)
+    });
+    let (_engine, peer, remote) = scene.run(5, &opening);
+    assert!(!peer.rails()[0].is_up && peer.rails()[1].is_up);
+    scene.world.set_rate(ip(HERE), rails[0].ip(), 1_000_000_000);
+    let handle = peer.clone();
+    let writing = scene.world.spawn(client, 0, move || async move {
+        let began = time::now();
+        while time::now().since(began) < SECOND * 3 {
+            write(&handle, &remote).await.expect("written");
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    scene.run(20, &writing);
+    let connections: Vec<_> = peer.rails().iter().map(|rail| rail.connections).collect();
+    assert_eq!(connections, [1, 1]);
+}
+
+#[test]
 fn names_and_literals_on_this_host() {
     run(0, || async {
         let listen = ["127.0.0.1:0", "[::1]:0"].map(|text| text.parse().expect("an address"));

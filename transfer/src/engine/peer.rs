@@ -17,7 +17,7 @@ use slab::Slab;
 
 use super::batch::{Batch, PostOptions};
 use super::copying::Near;
-use super::destination::{Destination, Passage, Reached};
+use super::destination::{Destination, Passage};
 use super::endpoint::Endpoint;
 use super::error::{OpenError, PostError};
 use super::posted::{Posted, Transfer};
@@ -124,8 +124,11 @@ impl Peer {
             return Err(OpenError::BadAddresses { count });
         }
         let destinations: Vec<_> = endpoints.into_iter().map(Destination::new).collect();
-        let number = engine.next_peer();
-        let (rail, connection) = first_to_answer(engine, &destinations, number).await?;
+        let First {
+            number,
+            rail,
+            connection,
+        } = first_to_answer(engine, &destinations).await?;
         let mut scheduler = Scheduler::new(engine.options.scheduler, count);
         let adopted = scheduler.adopt(rail, time::now());
         assert_eq!(adopted, 1, "the first of its connections");
@@ -292,9 +295,8 @@ impl Peer {
         let connection = match up {
             Some(connection) => connection,
             None => {
-                let number = shared.engine.next_peer();
-                let found = first_to_answer(&shared.engine, &shared.destinations, number).await?;
-                found.1
+                let found = first_to_answer(&shared.engine, &shared.destinations).await?;
+                found.connection
             }
         };
         let timeout = shared.engine.options.connect_timeout;
@@ -352,15 +354,32 @@ pub(super) fn passage(peer: u32, rail: usize, connection: u32, failures: u32) ->
 }
 
 /// The first rail that is connected.
+struct First {
+    /// The peer's number from now on.
+    number: u32,
+    rail: usize,
+    connection: Connection,
+}
+
+/// Connects whichever rail is first. Each attempt has a number of its own: what is left of one that was
+/// given up may arrive after its rail has been connected.
 async fn first_to_answer(
     engine: &Inner,
     destinations: &[Rc<Destination>],
-    peer: u32,
-) -> Result<(usize, Connection), OpenError> {
+) -> Result<First, OpenError> {
     let attempts = destinations.iter().enumerate().map(|(rail, destination)| {
-        let reached = destination.reach(engine, passage(peer, rail, 1, 0));
-        Box::pin(reached) as race::Attempt<'_, Reached, OpenError>
+        let attempt = async move {
+            let number = engine.next_peer();
+            let reached = destination.reach(engine, passage(number, rail, 1, 0));
+            let connection = reached.await?.connection;
+            Ok(First {
+                number,
+                rail,
+                connection,
+            })
+        };
+        Box::pin(attempt) as race::Attempt<'_, First, OpenError>
     });
-    let (rail, reached) = race::first(attempts).await?;
-    Ok((rail, reached.connection))
+    let (_, first) = race::first(attempts).await?;
+    Ok(first)
 }
