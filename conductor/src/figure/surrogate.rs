@@ -89,6 +89,93 @@ pub fn synthetic() -> Workload {
     Workload::new(arrivals.collect::<Vec<_>>())
 }
 
+/// One of a session's requests: when it comes in the session's time, prompt, answer, blocks.
+type Asked = (f64, u32, u32, Vec<u64>);
+
+/// A share of the synthetic trace that are short chats, in percent, and the seconds over which
+/// sessions begin.
+const CHATS_PERCENT: u32 = 40;
+const DOCUMENT_TOKENS: [f64; 13] = [
+    2_500.0, 6_900.0, 11_000.0, 13_300.0, 15_600.0, 17_900.0, 20_000.0, 24_500.0, 29_000.0,
+    33_600.0, 38_000.0, 53_000.0, 74_000.0,
+];
+const QUESTIONS_MEAN: f64 = 2.1;
+const QUESTION_PAUSE_S: f64 = 150.0;
+
+/// Like the synthetic trace once more, with what else is published of it: two of five requests are
+/// short chats, the others questions to documents of up to 74 thousand tokens, about three to each,
+/// half of which come within a minute of the one before. (3,993 requests, Poisson, 3.91 a second;
+/// of the prompts' tokens .65 in an unbounded cache, 2,200 requests that find nothing there.)
+#[must_use]
+pub fn documents(seed: u64) -> Workload {
+    let mut random = SplitMix64::new(seed);
+    let chats = SYNTHETIC_REQUESTS / 100 * CHATS_PERCENT;
+    let mut asked: Vec<Asked> = Vec::new();
+    let begin_s =
+        |random: &mut SplitMix64| random.unit() * f64::from(SYNTHETIC_REQUESTS) / SYNTHETIC_PER_S;
+    while asked.len() < place(chats) {
+        let turns = 1 + u32::from(random.below(10) < 3);
+        chat(&mut random, begin_s, turns, &mut asked);
+    }
+    while asked.len() < place(SYNTHETIC_REQUESTS) {
+        questions(&mut random, begin_s, &mut asked);
+    }
+    asked.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut now_s = 0.0;
+    let arrivals = asked
+        .into_iter()
+        .map(|(_, input_tokens, output_tokens, hashes)| {
+            now_s += pause_s(&mut random, SYNTHETIC_PER_S);
+            Arrival {
+                arrival_s: now_s,
+                input_tokens: u64::from(input_tokens),
+                output_tokens: u64::from(output_tokens),
+                hashes,
+            }
+        });
+    Workload::new(arrivals.collect::<Vec<_>>())
+}
+
+fn chat(
+    random: &mut SplitMix64,
+    begin_s: impl Fn(&mut SplitMix64) -> f64,
+    turns: u32,
+    asked: &mut Vec<Asked>,
+) {
+    let mut at_s = begin_s(random);
+    let id = random.next() & !(1 << 63);
+    let mut input_tokens = 0;
+    for _ in 0..turns {
+        input_tokens += 60 + tokens(pause_s(random, 1.0 / 700.0));
+        let blocks = input_tokens.div_ceil(512);
+        let answer = 20 + tokens(pause_s(random, 1.0 / 260.0));
+        let hashes = prompt(random, id, input_tokens / 512, blocks);
+        asked.push((at_s, input_tokens, answer.min(900), hashes));
+        at_s += 10.0 + pause_s(random, 1.0 / 60.0);
+        input_tokens += 250;
+    }
+}
+
+fn questions(
+    random: &mut SplitMix64,
+    begin_s: impl Fn(&mut SplitMix64) -> f64,
+    asked: &mut Vec<Asked>,
+) {
+    let mut at_s = begin_s(random);
+    let id = random.next() & !(1 << 63);
+    let document_tokens = tokens(draw(random, &DOCUMENT_TOKENS));
+    let left = place(SYNTHETIC_REQUESTS) - asked.len();
+    let more = tokens(1.5 + pause_s(random, 1.0 / QUESTIONS_MEAN)) - 1;
+    for _ in 0..left.min(1 + place(more)) {
+        let input_tokens = document_tokens + 30 + tokens(pause_s(random, 1.0 / 60.0));
+        let answer = 3 + tokens(pause_s(random, 1.0 / 65.0));
+        let blocks = input_tokens.div_ceil(512);
+        let hashes = prompt(random, id, document_tokens / 512, blocks);
+        asked.push((at_s, input_tokens, answer.min(900), hashes));
+        at_s += pause_s(random, 1.0 / QUESTION_PAUSE_S);
+    }
+}
+
 /// Like the trace of v3: 23,608 requests in an hour, of which 46 % are conversations, 39 % share a
 /// prefix of 12 blocks and get short answers, and 15 % share one of 5 blocks. Conversations are
 /// those of the trace handed in.
@@ -178,6 +265,20 @@ mod tests {
         assert!((14_500.0..16_500.0).contains(&input), "{input}");
         assert!((130.0..170.0).contains(&output), "{output}");
         assert!((0.60..0.70).contains(&hit), "{hit}");
+    }
+
+    #[test]
+    fn the_one_of_documents_has_them_too() {
+        for seed in 1..4 {
+            let workload = documents(seed);
+            assert_eq!(workload.len(), place(SYNTHETIC_REQUESTS));
+            let (input, output) = means(&workload);
+            let hit = hit_tokens(&workload, usize::MAX);
+            assert!((14_000.0..17_000.0).contains(&input), "{input}");
+            assert!((130.0..170.0).contains(&output), "{output}");
+            assert!((0.60..0.70).contains(&hit), "{hit}");
+        }
+        assert_ne!(documents(1), documents(2));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod coupled;
 mod figure;
 mod grid;
 mod report;
+mod surrogate;
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -29,6 +30,7 @@ use super::failure::Failure;
 use super::output;
 use super::replay::read_trace;
 use coupled::CoupledArguments;
+use surrogate::Surrogate;
 
 /// Lowest and highest speed-up of a search, and how near to each other its ends come.
 const SPEED_UP_SEARCHED: (f64, f64, f64) = (0.25, 16.0, 0.01);
@@ -48,6 +50,7 @@ Examples:
   lunette simulate --coupled --chunk 512 --prefill 12 --decode 4 --speedup 3
   lunette simulate --figure v3-12
   lunette simulate --grid --trace conversation_trace.jsonl --timing spread --seeds 5
+  lunette simulate --bound 0.95 --surrogate synthetic
   lunette simulate --policy ours --admission ours --slo fixed --ttft-s 30 --seeds 5 --timing spread")]
 pub(crate) struct SimulateArguments {
     /// A trace file in Mooncake's format. Default: a generated workload like its conversation trace.
@@ -56,6 +59,9 @@ pub(crate) struct SimulateArguments {
     /// Use the generated workload, which is the default.
     #[arg(long, conflicts_with = "trace")]
     generated: bool,
+    /// Use a stand-in for a trace that cannot be had, with its published statistics.
+    #[arg(long, value_enum, conflicts_with_all = ["generated", "requests", "figure"])]
+    surrogate: Option<Surrogate>,
     /// Most requests to simulate. Default: all of the trace; of the generated workload, 12031.
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
@@ -302,7 +308,11 @@ impl SimulateArguments {
             TimingChoice::Recorded => Timing::Recorded,
             TimingChoice::Spread => Timing::Spread { seed },
         };
-        let workload = trace.cloned().unwrap_or_else(generated);
+        let given = || trace.cloned().unwrap_or_else(generated);
+        let workload = match self.surrogate {
+            Some(surrogate) => surrogate.workload(seed, given),
+            None => given(),
+        };
         let workload = workload.timed(timing, 1.0);
         match self.output_tokens {
             Some(tokens) => workload.with_output_tokens(tokens),
