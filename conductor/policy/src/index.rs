@@ -13,6 +13,9 @@ const LANES: usize = 4;
 const LANE_BITS: usize = 16;
 const TIER_BITS: u16 = 3;
 const TIER_MASK: u16 = (1 << TIER_BITS) - 1;
+/// Blocks of a prompt that are looked up together, so that the memory's answers overlap. It begins
+/// with one and doubles: a prompt that is not held costs no more, a long match few waits.
+const AHEAD_MAX: usize = 16;
 /// The last lane of an entry whose owners are in a row. No owner looks like it: its tiers are none.
 const ROW_MARK: u16 = u16::MAX << TIER_BITS;
 const _: () = assert!(INSTANCES_MAX < (u16::MAX >> TIER_BITS) as usize);
@@ -160,27 +163,43 @@ impl PrefixIndex {
     pub fn find(&self, hashes: &[BlockHash], matches: &mut Vec<Match>) {
         matches.clear();
         matches.resize(self.instances, Match::default());
-        for (&hash, depth) in hashes.iter().zip(0..) {
-            let Some(entry) = self.table.find(mix(hash), |entry| entry.hash == hash) else {
-                return;
-            };
-            let mut is_any_left = false;
-            entry.for_each_owner(&self.rows, |instance, tiers| {
-                let matched = &mut matches[instance];
-                if matched.blocks != depth {
+        let mut left = hashes;
+        let mut depth = 0;
+        let mut ahead = 1;
+        while !left.is_empty() {
+            let (next, rest) = left.split_at(ahead.min(left.len()));
+            let mut entries = [None; AHEAD_MAX];
+            for (entry, &hash) in entries.iter_mut().zip(next) {
+                *entry = self.table.find(mix(hash), |entry| entry.hash == hash);
+            }
+            for entry in &entries[..next.len()] {
+                let Some(entry) = entry else { return };
+                if !self.go_on(entry, depth, matches) {
                     return;
                 }
-                matched.blocks += 1;
-                is_any_left = true;
-                let is_in_memory = tiers & (Tier::Vram.bit() | Tier::Dram.bit()) != 0;
-                if matched.memory_blocks == depth && is_in_memory {
-                    matched.memory_blocks += 1;
-                }
-            });
-            if !is_any_left {
+                depth += 1;
+            }
+            left = rest;
+            ahead = AHEAD_MAX.min(2 * ahead);
+        }
+    }
+
+    /// Counts a block at `depth` where all before it are held. Returns whether there is such a place.
+    fn go_on(&self, entry: &Entry, depth: u32, matches: &mut [Match]) -> bool {
+        let mut is_any_left = false;
+        entry.for_each_owner(&self.rows, |instance, tiers| {
+            let matched = &mut matches[instance];
+            if matched.blocks != depth {
                 return;
             }
-        }
+            matched.blocks += 1;
+            is_any_left = true;
+            let is_in_memory = tiers & (Tier::Vram.bit() | Tier::Dram.bit()) != 0;
+            if matched.memory_blocks == depth && is_in_memory {
+                matched.memory_blocks += 1;
+            }
+        });
+        is_any_left
     }
 
     /// Blocks that `instance` holds in `tier`. Walks the whole index.
