@@ -75,7 +75,7 @@ impl Options {
             delay_weight: 2.0,
             token_value: 0.0,
             reserve: 0.3,
-            class_floor: 0.9,
+            class_floor: 0.875,
             moves_blocks: is_ours,
             follows: is_ours,
             seed: 1,

@@ -17,7 +17,7 @@ use crate::ids::LengthClass;
 /// How fast the weight follows in the long run.
 const GAIN: f64 = 0.05;
 /// How much faster it does so at first, and after how many requests half of that is left.
-const GAIN_FIRST: f64 = 0.3;
+const GAIN_FIRST: f64 = 1.0;
 const REQUESTS_FIRST: f64 = 20.0;
 /// Under heavy overload a short request is worth hundreds of times more for its work than a long one.
 const WEIGHT_MAX: f64 = 4096.0;
