@@ -198,6 +198,64 @@ fn a_rail_that_is_cut_either_way_is_left_and_its_writes_are_fenced_before_they_g
 }
 
 #[test]
+fn reads_do_not_wait_for_a_rail_that_has_become_slow() {
+    let mut stolen = 0;
+    for seed in 0..SEEDS {
+        let mut scene = Scene::new(seed, 8 * MIB);
+        let outcome = scene.spawn(|engine, peer, remote| async move {
+            let target = memory(8 * MIB, 1);
+            let mut batch = Batch::new();
+            batch.read(target.clone(), &remote, 0).expect("a read");
+            let done = post(&peer, &batch, 60).await.expect("done");
+            let is_whole = target.to_vec().iter().all(|&byte| byte == 0);
+            // What was taken back does not land any more.
+            target.copy_in(0, &vec![5; 8 * MIB]);
+            time::sleep(Duration::from_secs(10)).await;
+            let is_quiet = target.to_vec().iter().all(|&byte| byte == 5);
+            (done, is_whole, is_quiet, engine.statistics())
+        });
+        scene.world.run_for(Duration::from_millis(40));
+        // What is under way on it, half a megabyte or so, takes a second and more from now on.
+        scene.world.set_rate(RAILS[1], HERE, 400_000);
+        let (done, is_whole, is_quiet, statistics) = scene.run(60, &outcome);
+        assert!(is_whole && is_quiet, "seed {seed}");
+        // At 100 MB/s it would be 84 ms, over the other rail alone 168 ms; a rail is given twice the time
+        // that its answers took. To wait for it takes more than a second.
+        let ms = done.took.as_millis();
+        assert!(ms < 700, "seed {seed}: {done:?}");
+        assert_eq!(statistics.slices_stolen, done.stolen);
+        assert_eq!(done.resent, 0, "seed {seed}: nothing was lost");
+        stolen += done.stolen;
+    }
+    assert!(stolen >= SEEDS, "{stolen} slices of {SEEDS} seeds");
+}
+
+#[test]
+fn idle_rails_are_closed_and_come_back() {
+    for seed in 0..SEEDS {
+        let mut scene = Scene::new(seed, MIB);
+        let outcome = scene.spawn(|_, peer, remote| async move {
+            let up = |peer: &Peer| peer.rails().iter().filter(|rail| rail.is_up).count();
+            let first = there_and_back(peer.clone(), remote, MIB, 1).await;
+            first.expect("done");
+            time::sleep(Duration::from_millis(299_000)).await;
+            let before = up(&peer);
+            time::sleep(Duration::from_secs(2)).await;
+            let after = up(&peer);
+            let (written, read) = there_and_back(peer.clone(), remote, MIB, 2)
+                .await
+                .expect("done");
+            (before, after, written.resent + read.resent, peer.rails())
+        });
+        let (before, after, resent, rails) = scene.run(400, &outcome);
+        assert_eq!((before, after, resent), (2, 0, 0), "seed {seed}");
+        for rail in rails {
+            assert_eq!((rail.connections, rail.failures), (2, 0), "seed {seed}");
+        }
+    }
+}
+
+#[test]
 fn connections_that_are_reset_again_and_again_cost_time_and_nothing_else() {
     for seed in 0..SEEDS {
         let mut scene = Scene::new(seed, 6 * MIB);

@@ -27,6 +27,8 @@ const TRANSFERS_MAX: usize = 8;
 const TIMERS_MAX: usize = 4096;
 /// Turns within which everything ends once nothing fails any more.
 const TURNS_MAX: usize = 4096;
+/// A rail that nobody needs is closed after so long.
+const IDLE_MAX: Duration = Duration::from_secs(2);
 /// Requests have multiples of so many bytes.
 const UNIT_BYTES: u64 = 3000;
 
@@ -55,6 +57,8 @@ pub struct Reached {
     pub fenced: u32,
     /// Connections that were given up because nothing moved.
     pub stalls: u32,
+    /// Connections that were closed because nobody needed them.
+    pub idles: u32,
     /// Other engines that answered.
     pub replaced: u32,
 }
@@ -71,6 +75,7 @@ pub fn scheduler(data: &[u8]) -> Reached {
     let options = SchedulerOptions {
         attempts_max: 1 + u32::from(flags >> 2 & 3),
         transfers_max: TRANSFERS_MAX,
+        idle_max: IDLE_MAX,
         ..SchedulerOptions::default()
     };
     let mut world = World::new(Scheduler::new(options, 1 + usize::from(flags & 3)));

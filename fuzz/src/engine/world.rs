@@ -10,7 +10,7 @@ use std::time::Duration;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::scheduler::{
-    Action, Effect, Outcome, Scheduler, SliceId, TransferId, TransferOptions,
+    Action, CloseCause, Effect, Outcome, Scheduler, SliceId, TransferId, TransferOptions,
 };
 use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::engine::slices::{Part, Request, Slice};
@@ -135,10 +135,17 @@ impl World {
                 assert!(!flight.is_stopping, "asked once");
                 flight.is_stopping = true;
             }
-            Action::Close { rail, connection } => {
+            Action::Close {
+                rail,
+                connection,
+                cause,
+            } => {
                 let state = self.links.insert((rail, connection), LinkState::Over);
                 assert!(matches!(state, Some(LinkState::Up | LinkState::Broken)));
-                self.reached.stalls += 1;
+                match cause {
+                    CloseCause::Stalled => self.reached.stalls += 1,
+                    CloseCause::Idle => self.reached.idles += 1,
+                }
             }
             Action::Fence {
                 rail,

@@ -9,13 +9,16 @@ use std::time::Duration;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::scheduler::{
-    Action, Effect, Priority, Scheduler, SchedulerOptions, SliceId, TransferId, TransferOptions,
+    Action, CloseCause, Effect, Priority, Scheduler, SchedulerOptions, SliceId, TransferId,
+    TransferOptions,
 };
 use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::engine::slices::{Request, Slice};
 use proptest::prelude::*;
 
 const RAILS: usize = 3;
+/// Most that is to be done at one point in time.
+const ACTIONS_MAX: u32 = 2000;
 const MS: Duration = Duration::from_millis(1);
 
 /// What happens next.
@@ -61,6 +64,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<prop::sample::Index>().prop_map(Step::Unsent),
         2 => (0..RAILS, any::<bool>()).prop_map(|(rail, lands)| Step::Break(rail, lands)),
         3 => (0..300_u16).prop_map(Step::Wait),
+        1 => (0..4000_u16).prop_map(Step::Wait),
     ];
     prop::collection::vec(step, 1..120)
 }
@@ -126,7 +130,9 @@ impl Model {
                 self.fences.push((rail, connection, via));
             }
             Action::Stop { slice } => assert!(self.under_way.contains_key(&slice)),
-            Action::Close { rail, connection } => assert_eq!(self.up.get(&rail), Some(&connection)),
+            Action::Close {
+                rail, connection, ..
+            } => assert_eq!(self.up.get(&rail), Some(&connection)),
             Action::Finished { transfer, outcome } => {
                 assert!(self.finished.insert(transfer), "finished once");
                 let failed: BTreeMap<u32, Effect> = outcome
@@ -167,16 +173,20 @@ struct Run {
 
 impl Run {
     fn act(&mut self) {
+        let mut actions = 0;
         while let Some(action) = self.scheduler.next_action(self.now) {
+            actions += 1;
+            assert!(actions < ACTIONS_MAX, "it never ends: {action:?}");
             match action {
                 Action::Stop { slice } => {
                     self.model.take(Action::Stop { slice }, &self.scheduler);
                     self.model.under_way.remove(&slice);
                     self.scheduler.on_stopped(slice);
                 }
-                Action::Close { rail, connection } => {
-                    self.model
-                        .take(Action::Close { rail, connection }, &self.scheduler);
+                Action::Close { rail, cause, .. } => {
+                    self.model.take(action, &self.scheduler);
+                    let on_it = self.model.under_way.values().filter(|sent| sent.0 == rail);
+                    assert!(cause == CloseCause::Stalled || on_it.count() == 0);
                     self.break_rail(rail, false);
                 }
                 other => self.model.take(other, &self.scheduler),
@@ -318,8 +328,12 @@ proptest! {
 
     #[test]
     fn every_transfer_ends_as_it_says(steps in steps()) {
+        let options = SchedulerOptions {
+            idle_max: Duration::from_secs(2),
+            ..SchedulerOptions::default()
+        };
         let mut run = Run {
-            scheduler: Scheduler::new(SchedulerOptions::default(), RAILS),
+            scheduler: Scheduler::new(options, RAILS),
             model: Model::default(),
             now: Time::ZERO + MS,
         };

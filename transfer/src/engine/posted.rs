@@ -31,6 +31,8 @@ pub struct Done {
     pub slices: u64,
     /// Slices that were sent again.
     pub resent: u64,
+    /// Reads that were taken back from a slow rail and sent over another one.
+    pub stolen: u64,
     /// How long it took.
     pub took: Duration,
 }
@@ -213,8 +215,7 @@ impl Shared {
     /// A transfer is over.
     pub(super) fn finish(&self, posted: &Posted, outcome: Outcome) {
         let is_done = outcome.failures.is_empty();
-        let (slices, resent) = (outcome.slices, outcome.resent);
-        self.engine.counts.finished(is_done, slices, resent);
+        self.engine.counts.finished(is_done, &outcome);
         posted.finish(outcome);
     }
 }
@@ -246,6 +247,7 @@ impl Transfer {
             failures,
             slices,
             resent,
+            stolen,
         } = outcome;
         if !failures.is_empty() {
             let paths = self.peer.shared.addresses();
@@ -255,6 +257,7 @@ impl Transfer {
             len_bytes: self.posted.batch.len_bytes(),
             slices,
             resent,
+            stolen,
             took: time::now().since(self.posted.began),
         })
     }

@@ -11,7 +11,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::{
     Note, Operation, Place, Refusal, write_note, write_places,
 };
-use lunette_transfer_proto::engine::scheduler::{Action, SliceId, TransferId};
+use lunette_transfer_proto::engine::scheduler::{Action, CloseCause, SliceId, TransferId};
 use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::engine::slices::Slice;
 
@@ -89,9 +89,18 @@ impl Shared {
                 rail,
             } => self.send(slice, transfer, rail),
             Action::Stop { slice } => self.stop(slice),
-            Action::Close { rail, connection } => {
+            Action::Close {
+                rail,
+                connection,
+                cause,
+            } => {
                 let address = self.destinations[rail].address();
-                tracing::warn!(%address, connection, "nothing moves on a rail");
+                match cause {
+                    CloseCause::Stalled => {
+                        tracing::warn!(%address, connection, "nothing moves on a rail");
+                    }
+                    CloseCause::Idle => tracing::debug!(%address, connection, "a rail is idle"),
+                }
                 // Its calls end when their receives have been reaped, and say that they are lost.
                 let taken = self.state.borrow_mut().rails[rail].take();
                 if let Some(connection) = taken {

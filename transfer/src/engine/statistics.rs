@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
+use lunette_transfer_proto::engine::scheduler::Outcome;
 use lunette_transfer_proto::engine::segment::Way;
 
 use super::batch::Intent;
@@ -26,6 +27,8 @@ pub struct Statistics {
     pub slices: u64,
     /// Slices that were sent again.
     pub slices_resent: u64,
+    /// Reads that were taken back from a slow rail and sent over another one.
+    pub slices_stolen: u64,
     /// Bytes that peers have read here. What peers of this host copy from memory that they have mapped is
     /// not seen.
     pub served_read_bytes: u64,
@@ -115,14 +118,15 @@ impl Counts {
     }
 
     /// A transfer is over.
-    pub(super) fn finished(&self, is_done: bool, slices: u64, resent: u64) {
+    pub(super) fn finished(&self, is_done: bool, outcome: &Outcome) {
         let mut sums = self.sums.borrow_mut();
         if is_done {
             sums.transfers_done += 1;
         } else {
             sums.transfers_failed += 1;
         }
-        sums.slices += slices;
-        sums.slices_resent += resent;
+        sums.slices += outcome.slices;
+        sums.slices_resent += outcome.resent;
+        sums.slices_stolen += outcome.stolen;
     }
 }

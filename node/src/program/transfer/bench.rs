@@ -111,6 +111,7 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         "batch_p50_us": us(0.5),
         "batch_p99_us": us(0.99),
         "slices_resent": statistics.slices_resent,
+        "slices_stolen": statistics.slices_stolen,
         "same_host_bytes": statistics.same_host_bytes,
         "rails": rails,
     }))

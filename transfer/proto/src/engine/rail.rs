@@ -6,6 +6,8 @@
 //!    ^  (when its pause is over)    |                |
 //!    |                              | refused        | lost, stalled
 //!    +------------------------------+----------------+
+//!    ^                                               |
+//!    +-----------------------------------------------+  idle: not paused
 //!        paused; the pause doubles with each failure, and starts anew after bytes have come through
 //! ```
 
@@ -23,6 +25,17 @@ const RATED_BYTES_MIN: u64 = 32 * 1024;
 const RATED_TIME_MIN: Duration = Duration::from_micros(200);
 /// The newest rate counts for one part in this many.
 const RATE_MEMORY: u64 = 4;
+
+/// How long an answer is taken to take before one has been seen.
+const ANSWER_FIRST: Duration = Duration::from_millis(50);
+/// How long the slowest answers took is forgotten by one part in this many with each that was faster.
+const ANSWER_MEMORY: u32 = 8;
+/// An answer may take so many times as long as the slowest of late.
+const OVERDUE_TIMES: u32 = 2;
+/// No answer is overdue by less than this.
+const OVERDUE_MIN: Duration = Duration::from_millis(1);
+/// A rail that pauses is reckoned to be at most so many times slower than before.
+const RATE_LOSS_MAX: u64 = 16;
 
 /// Least slices of the shortest kind that may be under way.
 const WINDOW_SLICES_MIN: u64 = 2;
@@ -105,6 +118,10 @@ pub struct Rail {
     counted_since: Time,
     /// When bytes last came through, or the rail came up.
     moved: Time,
+    /// What that was when slices were last taken back.
+    overtaken: Option<Time>,
+    /// How long the slowest answers of late took.
+    answer: Duration,
 }
 
 impl Rail {
@@ -123,6 +140,8 @@ impl Rail {
             counted_bytes: 0,
             counted_since: Time::ZERO,
             moved: Time::ZERO,
+            overtaken: None,
+            answer: ANSWER_FIRST,
         }
     }
 
@@ -204,6 +223,19 @@ impl Rail {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
+    /// How long one may wait on it for what is under way, without anything being wrong.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.finish(0) + self.answer * OVERDUE_TIMES + OVERDUE_MIN
+    }
+
+    /// Whether nothing is overdue on it.
+    #[must_use]
+    pub fn is_prompt(&self, now: Time) -> bool {
+        let since = self.waits_since();
+        since.is_none_or(|since| now < since + self.patience())
+    }
+
     /// Since when nothing has come through although something is under way.
     #[must_use]
     pub const fn waits_since(&self) -> Option<Time> {
@@ -212,6 +244,24 @@ impl Rail {
         } else {
             None
         }
+    }
+
+    /// When bytes last came through, or the rail came up.
+    #[must_use]
+    pub const fn moved(&self) -> Time {
+        self.moved
+    }
+
+    /// Nobody needs it: it is closed, and may be tried at once when somebody does.
+    ///
+    /// # Panics
+    /// If something is under way.
+    pub fn on_idle(&mut self, now: Time) {
+        assert_eq!(
+            self.under_way_slices, 0,
+            "who carries something is not idle"
+        );
+        self.state = RailState::Down { until: now };
     }
 
     /// Begins to connect, if it is time. Whether it does.
@@ -265,8 +315,10 @@ impl Rail {
         self.under_way_bytes += len_bytes;
     }
 
-    /// A slice was answered.
-    pub fn on_answered(&mut self, len_bytes: u64, now: Time) {
+    /// A slice that was sent at `sent` was answered.
+    pub fn on_answered(&mut self, len_bytes: u64, sent: Time, now: Time) {
+        let faded = self.answer - self.answer / ANSWER_MEMORY;
+        self.answer = faded.max(now.since(sent));
         self.leave(len_bytes);
         self.failures = 0;
         self.moved = now;
@@ -288,6 +340,21 @@ impl Rail {
         let rate = known / RATE_MEMORY * (RATE_MEMORY - 1) + newest / RATE_MEMORY;
         self.rate = rate.max(RATE_MIN);
         self.is_rated = true;
+    }
+
+    /// What is under way is taken back, to be had sooner over another rail. Nothing has come through here
+    /// for a while, so this one is no faster than what is under way within that time; but one pause does
+    /// not make a fast rail one that is never used again.
+    pub fn on_overtaken(&mut self, now: Time) {
+        if self.overtaken == Some(self.moved) {
+            return;
+        }
+        self.overtaken = Some(self.moved);
+        let waited = now.since(self.moved).as_nanos().max(1);
+        let bytes = u128::from(self.under_way_bytes) * 1_000_000_000 / waited;
+        let seen = u64::try_from(bytes).unwrap_or(u64::MAX);
+        let least = (self.rate / RATE_LOSS_MAX).max(RATE_MIN);
+        self.rate = self.rate.min(seen.max(least));
     }
 
     /// A slice was refused: the rail is alive, and how fast it is was not seen.
@@ -344,7 +411,7 @@ mod tests {
         assert!(rail.try_connect(now));
         rail.on_connected(now);
         rail.on_sent(1, now);
-        rail.on_answered(1, now + MS);
+        rail.on_answered(1, now, now + MS);
         rail.on_failed(now + MS);
         assert_eq!(
             rail.state(),
@@ -358,7 +425,7 @@ mod tests {
     fn rated(now: Time) -> Rail {
         let mut rail = up(now);
         rail.on_sent(RATED_BYTES_MIN, now);
-        rail.on_answered(RATED_BYTES_MIN, now + Duration::from_micros(32));
+        rail.on_answered(RATED_BYTES_MIN, now, now + Duration::from_micros(32));
         rail
     }
 
@@ -370,7 +437,7 @@ mod tests {
         rail.on_sent(u64::from(least), Time::ZERO);
         rail.on_sent(u64::from(least), Time::ZERO);
         assert!(!rail.has_room());
-        rail.on_answered(u64::from(least), Time::ZERO + MS);
+        rail.on_answered(u64::from(least), Time::ZERO, Time::ZERO + MS);
         assert_eq!(
             rail.bytes_per_second(),
             u64::from(least) * 1000,
@@ -385,7 +452,7 @@ mod tests {
         let window = RailOptions::default().window_bytes_max;
         rail.on_sent(window * 10, Time::ZERO);
         assert!(!rail.has_room(), "one slice, however long, and no second");
-        rail.on_answered(window * 10, Time::ZERO + MS);
+        rail.on_answered(window * 10, Time::ZERO, Time::ZERO + MS);
         rail.on_sent(window - 1, Time::ZERO);
         assert!(rail.has_room());
         rail.on_sent(1, Time::ZERO);
@@ -407,7 +474,7 @@ mod tests {
         let mut now = Time::ZERO;
         for _ in 0..40 {
             rail.on_sent(64 * 1024, now);
-            rail.on_answered(64 * 1024, now + MS);
+            rail.on_answered(64 * 1024, now, now + MS);
             now = now + MS;
         }
         let rate = rail.bytes_per_second();
@@ -415,14 +482,14 @@ mod tests {
         assert!((260_000..=270_000).contains(&rail.slice_bytes()));
         for _ in 0..40 {
             rail.on_sent(64 * 1024, now);
-            rail.on_answered(64 * 1024, now + MS * 100);
+            rail.on_answered(64 * 1024, now, now + MS * 100);
             now = now + MS * 100;
         }
         assert_eq!(rail.slice_bytes(), 64 * 1024);
         assert!(rail.finish(650_000) > MS * 900);
         let before = rail.bytes_per_second();
         rail.on_sent(100, now);
-        rail.on_answered(100, now + MS * 500);
+        rail.on_answered(100, now, now + MS * 500);
         assert_eq!(
             rail.bytes_per_second(),
             before,
@@ -438,9 +505,9 @@ mod tests {
         rail.on_sent(5, start + MS);
         rail.on_sent(5, start + MS * 2);
         assert_eq!(rail.waits_since(), Some(start + MS));
-        rail.on_answered(5, start + MS * 3);
+        rail.on_answered(5, start, start + MS * 3);
         assert_eq!(rail.waits_since(), Some(start + MS * 3));
-        rail.on_answered(5, start + MS * 4);
+        rail.on_answered(5, start, start + MS * 4);
         assert_eq!(rail.waits_since(), None);
     }
 }

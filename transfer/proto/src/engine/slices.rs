@@ -122,6 +122,15 @@ impl Cutter {
         self.waiting_bytes
     }
 
+    /// About how long the next slice is.
+    #[must_use]
+    pub fn next_len_bytes(&self, bytes_max: u32) -> u64 {
+        match self.again.front() {
+            Some(slice) => slice.len_bytes(),
+            None => self.waiting_bytes.min(u64::from(bytes_max)),
+        }
+    }
+
     /// The next slice, of about `bytes_max` unless it was cut before.
     pub fn next(&mut self, bytes_max: u32) -> Option<Slice> {
         if let Some(slice) = self.again.pop_front() {

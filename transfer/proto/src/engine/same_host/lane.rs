@@ -373,7 +373,7 @@ impl Write {
         Outcome {
             failures,
             slices: self.pieces,
-            resent: 0,
+            ..Outcome::default()
         }
     }
 }

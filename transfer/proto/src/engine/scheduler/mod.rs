@@ -19,11 +19,15 @@
 //! So the peer is asked to end the lost connection first, and answers when nothing of it can land any
 //! more. A read that is lost lands in our own memory, where the driver has seen its end.
 //!
+//! At the end of its work a scheduler takes reads back from a rail that holds it up, and sends them over
+//! another one.
+//!
 //! A transfer that is over before its slices are (deadline, cancel) stays until they are settled, for
 //! `settle` at most, and says what may still change if they are not.
 
 mod outcome;
 mod slots;
+mod stealing;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -38,8 +42,8 @@ use super::segment::Way;
 use super::slices::{Cutter, Request, Slice};
 
 pub use outcome::{
-    Action, Cause, Effect, Outcome, Priority, RequestFailure, SchedulerOptions, SliceId,
-    TransferId, TransferOptions, TransfersFull,
+    Action, Cause, CloseCause, Effect, Outcome, Priority, RequestFailure, SchedulerOptions,
+    SliceId, TransferId, TransferOptions, TransfersFull,
 };
 
 use slots::Slots;
@@ -59,6 +63,8 @@ enum SliceState {
     Sent,
     /// Its transfer is over, and the driver has been asked to stop it.
     Stopping,
+    /// The driver has been asked to stop it, so that it can go another way.
+    Stolen,
     /// Its connection is lost, and the peer has not yet said that it is.
     Limbo,
 }
@@ -71,6 +77,7 @@ struct UnderWay {
     rail: usize,
     connection: u32,
     carries_note: bool,
+    sent: Time,
     state: SliceState,
 }
 
@@ -195,6 +202,9 @@ impl Scheduler {
             self.ask_for_fences(now);
             self.assign(now);
         }
+        if self.actions.is_empty() {
+            self.steal(now);
+        }
         self.actions.pop_front()
     }
 
@@ -205,7 +215,10 @@ impl Scheduler {
         let of_rail = |rail: &Rail| match rail.state() {
             RailState::Down { until } => wants_rails.then_some(until),
             RailState::Connecting => None,
-            RailState::Up => rail.waits_since().map(|since| since + self.options.stall),
+            RailState::Up => Some(match rail.waits_since() {
+                Some(since) => since + self.options.stall,
+                None => rail.moved() + self.options.idle_max,
+            }),
         };
         let rails = self.rails.iter().filter_map(of_rail);
         let over = self.deadlines.first().map(|&(at, _)| at);
@@ -216,6 +229,7 @@ impl Scheduler {
         });
         let fences = self.lost.iter().map(|lost| lost.not_before);
         rails
+            .chain(self.steal_at(now))
             .chain(over)
             .chain(fences.filter(|&at| at > now))
             .chain(paused.take(LOOKED_AT_MAX).min())
@@ -223,7 +237,7 @@ impl Scheduler {
             .min()
     }
 
-    /// Ends what is over by now, and gives up rails on which nothing moves.
+    /// Ends what is over by now, gives up rails on which nothing moves, and closes those that nobody needs.
     pub fn on_timeout(&mut self, now: Time) {
         while let Some(&(at, index)) = self.deadlines.first()
             && at <= now
@@ -241,12 +255,29 @@ impl Scheduler {
             }
         }
         for rail in 0..self.rails.len() {
-            let waits_since = self.rails[rail].waits_since();
-            if waits_since.is_some_and(|since| since + self.options.stall <= now) {
-                let connection = self.rails[rail].connection();
-                self.on_rail_failed(rail, connection, now);
-                self.actions.push_back(Action::Close { rail, connection });
+            let Some(cause) = self.closes(&self.rails[rail], now) else {
+                continue;
+            };
+            let connection = self.rails[rail].connection();
+            match cause {
+                CloseCause::Stalled => self.on_rail_failed(rail, connection, now),
+                CloseCause::Idle => self.rails[rail].on_idle(now),
             }
+            self.actions.push_back(Action::Close {
+                rail,
+                connection,
+                cause,
+            });
+        }
+    }
+
+    fn closes(&self, rail: &Rail, now: Time) -> Option<CloseCause> {
+        match rail.waits_since() {
+            Some(since) if since + self.options.stall <= now => Some(CloseCause::Stalled),
+            None if rail.is_up() && rail.moved() + self.options.idle_max <= now => {
+                Some(CloseCause::Idle)
+            }
+            _ => None,
         }
     }
 
@@ -414,7 +445,8 @@ impl Scheduler {
         self.refresh(index);
     }
 
-    /// A read that was to be stopped has been: nothing of it can land in our memory any more.
+    /// A read that was to be stopped has been: nothing of it can land in our memory any more. It goes
+    /// another way unless its transfer is over.
     ///
     /// # Panics
     /// As [`on_answered`](Self::on_answered).
@@ -422,7 +454,12 @@ impl Scheduler {
         let under_way = self.take(id);
         self.leave_rail(&under_way, Leave::Stopped);
         if let Some(index) = under_way.transfer {
-            self.transfers.at(index).under_way -= 1;
+            let transfer = self.transfers.at(index);
+            transfer.under_way -= 1;
+            if under_way.state == SliceState::Stolen {
+                transfer.outcome.stolen += 1;
+            }
+            transfer.cutter.back(under_way.slice);
             self.refresh(index);
         }
     }
@@ -508,7 +545,7 @@ impl Scheduler {
         }
         let len_bytes = under_way.slice.len_bytes();
         match how {
-            Leave::Answered(now) => rail.on_answered(len_bytes, now),
+            Leave::Answered(now) => rail.on_answered(len_bytes, under_way.sent, now),
             Leave::Refused(now) => rail.on_refused(len_bytes, now),
             Leave::Stopped => rail.on_stopped(len_bytes),
         }
@@ -649,7 +686,7 @@ impl Scheduler {
         }
         for &index in &candidates[..count] {
             if self.transfers.at(index).not_before <= now
-                && let Some(rail) = self.pick(index)
+                && let Some(rail) = self.pick(index, now)
             {
                 self.send(index, rail, now);
                 return;
@@ -659,17 +696,19 @@ impl Scheduler {
 
     /// The rail that will have the transfer's next slice through first. None if every rail with room
     /// would take longer for it than the best one takes for all that waits: then that one is waited
-    /// for, so that all rails finish together.
-    fn pick(&mut self, index: u32) -> Option<usize> {
+    /// for, so that all rails finish together. One on which something is overdue is left out while there
+    /// is another.
+    fn pick(&mut self, index: u32, now: Time) -> Option<usize> {
         let waiting = self.transfers.at(index).cutter.waiting_bytes();
+        let is_up = |rail: &Rail, prompt: bool| rail.is_up() && (!prompt || rail.is_prompt(now));
+        let some_are_prompt = self.rails.iter().any(|rail| is_up(rail, true));
         let up = || {
-            self.rails
-                .iter()
-                .enumerate()
-                .filter(|(_, rail)| rail.is_up())
+            let rails = self.rails.iter().enumerate();
+            rails.filter(|(_, rail)| is_up(rail, some_are_prompt))
         };
         let all = up().map(|(_, rail)| rail.finish(waiting)).min()?;
-        let finish = |rail: &Rail| rail.finish(waiting.min(u64::from(rail.slice_bytes())));
+        let cutter = &self.transfers.at(index).cutter;
+        let finish = |rail: &Rail| rail.finish(cutter.next_len_bytes(rail.slice_bytes()));
         let with_room = up().filter(|(_, rail)| rail.has_room());
         let (index, rail) = with_room.min_by_key(|(_, rail)| finish(rail))?;
         (finish(rail) <= all).then_some(index)
@@ -700,6 +739,7 @@ impl Scheduler {
             rail,
             connection: found.connection(),
             carries_note,
+            sent: now,
             state: SliceState::Sent,
         });
         self.assigned += 1;

@@ -17,6 +17,8 @@ pub struct SchedulerOptions {
     pub attempts_max: u32,
     /// A rail on which nothing came through for so long, with slices under way, is given up.
     pub stall: Duration,
+    /// A rail over which nothing was to be sent for so long is closed until there is something.
+    pub idle_max: Duration,
     /// How long a transfer that is over (deadline, cancel) waits for what it has under way to be
     /// settled: answered, or fenced.
     pub settle: Duration,
@@ -32,6 +34,7 @@ impl Default for SchedulerOptions {
             rail: RailOptions::default(),
             attempts_max: 8,
             stall: Duration::from_secs(1),
+            idle_max: Duration::from_secs(300),
             settle: Duration::from_secs(2),
             busy_pause: Duration::from_millis(1),
             transfers_max: 4096,
@@ -89,12 +92,14 @@ pub enum Action {
         /// Which.
         slice: SliceId,
     },
-    /// Close a connection on which nothing moves. Its slices are lost, each to be told.
+    /// Close a connection. Slices that are under way on it are lost, each to be told.
     Close {
         /// Which rail.
         rail: usize,
         /// Which of its connections.
         connection: u32,
+        /// Why.
+        cause: CloseCause,
     },
     /// Ask the peer, over `via`, to end a connection of `rail`; say
     /// [`on_fenced`](super::Scheduler::on_fenced).
@@ -115,6 +120,15 @@ pub enum Action {
     },
 }
 
+/// Why a connection is to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseCause {
+    /// Nothing comes through although something is under way.
+    Stalled,
+    /// Nothing was to be sent for long.
+    Idle,
+}
+
 /// What came of a transfer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -125,6 +139,9 @@ pub struct Outcome {
     pub slices: u64,
     /// Slices that were sent again.
     pub resent: u64,
+    /// Reads that were taken back from a slow rail and sent over another one. They count as sent twice, and
+    /// not as sent again: nothing was lost.
+    pub stolen: u64,
 }
 
 /// Why one request failed.

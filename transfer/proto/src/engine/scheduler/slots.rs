@@ -59,6 +59,15 @@ impl<T> Slots<T> {
         slot.as_mut().expect("who names an index knows its entry")
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, u32, &T)> {
+        (0..)
+            .zip(&self.slots)
+            .filter_map(|(index, (generation, slot))| {
+                let value = slot.as_ref()?;
+                Some((index, *generation, value))
+            })
+    }
+
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, u32, &mut T)> {
         (0..)
             .zip(&mut self.slots)

@@ -5,25 +5,25 @@ use super::*;
 const MS: Duration = Duration::from_millis(1);
 const KIB: u64 = 1024;
 
-fn at(ms: u32) -> Time {
+pub(super) fn at(ms: u32) -> Time {
     Time::ZERO + MS * (ms + 1)
 }
 
-fn read(len_bytes: u64) -> Request {
+pub(super) fn read(len_bytes: u64) -> Request {
     Request {
         way: Way::Read,
         len_bytes,
     }
 }
 
-fn write(len_bytes: u64) -> Request {
+pub(super) fn write(len_bytes: u64) -> Request {
     Request {
         way: Way::Write,
         len_bytes,
     }
 }
 
-fn options(deadline: Time) -> TransferOptions {
+pub(super) fn options(deadline: Time) -> TransferOptions {
     TransferOptions {
         priority: Priority::Foreground,
         deadline,
@@ -32,11 +32,11 @@ fn options(deadline: Time) -> TransferOptions {
 }
 
 /// Everything that is to be done now.
-fn drain(scheduler: &mut Scheduler, now: Time) -> Vec<Action> {
+pub(super) fn drain(scheduler: &mut Scheduler, now: Time) -> Vec<Action> {
     std::iter::from_fn(|| scheduler.next_action(now)).collect()
 }
 
-fn connected(rails: usize) -> Scheduler {
+pub(super) fn connected(rails: usize) -> Scheduler {
     let mut scheduler = Scheduler::new(SchedulerOptions::default(), rails);
     let warm = scheduler.submit([read(1)], options(Time::MAX), at(0));
     let warm = warm.expect("room");
@@ -55,7 +55,7 @@ fn connected(rails: usize) -> Scheduler {
     scheduler
 }
 
-fn sent(actions: &[Action]) -> Vec<(SliceId, usize)> {
+pub(super) fn sent(actions: &[Action]) -> Vec<(SliceId, usize)> {
     let sent = actions.iter().filter_map(|action| match action {
         Action::Send { slice, rail, .. } => Some((*slice, *rail)),
         _ => None,
@@ -63,9 +63,9 @@ fn sent(actions: &[Action]) -> Vec<(SliceId, usize)> {
     sent.collect()
 }
 
-type Failed = (Option<u32>, Cause, Effect);
+pub(super) type Failed = (Option<u32>, Cause, Effect);
 
-fn finished(actions: &[Action]) -> Vec<(TransferId, Vec<Failed>)> {
+pub(super) fn finished(actions: &[Action]) -> Vec<(TransferId, Vec<Failed>)> {
     let finished = actions.iter().filter_map(|action| match action {
         Action::Finished { transfer, outcome } => {
             let failures = outcome.failures.iter();
@@ -212,6 +212,7 @@ fn what_cannot_be_settled_is_said_to_be_so() {
     let close = Action::Close {
         rail: 0,
         connection: 1,
+        cause: CloseCause::Stalled,
     };
     assert!(drain(&mut scheduler, at(1_001)).contains(&close));
     for (slice, _) in under_way {
@@ -642,4 +643,50 @@ fn nothing_is_sent_while_too_many_lost_connections_wait_for_their_fence() {
     } = scheduler.lost[0];
     scheduler.on_fenced(rail, connection, true, now);
     assert!(!sent(&drain(&mut scheduler, now)).is_empty());
+}
+
+#[test]
+fn a_rail_that_nobody_needs_is_closed_and_comes_back_at_once() {
+    let mut scheduler = connected(2);
+    let idle_max = SchedulerOptions::default().idle_max;
+    let over = at(0) + idle_max;
+    assert_eq!(scheduler.poll_timeout(at(1)), Some(over));
+    let before = at(0) + (idle_max - MS);
+    scheduler.on_timeout(before);
+    assert_eq!(drain(&mut scheduler, before), []);
+    scheduler.on_timeout(over);
+    let close = |rail| Action::Close {
+        rail,
+        connection: 1,
+        cause: CloseCause::Idle,
+    };
+    assert_eq!(drain(&mut scheduler, over), [close(0), close(1)]);
+    for rail in 0..2 {
+        scheduler.on_rail_failed(rail, 1, over + MS);
+        assert_eq!(scheduler.rails()[rail].failures(), 0, "it did not fail");
+    }
+    assert_eq!(scheduler.poll_timeout(over + MS), None, "nobody wants them");
+    let id = scheduler.submit([read(1)], options(Time::MAX), over + MS);
+    let connects = drain(&mut scheduler, over + MS);
+    assert_eq!(connects.len(), 2, "both at once: {connects:?}");
+    assert!(scheduler.on_connected(1, 2, over + MS * 2));
+    let again = sent(&drain(&mut scheduler, over + MS * 2));
+    scheduler.on_answered(again[0].0, over + MS * 3);
+    let ended = finished(&drain(&mut scheduler, over + MS * 3));
+    assert_eq!(ended, [(id.expect("room"), vec![])]);
+}
+
+#[test]
+fn a_rail_that_carries_something_is_not_idle() {
+    let mut scheduler = connected(1);
+    let idle_max = SchedulerOptions::default().idle_max;
+    let (before, over) = (at(0) + (idle_max - MS * 10), at(0) + idle_max);
+    let submitted = scheduler.submit([read(1)], options(Time::MAX), before);
+    submitted.expect("room");
+    let under_way = sent(&drain(&mut scheduler, before));
+    scheduler.on_timeout(over);
+    assert_eq!(drain(&mut scheduler, over), []);
+    scheduler.on_answered(under_way[0].0, over);
+    assert_eq!(drain(&mut scheduler, over).len(), 1, "it is done");
+    assert_eq!(scheduler.poll_timeout(over), Some(over + idle_max));
 }

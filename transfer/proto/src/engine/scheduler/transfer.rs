@@ -34,7 +34,7 @@ pub(super) struct Transfer {
     pub(super) last_rail: Option<usize>,
     pub(super) last_attempts: u32,
     submitted: Time,
-    outcome: Outcome,
+    pub(super) outcome: Outcome,
 }
 
 /// What is known of a failed attempt.
