@@ -32,7 +32,7 @@ mod tests {
         ("found_by_address", |reached| reached.found_by_address),
     ];
 
-    const OF_SCHEDULERS: [Counter<scheduler::Reached>; 12] = [
+    const OF_SCHEDULERS: [Counter<scheduler::Reached>; 13] = [
         ("succeeded", |reached| reached.succeeded),
         ("failed", |reached| reached.failed),
         ("unsettled", |reached| reached.unsettled),
@@ -44,6 +44,7 @@ mod tests {
         ("stopped", |reached| reached.stopped),
         ("fenced", |reached| reached.fenced),
         ("stalls", |reached| reached.stalls),
+        ("idles", |reached| reached.idles),
         ("replaced", |reached| reached.replaced),
     ];
 

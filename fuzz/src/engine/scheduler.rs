@@ -273,6 +273,8 @@ fn settle(world: &mut World) {
             world.act();
         }
         if world.is_over() && world.fences.is_empty() {
+            wait(world, IDLE_MAX);
+            world.act();
             let due = world.scheduler.poll_timeout(world.now);
             assert_eq!(due, None, "nothing is left to wait for");
             let rails = world.scheduler.rails().iter();
