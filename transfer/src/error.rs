@@ -1,5 +1,6 @@
 //! What can go wrong on a connection, and what the caller may do then.
 
+use lunette_auth::RecordFault;
 use lunette_runtime::OpError;
 use lunette_runtime::arena::AllocError;
 use lunette_transfer_proto::calls::CallFault;
@@ -32,9 +33,18 @@ pub enum CloseReason {
     /// A frame of a kind that has no place on an open connection.
     #[error("unexpected {0:?} frame")]
     UnexpectedFrame(FrameKind),
+    /// A sealed record was changed on its way, came again, or is missing.
+    #[error(transparent)]
+    Record(#[from] RecordFault),
     /// The peer announced a payload and stopped sending it.
     #[error("the peer stopped in the middle of a payload")]
     Stalled,
+}
+
+impl From<OpError> for CloseReason {
+    fn from(error: OpError) -> Self {
+        Self::Io(error)
+    }
 }
 
 impl CloseReason {
@@ -44,6 +54,7 @@ impl CloseReason {
         match self {
             Self::Peer | Self::Io(_) | Self::Stalled => true,
             Self::Wire(fault) => fault.is_retryable(),
+            Self::Record(fault) => fault.is_retryable(),
             Self::Local | Self::Call(_) | Self::UnexpectedFrame(_) => false,
         }
     }
@@ -51,7 +62,11 @@ impl CloseReason {
     /// Whether bytes were damaged underway.
     #[must_use]
     pub const fn is_corruption(&self) -> bool {
-        matches!(self, Self::Wire(fault) if fault.is_corruption())
+        match self {
+            Self::Wire(fault) => fault.is_corruption(),
+            Self::Record(fault) => fault.is_corruption(),
+            _ => false,
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use lunette_runtime_core::time::Time;
 pub struct Guard {
     secrets: Rc<Secrets>,
     epoch: u64,
+    encryption: Encryption,
 }
 
 impl Guard {
@@ -21,7 +22,14 @@ impl Guard {
         Self {
             secrets: Rc::new(secrets),
             epoch,
+            encryption: Encryption::Optional,
         }
+    }
+
+    /// The same, and wants what goes over its connections sealed, or not. One side's wish is enough.
+    #[must_use]
+    pub fn with_encryption(self, encryption: Encryption) -> Self {
+        Self { encryption, ..self }
     }
 
     pub(crate) fn initiator(&self, deadline: Time) -> Handshake {
@@ -35,7 +43,7 @@ impl Guard {
     const fn party(&self) -> Party {
         Party {
             epoch: self.epoch,
-            encryption: Encryption::Optional,
+            encryption: self.encryption,
         }
     }
 }
@@ -54,9 +62,6 @@ pub enum GuardFault {
     /// See there.
     #[error(transparent)]
     Auth(#[from] AuthFault),
-    /// The peer wants its bytes sealed, which this version does not do.
-    #[error("the peer wants an encrypted connection, which this version does not have")]
-    Encryption,
     /// The peer says of itself under the secret what it does not say without it.
     #[error("the peer's session epoch is not the one that it was authenticated with")]
     Epoch,

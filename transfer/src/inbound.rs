@@ -5,8 +5,9 @@
 //! checksum is folded.
 
 use std::future::{Future, pending};
+use std::pin::pin;
 
-use lunette_auth::{AuthFault, Progress};
+use lunette_auth::{AuthFault, Opener, Progress, Sealer};
 use lunette_runtime::arena::RegionMut;
 use lunette_runtime::net::{Outbox, TcpStream};
 use lunette_runtime::{OpError, arena, time};
@@ -20,6 +21,7 @@ use lunette_transfer_proto::receiver::{
 use crate::error::{CloseReason, ConnectError};
 use crate::guard::GuardFault;
 use crate::room::Room;
+use crate::sealed::{Opening, SEALED_STAGING_BYTES};
 
 /// Size of the staging buffer. What arrives of a payload in here is copied once, so it is small
 /// against the payloads for which the copy would matter.
@@ -71,6 +73,17 @@ pub(crate) struct Inbound {
     staging: Option<RegionMut>,
     /// What of staging has been received and not been stepped through.
     unread: std::ops::Range<usize>,
+    /// Opens what arrives sealed.
+    opening: Option<Opening>,
+}
+
+/// A peer that has proved itself.
+#[derive(Debug)]
+pub(crate) struct Authenticated {
+    /// Its session epoch.
+    pub(crate) epoch: u64,
+    /// Seals what goes to it, if that is to be sealed.
+    pub(crate) sealer: Option<Sealer>,
 }
 
 impl Inbound {
@@ -82,16 +95,17 @@ impl Inbound {
             receiver,
             staging,
             unread: 0..0,
+            opening: None,
         })
     }
 
-    /// Authenticates the peer, and this side to it, before anything else is read or said. Gives the
-    /// peer's session epoch.
+    /// Authenticates the peer, and this side to it, before anything else is read or said. If the
+    /// connection is to be sealed, what comes from here on is opened, and what is sent is to be sealed.
     pub(crate) async fn authenticate(
         &mut self,
         mut handshake: lunette_auth::Handshake,
         is_initiator: bool,
-    ) -> Result<u64, ConnectError> {
+    ) -> Result<Authenticated, ConnectError> {
         let mut out = Vec::new();
         if is_initiator {
             handshake.start(&mut out);
@@ -112,10 +126,18 @@ impl Inbound {
                 sent.map_err(CloseReason::Io)?;
             }
             match progress {
-                Progress::Done(established) if established.records.is_some() => {
-                    return Err(GuardFault::Encryption.into());
+                Progress::Done(established) => {
+                    let epoch = established.session.theirs.epoch;
+                    let Some((sealer, opener)) = established.records else {
+                        return Ok(Authenticated {
+                            epoch,
+                            sealer: None,
+                        });
+                    };
+                    self.open_records(opener)?;
+                    let sealer = Some(sealer);
+                    return Ok(Authenticated { epoch, sealer });
                 }
-                Progress::Done(established) => return Ok(established.session.theirs.epoch),
                 Progress::Failed(fault) => return Err(GuardFault::Auth(fault).into()),
                 Progress::NeedMore => {}
             }
@@ -130,6 +152,18 @@ impl Inbound {
                 other => other?,
             }
         }
+    }
+
+    /// What comes from here on is sealed.
+    fn open_records(&mut self, opener: Opener) -> Result<(), ConnectError> {
+        let mut staging = arena().alloc(SEALED_STAGING_BYTES)?;
+        let plain = self.staging.as_ref().expect("no receive is in flight");
+        let early = &plain.as_slice()[self.unread.clone()];
+        staging.as_mut_slice()[..early.len()].copy_from_slice(early);
+        self.opening = Some(Opening::new(opener, early.len()));
+        self.unread = 0..0;
+        self.staging = Some(staging);
+        Ok(())
     }
 
     /// Shakes hands. What the handshake has to say is queued in `outbox`; send it, then close, if
@@ -198,6 +232,9 @@ impl Inbound {
                     Err(CloseReason::Io(OpError::Cancelled)) => Err(CloseReason::Local),
                     other => other,
                 },
+                Ok(Next::Payload { id, .. }) if self.opening.is_some() => {
+                    self.receive_sealed(sink, id).await
+                }
                 Ok(Next::Payload { id, offset, len }) => match sink.lend(id) {
                     Some(room) => self.receive_payload(sink, id, room, offset, len).await,
                     None => self.receive_control(pending()).await,
@@ -256,6 +293,9 @@ impl Inbound {
             self.unread.is_empty(),
             "staging is reused when it has been read"
         );
+        if self.opening.is_some() {
+            return self.receive_record(stop).await;
+        }
         let staging = self.staging.take().expect("one receive at a time");
         let received = self
             .stream
@@ -266,6 +306,51 @@ impl Inbound {
         let count = self.check_received(result)?;
         self.unread = 0..count;
         Ok(())
+    }
+
+    /// Receives a whole record into staging and opens it there, unless `stop` ends first.
+    async fn receive_record(&mut self, stop: impl Future<Output = ()>) -> Result<(), CloseReason> {
+        let mut stop = pin!(stop);
+        loop {
+            let opening = self.opening.as_mut().expect("records are opened");
+            let mut staging = self.staging.take().expect("one receive at a time");
+            let opened = opening.open(staging.as_mut_slice());
+            let end = opening.end();
+            if let Some(plain) = opened.transpose() {
+                self.staging = Some(staging);
+                self.unread = plain?;
+                return Ok(());
+            }
+            let room = SEALED_STAGING_BYTES - end;
+            let (result, staging) = self
+                .stream
+                .recv_until(staging, end, room, stop.as_mut())
+                .await;
+            self.staging = Some(staging);
+            let count = self.check_received(result)?;
+            let opening = self.opening.as_mut().expect("records are opened");
+            opening.received(count);
+        }
+    }
+
+    /// Receives more of a payload that comes sealed: into staging, while its destination is lent as if the
+    /// bytes went there, so that it can be taken back meanwhile.
+    async fn receive_sealed(
+        &mut self,
+        sink: &mut impl Sink,
+        id: RequestId,
+    ) -> Result<(), CloseReason> {
+        let Some(room) = sink.lend(id) else {
+            return self.receive_control(pending()).await;
+        };
+        let received = self.receive_control(sink.stop()).await;
+        let stopped = received == Err(CloseReason::Io(OpError::Cancelled));
+        let given_back = sink.give_back(id, room, stopped);
+        if stopped {
+            given_back
+        } else {
+            received.and(given_back)
+        }
     }
 
     async fn receive_payload(

@@ -30,6 +30,7 @@ mod frames;
 mod guard;
 mod inbound;
 mod room;
+mod sealed;
 mod server;
 pub mod topology;
 

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use lunette_auth::Sealer;
 use lunette_auth::handshake::append_busy;
 use lunette_runtime::net::{Outbox, TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Scope, time};
@@ -23,6 +24,7 @@ use crate::frames::{Payload, push_frame};
 use crate::guard::{Guard, GuardFault};
 use crate::inbound::{Inbound, Sink};
 use crate::room::Room;
+use crate::sealed;
 
 /// Bytes of replies that may wait for one peer before its next requests are left unread.
 pub const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -281,9 +283,21 @@ async fn serve_connection<S: Service>(
     let mut inbound = Inbound::new(stream.clone())?;
     let outbox = Outbox::default();
     let sender = Scope::new();
-    spawned(sender.spawn(send(stream.clone(), outbox.clone())));
     let deadline = time::now() + options.handshake_timeout;
-    let result = match agree(&mut inbound, &outbox, options, deadline).await {
+    let authenticated = match &options.guard {
+        None => None,
+        Some(guard) => {
+            let handshake = guard.responder(deadline);
+            let authenticated = inbound.authenticate(handshake, false).await;
+            Some(authenticated.inspect_err(|_| stream.shutdown())?)
+        }
+    };
+    let (epoch, sealer) = match authenticated {
+        None => (None, None),
+        Some(peer) => (Some(peer.epoch), peer.sealer),
+    };
+    spawned(sender.spawn(send(stream.clone(), outbox.clone(), sealer)));
+    let result = match agree(&mut inbound, &outbox, options, epoch, deadline).await {
         Ok(agreement) => {
             service.on_agreed(id, &agreement, Closer(stream.clone()));
             let mut answering = Answering {
@@ -315,20 +329,14 @@ async fn serve_connection<S: Service>(
     result
 }
 
-/// Authenticates the peer, if that is asked for, and shakes hands.
+/// Shakes hands with a peer that was authenticated under this epoch, if that was asked for.
 async fn agree(
     inbound: &mut Inbound,
     outbox: &Outbox,
     options: &ServeOptions,
+    authenticated: Option<u64>,
     deadline: Time,
 ) -> Result<Agreement, ConnectError> {
-    let authenticated = match &options.guard {
-        None => None,
-        Some(guard) => {
-            let handshake = guard.responder(deadline);
-            Some(inbound.authenticate(handshake, false).await?)
-        }
-    };
     let handshake = Handshake::acceptor(options.hello.clone(), deadline);
     let agreement = inbound.handshake(handshake, outbox).await?;
     if authenticated.is_some_and(|epoch| epoch != agreement.session_epoch) {
@@ -337,8 +345,8 @@ async fn agree(
     Ok(agreement)
 }
 
-async fn send(stream: TcpStream, outbox: Outbox) {
-    let sent = outbox.run(&stream).await;
+async fn send(stream: TcpStream, outbox: Outbox, sealer: Option<Sealer>) {
+    let sent = sealed::send(&stream, &outbox, sealer).await;
     tracing::trace!(?sent, "sender ended");
     outbox.close();
     // The receiving side learns it from its receive.

@@ -118,21 +118,50 @@ impl Outbox {
     pub async fn run(&self, stream: &TcpStream) -> Result<(), OpError> {
         while let Some(message) = self.next().await {
             let len = message.len();
-            let (result, mut message) = stream.send_message(message).await;
+            let (result, message) = stream.send_message(message).await;
             result?;
-            message.clear();
-            let mut state = self.state.borrow_mut();
-            state.pending_bytes -= len;
-            if state.spare.len() < SPARE_MESSAGES_MAX {
-                state.spare.push_back(message);
-            }
-            let throttled = std::mem::take(&mut state.throttled);
-            drop(state);
-            for waker in throttled {
-                waker.wake();
-            }
+            self.is_sent(message, len);
         }
         Ok(())
+    }
+
+    /// As [`run`](Self::run), but sends what `change` appends for the bytes of each message.
+    ///
+    /// # Errors
+    /// That of `change`, or [`OpError`]: the connection failed.
+    pub async fn run_changed<E: From<OpError>>(
+        &self,
+        stream: &TcpStream,
+        mut change: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (mut plain, mut changed) = (Vec::new(), Vec::new());
+        while let Some(message) = self.next().await {
+            plain.clear();
+            message.append_to(&mut plain);
+            changed.clear();
+            change(&plain, &mut changed)?;
+            let len = changed.len();
+            let (result, back) = stream.send_all(changed, 0, len).await;
+            result?;
+            changed = back;
+            self.is_sent(message, plain.len());
+        }
+        Ok(())
+    }
+
+    /// The bytes of a message have left.
+    fn is_sent(&self, mut message: Box<Message>, len: usize) {
+        message.clear();
+        let mut state = self.state.borrow_mut();
+        state.pending_bytes -= len;
+        if state.spare.len() < SPARE_MESSAGES_MAX {
+            state.spare.push_back(message);
+        }
+        let throttled = std::mem::take(&mut state.throttled);
+        drop(state);
+        for waker in throttled {
+            waker.wake();
+        }
     }
 
     async fn next(&self) -> Option<Box<Message>> {

@@ -168,6 +168,33 @@ impl Message {
         self.pins.push(pin);
     }
 
+    /// Appends the bytes that are still to be sent to `out`.
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        let mut skip = self.sent;
+        for part in &self.parts {
+            let len = match part {
+                Part::Control { len, .. } => *len,
+                Part::Payload(region) | Part::Pinned { region, .. } => region.len(),
+                Part::Exposed(memory) => memory.len(),
+            };
+            let skipped = skip.min(len);
+            skip -= skipped;
+            match part {
+                Part::Control { start, .. } => {
+                    out.extend_from_slice(&self.control[start + skipped..start + len]);
+                }
+                Part::Payload(region) | Part::Pinned { region, .. } => {
+                    out.extend_from_slice(&region.as_slice()[skipped..]);
+                }
+                Part::Exposed(memory) => {
+                    let start = out.len();
+                    out.resize(start + len - skipped, 0);
+                    memory.copy_out(skipped, &mut out[start..]);
+                }
+            }
+        }
+    }
+
     /// Empties the message, unpins its regions and keeps its buffers.
     pub fn clear(&mut self) {
         self.control.clear();
@@ -287,6 +314,9 @@ mod tests {
             message.advance(step);
             let sent = whole.len() - message.len();
             assert_eq!(gathered(&mut message), &whole[sent..]);
+            let mut appended = vec![1];
+            message.append_to(&mut appended);
+            assert_eq!(appended[1..], whole[sent..]);
         }
         assert!(message.is_empty());
     }

@@ -125,10 +125,20 @@ impl Connection {
                 Some(inbound.authenticate(handshake, true).await?)
             }
         };
+        let (authenticated, mut sealer) = match authenticated {
+            None => (None, None),
+            Some(peer) => (Some(peer.epoch), peer.sealer),
+        };
         let outbox = Outbox::default();
         let mut handshake = Handshake::initiator(hello, deadline);
         let mut frame = Vec::new();
         handshake.start(&mut frame);
+        if let Some(sealer) = &mut sealer {
+            let plain = std::mem::take(&mut frame);
+            sealer
+                .seal(&plain, &mut frame)
+                .map_err(CloseReason::Record)?;
+        }
         let len = frame.len();
         let (sent, _) = stream.send_all(frame, 0, len).await;
         sent.map_err(CloseReason::Io)?;
@@ -137,7 +147,7 @@ impl Connection {
             return Err(GuardFault::Epoch.into());
         }
         let shared = Rc::new(Shared::new(agreement, stream, outbox));
-        drop(spawn_local(Rc::clone(&shared).send()));
+        drop(spawn_local(Rc::clone(&shared).send(sealer)));
         drop(spawn_local(Rc::clone(&shared).receive(inbound)));
         drop(spawn_local(Rc::clone(&shared).keep_deadlines()));
         let closes = Rc::new(CloseOnDrop(Rc::clone(&shared)));

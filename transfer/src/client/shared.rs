@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
+use lunette_auth::Sealer;
 use lunette_runtime::net::{Outbox, TcpStream};
 use lunette_runtime::{Signal, time};
 use lunette_runtime_core::ids::RequestId;
@@ -23,6 +24,7 @@ use crate::error::{CallError, CallFailure, CloseReason};
 use crate::frames::{Payload, push_frame};
 use crate::inbound::Inbound;
 use crate::room::Room;
+use crate::sealed;
 
 /// Is told how calls end that no future waits for.
 pub(crate) trait Told {
@@ -239,8 +241,8 @@ impl Shared {
         }
     }
 
-    pub(super) async fn send(self: Rc<Self>) {
-        let sent = self.outbox.run(&self.stream).await;
+    pub(super) async fn send(self: Rc<Self>, sealer: Option<Sealer>) {
+        let sent = sealed::send(&self.stream, &self.outbox, sealer).await;
         tracing::trace!(?sent, "sender ended");
         self.outbox.close();
         self.stream.shutdown();

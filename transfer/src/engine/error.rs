@@ -31,6 +31,9 @@ pub enum StartError {
     /// Other hosts could reach it, and nobody would have to prove anything.
     #[error(transparent)]
     Insecure(#[from] ListenRefusal),
+    /// Connections are to be sealed, and there is no secret to make keys from.
+    #[error("encryption takes a secret: set one, or leave it out")]
+    NoSecret,
     /// More addresses than an engine may have.
     #[error("{count} addresses, of {LISTENERS_MAX} at most")]
     TooManyAddresses {

@@ -89,7 +89,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use lunette_auth::Policy;
+use lunette_auth::{Encryption, Policy};
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{JoinError, Scope, entropy};
@@ -144,6 +144,10 @@ pub struct EngineOptions {
     /// How connections are authenticated, those that it accepts and those that it makes; without a
     /// secret it listens on loopback only.
     pub policy: Policy,
+    /// Whether what goes over connections is sealed; one side's wish is enough. It takes a secret, and a
+    /// copy and a cipher on both sides. Peers on the same host copy from memory all the same
+    /// ([`same_host`](Self::same_host)).
+    pub encryption: Encryption,
     /// Rails, failover, fences.
     pub scheduler: SchedulerOptions,
     /// Connections that it accepts at each address.
@@ -173,6 +177,7 @@ impl Default for EngineOptions {
             listen: Vec::new(),
             epoch: None,
             policy: Policy::LoopbackOnly,
+            encryption: Encryption::Optional,
             scheduler: SchedulerOptions::default(),
             connections_max: 1024,
             payload_bytes_max: 4 * 1024 * 1024,
@@ -235,6 +240,10 @@ impl Engine {
                 count: options.listen.len(),
             });
         }
+        let is_sealed = options.encryption == Encryption::Required;
+        if is_sealed && options.policy.secrets().is_none() {
+            return Err(StartError::NoSecret);
+        }
         let mut listeners = Vec::new();
         if options.policy == Policy::Insecure && !options.listen.is_empty() {
             tracing::warn!("whoever reaches this engine may read and write what it registers");
@@ -250,7 +259,9 @@ impl Engine {
         let (owner, local) = is_shared.then(Owner::listen).flatten().unzip();
         let inner = Rc::new(Inner {
             epoch,
-            guard: secrets.map(|secrets| Guard::new(secrets.clone(), epoch)),
+            guard: secrets.map(|secrets| {
+                Guard::new(secrets.clone(), epoch).with_encryption(options.encryption)
+            }),
             addresses: listeners.iter().map(TcpListener::local_addr).collect(),
             registry: RefCell::default(),
             sessions: RefCell::default(),

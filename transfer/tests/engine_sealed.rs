@@ -1,0 +1,230 @@
+//! Connections whose bytes are sealed: they carry the same, nobody on the way reads it, and what is changed
+//! on its way is sent again.
+#![forbid(unsafe_code)]
+
+#[path = "../../runtime/tests/on_each_driver/mod.rs"]
+mod on_each_driver;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use lunette_auth::{Encryption, Policy, Secrets};
+use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::{CoreOptions, block_on, time};
+use lunette_transfer::engine::{
+    Batch, Cause, Engine, EngineOptions, PostOptions, RegisterOptions, StartError,
+};
+
+use on_each_driver::run;
+
+const WORLDS: u64 = 8;
+const KIB: usize = 1024;
+
+fn options(encryption: Encryption) -> EngineOptions {
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
+    EngineOptions {
+        listen: vec![any],
+        same_host: false,
+        policy: Policy::Authenticated(secrets.expect("a secret")),
+        encryption,
+        ..EngineOptions::default()
+    }
+}
+
+fn engine(encryption: Encryption) -> Engine {
+    Engine::start(options(encryption)).expect("an engine")
+}
+
+fn memory(len: usize) -> Exposed {
+    Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (seed..=250).cycle().take(len).collect()
+}
+
+/// Writes `len` bytes over a connection to `address` and reads them back; how many slices were sent again.
+async fn there_and_back(here: &Engine, address: SocketAddr, len: usize, seed: u8) -> u64 {
+    let peer = here.open(&[address]).await.expect("a peer");
+    let remote = peer.segment("kv").await.expect("a segment");
+    let source = memory(len);
+    source.copy_in(0, &pattern(len, seed));
+    let mut batch = Batch::new();
+    batch.write(source, &remote, 3).expect("a write");
+    let written = peer.post(&batch, PostOptions::default()).expect("posted");
+    let written = written.await.expect("written");
+    let target = memory(len);
+    let mut batch = Batch::new();
+    // Scattered, so that pieces are filled from the middle of records.
+    for (start, piece) in [(0, len / 3), (len / 3, len - len / 3)] {
+        let local = target.slice(start, piece);
+        batch
+            .read(local, &remote, 3 + start as u64)
+            .expect("a read");
+    }
+    let read = peer.post(&batch, PostOptions::default()).expect("posted");
+    let read = read.await.expect("read");
+    assert_eq!(target.to_vec(), pattern(len, seed));
+    written.resent + read.resent
+}
+
+#[test]
+fn sealed_connections_carry_the_same_whichever_side_wants_it() {
+    use Encryption::{Optional, Required};
+    for (ours, theirs) in [
+        (Required, Optional),
+        (Optional, Required),
+        (Required, Required),
+    ] {
+        run(WORLDS, move || async move {
+            let (here, there) = (engine(ours), engine(theirs));
+            let kept = memory(3_000 * KIB);
+            let registered = there.register(kept, &RegisterOptions::named("kv"));
+            registered.expect("registered");
+            for (seed, len) in [(1, 4), (2, 4096), (3, 64 * KIB), (4, 2_900 * KIB)] {
+                let resent = there_and_back(&here, there.addresses()[0], len, seed).await;
+                assert_eq!(resent, 0, "{len} bytes");
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_given_up_does_not_land_any_more() {
+    run(WORLDS, || async {
+        let (here, there) = (engine(Encryption::Required), engine(Encryption::Optional));
+        let len = 2_000 * KIB;
+        let registered = there.register(memory(len), &RegisterOptions::named("kv"));
+        registered.expect("registered");
+        let peer = here.open(there.addresses()).await.expect("a peer");
+        let remote = peer.segment("kv").await.expect("a segment");
+        let mut given_up = 0;
+        for pause_us in [0, 50, 200, 800, 3_000] {
+            let target = memory(len);
+            let mut batch = Batch::new();
+            batch.read(target.clone(), &remote, 0).expect("a read");
+            let transfer = peer.post(&batch, PostOptions::default()).expect("posted");
+            time::sleep(Duration::from_micros(pause_us)).await;
+            transfer.cancel();
+            if let Err(error) = transfer.await {
+                assert_eq!(error.failures[0].cause, Cause::Cancelled);
+                given_up += 1;
+            }
+            target.copy_in(0, &vec![7; len]);
+            time::sleep(Duration::from_millis(20)).await;
+            assert!(target.to_vec().iter().all(|&byte| byte == 7));
+        }
+        assert!(given_up > 0, "some are given up in time");
+        there_and_back(&here, there.addresses()[0], len - 8, 9).await;
+    });
+}
+
+#[test]
+fn without_a_secret_there_is_nothing_to_seal_with() {
+    run(1, || async {
+        let options = EngineOptions {
+            policy: Policy::LoopbackOnly,
+            ..options(Encryption::Required)
+        };
+        let refused = Engine::start(options);
+        assert!(matches!(refused, Err(StartError::NoSecret)));
+    });
+}
+
+/// Somebody on the way, who keeps what goes by, and changes one byte if told to.
+struct Between {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<u8>>>,
+    changes: Arc<AtomicUsize>,
+}
+
+impl Between {
+    fn start(to: SocketAddr, changes: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let seen: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let changes = Arc::new(AtomicUsize::new(changes));
+        let (kept, left) = (Arc::clone(&seen), Arc::clone(&changes));
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, server) = (client.expect("accepted"), TcpStream::connect(to));
+                let server = server.expect("connected");
+                for (from, into) in [(&client, &server), (&server, &client)] {
+                    let from = from.try_clone().expect("a descriptor");
+                    let into = into.try_clone().expect("a descriptor");
+                    let (seen, changes) = (Arc::clone(&kept), Arc::clone(&left));
+                    thread::spawn(move || pass_on(from, into, &seen, &changes));
+                }
+            }
+        });
+        Self {
+            address,
+            seen,
+            changes,
+        }
+    }
+}
+
+/// Passes bytes on. Where many come at once, one of them is changed while there are changes left.
+fn pass_on(mut from: TcpStream, mut into: TcpStream, seen: &Mutex<Vec<u8>>, changes: &AtomicUsize) {
+    let mut buffer = vec![0; 128 * KIB];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        seen.lock()
+            .expect("nobody panicked")
+            .extend(&buffer[..count]);
+        let is_bulk = count > 32 * KIB;
+        let take = |left: usize| left.checked_sub(1);
+        if is_bulk
+            && changes
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+                .is_ok()
+        {
+            buffer[count / 2] ^= 0x10;
+        }
+        if into.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    // Either may be closed already.
+    drop((from.shutdown(Shutdown::Both), into.shutdown(Shutdown::Both)));
+}
+
+/// Moves bytes over somebody on the way. What they saw, and how often bytes were sent again.
+fn through(encryption: Encryption, changes: usize) -> (Vec<u8>, u64) {
+    let moved = block_on(None, CoreOptions::default(), move || async move {
+        let (here, there) = (engine(encryption), engine(encryption));
+        let registered = there.register(memory(2_100 * KIB), &RegisterOptions::named("kv"));
+        registered.expect("registered");
+        let between = Between::start(there.addresses()[0], changes);
+        let resent = there_and_back(&here, between.address, 2_000 * KIB, 1).await;
+        assert_eq!(between.changes.load(Ordering::SeqCst), 0, "all were made");
+        let seen = between.seen.lock().expect("nobody panicked").clone();
+        (seen, resent)
+    });
+    moved.expect("a core")
+}
+
+fn shows(seen: &[u8]) -> bool {
+    let bytes = pattern(64, 1);
+    seen.windows(bytes.len()).any(|window| window == bytes)
+}
+
+#[test]
+fn who_is_on_the_way_reads_nothing() {
+    let (plain, _) = through(Encryption::Optional, 0);
+    assert!(shows(&plain), "authenticated bytes go as they are");
+    let (sealed, resent) = through(Encryption::Required, 0);
+    assert!(!shows(&sealed) && sealed.len() > 4_000 * KIB);
+    assert_eq!(resent, 0);
+}
+
+#[test]
+fn what_was_changed_on_its_way_is_sent_again_over_a_new_connection() {
+    let (_, resent) = through(Encryption::Required, 3);
+    assert!(resent > 0, "a changed record ends its connection");
+}
