@@ -72,7 +72,7 @@ impl Options {
             },
             balancing_threshold: 1.0,
             decode_share: 1.0,
-            delay_weight: 2.0,
+            delay_weight: 1.5,
             token_value: 0.0,
             reserve: 0.3,
             class_floor: 0.875,

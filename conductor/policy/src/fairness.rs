@@ -24,8 +24,10 @@ const WEIGHT_MAX: f64 = 4096.0;
 
 /// The floor of the medium class beside the share that a queue in order of arrival would serve: that
 /// share is estimated too low where our own refusals make prompts longer to compute.
-const FIRST_COME_FACTOR: f64 = 1.35;
+const FIRST_COME_FACTOR: f64 = 1.4;
 const FIRST_COME_MORE: f64 = 0.05;
+/// Its class is steadier than the long one, which has fewer requests, and needs less to spare.
+const FIRST_COME_MAX: f64 = 0.87;
 
 /// Weights of the length classes.
 #[derive(Clone, Debug)]
@@ -60,7 +62,7 @@ impl Fairness {
     pub(crate) fn first_come(&mut self, share: f64) {
         let most = self.floors[LengthClass::Long.index()];
         let floor = FIRST_COME_FACTOR * share + FIRST_COME_MORE;
-        self.floors[LengthClass::Medium.index()] = floor.min(most);
+        self.floors[LengthClass::Medium.index()] = floor.min(most).min(FIRST_COME_MAX);
     }
 
     /// A request was placed, or refused on arrival.
