@@ -18,7 +18,7 @@ use lunette_runtime_core::codec::{Reader, Truncated, Writer};
 use ring::{hkdf, hmac};
 use thiserror::Error;
 
-use crate::session::SessionId;
+use crate::session::{Entropy, SessionId};
 
 /// Length of a token, in bytes.
 pub const TOKEN_BYTES: usize = 88;
@@ -174,6 +174,57 @@ impl Verified {
     pub const fn capability(&self) -> &Capability {
         &self.capability
     }
+
+    /// The epoch in which it was issued.
+    #[must_use]
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Checks that it allows `request` while it is epoch `current`, for an owner whose segments have
+    /// epochs of their own and who keeps what was verified by session. It costs a few comparisons.
+    ///
+    /// # Errors
+    /// [`Refusal`], and nothing may be touched.
+    pub fn permit(&self, current: u64, request: &Request) -> Result<(), Refusal> {
+        check_epoch(self.epoch, current)?;
+        self.capability.permit(request)
+    }
+}
+
+/// What the issuers of one owner are derived from: 32 bytes that only this process knows, drawn once.
+/// Not the cluster's secret, which every holder knows too.
+pub struct OwnerKey(hkdf::Prk);
+
+impl OwnerKey {
+    /// The key of an owner who has drawn these bytes, for this alone.
+    #[must_use]
+    pub fn new(drawn: &Entropy) -> Self {
+        Self::of(&drawn.0)
+    }
+
+    fn of(secret: &[u8; 32]) -> Self {
+        Self(hkdf::Salt::new(hkdf::HKDF_SHA256, LABEL).extract(secret))
+    }
+
+    /// The issuer on `session`, in `epoch`.
+    #[must_use]
+    pub fn issuer(&self, session: SessionId, epoch: u64) -> Issuer {
+        let info = [&session.0[..]];
+        let okm = self.0.expand(&info, hmac::HMAC_SHA256);
+        let key = okm.expect("a key is far below HKDF's bound").into();
+        Issuer {
+            key,
+            session,
+            epoch,
+        }
+    }
+}
+
+impl fmt::Debug for OwnerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OwnerKey")
+    }
 }
 
 /// Issues and checks the capabilities of one session.
@@ -188,15 +239,7 @@ impl Issuer {
     /// it started: not the cluster's secret, which every holder knows too.
     #[must_use]
     pub fn new(owner_secret: &[u8; 32], session: SessionId, epoch: u64) -> Self {
-        let root = hkdf::Salt::new(hkdf::HKDF_SHA256, LABEL).extract(owner_secret);
-        let info = [&session.0[..]];
-        let okm = root.expand(&info, hmac::HMAC_SHA256);
-        let key = okm.expect("a key is far below HKDF's bound").into();
-        Self {
-            key,
-            session,
-            epoch,
-        }
+        OwnerKey::of(owner_secret).issuer(session, epoch)
     }
 
     /// Its epoch: tokens of any other are refused.
@@ -267,7 +310,7 @@ impl Issuer {
             session,
             epoch,
         };
-        self.check_epoch(epoch)?;
+        check_epoch(epoch, self.epoch)?;
         Ok(verified)
     }
 
@@ -279,8 +322,7 @@ impl Issuer {
         if verified.session != self.session {
             return Err(Refusal::WrongSession);
         }
-        self.check_epoch(verified.epoch)?;
-        verified.capability.permit(request)
+        verified.permit(self.epoch, request)
     }
 
     /// Checks that `token` allows `request` on this session, now: both of the above.
@@ -292,14 +334,13 @@ impl Issuer {
         self.permit(&verified, request)?;
         Ok(verified.capability)
     }
+}
 
-    const fn check_epoch(&self, epoch: u64) -> Result<(), Refusal> {
-        let current = self.epoch;
-        if epoch == current {
-            Ok(())
-        } else {
-            Err(Refusal::StaleEpoch { epoch, current })
-        }
+const fn check_epoch(epoch: u64, current: u64) -> Result<(), Refusal> {
+    if epoch == current {
+        Ok(())
+    } else {
+        Err(Refusal::StaleEpoch { epoch, current })
     }
 }
 
@@ -338,6 +379,16 @@ impl Capability {
         }
         Ok(())
     }
+}
+
+/// The segment that a token names. Nothing of it is verified: an owner whose segments have epochs of
+/// their own learns from it which epoch to verify the token in.
+///
+/// # Errors
+/// [`Refusal::Truncated`], [`Refusal::Malformed`].
+pub fn named_segment(token: &[u8]) -> Result<u64, Refusal> {
+    let (_, _, capability) = decode(token)?;
+    Ok(capability.segment)
 }
 
 /// What a token says, before anything is believed.
@@ -564,6 +615,30 @@ mod tests {
         };
         assert_eq!(issuer.permit(&verified, &request(100, 1)), Err(stale));
         assert_eq!(issuer.verify(&token), Err(stale));
+    }
+
+    /// An owner with an epoch per segment asks what was verified, and needs no key for it.
+    #[test]
+    fn what_was_verified_is_asked_with_the_epoch_that_it_is() {
+        let owner = OwnerKey::new(&Entropy::new([9; 32]));
+        let token = owner.issuer(SESSION, 5).issue(&GRANTED).unwrap();
+        assert_eq!(
+            token,
+            issuer().issue(&GRANTED).unwrap(),
+            "it is the same key"
+        );
+        assert_eq!(named_segment(&token), Ok(3));
+        let verified = issuer().verify(&token).unwrap();
+        assert_eq!(verified.epoch(), 5);
+        assert_eq!(verified.permit(5, &request(100, 50)), Ok(()));
+        let stale = Refusal::StaleEpoch {
+            epoch: 5,
+            current: 6,
+        };
+        assert_eq!(verified.permit(6, &request(100, 50)), Err(stale));
+        assert!(verified.permit(5, &request(99, 1)).is_err());
+        assert!(named_segment(&token[..87]).is_err());
+        assert_eq!(format!("{owner:?}"), "OwnerKey", "it is not shown");
     }
 
     #[test]

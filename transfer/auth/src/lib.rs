@@ -69,7 +69,7 @@ pub mod record;
 pub mod secret;
 pub mod session;
 
-pub use capability::{Capability, Issuer, Refusal, Request, Rights, Verified};
+pub use capability::{Capability, Issuer, OwnerKey, Refusal, Request, Rights, Verified};
 pub use handshake::{AuthFault, Established, Handshake, Progress};
 pub use policy::Policy;
 pub use record::{Opener, RecordFault, Sealer};

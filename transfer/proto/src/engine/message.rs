@@ -8,6 +8,7 @@
 //!   notify    note                                     -> nothing
 //!   fence     connection u64                           -> nothing, once that connection has ended
 //!   introduce boot id u128, proof u128                 -> ticket u128, name u128
+//!   redeem    token, 88 bytes                          -> descriptor of what it grants
 //!
 //!   places      count u16, then per place: segment u64, offset u64, len u32
 //!   note        id u64 (0: none), len u16, bytes
@@ -25,6 +26,9 @@ use super::slices::SLICE_PARTS_MAX;
 
 /// Longest notification, in bytes.
 pub const NOTE_BYTES_MAX: usize = 4096;
+/// Length of the token that [`Operation::Redeem`] carries, in bytes. What it says is between the owner
+/// and itself.
+pub const TOKEN_BYTES: usize = 88;
 /// Length of one place, in bytes.
 const PLACE_BYTES: usize = 20;
 
@@ -45,11 +49,13 @@ pub enum Operation {
     Fence,
     /// Say under which name an engine of the same host is reached, and with which ticket.
     Introduce,
+    /// Verify a capability, let this session do what it grants, and describe that.
+    Redeem,
 }
 
 impl Operation {
     /// Every operation, in the order of its code.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Open,
         Self::Find,
         Self::Read,
@@ -57,6 +63,7 @@ impl Operation {
         Self::Notify,
         Self::Fence,
         Self::Introduce,
+        Self::Redeem,
     ];
 
     /// Its code in a request's header.
@@ -70,6 +77,7 @@ impl Operation {
             Self::Notify => 0x0105,
             Self::Fence => 0x0106,
             Self::Introduce => 0x0107,
+            Self::Redeem => 0x0108,
         }
     }
 
@@ -98,7 +106,8 @@ pub enum Refusal {
     /// The bytes of a write were damaged underway. Where they were to go is damaged too.
     #[error("the bytes were damaged underway")]
     Corrupt,
-    /// The peer's queue of notifications is full.
+    /// The peer's queue of notifications is full, or it remembers as many capabilities of one session
+    /// as it does.
     #[error("the peer is busy")]
     Busy,
     /// The peer's session is another one than was opened.
@@ -110,6 +119,15 @@ pub enum Refusal {
     /// So many later notifications were delivered that the peer cannot say whether this one was.
     #[error("the peer does not know any more whether the notification was delivered")]
     Forgotten,
+    /// The segment is reached by capability, and the session holds none for it: redeem one.
+    #[error("the segment is reached by capability, and none was redeemed for it")]
+    NoCapability,
+    /// The capability is forged, or was granted to another engine.
+    #[error("the capability is forged, or another engine's")]
+    BadCapability,
+    /// The capability is revoked: ask the owner for another.
+    #[error("the capability is revoked")]
+    Revoked,
     /// A status of a later version.
     #[error("the peer refuses with status {0}")]
     Other(u16),
@@ -147,6 +165,9 @@ impl Refusal {
             Self::Session => 7,
             Self::Elsewhere => 8,
             Self::Forgotten => 9,
+            Self::NoCapability => 10,
+            Self::BadCapability => 11,
+            Self::Revoked => 12,
             Self::Other(status) => status,
         }
     }
@@ -165,6 +186,9 @@ impl Refusal {
             7 => Self::Session,
             8 => Self::Elsewhere,
             9 => Self::Forgotten,
+            10 => Self::NoCapability,
+            11 => Self::BadCapability,
+            12 => Self::Revoked,
             other => Self::Other(other),
         })
     }
@@ -397,6 +421,17 @@ pub fn read_name(body: &[u8]) -> Result<&[u8], BodyFault> {
     }
 }
 
+/// The token that [`Operation::Redeem`] presents: the whole body.
+///
+/// # Errors
+/// [`BodyFault`].
+pub fn read_token(body: &[u8]) -> Result<&[u8; TOKEN_BYTES], BodyFault> {
+    let mut reader = Reader::new(body);
+    let token = reader.bytes(TOKEN_BYTES)?;
+    finish(&reader)?;
+    Ok(token.try_into().expect("it has its length"))
+}
+
 /// Checks that a body has been read to its end.
 ///
 /// # Errors
@@ -511,6 +546,19 @@ mod tests {
     }
 
     #[test]
+    fn tokens_are_whole_bodies() {
+        let body: Vec<u8> = (0..=100).collect();
+        let token = read_token(&body[..TOKEN_BYTES]);
+        assert_eq!(token.map(|token| &token[..]), Ok(&body[..TOKEN_BYTES]));
+        for len in 0..TOKEN_BYTES {
+            let read = read_token(&body[..len]);
+            assert!(matches!(read, Err(BodyFault::Truncated(_))), "{len}");
+        }
+        let longer = read_token(&body[..=TOKEN_BYTES]);
+        assert_eq!(longer, Err(BodyFault::Trailing(1)));
+    }
+
+    #[test]
     fn descriptors_and_codes_come_back() {
         let descriptor = Descriptor {
             segment: SegmentId::from_wire(u64::MAX),
@@ -530,10 +578,17 @@ mod tests {
         for op in Operation::ALL {
             assert_eq!(Operation::from_wire(op.to_wire()), Some(op));
         }
-        assert_eq!(Operation::from_wire(0x0108), None);
+        assert_eq!(Operation::from_wire(0x0109), None);
         for status in 0..20 {
             let back = Refusal::from_wire(status).map_or(0, Refusal::to_wire);
             assert_eq!(back, status);
+        }
+        for refusal in [
+            Refusal::NoCapability,
+            Refusal::BadCapability,
+            Refusal::Revoked,
+        ] {
+            assert!(!refusal.is_retryable(), "the same would be refused again");
         }
         assert!(read_name(b"").is_err() && read_name(b"n").is_ok());
         assert!(read_name(&[0; SEGMENT_NAME_BYTES_MAX + 1]).is_err());

@@ -79,6 +79,12 @@ impl Access {
         )
     }
 
+    /// What both this and `other` allow, if anything.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Option<Self> {
+        Self::from_wire(self.to_wire() & other.to_wire())
+    }
+
     pub(super) const fn to_wire(self) -> u8 {
         match self {
             Self::Read => 1,
@@ -468,7 +474,10 @@ mod tests {
                 (reads, writes)
             );
             assert_eq!(Access::from_wire(access.to_wire()), Some(access));
+            assert_eq!(access.and(Access::ReadWrite), Some(access));
+            assert_eq!(access.and(access), Some(access));
         }
+        assert_eq!(Access::Read.and(Access::Write), None);
         assert_eq!((Access::from_wire(0), Access::from_wire(4)), (None, None));
     }
 
