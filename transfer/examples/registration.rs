@@ -93,6 +93,7 @@ fn main() {
             by_address: true,
             access: Access::ReadWrite,
             same_host: true,
+            by_capability: false,
         };
         let mut costs = Vec::new();
         for _ in 0..=PAIRS {

@@ -544,6 +544,7 @@ fn places_are_found_by_address() {
             by_address: true,
             access: Access::ReadWrite,
             same_host: true,
+            by_capability: false,
         };
         let held = memory(8 * KIB);
         let id = pair

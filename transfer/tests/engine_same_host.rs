@@ -61,6 +61,7 @@ fn lendable(engine: &Engine, len: usize) -> Exposed {
         by_address: false,
         access: Access::Read,
         same_host: true,
+        by_capability: false,
     };
     engine
         .register(local.clone(), &unnamed)

@@ -26,6 +26,7 @@ fn private() -> RegisterOptions {
         by_address: false,
         access: Access::Read,
         same_host: true,
+        by_capability: false,
     }
 }
 

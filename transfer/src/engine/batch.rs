@@ -88,6 +88,8 @@ pub(super) struct Span {
     pub(super) local: Exposed,
     pub(super) segment: SegmentId,
     pub(super) offset_bytes: u64,
+    /// Whether the segment is reached by capability.
+    pub(super) is_granted: bool,
 }
 
 /// Reads and writes between local memory and one peer's segments, in no order among them. A batch is
@@ -182,6 +184,7 @@ impl Batch {
             local,
             segment: remote.id(),
             offset_bytes,
+            is_granted: remote.is_granted(),
         });
         Ok(())
     }

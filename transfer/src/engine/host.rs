@@ -6,12 +6,14 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use futures_channel::oneshot;
+use lunette_auth::Rights;
 use lunette_runtime::arena::{Exposed, ForeignMemory, HugePages};
 use lunette_runtime::{
     CoreOptions, Placement, Port, Runtime, SendError, Sender, StartError as CoreStartError,
@@ -24,6 +26,7 @@ use thiserror::Error;
 
 use super::batch::{Batch, PostOptions};
 use super::error::{BatchError, OpenError, PostError, StartError, TransferError};
+use super::grants::{GrantError, Token};
 use super::peer::{Peer, RemoteSegment};
 use super::posted::{Done, Transfer};
 use super::registry::RegisterOptions;
@@ -46,6 +49,7 @@ struct Hosted {
 pub struct EngineHost {
     handle: EngineHandle,
     addresses: Vec<SocketAddr>,
+    epoch: u64,
     /// Ends its core when dropped.
     _runtime: Runtime,
 }
@@ -82,6 +86,9 @@ pub enum HandleError {
     /// See there.
     #[error(transparent)]
     Register(#[from] RegisterRefusal),
+    /// See there.
+    #[error(transparent)]
+    Grant(#[from] GrantError),
     /// See there.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -208,10 +215,11 @@ impl EngineHost {
         let (started, answer) = oneshot::channel();
         let hosting = runtime.spawn_on(CoreIndex(0), move || host(options, port, started));
         drop(hosting.map_err(|_| HostError::Ended)?);
-        let addresses = pollster::block_on(answer).map_err(|_| HostError::Ended)??;
+        let (addresses, epoch) = pollster::block_on(answer).map_err(|_| HostError::Ended)??;
         Ok(Self {
             handle: EngineHandle { jobs },
             addresses,
+            epoch,
             _runtime: runtime,
         })
     }
@@ -220,6 +228,12 @@ impl EngineHost {
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Its session epoch: the holder in what peers grant to it.
+    #[must_use]
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// A handle to it.
@@ -232,7 +246,7 @@ impl EngineHost {
 async fn host(
     options: EngineOptions,
     port: Port<Job>,
-    started: oneshot::Sender<Result<Vec<SocketAddr>, StartError>>,
+    started: oneshot::Sender<Result<(Vec<SocketAddr>, u64), StartError>>,
 ) {
     let engine = match Engine::start(options) {
         Ok(engine) => engine,
@@ -246,7 +260,7 @@ async fn host(
         tracing::error!("the core has no room for the engine's questions");
         return;
     };
-    drop(started.send(Ok(engine.addresses().to_vec())));
+    drop(started.send(Ok((engine.addresses().to_vec(), engine.epoch()))));
     let hosted = Rc::new(Hosted {
         engine,
         peers: RefCell::default(),
@@ -335,6 +349,24 @@ impl EngineHandle {
         self.ask_for(move |hosted| async move { Ok(hosted.engine.unregister(id).await.is_some()) })
     }
 
+    /// Grants part of a segment to another engine. See [`Engine::grant`].
+    #[must_use]
+    pub fn grant(
+        &self,
+        segment: SegmentId,
+        holder: u64,
+        rights: Rights,
+        range: Range<u64>,
+    ) -> Pending<Token> {
+        self.ask(move |hosted| Ok(hosted.engine.grant(segment, holder, rights, range)?))
+    }
+
+    /// Revokes all that was granted for a segment. See [`Engine::revoke`].
+    #[must_use]
+    pub fn revoke(&self, segment: SegmentId) -> Pending<bool> {
+        self.ask(move |hosted| Ok(hosted.engine.revoke(segment)))
+    }
+
     /// Copies bytes into a segment of this engine.
     #[must_use]
     pub fn fill(&self, id: SegmentId, offset_bytes: u64, bytes: Vec<u8>) -> Pending<()> {
@@ -404,6 +436,16 @@ impl PeerHandle {
         self.engine.ask_for(move |hosted| async move {
             let peer = hosted.peer(index)?;
             Ok(peer.segment(&name).await?)
+        })
+    }
+
+    /// Opens what a capability is for. See [`Peer::redeem`].
+    #[must_use]
+    pub fn redeem(&self, token: Token) -> Pending<RemoteSegment> {
+        let index = self.peer.index;
+        self.engine.ask_for(move |hosted| async move {
+            let peer = hosted.peer(index)?;
+            Ok(peer.redeem(&token).await?)
         })
     }
 

@@ -53,7 +53,9 @@
 //! | `registry` | registered memory, and who is using it |
 //! | `service` | the answering side |
 //! | `sessions` | who is connected, what is fenced, which notifications were seen |
+//! | `grants` | [`Token`]: segments that are reached by capability; what sessions have redeemed |
 //! | `peer` | [`Peer`], [`RemoteSegment`] |
+//! | `tokens` | tokens that a peer is shown, on each new connection again |
 //! | `posted` | [`Transfer`]: which way it goes, how it ends |
 //! | `host` | [`EngineHost`]: for programs without a core |
 //! | `endpoint`, `resolver` | [`Endpoint`], [`Resolver`]: names of hosts |
@@ -69,6 +71,7 @@ mod copying;
 mod destination;
 mod endpoint;
 mod error;
+mod grants;
 mod host;
 mod peer;
 mod posted;
@@ -80,8 +83,9 @@ mod same_host;
 mod service;
 mod sessions;
 mod statistics;
+mod tokens;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -89,7 +93,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use lunette_auth::{Encryption, Policy};
+use lunette_auth::{Encryption, OwnerKey, Policy};
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{JoinError, Scope, entropy};
@@ -104,9 +108,11 @@ use crate::server::{ServeOptions, serve};
 pub use batch::{Batch, Intent, PostOptions};
 pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
 pub use error::{BatchError, OpenError, PostError, RegisterError, StartError, TransferError};
+pub use grants::{GRANTS_MAX, GrantError, Token};
 pub use host::{
     EngineHandle, EngineHost, HandleError, HandleRequest, HostError, PeerHandle, Pending,
 };
+pub use lunette_auth::Rights;
 pub use lunette_runtime::net::ResolveError;
 pub use lunette_transfer_proto::engine::message::Refusal;
 pub use lunette_transfer_proto::engine::rail::RailOptions;
@@ -227,6 +233,8 @@ struct Inner {
     questions: Rc<Questions>,
     /// Lets peers of this host in.
     owner: Option<Owner>,
+    /// What its capabilities are made with: drawn with the first of them.
+    owner_key: OnceCell<OwnerKey>,
 }
 
 impl Engine {
@@ -273,6 +281,7 @@ impl Engine {
             notes: Cell::new(0),
             questions: Rc::default(),
             owner,
+            owner_key: OnceCell::new(),
             options,
         });
         let tasks = Scope::new();

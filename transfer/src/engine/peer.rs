@@ -25,6 +25,7 @@ use super::race;
 use super::rails::Carried;
 use super::same_host::Link;
 use super::statistics::RailStatistics;
+use super::tokens::Tokens;
 use super::{Inner, spawned};
 use crate::client::{Attachments, Connection, Reply};
 
@@ -34,9 +35,19 @@ use crate::client::{Attachments, Connection, Reply};
 pub struct RemoteSegment {
     peer: u64,
     descriptor: Descriptor,
+    is_granted: bool,
 }
 
 impl RemoteSegment {
+    /// What a capability opens.
+    pub(super) const fn granted(peer: u64, descriptor: Descriptor) -> Self {
+        Self {
+            peer,
+            descriptor,
+            is_granted: true,
+        }
+    }
+
     /// The session epoch of the engine whose it is.
     #[must_use]
     pub const fn peer(&self) -> u64 {
@@ -49,7 +60,7 @@ impl RemoteSegment {
         self.descriptor.segment
     }
 
-    /// Its length.
+    /// Its length; for one that was opened by a capability, where what that grants ends.
     #[must_use]
     pub const fn len_bytes(&self) -> u64 {
         self.descriptor.len_bytes
@@ -59,6 +70,12 @@ impl RemoteSegment {
     #[must_use]
     pub const fn access(&self) -> Access {
         self.descriptor.access
+    }
+
+    /// Whether it was opened by a capability ([`Peer::redeem`]).
+    #[must_use]
+    pub const fn is_granted(&self) -> bool {
+        self.is_granted
     }
 }
 
@@ -93,6 +110,8 @@ pub(super) struct Shared {
     /// What it is called in the numbers of its connections.
     pub(super) number: u32,
     pub(super) state: RefCell<State>,
+    /// What new connections are to show.
+    pub(super) tokens: RefCell<Tokens>,
     /// The way to a peer on this host, while there is one.
     pub(super) same_host: RefCell<Option<Rc<Link>>>,
     pub(super) tasks: Scope,
@@ -148,6 +167,7 @@ impl Peer {
             epoch,
             number,
             state: RefCell::new(state),
+            tokens: RefCell::default(),
             same_host: RefCell::default(),
             tasks: Scope::new(),
             keeper: Signal::default(),
@@ -281,11 +301,12 @@ impl Peer {
         RemoteSegment {
             peer: self.shared.epoch,
             descriptor,
+            is_granted: false,
         }
     }
 
     /// Asks over whatever rail is up, or over a new connection if none is.
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         op: Operation,
         body: impl FnOnce(&mut Vec<u8>),

@@ -135,6 +135,9 @@ impl Shared {
         let Some(link) = self.link() else {
             return Ok(false);
         };
+        if posted.batch.spans().iter().any(|span| span.is_granted) {
+            return Ok(false);
+        }
         match posted.batch.way() {
             Some(Way::Read) => {
                 let mut spans = posted.batch.spans().iter();

@@ -211,6 +211,11 @@ impl Shared {
         let failures = self.state.borrow().scheduler.rails()[rail].failures();
         let passage = passage(self.number, rail, number, failures);
         let reached = destination.reach(&self.engine, passage).await;
+        if let Ok(reached) = &reached
+            && reached.connection.agreement().session_epoch == self.epoch
+        {
+            self.present(&reached.connection).await;
+        }
         let (address, now) = (destination.address(), time::now());
         let mut state = self.state.borrow_mut();
         match reached.map(|reached| (reached.connection, reached.is_certain)) {

@@ -7,15 +7,17 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
+use lunette_auth::Request;
 use lunette_runtime::arena::{Exposed, Share};
 use lunette_transfer_proto::engine::message::{Descriptor, Refusal};
 use lunette_transfer_proto::engine::segment::{
-    Access, AccessRefusal, Registration, Segment, SegmentId, Segments, Way,
+    Access, Registration, Segment, SegmentId, Segments, Way,
 };
 
 use rustix::io::Errno;
 
 use super::error::RegisterError;
+use super::grants::request;
 use super::same_host::Board;
 
 /// How memory is registered.
@@ -33,6 +35,10 @@ pub struct RegisterOptions {
     /// one that does not can go on, so memory that is later to hold what these peers must not see is not
     /// shared.
     pub same_host: bool,
+    /// Whether it is reached by those peers alone that have redeemed a capability for it
+    /// ([`Engine::grant`](super::Engine::grant)). Neither its name nor its addresses describe it to anybody,
+    /// and no peer maps it, whatever [`same_host`](Self::same_host) says.
+    pub by_capability: bool,
 }
 
 impl RegisterOptions {
@@ -44,6 +50,7 @@ impl RegisterOptions {
             by_address: false,
             access: Access::ReadWrite,
             same_host: true,
+            by_capability: false,
         }
     }
 }
@@ -54,6 +61,8 @@ pub(super) struct Memory {
     exposed: Exposed,
     /// Whether it may be mapped by peers of this host.
     is_shared: bool,
+    /// If it is reached by capability: the epoch of those that hold.
+    capability_epoch: Option<Cell<u64>>,
     users: Cell<usize>,
     waiting: RefCell<Option<Waker>>,
 }
@@ -125,11 +134,13 @@ impl Registry {
         };
         let base = exposed.start();
         let is_shared = options.same_host
+            && !options.by_capability
             && options.access.allows(Way::Read)
             && exposed.mapping() == Some((base, exposed.len()));
         let memory = Rc::new(Memory {
             exposed,
             is_shared,
+            capability_epoch: options.by_capability.then(|| Cell::new(1)),
             users: Cell::new(0),
             waiting: RefCell::default(),
         });
@@ -181,6 +192,9 @@ impl Registry {
         if !segment.access.allows(Way::Read) {
             return Err(Refusal::Forbidden);
         }
+        if segment.memory.capability_epoch.is_some() {
+            return Err(Refusal::NoCapability);
+        }
         if !segment.memory.is_shared {
             return Err(Refusal::Elsewhere);
         }
@@ -222,24 +236,61 @@ impl Registry {
     }
 
     /// What peers are told of the segment of a name.
-    pub(super) fn open(&self, name: &[u8]) -> Option<Descriptor> {
-        let (id, segment) = self.segments.by_name(name)?;
-        Some(describe(id, segment))
+    pub(super) fn open(&self, name: &[u8]) -> Result<Descriptor, Refusal> {
+        let (id, segment) = self.segments.by_name(name).ok_or(Refusal::Stale)?;
+        if segment.memory.capability_epoch.is_some() {
+            return Err(Refusal::NoCapability);
+        }
+        Ok(describe(id, segment))
     }
 
-    /// What peers are told of a segment.
+    /// What peers are told of the segment in which a range of addresses lies, and where in it.
+    pub(super) fn open_at(&self, start: u64, len: u64) -> Result<(Descriptor, u64), Refusal> {
+        let (id, offset) = self.find(start, len).ok_or(Refusal::OutOfRange)?;
+        if self.capability_epoch(id).is_some() {
+            return Err(Refusal::NoCapability);
+        }
+        let descriptor = self.descriptor(id).expect("just found");
+        Ok((descriptor, offset))
+    }
+
+    /// The epoch of the capabilities that hold for a segment; `None` if it is not reached by them.
+    pub(super) fn capability_epoch(&self, id: SegmentId) -> Option<u64> {
+        let epoch = self.segments.get(id)?.memory.capability_epoch.as_ref()?;
+        Some(epoch.get())
+    }
+
+    /// Goes on to the next epoch of a segment's capabilities. False if it has none.
+    pub(super) fn revoke(&self, id: SegmentId) -> bool {
+        let segment = self.segments.get(id);
+        let Some(epoch) = segment.and_then(|segment| segment.memory.capability_epoch.as_ref())
+        else {
+            return false;
+        };
+        let next = epoch.get().checked_add(1);
+        epoch.set(next.expect("nobody revokes so often"));
+        true
+    }
+
+    /// What a segment is.
     pub(super) fn descriptor(&self, id: SegmentId) -> Option<Descriptor> {
         Some(describe(id, self.segments.get(id)?))
     }
 
-    /// The memory that an access reaches, and a hold on it.
+    /// The memory that an access reaches, and a hold on it. If its segment is reached by capability,
+    /// `permit` says whether it may, by the epoch of those that hold: first, so that nobody else learns
+    /// anything of the segment.
     pub(super) fn reach(
         &self,
         id: SegmentId,
         way: Way,
         offset_bytes: u64,
         len_bytes: u64,
-    ) -> Result<(Exposed, InUse), AccessRefusal> {
+        permit: impl FnOnce(&Request, u64) -> Result<(), Refusal>,
+    ) -> Result<(Exposed, InUse), Refusal> {
+        if let Some(epoch) = self.capability_epoch(id) {
+            permit(&request(id, way, offset_bytes, len_bytes), epoch)?;
+        }
         let segment = self.segments.reach(id, way, offset_bytes, len_bytes)?;
         let in_memory = |bytes: u64| usize::try_from(bytes).expect("a segment lies in memory");
         let (offset, len) = (in_memory(offset_bytes), in_memory(len_bytes));

@@ -8,7 +8,7 @@ use lunette_runtime::time;
 use lunette_runtime_core::codec::{Reader, Writer};
 use lunette_transfer_proto::engine::message::{
     BodyFault, Introduction, Note, Operation, Place, Refusal, finish, read_name, read_note,
-    read_places,
+    read_places, read_token,
 };
 use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::hello::Agreement;
@@ -59,18 +59,19 @@ impl EngineService {
         match op {
             Operation::Open => self.open(request.body),
             Operation::Find => self.find(request.body),
-            Operation::Read => self.read(request.body),
+            Operation::Read => self.read(request),
             Operation::Write => self.write(request),
             Operation::Notify => self.notify(request),
             Operation::Fence => self.fence(request),
             Operation::Introduce => self.introduce(request.body),
+            Operation::Redeem => self.redeem(request),
         }
     }
 
     fn open(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
         let name = read_name(body).map_err(no_sense)?;
         let found = self.inner.registry.borrow().open(name);
-        let descriptor = found.ok_or((Refusal::Stale, 0))?;
+        let descriptor = found.map_err(|refusal| (refusal, 0))?;
         let mut body = Vec::new();
         descriptor.encode(&mut body);
         Ok(answer(body, None))
@@ -84,19 +85,18 @@ impl EngineService {
             Ok::<_, BodyFault>(range)
         };
         let (start, len_bytes) = read(&mut reader).map_err(no_sense)?;
-        let registry = self.inner.registry.borrow();
-        let found = registry.find(start, len_bytes);
-        let (id, offset) = found.ok_or((Refusal::OutOfRange, 0))?;
-        let descriptor = registry.descriptor(id).expect("just found");
+        let found = self.inner.registry.borrow().open_at(start, len_bytes);
+        let (descriptor, offset) = found.map_err(|refusal| (refusal, 0))?;
         let mut body = Vec::new();
         descriptor.encode(&mut body);
         Writer::new(&mut body).u64(offset);
         Ok(answer(body, None))
     }
 
-    fn read(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
-        let places = read_places(&mut Reader::new(body)).map_err(no_sense)?;
-        let (pieces, in_use, len_bytes) = self.reach(Way::Read, places)?;
+    fn read(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+        let places = read_places(&mut Reader::new(request.body)).map_err(no_sense)?;
+        let link = self.link(request.connection);
+        let (pieces, in_use, len_bytes) = self.reach(link, Way::Read, places)?;
         self.inner.counts.served(Way::Read, len_bytes);
         let payload = (len_bytes > 0).then(|| Payload::exposed(pieces).pinned(Pin::new(in_use)));
         Ok(answer(Vec::new(), payload))
@@ -107,12 +107,13 @@ impl EngineService {
         let note = read_note(&mut reader).map_err(no_sense)?;
         let note = note.map(|Note { id, bytes }| (id, bytes.to_vec()));
         let places = read_places(&mut reader).map_err(no_sense)?;
-        let (pieces, in_use, len_bytes) = self.reach(Way::Write, places)?;
+        let link = self.link(request.connection);
+        let (pieces, in_use, len_bytes) = self.reach(link, Way::Write, places)?;
         if len_bytes != u64::from(request.payload_len_bytes) {
             return Err((Refusal::Malformed, 0));
         }
         let pending = PendingWrite {
-            link: self.link(request.connection),
+            link,
             note,
             _in_use: in_use,
         };
@@ -165,9 +166,18 @@ impl EngineService {
         Ok(answer(body, None))
     }
 
+    fn redeem(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+        let token = read_token(request.body).map_err(no_sense)?;
+        let redeemed = self.inner.redeem(self.link(request.connection), token);
+        let mut body = Vec::new();
+        redeemed.map_err(|refusal| (refusal, 0))?.encode(&mut body);
+        Ok(answer(body, None))
+    }
+
     /// The memory of places, who holds it, and how much it is in all.
     fn reach(
         &self,
+        link: Link,
         way: Way,
         places: impl ExactSizeIterator<Item = Place>,
     ) -> Result<(Vec<Exposed>, Vec<InUse>, u64), Refused> {
@@ -178,8 +188,11 @@ impl EngineService {
         let mut sum_bytes = 0;
         for (index, place) in places.enumerate() {
             let len_bytes = u64::from(place.len_bytes);
-            let reached = registry.reach(place.segment, way, place.offset_bytes, len_bytes);
-            let (piece, hold) = reached.map_err(|refusal| (refusal.into(), index))?;
+            let at = place.offset_bytes;
+            let reached = registry.reach(place.segment, way, at, len_bytes, |wanted, epoch| {
+                self.inner.sessions.borrow().permit(link, wanted, epoch)
+            });
+            let (piece, hold) = reached.map_err(|refusal| (refusal, index))?;
             sum_bytes += len_bytes;
             if sum_bytes > payload_bytes_max {
                 return Err((Refusal::Malformed, index));

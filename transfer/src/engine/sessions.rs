@@ -6,8 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use lunette_auth::Request;
 use lunette_runtime::Signal;
 
+use super::Refusal;
+use super::grants::Grants;
 use crate::server::{Closer, ConnectionId};
 
 /// Sessions without a connection that are remembered, for their notifications.
@@ -42,6 +45,8 @@ struct Session<C> {
     /// By the number that its peer gave each.
     open: BTreeMap<u64, Open<C>>,
     notes: BTreeSet<u64>,
+    /// What it has redeemed, while it has a connection.
+    grants: Grants,
     /// When its last connection ended, in the order of such ends.
     gone: Option<u64>,
 }
@@ -51,6 +56,7 @@ impl<C> Default for Session<C> {
         Self {
             open: BTreeMap::new(),
             notes: BTreeSet::new(),
+            grants: Grants::default(),
             gone: None,
         }
     }
@@ -124,6 +130,7 @@ impl<C: Close> Sessions<C> {
         }
         if session.open.is_empty() {
             self.ends += 1;
+            session.grants = Grants::default();
             session.gone = Some(self.ends);
             self.gone.insert(self.ends, epoch);
         }
@@ -143,6 +150,19 @@ impl<C: Close> Sessions<C> {
         open.waiting.push(Rc::clone(&signal));
         open.closer.close();
         Some(signal)
+    }
+
+    /// Whose session a connection belongs to, and what that has redeemed.
+    pub(super) fn grants(&mut self, link: Link) -> Option<(u64, &mut Grants)> {
+        let &(epoch, _) = self.links.get(&link)?;
+        let session = self.sessions.get_mut(&epoch)?;
+        Some((epoch, &mut session.grants))
+    }
+
+    /// Whether an access over a connection is granted while it is the segment's epoch `current`.
+    pub(super) fn permit(&self, link: Link, wanted: &Request, current: u64) -> Result<(), Refusal> {
+        let &(epoch, _) = self.links.get(&link).ok_or(Refusal::NoCapability)?;
+        self.sessions[&epoch].grants.permit(wanted, current)
     }
 
     /// Whether a notification was delivered before.

@@ -171,6 +171,7 @@ fn prepare(
         by_address: false,
         access: Access::Read,
         same_host: true,
+        by_capability: false,
     };
     engine
         .register(memory.clone(), &unnamed)

@@ -183,7 +183,10 @@ impl Seat {
         }
         let registry = inner.registry.borrow();
         let at = command.to_offset_bytes;
-        let (to, _in_use) = registry.reach(command.to, Way::Write, at, len_bytes)?;
+        let (to, _in_use) = registry.reach(command.to, Way::Write, at, len_bytes, |_, _| {
+            // Who commands is not known by the session that has redeemed.
+            Err(Refusal::NoCapability)
+        })?;
         let start = usize::try_from(command.from_offset_bytes).expect("it lies in the view");
         from.copy_out(start, &to);
         Ok(())

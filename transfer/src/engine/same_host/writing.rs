@@ -224,7 +224,8 @@ impl Shared {
             let Some((segment, offset)) = registry.lendable(&span.local) else {
                 return Ok(false);
             };
-            let reached = registry.reach(segment, Way::Read, offset, span.local.len() as u64);
+            let len_bytes = span.local.len() as u64;
+            let reached = registry.reach(segment, Way::Read, offset, len_bytes, |_, _| Ok(()));
             drop(registry);
             let Ok((_, hold)) = reached else {
                 return Ok(false);
