@@ -26,6 +26,11 @@ use crate::sealed::{Opening, SEALED_STAGING_BYTES};
 /// Size of the staging buffer. What arrives of a payload in here is copied once, so it is small
 /// against the payloads for which the copy would matter.
 const STAGING_BYTES: usize = 32 * 1024;
+/// Behind a frame with a payload above this another such frame is expected.
+const BULK_BYTES_MIN: u32 = 64 * 1024;
+/// What is received of such a frame before its payload goes to its destination: its head, and little more
+/// that is copied.
+const BULK_HEAD_BYTES: usize = 4 * 1024;
 /// Most bytes received straight into a destination at once: they are to be in the core's own cache
 /// when their checksum is folded.
 const DIRECT_BYTES_MAX: u32 = 256 * 1024;
@@ -75,6 +80,8 @@ pub(crate) struct Inbound {
     unread: std::ops::Range<usize>,
     /// Opens what arrives sealed.
     opening: Option<Opening>,
+    /// Whether the last frame had a long payload.
+    is_bulk: bool,
 }
 
 /// A peer that has proved itself.
@@ -96,6 +103,7 @@ impl Inbound {
             staging,
             unread: 0..0,
             opening: None,
+            is_bulk: false,
         })
     }
 
@@ -255,7 +263,9 @@ impl Inbound {
         loop {
             match self.receiver.step(&mut input)? {
                 Step::Frame(frame) => {
-                    let has_payload = frame.header.payload.len_bytes > 0;
+                    let len_bytes = frame.header.payload.len_bytes;
+                    let has_payload = len_bytes > 0;
+                    self.is_bulk = len_bytes > BULK_BYTES_MIN;
                     sink.on_frame(frame)?;
                     // Between two frames only: the next step begins with a header.
                     if !input.is_empty() && !has_payload && !sink.is_ready() {
@@ -297,10 +307,12 @@ impl Inbound {
             return self.receive_record(stop).await;
         }
         let staging = self.staging.take().expect("one receive at a time");
-        let received = self
-            .stream
-            .recv_until(staging, 0, STAGING_BYTES, stop)
-            .await;
+        let len = if self.is_bulk {
+            BULK_HEAD_BYTES
+        } else {
+            STAGING_BYTES
+        };
+        let received = self.stream.recv_until(staging, 0, len, stop).await;
         let (result, staging) = received;
         self.staging = Some(staging);
         let count = self.check_received(result)?;

@@ -84,7 +84,15 @@ fn other_hosts_need_the_secret() {
     let bench = || lunette(&["transfer", "bench", &address, "--seconds", "1"]);
     let stranger = bench().output().expect("it starts");
     assert_eq!(stranger.status.code(), Some(4), "{stranger:?}");
-    let member = bench().env("LUNETTE_SECRET_FILE", &file).output();
-    let member = member.expect("it starts");
-    assert!(member.status.success(), "{member:?}");
+    for encrypt in [false, true] {
+        let mut member = bench();
+        if encrypt {
+            member.args(["--network", "--encrypt"]);
+        }
+        let member = member.env("LUNETTE_SECRET_FILE", &file).output();
+        let member = member.expect("it starts");
+        assert!(member.status.success(), "{member:?}");
+    }
+    let without = bench().arg("--encrypt").output().expect("it starts");
+    assert_eq!(without.status.code(), Some(2), "{without:?}");
 }

@@ -18,7 +18,7 @@ use lunette::transfer::topology::{Sources, discover, here, load_override};
 use serde_json::{Value, json};
 
 use super::failure::{Outcome, TransferFailure};
-use super::policy::policy;
+use super::policy::{encryption, policy};
 use crate::program::arguments::IdleChoice;
 use crate::program::size::Size;
 
@@ -53,6 +53,9 @@ pub(super) struct BenchArguments {
     /// Send the bytes also if the peer is on this host, instead of copying them from memory that both map.
     #[arg(long)]
     network: bool,
+    /// Seal what is sent. It takes a secret, and is enough if one side asks for it.
+    #[arg(long)]
+    encrypt: bool,
     /// Connect from the network adapters that are nearest to the core's memory, as `lunette topo` shows
     /// them, with an override file or without.
     #[arg(
@@ -72,6 +75,7 @@ pub(super) struct BenchArguments {
 pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     let options = EngineOptions {
         policy: policy()?,
+        encryption: encryption(arguments.encrypt),
         same_host: !arguments.network,
         sources: sources(&arguments).await?,
         ..EngineOptions::default()

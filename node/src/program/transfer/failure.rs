@@ -55,7 +55,7 @@ pub(crate) enum TransferFailure {
 impl TransferFailure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::TooLong { .. } | Self::Settings(_) => 2,
+            Self::TooLong { .. } | Self::Settings(_) | Self::Start(StartError::NoSecret) => 2,
             Self::Open {
                 error: OpenError::Connect { .. } | OpenError::Resolve { .. },
                 ..

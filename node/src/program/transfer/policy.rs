@@ -3,8 +3,8 @@
 use std::env;
 use std::path::Path;
 
-use lunette_auth::Policy;
 use lunette_auth::policy::{INSECURE_SETTING, SECRET_FILE_SETTING};
+use lunette_auth::{Encryption, Policy};
 use lunette_cluster::read_secrets;
 
 use super::failure::Outcome;
@@ -18,4 +18,13 @@ pub(super) fn policy() -> Outcome<Policy> {
     let insecure = env::var_os(INSECURE_SETTING);
     let insecure = insecure.as_ref().map(|value| value.to_string_lossy());
     Ok(Policy::of_settings(secrets, insecure.as_deref())?)
+}
+
+/// What the flag asks for.
+pub(super) const fn encryption(encrypt: bool) -> Encryption {
+    if encrypt {
+        Encryption::Required
+    } else {
+        Encryption::Optional
+    }
 }

@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::failure::{Outcome, TransferFailure};
-use super::policy::policy;
+use super::policy::{encryption, policy};
 use super::run;
 use crate::program::arguments::IdleChoice;
 use crate::program::failure::Failure;
@@ -48,6 +48,9 @@ pub(super) struct ServeArguments {
     /// Refuse writes.
     #[arg(long)]
     read_only: bool,
+    /// Seal what goes over connections. It takes a secret.
+    #[arg(long)]
+    encrypt: bool,
     /// What the core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
     idle: IdleChoice,
@@ -65,6 +68,7 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
         let options = EngineOptions {
             listen: arguments.listen.clone(),
             policy,
+            encryption: encryption(arguments.encrypt),
             ..EngineOptions::default()
         };
         let engine = Engine::start(options)?;
