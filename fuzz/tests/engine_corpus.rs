@@ -11,7 +11,7 @@ mod tests {
 
     type Counter<R> = (&'static str, fn(&R) -> u32);
 
-    const OF_MESSAGES: [Counter<message::Reached>; 18] = [
+    const OF_MESSAGES: [Counter<message::Reached>; 19] = [
         ("places", |reached| reached.places),
         ("notes", |reached| reached.notes),
         ("writes", |reached| reached.writes),
@@ -20,6 +20,7 @@ mod tests {
         ("operations", |reached| reached.operations),
         ("packets", |reached| reached.packets),
         ("introductions", |reached| reached.introductions),
+        ("tokens", |reached| reached.tokens),
         ("faults", |reached| reached.faults),
         ("registered", |reached| reached.registered),
         ("refused", |reached| reached.refused),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lunette_runtime::{CoreOptions, Placement};
 use lunette_transfer::engine::{
-    Access, Cause, EngineHost, EngineOptions, HandleError, HandleRequest, PostOptions,
-    RegisterOptions, Way,
+    Access, Cause, EngineHost, EngineOptions, GrantError, HandleError, HandleRequest, OpenError,
+    PostOptions, Refusal, RegisterOptions, Rights, Way,
 };
 
 const MIB: usize = 1 << 20;
@@ -28,6 +28,53 @@ fn private() -> RegisterOptions {
         same_host: true,
         by_capability: false,
     }
+}
+
+#[test]
+fn a_thread_grants_and_another_redeems() {
+    let (here, there) = (host(), host());
+    let (near, far) = (here.handle(), there.handle());
+    let by_capability = RegisterOptions {
+        by_capability: true,
+        ..private()
+    };
+    let segment = far.allocate(MIB, by_capability).wait().expect("memory");
+    far.fill(segment, 500, vec![8; 100]).wait().expect("filled");
+    let token = far.grant(segment, here.epoch(), Rights::READ, 500..600);
+    let token = token.wait().expect("granted");
+    let peer = near.open(there.addresses().to_vec()).wait();
+    let peer = peer.expect("a peer");
+    let remote = peer.redeem(token).wait().expect("redeemed");
+    let local = near.allocate(MIB, private()).wait().expect("memory");
+    let request = HandleRequest {
+        way: Way::Read,
+        local,
+        local_offset_bytes: 0,
+        len_bytes: 100,
+        remote,
+        remote_offset_bytes: 500,
+    };
+    let post = || peer.post(vec![request], PostOptions::default()).wait();
+    post().expect("read");
+    let bytes = near.bytes(local, 0, 100).wait().expect("bytes");
+    assert_eq!(bytes, vec![8; 100]);
+    let too_much = far.grant(segment, here.epoch(), Rights::WRITE, 0..1).wait();
+    let expected = GrantError::Forbidden(Rights::WRITE);
+    assert!(matches!(too_much, Err(HandleError::Grant(error)) if error == expected));
+
+    assert!(far.revoke(segment).wait().expect("an answer"));
+    let Err(HandleError::Transfer(error)) = post() else {
+        unreachable!("it is revoked");
+    };
+    let cause = Cause::Refused(Refusal::Revoked);
+    assert_eq!(error.failures[0].cause, cause);
+    let redeemed = peer.redeem(token).wait();
+    let revoked = Err(Refusal::Revoked);
+    let refused = redeemed.map_err(|error| match error {
+        HandleError::Open(OpenError::Refused(refusal)) => refusal,
+        error => unreachable!("{error}"),
+    });
+    assert_eq!(refused, revoked);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use lunette_runtime_core::codec::Reader;
 use lunette_transfer_proto::engine::message::{
-    Descriptor, Introduction, NOTE_BYTES_MAX, Operation, Place, Refusal, read_name, read_note,
-    read_places, write_note, write_places,
+    Descriptor, Introduction, NOTE_BYTES_MAX, Operation, Place, Refusal, TOKEN_BYTES, read_name,
+    read_note, read_places, read_token, write_note, write_places,
 };
 use lunette_transfer_proto::engine::same_host::commands::{
     COMMAND_WORDS, COMMANDS_MAX, Command, answer_from_word, answer_to_word, between,
@@ -33,6 +33,8 @@ pub struct Reached {
     pub packets: u32,
     /// Introductions of such engines.
     pub introductions: u32,
+    /// Tokens of capabilities.
+    pub tokens: u32,
     /// Bodies that made no sense.
     pub faults: u32,
     /// Segments that were registered.
@@ -74,6 +76,16 @@ pub fn message(data: &[u8]) -> Reached {
             reached.names += 1;
         }
         Err(_) => reached.faults += 1,
+    }
+    match read_token(data) {
+        Ok(token) => {
+            assert_eq!(token, data, "a token is its body");
+            reached.tokens += 1;
+        }
+        Err(_) => {
+            assert_ne!(data.len(), TOKEN_BYTES, "what is as long is one");
+            reached.faults += 1;
+        }
     }
     segments::drive(data, &mut reached);
     reached

@@ -328,7 +328,7 @@ mod tests {
             grants.permit(&request(id, way, offset, len), EPOCH)
         };
         let read = |grants: &Grants, offset, len| permit(grants, Way::Read, offset, len);
-        let mut add = |grants: &mut Grants, rights, range, epoch| {
+        let add = |grants: &mut Grants, rights, range, epoch| {
             let verified = verified(3, rights, range, epoch);
             grants.add(verified, |_| true).unwrap();
         };

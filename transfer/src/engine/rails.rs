@@ -210,11 +210,12 @@ impl Shared {
         let destination = &self.destinations[rail];
         let failures = self.state.borrow().scheduler.rails()[rail].failures();
         let passage = passage(self.number, rail, number, failures);
-        let reached = destination.reach(&self.engine, passage).await;
-        if let Ok(reached) = &reached
-            && reached.connection.agreement().session_epoch == self.epoch
+        let mut reached = destination.reach(&self.engine, passage).await;
+        if let Ok(found) = &reached
+            && found.connection.agreement().session_epoch == self.epoch
+            && let Err(error) = self.present(&found.connection).await
         {
-            self.present(&reached.connection).await;
+            reached = Err(error);
         }
         let (address, now) = (destination.address(), time::now());
         let mut state = self.state.borrow_mut();

@@ -69,7 +69,8 @@ impl Peer {
             .next()
             .cloned();
         if let Some(connection) = up {
-            self.shared.present(&connection).await;
+            // What was not answered stays.
+            drop(self.shared.present(&connection).await);
         }
     }
 }
@@ -77,32 +78,38 @@ impl Peer {
 impl Shared {
     /// Shows all tokens over a connection, which carries nothing else before. Those that do not hold any
     /// more are forgotten.
-    pub(super) async fn present(&self, connection: &Connection) {
+    ///
+    /// # Errors
+    /// [`OpenError::Call`]: not all were answered, and nothing is to go over that connection.
+    pub(super) async fn present(&self, connection: &Connection) -> Result<(), OpenError> {
         let tokens: Vec<Token> = self.tokens.borrow().iter().copied().collect();
         let asked = tokens.into_iter().map(|token| {
             Box::pin(async move { (token, present(&self.engine, connection, &token).await) })
         });
         let mut asked: Vec<Pin<Box<_>>> = asked.collect();
-        let mut poll = |cx: &mut std::task::Context<'_>| {
+        let mut unanswered = None;
+        poll_fn(|cx| {
             asked.retain_mut(|asking| match asking.as_mut().poll(cx) {
                 Poll::Pending => true,
-                Poll::Ready((token, answer)) => {
-                    if let Err(error) = answer
-                        && is_dead(&error)
-                    {
-                        tracing::debug!(%error, "a capability is forgotten");
-                        self.tokens.borrow_mut().remove(&token);
-                    }
+                Poll::Ready((token, Err(error))) if is_dead(&error) => {
+                    tracing::debug!(%error, "a capability is forgotten");
+                    self.tokens.borrow_mut().remove(&token);
                     false
                 }
+                Poll::Ready((_, Err(error @ OpenError::Call(_)))) => {
+                    unanswered = Some(error);
+                    false
+                }
+                Poll::Ready(_) => false,
             });
             if asked.is_empty() {
                 Poll::Ready(())
             } else {
                 Poll::Pending
             }
-        };
-        poll_fn(|cx| poll(cx)).await;
+        })
+        .await;
+        unanswered.map_or(Ok(()), Err)
     }
 }
 

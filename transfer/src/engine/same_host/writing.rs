@@ -347,7 +347,8 @@ mod tests {
     use lunette_runtime::{CoreOptions, block_on};
 
     use super::super::super::{
-        Batch, Engine, EngineOptions, Peer, PostOptions, RegisterOptions, Transfer,
+        Batch, Cause, Engine, EngineOptions, Peer, PostOptions, Refusal, RegisterOptions, Rights,
+        Transfer,
     };
     use super::*;
 
@@ -364,7 +365,7 @@ mod tests {
     /// Two engines, the second's memory, and a write to it that is copied.
     struct Scene {
         here: Engine,
-        _there: Engine,
+        there: Engine,
         peer: Peer,
         link: Rc<Link>,
         target: Exposed,
@@ -391,7 +392,7 @@ mod tests {
             let link = peer.shared.link().expect("it is here");
             Self {
                 here,
-                _there: there,
+                there,
                 peer,
                 link,
                 target,
@@ -432,6 +433,48 @@ mod tests {
             }
             assert_eq!(scene.target.slice(LEN - 3, 3).to_vec(), b"end");
             scene.goes_on().await;
+        })
+        .expect("a core");
+    }
+
+    #[test]
+    fn an_owner_does_not_copy_to_what_is_reached_by_capability() {
+        block_on(None, CoreOptions::default(), || async {
+            let scene = Scene::new().await;
+            let kept = Exposed::map(LEN, HugePages::Never, &mut Vec::new()).expect("memory");
+            let by_capability = RegisterOptions {
+                by_capability: true,
+                ..RegisterOptions::named("kept")
+            };
+            let kept_id = scene.there.register(kept.clone(), &by_capability);
+            let kept_id = kept_id.expect("registered");
+            assert!(
+                scene
+                    .there
+                    .inner
+                    .registry
+                    .borrow_mut()
+                    .share(kept_id)
+                    .is_err()
+            );
+            let (here, rights) = (scene.here.epoch(), Rights::READ_WRITE);
+            let token = scene.there.grant(kept_id, here, rights, 0..LEN as u64);
+            let redeemed = scene.peer.redeem(&token.expect("granted")).await;
+            let remote = redeemed.expect("redeemed");
+            let mut batch = Batch::new();
+            batch
+                .write(scene.local.clone(), &remote, 0)
+                .expect("a write");
+            let posted = Rc::new(Posted::new(&batch, PostOptions::default(), time::now()));
+            // An engine would not: it knows that it goes over the rails.
+            let shared = &scene.peer.shared;
+            assert_eq!(shared.post_here(&posted), Ok(false));
+            assert_eq!(shared.write_here(&scene.link, &posted), Ok(true));
+            let peer = scene.peer.clone();
+            let error = Transfer { peer, posted }.await.expect_err("refused");
+            let cause = Cause::Refused(Refusal::NoCapability);
+            assert_eq!(error.failures[0].cause, cause);
+            assert_eq!(kept.slice(0, 100).to_vec(), vec![0; 100]);
         })
         .expect("a core");
     }
