@@ -18,6 +18,7 @@
 //! | `frames` | frames on their way out; everything of one turn leaves in one system call |
 //! | `room` | [`Room`], where a payload goes |
 //! | `guard` | [`Guard`]: authentication before anything else |
+//! | `sealed` | records around the frames of connections that are encrypted |
 //! | `drain` | [`Drain`]: ending connections in good order |
 //! | `error` | [`ConnectError`], [`CallError`], [`CloseReason`] |
 #![forbid(unsafe_code)]
