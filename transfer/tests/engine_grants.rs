@@ -3,6 +3,7 @@
 
 #[path = "../../runtime/tests/on_each_driver/mod.rs"]
 mod on_each_driver;
+mod raw;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -17,11 +18,9 @@ use lunette_transfer::engine::{
     OpenError, Peer, PostOptions, Refusal, RegisterOptions, RemoteSegment, Rights, SegmentId,
     Token, TransferError, Way,
 };
-use lunette_transfer::{Attachments, Connection, Payload};
-use lunette_transfer_proto::engine::message::{Operation, Place, write_note, write_places};
-use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use on_each_driver::run;
+use raw::Raw;
 
 const WORLDS: u64 = 4;
 const KIB: usize = 1024;
@@ -120,68 +119,6 @@ impl Pair {
 
     async fn read(&self, remote: &RemoteSegment) -> Result<(), TransferError> {
         post(&self.peer, remote, Way::Read, 1000, memory(2000, 0)).await
-    }
-}
-
-/// An asker that says what it likes.
-struct Raw(Connection);
-
-impl Raw {
-    /// One without a secret, of the engine of that epoch.
-    async fn new(address: SocketAddr, epoch: u64) -> Self {
-        let hello = Hello {
-            versions: VersionRange::OURS,
-            session_epoch: epoch,
-            in_flight_max: 8,
-            payload_bytes_max: 1 << 20,
-            greeting: (1_u64 << 60).to_le_bytes().to_vec(),
-        };
-        let connected = Connection::connect(address, hello, Duration::from_secs(5));
-        Self(connected.await.expect("connected"))
-    }
-
-    async fn ask(
-        &self,
-        op: Operation,
-        body: impl FnOnce(&mut Vec<u8>),
-        attachments: Attachments,
-    ) -> Option<Refusal> {
-        let patience = Duration::from_secs(5);
-        let reply = self.0.call(op.to_wire(), body, attachments, patience).await;
-        Refusal::from_wire(reply.expect("a reply").status)
-    }
-
-    async fn redeem(&self, token: &[u8]) -> Option<Refusal> {
-        let body = |out: &mut Vec<u8>| out.extend_from_slice(token);
-        self.ask(Operation::Redeem, body, Attachments::default())
-            .await
-    }
-
-    async fn reach(&self, way: Way, segment: SegmentId, at: u64, len: u32) -> Option<Refusal> {
-        let place = Place {
-            segment,
-            offset_bytes: at,
-            len_bytes: len,
-        };
-        let mut attachments = Attachments::default();
-        let local = memory(LEN, 9).slice(0, len as usize);
-        let op = match way {
-            Way::Read => {
-                attachments.room = Some(lunette_transfer::Room::exposed(vec![local]));
-                Operation::Read
-            }
-            Way::Write => {
-                attachments.payload = Some(Payload::exposed(vec![local]));
-                Operation::Write
-            }
-        };
-        let body = |out: &mut Vec<u8>| {
-            if way == Way::Write {
-                write_note(out, None);
-            }
-            write_places(out, [place].into_iter());
-        };
-        self.ask(op, body, attachments).await
     }
 }
 
@@ -291,7 +228,7 @@ fn the_owner_keeps_to_rights_and_range_whatever_is_asked() {
         let write = grant(Rights::WRITE, 3000..3100);
         assert_eq!(raw.redeem(write.as_bytes()).await, None);
         assert_eq!(raw.reach(Way::Write, segment, 3000, 100).await, None);
-        assert_eq!(there.slice(3000, 100).to_vec(), vec![9; 100]);
+        assert_eq!(there.slice(3000, 100).to_vec(), vec![raw::WRITTEN; 100]);
         for (way, at) in [(Way::Read, 3050), (Way::Read, 2999), (Way::Write, 2999)] {
             let reached = raw.reach(way, segment, at, 2).await;
             assert_eq!(reached, Some(Refusal::OutOfRange));
