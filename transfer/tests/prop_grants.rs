@@ -22,6 +22,7 @@ use proptest::strategy::ValueTree;
 use raw::{Raw, WRITTEN};
 
 const LEN: u64 = 100;
+const LEN_BYTES: usize = 100;
 const SEGMENTS: usize = 2;
 /// Session epochs.
 const HOLDERS: [u64; 2] = [5, 6];
@@ -139,13 +140,13 @@ impl Scene {
         };
         let owner = Engine::start(options).expect("an engine");
         let segments = (0..SEGMENTS).map(|_| {
-            let len = LEN as usize;
-            let memory = Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory");
+            let memory = Exposed::map(LEN_BYTES, HugePages::Never, &mut Vec::new());
+            let memory = memory.expect("memory");
             let id = owner.register(memory.clone(), &by_capability());
             Segment {
                 id: id.expect("registered"),
                 memory,
-                model: vec![0; len],
+                model: vec![0; LEN_BYTES],
                 revocations: 0,
             }
         });
