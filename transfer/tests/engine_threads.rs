@@ -212,3 +212,44 @@ fn an_engine_that_cannot_listen_says_so() {
     let refused = refused.expect_err("the port is taken");
     assert!(refused.to_string().contains("cannot listen"), "{refused}");
 }
+
+/// Asks far more than an engine keeps waiting while its core copies, and answers nothing. How many questions
+/// were refused; each of the others was answered.
+fn refused_while_it_copies(host: &EngineHost) -> usize {
+    /// What an engine keeps waiting (`JOBS_MAX`).
+    const WAITING_MAX: usize = 4096;
+    let handle = host.handle();
+    let len = 128 * MIB;
+    let segment = handle.allocate(len, private()).wait().expect("memory");
+    let bytes = vec![3; len];
+    let slow = handle.fill(segment, 0, bytes);
+    let asked: Vec<_> = (0..WAITING_MAX + 100)
+        .map(|at| handle.bytes(segment, at as u64, 1))
+        .collect();
+    slow.wait().expect("filled");
+    let mut refused = 0;
+    for asked in asked {
+        match asked.wait() {
+            Ok(bytes) => assert_eq!(bytes, [3]),
+            Err(error) => {
+                assert!(matches!(error, HandleError::Busy), "{error}");
+                assert!(error.is_backpressure() && error.is_retryable());
+                refused += 1;
+            }
+        }
+    }
+    let again = handle.bytes(segment, 0, 1).wait();
+    assert_eq!(again.expect("there is room again"), [3]);
+    assert!(handle.unregister(segment).wait().expect("an answer"));
+    refused
+}
+
+#[test]
+fn questions_beyond_the_bound_are_refused_and_the_others_answered() {
+    let host = host();
+    // A machine that is busy may let the core copy to its end before all is asked.
+    let refused = (0..20).map(|_| refused_while_it_copies(&host));
+    let refused = refused.into_iter().find(|&refused| refused > 0);
+    let refused = refused.expect("some are too many");
+    assert!(refused <= 101, "{refused} refused of 100 too many");
+}
