@@ -338,12 +338,21 @@ fn damage_is_found_and_sent_again() {
     for seed in 0..SEEDS {
         let mut scene = Scene::new(seed, 4 * MIB);
         let outcome = scene.spawn(|_, peer, remote| async move {
-            let mut resent = 0;
-            for round in 0..6 {
-                let done = there_and_back(peer.clone(), remote, 4 * MIB, round).await;
-                let (written, read) = done.expect("done");
-                resent += written.resent + read.resent;
+            let (mut resent, mut done, mut failed) = (0, 0, 0);
+            while done < 6 {
+                match there_and_back(peer.clone(), remote, 4 * MIB, done).await {
+                    Ok((written, read)) => {
+                        resent += written.resent + read.resent;
+                        done += 1;
+                    }
+                    // One slice was damaged each time that it was sent, which it is up to eight times.
+                    Err(error) => {
+                        assert!(error.is_corruption() && error.is_retryable(), "{error}");
+                        failed += 1;
+                    }
+                }
             }
+            assert!(failed <= 2, "{failed} transfers of which a slice never got through");
             resent
         });
         scene.world.run_for(Duration::from_millis(5));
