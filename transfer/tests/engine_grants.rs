@@ -294,6 +294,10 @@ fn a_token_is_worth_nothing_to_another_engine_or_with_a_bit_changed() {
         for body in [&raw_body[..], &raw_body[..87], &[]] {
             assert_eq!(raw.redeem(body).await, Some(Refusal::Malformed));
         }
+        // Who is no engine has no session.
+        let none = Raw::greeting(open.addresses()[0], 5, &[]).await;
+        let redeemed = none.redeem(token.as_bytes()).await;
+        assert_eq!(redeemed, Some(Refusal::Session));
     });
 }
 

@@ -194,6 +194,10 @@ impl<C: Close> Sessions<C> {
 
 #[cfg(test)]
 mod tests {
+    use lunette_auth::{Capability, Entropy, OwnerKey, Rights, SessionId};
+    use lunette_transfer_proto::engine::segment::{SegmentId, Way};
+
+    use super::super::grants::request;
     use super::*;
 
     impl Close for () {
@@ -219,6 +223,42 @@ mod tests {
         assert_eq!(sessions.see(link(1), 1), Seen::Forgotten);
         assert_eq!(sessions.see(link(1), 2), Seen::Before);
         assert_eq!(sessions.see(link(2), 2), Seen::Nowhere);
+    }
+
+    #[test]
+    fn what_was_redeemed_lasts_as_long_as_any_connection_of_its_session() {
+        let wanted = request(SegmentId::from_wire(3), Way::Read, 0, 10);
+        let session = SessionId([0; 16]);
+        let issuer = OwnerKey::new(&Entropy::new([1; 32])).issuer(session, 5);
+        let token = issuer.issue(&Capability {
+            rights: Rights::READ,
+            segment: 3,
+            offset_bytes: 0,
+            len_bytes: 10,
+        });
+        let verified = issuer.verify(&token.unwrap()).unwrap();
+        let mut sessions = Sessions::<()>::default();
+        assert!(sessions.grants(link(1)).is_none(), "no session");
+        sessions.open(link(1), 7, 1, ());
+        sessions.open(link(2), 7, 2, ());
+        sessions.open(link(3), 8, 1, ());
+        let (epoch, grants) = sessions.grants(link(1)).unwrap();
+        assert_eq!(epoch, 7);
+        grants.add(verified, |_| true).unwrap();
+        let none = Err(Refusal::NoCapability);
+        for (number, expected) in [(1, Ok(())), (2, Ok(())), (3, none), (4, none)] {
+            assert_eq!(sessions.permit(link(number), &wanted, 5), expected);
+        }
+        assert_eq!(sessions.permit(link(2), &wanted, 6), Err(Refusal::Revoked));
+        sessions.end(link(1));
+        assert_eq!(sessions.permit(link(1), &wanted, 5), none);
+        assert_eq!(sessions.permit(link(2), &wanted, 5), Ok(()));
+        // A number that is given twice: the session has a connection all the time.
+        sessions.open(link(5), 7, 2, ());
+        assert_eq!(sessions.permit(link(5), &wanted, 5), Ok(()));
+        sessions.end(link(5));
+        sessions.open(link(6), 7, 3, ());
+        assert_eq!(sessions.permit(link(6), &wanted, 5), none);
     }
 
     #[test]

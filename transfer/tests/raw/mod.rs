@@ -18,12 +18,17 @@ pub(crate) struct Raw(Connection);
 impl Raw {
     /// One that says it is the engine of that epoch.
     pub(crate) async fn new(address: SocketAddr, epoch: u64) -> Self {
+        Self::greeting(address, epoch, &(1_u64 << 60).to_le_bytes()).await
+    }
+
+    /// The same, with another greeting than an engine's.
+    pub(crate) async fn greeting(address: SocketAddr, epoch: u64, greeting: &[u8]) -> Self {
         let hello = Hello {
             versions: VersionRange::OURS,
             session_epoch: epoch,
             in_flight_max: 8,
             payload_bytes_max: 1 << 20,
-            greeting: (1_u64 << 60).to_le_bytes().to_vec(),
+            greeting: greeting.to_vec(),
         };
         let connected = Connection::connect(address, hello, Duration::from_secs(5));
         Self(connected.await.expect("connected"))
