@@ -352,7 +352,10 @@ fn damage_is_found_and_sent_again() {
                     }
                 }
             }
-            assert!(failed <= 2, "{failed} transfers of which a slice never got through");
+            assert!(
+                failed <= 2,
+                "{failed} transfers of which a slice never got through"
+            );
             resent
         });
         scene.world.run_for(Duration::from_millis(5));
