@@ -9,7 +9,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::calls::Abandon;
 
 use super::Reply;
-use super::shared::{Caller, Shared};
+use super::calls::{Caller, Shared};
 use crate::error::CallFailure;
 
 /// A call in flight.

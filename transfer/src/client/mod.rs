@@ -1,8 +1,8 @@
 //! The asking side: a connection, and calls on it.
 
-mod asking;
+mod calls;
 mod flight;
-mod shared;
+mod replies;
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -17,15 +17,15 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::hello::{Agreement, Handshake, Hello};
 
+use self::calls::{Caller, Shared};
 use self::flight::Flight;
-use self::shared::{Caller, Shared};
 use crate::error::{CallError, CallFailure, CloseReason, ConnectError};
 use crate::frames::Payload;
 use crate::guard::{Guard, GuardFault};
 use crate::inbound::Inbound;
 use crate::room::Room;
 
-pub(crate) use self::shared::Told;
+pub(crate) use self::calls::Told;
 
 /// How long a peer may answer nothing at all, before its connection is given up. Calls end by their
 /// own deadlines; this is for the host that is gone without a word, to which each of them would be
@@ -247,8 +247,8 @@ impl Connection {
         Ok(started.0)
     }
 
-    /// Gives up a call that somebody is told of: it ends as cancelled unless it ends otherwise first, in
-    /// here or when its room is not lent to a receive any more.
+    /// Gives up a call that somebody is told of: it ends as cancelled unless it ends otherwise first, now
+    /// or when its room is not lent to a receive any more.
     pub(crate) fn give_up(&self, id: RequestId) {
         self.shared.give_up(id);
     }

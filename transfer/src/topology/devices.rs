@@ -371,6 +371,11 @@ mod tests {
         )
     }
 
+    fn places(machine: &Machine) -> Vec<String> {
+        let memories = machine.memories.iter();
+        memories.map(|memory| memory.location.to_string()).collect()
+    }
+
     #[test]
     fn sysfs_alone_tells_of_devices_bonds_and_tunnels_but_not_of_what_stays_on_this_host() {
         let root = tempfile::tempdir().expect("a folder");
@@ -388,12 +393,7 @@ mod tests {
             "vlan7 [vlan7] 1 0000:02:00.0 [10.7.0.1]",
         ];
         assert_eq!(adapters, expected);
-        let places: Vec<_> = machine
-            .memories
-            .iter()
-            .map(|m| m.location.to_string())
-            .collect();
-        assert_eq!(places, ["cpu:0", "cpu:1", "cuda:0"]);
+        assert_eq!(places(&machine), ["cpu:0", "cpu:1", "cuda:0"]);
         assert_eq!(machine.memories[2].numa, None);
         let bridge = pci("0000:00:01.0");
         let gpu = PciPath::new(&[bridge], pci("0000:03:00.0"));
@@ -453,11 +453,6 @@ mod tests {
             "vlan7 [vlan7] 3 0000:02:00.0 [10.7.0.1]",
         ];
         assert_eq!(adapters, expected);
-        let places: Vec<_> = machine
-            .memories
-            .iter()
-            .map(|m| m.location.to_string())
-            .collect();
-        assert_eq!(places, ["cpu:3", "cuda:1", "cuda:0"]);
+        assert_eq!(places(&machine), ["cpu:3", "cuda:1", "cuda:0"]);
     }
 }

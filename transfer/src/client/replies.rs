@@ -8,7 +8,7 @@ use lunette_transfer_proto::calls::{CallEnd, EndCause, ResponseSink};
 use lunette_transfer_proto::frame::FrameKind;
 use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 
-use super::shared::{Ending, ReplyHead, Shared};
+use super::calls::{Ending, ReplyHead, Shared};
 use crate::error::{CallError, CloseReason};
 use crate::inbound::Sink;
 use crate::room::Room;

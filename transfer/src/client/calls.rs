@@ -18,7 +18,7 @@ use lunette_transfer_proto::frame::FrameKind;
 use lunette_transfer_proto::hello::Agreement;
 use slab::Slab;
 
-use super::asking::Asking;
+use super::replies::Asking;
 use super::{Attachments, Reply};
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::frames::{Payload, push_frame};
