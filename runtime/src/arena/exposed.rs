@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::slice;
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 use super::handle::ChunkHandle;
 use super::mapping::Mapping;
 use super::region::{Piece, RegionMut};
+use super::share::{MapError, check_file};
 use super::{HugePages, Share, Shortfall};
 
 /// What keeps the memory.
@@ -105,6 +107,37 @@ impl Exposed {
             return Err(Errno::INVAL);
         }
         let mapping = Mapping::new(len, huge_pages, false, shortfalls)?;
+        Ok(Self {
+            address: mapping.base(),
+            len,
+            backing: Backing::Mapping(Rc::new(mapping)),
+        })
+    }
+
+    /// A mapping of its own, zeroed, and the file by which another process [joins](Self::join) it: both
+    /// read and write it.
+    ///
+    /// # Errors
+    /// The system's; `INVAL` for no bytes.
+    pub fn shared(len: usize) -> Result<(Self, OwnedFd), Errno> {
+        let memory = Self::map(len, HugePages::Never, &mut Vec::new())?;
+        let Backing::Mapping(mapping) = &memory.backing else {
+            unreachable!("it was just mapped");
+        };
+        let file = mapping.file()?;
+        Ok((memory, file))
+    }
+
+    /// Joins the memory of another process, which goes on reading and writing it.
+    ///
+    /// # Errors
+    /// [`MapError`]; the file is closed.
+    pub fn join(memfd: OwnedFd, len: usize) -> Result<Self, MapError> {
+        if len == 0 {
+            return Err(MapError::BadRange);
+        }
+        check_file(&memfd, len as u64)?;
+        let mapping = Mapping::of_file(memfd, len)?;
         Ok(Self {
             address: mapping.base(),
             len,
@@ -382,6 +415,34 @@ mod tests {
         assert_eq!(part.slice(9, 7).mapping(), Some((base, 4096)));
         let nothing = Exposed::map(0, HugePages::Never, &mut Vec::new());
         assert_eq!(nothing.err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn two_that_share_memory_both_write_it() {
+        let (ours, file) = Exposed::shared(8192).expect("memory");
+        let theirs = Exposed::join(file, 8192).expect("sealed");
+        assert_ne!(ours.start(), theirs.start(), "two mappings");
+        ours.copy_in(5000, b"ask");
+        assert_eq!(theirs.slice(5000, 3).to_vec(), b"ask");
+        theirs.copy_in(5000, b"act");
+        drop(theirs);
+        assert_eq!(ours.slice(5000, 3).to_vec(), b"act");
+    }
+
+    #[test]
+    fn memory_that_could_fault_or_is_not_to_be_written_is_not_joined() {
+        let (_ours, file) = Exposed::shared(4096).expect("memory");
+        let again = || file.try_clone().expect("a descriptor");
+        let error = Exposed::join(again(), 4097).expect_err("it ends before");
+        assert_eq!(error, MapError::TooShort { file_bytes: 4096 });
+        assert_eq!(Exposed::join(again(), 0).err(), Some(MapError::BadRange));
+        let plain = std::fs::File::open("/proc/self/exe").expect("a program");
+        let error = Exposed::join(plain.into(), 1).expect_err("it may shrink");
+        assert_eq!(error, MapError::NotSealed);
+        let shown = Exposed::map(4096, HugePages::Never, &mut Vec::new()).expect("memory");
+        let share = shown.share().expect("for reading");
+        let error = Exposed::join(share.memfd, 4096).expect_err("for reading alone");
+        assert_eq!(error, MapError::Os(Errno::PERM));
     }
 
     #[test]

@@ -51,6 +51,15 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Maps a file of somebody else, who may write it too, for reading and writing. The file has `len`
+    /// bytes and cannot shrink: the caller has checked that. A child of a fork does not inherit it.
+    pub(super) fn of_file(memfd: OwnedFd, len: usize) -> Result<Self, Errno> {
+        let base = map_shared(&memfd, len)?;
+        let mapping = Self { base, len, memfd };
+        mapping.advise(Advice::LinuxDontFork)?;
+        Ok(mapping)
+    }
+
     pub(super) const fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -66,6 +75,11 @@ impl Mapping {
         if !fcntl_get_seals(&self.memfd)?.contains(SealFlags::FUTURE_WRITE) {
             fcntl_add_seals(&self.memfd, SealFlags::FUTURE_WRITE)?;
         }
+        rustix::io::fcntl_dupfd_cloexec(&self.memfd, 0)
+    }
+
+    /// A duplicate of the descriptor, for somebody who is to write the memory too.
+    pub(super) fn file(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(&self.memfd, 0)
     }
 
@@ -86,7 +100,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map_memfd` and is owned by `self` alone; every region
+        // SAFETY: the mapping was made by `map_shared` and is owned by `self` alone; every region
         // holds it by count, so none is left. Ends with the call.
         let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
         debug_assert_eq!(unmapped, Ok(()), "unmapping an owned mapping");
@@ -118,18 +132,24 @@ fn map_memfd(len: usize, extra: MemfdFlags) -> Result<(OwnedFd, NonNull<u8>), Er
     let memfd = memfd_create("lunette-arena", flags)?;
     ftruncate(&memfd, u64::try_from(len).expect("a length fits 64 bits"))?;
     fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW)?;
-    // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing; the file is
-    // sealed against shrinking, so no access within `len` can fault. Ends at the munmap in `Drop`.
+    let base = map_shared(&memfd, len)?;
+    Ok((memfd, base))
+}
+
+/// Maps `len` bytes of a file that has them and is sealed against shrinking (every caller).
+fn map_shared(memfd: &OwnedFd, len: usize) -> Result<NonNull<u8>, Errno> {
+    // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing; the file has `len`
+    // bytes and is sealed against shrinking, so no access within `len` can fault. Ends at the munmap in
+    // `Drop`.
     let base = unsafe {
         mm::mmap(
             ptr::null_mut(),
             len,
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::SHARED,
-            &memfd,
+            memfd,
             0,
         )
     }?;
-    let base = NonNull::new(base.cast::<u8>()).expect("the kernel never maps at null");
-    Ok((memfd, base))
+    Ok(NonNull::new(base.cast::<u8>()).expect("the kernel never maps at null"))
 }
