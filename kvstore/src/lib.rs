@@ -27,5 +27,5 @@ mod value;
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use node::{Node, NodeOptions, SeatedNode};
-pub use service::RELEASES;
+pub use service::{ANSWERS, RELEASES};
 pub use value::{Value, extent_bytes};

@@ -51,6 +51,11 @@ impl Extent {
 /// `is_removed` tells that it has been removed, which goes before.
 pub const RELEASES: &str = "lunette_kvstore::releases";
 
+/// The target of the trace events that tell of each object whose bytes are being sent: one when an
+/// answer with them is made, one with `is_sent` when nothing reads them for it any more. Other fields
+/// as for [`RELEASES`]; in between the object is not to be freed.
+pub const ANSWERS: &str = "lunette_kvstore::answers";
+
 /// The shard and the memory of what it holds.
 #[derive(Debug)]
 struct Slice {
@@ -106,10 +111,24 @@ pub(crate) struct PendingPut {
 struct EntryPin {
     slice: Rc<RefCell<Slice>>,
     id: EntryId,
+    fingerprint_high: u64,
+    version: u64,
+}
+
+impl EntryPin {
+    fn tell(&self, is_sent: bool) {
+        tracing::trace!(
+            target: ANSWERS,
+            fingerprint_high = self.fingerprint_high,
+            version = self.version,
+            is_sent,
+        );
+    }
 }
 
 impl Drop for EntryPin {
     fn drop(&mut self) {
+        self.tell(true);
         let mut slice = self.slice.borrow_mut();
         slice.shard.unpin(self.id);
         slice.drain_effects();
@@ -175,7 +194,10 @@ impl CoreService {
         let pin = EntryPin {
             slice: Rc::clone(&self.slice),
             id,
+            fingerprint_high: header.fingerprint.high(),
+            version: header.version,
         };
+        pin.tell(false);
         let payload = (!region.is_empty())
             .then(|| Payload::region(region, header.payload_crc32c).pinned(Pin::new(pin)));
         Ok(version_response(Status::Ok, header.version, payload))

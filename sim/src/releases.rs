@@ -1,4 +1,4 @@
-//! What nodes tell of memory that they free: trace events of the store.
+//! What nodes tell of memory that they free and send from: trace events of the store.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,17 +9,29 @@ use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 
 thread_local! {
-    static HEARD: RefCell<Vec<Release>> = const { RefCell::new(Vec::new()) };
+    static HEARD: RefCell<Vec<Told>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An object that a node has freed, or removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Release {
+/// What has happened to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Its memory was freed.
+    Freed,
+    /// It was removed; that it is freed is told by itself.
+    Removed,
+    /// An answer with it is being sent.
+    AnswerBegun,
+    /// One answer less is being sent.
+    AnswerSent,
+}
+
+/// What a node has told of one of its objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) what: What,
     /// The high half of its key's fingerprint.
     pub(crate) fingerprint_high: u64,
     pub(crate) version: u64,
-    /// It has been removed; that it is freed is told by another one.
-    pub(crate) is_removed: bool,
 }
 
 /// Listens on this thread while it lives.
@@ -37,14 +49,14 @@ impl Releases {
         }
     }
 
-    /// What has been freed since the last call.
+    /// What has been told since the last call.
     #[expect(clippy::unused_self, reason = "who listens may ask")]
-    pub(crate) fn take(&self) -> Vec<Release> {
+    pub(crate) fn take(&self) -> Vec<Told> {
         HEARD.take()
     }
 }
 
-/// Hears the events of one target. It has no state of its own: it has to be `Sync`, and what is
+/// Hears the events of two targets. It has no state of its own: it has to be `Sync`, and what is
 /// heard belongs to the thread.
 struct Listener;
 
@@ -58,7 +70,7 @@ impl Subscriber for Listener {
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == lunette_kvstore::RELEASES
+        [lunette_kvstore::RELEASES, lunette_kvstore::ANSWERS].contains(&metadata.target())
     }
 
     fn new_span(&self, _span: &span::Attributes<'_>) -> span::Id {
@@ -71,9 +83,18 @@ impl Subscriber for Listener {
 
     fn event(&self, event: &Event<'_>) {
         if self.enabled(event.metadata()) {
-            let mut release = Release::default();
-            event.record(&mut release);
-            HEARD.with_borrow_mut(|heard| heard.push(release));
+            let is_answer = event.metadata().target() == lunette_kvstore::ANSWERS;
+            let mut told = Told {
+                what: if is_answer {
+                    What::AnswerBegun
+                } else {
+                    What::Freed
+                },
+                fingerprint_high: 0,
+                version: 0,
+            };
+            event.record(&mut told);
+            HEARD.with_borrow_mut(|heard| heard.push(told));
         }
     }
 
@@ -82,7 +103,7 @@ impl Subscriber for Listener {
     fn exit(&self, _span: &span::Id) {}
 }
 
-impl Visit for Release {
+impl Visit for Told {
     fn record_u64(&mut self, field: &Field, value: u64) {
         match field.name() {
             "fingerprint_high" => self.fingerprint_high = value,
@@ -92,8 +113,10 @@ impl Visit for Release {
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        if field.name() == "is_removed" {
-            self.is_removed = value;
+        match field.name() {
+            "is_removed" if value => self.what = What::Removed,
+            "is_sent" if value => self.what = What::AnswerSent,
+            _ => {}
         }
     }
 

@@ -10,13 +10,15 @@ use lunette_runtime_core::time::Time;
 use crate::cluster::Cluster;
 use crate::oracle::Tally;
 use crate::plan::{CALM_FROM, END, FAULTS_UNTIL, Fault, Plan};
-use crate::releases::Releases;
+use crate::releases::{Releases, What};
 
 /// What came of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// What the oracle found wrong, or the panic.
+    /// What the oracle found wrong, then the panic, if there was one.
     pub failures: Vec<String>,
+    /// Whether it was the oracle that found something, and not an assertion of the product.
+    pub is_found_by_oracle: bool,
     /// What was answered.
     pub tally: Tally,
     /// How often each fault occurred.
@@ -50,6 +52,7 @@ pub fn run(seed: u64, keeps_log: bool) -> Report {
     let report = RefCell::new(Report::default());
     let ran = panic::catch_unwind(AssertUnwindSafe(|| run_world(seed, keeps_log, &report)));
     let mut report = report.into_inner();
+    report.is_found_by_oracle = !report.failures.is_empty();
     if let Err(payload) = ran {
         let text = payload
             .downcast_ref::<String>()
@@ -63,34 +66,15 @@ pub fn run(seed: u64, keeps_log: bool) -> Report {
 
 fn run_world(seed: u64, keeps_log: bool, report: &RefCell<Report>) {
     let plan = Plan::of(seed);
-    let timeline = timeline(&plan);
     let releases = Releases::listen();
-    let calm_from = Time::ZERO + CALM_FROM;
-    let mut cluster = Cluster::start(seed, plan, calm_from, keeps_log);
-    for (at, begins, fault, lasts) in timeline {
-        advance(&mut cluster, &releases, Time::ZERO + at);
-        if begins {
-            cluster.begin(fault, lasts);
-        } else {
-            cluster.end(fault);
-        }
-    }
-    advance(&mut cluster, &releases, Time::ZERO + FAULTS_UNTIL);
-    cluster.calm_down();
-    advance(&mut cluster, &releases, calm_from);
-    let checks = cluster.check();
-    advance(&mut cluster, &releases, Time::ZERO + END);
+    let mut cluster = Cluster::start(seed, plan.clone(), Time::ZERO + CALM_FROM, keeps_log);
+    live(&mut cluster, &releases, &plan);
+    // Before the world ends: what a bug has broken may end it with a panic.
     let now = cluster.world.now();
     let mut oracle = cluster.oracle.borrow_mut();
-    for check in checks {
-        if check.take().is_none() {
-            oracle.on_stuck(
-                "a put and a get at each node, when all faults were over,",
-                now,
-            );
-        }
+    if oracle.failures().is_empty() {
+        oracle.on_world_end(now);
     }
-    oracle.on_world_end(now);
     let mut report = report.borrow_mut();
     report.failures = oracle.failures().to_vec();
     report.tally = oracle.tally().clone();
@@ -98,22 +82,56 @@ fn run_world(seed: u64, keeps_log: bool, report: &RefCell<Report>) {
     report.faults = cluster.world.fault_counts();
     report.trace_hash = cluster.world.trace_hash();
     report.log = cluster.world.take_log();
-    report.simulated = END;
+    report.simulated = now.since(Time::ZERO);
 }
 
-/// Lets time pass, and tells the oracle of each release when it happens.
-fn advance(cluster: &mut Cluster, releases: &Releases, until: Time) {
+/// Lets everything happen, to the end or to the first failure.
+fn live(cluster: &mut Cluster, releases: &Releases, plan: &Plan) {
+    for (at, begins, fault, lasts) in timeline(plan) {
+        if !advance(cluster, releases, Time::ZERO + at) {
+            return;
+        }
+        if begins {
+            cluster.begin(fault, lasts);
+        } else {
+            cluster.end(fault);
+        }
+    }
+    if !advance(cluster, releases, Time::ZERO + FAULTS_UNTIL) {
+        return;
+    }
+    cluster.calm_down();
+    if !advance(cluster, releases, Time::ZERO + CALM_FROM) {
+        return;
+    }
+    let checks = cluster.check();
+    if !advance(cluster, releases, Time::ZERO + END) {
+        return;
+    }
+    let now = cluster.world.now();
+    for check in checks {
+        if check.take().is_none() {
+            let what = "a put and a get at each node, when all faults were over,";
+            cluster.oracle.borrow_mut().on_stuck(what, now);
+        }
+    }
+}
+
+/// Lets time pass, and tells the oracle of what nodes tell when they do. Whether nothing has failed.
+fn advance(cluster: &mut Cluster, releases: &Releases, until: Time) -> bool {
     let (oracle, log) = (cluster.oracle.clone(), cluster.world.log());
-    cluster.world.run_until(until, || {
-        for release in releases.take() {
-            let (high, version) = (release.fingerprint_high, release.version);
+    let has_failed = cluster.world.run_until(until, || {
+        for told in releases.take() {
+            let (high, version) = (told.fingerprint_high, told.version);
             let mut oracle = oracle.borrow_mut();
-            if release.is_removed {
-                oracle.on_removed(high, log.now());
-            } else {
-                oracle.on_release(high, version, log.now());
+            match told.what {
+                What::Freed => oracle.on_release(high, version, log.now()),
+                What::Removed => oracle.on_removed(high, log.now()),
+                What::AnswerBegun => oracle.on_answer_begun(high, version),
+                What::AnswerSent => oracle.on_answer_sent(high, version, log.now()),
             }
         }
         !oracle.borrow().failures().is_empty()
     });
+    !has_failed
 }

@@ -323,6 +323,9 @@ impl Shard {
     /// # Panics
     /// If `id` names no pinned entry.
     pub fn unpin(&mut self, id: EntryId) {
+        if mutant::is_on(Mutant::PinIgnored) && !self.is_live(id) {
+            return;
+        }
         let entry = self.entry_mut(id);
         let extent_bytes = u64::from(entry.extent_bytes);
         let (State::Resident { pins } | State::Dying { pins }) = &mut entry.state else {

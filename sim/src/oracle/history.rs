@@ -1,5 +1,7 @@
 //! What is known of one key.
 
+use std::collections::BTreeMap;
+
 use lunette_runtime_core::time::Time;
 
 use super::{Cause, Span};
@@ -55,6 +57,8 @@ pub(super) struct KeyHistory {
     pub(super) removes: Vec<Remove>,
     /// When its home freed which version.
     pub(super) releases: Vec<(Time, u64)>,
+    /// Answers that are being sent, by the version that they bring.
+    pub(super) being_sent: BTreeMap<u64, u32>,
     /// How often its home has removed an object of it.
     pub(super) removals: u64,
 }
@@ -66,6 +70,7 @@ impl KeyHistory {
             puts: Vec::new(),
             removes: Vec::new(),
             releases: Vec::new(),
+            being_sent: BTreeMap::new(),
             removals: 0,
         }
     }

@@ -10,6 +10,7 @@
 //!   the miss has none, and is a failure.
 //! - A put that writes, while an acknowledged object was surely resident, means that the object was
 //!   dropped.
+//! - Memory that an answer is being sent from is not freed.
 //! - No operation takes longer than its deadline, and none fails when the faults are long over.
 //! - Nothing is damaged on the way, and no peer speaks nonsense: the network does neither.
 
@@ -180,8 +181,36 @@ impl Oracle {
 
     /// A node has freed an object.
     pub fn on_release(&mut self, fingerprint_high: u64, version: u64, now: Time) {
+        let Some(key) = self.by_fingerprint.get(&fingerprint_high).copied() else {
+            return;
+        };
+        let history = self.history(key);
+        history.releases.push((now, version));
+        let answers = history.being_sent.get(&version).copied().unwrap_or(0);
+        if answers > 0 {
+            let text = format!(
+                "version {version} of key {key} was freed while {answers} answers with it were sent"
+            );
+            self.fail(now, &text);
+        }
+    }
+
+    /// A node begins to send an answer with an object.
+    pub fn on_answer_begun(&mut self, fingerprint_high: u64, version: u64) {
         if let Some(key) = self.by_fingerprint.get(&fingerprint_high).copied() {
-            self.history(key).releases.push((now, version));
+            *self.history(key).being_sent.entry(version).or_default() += 1;
+        }
+    }
+
+    /// The answer has been sent, or nobody wants it any more.
+    pub fn on_answer_sent(&mut self, fingerprint_high: u64, version: u64, now: Time) {
+        let Some(key) = self.by_fingerprint.get(&fingerprint_high).copied() else {
+            return;
+        };
+        let answers = self.history(key).being_sent.get_mut(&version);
+        match answers.filter(|answers| **answers > 0) {
+            Some(answers) => *answers -= 1,
+            None => self.fail(now, &format!("an answer with key {key} was sent twice")),
         }
     }
 

@@ -236,3 +236,23 @@ fn errors_are_forgiven_while_there_are_faults_and_not_afterwards() {
     oracle.on_error(&damaged, span(at(1), at(2)));
     assert_eq!(oracle.failures().len(), 2, "at any time");
 }
+
+#[test]
+fn what_is_being_sent_is_not_freed() {
+    let (mut oracle, _) = with_a_put();
+    oracle.on_answer_begun(HIGH, 5);
+    oracle.on_answer_begun(HIGH, 5);
+    oracle.on_answer_sent(HIGH, 5, at(25));
+    oracle.on_release(HIGH, 4, at(26));
+    assert!(oracle.failures().is_empty(), "{:?}", oracle.failures());
+    oracle.on_release(HIGH, 5, at(27));
+    assert_eq!(oracle.failures().len(), 1, "one is under way");
+
+    let (mut oracle, _) = with_a_put();
+    oracle.on_answer_begun(HIGH, 5);
+    oracle.on_answer_sent(HIGH, 5, at(25));
+    oracle.on_release(HIGH, 5, at(25));
+    assert!(oracle.failures().is_empty(), "{:?}", oracle.failures());
+    oracle.on_answer_sent(HIGH, 5, at(26));
+    assert_eq!(oracle.failures().len(), 1, "none was under way");
+}
