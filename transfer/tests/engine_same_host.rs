@@ -2,6 +2,7 @@
 //! that way goes over the rails.
 #![forbid(unsafe_code)]
 
+mod neighbours;
 #[path = "../../runtime/tests/on_each_driver/mod.rs"]
 mod on_each_driver;
 
@@ -12,9 +13,9 @@ use std::thread;
 use std::time::Duration;
 
 use lunette_auth::{Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::LocalChannel;
-use lunette_runtime::{CoreOptions, arena, block_on, boot_id, time};
+use lunette_runtime::{CoreOptions, block_on, boot_id, time};
 use lunette_transfer::engine::{
     Access, Batch, Cause, Effect, Engine, EngineOptions, OpenError, Peer, PostOptions, Refusal,
     RegisterOptions, RemoteSegment, SchedulerOptions, TransferError,
@@ -24,34 +25,8 @@ use lunette_transfer_proto::engine::message::{Introduction, Operation, Whereabou
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
+use neighbours::{KIB, MIB, engine, memory, options, pattern, post, read, write};
 use on_each_driver::run;
-
-const KIB: usize = 1024;
-const MIB: usize = 1024 * KIB;
-
-fn options() -> EngineOptions {
-    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
-    EngineOptions {
-        listen: vec![any],
-        ..EngineOptions::default()
-    }
-}
-
-fn engine() -> Engine {
-    Engine::start(options()).expect("an engine")
-}
-
-fn memory(len: usize) -> Exposed {
-    Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
-}
-
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..=250)
-        .cycle()
-        .skip(usize::from(seed))
-        .take(len)
-        .collect()
-}
 
 /// Memory that a peer of this host may copy from.
 fn lendable(engine: &Engine, len: usize) -> Exposed {
@@ -101,14 +76,14 @@ impl Pair {
         }
     }
 
-    /// Has the peer take what is lent: the first write goes over the rails.
+    /// Has the peer take what is lent: the first write goes through the window, or over the rails.
     async fn lend(&self) {
         for _ in 0..100 {
-            let before = self.here.statistics().same_host_bytes;
+            let before = lent_bytes(&self.here);
             write(&self.peer, &self.remote, self.local.slice(0, 1), 0)
                 .await
                 .expect("done");
-            if self.here.statistics().same_host_bytes > before {
+            if lent_bytes(&self.here) > before {
                 return;
             }
             time::sleep(Duration::from_millis(5)).await;
@@ -117,31 +92,10 @@ impl Pair {
     }
 }
 
-async fn post(peer: &Peer, batch: &Batch) -> Result<(), TransferError> {
-    let posted = peer.post(batch, PostOptions::default()).expect("posted");
-    posted.await.map(|_| ())
-}
-
-async fn read(
-    peer: &Peer,
-    remote: &RemoteSegment,
-    to: Exposed,
-    offset: u64,
-) -> Result<(), TransferError> {
-    let mut batch = Batch::new();
-    batch.read(to, remote, offset).expect("a read");
-    post(peer, &batch).await
-}
-
-async fn write(
-    peer: &Peer,
-    remote: &RemoteSegment,
-    from: Exposed,
-    offset: u64,
-) -> Result<(), TransferError> {
-    let mut batch = Batch::new();
-    batch.write(from, remote, offset).expect("a write");
-    post(peer, &batch).await
+/// Bytes that were copied once, and not through the window.
+fn lent_bytes(engine: &Engine) -> u64 {
+    let statistics = engine.statistics();
+    statistics.same_host_bytes - statistics.window_bytes
 }
 
 fn first(error: &TransferError) -> (Cause, Effect) {
@@ -171,7 +125,7 @@ fn bytes_are_copied_and_not_sent() {
             moved += 2 * len as u64;
         }
         let statistics = pair.here.statistics();
-        assert_eq!(statistics.same_host_bytes, moved + 1);
+        assert_eq!(lent_bytes(&pair.here), moved + 1);
         assert_eq!(statistics.read_bytes, moved / 2);
         // The pieces of the writes: nothing else was handed to anybody.
         assert_eq!(statistics.slices - sent, 1 + 1 + 2 + 20);
@@ -207,8 +161,7 @@ fn batches_of_many_pieces_land_each_in_its_place() {
         }
         post(&pair.peer, &reads).await.expect("done");
         assert_eq!(target.to_vec(), pair.local.to_vec());
-        let statistics = pair.here.statistics();
-        assert_eq!(statistics.same_host_bytes, 2 * PIECES as u64 * 100 + 1);
+        assert_eq!(lent_bytes(&pair.here), 2 * PIECES as u64 * 100 + 1);
     });
 }
 
@@ -240,50 +193,6 @@ fn notifications_follow_the_bytes_once() {
             transfer.await.expect("done");
         }
         assert!(pair.there.take_notification().is_none());
-    });
-}
-
-#[test]
-fn what_cannot_be_mapped_goes_over_the_rails() {
-    run(0, || async {
-        let (here, there) = (engine(), engine());
-        let register = |name, memory, access, same_host| {
-            let options = RegisterOptions {
-                access,
-                same_host,
-                ..RegisterOptions::named(name)
-            };
-            there.register(memory, &options).expect("registered");
-        };
-        let part = arena().alloc(4 * KIB).expect("room").expose();
-        register("part of an arena", part, Access::ReadWrite, true);
-        let half = memory(8 * KIB).slice(0, 4 * KIB);
-        register("part of a mapping", half, Access::ReadWrite, true);
-        register("kept", memory(4 * KIB), Access::ReadWrite, false);
-        let peer = here.open(there.addresses()).await.expect("open");
-        assert!(peer.is_same_host());
-        for name in ["part of an arena", "part of a mapping", "kept"] {
-            let remote = peer.segment(name).await.expect("a segment");
-            let source = memory(KIB);
-            source.copy_in(0, &pattern(KIB, 5));
-            // This memory is not registered, so it is not lent.
-            write(&peer, &remote, source, 9).await.expect("done");
-            let target = memory(KIB);
-            read(&peer, &remote, target.clone(), 9).await.expect("done");
-            assert_eq!(target.to_vec(), pattern(KIB, 5), "{name}");
-        }
-        assert_eq!(here.statistics().same_host_bytes, 0);
-        assert_eq!(here.statistics().read_bytes, 3 * KIB as u64);
-
-        // Writing needs no view of the peer's memory: what may not be read can be written.
-        register("written", memory(4 * KIB), Access::Write, true);
-        let remote = peer.segment("written").await.expect("a segment");
-        let local = lendable(&here, KIB);
-        for _ in 0..100 {
-            write(&peer, &remote, local.clone(), 0).await.expect("done");
-            time::sleep(Duration::from_millis(1)).await;
-        }
-        assert!(here.statistics().same_host_bytes >= KIB as u64);
     });
 }
 
@@ -361,15 +270,15 @@ fn memory_here_that_is_unregistered_is_not_copied_from_any_more() {
                 .expect("done");
             time::sleep(Duration::from_millis(1)).await;
         }
-        let copied = pair.here.statistics().same_host_bytes;
+        let copied = lent_bytes(&pair.here);
         assert!(copied > 0);
         pair.here.unregister(id).await.expect("it was registered");
         local.copy_in(0, &pattern(64 * KIB, 9));
         write(&pair.peer, &pair.remote, local, 0)
             .await
-            .expect("over the rails");
+            .expect("through the window");
         assert_eq!(pair.memory.to_vec(), pattern(64 * KIB, 9));
-        assert_eq!(pair.here.statistics().same_host_bytes, copied);
+        assert_eq!(lent_bytes(&pair.here), copied);
     });
 }
 
@@ -492,7 +401,7 @@ fn a_peer_that_stands_still_holds_a_write_no_longer_than_it_may() {
             .expect("open");
         let remote = peer.segment("kv").await.expect("a segment");
         let local = lendable(&here, MIB);
-        while here.statistics().same_host_bytes == 0 {
+        while lent_bytes(&here) == 0 {
             write(&peer, &remote, local.slice(0, 1), 0)
                 .await
                 .expect("done");

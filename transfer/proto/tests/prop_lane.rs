@@ -1,5 +1,6 @@
-//! Writes to an engine of the same host against a model of that engine: what is said to be done has landed
-//! whole, once; what failed left what it says; and nothing lands after its end unless that was said.
+//! Transfers with an engine of the same host against a model of that engine: what is said to be done has
+//! landed whole, once; what failed left what it says; nothing lands after its end unless that was said; and
+//! no two pieces have one slot of the window.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -8,14 +9,19 @@ use std::time::Duration;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::same_host::commands::COMMANDS_MAX;
-use lunette_transfer_proto::engine::same_host::lane::{Lane, LaneId, LaneOptions, Piece};
+use lunette_transfer_proto::engine::same_host::lane::{
+    Lane, LaneId, LaneOptions, LaneRequest, Piece,
+};
 use lunette_transfer_proto::engine::scheduler::{
     Cause, Effect, Outcome, Priority, TransferOptions, TransfersFull,
 };
+use lunette_transfer_proto::engine::segment::Way;
 use proptest::prelude::*;
 
 const OPTIONS: LaneOptions = LaneOptions {
     piece_bytes_max: 10,
+    slots: 3,
+    slot_bytes: 7,
     settle: Duration::from_millis(50),
     transfers_max: 8,
 };
@@ -23,7 +29,7 @@ const OPTIONS: LaneOptions = LaneOptions {
 /// What happens next.
 #[derive(Clone, Debug)]
 enum Step {
-    Submit(Vec<u64>, Option<u64>, bool),
+    Submit(Vec<LaneRequest>, Option<u64>, bool),
     HandOut(usize),
     Answer(usize, bool),
     Cancel(prop::sample::Index),
@@ -31,14 +37,33 @@ enum Step {
     Lose,
 }
 
+/// A read, which goes through the window, or a write, which may.
+fn request() -> impl Strategy<Value = LaneRequest> {
+    (0..300_u64, any::<bool>(), any::<bool>()).prop_map(|(len_bytes, is_read, by_window)| {
+        LaneRequest {
+            way: if is_read { Way::Read } else { Way::Write },
+            len_bytes,
+            by_window: by_window || is_read,
+        }
+    })
+}
+
+fn write(len_bytes: u64) -> LaneRequest {
+    LaneRequest {
+        way: Way::Write,
+        len_bytes,
+        by_window: false,
+    }
+}
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let submit = (
-        prop::collection::vec(0..300_u64, 0..5),
+        prop::collection::vec(request(), 0..5),
         prop::option::of(1..200_u64),
         any::<bool>(),
     );
     let step = prop_oneof![
-        4 => submit.prop_map(|(lens, deadline, back)| Step::Submit(lens, deadline, back)),
+        4 => submit.prop_map(|(asked, deadline, back)| Step::Submit(asked, deadline, back)),
         8 => (1..40_usize).prop_map(Step::HandOut),
         8 => (1..40_usize, prop::bool::weighted(0.1)).prop_map(|(n, no)| Step::Answer(n, no)),
         1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
@@ -48,10 +73,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..80)
 }
 
-/// What one write should have come to.
+/// What one transfer should have come to.
 #[derive(Debug)]
 struct Expected {
-    lens: Vec<u64>,
+    requests: Vec<LaneRequest>,
     landed: Vec<Vec<bool>>,
     refused: Vec<bool>,
     deadline: Option<Time>,
@@ -63,9 +88,11 @@ struct Model {
     lane: Lane,
     now: Time,
     with_owner: VecDeque<Piece>,
-    writes: BTreeMap<LaneId, Expected>,
+    transfers: BTreeMap<LaneId, Expected>,
     /// Those of which nothing may land any more.
     settled: Vec<LaneId>,
+    /// What those asked that have ended here.
+    over: BTreeMap<LaneId, Vec<LaneRequest>>,
 }
 
 impl Model {
@@ -74,21 +101,22 @@ impl Model {
             lane: Lane::new(OPTIONS),
             now: Time::ZERO,
             with_owner: VecDeque::new(),
-            writes: BTreeMap::new(),
+            transfers: BTreeMap::new(),
             settled: Vec::new(),
+            over: BTreeMap::new(),
         }
     }
 
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Submit(lens, deadline, back) => self.submit(lens, *deadline, *back),
+            Step::Submit(asked, deadline, back) => self.submit(asked, *deadline, *back),
             Step::HandOut(count) => self.hand_out(*count),
             Step::Answer(count, refuse) => self.answer(*count, *refuse),
             Step::Cancel(at) => {
-                let ids: Vec<LaneId> = self.writes.keys().copied().collect();
+                let ids: Vec<LaneId> = self.transfers.keys().copied().collect();
                 if !ids.is_empty() {
                     let id = ids[at.index(ids.len())];
-                    self.writes.get_mut(&id).expect("listed").is_cancelled = true;
+                    self.transfers.get_mut(&id).expect("listed").is_cancelled = true;
                     self.lane.cancel(id, self.now);
                 }
             }
@@ -104,7 +132,7 @@ impl Model {
             Step::Lose => {
                 self.with_owner.clear();
                 for id in self.lane.on_lost(self.now) {
-                    let write = self.writes.remove(&id).expect("it was under way");
+                    let write = self.transfers.remove(&id).expect("it was under way");
                     assert!(!write.is_cancelled, "it was given up");
                 }
             }
@@ -112,7 +140,7 @@ impl Model {
         self.finished();
     }
 
-    fn submit(&mut self, lens: &[u64], deadline: Option<u64>, back: bool) {
+    fn submit(&mut self, requests: &[LaneRequest], deadline: Option<u64>, back: bool) {
         let deadline = deadline.map(|ms| self.now + Duration::from_millis(ms));
         let asked = TransferOptions {
             priority: if back {
@@ -123,22 +151,24 @@ impl Model {
             deadline: deadline.unwrap_or(Time::MAX),
             has_note: false,
         };
-        let is_full = self.writes.len() >= OPTIONS.transfers_max;
-        match self.lane.submit(lens.iter().copied(), asked, self.now) {
+        let is_full = self.transfers.len() >= OPTIONS.transfers_max;
+        match self.lane.submit(requests.iter().copied(), asked, self.now) {
             Err(TransfersFull { transfers_max }) => {
                 assert!(is_full && transfers_max == OPTIONS.transfers_max);
             }
             Ok(id) => {
                 assert!(!is_full);
-                let bytes = |&len: &u64| vec![false; usize::try_from(len).expect("small")];
+                let bytes = |request: &LaneRequest| {
+                    vec![false; usize::try_from(request.len_bytes).expect("small")]
+                };
                 let expected = Expected {
-                    lens: lens.to_vec(),
-                    landed: lens.iter().map(bytes).collect(),
-                    refused: vec![false; lens.len()],
+                    requests: requests.to_vec(),
+                    landed: requests.iter().map(bytes).collect(),
+                    refused: vec![false; requests.len()],
                     deadline,
                     is_cancelled: false,
                 };
-                assert!(self.writes.insert(id, expected).is_none(), "a new id");
+                assert!(self.transfers.insert(id, expected).is_none(), "a new id");
             }
         }
     }
@@ -150,8 +180,19 @@ impl Model {
                 return;
             };
             assert!(!is_full, "no more than the owner takes");
-            assert!((1..=OPTIONS.piece_bytes_max).contains(&piece.len_bytes));
-            let write = &self.writes[&piece.transfer];
+            let request = self.transfers[&piece.transfer].requests[piece.request as usize];
+            assert_eq!(piece.slot.is_some(), request.by_window);
+            let len_bytes_max = match piece.slot {
+                Some(slot) => {
+                    assert!(slot < OPTIONS.slots, "there is such a slot");
+                    let mut others = self.with_owner.iter();
+                    assert!(others.all(|other| other.slot != piece.slot), "it is free");
+                    OPTIONS.slot_bytes
+                }
+                None => OPTIONS.piece_bytes_max,
+            };
+            assert!((1..=len_bytes_max).contains(&piece.len_bytes));
+            let write = &self.transfers[&piece.transfer];
             assert!(!write.is_cancelled, "nothing new of what was given up");
             assert!(write.deadline.is_none_or(|deadline| deadline >= self.now));
             self.with_owner.push_back(piece);
@@ -163,9 +204,13 @@ impl Model {
             let Some(piece) = self.with_owner.pop_front() else {
                 return;
             };
-            assert!(!self.settled.contains(&piece.transfer), "it was settled");
             let request = piece.request as usize;
-            if let Some(write) = self.writes.get_mut(&piece.transfer) {
+            let is_write = self.is_write(&piece);
+            assert!(
+                !(is_write && self.settled.contains(&piece.transfer)),
+                "it was settled"
+            );
+            if let Some(write) = self.transfers.get_mut(&piece.transfer) {
                 if refuse {
                     write.refused[request] = true;
                 } else {
@@ -185,17 +230,19 @@ impl Model {
 
     fn finished(&mut self) {
         while let Some((id, outcome)) = self.lane.next_finished() {
-            let write = self.writes.remove(&id).expect("it ends once");
+            let write = self.transfers.remove(&id).expect("it ends once");
             self.judge(id, &write, &outcome);
         }
         assert_eq!(self.lane.with_owner(), self.with_owner.len());
-        assert_eq!(self.lane.is_idle(), self.writes.is_empty());
+        assert_eq!(self.lane.is_idle(), self.transfers.is_empty());
     }
 
     fn judge(&mut self, id: LaneId, write: &Expected, outcome: &Outcome) {
-        let with_owner = |request: usize| {
+        // What is read with a transfer that is over is copied to nowhere.
+        let may_land = |request: usize| {
             let mut pieces = self.with_owner.iter();
-            pieces.any(|piece| piece.transfer == id && piece.request as usize == request)
+            write.requests[request].way == Way::Write
+                && pieces.any(|piece| piece.transfer == id && piece.request as usize == request)
         };
         let mut may_change = false;
         for (request, landed) in write.landed.iter().enumerate() {
@@ -203,18 +250,18 @@ impl Model {
             let failure = failures.find(|failure| failure.request == u32::try_from(request).ok());
             let all = landed.iter().all(|&byte| byte);
             let Some(failure) = failure else {
-                assert!(all, "request {request} of {:?} is done", write.lens);
+                assert!(all, "request {request} of {:?} is done", write.requests);
                 continue;
             };
             assert!(!all, "what landed whole is done");
             let some = landed.iter().any(|&byte| byte);
             match failure.effect {
                 Effect::MayStillChange => {
-                    assert!(with_owner(request));
+                    assert!(may_land(request));
                     may_change = true;
                 }
-                Effect::Partly => assert!(some && !with_owner(request)),
-                Effect::Untouched => assert!(!some && !with_owner(request)),
+                Effect::Partly => assert!(some && !may_land(request)),
+                Effect::Untouched => assert!(!some && !may_land(request)),
             }
             match failure.cause {
                 Cause::Refused(Refusal::Stale) => assert!(write.refused[request]),
@@ -225,16 +272,24 @@ impl Model {
                 other => unreachable!("{other}"),
             }
         }
-        assert!(outcome.failures.len() <= write.lens.len());
+        assert!(outcome.failures.len() <= write.requests.len());
         if !may_change {
             self.settled.push(id);
         }
+        self.over.insert(id, write.requests.clone());
+    }
+
+    fn is_write(&self, piece: &Piece) -> bool {
+        let live = self.transfers.get(&piece.transfer);
+        let requests = live.map(|transfer| &transfer.requests);
+        let requests = requests.or_else(|| self.over.get(&piece.transfer));
+        requests.expect("it was handed out")[piece.request as usize].way == Way::Write
     }
 }
 
 proptest! {
     #[test]
-    fn each_write_ends_as_it_says(steps in steps()) {
+    fn each_transfer_ends_as_it_says(steps in steps()) {
         let mut model = Model::new();
         for step in &steps {
             model.step(step);
@@ -244,7 +299,7 @@ proptest! {
             model.hand_out(COMMANDS_MAX);
             model.answer(COMMANDS_MAX, false);
         }
-        prop_assert!(model.writes.is_empty(), "{:?}", model.writes);
+        prop_assert!(model.transfers.is_empty(), "{:?}", model.transfers);
     }
 
     #[test]
@@ -253,12 +308,13 @@ proptest! {
         deadline_ms in 1..100_u64,
     ) {
         let mut model = Model::new();
-        model.step(&Step::Submit(lens, Some(deadline_ms), false));
+        let writes = lens.into_iter().map(write).collect();
+        model.step(&Step::Submit(writes, Some(deadline_ms), false));
         model.step(&Step::HandOut(COMMANDS_MAX + 1));
         model.step(&Step::Wait(deadline_ms));
-        prop_assert_eq!(model.writes.len(), 1, "it settles");
+        prop_assert_eq!(model.transfers.len(), 1, "it settles");
         model.step(&Step::Wait(50));
-        prop_assert!(model.writes.is_empty());
+        prop_assert!(model.transfers.is_empty());
         // Late answers are for nobody.
         model.with_owner.clear();
         let count = model.lane.with_owner();
@@ -271,6 +327,27 @@ proptest! {
 }
 
 #[test]
+fn what_reads_waits_for_nobody_when_it_is_given_up_and_its_slot_does() {
+    let mut model = Model::new();
+    let read = LaneRequest {
+        way: Way::Read,
+        len_bytes: 1000,
+        by_window: true,
+    };
+    model.step(&Step::Submit(vec![read], Some(10), false));
+    model.step(&Step::HandOut(100));
+    assert_eq!(model.with_owner.len(), 3, "as many as there are slots");
+    model.step(&Step::Wait(10));
+    assert!(model.transfers.is_empty(), "over at its deadline");
+    model.step(&Step::Submit(vec![read, write(10)], None, false));
+    model.step(&Step::HandOut(100));
+    assert_eq!(model.with_owner.len(), 3, "the owner may still use them");
+    model.step(&Step::Answer(1, false));
+    model.step(&Step::HandOut(100));
+    assert_eq!(model.with_owner.len(), 3);
+}
+
+#[test]
 fn the_foreground_goes_first_and_the_background_is_not_starved() {
     let mut lane = Lane::new(OPTIONS);
     let options = |priority| TransferOptions {
@@ -279,9 +356,9 @@ fn the_foreground_goes_first_and_the_background_is_not_starved() {
         has_note: false,
     };
     let mut submit = |priority| {
-        let len = std::iter::once(10_000_u64);
-        lane.submit(len, options(priority), Time::ZERO)
-            .expect("room")
+        let long = std::iter::once(write(10_000));
+        let submitted = lane.submit(long, options(priority), Time::ZERO);
+        submitted.expect("room")
     };
     let background = submit(Priority::Background);
     let foreground = submit(Priority::Foreground);

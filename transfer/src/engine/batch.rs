@@ -189,13 +189,6 @@ impl Batch {
         Ok(())
     }
 
-    /// Which way its requests go, if all go one.
-    pub(super) fn way(&self) -> Option<Way> {
-        let first = self.spans.first()?.way;
-        let mut others = self.spans.iter();
-        others.all(|span| span.way == first).then_some(first)
-    }
-
     pub(super) const fn peer(&self) -> Option<u64> {
         self.peer
     }

@@ -162,8 +162,8 @@ pub struct EngineOptions {
     pub payload_bytes_max: u32,
     /// Notifications that wait to be taken; more are refused as busy.
     pub notifications_max: usize,
-    /// Whether peers on this host map registered memory ([`RegisterOptions::same_host`]) instead of
-    /// having it sent, and this engine theirs.
+    /// Whether bytes go between this engine and peers on this host through memory that both map, and are
+    /// not sent: registered memory ([`RegisterOptions::same_host`]), or a window of the session.
     pub same_host: bool,
     /// How long a connection may take to come about, from the name of its host on.
     pub connect_timeout: Duration,

@@ -138,19 +138,15 @@ impl Shared {
         if posted.batch.spans().iter().any(|span| span.is_granted) {
             return Ok(false);
         }
-        match posted.batch.way() {
-            Some(Way::Read) => {
-                let mut spans = posted.batch.spans().iter();
-                let is_mapped = spans
-                    .all(|span| link.reaches(span.segment, span.offset_bytes, span.local.len()));
-                if is_mapped {
-                    self.copy(posted, Near::Mapped(link));
-                }
-                Ok(is_mapped)
-            }
-            Some(Way::Write) => self.write_here(&link, posted),
-            None => Ok(false),
+        let mut spans = posted.batch.spans().iter();
+        let is_mapped = spans.all(|span| {
+            span.way == Way::Read && link.reaches(span.segment, span.offset_bytes, span.local.len())
+        });
+        if is_mapped {
+            self.copy(posted, Near::Mapped(link));
+            return Ok(true);
         }
+        self.command_here(&link, posted)
     }
 
     /// Posts a batch to the rails.

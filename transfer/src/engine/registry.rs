@@ -31,9 +31,10 @@ pub struct RegisterOptions {
     /// What peers may do.
     pub access: Access,
     /// Whether peers on this host may map it, if they may read it and it is a whole mapping
-    /// ([`Exposed::map`]). A peer that keeps to the rules stops reading when the segment is unregistered;
+    /// ([`Exposed::map`]). What they do not map is copied for them through a window, so it need not be
+    /// sent either. A peer that keeps to the rules stops reading when the segment is unregistered;
     /// one that does not can go on, so memory that is later to hold what these peers must not see is not
-    /// shared.
+    /// mapped.
     pub same_host: bool,
     /// Whether it is reached by those peers alone that have redeemed a capability for it
     /// ([`Engine::grant`](super::Engine::grant)). Neither its name nor its addresses describe it to anybody,

@@ -19,6 +19,8 @@ pub struct Statistics {
     /// Of those that were read and written, the bytes that were copied between two engines of this host
     /// and not sent.
     pub same_host_bytes: u64,
+    /// Of these, the bytes that went through the session's window: copied twice.
+    pub window_bytes: u64,
     /// Transfers that were done.
     pub transfers_done: u64,
     /// Transfers of which something failed.
@@ -115,6 +117,11 @@ impl Counts {
     /// Of what has been moved, bytes that were copied between two engines of this host.
     pub(super) fn moved_here(&self, len_bytes: u64) {
         self.sums.borrow_mut().same_host_bytes += len_bytes;
+    }
+
+    /// Of those, bytes that went through the window.
+    pub(super) fn moved_by_window(&self, len_bytes: u64) {
+        self.sums.borrow_mut().window_bytes += len_bytes;
     }
 
     /// A transfer is over.

@@ -23,6 +23,12 @@ pub struct SegmentId {
 }
 
 impl SegmentId {
+    /// The id of no segment, ever.
+    pub const NONE: Self = Self {
+        index: 0,
+        generation: 0,
+    };
+
     /// Its place in the table of its engine's segments, less than [`SEGMENTS_MAX`].
     #[must_use]
     pub const fn index(self) -> usize {

@@ -11,13 +11,14 @@ use lunette_runtime::arena::{Exposed, View};
 use lunette_runtime::net::LocalChannel;
 use lunette_runtime::{Signal, boot_id, time};
 use lunette_transfer_proto::engine::message::{Introduction, Operation, Whereabouts};
+use lunette_transfer_proto::engine::same_host::commands::WINDOW;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::SegmentId;
 
 use super::super::Inner;
 use super::super::peer::Shared;
 use super::board::BoardView;
-use super::writing::Writing;
+use super::commanding::Commanding;
 use super::{MAPPED_MAX, draw, nonsense, understand};
 use crate::client::{Attachments, Connection};
 use crate::server::select;
@@ -40,6 +41,9 @@ enum Loan {
 pub(in crate::engine) struct Link {
     pub(super) channel: LocalChannel,
     board: BoardView,
+    /// Memory that both write, for what cannot be mapped or lent.
+    window: Option<Exposed>,
+    is_window_accepted: Cell<bool>,
     views: RefCell<BTreeMap<SegmentId, View>>,
     /// Segments that were asked for, and who waits for them.
     asked: RefCell<BTreeMap<SegmentId, Vec<Rc<Signal>>>>,
@@ -47,7 +51,7 @@ pub(in crate::engine) struct Link {
     is_alive: Cell<bool>,
     /// Raised when the peer does not keep to the rules.
     pub(super) broken: Signal,
-    pub(super) writing: Writing,
+    pub(super) commanding: Commanding,
 }
 
 /// Why a piece was not read from a view.
@@ -92,15 +96,23 @@ impl Link {
             return Err(nonsense());
         }
         let [board, commands] = <[OwnedFd; 2]>::try_from(files).map_err(|_| nonsense())?;
+        let board = BoardView::map(board).map_err(io::Error::other)?;
+        let commanding = Commanding::new(commands, engine)?;
+        let window = offer_window(&channel, commanding.window_bytes());
+        let window = window
+            .inspect_err(|error| tracing::warn!(%error, "no window to a peer of this host"))
+            .ok();
         Ok(Self {
             channel,
-            board: BoardView::map(board).map_err(io::Error::other)?,
+            board,
+            window,
+            is_window_accepted: Cell::new(false),
             views: RefCell::default(),
             asked: RefCell::default(),
             loans: RefCell::default(),
             is_alive: Cell::new(true),
             broken: Signal::default(),
-            writing: Writing::new(commands, engine)?,
+            commanding,
         })
     }
 
@@ -118,6 +130,8 @@ impl Link {
         }
         let (signal, is_first) = self.wait_for(segment);
         if is_first && self.say(&Packet::Map { segment }, &[]).is_err() {
+            // No answer will come for it.
+            self.asked.borrow_mut().remove(&segment);
             return;
         }
         if time::timeout(patience, signal.raised()).await.is_err() {
@@ -185,6 +199,13 @@ impl Link {
             loans.insert(segment, Loan::Offered);
         }
         false
+    }
+
+    /// The window, if the peer has taken it.
+    pub(super) fn window(&self) -> Option<&Exposed> {
+        self.window
+            .as_ref()
+            .filter(|_| self.is_window_accepted.get())
     }
 
     /// Takes in what the peer says until the channel ends.
@@ -266,13 +287,23 @@ impl Link {
                 let waiting = waiting.ok_or_else(nonsense)?;
                 waiting.iter().for_each(|signal| signal.raise());
             }
+            Packet::Accepted { segment: WINDOW } => {
+                let is_first = !self.is_window_accepted.replace(true);
+                if self.window.is_none() || !is_first {
+                    return Err(nonsense());
+                }
+            }
+            Packet::Declined { segment: WINDOW } => {
+                tracing::debug!("a peer of this host takes no window");
+            }
             Packet::Accepted { segment } => self.answered(segment, Loan::Accepted)?,
             Packet::Declined { segment } => self.answered(segment, Loan::Declined)?,
             Packet::Wake => {}
             Packet::Join { .. }
             | Packet::Welcome { .. }
             | Packet::Map { .. }
-            | Packet::TakeBack { .. } => return Err(nonsense()),
+            | Packet::TakeBack { .. }
+            | Packet::Window { .. } => return Err(nonsense()),
         }
         Ok(())
     }
@@ -289,6 +320,14 @@ impl Link {
             Some(_) => Err(nonsense()),
         }
     }
+}
+
+/// Makes a window and offers it.
+fn offer_window(channel: &LocalChannel, len_bytes: u64) -> io::Result<Exposed> {
+    let len = usize::try_from(len_bytes).expect("a window lies in memory");
+    let (window, file) = Exposed::shared(len)?;
+    channel.send(&Packet::Window { len_bytes }.encode(), &[file.as_fd()])?;
+    Ok(window)
 }
 
 impl Shared {

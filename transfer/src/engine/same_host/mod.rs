@@ -3,13 +3,14 @@
 //! A read of a segment that the peer hands out is a copy from a mapping of it, by who asks, between two
 //! looks at the peer's board. A write from memory that is registered here is a command to the peer, which
 //! copies from a mapping of that. What cannot go this way, because memory is not a whole mapping or not
-//! registered, or because the peer says no, goes over the rails, and so does everything when the peer's
-//! channel ends.
+//! registered, goes through the session's window: one side copies in, the other out. What is reached by
+//! capability goes over the rails, and so does everything when the peer's channel ends.
 //!
 //! ```text
 //!   Link (asker)                                   Owner
 //!     views of the peer's segments  <-- memory --    accepts channels, checks tickets
-//!     Writing: the Lane's pieces    -- commands -->  Seat: carries commands out, one per channel
+//!     Commanding: the Lane's pieces -- commands -->  Seat: carries commands out, one per channel
+//!                                   <-- window -->
 //! ```
 //!
 //! | module | subject |
@@ -18,13 +19,13 @@
 //! | `owner` | who is let in, what is handed out |
 //! | `seat` | the owner's end of one channel: commands |
 //! | `link` | the asker's end: what it maps and lends |
-//! | `writing` | the asker's commands |
+//! | `commanding` | the asker's commands, and its side of the window |
 
 mod board;
+mod commanding;
 mod link;
 mod owner;
 mod seat;
-mod writing;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,9 +35,9 @@ use lunette_runtime::net::Packet as Received;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 
 pub(super) use board::Board;
+pub(super) use commanding::Under;
 pub(super) use link::{Link, ReadFault};
 pub(super) use owner::{Owner, accept};
-pub(super) use writing::Under;
 
 /// Segments of one peer that are mapped, and segments that are lent to one peer.
 const MAPPED_MAX: usize = 4096;

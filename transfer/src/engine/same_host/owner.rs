@@ -4,20 +4,21 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_runtime::arena::View;
+use lunette_runtime::arena::{Exposed, View};
 use lunette_runtime::net::{LocalChannel, LocalListener};
 use lunette_runtime::{Scope, boot_id, time};
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::{Introduction, Refusal, Whereabouts};
+use lunette_transfer_proto::engine::same_host::commands::{WINDOW, WINDOW_BYTES_MAX};
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::SegmentId;
 
 use super::super::{Inner, spawned};
-use super::seat::Seats;
+use super::seat::{Seated, Seats};
 use super::{MAPPED_MAX, draw, nonsense, understand};
 use crate::server::select;
 
@@ -172,11 +173,35 @@ async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
                 channel.send(&answer.encode(), &[])?;
             }
             (Packet::TakeBack { segment }, _) => seat.give_back(segment),
+            (Packet::Window { len_bytes }, mut files) => {
+                let file = files.pop().expect("it came with its file");
+                let answer = open_window(&seat, file, len_bytes)?;
+                channel.send(&answer.encode(), &[])?;
+            }
             (Packet::Wake, _) => {}
             _ => return Err(nonsense()),
         }
     }
     Ok(())
+}
+
+/// Takes the window of a peer, its only one.
+fn open_window(seat: &Seated, file: OwnedFd, len_bytes: u64) -> io::Result<Packet> {
+    if len_bytes > WINDOW_BYTES_MAX {
+        return Err(nonsense());
+    }
+    let len = usize::try_from(len_bytes).expect("bounded");
+    let window = match Exposed::join(file, len) {
+        Ok(window) => window,
+        Err(error) => {
+            tracing::debug!(%error, "a window");
+            return Ok(Packet::Declined { segment: WINDOW });
+        }
+    };
+    if !seat.open_window(window) {
+        return Err(nonsense());
+    }
+    Ok(Packet::Accepted { segment: WINDOW })
 }
 
 fn hand_out(inner: &Inner, channel: &LocalChannel, segment: SegmentId) -> io::Result<()> {

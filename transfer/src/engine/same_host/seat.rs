@@ -1,6 +1,6 @@
-//! The owner's end of one channel: what was lent by its peer, and the peer's commands.
+//! The owner's end of one channel: what was lent by its peer, the window, and the peer's commands.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
@@ -8,18 +8,19 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{Ordering, fence};
 
-use lunette_runtime::arena::{View, Words};
+use lunette_runtime::arena::{Exposed, View, Words};
 use lunette_runtime::net::{LocalChannel, Packet as Received};
 use lunette_runtime::{Signal, Source, SourceGuard, add_source};
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::same_host::commands::{
     ASKER_SLEEPS, CARRIED_OUT, COMMAND_BYTES_MAX, COMMAND_WORDS, COMMANDS_MAX, Command,
-    OWNER_SLEEPS, SUBMITTED, WORDS, answer_at, answer_to_word, between, command_at,
+    OWNER_SLEEPS, SUBMITTED, WINDOW, WORDS, answer_at, answer_to_word, between, command_at,
 };
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 
 use super::super::Inner;
+use super::super::registry::InUse;
 use super::nonsense;
 use crate::server::select;
 
@@ -41,6 +42,7 @@ pub(super) struct Seat {
     words: Words,
     carried_out: Cell<u64>,
     lent: RefCell<BTreeMap<SegmentId, View>>,
+    window: OnceCell<Exposed>,
     /// Raised when its peer does not keep to the rules.
     broken: Signal,
     is_broken: Cell<bool>,
@@ -65,6 +67,7 @@ impl Seats {
             words: Words::new(WORDS, false)?,
             carried_out: Cell::new(0),
             lent: RefCell::default(),
+            window: OnceCell::new(),
             broken: Signal::default(),
             is_broken: Cell::new(false),
         });
@@ -104,6 +107,11 @@ impl Seated {
         true
     }
 
+    /// Keeps the window. False if there is one.
+    pub(super) fn open_window(&self, window: Exposed) -> bool {
+        self.seat.window.set(window).is_ok()
+    }
+
     pub(super) fn give_back(&self, segment: SegmentId) {
         self.seat.lent.borrow_mut().remove(&segment);
     }
@@ -141,13 +149,14 @@ impl Seat {
             let command = self.command(number);
             let answer = self.carry_out(&inner, &command);
             match answer {
-                Ok(()) => {
-                    inner.counts.served(Way::Write, command.len_bytes);
+                Ok(way) => {
+                    inner.counts.served(way, command.len_bytes);
                     bytes += command.len_bytes;
                 }
                 Err(_) => inner.counts.refused(),
             }
-            self.words[answer_at(number)].store(answer_to_word(answer), Ordering::Relaxed);
+            self.words[answer_at(number)]
+                .store(answer_to_word(answer.map(|_| ())), Ordering::Relaxed);
             self.carried_out.set(number.wrapping_add(1));
             self.words[CARRIED_OUT].store(number.wrapping_add(1), Ordering::Release);
             done += 1;
@@ -170,32 +179,67 @@ impl Seat {
         Command::from_words(words)
     }
 
-    fn carry_out(&self, inner: &Inner, command: &Command) -> Result<(), Refusal> {
+    /// Copies as it is told; says which way that was for its peer.
+    fn carry_out(&self, inner: &Inner, command: &Command) -> Result<Way, Refusal> {
         let len_bytes = command.len_bytes;
         if !(1..=COMMAND_BYTES_MAX).contains(&len_bytes) {
             return Err(Refusal::Malformed);
         }
+        if command.to == WINDOW {
+            let to = self.in_window(command.to_offset_bytes, len_bytes)?;
+            let at = command.from_offset_bytes;
+            let (from, _in_use) = reach(inner, command.from, Way::Read, at, len_bytes)?;
+            to.copy_from(0, &from);
+            return Ok(Way::Read);
+        }
+        let at = command.to_offset_bytes;
+        let (to, _in_use) = reach(inner, command.to, Way::Write, at, len_bytes)?;
+        if command.from == WINDOW {
+            let from = self.in_window(command.from_offset_bytes, len_bytes)?;
+            to.copy_from(0, &from);
+            return Ok(Way::Write);
+        }
         let lent = self.lent.borrow();
         let from = lent.get(&command.from).ok_or(Refusal::Stale)?;
-        let end = command.from_offset_bytes.checked_add(len_bytes);
-        if end.is_none_or(|end| end > from.len() as u64) {
-            return Err(Refusal::OutOfRange);
-        }
-        let registry = inner.registry.borrow();
-        let at = command.to_offset_bytes;
-        let (to, _in_use) = registry.reach(command.to, Way::Write, at, len_bytes, |_, _| {
-            // Who commands is not known by the session that has redeemed.
-            Err(Refusal::NoCapability)
-        })?;
-        let start = usize::try_from(command.from_offset_bytes).expect("it lies in the view");
+        let start = within(command.from_offset_bytes, len_bytes, from.len())?;
         from.copy_out(start, &to);
-        Ok(())
+        Ok(Way::Write)
+    }
+
+    fn in_window(&self, offset_bytes: u64, len_bytes: u64) -> Result<Exposed, Refusal> {
+        let window = self.window.get().ok_or(Refusal::Stale)?;
+        let start = within(offset_bytes, len_bytes, window.len())?;
+        let len = usize::try_from(len_bytes).expect("it lies in the window");
+        Ok(window.slice(start, len))
     }
 
     fn has_work(&self) -> bool {
         self.words[SUBMITTED].load(Ordering::Acquire) != self.carried_out.get()
             && !self.is_broken.get()
     }
+}
+
+/// Memory of ours. Who commands is not known by the session that has redeemed, so what is reached by
+/// capability is not reached here.
+fn reach(
+    inner: &Inner,
+    segment: SegmentId,
+    way: Way,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> Result<(Exposed, InUse), Refusal> {
+    let registry = inner.registry.borrow();
+    let unknown = |_: &_, _| Err(Refusal::NoCapability);
+    registry.reach(segment, way, offset_bytes, len_bytes, unknown)
+}
+
+/// Where a range begins in memory of `len` bytes, in which it lies whole.
+fn within(offset_bytes: u64, len_bytes: u64, len: usize) -> Result<usize, Refusal> {
+    let end = offset_bytes.checked_add(len_bytes);
+    if end.is_none_or(|end| end > len as u64) {
+        return Err(Refusal::OutOfRange);
+    }
+    Ok(usize::try_from(offset_bytes).expect("it lies in memory"))
 }
 
 /// Wakes the other side if it may sleep, once for each time that it says so.

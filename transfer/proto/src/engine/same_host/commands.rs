@@ -37,14 +37,21 @@ pub const COMMAND_WORDS: usize = 5;
 const COMMANDS: usize = 64;
 const COMMAND_STRIDE: usize = 8;
 
-/// Copy from the asker's memory, which it lent, to the owner's.
+/// The window of the session, where a command names a segment otherwise. No segment has this id.
+pub const WINDOW: SegmentId = SegmentId::NONE;
+/// Longest window: what a peer has this process map.
+pub const WINDOW_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+/// Copy from the asker's memory, which it lent, to the owner's; or between the window and the owner's
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Where from: the asker's segment.
+    /// Where from: a segment that the asker lent, or the window. With the window as its goal: a segment
+    /// of the owner.
     pub from: SegmentId,
     /// Where in it.
     pub from_offset_bytes: u64,
-    /// Where to: the owner's segment.
+    /// Where to: a segment of the owner, or the window.
     pub to: SegmentId,
     /// Where in it.
     pub to_offset_bytes: u64,
@@ -149,6 +156,7 @@ mod tests {
         let command = Command::from_words([u64::MAX, 1, 2, 3, 4]);
         assert_eq!(Command::from_words(command.to_words()), command);
         let refusals = (1..9).filter_map(Refusal::from_wire).map(Err);
+        assert_eq!(WINDOW.to_wire(), 0);
         for answer in [Ok(())].into_iter().chain(refusals) {
             assert_eq!(answer_from_word(answer_to_word(answer)), answer);
         }

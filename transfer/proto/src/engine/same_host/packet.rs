@@ -10,6 +10,8 @@
 //!   declined   7, segment u64                                        owner: it is not
 //!   take back  8, segment u64                                        asker: it is not lent any more
 //!   wake       9                                                     both: look at the words
+//!   window    10, len u64               + a memfd                     asker, once; owner: accepted or
+//!                                                                     declined, segment 0
 //! ```
 
 use lunette_runtime_core::codec::{Reader, Writer};
@@ -69,6 +71,12 @@ pub enum Packet {
     },
     /// Whoever gets it was asleep.
     Wake,
+    /// Memory that both write, for what cannot be mapped. With it: its file. It is accepted or declined
+    /// by the name [`WINDOW`](super::commands::WINDOW).
+    Window {
+        /// How long it is.
+        len_bytes: u64,
+    },
 }
 
 impl Packet {
@@ -95,6 +103,7 @@ impl Packet {
             Self::Declined { segment } => writer.u8(7).u64(segment.to_wire()),
             Self::TakeBack { segment } => writer.u8(8).u64(segment.to_wire()),
             Self::Wake => writer.u8(9),
+            Self::Window { len_bytes } => writer.u8(10).u64(len_bytes),
         };
         bytes
     }
@@ -129,6 +138,9 @@ impl Packet {
                 }
             }
             9 => Self::Wake,
+            10 => Self::Window {
+                len_bytes: reader.u64()?,
+            },
             _ => return Err(BodyFault::OutOfRange),
         };
         finish(&reader)?;
@@ -140,7 +152,7 @@ impl Packet {
     pub const fn files(&self) -> usize {
         match self {
             Self::Welcome { .. } => 2,
-            Self::Memory { .. } => 1,
+            Self::Memory { .. } | Self::Window { .. } => 1,
             _ => 0,
         }
     }
@@ -150,7 +162,7 @@ impl Packet {
 mod tests {
     use super::*;
 
-    fn all() -> [Packet; 9] {
+    fn all() -> [Packet; 10] {
         let segment = SegmentId::from_wire(0x0102_0304_0506_0708);
         [
             Packet::Join { ticket: 1 << 100 },
@@ -166,6 +178,7 @@ mod tests {
             Packet::Declined { segment },
             Packet::TakeBack { segment },
             Packet::Wake,
+            Packet::Window { len_bytes: 1 << 20 },
         ]
     }
 
@@ -183,7 +196,7 @@ mod tests {
             bytes.push(0);
             assert_eq!(Packet::decode(&bytes), Err(BodyFault::Trailing(1)));
         }
-        for kind in [0, 10, u8::MAX] {
+        for kind in [0, 11, u8::MAX] {
             assert_eq!(Packet::decode(&[kind]), Err(BodyFault::OutOfRange));
         }
     }
@@ -199,7 +212,7 @@ mod tests {
         assert_eq!(bytes, golden);
         assert_eq!(
             all().map(|packet| packet.files()),
-            [0, 2, 0, 1, 0, 0, 0, 0, 0]
+            [0, 2, 0, 1, 0, 0, 0, 0, 0, 1]
         );
     }
 }

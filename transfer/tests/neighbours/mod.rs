@@ -1,0 +1,62 @@
+//! Engines of one host, and what is asked of them.
+
+use std::net::SocketAddr;
+
+use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_transfer::engine::{
+    Batch, Engine, EngineOptions, Peer, PostOptions, RemoteSegment, TransferError,
+};
+
+pub(crate) const KIB: usize = 1024;
+pub(crate) const MIB: usize = 1024 * KIB;
+
+pub(crate) fn options() -> EngineOptions {
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    EngineOptions {
+        listen: vec![any],
+        ..EngineOptions::default()
+    }
+}
+
+pub(crate) fn engine() -> Engine {
+    Engine::start(options()).expect("an engine")
+}
+
+pub(crate) fn memory(len: usize) -> Exposed {
+    Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
+}
+
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..=250)
+        .cycle()
+        .skip(usize::from(seed))
+        .take(len)
+        .collect()
+}
+
+pub(crate) async fn post(peer: &Peer, batch: &Batch) -> Result<(), TransferError> {
+    let posted = peer.post(batch, PostOptions::default()).expect("posted");
+    posted.await.map(|_| ())
+}
+
+pub(crate) async fn read(
+    peer: &Peer,
+    remote: &RemoteSegment,
+    to: Exposed,
+    offset: u64,
+) -> Result<(), TransferError> {
+    let mut batch = Batch::new();
+    batch.read(to, remote, offset).expect("a read");
+    post(peer, &batch).await
+}
+
+pub(crate) async fn write(
+    peer: &Peer,
+    remote: &RemoteSegment,
+    from: Exposed,
+    offset: u64,
+) -> Result<(), TransferError> {
+    let mut batch = Batch::new();
+    batch.write(from, remote, offset).expect("a write");
+    post(peer, &batch).await
+}
