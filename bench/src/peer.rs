@@ -55,6 +55,8 @@ pub(crate) enum Serve {
 pub(crate) const SEGMENT: &str = "bench";
 /// Its length.
 pub(crate) const SEGMENT_BYTES: usize = 16 << 20;
+/// The segment of a serving engine that is a part of a mapping, so that nobody maps it.
+pub(crate) const SEGMENT_PART: &str = "part";
 
 impl Serve {
     /// Bytes of request and reply of a raw server.
@@ -217,10 +219,14 @@ fn serve_engine(cpu: usize, spin: Duration) -> io::Result<()> {
             ..EngineOptions::default()
         };
         let engine = Engine::start(options).map_err(io::Error::other)?;
-        let memory = Exposed::map(SEGMENT_BYTES, HugePages::Never, &mut Vec::new())?;
-        memory.copy_in(0, &vec![7; SEGMENT_BYTES]);
-        let registered = engine.register(memory, &RegisterOptions::named(SEGMENT));
-        registered.map_err(|error| io::Error::other(error.refusal))?;
+        for (name, skipped) in [(SEGMENT, 0), (SEGMENT_PART, 4096)] {
+            let len = skipped + SEGMENT_BYTES;
+            let whole = Exposed::map(len, HugePages::Never, &mut Vec::new())?;
+            whole.copy_in(0, &vec![7; len]);
+            let memory = whole.slice(skipped, SEGMENT_BYTES);
+            let registered = engine.register(memory, &RegisterOptions::named(name));
+            registered.map_err(|error| io::Error::other(error.refusal))?;
+        }
         announce(engine.addresses()[0])?;
         // Until this process is killed.
         std::future::pending::<io::Result<()>>().await

@@ -10,7 +10,7 @@ use lunette_transfer::engine::{
     Access, Batch, Engine, EngineOptions, Peer, PostOptions, RegisterOptions, RemoteSegment,
 };
 
-use crate::peer::{SEGMENT, idle};
+use crate::peer::{SEGMENT, SEGMENT_PART, idle};
 use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
 use lunette_bench::harness::Failure;
 
@@ -23,8 +23,19 @@ pub(super) struct Moves {
     pub(super) requests: usize,
     /// Bytes of each.
     pub(super) bytes: usize,
-    /// Copied, as against sent.
-    pub(super) same_host: bool,
+    /// Which way.
+    pub(super) path: Path,
+}
+
+/// How bytes get from one process to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Path {
+    /// Over connections.
+    Sent,
+    /// Copied once, from memory that is mapped.
+    Mapped,
+    /// Copied twice, by memory that both write.
+    Window,
 }
 
 pub(super) fn measure(
@@ -43,24 +54,28 @@ pub(super) fn measure(
 
 async fn post(server: SocketAddr, pace: Pace, moves: Moves) -> Result<Calls, Failure> {
     let engine = Engine::start(EngineOptions {
-        same_host: moves.same_host,
+        same_host: moves.path != Path::Sent,
         ..EngineOptions::default()
     })?;
     let peer = engine.open(&[server]).await?;
-    let remote = peer.segment(SEGMENT).await?;
+    let name = match moves.path {
+        Path::Sent | Path::Mapped => SEGMENT,
+        Path::Window => SEGMENT_PART,
+    };
+    let remote = peer.segment(name).await?;
     let len = moves.requests * moves.bytes;
     let memory = Exposed::map(len, HugePages::Never, &mut Vec::new())?;
     memory.copy_in(0, &vec![3; len]);
     let batch = prepare(&memory, &remote, moves)?;
-    if moves.same_host {
+    if moves.path == Path::Mapped {
         let unnamed = RegisterOptions {
             access: Access::Read,
             ..RegisterOptions::named("source")
         };
         let registered = engine.register(memory.clone(), &unnamed);
         registered.map_err(|error| error.refusal)?;
-        meet(&engine, &peer, &batch).await?;
     }
+    meet(&engine, &peer, &batch, moves.path).await?;
     let mut calls = Calls::new(pace);
     while calls.go_on() {
         if pace == Pace::Paced {
@@ -73,17 +88,25 @@ async fn post(server: SocketAddr, pace: Pace, moves: Moves) -> Result<Calls, Fai
     Ok(calls)
 }
 
-/// Posts until bytes are copied and no longer sent: the first write asks the peer whether it takes what
-/// is lent.
-async fn meet(engine: &Engine, peer: &Peer, batch: &Batch) -> Result<(), Failure> {
+/// Posts until bytes go the way that is measured: the two sides offer each other memory first.
+async fn meet(engine: &Engine, peer: &Peer, batch: &Batch, path: Path) -> Result<(), Failure> {
     for _ in 0..100 {
+        let before = engine.statistics();
         post_once(peer, batch).await?;
-        if engine.statistics().same_host_bytes > 0 {
+        let after = engine.statistics();
+        let copied = after.same_host_bytes - before.same_host_bytes;
+        let by_window = after.window_bytes - before.window_bytes;
+        let found = match (copied, by_window) {
+            (0, _) => Path::Sent,
+            (_, 0) => Path::Mapped,
+            (_, _) => Path::Window,
+        };
+        if found == path {
             return Ok(());
         }
         time::sleep(Duration::from_millis(1)).await;
     }
-    Err("the peer on this host shares no memory".into())
+    Err(format!("bytes do not go this way: {path:?}").into())
 }
 
 fn prepare(memory: &Exposed, remote: &RemoteSegment, moves: Moves) -> Result<Batch, Failure> {

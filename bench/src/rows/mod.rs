@@ -11,7 +11,7 @@ use std::time::Duration;
 use lunette_bench::calls::{Calls, Measure, PACED_PAUSE, Pace};
 use lunette_bench::harness::{Failure, Goal, Plan, Sample, Sides, Subject};
 
-use self::engine::Moves;
+use self::engine::{Moves, Path};
 use crate::peer::{Peer, Serve};
 use crate::raw::{RawClient, SPIN};
 
@@ -87,7 +87,7 @@ const ENGINE_READ_4K: Row = Row {
         writes: false,
         requests: 1,
         bytes: 4096,
-        same_host: false,
+        path: Path::Sent,
     }),
     ours: Serve::Engine,
     rival: Rival::Raw(Serve::Raw4k),
@@ -102,7 +102,7 @@ const ENGINE_READ_1M: Row = Row {
         writes: false,
         requests: 1,
         bytes: 1 << 20,
-        same_host: false,
+        path: Path::Sent,
     }),
     rival: Rival::Raw(Serve::Raw1m),
     measure: Measure::Throughput { bytes: 1 << 20 },
@@ -120,7 +120,7 @@ const fn same_host(name: &'static str, writes: bool, bytes: usize) -> Row {
             writes,
             requests: 1,
             bytes,
-            same_host: true,
+            path: Path::Mapped,
         }),
         rival: Rival::Memcpy { bytes },
         measure: Measure::Throughput { bytes },
@@ -129,7 +129,42 @@ const fn same_host(name: &'static str, writes: bool, bytes: usize) -> Row {
     }
 }
 
-const ROWS: [Row; 18] = [
+/// The same of memory that is not mapped: one core copies it in and another one out, so what stands beside
+/// is the path that it would take otherwise.
+const fn by_window(name: &'static str, writes: bool, bytes: usize) -> Row {
+    let moves = Moves {
+        writes,
+        requests: 1,
+        bytes,
+        path: Path::Window,
+    };
+    let raw = if writes {
+        Serve::RawTake1m
+    } else {
+        Serve::Raw1m
+    };
+    Row {
+        rival_name: RAW,
+        goal: Goal::AtLeast(1.50),
+        asking: Asking::Engine(moves),
+        rival: Rival::Raw(raw),
+        ..same_host(name, writes, bytes)
+    }
+}
+
+/// A row of one short piece at a time, beside the raw loop over loopback.
+const fn short(row: Row) -> Row {
+    Row {
+        unit: "us p50",
+        goal: Goal::Below,
+        rival_name: RAW,
+        rival: Rival::Raw(Serve::Raw4k),
+        measure: Measure::P50,
+        ..row
+    }
+}
+
+const ROWS: [Row; 22] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -177,7 +212,7 @@ const ROWS: [Row; 18] = [
             writes: false,
             requests: 128,
             bytes: 4096,
-            same_host: false,
+            path: Path::Sent,
         }),
         rival: Rival::Raw(Serve::Raw512k),
         measure: Measure::Throughput { bytes: 512 << 10 },
@@ -190,7 +225,7 @@ const ROWS: [Row; 18] = [
             writes: true,
             requests: 1,
             bytes: 1 << 20,
-            same_host: false,
+            path: Path::Sent,
         }),
         rival: Rival::Raw(Serve::RawTake1m),
         ..ENGINE_READ_1M
@@ -201,7 +236,7 @@ const ROWS: [Row; 18] = [
             writes: false,
             requests: 1,
             bytes: 16 << 20,
-            same_host: false,
+            path: Path::Sent,
         }),
         rival: Rival::Raw(Serve::Raw16m),
         measure: Measure::Throughput { bytes: 16 << 20 },
@@ -211,22 +246,12 @@ const ROWS: [Row; 18] = [
     same_host("same_host_write_1m", true, 1 << 20),
     same_host("same_host_read_16m", false, 16 << 20),
     same_host("same_host_write_16m", true, 16 << 20),
-    Row {
-        unit: "us p50",
-        goal: Goal::Below,
-        rival_name: RAW,
-        rival: Rival::Raw(Serve::Raw4k),
-        measure: Measure::P50,
-        ..same_host("same_host_read_4k_hot", false, 4096)
-    },
-    Row {
-        unit: "us p50",
-        goal: Goal::Below,
-        rival_name: RAW,
-        rival: Rival::Raw(Serve::Raw4k),
-        measure: Measure::P50,
-        ..same_host("same_host_write_4k_hot", true, 4096)
-    },
+    by_window("window_read_1m", false, 1 << 20),
+    by_window("window_write_1m", true, 1 << 20),
+    short(same_host("same_host_read_4k_hot", false, 4096)),
+    short(same_host("same_host_write_4k_hot", true, 4096)),
+    short(by_window("window_read_4k_hot", false, 4096)),
+    short(by_window("window_write_4k_hot", true, 4096)),
 ];
 
 /// The rows whose names contain `filter`.
