@@ -259,6 +259,22 @@ impl Core {
         }
     }
 
+    /// Whether the world draws which ready task is next.
+    fn draws_tasks(&self) -> bool {
+        match &*self.driver.borrow() {
+            Driver::Simulated(driver) => driver.draws_tasks(),
+            Driver::Uring(_) | Driver::Epoll(_) => false,
+        }
+    }
+
+    /// A number below `bound`, of the world's generator.
+    fn draw_below(&self, bound: usize) -> usize {
+        match &*self.driver.borrow() {
+            Driver::Simulated(driver) => driver.draw_below(bound),
+            Driver::Uring(_) | Driver::Epoll(_) => unreachable!("the core is not simulated"),
+        }
+    }
+
     /// The simulated process of this core is gone.
     pub(crate) fn end_simulation(&self) {
         match &mut *self.driver.borrow_mut() {

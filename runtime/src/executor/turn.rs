@@ -24,7 +24,7 @@ pub(crate) enum Step {
 
 impl Core {
     pub(super) fn turn(&self) {
-        let worked = self.work();
+        let worked = self.work(|| {});
         if !self.scheduler.is_idle() {
             if self.driver_may_have_work() {
                 self.drive(Wait::Poll);
@@ -41,7 +41,11 @@ impl Core {
             self.drive(Wait::Poll);
             self.wake_up();
         }
-        self.work();
+        if self.draws_tasks() {
+            self.work(|| self.scheduler.draw_next(|bound| self.draw_below(bound)));
+        } else {
+            self.work(|| {});
+        }
         if self.driver_may_have_work() {
             self.drive(Wait::Poll);
             return Step::Busy;
@@ -54,25 +58,30 @@ impl Core {
         step
     }
 
-    /// What a turn does before it looks at the driver. Whether there was anything.
-    fn work(&self) -> bool {
+    /// What a turn does before it looks at the driver. Whether there was anything. `reorder` is called
+    /// before each task.
+    fn work(&self, reorder: impl Fn()) -> bool {
         assert!(
             !process::is_fork_child(),
             "a core belongs to the process that opened it"
         );
         // Tasks last: what arrived just now is run in the same turn.
         let arrived = self.take_inbox() | self.fire_timers() | self.poll_sources();
-        let worked = self.run_ready() | arrived;
+        let worked = self.run_ready(reorder) | arrived;
         add_one(&self.counters.turns);
         self.inbox.pulse().beat(self.counters.turns.get());
         worked
     }
 
     /// Runs tasks that are ready, at most a turn's worth.
-    fn run_ready(&self) -> bool {
+    fn run_ready(&self, reorder: impl Fn()) -> bool {
         self.scheduler.begin_turn();
         let mut worked = false;
-        while let Some((task, choice)) = self.scheduler.next() {
+        loop {
+            reorder();
+            let Some((task, choice)) = self.scheduler.next() else {
+                break;
+            };
             self.inbox.pulse().enter_task(task.spawned_at());
             if choice.is_contended {
                 let began = self.now();

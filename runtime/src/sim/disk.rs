@@ -5,7 +5,7 @@
 //! each sector is as one of the writes to it left it, or as it was at the last sync, whatever their
 //! order. Dishonest drives lie about syncs, lose writes, or put them elsewhere; media rot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -13,12 +13,10 @@ use lunette_runtime_core::random::SplitMix64;
 use rustix::io::Errno;
 
 use super::options::{DiskOptions, FaultCounts};
+use super::sectors::{SECTOR_BYTES, Sectors, touched};
 
 /// A file, by the number that stands for its descriptor.
 pub(super) type FileId = i32;
-
-/// What a drive writes as a whole.
-pub(super) const SECTOR_BYTES: usize = 512;
 
 /// A write that is not durable.
 #[derive(Debug)]
@@ -30,9 +28,9 @@ struct Unsynced {
 #[derive(Debug, Default)]
 struct Content {
     /// As the system has it.
-    cached: Vec<u8>,
+    cached: Sectors,
     /// As of the last sync.
-    durable: Vec<u8>,
+    durable: Sectors,
     /// Its name is durable.
     is_named: bool,
     unsynced: Vec<Unsynced>,
@@ -83,7 +81,10 @@ impl Disk {
     }
 
     fn used_bytes(&self) -> usize {
-        self.files.values().map(|file| file.cached.len()).sum()
+        self.files
+            .values()
+            .map(|file| file.cached.used_bytes())
+            .sum()
     }
 
     /// Reads at most `len` bytes.
@@ -107,17 +108,15 @@ impl Disk {
         if rots && count > 0 {
             let at = start + world.below(count);
             let bit = world.random.below(8);
-            content.cached[at] ^= 1 << bit;
-            if let Some(byte) = content.durable.get_mut(at) {
-                *byte ^= 1 << bit;
-            }
+            content.cached.flip(at, bit);
+            content.durable.flip(at, bit);
             world.counts.rots += 1;
         }
         if is_short && count > SECTOR_BYTES {
             count = shorter(count, world);
             world.counts.short_operations += 1;
         }
-        Ok(content.cached[start..start + count].to_vec())
+        Ok(content.cached.read(start, count))
     }
 
     /// Writes as much of `bytes` as the drive takes at once.
@@ -140,7 +139,7 @@ impl Disk {
         let used = self.used_bytes();
         let content = self.files.get_mut(&id).ok_or(Errno::STALE)?;
         let end = start.checked_add(bytes.len()).ok_or(Errno::FBIG)?;
-        let grows = end.saturating_sub(content.cached.len());
+        let grows = content.cached.room_for(start, end);
         if used + grows > world.options.capacity_bytes {
             world.counts.full_disks += 1;
             return Err(Errno::NOSPC);
@@ -170,27 +169,33 @@ impl Disk {
         let len = usize::try_from(len_bytes).map_err(|_| Errno::FBIG)?;
         let used = self.used_bytes();
         let content = self.files.get_mut(&id).ok_or(Errno::STALE)?;
-        let grows = len.saturating_sub(content.cached.len());
+        let grows = content.cached.room_for(0, len);
         if used + grows > world.options.capacity_bytes {
             world.counts.full_disks += 1;
             return Err(Errno::NOSPC);
         }
-        if grows > 0 {
-            content.cached.resize(len, 0);
-        }
+        content.cached.allocate(len);
         Ok(())
     }
 
-    /// Makes what was written durable, unless the drive lies.
+    /// Makes what was written durable, unless the drive lies. If it fails, what was written is on the
+    /// medium or not, and no later sync tries again, as systems do that take failed pages for clean.
     pub(super) fn sync(&mut self, id: FileId, world: &mut World<'_>) -> Result<(), Errno> {
         let content = self.files.get_mut(&id).ok_or(Errno::STALE)?;
+        if world.occurs(world.options.io_errors_per_million) {
+            world.counts.failed_syncs += 1;
+            content.keep_some(world);
+            return Err(Errno::IO);
+        }
         if world.occurs(world.options.lying_syncs_per_million) {
             world.counts.lying_syncs += 1;
             return Ok(());
         }
-        content.durable.clone_from(&content.cached);
+        for Unsynced { offset, bytes } in content.unsynced.drain(..) {
+            content.durable.write(offset, &bytes);
+        }
+        content.durable.grow(content.cached.len());
         content.is_named = true;
-        content.unsynced.clear();
         Ok(())
     }
 
@@ -219,44 +224,39 @@ fn shorter(count: usize, world: &mut World<'_>) -> usize {
 
 impl Content {
     fn put(&mut self, offset: usize, bytes: Vec<u8>) {
-        write_at(&mut self.cached, offset, &bytes);
+        self.cached.write(offset, &bytes);
         self.unsynced.push(Unsynced { offset, bytes });
     }
 
     fn lose_power(&mut self, world: &mut World<'_>) {
-        let end = self.cached.len().max(self.durable.len());
-        let mut kept = std::mem::take(&mut self.durable);
-        for sector in 0..end.div_ceil(SECTOR_BYTES) {
+        world.counts.lost_sectors += self.keep_some(world);
+        self.cached.clone_from(&self.durable);
+    }
+
+    /// Of what is not durable some becomes so, sector by sector, and the rest never will. How many
+    /// sectors are not as they were written last.
+    fn keep_some(&mut self, world: &mut World<'_>) -> u64 {
+        let unsynced = std::mem::take(&mut self.unsynced);
+        let end_of = |write: &Unsynced| write.offset + write.bytes.len();
+        let sectors = unsynced
+            .iter()
+            .flat_map(|write| touched(write.offset, end_of(write)));
+        let mut lost = 0;
+        for sector in sectors.collect::<BTreeSet<usize>>() {
             let (from, to) = (sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES);
-            let touching =
-                |write: &&Unsynced| write.offset < to && write.offset + write.bytes.len() > from;
-            let writes: Vec<&Unsynced> = self.unsynced.iter().filter(touching).collect();
-            if writes.is_empty() {
-                continue;
-            }
+            let touching = |write: &&Unsynced| write.offset < to && end_of(write) > from;
+            let writes: Vec<&Unsynced> = unsynced.iter().filter(touching).collect();
             // The sector as it was after so many of the writes to it.
             let survived = world.below(writes.len() + 1);
-            world.counts.lost_sectors += u64::from(survived < writes.len());
+            lost += u64::from(survived < writes.len());
             for write in &writes[..survived] {
-                let start = write.offset.max(from);
-                let stop = (write.offset + write.bytes.len()).min(to);
+                let (start, stop) = (write.offset.max(from), end_of(write).min(to));
                 let part = &write.bytes[start - write.offset..stop - write.offset];
-                write_at(&mut kept, start, part);
+                self.durable.write(start, part);
             }
         }
-        self.cached.clone_from(&kept);
-        self.durable = kept;
-        self.unsynced.clear();
+        lost
     }
-}
-
-/// Writes into a file, which grows as needed; what lies between is zero.
-fn write_at(file: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
-    let end = offset + bytes.len();
-    if file.len() < end {
-        file.resize(end, 0);
-    }
-    file[offset..end].copy_from_slice(bytes);
 }
 
 #[cfg(test)]
@@ -415,6 +415,32 @@ mod tests {
         });
         let bits: u32 = read.iter().map(|byte| byte.count_ones()).sum();
         assert_eq!((bits, counts.rots), (1, 1));
+    }
+
+    /// What a failed sync has lost stays readable, and no later sync saves it.
+    #[test]
+    fn a_sync_that_fails_loses_what_no_later_one_brings_back() {
+        let failing = DiskOptions {
+            io_errors_per_million: 1_000_000,
+            ..DiskOptions::default()
+        };
+        let lost = (0..100).filter(|seed| {
+            let (after, counts) = with_disk(*seed, DiskOptions::default(), |disk, world| {
+                disk.write(FILE, 0, sectors(1, 1), world).expect("room");
+                disk.sync(FILE, world).expect("synced");
+                disk.write(FILE, 0, sectors(2, 1), world).expect("room");
+                world.options = failing;
+                assert_eq!(disk.sync(FILE, world), Err(Errno::IO));
+                world.options = DiskOptions::default();
+                assert_eq!(seen(disk, world), [2]);
+                disk.sync(FILE, world).expect("it says");
+                disk.lose_power(world);
+                seen(disk, world)
+            });
+            assert_eq!((counts.failed_syncs, counts.io_errors), (1, 0));
+            after == [1]
+        });
+        assert!((20..80).contains(&lost.count()));
     }
 
     #[test]

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::disk::SECTOR_BYTES;
 use super::events::{Event, Seat};
 use super::handles::{FileNumber, SimulatedBell, SimulatedHost};
 use super::network::{Network, SocketId};
+use super::sectors::SECTOR_BYTES;
 use crate::driver::memory::Memory;
 use crate::driver::{Completion, CompletionFlags, Key, Submission, Target, Via, Wait};
 use crate::lease::Lease;
@@ -90,6 +90,16 @@ impl SimulatedDriver {
             seat: self.seat,
             host: self.host,
         }
+    }
+
+    /// Whether the world draws which ready task is next.
+    pub(crate) fn draws_tasks(&self) -> bool {
+        self.network.borrow().options.draws_tasks
+    }
+
+    pub(crate) fn draw_below(&self, bound: usize) -> usize {
+        let bound = u32::try_from(bound).expect("tasks are bounded");
+        self.network.borrow_mut().random.below(bound) as usize
     }
 
     pub(crate) fn submit(

@@ -45,6 +45,7 @@ mod events;
 mod handles;
 mod network;
 mod options;
+mod sectors;
 
 use std::cell::RefCell;
 use std::fmt;
@@ -408,6 +409,11 @@ impl World {
         options.damages_per_million = damages_per_million;
     }
 
+    /// Changes how the hosts' drives behave from now on.
+    pub fn set_drives(&mut self, disk: DiskOptions) {
+        self.network.borrow_mut().options.disk = disk;
+    }
+
     /// How often each fault has occurred so far.
     #[must_use]
     pub fn fault_counts(&self) -> FaultCounts {
@@ -473,6 +479,12 @@ impl Log {
     #[must_use]
     pub fn now(&self) -> Time {
         self.0.borrow().now()
+    }
+
+    /// How often each fault has occurred so far.
+    #[must_use]
+    pub fn fault_counts(&self) -> FaultCounts {
+        self.0.borrow().counts
     }
 }
 

@@ -13,6 +13,9 @@ pub struct WorldOptions {
     pub window_bytes: usize,
     /// How long a turn of a core takes.
     pub turn: Duration,
+    /// Whether it is drawn which of a core's ready tasks of a class runs next, instead of the one that
+    /// has been ready for longest: no program may rely on that order.
+    pub draws_tasks: bool,
     /// Most time from the event that wakes a core to its turn.
     pub wake_max: Duration,
     /// Most time from the cancelling of an operation to its end.
@@ -37,6 +40,7 @@ impl Default for WorldOptions {
             bytes_per_second: 3_000_000_000,
             window_bytes: 256 * 1024,
             turn: Duration::from_micros(2),
+            draws_tasks: true,
             wake_max: Duration::from_micros(10),
             cancel_max: Duration::from_micros(50),
             short_receives_per_mille: 100,
@@ -55,7 +59,8 @@ pub struct DiskOptions {
     pub latency: (Duration, Duration),
     /// Bytes that a drive holds.
     pub capacity_bytes: usize,
-    /// How many operations of a million fail.
+    /// How many reads, writes and syncs of a million fail. What a failed sync was to keep is kept or
+    /// not.
     pub io_errors_per_million: u32,
     /// How many do less than asked, by whole sectors.
     pub short_operations_per_million: u32,
@@ -107,6 +112,7 @@ pub struct FaultCounts {
     pub full_disks: u64,
     pub lost_writes: u64,
     pub misdirected_writes: u64,
+    pub failed_syncs: u64,
     pub lying_syncs: u64,
     pub rots: u64,
     pub lost_sectors: u64,
@@ -134,15 +140,23 @@ impl FaultCounts {
         ]
     }
 
+    /// How often a drive did not do what it said, or forgot what it had done: what follows is not its
+    /// owner's fault.
+    #[must_use]
+    pub const fn lies(&self) -> u64 {
+        self.lost_writes + self.misdirected_writes + self.lying_syncs + self.rots
+    }
+
     /// Those of drives, by name.
     #[must_use]
-    pub const fn list_of_disks(&self) -> [(&'static str, u64); 8] {
+    pub const fn list_of_disks(&self) -> [(&'static str, u64); 9] {
         [
             ("io_errors", self.io_errors),
             ("short_operations", self.short_operations),
             ("full_disks", self.full_disks),
             ("lost_writes", self.lost_writes),
             ("misdirected_writes", self.misdirected_writes),
+            ("failed_syncs", self.failed_syncs),
             ("lying_syncs", self.lying_syncs),
             ("rots", self.rots),
             ("lost_sectors", self.lost_sectors),

@@ -44,14 +44,47 @@ impl Queue {
 
     pub(super) fn pop(&self) -> Option<NonNull<Header>> {
         let first = self.first.get()?;
-        // SAFETY: a task in the queue lives.
-        let behind = unsafe { links(first) }.behind.get();
+        let behind = behind(first);
         self.first.set(behind);
         if behind.is_none() {
             self.last.set(None);
         }
         Some(first)
     }
+
+    /// How many tasks there are, counted up to `most`.
+    pub(super) fn len_up_to(&self, most: usize) -> usize {
+        std::iter::successors(self.first.get(), |task| behind(*task))
+            .take(most)
+            .count()
+    }
+
+    /// Puts the task with `ahead` others in front of it before all of them, in a world. The others
+    /// keep their order.
+    pub(super) fn bring_forward(&self, ahead: usize) {
+        let Some(places) = ahead.checked_sub(1) else {
+            return;
+        };
+        let first = self.first.get();
+        let mut before = std::iter::successors(first, |task| behind(*task)).skip(places);
+        let Some((before, task)) = before.next().and_then(|task| Some((task, behind(task)?)))
+        else {
+            return;
+        };
+        // SAFETY: both are in the queue, and live.
+        let (links_before, own) = unsafe { (links(before), links(task)) };
+        links_before.behind.set(own.behind.replace(first));
+        self.first.set(Some(task));
+        if links_before.behind.get().is_none() {
+            self.last.set(Some(before));
+        }
+    }
+}
+
+/// Which task comes after this one, that is in a queue.
+fn behind(task: NonNull<Header>) -> Option<NonNull<Header>> {
+    // SAFETY: a task in a queue lives.
+    unsafe { links(task) }.behind.get()
 }
 
 /// Every task that is not done, the newest first.

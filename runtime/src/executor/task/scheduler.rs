@@ -23,6 +23,10 @@ thread_local! {
     static CURRENT: Cell<*const Scheduler> = const { Cell::new(ptr::null()) };
 }
 
+/// Most ready tasks of a class among which a world draws the next one, so that a crowd of them does
+/// not cost the square of its number.
+pub(super) const DRAWN_AMONG_MAX: usize = 256;
+
 /// One core's tasks.
 pub(crate) struct Scheduler {
     inbox: Arc<Inbox>,
@@ -141,6 +145,16 @@ impl Scheduler {
         let choice = self.classes.choose(is_ready)?;
         self.class.set(choice.class);
         Some((self.pop(choice.class)?, choice))
+    }
+
+    /// Has another task be next in each class, one of its first [`DRAWN_AMONG_MAX`], as `below` draws.
+    pub(crate) fn draw_next(&self, mut below: impl FnMut(usize) -> usize) {
+        for queue in &self.queues {
+            let ready = queue.len_up_to(DRAWN_AMONG_MAX);
+            if ready > 1 {
+                queue.bring_forward(below(ready));
+            }
+        }
     }
 
     /// A task of `class` took so long while others waited.

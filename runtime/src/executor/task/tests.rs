@@ -13,6 +13,7 @@ use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::random::SplitMix64;
 
 use super::super::classes::Class;
+use super::scheduler::DRAWN_AMONG_MAX;
 use super::*;
 use crate::mesh::Inbox;
 
@@ -365,4 +366,58 @@ fn wakers_on_many_threads_free_each_task_once_whenever_it_ends() {
         assert_eq!(Rc::strong_count(&alive), 1, "round {round}");
         drop((left, own));
     }
+}
+
+#[test]
+fn a_world_may_draw_any_task_as_the_next_and_leaves_the_others_in_line() {
+    for seed in 0..200 {
+        let bench = Bench::new();
+        let mut random = SplitMix64::new(seed);
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let mut model = Vec::new();
+        let mut expected = Vec::new();
+        let mut number = 0;
+        for _ in 0..random.below(30) {
+            if random.below(3) > 0 {
+                let (order, own) = (Rc::clone(&order), number);
+                drop(bench.spawn(async move { order.borrow_mut().push(own) }));
+                model.push(number);
+                number += 1;
+                continue;
+            }
+            bench.home.begin_turn();
+            let mut at = 0;
+            bench.home.draw_next(|ready| {
+                assert_eq!(ready, model.len());
+                at = random.below(u32::try_from(ready).expect("few")) as usize;
+                at
+            });
+            if let Some((task, _)) = bench.home.next() {
+                task.run(&bench.home);
+                expected.push(model.remove(at));
+            }
+        }
+        bench.run();
+        expected.append(&mut model);
+        assert_eq!(*order.borrow(), expected, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_draw_sees_a_bounded_part_of_a_crowd() {
+    let bench = Bench::new();
+    let last = Rc::new(Cell::new(0));
+    for number in 0..2 * DRAWN_AMONG_MAX {
+        let last = Rc::clone(&last);
+        drop(bench.spawn(async move { last.set(number) }));
+    }
+    bench.home.begin_turn();
+    bench.home.draw_next(|ready| {
+        assert_eq!(ready, DRAWN_AMONG_MAX);
+        ready - 1
+    });
+    let (task, _) = bench.home.next().expect("many are ready");
+    task.run(&bench.home);
+    assert_eq!(last.get(), DRAWN_AMONG_MAX - 1);
+    bench.run();
 }
