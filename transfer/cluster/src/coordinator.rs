@@ -41,6 +41,8 @@ pub struct Hosted {
     coordinator: RefCell<Coordinator>,
     /// Where it keeps what it acknowledges; nowhere if `None`.
     snapshots: RefCell<Option<Snapshots>>,
+    /// Raised when they are given back.
+    returned: Signal,
     is_kept: bool,
     /// Up to which write everything is kept.
     kept_writes: Cell<u64>,
@@ -85,6 +87,7 @@ impl Hosted {
         Rc::new(Self {
             is_kept: snapshots.is_some(),
             snapshots: RefCell::new(snapshots),
+            returned: Signal::default(),
             coordinator: RefCell::new(coordinator),
             kept_writes: Cell::new(0),
             has_failed: Cell::new(false),
@@ -148,8 +151,15 @@ impl Hosted {
 
     /// Keeps what is to be kept, everything of one moment at once, until that fails.
     async fn keep(&self) {
-        let Some(snapshots) = self.snapshots.take() else {
+        if !self.is_kept {
             return;
+        }
+        let snapshots = loop {
+            match self.snapshots.take() {
+                Some(snapshots) => break snapshots,
+                // Who served before has been told to end, and may not have done so yet.
+                None => self.returned.raised().await,
+            }
         };
         let mut lent = Lent {
             hosted: self,
@@ -162,7 +172,7 @@ impl Hosted {
                 let coordinator = self.coordinator.borrow();
                 (coordinator.writes(), coordinator.snapshot())
             };
-            if let Err(error) = snapshots.write(snapshot).await {
+            if let Err(error) = snapshots.write(&snapshot).await {
                 tracing::error!(%error, "the coordinator answers nothing any more");
                 self.has_failed.set(true);
             } else {
@@ -208,6 +218,7 @@ struct Lent<'a> {
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         self.hosted.snapshots.replace(self.snapshots.take());
+        self.hosted.returned.raise();
     }
 }
 

@@ -2,21 +2,28 @@
 //!
 //! ```text
 //!  slot 0 at 0, slot 1 at SLOT_BYTES, used in turn
-//!  a slot:  0        8            12           16      512
-//!           | number | len_bytes  | CRC32C     | 0 ... | snapshot, which has its own checksum
+//!  a slot:  0        8            12                            16      512
+//!           | number | len_bytes  | CRC32C of both and of the next | 0 ... | snapshot, its CRC32C
 //! ```
 //!
 //! A write that is cut off leaves the other slot as it was, which holds everything that was
-//! acknowledged until then. Of two whole slots the one of the higher number counts. Both are written
-//! before anything is acknowledged, the one at the file's beginning last: where that has never been
-//! begun, nothing was acknowledged, and where no slot is whole otherwise, something is lost.
+//! acknowledged until then. Of two whole slots the one of the higher number counts. The header's checksum
+//! ties it to its snapshot: a drive that loses its power may keep the head of one snapshot and the
+//! rest of an older one. Both slots are written before anything is acknowledged, the one at the file's
+//! beginning last: where that has never been begun, nothing was acknowledged, and where no slot is
+//! whole otherwise, something is lost.
+//!
+//! What is read may be in the system's cache alone: whoever wrote it may have ended before it was
+//! synced, or the sync may have failed. So it is written again and synced before it counts, into its own
+//! slot, while the other one still holds what is surely durable.
 
 use std::path::Path;
 
-use lunette_cluster_proto::coordinator::{Coordinator, SNAPSHOT_BYTES_MAX};
+use lunette_cluster_proto::coordinator::{Coordinator, SNAPSHOT_BYTES_MAX, SnapshotFault};
 use lunette_runtime::OpError;
 use lunette_runtime::fs::{File, FileError, OpenOptions};
-use lunette_runtime_core::checksum::crc32c;
+use lunette_runtime_core::checksum::{Crc32c, crc32c};
+use lunette_runtime_core::codec::Reader;
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
@@ -37,6 +44,9 @@ pub enum SnapshotError {
     /// Slots were written, and none can be read: what was acknowledged is lost.
     #[error("the snapshot file is damaged: no slot of it can be read")]
     Damaged,
+    /// A slot is whole, and holds what no coordinator of this version wrote.
+    #[error("the snapshot file: {0}")]
+    Snapshot(#[from] SnapshotFault),
 }
 
 pub(crate) struct Snapshots {
@@ -49,27 +59,55 @@ pub(crate) struct Snapshots {
 struct Header {
     number: u64,
     len: usize,
+    crc: u32,
 }
 
 impl Header {
-    fn encode(number: u64, len: usize) -> Vec<u8> {
+    /// The header of a snapshot, and the snapshot.
+    fn encode(number: u64, snapshot: &[u8]) -> Vec<u8> {
+        let len = u32::try_from(snapshot.len()).expect("snapshots are bounded");
         let mut bytes = number.to_le_bytes().to_vec();
-        let len = u32::try_from(len).expect("snapshots are bounded");
         bytes.extend_from_slice(&len.to_le_bytes());
-        let crc = crc32c(&bytes);
-        bytes.extend_from_slice(&crc.to_le_bytes());
+        bytes.extend_from_slice(&checksum(number, len, snapshot).to_le_bytes());
         bytes.resize(SLOT_HEADER_BYTES, 0);
+        bytes.extend_from_slice(snapshot);
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let fields: &[u8; 16] = bytes.first_chunk()?;
-        let [n0, n1, n2, n3, n4, n5, n6, n7, l0, l1, l2, l3, crc @ ..] = *fields;
-        let number = u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
-        let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
-        let is_whole = crc32c(&fields[..12]) == u32::from_le_bytes(crc);
-        (is_whole && number > 0 && len <= SNAPSHOT_BYTES_MAX).then_some(Self { number, len })
+    /// A header that may be one of the slot at `parity`.
+    fn decode(bytes: &[u8], parity: u64) -> Option<Self> {
+        let mut reader = Reader::new(bytes);
+        let header = Self {
+            number: reader.u64().ok()?,
+            len: reader.u32().ok()? as usize,
+            crc: reader.u32().ok()?,
+        };
+        let is_own = header.number > 0 && header.number % 2 == parity;
+        (is_own && header.len <= SNAPSHOT_BYTES_MAX).then_some(header)
     }
+
+    /// Whether this is what was written after it, all of it.
+    fn is_of(&self, snapshot: &[u8]) -> bool {
+        let len = u32::try_from(snapshot.len()).expect("it was bounded");
+        let Some((content, own)) = snapshot.split_last_chunk::<4>() else {
+            return false;
+        };
+        let is_whole = crc32c(content) == u32::from_le_bytes(*own);
+        snapshot.len() == self.len && is_whole && checksum(self.number, len, snapshot) == self.crc
+    }
+}
+
+/// Of a snapshot only the checksum that it ends with goes in: behind it a checksum of everything would
+/// be the same for every content.
+fn checksum(number: u64, len: u32, snapshot: &[u8]) -> u32 {
+    let own: &[u8; 4] = snapshot
+        .last_chunk()
+        .expect("snapshots end with a checksum");
+    let mut crc = Crc32c::new();
+    crc.fold(&number.to_le_bytes());
+    crc.fold(&len.to_le_bytes());
+    crc.fold(own);
+    crc.value()
 }
 
 const fn slot_offset(number: u64) -> u64 {
@@ -82,7 +120,7 @@ impl Snapshots {
     pub(crate) async fn open(path: &Path, now: Time) -> Result<(Self, Coordinator), SnapshotError> {
         let file = File::open(path, OpenOptions::READ_WRITE).await?;
         let len = file.len_bytes().await?;
-        let mut newest: Option<(u64, Coordinator)> = None;
+        let mut newest: Option<(u64, Vec<u8>, Coordinator)> = None;
         let mut is_begun = false;
         for parity in [0, 1] {
             let offset = slot_offset(parity);
@@ -91,30 +129,33 @@ impl Snapshots {
             }
             let header = read(&file, offset, SLOT_HEADER_BYTES, len).await?;
             is_begun |= parity == 0 && header.iter().any(|&byte| byte != 0);
-            let Some(Header {
-                number,
-                len: snapshot_len,
-            }) = Header::decode(&header)
-            else {
+            let Some(header) = Header::decode(&header, parity) else {
                 continue;
             };
             let start = offset + SLOT_HEADER_BYTES as u64;
-            let bytes = read(&file, start, snapshot_len, len).await?;
-            match Coordinator::restore(now, &bytes) {
-                Ok(coordinator) if newest.as_ref().is_none_or(|(newest, _)| *newest < number) => {
-                    newest = Some((number, coordinator));
-                }
-                Ok(_) => {}
-                Err(fault) => tracing::warn!(%fault, number, "a snapshot that was not finished"),
+            let bytes = read(&file, start, header.len, len).await?;
+            if !header.is_of(&bytes) {
+                tracing::warn!(header.number, "a snapshot that was not finished");
+                continue;
+            }
+            let coordinator = Coordinator::restore(now, &bytes)?;
+            let is_newer = |(newest, ..): &(u64, _, _)| *newest < header.number;
+            if newest.as_ref().is_none_or(is_newer) {
+                newest = Some((header.number, bytes, coordinator));
             }
         }
+        let mut snapshots = Self { file, number: 0 };
         match newest {
-            Some((number, coordinator)) => Ok((Self { file, number }, coordinator)),
+            Some((number, bytes, coordinator)) => {
+                snapshots.number = number - 1;
+                snapshots.write(&bytes).await?;
+                Ok((snapshots, coordinator))
+            }
             None if !is_begun => {
-                let (mut snapshots, coordinator) =
-                    (Self { file, number: 0 }, Coordinator::default());
-                snapshots.write(coordinator.snapshot()).await?;
-                snapshots.write(coordinator.snapshot()).await?;
+                let coordinator = Coordinator::default();
+                for _ in 0..2 {
+                    snapshots.write(&coordinator.snapshot()).await?;
+                }
                 Ok((snapshots, coordinator))
             }
             None => Err(SnapshotError::Damaged),
@@ -122,11 +163,10 @@ impl Snapshots {
     }
 
     /// Keeps `snapshot`: after this it outlives the process and its host.
-    pub(crate) async fn write(&mut self, snapshot: Vec<u8>) -> Result<(), SnapshotError> {
+    pub(crate) async fn write(&mut self, snapshot: &[u8]) -> Result<(), SnapshotError> {
         let number = self.number + 1;
         let offset = slot_offset(number);
-        let mut bytes = Header::encode(number, snapshot.len());
-        bytes.extend_from_slice(&snapshot);
+        let bytes = Header::encode(number, snapshot);
         let len = bytes.len();
         let (written, _bytes) = self.file.write_all_at(bytes, 0, len, offset).await;
         written?;
@@ -148,4 +188,41 @@ async fn read(
     let (result, bytes) = file.read_exact_at(vec![0; len], 0, len, offset).await;
     result?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(fill: u8) -> Vec<u8> {
+        let mut bytes = vec![fill; 100];
+        bytes.extend_from_slice(&crc32c(&bytes).to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_header_fits_its_own_snapshot_alone() {
+        let (old, new) = (snapshot(1), snapshot(2));
+        let slot = Header::encode(7, &new);
+        let header = Header::decode(&slot, 1).expect("of an odd slot");
+        assert!(header.is_of(&new) && slot[SLOT_HEADER_BYTES..] == new[..]);
+        assert!(!header.is_of(&old), "of the same length");
+        assert!(!header.is_of(&new[..new.len() - 1]) && !header.is_of(&[]));
+        for at in 0..new.len() {
+            let mut damaged = new.clone();
+            damaged[at] ^= 1;
+            assert!(!header.is_of(&damaged), "byte {at}");
+        }
+        for at in 0..16 {
+            let mut damaged = slot.clone();
+            damaged[at] ^= 2;
+            let header = Header::decode(&damaged, 1);
+            assert!(
+                !header.is_some_and(|header| header.is_of(&new)),
+                "byte {at}"
+            );
+        }
+        assert!(Header::decode(&slot, 0).is_none(), "written elsewhere");
+        assert!(Header::decode(&[0; SLOT_HEADER_BYTES], 0).is_none());
+    }
 }
