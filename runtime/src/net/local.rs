@@ -17,6 +17,7 @@ use rustix::net::{
     accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
 };
 
+use crate::arena::ProcessMemory;
 use crate::executor::Core;
 use crate::op::OpError;
 use crate::watched::Watched;
@@ -95,6 +96,16 @@ impl LocalChannel {
         Ok(Self {
             socket: Watched::new(socket),
         })
+    }
+
+    /// The process at the other end, whose memory may be read where the system lets this one. It is not
+    /// proved that whoever has the other end now is that process.
+    ///
+    /// # Errors
+    /// The system's; `NotFound` for a process that has ended, or is in a namespace that is not seen from
+    /// here.
+    pub fn process(&self) -> io::Result<ProcessMemory> {
+        ProcessMemory::behind(self.socket.as_fd())
     }
 
     /// Sends a packet. The other process gets duplicates of the descriptors.
