@@ -9,14 +9,15 @@ use lunette_kvstore::{NodeOptions, SeatedNode};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::placement::{ClusterMap, Member};
 use lunette_runtime::arena::ArenaOptions;
-use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
+use lunette_runtime::sim::{DiskOptions, Kill, Outcome, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, Placement};
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
 use crate::clients::{Load, name};
+use crate::coordination::{Coordination, Operator};
 use crate::oracle::Oracle;
-use crate::plan::{CLIENTS, Fault, KEYS, NODES, Plan, TIMEOUT_MAX, Who};
+use crate::plan::{CLIENTS, Fault, KEYS, MEMBERS, NODES, Plan, TIMEOUT_MAX, Who};
 
 /// Where each node's first core listens.
 const PORT: u16 = 7000;
@@ -28,6 +29,10 @@ pub(crate) struct Cluster {
     plan: Rc<Plan>,
     nodes: Vec<ProcessId>,
     clients: Vec<ProcessId>,
+    /// None until it is started, below.
+    coordinator: Option<ProcessId>,
+    members: Vec<ProcessId>,
+    operator: Rc<Operator>,
     disturbed_until: Vec<Rc<Cell<Time>>>,
 }
 
@@ -35,6 +40,8 @@ fn host(who: Who) -> IpAddr {
     match who {
         Who::Node(index) => IpAddr::from([10, 0, 0, 1 + index]),
         Who::Client(index) => IpAddr::from([10, 0, 1, 1 + index]),
+        Who::Coordinator => IpAddr::from([10, 0, 2, 1]),
+        Who::Member(index) => IpAddr::from([10, 0, 3, 1 + index]),
     }
 }
 
@@ -50,6 +57,7 @@ impl Cluster {
             losses_per_mille: plan.losses_per_mille,
             window_bytes: plan.window_bytes,
             cancel_max: plan.cancel_max,
+            disk: plan.drive,
             ..WorldOptions::default()
         };
         let mut world = World::new(seed, options);
@@ -65,6 +73,9 @@ impl Cluster {
             plan: Rc::new(plan),
             nodes: Vec::new(),
             clients: Vec::new(),
+            coordinator: None,
+            members: Vec::new(),
+            operator: Rc::default(),
             disturbed_until: (0..CLIENTS).map(|_| Rc::default()).collect(),
         };
         cluster.name_keys();
@@ -75,6 +86,11 @@ impl Cluster {
         for index in 0..CLIENTS {
             let client = cluster.start_client(index);
             cluster.clients.push(client);
+        }
+        cluster.start_coordinator();
+        for index in 0..MEMBERS {
+            let member = cluster.start_member(index);
+            cluster.members.push(member);
         }
         cluster
     }
@@ -141,10 +157,51 @@ impl Cluster {
         process
     }
 
+    fn coordination(&self) -> Coordination {
+        Coordination {
+            host: host(Who::Coordinator),
+            plan: Rc::clone(&self.plan),
+            oracle: Rc::clone(&self.oracle),
+            operator: Rc::clone(&self.operator),
+            log: self.world.log(),
+        }
+    }
+
+    fn start_coordinator(&mut self) {
+        let at = host(Who::Coordinator);
+        let process = self.world.start(at, 1, CoreOptions::default());
+        let (coordination, random) = (self.coordination(), self.world.draw());
+        let life = || coordination.coordinate(random);
+        let _works = self.world.spawn(process, 0, life);
+        self.operator.is_needed.set(false);
+        self.coordinator = Some(process);
+    }
+
+    fn start_member(&mut self, index: u8) -> ProcessId {
+        let own = host(Who::Member(index));
+        let process = self.world.start(own, 1, CoreOptions::default());
+        let (coordination, random) = (self.coordination(), self.world.draw());
+        let life = move || coordination.live(own, 1 + u64::from(index), random);
+        let _works = self.world.spawn(process, 0, life);
+        process
+    }
+
+    /// The coordinator is started again if it runs and does not work.
+    pub(crate) fn supervise(&mut self) {
+        if self.operator.is_needed.get() && self.is_alive(Who::Coordinator) {
+            let process = self.process(Who::Coordinator);
+            self.world.log().note("the coordinator is started again");
+            self.world.kill(process, Kill::Crash);
+            self.start_coordinator();
+        }
+    }
+
     fn process(&self, who: Who) -> ProcessId {
         match who {
             Who::Node(index) => self.nodes[usize::from(index)],
             Who::Client(index) => self.clients[usize::from(index)],
+            Who::Coordinator => self.coordinator.expect("it was started with the world"),
+            Who::Member(index) => self.members[usize::from(index)],
         }
     }
 
@@ -204,13 +261,15 @@ impl Cluster {
         match who {
             Who::Node(index) => self.oracle.borrow_mut().on_kill(index.into(), now),
             Who::Client(index) => self.oracle.borrow_mut().on_client_gone(index.into()),
+            Who::Coordinator | Who::Member(_) => {}
         }
         self.world.kill(self.process(who), how);
     }
 
-    /// The network loses and damages nothing any more.
+    /// The network loses and damages nothing any more, and the drive is a new one with the old files.
     pub(crate) fn calm_down(&mut self) {
         self.world.set_network_faults(0, 0);
+        self.world.set_drives(DiskOptions::default());
     }
 
     /// A fault is over.
@@ -223,6 +282,8 @@ impl Cluster {
             Fault::Crash(who) | Fault::PowerLoss(who) if !self.is_alive(who) => match who {
                 Who::Node(index) => self.nodes[usize::from(index)] = self.start_node(index),
                 Who::Client(index) => self.clients[usize::from(index)] = self.start_client(index),
+                Who::Coordinator => self.start_coordinator(),
+                Who::Member(index) => self.members[usize::from(index)] = self.start_member(index),
             },
             Fault::Pause(who) if self.is_alive(who) => self.world.resume(self.process(who)),
             Fault::Slow(who, _) if self.is_alive(who) => {
@@ -232,9 +293,16 @@ impl Cluster {
         }
     }
 
-    /// Has a fresh client of each client process put and get at every node.
+    /// Has a fresh client of each client process put and get at every node, and one of each member at
+    /// the coordinator.
     pub(crate) fn check(&mut self) -> Vec<Outcome<()>> {
         let mut checks = Vec::new();
+        for index in 0..MEMBERS {
+            let (coordination, random) = (self.coordination(), self.world.draw());
+            let process = self.members[usize::from(index)];
+            let check = || coordination.check(random);
+            checks.push(self.world.spawn(process, 0, check));
+        }
         for index in 0..CLIENTS {
             let (load, random) = (self.load(index.into()), self.world.draw());
             let keys = (0..KEYS).step_by(5).collect();

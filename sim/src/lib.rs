@@ -6,13 +6,17 @@
 //! each miss to a cause; a miss without one is a failure, and so is an operation that fails when
 //! the faults are long over.
 //!
-//! It leaves out what the simulated world leaves out: drives, RDMA, GPUs.
+//! Beside the store a coordinator and its members run, the real ones too: it keeps what it acknowledges
+//! on a simulated drive, which fails, fills up, lies and loses its power.
+//!
+//! It leaves out what the simulated world leaves out: RDMA, GPUs, drives that are polled.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`plan`] | what a seed makes of a cluster: sizes, load, faults and their times |
 //! | [`run`](mod@run) | one seed from beginning to end |
 //! | `cluster` | hosts, nodes and clients of a world, and what befalls them |
+//! | `coordination` | the coordinator, its members and its operator |
 //! | `clients` | the load: operations, reported to the oracle |
 //! | [`oracle`] | the history of each key, and the judge of each answer |
 //! | `value` | values that say who put them |
@@ -22,6 +26,7 @@
 
 mod clients;
 mod cluster;
+mod coordination;
 pub mod oracle;
 pub mod plan;
 mod releases;

@@ -94,7 +94,10 @@ mod mutants {
                 return true;
             }
         }
-        println!("{name}: NOT found by the oracle in {} seeds", arguments.seeds);
+        println!(
+            "{name}: NOT found by the oracle in {} seeds",
+            arguments.seeds
+        );
         false
     }
 }

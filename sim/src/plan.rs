@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use lunette_runtime::sim::DiskOptions;
 use lunette_runtime_core::random::SplitMix64;
 
 /// Nodes of a cluster.
 pub const NODES: u8 = 3;
 /// Clients of a cluster.
 pub const CLIENTS: u8 = 2;
+/// Members that the coordinator has.
+pub const MEMBERS: u8 = 2;
 /// Keys that are put and asked for.
 pub const KEYS: u32 = 48;
 /// Longest deadline of an operation, and of connecting.
@@ -28,6 +31,10 @@ pub enum Who {
     Node(u8),
     /// A client.
     Client(u8),
+    /// The coordinator.
+    Coordinator,
+    /// A member.
+    Member(u8),
 }
 
 /// A fault, and how it is undone where it is.
@@ -91,6 +98,14 @@ pub struct Plan {
     pub cancel_max: Duration,
     /// Arrivals of a million in which the network changes a bit, until the faults are over.
     pub damages_per_million: u32,
+    /// The coordinator's drive.
+    pub drive: DiskOptions,
+    /// Whether what goes to and from the coordinator is sealed: where the network damages, it is.
+    pub is_sealed: bool,
+    /// Mean time between two questions of a member.
+    pub account_pause: Duration,
+    /// Most bytes of a value that a member puts, beyond the shortest.
+    pub account_bytes_max: u32,
     /// The faults, by time.
     pub faults: Vec<Planned>,
 }
@@ -101,12 +116,15 @@ impl Plan {
     pub fn of(seed: u64) -> Self {
         let mut random = SplitMix64::new(seed ^ 0x706c_616e);
         let count = random.below(7);
-        let mut faults: Vec<Planned> = (0..count).map(|_| planned(&mut random)).collect();
+        let mut faults: Vec<Planned> = (0..count).map(|_| planned(&mut random, fault)).collect();
+        let count = random.below(6);
+        faults.extend((0..count).map(|_| planned(&mut random, coordination_fault)));
         faults.sort_by_key(|planned| planned.at);
         let cores = 1 + random.below(2);
         let value_bytes_max = 1 << (6 + random.below(10));
         // A few values per core, and some more.
         let core_bytes = (value_bytes_max * (3 + random.below(20))).max(16 * 1024);
+        let damages_per_million = if random.below(4) == 0 { 2000 } else { 0 };
         Self {
             cores: cores as usize,
             memory_bytes: u64::from(cores) * u64::from(core_bytes),
@@ -117,13 +135,17 @@ impl Plan {
             losses_per_mille: 1 << random.below(5),
             window_bytes: 4096 << random.below(7),
             cancel_max: Duration::from_micros(50 * 10_u64.pow(random.below(5))),
-            damages_per_million: if random.below(4) == 0 { 2000 } else { 0 },
+            damages_per_million,
+            drive: drive(&mut random),
+            is_sealed: damages_per_million > 0 || random.below(4) == 0,
+            account_pause: Duration::from_millis(u64::from(40_u32 << random.below(4))),
+            account_bytes_max: if random.below(2) == 0 { 0 } else { 3000 },
             faults,
         }
     }
 }
 
-fn planned(random: &mut SplitMix64) -> Planned {
+fn planned(random: &mut SplitMix64, fault: fn(&mut SplitMix64) -> Fault) -> Planned {
     let window_ms = millis(FAULTS_UNTIL - FAULTS_FROM);
     let at_ms = random.below(window_ms);
     // Short ones are as likely as long ones.
@@ -167,6 +189,60 @@ fn fault(random: &mut SplitMix64) -> Fault {
         5 => Fault::Pause(any),
         6 => Fault::Slow(any, 10 << random.below(7)),
         _ => Fault::ClockJump(any, Duration::from_millis(random.below(8000).into())),
+    }
+}
+
+/// Of the coordinator and its members. Power cuts come most often: they are what its file is for.
+fn coordination_fault(random: &mut SplitMix64) -> Fault {
+    let member = Who::Member(small(random, MEMBERS));
+    match random.below(10) {
+        0 => Fault::Crash(Who::Coordinator),
+        1..5 => Fault::PowerLoss(Who::Coordinator),
+        5 => {
+            let (from, to) = if random.below(2) == 0 {
+                (member, Who::Coordinator)
+            } else {
+                (Who::Coordinator, member)
+            };
+            let both_ways = random.below(2) == 0;
+            Fault::Cut {
+                from,
+                to,
+                both_ways,
+            }
+        }
+        6 => Fault::Pause(Who::Coordinator),
+        7 => Fault::Slow(Who::Coordinator, 10 << random.below(7)),
+        8 => Fault::Reset(member, Who::Coordinator),
+        _ => Fault::Crash(member),
+    }
+}
+
+/// A good drive, one that fails, one that lies, or one that does both.
+fn drive(random: &mut SplitMix64) -> DiskOptions {
+    let kind = random.below(4);
+    let (fails, lies) = (kind & 1 != 0, kind & 2 != 0);
+    let slowness = 1 << random.below(6);
+    let mut often = |is_asked: bool, per_million: u32| {
+        let rate = per_million >> random.below(4);
+        if is_asked { rate } else { 0 }
+    };
+    DiskOptions {
+        latency: (
+            Duration::from_micros(20) * slowness,
+            Duration::from_micros(200) * slowness,
+        ),
+        io_errors_per_million: often(fails, 20_000),
+        short_operations_per_million: often(fails, 400_000),
+        lost_writes_per_million: often(lies, 20_000),
+        misdirected_writes_per_million: often(lies, 20_000),
+        lying_syncs_per_million: often(lies, 50_000),
+        rots_per_million: often(lies, 200_000),
+        capacity_bytes: if fails && random.below(2) == 0 {
+            20 * 1024
+        } else {
+            DiskOptions::default().capacity_bytes
+        },
     }
 }
 

@@ -12,6 +12,9 @@ use crate::oracle::Tally;
 use crate::plan::{CALM_FROM, END, FAULTS_UNTIL, Fault, Plan};
 use crate::releases::{Releases, What};
 
+/// How often somebody looks whether the coordinator is to be started again.
+const SUPERVISED_EVERY: Duration = Duration::from_millis(100);
+
 /// What came of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -120,7 +123,7 @@ fn live(cluster: &mut Cluster, releases: &Releases, plan: &Plan) {
 /// Lets time pass, and tells the oracle of what nodes tell when they do. Whether nothing has failed.
 fn advance(cluster: &mut Cluster, releases: &Releases, until: Time) -> bool {
     let (oracle, log) = (cluster.oracle.clone(), cluster.world.log());
-    let has_failed = cluster.world.run_until(until, || {
+    let hear = || {
         for told in releases.take() {
             let (high, version) = (told.fingerprint_high, told.version);
             let mut oracle = oracle.borrow_mut();
@@ -132,6 +135,13 @@ fn advance(cluster: &mut Cluster, releases: &Releases, until: Time) -> bool {
             }
         }
         !oracle.borrow().failures().is_empty()
-    });
-    !has_failed
+    };
+    while cluster.world.now() < until {
+        let next = until.min(cluster.world.now() + SUPERVISED_EVERY);
+        if cluster.world.run_until(next, hear) {
+            return false;
+        }
+        cluster.supervise();
+    }
+    true
 }

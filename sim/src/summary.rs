@@ -52,7 +52,8 @@ impl Summary {
             let first = || (seed, failure.clone());
             self.first_failing.get_or_insert_with(first);
         }
-        for (name, count) in report.faults.list() {
+        let disks = report.faults.list_of_disks();
+        for (name, count) in report.faults.list().into_iter().chain(disks) {
             *self.faults.entry(name).or_default() += count;
         }
         for (name, count) in &report.tally.misses {
@@ -65,6 +66,8 @@ impl Summary {
             ("written", report.tally.written),
             ("touched", report.tally.touched),
             ("hits", report.tally.hits),
+            ("kept_by_the_coordinator", report.tally.kept),
+            ("epochs", report.tally.epochs),
         ];
         for (name, count) in answers {
             *self.answers.entry(name).or_default() += count;

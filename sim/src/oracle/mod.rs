@@ -12,9 +12,12 @@
 //!   dropped.
 //! - Memory that an answer is being sent from is not freed.
 //! - No operation takes longer than its deadline, and none fails when the faults are long over.
+//! - What the coordinator has answered it never takes back, and each epoch has one map, unless its drive
+//!   has lied ([`ledger`]).
 //! - Nothing is damaged on the way, and no peer speaks nonsense: the network does neither.
 
 mod history;
+mod ledger;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,6 +28,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::{CallError, CloseReason};
 
 use history::{KeyHistory, Put, PutEnd};
+use ledger::Ledger;
 
 /// Why a key was not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,6 +100,10 @@ pub struct Tally {
     pub touched: u64,
     /// Gets that found.
     pub hits: u64,
+    /// Puts that the coordinator has acknowledged.
+    pub kept: u64,
+    /// Epochs that members have seen.
+    pub epochs: u64,
     /// Gets and look-ups that found nothing, by cause.
     pub misses: BTreeMap<&'static str, u64>,
     /// Operations that failed, by the kind of error.
@@ -117,6 +125,8 @@ pub struct Oracle {
     /// Operations under way, by number: whose, and when they are to have ended.
     open: BTreeMap<u64, (usize, Time)>,
     open_count: u64,
+    /// What the coordinator has answered.
+    pub(crate) ledger: Ledger,
     tally: Tally,
     failures: Vec<String>,
 }
@@ -125,7 +135,7 @@ impl Oracle {
     /// Of a world whose faults are over, and recovered from, at `calm_from`, and whose network
     /// damages bytes before or not.
     #[must_use]
-    pub const fn new(calm_from: Time, is_damaging: bool) -> Self {
+    pub fn new(calm_from: Time, is_damaging: bool) -> Self {
         Self {
             keys: BTreeMap::new(),
             by_fingerprint: BTreeMap::new(),
@@ -135,13 +145,8 @@ impl Oracle {
             is_damaging,
             open: BTreeMap::new(),
             open_count: 0,
-            tally: Tally {
-                written: 0,
-                touched: 0,
-                hits: 0,
-                misses: BTreeMap::new(),
-                errors: BTreeMap::new(),
-            },
+            ledger: Ledger::default(),
+            tally: Tally::default(),
             failures: Vec::new(),
         }
     }
@@ -380,6 +385,8 @@ impl Oracle {
 
     /// The world ends. What should have ended has ended.
     pub fn on_world_end(&mut self, now: Time) {
+        self.tally.kept = self.ledger.kept;
+        self.tally.epochs = self.ledger.epochs();
         let late = self.open.values().filter(|(_, by)| *by < now).count();
         if late > 0 {
             self.fail(now, &format!("{late} operations are past their deadlines"));
@@ -396,6 +403,11 @@ impl Oracle {
             let text = format!("{what} took {took:?}, longer than its deadline of {limit:?}");
             self.fail(span.end, &text);
         }
+    }
+
+    /// Something is wrong with the coordinator or a member.
+    pub fn on_fault(&mut self, text: &str, now: Time) {
+        self.fail(now, text);
     }
 
     /// Something that was to be done after all faults was not done.

@@ -36,6 +36,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 #[error("the coordinator's file: {0}")]
 pub struct OpenError(#[from] SnapshotError);
 
+impl OpenError {
+    /// Whether the file is damaged. Else its drive failed, and starting again may help.
+    #[must_use]
+    pub const fn is_corruption(&self) -> bool {
+        self.0.is_corruption()
+    }
+}
+
 /// The embedded coordinator, of one core.
 pub struct Hosted {
     coordinator: RefCell<Coordinator>,

@@ -24,6 +24,7 @@ use lunette_runtime::OpError;
 use lunette_runtime::fs::{File, FileError, OpenOptions};
 use lunette_runtime_core::checksum::{Crc32c, crc32c};
 use lunette_runtime_core::codec::Reader;
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
@@ -47,6 +48,16 @@ pub enum SnapshotError {
     /// A slot is whole, and holds what no coordinator of this version wrote.
     #[error("the snapshot file: {0}")]
     Snapshot(#[from] SnapshotFault),
+}
+
+impl SnapshotError {
+    /// Whether what was kept is lost, so that trying again helps nobody.
+    pub(crate) const fn is_corruption(&self) -> bool {
+        match self {
+            Self::File(_) | Self::Io(_) => false,
+            Self::Damaged | Self::Snapshot(_) => true,
+        }
+    }
 }
 
 pub(crate) struct Snapshots {
@@ -93,7 +104,9 @@ impl Header {
             return false;
         };
         let is_whole = crc32c(content) == u32::from_le_bytes(*own);
-        snapshot.len() == self.len && is_whole && checksum(self.number, len, snapshot) == self.crc
+        let is_tied = checksum(self.number, len, snapshot) == self.crc
+            || mutant::is_on(Mutant::SnapshotUntied);
+        snapshot.len() == self.len && is_whole && is_tied
     }
 }
 
