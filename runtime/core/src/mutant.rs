@@ -22,11 +22,44 @@ pub enum Mutant {
     DeadlineIgnored,
     /// A request whose connection was lost is sent again, whatever it was.
     RequestReplayed,
+    /// A coordinator believes any snapshot behind any header.
+    SnapshotUntied,
+    /// A home grants a claim although the key is taken or claimed.
+    ClaimUnchecked,
+    /// A home records a copy that nobody has claimed, or whose claim is over.
+    PublishUnclaimed,
+    /// A home has an owner drop what it gives up, and goes on showing it.
+    RetractUnrecorded,
+    /// A home acts before everybody has reported.
+    BarrierSkipped,
+    /// Some tombstones are not kept.
+    TombstoneLost,
+    /// Nobody heeds the end of its lease.
+    FenceIgnored,
+    /// What is held is evicted like anything else.
+    HoldIgnored,
+    /// Where there are copies too many, all of them are dropped.
+    SurplusMiscounted,
+    /// What was written before "remove all" lives on.
+    GenerationIgnored,
 }
 
 impl Mutant {
-    /// All of them, by the names that the simulator takes.
-    pub const ALL: [(&'static str, Self); 8] = [
+    /// Those of the home protocol, which its own simulation is to find.
+    pub const HOME: [(&'static str, Self); 9] = [
+        ("claim-unchecked", Self::ClaimUnchecked),
+        ("publish-unclaimed", Self::PublishUnclaimed),
+        ("retract-unrecorded", Self::RetractUnrecorded),
+        ("barrier-skipped", Self::BarrierSkipped),
+        ("tombstone-lost", Self::TombstoneLost),
+        ("fence-ignored", Self::FenceIgnored),
+        ("hold-ignored", Self::HoldIgnored),
+        ("surplus-miscounted", Self::SurplusMiscounted),
+        ("generation-ignored", Self::GenerationIgnored),
+    ];
+
+    /// Those that the simulator of whole clusters is to find, by the names that it takes.
+    pub const ALL: [(&'static str, Self); 9] = [
         ("wake-up-lost", Self::WakeUpLost),
         ("buffer-released-early", Self::BufferReleasedEarly),
         ("slot-claimed-twice", Self::SlotClaimedTwice),
@@ -35,6 +68,7 @@ impl Mutant {
         ("pin-ignored", Self::PinIgnored),
         ("deadline-ignored", Self::DeadlineIgnored),
         ("request-replayed", Self::RequestReplayed),
+        ("snapshot-untied", Self::SnapshotUntied),
     ];
 }
 
