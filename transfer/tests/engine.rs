@@ -25,7 +25,7 @@ use on_each_driver::run;
 const WORLDS: u64 = 8;
 const KIB: usize = 1024;
 
-/// One that sends, also to peers on this host: `engine_same_host.rs` is about those.
+/// One that sends, also to peers on this host: `same_host` is about those.
 fn engine() -> Engine {
     let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
     let options = EngineOptions {

@@ -165,6 +165,10 @@ pub struct EngineOptions {
     /// Whether bytes go between this engine and peers on this host through memory that both map, and are
     /// not sent: registered memory ([`RegisterOptions::same_host`]), or a window of the session.
     pub same_host: bool,
+    /// Whether peers on this host may read this process's memory (`process_vm_readv`), if they want that
+    /// too: so what is no mapping of its own is copied once and not through the window. Who may do that may
+    /// read all of it. Where the system forbids it, the window serves.
+    pub same_host_trust: bool,
     /// How long a connection may take to come about, from the name of its host on.
     pub connect_timeout: Duration,
     /// Who is asked for the addresses of names.
@@ -189,6 +193,7 @@ impl Default for EngineOptions {
             payload_bytes_max: 4 * 1024 * 1024,
             notifications_max: 4096,
             same_host: true,
+            same_host_trust: false,
             connect_timeout: Duration::from_secs(2),
             resolver: Resolver::default(),
             resolve_interval_min: Duration::from_secs(1),
@@ -271,7 +276,7 @@ impl Engine {
                 Guard::new(secrets.clone(), epoch).with_encryption(options.encryption)
             }),
             addresses: listeners.iter().map(TcpListener::local_addr).collect(),
-            registry: RefCell::default(),
+            registry: RefCell::new(Registry::new(options.same_host_trust)),
             sessions: RefCell::default(),
             notifications: RefCell::default(),
             waiting: RefCell::default(),

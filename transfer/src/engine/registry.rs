@@ -60,12 +60,32 @@ impl RegisterOptions {
 #[derive(Debug)]
 pub(super) struct Memory {
     exposed: Exposed,
-    /// Whether it may be mapped by peers of this host.
-    is_shared: bool,
+    /// How peers of this host may read it by themselves.
+    showing: Showing,
     /// If it is reached by capability: the epoch of those that hold.
     capability_epoch: Option<Cell<u64>>,
     users: Cell<usize>,
     waiting: RefCell<Option<Waker>>,
+}
+
+/// How peers of this host read a segment by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Showing {
+    /// They do not.
+    Hidden,
+    /// They map it.
+    Mapped,
+    /// Those that are trusted are told its address.
+    ByAddress,
+}
+
+/// A segment's memory, for a peer of this host that may read it.
+#[derive(Debug)]
+pub(super) enum Shown {
+    /// To be mapped.
+    File(Share),
+    /// To be read in this process.
+    At { address: u64, len_bytes: u64 },
 }
 
 /// Somebody who is using a segment's memory.
@@ -117,11 +137,22 @@ pub(super) struct Registry {
     segments: Segments<Rc<Memory>>,
     /// Segments that may be mapped, by where the mapping that each is begins.
     mappings: BTreeMap<usize, SegmentId>,
+    /// Whether peers of this host may be trusted.
+    has_trust: bool,
+    /// If so, the other segments that they may read, by where each begins. Where several begin, the last.
+    places: BTreeMap<usize, SegmentId>,
     /// Made when the first peer of this host comes.
     board: Option<Board>,
 }
 
 impl Registry {
+    pub(super) fn new(has_trust: bool) -> Self {
+        Self {
+            has_trust,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn register(
         &mut self,
         exposed: Exposed,
@@ -134,13 +165,20 @@ impl Registry {
             access: options.access,
         };
         let base = exposed.start();
-        let is_shared = options.same_host
-            && !options.by_capability
-            && options.access.allows(Way::Read)
-            && exposed.mapping() == Some((base, exposed.len()));
+        let is_shared =
+            options.same_host && !options.by_capability && options.access.allows(Way::Read);
+        let showing = if !is_shared {
+            Showing::Hidden
+        } else if exposed.mapping() == Some((base, exposed.len())) {
+            Showing::Mapped
+        } else if self.has_trust {
+            Showing::ByAddress
+        } else {
+            Showing::Hidden
+        };
         let memory = Rc::new(Memory {
             exposed,
-            is_shared,
+            showing,
             capability_epoch: options.by_capability.then(|| Cell::new(1)),
             users: Cell::new(0),
             waiting: RefCell::default(),
@@ -150,24 +188,33 @@ impl Registry {
             refusal,
             memory: memory.exposed.clone(),
         })?;
-        if is_shared {
-            self.mappings.insert(base, id);
+        if let Some(by_start) = self.by_start(showing) {
+            by_start.insert(base, id);
         }
         Ok(id)
     }
 
     pub(super) fn unregister(&mut self, id: SegmentId) -> Option<Unregistered> {
         let memory = self.segments.unregister(id)?.memory;
-        if memory.is_shared {
+        if let Some(by_start) = self.by_start(memory.showing) {
             let base = memory.exposed.start();
-            if self.mappings.get(&base) == Some(&id) {
-                self.mappings.remove(&base);
+            if by_start.get(&base) == Some(&id) {
+                by_start.remove(&base);
             }
             if let Some(board) = &mut self.board {
                 board.hide(id);
             }
         }
         Some(Unregistered(memory))
+    }
+
+    /// Where segments are found by the addresses of their memory.
+    const fn by_start(&mut self, showing: Showing) -> Option<&mut BTreeMap<usize, SegmentId>> {
+        match showing {
+            Showing::Hidden => None,
+            Showing::Mapped => Some(&mut self.mappings),
+            Showing::ByAddress => Some(&mut self.places),
+        }
     }
 
     /// The board, for a peer of this host.
@@ -180,15 +227,15 @@ impl Registry {
     }
 
     /// A segment's memory for a peer of this host, who may read it from now on.
-    pub(super) fn share(&mut self, id: SegmentId) -> Result<Share, Refusal> {
-        let share = self.lend(id)?;
+    pub(super) fn share(&mut self, id: SegmentId, is_trusted: bool) -> Result<Shown, Refusal> {
+        let share = self.lend(id, is_trusted)?;
         let board = self.board.as_mut().ok_or(Refusal::Session)?;
         board.show(id);
         Ok(share)
     }
 
     /// A segment's memory for a peer of this host, who copies from it when it is told to.
-    pub(super) fn lend(&self, id: SegmentId) -> Result<Share, Refusal> {
+    pub(super) fn lend(&self, id: SegmentId, is_trusted: bool) -> Result<Shown, Refusal> {
         let segment = self.segments.get(id).ok_or(Refusal::Stale)?;
         if !segment.access.allows(Way::Read) {
             return Err(Refusal::Forbidden);
@@ -196,20 +243,35 @@ impl Registry {
         if segment.memory.capability_epoch.is_some() {
             return Err(Refusal::NoCapability);
         }
-        if !segment.memory.is_shared {
-            return Err(Refusal::Elsewhere);
+        let memory = &segment.memory.exposed;
+        match segment.memory.showing {
+            Showing::Mapped => memory.share().map(Shown::File).map_err(|error| {
+                tracing::warn!(%error, "memory is not shared");
+                Refusal::Elsewhere
+            }),
+            Showing::ByAddress if is_trusted => Ok(Shown::At {
+                address: memory.start() as u64,
+                len_bytes: memory.len() as u64,
+            }),
+            Showing::ByAddress | Showing::Hidden => Err(Refusal::Elsewhere),
         }
-        segment.memory.exposed.share().map_err(|error| {
-            tracing::warn!(%error, "memory is not shared");
-            Refusal::Elsewhere
-        })
     }
 
-    /// The segment in which memory lies and that may be mapped, and where in it.
-    pub(super) fn lendable(&self, exposed: &Exposed) -> Option<(SegmentId, u64)> {
-        let (base, _) = exposed.mapping()?;
-        let id = *self.mappings.get(&base)?;
-        Some((id, (exposed.start() - base) as u64))
+    /// The segment in which memory lies and that can be lent, and where in it.
+    pub(super) fn lendable(&self, exposed: &Exposed, is_trusted: bool) -> Option<(SegmentId, u64)> {
+        if let Some((base, _)) = exposed.mapping()
+            && let Some(&id) = self.mappings.get(&base)
+        {
+            return Some((id, (exposed.start() - base) as u64));
+        }
+        if !is_trusted {
+            return None;
+        }
+        let (&start, &id) = self.places.range(..=exposed.start()).next_back()?;
+        let offset = (exposed.start() - start) as u64;
+        let end = offset + exposed.len() as u64;
+        let lies_inside = end <= self.segments.get(id)?.len_bytes;
+        lies_inside.then_some((id, offset))
     }
 
     /// Whether a segment is registered.

@@ -346,7 +346,7 @@ impl Shared {
     /// Memory that the peer may copy from, and a hold on it. What could be lent and is not yet is offered.
     fn lend(&self, link: &Link, memory: &Exposed) -> Option<(Passage, InUse)> {
         let registry = self.engine.registry.borrow();
-        let (segment, offset) = registry.lendable(memory)?;
+        let (segment, offset) = registry.lendable(memory, link.is_read())?;
         let len_bytes = memory.len() as u64;
         let reached = registry.reach(segment, Way::Read, offset, len_bytes, |_, _| Ok(()));
         drop(registry);

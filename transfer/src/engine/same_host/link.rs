@@ -17,8 +17,10 @@ use lunette_transfer_proto::engine::segment::SegmentId;
 
 use super::super::Inner;
 use super::super::peer::Shared;
+use super::super::registry::Shown;
 use super::board::BoardView;
 use super::commanding::Commanding;
+use super::trust::{Sight, Trust};
 use super::{MAPPED_MAX, draw, nonsense, understand};
 use crate::client::{Attachments, Connection};
 use crate::server::select;
@@ -44,7 +46,9 @@ pub(in crate::engine) struct Link {
     /// Memory that both write, for what cannot be mapped or lent.
     window: Option<Exposed>,
     is_window_accepted: Cell<bool>,
-    views: RefCell<BTreeMap<SegmentId, View>>,
+    /// The peer's process, if it can be read, and what we were tried out by.
+    trust: Option<Trust>,
+    sights: RefCell<BTreeMap<SegmentId, Sight>>,
     /// Segments that were asked for, and who waits for them.
     asked: RefCell<BTreeMap<SegmentId, Vec<Rc<Signal>>>>,
     loans: RefCell<BTreeMap<SegmentId, Loan>>,
@@ -98,6 +102,11 @@ impl Link {
         let [board, commands] = <[OwnedFd; 2]>::try_from(files).map_err(|_| nonsense())?;
         let board = BoardView::map(board).map_err(io::Error::other)?;
         let commanding = Commanding::new(commands, engine)?;
+        let trust = if engine.options.same_host_trust {
+            Some(Trust::agree(&channel).await?)
+        } else {
+            None
+        };
         let window = offer_window(&channel, commanding.window_bytes());
         let window = window
             .inspect_err(|error| tracing::warn!(%error, "no window to a peer of this host"))
@@ -107,7 +116,8 @@ impl Link {
             board,
             window,
             is_window_accepted: Cell::new(false),
-            views: RefCell::default(),
+            trust,
+            sights: RefCell::default(),
             asked: RefCell::default(),
             loans: RefCell::default(),
             is_alive: Cell::new(true),
@@ -123,8 +133,8 @@ impl Link {
 
     /// Tries to map a segment; if it cannot be, it is read over the rails.
     pub(in crate::engine) async fn map(&self, segment: SegmentId, patience: Duration) {
-        let is_known = self.views.borrow().contains_key(&segment);
-        let is_full = self.views.borrow().len() >= MAPPED_MAX;
+        let is_known = self.sights.borrow().contains_key(&segment);
+        let is_full = self.sights.borrow().len() >= MAPPED_MAX;
         if !self.is_alive() || is_known || is_full {
             return;
         }
@@ -150,10 +160,10 @@ impl Link {
 
     /// Whether all of a range can be read here.
     pub(in crate::engine) fn reaches(&self, segment: SegmentId, offset: u64, len: usize) -> bool {
-        let views = self.views.borrow();
-        let view = views.get(&segment);
+        let sights = self.sights.borrow();
+        let sight = sights.get(&segment);
         let end = offset.checked_add(len as u64);
-        view.is_some_and(|view| end.is_some_and(|end| end <= view.len() as u64))
+        sight.is_some_and(|sight| end.is_some_and(|end| end <= sight.len_bytes()))
     }
 
     /// Copies from a segment of the peer over all of `to`.
@@ -169,13 +179,21 @@ impl Link {
         if !self.board.shows(segment) {
             return Err(ReadFault::NotMapped);
         }
-        let start = usize::try_from(offset_bytes).expect("it lies in the view");
-        self.views.borrow()[&segment].copy_out(start, to);
-        if self.board.shows(segment) {
-            Ok(())
-        } else {
-            Err(ReadFault::Hidden)
+        let copied = self.sights.borrow()[&segment].copy_out(offset_bytes, to);
+        if !self.board.shows(segment) {
+            return Err(ReadFault::Hidden);
         }
+        copied.map_err(|error| {
+            // It shows what it does not have, or has ended.
+            tracing::debug!(%error, "a peer's process");
+            self.broken.raise();
+            ReadFault::NotMapped
+        })
+    }
+
+    /// Whether the peer has read this process, and may be told addresses.
+    pub(super) fn is_read(&self) -> bool {
+        self.trust.as_ref().is_some_and(|trust| trust.is_read)
     }
 
     /// Whether the peer may copy from a segment of ours. If it was not asked yet, it is asked now.
@@ -187,15 +205,28 @@ impl Link {
         if loans.len() >= MAPPED_MAX {
             return false;
         }
-        let Ok(share) = engine.registry.borrow().lend(segment) else {
+        let Ok(shown) = engine.registry.borrow().lend(segment, self.is_read()) else {
             return false;
         };
-        let offer = Packet::Memory {
-            segment,
-            offset_bytes: share.offset_bytes,
-            len_bytes: share.len_bytes,
+        let said = match shown {
+            Shown::File(share) => {
+                let offer = Packet::Memory {
+                    segment,
+                    offset_bytes: share.offset_bytes,
+                    len_bytes: share.len_bytes,
+                };
+                self.say(&offer, &[share.memfd])
+            }
+            Shown::At { address, len_bytes } => {
+                let offer = Packet::At {
+                    segment,
+                    address,
+                    len_bytes,
+                };
+                self.say(&offer, &[])
+            }
         };
-        if self.say(&offer, &[share.memfd]).is_ok() {
+        if said.is_ok() {
             loans.insert(segment, Loan::Offered);
         }
         false
@@ -230,7 +261,7 @@ impl Link {
     pub(in crate::engine) fn end(&self) {
         self.broken.raise();
         self.is_alive.set(false);
-        self.views.borrow_mut().clear();
+        self.sights.borrow_mut().clear();
         self.loans.borrow_mut().clear();
         for (_, waiting) in self.asked.take() {
             waiting.iter().for_each(|signal| signal.raise());
@@ -240,8 +271,8 @@ impl Link {
     /// Gives up what is of no use any more: views of what was unregistered there, and loans of what was
     /// unregistered here. `is_used` says of which something is still to be copied.
     pub(super) fn sweep(&self, engine: &Inner, is_used: impl Fn(SegmentId) -> bool) {
-        let mut views = self.views.borrow_mut();
-        views.retain(|&segment, _| self.board.shows(segment));
+        let mut sights = self.sights.borrow_mut();
+        sights.retain(|&segment, _| self.board.shows(segment));
         let registry = engine.registry.borrow();
         self.loans.borrow_mut().retain(|&segment, _| {
             let stays = registry.has(segment) || is_used(segment);
@@ -255,7 +286,7 @@ impl Link {
 
     /// Whether there is anything to sweep.
     pub(super) fn holds_memory(&self) -> bool {
-        !self.views.borrow().is_empty() || !self.loans.borrow().is_empty()
+        !self.sights.borrow().is_empty() || !self.loans.borrow().is_empty()
     }
 
     fn say(&self, packet: &Packet, files: &[OwnedFd]) -> io::Result<()> {
@@ -271,22 +302,22 @@ impl Link {
                 offset_bytes,
                 len_bytes,
             } => {
-                let waiting = self.asked.borrow_mut().remove(&segment);
-                let waiting = waiting.ok_or_else(nonsense)?;
                 let file = files.pop().expect("it came with its file");
-                match View::map(file, offset_bytes, len_bytes) {
-                    Ok(view) => {
-                        self.views.borrow_mut().insert(segment, view);
-                    }
-                    Err(error) => tracing::warn!(%error, %segment, "memory is not mapped"),
-                }
-                waiting.iter().for_each(|signal| signal.raise());
+                let view = View::map(file, offset_bytes, len_bytes);
+                let view = view
+                    .inspect_err(|error| tracing::warn!(%error, %segment, "memory is not mapped"));
+                self.shown(segment, view.ok().map(Sight::Mapped))?;
             }
-            Packet::Refused { segment } => {
-                let waiting = self.asked.borrow_mut().remove(&segment);
-                let waiting = waiting.ok_or_else(nonsense)?;
-                waiting.iter().for_each(|signal| signal.raise());
+            Packet::At {
+                segment,
+                address,
+                len_bytes,
+            } => {
+                let process = self.trust.as_ref().and_then(|trust| trust.process.as_ref());
+                let process = process.ok_or_else(nonsense)?;
+                self.shown(segment, Sight::at(process, address, len_bytes))?;
             }
+            Packet::Refused { segment } => self.shown(segment, None)?,
             Packet::Accepted { segment: WINDOW } => {
                 let is_first = !self.is_window_accepted.replace(true);
                 if self.window.is_none() || !is_first {
@@ -303,8 +334,21 @@ impl Link {
             | Packet::Welcome { .. }
             | Packet::Map { .. }
             | Packet::TakeBack { .. }
+            | Packet::Trust { .. }
+            | Packet::Trusted
             | Packet::Window { .. } => return Err(nonsense()),
         }
+        Ok(())
+    }
+
+    /// A segment that was asked for can be read, or not.
+    fn shown(&self, segment: SegmentId, sight: Option<Sight>) -> io::Result<()> {
+        let waiting = self.asked.borrow_mut().remove(&segment);
+        let waiting = waiting.ok_or_else(nonsense)?;
+        if let Some(sight) = sight {
+            self.sights.borrow_mut().insert(segment, sight);
+        }
+        waiting.iter().for_each(|signal| signal.raise());
         Ok(())
     }
 

@@ -19,6 +19,7 @@
 //! | `owner` | who is let in, what is handed out |
 //! | `seat` | the owner's end of one channel: commands |
 //! | `link` | the asker's end: what it maps and lends |
+//! | `trust` | reading the other process, where both sides let each other |
 //! | `commanding` | the asker's commands, and its side of the window |
 
 mod board;
@@ -26,6 +27,7 @@ mod commanding;
 mod link;
 mod owner;
 mod seat;
+mod trust;
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -17,8 +17,10 @@ use lunette_transfer_proto::engine::same_host::commands::{WINDOW, WINDOW_BYTES_M
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::SegmentId;
 
+use super::super::registry::Shown;
 use super::super::{Inner, spawned};
 use super::seat::{Seated, Seats};
+use super::trust::{DISTRUST, Sight};
 use super::{MAPPED_MAX, draw, nonsense, understand};
 use crate::server::select;
 
@@ -152,7 +154,9 @@ async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
     )?;
     while let Some(received) = seat.recv(&channel).await? {
         match understand(received).ok_or_else(nonsense)? {
-            (Packet::Map { segment }, _) => hand_out(inner, &channel, segment)?,
+            (Packet::Map { segment }, _) => {
+                hand_out(inner, &channel, segment, seat.is_trusted())?;
+            }
             (
                 Packet::Memory {
                     segment,
@@ -164,14 +168,29 @@ async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
                 let file = files.pop().expect("it came with its file");
                 let view = View::map(file, offset_bytes, len_bytes);
                 let view = view.inspect_err(|error| tracing::debug!(%error, "memory that is lent"));
-                let is_taken = view.is_ok_and(|view| seat.borrow(segment, view, MAPPED_MAX));
-                let answer = if is_taken {
-                    Packet::Accepted { segment }
+                let lent = view.ok().map(Sight::Mapped);
+                channel.send(&borrow(&seat, segment, lent).encode(), &[])?;
+            }
+            (
+                Packet::At {
+                    segment,
+                    address,
+                    len_bytes,
+                },
+                _,
+            ) => {
+                let lent = seat.sight(address, len_bytes);
+                channel.send(&borrow(&seat, segment, lent).encode(), &[])?;
+            }
+            (Packet::Trust { address, value, .. }, _) => {
+                let answer = if inner.options.same_host_trust {
+                    seat.try_out(address, value).ok_or_else(nonsense)?
                 } else {
-                    Packet::Declined { segment }
+                    DISTRUST
                 };
                 channel.send(&answer.encode(), &[])?;
             }
+            (Packet::Trusted, _) if inner.options.same_host_trust => seat.trust(),
             (Packet::TakeBack { segment }, _) => seat.give_back(segment),
             (Packet::Window { len_bytes }, mut files) => {
                 let file = files.pop().expect("it came with its file");
@@ -183,6 +202,15 @@ async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Keeps what is lent, if it can be had and there is room.
+fn borrow(seat: &Seated, segment: SegmentId, lent: Option<Sight>) -> Packet {
+    if lent.is_some_and(|lent| seat.borrow(segment, lent, MAPPED_MAX)) {
+        Packet::Accepted { segment }
+    } else {
+        Packet::Declined { segment }
+    }
 }
 
 /// Takes the window of a peer, its only one.
@@ -204,10 +232,23 @@ fn open_window(seat: &Seated, file: OwnedFd, len_bytes: u64) -> io::Result<Packe
     Ok(Packet::Accepted { segment: WINDOW })
 }
 
-fn hand_out(inner: &Inner, channel: &LocalChannel, segment: SegmentId) -> io::Result<()> {
-    let shared = inner.registry.borrow_mut().share(segment);
+fn hand_out(
+    inner: &Inner,
+    channel: &LocalChannel,
+    segment: SegmentId,
+    is_trusted: bool,
+) -> io::Result<()> {
+    let shared = inner.registry.borrow_mut().share(segment, is_trusted);
     match shared {
-        Ok(share) => {
+        Ok(Shown::At { address, len_bytes }) => {
+            let packet = Packet::At {
+                segment,
+                address,
+                len_bytes,
+            };
+            channel.send(&packet.encode(), &[])
+        }
+        Ok(Shown::File(share)) => {
             let packet = Packet::Memory {
                 segment,
                 offset_bytes: share.offset_bytes,

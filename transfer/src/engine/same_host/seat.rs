@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{Ordering, fence};
 
-use lunette_runtime::arena::{Exposed, View, Words};
+use lunette_runtime::arena::{Exposed, ProcessMemory, Words};
 use lunette_runtime::net::{LocalChannel, Packet as Received};
 use lunette_runtime::{Signal, Source, SourceGuard, add_source};
 use lunette_transfer_proto::engine::message::Refusal;
@@ -22,6 +22,7 @@ use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 use super::super::Inner;
 use super::super::registry::InUse;
 use super::nonsense;
+use super::trust::{self, Proof, Sight};
 use crate::server::select;
 
 /// Bytes that are copied for one peer before the others get their turn.
@@ -41,7 +42,11 @@ pub(super) struct Seat {
     channel: Rc<LocalChannel>,
     words: Words,
     carried_out: Cell<u64>,
-    lent: RefCell<BTreeMap<SegmentId, View>>,
+    lent: RefCell<BTreeMap<SegmentId, Sight>>,
+    /// What its peer is tried out by, and its peer, if that could be read.
+    trust: OnceCell<(Proof, Option<Rc<ProcessMemory>>)>,
+    /// Whether its peer has read this process, and may be told addresses.
+    is_trusted: Cell<bool>,
     window: OnceCell<Exposed>,
     /// Raised when its peer does not keep to the rules.
     broken: Signal,
@@ -68,6 +73,8 @@ impl Seats {
             carried_out: Cell::new(0),
             lent: RefCell::default(),
             window: OnceCell::new(),
+            trust: OnceCell::new(),
+            is_trusted: Cell::new(false),
             broken: Signal::default(),
             is_broken: Cell::new(false),
         });
@@ -98,13 +105,37 @@ impl Seated {
     }
 
     /// Keeps what is lent. False if that is too much.
-    pub(super) fn borrow(&self, segment: SegmentId, view: View, lent_max: usize) -> bool {
+    pub(super) fn borrow(&self, segment: SegmentId, sight: Sight, lent_max: usize) -> bool {
         let mut lent = self.seat.lent.borrow_mut();
         if lent.len() >= lent_max {
             return false;
         }
-        lent.insert(segment, view);
+        lent.insert(segment, sight);
         true
+    }
+
+    /// Tries whether the peer's process can be read, and says so; `None` if that was tried before.
+    pub(super) fn try_out(&self, address: u64, value: u128) -> Option<Packet> {
+        let process = trust::try_out(&self.seat.channel, address, value).map(Rc::new);
+        let proof = Proof::new();
+        let answer = proof.packet(process.is_some());
+        self.seat.trust.set((proof, process)).ok()?;
+        Some(answer)
+    }
+
+    /// The peer has read this process.
+    pub(super) fn trust(&self) {
+        self.seat.is_trusted.set(true);
+    }
+
+    pub(super) fn is_trusted(&self) -> bool {
+        self.seat.is_trusted.get()
+    }
+
+    /// Memory of the peer's process, if that can be read.
+    pub(super) fn sight(&self, address: u64, len_bytes: u64) -> Option<Sight> {
+        let (_, process) = self.seat.trust.get()?;
+        Sight::at(process.as_ref()?, address, len_bytes)
     }
 
     /// Keeps the window. False if there is one.
@@ -135,9 +166,7 @@ impl Seat {
         let submitted = self.words[SUBMITTED].load(Ordering::Acquire);
         let first = self.carried_out.get();
         let Some(count) = between(first, submitted) else {
-            if !self.is_broken.replace(true) {
-                self.broken.raise();
-            }
+            self.give_up();
             return 0;
         };
         let Some(inner) = self.inner.upgrade() else {
@@ -148,6 +177,10 @@ impl Seat {
             let number = self.carried_out.get();
             let command = self.command(number);
             let answer = self.carry_out(&inner, &command);
+            if self.is_broken.get() {
+                // Not answered: its peer has it go another way when the channel ends.
+                break;
+            }
             match answer {
                 Ok(way) => {
                     inner.counts.served(way, command.len_bytes);
@@ -167,6 +200,13 @@ impl Seat {
             rouse(&self.words[ASKER_SLEEPS], &self.channel);
         }
         done
+    }
+
+    /// The channel is to end.
+    fn give_up(&self) {
+        if !self.is_broken.replace(true) {
+            self.broken.raise();
+        }
     }
 
     /// The words of a command, each read once.
@@ -201,14 +241,20 @@ impl Seat {
         }
         let lent = self.lent.borrow();
         let from = lent.get(&command.from).ok_or(Refusal::Stale)?;
-        let start = within(command.from_offset_bytes, len_bytes, from.len())?;
-        from.copy_out(start, &to);
-        Ok(Way::Write)
+        check_range(command.from_offset_bytes, len_bytes, from.len_bytes())?;
+        let copied = from.copy_out(command.from_offset_bytes, &to);
+        copied.map(|()| Way::Write).map_err(|error| {
+            // It lends what it does not have, or has ended. Another way may do.
+            tracing::debug!(%error, "a peer's process");
+            self.give_up();
+            Refusal::Elsewhere
+        })
     }
 
     fn in_window(&self, offset_bytes: u64, len_bytes: u64) -> Result<Exposed, Refusal> {
         let window = self.window.get().ok_or(Refusal::Stale)?;
-        let start = within(offset_bytes, len_bytes, window.len())?;
+        check_range(offset_bytes, len_bytes, window.len() as u64)?;
+        let start = usize::try_from(offset_bytes).expect("it lies in the window");
         let len = usize::try_from(len_bytes).expect("it lies in the window");
         Ok(window.slice(start, len))
     }
@@ -233,13 +279,12 @@ fn reach(
     registry.reach(segment, way, offset_bytes, len_bytes, unknown)
 }
 
-/// Where a range begins in memory of `len` bytes, in which it lies whole.
-fn within(offset_bytes: u64, len_bytes: u64, len: usize) -> Result<usize, Refusal> {
-    let end = offset_bytes.checked_add(len_bytes);
-    if end.is_none_or(|end| end > len as u64) {
-        return Err(Refusal::OutOfRange);
+/// Whether a range lies in memory of `held_bytes`.
+fn check_range(offset_bytes: u64, len_bytes: u64, held_bytes: u64) -> Result<(), Refusal> {
+    match offset_bytes.checked_add(len_bytes) {
+        Some(end) if end <= held_bytes => Ok(()),
+        _ => Err(Refusal::OutOfRange),
     }
-    Ok(usize::try_from(offset_bytes).expect("it lies in memory"))
 }
 
 /// Wakes the other side if it may sleep, once for each time that it says so.

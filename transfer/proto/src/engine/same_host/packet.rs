@@ -12,6 +12,10 @@
 //!   wake       9                                                     both: look at the words
 //!   window    10, len u64               + a memfd                     asker, once; owner: accepted or
 //!                                                                     declined, segment 0
+//!   trust     11, address u64, value u128, reads u8                   asker, then owner: that value lies
+//!                                                                     there; whether the other's was read
+//!   trusted   12                                                      asker: the owner's was read
+//!   at        13, segment u64, address u64, len u64                   as memory, in place of a file
 //! ```
 
 use lunette_runtime_core::codec::{Reader, Writer};
@@ -20,7 +24,7 @@ use super::super::message::{BodyFault, finish};
 use super::super::segment::SegmentId;
 
 /// Longest packet, in bytes.
-pub const PACKET_BYTES_MAX: usize = 25;
+pub const PACKET_BYTES_MAX: usize = 26;
 
 /// One packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +81,27 @@ pub enum Packet {
         /// How long it is.
         len_bytes: u64,
     },
+    /// The sender lets the other read its process's memory, and this is how that is tried: only its
+    /// process has that value there.
+    Trust {
+        /// Where.
+        address: u64,
+        /// What lies there: 16 bytes, the lowest first.
+        value: u128,
+        /// Whether the sender has read the other's value. The asker, who comes first, has not.
+        reads: bool,
+    },
+    /// The asker has read the owner's value, so it may be told addresses.
+    Trusted,
+    /// Here is a segment's memory, to be read by its address in the sender's process.
+    At {
+        /// Whose memory: the sender's.
+        segment: SegmentId,
+        /// Where it begins.
+        address: u64,
+        /// How long it is.
+        len_bytes: u64,
+    },
 }
 
 impl Packet {
@@ -104,6 +129,21 @@ impl Packet {
             Self::TakeBack { segment } => writer.u8(8).u64(segment.to_wire()),
             Self::Wake => writer.u8(9),
             Self::Window { len_bytes } => writer.u8(10).u64(len_bytes),
+            Self::Trust {
+                address,
+                value,
+                reads,
+            } => writer.u8(11).u64(address).u128(value).u8(u8::from(reads)),
+            Self::Trusted => writer.u8(12),
+            Self::At {
+                segment,
+                address,
+                len_bytes,
+            } => writer
+                .u8(13)
+                .u64(segment.to_wire())
+                .u64(address)
+                .u64(len_bytes),
         };
         bytes
     }
@@ -141,6 +181,21 @@ impl Packet {
             10 => Self::Window {
                 len_bytes: reader.u64()?,
             },
+            11 => Self::Trust {
+                address: reader.u64()?,
+                value: reader.u128()?,
+                reads: match reader.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(BodyFault::OutOfRange),
+                },
+            },
+            12 => Self::Trusted,
+            13 => Self::At {
+                segment: SegmentId::from_wire(reader.u64()?),
+                address: reader.u64()?,
+                len_bytes: reader.u64()?,
+            },
             _ => return Err(BodyFault::OutOfRange),
         };
         finish(&reader)?;
@@ -162,7 +217,7 @@ impl Packet {
 mod tests {
     use super::*;
 
-    fn all() -> [Packet; 10] {
+    fn all() -> [Packet; 13] {
         let segment = SegmentId::from_wire(0x0102_0304_0506_0708);
         [
             Packet::Join { ticket: 1 << 100 },
@@ -179,6 +234,17 @@ mod tests {
             Packet::TakeBack { segment },
             Packet::Wake,
             Packet::Window { len_bytes: 1 << 20 },
+            Packet::Trust {
+                address: 1 << 40,
+                value: 1 << 120,
+                reads: true,
+            },
+            Packet::Trusted,
+            Packet::At {
+                segment,
+                address: 1 << 40,
+                len_bytes: 3,
+            },
         ]
     }
 
@@ -196,7 +262,10 @@ mod tests {
             bytes.push(0);
             assert_eq!(Packet::decode(&bytes), Err(BodyFault::Trailing(1)));
         }
-        for kind in [0, 11, u8::MAX] {
+        let mut neither = all()[10].encode();
+        *neither.last_mut().expect("not empty") = 2;
+        assert_eq!(Packet::decode(&neither), Err(BodyFault::OutOfRange));
+        for kind in [0, 14, u8::MAX] {
             assert_eq!(Packet::decode(&[kind]), Err(BodyFault::OutOfRange));
         }
     }
@@ -212,7 +281,7 @@ mod tests {
         assert_eq!(bytes, golden);
         assert_eq!(
             all().map(|packet| packet.files()),
-            [0, 2, 0, 1, 0, 0, 0, 0, 0, 1]
+            [0, 2, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0]
         );
     }
 }

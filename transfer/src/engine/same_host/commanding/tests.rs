@@ -114,7 +114,7 @@ fn an_owner_does_not_copy_to_what_is_reached_by_capability() {
                 .inner
                 .registry
                 .borrow_mut()
-                .share(kept_id)
+                .share(kept_id, true)
                 .is_err()
         );
         let (here, rights) = (scene.here.epoch(), Rights::READ_WRITE);

@@ -26,6 +26,11 @@ pub(crate) fn memory(len: usize) -> Exposed {
     Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
 }
 
+/// Memory that nobody maps: a part of a mapping, with neighbours.
+pub(crate) fn part(len: usize) -> Exposed {
+    memory(len + 8 * KIB).slice(4 * KIB, len)
+}
+
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..=250)
         .cycle()

@@ -1,41 +1,25 @@
 //! The window between two engines of one host: through it goes what cannot be mapped or lent, and nothing
 //! that may not.
-#![forbid(unsafe_code)]
-
-mod neighbours;
-#[path = "../../runtime/tests/on_each_driver/mod.rs"]
-mod on_each_driver;
-
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lunette_runtime::arena::{Exposed, Words};
-use lunette_runtime::net::LocalChannel;
-use lunette_runtime::{CoreOptions, arena, block_on, boot_id, time};
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::{CoreOptions, arena, block_on, time};
 use lunette_transfer::engine::{
     Access, Batch, Cause, Effect, Engine, Peer, PostOptions, Refusal, RegisterOptions,
     RemoteSegment,
 };
-use lunette_transfer::{Attachments, Connection};
-use lunette_transfer_proto::engine::message::{Introduction, Operation, Whereabouts};
 use lunette_transfer_proto::engine::same_host::commands::{
-    CARRIED_OUT, COMMAND_BYTES_MAX, Command, OWNER_SLEEPS, SUBMITTED, WINDOW, WINDOW_BYTES_MAX,
-    WORDS, answer_at, answer_from_word, command_at,
+    COMMAND_BYTES_MAX, Command, WINDOW, WINDOW_BYTES_MAX,
 };
 use lunette_transfer_proto::engine::same_host::packet::Packet;
-use lunette_transfer_proto::hello::{Hello, VersionRange};
 
-use neighbours::{KIB, MIB, engine, memory, pattern, post, read, write};
-use on_each_driver::run;
-
-/// Memory that nobody maps: a part of a mapping, with neighbours.
-fn part(len: usize) -> Exposed {
-    memory(len + 8 * KIB).slice(4 * KIB, len)
-}
+use super::guest::Guest;
+use super::neighbours::{KIB, MIB, engine, memory, part, pattern, post, read, write};
+use super::on_each_driver::run;
 
 /// Two engines, one of which has opened the other's segment, which nobody maps.
 struct Pair {
@@ -289,71 +273,6 @@ fn a_read_that_is_given_up_ends_at_once_and_lands_nowhere() {
         drop((stall, peer, here));
         owner.join().expect("no panic");
     });
-}
-
-/// Somebody who was let in, and keeps to the form of packets and to nothing else.
-struct Guest {
-    channel: LocalChannel,
-    words: Words,
-    commands: u64,
-}
-
-impl Guest {
-    async fn new(there: &Engine) -> Self {
-        let hello = Hello {
-            versions: VersionRange::OURS,
-            session_epoch: 1,
-            in_flight_max: 16,
-            payload_bytes_max: 1 << 20,
-            greeting: Vec::new(),
-        };
-        let patience = Duration::from_secs(5);
-        let connection = Connection::connect(there.addresses()[0], hello, patience);
-        let connection = connection.await.expect("connected");
-        let introduction = Introduction {
-            boot_id: boot_id().expect("a kernel"),
-            proof: 7,
-        };
-        let (op, none) = (Operation::Introduce.to_wire(), Attachments::default());
-        let asked = connection.call(op, |out| introduction.encode(out), none, patience);
-        let reply = asked.await.expect("an answer");
-        let Whereabouts { ticket, name } = Whereabouts::decode(&reply.body).expect("sense");
-        let channel = LocalChannel::connect(&name.to_le_bytes()).expect("it listens");
-        let join = Packet::Join { ticket }.encode();
-        channel.send(&join, &[]).expect("room");
-        let mut welcome = channel.recv().await.expect("read").expect("let in");
-        let commands = welcome.descriptors.pop().expect("the commands");
-        Self {
-            channel,
-            words: Words::map(commands, WORDS).expect("sealed"),
-            commands: 0,
-        }
-    }
-
-    async fn offer(&self, len_bytes: u64, file: &OwnedFd) -> Option<Packet> {
-        let offer = Packet::Window { len_bytes }.encode();
-        self.channel.send(&offer, &[file.as_fd()]).expect("room");
-        let received = self.channel.recv().await.expect("a packet or the end")?;
-        Some(Packet::decode(&received.bytes).expect("sense"))
-    }
-
-    async fn command(&mut self, command: Command) -> Result<(), Refusal> {
-        let number = self.commands;
-        let words = &self.words[command_at(number)..];
-        for (word, value) in words.iter().zip(command.to_words()) {
-            word.store(value, Ordering::Relaxed);
-        }
-        self.commands += 1;
-        self.words[SUBMITTED].store(self.commands, Ordering::SeqCst);
-        while self.words[CARRIED_OUT].load(Ordering::SeqCst) != self.commands {
-            if self.words[OWNER_SLEEPS].swap(0, Ordering::SeqCst) != 0 {
-                let wake = Packet::Wake.encode();
-                self.channel.send(&wake, &[]).expect("room");
-            }
-            time::yield_now().await;
-        }
-        answer_from_word(self.words[answer_at(number)].load(Ordering::Relaxed))
-    }
 }
 
 #[test]

@@ -1,11 +1,4 @@
-//! Engines on one host: what is copied from mapped memory is what was registered, and whatever cannot go
-//! that way goes over the rails.
-#![forbid(unsafe_code)]
-
-mod neighbours;
-#[path = "../../runtime/tests/on_each_driver/mod.rs"]
-mod on_each_driver;
-
+//! What is copied from mapped memory is what was registered, and whatever cannot go that way goes another.
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -14,19 +7,17 @@ use std::time::Duration;
 
 use lunette_auth::{Policy, Secrets};
 use lunette_runtime::arena::Exposed;
-use lunette_runtime::net::LocalChannel;
 use lunette_runtime::{CoreOptions, block_on, boot_id, time};
 use lunette_transfer::engine::{
     Access, Batch, Cause, Effect, Engine, EngineOptions, OpenError, Peer, PostOptions, Refusal,
     RegisterOptions, RemoteSegment, SchedulerOptions, TransferError,
 };
-use lunette_transfer::{Attachments, Connection};
-use lunette_transfer_proto::engine::message::{Introduction, Operation, Whereabouts};
+use lunette_transfer_proto::engine::message::Whereabouts;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
-use lunette_transfer_proto::hello::{Hello, VersionRange};
 
-use neighbours::{KIB, MIB, engine, memory, options, pattern, post, read, write};
-use on_each_driver::run;
+use super::guest::{Guest, whereabouts};
+use super::neighbours::{KIB, MIB, engine, memory, options, pattern, post, read, write};
+use super::on_each_driver::run;
 
 /// Memory that a peer of this host may copy from.
 fn lendable(engine: &Engine, len: usize) -> Exposed {
@@ -486,38 +477,6 @@ fn an_authenticated_engine_lets_in_who_has_the_secret() {
     });
 }
 
-/// Asks an engine where it is reached on this host, as somebody who is no engine.
-async fn whereabouts(there: &Engine, boot_id: u128) -> Result<Whereabouts, u16> {
-    let hello = Hello {
-        versions: VersionRange::OURS,
-        session_epoch: 1,
-        in_flight_max: 16,
-        payload_bytes_max: 1 << 20,
-        greeting: Vec::new(),
-    };
-    let patience = Duration::from_secs(5);
-    let connection = Connection::connect(there.addresses()[0], hello, patience);
-    let connection = connection.await.expect("connected");
-    let introduction = Introduction { boot_id, proof: 7 };
-    let op = Operation::Introduce.to_wire();
-    let asked = connection.call(
-        op,
-        |out| introduction.encode(out),
-        Attachments::default(),
-        patience,
-    );
-    let reply = asked.await.expect("an answer");
-    if reply.status != 0 {
-        return Err(reply.status);
-    }
-    Ok(Whereabouts::decode(&reply.body).expect("whereabouts"))
-}
-
-async fn says(channel: &LocalChannel) -> Option<Packet> {
-    let received = channel.recv().await.expect("a packet or the end")?;
-    Some(Packet::decode(&received.bytes).expect("sense"))
-}
-
 #[test]
 fn nobody_comes_in_without_a_ticket_and_nonsense_ends_a_channel_alone() {
     run(0, || async {
@@ -526,46 +485,27 @@ fn nobody_comes_in_without_a_ticket_and_nonsense_ends_a_channel_alone() {
         let elsewhere = whereabouts(&pair.there, boot_id ^ 1).await;
         assert_eq!(elsewhere, Err(Refusal::Elsewhere.to_wire()));
         let Whereabouts { ticket, name } = whereabouts(&pair.there, boot_id).await.expect("here");
-        let join = |ticket| {
-            let channel = LocalChannel::connect(&name.to_le_bytes()).expect("it listens");
-            channel
-                .send(&Packet::Join { ticket }.encode(), &[])
-                .expect("room");
-            channel
-        };
-        assert_eq!(says(&join(ticket ^ 1)).await, None, "a ticket of nobody's");
-        let guest = join(ticket);
-        assert_eq!(says(&guest).await, Some(Packet::Welcome { proof: 7 }));
-        assert_eq!(says(&join(ticket)).await, None, "used up");
-        let stranger = lunette_transfer::engine::SegmentId::from_wire(77);
-        guest
-            .send(&Packet::Map { segment: stranger }.encode(), &[])
-            .expect("room");
-        assert_eq!(
-            says(&guest).await,
-            Some(Packet::Refused { segment: stranger })
-        );
-        let own = pair.remote.id();
-        guest
-            .send(&Packet::Map { segment: own }.encode(), &[])
-            .expect("room");
-        assert!(matches!(says(&guest).await, Some(Packet::Memory { .. })));
+        let stranger = Guest::join(name, ticket ^ 1).await;
+        assert!(stranger.is_none(), "a ticket of nobody's");
+        let guest = Guest::join(name, ticket).await.expect("let in");
+        assert!(Guest::join(name, ticket).await.is_none(), "used up");
+        let unknown = lunette_transfer::engine::SegmentId::from_wire(77);
+        let refused = Some(Packet::Refused { segment: unknown });
+        assert_eq!(guest.ask(Packet::Map { segment: unknown }).await, refused);
+        let segment = pair.remote.id();
+        let shown = guest.ask(Packet::Map { segment }).await;
+        assert!(matches!(shown, Some(Packet::Memory { .. })));
         // Memory without its file, packets that only an owner sends, and no packets at all.
         let memory = Packet::Memory {
-            segment: own,
+            segment,
             offset_bytes: 0,
             len_bytes: 1,
         };
-        for nonsense in [
-            memory.encode(),
-            Packet::Welcome { proof: 1 }.encode(),
-            b"nonsense".to_vec(),
-        ] {
-            let Whereabouts { ticket, .. } = whereabouts(&pair.there, boot_id).await.expect("here");
-            let guest = join(ticket);
-            assert_eq!(says(&guest).await, Some(Packet::Welcome { proof: 7 }));
-            guest.send(&nonsense, &[]).expect("room");
-            assert_eq!(says(&guest).await, None, "its channel ends");
+        let welcome = Packet::Welcome { proof: 1 };
+        for nonsense in [memory.encode(), welcome.encode(), b"nonsense".to_vec()] {
+            let guest = Guest::new(&pair.there).await;
+            guest.say_bytes(&nonsense);
+            assert_eq!(guest.hear().await, None, "its channel ends");
         }
         pair.lend().await;
         assert!(pair.peer.is_same_host(), "and no other");
