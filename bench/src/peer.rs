@@ -216,6 +216,7 @@ fn serve_engine(cpu: usize, spin: Duration) -> io::Result<()> {
     let served = block_on(Some(cpu), options, move || async move {
         let options = EngineOptions {
             listen: vec![loopback()],
+            same_host_trust: true,
             ..EngineOptions::default()
         };
         let engine = Engine::start(options).map_err(io::Error::other)?;

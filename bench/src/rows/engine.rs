@@ -36,6 +36,8 @@ pub(super) enum Path {
     Mapped,
     /// Copied twice, by memory that both write.
     Window,
+    /// Copied once, by who reads the other process.
+    Trusted,
 }
 
 pub(super) fn measure(
@@ -55,19 +57,23 @@ pub(super) fn measure(
 async fn post(server: SocketAddr, pace: Pace, moves: Moves) -> Result<Calls, Failure> {
     let engine = Engine::start(EngineOptions {
         same_host: moves.path != Path::Sent,
+        same_host_trust: moves.path == Path::Trusted,
         ..EngineOptions::default()
     })?;
     let peer = engine.open(&[server]).await?;
     let name = match moves.path {
         Path::Sent | Path::Mapped => SEGMENT,
-        Path::Window => SEGMENT_PART,
+        Path::Window | Path::Trusted => SEGMENT_PART,
     };
     let remote = peer.segment(name).await?;
     let len = moves.requests * moves.bytes;
-    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new())?;
+    // What is no whole mapping is not lent as one.
+    let skipped = if moves.path == Path::Trusted { 4096 } else { 0 };
+    let whole = Exposed::map(skipped + len, HugePages::Never, &mut Vec::new())?;
+    let memory = whole.slice(skipped, len);
     memory.copy_in(0, &vec![3; len]);
     let batch = prepare(&memory, &remote, moves)?;
-    if moves.path == Path::Mapped {
+    if matches!(moves.path, Path::Mapped | Path::Trusted) {
         let unnamed = RegisterOptions {
             access: Access::Read,
             ..RegisterOptions::named("source")
@@ -98,6 +104,7 @@ async fn meet(engine: &Engine, peer: &Peer, batch: &Batch, path: Path) -> Result
         let by_window = after.window_bytes - before.window_bytes;
         let found = match (copied, by_window) {
             (0, _) => Path::Sent,
+            (_, 0) if path == Path::Trusted => Path::Trusted,
             (_, 0) => Path::Mapped,
             (_, _) => Path::Window,
         };

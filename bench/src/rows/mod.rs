@@ -129,14 +129,14 @@ const fn same_host(name: &'static str, writes: bool, bytes: usize) -> Row {
     }
 }
 
-/// The same of memory that is not mapped: one core copies it in and another one out, so what stands beside
-/// is the path that it would take otherwise.
-const fn by_window(name: &'static str, writes: bool, bytes: usize) -> Row {
+/// The same of memory that is not mapped: copied in by one core and out by another, or read from the other
+/// process. What stands beside is the path that it would take otherwise.
+const fn unmapped(name: &'static str, path: Path, writes: bool, bytes: usize) -> Row {
     let moves = Moves {
         writes,
         requests: 1,
         bytes,
-        path: Path::Window,
+        path,
     };
     let raw = if writes {
         Serve::RawTake1m
@@ -164,7 +164,7 @@ const fn short(row: Row) -> Row {
     }
 }
 
-const ROWS: [Row; 22] = [
+const ROWS: [Row; 26] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -246,12 +246,16 @@ const ROWS: [Row; 22] = [
     same_host("same_host_write_1m", true, 1 << 20),
     same_host("same_host_read_16m", false, 16 << 20),
     same_host("same_host_write_16m", true, 16 << 20),
-    by_window("window_read_1m", false, 1 << 20),
-    by_window("window_write_1m", true, 1 << 20),
+    unmapped("window_read_1m", Path::Window, false, 1 << 20),
+    unmapped("window_write_1m", Path::Window, true, 1 << 20),
+    unmapped("trusted_read_1m", Path::Trusted, false, 1 << 20),
+    unmapped("trusted_write_1m", Path::Trusted, true, 1 << 20),
     short(same_host("same_host_read_4k_hot", false, 4096)),
     short(same_host("same_host_write_4k_hot", true, 4096)),
-    short(by_window("window_read_4k_hot", false, 4096)),
-    short(by_window("window_write_4k_hot", true, 4096)),
+    short(unmapped("window_read_4k_hot", Path::Window, false, 4096)),
+    short(unmapped("window_write_4k_hot", Path::Window, true, 4096)),
+    short(unmapped("trusted_read_4k_hot", Path::Trusted, false, 4096)),
+    short(unmapped("trusted_write_4k_hot", Path::Trusted, true, 4096)),
 ];
 
 /// The rows whose names contain `filter`.
