@@ -48,7 +48,11 @@ pub(crate) const COUNTS: &[Need] = &[
     Need::new("strace", &["strace", "--version"]),
 ];
 /// To run what is tested against software of others, which is skipped without.
-pub(crate) const PEERS: &[Need] = &[Need::new("etcd-server", &["etcd", "--version"])];
+pub(crate) const PEERS: &[Need] = &[
+    Need::new("etcd-server", &["etcd", "--version"]),
+    Need::new("redis-server", &["redis-server", "--version"]),
+    Need::new("nginx", &["nginx", "-v"]),
+];
 /// To build libFuzzer, which is C++, into a fuzz target.
 pub(crate) const FUZZ: &[Need] = &[GCC, GXX];
 

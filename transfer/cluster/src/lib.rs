@@ -14,6 +14,7 @@
 //! | `client` | [`Client`], [`Watch`]: asks, answers, changes; several endpoints |
 //! | `coordinator` | [`serve`], [`Hosted`]: the embedded coordinator behind a listener |
 //! | `membership` | [`Membership`]: a member with its connections and its clock |
+//! | `metadata` | [`MetadataClient`], [`serve_metadata`]: redis and HTTP servers of others, and models of them |
 //! | `secret_file` | [`read_secrets`]: the file of the cluster's secrets |
 //! | `snapshots` | what the embedded coordinator keeps on a drive |
 //! | `link` | a connection, sealed or plain |
@@ -23,6 +24,7 @@ mod client;
 mod coordinator;
 mod link;
 mod membership;
+mod metadata;
 mod secret_file;
 mod snapshots;
 
@@ -31,4 +33,5 @@ pub use coordinator::{CONNECTIONS_MAX, Hosted, OpenError, serve};
 pub use link::{Security, system_entropy};
 pub use lunette_cluster_proto as proto;
 pub use membership::Membership;
+pub use metadata::{MetadataClient, serve_metadata};
 pub use secret_file::{SecretFileError, read_secrets};

@@ -4,7 +4,7 @@
 //! a stream of values and a single one look alike. What a peer can make them hold is bounded: a head
 //! by [`HEAD_BYTES_MAX`], a line or a request's body by [`BODY_BYTES_MAX`].
 
-mod body;
+pub(crate) mod body;
 mod request;
 mod response;
 
@@ -99,7 +99,7 @@ fn reason(status: u16) -> &'static str {
 }
 
 /// Takes a head from the front of `buffer`, if it is there whole.
-fn head_len(buffer: &[u8]) -> Result<Option<usize>, HttpFault> {
+pub(crate) fn head_len(buffer: &[u8]) -> Result<Option<usize>, HttpFault> {
     let seen = &buffer[..buffer.len().min(HEAD_BYTES_MAX)];
     match seen.windows(4).position(|window| window == b"\r\n\r\n") {
         Some(at) => Ok(Some(at + 4)),
@@ -108,7 +108,7 @@ fn head_len(buffer: &[u8]) -> Result<Option<usize>, HttpFault> {
     }
 }
 
-const fn of_parse(error: httparse::Error) -> HttpFault {
+pub(crate) const fn of_parse(error: httparse::Error) -> HttpFault {
     match error {
         httparse::Error::TooManyHeaders => HttpFault::HeadTooLong,
         _ => HttpFault::Head,

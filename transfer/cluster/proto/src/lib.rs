@@ -19,6 +19,7 @@
 //! | [`gateway`] | that interface as etcd's JSON gateway spells it, both directions |
 //! | [`http`] | as much of HTTP/1.1 as the gateway needs |
 //! | [`coordinator`] | the embedded coordinator: keys, leases, watches, snapshots |
+//! | [`metadata`] | metadata servers of others: redis, HTTP; models of them |
 //! | [`map`] | [`ClusterMap`]: members of an epoch, their binary form |
 //! | [`rendezvous`] | whose a shard is |
 //! | [`fence`] | [`Fence`]: until when a member may serve what |
@@ -32,6 +33,7 @@ pub mod gateway;
 pub mod http;
 pub mod map;
 pub mod member;
+pub mod metadata;
 pub mod rendezvous;
 
 pub use fence::Fence;

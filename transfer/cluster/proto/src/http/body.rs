@@ -6,7 +6,7 @@ use super::{HEAD_BYTES_MAX, HttpFault};
 
 /// What of a body is still to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Body {
+pub(crate) enum Body {
     /// So many bytes.
     Length(usize),
     /// A chunk's first line.
@@ -25,7 +25,7 @@ pub(super) enum Body {
 
 impl Body {
     /// What these fields announce; `None` if they announce nothing.
-    pub(super) fn announced(headers: &[Header<'_>]) -> Result<Option<Self>, HttpFault> {
+    pub(crate) fn announced(headers: &[Header<'_>]) -> Result<Option<Self>, HttpFault> {
         let mut announced = None;
         for header in headers {
             let value = header.value.trim_ascii();
@@ -52,7 +52,7 @@ impl Body {
 
     /// Takes what it can from the front of `buffer` and appends the body's bytes to `out`. Whether
     /// it got on; without, more bytes are needed.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         buffer: &mut Vec<u8>,
         out: &mut Vec<u8>,
