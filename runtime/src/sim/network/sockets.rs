@@ -112,7 +112,10 @@ impl Network {
         if is_short && count > 1 {
             count = 1 + usize::try_from(draw % (count as u64 - 1)).expect("below a length");
         }
-        let bytes = stream.received.drain(..count).collect();
+        let (front, back) = stream.received.as_slices();
+        let from_front = front.len().min(count);
+        let bytes = [&front[..from_front], &back[..count - from_front]].concat();
+        stream.received.drain(..count);
         self.counts.short_receives += u64::from(is_short);
         let delay = self.latency();
         let by_peer_of = peer;
