@@ -123,6 +123,29 @@ fn nobody_there_a_name_that_is_taken_and_too_many_descriptors() {
 }
 
 #[test]
+fn a_listener_is_a_file_as_long_as_it_lasts() {
+    run(0, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("socket");
+        let error = LocalChannel::connect_at(&file).expect_err("no such file");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        let listener = LocalListener::bind_at(&file).expect("a fresh path");
+        let error = LocalListener::bind_at(&file).expect_err("taken");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(file.exists(), "who was refused removes nothing");
+        let asking = LocalChannel::connect_at(&file).expect("somebody listens");
+        let answering = listener.accept().await.expect("somebody connected");
+        asking.send(b"hello", &[]).expect("room");
+        let packet = answering.recv().await.expect("a packet").expect("not gone");
+        assert_eq!(packet.bytes, b"hello");
+        drop(listener);
+        assert!(!file.exists());
+        let long = folder.path().join("l".repeat(108));
+        assert!(LocalListener::bind_at(&long).is_err(), "no such address");
+    });
+}
+
+#[test]
 fn worlds_have_neither_such_sockets_nor_a_kernel_in_common() {
     let mut world = World::new(1, WorldOptions::default());
     let host = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -33,11 +33,12 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
 }
 
 impl Networks {
-    fn new() -> Result<Self, String> {
+    /// `label` tells those of one test from those of another.
+    fn new(label: &str) -> Result<Self, String> {
         let id = std::process::id();
         let networks = Self {
-            client: format!("lunette-{id}-a"),
-            server: format!("lunette-{id}-b"),
+            client: format!("lunette-{id}-{label}-a"),
+            server: format!("lunette-{id}-{label}-b"),
         };
         // From here on dropping cleans up.
         ip(&["netns", "add", &networks.client])?;
@@ -163,7 +164,7 @@ fn leave_from_the_adapters_of_choice(networks: &Networks, secret: &TempDir, fold
 
 #[test]
 fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
-    let networks = match Networks::new() {
+    let networks = match Networks::new("rails") {
         Ok(networks) => networks,
         Err(problem) => {
             println!(
@@ -201,5 +202,42 @@ fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
         let went_another_way = count("slices_resent") + count("slices_stolen");
         assert!(went_another_way > 0, "{done}");
         assert!(done["requests"].as_u64() > Some(10), "{done}");
+    }
+}
+
+#[test]
+fn processes_in_two_network_namespaces_meet_in_a_folder_and_copy() {
+    let networks = match Networks::new("folder") {
+        Ok(networks) => networks,
+        Err(problem) => {
+            println!(
+                "SKIP processes_in_two_network_namespaces_meet_in_a_folder_and_copy: {problem}"
+            );
+            return;
+        }
+    };
+    let secret = secret();
+    let folder = tempfile::tempdir().expect("a folder");
+    let meeting = folder.path().to_str().expect("a path of characters");
+    let listen = format!("{}:7600", SERVER[0]);
+    let peer = &listen;
+    let serve = lunette(&[
+        "transfer",
+        "serve",
+        "--json",
+        "--listen",
+        &listen,
+        "--memory",
+        "8MiB",
+        "--same-host-dir",
+        meeting,
+    ]);
+    let _server = Node::spawn(&mut Networks::within(&networks.server, &serve, &secret));
+    for (flags, is_met) in [(&["--same-host-dir", meeting][..], true), (&[], false)] {
+        let bench = lunette(&[&["transfer", "bench", peer, "--seconds", "1"], flags].concat());
+        let mut inside = Networks::within(&networks.client, &bench, &secret);
+        let done = measured(inside.spawn().expect("it starts"));
+        let copied = done["same_host_bytes"].as_u64();
+        assert_eq!(copied > Some(0), is_met, "{done}");
     }
 }

@@ -1,13 +1,14 @@
 //! Packets with descriptors, between processes of one host.
 //!
 //! Sockets of the Unix family that keep packets apart (`SOCK_SEQPACKET`), under names that lie in no file
-//! system. They are for what is said rarely: descriptors of memory that two processes share, and that one
-//! of them is gone. Simulated worlds have none.
+//! system, or as files. They are for what is said rarely: descriptors of memory that two processes share,
+//! and that one of them is gone. Simulated worlds have none.
 
-use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 use rustix::cmsg_space;
 use rustix::io::Errno;
@@ -42,6 +43,8 @@ pub struct Packet {
 #[derive(Debug)]
 pub struct LocalListener {
     socket: Watched,
+    /// Removed with it.
+    file: Option<PathBuf>,
 }
 
 /// A connection between two processes of this host.
@@ -55,12 +58,28 @@ impl LocalListener {
     /// # Errors
     /// The system's; `Unsupported` in a simulated world.
     pub fn bind(name: &[u8]) -> io::Result<Self> {
+        Self::listen(&SocketAddrUnix::new_abstract_name(name)?, None)
+    }
+
+    /// Listens as a file, by which processes in other network namespaces connect too, if they see it. It is
+    /// removed when the listener is dropped.
+    ///
+    /// # Errors
+    /// The system's: `AddrInUse` if there is such a file; a path has at most 107 bytes. `Unsupported` in a
+    /// simulated world.
+    pub fn bind_at(path: &Path) -> io::Result<Self> {
+        Self::listen(&SocketAddrUnix::new(path)?, Some(path.to_owned()))
+    }
+
+    fn listen(address: &SocketAddrUnix, file: Option<PathBuf>) -> io::Result<Self> {
         let socket = socket()?;
-        bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        listen(&socket, BACKLOG)?;
-        Ok(Self {
+        bind(&socket, address)?;
+        let listener = Self {
             socket: Watched::new(socket),
-        })
+            file,
+        };
+        listen(&listener.socket, BACKLOG)?;
+        Ok(listener)
     }
 
     /// The next connection.
@@ -84,6 +103,16 @@ impl LocalListener {
     }
 }
 
+impl Drop for LocalListener {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file
+            && let Err(error) = fs::remove_file(file)
+        {
+            tracing::debug!(%error, ?file, "the file of a socket stays");
+        }
+    }
+}
+
 impl LocalChannel {
     /// Connects to the listener of a name.
     ///
@@ -91,8 +120,20 @@ impl LocalChannel {
     /// The system's: `ConnectionRefused` if nobody listens, `WouldBlock` if too many wait to be accepted;
     /// `Unsupported` in a simulated world.
     pub fn connect(name: &[u8]) -> io::Result<Self> {
+        Self::connect_to(&SocketAddrUnix::new_abstract_name(name)?)
+    }
+
+    /// Connects to the listener of a file.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); `NotFound` if there is no such file.
+    pub fn connect_at(path: &Path) -> io::Result<Self> {
+        Self::connect_to(&SocketAddrUnix::new(path)?)
+    }
+
+    fn connect_to(address: &SocketAddrUnix) -> io::Result<Self> {
         let socket = socket()?;
-        connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        connect(&socket, address)?;
         Ok(Self {
             socket: Watched::new(socket),
         })

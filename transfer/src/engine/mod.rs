@@ -89,6 +89,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -169,6 +170,10 @@ pub struct EngineOptions {
     /// too: so what is no mapping of its own is copied once and not through the window. Who may do that may
     /// read all of it. Where the system forbids it, the window serves.
     pub same_host_trust: bool,
+    /// A folder in which this engine and peers on this host meet that are in another network namespace: in
+    /// another container, say, into which the folder is mounted. Each side names it as it sees it. Peers in
+    /// the same network namespace need none.
+    pub same_host_dir: Option<PathBuf>,
     /// How long a connection may take to come about, from the name of its host on.
     pub connect_timeout: Duration,
     /// Who is asked for the addresses of names.
@@ -194,6 +199,7 @@ impl Default for EngineOptions {
             notifications_max: 4096,
             same_host: true,
             same_host_trust: false,
+            same_host_dir: None,
             connect_timeout: Duration::from_secs(2),
             resolver: Resolver::default(),
             resolve_interval_min: Duration::from_secs(1),
@@ -269,7 +275,9 @@ impl Engine {
         let epoch = options.epoch.unwrap_or_else(entropy);
         let secrets = options.policy.secrets();
         let is_shared = options.same_host && !listeners.is_empty();
-        let (owner, local) = is_shared.then(Owner::listen).flatten().unzip();
+        let meeting_at = options.same_host_dir.as_deref();
+        let owner = is_shared.then(|| Owner::listen(meeting_at)).flatten();
+        let (owner, local) = owner.unzip();
         let inner = Rc::new(Inner {
             epoch,
             guard: secrets.map(|secrets| {
@@ -300,7 +308,7 @@ impl Engine {
             );
             tasks.spawn(serving).map_err(StartError::Task)?;
         }
-        if let Some(local) = local {
+        for local in local.into_iter().flatten() {
             let accepting = same_host::accept(Rc::clone(&inner), local);
             tasks.spawn(accepting).map_err(StartError::Task)?;
         }

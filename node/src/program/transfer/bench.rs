@@ -18,6 +18,7 @@ use lunette::transfer::topology::{Sources, discover, here, load_override};
 use serde_json::{Value, json};
 
 use super::failure::{Outcome, TransferFailure};
+use super::neighbours::Neighbours;
 use super::policy::{encryption, policy};
 use crate::program::arguments::IdleChoice;
 use crate::program::size::Size;
@@ -53,6 +54,8 @@ pub(super) struct BenchArguments {
     /// Send the bytes also if the peer is on this host, instead of copying them from memory that both map.
     #[arg(long)]
     network: bool,
+    #[command(flatten)]
+    neighbours: Neighbours,
     /// Seal what is sent. It takes a secret, and is enough if one side asks for it.
     #[arg(long)]
     encrypt: bool,
@@ -77,6 +80,8 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         policy: policy()?,
         encryption: encryption(arguments.encrypt),
         same_host: !arguments.network,
+        same_host_trust: arguments.neighbours.same_host_trust,
+        same_host_dir: arguments.neighbours.same_host_dir.clone(),
         sources: sources(&arguments).await?,
         ..EngineOptions::default()
     };
@@ -117,6 +122,7 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         "slices_resent": statistics.slices_resent,
         "slices_stolen": statistics.slices_stolen,
         "same_host_bytes": statistics.same_host_bytes,
+        "window_bytes": statistics.window_bytes,
         "rails": rails,
     }))
 }

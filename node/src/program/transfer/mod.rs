@@ -9,6 +9,7 @@
 
 mod bench;
 mod failure;
+mod neighbours;
 mod policy;
 mod serve;
 

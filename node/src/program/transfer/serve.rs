@@ -15,6 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::failure::{Outcome, TransferFailure};
+use super::neighbours::Neighbours;
 use super::policy::{encryption, policy};
 use super::run;
 use crate::program::arguments::IdleChoice;
@@ -51,6 +52,8 @@ pub(super) struct ServeArguments {
     /// Seal what goes over connections. It takes a secret.
     #[arg(long)]
     encrypt: bool,
+    #[command(flatten)]
+    neighbours: Neighbours,
     /// What the core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
     idle: IdleChoice,
@@ -69,6 +72,8 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
             listen: arguments.listen.clone(),
             policy,
             encryption: encryption(arguments.encrypt),
+            same_host_trust: arguments.neighbours.same_host_trust,
+            same_host_dir: arguments.neighbours.same_host_dir.clone(),
             ..EngineOptions::default()
         };
         let engine = Engine::start(options)?;

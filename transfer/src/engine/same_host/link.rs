@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use super::super::peer::Shared;
 use super::super::registry::Shown;
 use super::board::BoardView;
 use super::commanding::Commanding;
+use super::owner::meeting_point;
 use super::trust::{Sight, Trust};
 use super::{MAPPED_MAX, draw, nonsense, understand};
 use crate::client::{Attachments, Connection};
@@ -91,7 +93,7 @@ impl Link {
     }
 
     async fn enter(engine: &Inner, whereabouts: Whereabouts, proof: u128) -> io::Result<Self> {
-        let channel = LocalChannel::connect(&whereabouts.name.to_le_bytes())?;
+        let channel = find(engine.options.same_host_dir.as_deref(), whereabouts.name)?;
         let ticket = whereabouts.ticket;
         channel.send(&Packet::Join { ticket }.encode(), &[])?;
         let received = channel.recv().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -364,6 +366,18 @@ impl Link {
             Some(_) => Err(nonsense()),
         }
     }
+}
+
+/// Connects to an owner: in the folder where peers meet, if there is one, else by its name alone, which is
+/// known in its network namespace.
+fn find(folder: Option<&Path>, name: u128) -> io::Result<LocalChannel> {
+    if let Some(folder) = folder {
+        match LocalChannel::connect_at(&meeting_point(folder, name)) {
+            Err(error) => tracing::debug!(%error, "not met in the folder"),
+            found => return found,
+        }
+    }
+    LocalChannel::connect(&name.to_le_bytes())
 }
 
 /// Makes a window and offers it.

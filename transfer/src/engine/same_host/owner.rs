@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ use crate::server::select;
 const TICKETS_MAX: usize = 1024;
 /// How long a ticket is good.
 const TICKET_LIFE: Duration = Duration::from_secs(5);
-/// Channels of one engine, those that have not joined yet included.
+/// Channels of one listener, those that have not joined yet included.
 const CHANNELS_MAX: usize = 1024;
 /// Pause after a connection could not be accepted: no descriptor is free, say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -50,24 +51,29 @@ struct Ticket {
 }
 
 impl Owner {
-    /// `None` where there is no such thing: in a simulated world, or where the system refuses.
-    pub(in crate::engine) fn listen() -> Option<(Self, LocalListener)> {
+    /// Listens for peers in this network namespace, and for others in a folder, if there is one. `None`
+    /// where there is no such thing: in a simulated world, or where the system refuses.
+    pub(in crate::engine) fn listen(folder: Option<&Path>) -> Option<(Self, Vec<LocalListener>)> {
         let (boot_id, name) = (boot_id()?, draw());
-        match LocalListener::bind(&name.to_le_bytes()) {
-            Ok(listener) => {
-                let owner = Self {
-                    boot_id,
-                    name,
-                    tickets: RefCell::default(),
-                    seats: Rc::default(),
-                };
-                Some((owner, listener))
-            }
-            Err(error) => {
-                tracing::warn!(%error, "peers on this host are served over the network alone");
-                None
-            }
+        let near = LocalListener::bind(&name.to_le_bytes());
+        let far = folder.map(|folder| LocalListener::bind_at(&meeting_point(folder, name)));
+        let refused = |error: &io::Error| {
+            tracing::warn!(%error, "some peers on this host are served over the network alone");
+        };
+        let listeners = [Some(near), far].into_iter().flatten();
+        let listeners: Vec<_> = listeners
+            .filter_map(|bound| bound.inspect_err(refused).ok())
+            .collect();
+        if listeners.is_empty() {
+            return None;
         }
+        let owner = Self {
+            boot_id,
+            name,
+            tickets: RefCell::default(),
+            seats: Rc::default(),
+        };
+        Some((owner, listeners))
     }
 
     /// Tells an authenticated peer where to go.
@@ -103,6 +109,11 @@ impl Owner {
         let ticket = self.tickets.borrow_mut().remove(&ticket)?;
         (now < ticket.good_until).then_some(ticket.proof)
     }
+}
+
+/// The file of the listener of that name.
+pub(super) fn meeting_point(folder: &Path, name: u128) -> PathBuf {
+    folder.join(format!("lunette-{name:032x}.sock"))
 }
 
 /// Lets peers in until the engine drains.
