@@ -21,7 +21,9 @@ use lunette_runtime::arena::{Arena, Region, RegionMut};
 use lunette_runtime::net::Pin;
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::mutant::{self, Mutant};
-use lunette_transfer::{Intake, Payload, PayloadOutcome, RequestHead, Response, Room, Service};
+use lunette_transfer::{
+    Answer, Intake, Payload, PayloadOutcome, RequestHead, Response, Room, Service,
+};
 
 use crate::value::carved_bytes;
 
@@ -366,8 +368,8 @@ impl Service for CoreService {
         answered.unwrap_or_else(|status| Intake::Answer(refusal(status)))
     }
 
-    fn on_payload(&self, pending: PendingPut, room: Room, outcome: PayloadOutcome) -> Response {
-        match outcome {
+    fn on_payload(&self, pending: PendingPut, room: Room, outcome: PayloadOutcome) -> Answer {
+        let response = match outcome {
             PayloadOutcome::Intact => self.commit(pending, room.into_region()),
             PayloadOutcome::Corrupt | PayloadOutcome::Lost => {
                 drop(room);
@@ -376,7 +378,8 @@ impl Service for CoreService {
                 slice.drain_effects();
                 refusal(Status::Corrupt)
             }
-        }
+        };
+        response.into()
     }
 
     fn on_connections(&self, open: usize) {

@@ -42,6 +42,6 @@ pub use frames::Payload;
 pub use guard::{Guard, GuardFault};
 pub use room::Room;
 pub use server::{
-    Closer, ConnectionId, Intake, Later, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response,
-    ServeOptions, Service, serve,
+    Answer, Closer, ConnectionId, Intake, Later, PayloadOutcome, REPLY_BYTES_MAX, RequestHead,
+    Response, ServeOptions, Service, serve,
 };

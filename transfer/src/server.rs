@@ -112,6 +112,21 @@ impl fmt::Debug for Later {
     }
 }
 
+/// What comes of a request whose payload has been received.
+#[derive(Debug)]
+pub enum Answer {
+    /// It is answered at once.
+    Now(Response),
+    /// As [`Intake::Later`].
+    Later(Later),
+}
+
+impl From<Response> for Answer {
+    fn from(response: Response) -> Self {
+        Self::Now(response)
+    }
+}
+
 /// How the receipt of a payload ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadOutcome {
@@ -145,7 +160,7 @@ pub trait Service: 'static {
 
     /// The payload of a request has arrived, or will not. Called exactly once for each
     /// [`Intake::Receive`]; the room is the service's again.
-    fn on_payload(&self, pending: Self::Pending, room: Room, outcome: PayloadOutcome) -> Response;
+    fn on_payload(&self, pending: Self::Pending, room: Room, outcome: PayloadOutcome) -> Answer;
 
     /// A connection was opened or has ended; `open` of them are open now.
     fn on_connections(&self, open: usize) {
@@ -467,8 +482,10 @@ impl<S: Service> Sink for Answering<S> {
             PayloadVerdict::Corrupt { .. } => PayloadOutcome::Corrupt,
         };
         let room = room.expect("no receive is in flight");
-        let response = self.service.on_payload(pending, room, outcome);
-        self.answer(id, response);
+        match self.service.on_payload(pending, room, outcome) {
+            Answer::Now(response) => self.answer(id, response),
+            Answer::Later(response) => self.answer_later(id, response),
+        }
     }
 
     fn lend(&mut self, id: RequestId) -> Option<Room> {

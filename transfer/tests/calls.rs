@@ -13,7 +13,7 @@ use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::{
-    Attachments, CallError, CloseReason, ConnectError, Connection, Drain, Intake, Payload,
+    Answer, Attachments, CallError, CloseReason, ConnectError, Connection, Drain, Intake, Payload,
     PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, Room, ServeOptions, Service, serve,
 };
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
@@ -76,9 +76,9 @@ impl Service for Echo {
         }
     }
 
-    fn on_payload(&self, pending: (u16, usize), room: Room, outcome: PayloadOutcome) -> Response {
+    fn on_payload(&self, pending: (u16, usize), room: Room, outcome: PayloadOutcome) -> Answer {
         let (status, len) = pending;
-        match outcome {
+        let response = match outcome {
             PayloadOutcome::Intact => {
                 let region = room.into_region().freeze().slice(0, len);
                 let crc = crc32c(region.as_slice()) ^ u32::from(self.lies.get());
@@ -100,7 +100,8 @@ impl Service for Echo {
                 self.lost.set(self.lost.get() + 1);
                 Response::default()
             }
-        }
+        };
+        response.into()
     }
 
     fn on_connections(&self, open: usize) {

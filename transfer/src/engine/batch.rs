@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lunette_runtime::arena::Exposed;
 use lunette_transfer_proto::engine::scheduler::Priority;
-use lunette_transfer_proto::engine::segment::{SegmentId, Way};
+use lunette_transfer_proto::engine::segment::{Kind, SegmentId, Way};
 use lunette_transfer_proto::engine::slices::{REQUESTS_MAX, Request};
 
 use super::error::BatchError;
@@ -88,8 +88,8 @@ pub(super) struct Span {
     pub(super) local: Exposed,
     pub(super) segment: SegmentId,
     pub(super) offset_bytes: u64,
-    /// Whether the segment is reached by capability.
-    pub(super) is_granted: bool,
+    /// Whether the segment is reached over connections alone: by capability, or because it is a file.
+    pub(super) is_remote: bool,
 }
 
 /// Reads and writes between local memory and one peer's segments, in no order among them. A batch is
@@ -184,7 +184,7 @@ impl Batch {
             local,
             segment: remote.id(),
             offset_bytes,
-            is_granted: remote.is_granted(),
+            is_remote: remote.is_granted() || remote.kind() == Kind::File,
         });
         Ok(())
     }

@@ -105,7 +105,7 @@ impl Shared {
         }
     }
 
-    fn copied_within(&self, posted: &Rc<Posted>, mut outcome: Outcome) {
+    pub(super) fn copied_within(&self, posted: &Rc<Posted>, mut outcome: Outcome) {
         if let Some(bytes) = posted.options.notification.clone()
             && outcome.failures.is_empty()
         {
@@ -210,7 +210,7 @@ impl Inner {
         let registry = self.registry.borrow();
         let len_bytes = here.len() as u64;
         // What is the program's own it reaches without a capability.
-        let reached = registry.reach(span.segment, span.way, at, len_bytes, |_, _| Ok(()));
+        let reached = registry.reach_memory(span.segment, span.way, at, len_bytes, |_, _| Ok(()));
         let (there, _in_use) = reached.map_err(|refusal| Fault::Refused(refusal, false))?;
         match span.way {
             Way::Read => here.copy_from(0, &there),

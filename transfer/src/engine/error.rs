@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use super::LISTENERS_MAX;
 use super::endpoint::Endpoint;
+use super::files::FileSegment;
 use crate::error::{CallError, ConnectError};
 
 /// Why no engine was started.
@@ -54,6 +55,17 @@ pub struct RegisterError {
     pub refusal: RegisterRefusal,
     /// The memory.
     pub memory: Exposed,
+}
+
+/// A file that was not registered: why, and the file.
+#[derive(Debug, Error)]
+#[error("{refusal}")]
+pub struct RegisterFileError {
+    /// Why.
+    #[source]
+    pub refusal: RegisterRefusal,
+    /// The file.
+    pub file: FileSegment,
 }
 
 /// Why a peer, or a segment of it, was not opened.

@@ -166,6 +166,7 @@ impl Inner {
             len_bytes: offset_bytes + len_bytes,
             start: 0,
             access: access(rights),
+            kind: registry.kind(id).ok_or(Refusal::Stale)?,
         })
     }
 }

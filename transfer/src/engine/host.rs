@@ -346,7 +346,7 @@ impl EngineHandle {
     /// no such segment.
     #[must_use]
     pub fn unregister(&self, id: SegmentId) -> Pending<bool> {
-        self.ask_for(move |hosted| async move { Ok(hosted.engine.unregister(id).await.is_some()) })
+        self.ask_for(move |hosted| async move { Ok(hosted.engine.unregister_any(id).await) })
     }
 
     /// Grants part of a segment to another engine. See [`Engine::grant`].

@@ -61,6 +61,7 @@
 //! | `endpoint`, `resolver` | [`Endpoint`], [`Resolver`]: names of hosts |
 //! | `destination`, `race` | where a rail leads, and getting there |
 //! | `rails` | does what the scheduler asks for |
+//! | `files` | [`FileSegment`]: files as segments |
 //! | `copying` | transfers that are copies: within one engine, and from memory of a peer on this host |
 //! | `same_host` | peers on this host: who they are, what is mapped, writes that the peer copies |
 //! | `error` | what can go wrong |
@@ -71,6 +72,7 @@ mod copying;
 mod destination;
 mod endpoint;
 mod error;
+mod files;
 mod grants;
 mod host;
 mod peer;
@@ -108,7 +110,10 @@ use crate::server::{ServeOptions, serve};
 
 pub use batch::{Batch, Intent, PostOptions};
 pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
-pub use error::{BatchError, OpenError, PostError, RegisterError, StartError, TransferError};
+pub use error::{
+    BatchError, OpenError, PostError, RegisterError, RegisterFileError, StartError, TransferError,
+};
+pub use files::{FileSegment, FileSegmentError, FileSegmentOptions};
 pub use grants::{GRANTS_MAX, GrantError, Token};
 pub use host::{
     EngineHandle, EngineHost, HandleError, HandleRequest, HostError, PeerHandle, Pending,
@@ -120,14 +125,15 @@ pub use lunette_transfer_proto::engine::rail::RailOptions;
 pub use lunette_transfer_proto::engine::scheduler::{
     Cause, Effect, Priority, RequestFailure, SchedulerOptions,
 };
-pub use lunette_transfer_proto::engine::segment::{Access, RegisterRefusal, SegmentId, Way};
+pub use lunette_transfer_proto::engine::segment::{Access, Kind, RegisterRefusal, SegmentId, Way};
 pub use peer::{Peer, RemoteSegment};
 pub use posted::{Done, Transfer};
 pub use registry::RegisterOptions;
 pub use resolver::{Resolve, Resolver, Resolving};
 pub use statistics::{RailStatistics, Statistics};
 
-use registry::Registry;
+use files::Staging;
+use registry::{Content, Registry};
 use resolver::Questions;
 use same_host::Owner;
 use service::EngineService;
@@ -161,6 +167,9 @@ pub struct EngineOptions {
     pub connections_max: usize,
     /// Longest payload of a frame, in bytes; a slice is no longer.
     pub payload_bytes_max: u32,
+    /// Memory that is on its way between peers and files, at most, in bytes, unless a single frame is longer.
+    /// Reads wait for room, writes are refused as busy and sent again.
+    pub file_bytes_max: usize,
     /// Notifications that wait to be taken; more are refused as busy.
     pub notifications_max: usize,
     /// Whether bytes go between this engine and peers on this host through memory that both map, and are
@@ -196,6 +205,7 @@ impl Default for EngineOptions {
             scheduler: SchedulerOptions::default(),
             connections_max: 1024,
             payload_bytes_max: 4 * 1024 * 1024,
+            file_bytes_max: 64 * 1024 * 1024,
             notifications_max: 4096,
             same_host: true,
             same_host_trust: false,
@@ -233,6 +243,7 @@ struct Inner {
     guard: Option<Guard>,
     addresses: Vec<SocketAddr>,
     registry: RefCell<Registry>,
+    staging: Rc<Staging>,
     sessions: RefCell<Sessions>,
     notifications: RefCell<VecDeque<Notification>>,
     waiting: RefCell<Vec<Waker>>,
@@ -285,6 +296,7 @@ impl Engine {
             }),
             addresses: listeners.iter().map(TcpListener::local_addr).collect(),
             registry: RefCell::new(Registry::new(options.same_host_trust)),
+            staging: Rc::new(Staging::new(options.file_bytes_max)),
             sessions: RefCell::default(),
             notifications: RefCell::default(),
             waiting: RefCell::default(),
@@ -342,12 +354,54 @@ impl Engine {
         self.inner.registry.borrow_mut().register(memory, options)
     }
 
+    /// Exposes a file to peers, and to this engine's own transfers. It has no addresses, so
+    /// [`RegisterOptions::by_address`] has no effect; nobody maps it.
+    ///
+    /// # Errors
+    /// [`RegisterFileError`], with the file.
+    pub fn register_file(
+        &self,
+        file: FileSegment,
+        options: &RegisterOptions,
+    ) -> Result<SegmentId, RegisterFileError> {
+        let mut registry = self.inner.registry.borrow_mut();
+        registry.register_file(file, options)
+    }
+
     /// Takes a segment away. From the first poll on no access begins; the future ends with the memory
     /// when those that had begun are over. Dropping the future does not bring the segment back. `None`
-    /// if there is no such segment.
+    /// if there is no such segment, or if it is a file.
     pub async fn unregister(&self, id: SegmentId) -> Option<Exposed> {
-        let memory = self.inner.registry.borrow_mut().unregister(id)?;
-        Some(memory.unused().await)
+        match self.take_away(id, Kind::Memory).await? {
+            Content::Memory(exposed) => Some(exposed),
+            Content::File(_) => unreachable!("it is memory"),
+        }
+    }
+
+    /// As [`unregister`](Self::unregister), of a file: everything that was written to it has reached the
+    /// system. `None` if there is no such segment, or if it is memory.
+    pub async fn unregister_file(&self, id: SegmentId) -> Option<FileSegment> {
+        match self.take_away(id, Kind::File).await? {
+            Content::File(file) => Some(file),
+            Content::Memory(_) => unreachable!("it is a file"),
+        }
+    }
+
+    /// Takes a segment of whatever kind away; `false` if there is none.
+    async fn unregister_any(&self, id: SegmentId) -> bool {
+        let kind = self.inner.registry.borrow().kind(id);
+        match kind {
+            Some(kind) => self.take_away(id, kind).await.is_some(),
+            None => false,
+        }
+    }
+
+    async fn take_away(&self, id: SegmentId, kind: Kind) -> Option<Content> {
+        if self.inner.registry.borrow().kind(id)? != kind {
+            return None;
+        }
+        let unregistered = self.inner.registry.borrow_mut().unregister(id)?;
+        Some(unregistered.unused().await)
     }
 
     /// How many segments are registered.

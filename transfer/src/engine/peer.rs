@@ -12,11 +12,10 @@ use lunette_transfer_proto::engine::message::{
     Descriptor, NOTE_BYTES_MAX, Operation, Refusal, finish,
 };
 use lunette_transfer_proto::engine::scheduler::{RAILS_MAX, Scheduler, TransferId};
-use lunette_transfer_proto::engine::segment::{Access, SegmentId, Way};
+use lunette_transfer_proto::engine::segment::{Access, Kind, SegmentId, Way};
 use slab::Slab;
 
 use super::batch::{Batch, PostOptions};
-use super::copying::Near;
 use super::destination::{Destination, Passage};
 use super::endpoint::Endpoint;
 use super::error::{OpenError, PostError};
@@ -70,6 +69,12 @@ impl RemoteSegment {
     #[must_use]
     pub const fn access(&self) -> Access {
         self.descriptor.access
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        self.descriptor.kind
     }
 
     /// Whether it was opened by a capability ([`Peer::redeem`]).
@@ -254,7 +259,7 @@ impl Peer {
         let now = time::now();
         let posted = Rc::new(Posted::new(batch, options, now));
         if self.is_self() {
-            shared.copy(&posted, Near::Own);
+            shared.post_own(&posted);
         } else if shared.state.borrow().is_replaced {
             return Err(PostError::PeerReplaced);
         } else if !shared.post_here(&posted)? {
@@ -294,7 +299,8 @@ impl Peer {
     /// Maps what can be, so that reads of it are copies.
     async fn remote(&self, descriptor: Descriptor) -> RemoteSegment {
         let link = self.shared.link();
-        if let Some(link) = link.filter(|_| descriptor.access.allows(Way::Read)) {
+        let can_be_mapped = descriptor.access.allows(Way::Read) && descriptor.kind == Kind::Memory;
+        if let Some(link) = link.filter(|_| can_be_mapped) {
             let patience = self.shared.engine.options.connect_timeout;
             link.map(descriptor.segment, patience).await;
         }

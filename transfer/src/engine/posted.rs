@@ -13,10 +13,10 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::scheduler::{
     Cause, Effect, Outcome, RequestFailure, TransferId, TransferOptions, TransfersFull,
 };
-use lunette_transfer_proto::engine::segment::Way;
+use lunette_transfer_proto::engine::segment::{Kind, Way};
 
 use super::Refusal;
-use super::batch::{Batch, PostOptions};
+use super::batch::{Batch, PostOptions, Span};
 use super::copying::Near;
 use super::error::TransferError;
 use super::peer::{Peer, Shared, State};
@@ -130,12 +130,25 @@ impl Posted {
 }
 
 impl Shared {
+    /// Posts a batch to the very engine that asks.
+    pub(super) fn post_own(self: &Rc<Self>, posted: &Rc<Posted>) {
+        let registry = self.engine.registry.borrow();
+        let is_file = |span: &Span| registry.kind(span.segment) == Some(Kind::File);
+        let has_files = posted.batch.spans().iter().any(is_file);
+        drop(registry);
+        if has_files {
+            self.move_own(posted);
+        } else {
+            self.copy(posted, Near::Own);
+        }
+    }
+
     /// Posts a batch that can be copied between two engines of this host; `false` if it cannot.
     pub(super) fn post_here(self: &Rc<Self>, posted: &Rc<Posted>) -> Result<bool, TransfersFull> {
         let Some(link) = self.link() else {
             return Ok(false);
         };
-        if posted.batch.spans().iter().any(|span| span.is_granted) {
+        if posted.batch.spans().iter().any(|span| span.is_remote) {
             return Ok(false);
         }
         let mut spans = posted.batch.spans().iter();

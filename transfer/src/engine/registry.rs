@@ -11,12 +11,13 @@ use lunette_auth::Request;
 use lunette_runtime::arena::{Exposed, Share};
 use lunette_transfer_proto::engine::message::{Descriptor, Refusal};
 use lunette_transfer_proto::engine::segment::{
-    Access, Registration, Segment, SegmentId, Segments, Way,
+    Access, Kind, Registration, Segment, SegmentId, Segments, Way,
 };
 
 use rustix::io::Errno;
 
-use super::error::RegisterError;
+use super::error::{RegisterError, RegisterFileError};
+use super::files::{FileSegment, Piece};
 use super::grants::request;
 use super::same_host::Board;
 
@@ -56,16 +57,42 @@ impl RegisterOptions {
     }
 }
 
-/// The memory of a segment.
+/// What a segment is made of.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    Memory(Exposed),
+    File(FileSegment),
+}
+
+/// What is behind a segment.
 #[derive(Debug)]
-pub(super) struct Memory {
-    exposed: Exposed,
+pub(super) struct Behind {
+    content: Content,
     /// How peers of this host may read it by themselves.
     showing: Showing,
     /// If it is reached by capability: the epoch of those that hold.
     capability_epoch: Option<Cell<u64>>,
     users: Cell<usize>,
     waiting: RefCell<Option<Waker>>,
+}
+
+impl Behind {
+    fn new(content: Content, showing: Showing, options: &RegisterOptions) -> Self {
+        Self {
+            content,
+            showing,
+            capability_epoch: options.by_capability.then(|| Cell::new(1)),
+            users: Cell::new(0),
+            waiting: RefCell::default(),
+        }
+    }
+
+    const fn kind(&self) -> Kind {
+        match self.content {
+            Content::Memory(_) => Kind::Memory,
+            Content::File(_) => Kind::File,
+        }
+    }
 }
 
 /// How peers of this host read a segment by themselves.
@@ -90,10 +117,10 @@ pub(super) enum Shown {
 
 /// Somebody who is using a segment's memory.
 #[derive(Debug)]
-pub(super) struct InUse(Rc<Memory>);
+pub(super) struct InUse(Rc<Behind>);
 
 impl InUse {
-    fn new(memory: &Rc<Memory>) -> Self {
+    fn new(memory: &Rc<Behind>) -> Self {
         memory.users.set(memory.users.get() + 1);
         Self(Rc::clone(memory))
     }
@@ -111,13 +138,13 @@ impl Drop for InUse {
     }
 }
 
-/// A segment's memory after the segment is gone.
+/// What was behind a segment that is gone.
 #[derive(Debug)]
-pub(super) struct Unregistered(Rc<Memory>);
+pub(super) struct Unregistered(Rc<Behind>);
 
 impl Unregistered {
-    /// The memory, when nobody is using it any more.
-    pub(super) async fn unused(self) -> Exposed {
+    /// The memory or file, when nobody is using it any more.
+    pub(super) async fn unused(self) -> Content {
         let memory = self.0;
         poll_fn(|cx| {
             if memory.users.get() == 0 {
@@ -127,14 +154,14 @@ impl Unregistered {
             Poll::Pending
         })
         .await;
-        memory.exposed.clone()
+        memory.content.clone()
     }
 }
 
 /// What one engine has registered.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    segments: Segments<Rc<Memory>>,
+    segments: Segments<Rc<Behind>>,
     /// Segments that may be mapped, by where the mapping that each is begins.
     mappings: BTreeMap<usize, SegmentId>,
     /// Whether peers of this host may be trusted.
@@ -176,17 +203,11 @@ impl Registry {
         } else {
             Showing::Hidden
         };
-        let memory = Rc::new(Memory {
-            exposed,
-            showing,
-            capability_epoch: options.by_capability.then(|| Cell::new(1)),
-            users: Cell::new(0),
-            waiting: RefCell::default(),
-        });
-        let registered = self.segments.register(&registration, memory);
-        let id = registered.map_err(|(refusal, memory)| RegisterError {
+        let memory = Behind::new(Content::Memory(exposed.clone()), showing, options);
+        let registered = self.segments.register(&registration, Rc::new(memory));
+        let id = registered.map_err(|(refusal, _)| RegisterError {
             refusal,
-            memory: memory.exposed.clone(),
+            memory: exposed,
         })?;
         if let Some(by_start) = self.by_start(showing) {
             by_start.insert(base, id);
@@ -194,10 +215,34 @@ impl Registry {
         Ok(id)
     }
 
+    /// Registers a file. It has no addresses, and nobody maps it.
+    pub(super) fn register_file(
+        &mut self,
+        file: FileSegment,
+        options: &RegisterOptions,
+    ) -> Result<SegmentId, RegisterFileError> {
+        let registration = Registration {
+            name: options.name.as_deref().map(str::as_bytes),
+            start: None,
+            len_bytes: file.len_bytes(),
+            access: options.access,
+        };
+        let behind = Behind::new(Content::File(file.clone()), Showing::Hidden, options);
+        let registered = self.segments.register(&registration, Rc::new(behind));
+        registered.map_err(|(refusal, _)| RegisterFileError { refusal, file })
+    }
+
+    /// What a segment is made of.
+    pub(super) fn kind(&self, id: SegmentId) -> Option<Kind> {
+        Some(self.segments.get(id)?.memory.kind())
+    }
+
     pub(super) fn unregister(&mut self, id: SegmentId) -> Option<Unregistered> {
         let memory = self.segments.unregister(id)?.memory;
-        if let Some(by_start) = self.by_start(memory.showing) {
-            let base = memory.exposed.start();
+        if let Some(by_start) = self.by_start(memory.showing)
+            && let Content::Memory(exposed) = &memory.content
+        {
+            let base = exposed.start();
             if by_start.get(&base) == Some(&id) {
                 by_start.remove(&base);
             }
@@ -243,7 +288,9 @@ impl Registry {
         if segment.memory.capability_epoch.is_some() {
             return Err(Refusal::NoCapability);
         }
-        let memory = &segment.memory.exposed;
+        let Content::Memory(memory) = &segment.memory.content else {
+            return Err(Refusal::Elsewhere);
+        };
         match segment.memory.showing {
             Showing::Mapped => memory.share().map(Shown::File).map_err(|error| {
                 tracing::warn!(%error, "memory is not shared");
@@ -295,7 +342,10 @@ impl Registry {
             return None;
         }
         let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
-        Some(segment.memory.exposed.slice(offset, len))
+        match &segment.memory.content {
+            Content::Memory(exposed) => Some(exposed.slice(offset, len)),
+            Content::File(_) => None,
+        }
     }
 
     /// What peers are told of the segment of a name.
@@ -340,7 +390,7 @@ impl Registry {
         Some(describe(id, self.segments.get(id)?))
     }
 
-    /// The memory that an access reaches, and a hold on it. If its segment is reached by capability,
+    /// What an access reaches, and a hold on it. If its segment is reached by capability,
     /// `permit` says whether it may, by the epoch of those that hold: first, so that nobody else learns
     /// anything of the segment.
     pub(super) fn reach(
@@ -350,23 +400,42 @@ impl Registry {
         offset_bytes: u64,
         len_bytes: u64,
         permit: impl FnOnce(&Request, u64) -> Result<(), Refusal>,
-    ) -> Result<(Exposed, InUse), Refusal> {
+    ) -> Result<(Piece, InUse), Refusal> {
         if let Some(epoch) = self.capability_epoch(id) {
             permit(&request(id, way, offset_bytes, len_bytes), epoch)?;
         }
         let segment = self.segments.reach(id, way, offset_bytes, len_bytes)?;
-        let in_memory = |bytes: u64| usize::try_from(bytes).expect("a segment lies in memory");
-        let (offset, len) = (in_memory(offset_bytes), in_memory(len_bytes));
-        let exposed = segment.memory.exposed.slice(offset, len);
-        Ok((exposed, InUse::new(&segment.memory)))
+        let in_memory = |bytes: u64| usize::try_from(bytes).map_err(|_| Refusal::OutOfRange);
+        let len = in_memory(len_bytes)?;
+        let piece = match &segment.memory.content {
+            Content::Memory(exposed) => Piece::Memory(exposed.slice(in_memory(offset_bytes)?, len)),
+            Content::File(file) => Piece::File(file.part(offset_bytes, len)),
+        };
+        Ok((piece, InUse::new(&segment.memory)))
+    }
+
+    /// As [`reach`](Self::reach), of memory alone.
+    pub(super) fn reach_memory(
+        &self,
+        id: SegmentId,
+        way: Way,
+        offset_bytes: u64,
+        len_bytes: u64,
+        permit: impl FnOnce(&Request, u64) -> Result<(), Refusal>,
+    ) -> Result<(Exposed, InUse), Refusal> {
+        match self.reach(id, way, offset_bytes, len_bytes, permit)? {
+            (Piece::Memory(exposed), in_use) => Ok((exposed, in_use)),
+            (Piece::File(_), _) => Err(Refusal::Elsewhere),
+        }
     }
 }
 
-fn describe(id: SegmentId, segment: &Segment<Rc<Memory>>) -> Descriptor {
+fn describe(id: SegmentId, segment: &Segment<Rc<Behind>>) -> Descriptor {
     Descriptor {
         segment: id,
         len_bytes: segment.len_bytes,
         start: segment.start().unwrap_or(0),
         access: segment.access,
+        kind: segment.memory.kind(),
     }
 }

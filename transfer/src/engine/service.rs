@@ -2,9 +2,8 @@
 
 use std::rc::Rc;
 
-use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::Pin;
-use lunette_runtime::time;
+use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::codec::{Reader, Writer};
 use lunette_transfer_proto::engine::message::{
     BodyFault, Introduction, Note, Operation, Place, Refusal, finish, read_name, read_note,
@@ -13,13 +12,14 @@ use lunette_transfer_proto::engine::message::{
 use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::hello::Agreement;
 
+use super::files::{self, FileWrite, Piece};
 use super::registry::InUse;
 use super::sessions::{Link, Seen};
 use super::{Inner, Notification};
 use crate::frames::Payload;
 use crate::room::Room;
 use crate::server::{
-    Closer, ConnectionId, Intake, Later, PayloadOutcome, RequestHead, Response, Service,
+    Answer, Closer, ConnectionId, Intake, Later, PayloadOutcome, RequestHead, Response, Service,
 };
 
 /// A request that is refused: why, and for which of its places.
@@ -30,11 +30,13 @@ type Refused = (Refusal, usize);
 pub(super) struct PendingWrite {
     link: Link,
     note: Option<(u64, Vec<u8>)>,
-    _in_use: Vec<InUse>,
+    /// What of it goes to files.
+    files: Option<FileWrite>,
+    in_use: Vec<InUse>,
 }
 
 /// Answers peers.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct EngineService {
     inner: Rc<Inner>,
     /// Which of the engine's listeners it serves.
@@ -97,6 +99,9 @@ impl EngineService {
         let places = read_places(&mut Reader::new(request.body)).map_err(no_sense)?;
         let link = self.link(request.connection);
         let (pieces, in_use, len_bytes) = self.reach(link, Way::Read, places)?;
+        let Some(pieces) = Piece::all_memory(&pieces) else {
+            return Ok(Intake::Later(self.read_files(pieces, in_use, len_bytes)));
+        };
         self.inner.counts.served(Way::Read, len_bytes);
         let payload = (len_bytes > 0).then(|| Payload::exposed(pieces).pinned(Pin::new(in_use)));
         Ok(answer(Vec::new(), payload))
@@ -112,16 +117,70 @@ impl EngineService {
         if len_bytes != u64::from(request.payload_len_bytes) {
             return Err((Refusal::Malformed, 0));
         }
-        let pending = PendingWrite {
+        let mut pending = PendingWrite {
             link,
             note,
-            _in_use: in_use,
+            files: None,
+            in_use,
         };
         if len_bytes == 0 {
-            return Ok(Intake::Answer(self.written(pending, 0)));
+            return Ok(Intake::Answer(self.written(link, pending.note, 0)));
         }
-        let room = Room::exposed(pieces);
+        let room = match Piece::all_memory(&pieces) {
+            Some(memory) => Room::exposed(memory),
+            None => {
+                let files = FileWrite::begin(&self.inner.staging, pieces);
+                pending
+                    .files
+                    .insert(files.ok_or((Refusal::Busy, 0))?)
+                    .room()
+            }
+        };
         Ok(Intake::Receive { pending, room })
+    }
+
+    /// Reads pieces of which some are files', and sends them then.
+    fn read_files(&self, pieces: Vec<Piece>, in_use: Vec<InUse>, len_bytes: u64) -> Later {
+        let inner = Rc::clone(&self.inner);
+        Later::new(async move {
+            match files::read(Rc::clone(&inner.staging), pieces, in_use).await {
+                Ok(payload) => {
+                    inner.counts.served(Way::Read, len_bytes);
+                    Response {
+                        payload: (len_bytes > 0).then_some(payload),
+                        ..Response::default()
+                    }
+                }
+                Err(refused) => {
+                    inner.counts.refused();
+                    refuse(refused)
+                }
+            }
+        })
+    }
+
+    /// Writes what was received to files, also if its connection ends meanwhile.
+    fn write_files(&self, files: FileWrite, pending: PendingWrite, len_bytes: u64) -> Later {
+        let PendingWrite {
+            link, note, in_use, ..
+        } = pending;
+        let landing = self.inner.sessions.borrow().land(link);
+        let writing = spawn_local(async move {
+            let landed = files.land().await;
+            drop((in_use, landing));
+            landed
+        });
+        let service = self.clone();
+        Later::new(async move {
+            let landed = writing.await.unwrap_or(Err((Refusal::Busy, 0)));
+            match landed {
+                Ok(()) => service.written(link, note, len_bytes),
+                Err(refused) => {
+                    service.inner.counts.refused();
+                    refuse(refused)
+                }
+            }
+        })
     }
 
     fn notify(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
@@ -174,13 +233,13 @@ impl EngineService {
         Ok(answer(body, None))
     }
 
-    /// The memory of places, who holds it, and how much it is in all.
+    /// What places reach, who holds it, and how much it is in all.
     fn reach(
         &self,
         link: Link,
         way: Way,
         places: impl ExactSizeIterator<Item = Place>,
-    ) -> Result<(Vec<Exposed>, Vec<InUse>, u64), Refused> {
+    ) -> Result<(Vec<Piece>, Vec<InUse>, u64), Refused> {
         let registry = self.inner.registry.borrow();
         let payload_bytes_max = u64::from(self.inner.options.payload_bytes_max);
         let mut pieces = Vec::with_capacity(places.len());
@@ -204,9 +263,8 @@ impl EngineService {
     }
 
     /// Bytes are in place; their notification follows.
-    fn written(&self, pending: PendingWrite, len_bytes: u64) -> Response {
+    fn written(&self, link: Link, note: Option<(u64, Vec<u8>)>, len_bytes: u64) -> Response {
         self.inner.counts.served(Way::Write, len_bytes);
-        let PendingWrite { link, note, .. } = pending;
         let delivered = match note {
             Some((id, bytes)) => self.deliver(link, id, bytes),
             None => Ok(()),
@@ -242,16 +300,23 @@ impl Service for EngineService {
         })
     }
 
-    fn on_payload(&self, pending: PendingWrite, room: Room, outcome: PayloadOutcome) -> Response {
-        match outcome {
-            PayloadOutcome::Intact => self.written(pending, room.len() as u64),
-            PayloadOutcome::Corrupt => {
-                self.inner.counts.corrupted();
-                refuse((Refusal::Corrupt, 0))
+    fn on_payload(&self, mut pending: PendingWrite, room: Room, outcome: PayloadOutcome) -> Answer {
+        let len_bytes = room.len() as u64;
+        match (outcome, pending.files.take()) {
+            (PayloadOutcome::Intact, Some(files)) => {
+                Answer::Later(self.write_files(files, pending, len_bytes))
             }
-            PayloadOutcome::Lost => {
+            (PayloadOutcome::Intact, None) => {
+                let PendingWrite { link, note, .. } = pending;
+                Answer::Now(self.written(link, note, len_bytes))
+            }
+            (PayloadOutcome::Corrupt, _) => {
+                self.inner.counts.corrupted();
+                Answer::Now(refuse((Refusal::Corrupt, 0)))
+            }
+            (PayloadOutcome::Lost, _) => {
                 self.inner.counts.torn();
-                Response::default()
+                Answer::Now(Response::default())
             }
         }
     }

@@ -3,6 +3,7 @@
 //! The connections of one peer's engine make a session, named by its epoch. A peer that has lost a
 //! connection asks, over another one, for its end: what it wrote there may be in our kernel still.
 
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -21,6 +22,36 @@ const NOTES_MAX: usize = 4096;
 /// A connection of this engine: the listener that accepted it, and its name there.
 pub(super) type Link = (usize, ConnectionId);
 
+/// What of a connection is on its way to files: it lands also when the connection has ended.
+#[derive(Debug, Default)]
+struct Landings {
+    count: Cell<usize>,
+    has_ended: Cell<bool>,
+    /// Raised when it has ended, and nothing of it lands any more.
+    waiting: RefCell<Vec<Rc<Signal>>>,
+}
+
+impl Landings {
+    fn settle(&self) {
+        if self.count.get() == 0 && self.has_ended.get() {
+            for signal in self.waiting.take() {
+                signal.raise();
+            }
+        }
+    }
+}
+
+/// Something that lands, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Landing(Rc<Landings>);
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.0.count.set(self.0.count.get() - 1);
+        self.0.settle();
+    }
+}
+
 /// What ends a connection.
 pub(super) trait Close {
     fn close(&self);
@@ -36,14 +67,15 @@ impl Close for Closer {
 struct Open<C> {
     link: Link,
     closer: C,
-    /// Raised when it has ended.
-    waiting: Vec<Rc<Signal>>,
+    landings: Rc<Landings>,
 }
 
 #[derive(Debug)]
 struct Session<C> {
     /// By the number that its peer gave each.
     open: BTreeMap<u64, Open<C>>,
+    /// Those that have ended while something of them was landing.
+    landing: BTreeMap<u64, Rc<Landings>>,
     notes: BTreeSet<u64>,
     /// What it has redeemed, while it has a connection.
     grants: Grants,
@@ -55,9 +87,22 @@ impl<C> Default for Session<C> {
     fn default() -> Self {
         Self {
             open: BTreeMap::new(),
+            landing: BTreeMap::new(),
             notes: BTreeSet::new(),
             grants: Grants::default(),
             gone: None,
+        }
+    }
+}
+
+impl<C> Session<C> {
+    /// A connection has ended; something of it may still be landing.
+    fn ended(&mut self, number: u64, landings: Rc<Landings>) {
+        landings.has_ended.set(true);
+        landings.settle();
+        self.landing.retain(|_, landings| landings.count.get() > 0);
+        if landings.count.get() > 0 {
+            self.landing.insert(number, landings);
         }
     }
 }
@@ -108,13 +153,13 @@ impl<C: Close> Sessions<C> {
         let open = Open {
             link,
             closer,
-            waiting: Vec::new(),
+            landings: Rc::default(),
         };
         if let Some(older) = session.open.insert(number, open) {
             // Its peer gives each number once: it is the peer's fault, and its loss.
             older.closer.close();
             self.links.remove(&older.link);
-            older.waiting.iter().for_each(|signal| signal.raise());
+            session.ended(number, older.landings);
         }
         self.links.insert(link, (epoch, number));
     }
@@ -126,7 +171,7 @@ impl<C: Close> Sessions<C> {
         };
         let session = self.sessions.get_mut(&epoch).expect("it had a connection");
         if let Some(open) = session.open.remove(&number) {
-            open.waiting.iter().for_each(|signal| signal.raise());
+            session.ended(number, open.landings);
         }
         if session.open.is_empty() {
             self.ends += 1;
@@ -145,11 +190,32 @@ impl<C: Close> Sessions<C> {
     /// when it has ended; `None` if it has already.
     pub(super) fn fence(&mut self, asking: Link, number: u64) -> Option<Rc<Signal>> {
         let (epoch, _) = self.links.get(&asking)?;
-        let open = self.sessions.get_mut(epoch)?.open.get_mut(&number)?;
+        let session = self.sessions.get_mut(epoch)?;
+        let landings = match session.open.get(&number) {
+            Some(open) => {
+                open.closer.close();
+                &open.landings
+            }
+            None => session.landing.get(&number)?,
+        };
+        if landings.has_ended.get() && landings.count.get() == 0 {
+            return None;
+        }
         let signal = Rc::new(Signal::default());
-        open.waiting.push(Rc::clone(&signal));
-        open.closer.close();
+        landings.waiting.borrow_mut().push(Rc::clone(&signal));
         Some(signal)
+    }
+
+    /// Something that came over a connection is on its way to a file, until what is returned is dropped.
+    pub(super) fn land(&self, link: Link) -> Landing {
+        let open = self.links.get(&link);
+        let open = open.and_then(|(epoch, number)| self.sessions.get(epoch)?.open.get(number));
+        // Who belongs to no session asks for no fence.
+        let landings = open
+            .map(|open| Rc::clone(&open.landings))
+            .unwrap_or_default();
+        landings.count.set(landings.count.get() + 1);
+        Landing(landings)
     }
 
     /// Whose session a connection belongs to, and what that has redeemed.
@@ -194,6 +260,8 @@ impl<C: Close> Sessions<C> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use lunette_auth::{Capability, Entropy, OwnerKey, Rights, SessionId};
     use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 
@@ -206,6 +274,30 @@ mod tests {
 
     fn link(number: u64) -> Link {
         (0, ConnectionId(number))
+    }
+
+    #[test]
+    fn a_fence_waits_for_what_lands_after_the_end_of_its_connection() {
+        let is_raised = |signal: &Rc<Signal>| signal.poll(Waker::noop()).is_ready();
+        let mut sessions = Sessions::<()>::default();
+        for number in [1, 2] {
+            sessions.open(link(number), 7, number, ());
+        }
+        let (first, second) = (sessions.land(link(1)), sessions.land(link(1)));
+        let early = sessions.fence(link(2), 1).expect("it is open");
+        drop(first);
+        sessions.end(link(1));
+        let late = sessions.fence(link(2), 1).expect("something lands");
+        assert!(!is_raised(&early) && !is_raised(&late));
+        drop(second);
+        assert!(is_raised(&early) && is_raised(&late));
+        assert!(sessions.fence(link(2), 1).is_none(), "it has ended");
+        let landing = sessions.land(link(2));
+        drop(landing);
+        let fenced = sessions.fence(link(2), 2).expect("it is open");
+        sessions.end(link(2));
+        assert!(is_raised(&fenced), "nothing lands");
+        drop(sessions.land(link(9)));
     }
 
     #[test]

@@ -3,61 +3,17 @@
 use std::collections::BTreeMap;
 
 use lunette_cluster_proto::coordination::{
-    Ask, Change, Compare, Expected, KeyRange, LeaseId, Op, OpOutcome, Outcome, Revision, Txn,
-    WatchFrom,
+    Ask, Change, KeyRange, Op, OpOutcome, Outcome, Revision, WatchFrom,
 };
 use lunette_cluster_proto::coordinator::{Coordinator, WatchId};
+use lunette_generate::coordination::Step;
+use lunette_generate::{Bytes, Source};
 use lunette_runtime_core::time::Time;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
 const TTL_S: u64 = 3;
-
-#[derive(Clone, Debug)]
-enum Step {
-    Put {
-        key: u8,
-        value: u8,
-        lease: Option<u8>,
-    },
-    Delete {
-        from: u8,
-        to: u8,
-    },
-    /// Sets two keys, if the first was changed when it is thought to have been.
-    Swap {
-        keys: (u8, u8),
-        value: u8,
-        is_right: bool,
-    },
-    Grant(u8),
-    KeepAlive(u8),
-    Revoke(u8),
-    Pass {
-        tenths: u8,
-    },
-    Compact,
-    Restart,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let key = || 0_u8..6;
-    let lease = || 1_u8..4;
-    prop_oneof![
-        4 => (key(), any::<u8>(), proptest::option::of(lease()))
-            .prop_map(|(key, value, lease)| Step::Put { key, value, lease }),
-        1 => (key(), key()).prop_map(|(from, to)| Step::Delete { from, to }),
-        2 => ((key(), key()), any::<u8>(), any::<bool>())
-            .prop_map(|(keys, value, is_right)| Step::Swap { keys, value, is_right }),
-        2 => lease().prop_map(Step::Grant),
-        1 => lease().prop_map(Step::KeepAlive),
-        1 => lease().prop_map(Step::Revoke),
-        2 => any::<u8>().prop_map(|tenths| Step::Pass { tenths: tenths % 20 }),
-        1 => Just(Step::Compact),
-        1 => Just(Step::Restart),
-    ]
-}
 
 /// What should be there.
 #[derive(Default)]
@@ -90,10 +46,6 @@ struct Pair {
     last: Revision,
 }
 
-fn id(lease: u8) -> LeaseId {
-    LeaseId::new(u64::from(lease))
-}
-
 impl Pair {
     fn ask(&mut self, ask: Ask) -> Option<Outcome> {
         self.model.expire(self.now);
@@ -118,19 +70,38 @@ impl Pair {
             .collect()
     }
 
-    fn put(key: u8, value: u8, lease: Option<u8>) -> Op {
-        let (key, value) = (vec![key], vec![value]);
-        Op::Put {
-            key,
-            value,
-            lease: lease.map(id),
+    /// What a step asks, and what came of it.
+    fn ask_of(&mut self, step: Step, modified: Revision) -> Option<Outcome> {
+        let ttl_s = u32::try_from(TTL_S).expect("small");
+        let ask = step.ask(|key| vec![key], |value| vec![value], ttl_s, modified);
+        self.ask(ask.expect("it asks something"))
+    }
+
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Pass { tenths } => self.now += u64::from(tenths) * SECOND / 10,
+            Step::Compact => {
+                let revision = self.coordinator.revision();
+                self.coordinator.compact(revision);
+            }
+            Step::Restart => self.restart(),
+            Step::Swap {
+                keys,
+                value,
+                is_right,
+            } => self.swap(step, keys, value, is_right),
+            step => {
+                let outcome = self.ask_of(step, Revision(0));
+                self.compare(step, outcome);
+            }
         }
     }
 
-    fn apply(&mut self, step: &Step) {
-        match *step {
+    /// What the model says to a step, and has of it.
+    fn compare(&mut self, step: Step, outcome: Option<Outcome>) {
+        let done = outcome.is_some();
+        match step {
             Step::Put { key, value, lease } => {
-                let done = self.ask(Ask::Op(Self::put(key, value, lease))).is_some();
                 let is_leased = lease.is_none_or(|lease| self.model.leases.contains_key(&lease));
                 assert_eq!(done, is_leased);
                 if done {
@@ -138,73 +109,44 @@ impl Pair {
                 }
             }
             Step::Delete { from, to } => {
-                let range = KeyRange {
-                    start: vec![from],
-                    end: Some(vec![to]),
-                };
-                let outcome = self.ask(Ask::Op(Op::Delete(range)));
                 let before = self.model.keys.len();
                 self.model.keys.retain(|key, _| !(from..to).contains(key));
                 let deleted = (before - self.model.keys.len()) as u64;
                 assert_eq!(outcome, Some(Outcome::Op(OpOutcome::Delete { deleted })));
             }
-            Step::Swap {
-                keys: (first, second),
-                value,
-                is_right,
-            } => {
-                self.swap(first, second, value, is_right);
+            Step::Read(key) => {
+                let Some(Outcome::Op(OpOutcome::Range(pairs))) = outcome else {
+                    unreachable!("reading is always answered");
+                };
+                let value = pairs.first().map(|pair| pair.value[0]);
+                assert_eq!(value, self.model.keys.get(&key).map(|(value, _)| *value));
             }
             Step::Grant(lease) => {
-                let ttl_s = u32::try_from(TTL_S).expect("small");
-                let granted = self
-                    .ask(Ask::Grant {
-                        lease: id(lease),
-                        ttl_s,
-                    })
-                    .is_some();
-                assert_eq!(granted, !self.model.leases.contains_key(&lease));
-                if granted {
+                assert_eq!(done, !self.model.leases.contains_key(&lease));
+                if done {
                     self.model.leases.insert(lease, self.now + TTL_S * SECOND);
                 }
             }
             Step::KeepAlive(lease) => {
-                let kept = self.ask(Ask::KeepAlive(id(lease))).is_some();
-                assert_eq!(kept, self.model.leases.contains_key(&lease));
-                if kept {
+                assert_eq!(done, self.model.leases.contains_key(&lease));
+                if done {
                     self.model.leases.insert(lease, self.now + TTL_S * SECOND);
                 }
             }
             Step::Revoke(lease) => {
-                let revoked = self.ask(Ask::Revoke(id(lease))).is_some();
-                assert_eq!(revoked, self.model.leases.contains_key(&lease));
+                assert_eq!(done, self.model.leases.contains_key(&lease));
                 self.model.end(lease);
             }
-            Step::Pass { tenths } => self.now += u64::from(tenths) * SECOND / 10,
-            Step::Compact => {
-                let revision = self.coordinator.revision();
-                self.coordinator.compact(revision);
-            }
-            Step::Restart => self.restart(),
+            step => unreachable!("{step:?} is no question of this kind"),
         }
     }
 
-    fn swap(&mut self, first: u8, second: u8, value: u8, is_right: bool) {
+    fn swap(&mut self, step: Step, (first, second): (u8, u8), value: u8, is_right: bool) {
         let modified = self
             .pairs()
             .get(&first)
             .map_or(0, |(_, revision)| revision.0);
-        let expected = Expected::Modified(Revision(if is_right { modified } else { modified + 1 }));
-        let ops = [first, second].map(|key| Self::put(key, value, None));
-        let txn = Txn {
-            compare: vec![Compare {
-                key: vec![first],
-                expected,
-            }],
-            success: ops.to_vec(),
-            failure: Vec::new(),
-        };
-        let outcome = self.ask(Ask::Txn(txn));
+        let outcome = self.ask_of(step, Revision(modified));
         if is_right && first == second {
             assert_eq!(outcome, None, "a key is put once in a transaction");
             return;
@@ -283,7 +225,7 @@ impl Pair {
 proptest! {
     #[test]
     fn it_keeps_what_the_model_keeps_and_watches_tell_all_of_it(
-        steps in vec((step(), any::<bool>()), 1..60),
+        bytes in vec(any::<u8>(), 1..300),
     ) {
         let mut pair = Pair {
             coordinator: Coordinator::default(),
@@ -293,9 +235,10 @@ proptest! {
             replayed: BTreeMap::new(),
             last: Revision(0),
         };
-        for (step, looks) in &steps {
-            pair.apply(step);
-            if *looks {
+        let mut source = Bytes::new(&bytes);
+        while !source.is_spent() {
+            pair.apply(Step::draw(&mut source));
+            if source.flag() {
                 pair.look();
             }
         }

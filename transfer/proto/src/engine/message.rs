@@ -21,7 +21,7 @@
 use lunette_runtime_core::codec::{Reader, Truncated, Writer};
 use thiserror::Error;
 
-use super::segment::{Access, AccessRefusal, SEGMENT_NAME_BYTES_MAX, SegmentId};
+use super::segment::{Access, AccessRefusal, Kind, SEGMENT_NAME_BYTES_MAX, SegmentId};
 use super::slices::SLICE_PARTS_MAX;
 
 /// Longest notification, in bytes.
@@ -128,6 +128,9 @@ pub enum Refusal {
     /// The capability is revoked: ask the owner for another.
     #[error("the capability is revoked")]
     Revoked,
+    /// The system at the peer could not read or write the file. Where a write was to go may be damaged.
+    #[error("the peer's file could not be read or written")]
+    Storage,
     /// A status of a later version.
     #[error("the peer refuses with status {0}")]
     Other(u16),
@@ -168,6 +171,7 @@ impl Refusal {
             Self::NoCapability => 10,
             Self::BadCapability => 11,
             Self::Revoked => 12,
+            Self::Storage => 13,
             Self::Other(status) => status,
         }
     }
@@ -189,6 +193,7 @@ impl Refusal {
             10 => Self::NoCapability,
             11 => Self::BadCapability,
             12 => Self::Revoked,
+            13 => Self::Storage,
             other => Self::Other(other),
         })
     }
@@ -329,6 +334,8 @@ pub struct Descriptor {
     pub start: u64,
     /// What we may do.
     pub access: Access,
+    /// What it is made of.
+    pub kind: Kind,
 }
 
 impl Descriptor {
@@ -339,6 +346,7 @@ impl Descriptor {
         writer.u64(self.len_bytes);
         writer.u64(self.start);
         writer.u8(self.access.to_wire());
+        writer.u8(self.kind.to_wire());
     }
 
     /// Reads one.
@@ -351,6 +359,7 @@ impl Descriptor {
             len_bytes: reader.u64()?,
             start: reader.u64()?,
             access: Access::from_wire(reader.u8()?).ok_or(BodyFault::OutOfRange)?,
+            kind: Kind::from_wire(reader.u8()?).ok_or(BodyFault::OutOfRange)?,
         })
     }
 }
@@ -565,16 +574,18 @@ mod tests {
             len_bytes: 5,
             start: 6,
             access: Access::Write,
+            kind: Kind::File,
         };
         let mut body = Vec::new();
         descriptor.encode(&mut body);
-        assert_eq!(body.len(), 25);
+        assert_eq!(body.len(), 26);
         assert_eq!(Descriptor::decode(&mut Reader::new(&body)), Ok(descriptor));
-        body[24] = 9;
-        assert_eq!(
-            Descriptor::decode(&mut Reader::new(&body)),
-            Err(BodyFault::OutOfRange)
-        );
+        for (at, wrong) in [(24, 9), (25, 2)] {
+            let mut body = body.clone();
+            body[at] = wrong;
+            let decoded = Descriptor::decode(&mut Reader::new(&body));
+            assert_eq!(decoded, Err(BodyFault::OutOfRange));
+        }
         for op in Operation::ALL {
             assert_eq!(Operation::from_wire(op.to_wire()), Some(op));
         }

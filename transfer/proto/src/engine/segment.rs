@@ -109,6 +109,33 @@ impl Access {
     }
 }
 
+/// What a segment is made of, as far as who reaches it has to know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Memory.
+    #[default]
+    Memory,
+    /// A file: it is read and written by its owner's system alone, over connections.
+    File,
+}
+
+impl Kind {
+    pub(super) const fn to_wire(self) -> u8 {
+        match self {
+            Self::Memory => 0,
+            Self::File => 1,
+        }
+    }
+
+    pub(super) const fn from_wire(found: u8) -> Option<Self> {
+        match found {
+            0 => Some(Self::Memory),
+            1 => Some(Self::File),
+            _ => None,
+        }
+    }
+}
+
 /// Which way bytes go, seen from who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Way {

@@ -276,7 +276,7 @@ fn reach(
 ) -> Result<(Exposed, InUse), Refusal> {
     let registry = inner.registry.borrow();
     let unknown = |_: &_, _| Err(Refusal::NoCapability);
-    registry.reach(segment, way, offset_bytes, len_bytes, unknown)
+    registry.reach_memory(segment, way, offset_bytes, len_bytes, unknown)
 }
 
 /// Whether a range lies in memory of `held_bytes`.

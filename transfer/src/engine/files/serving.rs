@@ -1,0 +1,144 @@
+//! What peers read from files, and write to them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::net::Pin;
+use lunette_runtime::{OpError, Scope};
+
+use super::super::Refusal;
+use super::super::registry::InUse;
+use super::FilePart;
+use super::staging::{Staged, Staging};
+use crate::frames::Payload;
+use crate::room::Room;
+
+/// Where a place of a request lies.
+#[derive(Clone, Debug)]
+pub(in crate::engine) enum Piece {
+    Memory(Exposed),
+    File(FilePart),
+}
+
+impl Piece {
+    pub(in crate::engine) const fn len(&self) -> usize {
+        match self {
+            Self::Memory(memory) => memory.len(),
+            Self::File(part) => part.len(),
+        }
+    }
+
+    /// The memory, if all pieces are some.
+    pub(in crate::engine) fn all_memory(pieces: &[Self]) -> Option<Vec<Exposed>> {
+        let memory = pieces.iter().map(|piece| match piece {
+            Self::Memory(memory) => Some(memory.clone()),
+            Self::File(_) => None,
+        });
+        memory.collect()
+    }
+
+    /// Reads it over `to`.
+    pub(super) async fn read(&self, to: Exposed) -> Result<(), OpError> {
+        match self {
+            Self::Memory(memory) => {
+                to.copy_from(0, memory);
+                Ok(())
+            }
+            Self::File(part) => part.read(to).await,
+        }
+    }
+
+    /// Writes `from` over it.
+    pub(super) async fn write(&self, from: Exposed) -> Result<(), OpError> {
+        match self {
+            Self::Memory(memory) => {
+                memory.copy_from(0, &from);
+                Ok(())
+            }
+            Self::File(part) => part.write(from).await,
+        }
+    }
+}
+
+/// Reads the pieces of a request, and keeps their segments until that has been sent.
+///
+/// # Errors
+/// Why not, and which piece it was.
+pub(in crate::engine) async fn read(
+    staging: Rc<Staging>,
+    pieces: Vec<Piece>,
+    in_use: Vec<InUse>,
+) -> Result<Payload, (Refusal, usize)> {
+    let len = pieces.iter().map(Piece::len).sum();
+    let staged = staging.take(len).await.ok_or((Refusal::Busy, 0))?;
+    let memory = staged.memory().clone();
+    each(&pieces, &memory, async |piece, to| piece.read(to).await).await?;
+    let payload = Payload::exposed(vec![memory]);
+    Ok(payload.pinned(Pin::new((staged, in_use))))
+}
+
+/// A write to pieces of which some are a file's: its bytes are staged first.
+#[derive(Debug)]
+pub(in crate::engine) struct FileWrite {
+    pieces: Vec<Piece>,
+    staged: Staged,
+}
+
+impl FileWrite {
+    /// `None` if too much is on its way to files.
+    pub(in crate::engine) fn begin(staging: &Rc<Staging>, pieces: Vec<Piece>) -> Option<Self> {
+        let len = pieces.iter().map(Piece::len).sum();
+        let staged = staging.try_take(len)?;
+        Some(Self { pieces, staged })
+    }
+
+    /// Where its bytes are received.
+    pub(in crate::engine) fn room(&self) -> Room {
+        Room::exposed(vec![self.staged.memory().clone()])
+    }
+
+    /// Puts what was received where it belongs.
+    ///
+    /// # Errors
+    /// Why not, and which piece it was; others may have been written.
+    pub(in crate::engine) async fn land(self) -> Result<(), (Refusal, usize)> {
+        let memory = self.staged.memory();
+        each(&self.pieces, memory, async |piece, from| {
+            piece.write(from).await
+        })
+        .await
+    }
+}
+
+/// Does the same with every piece and the memory that belongs to it, all at the same time. Says which was
+/// the first that failed; the others have ended too.
+async fn each(
+    pieces: &[Piece],
+    memory: &Exposed,
+    work: impl AsyncFn(Piece, Exposed) -> Result<(), OpError> + Copy + 'static,
+) -> Result<(), (Refusal, usize)> {
+    let failed: Rc<Cell<Option<usize>>> = Rc::default();
+    let scope = Scope::new();
+    let mut start = 0;
+    for (index, piece) in pieces.iter().enumerate() {
+        let part = memory.slice(start, piece.len());
+        start += piece.len();
+        let (piece, failed) = (piece.clone(), Rc::clone(&failed));
+        let spawned = scope.spawn(async move {
+            if let Err(error) = work(piece, part).await {
+                tracing::warn!(%error, "a file");
+                let first = failed.get().map_or(index, |first| first.min(index));
+                failed.set(Some(first));
+            }
+        });
+        if spawned.is_err() {
+            scope.join().await;
+            return Err((Refusal::Busy, index));
+        }
+    }
+    scope.join().await;
+    failed
+        .get()
+        .map_or(Ok(()), |index| Err((Refusal::Storage, index)))
+}
