@@ -1,10 +1,13 @@
 //! A coordinator and its client under attack: bytes instead of HTTP and JSON, either way.
 //!
 //! ```text
-//!   byte 0      which answer is awaited (bits 0..2), and whether honest bytes come first (bit 7)
+//!   byte 0      which answer is awaited (bits 0..2), whether the bytes are steps of honest clients
+//!               (bit 6), and whether honest bytes come first (bit 7)
 //!   byte 1      how many bytes come at once, 1..=256
 //!   then        bytes: of an answer, of a watch, of requests to a coordinator
 //! ```
+
+mod steps;
 
 use lunette_cluster_proto::coordination::{
     Ask, Compare, CoordinationFault, KeyRange, LeaseId, Op, Revision, Txn, WatchFrom,
@@ -38,6 +41,8 @@ pub struct Reached {
     pub watches: u32,
     /// Maps that were read.
     pub maps: u32,
+    /// Questions of honest clients that came through and were answered.
+    pub asked: u32,
 }
 
 /// Drives both ends of the gateway with any bytes.
@@ -50,6 +55,10 @@ pub fn cluster(data: &[u8]) -> Reached {
         return reached;
     };
     let piece = 1 + usize::from(*piece);
+    if flags & 0x40 != 0 {
+        steps::attack(bytes, piece, &mut reached);
+        return reached;
+    }
     let ask = asked(*flags);
     let mut stream = Vec::new();
     if flags & 0x80 != 0 {

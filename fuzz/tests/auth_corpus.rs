@@ -2,15 +2,15 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::Path;
+mod replay;
 
+#[cfg(test)]
+mod tests {
     use lunette_fuzz::auth::{Reached, auth};
 
-    type Counter = fn(&Reached) -> u32;
+    use super::replay::{Counter, reaches_everything, replayed};
 
-    const COUNTERS: [(&str, Counter); 10] = [
+    const COUNTERS: [Counter<Reached>; 10] = [
         ("authenticated", |reached| reached.authenticated),
         ("waiting", |reached| reached.waiting),
         ("wrong_secret", |reached| reached.wrong_secret),
@@ -23,27 +23,14 @@ mod tests {
         ("denied", |reached| reached.denied),
     ];
 
-    fn replayed(folder: &str) -> Vec<Reached> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        let entries = fs::read_dir(folder).expect("the folder is part of the repository");
-        let paths = entries.map(|entry| entry.expect("it can be listed").path());
-        paths
-            .filter(|path| !path.ends_with("README.md"))
-            .map(|path| auth(&fs::read(path).expect("it can be read")))
-            .collect()
-    }
-
     #[test]
     fn the_corpus_holds_and_reaches_everything() {
-        let reached = replayed("corpus/auth");
-        for (name, counter) in COUNTERS {
-            let is_reached = reached.iter().any(|reached| counter(reached) > 0);
-            assert!(is_reached, "no file reaches {name}");
-        }
+        let reached = replayed("corpus/auth", auth);
+        reaches_everything(&reached, &COUNTERS);
     }
 
     #[test]
     fn inputs_that_found_a_bug_find_it_no_more() {
-        drop(replayed("regressions/auth"));
+        drop(replayed("regressions/auth", auth));
     }
 }

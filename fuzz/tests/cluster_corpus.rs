@@ -2,15 +2,15 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::Path;
+mod replay;
 
+#[cfg(test)]
+mod tests {
     use lunette_fuzz::cluster::{Reached, cluster};
 
-    type Counter = fn(&Reached) -> u32;
+    use super::replay::{Counter, reaches_everything, replayed};
 
-    const COUNTERS: [(&str, Counter); 10] = [
+    const COUNTERS: [Counter<Reached>; 11] = [
         ("answers", |reached| reached.answers),
         ("refusals", |reached| reached.refusals),
         ("malformed", |reached| reached.malformed),
@@ -21,29 +21,17 @@ mod tests {
         ("refused", |reached| reached.refused),
         ("watches", |reached| reached.watches),
         ("maps", |reached| reached.maps),
+        ("asked", |reached| reached.asked),
     ];
-
-    fn replayed(folder: &str) -> Vec<Reached> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        let entries = fs::read_dir(folder).expect("the folder is part of the repository");
-        let paths = entries.map(|entry| entry.expect("it can be listed").path());
-        paths
-            .filter(|path| !path.ends_with("README.md"))
-            .map(|path| cluster(&fs::read(path).expect("it can be read")))
-            .collect()
-    }
 
     #[test]
     fn the_corpus_holds_and_reaches_everything() {
-        let reached = replayed("corpus/cluster");
-        for (name, counter) in COUNTERS {
-            let is_reached = reached.iter().any(|reached| counter(reached) > 0);
-            assert!(is_reached, "no file reaches {name}");
-        }
+        let reached = replayed("corpus/cluster", cluster);
+        reaches_everything(&reached, &COUNTERS);
     }
 
     #[test]
     fn inputs_that_found_a_bug_find_it_no_more() {
-        drop(replayed("regressions/cluster"));
+        drop(replayed("regressions/cluster", cluster));
     }
 }

@@ -3,13 +3,13 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::Path;
+mod replay;
 
+#[cfg(test)]
+mod tests {
     use lunette_fuzz::engine::{message, scheduler};
 
-    type Counter<R> = (&'static str, fn(&R) -> u32);
+    use super::replay::{Counter, reaches_everything, replayed};
 
     const OF_MESSAGES: [Counter<message::Reached>; 19] = [
         ("places", |reached| reached.places),
@@ -48,23 +48,6 @@ mod tests {
         ("idles", |reached| reached.idles),
         ("replaced", |reached| reached.replaced),
     ];
-
-    fn replayed<R>(folder: &str, target: fn(&[u8]) -> R) -> Vec<R> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        let entries = fs::read_dir(folder).expect("the folder is part of the repository");
-        let paths = entries.map(|entry| entry.expect("it can be listed").path());
-        paths
-            .filter(|path| !path.ends_with("README.md"))
-            .map(|path| target(&fs::read(path).expect("it can be read")))
-            .collect()
-    }
-
-    fn reaches_everything<R>(reached: &[R], counters: &[Counter<R>]) {
-        for (name, counter) in counters {
-            let is_reached = reached.iter().any(|reached| counter(reached) > 0);
-            assert!(is_reached, "no input reaches {name}");
-        }
-    }
 
     /// Inputs without a plan, the same in each run.
     fn made_up(count: u64, len_max: u64) -> impl Iterator<Item = Vec<u8>> {

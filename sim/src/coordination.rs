@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use lunette_auth::Secrets;
 use lunette_cluster::proto::coordination::{
-    Ask, CoordinationFault, KeyRange, KeyValue, Op, OpOutcome, Outcome,
+    Ask, CoordinationFault, KeyRange, KeyValue, Op, OpOutcome, Outcome, Revision,
 };
 use lunette_cluster::proto::map::MapMember;
 use lunette_cluster::proto::member::MemberOptions;
 use lunette_cluster::{Client, ClientOptions, Hosted, Membership, OpenError, Security, serve};
+use lunette_generate::coordination::{KEYS, Step};
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::sim::Log;
 use lunette_runtime::{spawn_local, time};
@@ -29,8 +30,6 @@ use crate::plan::Plan;
 
 /// Where the coordinator listens.
 const PORT: u16 = 2379;
-/// Keys that are counted up in.
-const KEYS: u32 = 6;
 /// Length of the lease of a member: what is lost shows soon.
 const TTL_S: u32 = 1;
 /// How long members wait for each other when all leases have expired.
@@ -151,15 +150,38 @@ impl Coordination {
         let pause_ms = u32::try_from(self.plan.account_pause.as_millis()).expect("short") * 2;
         loop {
             time::sleep(Duration::from_millis(random.below(pause_ms).into())).await;
-            let key = random.below(KEYS);
-            let done = if random.below(2) == 0 {
-                self.put(&client, key, &mut random).await
-            } else {
-                self.get(&client, key).await
-            };
+            let step = Step::draw_ask(&mut random);
+            let done = self.take(step, &client, &mut random).await;
             if let Err(CoordinationFault::Unavailable { .. }) = done {
                 self.operator.is_needed.set(true);
             }
+        }
+    }
+
+    /// Asks what a step asks. What its puts say is the account's, and they outlive every lease.
+    async fn take(
+        &self,
+        step: Step,
+        client: &Client,
+        random: &mut SplitMix64,
+    ) -> Result<(), CoordinationFault> {
+        match step {
+            Step::Put { key, .. } => self.put(client, key, random).await,
+            Step::Swap { keys, is_right, .. } => self.swap(client, keys, is_right, random).await,
+            Step::Read(key) | Step::Delete { from: key, .. } => self.get(client, key).await,
+            Step::Grant(_) | Step::KeepAlive(_) | Step::Revoke(_) => {
+                let ask = step.ask(name, |_| Vec::new(), TTL_S, Revision(0));
+                let answer = client.ask(&ask.expect("it asks"), TIMEOUT).await;
+                self.log.note(&format!("account: {step:?}: {answer:?}"));
+                match answer {
+                    // The other member has it, or ended it.
+                    Err(CoordinationFault::LeaseExists | CoordinationFault::LeaseNotFound) => {
+                        Ok(())
+                    }
+                    answer => answer.map(drop),
+                }
+            }
+            Step::Pass { .. } | Step::Compact | Step::Restart => Ok(()),
         }
     }
 
@@ -169,17 +191,23 @@ impl Coordination {
         }
     }
 
+    /// The value of a put, which its number begins.
+    fn value(&self, number: u64, random: &mut SplitMix64) -> Vec<u8> {
+        let len = DIGITS + random.below(1 + self.plan.account_bytes_max) as usize;
+        let mut value = format!("{number:0DIGITS$}").into_bytes();
+        value.resize(len, b'.');
+        value
+    }
+
     async fn put(
         &self,
         client: &Client,
-        key: u32,
+        key: u8,
         random: &mut SplitMix64,
     ) -> Result<(), CoordinationFault> {
         let asked = self.oracle.borrow().ledger.on_ask(key);
         let number = self.oracle.borrow_mut().ledger.next_put();
-        let len = DIGITS + random.below(1 + self.plan.account_bytes_max) as usize;
-        let mut value = format!("{number:0DIGITS$}").into_bytes();
-        value.resize(len, b'.');
+        let value = self.value(number, random);
         let put = Ask::Op(Op::Put {
             key: name(key),
             value,
@@ -194,7 +222,49 @@ impl Coordination {
         Ok(())
     }
 
-    async fn get(&self, client: &Client, key: u32) -> Result<(), CoordinationFault> {
+    /// Sets two keys, if the first is as it was last known, or else expects to be refused.
+    async fn swap(
+        &self,
+        client: &Client,
+        (first, second): (u8, u8),
+        is_right: bool,
+        random: &mut SplitMix64,
+    ) -> Result<(), CoordinationFault> {
+        let asked = [first, second].map(|key| self.oracle.borrow().ledger.on_ask(key));
+        let number = self.oracle.borrow_mut().ledger.next_put();
+        let (value, step) = (
+            self.value(number, random),
+            Step::Swap {
+                keys: (first, second),
+                value: 0,
+                is_right,
+            },
+        );
+        let known = asked[0].known_revision();
+        let ask = step.ask(name, |_| value.clone(), TTL_S, Revision(known));
+        let answer = client.ask(&ask.expect("it asks"), TIMEOUT).await;
+        self.log.note(&format!(
+            "account {first}, {second}: swap {number}: {answer:?}"
+        ));
+        let answer = match answer {
+            // One key is not set twice in a transaction.
+            Err(CoordinationFault::Refused { .. }) if first == second => return Ok(()),
+            answer => answer?,
+        };
+        if let Outcome::Txn {
+            succeeded: true, ..
+        } = answer.outcome
+        {
+            let mut oracle = self.oracle.borrow_mut();
+            let judged = [(first, asked[0]), (second, asked[1])]
+                .map(|(key, asked)| oracle.ledger.on_put(key, number, asked, answer.revision.0));
+            drop(oracle);
+            judged.into_iter().for_each(|judged| self.judge(judged));
+        }
+        Ok(())
+    }
+
+    async fn get(&self, client: &Client, key: u8) -> Result<(), CoordinationFault> {
         let asked = self.oracle.borrow().ledger.on_ask(key);
         let get = Ask::Op(Op::Range(KeyRange::one(name(key))));
         let answer = client.ask(&get, TIMEOUT).await?;
@@ -224,7 +294,7 @@ impl Coordination {
     }
 }
 
-fn name(key: u32) -> Vec<u8> {
+fn name(key: u8) -> Vec<u8> {
     format!("account/{key}").into_bytes()
 }
 

@@ -222,7 +222,7 @@ fn coordination_fault(random: &mut SplitMix64) -> Fault {
 fn drive(random: &mut SplitMix64) -> DiskOptions {
     let kind = random.below(4);
     let (fails, lies) = (kind & 1 != 0, kind & 2 != 0);
-    let slowness = 1 << random.below(6);
+    let slowness = 1 << random.below(10);
     let mut often = |is_asked: bool, per_million: u32| {
         let rate = per_million >> random.below(4);
         if is_asked { rate } else { 0 }

@@ -8,6 +8,7 @@
 //!
 //! PDUs carry right digests unless an operation damages them, so that a fuzzer gets past them.
 
+use lunette_generate::{Bytes, Source};
 use lunette_nvmeof_proto::command::{Command, Sgl, admin, fabrics};
 use lunette_nvmeof_proto::completion::{Completion, Status};
 use lunette_nvmeof_proto::fabrics::{Configuration, Connect, ConnectData, Property};
@@ -38,17 +39,8 @@ pub(super) struct Script {
     pub(super) given_up: Vec<(usize, u8)>,
 }
 
-struct Source<'a>(&'a [u8]);
-
-impl Source<'_> {
-    fn u8(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else {
-            return 0;
-        };
-        self.0 = rest;
-        first
-    }
-
+/// What is drawn besides bytes.
+trait Draws: Source {
     fn u16(&mut self) -> u16 {
         u16::from_le_bytes([self.u8(), self.u8()])
     }
@@ -63,9 +55,11 @@ impl Source<'_> {
     }
 }
 
+impl Draws for Bytes<'_> {}
+
 impl Script {
     pub(super) fn read(data: &[u8]) -> Self {
-        let mut source = Source(data);
+        let mut source = Bytes::new(data);
         let flags = source.u8();
         let cuts = (0..1 + source.u8() % 8).map(|_| {
             let byte = source.u8();
@@ -88,7 +82,7 @@ impl Script {
             script.set_up();
         }
         for _ in 0..OPS_MAX {
-            if source.0.is_empty() {
+            if source.is_spent() {
                 break;
             }
             script.read_op(&mut source);
@@ -115,7 +109,7 @@ impl Script {
         Framing::INITIAL.append_header(&mut self.stream, &pdu, 0);
     }
 
-    fn read_op(&mut self, source: &mut Source<'_>) {
+    fn read_op(&mut self, source: &mut Bytes<'_>) {
         match source.u8() % 12 {
             0 => self.command(source),
             1 => self.connect(source),
@@ -158,9 +152,8 @@ impl Script {
             }
             7 => {
                 let len = usize::from(source.u8());
-                let raw = source.0.split_at(len.min(source.0.len()));
-                self.stream.extend_from_slice(raw.0);
-                source.0 = raw.1;
+                let raw = source.take(len);
+                self.stream.extend_from_slice(raw);
             }
             8 => {
                 let back = usize::from(source.u16());
@@ -179,7 +172,7 @@ impl Script {
         }
     }
 
-    fn command(&mut self, source: &mut Source<'_>) {
+    fn command(&mut self, source: &mut Bytes<'_>) {
         let (opcode, cid, nsid) = (source.u8(), source.u16(), source.u8());
         let cdw10 = [(); 6].map(|()| source.len());
         let len_bytes = source.len();
@@ -210,7 +203,7 @@ impl Script {
         );
     }
 
-    fn connect(&mut self, source: &mut Source<'_>) {
+    fn connect(&mut self, source: &mut Bytes<'_>) {
         let (cid, what) = (source.u16(), source.u8());
         let queue_id = u16::from(what & 3);
         let connect = Connect {
@@ -246,7 +239,7 @@ impl Script {
         self.append(&Pdu::Command(command), &data);
     }
 
-    fn data(&mut self, source: &mut Source<'_>) {
+    fn data(&mut self, source: &mut Bytes<'_>) {
         let (cid, ttag, flags) = (source.u16(), source.u16(), source.u8());
         let offset_bytes = source.len();
         let len_bytes = 1 + source.len() % 8192;

@@ -9,8 +9,9 @@
 //! Frames carry right checksums unless an operation damages them, so that a fuzzer gets past the
 //! checksums; raw bytes and forged headers go to the places where they matter.
 
+use lunette_generate::{Bytes, Source};
 use lunette_runtime_core::checksum::crc32c;
-use lunette_runtime_core::codec::{Reader, Writer};
+use lunette_runtime_core::codec::Writer;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::{
     FrameHeader, FrameKind, HEADER_BYTES, PayloadDigest, encode_frame,
@@ -53,7 +54,7 @@ pub(super) struct Script {
 
 impl Script {
     pub(super) fn read(data: &[u8]) -> Self {
-        let mut source = Source(Reader::new(data));
+        let mut source = Bytes::new(data);
         let flags = source.u8();
         let cuts = (0..1 + source.u8() % 8).map(|_| source.cut()).collect();
         let mut script = Self {
@@ -64,7 +65,7 @@ impl Script {
             moments: Vec::new(),
         };
         for _ in 0..OPS_MAX {
-            if source.0.is_empty() {
+            if source.is_spent() {
                 break;
             }
             script.read_op(&mut source);
@@ -72,7 +73,7 @@ impl Script {
         script
     }
 
-    fn read_op(&mut self, source: &mut Source<'_>) {
+    fn read_op(&mut self, source: &mut Bytes<'_>) {
         match source.u8() % 9 {
             0 => self.frame(source),
             1 => self.response(source),
@@ -80,7 +81,7 @@ impl Script {
             3 => self.forged_header(source),
             4 => {
                 let len = usize::from(source.u8());
-                let raw = source.bytes(len);
+                let raw = source.take(len);
                 self.stream.extend_from_slice(raw);
             }
             5 => self.flip(source),
@@ -96,7 +97,7 @@ impl Script {
     }
 
     /// A good frame of any kind, with a body and perhaps a payload of a pattern.
-    fn frame(&mut self, source: &mut Source<'_>) {
+    fn frame(&mut self, source: &mut Bytes<'_>) {
         let kind = source.kind();
         let code = u16::from(source.u8());
         let id = source.id();
@@ -116,7 +117,7 @@ impl Script {
     }
 
     /// A good response, short to write: what a client's table is made for.
-    fn response(&mut self, source: &mut Source<'_>) {
+    fn response(&mut self, source: &mut Bytes<'_>) {
         let id = source.id();
         let payload_bytes = usize::from(source.u8());
         self.append(FrameKind::Response, 0, id, &[], payload_bytes);
@@ -141,7 +142,7 @@ impl Script {
     }
 
     /// A hello or its answer with any fields.
-    fn hello(&mut self, source: &mut Source<'_>) {
+    fn hello(&mut self, source: &mut Bytes<'_>) {
         let kind = if source.u8() & 1 == 0 {
             FrameKind::Hello
         } else {
@@ -167,7 +168,7 @@ impl Script {
     }
 
     /// A header whose checksum fits, whatever else is wrong with it.
-    fn forged_header(&mut self, source: &mut Source<'_>) {
+    fn forged_header(&mut self, source: &mut Bytes<'_>) {
         let payload = PayloadDigest {
             len_bytes: u32::from_le_bytes(source.array()),
             crc32c: u32::from(source.u8()),
@@ -190,7 +191,7 @@ impl Script {
     }
 
     /// Damages one bit among the last 64 KiB.
-    fn flip(&mut self, source: &mut Source<'_>) {
+    fn flip(&mut self, source: &mut Bytes<'_>) {
         let back = usize::from(u16::from_le_bytes(source.array()));
         let bit = source.u8() % 8;
         if let Some(byte) = self.stream.iter_mut().rev().nth(back) {
@@ -199,23 +200,8 @@ impl Script {
     }
 }
 
-/// Fuzz bytes with no end: what is missing reads as 0.
-struct Source<'a>(Reader<'a>);
-
-impl<'a> Source<'a> {
-    fn u8(&mut self) -> u8 {
-        self.0.u8().unwrap_or(0)
-    }
-
-    fn array<const N: usize>(&mut self) -> [u8; N] {
-        core::array::from_fn(|_| self.u8())
-    }
-
-    fn bytes(&mut self, len_max: usize) -> &'a [u8] {
-        let len = len_max.min(self.0.rest().len());
-        self.0.bytes(len).unwrap_or_default()
-    }
-
+/// What is drawn besides bytes.
+trait Draws: Source {
     fn cut(&mut self) -> Cut {
         let byte = self.u8();
         Cut {
@@ -246,3 +232,5 @@ impl<'a> Source<'a> {
         }
     }
 }
+
+impl Draws for Bytes<'_> {}

@@ -17,15 +17,22 @@ pub(crate) struct Asked {
     known: Option<(u64, u64)>,
 }
 
+impl Asked {
+    /// The last known revision of the key, 0 if none is.
+    pub(crate) fn known_revision(&self) -> u64 {
+        self.known.map_or(0, |(revision, _)| revision)
+    }
+}
+
 /// All that was answered.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     /// Counts the times at which a drive that had lied was started from.
     history: u64,
     revision: u64,
-    keys: BTreeMap<u32, (u64, u64)>,
-    /// Which put each revision is of.
-    puts: BTreeMap<u64, (u32, u64)>,
+    keys: BTreeMap<u8, (u64, u64)>,
+    /// Which put each revision of a key is of.
+    puts: BTreeMap<(u64, u8), u64>,
     put_count: u64,
     maps: BTreeMap<u64, ClusterMap>,
     /// The newest epoch that each life of a member has seen.
@@ -37,7 +44,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// A question about a key is asked.
     #[must_use]
-    pub(crate) fn on_ask(&self, key: u32) -> Asked {
+    pub(crate) fn on_ask(&self, key: u8) -> Asked {
         Asked {
             history: self.history,
             revision: self.revision,
@@ -67,7 +74,7 @@ impl Ledger {
     /// What is wrong with that.
     pub(crate) fn on_put(
         &mut self,
-        key: u32,
+        key: u8,
         number: u64,
         asked: Asked,
         revision: u64,
@@ -91,7 +98,7 @@ impl Ledger {
     /// What is wrong with that.
     pub(crate) fn on_get(
         &mut self,
-        key: u32,
+        key: u8,
         found: Option<(u64, u64)>,
         asked: Asked,
         revision: u64,
@@ -132,16 +139,15 @@ impl Ledger {
     }
 
     /// This put made this revision.
-    fn learn(&mut self, key: u32, revision: u64, number: u64) -> Result<(), String> {
+    fn learn(&mut self, key: u8, revision: u64, number: u64) -> Result<(), String> {
         let known = self.keys.entry(key).or_insert((revision, number));
         *known = (*known).max((revision, number));
-        let put = *self.puts.entry(revision).or_insert((key, number));
-        if put == (key, number) {
+        let put = *self.puts.entry((revision, key)).or_insert(number);
+        if put == number {
             return Ok(());
         }
         Err(format!(
-            "revision {revision} is of two puts: {put:?} and {:?}",
-            (key, number)
+            "revision {revision} of {key} is of two puts, {put} and {number}"
         ))
     }
 
