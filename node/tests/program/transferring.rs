@@ -70,6 +70,49 @@ fn a_segment_is_served_measured_and_accounted_for() {
 }
 
 #[test]
+fn a_file_is_served_to_peers() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let path = folder.path().join("segment");
+    fs::write(&path, vec![1; 2 << 20]).expect("written");
+    let path = path.to_str().expect("a path of characters");
+    let serve = |more: &[&str]| {
+        let always = [
+            "transfer",
+            "serve",
+            "--json",
+            "--listen",
+            "127.0.0.1:0",
+            "--file",
+            path,
+        ];
+        lunette(&[&always, more].concat())
+    };
+    for direct in [&[][..], &["--direct"]] {
+        let server = Node::spawn(&mut serve(direct));
+        assert_eq!(server.ready["bytes"], 2 << 20);
+        for more in [&["--size", "64KiB", "--batch", "16"][..], &["--write"]] {
+            let output = bench(&server, more).output().expect("it starts");
+            assert!(output.status.success(), "{output:?}");
+            let measured: Value = serde_json::from_slice(&output.stdout).expect("one object");
+            assert!(measured["requests"].as_u64() > Some(0), "{measured}");
+            assert_eq!(measured["same_host_bytes"], 0, "over the connection");
+        }
+    }
+    assert!(fs::read(path).expect("read").contains(&0), "it was written");
+    let missing = lunette(&[
+        "transfer",
+        "serve",
+        "--file",
+        "/no/such/file",
+        "--read-only",
+    ]);
+    let output = { missing }.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let neither = lunette(&["transfer", "serve"]).output().expect("it starts");
+    assert_eq!(neither.status.code(), Some(2), "{neither:?}");
+}
+
+#[test]
 fn other_hosts_need_the_secret() {
     let refused = serve("0.0.0.0:0").output().expect("it starts");
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");

@@ -1,10 +1,11 @@
 //! What can go wrong.
 
 use std::io;
+use std::path::PathBuf;
 
 use lunette::runtime::ControlError;
 use lunette::transfer::engine::{
-    BatchError, OpenError, PostError, RegisterRefusal, StartError, TransferError,
+    BatchError, FileSegmentError, OpenError, PostError, RegisterRefusal, StartError, TransferError,
 };
 use lunette::transfer::topology::{LoadError, MatrixFault};
 use lunette_auth::policy::SettingsFault;
@@ -40,6 +41,12 @@ pub(crate) enum TransferFailure {
     Post(#[from] PostError),
     #[error(transparent)]
     Transfer(#[from] TransferError),
+    #[error("{}: {error}", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        error: FileSegmentError,
+    },
     #[error("no memory: {0}")]
     Memory(io::Error),
     #[error("standard output: {0}")]

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,7 +10,9 @@ use std::time::Duration;
 use clap::Args;
 use lunette::runtime::arena::{Exposed, HugePages};
 use lunette::runtime::time;
-use lunette::transfer::engine::{Access, Engine, EngineOptions, RegisterOptions};
+use lunette::transfer::engine::{
+    Access, Engine, EngineOptions, FileSegment, FileSegmentOptions, RegisterOptions,
+};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -40,9 +43,15 @@ pub(super) struct ServeArguments {
     /// The segment's name.
     #[arg(long, value_name = "NAME", default_value = "memory")]
     segment: String,
-    /// Its length.
-    #[arg(long, value_name = "SIZE", value_parser = Size::parse)]
-    memory: Size,
+    /// Serve memory of this length; with --file, so much of the file, which is made that long.
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, required_unless_present = "file")]
+    memory: Option<Size>,
+    /// Serve this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "huge_pages")]
+    file: Option<PathBuf>,
+    /// Read and write the file around the page cache.
+    #[arg(long, requires = "file")]
+    direct: bool,
     /// Back it with huge pages where the system has them.
     #[arg(long)]
     huge_pages: bool,
@@ -77,8 +86,8 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
             ..EngineOptions::default()
         };
         let engine = Engine::start(options)?;
-        register(&engine, &arguments)?;
-        say_ready(&engine, &arguments, as_json)?;
+        let len_bytes = register(&engine, &arguments).await?;
+        say_ready(&engine, &arguments.segment, len_bytes, as_json)?;
         while !ends.load(Ordering::Relaxed) {
             time::sleep(END_PAUSE).await;
         }
@@ -95,19 +104,8 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
     })
 }
 
-fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<()> {
-    let huge_pages = if arguments.huge_pages {
-        HugePages::Prefer
-    } else {
-        HugePages::Never
-    };
-    let len = usize::try_from(arguments.memory.0).unwrap_or(usize::MAX);
-    let mut shortfalls = Vec::new();
-    let memory = Exposed::map(len, huge_pages, &mut shortfalls);
-    let memory = memory.map_err(|errno| TransferFailure::Memory(errno.into()))?;
-    for shortfall in shortfalls {
-        tracing::warn!(%shortfall, "memory");
-    }
+/// Registers what is to be served; says how long it is.
+async fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<u64> {
     let options = RegisterOptions {
         access: if arguments.read_only {
             Access::Read
@@ -116,19 +114,52 @@ fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<()> {
         },
         ..RegisterOptions::named(&arguments.segment)
     };
-    engine
-        .register(memory, &options)
-        .map_err(|error| error.refusal)?;
-    Ok(())
+    let Some(file) = &arguments.file else {
+        let memory = memory(arguments)?;
+        let len_bytes = memory.len() as u64;
+        let registered = engine.register(memory, &options);
+        registered.map_err(|error| error.refusal)?;
+        return Ok(len_bytes);
+    };
+    let opening = FileSegmentOptions {
+        write: !arguments.read_only,
+        direct: arguments.direct,
+        offset_bytes: 0,
+        len_bytes: arguments.memory.map(|size| size.0),
+    };
+    let opened = FileSegment::open(file.clone(), opening).await;
+    let segment = opened.map_err(|error| TransferFailure::File {
+        path: file.clone(),
+        error,
+    })?;
+    let len_bytes = segment.len_bytes();
+    let registered = engine.register_file(segment, &options);
+    registered.map_err(|error| error.refusal)?;
+    Ok(len_bytes)
 }
 
-fn say_ready(engine: &Engine, arguments: &ServeArguments, as_json: bool) -> Outcome<()> {
+fn memory(arguments: &ServeArguments) -> Outcome<Exposed> {
+    let huge_pages = if arguments.huge_pages {
+        HugePages::Prefer
+    } else {
+        HugePages::Never
+    };
+    let size = arguments.memory.expect("required without a file");
+    let len = usize::try_from(size.0).unwrap_or(usize::MAX);
+    let mut shortfalls = Vec::new();
+    let memory = Exposed::map(len, huge_pages, &mut shortfalls);
+    for shortfall in shortfalls {
+        tracing::warn!(%shortfall, "memory");
+    }
+    memory.map_err(|errno| TransferFailure::Memory(errno.into()))
+}
+
+fn say_ready(engine: &Engine, segment: &str, len_bytes: u64, as_json: bool) -> Outcome<()> {
     let addresses: Vec<String> = engine
         .addresses()
         .iter()
         .map(SocketAddr::to_string)
         .collect();
-    let (segment, len_bytes) = (&arguments.segment, arguments.memory.0);
     say(&if as_json {
         json!({ "ready": true, "addresses": addresses, "segment": segment, "bytes": len_bytes })
             .to_string()
