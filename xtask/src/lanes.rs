@@ -158,6 +158,7 @@ impl Lane {
             *tally = Tally::of_skipped_lane(self.name(), &reason);
         } else {
             vm::suite::run(workspace, tally)?;
+            sim::agree(workspace)?;
         }
         let allowed = if vm::suite::is_long() {
             allowed_as(workspace, "vm-long")?

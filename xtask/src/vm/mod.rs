@@ -198,6 +198,27 @@ fn run_lines(
     })
 }
 
+/// What a script prints in a machine with the oldest kernel.
+///
+/// # Errors
+/// As for [`run`].
+pub(crate) fn lines_of(
+    workspace: &Workspace,
+    script: String,
+    timeout: Duration,
+) -> Result<Vec<String>, TaskError> {
+    let arguments = Arguments {
+        nvme: 0,
+        ..Arguments::of_script((Series::V6_1, Rdma::None), script, timeout)
+    };
+    let mut lines = Vec::new();
+    run_lines(workspace, &arguments, |line| {
+        lines.push(line.to_owned());
+        false
+    })?;
+    Ok(lines)
+}
+
 /// Sees to it that a machine can be made here.
 ///
 /// # Errors
