@@ -71,8 +71,10 @@ impl Queue {
         else {
             return;
         };
-        // SAFETY: both are in the queue, and live.
-        let (links_before, own) = unsafe { (links(before), links(task)) };
+        // SAFETY: a task in the queue lives.
+        let links_before = unsafe { links(before) };
+        // SAFETY: as above.
+        let own = unsafe { links(task) };
         links_before.behind.set(own.behind.replace(first));
         self.first.set(Some(task));
         if links_before.behind.get().is_none() {
