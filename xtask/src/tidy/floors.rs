@@ -3,9 +3,8 @@
 //! Every package of the workspace stands on a floor of the table below and may use packages of
 //! lower floors alone, so two packages of one floor never use each other. What several protocols
 //! agree on, the map of the cluster, stands on a floor between them and what all packages use. Side
-//! packages may use
-//! everything that is not a side package, and nothing may use them. What tests draw is for side packages,
-//! and for the tests of all others.
+//! packages may use everything that is not a side package, and nothing may use them. What tests draw is
+//! for side packages, and for the tests of all others.
 
 use super::Finding;
 use super::tree::{Package, Tree};
