@@ -179,6 +179,11 @@ pub struct EngineOptions {
     /// too: so what is no mapping of its own is copied once and not through the window. Who may do that may
     /// read all of it. Where the system forbids it, the window serves.
     pub same_host_trust: bool,
+    /// Peers on this host that are let in at each place where they come in; others go over the network.
+    pub same_host_peers_max: usize,
+    /// Segments of one peer that are mapped, and segments that one peer has mapped here for its writes; the
+    /// bytes of others go through the window.
+    pub same_host_segments_max: usize,
     /// A folder in which this engine and peers on this host meet that are in another network namespace: in
     /// another container, say, into which the folder is mounted. Each side names it as it sees it. Peers in
     /// the same network namespace need none.
@@ -209,6 +214,8 @@ impl Default for EngineOptions {
             notifications_max: 4096,
             same_host: true,
             same_host_trust: false,
+            same_host_peers_max: 1024,
+            same_host_segments_max: 4096,
             same_host_dir: None,
             connect_timeout: Duration::from_secs(2),
             resolver: Resolver::default(),

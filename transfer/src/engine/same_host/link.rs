@@ -23,7 +23,7 @@ use super::board::BoardView;
 use super::commanding::Commanding;
 use super::owner::meeting_point;
 use super::trust::{Sight, Trust};
-use super::{MAPPED_MAX, draw, nonsense, understand};
+use super::{draw, nonsense, understand};
 use crate::client::{Attachments, Connection};
 use crate::server::select;
 
@@ -50,6 +50,8 @@ pub(in crate::engine) struct Link {
     is_window_accepted: Cell<bool>,
     /// The peer's process, if it can be read, and what we were tried out by.
     trust: Option<Trust>,
+    /// How many segments of the peer are mapped, and how many of ours are lent to it.
+    segments_max: usize,
     sights: RefCell<BTreeMap<SegmentId, Sight>>,
     /// Segments that were asked for, and who waits for them.
     asked: RefCell<BTreeMap<SegmentId, Vec<Rc<Signal>>>>,
@@ -119,6 +121,7 @@ impl Link {
             window,
             is_window_accepted: Cell::new(false),
             trust,
+            segments_max: engine.options.same_host_segments_max,
             sights: RefCell::default(),
             asked: RefCell::default(),
             loans: RefCell::default(),
@@ -136,7 +139,7 @@ impl Link {
     /// Tries to map a segment; if it cannot be, it is read over the rails.
     pub(in crate::engine) async fn map(&self, segment: SegmentId, patience: Duration) {
         let is_known = self.sights.borrow().contains_key(&segment);
-        let is_full = self.sights.borrow().len() >= MAPPED_MAX;
+        let is_full = self.sights.borrow().len() >= self.segments_max;
         if !self.is_alive() || is_known || is_full {
             return;
         }
@@ -204,7 +207,7 @@ impl Link {
         if let Some(&loan) = loans.get(&segment) {
             return loan == Loan::Accepted;
         }
-        if loans.len() >= MAPPED_MAX {
+        if loans.len() >= self.segments_max {
             return false;
         }
         let Ok(shown) = engine.registry.borrow().lend(segment, self.is_read()) else {

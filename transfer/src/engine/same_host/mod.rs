@@ -41,9 +41,6 @@ pub(super) use commanding::Under;
 pub(super) use link::{Link, ReadFault};
 pub(super) use owner::{Owner, accept};
 
-/// Segments of one peer that are mapped, and segments that are lent to one peer.
-const MAPPED_MAX: usize = 4096;
-
 /// A number that nobody can guess.
 fn draw() -> u128 {
     u128::from(entropy()) << 64 | u128::from(entropy())

@@ -22,15 +22,13 @@ use super::super::registry::Shown;
 use super::super::{Inner, spawned};
 use super::seat::{Seated, Seats};
 use super::trust::{DISTRUST, Sight};
-use super::{MAPPED_MAX, draw, nonsense, understand};
+use super::{draw, nonsense, understand};
 use crate::server::select;
 
 /// Tickets that nobody has used yet.
 const TICKETS_MAX: usize = 1024;
 /// How long a ticket is good.
 const TICKET_LIFE: Duration = Duration::from_secs(5);
-/// Channels of one listener, those that have not joined yet included.
-const CHANNELS_MAX: usize = 1024;
 /// Pause after a connection could not be accepted: no descriptor is free, say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -120,12 +118,13 @@ pub(super) fn meeting_point(folder: &Path, name: u128) -> PathBuf {
 pub(in crate::engine) async fn accept(inner: Rc<Inner>, listener: LocalListener) {
     let retire = inner.drain.listen();
     let channels = Scope::new();
+    let channels_max = inner.options.same_host_peers_max;
     loop {
         let accepted = select(listener.accept(), poll_fn(|cx| retire.poll(cx.waker()))).await;
         match accepted {
             None => return,
             // Closed at once: its peer goes over the network.
-            Some(Ok(_)) if channels.len() >= CHANNELS_MAX => {}
+            Some(Ok(_)) if channels.len() >= channels_max => {}
             Some(Ok(channel)) => {
                 // Without a task it is closed, and its peer sees that.
                 spawned(channels.spawn(serve(Rc::clone(&inner), channel)));
@@ -180,7 +179,7 @@ async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
                 let view = View::map(file, offset_bytes, len_bytes);
                 let view = view.inspect_err(|error| tracing::debug!(%error, "memory that is lent"));
                 let lent = view.ok().map(Sight::Mapped);
-                channel.send(&borrow(&seat, segment, lent).encode(), &[])?;
+                channel.send(&borrow(inner, &seat, segment, lent).encode(), &[])?;
             }
             (
                 Packet::At {
@@ -191,7 +190,7 @@ async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
                 _,
             ) => {
                 let lent = seat.sight(address, len_bytes);
-                channel.send(&borrow(&seat, segment, lent).encode(), &[])?;
+                channel.send(&borrow(inner, &seat, segment, lent).encode(), &[])?;
             }
             (Packet::Trust { address, value, .. }, _) => {
                 let answer = if inner.options.same_host_trust {
@@ -216,8 +215,9 @@ async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
 }
 
 /// Keeps what is lent, if it can be had and there is room.
-fn borrow(seat: &Seated, segment: SegmentId, lent: Option<Sight>) -> Packet {
-    if lent.is_some_and(|lent| seat.borrow(segment, lent, MAPPED_MAX)) {
+fn borrow(inner: &Inner, seat: &Seated, segment: SegmentId, lent: Option<Sight>) -> Packet {
+    let lent_max = inner.options.same_host_segments_max;
+    if lent.is_some_and(|lent| seat.borrow(segment, lent, lent_max)) {
         Packet::Accepted { segment }
     } else {
         Packet::Declined { segment }
