@@ -20,6 +20,13 @@ impl Fingerprint {
         let [a, b, c, d, e, f, g, h, ..] = self.0.to_be_bytes();
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
+
+    /// What the cluster's map places keys by: both halves, combined.
+    #[must_use]
+    pub const fn placement(self) -> u64 {
+        let [a, b, c, d, e, f, g, h, low @ ..] = self.0.to_be_bytes();
+        u64::from_be_bytes([a, b, c, d, e, f, g, h]) ^ u64::from_be_bytes(low)
+    }
 }
 
 /// Why bytes are no key. The request is at fault; repeating it cannot help.

@@ -17,9 +17,13 @@
 //! | [`message`] | operations, statuses and the bodies of requests and answers |
 #![forbid(unsafe_code)]
 
+pub mod asker;
 pub mod extent;
+pub mod home;
 pub mod key;
 pub mod lru;
 pub mod message;
+pub mod owner;
 pub mod placement;
 pub mod shard;
+pub mod version;

@@ -12,6 +12,8 @@
 //! | [`Op::Remove`] | [`KeyBatch`] | [`RemoveReply`] | none |
 //! | [`Op::Stat`] | empty | [`NodeStat`] | none |
 //!
+//! Where copies are is settled by messages of their own: [`directory`].
+//!
 //! An answer whose [`Status`] carries no result has an empty body. A [`NodeCard`] travels in the
 //! connection's hello.
 //!
@@ -20,6 +22,7 @@
 
 mod batch;
 mod card;
+pub mod directory;
 mod op;
 mod reply;
 mod stat;
@@ -67,6 +70,22 @@ pub enum MessageFault {
     /// A removal's outcome is none of those that exist.
     #[error("{0} is no outcome of a removal")]
     UnknownOutcome(u8),
+    /// A byte that chooses among several stands for none of them.
+    #[error("{code} stands for no {what}")]
+    UnknownCode {
+        /// What it was to choose.
+        what: &'static str,
+        /// The byte.
+        code: u8,
+    },
+    /// A list is longer than messages have it.
+    #[error("{found} items are above the limit of {items_max}")]
+    TooManyItems {
+        /// Items that are announced.
+        found: usize,
+        /// The limit.
+        items_max: usize,
+    },
     /// A node has 1 to [`CORES_MAX`] cores, each with its port.
     #[error("{0} ports are not within 1 to {CORES_MAX}")]
     PortsOutOfLimits(usize),

@@ -10,6 +10,8 @@
 //! scores are compared by cross-multiplication. Among members of equal weight the score falls with
 //! the draw, so the highest draw wins there, and one logarithm per distinct weight suffices.
 
+mod seat;
+
 use core::cmp::Ordering;
 
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
@@ -17,6 +19,8 @@ use lunette_runtime_core::limits::CORES_MAX;
 use thiserror::Error;
 
 use crate::key::Fingerprint;
+
+pub use seat::{Seat, has_seat, home_of, next_of, seats};
 
 /// Most members of one cluster.
 pub const MEMBERS_MAX: usize = 1024;

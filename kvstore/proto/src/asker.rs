@@ -1,0 +1,468 @@
+//! The side that asks: retries, and when there are none.
+//!
+//! What is asked may be lost, refused, or done without the answer coming through. Until an answer has
+//! come, the same request is sent again, under the same id, to the same place, which does it once. An
+//! answer that says that nothing was done allows another try, as another request, elsewhere if the map
+//! has changed since.
+//!
+//! Nothing else is ever tried again. A removal that may have been done, sent to another home, would
+//! remove what was put since; a put that may have been done would bring back what was removed. So
+//! where it is not known whether a write or a removal was done, the caller is told so, and decides.
+//!
+//! A lookup that ends in [`Outcome::Unknown`] is no miss here. The outermost interface alone, whose
+//! callers compute again what they do not find, says that it is: [`Outcome::is_miss_to_callers`].
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use lunette_cluster_proto::fence::NamespaceKind;
+use lunette_cluster_proto::map::{ClusterMap, Epoch};
+use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::time::Time;
+
+use crate::key::Fingerprint;
+use crate::message::directory::{Answer, Ask, AskerId, Found, HoldWish};
+use crate::owner::{WriteAnswer, WriteAsk};
+use crate::placement::{Seat, has_seat, home_of};
+use crate::version::Version;
+
+/// Most operations of one asker that are under way.
+pub const OPERATIONS_MAX: usize = 4096;
+/// How long an answer is waited for before the same request is sent again.
+pub const RESEND: Duration = Duration::from_millis(80);
+/// How long to wait after an answer that nothing was done.
+pub const PAUSE: Duration = Duration::from_millis(20);
+
+/// What an operation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// An object's bytes.
+    Get,
+    /// Where an object is, held or not.
+    Lookup(Option<HoldWish>),
+    /// That there be no object.
+    Remove,
+    /// That there be one, at this owner.
+    Write(Seat, WriteAsk),
+}
+
+/// What an owner says to a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadAnswer {
+    /// The bytes are here, and right.
+    Bytes,
+    /// There is no such copy.
+    Absent,
+    /// The owner is cut off.
+    Unavailable,
+}
+
+/// How an operation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The bytes of this version.
+    Hit(Version),
+    /// Where it is.
+    Found(Found),
+    /// There is no object.
+    Miss,
+    /// Not everybody has told yet what it holds: there may be one.
+    Unknown,
+    /// A write's.
+    Written(WriteAnswer),
+    /// A removal's.
+    Removed {
+        /// Whether there was an object.
+        found: bool,
+        /// The removal's place among the writes of the key.
+        version: Version,
+    },
+    /// Time is over, and nothing was done. It may be asked again.
+    TimedOut,
+    /// It is not known whether it was done, now or later.
+    Interrupted,
+}
+
+impl Outcome {
+    /// What the outermost interface tells who looks for something to read.
+    #[must_use]
+    pub const fn is_miss_to_callers(&self) -> bool {
+        matches!(self, Self::Miss | Self::Unknown)
+    }
+}
+
+/// What an asker wants sent, or has to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AskerAction {
+    /// Ask a home, with the epoch of the map.
+    Ask(Seat, Epoch, Ask),
+    /// Ask an owner for bytes.
+    Read {
+        /// The owner.
+        owner: Seat,
+        /// The request.
+        request: RequestId,
+        /// The key.
+        key: Fingerprint,
+        /// The version that the home named.
+        version: Version,
+    },
+    /// Ask an owner to write.
+    Write(Seat, RequestId, WriteAsk),
+    /// The map is older than this: fetch it.
+    MapWanted(Epoch),
+    /// An operation has ended.
+    Done(OperationId, Outcome),
+}
+
+/// An operation of one asker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OperationId(pub u64);
+
+/// Too many operations are under way. Wait for one.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{OPERATIONS_MAX} operations are under way")]
+pub struct TooManyOperations;
+
+#[derive(Clone, Debug)]
+enum Stage {
+    /// Nothing is under way before then.
+    Pausing(Time),
+    /// The home, or for a write the owner, was asked.
+    Asked { seat: Seat, at: Time },
+    /// These owners have it; the first was asked.
+    Reading { found: Found, at: Time },
+}
+
+#[derive(Clone, Debug)]
+struct Operation {
+    key: Fingerprint,
+    namespace: NamespaceKind,
+    wish: Wish,
+    request: RequestId,
+    /// Whether this request may have been begun somewhere.
+    is_begun: bool,
+    stage: Stage,
+    until: Time,
+}
+
+type Out<'a> = &'a mut Vec<AskerAction>;
+
+/// The machine of one asker. See the [module](self).
+#[derive(Debug)]
+pub struct Asker {
+    id: AskerId,
+    map: ClusterMap,
+    operations: BTreeMap<OperationId, Operation>,
+    by_request: BTreeMap<RequestId, OperationId>,
+    last_operation: u64,
+    last_request: u64,
+}
+
+impl Asker {
+    /// An asker under way with nothing.
+    #[must_use]
+    pub fn new(id: AskerId) -> Self {
+        Self {
+            id,
+            map: ClusterMap::default(),
+            operations: BTreeMap::new(),
+            by_request: BTreeMap::new(),
+            last_operation: 0,
+            last_request: 0,
+        }
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub const fn id(&self) -> AskerId {
+        self.id
+    }
+
+    /// How many operations are under way.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Begins an operation, which ends at `until`.
+    ///
+    /// # Errors
+    /// [`TooManyOperations`].
+    pub fn begin(
+        &mut self,
+        now: Time,
+        key: Fingerprint,
+        namespace: NamespaceKind,
+        wish: Wish,
+        until: Time,
+        out: Out<'_>,
+    ) -> Result<OperationId, TooManyOperations> {
+        if self.operations.len() >= OPERATIONS_MAX {
+            return Err(TooManyOperations);
+        }
+        self.last_operation += 1;
+        let id = OperationId(self.last_operation);
+        let request = self.new_request(id);
+        let stage = Stage::Pausing(now);
+        let is_begun = false;
+        let operation = Operation {
+            key,
+            namespace,
+            wish,
+            request,
+            is_begun,
+            stage,
+            until,
+        };
+        self.operations.insert(id, operation);
+        self.send(now, id, out);
+        Ok(id)
+    }
+
+    /// The operation that a request is of, while it is under way.
+    #[must_use]
+    pub fn operation_of(&self, request: RequestId) -> Option<OperationId> {
+        self.by_request.get(&request).copied()
+    }
+
+    fn new_request(&mut self, id: OperationId) -> RequestId {
+        self.last_request += 1;
+        let request = RequestId(self.last_request);
+        self.by_request.insert(request, id);
+        request
+    }
+
+    /// The map is another one.
+    pub fn on_map(&mut self, map: &ClusterMap) {
+        if map.epoch() > self.map.epoch() {
+            self.map = map.clone();
+        }
+    }
+
+    /// Sends what the operation's stage is about.
+    fn send(&mut self, now: Time, id: OperationId, out: Out<'_>) {
+        let operation = self.operations.get_mut(&id).expect("under way");
+        let Operation {
+            key,
+            namespace,
+            request,
+            until,
+            ..
+        } = *operation;
+        if let Stage::Reading { found, at } = &mut operation.stage {
+            *at = now;
+            let (owner, version) = (found.owners[0], found.version);
+            out.push(AskerAction::Read {
+                owner,
+                request,
+                key,
+                version,
+            });
+            return;
+        }
+        if let Wish::Write(seat, ask) = operation.wish {
+            let wait_ms = u32::try_from(until.since(now).as_millis()).unwrap_or(u32::MAX);
+            operation.is_begun = true;
+            operation.stage = Stage::Asked { seat, at: now };
+            let ask = WriteAsk {
+                wait_ms: wait_ms.min(ask.wait_ms),
+                ..ask
+            };
+            out.push(AskerAction::Write(seat, request, ask));
+            return;
+        }
+        // Asked again before it has answered, it is the same home that is asked.
+        let seat = match operation.stage {
+            Stage::Asked { seat, .. } if operation.is_begun => Some(seat),
+            _ => home_of(&self.map, key),
+        };
+        let Some(seat) = seat else {
+            operation.stage = Stage::Pausing(now + PAUSE);
+            return;
+        };
+        let wait_ms = u32::try_from(until.since(now).as_millis()).unwrap_or(u32::MAX);
+        let ask = match operation.wish {
+            Wish::Remove => Ask::Remove {
+                request,
+                key,
+                namespace,
+                wait_ms,
+            },
+            Wish::Lookup(hold) => Ask::Lookup {
+                request,
+                key,
+                namespace,
+                hold,
+            },
+            _ => Ask::Lookup {
+                request,
+                key,
+                namespace,
+                hold: None,
+            },
+        };
+        operation.is_begun |= matches!(operation.wish, Wish::Remove);
+        operation.stage = Stage::Asked { seat, at: now };
+        out.push(AskerAction::Ask(seat, self.map.epoch(), ask));
+    }
+
+    /// A home, or an owner for it, has answered.
+    pub fn on_answer(&mut self, now: Time, request: RequestId, answer: Answer, out: Out<'_>) {
+        let Some((id, operation)) = self.asked(request) else {
+            return;
+        };
+        let wish = operation.wish;
+        match answer {
+            Answer::Found(found) if matches!(wish, Wish::Lookup(_)) => {
+                self.end(id, Outcome::Found(found), out);
+            }
+            Answer::Found(found) if !found.owners.is_empty() => {
+                operation.stage = Stage::Reading { found, at: now };
+                self.send(now, id, out);
+            }
+            Answer::Found(_) => {}
+            Answer::Miss => self.end(id, Outcome::Miss, out),
+            Answer::Unknown => self.end(id, Outcome::Unknown, out),
+            Answer::Removed { found, version } => {
+                self.end(id, Outcome::Removed { found, version }, out);
+            }
+            Answer::Interrupted => self.end(id, Outcome::Interrupted, out),
+            Answer::Stale(epoch) => {
+                if epoch > self.map.epoch() {
+                    out.push(AskerAction::MapWanted(epoch));
+                }
+                self.pause(now, id);
+            }
+            Answer::Unavailable | Answer::Busy | Answer::Full => self.pause(now, id),
+        }
+    }
+
+    /// The operation that this request is of, if it waits for a home or a writer.
+    fn asked(&mut self, request: RequestId) -> Option<(OperationId, &mut Operation)> {
+        let id = *self.by_request.get(&request)?;
+        let operation = self.operations.get_mut(&id).expect("listed");
+        matches!(operation.stage, Stage::Asked { .. }).then_some((id, operation))
+    }
+
+    /// Nothing was done: another try, as another request, after a pause.
+    fn pause(&mut self, now: Time, id: OperationId) {
+        let former = self.operations[&id].request;
+        self.by_request.remove(&former);
+        let request = self.new_request(id);
+        let operation = self.operations.get_mut(&id).expect("under way");
+        operation.request = request;
+        operation.is_begun = false;
+        operation.stage = Stage::Pausing(now + PAUSE);
+    }
+
+    /// An owner has answered a read.
+    pub fn on_read(&mut self, now: Time, request: RequestId, answer: ReadAnswer, out: Out<'_>) {
+        let Some(&id) = self.by_request.get(&request) else {
+            return;
+        };
+        let operation = self.operations.get_mut(&id).expect("listed");
+        let Stage::Reading { found, .. } = &mut operation.stage else {
+            return;
+        };
+        if answer == ReadAnswer::Bytes {
+            let version = found.version;
+            self.end(id, Outcome::Hit(version), out);
+            return;
+        }
+        found.owners.remove(0);
+        if found.owners.is_empty() {
+            self.pause(now, id);
+        } else {
+            // Under another id, or an answer of the first owner would be taken for the second's.
+            self.by_request.remove(&request);
+            let request = self.new_request(id);
+            self.operations.get_mut(&id).expect("listed").request = request;
+            self.send(now, id, out);
+        }
+    }
+
+    /// An owner has answered a write.
+    pub fn on_written(&mut self, now: Time, request: RequestId, answer: WriteAnswer, out: Out<'_>) {
+        let Some((id, operation)) = self.asked(request) else {
+            return;
+        };
+        if !matches!(operation.wish, Wish::Write(..)) {
+            return;
+        }
+        match answer {
+            WriteAnswer::Interrupted => self.end(id, Outcome::Interrupted, out),
+            WriteAnswer::Written { .. } | WriteAnswer::Exists { .. } | WriteAnswer::Aborted => {
+                self.end(id, Outcome::Written(answer), out);
+            }
+            WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => self.pause(now, id),
+        }
+    }
+
+    /// The connection to a seat is lost. What it was asked may have been done, or not.
+    pub fn on_lost(&mut self, now: Time, seat: Seat, out: Out<'_>) {
+        let ids: Vec<OperationId> = self.operations.keys().copied().collect();
+        for id in ids {
+            let operation = &self.operations[&id];
+            match &operation.stage {
+                Stage::Asked { seat: asked, .. } if *asked == seat => {
+                    if operation.is_begun {
+                        self.end(id, Outcome::Interrupted, out);
+                    } else {
+                        self.pause(now, id);
+                    }
+                }
+                Stage::Reading { found, .. } if found.owners[0] == seat => {
+                    let request = operation.request;
+                    self.on_read(now, request, ReadAnswer::Absent, out);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Time passes.
+    pub fn on_tick(&mut self, now: Time, out: Out<'_>) {
+        let ids: Vec<OperationId> = self.operations.keys().copied().collect();
+        for id in ids {
+            let operation = &self.operations[&id];
+            if now >= operation.until {
+                let outcome = if operation.is_begun {
+                    Outcome::Interrupted
+                } else {
+                    Outcome::TimedOut
+                };
+                self.end(id, outcome, out);
+                continue;
+            }
+            let is_due = match &operation.stage {
+                Stage::Pausing(until) => now >= *until,
+                Stage::Asked { at, .. } | Stage::Reading { at, .. } => now >= *at + RESEND,
+            };
+            if is_due && !self.look_elsewhere(now, id) {
+                self.send(now, id, out);
+            }
+        }
+    }
+
+    /// A lookup whose home is gone, or a read whose owner is, begins anew; it repeats nothing.
+    fn look_elsewhere(&mut self, now: Time, id: OperationId) -> bool {
+        let operation = &self.operations[&id];
+        let asked = match &operation.stage {
+            Stage::Asked { seat, .. } if !operation.is_begun => *seat,
+            Stage::Reading { found, .. } => found.owners[0],
+            _ => return false,
+        };
+        let is_gone = !has_seat(&self.map, asked);
+        if is_gone {
+            self.pause(now, id);
+        }
+        is_gone
+    }
+
+    fn end(&mut self, id: OperationId, outcome: Outcome, out: Out<'_>) {
+        let operation = self.operations.remove(&id).expect("it ends once");
+        self.by_request.remove(&operation.request);
+        out.push(AskerAction::Done(id, outcome));
+    }
+}

@@ -1,0 +1,172 @@
+//! Which copies of a key live, once everything is known.
+
+use lunette_runtime_core::mutant::{self, Mutant};
+use lunette_runtime_core::time::Time;
+
+use super::limits::{KEYS_PER_TICK_MAX, RESEND};
+use super::table::{Copy, Standing};
+use super::{Home, HomeAction, Out};
+use crate::key::Fingerprint;
+use crate::message::directory::{CopyPlace, ToOwner};
+use crate::placement::Seat;
+use crate::version::{CopyInfo, Version, survivor};
+
+impl Home {
+    pub(super) fn judge_if_due(&mut self, now: Time, key: Fingerprint, out: Out<'_>) {
+        if self.unjudged.remove(&key) {
+            self.judge(now, key, out);
+        }
+    }
+
+    /// Some of what was reported. What nobody asks for can wait.
+    pub(super) fn judge_some(&mut self, now: Time, out: Out<'_>) {
+        for _ in 0..KEYS_PER_TICK_MAX {
+            let Some(key) = self.unjudged.pop_first() else {
+                return;
+            };
+            self.judge(now, key, out);
+        }
+    }
+
+    /// Of what is left of a key, one version lives, in as many copies as are wanted.
+    fn judge(&mut self, now: Time, key: Fingerprint, out: Out<'_>) {
+        assert!(
+            self.is_complete(),
+            "who judges too early drops what should live"
+        );
+        if !self.is_home_of(key) {
+            self.table.forget_key(key);
+            return;
+        }
+        let present = |copy: &&Copy| {
+            matches!(
+                copy.standing,
+                Standing::Unjudged { .. } | Standing::Shown | Standing::Joining { .. }
+            )
+        };
+        let copies: Vec<Copy> = self
+            .table
+            .copies(key)
+            .iter()
+            .filter(present)
+            .copied()
+            .collect();
+        let (cold, mut known): (Vec<Copy>, Vec<Copy>) = copies
+            .into_iter()
+            .partition(|copy| self.cold.contains(&copy.seat));
+        self.stats.cold += cold.len() as u64;
+        let versions = known.iter().map(|copy| (copy.info.version, copy.info.kind));
+        let winner = survivor(self.tombstones.version(key), versions);
+        let lives = |copy: &Copy| Some(copy.info.version) == winner;
+        // Those whose owner was never away first, then in the order of seats.
+        known.sort_by_key(|copy| (copy.standing != Standing::Shown, copy.seat));
+        let (living, losers): (Vec<Copy>, Vec<Copy>) = known.into_iter().partition(lives);
+        self.stats.losers += losers.len() as u64;
+        let wanted = living
+            .first()
+            .map_or(0, |copy| usize::from(copy.info.wanted.max(1)));
+        let kept = if mutant::is_on(Mutant::SurplusMiscounted) && living.len() > wanted {
+            0
+        } else {
+            wanted.min(living.len())
+        };
+        let (kept, surplus) = living.split_at(kept);
+        self.stats.surplus += surplus.len() as u64;
+        for copy in kept {
+            if !matches!(copy.standing, Standing::Joining { .. }) {
+                let version = copy.info.version;
+                self.table
+                    .set_standing(key, copy.seat, version, Standing::Shown);
+            }
+        }
+        for copy in cold.iter().chain(&losers).chain(surplus) {
+            self.expel(now, key, copy.seat, copy.info.version, out);
+        }
+        self.end_change_if_done(now, key, out);
+        self.wake(now, key, out);
+    }
+
+    /// A copy is shown no more, and its owner is told to drop it.
+    pub(super) fn expel(
+        &mut self,
+        now: Time,
+        key: Fingerprint,
+        seat: Seat,
+        version: Version,
+        out: Out<'_>,
+    ) {
+        let Some(copy) = self.table.copy(key, seat, version) else {
+            return;
+        };
+        if matches!(copy.standing, Standing::Departed { .. }) {
+            return;
+        }
+        let order = match copy.standing {
+            Standing::Leaving { order, .. } => order,
+            _ => self.next_order(),
+        };
+        let standing = Standing::Leaving { told: now, order };
+        self.table.set_standing(key, seat, version, standing);
+        out.push(HomeAction::ToOwner(
+            seat,
+            ToOwner::Drop {
+                key,
+                version,
+                order,
+            },
+        ));
+    }
+
+    pub(super) const fn next_order(&mut self) -> u64 {
+        self.last_order += 1;
+        self.last_order
+    }
+
+    /// What was not heeded, or whose answer was lost, is said again.
+    pub(super) fn tell_again(&mut self, now: Time, out: Out<'_>) {
+        let resend_ns = u64::try_from(RESEND.as_nanos()).expect("a short time");
+        let before = Time::from_ns(now.as_ns().saturating_sub(resend_ns));
+        for (CopyPlace { key, version }, copy) in self.table.unheeded(before, KEYS_PER_TICK_MAX) {
+            if !self.is_home_of(key) {
+                // Its next home knows better.
+                self.table.forget_key(key);
+                continue;
+            }
+            let seat = copy.seat;
+            let Standing::Joining { op, .. } = copy.standing else {
+                self.expel(now, key, seat, version, out);
+                continue;
+            };
+            let standing = Standing::Joining { told: now, op };
+            self.table.set_standing(key, seat, version, standing);
+            // A replica has no writer who would have to know.
+            let is_cut_off = false;
+            let recorded = ToOwner::Recorded {
+                op,
+                key,
+                version,
+                is_cut_off,
+            };
+            out.push(HomeAction::ToOwner(seat, recorded));
+        }
+    }
+
+    /// What can be shown of a key while not everything is known: nothing of owners that were away.
+    pub(super) fn visible(&self, key: Fingerprint) -> Vec<(Seat, CopyInfo)> {
+        let copies = self.table.copies(key).iter();
+        let told = copies.filter(|copy| match copy.standing {
+            Standing::Shown => true,
+            Standing::Unjudged { is_away } => !is_away,
+            Standing::Leaving { .. } | Standing::Joining { .. } | Standing::Departed { .. } => {
+                false
+            }
+        });
+        let told: Vec<&Copy> = told.collect();
+        let versions = told.iter().map(|copy| (copy.info.version, copy.info.kind));
+        let winner = survivor(self.tombstones.version(key), versions);
+        let alive = told
+            .into_iter()
+            .filter(|copy| Some(copy.info.version) == winner);
+        alive.map(|copy| (copy.seat, copy.info)).collect()
+    }
+}

@@ -1,0 +1,67 @@
+//! How much a home keeps, and for how long.
+
+use core::time::Duration;
+
+use lunette_cluster_proto::fence::CLOCK_DRIFT_MAX;
+
+/// How long a lookup waits for a home that is being rebuilt: `rebuild_wait_ms_max`.
+pub const REBUILD_WAIT_MAX: Duration = Duration::from_millis(50);
+/// Most reports that a home asks for at once while it is being rebuilt.
+pub const REPORTS_UNDER_WAY_MAX: usize = 32;
+/// How long an answer of a seat is waited for before it is asked again.
+pub const RESEND: Duration = Duration::from_millis(40);
+/// How long tombstones are kept.
+pub const TOMBSTONE_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long the outcome of a removal is remembered, for those who ask again.
+pub const ANSWERED_KEEP: Duration = Duration::from_secs(20);
+/// Most keys that one tick judges or sweeps: what a turn of the loop gives to it.
+pub const KEYS_PER_TICK_MAX: usize = 256;
+/// Most copies of one key, of all versions.
+pub const COPIES_PER_KEY_MAX: usize = 32;
+/// Most maps that are remembered until nobody of them can be serving any more. With one change per
+/// second at most, those of a usual lease.
+pub const RECENT_MAPS_MAX: usize = 16;
+
+/// The bounds of one home. Each table has a refusal of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HomeLimits {
+    /// Copies recorded. Beyond, claims are refused, and what is reported is dropped.
+    pub copies_max: usize,
+    /// Claims granted and not yet over. Beyond, claims are refused.
+    pub claims_max: usize,
+    /// Removals and upserts under way. Beyond, they are refused.
+    pub changes_max: usize,
+    /// Requests that wait. Beyond, they are refused.
+    pub waiters_max: usize,
+    /// Requests that wait for one key. Beyond, they are refused.
+    pub waiters_per_key_max: usize,
+    /// Tombstones. Beyond, the oldest is forgotten: who was away for longer comes back cold.
+    pub tombstones_max: usize,
+    /// Outcomes of removals that are remembered. Beyond, removals are refused.
+    pub answered_max: usize,
+    /// How long members' leases are.
+    pub lease_ttl: Duration,
+}
+
+impl Default for HomeLimits {
+    fn default() -> Self {
+        Self {
+            copies_max: 4 << 20,
+            claims_max: 64 << 10,
+            changes_max: 16 << 10,
+            waiters_max: 64 << 10,
+            waiters_per_key_max: 64,
+            tombstones_max: 256 << 10,
+            answered_max: 256 << 10,
+            lease_ttl: Duration::from_secs(5),
+        }
+    }
+}
+
+impl HomeLimits {
+    /// How long after a member has left the map it may still be serving, by its own clock.
+    #[must_use]
+    pub fn quiet(&self) -> Duration {
+        self.lease_ttl + CLOCK_DRIFT_MAX
+    }
+}

@@ -1,0 +1,425 @@
+//! The barrier: until everybody has said what it holds.
+
+use std::collections::BTreeMap;
+
+use lunette_cluster_proto::map::{ClusterMap, Epoch};
+use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::mutant::{self, Mutant};
+use lunette_runtime_core::time::Time;
+
+use super::limits::{RECENT_MAPS_MAX, REPORTS_UNDER_WAY_MAX, RESEND};
+use super::table::{Copy, Standing};
+use super::{Home, HomeAction, Out, Phase};
+use crate::key::Fingerprint;
+use crate::message::directory::{
+    CopyPage, CopyPlace, PAGE_COPIES_MAX, PAGE_TOMBSTONES_MAX, ToOwner, ToPeer, TombstonePage,
+};
+use crate::placement::{Seat, has_seat, home_of, next_of, seats};
+use crate::version::Generation;
+
+/// How far the report of a seat has come.
+#[derive(Clone, Copy, Debug)]
+enum Stage<P> {
+    Wanted {
+        after: Option<P>,
+        asked: Option<Time>,
+    },
+    Complete,
+}
+
+impl<P: core::marker::Copy + PartialEq> Stage<P> {
+    const BEGIN: Self = Self::Wanted {
+        after: None,
+        asked: None,
+    };
+
+    const fn is_complete(&self) -> bool {
+        matches!(self, Self::Complete)
+    }
+
+    fn is_under_way(&self, now: Time) -> bool {
+        matches!(self, Self::Wanted { asked: Some(at), .. } if now < *at + RESEND)
+    }
+
+    fn expects(&self, place: Option<P>) -> bool {
+        matches!(self, Self::Wanted { after, asked: Some(_) } if *after == place)
+    }
+
+    /// What to ask for now, if it is not complete.
+    fn ask(&mut self, now: Time) -> Option<Option<P>> {
+        match self {
+            Self::Wanted { after, asked } => {
+                *asked = Some(now);
+                Some(*after)
+            }
+            Self::Complete => None,
+        }
+    }
+
+    const fn go_on(&mut self, next: Option<P>) {
+        *self = match next {
+            Some(_) => Self::Wanted {
+                after: next,
+                asked: None,
+            },
+            None => Self::Complete,
+        };
+    }
+}
+
+#[derive(Debug)]
+struct Report {
+    copies: Stage<CopyPlace>,
+    tombstones: Stage<Fingerprint>,
+}
+
+impl Report {
+    const fn is_complete(&self) -> bool {
+        self.copies.is_complete() && self.tombstones.is_complete()
+    }
+
+    fn is_under_way(&self, now: Time) -> bool {
+        self.copies.is_under_way(now) || self.tombstones.is_under_way(now)
+    }
+}
+
+/// Who has reported what.
+#[derive(Debug)]
+pub(super) struct Rebuild {
+    is_full: bool,
+    /// Those that are not complete.
+    missing: BTreeMap<Seat, Report>,
+    /// Those that were away, and since when.
+    away: BTreeMap<Seat, Epoch>,
+    /// The latest horizon of those that know of one.
+    horizon: Option<Epoch>,
+}
+
+impl Rebuild {
+    /// Of the home at `own`, which keeps what it knows of other seats unless `is_full`.
+    pub(super) fn new(map: &ClusterMap, own: Seat, is_full: bool) -> Self {
+        let missing = seats(map).map(|seat| {
+            let tombstones = if seat == own {
+                Stage::Complete
+            } else {
+                Stage::BEGIN
+            };
+            let copies = Stage::BEGIN;
+            (seat, Report { copies, tombstones })
+        });
+        Self {
+            is_full,
+            missing: missing.collect(),
+            away: BTreeMap::new(),
+            horizon: None,
+        }
+    }
+
+    /// Whether this seat's copies are all known.
+    pub(super) fn knows(&self, seat: Seat) -> bool {
+        let report = self.missing.get(&seat);
+        report.is_none_or(|report| report.copies.is_complete())
+    }
+
+    fn close(&mut self, seat: Seat) {
+        if self.missing.get(&seat).is_some_and(Report::is_complete) {
+            self.missing.remove(&seat);
+        }
+    }
+
+    /// Asks those who are not complete, a bounded number at once.
+    fn ask(&mut self, now: Time, out: Out<'_>) {
+        let under_way = self
+            .missing
+            .values()
+            .filter(|report| report.is_under_way(now));
+        let room = REPORTS_UNDER_WAY_MAX.saturating_sub(under_way.count());
+        let is_full = self.is_full;
+        let due = self
+            .missing
+            .iter_mut()
+            .filter(|(_, report)| !report.is_under_way(now));
+        for (&seat, report) in due.take(room) {
+            if let Some(after) = report.copies.ask(now) {
+                let wanted = ToOwner::CopiesWanted { is_full, after };
+                out.push(HomeAction::ToOwner(seat, wanted));
+            }
+            if let Some(after) = report.tombstones.ask(now) {
+                let wanted = ToPeer::TombstonesWanted { after };
+                out.push(HomeAction::ToPeer(seat, wanted));
+            }
+        }
+    }
+}
+
+impl Home {
+    /// A part of an owner's report has come.
+    pub fn on_page(&mut self, now: Time, from: Seat, epoch: Epoch, page: CopyPage, out: Out<'_>) {
+        if !self.heeds(from, epoch) {
+            return;
+        }
+        let Phase::Rebuilding(rebuild) = &mut self.phase else {
+            return;
+        };
+        let Some(report) = rebuild.missing.get_mut(&from) else {
+            return;
+        };
+        let last = page.copies.last().map(|(key, info)| CopyPlace {
+            key: *key,
+            version: info.version,
+        });
+        // A report that does not get on would never end, and one that is not whole means nothing.
+        let gets_on = page.is_last || last > page.after;
+        let is_whole = page.is_full || !rebuild.is_full;
+        if !report.copies.expects(page.after)
+            || !gets_on
+            || !is_whole
+            || page.copies.len() > PAGE_COPIES_MAX
+        {
+            return;
+        }
+        report.copies.go_on(last.filter(|_| !page.is_last));
+        rebuild.close(from);
+        if let Some(since) = page.away_since {
+            rebuild.away.insert(from, since);
+        }
+        let is_away = page.away_since.is_some();
+        if page.is_full && page.after.is_none() {
+            let known = self.table.forget_seat(from);
+            self.unjudged.extend(known);
+        }
+        self.take_in(now, from, &page, is_away, out);
+        self.go_on(now, out);
+    }
+
+    fn take_in(&mut self, now: Time, from: Seat, page: &CopyPage, is_away: bool, out: Out<'_>) {
+        let generation = if mutant::is_on(Mutant::GenerationIgnored) {
+            Generation(0)
+        } else {
+            self.generation()
+        };
+        for &(key, info) in &page.copies {
+            if !self.is_home_of(key) || info.generation < generation {
+                continue;
+            }
+            let standing = Standing::Unjudged { is_away };
+            let seat = from;
+            let copy = Copy {
+                seat,
+                info,
+                standing,
+            };
+            if self.table.insert(key, copy, self.limits.copies_max).is_ok() {
+                self.unjudged.insert(key);
+                self.wake(now, key, out);
+            } else {
+                // What cannot be recorded could not be removed either.
+                self.stats.full += 1;
+                let version = info.version;
+                let order = self.next_order();
+                let drop = ToOwner::Drop {
+                    key,
+                    version,
+                    order,
+                };
+                out.push(HomeAction::ToOwner(from, drop));
+            }
+        }
+    }
+
+    /// Another home says something.
+    pub fn on_peer(&mut self, now: Time, from: Seat, epoch: Epoch, item: ToPeer, out: Out<'_>) {
+        if !self.heeds(from, epoch) {
+            return;
+        }
+        match item {
+            ToPeer::Bury { key, tombstone } => {
+                self.keep_tombstone(now, key, tombstone);
+                let version = tombstone.version;
+                out.push(HomeAction::ToPeer(from, ToPeer::Buried { key, version }));
+            }
+            ToPeer::Buried { key, version } => self.buried(now, from, key, version, out),
+            ToPeer::TombstonesWanted { after } => {
+                let page = self.tombstone_page(from, after);
+                out.push(HomeAction::ToPeer(from, ToPeer::Tombstones(page)));
+            }
+            ToPeer::Tombstones(page) => self.take_in_tombstones(now, from, page, out),
+        }
+    }
+
+    /// What `asker` is the home of, or the next, after a key.
+    fn tombstone_page(&self, asker: Seat, after: Option<Fingerprint>) -> TombstonePage {
+        let mut tombstones = Vec::new();
+        let mut next = None;
+        // Bounded by those that are looked at, not by those that are found.
+        let all = self.tombstones.after(after);
+        for (count, (key, tombstone)) in all.enumerate() {
+            if count == PAGE_TOMBSTONES_MAX {
+                break;
+            }
+            let concerned = [home_of(&self.map, key), next_of(&self.map, key)];
+            if concerned.contains(&Some(asker)) {
+                tombstones.push((key, tombstone));
+            }
+            next = (count + 1 == PAGE_TOMBSTONES_MAX).then_some(key);
+        }
+        TombstonePage {
+            after,
+            horizon: self.base.as_ref().map(|_| self.tombstones.forgotten),
+            tombstones,
+            next,
+        }
+    }
+
+    fn take_in_tombstones(&mut self, now: Time, from: Seat, page: TombstonePage, out: Out<'_>) {
+        let Phase::Rebuilding(rebuild) = &mut self.phase else {
+            return;
+        };
+        let Some(report) = rebuild.missing.get_mut(&from) else {
+            return;
+        };
+        let gets_on = page.next.is_none() || page.next > page.after;
+        if !report.tombstones.expects(page.after)
+            || !gets_on
+            || page.tombstones.len() > PAGE_TOMBSTONES_MAX
+        {
+            return;
+        }
+        report.tombstones.go_on(page.next);
+        rebuild.horizon = rebuild.horizon.max(page.horizon);
+        rebuild.close(from);
+        for (key, tombstone) in page.tombstones {
+            self.keep_tombstone(now, key, tombstone);
+            if !self.table.copies(key).is_empty() {
+                self.unjudged.insert(key);
+            }
+        }
+        self.go_on(now, out);
+    }
+
+    /// An owner that was away asks whether all that it reported has been judged, and what lost dropped.
+    pub(super) fn settle(&self, owner: Seat, out: Out<'_>) {
+        let is_judged = self.is_complete() && self.unjudged.is_empty();
+        if is_judged && !self.table.is_telling(owner) {
+            out.push(HomeAction::ToOwner(owner, ToOwner::Settled));
+        }
+    }
+
+    /// Asks for what is missing, or is complete.
+    pub(super) fn go_on(&mut self, now: Time, out: Out<'_>) {
+        let Phase::Rebuilding(rebuild) = &mut self.phase else {
+            return;
+        };
+        if !rebuild.missing.is_empty() && !mutant::is_on(Mutant::BarrierSkipped) {
+            rebuild.ask(now, out);
+            return;
+        }
+        // Its own memory counts if it has been complete before; if nobody's does, nothing is known
+        // of earlier epochs.
+        let own = self.base.as_ref().map(|_| self.tombstones.forgotten);
+        let before = Epoch(self.map.epoch().0 - 1);
+        let horizon = rebuild.horizon.max(own).unwrap_or(before);
+        // Who was in each map has been told of each removal, however late it heard of the maps.
+        let has_stayed = |seat: Seat| self.stayed.contains(&(seat.node, seat.incarnation));
+        let away = rebuild.away.iter();
+        let cold = away.filter(|(seat, since)| **since <= horizon && !has_stayed(**seat));
+        self.cold = cold.map(|(&seat, _)| seat).collect();
+        self.tombstones.forgotten = horizon;
+        let members = self.map.members().iter();
+        self.stayed = members
+            .map(|member| (member.id, member.incarnation))
+            .collect();
+        self.base = Some(self.stayed.clone());
+        self.phase = Phase::Complete;
+        for request in self.waiting.take_all() {
+            self.dispatch(now, request, out);
+        }
+    }
+
+    /// Notes who left: what it may still be serving, and which tombstones may be lost with it.
+    pub(super) fn note_gone(&mut self, now: Time, previous: &ClusterMap, is_kept: bool) {
+        let is_gone = |seat: &Seat| !has_seat(&self.map, *seat);
+        if seats(previous).any(|seat| is_gone(&seat)) || !is_kept {
+            self.quiet_until = now + self.limits.quiet();
+        }
+        self.has_gap |= !is_kept || self.recent.len() == RECENT_MAPS_MAX;
+        if now < self.quiet_until && !self.has_gap {
+            self.recent.push_back(previous.clone());
+        }
+        // A tombstone is at two nodes, and each new pair has it when it has become complete. Where two
+        // have gone since, what only they had is lost.
+        let is_member = |(id, incarnation): &(NodeId, u64)| {
+            let member = self.map.member(*id);
+            member.is_some_and(|member| member.incarnation == *incarnation)
+        };
+        let base = self.base.iter().flatten();
+        if base.filter(|node| !is_member(node)).count() >= 2 {
+            let before = Epoch(self.map.epoch().0 - 1);
+            self.tombstones.forgotten = self.tombstones.forgotten.max(before);
+        }
+        if previous.epoch().0 + 1 == self.map.epoch().0 {
+            self.stayed.retain(is_member);
+        } else {
+            self.stayed.clear();
+        }
+    }
+
+    /// What seats held that have left counts until they have surely stopped serving.
+    pub(super) fn depart(&mut self, now: Time, previous: &ClusterMap) {
+        let until = now + self.limits.quiet();
+        for seat in seats(previous).filter(|seat| !has_seat(&self.map, *seat)) {
+            self.departed.insert(seat, until);
+            for key in self.table.keys_of(seat) {
+                for copy in self.table.copies(key).to_vec() {
+                    if copy.seat == seat {
+                        let version = copy.info.version;
+                        let standing = Standing::Departed { until };
+                        self.table.set_standing(key, seat, version, standing);
+                    }
+                }
+                self.unjudged.insert(key);
+            }
+        }
+        let is_grown = seats(&self.map).any(|seat| !has_seat(previous, seat));
+        let weights = |map: &ClusterMap| -> Vec<_> {
+            let members = map.members().iter();
+            let members = members.filter(|member| self.map.member(member.id).is_some());
+            members.map(|member| (member.id, member.weight())).collect()
+        };
+        if is_grown || weights(previous) != weights(&self.map) {
+            self.sweep = Some(None);
+        }
+    }
+
+    pub(super) fn end_departures(&mut self, now: Time, out: Out<'_>) {
+        let over: Vec<Seat> = {
+            let departed = self.departed.iter();
+            let over = departed.filter(|(_, until)| now >= **until);
+            over.map(|(&seat, _)| seat).collect()
+        };
+        for seat in over {
+            self.departed.remove(&seat);
+            if has_seat(&self.map, seat) {
+                continue;
+            }
+            for key in self.table.forget_seat(seat) {
+                self.end_change_if_done(now, key, out);
+            }
+        }
+    }
+
+    /// Forgets some of the records whose keys moved to other homes.
+    pub(super) fn sweep_some(&mut self) {
+        let Some(after) = self.sweep else {
+            return;
+        };
+        let keys = self.table.keys_after(after, super::KEYS_PER_TICK_MAX);
+        for &key in &keys {
+            if !self.is_home_of(key) {
+                self.table.forget_key(key);
+                self.unjudged.remove(&key);
+            }
+        }
+        self.sweep = keys.last().map(|&key| Some(key));
+    }
+}

@@ -1,0 +1,32 @@
+//! What homes, owners and askers say to each other about where copies are.
+//!
+//! | type | from | to |
+//! |---|---|---|
+//! | [`ToHome`] | owner | home: claims, publications, retractions, what was dropped |
+//! | [`ToOwner`] | home | owner: grants, refusals, orders, wishes for reports |
+//! | [`CopyPage`] | owner | home: what it holds, page by page |
+//! | [`ToPeer`] | home | home: tombstones |
+//! | [`Ask`] | asker | home: lookups and removals |
+//! | [`Answer`] | home or owner | asker |
+//!
+//! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
+//! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
+//! asks again, so each message may be lost, and come twice or late within its epoch.
+//!
+//! They travel as [`SeatMessage`], [`AskMessage`] and [`AnswerMessage`], whose first byte is the
+//! version of all these formats. Decoding is total, and bounds every count before it allocates.
+
+mod ask;
+mod envelope;
+mod page;
+mod peer;
+mod to_home;
+mod to_owner;
+mod wire;
+
+pub use ask::{Answer, Ask, AskerId, Found, HoldWish, WAIT_MS_MAX};
+pub use envelope::{AnswerMessage, AskMessage, Content, DIRECTORY_VERSION, ITEMS_MAX, SeatMessage};
+pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
+pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
+pub use to_home::{OpId, ToHome};
+pub use to_owner::{Refusal, ToOwner};

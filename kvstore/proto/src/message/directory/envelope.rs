@@ -1,0 +1,270 @@
+//! Whole messages: who says it to whom, under which map, and in which version of these formats.
+//!
+//! ```text
+//!  between seats:  version u8 | epoch u64 | from seat | to seat | kind u8 | content
+//!  of an asker:    version u8 | epoch u64 | asker u64 | to seat | question
+//!  to an asker:    version u8 | request u64 | answer
+//!  a seat:         node u64 | incarnation u64 | core u16
+//! ```
+
+use lunette_cluster_proto::map::Epoch;
+use lunette_runtime_core::codec::Reader;
+use lunette_runtime_core::ids::RequestId;
+
+use super::wire::{Wire, put_all, take_all, unknown};
+use super::{Answer, Ask, AskerId, CopyPage, ToHome, ToOwner, ToPeer};
+use crate::message::{MessageFault, end_of};
+use crate::placement::Seat;
+
+/// Version of the formats of the directory. Another one is refused.
+pub const DIRECTORY_VERSION: u8 = 1;
+/// Most items of one message.
+pub const ITEMS_MAX: usize = 256;
+
+/// What one seat has for another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// From an owner to a home: at most [`ITEMS_MAX`].
+    ToHome(Vec<ToHome>),
+    /// From a home to an owner: at most [`ITEMS_MAX`].
+    ToOwner(Vec<ToOwner>),
+    /// A part of an owner's report to a home.
+    Page(CopyPage),
+    /// From home to home.
+    ToPeer(ToPeer),
+}
+
+/// A message between seats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeatMessage {
+    /// The sender's epoch.
+    pub epoch: Epoch,
+    /// Who says it. A receiver compares it with the connection's other end.
+    pub from: Seat,
+    /// To whom: one life of it only.
+    pub to: Seat,
+    /// What.
+    pub content: Content,
+}
+
+/// A message of an asker to a home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskMessage {
+    /// The asker's epoch.
+    pub epoch: Epoch,
+    /// Who asks.
+    pub asker: AskerId,
+    /// To whom: one life of it only.
+    pub to: Seat,
+    /// What.
+    pub ask: Ask,
+}
+
+/// A message to an asker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnswerMessage {
+    /// What was asked.
+    pub request: RequestId,
+    /// The answer.
+    pub answer: Answer,
+}
+
+fn check_version(reader: &mut Reader<'_>) -> Result<(), MessageFault> {
+    match reader.u8()? {
+        DIRECTORY_VERSION => Ok(()),
+        code => unknown("version of the directory", code),
+    }
+}
+
+impl Wire for Content {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::ToHome(items) => {
+                out.push(0);
+                put_all(items, ITEMS_MAX, out);
+            }
+            Self::ToOwner(items) => {
+                out.push(1);
+                put_all(items, ITEMS_MAX, out);
+            }
+            Self::Page(page) => {
+                out.push(2);
+                page.put(out);
+            }
+            Self::ToPeer(item) => {
+                out.push(3);
+                item.put(out);
+            }
+        }
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+        match reader.u8()? {
+            0 => Ok(Self::ToHome(take_all(reader, ITEMS_MAX)?)),
+            1 => Ok(Self::ToOwner(take_all(reader, ITEMS_MAX)?)),
+            2 => Ok(Self::Page(Wire::take(reader)?)),
+            3 => Ok(Self::ToPeer(Wire::take(reader)?)),
+            code => unknown("content", code),
+        }
+    }
+}
+
+impl SeatMessage {
+    /// Appends the message to `out`.
+    ///
+    /// # Panics
+    /// If it breaks the limits that [`SeatMessage::decode`] checks.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(DIRECTORY_VERSION);
+        self.epoch.put(out);
+        self.from.put(out);
+        self.to.put(out);
+        self.content.put(out);
+    }
+
+    /// The message in `body`.
+    ///
+    /// # Errors
+    /// [`MessageFault`] if it holds anything else than one message within its limits.
+    pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
+        let mut reader = Reader::new(body);
+        check_version(&mut reader)?;
+        let message = Self {
+            epoch: Wire::take(&mut reader)?,
+            from: Wire::take(&mut reader)?,
+            to: Wire::take(&mut reader)?,
+            content: Wire::take(&mut reader)?,
+        };
+        end_of(&reader)?;
+        Ok(message)
+    }
+}
+
+impl AskMessage {
+    /// Appends the message to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(DIRECTORY_VERSION);
+        self.epoch.put(out);
+        self.asker.put(out);
+        self.to.put(out);
+        self.ask.put(out);
+    }
+
+    /// The message in `body`.
+    ///
+    /// # Errors
+    /// [`MessageFault`] if it holds anything else than one message.
+    pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
+        let mut reader = Reader::new(body);
+        check_version(&mut reader)?;
+        let message = Self {
+            epoch: Wire::take(&mut reader)?,
+            asker: Wire::take(&mut reader)?,
+            to: Wire::take(&mut reader)?,
+            ask: Wire::take(&mut reader)?,
+        };
+        end_of(&reader)?;
+        Ok(message)
+    }
+}
+
+impl AnswerMessage {
+    /// Appends the message to `out`.
+    ///
+    /// # Panics
+    /// If it breaks the limits that [`AnswerMessage::decode`] checks.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(DIRECTORY_VERSION);
+        self.request.put(out);
+        self.answer.put(out);
+    }
+
+    /// The message in `body`.
+    ///
+    /// # Errors
+    /// [`MessageFault`] if it holds anything else than one message within its limits.
+    pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
+        let mut reader = Reader::new(body);
+        check_version(&mut reader)?;
+        let message = Self {
+            request: Wire::take(&mut reader)?,
+            answer: Wire::take(&mut reader)?,
+        };
+        end_of(&reader)?;
+        Ok(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lunette_runtime_core::ids::{CoreIndex, NodeId};
+
+    use super::*;
+    use crate::key::Fingerprint;
+    use crate::message::directory::OpId;
+
+    fn seat(node: u64) -> Seat {
+        Seat {
+            node: NodeId(node),
+            incarnation: 2,
+            core: CoreIndex(3),
+        }
+    }
+
+    fn message(items: usize) -> SeatMessage {
+        let key = Fingerprint(6);
+        let item = ToHome::Abandon { op: OpId(5), key };
+        SeatMessage {
+            epoch: Epoch(4),
+            from: seat(1),
+            to: seat(7),
+            content: Content::ToHome(vec![item; items]),
+        }
+    }
+
+    /// A change here is a change of what nodes of one cluster say to each other.
+    #[test]
+    fn golden_message() {
+        let mut body = Vec::new();
+        message(1).encode(&mut body);
+        #[rustfmt::skip]
+        let golden = [
+            1, 4, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0,
+            7, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0,
+            0, 1, 0,
+            1, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(body, golden);
+        body[0] = 2;
+        let fault = MessageFault::UnknownCode {
+            what: "version of the directory",
+            code: 2,
+        };
+        assert_eq!(SeatMessage::decode(&body), Err(fault));
+    }
+
+    #[test]
+    fn items_are_bounded_on_both_sides() {
+        let mut body = Vec::new();
+        message(ITEMS_MAX).encode(&mut body);
+        assert_eq!(SeatMessage::decode(&body), Ok(message(ITEMS_MAX)));
+        // The count, and one item more.
+        let at = body.len() - ITEMS_MAX * 25 - 2;
+        let above = u16::try_from(ITEMS_MAX + 1).expect("small");
+        body[at..at + 2].copy_from_slice(&above.to_le_bytes());
+        let last = body[body.len() - 25..].to_vec();
+        body.extend_from_slice(&last);
+        let fault = MessageFault::TooManyItems {
+            found: ITEMS_MAX + 1,
+            items_max: ITEMS_MAX,
+        };
+        assert_eq!(SeatMessage::decode(&body), Err(fault));
+    }
+
+    #[test]
+    #[should_panic(expected = "257 items")]
+    fn who_makes_a_message_bounds_it() {
+        message(ITEMS_MAX + 1).encode(&mut Vec::new());
+    }
+}

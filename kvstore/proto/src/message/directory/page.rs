@@ -1,0 +1,59 @@
+//! A piece of what an owner reports to a home.
+
+use lunette_cluster_proto::map::Epoch;
+
+use super::wire::{Wire, put_all, take_all};
+use crate::key::Fingerprint;
+use crate::message::MessageFault;
+use crate::version::{CopyInfo, Version};
+use lunette_runtime_core::codec::Reader;
+
+/// Most copies of one page.
+pub const PAGE_COPIES_MAX: usize = 512;
+
+/// Names one copy of an owner, and a place in the order of its report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CopyPlace {
+    /// The key.
+    pub key: Fingerprint,
+    /// The version.
+    pub version: Version,
+}
+
+/// The copies of one owner that come after a place, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyPage {
+    /// The wish that it answers: after which place. A page that was not wished for is ignored, or
+    /// one that was overtaken would bring back what has been dropped since.
+    pub after: Option<CopyPlace>,
+    /// Whether the report names everything that the owner holds of the shard. What the home knew of
+    /// it before is void then.
+    pub is_full: bool,
+    /// The last epoch of which the owner was a member, if it was none in between: its copies may
+    /// have been removed meanwhile.
+    pub away_since: Option<Epoch>,
+    /// The copies: at most [`PAGE_COPIES_MAX`].
+    pub copies: Vec<(Fingerprint, CopyInfo)>,
+    /// "Complete for e": nothing comes after these.
+    pub is_last: bool,
+}
+
+impl Wire for CopyPage {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.after.put(out);
+        self.is_full.put(out);
+        self.away_since.put(out);
+        put_all(&self.copies, PAGE_COPIES_MAX, out);
+        self.is_last.put(out);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+        Ok(Self {
+            after: Wire::take(reader)?,
+            is_full: Wire::take(reader)?,
+            away_since: Wire::take(reader)?,
+            copies: take_all(reader, PAGE_COPIES_MAX)?,
+            is_last: Wire::take(reader)?,
+        })
+    }
+}

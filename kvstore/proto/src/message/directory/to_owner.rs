@@ -1,0 +1,140 @@
+//! What a home tells an owner.
+
+use lunette_cluster_proto::fence::NamespaceKind;
+use lunette_runtime_core::ids::RequestId;
+
+use super::ask::{AskerId, HoldWish};
+use super::page::CopyPlace;
+use super::to_home::OpId;
+use super::wire::variants;
+use crate::key::Fingerprint;
+use crate::version::{Generation, Version};
+
+/// Why a claim was not granted. Nothing was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// What was before in line, or the map, took too long. Try again.
+    Busy,
+    /// A table of the home is full. Try again later.
+    Full,
+    /// The home is cut off. Try again when it is back, or another is the home.
+    Fenced,
+}
+
+/// A message from a home to an owner. Many travel in one batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToOwner {
+    /// The key is the claimant's to write, for as long as the epoch and the claim's time last.
+    Granted {
+        /// The write.
+        op: OpId,
+        /// The key.
+        key: Fingerprint,
+        /// The version that the copy is to carry.
+        version: Version,
+        /// The generation that the copy is to carry.
+        generation: Generation,
+    },
+    /// A put found the key taken, by this version, and has succeeded.
+    Exists {
+        /// The write.
+        op: OpId,
+        /// The key.
+        key: Fingerprint,
+        /// What is there.
+        version: Version,
+    },
+    /// The claim was not granted.
+    Refused {
+        /// The write.
+        op: OpId,
+        /// The key.
+        key: Fingerprint,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The copy is recorded: its write has succeeded.
+    Recorded {
+        /// The write, or the arrival of a replica.
+        op: OpId,
+        /// The key.
+        key: Fingerprint,
+        /// The version.
+        version: Version,
+        /// The home was cut off, in a cache namespace: others may not learn of the copy before it is
+        /// back, and may then know better.
+        is_cut_off: bool,
+    },
+    /// The copy is not recorded, and will not be: its claim is over.
+    Lost {
+        /// The write, or the arrival of a replica.
+        op: OpId,
+        /// The key.
+        key: Fingerprint,
+        /// The version.
+        version: Version,
+    },
+    /// Drop this copy and say so.
+    Drop {
+        /// The key.
+        key: Fingerprint,
+        /// The version.
+        version: Version,
+        /// The order, for the answer.
+        order: u64,
+    },
+    /// Everything that was reported has been judged, and what lost was dropped.
+    Settled,
+    /// Report what you hold of this shard.
+    CopiesWanted {
+        /// Everything, or what this home was not the home of one epoch before.
+        is_full: bool,
+        /// After which place.
+        after: Option<CopyPlace>,
+    },
+    /// Answer this lookup, and hold the object.
+    Serve {
+        /// Who asked.
+        asker: AskerId,
+        /// Its request.
+        request: RequestId,
+        /// The key.
+        key: Fingerprint,
+        /// The version.
+        version: Version,
+        /// What the key's namespace wants of nodes that are cut off.
+        namespace: NamespaceKind,
+        /// The hold.
+        hold: HoldWish,
+    },
+}
+
+impl ToOwner {
+    /// The key that it is about, if it is about one.
+    #[must_use]
+    pub const fn key(&self) -> Option<Fingerprint> {
+        match self {
+            Self::Granted { key, .. }
+            | Self::Exists { key, .. }
+            | Self::Refused { key, .. }
+            | Self::Recorded { key, .. }
+            | Self::Lost { key, .. }
+            | Self::Drop { key, .. }
+            | Self::Serve { key, .. } => Some(*key),
+            Self::Settled | Self::CopiesWanted { .. } => None,
+        }
+    }
+}
+
+variants!(Refusal { 0 => Busy {}, 1 => Full {}, 2 => Fenced {} });
+variants!(ToOwner {
+    0 => Granted { op, key, version, generation },
+    1 => Exists { op, key, version },
+    2 => Refused { op, key, refusal },
+    3 => Recorded { op, key, version, is_cut_off },
+    4 => Lost { op, key, version },
+    5 => Drop { key, version, order },
+    6 => Settled {},
+    7 => CopiesWanted { is_full, after },
+    8 => Serve { asker, request, key, version, namespace, hold },
+});

@@ -1,0 +1,352 @@
+//! The owner of copies: one core of one node, which has them in its memory.
+//!
+//! A write, from its claim to its copy, and a copy to its end:
+//!
+//! ```text
+//!             granted            whole               recorded             retract
+//!  Claiming ----------> Claimed -------> Publishing ----------> Published --------> Retracting
+//!    ^  |                |  |              |   |                   |                    |
+//!    |  +--- refused ----+--|----- lost ---+   +-- time over --> Retracting             |
+//!    |                      |                                      |                    |
+//!    +----- new map --------+          ordered to drop: freed <----+--------------------+
+//! ```
+//!
+//! The bytes may arrive before, while or after the claim is on its way: a claim costs no time where
+//! the value is large, and none is sent over the network when the home is this very core.
+//!
+//! Its rules, each with the history that it excludes:
+//!
+//! - **A copy is served once it is recorded.** Before, its write may still fail.
+//! - **A new map ends what was granted.** The claim is made again at the new home; a publication that
+//!   was sent may have been recorded, so its copy is reported like others and published again.
+//! - **What was given up is not reported to a new home**, and freed at once: the new home would
+//!   record as the oldest put what the former one had let another put replace.
+//! - **A copy that replicates is not reported before it is recorded.** The object may have been removed
+//!   without the home knowing of this copy; publishing it later is refused then.
+//! - **Who was away tells so, and serves nothing in a strict namespace** before every home has judged
+//!   what it holds: any of it may have been removed meanwhile.
+//! - **A write that ends in doubt keeps its copy until the home lets it go.** Others may have been
+//!   told that the key is taken.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `writes` | claims and publications |
+//! | `copies` | what is held, served, retracted, dropped |
+//! | `report` | what homes are told after a new map |
+//! | `holds` | what may not be evicted for a while |
+//! | `outbox` | messages to homes, batched |
+//! | `limits` | how much of it |
+
+mod copies;
+mod holds;
+mod limits;
+mod outbox;
+mod report;
+mod writes;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use lunette_cluster_proto::fence::{Act, Fence, Fenced, NamespaceKind, Standing};
+use lunette_cluster_proto::map::{ClusterMap, Epoch};
+use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::mutant::{self, Mutant};
+use lunette_runtime_core::time::Time;
+
+use crate::key::Fingerprint;
+use crate::message::directory::{Answer, AskerId, CopyPage, CopyPlace, OpId, ToHome, ToOwner};
+use crate::placement::{Seat, has_seat, home_of};
+use crate::version::{CopyInfo, Version};
+
+use copies::Held;
+pub use copies::{EvictRefusal, Read};
+use holds::Holds;
+pub use limits::{ANSWERED_KEEP, HOLD_MAX, OwnerLimits, RESEND};
+pub use outbox::{BATCH_ITEMS_MAX, Outbox};
+use writes::Write;
+pub use writes::{WriteAnswer, WriteAsk};
+
+/// Why a copy was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FreeCause {
+    /// The owner wanted it to leave, and the home has recorded that.
+    Evicted,
+    /// The home ordered it: it was removed, replaced, surplus, or has lost against another.
+    Ordered,
+    /// "Remove all".
+    Cleared,
+    /// It was not recorded.
+    Unrecorded,
+}
+
+/// What an owner wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnerAction {
+    /// Tell a home; it may be on this very core. Many go into one message: see [`Outbox`].
+    ToHome(Seat, ToHome),
+    /// Send a part of a report.
+    Page(Seat, CopyPage),
+    /// The bytes of a write are from now on those of this copy; its extent carries the version.
+    Name(OpId, CopyPlace),
+    /// Free the bytes of a write that has no copy.
+    Discard(OpId),
+    /// Free a copy's bytes, once nobody reads them.
+    Free(CopyPlace, FreeCause),
+    /// Tell a writer how its write ended.
+    Written(AskerId, RequestId, WriteAnswer),
+    /// Tell an asker what its lookup found.
+    Answer(AskerId, RequestId, Answer),
+}
+
+/// What an owner has counted since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnerStats {
+    /// Copies kept now.
+    pub copies: u64,
+    /// Copies that it evicted.
+    pub evicted: u64,
+    /// Copies that it was ordered to drop.
+    pub ordered: u64,
+    /// Reads and writes beyond the lease, in cache namespaces: each may have shown what was removed
+    /// meanwhile.
+    pub cut_off: u64,
+    /// Requests refused at a bound.
+    pub full: u64,
+    /// Messages of another epoch.
+    pub stale: u64,
+}
+
+type Out<'a> = &'a mut Vec<OwnerAction>;
+
+/// The machine of one owner. See the [module](self).
+#[derive(Debug)]
+pub struct Owner {
+    seat: Seat,
+    limits: OwnerLimits,
+    fence: Fence,
+    map: ClusterMap,
+    /// Whether homes may be told only what moved: nothing was missed since the map before.
+    is_continuous: bool,
+    /// The last epoch of which it was a member before it was none, until all is settled again.
+    away_since: Option<Epoch>,
+    settled: BTreeSet<Seat>,
+    settle_asked: Time,
+    copies: BTreeMap<CopyPlace, Held>,
+    writes: BTreeMap<Fingerprint, Write>,
+    /// The key of each write.
+    keys: BTreeMap<OpId, Fingerprint>,
+    /// Copies that a home is to be told of, by home.
+    by_home: BTreeMap<Seat, BTreeSet<CopyPlace>>,
+    /// Copies for which a home's answer is missing.
+    asking: BTreeSet<CopyPlace>,
+    holds: Holds,
+    last_op: u64,
+    answered: BTreeMap<(AskerId, RequestId), WriteAnswer>,
+    answered_order: VecDeque<(Time, AskerId, RequestId)>,
+    stats: OwnerStats,
+}
+
+impl Owner {
+    /// The owner at this seat, which has nothing yet and no map.
+    #[must_use]
+    pub fn new(seat: Seat, limits: OwnerLimits) -> Self {
+        Self {
+            seat,
+            limits,
+            fence: Fence::default(),
+            map: ClusterMap::default(),
+            is_continuous: false,
+            away_since: None,
+            settled: BTreeSet::new(),
+            settle_asked: Time::ZERO,
+            copies: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            by_home: BTreeMap::new(),
+            asking: BTreeSet::new(),
+            holds: Holds::default(),
+            last_op: 0,
+            answered: BTreeMap::new(),
+            answered_order: VecDeque::new(),
+            stats: OwnerStats::default(),
+        }
+    }
+
+    /// The seat.
+    #[must_use]
+    pub const fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    /// The epoch of its map.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.map.epoch()
+    }
+
+    /// Since when it is away, if what it holds has not been judged again.
+    #[must_use]
+    pub const fn away_since(&self) -> Option<Epoch> {
+        self.away_since
+    }
+
+    /// Whether nothing is under way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.writes.is_empty() && self.asking.is_empty() && self.away_since.is_none()
+    }
+
+    /// What it has counted.
+    #[must_use]
+    pub fn stats(&self) -> OwnerStats {
+        OwnerStats {
+            copies: self.copies.len() as u64,
+            ..self.stats
+        }
+    }
+
+    /// The node's lease, as it is known now. Say so each time it is renewed or ends.
+    ///
+    /// A lease that was lost and granted anew counts once the map has been read again after that: in
+    /// the newest map, which this node may not have heard of, its keys may be another home's.
+    pub const fn on_fence(&mut self, fence: Fence) {
+        self.fence = fence;
+    }
+
+    /// The map is another one. Older ones than the one known are ignored.
+    pub fn on_map(&mut self, now: Time, map: &ClusterMap, out: Out<'_>) {
+        if map.epoch() <= self.map.epoch() {
+            return;
+        }
+        let previous = core::mem::replace(&mut self.map, map.clone());
+        let was_member = has_seat(&previous, self.seat);
+        let is_next = previous.epoch().0 + 1 == map.epoch().0;
+        self.is_continuous = was_member && is_next && has_seat(map, self.seat);
+        if was_member && !self.is_continuous {
+            self.away_since = self.away_since.or(Some(previous.epoch()));
+        }
+        self.settled.clear();
+        self.settle_asked = Time::ZERO;
+        self.find_homes(&previous);
+        if map.generation() > previous.generation() && !mutant::is_on(Mutant::GenerationIgnored) {
+            self.clear(now, out);
+        }
+        self.let_go(out);
+        self.write_anew(now, out);
+        self.ask_again(now, Time::MAX, out);
+    }
+
+    /// Time passes: call it at least every few milliseconds while anything is under way.
+    pub fn on_tick(&mut self, now: Time, out: Out<'_>) {
+        self.holds.expire(now);
+        self.forget_answers(now);
+        self.end_writes(now, out);
+        let resend_ns = u64::try_from(RESEND.as_nanos()).expect("a short time");
+        let before = Time::from_ns(now.as_ns().saturating_sub(resend_ns));
+        self.write_again(now, before, out);
+        self.ask_again(now, before, out);
+        self.settle(now, out);
+    }
+
+    /// A home of the given epoch says something.
+    pub fn on_home(&mut self, now: Time, from: Seat, epoch: Epoch, item: ToOwner, out: Out<'_>) {
+        // Who is not the key's home under this map may have been the one before, and know no better.
+        let is_home = item
+            .key()
+            .is_none_or(|key| home_of(&self.map, key) == Some(from));
+        if epoch != self.map.epoch() || !has_seat(&self.map, self.seat) || !is_home {
+            self.stats.stale += 1;
+            return;
+        }
+        match item {
+            ToOwner::Granted {
+                op,
+                key,
+                version,
+                generation,
+            } => {
+                self.granted(now, from, op, key, (version, generation), out);
+            }
+            ToOwner::Exists { op, version, .. } => {
+                self.claim_ended(now, op, WriteAnswer::Exists { version }, out);
+            }
+            ToOwner::Refused { op, refusal, .. } => {
+                self.claim_ended(now, op, refusal.into(), out);
+            }
+            ToOwner::Recorded {
+                op,
+                key,
+                version,
+                is_cut_off,
+            } => {
+                self.recorded(now, from, (op, CopyPlace { key, version }), is_cut_off, out);
+            }
+            ToOwner::Lost { op, key, version } => {
+                self.lost(now, op, CopyPlace { key, version }, out);
+            }
+            ToOwner::Drop {
+                key,
+                version,
+                order,
+            } => {
+                self.drop_copy(now, from, CopyPlace { key, version }, order, out);
+            }
+            ToOwner::Settled => self.has_settled(from),
+            ToOwner::CopiesWanted { is_full, after } => self.report(from, is_full, after, out),
+            ToOwner::Serve {
+                asker,
+                request,
+                key,
+                version,
+                namespace,
+                hold,
+            } => {
+                let place = CopyPlace { key, version };
+                self.serve(now, from, (asker, request), place, (namespace, hold), out);
+            }
+        }
+    }
+
+    fn permit(
+        &mut self,
+        now: Time,
+        namespace: NamespaceKind,
+        act: Act,
+    ) -> Result<Standing, Fenced> {
+        if mutant::is_on(Mutant::FenceIgnored) {
+            return Ok(Standing::Leased);
+        }
+        let mut fence = self.fence;
+        if !has_seat(&self.map, self.seat) {
+            fence.end(now);
+        }
+        let standing = fence.permit(now, namespace, act)?;
+        // What was removed while it was away may still be here.
+        let standing = match (standing, self.away_since, namespace) {
+            (_, Some(_), NamespaceKind::Strict) if act == Act::Read => return Err(Fenced),
+            (_, Some(_), NamespaceKind::Cache) => Standing::CutOff,
+            (standing, ..) => standing,
+        };
+        self.stats.cut_off += u64::from(standing == Standing::CutOff);
+        Ok(standing)
+    }
+
+    /// The copies that it would serve, in the order of keys: for those who look on.
+    pub fn served(&self) -> impl Iterator<Item = (CopyPlace, CopyInfo)> + '_ {
+        let published = self.copies.iter().filter(|(_, held)| held.is_published());
+        published.map(|(&place, held)| (place, held.info))
+    }
+
+    /// The latest version that it would serve of a key.
+    fn latest(&self, key: Fingerprint) -> Option<Version> {
+        let from = CopyPlace {
+            key,
+            version: Version::default(),
+        };
+        let all = self
+            .copies
+            .range(from..)
+            .take_while(|(place, _)| place.key == key);
+        let published = all.filter(|(_, held)| held.is_published());
+        published.map(|(place, _)| place.version).last()
+    }
+}

@@ -1,0 +1,405 @@
+//! What is held: served, retracted, dropped.
+
+use core::time::Duration;
+
+use lunette_cluster_proto::fence::{Act, NamespaceKind, Standing};
+use lunette_cluster_proto::map::Epoch;
+use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::mutant::{self, Mutant};
+use lunette_runtime_core::time::Time;
+use thiserror::Error;
+
+use super::limits::HOLD_MAX;
+use super::{FreeCause, Out, Owner, OwnerAction, WriteAnswer};
+use crate::key::Fingerprint;
+use crate::message::directory::{Answer, AskerId, CopyPlace, Found, HoldWish, OpId, ToHome};
+use crate::placement::{Seat, home_of};
+use crate::version::{CopyInfo, Generation, Version};
+
+/// Where a copy is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// A replica of what is recorded, which is not recorded itself yet.
+    Joining {
+        asked: Time,
+    },
+    Published,
+    /// The home has been asked to let it go. It is served meanwhile, unless the map has changed
+    /// since: then its bytes are freed, and the home is only told.
+    Retracting {
+        asked: Time,
+        is_freed: bool,
+    },
+}
+
+/// A copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    /// The write, or the arrival of a replica.
+    op: OpId,
+    pub(super) info: CopyInfo,
+    namespace: NamespaceKind,
+    pub(super) state: State,
+    /// In which epoch its home became its home.
+    pub(super) moved_in: Epoch,
+}
+
+impl Held {
+    pub(super) const fn new(
+        op: OpId,
+        info: CopyInfo,
+        namespace: NamespaceKind,
+        state: State,
+        moved_in: Epoch,
+    ) -> Self {
+        Self {
+            op,
+            info,
+            namespace,
+            state,
+            moved_in,
+        }
+    }
+
+    pub(super) const fn is_published(&self) -> bool {
+        matches!(self.state, State::Published)
+    }
+
+    /// Whether who was sent here finds it.
+    const fn is_served(&self) -> bool {
+        matches!(
+            self.state,
+            State::Published
+                | State::Retracting {
+                    is_freed: false,
+                    ..
+                }
+        )
+    }
+}
+
+/// What a read finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// These bytes: pin them and send them.
+    Served {
+        /// The copy.
+        place: CopyPlace,
+        /// What it is.
+        info: CopyInfo,
+        /// The node is cut off, in a cache namespace: it may have been removed meanwhile.
+        is_cut_off: bool,
+    },
+    /// No such copy. Ask the home again.
+    Absent,
+    /// The node is cut off, or was, and may not tell. Ask again later, or another owner.
+    Unavailable,
+}
+
+/// Why a copy is not evicted.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum EvictRefusal {
+    /// It is held for somebody.
+    #[error("it is held for somebody")]
+    Held {
+        /// Until when.
+        until: Time,
+    },
+    /// It is not a published copy, or is leaving already.
+    #[error("it is no published copy")]
+    NotPublished,
+}
+
+impl Owner {
+    /// Reads a key: that version, or the latest that is served here.
+    pub fn read(
+        &mut self,
+        now: Time,
+        key: Fingerprint,
+        version: Option<Version>,
+        namespace: NamespaceKind,
+    ) -> Read {
+        let Ok(standing) = self.permit(now, namespace, Act::Read) else {
+            return Read::Unavailable;
+        };
+        let Some(version) = version.or_else(|| self.latest(key)) else {
+            return Read::Absent;
+        };
+        let place = CopyPlace { key, version };
+        match self.copies.get(&place) {
+            Some(held) if held.is_served() => Read::Served {
+                place,
+                info: held.info,
+                is_cut_off: standing == Standing::CutOff,
+            },
+            _ => Read::Absent,
+        }
+    }
+
+    /// Answers a lookup that a home forwarded.
+    pub(super) fn serve(
+        &mut self,
+        now: Time,
+        home: Seat,
+        (asker, request): (AskerId, RequestId),
+        place: CopyPlace,
+        (namespace, hold): (NamespaceKind, HoldWish),
+        out: Out<'_>,
+    ) {
+        let CopyPlace { key, version } = place;
+        let info = match self.read(now, key, Some(version), namespace) {
+            Read::Served { info, .. } => info,
+            Read::Unavailable => {
+                out.push(OwnerAction::Answer(asker, request, Answer::Unavailable));
+                return;
+            }
+            // The home has recorded it, and is about to say so.
+            Read::Absent if self.is_arriving(place) => {
+                out.push(OwnerAction::Answer(asker, request, Answer::Busy));
+                return;
+            }
+            Read::Absent => {
+                let gone = ToHome::Gone {
+                    asker,
+                    request,
+                    key,
+                    version,
+                    namespace,
+                    hold,
+                };
+                out.push(OwnerAction::ToHome(home, gone));
+                return;
+            }
+        };
+        let ttl = Duration::from_millis(hold.ttl_ms.into()).min(HOLD_MAX);
+        // What is leaving cannot be held any more.
+        let is_staying = self.copies.get(&place).is_some_and(Held::is_published);
+        let is_held = is_staying
+            && self
+                .holds
+                .hold(place, hold.holder, now + ttl, info.len_bytes, &self.limits);
+        let found = Found {
+            version,
+            len_bytes: info.len_bytes,
+            crc32c: info.crc32c,
+            held_ms: if is_held {
+                u32::try_from(ttl.as_millis()).expect("HOLD_MAX fits")
+            } else {
+                0
+            },
+            owners: vec![self.seat],
+        };
+        out.push(OwnerAction::Answer(asker, request, Answer::Found(found)));
+    }
+
+    fn is_arriving(&self, place: CopyPlace) -> bool {
+        let held = self.copies.get(&place);
+        let is_joining = held.is_some_and(|held| matches!(held.state, State::Joining { .. }));
+        is_joining || self.publishing(place).is_some()
+    }
+
+    /// Memory is wanted: the copy is to leave. It stays until the home has recorded that.
+    ///
+    /// # Errors
+    /// [`EvictRefusal`]: choose another.
+    pub fn evict(&mut self, now: Time, place: CopyPlace, out: Out<'_>) -> Result<(), EvictRefusal> {
+        let held = self.copies.get(&place).filter(|held| held.is_published());
+        if held.is_none() {
+            return Err(EvictRefusal::NotPublished);
+        }
+        if let Some(until) = self.holds.until(place)
+            && now < until
+            && !mutant::is_on(Mutant::HoldIgnored)
+        {
+            return Err(EvictRefusal::Held { until });
+        }
+        self.retract(now, place, out);
+        Ok(())
+    }
+
+    pub(super) fn retract(&mut self, now: Time, place: CopyPlace, out: Out<'_>) {
+        let held = self.copies.get_mut(&place).expect("a copy that is here");
+        let is_freed = false;
+        held.state = State::Retracting {
+            asked: now,
+            is_freed,
+        };
+        self.asking.insert(place);
+        self.ask_about(now, place, out);
+    }
+
+    /// A replica of a recorded version is here, whole. Whether it may be kept: it is dropped unless
+    /// the home still wants it.
+    pub fn replica(
+        &mut self,
+        now: Time,
+        key: Fingerprint,
+        info: CopyInfo,
+        namespace: NamespaceKind,
+        out: Out<'_>,
+    ) -> bool {
+        let place = CopyPlace {
+            key,
+            version: info.version,
+        };
+        let is_known = self.copies.contains_key(&place) || self.publishing(place).is_some();
+        let is_full = self.copies.len() + self.writes.len() >= self.limits.copies_max;
+        if is_known || is_full || info.generation < self.generation() {
+            return false;
+        }
+        let state = State::Joining { asked: now };
+        let op = self.next_op();
+        let held = Held::new(op, info, namespace, state, self.map.epoch());
+        self.copies.insert(place, held);
+        self.asking.insert(place);
+        self.ask_about(now, place, out);
+        true
+    }
+
+    pub(super) const fn generation(&self) -> Generation {
+        Generation(self.map.generation())
+    }
+
+    /// Asks the home about a copy that joins or leaves.
+    fn ask_about(&mut self, now: Time, place: CopyPlace, out: Out<'_>) {
+        let held = self.copies.get_mut(&place).expect("a copy that is here");
+        let CopyPlace { key, version } = place;
+        let item = match &mut held.state {
+            State::Joining { asked } => {
+                *asked = now;
+                let (op, info, namespace) = (held.op, held.info, held.namespace);
+                ToHome::Publish {
+                    op,
+                    key,
+                    info,
+                    namespace,
+                }
+            }
+            State::Retracting { asked, .. } => {
+                *asked = now;
+                ToHome::Retract { key, version }
+            }
+            State::Published => unreachable!("nothing is asked about a published copy"),
+        };
+        if let Some(home) = home_of(&self.map, key) {
+            out.push(OwnerAction::ToHome(home, item));
+        }
+    }
+
+    /// Asks again where no answer has come since `before`.
+    pub(super) fn ask_again(&mut self, now: Time, before: Time, out: Out<'_>) {
+        let asking: Vec<CopyPlace> = self.asking.iter().copied().collect();
+        for place in asking {
+            match self.copies[&place].state {
+                State::Joining { asked } | State::Retracting { asked, .. } if asked <= before => {
+                    self.ask_about(now, place, out);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A copy that no write publishes any more is recorded: a replica, or one that is gone.
+    pub(super) fn keep(&mut self, home: Seat, op: OpId, place: CopyPlace, out: Out<'_>) {
+        let CopyPlace { key, version } = place;
+        let epoch = self.map.epoch();
+        let item = match self.copies.get_mut(&place) {
+            None => ToHome::Retract { key, version },
+            // Said of one that was here before.
+            Some(held) if held.op != op => return,
+            Some(held) => {
+                if matches!(held.state, State::Joining { .. }) {
+                    held.state = State::Published;
+                    held.moved_in = epoch;
+                    self.asking.remove(&place);
+                    self.by_home.entry(home).or_default().insert(place);
+                }
+                ToHome::Kept { op, key, version }
+            }
+        };
+        out.push(OwnerAction::ToHome(home, item));
+    }
+
+    /// A replica is not wanted.
+    pub(super) fn has_not_joined(&mut self, op: OpId, place: CopyPlace, out: Out<'_>) {
+        let held = self.copies.get(&place).filter(|held| held.op == op);
+        if held.is_some_and(|held| matches!(held.state, State::Joining { .. })) {
+            self.free(place, FreeCause::Unrecorded, out);
+        }
+    }
+
+    /// The home orders it: the copy goes, whatever it is.
+    pub(super) fn drop_copy(
+        &mut self,
+        now: Time,
+        home: Seat,
+        place: CopyPlace,
+        order: u64,
+        out: Out<'_>,
+    ) {
+        let CopyPlace { key, version } = place;
+        if let Some((write, _)) = self.publishing(place) {
+            self.unlist(place);
+            out.push(OwnerAction::Discard(write.op));
+            self.conclude(now, key, WriteAnswer::Interrupted, out);
+        }
+        if let Some(held) = self.copies.get(&place) {
+            let cause = match held.state {
+                State::Retracting { .. } => FreeCause::Evicted,
+                State::Published => FreeCause::Ordered,
+                State::Joining { .. } => FreeCause::Unrecorded,
+            };
+            self.free(place, cause, out);
+        }
+        let dropped = ToHome::Dropped {
+            key,
+            version,
+            order,
+        };
+        out.push(OwnerAction::ToHome(home, dropped));
+    }
+
+    /// Forgets a copy, and frees its bytes if they are still there.
+    pub(super) fn free(&mut self, place: CopyPlace, cause: FreeCause, out: Out<'_>) {
+        let held = self.copies.remove(&place).expect("a copy that is here");
+        self.asking.remove(&place);
+        self.unlist(place);
+        self.holds.forget(place);
+        match cause {
+            FreeCause::Evicted => self.stats.evicted += 1,
+            FreeCause::Ordered => self.stats.ordered += 1,
+            FreeCause::Cleared | FreeCause::Unrecorded => {}
+        }
+        if !matches!(held.state, State::Retracting { is_freed: true, .. }) {
+            out.push(OwnerAction::Free(place, cause));
+        }
+    }
+
+    /// "Remove all": what is of an earlier generation is dead.
+    pub(super) fn clear(&mut self, now: Time, out: Out<'_>) {
+        let generation = self.generation();
+        let copies = self.copies.iter();
+        let dead = copies.filter(|(_, held)| held.info.generation < generation);
+        let dead: Vec<CopyPlace> = dead.map(|(&place, _)| place).collect();
+        for place in dead {
+            self.free(place, FreeCause::Cleared, out);
+        }
+        self.clear_writes(now, out);
+    }
+
+    /// The map has changed: what was leaving leaves now, since the new homes are not told of it.
+    pub(super) fn let_go(&mut self, out: Out<'_>) {
+        let asking: Vec<CopyPlace> = self.asking.iter().copied().collect();
+        for place in asking {
+            self.unlist(place);
+            self.holds.forget(place);
+            let held = self.copies.get_mut(&place).expect("listed");
+            if let State::Retracting { is_freed, .. } = &mut held.state
+                && !*is_freed
+            {
+                *is_freed = true;
+                out.push(OwnerAction::Free(place, FreeCause::Evicted));
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Seats: the cores of the members of a map, in one life each.
+
+use lunette_cluster_proto::map::ClusterMap;
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
+
+use super::core_of;
+use crate::key::Fingerprint;
+
+/// One core of one life of a node. It is the home of some keys, the owner of some copies, or both.
+///
+/// A node that starts again has another incarnation, and with it other seats: what was held or
+/// recorded at the old ones is gone, and nobody can mistake the new ones for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Seat {
+    /// The node.
+    pub node: NodeId,
+    /// Which of its lives.
+    pub incarnation: u64,
+    /// The core.
+    pub core: CoreIndex,
+}
+
+fn seat_of(map: &ClusterMap, node: NodeId, key: Fingerprint) -> Seat {
+    let member = map.member(node).expect("the ranking is of members");
+    Seat {
+        node,
+        incarnation: member.incarnation,
+        core: core_of(key, member.cores),
+    }
+}
+
+/// The home of a key; `None` if no member may be one.
+#[must_use]
+pub fn home_of(map: &ClusterMap, key: Fingerprint) -> Option<Seat> {
+    let node = map.home(key.placement())?;
+    Some(seat_of(map, node, key))
+}
+
+/// Who would be the home if the home were gone: there tombstones are kept too.
+#[must_use]
+pub fn next_of(map: &ClusterMap, key: Fingerprint) -> Option<Seat> {
+    let ranking = map.ranking(key.placement(), 2);
+    ranking.get(1).map(|&node| seat_of(map, node, key))
+}
+
+/// Whether the map has this core of this life.
+#[must_use]
+pub fn has_seat(map: &ClusterMap, seat: Seat) -> bool {
+    map.member(seat.node)
+        .is_some_and(|member| member.incarnation == seat.incarnation && seat.core.0 < member.cores)
+}
+
+/// All cores of all members, in order.
+pub fn seats(map: &ClusterMap) -> impl Iterator<Item = Seat> + '_ {
+    map.members().iter().flat_map(|member| {
+        (0..member.cores).map(|core| Seat {
+            node: member.id,
+            incarnation: member.incarnation,
+            core: CoreIndex(core),
+        })
+    })
+}

@@ -1,0 +1,459 @@
+//! A world of homes, owners and askers in one process, from one seed.
+//!
+//! Nodes have one or two cores, each a home and an owner. A coordinator renews leases, expires them,
+//! and makes a map at most once a second. The network delays, reorders, loses and doubles; nodes are
+//! cut off and come back, are killed and start again; clocks drift; "remove all" happens.
+
+pub(crate) mod node;
+pub(crate) mod oracle;
+mod traffic;
+mod work;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lunette_cluster_proto::fence::NamespaceKind;
+use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_kvstore_proto::asker::{Asker, OperationId};
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::AskerId;
+use lunette_kvstore_proto::placement::Seat;
+use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::random::SplitMix64;
+use lunette_runtime_core::time::Time;
+
+use node::Node;
+use oracle::Oracle;
+use traffic::Mail;
+
+pub(crate) const MS: u64 = 1_000_000;
+/// Leases are short, so that worlds are.
+pub(crate) const TTL: Duration = Duration::from_secs(2);
+const TICK_MS: u64 = 10;
+/// When the faults are over; five seconds later all is to be as it should.
+const FAULTS_END_MS: u64 = 8_000;
+const CALM_MS: u64 = 5_000;
+/// Operations go on for a while after the last fault, and then stop, so that the end is quiet.
+const WORK_END_MS: u64 = FAULTS_END_MS + 2_800;
+
+pub(crate) const fn at_ms(ms: u64) -> Time {
+    Time::from_ns(ms * MS)
+}
+
+pub(crate) enum Event {
+    Mail(Mail),
+    /// A map reaches a core of a node, or an asker.
+    Map {
+        node: usize,
+        incarnation: u64,
+        core: usize,
+        map: ClusterMap,
+    },
+    AskerMap {
+        asker: usize,
+        map: ClusterMap,
+    },
+    /// All bytes of a write have come, or its writer is gone.
+    Whole {
+        seat: Seat,
+        op: lunette_kvstore_proto::message::directory::OpId,
+        is_whole: bool,
+    },
+    Tick,
+    Work,
+    Fault(Fault),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    Cut(usize),
+    Heal(usize),
+    Kill(usize),
+    Start(usize),
+    Raise,
+    CoordinatorDown,
+    CoordinatorUp,
+}
+
+/// A registered life of a node, and when its lease ends.
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    incarnation: u64,
+    until: Time,
+}
+
+pub(crate) struct AskerSide {
+    pub(crate) machine: Asker,
+    /// The node on whose side of a partition it is.
+    pub(crate) beside: usize,
+    pub(crate) reads: BTreeMap<OperationId, (u64, bool)>,
+    /// The value that each write brings.
+    pub(crate) values: BTreeMap<OperationId, u64>,
+}
+
+pub(crate) struct World {
+    pub(crate) now: Time,
+    pub(crate) random: SplitMix64,
+    queue: BTreeMap<(Time, u64), Event>,
+    queued: u64,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) askers: Vec<AskerSide>,
+    pub(crate) oracle: Oracle,
+    pub(crate) namespace: NamespaceKind,
+    pub(crate) keys: Vec<Fingerprint>,
+    leases: BTreeMap<usize, Lease>,
+    map: ClusterMap,
+    map_changed: Time,
+    raised: u64,
+    is_coordinator_up: bool,
+    incarnations: u64,
+    pub(crate) last_value: u64,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = SplitMix64::new(seed);
+        let is_strict = random.below(3) != 0;
+        let count = 3 + random.below(5) as usize;
+        let mut world = Self {
+            now: at_ms(1000),
+            random,
+            queue: BTreeMap::new(),
+            queued: 0,
+            nodes: Vec::new(),
+            askers: Vec::new(),
+            oracle: Oracle::new(is_strict),
+            namespace: if is_strict {
+                NamespaceKind::Strict
+            } else {
+                NamespaceKind::Cache
+            },
+            keys: Vec::new(),
+            leases: BTreeMap::new(),
+            map: ClusterMap::default(),
+            map_changed: Time::ZERO,
+            raised: 0,
+            is_coordinator_up: true,
+            incarnations: 0,
+            last_value: 0,
+        };
+        for index in 0..count {
+            let node = world.new_life(index);
+            world.nodes.push(node);
+        }
+        for index in 0..3 {
+            world.askers.push(AskerSide {
+                machine: Asker::new(AskerId(index)),
+                beside: world.random.below(3) as usize,
+                reads: BTreeMap::new(),
+                values: BTreeMap::new(),
+            });
+        }
+        let keys = 5 + world.random.below(8);
+        world.keys = (0..keys)
+            .map(|_| {
+                Fingerprint(u128::from(world.random.next()) << 64 | u128::from(world.random.next()))
+            })
+            .collect();
+        world.plan();
+        world
+    }
+
+    fn new_life(&mut self, index: usize) -> Node {
+        self.incarnations += 1;
+        let cores = 1 + u16::from(index % 3 == 1);
+        let rate = 980 + u64::from(self.random.below(41));
+        Node::new(index as u64 + 1, self.incarnations, cores, rate)
+    }
+
+    /// At least one partition and one kill, each with a change of the map.
+    fn plan(&mut self) {
+        let count = u32::try_from(self.nodes.len()).expect("few");
+        let is_gentle = self.random.below(2) == 0;
+        if is_gentle {
+            self.plan_one_by_one(count);
+        }
+        let rounds = if is_gentle {
+            0
+        } else {
+            1 + self.random.below(3)
+        };
+        for round in 0..rounds {
+            let begin = |random: &mut SplitMix64| 1300 + u64::from(random.below(4000));
+            let victim = self.random.below(count) as usize;
+            let at = begin(&mut self.random);
+            // Some for long enough that removals go on without the node.
+            let for_ms = 300 + u64::from(self.random.below(6000));
+            self.fault(at, Fault::Cut(victim));
+            self.fault((at + for_ms).min(FAULTS_END_MS), Fault::Heal(victim));
+            if round > 0 && self.random.below(2) == 0 {
+                continue;
+            }
+            let victim = self.random.below(count) as usize;
+            let at = begin(&mut self.random);
+            self.fault(at, Fault::Kill(victim));
+            let for_ms = 100 + u64::from(self.random.below(4000));
+            self.fault((at + for_ms).min(FAULTS_END_MS), Fault::Start(victim));
+        }
+        if self.random.below(3) == 0 {
+            let at = 1500 + u64::from(self.random.below(6000));
+            self.fault(at, Fault::Raise);
+        }
+        if self.random.below(5) == 0 {
+            let at = 1500 + u64::from(self.random.below(3000));
+            self.fault(at, Fault::CoordinatorDown);
+            self.fault(at + 3000, Fault::CoordinatorUp);
+        }
+        self.schedule(self.now, Event::Tick);
+        self.schedule(self.now, Event::Work);
+    }
+
+    /// One fault, and the next when the first is recovered from: a node is away for long enough that
+    /// others go on without it, comes back, and then another is killed.
+    fn plan_one_by_one(&mut self, count: u32) {
+        let victim = self.random.below(count) as usize;
+        let at = 1300 + u64::from(self.random.below(700));
+        self.fault(at, Fault::Cut(victim));
+        let back = at + 3300 + u64::from(self.random.below(1500));
+        self.fault(back, Fault::Heal(victim));
+        let victim = self.random.below(count) as usize;
+        let at = 6500 + u64::from(self.random.below(1000));
+        self.fault(at, Fault::Kill(victim));
+        self.fault(FAULTS_END_MS, Fault::Start(victim));
+    }
+
+    fn fault(&mut self, at: u64, fault: Fault) {
+        self.schedule(at_ms(at), Event::Fault(fault));
+    }
+
+    pub(crate) fn schedule(&mut self, at: Time, event: Event) {
+        self.queued += 1;
+        self.queue.insert((at, self.queued), event);
+    }
+
+    pub(crate) fn after(&mut self, us: u64, event: Event) {
+        self.schedule(Time::from_ns(self.now.as_ns() + us * 1000), event);
+    }
+
+    /// Runs to the end, and judges it.
+    pub(crate) fn run(&mut self) {
+        let end = at_ms(FAULTS_END_MS + CALM_MS);
+        while let Some(entry) = self.queue.first_entry() {
+            let at = entry.key().0;
+            if at > end || !self.oracle.failures.is_empty() {
+                break;
+            }
+            let event = entry.remove();
+            self.now = at;
+            self.step(event);
+        }
+        if self.oracle.failures.is_empty() {
+            self.judge_end();
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        match event {
+            Event::Mail(mail) => self.deliver(mail),
+            Event::Tick => self.tick(),
+            Event::Work => self.work(),
+            Event::Fault(fault) => self.strike(fault),
+            Event::Map {
+                node,
+                incarnation,
+                core,
+                map,
+            } => {
+                if self.nodes[node].incarnation == incarnation && self.nodes[node].is_alive {
+                    self.on_map(node, core, &map);
+                }
+            }
+            Event::AskerMap { asker, map } => self.askers[asker].machine.on_map(&map),
+            Event::Whole { seat, op, is_whole } => self.on_whole(seat, op, is_whole),
+        }
+    }
+
+    pub(crate) fn index_of(&self, seat: Seat) -> Option<usize> {
+        let index = usize::try_from(seat.node.0 - 1).expect("few");
+        let node = self.nodes.get(index)?;
+        (node.is_alive && node.incarnation == seat.incarnation).then_some(index)
+    }
+
+    fn strike(&mut self, fault: Fault) {
+        match fault {
+            Fault::Cut(node) => {
+                self.nodes[node].is_cut = true;
+                self.oracle
+                    .partitions
+                    .push((self.now, at_ms(FAULTS_END_MS)));
+            }
+            Fault::Heal(node) => {
+                self.nodes[node].is_cut = false;
+            }
+            Fault::Kill(node) => {
+                if self.nodes[node].is_alive {
+                    self.nodes[node].is_alive = false;
+                    let seat = self.nodes[node].seat(0);
+                    self.oracle.on_kill(self.now, seat);
+                }
+            }
+            Fault::Start(node) => {
+                if !self.nodes[node].is_alive {
+                    let is_cut = self.nodes[node].is_cut;
+                    self.nodes[node] = self.new_life(node);
+                    self.nodes[node].is_cut = is_cut;
+                }
+            }
+            Fault::Raise => self.raised += 1,
+            Fault::CoordinatorDown => {
+                self.is_coordinator_up = false;
+                self.oracle
+                    .partitions
+                    .push((self.now, at_ms(FAULTS_END_MS)));
+            }
+            Fault::CoordinatorUp => {
+                // Leases that ended meanwhile come back before the map is changed.
+                self.is_coordinator_up = true;
+                for lease in self.leases.values_mut() {
+                    lease.until = lease.until.max(self.now + TTL);
+                }
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        self.after(TICK_MS * 1000, Event::Tick);
+        let tick = self.now.as_ns() / (TICK_MS * MS);
+        if tick.is_multiple_of(20) {
+            self.coordinate();
+        }
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].is_alive {
+                for core in 0..self.nodes[node].cores.len() {
+                    self.tick_core(node, core);
+                }
+            }
+        }
+        for asker in 0..self.askers.len() {
+            self.tick_asker(asker);
+        }
+    }
+
+    /// Leases are renewed and expire; the map follows, at most once a second.
+    fn coordinate(&mut self) {
+        if !self.is_coordinator_up {
+            return;
+        }
+        for index in 0..self.nodes.len() {
+            let node = &mut self.nodes[index];
+            if !node.is_alive || node.is_cut {
+                continue;
+            }
+            let known = self.leases.get(&index);
+            let is_other = known.is_some_and(|lease| lease.incarnation != node.incarnation);
+            if is_other && known.is_some_and(|lease| self.now < lease.until) {
+                // The former life's lease has to end first.
+                continue;
+            }
+            let incarnation = node.incarnation;
+            if known.is_none() {
+                // A lease that was granted anew counts once the map was read again.
+                node.reads_from = self.map.epoch();
+            }
+            node.renew(self.now, TTL);
+            let until = self.now + TTL;
+            self.leases.insert(index, Lease { incarnation, until });
+        }
+        self.leases.retain(|_, lease| self.now < lease.until);
+        self.change_map();
+        self.note_generation();
+        for index in 0..self.nodes.len() {
+            let node = &self.nodes[index];
+            if node.is_alive && !node.is_cut && node.map.epoch() < self.map.epoch() {
+                self.tell_map(index);
+            }
+        }
+    }
+
+    /// "Remove all" is done when all members have its map, and others have surely stopped.
+    fn note_generation(&mut self) {
+        let is_quiet = self.now >= self.map_changed + TTL + Duration::from_secs(1);
+        let mut nodes = self.nodes.iter().filter(|node| node.is_alive);
+        let is_known = nodes.all(|node| {
+            let mut homes = node.cores.iter().map(|core| &core.home);
+            let is_member = self
+                .map
+                .members()
+                .iter()
+                .any(|member| member.incarnation == node.incarnation);
+            !is_member || homes.all(|home| home.epoch() == self.map.epoch())
+        });
+        if is_quiet && is_known {
+            self.oracle.on_generation(self.now, self.map.generation());
+        }
+    }
+
+    fn change_map(&mut self) {
+        let members = self.leases.iter().map(|(&index, lease)| MapMember {
+            id: NodeId(index as u64 + 1),
+            incarnation: lease.incarnation,
+            address: ([192, 0, 2, 1], 7000).into(),
+            home_weight: 1 + u32::from(index % 4 == 3),
+            cores: u16::try_from(self.nodes[index].cores.len()).expect("few"),
+            is_draining: false,
+        });
+        let members: Vec<MapMember> = members.collect();
+        let is_same = members == self.map.members() && self.raised == self.map.generation();
+        if is_same || members.is_empty() || self.now < self.map_changed + Duration::from_secs(1) {
+            return;
+        }
+        let epoch = Epoch(self.map.epoch().0 + 1);
+        let map = ClusterMap::new(epoch, self.raised, members).expect("a map");
+        let seat = |member: &MapMember| Seat {
+            node: member.id,
+            incarnation: member.incarnation,
+            core: lunette_runtime_core::ids::CoreIndex(0),
+        };
+        for member in self.map.members() {
+            let is_gone =
+                map.member(member.id).map(|now| now.incarnation) != Some(member.incarnation);
+            if is_gone {
+                self.oracle.on_absent(seat(member), self.now);
+            }
+        }
+        for member in map.members() {
+            self.oracle.on_present(seat(member), self.now);
+        }
+        if map.generation() > self.map.generation() {
+            self.oracle.on_raise(self.now, map.generation());
+        }
+        self.map = map;
+        self.map_changed = self.now;
+    }
+
+    /// The newest map is on its way to a node's cores. Some maps are missed.
+    fn tell_map(&mut self, index: usize) {
+        self.nodes[index].map = self.map.clone();
+        let node_us = 100 + u64::from(self.random.below(120_000));
+        for core in 0..self.nodes[index].cores.len() {
+            let us = node_us + u64::from(self.random.below(3000));
+            let map = self.map.clone();
+            let incarnation = self.nodes[index].incarnation;
+            self.after(
+                us,
+                Event::Map {
+                    node: index,
+                    incarnation,
+                    core,
+                    map,
+                },
+            );
+        }
+        for asker in 0..self.askers.len() {
+            if self.askers[asker].beside == index {
+                let map = self.map.clone();
+                self.after(node_us, Event::AskerMap { asker, map });
+            }
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! What goes over the network of a world, and what the machines do with it.
+
+use lunette_cluster_proto::map::{ClusterMap, Epoch};
+use lunette_kvstore_proto::asker::{AskerAction, ReadAnswer};
+use lunette_kvstore_proto::home::HomeAction;
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{
+    Answer, Ask, CopyPage, CopyPlace, OpId, ToHome, ToOwner, ToPeer,
+};
+use lunette_kvstore_proto::owner::{Outbox, OwnerAction, Read, WriteAnswer, WriteAsk};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::{CopyInfo, Version};
+use lunette_runtime_core::ids::RequestId;
+
+use super::{Event, World};
+
+#[derive(Clone)]
+pub(crate) enum Mail {
+    ToHome(Seat, Seat, Epoch, Vec<ToHome>),
+    ToOwner(Seat, Seat, Epoch, ToOwner),
+    Page(Seat, Seat, Epoch, CopyPage),
+    ToPeer(Seat, Seat, Epoch, ToPeer),
+    Ask(usize, Seat, Epoch, Ask),
+    Answer(usize, Seat, RequestId, Answer),
+    Read(usize, Seat, RequestId, Fingerprint, Version),
+    ReadAnswer(usize, Seat, RequestId, ReadAnswer, (u64, bool)),
+    Write(usize, Seat, RequestId, WriteAsk, u64),
+    Written(usize, Seat, RequestId, WriteAnswer),
+    Replica(Seat, Seat, Fingerprint, CopyInfo, u64),
+}
+
+impl Mail {
+    /// The nodes at both ends.
+    fn ends(&self, world: &World) -> (usize, usize) {
+        let of = |seat: &Seat| usize::try_from(seat.node.0 - 1).expect("few");
+        let beside = |asker: &usize| world.askers[*asker].beside;
+        match self {
+            Self::ToHome(from, to, ..)
+            | Self::ToOwner(from, to, ..)
+            | Self::Page(from, to, ..)
+            | Self::ToPeer(from, to, ..)
+            | Self::Replica(from, to, ..) => (of(from), of(to)),
+            Self::Ask(asker, seat, ..)
+            | Self::Answer(asker, seat, ..)
+            | Self::Read(asker, seat, ..)
+            | Self::ReadAnswer(asker, seat, ..)
+            | Self::Write(asker, seat, ..)
+            | Self::Written(asker, seat, ..) => (beside(asker), of(seat)),
+        }
+    }
+}
+
+impl World {
+    /// Sends, with what a network does to it. Within a node nothing is lost.
+    pub(crate) fn post(&mut self, mail: Mail) {
+        let (from, to) = mail.ends(self);
+        if from == to {
+            let us = u64::from(self.random.below(30));
+            self.after(us, Event::Mail(mail));
+            return;
+        }
+        if self.random.below(50) == 0 {
+            return;
+        }
+        let copies = 1 + u32::from(self.random.below(50) == 0);
+        for _ in 0..copies {
+            let us = match self.random.below(40) {
+                0 => 1000 * (10 + self.random.below(400)),
+                1..4 => 2000 + self.random.below(20_000),
+                _ => 100 + self.random.below(1500),
+            };
+            self.after(us.into(), Event::Mail(mail.clone()));
+        }
+    }
+
+    pub(crate) fn deliver(&mut self, mail: Mail) {
+        let (from, to) = mail.ends(self);
+        if from != to && (self.nodes[from].is_cut || self.nodes[to].is_cut) {
+            return;
+        }
+        match mail {
+            Mail::ToHome(from, to, epoch, items) => {
+                for item in items {
+                    self.at_home(to, |home, now, out| {
+                        home.on_owner(now, from, epoch, item, out)
+                    });
+                }
+            }
+            Mail::Page(from, to, epoch, page) => {
+                self.at_home(to, |home, now, out| {
+                    home.on_page(now, from, epoch, page, out)
+                });
+            }
+            Mail::ToPeer(from, to, epoch, item) => {
+                self.at_home(to, |home, now, out| {
+                    home.on_peer(now, from, epoch, item, out)
+                });
+            }
+            Mail::Ask(asker, to, epoch, ask) => {
+                let id = self.askers[asker].machine.id();
+                self.at_home(to, |home, now, out| home.on_ask(now, id, epoch, ask, out));
+            }
+            Mail::ToOwner(from, to, epoch, item) => {
+                self.at_owner(to, |owner, now, out| {
+                    owner.on_home(now, from, epoch, item, out)
+                });
+            }
+            Mail::Answer(asker, _, request, answer) => {
+                self.at_asker(asker, |machine, now, out| {
+                    machine.on_answer(now, request, answer, out);
+                });
+            }
+            Mail::Read(asker, to, request, key, version) => {
+                self.read(asker, to, request, key, version);
+            }
+            Mail::ReadAnswer(asker, _, request, answer, read) => {
+                self.at_asker_reading(asker, request, answer, read);
+            }
+            Mail::Write(asker, to, request, ask, value) => {
+                self.begin_write(asker, to, request, ask, value);
+            }
+            Mail::Written(asker, _, request, answer) => {
+                self.at_asker(asker, |machine, now, out| {
+                    machine.on_written(now, request, answer, out);
+                });
+            }
+            Mail::Replica(_, to, key, info, value) => self.replicate(to, key, info, value),
+        }
+    }
+
+    fn at_home(
+        &mut self,
+        seat: Seat,
+        tell: impl FnOnce(
+            &mut lunette_kvstore_proto::home::Home,
+            lunette_runtime_core::time::Time,
+            &mut Vec<HomeAction>,
+        ),
+    ) {
+        let Some(node) = self.index_of(seat) else {
+            return;
+        };
+        let local = self.nodes[node].local(self.now);
+        let mut out = Vec::new();
+        let core = &mut self.nodes[node].cores[usize::from(seat.core.0)];
+        tell(&mut core.home, local, &mut out);
+        let epoch = core.home.epoch();
+        self.oracle.has_cold |= core.home.stats().cold > 0;
+        self.do_home(seat, epoch, out);
+    }
+
+    fn do_home(&mut self, seat: Seat, epoch: Epoch, actions: Vec<HomeAction>) {
+        for action in actions {
+            match action {
+                HomeAction::ToOwner(to, item) => self.post(Mail::ToOwner(seat, to, epoch, item)),
+                HomeAction::ToPeer(to, item) => self.post(Mail::ToPeer(seat, to, epoch, item)),
+                HomeAction::Answer(asker, request, answer) => {
+                    let asker = usize::try_from(asker.0).expect("few");
+                    self.post(Mail::Answer(asker, seat, request, answer));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn at_owner(
+        &mut self,
+        seat: Seat,
+        tell: impl FnOnce(
+            &mut lunette_kvstore_proto::owner::Owner,
+            lunette_runtime_core::time::Time,
+            &mut Vec<OwnerAction>,
+        ),
+    ) {
+        let Some(node) = self.index_of(seat) else {
+            return;
+        };
+        let local = self.nodes[node].local(self.now);
+        let mut out = Vec::new();
+        let core = &mut self.nodes[node].cores[usize::from(seat.core.0)];
+        tell(&mut core.owner, local, &mut out);
+        let epoch = core.owner.epoch();
+        self.do_owner(seat, epoch, out);
+    }
+
+    fn do_owner(&mut self, seat: Seat, epoch: Epoch, actions: Vec<OwnerAction>) {
+        let node = self.index_of(seat).expect("it acts");
+        let core = usize::from(seat.core.0);
+        let mut outbox = Outbox::default();
+        for action in actions {
+            match action {
+                OwnerAction::ToHome(to, item) => outbox.push(to, item),
+                OwnerAction::Page(to, page) => self.post(Mail::Page(seat, to, epoch, page)),
+                OwnerAction::Name(op, place) => self.name(seat, op, place),
+                OwnerAction::Discard(op) => {
+                    let bytes = self.nodes[node].cores[core].arriving.remove(&op);
+                    assert!(bytes.is_some(), "bytes are discarded once");
+                }
+                OwnerAction::Free(place, cause) => {
+                    let bytes = self.nodes[node].cores[core].stored.remove(&place);
+                    assert!(bytes.is_some(), "bytes are freed once");
+                    let local = self.nodes[node].local(self.now);
+                    self.oracle.on_free(self.now, local, seat, place, cause);
+                }
+                OwnerAction::Written(asker, request, answer) => {
+                    let asker = usize::try_from(asker.0).expect("few");
+                    self.post(Mail::Written(asker, seat, request, answer));
+                }
+                OwnerAction::Answer(asker, request, answer) => {
+                    let asker = usize::try_from(asker.0).expect("few");
+                    self.post(Mail::Answer(asker, seat, request, answer));
+                }
+            }
+        }
+        while let Some((to, items)) = outbox.pop() {
+            self.post(Mail::ToHome(seat, to, epoch, items));
+        }
+    }
+
+    /// The bytes of a write have become those of a copy: replicas are made of it.
+    fn name(&mut self, seat: Seat, op: OpId, place: CopyPlace) {
+        let node = self.index_of(seat).expect("it acts");
+        let core = &mut self.nodes[node].cores[usize::from(seat.core.0)];
+        let value = core.arriving.remove(&op).expect("the bytes of a write");
+        core.stored.insert(place, value);
+        let served = core.owner.served().find(|(known, _)| *known == place);
+        let generation = served.map_or(self.raised, |(_, info)| info.generation.0);
+        self.oracle
+            .on_copy(self.now, seat, place, (value, generation), false);
+        if let Some((_, info)) = served {
+            let beyond = u32::from(self.random.below(4) == 0);
+            for _ in 1..u32::from(info.wanted) + beyond {
+                let to = self.some_seat();
+                if to.node != seat.node {
+                    self.post(Mail::Replica(seat, to, place.key, info, value));
+                }
+            }
+        }
+    }
+
+    fn replicate(&mut self, to: Seat, key: Fingerprint, info: CopyInfo, value: u64) {
+        let namespace = self.namespace;
+        let mut is_kept = false;
+        let Some(node) = self.index_of(to) else {
+            return;
+        };
+        let place = CopyPlace {
+            key,
+            version: info.version,
+        };
+        // Its bytes are there before anybody hears of it.
+        let core = &mut self.nodes[node].cores[usize::from(to.core.0)];
+        let former = core.stored.insert(place, value);
+        self.at_owner(to, |owner, now, out| {
+            is_kept = owner.replica(now, key, info, namespace, out);
+        });
+        if is_kept {
+            self.oracle
+                .on_copy(self.now, to, place, (value, info.generation.0), true);
+        } else if former.is_none() {
+            self.nodes[node].cores[usize::from(to.core.0)]
+                .stored
+                .remove(&place);
+        }
+    }
+
+    fn read(
+        &mut self,
+        asker: usize,
+        to: Seat,
+        request: RequestId,
+        key: Fingerprint,
+        version: Version,
+    ) {
+        let namespace = self.namespace;
+        let mut read = Read::Absent;
+        self.at_owner(to, |owner, now, _| {
+            read = owner.read(now, key, Some(version), namespace)
+        });
+        let Some(node) = self.index_of(to) else {
+            return;
+        };
+        let (answer, bytes) = match read {
+            Read::Served {
+                place, is_cut_off, ..
+            } => {
+                let stored = &self.nodes[node].cores[usize::from(to.core.0)].stored;
+                let value = *stored.get(&place).expect("what is served is there");
+                (ReadAnswer::Bytes, (value, is_cut_off))
+            }
+            Read::Absent => (ReadAnswer::Absent, (0, false)),
+            Read::Unavailable => (ReadAnswer::Unavailable, (0, false)),
+        };
+        self.post(Mail::ReadAnswer(asker, to, request, answer, bytes));
+    }
+
+    fn begin_write(
+        &mut self,
+        asker: usize,
+        to: Seat,
+        request: RequestId,
+        ask: WriteAsk,
+        value: u64,
+    ) {
+        let id = self.askers[asker].machine.id();
+        let mut op = None;
+        self.at_owner(to, |owner, now, out| {
+            op = owner.write(now, id, request, ask, out)
+        });
+        let (Some(op), Some(node)) = (op, self.index_of(to)) else {
+            return;
+        };
+        self.nodes[node].cores[usize::from(to.core.0)]
+            .arriving
+            .insert(op, value);
+        let is_whole = self.random.below(30) != 0;
+        let us = match self.random.below(8) {
+            0 => u64::from(self.random.below(300_000)),
+            _ => u64::from(self.random.below(5000)),
+        };
+        self.after(
+            us,
+            Event::Whole {
+                seat: to,
+                op,
+                is_whole,
+            },
+        );
+    }
+
+    pub(crate) fn on_whole(&mut self, seat: Seat, op: OpId, is_whole: bool) {
+        self.at_owner(seat, |owner, now, out| {
+            if is_whole {
+                owner.whole(now, op, 4096, 7, out);
+            } else {
+                owner.abort(now, op, out);
+            }
+        });
+    }
+
+    pub(crate) fn on_map(&mut self, node: usize, core: usize, map: &ClusterMap) {
+        let seat = self.nodes[node].seat(core);
+        self.at_owner(seat, |owner, now, out| owner.on_map(now, map, out));
+        self.at_home(seat, |home, now, out| home.on_map(now, map, out));
+    }
+
+    pub(crate) fn tick_core(&mut self, node: usize, core: usize) {
+        let seat = self.nodes[node].seat(core);
+        self.at_home(seat, |home, now, out| home.on_tick(now, out));
+        self.at_owner(seat, |owner, now, out| owner.on_tick(now, out));
+    }
+
+    pub(crate) fn do_asker(&mut self, asker: usize, actions: Vec<AskerAction>) {
+        for action in actions {
+            match action {
+                AskerAction::Ask(to, epoch, ask) => self.post(Mail::Ask(asker, to, epoch, ask)),
+                AskerAction::Read {
+                    owner,
+                    request,
+                    key,
+                    version,
+                } => {
+                    self.post(Mail::Read(asker, owner, request, key, version));
+                }
+                AskerAction::Write(to, request, ask) => {
+                    let value = self.value_of(asker, request);
+                    self.post(Mail::Write(asker, to, request, ask, value));
+                }
+                AskerAction::MapWanted(_) => {
+                    let beside = self.askers[asker].beside;
+                    if !self.nodes[beside].is_cut {
+                        let map = self.nodes[beside].map.clone();
+                        self.after(500, Event::AskerMap { asker, map });
+                    }
+                }
+                AskerAction::Done(id, outcome) => self.done(asker, id, &outcome),
+            }
+        }
+    }
+}
