@@ -13,7 +13,7 @@
 //! - Memory that an answer is being sent from is not freed.
 //! - No operation takes longer than its deadline, and none fails when the faults are long over.
 //! - What the coordinator has answered it never takes back, and each epoch has one map, unless its drive
-//!   has lied ([`ledger`]).
+//!   has lied (`ledger`).
 //! - Nothing is damaged on the way, and no peer speaks nonsense: the network does neither.
 
 mod history;
