@@ -1,0 +1,458 @@
+//! What a home does with each message about a key, in each state of the key: the whole table.
+
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
+
+use std::time::Duration;
+
+use lunette_cluster_proto::fence::{Fence, NamespaceKind};
+use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{
+    Answer, Ask, AskerId, CopyPage, OpId, Refusal, ToHome, ToOwner, ToPeer, TombstonePage,
+};
+use lunette_kvstore_proto::placement::{Seat, next_of, seats};
+use lunette_kvstore_proto::version::{CopyInfo, Generation, Version, WriteKind};
+use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
+use lunette_runtime_core::time::Time;
+
+const KEY: Fingerprint = Fingerprint(0x5eed);
+const STRICT: NamespaceKind = NamespaceKind::Strict;
+const EPOCH: Epoch = Epoch(1);
+/// What one owner asks in the rows, and another before, to bring the state about.
+const OURS: OpId = OpId(1);
+const THEIRS: OpId = OpId(2);
+
+/// What a key is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Not everybody has reported.
+    Rebuilding,
+    Absent,
+    /// Another owner has claimed it.
+    Claimed,
+    /// Another owner has a recorded copy.
+    Held,
+    /// That copy has been retracted, and is not dropped yet.
+    Leaving,
+    /// That copy is being removed, and is not dropped yet.
+    Removing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Put,
+    Upsert,
+    /// Of a version that nobody was granted.
+    Publish,
+    Retract,
+    Lookup,
+    Remove,
+}
+
+/// The first thing that is said to whoever caused the event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Said {
+    /// It waits.
+    Nothing,
+    Granted,
+    Exists,
+    Lost,
+    Dropped,
+    Found,
+    Miss,
+    Removed,
+}
+
+use Event::{Lookup, Publish, Put, Remove, Retract, Upsert};
+use Said::{Dropped, Exists, Found, Granted, Lost, Miss, Nothing, Removed};
+use State::{Absent, Claimed, Held, Leaving, Rebuilding, Removing};
+
+const STATES: [State; 6] = [Rebuilding, Absent, Claimed, Held, Leaving, Removing];
+const EVENTS: [Event; 6] = [Put, Upsert, Publish, Retract, Lookup, Remove];
+
+const TABLE: [(State, Event, Said); 36] = [
+    (Rebuilding, Put, Nothing),
+    (Rebuilding, Upsert, Nothing),
+    (Rebuilding, Publish, Nothing),
+    (Rebuilding, Retract, Nothing),
+    (Rebuilding, Lookup, Nothing),
+    (Rebuilding, Remove, Nothing),
+    (Absent, Put, Granted),
+    (Absent, Upsert, Granted),
+    (Absent, Publish, Lost),
+    (Absent, Retract, Dropped),
+    (Absent, Lookup, Miss),
+    (Absent, Remove, Removed),
+    (Claimed, Put, Nothing),
+    (Claimed, Upsert, Nothing),
+    (Claimed, Publish, Lost),
+    (Claimed, Retract, Dropped),
+    (Claimed, Lookup, Miss),
+    (Claimed, Remove, Removed),
+    (Held, Put, Exists),
+    (Held, Upsert, Granted),
+    (Held, Publish, Lost),
+    (Held, Retract, Dropped),
+    (Held, Lookup, Found),
+    // It is answered when the holder has dropped its copy.
+    (Held, Remove, Nothing),
+    (Leaving, Put, Granted),
+    (Leaving, Upsert, Granted),
+    (Leaving, Publish, Lost),
+    (Leaving, Retract, Dropped),
+    (Leaving, Lookup, Miss),
+    (Leaving, Remove, Nothing),
+    (Removing, Put, Nothing),
+    (Removing, Upsert, Nothing),
+    (Removing, Publish, Nothing),
+    (Removing, Retract, Dropped),
+    (Removing, Lookup, Miss),
+    (Removing, Remove, Nothing),
+];
+
+fn at(ms: u64) -> Time {
+    Time::from_ns(ms * 1_000_000)
+}
+
+fn map() -> ClusterMap {
+    let member = |id: u64, home_weight| MapMember {
+        id: NodeId(id),
+        incarnation: 1,
+        address: ([192, 0, 2, 1], 7000).into(),
+        home_weight,
+        cores: 1,
+        is_draining: false,
+    };
+    // The home, and two owners.
+    ClusterMap::new(EPOCH, 0, vec![member(1, 1), member(2, 0), member(3, 0)]).expect("a map")
+}
+
+fn seat(node: u64) -> Seat {
+    Seat {
+        node: NodeId(node),
+        incarnation: 1,
+        core: CoreIndex(0),
+    }
+}
+
+struct Bench {
+    home: Home,
+    now: Time,
+    out: Vec<HomeAction>,
+}
+
+impl Bench {
+    fn new(limits: HomeLimits) -> Self {
+        let mut home = Home::new(seat(1), limits);
+        let mut fence = Fence::default();
+        fence.renew(at(0), Duration::from_secs(1000));
+        home.on_fence(fence);
+        let mut bench = Self {
+            home,
+            now: at(1),
+            out: Vec::new(),
+        };
+        bench.home.on_map(bench.now, &map(), &mut bench.out);
+        bench
+    }
+
+    /// Everybody reports that it has nothing, and whoever was away may be serving no more.
+    fn complete(&mut self) {
+        for from in seats(&map()) {
+            let page = CopyPage {
+                after: None,
+                is_full: true,
+                away_since: None,
+                copies: vec![],
+                is_last: true,
+            };
+            self.home
+                .on_page(self.now, from, EPOCH, page, &mut self.out);
+            let tombstones = TombstonePage {
+                after: None,
+                horizon: None,
+                tombstones: vec![],
+                next: None,
+            };
+            let page = ToPeer::Tombstones(tombstones);
+            self.home
+                .on_peer(self.now, from, EPOCH, page, &mut self.out);
+        }
+        assert!(self.home.is_complete());
+        self.now = at(60_000);
+        self.home.on_tick(self.now, &mut self.out);
+    }
+
+    fn tell(&mut self, node: u64, item: ToHome) {
+        self.home
+            .on_owner(self.now, seat(node), EPOCH, item, &mut self.out);
+    }
+
+    fn ask(&mut self, asker: u64, ask: Ask) {
+        self.home
+            .on_ask(self.now, AskerId(asker), EPOCH, ask, &mut self.out);
+    }
+
+    fn claim(&mut self, node: u64, op: OpId, key: Fingerprint, kind: WriteKind) {
+        let (namespace, wait_ms) = (STRICT, 1000);
+        self.tell(
+            node,
+            ToHome::Claim {
+                op,
+                key,
+                kind,
+                namespace,
+                wait_ms,
+            },
+        );
+    }
+
+    fn publish(&mut self, node: u64, op: OpId, key: Fingerprint, sequence: u64) {
+        let (info, namespace) = (info(sequence), STRICT);
+        self.tell(
+            node,
+            ToHome::Publish {
+                op,
+                key,
+                info,
+                namespace,
+            },
+        );
+    }
+
+    fn remove(&mut self, asker: u64, key: Fingerprint) {
+        let (request, namespace, wait_ms) = (RequestId(1), STRICT, 1000);
+        self.ask(
+            asker,
+            Ask::Remove {
+                request,
+                key,
+                namespace,
+                wait_ms,
+            },
+        );
+    }
+
+    fn bring(&mut self, state: State) {
+        if state == Rebuilding {
+            return;
+        }
+        self.complete();
+        if state != Absent {
+            self.claim(3, THEIRS, KEY, WriteKind::Put);
+        }
+        if matches!(state, Held | Leaving | Removing) {
+            self.publish(3, THEIRS, KEY, 1);
+        }
+        match state {
+            Leaving => self.tell(
+                3,
+                ToHome::Retract {
+                    key: KEY,
+                    version: version(1),
+                },
+            ),
+            Removing => self.remove(9, KEY),
+            _ => {}
+        }
+        self.out.clear();
+    }
+
+    fn apply(&mut self, state: State, event: Event) -> Said {
+        match event {
+            Put => self.claim(2, OURS, KEY, WriteKind::Put),
+            Upsert => self.claim(2, OURS, KEY, WriteKind::Upsert),
+            Publish => self.publish(2, OURS, KEY, 77),
+            // Whoever has a copy retracts it; nobody else has anything to retract.
+            Retract => {
+                let is_held = matches!(state, Held | Leaving | Removing);
+                let node = if is_held { 3 } else { 2 };
+                self.tell(
+                    node,
+                    ToHome::Retract {
+                        key: KEY,
+                        version: version(1),
+                    },
+                );
+            }
+            Lookup => {
+                let (request, key, namespace, hold) = (RequestId(1), KEY, STRICT, None);
+                self.ask(
+                    8,
+                    Ask::Lookup {
+                        request,
+                        key,
+                        namespace,
+                        hold,
+                    },
+                );
+            }
+            Remove => self.remove(8, KEY),
+        }
+        self.said(event)
+    }
+
+    fn said(&self, event: Event) -> Said {
+        let to = if event == Retract {
+            None
+        } else {
+            Some(seat(2))
+        };
+        let said = self.out.iter().find_map(|action| match action {
+            HomeAction::ToOwner(seat, item) if to.is_none_or(|to| to == *seat) => match item {
+                ToOwner::Granted { .. } => Some(Granted),
+                ToOwner::Exists { .. } => Some(Exists),
+                ToOwner::Lost { .. } => Some(Lost),
+                ToOwner::Drop { .. } => Some(Dropped),
+                _ => None,
+            },
+            HomeAction::Answer(AskerId(8), _, answer) => match answer {
+                Answer::Found(_) => Some(Found),
+                Answer::Miss => Some(Miss),
+                Answer::Removed { .. } => Some(Removed),
+                other => unreachable!("{other:?}"),
+            },
+            _ => None,
+        });
+        said.unwrap_or(Nothing)
+    }
+}
+
+const fn version(sequence: u64) -> Version {
+    Version {
+        epoch: EPOCH,
+        sequence,
+    }
+}
+
+const fn info(sequence: u64) -> CopyInfo {
+    CopyInfo {
+        version: version(sequence),
+        kind: WriteKind::Put,
+        generation: Generation(0),
+        wanted: 1,
+        len_bytes: 9,
+        crc32c: 9,
+    }
+}
+
+#[test]
+fn the_table_names_each_state_and_event_once() {
+    for state in STATES {
+        for event in EVENTS {
+            let rows = TABLE.iter().filter(|row| (row.0, row.1) == (state, event));
+            assert_eq!(rows.count(), 1, "{state:?} on {event:?}");
+        }
+    }
+}
+
+#[test]
+fn every_answer_is_as_the_table_says() {
+    // With one home there is nobody to keep tombstones too.
+    assert_eq!(next_of(&map(), KEY), None);
+    for (state, event, said) in TABLE {
+        let mut bench = Bench::new(HomeLimits::default());
+        bench.bring(state);
+        bench.out.clear();
+        assert_eq!(bench.apply(state, event), said, "{state:?} on {event:?}");
+    }
+}
+
+/// What waits is answered when the reports are in, or else when its time is over.
+#[test]
+fn what_waits_for_the_barrier_is_answered_after_it_or_told_that_it_took_too_long() {
+    for (event, after, late) in [(Put, Granted, None), (Lookup, Miss, Some(Answer::Unknown))] {
+        let mut bench = Bench::new(HomeLimits::default());
+        assert_eq!(bench.apply(Rebuilding, event), Nothing);
+        bench.complete();
+        assert_eq!(bench.said(event), after);
+        let mut bench = Bench::new(HomeLimits::default());
+        assert_eq!(bench.apply(Rebuilding, event), Nothing);
+        bench.out.clear();
+        bench.home.on_tick(at(50), &mut bench.out);
+        let answers = |bench: &Bench| {
+            let mut answers = bench.out.iter().filter_map(|action| match action {
+                HomeAction::Answer(_, _, answer) => Some(answer.clone()),
+                _ => None,
+            });
+            answers.next()
+        };
+        assert_eq!(answers(&bench), None, "{event:?}");
+        bench.home.on_tick(at(51), &mut bench.out);
+        assert_eq!(answers(&bench), late, "a lookup waits for 50 ms");
+        bench.home.on_tick(at(1001), &mut bench.out);
+        let busy = ToOwner::Refused {
+            op: OURS,
+            key: KEY,
+            refusal: Refusal::Busy,
+        };
+        let is_refused = bench.out.contains(&HomeAction::ToOwner(seat(2), busy));
+        assert_eq!(is_refused, event == Put, "a claim waits to its deadline");
+    }
+}
+
+/// Each bound of a home, from both sides: the last that fits, and the first that does not.
+#[test]
+fn tables_are_bounded_on_both_sides() {
+    let small = HomeLimits {
+        copies_max: 2,
+        claims_max: 3,
+        changes_max: 1,
+        answered_max: 8,
+        waiters_max: 2,
+        waiters_per_key_max: 1,
+        ..HomeLimits::default()
+    };
+    let key = |number: u128| Fingerprint(number);
+    let refused = |number| {
+        let refusal = Refusal::Full;
+        HomeAction::ToOwner(
+            seat(2),
+            ToOwner::Refused {
+                op: OURS,
+                key: key(number),
+                refusal,
+            },
+        )
+    };
+    // Claims.
+    let mut bench = Bench::new(small);
+    bench.complete();
+    for number in 1..=4 {
+        assert!(!bench.out.contains(&refused(number)));
+        bench.claim(2, OURS, key(number), WriteKind::Put);
+    }
+    assert!(!bench.out.contains(&refused(3)) && bench.out.contains(&refused(4)));
+    // Copies.
+    let mut bench = Bench::new(small);
+    bench.complete();
+    for number in 1..=3_u8 {
+        bench.claim(2, OURS, key(number.into()), WriteKind::Put);
+        bench.publish(2, OURS, key(number.into()), number.into());
+    }
+    assert_eq!(bench.home.stats().copies, 2);
+    assert!(!bench.out.contains(&refused(2)) && bench.out.contains(&refused(3)));
+    // Changes: the first waits for a copy to be dropped.
+    bench.out.clear();
+    bench.remove(7, key(1));
+    assert!(
+        !bench
+            .out
+            .iter()
+            .any(|action| matches!(action, HomeAction::Answer(..)))
+    );
+    bench.remove(8, key(2));
+    let full = HomeAction::Answer(AskerId(8), RequestId(1), Answer::Full);
+    assert!(bench.out.contains(&full));
+    // Waiters: of one key, and of all.
+    let mut bench = Bench::new(small);
+    for (number, asker) in [(1, 1), (1, 2), (2, 3), (3, 4)] {
+        bench.remove(asker, key(number));
+    }
+    let refused = bench.out.iter().filter_map(|action| match action {
+        HomeAction::Answer(AskerId(asker), _, Answer::Full) => Some(*asker),
+        _ => None,
+    });
+    assert_eq!(refused.collect::<Vec<_>>(), [2, 4]);
+}

@@ -1,0 +1,437 @@
+//! What an owner does on each event, in each state of a copy: the whole table.
+
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
+
+use std::time::Duration;
+
+use lunette_cluster_proto::fence::{Fence, NamespaceKind};
+use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{AskerId, CopyPlace, OpId, ToHome, ToOwner};
+use lunette_kvstore_proto::owner::{
+    EvictRefusal, FreeCause, Owner, OwnerAction, OwnerLimits, Read, WriteAnswer, WriteAsk,
+};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::{CopyInfo, Generation, Version, WriteKind};
+use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
+use lunette_runtime_core::time::Time;
+
+const KEY: Fingerprint = Fingerprint(0x5eed);
+const STRICT: NamespaceKind = NamespaceKind::Strict;
+const VERSION: Version = Version {
+    epoch: Epoch(1),
+    sequence: 1,
+};
+const PLACE: CopyPlace = CopyPlace {
+    key: KEY,
+    version: VERSION,
+};
+const INFO: CopyInfo = CopyInfo {
+    version: VERSION,
+    kind: WriteKind::Put,
+    generation: Generation(0),
+    wanted: 2,
+    len_bytes: 5,
+    crc32c: 6,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Absent,
+    Claiming,
+    Claimed,
+    Publishing,
+    Published,
+    Retracting,
+    /// A replica that its home has not recorded yet.
+    Joining,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Whole,
+    Granted,
+    Exists,
+    Recorded,
+    Lost,
+    Drop,
+    Read,
+    Evict,
+    /// The map changes, and the home is the same.
+    Map,
+    /// The writer waits no longer.
+    Late,
+}
+
+/// What it does, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Did {
+    AskedClaim,
+    AskedPublish,
+    AskedRetract,
+    SaidDropped,
+    SaidKept,
+    SaidAbandon,
+    Named,
+    Discarded,
+    Freed(FreeCause),
+    Served,
+    /// The writer was told.
+    Wrote,
+    Existed,
+    Interrupts,
+    IsBusy,
+}
+
+use Did::{
+    AskedClaim, AskedPublish, AskedRetract, Discarded, Existed, Freed, Interrupts, IsBusy, Named,
+    SaidAbandon, SaidDropped, SaidKept, Served, Wrote,
+};
+use Event::{Drop, Evict, Exists, Granted, Late, Lost, Map, Read as Reads, Recorded, Whole};
+use FreeCause::{Evicted, Ordered, Unrecorded};
+use State::{Absent, Claimed, Claiming, Joining, Published, Publishing, Retracting};
+
+const STATES: [State; 7] = [
+    Absent, Claiming, Claimed, Publishing, Published, Retracting, Joining,
+];
+const EVENTS: [Event; 10] = [
+    Whole, Granted, Exists, Recorded, Lost, Drop, Reads, Evict, Map, Late,
+];
+
+const TABLE: [(State, Event, &[Did]); 70] = [
+    (Absent, Whole, &[]),
+    // Nobody waits for it: others need not either.
+    (Absent, Granted, &[SaidAbandon]),
+    (Absent, Exists, &[]),
+    // The home believes in a copy that is not here.
+    (Absent, Recorded, &[AskedRetract]),
+    (Absent, Lost, &[]),
+    (Absent, Drop, &[SaidDropped]),
+    (Absent, Reads, &[]),
+    (Absent, Evict, &[]),
+    (Absent, Map, &[]),
+    (Absent, Late, &[]),
+    (Claiming, Whole, &[]),
+    (Claiming, Granted, &[]),
+    (Claiming, Exists, &[Discarded, Existed]),
+    (Claiming, Recorded, &[AskedRetract]),
+    (Claiming, Lost, &[]),
+    (Claiming, Drop, &[SaidDropped]),
+    (Claiming, Reads, &[]),
+    (Claiming, Evict, &[]),
+    (Claiming, Map, &[AskedClaim]),
+    (Claiming, Late, &[SaidAbandon, Discarded, IsBusy]),
+    (Claimed, Whole, &[AskedPublish]),
+    (Claimed, Granted, &[]),
+    (Claimed, Exists, &[]),
+    (Claimed, Recorded, &[AskedRetract]),
+    (Claimed, Lost, &[]),
+    (Claimed, Drop, &[SaidDropped]),
+    (Claimed, Reads, &[]),
+    (Claimed, Evict, &[]),
+    // The claim was the former epoch's.
+    (Claimed, Map, &[AskedClaim]),
+    (Claimed, Late, &[SaidAbandon, Discarded, IsBusy]),
+    (Publishing, Whole, &[]),
+    (Publishing, Granted, &[]),
+    (Publishing, Exists, &[]),
+    (Publishing, Recorded, &[Named, Wrote]),
+    // Its claim is over: it begins anew.
+    (Publishing, Lost, &[AskedClaim]),
+    (Publishing, Drop, &[Discarded, Interrupts, SaidDropped]),
+    (Publishing, Reads, &[]),
+    (Publishing, Evict, &[]),
+    (Publishing, Map, &[AskedPublish]),
+    // It may be recorded: it leaves like any other.
+    (Publishing, Late, &[Named, Interrupts, AskedRetract]),
+    (Published, Whole, &[]),
+    (Published, Granted, &[SaidAbandon]),
+    (Published, Exists, &[]),
+    (Published, Recorded, &[SaidKept]),
+    (Published, Lost, &[]),
+    (Published, Drop, &[Freed(Ordered), SaidDropped]),
+    (Published, Reads, &[Served]),
+    (Published, Evict, &[AskedRetract]),
+    (Published, Map, &[]),
+    (Published, Late, &[]),
+    (Retracting, Whole, &[]),
+    (Retracting, Granted, &[SaidAbandon]),
+    (Retracting, Exists, &[]),
+    (Retracting, Recorded, &[SaidKept]),
+    (Retracting, Lost, &[]),
+    (Retracting, Drop, &[Freed(Evicted), SaidDropped]),
+    (Retracting, Reads, &[Served]),
+    (Retracting, Evict, &[]),
+    // The next home is not told of it.
+    (Retracting, Map, &[Freed(Evicted), AskedRetract]),
+    (Retracting, Late, &[AskedRetract]),
+    (Joining, Whole, &[]),
+    (Joining, Granted, &[SaidAbandon]),
+    (Joining, Exists, &[]),
+    (Joining, Recorded, &[SaidKept]),
+    (Joining, Lost, &[Freed(Unrecorded)]),
+    (Joining, Drop, &[Freed(Unrecorded), SaidDropped]),
+    (Joining, Reads, &[]),
+    (Joining, Evict, &[]),
+    (Joining, Map, &[AskedPublish]),
+    (Joining, Late, &[AskedPublish]),
+];
+
+fn at(ms: u64) -> Time {
+    Time::from_ns(ms * 1_000_000)
+}
+
+fn map(epoch: u64) -> ClusterMap {
+    let member = |id: u64, home_weight| MapMember {
+        id: NodeId(id),
+        incarnation: 1,
+        address: ([192, 0, 2, 1], 7000).into(),
+        home_weight,
+        cores: 1,
+        is_draining: false,
+    };
+    ClusterMap::new(Epoch(epoch), 0, vec![member(1, 1), member(2, 0)]).expect("a map")
+}
+
+fn seat(node: u64) -> Seat {
+    Seat {
+        node: NodeId(node),
+        incarnation: 1,
+        core: CoreIndex(0),
+    }
+}
+
+struct Bench {
+    owner: Owner,
+    out: Vec<OwnerAction>,
+    /// The write or the arrival that the rows are about.
+    op: OpId,
+}
+
+impl Bench {
+    fn new(limits: OwnerLimits) -> Self {
+        let mut owner = Owner::new(seat(2), limits);
+        let mut fence = Fence::default();
+        fence.renew(at(0), Duration::from_secs(100));
+        owner.on_fence(fence);
+        let mut out = Vec::new();
+        owner.on_map(at(0), &map(1), &mut out);
+        Self {
+            owner,
+            out,
+            op: OpId(1),
+        }
+    }
+
+    fn write(&mut self, request: u64, key: Fingerprint) -> Option<OpId> {
+        let (asker, request, namespace) = (AskerId(4), RequestId(request), STRICT);
+        let (kind, wanted, wait_ms) = (WriteKind::Put, 2, 1000);
+        let ask = WriteAsk {
+            key,
+            kind,
+            namespace,
+            wanted,
+            wait_ms,
+        };
+        self.owner.write(at(0), asker, request, ask, &mut self.out)
+    }
+
+    fn hear(&mut self, item: ToOwner) {
+        self.owner
+            .on_home(at(0), seat(1), Epoch(1), item, &mut self.out);
+    }
+
+    fn granted(&mut self) {
+        let (op, key, version, generation) = (self.op, KEY, VERSION, Generation(0));
+        self.hear(ToOwner::Granted {
+            op,
+            key,
+            version,
+            generation,
+        });
+    }
+
+    fn recorded(&mut self) {
+        let (op, key, version, is_cut_off) = (self.op, KEY, VERSION, false);
+        self.hear(ToOwner::Recorded {
+            op,
+            key,
+            version,
+            is_cut_off,
+        });
+    }
+
+    fn whole(&mut self) {
+        self.owner
+            .whole(at(0), self.op, INFO.len_bytes, INFO.crc32c, &mut self.out);
+    }
+
+    fn bring(&mut self, state: State) {
+        if state == Joining {
+            assert!(self.owner.replica(at(0), KEY, INFO, STRICT, &mut self.out));
+        }
+        if matches!(
+            state,
+            Claiming | Claimed | Publishing | Published | Retracting
+        ) {
+            assert_eq!(self.write(1, KEY), Some(self.op));
+        }
+        if matches!(state, Claimed | Publishing | Published | Retracting) {
+            self.granted();
+        }
+        if matches!(state, Publishing | Published | Retracting) {
+            self.whole();
+        }
+        if matches!(state, Published | Retracting) {
+            self.recorded();
+        }
+        if state == Retracting {
+            assert_eq!(self.owner.evict(at(0), PLACE, &mut self.out), Ok(()));
+        }
+        self.out.clear();
+    }
+
+    fn apply(&mut self, state: State, event: Event) -> Vec<Did> {
+        let (op, key, version) = (self.op, KEY, VERSION);
+        match event {
+            // Bytes come once.
+            Whole if state == Publishing => {}
+            Whole => self.whole(),
+            Granted => self.granted(),
+            Exists => self.hear(ToOwner::Exists { op, key, version }),
+            Recorded => self.recorded(),
+            Lost => self.hear(ToOwner::Lost { op, key, version }),
+            Drop => self.hear(ToOwner::Drop {
+                key,
+                version,
+                order: 7,
+            }),
+            Reads => {
+                let read = self.owner.read(at(0), KEY, Some(VERSION), STRICT);
+                return match read {
+                    Read::Served {
+                        place: PLACE,
+                        info: INFO,
+                        is_cut_off: false,
+                    } => vec![Served],
+                    Read::Absent => vec![],
+                    other => unreachable!("{other:?}"),
+                };
+            }
+            Evict => {
+                let evicted = self.owner.evict(at(0), PLACE, &mut self.out);
+                let expected = if state == Published {
+                    Ok(())
+                } else {
+                    Err(EvictRefusal::NotPublished)
+                };
+                assert_eq!(evicted, expected, "{state:?}");
+            }
+            Map => self.owner.on_map(at(0), &map(2), &mut self.out),
+            Late => self.owner.on_tick(at(1000), &mut self.out),
+        }
+        self.out.iter().map(did).collect()
+    }
+}
+
+fn did(action: &OwnerAction) -> Did {
+    match action {
+        OwnerAction::ToHome(home, item) => {
+            assert_eq!(*home, seat(1), "the home");
+            match item {
+                ToHome::Claim { .. } => AskedClaim,
+                ToHome::Publish { info: INFO, .. } => AskedPublish,
+                ToHome::Retract { .. } => AskedRetract,
+                ToHome::Dropped { order: 7, .. } => SaidDropped,
+                ToHome::Kept { .. } => SaidKept,
+                ToHome::Abandon { .. } => SaidAbandon,
+                other => unreachable!("{other:?}"),
+            }
+        }
+        OwnerAction::Name(_, PLACE) => Named,
+        OwnerAction::Discard(_) => Discarded,
+        OwnerAction::Free(PLACE, cause) => Freed(*cause),
+        OwnerAction::Written(_, _, answer) => match answer {
+            WriteAnswer::Written {
+                version: VERSION,
+                is_cut_off: false,
+            } => Wrote,
+            WriteAnswer::Exists { version: VERSION } => Existed,
+            WriteAnswer::Interrupted => Interrupts,
+            WriteAnswer::Busy => IsBusy,
+            other => unreachable!("{other:?}"),
+        },
+        other => unreachable!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_table_names_each_state_and_event_once() {
+    for state in STATES {
+        for event in EVENTS {
+            let rows = TABLE.iter().filter(|row| (row.0, row.1) == (state, event));
+            assert_eq!(rows.count(), 1, "{state:?} on {event:?}");
+        }
+    }
+}
+
+#[test]
+fn every_transition_is_as_the_table_says() {
+    for (state, event, expected) in TABLE {
+        let mut bench = Bench::new(OwnerLimits::default());
+        bench.bring(state);
+        assert_eq!(
+            bench.apply(state, event),
+            expected,
+            "{state:?} on {event:?}"
+        );
+    }
+}
+
+/// Each bound of an owner, from both sides.
+#[test]
+fn tables_are_bounded_on_both_sides() {
+    let full = |request| OwnerAction::Written(AskerId(4), RequestId(request), WriteAnswer::Full);
+    let limits = OwnerLimits::default();
+    for limits in [
+        OwnerLimits {
+            writes_max: 2,
+            ..limits
+        },
+        OwnerLimits {
+            copies_max: 2,
+            ..limits
+        },
+        OwnerLimits {
+            answered_max: 2,
+            ..limits
+        },
+    ] {
+        let mut bench = Bench::new(limits);
+        assert!(bench.write(1, Fingerprint(1)).is_some());
+        assert!(bench.write(2, Fingerprint(2)).is_some(), "{limits:?}");
+        assert_eq!(bench.write(3, Fingerprint(3)), None, "{limits:?}");
+        assert!(!bench.out.contains(&full(2)) && bench.out.contains(&full(3)));
+        assert_eq!(bench.owner.stats().full, 1);
+    }
+}
+
+/// A request that comes twice is done once, and answered alike.
+#[test]
+fn a_write_is_done_once_per_request() {
+    let mut bench = Bench::new(OwnerLimits::default());
+    bench.bring(Publishing);
+    assert_eq!(bench.write(1, KEY), None);
+    assert_eq!(bench.out, []);
+    bench.recorded();
+    bench.out.clear();
+    assert_eq!(bench.write(1, KEY), None);
+    let written = WriteAnswer::Written {
+        version: VERSION,
+        is_cut_off: false,
+    };
+    assert_eq!(
+        bench.out,
+        [OwnerAction::Written(AskerId(4), RequestId(1), written)]
+    );
+}

@@ -1,0 +1,352 @@
+//! Messages of the directory: round trips, and decoding of what nobody wrote.
+
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
+
+use lunette_cluster_proto::fence::NamespaceKind;
+use lunette_cluster_proto::map::Epoch;
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{
+    Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found, HoldWish,
+    OpId, Refusal, SeatMessage, ToHome, ToOwner, ToPeer, TombstonePage,
+};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::{
+    COPIES_WANTED_MAX, CopyInfo, Generation, Tombstone, Version, WriteKind,
+};
+use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+prop_compose! {
+    fn version()(epoch: u64, sequence: u64) -> Version {
+        Version { epoch: Epoch(epoch), sequence }
+    }
+}
+
+prop_compose! {
+    fn seat()(node: u64, incarnation: u64, core: u16) -> Seat {
+        Seat { node: NodeId(node), incarnation, core: CoreIndex(core) }
+    }
+}
+
+prop_compose! {
+    fn info()(
+        version in version(),
+        is_put in any::<bool>(),
+        generation in any::<u64>(),
+        wanted in 1..=COPIES_WANTED_MAX,
+        (len_bytes, crc32c) in any::<(u32, u32)>(),
+    ) -> CopyInfo {
+        let kind = if is_put { WriteKind::Put } else { WriteKind::Upsert };
+        let generation = Generation(generation);
+        CopyInfo { version, kind, generation, wanted, len_bytes, crc32c }
+    }
+}
+
+fn key() -> impl Strategy<Value = Fingerprint> {
+    any::<u128>().prop_map(Fingerprint)
+}
+
+fn namespace() -> impl Strategy<Value = NamespaceKind> {
+    prop_oneof![Just(NamespaceKind::Cache), Just(NamespaceKind::Strict)]
+}
+
+prop_compose! {
+    fn hold()(holder: u64, ttl_ms: u32) -> HoldWish {
+        HoldWish { holder, ttl_ms }
+    }
+}
+
+prop_compose! {
+    fn place()(key in key(), version in version()) -> CopyPlace {
+        CopyPlace { key, version }
+    }
+}
+
+prop_compose! {
+    fn tombstone()(version in version(), generation: u64) -> Tombstone {
+        Tombstone { version, generation: Generation(generation) }
+    }
+}
+
+fn to_home() -> impl Strategy<Value = ToHome> {
+    let parts = (
+        0..8_u8,
+        (any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>()),
+        (key(), version(), info(), namespace(), hold()),
+    );
+    parts.prop_map(
+        |(which, (op, asker, request, wait_ms), (key, version, info, namespace, hold))| {
+            let (op, asker, order) = (OpId(op), AskerId(asker), request);
+            let (kind, request) = (info.kind, RequestId(request));
+            match which {
+                0 => ToHome::Claim {
+                    op,
+                    key,
+                    kind,
+                    namespace,
+                    wait_ms,
+                },
+                1 => ToHome::Abandon { op, key },
+                2 => ToHome::Publish {
+                    op,
+                    key,
+                    info,
+                    namespace,
+                },
+                3 => ToHome::Retract { key, version },
+                4 => ToHome::Dropped {
+                    key,
+                    version,
+                    order,
+                },
+                5 => ToHome::Gone {
+                    asker,
+                    request,
+                    key,
+                    version,
+                    namespace,
+                    hold,
+                },
+                6 => ToHome::Settle,
+                _ => ToHome::Kept { op, key, version },
+            }
+        },
+    )
+}
+
+fn to_owner() -> impl Strategy<Value = ToOwner> {
+    let parts = (
+        0..9_u8,
+        (any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>()),
+        (key(), version(), namespace(), hold(), option::of(place())),
+    );
+    parts.prop_map(
+        |(which, (op, asker, order, flag), (key, version, namespace, hold, after))| {
+            let (op, asker, request) = (OpId(op), AskerId(asker), RequestId(order));
+            let generation = Generation(order);
+            let refusal = if flag { Refusal::Busy } else { Refusal::Fenced };
+            match which {
+                0 => ToOwner::Granted {
+                    op,
+                    key,
+                    version,
+                    generation,
+                },
+                1 => ToOwner::Exists { op, key, version },
+                2 => ToOwner::Refused { op, key, refusal },
+                3 => ToOwner::Recorded {
+                    op,
+                    key,
+                    version,
+                    is_cut_off: flag,
+                },
+                4 => ToOwner::Lost { op, key, version },
+                5 => ToOwner::Drop {
+                    key,
+                    version,
+                    order,
+                },
+                6 => ToOwner::Settled,
+                7 => ToOwner::CopiesWanted {
+                    is_full: flag,
+                    after,
+                },
+                _ => ToOwner::Serve {
+                    asker,
+                    request,
+                    key,
+                    version,
+                    namespace,
+                    hold,
+                },
+            }
+        },
+    )
+}
+
+fn page() -> impl Strategy<Value = CopyPage> {
+    let parts = (
+        option::of(place()),
+        any::<bool>(),
+        option::of(any::<u64>()),
+        vec((key(), info()), 0..5),
+        any::<bool>(),
+    );
+    parts.prop_map(|(after, is_full, away, copies, is_last)| {
+        let away_since = away.map(Epoch);
+        CopyPage {
+            after,
+            is_full,
+            away_since,
+            copies,
+            is_last,
+        }
+    })
+}
+
+fn to_peer() -> impl Strategy<Value = ToPeer> {
+    let pages = (
+        option::of(key()),
+        option::of(any::<u64>()),
+        vec((key(), tombstone()), 0..5),
+        option::of(key()),
+    );
+    prop_oneof![
+        (key(), tombstone()).prop_map(|(key, tombstone)| ToPeer::Bury { key, tombstone }),
+        (key(), version()).prop_map(|(key, version)| ToPeer::Buried { key, version }),
+        option::of(key()).prop_map(|after| ToPeer::TombstonesWanted { after }),
+        pages.prop_map(|(after, horizon, tombstones, next)| {
+            let horizon = horizon.map(Epoch);
+            ToPeer::Tombstones(TombstonePage {
+                after,
+                horizon,
+                tombstones,
+                next,
+            })
+        }),
+    ]
+}
+
+fn message() -> impl Strategy<Value = SeatMessage> {
+    let content = prop_oneof![
+        vec(to_home(), 0..9).prop_map(Content::ToHome),
+        vec(to_owner(), 0..9).prop_map(Content::ToOwner),
+        page().prop_map(Content::Page),
+        to_peer().prop_map(Content::ToPeer),
+    ];
+    (any::<u64>(), seat(), seat(), content).prop_map(|(epoch, from, to, content)| {
+        let epoch = Epoch(epoch);
+        SeatMessage {
+            epoch,
+            from,
+            to,
+            content,
+        }
+    })
+}
+
+fn question() -> impl Strategy<Value = AskMessage> {
+    let parts = (
+        any::<(u64, u64, u64, u32)>(),
+        key(),
+        namespace(),
+        option::of(hold()),
+    );
+    let ask = (parts, any::<bool>(), seat());
+    ask.prop_map(|((numbers, key, namespace, hold), is_lookup, to)| {
+        let (epoch, asker, request, wait_ms) = numbers;
+        let request = RequestId(request);
+        let ask = if is_lookup {
+            Ask::Lookup {
+                request,
+                key,
+                namespace,
+                hold,
+            }
+        } else {
+            Ask::Remove {
+                request,
+                key,
+                namespace,
+                wait_ms,
+            }
+        };
+        AskMessage {
+            epoch: Epoch(epoch),
+            asker: AskerId(asker),
+            to,
+            ask,
+        }
+    })
+}
+
+fn answer() -> impl Strategy<Value = AnswerMessage> {
+    let owners = vec(seat(), 0..=usize::from(COPIES_WANTED_MAX));
+    let found = (version(), any::<(u32, u32, u32)>(), owners);
+    let found = found.prop_map(|(version, (len_bytes, crc32c, held_ms), owners)| {
+        Answer::Found(Found {
+            version,
+            len_bytes,
+            crc32c,
+            held_ms,
+            owners,
+        })
+    });
+    let removed = (any::<bool>(), version());
+    let answer = prop_oneof![
+        found,
+        removed.prop_map(|(found, version)| Answer::Removed { found, version }),
+        any::<u64>().prop_map(|epoch| Answer::Stale(Epoch(epoch))),
+        prop::sample::select(vec![
+            Answer::Miss,
+            Answer::Unknown,
+            Answer::Unavailable,
+            Answer::Busy,
+            Answer::Full,
+            Answer::Interrupted,
+        ]),
+    ];
+    (any::<u64>(), answer).prop_map(|(request, answer)| {
+        let request = RequestId(request);
+        AnswerMessage { request, answer }
+    })
+}
+
+fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut body = Vec::new();
+    encode(&mut body);
+    body
+}
+
+/// Decodes as everything, and requires that what decodes encodes to the same bytes.
+fn decode_as_all(body: &[u8]) {
+    if let Ok(message) = SeatMessage::decode(body) {
+        assert_eq!(encoded(|out| message.encode(out)), body);
+    }
+    if let Ok(message) = AskMessage::decode(body) {
+        assert_eq!(encoded(|out| message.encode(out)), body);
+    }
+    if let Ok(message) = AnswerMessage::decode(body) {
+        assert_eq!(encoded(|out| message.encode(out)), body);
+    }
+}
+
+proptest! {
+    #[test]
+    fn messages_between_seats_come_back(message in message(), cut: prop::sample::Index) {
+        let body = encoded(|out| message.encode(out));
+        prop_assert_eq!(SeatMessage::decode(&body), Ok(message));
+        prop_assert!(SeatMessage::decode(&body[..cut.index(body.len())]).is_err());
+    }
+
+    #[test]
+    fn questions_and_answers_come_back(question in question(), answer in answer()) {
+        let body = encoded(|out| question.encode(out));
+        prop_assert_eq!(AskMessage::decode(&body), Ok(question));
+        let body = encoded(|out| answer.encode(out));
+        prop_assert_eq!(AnswerMessage::decode(&body), Ok(answer));
+    }
+
+    #[test]
+    fn damaged_messages_never_panic(
+        message in message(),
+        at: prop::sample::Index,
+        byte: u8,
+    ) {
+        let mut body = encoded(|out| message.encode(out));
+        let at = at.index(body.len());
+        body[at] = byte;
+        decode_as_all(&body);
+    }
+
+    /// Small bytes make small counts and known codes, which decode further than random ones.
+    #[test]
+    fn small_random_bytes_never_panic(mut body in vec(0_u8..4, 0..200)) {
+        if let Some(first) = body.first_mut() {
+            *first = 1;
+        }
+        decode_as_all(&body);
+    }
+}
