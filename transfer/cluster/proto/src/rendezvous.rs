@@ -19,10 +19,10 @@ const SALT: u64 = 0x510e_527f_ade6_82d1;
 /// Fraction bits of the logarithm.
 const LOG_FRACTION_BITS: u32 = 40;
 
-/// A member's claim to a key: `log / weight`, the lowest first.
+/// A member's claim to a key: the lowest `-log2(drawn) / weight` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Claim {
-    log: u64,
+    drawn: u64,
     weight: u32,
     id: NodeId,
 }
@@ -33,15 +33,24 @@ impl Claim {
         let seed = mix(member.id.0 ^ SALT);
         // Twice, so that neither the key's nor the id's structure is left.
         let drawn = mix(mix(key ^ seed).wrapping_add(seed.rotate_left(32)));
-        let (log, id) = (negative_log2(drawn), member.id);
-        (weight > 0).then_some(Self { log, weight, id })
+        let id = member.id;
+        (weight > 0).then_some(Self { drawn, weight, id })
     }
 
-    /// Cross-multiplied; equal scores go to the lower id.
+    /// Cross-multiplied; equal scores go to the higher draw, then to the lower id.
+    ///
+    /// A higher draw never has the higher logarithm, so that between members of one weight, which is
+    /// the usual case, no logarithm is needed.
     fn compare(&self, other: &Self) -> Ordering {
-        let scaled = u128::from(self.log) * u128::from(other.weight);
-        let other_scaled = u128::from(other.log) * u128::from(self.weight);
-        scaled.cmp(&other_scaled).then(self.id.cmp(&other.id))
+        let by_score = if self.weight == other.weight {
+            Ordering::Equal
+        } else {
+            let scaled = u128::from(negative_log2(self.drawn)) * u128::from(other.weight);
+            let other_scaled = u128::from(negative_log2(other.drawn)) * u128::from(self.weight);
+            scaled.cmp(&other_scaled)
+        };
+        let by_draw = other.drawn.cmp(&self.drawn);
+        by_score.then(by_draw).then(self.id.cmp(&other.id))
     }
 }
 

@@ -1,6 +1,4 @@
 //! Engines on cores of their own, asked from plain threads.
-#![forbid(unsafe_code)]
-
 use std::time::Duration;
 
 use lunette_runtime::{CoreOptions, Placement};

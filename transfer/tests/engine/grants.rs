@@ -1,51 +1,39 @@
 //! Segments that are reached by capability: by whom, how far, and until when.
-#![forbid(unsafe_code)]
 
-#[path = "../../runtime/tests/on_each_driver/mod.rs"]
-mod on_each_driver;
-mod raw;
-
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::future::pending;
 use std::ops::Range;
 use std::time::Duration;
 
-use lunette_auth::{Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
-use lunette_runtime::sim::{World, WorldOptions};
-use lunette_runtime::{CoreOptions, time};
+use lunette_auth::Policy;
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::sim::{ProcessId, World};
+use lunette_runtime::time;
 use lunette_transfer::engine::{
     Access, Batch, BatchError, Cause, Effect, Engine, EngineOptions, GRANTS_MAX, GrantError,
     OpenError, Peer, PostOptions, Refusal, RegisterOptions, RemoteSegment, Rights, SegmentId,
     Token, TransferError, Way,
 };
 
-use on_each_driver::run;
-use raw::Raw;
+use super::on_each_driver::run;
+use super::rails::{HERE, Processes, RAILS, addresses, world};
+use super::raw::{Raw, WRITTEN};
+use super::scene::{KIB, MIB, full_of, guarded, memory, options};
 
 const WORLDS: u64 = 4;
-const KIB: usize = 1024;
 /// What is granted of [`LEN`] bytes.
 const RANGE: Range<u64> = 1000..3000;
 const LEN: usize = 4 * KIB;
 
-fn options() -> EngineOptions {
-    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
-    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
+/// One that listens here and takes a secret.
+fn guarded_here() -> EngineOptions {
     EngineOptions {
-        listen: vec![any],
-        policy: Policy::Authenticated(secrets.expect("a secret")),
-        ..EngineOptions::default()
+        listen: options().listen,
+        ..guarded()
     }
 }
 
 fn engine() -> Engine {
-    Engine::start(options()).expect("an engine")
-}
-
-fn memory(len: usize, byte: u8) -> Exposed {
-    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory");
-    memory.copy_in(0, &vec![byte; len]);
-    memory
+    Engine::start(guarded_here()).expect("an engine")
 }
 
 fn by_capability(name: &str) -> RegisterOptions {
@@ -98,7 +86,7 @@ struct Pair {
 impl Pair {
     async fn new() -> Self {
         let (owner, holder) = (engine(), engine());
-        let memory = memory(LEN, 1);
+        let memory = full_of(1, LEN);
         let segment = owner.register(memory.clone(), &by_capability("kv"));
         let peer = holder.open(owner.addresses()).await.expect("open");
         Self {
@@ -118,14 +106,14 @@ impl Pair {
     }
 
     async fn read(&self, remote: &RemoteSegment) -> Result<(), TransferError> {
-        post(&self.peer, remote, Way::Read, 1000, memory(2000, 0)).await
+        post(&self.peer, remote, Way::Read, 1000, memory(2000)).await
     }
 }
 
 fn open_engine() -> Engine {
     let options = EngineOptions {
         policy: Policy::LoopbackOnly,
-        ..options()
+        ..guarded_here()
     };
     Engine::start(options).expect("an engine")
 }
@@ -140,7 +128,7 @@ fn what_is_granted_is_reached_and_never_mapped() {
         assert_eq!(remote.access(), Access::ReadWrite);
         assert!(remote.is_granted());
         // Memory that could be lent, were it for a segment that may be mapped.
-        let local = memory(2000, 7);
+        let local = full_of(7, 2000);
         let lendable = RegisterOptions::named("source");
         let registered = pair.holder.register(local.clone(), &lendable);
         registered.expect("registered");
@@ -150,7 +138,7 @@ fn what_is_granted_is_reached_and_never_mapped() {
                 .expect("written");
             time::sleep(Duration::from_millis(1)).await;
         }
-        let target = memory(2000, 0);
+        let target = memory(2000);
         post(&pair.peer, &remote, Way::Read, 1000, target.clone())
             .await
             .expect("read");
@@ -180,7 +168,7 @@ fn nobody_is_told_of_a_segment_that_is_reached_by_capability() {
         assert_eq!(pair.owner.find(start, 10), Some((pair.segment, 0)));
 
         let owner = open_engine();
-        let segment = owner.register(memory(LEN, 1), &by_capability("kv"));
+        let segment = owner.register(full_of(1, LEN), &by_capability("kv"));
         let segment = segment.expect("registered");
         let raw = Raw::new(owner.addresses()[0], 5).await;
         // The same for what it holds and for what it does not: who has no capability learns neither.
@@ -196,7 +184,7 @@ fn nobody_is_told_of_a_segment_that_is_reached_by_capability() {
 fn the_owner_keeps_to_rights_and_range_whatever_is_asked() {
     run(WORLDS, || async {
         let owner = open_engine();
-        let there = memory(LEN, 1);
+        let there = full_of(1, LEN);
         let segment = owner.register(there.clone(), &by_capability("kv"));
         let segment = segment.expect("registered");
         let raw = Raw::new(owner.addresses()[0], 5).await;
@@ -228,7 +216,7 @@ fn the_owner_keeps_to_rights_and_range_whatever_is_asked() {
         let write = grant(Rights::WRITE, 3000..3100);
         assert_eq!(raw.redeem(write.as_bytes()).await, None);
         assert_eq!(raw.reach(Way::Write, segment, 3000, 100).await, None);
-        assert_eq!(there.slice(3000, 100).to_vec(), vec![raw::WRITTEN; 100]);
+        assert_eq!(there.slice(3000, 100).to_vec(), vec![WRITTEN; 100]);
         for (way, at) in [(Way::Read, 3050), (Way::Read, 2999), (Way::Write, 2999)] {
             let reached = raw.reach(way, segment, at, 2).await;
             assert_eq!(reached, Some(Refusal::OutOfRange));
@@ -243,11 +231,11 @@ fn a_holder_is_told_at_once_what_its_capability_does_not_give() {
         let remote = pair.peer.redeem(&pair.grant(Rights::READ)).await;
         let remote = remote.expect("redeemed");
         let mut batch = Batch::new();
-        let refused = batch.write(memory(10, 0), &remote, 1000);
+        let refused = batch.write(memory(10), &remote, 1000);
         assert_eq!(refused, Err(BatchError::Forbidden));
-        let refused = batch.read(memory(10, 0), &remote, 2991);
+        let refused = batch.read(memory(10), &remote, 2991);
         assert!(matches!(refused, Err(BatchError::OutOfRange { .. })));
-        let below = post(&pair.peer, &remote, Way::Read, 999, memory(10, 0)).await;
+        let below = post(&pair.peer, &remote, Way::Read, 999, memory(10)).await;
         let below = below.expect_err("refused");
         assert_eq!(self::refused(&below), Refusal::OutOfRange);
         assert!(!below.is_retryable());
@@ -268,7 +256,7 @@ fn a_token_is_worth_nothing_to_another_engine_or_with_a_bit_changed() {
         let to_thief = pair.holder.open(thief.addresses()).await.expect("open");
         let replayed = to_thief.redeem(&token).await;
         assert_eq!(refusal(replayed), Refusal::BadCapability);
-        let other = thief.register(memory(LEN, 2), &by_capability("kv"));
+        let other = thief.register(full_of(2, LEN), &by_capability("kv"));
         let other = other.expect("registered");
         let granted = thief.grant(other, pair.holder.epoch(), Rights::READ, RANGE);
         assert_ne!(granted, Ok(token));
@@ -341,13 +329,13 @@ fn what_is_revoked_or_unregistered_is_dead_at_once() {
 fn only_what_can_be_granted_is() {
     run(0, || async {
         let owner = engine();
-        let open = owner.register(memory(LEN, 0), &RegisterOptions::named("open"));
+        let open = owner.register(memory(LEN), &RegisterOptions::named("open"));
         let open = open.expect("registered");
         let read_only = RegisterOptions {
             access: Access::Read,
             ..by_capability("read only")
         };
-        let segment = owner.register(memory(LEN, 0), &read_only);
+        let segment = owner.register(memory(LEN), &read_only);
         let segment = segment.expect("registered");
         let grant = |segment, rights, range| owner.grant(segment, 5, rights, range);
         assert_eq!(grant(open, Rights::READ, 0..1), Err(GrantError::Open));
@@ -383,7 +371,7 @@ fn a_session_redeems_so_many_and_revoked_ones_make_room() {
         let holder = pair.holder.epoch();
         let doomed = pair
             .owner
-            .register(memory(LEN, 1), &by_capability("doomed"));
+            .register(full_of(1, LEN), &by_capability("doomed"));
         let doomed = doomed.expect("registered");
         let grant = |segment, start| {
             let granted = pair.owner.grant(segment, holder, Rights::READ, start..4000);
@@ -408,7 +396,7 @@ fn a_session_redeems_so_many_and_revoked_ones_make_room() {
         assert!(pair.owner.revoke(doomed));
         for peer in [&pair.peer, &again] {
             let remote = peer.redeem(&one_more).await.expect("there is room");
-            post(peer, &remote, Way::Read, max, memory(10, 0))
+            post(peer, &remote, Way::Read, max, memory(10))
                 .await
                 .expect("read");
         }
@@ -419,7 +407,7 @@ fn a_session_redeems_so_many_and_revoked_ones_make_room() {
 fn an_engine_needs_no_capability_for_its_own() {
     run(WORLDS, || async {
         let owner = engine();
-        let segment = owner.register(memory(LEN, 4), &by_capability("kv"));
+        let segment = owner.register(full_of(4, LEN), &by_capability("kv"));
         let segment = segment.expect("registered");
         let token = owner.grant(segment, owner.epoch(), Rights::READ, RANGE);
         let peer = owner.open(owner.addresses()).await.expect("open");
@@ -427,7 +415,7 @@ fn an_engine_needs_no_capability_for_its_own() {
         let remote = peer.redeem(&token.expect("granted")).await;
         let remote = remote.expect("redeemed");
         assert!(owner.revoke(segment));
-        let target = memory(10, 0);
+        let target = memory(10);
         post(&peer, &remote, Way::Read, 1000, target.clone())
             .await
             .expect("read");
@@ -435,65 +423,38 @@ fn an_engine_needs_no_capability_for_its_own() {
     });
 }
 
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-const RAILS: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
-    IpAddr::V4(Ipv4Addr::new(10, 0, 1, 2)),
-];
-const MIB: usize = 1 << 20;
-
-fn addresses() -> Vec<SocketAddr> {
-    RAILS.map(|ip| SocketAddr::from((ip, 700))).to_vec()
-}
-
 /// A world in which an owner, on two addresses, grants all of a segment to the engine of epoch 77, hands
 /// the token over in a file of sorts, and revokes after a while.
-fn world(seed: u64, revokes_after: Option<Duration>) -> (World, lunette_runtime::sim::ProcessId) {
-    let options = WorldOptions {
-        bytes_per_second: 50_000_000,
-        losses_per_mille: 0,
-        ..WorldOptions::default()
-    };
-    let mut world = World::new(seed, options);
-    let server = world.start(RAILS[0], 1, CoreOptions::default());
-    world.add_address(RAILS[0], RAILS[1]);
-    let client = world.start(HERE, 1, CoreOptions::default());
-    drop(world.spawn(server, 0, move || async move {
-        let options = EngineOptions {
-            listen: addresses(),
-            ..self::options()
-        };
-        let engine = Engine::start(options).expect("an engine");
-        let segment = engine.register(memory(8 * MIB, 0), &by_capability("kv"));
+fn granting(seed: u64, revokes_after: Option<Duration>) -> (World, ProcessId) {
+    let (world, Processes { client, .. }) = world(seed, move |engine| async move {
+        let segment = engine.register(memory(8 * MIB), &by_capability("kv"));
         let segment = segment.expect("registered");
         let range = 0..8 * MIB as u64;
         let token = engine.grant(segment, 77, Rights::READ_WRITE, range);
-        let letter = memory(88, 0);
+        let letter = memory(88);
         letter.copy_in(0, token.expect("granted").as_bytes());
         let registered = engine.register(letter, &RegisterOptions::named("letter"));
         registered.expect("registered");
         match revokes_after {
-            None => std::future::pending().await,
+            None => pending().await,
             Some(after) => time::sleep(after).await,
         }
         assert!(engine.revoke(segment));
-        std::future::pending::<()>().await;
-    }));
-    world.run_for(Duration::from_millis(1));
+        pending::<()>().await;
+    });
     (world, client)
 }
 
 /// The holder's engine, and what it was granted.
 async fn holder() -> (Engine, Peer, RemoteSegment) {
     let options = EngineOptions {
-        listen: Vec::new(),
         epoch: Some(77),
-        ..options()
+        ..guarded()
     };
     let engine = Engine::start(options).expect("an engine");
     let peer = engine.open(&addresses()).await.expect("a peer");
     let letter = peer.segment("letter").await.expect("a segment");
-    let read = memory(88, 0);
+    let read = memory(88);
     post(&peer, &letter, Way::Read, 0, read.clone())
         .await
         .expect("read");
@@ -505,10 +466,10 @@ async fn holder() -> (Engine, Peer, RemoteSegment) {
 #[test]
 fn a_capability_holds_over_rails_that_are_reset_and_connected_again() {
     for seed in 0..8 {
-        let (mut world, client) = world(seed, None);
+        let (mut world, client) = granting(seed, None);
         let outcome = world.spawn(client, 0, || async {
             let (engine, peer, remote) = holder().await;
-            let (source, target) = (memory(8 * MIB, 3), memory(8 * MIB, 0));
+            let (source, target) = (full_of(3, 8 * MIB), memory(8 * MIB));
             post(&peer, &remote, Way::Write, 0, source)
                 .await
                 .expect("written");
@@ -540,10 +501,10 @@ fn a_capability_holds_over_rails_that_are_reset_and_connected_again() {
 
 #[test]
 fn a_capability_outlives_idle_rails() {
-    let (mut world, client) = world(1, None);
+    let (mut world, client) = granting(1, None);
     let outcome = world.spawn(client, 0, || async {
         let (_engine, peer, remote) = holder().await;
-        let write = || post(&peer, &remote, Way::Write, 0, memory(MIB, 3));
+        let write = || post(&peer, &remote, Way::Write, 0, full_of(3, MIB));
         write().await.expect("written");
         time::sleep(Duration::from_secs(400)).await;
         let up = peer.rails().iter().filter(|rail| rail.is_up).count();
@@ -558,11 +519,11 @@ fn a_capability_outlives_idle_rails() {
 #[test]
 fn what_is_revoked_in_the_middle_of_a_transfer_says_what_it_left() {
     for seed in 0..8 {
-        let (mut world, client) = world(seed, Some(Duration::from_millis(60)));
+        let (mut world, client) = granting(seed, Some(Duration::from_millis(60)));
         let outcome = world.spawn(client, 0, || async {
             let (_engine, peer, remote) = holder().await;
-            let write = post(&peer, &remote, Way::Write, 0, memory(8 * MIB, 3)).await;
-            let later = post(&peer, &remote, Way::Write, 0, memory(MIB, 4)).await;
+            let write = post(&peer, &remote, Way::Write, 0, full_of(3, 8 * MIB)).await;
+            let later = post(&peer, &remote, Way::Write, 0, full_of(4, MIB)).await;
             (write, later)
         });
         let until = world.now() + Duration::from_secs(60);

@@ -18,8 +18,8 @@ use lunette_transfer_proto::engine::same_host::commands::{
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 
 use super::guest::Guest;
-use super::neighbours::{KIB, MIB, engine, memory, part, pattern, post, read, write};
-use super::on_each_driver::run;
+use crate::on_each_driver::run;
+use crate::scene::{KIB, MIB, engine, memory, part, pattern, post, read, write};
 
 /// Two engines, one of which has opened the other's segment, which nobody maps.
 struct Pair {

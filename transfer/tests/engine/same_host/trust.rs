@@ -16,8 +16,8 @@ use lunette_transfer_proto::engine::same_host::packet::Packet;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use super::guest::Guest;
-use super::neighbours::{KIB, MIB, memory, options, part, pattern, post, read, write};
-use super::on_each_driver::run;
+use crate::on_each_driver::run;
+use crate::scene::{KIB, MIB, memory, options, part, pattern, post, read, write};
 
 const LEN: usize = 2 * MIB;
 

@@ -1,26 +1,20 @@
 //! Files as segments: what peers and the engine itself read is what is in the file, what they write is there
 //! when it is said to be, and what the system cannot do is an honest failure.
-#![forbid(unsafe_code)]
-
-#[path = "../../runtime/tests/on_each_driver/mod.rs"]
-mod on_each_driver;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use lunette_runtime::arena;
-use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::arena::Exposed;
 use lunette_transfer::engine::{
     Access, Batch, Cause, Effect, Engine, EngineOptions, FileSegment, FileSegmentError,
     FileSegmentOptions, Kind, Peer, PostOptions, Refusal, RegisterOptions, RemoteSegment, Rights,
-    SegmentId, TransferError,
+    SegmentId,
 };
 use tempfile::TempDir;
 
-use on_each_driver::run;
-
-const KIB: usize = 1024;
-const MIB: usize = 1024 * KIB;
+use super::on_each_driver::run;
+use super::scene::{KIB, MIB, memory, options, pattern, post, read};
 
 const WRITABLE: FileSegmentOptions = FileSegmentOptions {
     write: true,
@@ -31,20 +25,10 @@ const WRITABLE: FileSegmentOptions = FileSegmentOptions {
 
 fn engine(file_bytes_max: usize) -> Engine {
     Engine::start(EngineOptions {
-        listen: vec!["127.0.0.1:0".parse().expect("an address")],
         file_bytes_max,
-        ..EngineOptions::default()
+        ..options()
     })
     .expect("an engine")
-}
-
-fn memory(len: usize) -> Exposed {
-    Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
-}
-
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    let bytes = (0..=250).cycle().skip(usize::from(seed));
-    bytes.take(len).collect()
 }
 
 /// A file of that content. Around the page cache only where the folder's file system has that.
@@ -93,16 +77,9 @@ impl Pair {
     }
 }
 
-async fn post(peer: &Peer, batch: &Batch) -> Result<(), TransferError> {
-    let posted = peer.post(batch, PostOptions::default()).expect("posted");
-    posted.await.map(|_| ())
-}
-
-async fn read(peer: &Peer, remote: &RemoteSegment, at: u64, len: usize) -> Vec<u8> {
+async fn bytes(peer: &Peer, remote: &RemoteSegment, at: u64, len: usize) -> Vec<u8> {
     let target = memory(len);
-    let mut batch = Batch::new();
-    batch.read(target.clone(), remote, at).expect("a read");
-    post(peer, &batch).await.expect("done");
+    read(peer, remote, target.clone(), at).await.expect("done");
     target.to_vec()
 }
 
@@ -126,7 +103,7 @@ fn peers_read_and_write_a_file_with_and_without_the_page_cache() {
             );
             // Aligned and not, in one frame and in many.
             for (at, len) in [(0, 4 * KIB), (1, 1), (4095, 70_001), (0, 6 * MIB)] {
-                let found = read(&pair.peer, &pair.remote, at as u64, len).await;
+                let found = bytes(&pair.peer, &pair.remote, at as u64, len).await;
                 assert_eq!(found, pattern(6 * MIB, 1)[at..at + len], "{at}+{len}");
             }
             let mut expected = pattern(6 * MIB, 1);
@@ -350,7 +327,7 @@ fn rights_and_capabilities_hold_for_files_too() {
         let granted = pair.peer.redeem(&token.expect("granted")).await;
         let granted = granted.expect("redeemed");
         assert_eq!(granted.kind(), Kind::File);
-        let found = read(&pair.peer, &granted, 5000, 100).await;
+        let found = bytes(&pair.peer, &granted, 5000, 100).await;
         assert_eq!(found, pattern(MIB, 1)[5000..5100]);
         let mut batch = Batch::new();
         batch.read(memory(1), &granted, 0).expect("a read");
@@ -402,7 +379,7 @@ fn a_segment_is_a_range_that_lies_in_its_file() {
         assert_eq!(fs::metadata(&path).expect("there").len(), 2500);
         // The offset is the file's, not the segment's.
         let pair = Pair::new(segment).await;
-        let found = read(&pair.peer, &pair.remote, 0, 600).await;
+        let found = bytes(&pair.peer, &pair.remote, 0, 600).await;
         assert_eq!(found[..500], pattern(1000, 1)[500..]);
         assert_eq!(found[500..], [0; 100]);
         let none = open(&path, range(2500, None)).await;

@@ -1,9 +1,6 @@
 //! Capabilities against a model: whatever is granted, redeemed, replayed, revoked, unregistered and lost in
 //! whatever order, exactly those accesses are done that the model allows, the others are refused for the
 //! model's reason, and no byte changes otherwise.
-#![forbid(unsafe_code)]
-
-mod raw;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,7 +16,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::strategy::ValueTree;
 
-use raw::{Raw, WRITTEN};
+use super::raw::{Raw, WRITTEN};
 
 const LEN: u64 = 100;
 const LEN_BYTES: usize = 100;

@@ -1,65 +1,23 @@
 //! Files of an engine in worlds whose links and drives fail: what was said to be written stays as it was
 //! written, and what fails says so.
-#![forbid(unsafe_code)]
-
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::future::pending;
 use std::time::Duration;
 
-use lunette_auth::{Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
-use lunette_runtime::sim::{DiskOptions, Outcome, ProcessId, World, WorldOptions};
-use lunette_runtime::{CoreOptions, time};
+use lunette_runtime::sim::{DiskOptions, ProcessId, World};
+use lunette_runtime::time;
 use lunette_transfer::engine::{
-    Batch, Cause, Engine, EngineOptions, FileSegment, FileSegmentOptions, Peer, PostOptions,
-    Refusal, RegisterOptions, RemoteSegment, TransferError,
+    Batch, Cause, Engine, FileSegment, FileSegmentOptions, Peer, PostOptions, Refusal,
+    RegisterOptions, RemoteSegment, TransferError,
 };
 
-const KIB: usize = 1024;
+use super::rails::{HERE, Processes, RAILS, addresses, finish, world};
+use super::scene::{KIB, full_of, guarded};
+
 const LEN: usize = 128 * KIB;
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-/// The server's addresses: a rail to each.
-const RAILS: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
-    IpAddr::V4(Ipv4Addr::new(10, 0, 1, 2)),
-];
-const PORT: u16 = 700;
 
-fn memory(len: usize, byte: u8) -> Exposed {
-    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new());
-    let memory = memory.expect("memory");
-    memory.copy_in(0, &vec![byte; len]);
-    memory
-}
-
-fn addresses() -> Vec<SocketAddr> {
-    RAILS.map(|ip| SocketAddr::from((ip, PORT))).to_vec()
-}
-
-fn guarded() -> EngineOptions {
-    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
-    EngineOptions {
-        policy: Policy::Authenticated(secrets.expect("a secret")),
-        ..EngineOptions::default()
-    }
-}
-
-/// A world of two hosts, of which one serves a file on its drive.
-fn world(seed: u64, disk: DiskOptions) -> (World, ProcessId) {
-    let options = WorldOptions {
-        bytes_per_second: 50_000_000,
-        losses_per_mille: 0,
-        ..WorldOptions::default()
-    };
-    let mut world = World::new(seed, options);
-    let server = world.start(RAILS[0], 1, CoreOptions::default());
-    world.add_address(RAILS[0], RAILS[1]);
-    let client = world.start(HERE, 1, CoreOptions::default());
-    drop(world.spawn(server, 0, move || async move {
-        let options = EngineOptions {
-            listen: addresses(),
-            ..guarded()
-        };
-        let engine = Engine::start(options).expect("an engine");
+/// A world whose server has a file on its drive.
+fn serving(seed: u64, disk: DiskOptions) -> (World, ProcessId) {
+    let (mut world, Processes { client, .. }) = world(seed, |engine| async move {
         let whole = FileSegmentOptions {
             write: true,
             len_bytes: Some(LEN as u64),
@@ -68,9 +26,8 @@ fn world(seed: u64, disk: DiskOptions) -> (World, ProcessId) {
         let file = FileSegment::open("/segment", whole).await.expect("opened");
         let registered = engine.register_file(file, &RegisterOptions::named("file"));
         registered.expect("registered");
-        std::future::pending::<()>().await;
-    }));
-    world.run_for(Duration::from_millis(10));
+        pending::<()>().await;
+    });
     world.set_drives(disk);
     (world, client)
 }
@@ -82,23 +39,16 @@ async fn open() -> (Engine, Peer, RemoteSegment) {
     (engine, peer, remote)
 }
 
-fn run<T>(world: &mut World, outcome: &Outcome<T>) -> T {
-    let until = world.now() + Duration::from_secs(120);
-    let ended = world.run_until(until, || outcome.is_there());
-    assert!(ended, "it does not end");
-    outcome.take().expect("it is there")
-}
-
 async fn write(peer: &Peer, remote: &RemoteSegment, byte: u8) -> Result<u64, TransferError> {
     let mut batch = Batch::new();
-    let source = memory(LEN, byte);
+    let source = full_of(byte, LEN);
     batch.write(source, remote, 0).expect("a write");
     let posted = peer.post(&batch, PostOptions::default()).expect("posted");
     posted.await.map(|done| done.resent)
 }
 
 async fn read(peer: &Peer, remote: &RemoteSegment) -> Result<Vec<u8>, TransferError> {
-    let target = memory(LEN, 0);
+    let target = full_of(0, LEN);
     let mut batch = Batch::new();
     batch.read(target.clone(), remote, 0).expect("a read");
     let posted = peer.post(&batch, PostOptions::default()).expect("posted");
@@ -113,7 +63,7 @@ fn what_was_on_its_way_to_a_file_never_covers_what_was_written_after_it() {
     };
     let mut resent = 0;
     for seed in 0..10 {
-        let (mut world, client) = world(seed, slow);
+        let (mut world, client) = serving(seed, slow);
         let writing = world.spawn(client, 0, || async {
             let (_engine, peer, remote) = open().await;
             let (mut resent, mut wrong) = (0, 0);
@@ -135,7 +85,7 @@ fn what_was_on_its_way_to_a_file_never_covers_what_was_written_after_it() {
             world.reset_connections(HERE, rail);
             world.run_for(Duration::from_millis(u64::from(random.below(300))));
         }
-        let (wrong, again) = run(&mut world, &writing);
+        let (wrong, again) = finish(&mut world, 120, &writing);
         assert_eq!(wrong, 0, "seed {seed}: bytes of an earlier write");
         resent += again;
     }
@@ -151,7 +101,7 @@ fn a_drive_that_fails_makes_honest_failures() {
     };
     let (mut failed, mut done) = (0, 0);
     for seed in 0..20 {
-        let (mut world, client) = world(seed, failing);
+        let (mut world, client) = serving(seed, failing);
         let trying = world.spawn(client, 0, || async {
             let (_engine, peer, remote) = open().await;
             let (mut failed, mut done) = (0, 0);
@@ -175,7 +125,7 @@ fn a_drive_that_fails_makes_honest_failures() {
             }
             (failed, done)
         });
-        let (more_failed, more_done) = run(&mut world, &trying);
+        let (more_failed, more_done) = finish(&mut world, 120, &trying);
         failed += more_failed;
         done += more_done;
     }

@@ -1,38 +1,20 @@
 //! The engine over two rails in worlds whose links fail: nothing is lost, nothing is written twice,
 //! and what fails says what it left behind.
-#![forbid(unsafe_code)]
-
 use std::cell::RefCell;
-use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_auth::{Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
-use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
-use lunette_runtime::{CoreOptions, time};
+use lunette_runtime::sim::{Kill, Outcome, ProcessId, World};
+use lunette_runtime::time;
 use lunette_transfer::engine::{
-    Batch, Cause, Done, Effect, Engine, EngineOptions, Peer, PostOptions, RegisterOptions,
-    RemoteSegment, TransferError,
+    Batch, Cause, Done, Effect, Engine, Peer, PostOptions, RegisterOptions, RemoteSegment,
+    TransferError,
 };
 
+use super::rails::{HERE, Processes, RAILS, addresses, finish, world};
+use super::scene::{MIB, full_of, guarded};
+
 const SEEDS: u64 = 12;
-const MIB: usize = 1 << 20;
-const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
-/// The server's addresses: a rail to each.
-const RAILS: [IpAddr; 2] = [
-    IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)),
-    IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 1, 2)),
-];
-const PORT: u16 = 700;
-
-fn memory(len: usize, byte: u8) -> Exposed {
-    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new());
-    let memory = memory.expect("memory");
-    memory.copy_in(0, &vec![byte; len]);
-    memory
-}
-
 /// A world of two hosts, of which one serves a segment of so many bytes.
 struct Scene {
     world: World,
@@ -42,46 +24,18 @@ struct Scene {
     notes: Rc<RefCell<Vec<Vec<u8>>>>,
 }
 
-fn addresses() -> Vec<SocketAddr> {
-    RAILS.map(|ip| SocketAddr::from((ip, PORT))).to_vec()
-}
-
-fn guarded() -> EngineOptions {
-    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
-    EngineOptions {
-        policy: Policy::Authenticated(secrets.expect("a secret")),
-        ..EngineOptions::default()
-    }
-}
-
 impl Scene {
     fn new(seed: u64, len: usize) -> Self {
-        let options = WorldOptions {
-            bytes_per_second: 50_000_000,
-            losses_per_mille: 0,
-            ..WorldOptions::default()
-        };
-        let mut world = World::new(seed, options);
-        let server = world.start(RAILS[0], 1, CoreOptions::default());
-        world.add_address(RAILS[0], RAILS[1]);
-        let client = world.start(HERE, 1, CoreOptions::default());
         let notes: Rc<RefCell<Vec<_>>> = Rc::default();
         let heard = Rc::clone(&notes);
-        drop(world.spawn(server, 0, move || async move {
-            let options = EngineOptions {
-                listen: addresses(),
-                ..guarded()
-            };
-            let engine = Engine::start(options).expect("an engine");
-            let memory = memory(len, 0);
-            let registered = engine.register(memory, &RegisterOptions::named("kv"));
+        let (world, Processes { server, client }) = world(seed, move |engine| async move {
+            let registered = engine.register(full_of(0, len), &RegisterOptions::named("kv"));
             registered.expect("registered");
             loop {
                 let notification = engine.notified().await;
                 heard.borrow_mut().push(notification.bytes);
             }
-        }));
-        world.run_for(Duration::from_millis(1));
+        });
         Self {
             world,
             server,
@@ -103,10 +57,7 @@ impl Scene {
     }
 
     fn run<T>(&mut self, seconds: u64, outcome: &Outcome<T>) -> T {
-        let until = self.world.now() + Duration::from_secs(seconds);
-        let ended = self.world.run_until(until, || outcome.is_there());
-        assert!(ended, "it does not end");
-        outcome.take().expect("it is there")
+        finish(&mut self.world, seconds, outcome)
     }
 }
 
@@ -126,10 +77,10 @@ async fn there_and_back(
     byte: u8,
 ) -> Result<(Done, Done), TransferError> {
     let mut batch = Batch::new();
-    let source = memory(len, byte);
+    let source = full_of(byte, len);
     batch.write(source, &remote, 0).expect("a write");
     let written = post(&peer, &batch, 60).await?;
-    let target = memory(len, !byte);
+    let target = full_of(!byte, len);
     let mut batch = Batch::new();
     batch.read(target.clone(), &remote, 0).expect("a read");
     let read = post(&peer, &batch, 60).await?;
@@ -203,7 +154,7 @@ fn reads_do_not_wait_for_a_rail_that_has_become_slow() {
     for seed in 0..SEEDS {
         let mut scene = Scene::new(seed, 8 * MIB);
         let outcome = scene.spawn(|engine, peer, remote| async move {
-            let target = memory(8 * MIB, 1);
+            let target = full_of(1, 8 * MIB);
             let mut batch = Batch::new();
             batch.read(target.clone(), &remote, 0).expect("a read");
             let done = post(&peer, &batch, 60).await.expect("done");
@@ -282,7 +233,7 @@ fn each_notification_comes_once_whatever_becomes_of_its_rail() {
             let mut transfers = Vec::new();
             for number in 0..TRANSFERS {
                 let mut batch = Batch::new();
-                let local = memory(40_000, number);
+                let local = full_of(number, 40_000);
                 match number % 3 {
                     0 => batch.write(local, &remote, 0).expect("a write"),
                     1 => batch.read(local, &remote, 0).expect("a read"),
@@ -371,7 +322,7 @@ fn a_peer_that_dies_in_the_middle_leaves_an_honest_failure() {
     for seed in 0..SEEDS {
         let mut scene = Scene::new(seed, 8 * MIB);
         let outcome = scene.spawn(|_, peer, remote| async move {
-            let (source, target) = (memory(4 * MIB, 1), memory(4 * MIB, 2));
+            let (source, target) = (full_of(1, 4 * MIB), full_of(2, 4 * MIB));
             let mut batch = Batch::new();
             batch.write(source, &remote, 0).expect("a write");
             batch.read(target.clone(), &remote, 0).expect("a read");

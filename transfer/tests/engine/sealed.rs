@@ -1,9 +1,5 @@
 //! Connections whose bytes are sealed: they carry the same, nobody on the way reads it, and what is changed
 //! on its way is sent again.
-#![forbid(unsafe_code)]
-
-#[path = "../../runtime/tests/on_each_driver/mod.rs"]
-mod on_each_driver;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,40 +8,28 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use lunette_auth::{Encryption, Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_auth::{Encryption, Policy};
 use lunette_runtime::{CoreOptions, block_on, time};
 use lunette_transfer::engine::{
     Batch, Cause, Engine, EngineOptions, PostOptions, RegisterOptions, StartError,
 };
 
-use on_each_driver::run;
+use super::on_each_driver::run;
+use super::scene::{KIB, guarded, memory, options, pattern};
 
 const WORLDS: u64 = 8;
-const KIB: usize = 1024;
 
-fn options(encryption: Encryption) -> EngineOptions {
-    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
-    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
+fn sealing(encryption: Encryption) -> EngineOptions {
     EngineOptions {
-        listen: vec![any],
+        listen: options().listen,
         same_host: false,
-        policy: Policy::Authenticated(secrets.expect("a secret")),
         encryption,
-        ..EngineOptions::default()
+        ..guarded()
     }
 }
 
 fn engine(encryption: Encryption) -> Engine {
-    Engine::start(options(encryption)).expect("an engine")
-}
-
-fn memory(len: usize) -> Exposed {
-    Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
-}
-
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (seed..=250).cycle().take(len).collect()
+    Engine::start(sealing(encryption)).expect("an engine")
 }
 
 /// Writes `len` bytes over a connection to `address` and reads them back; how many slices were sent again.
@@ -129,7 +113,7 @@ fn without_a_secret_there_is_nothing_to_seal_with() {
     run(1, || async {
         let options = EngineOptions {
             policy: Policy::LoopbackOnly,
-            ..options(Encryption::Required)
+            ..sealing(Encryption::Required)
         };
         let refused = Engine::start(options);
         assert!(matches!(refused, Err(StartError::NoSecret)));

@@ -7,8 +7,8 @@ use lunette_runtime::time;
 use lunette_transfer::engine::{Engine, EngineOptions, RegisterOptions};
 
 use super::guest::{Guest, whereabouts};
-use super::neighbours::{KIB, memory, options, pattern, read, write};
-use super::on_each_driver::run;
+use crate::on_each_driver::run;
+use crate::scene::{KIB, memory, options, pattern, read, write};
 
 fn engine(same_host_peers_max: usize, same_host_segments_max: usize) -> Engine {
     Engine::start(EngineOptions {

@@ -1,8 +1,4 @@
 //! Which address of this host rails are connected from: on each driver, and in worlds whose links fail.
-#![forbid(unsafe_code)]
-
-#[path = "../../runtime/tests/on_each_driver/mod.rs"]
-mod on_each_driver;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +7,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use lunette_auth::{Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::sim::{Outcome, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
 use lunette_transfer::engine::{
@@ -21,9 +16,9 @@ use lunette_transfer::topology::{
     Adapter, AdapterAddress, Location, Machine, Memory, Override, Sources,
 };
 
-use on_each_driver::run;
+use super::on_each_driver::run;
+use super::scene::{KIB, memory};
 
-const KIB: usize = 1024;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn ip(text: &str) -> IpAddr {
@@ -55,10 +50,6 @@ fn sources(adapters: &[(&str, bool)], said: &str) -> Sources {
     let said = Override::from_json(said.as_bytes()).expect("an override");
     let matrix = said.apply(&found).expect("a matrix");
     Sources::new(&machine, matrix, Location::Cpu(0))
-}
-
-fn memory(len: usize) -> Exposed {
-    Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
 }
 
 async fn write(peer: &Peer, remote: &RemoteSegment, len: usize) -> Done {

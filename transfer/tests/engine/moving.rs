@@ -1,14 +1,10 @@
 //! The engine on each driver and in worlds: bytes go where they belong, and nowhere else.
-#![forbid(unsafe_code)]
-
-#[path = "../../runtime/tests/on_each_driver/mod.rs"]
-mod on_each_driver;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_auth::{Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::{arena, spawn_local, time};
 use lunette_transfer::engine::{
@@ -20,39 +16,18 @@ use lunette_transfer::{Attachments, Connection, Payload};
 use lunette_transfer_proto::engine::slices::REQUESTS_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
-use on_each_driver::run;
+use super::on_each_driver::run;
+use super::scene::{KIB, memory, options, pattern, patterned};
 
 const WORLDS: u64 = 8;
-const KIB: usize = 1024;
 
 /// One that sends, also to peers on this host: `same_host` is about those.
 fn engine() -> Engine {
-    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
-    let options = EngineOptions {
-        listen: vec![any],
+    Engine::start(EngineOptions {
         same_host: false,
-        ..EngineOptions::default()
-    };
-    Engine::start(options).expect("an engine")
-}
-
-fn memory(len: usize) -> Exposed {
-    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new());
-    memory.expect("memory")
-}
-
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..=250)
-        .cycle()
-        .skip(usize::from(seed))
-        .take(len)
-        .collect()
-}
-
-fn filled(len: usize, seed: u8) -> Exposed {
-    let filled = memory(len);
-    filled.copy_in(0, &pattern(len, seed));
-    filled
+        ..options()
+    })
+    .expect("an engine")
 }
 
 /// Two engines, one of which has opened the other's segment.
@@ -88,7 +63,7 @@ fn what_is_written_is_there_and_is_read_back() {
     run(WORLDS, || async {
         let pair = Pair::new(6_000 * KIB).await;
         for (seed, len) in [(1, 1), (2, 4096), (3, 300 * KIB), (4, 5_000 * KIB)] {
-            let source = filled(len, seed);
+            let source = patterned(len, seed);
             let mut batch = Batch::new();
             batch.write(source, &pair.remote, 7).expect("a write");
             let done = pair.peer.post(&batch, PostOptions::default());
@@ -222,7 +197,7 @@ fn memory_of(len: usize, byte: u8) -> Option<Exposed> {
 fn what_is_unregistered_is_out_of_reach_at_once_also_for_who_opened_it() {
     run(WORLDS, || async {
         let pair = Pair::new(64 * KIB).await;
-        let other = filled(64 * KIB, 9);
+        let other = patterned(64 * KIB, 9);
         let kept = pair
             .there
             .register(other.clone(), &RegisterOptions::named("kept"));
@@ -244,7 +219,7 @@ fn what_is_unregistered_is_out_of_reach_at_once_also_for_who_opened_it() {
         batch.read(lost, &pair.remote, 0).expect("a read");
         batch.read(into.clone(), &kept, 5).expect("a read");
         batch
-            .write(filled(KIB, 1), &pair.remote, 0)
+            .write(patterned(KIB, 1), &pair.remote, 0)
             .expect("a write");
         let posted = pair
             .peer
@@ -362,7 +337,7 @@ fn a_peer_that_makes_no_sense_is_refused_and_harms_nobody() {
             u16::MAX,
         ] {
             assert_eq!(ask(&rude, op, b"", None).await, malformed, "{op:#x}");
-            let payload = Some(filled(100, 1));
+            let payload = Some(patterned(100, 1));
             let status = ask(&rude, op, &[255; 50], payload).await;
             assert_eq!(status, malformed, "{op:#x}");
         }
@@ -381,7 +356,7 @@ fn a_peer_that_makes_no_sense_is_refused_and_harms_nobody() {
         // A write whose payload is longer than its places.
         let mut body = vec![0; 8];
         body.extend(place(0, 10));
-        let status = ask(&rude, 0x0104, &body, Some(filled(20, 1))).await;
+        let status = ask(&rude, 0x0104, &body, Some(patterned(20, 1))).await;
         assert_eq!(status, malformed);
         // Who has no session cannot end anybody's connection, nor notify.
         assert_eq!(ask(&rude, 0x0106, &[0; 8], None).await, 0);
@@ -390,7 +365,7 @@ fn a_peer_that_makes_no_sense_is_refused_and_harms_nobody() {
         assert_eq!(pair.memory.to_vec(), vec![0; 4 * KIB]);
         let mut batch = Batch::new();
         batch
-            .write(filled(4 * KIB, 1), &pair.remote, 0)
+            .write(patterned(4 * KIB, 1), &pair.remote, 0)
             .expect("a write");
         let posted = pair.peer.post(&batch, PostOptions::default());
         posted.expect("posted").await.expect("the others go on");
@@ -401,7 +376,7 @@ fn secrets(text: &[u8]) -> Policy {
     Policy::Authenticated(Secrets::parse(text).expect("secrets"))
 }
 
-fn guarded(policy: Policy) -> EngineOptions {
+fn under(policy: Policy) -> EngineOptions {
     EngineOptions {
         listen: vec!["127.0.0.1:0".parse().expect("an address")],
         policy,
@@ -416,7 +391,7 @@ const BOTH: &[u8] = b"fedcba9876543210fedcba9876543210\n0123456789abcdef01234567
 #[test]
 fn who_does_not_know_the_secret_gets_nowhere() {
     run(WORLDS, || async {
-        let server = Engine::start(guarded(secrets(BOTH))).expect("an engine");
+        let server = Engine::start(under(secrets(BOTH))).expect("an engine");
         let registered = server.register(memory(KIB), &RegisterOptions::named("kv"));
         registered.expect("registered");
         for (known, is_let_in) in [
@@ -425,7 +400,7 @@ fn who_does_not_know_the_secret_gets_nowhere() {
             (secrets(b"another secret of 32 bytes or so"), false),
             (Policy::LoopbackOnly, false),
         ] {
-            let client = Engine::start(guarded(known.clone())).expect("an engine");
+            let client = Engine::start(under(known.clone())).expect("an engine");
             let opened = client.open(server.addresses()).await;
             assert_eq!(opened.is_ok(), is_let_in, "{known:?}: {opened:?}");
             if let Ok(peer) = opened {
@@ -438,7 +413,7 @@ fn who_does_not_know_the_secret_gets_nowhere() {
         }
         // Nor does who knows it talk to an engine that asks for none.
         let open = engine();
-        let client = Engine::start(guarded(secrets(OLD))).expect("an engine");
+        let client = Engine::start(under(secrets(OLD))).expect("an engine");
         assert!(client.open(open.addresses()).await.is_err());
     });
 }
@@ -449,7 +424,7 @@ fn without_a_secret_other_hosts_are_not_served() {
         let everywhere: SocketAddr = "0.0.0.0:0".parse().expect("an address");
         let options = |policy| EngineOptions {
             listen: vec![everywhere],
-            ..guarded(policy)
+            ..under(policy)
         };
         let refused = Engine::start(options(Policy::LoopbackOnly));
         assert!(
@@ -470,7 +445,7 @@ fn silent_connections_delay_nobody_and_are_bounded() {
         let options = EngineOptions {
             connections_max: 40,
             connect_timeout: SILENCE,
-            ..guarded(secrets(OLD))
+            ..under(secrets(OLD))
         };
         let server = Engine::start(options).expect("an engine");
         let registered = server.register(memory(KIB), &RegisterOptions::named("kv"));
@@ -480,7 +455,7 @@ fn silent_connections_delay_nobody_and_are_bounded() {
             let connected = TcpStream::connect(server.addresses()[0]).await;
             silent.push(connected.expect("connected"));
         }
-        let client = Engine::start(guarded(secrets(OLD))).expect("an engine");
+        let client = Engine::start(under(secrets(OLD))).expect("an engine");
         let began = time::now();
         let peer = client
             .open(server.addresses())
@@ -493,7 +468,7 @@ fn silent_connections_delay_nobody_and_are_bounded() {
             "one after the other they would take {took:?}"
         );
         // All places are taken: the next one is told so, and the silent ones lose theirs.
-        let other = Engine::start(guarded(secrets(OLD))).expect("an engine");
+        let other = Engine::start(under(secrets(OLD))).expect("an engine");
         let refused = other.open(server.addresses()).await.expect_err("no place");
         assert!(matches!(refused, OpenError::Connect { .. }), "{refused}");
         time::sleep(SILENCE * 3 / 2).await;
@@ -513,7 +488,9 @@ fn within_one_engine_bytes_are_copied() {
         assert!(peer.is_self());
         let own = peer.segment("own").await.expect("a segment");
         let mut batch = Batch::new();
-        batch.write(filled(3 << 20, 5), &own, 0).expect("a write");
+        batch
+            .write(patterned(3 << 20, 5), &own, 0)
+            .expect("a write");
         let options = PostOptions {
             intent: Intent::Prefetch,
             notification: Some(b"there".to_vec()),

@@ -16,8 +16,8 @@ use lunette_transfer_proto::engine::message::Whereabouts;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 
 use super::guest::{Guest, whereabouts};
-use super::neighbours::{KIB, MIB, engine, memory, options, pattern, post, read, write};
-use super::on_each_driver::run;
+use crate::on_each_driver::run;
+use crate::scene::{KIB, MIB, engine, memory, options, pattern, post, read, write};
 
 /// Memory that a peer of this host may copy from.
 fn lendable(engine: &Engine, len: usize) -> Exposed {

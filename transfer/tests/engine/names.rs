@@ -1,8 +1,4 @@
 //! Peers that are opened by name: names that change, that nobody knows, that nobody answers for.
-#![forbid(unsafe_code)]
-
-#[path = "../../runtime/tests/on_each_driver/mod.rs"]
-mod on_each_driver;
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -10,8 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lunette_auth::{Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_auth::Policy;
 use lunette_runtime::sim::{Outcome, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, spawn_local, time};
 use lunette_transfer::engine::{
@@ -19,11 +14,11 @@ use lunette_transfer::engine::{
     RegisterOptions, RemoteSegment, Resolve, ResolveError, Resolver, Resolving, TransferError,
 };
 
-use on_each_driver::run;
+use super::on_each_driver::run;
+use super::scene::{KIB, full_of, guarded, memory};
 
 const SEEDS: u64 = 8;
 const SECOND: Duration = Duration::from_secs(1);
-const KIB: usize = 1024;
 const PORT: u16 = 7600;
 
 fn ip(text: &str) -> IpAddr {
@@ -37,12 +32,6 @@ fn at(text: &str) -> SocketAddr {
 fn name(host: &str) -> Endpoint {
     let host = host.to_owned();
     Endpoint::Name { host, port: PORT }
-}
-
-fn memory(len: usize, byte: u8) -> Exposed {
-    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory");
-    memory.copy_in(0, &vec![byte; len]);
-    memory
 }
 
 /// What a name stands for, and how often it was asked for.
@@ -85,14 +74,6 @@ impl Resolve for Table {
     }
 }
 
-fn options() -> EngineOptions {
-    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
-    EngineOptions {
-        policy: Policy::Authenticated(secrets.expect("a secret")),
-        ..EngineOptions::default()
-    }
-}
-
 /// A world with one host that asks, and others that serve.
 struct Scene {
     world: World,
@@ -130,10 +111,10 @@ impl Scene {
         drop(self.world.spawn(server, 0, move || async move {
             let engine = Engine::start(EngineOptions {
                 listen,
-                ..options()
+                ..guarded()
             });
             let engine = engine.expect("an engine");
-            let registered = engine.register(memory(64 * KIB, 0), &RegisterOptions::named("kv"));
+            let registered = engine.register(memory(64 * KIB), &RegisterOptions::named("kv"));
             registered.expect("registered");
             pending::<()>().await;
         }));
@@ -143,7 +124,7 @@ impl Scene {
     fn asking(&self) -> EngineOptions {
         EngineOptions {
             resolver: Resolver::new(self.table.clone()),
-            ..options()
+            ..guarded()
         }
     }
 
@@ -181,7 +162,9 @@ async fn opened(engine: &Engine, endpoints: &[Endpoint]) -> (Peer, RemoteSegment
 /// Writes some bytes.
 async fn write(peer: &Peer, remote: &RemoteSegment) -> Result<Done, TransferError> {
     let mut batch = Batch::new();
-    batch.write(memory(4 * KIB, 7), remote, 0).expect("a write");
+    batch
+        .write(full_of(7, 4 * KIB), remote, 0)
+        .expect("a write");
     let options = PostOptions {
         timeout: SECOND * 30,
         ..PostOptions::default()
@@ -421,7 +404,7 @@ fn an_answer_that_does_not_come_leaves_the_addresses_that_are_known() {
     );
     // The world's names, which an engine asks for unless it is told otherwise.
     scene.world.set_name("store", &[ip("10.0.0.2")]);
-    comes_back(&mut scene, "store", options());
+    comes_back(&mut scene, "store", guarded());
 }
 
 #[test]
@@ -441,7 +424,7 @@ fn an_attempt_that_was_given_up_is_not_taken_for_its_rail_when_it_arrives_late()
             ..insecure()
         });
         let engine = engine.expect("an engine");
-        let registered = engine.register(memory(64 * KIB, 0), &RegisterOptions::named("kv"));
+        let registered = engine.register(memory(64 * KIB), &RegisterOptions::named("kv"));
         registered.expect("registered");
         pending::<()>().await;
     }));
@@ -483,7 +466,7 @@ fn names_and_literals_on_this_host() {
             Engine::start(options).expect("an engine")
         };
         let (there, here) = (engine(listen.to_vec()), engine(Vec::new()));
-        let registered = there.register(memory(64 * KIB, 0), &RegisterOptions::named("kv"));
+        let registered = there.register(memory(64 * KIB), &RegisterOptions::named("kv"));
         registered.expect("registered");
         let (v4, v6) = (there.addresses()[0], there.addresses()[1]);
         // `localhost` may be IPv6 first: nobody listens there on this port.

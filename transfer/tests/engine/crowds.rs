@@ -1,13 +1,9 @@
 //! Many peers, and many who never say who they are: refused by type at the bound, at a bounded cost, and
 //! nobody else is harmed. In worlds, where there is room for them.
-#![forbid(unsafe_code)]
-
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use lunette_auth::{Policy, Secrets};
-use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::sim::{World, WorldOptions};
 use lunette_runtime::{CoreOptions, spawn_local, time};
@@ -15,27 +11,20 @@ use lunette_transfer::engine::{
     Batch, Engine, EngineOptions, OpenError, Peer, PostOptions, RegisterOptions, RemoteSegment,
 };
 
+use super::scene::{full_of, guarded, memory};
+
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 const PORT: u16 = 700;
 const CONNECTIONS_MAX: usize = 300;
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-fn guarded() -> EngineOptions {
-    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
+fn bounded() -> EngineOptions {
     EngineOptions {
-        policy: Policy::Authenticated(secrets.expect("a secret")),
         connections_max: CONNECTIONS_MAX,
         connect_timeout: SILENCE_MAX,
-        ..EngineOptions::default()
+        ..guarded()
     }
-}
-
-fn memory(len: usize, byte: u8) -> Exposed {
-    let memory = Exposed::map(len, HugePages::Never, &mut Vec::new());
-    let memory = memory.expect("memory");
-    memory.copy_in(0, &vec![byte; len]);
-    memory
 }
 
 /// Runs `scenario` on one host of a world, while an engine serves a segment of 4 KiB on another.
@@ -50,10 +39,10 @@ fn run<F: Future<Output = ()> + 'static>(seed: u64, scenario: impl FnOnce() -> F
     drop(world.spawn(server, 0, || async {
         let engine = Engine::start(EngineOptions {
             listen: vec![SocketAddr::from((THERE, PORT))],
-            ..guarded()
+            ..bounded()
         });
         let engine = engine.expect("an engine");
-        let registered = engine.register(memory(4096, 0), &RegisterOptions::named("kv"));
+        let registered = engine.register(memory(4096), &RegisterOptions::named("kv"));
         registered.expect("registered");
         std::future::pending::<()>().await;
     }));
@@ -65,7 +54,7 @@ fn run<F: Future<Output = ()> + 'static>(seed: u64, scenario: impl FnOnce() -> F
 }
 
 async fn open() -> Result<(Engine, Peer, RemoteSegment), OpenError> {
-    let engine = Engine::start(guarded()).expect("an engine");
+    let engine = Engine::start(bounded()).expect("an engine");
     let peer = engine.open(&[SocketAddr::from((THERE, PORT))]).await?;
     let remote = peer.segment("kv").await?;
     Ok((engine, peer, remote))
@@ -74,9 +63,11 @@ async fn open() -> Result<(Engine, Peer, RemoteSegment), OpenError> {
 /// Writes and reads back; how long that took.
 async fn there_and_back(peer: &Peer, remote: &RemoteSegment, byte: u8) -> Duration {
     let began = time::now();
-    let target = memory(4096, !byte);
+    let target = full_of(!byte, 4096);
     let mut write = Batch::new();
-    write.write(memory(4096, byte), remote, 0).expect("a write");
+    write
+        .write(full_of(byte, 4096), remote, 0)
+        .expect("a write");
     let mut read = Batch::new();
     read.read(target.clone(), remote, 0).expect("a read");
     for batch in [write, read] {
