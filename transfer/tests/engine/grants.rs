@@ -15,9 +15,9 @@ use lunette_transfer::engine::{
 };
 
 use super::on_each_driver::run;
-use super::rails::{HERE, Processes, RAILS, addresses, world};
 use super::raw::{Raw, WRITTEN};
 use super::scene::{KIB, MIB, full_of, guarded, memory, options};
+use super::worlds::rails::{HERE, Processes, RAILS, addresses, world};
 
 const WORLDS: u64 = 4;
 /// What is granted of [`LEN`] bytes.

@@ -8,7 +8,7 @@ use lunette_runtime::CoreOptions;
 use lunette_runtime::sim::{Outcome, ProcessId, World, WorldOptions};
 use lunette_transfer::engine::{Engine, EngineOptions};
 
-use super::scene::guarded;
+use crate::scene::guarded;
 
 /// Who asks.
 pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));

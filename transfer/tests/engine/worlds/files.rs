@@ -11,7 +11,7 @@ use lunette_transfer::engine::{
 };
 
 use super::rails::{HERE, Processes, RAILS, addresses, finish, world};
-use super::scene::{KIB, full_of, guarded};
+use crate::scene::{KIB, full_of, guarded};
 
 const LEN: usize = 128 * KIB;
 

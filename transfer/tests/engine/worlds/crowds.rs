@@ -11,7 +11,7 @@ use lunette_transfer::engine::{
     Batch, Engine, EngineOptions, OpenError, Peer, PostOptions, RegisterOptions, RemoteSegment,
 };
 
-use super::scene::{full_of, guarded, memory};
+use crate::scene::{full_of, guarded, memory};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));

@@ -12,7 +12,7 @@ use lunette_transfer::engine::{
 };
 
 use super::rails::{HERE, Processes, RAILS, addresses, finish, world};
-use super::scene::{MIB, full_of, guarded};
+use crate::scene::{MIB, full_of, guarded};
 
 const SEEDS: u64 = 12;
 /// A world of two hosts, of which one serves a segment of so many bytes.

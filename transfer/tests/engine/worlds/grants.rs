@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::strategy::ValueTree;
 
-use super::raw::{Raw, WRITTEN};
+use crate::raw::{Raw, WRITTEN};
 
 const LEN: u64 = 100;
 const LEN_BYTES: usize = 100;

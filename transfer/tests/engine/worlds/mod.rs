@@ -1,0 +1,15 @@
+//! In simulated worlds alone: links that fail, drives that fail, crowds; and capabilities against a model.
+//!
+//! | module | what it proves |
+//! |---|---|
+//! | `faults` | over two rails that fail nothing is lost or written twice |
+//! | `files` | what was written to a file stays as it was written, also where links and drives fail |
+//! | `crowds` | many peers, and many who never say who they are |
+//! | `grants` | capabilities, against a model |
+//! | `rails` | worlds of two hosts with two rails between them |
+
+mod crowds;
+mod faults;
+mod files;
+mod grants;
+pub(crate) mod rails;
