@@ -1,16 +1,27 @@
-//! Keys, placement, extents, eviction and messages of the KVCache store, sans-IO.
+//! Keys, placement, extents, eviction, the directory and messages of the KVCache store, sans-IO.
 //!
-//! Everything here is deterministic: it takes keys, lengths and ids and answers with decisions.
-//! The memory, the sockets and the clock belong to `lunette-kvstore`, which drives one
+//! Everything here is deterministic: it takes keys, lengths, ids and points in time and answers with
+//! decisions. The memory, the sockets and the clock belong to `lunette-kvstore`, which drives one
 //! [`shard::Shard`] per core, and the wire's frames to `lunette-transfer-proto`.
 //!
-//! It leaves out the SSD tier, replication, membership changes and tenants: a [`placement::ClusterMap`]
-//! is static, and an object lives in the memory of its home and nowhere else.
+//! ```text
+//!   Asker ---- lookups, removals ----> Home <---- claims, publications, reports ---- Owner
+//!     |                                 |  ^                                           ^
+//!     |                     tombstones  +--+ the next home                             |
+//!     +------------------------- writes, reads ----------------------------------------+
+//! ```
+//!
+//! It leaves out the SSD tier, tenants, striping, and which copies to make where there are too few:
+//! the driver does that with [`placement::choice`].
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`key`] | valid keys and their 128-bit fingerprints |
-//! | [`placement`] | the home of a key: a core of a node, by weighted rendezvous hashing |
+//! | [`version`] | versions, and which of several copies lives |
+//! | [`placement`] | the home of a key: a core of a node; owners for its copies |
+//! | [`home`] | what orders the writes and removals of a key, and knows who has it |
+//! | [`owner`] | what has copies: claims, publications, evictions, reports |
+//! | [`asker`] | what asks: retries, and when there are none |
 //! | [`extent`] | the self-describing form of an object in memory |
 //! | [`lru`] | least recently used order over the slots of a slab |
 //! | [`shard`] | one core's slice of the store: puts, gets, pins, eviction |

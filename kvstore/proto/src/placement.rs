@@ -1,39 +1,33 @@
-//! The home of a key: one core of one node.
+//! Where a key is at home, and where a copy goes.
 //!
-//! The node is chosen by weighted rendezvous hashing: every member draws a number from the key and
-//! its own id, and the best draw, weighed, wins. So shares follow weights, nothing is stored, and
-//! a member that joins or leaves moves only the keys that it wins or had won.
+//! The home's node is chosen by the cluster's map ([`lunette_cluster_proto::rendezvous`]): weighted
+//! rendezvous hashing, of integers alone, so that every machine draws the same winner. Here the core
+//! is added, by a draw of its own. Who owns a copy is chosen freely: see [`choice`].
 //!
-//! A draw `u` in (0, 1) and a weight `w` score `-log2(u) / w`; the lowest score wins, which is the
-//! first arrival among exponential clocks of rates `w`. Clients and nodes must agree to the last
-//! bit, so there is no floating point: the logarithm is computed in fixed point from integers, and
-//! scores are compared by cross-multiplication. Among members of equal weight the score falls with
-//! the draw, so the highest draw wins there, and one logarithm per distinct weight suffices.
+//! | module | subject |
+//! |---|---|
+//! | [`seat`](Seat) | one core of one life of a node; homes by the map of an epoch |
+//! | [`choice`] | owners for copies, by two weighted random choices |
+//! | here | a map that never changes, which a client learns from greetings |
 
+pub mod choice;
 mod seat;
 
-use core::cmp::Ordering;
+use core::net::SocketAddr;
 
+use lunette_cluster_proto::map::{self, Epoch, MapMember};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::limits::CORES_MAX;
+use lunette_runtime_core::random::mix;
 use thiserror::Error;
 
 use crate::key::Fingerprint;
 
+pub use lunette_cluster_proto::map::MEMBERS_MAX;
 pub use seat::{Seat, has_seat, home_of, next_of, seats};
 
-/// Most members of one cluster.
-pub const MEMBERS_MAX: usize = 1024;
-
-/// Fraction bits of the logarithm. The best of n draws has a score near 1/n, so 40 bits leave a
-/// resolution of about 30 bits to the largest cluster.
-const LOG_FRACTION_BITS: u32 = 40;
-/// Constants without structure (fraction bits of the square roots of 2, 3, 5 and 7), which keep
-/// the draws for nodes and those for cores apart.
-const NODE_SALT: u64 = 0x6a09_e667_f3bc_c909;
-const KEY_SALT: u64 = 0xbb67_ae85_84ca_a73b;
-const CORE_SALT_LOW: u64 = 0x3c6e_f372_fe94_f82b;
-const CORE_SALT_HIGH: u64 = 0xa54f_f53a_5f1d_36f1;
+/// Keeps the draws for cores apart from those for nodes: the fraction bits of the square root of 5.
+const CORE_SALT: u64 = 0x3c6e_f372_fe94_f82b;
 
 /// A node that can be the home of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,20 +78,11 @@ pub struct Home {
 }
 
 /// The members of a cluster, in the order of their ids. The order in which they were listed does
-/// not matter.
+/// not matter. It is the cluster's map of one epoch that never ends, for clients that know no other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterMap {
     members: Vec<Member>,
-    /// All members, those of equal weight together.
-    draws: Vec<Contender>,
-}
-
-/// What the choice needs to know of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Contender {
-    weight: u32,
-    seed: u64,
-    member_index: usize,
+    map: map::ClusterMap,
 }
 
 impl ClusterMap {
@@ -126,16 +111,19 @@ impl ClusterMap {
                 return Err(MapFault::Duplicate(id));
             }
         }
-        let seed = |id: NodeId| scramble(id.0 ^ NODE_SALT);
-        let mut draws: Vec<_> = (members.iter().enumerate())
-            .map(|(member_index, &Member { id, weight, .. })| Contender {
-                weight,
-                seed: seed(id),
-                member_index,
-            })
-            .collect();
-        draws.sort_by_key(|contender| (contender.weight, contender.member_index));
-        Ok(Self { members, draws })
+        // Neither decides who is a home, and a client has a connection to each already.
+        let (incarnation, address) = (1, SocketAddr::from(([127, 0, 0, 1], 1)));
+        let known = members.iter().map(|member| MapMember {
+            id: member.id,
+            incarnation,
+            address,
+            home_weight: member.weight,
+            cores: member.cores,
+            is_draining: false,
+        });
+        let map = map::ClusterMap::new(Epoch(1), 0, known.collect());
+        let map = map.expect("what the cluster's map refuses was refused before");
+        Ok(Self { members, map })
     }
 
     /// The members, in the order of their ids.
@@ -156,109 +144,21 @@ impl ClusterMap {
     /// each.
     #[must_use]
     pub fn home(&self, fingerprint: Fingerprint) -> Home {
-        let best = (self.draws)
-            .chunk_by(|a, b| a.weight == b.weight)
-            .map(|equals| Bid::best_of(equals, fingerprint))
-            .min_by(Bid::compare)
-            .expect("a cluster has at least one member");
-        let member = self.members[best.member_index];
+        let home = home_of(&self.map, fingerprint).expect("each member has a weight");
+        let member_index = self.member_index(home.node).expect("a home is a member");
         Home {
-            member_index: best.member_index,
-            core: core_of(fingerprint, member.cores),
+            member_index,
+            core: home.core,
         }
     }
-}
-
-/// The best draw among members of equal weight.
-struct Bid {
-    /// `-log2(u)`, not yet divided by the weight.
-    log: u64,
-    weight: u32,
-    member_index: usize,
-}
-
-impl Bid {
-    fn best_of(equals: &[Contender], fingerprint: Fingerprint) -> Self {
-        let (low, high) = halves(fingerprint);
-        let (highest, winner) = (equals.iter())
-            .map(|contender| (draw(low, high, contender.seed), contender))
-            .max_by_key(|&(drawn, contender)| (drawn, contender.member_index))
-            .expect("a chunk is never empty");
-        Self {
-            log: negative_log2(highest),
-            weight: winner.weight,
-            member_index: winner.member_index,
-        }
-    }
-
-    /// By `log / weight`. Equal scores go to the smaller weight, so that the order is total and
-    /// does not depend on who else takes part.
-    fn compare(&self, other: &Self) -> Ordering {
-        let scaled = u128::from(self.log) * u128::from(other.weight);
-        let other_scaled = u128::from(other.log) * u128::from(self.weight);
-        scaled
-            .cmp(&other_scaled)
-            .then(self.weight.cmp(&other.weight))
-    }
-}
-
-fn halves(fingerprint: Fingerprint) -> (u64, u64) {
-    let [b0, b1, b2, b3, b4, b5, b6, b7, high @ ..] = fingerprint.0.to_le_bytes();
-    (
-        u64::from_le_bytes([b0, b1, b2, b3, b4, b5, b6, b7]),
-        u64::from_le_bytes(high),
-    )
-}
-
-/// The number that the member with this seed draws for a key.
-fn draw(low: u64, high: u64, seed: u64) -> u64 {
-    scramble(fold(low ^ seed, high ^ seed.rotate_left(32) ^ KEY_SALT))
 }
 
 /// The core of a key within its node. The draw does not depend on the node and is
 /// independent of the draws for nodes.
 fn core_of(fingerprint: Fingerprint, cores: u16) -> CoreIndex {
-    let (low, high) = halves(fingerprint);
-    let drawn = scramble(fold(low ^ CORE_SALT_LOW, high ^ CORE_SALT_HIGH));
+    let drawn = mix(fingerprint.placement() ^ CORE_SALT);
     let core = (u128::from(drawn) * u128::from(cores)) >> 64;
     CoreIndex(u16::try_from(core).expect("below the number of cores"))
-}
-
-/// Both halves of the 128-bit product, combined.
-fn fold(a: u64, b: u64) -> u64 {
-    let [low @ .., b8, b9, b10, b11, b12, b13, b14, b15] =
-        (u128::from(a) * u128::from(b)).to_le_bytes();
-    let high = [b8, b9, b10, b11, b12, b13, b14, b15];
-    u64::from_le_bytes(low) ^ u64::from_le_bytes(high)
-}
-
-/// A bijection in which each bit of the result depends on each bit of `value`: the finalizer of
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-const fn scramble(mut value: u64) -> u64 {
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
-}
-
-/// `-log2(u)` for the number `u` in (0, 1) that `drawn` stands for, with [`LOG_FRACTION_BITS`]
-/// bits behind the point; above 0.
-///
-/// The lowest bit of `drawn` is taken as set, so that `u` is never 0. The fraction comes bit by bit:
-/// squaring a mantissa in [1, 2) doubles its logarithm, whose whole part is the next bit. Every step
-/// rounds down and keeps order, so a higher draw never has the higher result.
-fn negative_log2(drawn: u64) -> u64 {
-    let drawn = drawn | 1;
-    let zeros = drawn.leading_zeros();
-    let mut mantissa = drawn << zeros;
-    let mut fraction = 0_u64;
-    for _ in 0..LOG_FRACTION_BITS {
-        let square = (u128::from(mantissa) * u128::from(mantissa)) >> 63;
-        let carry = u32::from(square >> 64 != 0);
-        mantissa = u64::try_from(square >> carry).expect("a mantissa has 64 bits");
-        fraction = fraction << 1 | u64::from(carry);
-    }
-    let log2 = u64::from(63 - zeros) << LOG_FRACTION_BITS | fraction;
-    (64 << LOG_FRACTION_BITS) - log2
 }
 
 #[cfg(test)]
@@ -274,7 +174,7 @@ mod tests {
     }
 
     /// Computed apart from this code, with logarithms in floating point. A change of any of these
-    /// moves every key of every running cluster.
+    /// moves keys of every running cluster.
     #[test]
     fn golden_homes() {
         let members = vec![
@@ -285,54 +185,20 @@ mod tests {
         ];
         let map = ClusterMap::new(members).expect("valid");
         for (fingerprint, member_index, core) in [
-            (0, 0, 2),
-            (1, 2, 1),
-            (2, 0, 1),
-            (1 << 64, 3, 0),
-            (1 << 127, 2, 8),
-            (u128::MAX, 1, 3),
-            (0x0123_4567_89ab_cdef_0011_2233_4455_6677, 0, 2),
-            (0x139f_9c9a_210a_5578_f526_0bf1_4544_d9a7, 2, 14),
+            (0, 3, 0),
+            (1, 2, 6),
+            (2, 1, 7),
+            (1 << 64 | 7, 2, 11),
+            (1 << 127, 2, 0),
+            (u128::MAX, 3, 0),
+            (0x0123_4567_89ab_cdef_0011_2233_4455_6677, 3, 0),
+            (0x139f_9c9a_210a_5578_f526_0bf1_4544_d9a7, 2, 13),
         ] {
             let home = Home {
                 member_index,
                 core: CoreIndex(core),
             };
             assert_eq!(map.home(Fingerprint(fingerprint)), home, "{fingerprint:#x}");
-        }
-    }
-
-    #[test]
-    fn the_logarithm_is_exact_to_its_last_bits() {
-        let scale = f64::from(1_u32 << 20) * f64::from(1_u32 << (LOG_FRACTION_BITS - 20));
-        let mut drawn = 1_u64;
-        for step in 0..100_000_u64 {
-            drawn = scramble(drawn.wrapping_add(step)) >> (step % 60);
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "53 bits are enough to compare with"
-            )]
-            let (odd, log) = ((drawn | 1) as f64, negative_log2(drawn) as f64);
-            assert!(
-                (log / scale - (64.0 - odd.log2())).abs() < 1e-11,
-                "{drawn:#x}"
-            );
-        }
-        assert_eq!(negative_log2(0), 64 << LOG_FRACTION_BITS);
-        assert_eq!(negative_log2(1 << 63), 1 << LOG_FRACTION_BITS);
-        assert_eq!(
-            negative_log2(u64::MAX),
-            1,
-            "never 0: a score of 0 would forget the weight"
-        );
-    }
-
-    #[test]
-    fn the_logarithm_keeps_order() {
-        for base in (0..64).map(|bit| 1_u64 << bit) {
-            for drawn in base.saturating_sub(100)..base.saturating_add(100) {
-                assert!(negative_log2(drawn) >= negative_log2(drawn.saturating_add(1)));
-            }
         }
     }
 
