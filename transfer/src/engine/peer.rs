@@ -364,10 +364,17 @@ impl Shared {
     }
 }
 
-/// What a connection is called at the other side.
+/// Bits of a rail's number, and of its connections', in what a connection is called.
+const RAIL_BITS: u32 = RAILS_MAX.ilog2();
+const CONNECTION_BITS: u32 = u32::BITS - RAIL_BITS;
+
+/// What a connection is called at the other side: by its peer's number, its rail's, and how many that rail
+/// has had. After so many that they do not fit, they are counted from 0 again: the fence of a connection that
+/// long gone is over.
 pub(super) fn connection_number(peer: u32, rail: usize, connection: u32) -> u64 {
     assert!(rail < RAILS_MAX, "rails are bounded");
-    u64::from(peer) << 40 | (rail as u64) << 32 | u64::from(connection)
+    let connection = u64::from(connection) & ((1 << CONNECTION_BITS) - 1);
+    u64::from(peer) << u32::BITS | (rail as u64) << CONNECTION_BITS | connection
 }
 
 /// The way to a rail's next connection.
@@ -409,4 +416,26 @@ async fn first_to_answer(
     });
     let (_, first) = race::first(attempts).await?;
     Ok(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_connections_of_an_engine_are_called_the_same() {
+        let connections = [0, 1, (1 << CONNECTION_BITS) - 1];
+        let mut numbers = BTreeSet::new();
+        for peer in [0, 1, 1 << 24, u32::MAX] {
+            for rail in [0, 1, RAILS_MAX - 1] {
+                for connection in connections {
+                    assert!(numbers.insert(connection_number(peer, rail, connection)));
+                }
+            }
+        }
+        let again = connection_number(7, 3, 1 << CONNECTION_BITS);
+        assert_eq!(again, connection_number(7, 3, 0), "counted from 0 again");
+    }
 }
