@@ -120,42 +120,63 @@ fn without_a_secret_there_is_nothing_to_seal_with() {
     });
 }
 
-/// Somebody on the way, who keeps what goes by, and changes one byte if told to.
+/// What befalls many bytes that come at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Harm {
+    /// One of them is changed.
+    Change,
+    /// After half of them, nothing comes any more from who asks.
+    HoldBackWrites,
+    /// The same, from who answers.
+    HoldBackReads,
+}
+
+/// Somebody on the way, who keeps what goes by, and does harm as often as told.
 struct Between {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<u8>>>,
-    changes: Arc<AtomicUsize>,
+    left: Arc<AtomicUsize>,
 }
 
 impl Between {
-    fn start(to: SocketAddr, changes: usize) -> Self {
+    fn start(to: SocketAddr, harm: Harm, times: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
         let seen: Arc<Mutex<Vec<u8>>> = Arc::default();
-        let changes = Arc::new(AtomicUsize::new(changes));
-        let (kept, left) = (Arc::clone(&seen), Arc::clone(&changes));
+        let left = Arc::new(AtomicUsize::new(times));
+        let (kept, harms) = (Arc::clone(&seen), Arc::clone(&left));
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, server) = (client.expect("accepted"), TcpStream::connect(to));
                 let server = server.expect("connected");
-                for (from, into) in [(&client, &server), (&server, &client)] {
+                for (from, into, spared) in [
+                    (&client, &server, Harm::HoldBackReads),
+                    (&server, &client, Harm::HoldBackWrites),
+                ] {
                     let from = from.try_clone().expect("a descriptor");
                     let into = into.try_clone().expect("a descriptor");
-                    let (seen, changes) = (Arc::clone(&kept), Arc::clone(&left));
-                    thread::spawn(move || pass_on(from, into, &seen, &changes));
+                    let (seen, left) = (Arc::clone(&kept), Arc::clone(&harms));
+                    let harm = (harm != spared).then_some(harm);
+                    thread::spawn(move || pass_on(from, into, &seen, harm, &left));
                 }
             }
         });
         Self {
             address,
             seen,
-            changes,
+            left,
         }
     }
 }
 
-/// Passes bytes on. Where many come at once, one of them is changed while there are changes left.
-fn pass_on(mut from: TcpStream, mut into: TcpStream, seen: &Mutex<Vec<u8>>, changes: &AtomicUsize) {
+/// Passes bytes on, with that harm to many at once while there is some left to do.
+fn pass_on(
+    mut from: TcpStream,
+    mut into: TcpStream,
+    seen: &Mutex<Vec<u8>>,
+    harm: Option<Harm>,
+    left: &AtomicUsize,
+) {
     let mut buffer = vec![0; 128 * KIB];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
         seen.lock()
@@ -163,30 +184,42 @@ fn pass_on(mut from: TcpStream, mut into: TcpStream, seen: &Mutex<Vec<u8>>, chan
             .extend(&buffer[..count]);
         let is_bulk = count > 32 * KIB;
         let take = |left: usize| left.checked_sub(1);
-        if is_bulk
-            && changes
-                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
-                .is_ok()
-        {
+        let harm = harm.filter(|_| {
+            is_bulk
+                && left
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+                    .is_ok()
+        });
+        let is_held_back = harm.is_some_and(|harm| harm != Harm::Change);
+        if harm == Some(Harm::Change) {
             buffer[count / 2] ^= 0x10;
         }
-        if into.write_all(&buffer[..count]).is_err() {
+        let passed = if is_held_back { count / 2 } else { count };
+        if into.write_all(&buffer[..passed]).is_err() {
             break;
         }
+        // The rest is read, and goes nowhere, until somebody gives up.
+        while is_held_back && matches!(from.read(&mut buffer), Ok(1..)) {}
     }
     // Either may be closed already.
     drop((from.shutdown(Shutdown::Both), into.shutdown(Shutdown::Both)));
 }
 
 /// Moves bytes over somebody on the way. What they saw, and how often bytes were sent again.
-fn through(encryption: Encryption, changes: usize) -> (Vec<u8>, u64) {
+fn through(encryption: Encryption, harm: Harm, times: usize) -> (Vec<u8>, u64) {
     let moved = block_on(None, CoreOptions::default(), move || async move {
-        let (here, there) = (engine(encryption), engine(encryption));
+        let impatient = || {
+            Engine::start(EngineOptions {
+                stall_timeout: Duration::from_millis(300),
+                ..sealing(encryption)
+            })
+        };
+        let (here, there) = (impatient().expect("one"), impatient().expect("another"));
         let registered = there.register(memory(2_100 * KIB), &RegisterOptions::named("kv"));
         registered.expect("registered");
-        let between = Between::start(there.addresses()[0], changes);
+        let between = Between::start(there.addresses()[0], harm, times);
         let resent = there_and_back(&here, between.address, 2_000 * KIB, 1).await;
-        assert_eq!(between.changes.load(Ordering::SeqCst), 0, "all were made");
+        assert_eq!(between.left.load(Ordering::SeqCst), 0, "all was done");
         let seen = between.seen.lock().expect("nobody panicked").clone();
         (seen, resent)
     });
@@ -200,15 +233,25 @@ fn shows(seen: &[u8]) -> bool {
 
 #[test]
 fn who_is_on_the_way_reads_nothing() {
-    let (plain, _) = through(Encryption::Optional, 0);
+    let (plain, _) = through(Encryption::Optional, Harm::Change, 0);
     assert!(shows(&plain), "authenticated bytes go as they are");
-    let (sealed, resent) = through(Encryption::Required, 0);
+    let (sealed, resent) = through(Encryption::Required, Harm::Change, 0);
     assert!(!shows(&sealed) && sealed.len() > 4_000 * KIB);
     assert_eq!(resent, 0);
 }
 
 #[test]
 fn what_was_changed_on_its_way_is_sent_again_over_a_new_connection() {
-    let (_, resent) = through(Encryption::Required, 3);
+    let (_, resent) = through(Encryption::Required, Harm::Change, 3);
     assert!(resent > 0, "a changed record ends its connection");
+}
+
+#[test]
+fn a_connection_that_stalls_in_the_middle_of_a_payload_ends_and_another_takes_over() {
+    for encryption in [Encryption::Optional, Encryption::Required] {
+        for harm in [Harm::HoldBackWrites, Harm::HoldBackReads] {
+            let (_, resent) = through(encryption, harm, 2);
+            assert!(resent > 0, "{encryption:?}, {harm:?}");
+        }
+    }
 }
