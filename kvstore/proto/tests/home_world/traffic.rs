@@ -5,7 +5,8 @@ use lunette_kvstore_proto::asker::{AskerAction, ReadAnswer};
 use lunette_kvstore_proto::home::HomeAction;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, CopyPage, CopyPlace, OpId, ToHome, ToOwner, ToPeer,
+    Answer, AnswerMessage, Ask, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
+    ToPeer,
 };
 use lunette_kvstore_proto::owner::{Outbox, OwnerAction, Read, WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
@@ -50,9 +51,53 @@ impl Mail {
     }
 }
 
+/// The message as it comes out of its bytes: what machines say has to fit them.
+fn spelt(mail: Mail) -> Mail {
+    let between = |epoch, from, to, content| {
+        let mut body = Vec::new();
+        SeatMessage {
+            epoch,
+            from,
+            to,
+            content,
+        }
+        .encode(&mut body);
+        SeatMessage::decode(&body).expect("a message").content
+    };
+    match mail {
+        Mail::ToHome(from, to, epoch, items) => {
+            let Content::ToHome(items) = between(epoch, from, to, Content::ToHome(items)) else {
+                unreachable!("the same content");
+            };
+            Mail::ToHome(from, to, epoch, items)
+        }
+        Mail::Page(from, to, epoch, page) => {
+            let Content::Page(page) = between(epoch, from, to, Content::Page(page)) else {
+                unreachable!("the same content");
+            };
+            Mail::Page(from, to, epoch, page)
+        }
+        Mail::ToPeer(from, to, epoch, item) => {
+            let Content::ToPeer(item) = between(epoch, from, to, Content::ToPeer(item)) else {
+                unreachable!("the same content");
+            };
+            Mail::ToPeer(from, to, epoch, item)
+        }
+        Mail::Answer(asker, from, request, answer) => {
+            let mut body = Vec::new();
+            AnswerMessage { request, answer }.encode(&mut body);
+            let AnswerMessage { request, answer } =
+                AnswerMessage::decode(&body).expect("an answer");
+            Mail::Answer(asker, from, request, answer)
+        }
+        other => other,
+    }
+}
+
 impl World {
     /// Sends, with what a network does to it. Within a node nothing is lost.
     pub(crate) fn post(&mut self, mail: Mail) {
+        let mail = spelt(mail);
         let (from, to) = mail.ends(self);
         if from == to {
             let us = u64::from(self.random.below(30));

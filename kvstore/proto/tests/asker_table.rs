@@ -1,0 +1,266 @@
+//! What an asker makes of each answer: the whole table; what it repeats, and what never.
+
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
+
+use lunette_cluster_proto::fence::NamespaceKind;
+use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_kvstore_proto::asker::{
+    Asker, AskerAction, OPERATIONS_MAX, Outcome, PAUSE, RESEND, ReadAnswer, TooManyOperations, Wish,
+};
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{Answer, AskerId, Found};
+use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::{Version, WriteKind};
+use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
+use lunette_runtime_core::time::Time;
+
+const KEY: Fingerprint = Fingerprint(0x5eed);
+const CACHE: NamespaceKind = NamespaceKind::Cache;
+const VERSION: Version = Version {
+    epoch: Epoch(1),
+    sequence: 1,
+};
+const SEAT: Seat = Seat {
+    node: NodeId(1),
+    incarnation: 1,
+    core: CoreIndex(0),
+};
+const END: Time = Time::from_ns(1_000_000_000);
+const ASK: WriteAsk = WriteAsk {
+    key: KEY,
+    kind: WriteKind::Put,
+    namespace: CACHE,
+    wanted: 1,
+    wait_ms: 100,
+};
+
+/// What comes of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Then {
+    Ends(Outcome),
+    /// Another request, after a pause.
+    Again,
+    /// The owner is asked for the bytes.
+    Reads,
+}
+
+use Then::{Again, Ends, Reads};
+
+fn found() -> Found {
+    Found {
+        version: VERSION,
+        len_bytes: 5,
+        crc32c: 6,
+        held_ms: 0,
+        owners: vec![SEAT],
+    }
+}
+
+fn asker() -> Asker {
+    let member = MapMember {
+        id: SEAT.node,
+        incarnation: 1,
+        address: ([192, 0, 2, 1], 7000).into(),
+        home_weight: 1,
+        cores: 1,
+        is_draining: false,
+    };
+    let mut asker = Asker::new(AskerId(1));
+    asker.on_map(&ClusterMap::new(Epoch(1), 0, vec![member]).expect("a map"));
+    asker
+}
+
+fn begin(asker: &mut Asker, wish: Wish) -> Vec<AskerAction> {
+    let mut out = Vec::new();
+    let begun = asker.begin(Time::ZERO, KEY, CACHE, wish, END, &mut out);
+    assert!(begun.is_ok());
+    out
+}
+
+/// The requests among actions.
+fn requests(actions: &[AskerAction]) -> Vec<RequestId> {
+    let requests = actions.iter().filter_map(|action| match action {
+        AskerAction::Ask(_, _, ask) => Some(ask.request()),
+        AskerAction::Write(_, request, _) | AskerAction::Read { request, .. } => Some(*request),
+        _ => None,
+    });
+    requests.collect()
+}
+
+/// What an asker with one request under way, the first, makes of what `tell` tells it.
+fn then(asker: &mut Asker, tell: impl FnOnce(&mut Asker, &mut Vec<AskerAction>)) -> Then {
+    let mut out = Vec::new();
+    tell(asker, &mut out);
+    let done = out.iter().find_map(|action| match action {
+        AskerAction::Done(_, outcome) => Some(outcome.clone()),
+        _ => None,
+    });
+    if let Some(outcome) = done {
+        return Ends(outcome);
+    }
+    if out
+        .iter()
+        .any(|action| matches!(action, AskerAction::Read { .. }))
+    {
+        return Reads;
+    }
+    out.clear();
+    asker.on_tick(Time::ZERO + PAUSE, &mut out);
+    assert_eq!(requests(&out), [RequestId(2)], "another request");
+    Again
+}
+
+#[test]
+fn answers_of_homes() {
+    let removed = Outcome::Removed {
+        found: true,
+        version: VERSION,
+    };
+    let table: [(Answer, Then, Then); 9] = [
+        (Answer::Found(found()), Reads, Again),
+        (Answer::Miss, Ends(Outcome::Miss), Ends(Outcome::Miss)),
+        (
+            Answer::Unknown,
+            Ends(Outcome::Unknown),
+            Ends(Outcome::Unknown),
+        ),
+        (
+            Answer::Removed {
+                found: true,
+                version: VERSION,
+            },
+            Ends(removed.clone()),
+            Ends(removed),
+        ),
+        (Answer::Unavailable, Again, Again),
+        (Answer::Stale(Epoch(2)), Again, Again),
+        (Answer::Busy, Again, Again),
+        (Answer::Full, Again, Again),
+        (
+            Answer::Interrupted,
+            Ends(Outcome::Interrupted),
+            Ends(Outcome::Interrupted),
+        ),
+    ];
+    for (answer, to_get, to_remove) in table {
+        for (wish, expected) in [(Wish::Get, to_get), (Wish::Remove, to_remove)] {
+            // No home finds what it was asked to remove.
+            if matches!((&answer, wish), (Answer::Found(_), Wish::Remove)) {
+                continue;
+            }
+            let mut asker = asker();
+            begin(&mut asker, wish);
+            let answer = answer.clone();
+            let then = then(&mut asker, |asker, out| {
+                asker.on_answer(Time::ZERO, RequestId(1), answer.clone(), out);
+            });
+            assert_eq!(then, expected, "{answer:?} to {wish:?}");
+        }
+    }
+}
+
+#[test]
+fn answers_of_owners_to_writes() {
+    let written = WriteAnswer::Written {
+        version: VERSION,
+        is_cut_off: false,
+    };
+    let exists = WriteAnswer::Exists { version: VERSION };
+    let table: [(WriteAnswer, Then); 7] = [
+        (written, Ends(Outcome::Written(written))),
+        (exists, Ends(Outcome::Written(exists))),
+        (WriteAnswer::Busy, Again),
+        (WriteAnswer::Full, Again),
+        (WriteAnswer::Unavailable, Again),
+        (
+            WriteAnswer::Aborted,
+            Ends(Outcome::Written(WriteAnswer::Aborted)),
+        ),
+        (WriteAnswer::Interrupted, Ends(Outcome::Interrupted)),
+    ];
+    for (answer, expected) in table {
+        let mut asker = asker();
+        begin(&mut asker, Wish::Write(SEAT, ASK));
+        let then = then(&mut asker, |asker, out| {
+            asker.on_written(Time::ZERO, RequestId(1), answer, out);
+        });
+        assert_eq!(then, expected, "{answer:?}");
+    }
+}
+
+#[test]
+fn answers_of_owners_to_reads() {
+    for (answer, expected) in [
+        (ReadAnswer::Bytes, Ends(Outcome::Hit(VERSION))),
+        (ReadAnswer::Absent, Again),
+        (ReadAnswer::Unavailable, Again),
+    ] {
+        let mut asker = asker();
+        begin(&mut asker, Wish::Get);
+        asker.on_answer(
+            Time::ZERO,
+            RequestId(1),
+            Answer::Found(found()),
+            &mut Vec::new(),
+        );
+        let then = then(&mut asker, |asker, out| {
+            asker.on_read(Time::ZERO, RequestId(1), answer, out);
+        });
+        assert_eq!(then, expected, "{answer:?}");
+    }
+}
+
+/// Without an answer the same request goes to the same place; a lost connection ends what may have
+/// been done, and only that.
+#[test]
+fn what_may_have_been_done_is_not_done_again() {
+    for (wish, lost) in [
+        (Wish::Get, Again),
+        (Wish::Lookup(None), Again),
+        (Wish::Remove, Ends(Outcome::Interrupted)),
+        (Wish::Write(SEAT, ASK), Ends(Outcome::Interrupted)),
+    ] {
+        let mut asker = asker();
+        let first = begin(&mut asker, wish);
+        assert_eq!(requests(&first), [RequestId(1)]);
+        let mut out = Vec::new();
+        asker.on_tick(Time::from_ns(1), &mut out);
+        assert_eq!(out, [], "too early");
+        asker.on_tick(Time::ZERO + RESEND, &mut out);
+        assert_eq!(requests(&out), [RequestId(1)], "{wish:?}");
+        let then = then(&mut asker, |asker, out| {
+            asker.on_lost(Time::ZERO, SEAT, out)
+        });
+        assert_eq!(then, lost, "{wish:?}");
+    }
+}
+
+#[test]
+fn at_the_end_it_says_what_it_knows() {
+    for (wish, expected) in [
+        (Wish::Get, Outcome::TimedOut),
+        (Wish::Remove, Outcome::Interrupted),
+        (Wish::Write(SEAT, ASK), Outcome::Interrupted),
+    ] {
+        let mut asker = asker();
+        begin(&mut asker, wish);
+        let then = then(&mut asker, |asker, out| asker.on_tick(END, out));
+        assert_eq!(then, Ends(expected), "{wish:?}");
+        assert_eq!(asker.under_way(), 0);
+    }
+    assert!(Outcome::Unknown.is_miss_to_callers() && Outcome::Miss.is_miss_to_callers());
+    assert!(!Outcome::TimedOut.is_miss_to_callers());
+}
+
+#[test]
+fn operations_are_bounded_on_both_sides() {
+    let mut asker = asker();
+    for _ in 0..OPERATIONS_MAX {
+        begin(&mut asker, Wish::Get);
+    }
+    let one_more = asker.begin(Time::ZERO, KEY, CACHE, Wish::Get, END, &mut Vec::new());
+    assert_eq!(one_more, Err(TooManyOperations));
+    asker.on_answer(Time::ZERO, RequestId(1), Answer::Miss, &mut Vec::new());
+    begin(&mut asker, Wish::Get);
+}
