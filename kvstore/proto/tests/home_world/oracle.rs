@@ -301,6 +301,10 @@ impl Oracle {
         to: Time,
         except: Option<Version>,
     ) -> Option<CopyPlace> {
+        // Who missed a map is cold to a home that has just begun and cannot know that it stayed.
+        if self.has_cold {
+            return None;
+        }
         let operations = self
             .operations
             .values()
@@ -490,6 +494,8 @@ impl Oracle {
         let is_surplus = others.into_iter().any(|life| match life.cause {
             None => true,
             Some(Gone::Freed(FreeCause::Ordered)) => false,
+            // It may have been asked for long before it was granted.
+            Some(Gone::Freed(FreeCause::Evicted)) => true,
             Some(_) => is_recent(life),
         });
         [is_changed, is_cleared, has_rival, is_surplus, self.has_cold].contains(&true)
