@@ -14,6 +14,7 @@
 //! | [`cluster`] | etcd's gateway, both ends, and the embedded coordinator |
 //! | [`engine`] | the transfer engine: bodies, segments, and the scheduler of transfers over rails |
 //! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
+//! | [`store`] | a core's slice of the store, and its messages |
 //! | [`wire`] | the Lunette wire: receiver, handshake and the client's table of calls |
 #![forbid(unsafe_code)]
 
@@ -21,4 +22,5 @@ pub mod auth;
 pub mod cluster;
 pub mod engine;
 pub mod nvme;
+pub mod store;
 pub mod wire;

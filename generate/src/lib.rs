@@ -9,9 +9,11 @@
 //! |---|---|
 //! | [`source`] | [`Source`], [`Bytes`]: where choices come from |
 //! | [`coordination`] | what may happen to a coordinator |
+//! | [`store`] | what may be asked of a store |
 #![forbid(unsafe_code)]
 
 pub mod coordination;
 pub mod source;
+pub mod store;
 
 pub use source::{Bytes, Source};

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_generate::store::{Request, Step};
 use lunette_kvstore::{Client, ClientOptions, Get, Put, StoreError, Value};
 use lunette_runtime::sim::Log;
 use lunette_runtime::{arena, spawn_local, time};
@@ -85,17 +86,22 @@ impl Load {
 
     /// One operation. Whether its node was reached.
     async fn operate(&self, client: &Client, random: &mut SplitMix64) -> bool {
-        let key = random.below(KEYS);
+        let Step { key, request } = Step::draw(random, KEYS);
+        let key = u32::from(key);
         let start = self.log.now();
         // A new connection, then the operation, then the end of what it cancels.
         let limit = self.plan.timeout * 2 + self.plan.cancel_max + SLACK;
         let ends_by = start.max(self.disturbed_until.get()) + limit;
         let number = self.oracle.borrow_mut().on_begin(self.client, ends_by);
-        let (what, done) = match random.below(100) {
-            0..45 => ("a get", self.get(client, key).await),
-            45..88 => ("a put", self.put(client, key, random).await),
-            88..94 => ("a look-up", self.exists(client, key).await),
-            _ => ("a removal", self.remove(client, key).await),
+        let (what, done) = match request {
+            Request::Get => ("a get", self.get(client, key).await),
+            Request::Put { .. } => {
+                let least = u32::try_from(VALUE_BYTES_MIN).expect("small");
+                let len = request.len_between(least, self.plan.value_bytes_max);
+                ("a put", self.put(client, key, len).await)
+            }
+            Request::Exists => ("a look-up", self.exists(client, key).await),
+            Request::Remove => ("a removal", self.remove(client, key).await),
         };
         let span = self.since(start);
         let limit = Some(limit).filter(|_| self.disturbed_until.get() < start);
@@ -139,14 +145,7 @@ impl Load {
         Ok(())
     }
 
-    async fn put(
-        &self,
-        client: &Client,
-        key: u32,
-        random: &mut SplitMix64,
-    ) -> Result<(), StoreError> {
-        let least = u32::try_from(VALUE_BYTES_MIN).expect("small");
-        let len = least + random.below(self.plan.value_bytes_max - least);
+    async fn put(&self, client: &Client, key: u32, len: u32) -> Result<(), StoreError> {
         let Ok(mut region) = arena().alloc(len as usize) else {
             return Ok(());
         };
@@ -187,12 +186,14 @@ impl Load {
 
     /// When all faults are over: a fresh client puts and gets at every node.
     pub(crate) async fn check(self, keys: Vec<u32>, mut random: SplitMix64) {
+        let least = u32::try_from(VALUE_BYTES_MIN).expect("small");
         let client = self.connect().await;
         for key in keys {
             for is_put in [true, false] {
                 let start = self.log.now();
                 let done = if is_put {
-                    self.put(&client, key, &mut random).await
+                    let len = least + random.below(self.plan.value_bytes_max - least);
+                    self.put(&client, key, len).await
                 } else {
                     self.get(&client, key).await
                 };

@@ -103,7 +103,7 @@ impl Cluster {
             cores: u16::try_from(self.plan.cores).expect("few"),
         });
         let map = ClusterMap::new(members.collect()).expect("a cluster");
-        for key in 0..KEYS {
+        for key in (0..KEYS).map(u32::from) {
             let name = name(key);
             let fingerprint = Key::new(&name).expect("short").fingerprint();
             let home = map.home(fingerprint);
@@ -305,7 +305,7 @@ impl Cluster {
         }
         for index in 0..CLIENTS {
             let (load, random) = (self.load(index.into()), self.world.draw());
-            let keys = (0..KEYS).step_by(5).collect();
+            let keys = (0..KEYS).step_by(5).map(u32::from).collect();
             let process = self.clients[usize::from(index)];
             checks.push(self.world.spawn(process, 0, || load.check(keys, random)));
         }

@@ -12,7 +12,7 @@ pub const CLIENTS: u8 = 2;
 /// Members that the coordinator has.
 pub const MEMBERS: u8 = 2;
 /// Keys that are put and asked for.
-pub const KEYS: u32 = 48;
+pub const KEYS: u8 = 48;
 /// Longest deadline of an operation, and of connecting.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(1);
 /// When the first fault may begin.

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use lunette_generate::Bytes;
+use lunette_generate::store::{Request, Step};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::shard::{
     Effect, EntryId, PutRefusal, PutStart, RemoveOutcome, Shard, ShardLimits,
@@ -11,28 +13,26 @@ use lunette_kvstore_proto::shard::{
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-const KEYS: u128 = 16;
+const KEYS: u8 = 16;
+const EXTENT_BYTES_MAX: u32 = 400;
 
+/// What is asked of the store, and what its driver does beside.
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    Put { key: u128, extent_bytes: u32 },
+    Ask(Step),
     Commit(Index),
     Abort(Index),
-    Get { key: u128 },
     Unpin(Index),
-    Remove { key: u128 },
     MakeRoom { bytes: u64 },
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let key = || 0..KEYS;
+    let step = any::<[u8; 4]>().prop_map(|bytes| Step::draw(&mut Bytes::new(&bytes), KEYS));
     prop_oneof![
-        6 => (key(), 0_u32..400).prop_map(|(key, extent_bytes)| Op::Put { key, extent_bytes }),
+        10 => step.prop_map(Op::Ask),
         6 => any::<Index>().prop_map(Op::Commit),
         1 => any::<Index>().prop_map(Op::Abort),
-        3 => key().prop_map(|key| Op::Get { key }),
         2 => any::<Index>().prop_map(Op::Unpin),
-        1 => key().prop_map(|key| Op::Remove { key }),
         1 => (0_u64..600).prop_map(|bytes| Op::MakeRoom { bytes }),
     ]
 }
@@ -244,7 +244,7 @@ impl Model {
         assert_eq!(stats.resident_bytes, resident);
         assert_eq!(stats.evictions, self.evictions);
         assert_eq!(stats.gets, stats.hits + stats.misses);
-        for key in 0..KEYS {
+        for key in (0..KEYS).map(u128::from) {
             let expected = self.find(key).map(|at| self.resident[at].1.id);
             assert_eq!(shard.lookup(Fingerprint(key)), expected, "key {key}");
         }
@@ -286,12 +286,22 @@ proptest! {
         };
         for (op, drain) in ops {
             match op {
-                Op::Put { key, extent_bytes } => model.put(&mut shard, key, extent_bytes),
+                Op::Ask(Step { key, request }) => {
+                    let key = u128::from(key);
+                    match request {
+                        Request::Get => model.get(&mut shard, key),
+                        Request::Put { .. } => {
+                            let extent_bytes = request.len_between(0, EXTENT_BYTES_MAX);
+                            model.put(&mut shard, key, extent_bytes);
+                        }
+                        // `check` looks up every key after every step.
+                        Request::Exists => {}
+                        Request::Remove => model.remove(&mut shard, key),
+                    }
+                }
                 Op::Commit(nth) => model.end_put(&mut shard, nth, true),
                 Op::Abort(nth) => model.end_put(&mut shard, nth, false),
-                Op::Get { key } => model.get(&mut shard, key),
                 Op::Unpin(nth) => model.unpin(&mut shard, nth),
-                Op::Remove { key } => model.remove(&mut shard, key),
                 Op::MakeRoom { bytes } => model.make_room(&mut shard, bytes),
             }
             model.check(&mut shard, drain);
