@@ -99,12 +99,18 @@ impl EngineService {
         let places = read_places(&mut Reader::new(request.body)).map_err(no_sense)?;
         let link = self.link(request.connection);
         let (pieces, in_use, len_bytes) = self.reach(link, Way::Read, places)?;
-        let Some(pieces) = Piece::all_memory(&pieces) else {
-            return Ok(Intake::Later(self.read_files(pieces, in_use, len_bytes)));
+        if len_bytes == 0 {
+            return Ok(answer(Vec::new(), None));
+        }
+        let memory = match Piece::into_memory(pieces) {
+            Ok(memory) => memory,
+            Err(pieces) => {
+                return Ok(Intake::Later(self.read_files(pieces, in_use, len_bytes)));
+            }
         };
         self.inner.counts.served(Way::Read, len_bytes);
-        let payload = (len_bytes > 0).then(|| Payload::exposed(pieces).pinned(Pin::new(in_use)));
-        Ok(answer(Vec::new(), payload))
+        let payload = Payload::exposed(memory).pinned(Pin::new(in_use));
+        Ok(answer(Vec::new(), Some(payload)))
     }
 
     fn write(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
@@ -126,9 +132,9 @@ impl EngineService {
         if len_bytes == 0 {
             return Ok(Intake::Answer(self.written(link, pending.note, 0)));
         }
-        let room = match Piece::all_memory(&pieces) {
-            Some(memory) => Room::exposed(memory),
-            None => {
+        let room = match Piece::into_memory(pieces) {
+            Ok(memory) => Room::exposed(memory),
+            Err(pieces) => {
                 let files = FileWrite::begin(&self.inner.staging, pieces);
                 pending
                     .files
@@ -147,7 +153,7 @@ impl EngineService {
                 Ok(payload) => {
                     inner.counts.served(Way::Read, len_bytes);
                     Response {
-                        payload: (len_bytes > 0).then_some(payload),
+                        payload: Some(payload),
                         ..Response::default()
                     }
                 }

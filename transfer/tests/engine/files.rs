@@ -78,7 +78,7 @@ impl Pair {
 }
 
 async fn bytes(peer: &Peer, remote: &RemoteSegment, at: u64, len: usize) -> Vec<u8> {
-    let target = memory(len);
+    let target = memory(len.max(1)).slice(0, len);
     read(peer, remote, target.clone(), at).await.expect("done");
     target.to_vec()
 }
@@ -101,8 +101,8 @@ fn peers_read_and_write_a_file_with_and_without_the_page_cache() {
                 (pair.remote.kind(), pair.remote.len_bytes()),
                 (Kind::File, 6 << 20)
             );
-            // Aligned and not, in one frame and in many.
-            for (at, len) in [(0, 4 * KIB), (1, 1), (4095, 70_001), (0, 6 * MIB)] {
+            // Aligned and not, in one frame and in many, and nothing.
+            for (at, len) in [(0, 0), (0, 4 * KIB), (1, 1), (4095, 70_001), (0, 6 * MIB)] {
                 let found = bytes(&pair.peer, &pair.remote, at as u64, len).await;
                 assert_eq!(found, pattern(6 * MIB, 1)[at..at + len], "{at}+{len}");
             }

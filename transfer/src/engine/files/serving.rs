@@ -29,13 +29,17 @@ impl Piece {
         }
     }
 
-    /// The memory, if all pieces are some.
-    pub(in crate::engine) fn all_memory(pieces: &[Self]) -> Option<Vec<Exposed>> {
-        let memory = pieces.iter().map(|piece| match piece {
-            Self::Memory(memory) => Some(memory.clone()),
-            Self::File(_) => None,
+    /// The memory, if all pieces are some; else the pieces.
+    pub(in crate::engine) fn into_memory(pieces: Vec<Self>) -> Result<Vec<Exposed>, Vec<Self>> {
+        let is_file = |piece: &Self| matches!(piece, Self::File(_));
+        if pieces.iter().any(is_file) {
+            return Err(pieces);
+        }
+        let memory = pieces.into_iter().map(|piece| match piece {
+            Self::Memory(memory) => memory,
+            Self::File(_) => unreachable!("there is none"),
         });
-        memory.collect()
+        Ok(memory.collect())
     }
 
     /// Reads it over `to`.
