@@ -14,7 +14,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use crate::oracle::{Answer, Oracle, PutOutcome, Span};
-use crate::plan::{KEYS, Plan};
+use crate::plan::{FAULTS_UNTIL, KEYS, Plan};
 use crate::value::{VALUE_BYTES_MIN, fill, put_of};
 
 /// What an operation may take beyond its deadlines: the turns of its core.
@@ -62,8 +62,10 @@ impl Load {
                 let pause_us = u32::try_from(self.plan.pause.as_micros()).expect("short") * 2;
                 time::sleep(Duration::from_micros(random.below(pause_us).into())).await;
                 let reaches = self.operate(&client, &mut random).await;
-                if !reaches && random.below(2) == 0 {
-                    // The node may be another one now, on other ports.
+                // The node may be another one now, on other ports, which a client does not learn by
+                // itself. While there are faults it may try on; afterwards it does not fail for that.
+                let is_over = self.log.now() >= Time::ZERO + FAULTS_UNTIL;
+                if !reaches && (random.below(2) == 0 || is_over) {
                     break;
                 }
             }
