@@ -24,6 +24,7 @@
 //! | [`asker`] | what asks: retries, and when there are none |
 //! | [`extent`] | the self-describing form of an object in memory |
 //! | [`lru`] | least recently used order over the slots of a slab |
+//! | [`residence`] | an owner's memory: room, pins, what leaves next |
 //! | [`shard`] | one core's slice of the store: puts, gets, pins, eviction |
 //! | [`message`] | operations, statuses and the bodies of requests and answers |
 #![forbid(unsafe_code)]
@@ -36,5 +37,6 @@ pub mod lru;
 pub mod message;
 pub mod owner;
 pub mod placement;
+pub mod residence;
 pub mod shard;
 pub mod version;

@@ -12,7 +12,18 @@
 //! | [`Op::Remove`] | [`KeyBatch`] | [`RemoveReply`] | none |
 //! | [`Op::Stat`] | empty | [`NodeStat`] | none |
 //!
-//! Where copies are is settled by messages of their own: [`directory`].
+//! Where copies are is settled by messages of their own ([`directory`]), between members of a cluster
+//! and their clients:
+//!
+//! | operation | body of the request | body of the answer | payload |
+//! |---|---|---|---|
+//! | [`Op::Map`] | empty | the bytes of a cluster map | none |
+//! | [`Op::Tell`] | [`directory::SeatMessage`] | empty, or one back | none |
+//! | [`Op::Ask`] | [`directory::AskMessage`] | [`directory::AnswerMessage`] | none |
+//! | [`Op::Write`] | [`directory::WriteMessage`] | [`WriteAnswer`](crate::owner::WriteAnswer) | of the request |
+//! | [`Op::Find`] | [`directory::GetMessage`] | [`directory::BytesReply`], or an [`directory::AnswerMessage`] with [`Status::NotFound`] | of the answer |
+//! | [`Op::Read`] | [`directory::ReadMessage`] | [`directory::BytesReply`] | of the answer |
+//! | [`Op::Replicate`] | [`directory::ReplicaMessage`] | empty | of the request |
 //!
 //! An answer whose [`Status`] carries no result has an empty body. A [`NodeCard`] travels in the
 //! connection's hello.

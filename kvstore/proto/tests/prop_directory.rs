@@ -215,6 +215,7 @@ fn message() -> impl Strategy<Value = SeatMessage> {
         vec(to_owner(), 0..9).prop_map(Content::ToOwner),
         page().prop_map(Content::Page),
         to_peer().prop_map(Content::ToPeer),
+        relay(),
     ];
     (any::<u64>(), seat(), seat(), content).prop_map(|(epoch, from, to, content)| {
         let epoch = Epoch(epoch);
@@ -227,18 +228,17 @@ fn message() -> impl Strategy<Value = SeatMessage> {
     })
 }
 
-fn question() -> impl Strategy<Value = AskMessage> {
+fn ask() -> impl Strategy<Value = Ask> {
     let parts = (
-        any::<(u64, u64, u64, u32)>(),
+        any::<(u64, u32)>(),
         key(),
         namespace(),
         option::of(hold()),
     );
-    let ask = (parts, any::<bool>(), seat());
-    ask.prop_map(|((numbers, key, namespace, hold), is_lookup, to)| {
-        let (epoch, asker, request, wait_ms) = numbers;
+    let ask = (parts, any::<bool>());
+    ask.prop_map(|(((request, wait_ms), key, namespace, hold), is_lookup)| {
         let request = RequestId(request);
-        let ask = if is_lookup {
+        if is_lookup {
             Ask::Lookup {
                 request,
                 key,
@@ -252,17 +252,21 @@ fn question() -> impl Strategy<Value = AskMessage> {
                 namespace,
                 wait_ms,
             }
-        };
-        AskMessage {
-            epoch: Epoch(epoch),
-            asker: AskerId(asker),
-            to,
-            ask,
         }
     })
 }
 
-fn answer() -> impl Strategy<Value = AnswerMessage> {
+fn question() -> impl Strategy<Value = AskMessage> {
+    let parts = (any::<(u64, u64)>(), seat(), vec(ask(), 0..9));
+    parts.prop_map(|((epoch, asker), to, asks)| AskMessage {
+        epoch: Epoch(epoch),
+        asker: AskerId(asker),
+        to,
+        asks,
+    })
+}
+
+fn one_answer() -> impl Strategy<Value = Answer> {
     let owners = vec(seat(), 0..=usize::from(COPIES_WANTED_MAX));
     let found = (version(), any::<(u32, u32, u32)>(), owners);
     let found = found.prop_map(|(version, (len_bytes, crc32c, held_ms), owners)| {
@@ -275,7 +279,7 @@ fn answer() -> impl Strategy<Value = AnswerMessage> {
         })
     });
     let removed = (any::<bool>(), version());
-    let answer = prop_oneof![
+    prop_oneof![
         found,
         removed.prop_map(|(found, version)| Answer::Removed { found, version }),
         any::<u64>().prop_map(|epoch| Answer::Stale(Epoch(epoch))),
@@ -287,10 +291,23 @@ fn answer() -> impl Strategy<Value = AnswerMessage> {
             Answer::Full,
             Answer::Interrupted,
         ]),
-    ];
-    (any::<u64>(), answer).prop_map(|(request, answer)| {
-        let request = RequestId(request);
-        AnswerMessage { request, answer }
+    ]
+}
+
+fn request() -> impl Strategy<Value = RequestId> {
+    any::<u64>().prop_map(RequestId)
+}
+
+fn answer() -> impl Strategy<Value = AnswerMessage> {
+    vec((request(), one_answer()), 0..9).prop_map(|answers| AnswerMessage { answers })
+}
+
+fn relay() -> impl Strategy<Value = Content> {
+    let parts = (any::<u64>(), request(), one_answer());
+    parts.prop_map(|(asker, request, answer)| Content::Relay {
+        asker: AskerId(asker),
+        request,
+        answer,
     })
 }
 

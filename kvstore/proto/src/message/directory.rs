@@ -8,6 +8,9 @@
 //! | [`ToPeer`] | home | home: tombstones |
 //! | [`Ask`] | asker | home: lookups and removals |
 //! | [`Answer`] | home or owner | asker |
+//! | [`WriteMessage`], [`ReadMessage`] | asker | owner |
+//! | [`GetMessage`] | asker | home: a lookup, or the bytes at once |
+//! | [`ReplicaMessage`] | owner | owner |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
 //! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
@@ -18,6 +21,7 @@
 
 mod ask;
 mod envelope;
+mod object;
 mod page;
 mod peer;
 mod to_home;
@@ -26,6 +30,7 @@ mod wire;
 
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, WAIT_MS_MAX};
 pub use envelope::{AnswerMessage, AskMessage, Content, DIRECTORY_VERSION, ITEMS_MAX, SeatMessage};
+pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, WriteMessage};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
 pub use to_home::{OpId, ToHome};

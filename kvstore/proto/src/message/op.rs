@@ -16,6 +16,20 @@ pub enum Op {
     Remove = 4,
     /// The node's counters.
     Stat = 5,
+    /// The newest cluster map that the node knows.
+    Map = 6,
+    /// What one seat has for another.
+    Tell = 7,
+    /// Questions of an asker to a home.
+    Ask = 8,
+    /// To write an object at an owner.
+    Write = 9,
+    /// To get an object by way of its home.
+    Find = 10,
+    /// To read a copy at its owner.
+    Read = 11,
+    /// To keep a replica.
+    Replicate = 12,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -29,7 +43,20 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 5] = [Self::Get, Self::Put, Self::Exists, Self::Remove, Self::Stat];
+    pub const ALL: [Self; 12] = [
+        Self::Get,
+        Self::Put,
+        Self::Exists,
+        Self::Remove,
+        Self::Stat,
+        Self::Map,
+        Self::Tell,
+        Self::Ask,
+        Self::Write,
+        Self::Find,
+        Self::Read,
+        Self::Replicate,
+    ];
 
     /// Its code on the wire.
     #[must_use]
@@ -61,6 +88,7 @@ mod tests {
                 Err(unknown) => assert_eq!(unknown, UnknownOp(code)),
             }
         }
-        assert_eq!(Op::ALL.map(Op::code), [1, 2, 3, 4, 5]);
+        let codes = Op::ALL.map(Op::code);
+        assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
     }
 }

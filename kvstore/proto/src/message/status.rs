@@ -28,13 +28,17 @@ pub enum Status {
     Unsupported,
     /// The node is at fault.
     Internal,
+    /// The node is cut off from its cluster, or no member of one, and may not serve this.
+    Unavailable,
+    /// The request is for another life of the node, or for a core that it has not.
+    WrongSeat,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 12] = [
+    pub const KNOWN: [Self; 14] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -47,6 +51,8 @@ impl Status {
         Self::Draining,
         Self::Unsupported,
         Self::Internal,
+        Self::Unavailable,
+        Self::WrongSeat,
     ];
 
     /// Its code on the wire.
@@ -65,6 +71,8 @@ impl Status {
             Self::Draining => 9,
             Self::Unsupported => 10,
             Self::Internal => 11,
+            Self::Unavailable => 12,
+            Self::WrongSeat => 13,
             Self::Other(code) => code,
         }
     }
@@ -83,7 +91,7 @@ impl Status {
     #[must_use]
     pub const fn is_retryable(self) -> bool {
         match self {
-            Self::Busy | Self::Full | Self::Corrupt | Self::Draining => true,
+            Self::Busy | Self::Full | Self::Corrupt | Self::Draining | Self::Unavailable => true,
             Self::Ok
             | Self::NotFound
             | Self::Touched
@@ -92,6 +100,7 @@ impl Status {
             | Self::BadRequest
             | Self::Unsupported
             | Self::Internal
+            | Self::WrongSeat
             | Self::Other(_) => false,
         }
     }
@@ -133,6 +142,6 @@ mod tests {
                 .filter(|status| status.is_backpressure())
                 .all(Status::is_retryable)
         );
-        assert_eq!(statuses().filter(|status| status.is_retryable()).count(), 4);
+        assert_eq!(statuses().filter(|status| status.is_retryable()).count(), 5);
     }
 }

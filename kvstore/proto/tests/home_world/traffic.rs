@@ -85,9 +85,10 @@ fn spelt(mail: Mail) -> Mail {
         }
         Mail::Answer(asker, from, request, answer) => {
             let mut body = Vec::new();
-            AnswerMessage { request, answer }.encode(&mut body);
-            let AnswerMessage { request, answer } =
-                AnswerMessage::decode(&body).expect("an answer");
+            let answers = vec![(request, answer)];
+            AnswerMessage { answers }.encode(&mut body);
+            let AnswerMessage { mut answers } = AnswerMessage::decode(&body).expect("an answer");
+            let (request, answer) = answers.remove(0);
             Mail::Answer(asker, from, request, answer)
         }
         other => other,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  between seats:  version u8 | epoch u64 | from seat | to seat | kind u8 | content
-//!  of an asker:    version u8 | epoch u64 | asker u64 | to seat | question
-//!  to an asker:    version u8 | request u64 | answer
+//!  of an asker:    version u8 | epoch u64 | asker u64 | to seat | questions
+//!  to an asker:    version u8 | (request u64 | answer) ...
 //!  a seat:         node u64 | incarnation u64 | core u16
 //! ```
 
@@ -32,6 +32,16 @@ pub enum Content {
     Page(CopyPage),
     /// From home to home.
     ToPeer(ToPeer),
+    /// From an owner to the home that forwarded a lookup to it: the home's node passes it on, since
+    /// the asker is connected there.
+    Relay {
+        /// Who asked.
+        asker: AskerId,
+        /// What it asked.
+        request: RequestId,
+        /// What it is told.
+        answer: Answer,
+    },
 }
 
 /// A message between seats.
@@ -48,7 +58,7 @@ pub struct SeatMessage {
 }
 
 /// A message of an asker to a home.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AskMessage {
     /// The asker's epoch.
     pub epoch: Epoch,
@@ -56,20 +66,18 @@ pub struct AskMessage {
     pub asker: AskerId,
     /// To whom: one life of it only.
     pub to: Seat,
-    /// What.
-    pub ask: Ask,
+    /// What: at most [`ITEMS_MAX`] questions.
+    pub asks: Vec<Ask>,
 }
 
 /// A message to an asker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerMessage {
-    /// What was asked.
-    pub request: RequestId,
-    /// The answer.
-    pub answer: Answer,
+    /// What was asked, with its answer: at most [`ITEMS_MAX`].
+    pub answers: Vec<(RequestId, Answer)>,
 }
 
-fn check_version(reader: &mut Reader<'_>) -> Result<(), MessageFault> {
+pub(super) fn check_version(reader: &mut Reader<'_>) -> Result<(), MessageFault> {
     match reader.u8()? {
         DIRECTORY_VERSION => Ok(()),
         code => unknown("version of the directory", code),
@@ -95,6 +103,16 @@ impl Wire for Content {
                 out.push(3);
                 item.put(out);
             }
+            Self::Relay {
+                asker,
+                request,
+                answer,
+            } => {
+                out.push(4);
+                asker.put(out);
+                request.put(out);
+                answer.put(out);
+            }
         }
     }
 
@@ -104,6 +122,11 @@ impl Wire for Content {
             1 => Ok(Self::ToOwner(take_all(reader, ITEMS_MAX)?)),
             2 => Ok(Self::Page(Wire::take(reader)?)),
             3 => Ok(Self::ToPeer(Wire::take(reader)?)),
+            4 => Ok(Self::Relay {
+                asker: Wire::take(reader)?,
+                request: Wire::take(reader)?,
+                answer: Wire::take(reader)?,
+            }),
             code => unknown("content", code),
         }
     }
@@ -142,12 +165,15 @@ impl SeatMessage {
 
 impl AskMessage {
     /// Appends the message to `out`.
+    ///
+    /// # Panics
+    /// If it breaks the limits that [`AskMessage::decode`] checks.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(DIRECTORY_VERSION);
         self.epoch.put(out);
         self.asker.put(out);
         self.to.put(out);
-        self.ask.put(out);
+        put_all(&self.asks, ITEMS_MAX, out);
     }
 
     /// The message in `body`.
@@ -161,7 +187,7 @@ impl AskMessage {
             epoch: Wire::take(&mut reader)?,
             asker: Wire::take(&mut reader)?,
             to: Wire::take(&mut reader)?,
-            ask: Wire::take(&mut reader)?,
+            asks: take_all(&mut reader, ITEMS_MAX)?,
         };
         end_of(&reader)?;
         Ok(message)
@@ -175,8 +201,7 @@ impl AnswerMessage {
     /// If it breaks the limits that [`AnswerMessage::decode`] checks.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(DIRECTORY_VERSION);
-        self.request.put(out);
-        self.answer.put(out);
+        put_all(&self.answers, ITEMS_MAX, out);
     }
 
     /// The message in `body`.
@@ -187,8 +212,7 @@ impl AnswerMessage {
         let mut reader = Reader::new(body);
         check_version(&mut reader)?;
         let message = Self {
-            request: Wire::take(&mut reader)?,
-            answer: Wire::take(&mut reader)?,
+            answers: take_all(&mut reader, ITEMS_MAX)?,
         };
         end_of(&reader)?;
         Ok(message)

@@ -1,0 +1,499 @@
+//! What one core's memory holds for its owner: how much, what is read, what is to leave next.
+//!
+//! The [`Owner`](crate::owner::Owner) says which copies there are, this machine whether there is room
+//! for another, and the driver holds the bytes, one extent per entry.
+//!
+//! ```text
+//!            admit             reside                 leave
+//!  (absent) -------> Arriving --------> Resident ----------------> Leaving
+//!     ^                 |                  |                          |
+//!     +---- discard ----+                  +---------- free ----------+
+//!     |                                    |
+//!     |                no pins             v   pins
+//!     +------------------------------------+---------> Dying --(last unpin)--> (absent)
+//! ```
+//!
+//! Nothing leaves at once: the last copy of an object goes when its home has recorded that. So
+//! eviction begins before memory is full, at the high watermark less a share, and a write that
+//! finds no room is refused, to be tried again, while room is being made. An entry is released to
+//! the driver once, when nobody reads it any more.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+
+use slab::Slab;
+use thiserror::Error;
+
+use crate::lru::Lru;
+use crate::message::directory::CopyPlace;
+use crate::shard::{EntryId, ShardLimits};
+
+/// Most copies that are asked to leave in one turn. It bounds the time that eviction takes from its
+/// core.
+pub const LEAVE_PER_TURN_MAX: usize = 64;
+
+/// Why there is no room.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum NoRoom {
+    /// It is being made: try again soon.
+    #[error("there is no room for {needed_bytes} bytes yet")]
+    Full {
+        /// The length of the extent.
+        needed_bytes: u64,
+    },
+    /// It never fits.
+    #[error("{needed_bytes} bytes never fit into {max_bytes}")]
+    TooLarge {
+        /// The length of the extent.
+        needed_bytes: u64,
+        /// The longest extent that ever fits.
+        max_bytes: u64,
+    },
+}
+
+impl NoRoom {
+    /// Whether the same may fit later.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Full { .. })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Arriving,
+    Resident(CopyPlace),
+    Leaving(CopyPlace),
+    Dying,
+}
+
+#[derive(Debug)]
+struct Entry {
+    state: State,
+    pins: u32,
+    generation: u32,
+    extent_bytes: u32,
+}
+
+/// What it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResidenceStats {
+    /// Entries that are not released.
+    pub entries: u64,
+    /// Bytes of all entries.
+    pub used_bytes: u64,
+    /// Bytes of those that were asked to leave.
+    pub leaving_bytes: u64,
+    /// Writes refused for want of room.
+    pub refused: u64,
+}
+
+/// Fingerprints are well mixed, and versions are small: their sum is a hash.
+#[derive(Clone, Debug, Default)]
+struct PlaceHasher(u64);
+
+impl Hasher for PlaceHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = self.0.rotate_left(9).wrapping_add(value);
+    }
+
+    fn write_u128(&mut self, value: u128) {
+        let [a, b, c, d, e, f, g, h, ..] = value.to_le_bytes();
+        self.write_u64(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
+    }
+}
+
+impl BuildHasher for PlaceHasher {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self::default()
+    }
+}
+
+/// The machine of one core's memory. See the [module](self).
+#[derive(Debug)]
+pub struct Residence {
+    limits: ShardLimits,
+    slots: Slab<Entry>,
+    by_place: HashMap<CopyPlace, u32, PlaceHasher>,
+    /// The resident entries.
+    lru: Lru,
+    next_generation: u32,
+    /// Bytes that a write was refused for.
+    wanted_bytes: u64,
+    stats: ResidenceStats,
+}
+
+impl Residence {
+    /// Empty memory within `limits`. Its tables are allocated here for all entries.
+    #[must_use]
+    pub fn new(limits: ShardLimits) -> Self {
+        let entries_max = limits.entries_max();
+        Self {
+            limits,
+            slots: Slab::with_capacity(entries_max),
+            by_place: HashMap::with_capacity_and_hasher(entries_max, PlaceHasher::default()),
+            lru: Lru::with_capacity(entries_max),
+            next_generation: 0,
+            wanted_bytes: 0,
+            stats: ResidenceStats::default(),
+        }
+    }
+
+    /// Its limits.
+    #[must_use]
+    pub const fn limits(&self) -> &ShardLimits {
+        &self.limits
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub const fn stats(&self) -> ResidenceStats {
+        self.stats
+    }
+
+    /// An entry for an extent that is to be filled: end it with [`reside`](Self::reside) or
+    /// [`discard`](Self::discard).
+    ///
+    /// # Errors
+    /// [`NoRoom`]; if room can be made, it is wanted from now on.
+    pub fn admit(&mut self, extent_bytes: u32) -> Result<EntryId, NoRoom> {
+        let needed_bytes = u64::from(extent_bytes);
+        let max_bytes = self.limits.high_watermark_bytes();
+        if needed_bytes > max_bytes {
+            self.stats.refused += 1;
+            return Err(NoRoom::TooLarge {
+                needed_bytes,
+                max_bytes,
+            });
+        }
+        let is_full = self.stats.entries >= self.limits.entries_max() as u64;
+        if is_full || self.stats.used_bytes + needed_bytes > max_bytes {
+            self.stats.refused += 1;
+            self.wanted_bytes = self.wanted_bytes.max(needed_bytes);
+            return Err(NoRoom::Full { needed_bytes });
+        }
+        if needed_bytes >= self.wanted_bytes {
+            self.wanted_bytes = 0;
+        }
+        self.stats.entries += 1;
+        self.stats.used_bytes += needed_bytes;
+        let generation = self.next_generation;
+        self.next_generation = generation.wrapping_add(1);
+        let entry = Entry {
+            state: State::Arriving,
+            pins: 0,
+            generation,
+            extent_bytes,
+        };
+        let slot_index = u32::try_from(self.slots.insert(entry)).expect("entries are bounded");
+        Ok(EntryId {
+            slot_index,
+            generation,
+        })
+    }
+
+    /// The driver's memory is too fragmented for an extent that was admitted: more has to leave.
+    pub fn want(&mut self, extent_bytes: u32) {
+        let staying = self.stats.used_bytes - self.stats.leaving_bytes;
+        let target = staying.saturating_sub(extent_bytes.into());
+        let wanted = self.limits.high_watermark_bytes() - target;
+        self.wanted_bytes = self.wanted_bytes.max(wanted);
+    }
+
+    /// A filled entry is this copy from now on, the most recently used.
+    ///
+    /// # Panics
+    /// If the entry is not arriving, or there is such a copy: the owner has each once.
+    pub fn reside(&mut self, id: EntryId, place: CopyPlace) {
+        let entry = self.entry_mut(id);
+        assert!(entry.state == State::Arriving, "{id:?} is not arriving");
+        entry.state = State::Resident(place);
+        let former = self.by_place.insert(place, id.slot_index);
+        assert!(former.is_none(), "{place:?} is here twice");
+        self.lru.push_front(id.slot_index);
+    }
+
+    /// A write is given up: its entry is released.
+    ///
+    /// # Panics
+    /// If the entry is not arriving.
+    pub fn discard(&mut self, id: EntryId) {
+        assert!(
+            self.entry_mut(id).state == State::Arriving,
+            "{id:?} is not arriving"
+        );
+        self.release(id.slot_index);
+    }
+
+    /// The entry of a copy, as the most recently used and with one more pin, which
+    /// [`unpin`](Self::unpin) takes back. Its memory stays while it is pinned.
+    pub fn pin(&mut self, place: CopyPlace) -> Option<EntryId> {
+        let slot_index = *self.by_place.get(&place)?;
+        let entry = &mut self.slots[slot_index as usize];
+        entry.pins = entry.pins.checked_add(1).expect("far fewer reads");
+        let generation = entry.generation;
+        if matches!(entry.state, State::Resident(_)) {
+            self.lru.touch(slot_index);
+        }
+        Some(EntryId {
+            slot_index,
+            generation,
+        })
+    }
+
+    /// The entry of a copy, as it is.
+    #[must_use]
+    pub fn find(&self, place: CopyPlace) -> Option<EntryId> {
+        let slot_index = *self.by_place.get(&place)?;
+        let generation = self.slots[slot_index as usize].generation;
+        Some(EntryId {
+            slot_index,
+            generation,
+        })
+    }
+
+    /// Takes one pin back. Whether the entry is released by that.
+    ///
+    /// # Panics
+    /// If the entry is not pinned.
+    pub fn unpin(&mut self, id: EntryId) -> bool {
+        let entry = self.entry_mut(id);
+        assert!(entry.pins > 0, "{id:?} is not pinned");
+        entry.pins -= 1;
+        let is_released = entry.pins == 0 && entry.state == State::Dying;
+        if is_released {
+            self.release(id.slot_index);
+        }
+        is_released
+    }
+
+    /// A copy is no more. The entry that is released by that; none if it is being read, or there is
+    /// no such copy.
+    pub fn free(&mut self, place: CopyPlace) -> Option<EntryId> {
+        let slot_index = self.by_place.remove(&place)?;
+        let entry = &mut self.slots[slot_index as usize];
+        let bytes = u64::from(entry.extent_bytes);
+        match entry.state {
+            State::Resident(_) => self.lru.remove(slot_index),
+            State::Leaving(_) => self.stats.leaving_bytes -= bytes,
+            State::Arriving | State::Dying => unreachable!("{place:?} is {:?}", entry.state),
+        }
+        entry.state = State::Dying;
+        let (pins, generation) = (entry.pins, entry.generation);
+        if pins > 0 {
+            return None;
+        }
+        self.release(slot_index);
+        Some(EntryId {
+            slot_index,
+            generation,
+        })
+    }
+
+    /// Copies that are to leave now, the least recently used first: at most [`LEAVE_PER_TURN_MAX`].
+    /// Say [`leave`](Self::leave) for each that does, and [`spare`](Self::spare) for each that cannot.
+    #[must_use]
+    pub fn victims(&self) -> Vec<CopyPlace> {
+        let mut victims = Vec::new();
+        let mut excess = self.excess_bytes();
+        for slot_index in self.lru.iter_from_tail() {
+            if excess == 0 || victims.len() == LEAVE_PER_TURN_MAX {
+                break;
+            }
+            let entry = &self.slots[slot_index as usize];
+            if let State::Resident(place) = entry.state {
+                excess = excess.saturating_sub(entry.extent_bytes.into());
+                victims.push(place);
+            }
+        }
+        victims
+    }
+
+    /// Bytes that are to leave beyond those that are leaving.
+    fn excess_bytes(&self) -> u64 {
+        let staying = self.stats.used_bytes - self.stats.leaving_bytes;
+        let low = self.limits.low_watermark_bytes();
+        let room = self.limits.high_watermark_bytes() - self.wanted_bytes;
+        let is_short_of_entries = self.stats.entries >= self.limits.entries_max() as u64;
+        let excess = staying.saturating_sub(low.min(room));
+        excess.max(u64::from(is_short_of_entries))
+    }
+
+    /// A copy was asked to leave. It may be read until it is freed.
+    ///
+    /// # Panics
+    /// If it is not resident.
+    pub fn leave(&mut self, place: CopyPlace) {
+        let slot_index = self.by_place[&place];
+        let entry = &mut self.slots[slot_index as usize];
+        assert!(
+            entry.state == State::Resident(place),
+            "{place:?} is not resident"
+        );
+        entry.state = State::Leaving(place);
+        self.lru.remove(slot_index);
+        self.stats.leaving_bytes += u64::from(entry.extent_bytes);
+        if self.excess_bytes() == 0 {
+            self.wanted_bytes = 0;
+        }
+    }
+
+    /// A copy cannot leave now: it is as if it had just been read.
+    pub fn spare(&mut self, place: CopyPlace) {
+        if let Some(&slot_index) = self.by_place.get(&place)
+            && matches!(self.slots[slot_index as usize].state, State::Resident(_))
+        {
+            self.lru.touch(slot_index);
+        }
+    }
+
+    fn entry_mut(&mut self, id: EntryId) -> &mut Entry {
+        let entry = self.slots.get_mut(id.slot_index as usize);
+        let entry = entry.filter(|entry| entry.generation == id.generation);
+        entry.expect("the id of an entry that is not released")
+    }
+
+    fn release(&mut self, slot_index: u32) {
+        let entry = self.slots.remove(slot_index as usize);
+        self.stats.entries -= 1;
+        self.stats.used_bytes -= u64::from(entry.extent_bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lunette_cluster_proto::map::Epoch;
+
+    use super::*;
+    use crate::key::Fingerprint;
+    use crate::version::Version;
+
+    fn place(number: u64) -> CopyPlace {
+        CopyPlace {
+            key: Fingerprint(number.into()),
+            version: Version {
+                epoch: Epoch(1),
+                sequence: number,
+            },
+        }
+    }
+
+    /// 1000 bytes, evicted down to 800.
+    fn memory(entries_max: usize) -> Residence {
+        Residence::new(ShardLimits::new(1000, 800, entries_max).expect("limits"))
+    }
+
+    fn keep(memory: &mut Residence, number: u64, bytes: u32) -> EntryId {
+        let id = memory.admit(bytes).expect("room");
+        memory.reside(id, place(number));
+        id
+    }
+
+    #[test]
+    fn the_least_recently_used_leaves_first_and_before_memory_is_full() {
+        let mut memory = memory(100);
+        for number in 0..8 {
+            keep(&mut memory, number, 100);
+        }
+        assert_eq!(memory.victims(), [], "at the low watermark");
+        keep(&mut memory, 8, 100);
+        let pinned = memory.pin(place(0)).expect("here");
+        assert_eq!(memory.victims(), [place(1)]);
+        memory.leave(place(1));
+        assert_eq!(memory.victims(), [], "one that leaves is enough");
+        assert!(memory.pin(place(1)).is_some(), "it is read until it left");
+        memory.spare(place(2));
+        keep(&mut memory, 9, 100);
+        assert_eq!(memory.victims(), [place(3)], "2 was spared, 0 was read");
+        assert!(!memory.unpin(pinned));
+    }
+
+    #[test]
+    fn who_finds_no_room_is_refused_until_enough_has_left() {
+        let mut memory = memory(100);
+        for number in 0..10 {
+            keep(&mut memory, number, 100);
+        }
+        let needed_bytes = 450;
+        assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
+        let victims = memory.victims();
+        assert_eq!(victims, [0, 1, 2, 3, 4].map(place));
+        for &victim in &victims {
+            memory.leave(victim);
+        }
+        assert_eq!(memory.victims(), []);
+        assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
+        for victim in victims {
+            assert!(memory.free(victim).is_some());
+        }
+        assert!(memory.admit(450).is_ok());
+        let too_large = NoRoom::TooLarge {
+            needed_bytes: 1001,
+            max_bytes: 1000,
+        };
+        assert_eq!(memory.admit(1001), Err(too_large));
+        assert!(!too_large.is_retryable());
+    }
+
+    #[test]
+    fn entries_are_bounded_like_bytes() {
+        let mut memory = memory(2);
+        keep(&mut memory, 0, 10);
+        keep(&mut memory, 1, 10);
+        assert_eq!(memory.admit(10), Err(NoRoom::Full { needed_bytes: 10 }));
+        assert_eq!(memory.victims(), [place(0)]);
+        memory.leave(place(0));
+        memory.free(place(0));
+        assert!(memory.admit(10).is_ok());
+    }
+
+    #[test]
+    fn fragmented_memory_makes_more_leave_than_bytes_alone() {
+        let mut memory = memory(100);
+        for number in 0..3 {
+            keep(&mut memory, number, 100);
+        }
+        let id = memory.admit(150).expect("room");
+        memory.discard(id);
+        memory.want(150);
+        assert_eq!(memory.victims(), [place(0), place(1)]);
+    }
+
+    #[test]
+    fn what_is_read_is_released_when_it_is_read() {
+        let mut memory = memory(100);
+        let id = keep(&mut memory, 0, 600);
+        assert_eq!(memory.pin(place(0)), Some(id));
+        assert_eq!(memory.pin(place(0)), Some(id));
+        assert_eq!(memory.free(place(0)), None);
+        assert_eq!(memory.free(place(0)), None, "it is freed once");
+        assert_eq!(memory.find(place(0)), None);
+        assert!(memory.admit(600).is_err(), "its bytes count");
+        assert!(!memory.unpin(id));
+        assert!(memory.unpin(id), "released");
+        assert!(memory.admit(600).is_ok());
+    }
+
+    #[test]
+    fn a_write_that_is_given_up_leaves_nothing() {
+        let mut memory = memory(100);
+        let id = memory.admit(1000).expect("room");
+        memory.discard(id);
+        assert_eq!(memory.stats().used_bytes, 0);
+        assert_eq!(memory.victims(), []);
+        let other = memory.admit(1000).expect("room");
+        assert_ne!(id, other, "an id goes stale");
+    }
+}
