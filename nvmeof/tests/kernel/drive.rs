@@ -5,9 +5,7 @@
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::net::SocketAddr;
-    use std::os::unix::fs::FileExt;
     use std::time::Duration;
 
     use lunette_nvmeof::proto::completion::Status;
@@ -18,6 +16,7 @@ mod tests {
     use lunette_runtime::arena::RegionMut;
     use lunette_runtime::{CoreOptions, arena, block_on, spawn_local};
 
+    use crate::blocks::{BlockDevice, fill};
     use crate::rig::{DIGESTS, KernelHost, TARGET_NAME, TARGET_UUID, bring_target_up, config, sh};
     use crate::server::{OurServer, Serves, name};
 
@@ -77,15 +76,6 @@ mod tests {
             .expect("written");
     }
 
-    /// What the block device has there, around the page cache.
-    fn on_the_drive(blocks: &str, offset: u64, len: usize) -> Vec<u8> {
-        sh(&format!("blockdev --flushbufs {blocks}"));
-        let mut bytes = vec![0; len];
-        let file = fs::File::open(blocks).expect("the block device");
-        file.read_exact_at(&mut bytes, offset).expect("read");
-        bytes
-    }
-
     #[test]
     fn our_host_and_the_block_device_see_the_same_bytes() {
         const LONG: usize = (256 << 10) + 4096;
@@ -99,15 +89,15 @@ mod tests {
             run(async move || {
                 let namespace = connect(address, digests).await;
                 let bytes = namespace.identity().blocks * BLOCK;
-                let size = sh(&format!("blockdev --getsize64 {blocks}"));
-                assert_eq!(size.trim(), bytes.to_string());
+                assert_eq!(bytes, BlockDevice::len_bytes(&blocks));
+                let on_the_drive = BlockDevice::open(&blocks);
                 let start = bytes - SCRATCH_BYTES;
                 // One command of the drive, the longest one, and more than one.
                 for (len, seed) in [(4096, 1), (256 << 10, 2), (LONG, 3)] {
                     let expected = filled(len, seed).as_slice().to_vec();
                     write(&namespace, start, filled(len, seed)).await;
                     namespace.flush(TIMEOUT).await.expect("flushed");
-                    assert!(on_the_drive(&blocks, start, len) == expected, "{len}");
+                    assert!(on_the_drive.bytes_at(start, len) == expected, "{len}");
                     assert!(read(&namespace, start, len).await == expected, "{len}");
                 }
                 let zeroed = Blocks {
@@ -118,7 +108,7 @@ mod tests {
                 zeroes.map_err(|failure| failure.error).expect("zeroed");
                 let mut expected = filled(LONG, 3);
                 expected.as_mut_slice()[4096..61 * 4096].fill(0);
-                assert!(on_the_drive(&blocks, start, LONG) == expected.as_slice());
+                assert!(on_the_drive.bytes_at(start, LONG) == expected.as_slice());
             });
         }
     }
@@ -157,7 +147,7 @@ mod tests {
             }
             namespace.flush(TIMEOUT).await.expect("flushed");
             let pieces = WRITERS * ROUNDS;
-            let found = on_the_drive(&blocks, start, seed(pieces) * LEN);
+            let found = BlockDevice::open(&blocks).bytes_at(start, seed(pieces) * LEN);
             for (piece, found) in (0..pieces).zip(found.chunks(LEN)) {
                 assert!(found == filled(LEN, seed(piece)).as_slice(), "{piece}");
             }
@@ -172,16 +162,14 @@ mod tests {
         };
         let server = OurServer::start([52; 16], Serves::File(commands));
         let host = KernelHost::connect(server.address, &name(), DIGESTS[3], &[52; 16]);
-        let device = host.path();
-        sh(&format!(
-            "cd ${{TMPDIR:-/tmp}}; dd if=/dev/urandom of=in bs=1M count=4 status=none
-             start=$(( $(blockdev --getsize64 {device}) / 1048576 - 64 ))
-             dd if=in of={device} bs=1M seek=$start oflag=direct conv=notrunc,fsync status=none
-             dd if={device} of=out bs=1M count=4 skip=$start iflag=direct status=none
-             cmp in out
-             dd if={blocks} of=out bs=1M count=4 skip=$start iflag=direct status=none
-             cmp in out; rm in out"
-        ));
+        let (device, drive) = (host.path(), BlockDevice::open(&blocks));
+        let start = BlockDevice::len_bytes(&device) - SCRATCH_BYTES;
+        let device = BlockDevice::open(&device);
+        let mut expected = vec![0; 1 << 20];
+        fill(&mut expected, 9);
+        device.write_at(start, &expected);
+        assert!(device.bytes_at(start, 1 << 20) == expected, "by the host");
+        assert!(drive.bytes_at(start, 1 << 20) == expected, "on the drive");
     }
 
     #[test]

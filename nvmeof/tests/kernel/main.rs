@@ -9,8 +9,10 @@
 //! | `fio` | fio with verification, through the kernel's host, on our server |
 //! | `server` | our server, for those who try it from outside |
 //! | `rig` | bringing either of the kernel's ends up |
+//! | `blocks` | a block device of the kernel's, around the page cache |
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod drive;
 mod fio;
 mod host;
