@@ -3,10 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 
+use lunette_cluster::proto::member::Refusal;
 use lunette_kvstore_proto::key::KeyFault;
 use lunette_kvstore_proto::message::{MessageFault, Status};
 use lunette_kvstore_proto::placement::MapFault;
 use lunette_kvstore_proto::shard::LimitsFault;
+use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 use lunette_runtime::arena::AllocError;
 use lunette_runtime::{CorePanicked, MeshError, StartError};
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
@@ -36,6 +38,12 @@ pub enum StoreErrorKind {
         /// Its length.
         len_bytes: usize,
     },
+    /// An object has at least one copy, and at most [`COPIES_WANTED_MAX`].
+    #[error("{copies} copies are not within 1 to {COPIES_WANTED_MAX}")]
+    Copies {
+        /// How many were wanted.
+        copies: u8,
+    },
     /// The call has no reply. Whether the node did what was asked is unknown; gets, puts and
     /// removes may be repeated.
     #[error(transparent)]
@@ -52,6 +60,15 @@ pub enum StoreErrorKind {
     /// The node's reply makes no sense.
     #[error("malformed reply: {0}")]
     BadReply(#[from] MessageFault),
+    /// Time was over before anything was done. It may be asked again.
+    #[error("time was over before anything was done")]
+    TimedOut,
+    /// It is not known whether a write or a removal was done, now or later.
+    #[error("it is not known whether it was done")]
+    Interrupted,
+    /// This client has as many operations under way as it may. Wait for one.
+    #[error("too many operations are under way")]
+    TooManyOperations,
     /// The core shut down while the operation was under way.
     #[error("the core shut down")]
     ShutDown,
@@ -75,10 +92,14 @@ impl StoreError {
         match self.kind {
             StoreErrorKind::Call(error) => error.is_retryable(),
             StoreErrorKind::Reconnect(error) => error.is_retryable(),
-            StoreErrorKind::Reconnecting => true,
+            StoreErrorKind::Reconnecting
+            | StoreErrorKind::TimedOut
+            | StoreErrorKind::TooManyOperations => true,
             StoreErrorKind::Refused(status) => status.is_retryable(),
             StoreErrorKind::Key(_)
             | StoreErrorKind::ValueTooLong { .. }
+            | StoreErrorKind::Copies { .. }
+            | StoreErrorKind::Interrupted
             | StoreErrorKind::BadReply(_)
             | StoreErrorKind::ShutDown => false,
         }
@@ -90,6 +111,7 @@ impl StoreError {
         match self.kind {
             StoreErrorKind::Refused(status) => status.is_backpressure(),
             StoreErrorKind::Reconnect(error) => error.is_backpressure(),
+            StoreErrorKind::TooManyOperations => true,
             _ => false,
         }
     }
@@ -143,6 +165,12 @@ pub enum ClusterError {
         /// Its address.
         node: SocketAddr,
     },
+    /// No node that was named is a member of a cluster yet.
+    #[error("no node knows a cluster's map yet")]
+    NoMap,
+    /// The core has no room for the client's tasks.
+    #[error("the core has no room for the client's tasks")]
+    TooManyTasks,
     /// The nodes make no map: none given, one given twice, and so on.
     #[error(transparent)]
     Map(#[from] MapFault),
@@ -154,7 +182,7 @@ impl ClusterError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Connect { error, .. } => error.is_retryable(),
-            Self::WrongCore { .. } => true,
+            Self::WrongCore { .. } | Self::NoMap | Self::TooManyTasks => true,
             Self::Greeting { .. } | Self::Map(_) => false,
         }
     }
@@ -181,6 +209,12 @@ pub enum NodeError {
         #[source]
         error: io::Error,
     },
+    /// It cannot be a member of its cluster.
+    #[error("the node cannot be a member of its cluster: {0}")]
+    Refused(#[from] Refusal),
+    /// It was told of no cluster, or has left it.
+    #[error("the node is no member of a cluster")]
+    NoCluster,
     /// The memory was refused.
     #[error("cannot lend memory: {0}")]
     Memory(#[from] AllocError),

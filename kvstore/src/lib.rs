@@ -19,13 +19,18 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod cluster_client;
 mod error;
+mod member;
 mod node;
+mod seats;
 mod service;
 mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
+pub use cluster_client::{ClusterClient, ClusterClientOptions, Fetched, PutOptions, Stored};
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
+pub use member::ClusterOptions;
 pub use node::{Node, NodeOptions, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
 pub use value::{Value, extent_bytes};

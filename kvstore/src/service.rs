@@ -363,7 +363,8 @@ impl Service for CoreService {
             Ok(Op::Exists) => self.exists(request.body).map(Intake::Answer),
             Ok(Op::Remove) => self.remove(request.body).map(Intake::Answer),
             Ok(Op::Stat) => self.stat_response(request.body).map(Intake::Answer),
-            Err(_unknown) => Err(Status::Unsupported),
+            // Those of members of a cluster, and those of later versions.
+            Ok(_) | Err(_) => Err(Status::Unsupported),
         };
         answered.unwrap_or_else(|status| Intake::Answer(refusal(status)))
     }

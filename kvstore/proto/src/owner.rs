@@ -336,6 +336,13 @@ impl Owner {
         published.map(|(&place, held)| (place, held.info))
     }
 
+    /// A copy that it would serve, and what its namespace wants of nodes that are cut off.
+    #[must_use]
+    pub fn copy(&self, place: CopyPlace) -> Option<(CopyInfo, NamespaceKind)> {
+        let held = self.copies.get(&place).filter(|held| held.is_published());
+        held.map(|held| (held.info, held.namespace()))
+    }
+
     /// The latest version that it would serve of a key.
     fn latest(&self, key: Fingerprint) -> Option<Version> {
         let from = CopyPlace {

@@ -18,9 +18,9 @@
 //! finds no room is refused, to be tried again, while room is being made. An entry is released to
 //! the driver once, when nobody reads it any more.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 
+use hashbrown::HashMap;
 use slab::Slab;
 use thiserror::Error;
 
@@ -121,12 +121,15 @@ impl BuildHasher for PlaceHasher {
     }
 }
 
+/// It is never iterated.
+type ByPlace = HashMap<CopyPlace, u32, PlaceHasher>;
+
 /// The machine of one core's memory. See the [module](self).
 #[derive(Debug)]
 pub struct Residence {
     limits: ShardLimits,
     slots: Slab<Entry>,
-    by_place: HashMap<CopyPlace, u32, PlaceHasher>,
+    by_place: ByPlace,
     /// The resident entries.
     lru: Lru,
     next_generation: u32,
@@ -143,7 +146,7 @@ impl Residence {
         Self {
             limits,
             slots: Slab::with_capacity(entries_max),
-            by_place: HashMap::with_capacity_and_hasher(entries_max, PlaceHasher::default()),
+            by_place: ByPlace::with_capacity_and_hasher(entries_max, PlaceHasher::default()),
             lru: Lru::with_capacity(entries_max),
             next_generation: 0,
             wanted_bytes: 0,

@@ -229,12 +229,7 @@ fn message() -> impl Strategy<Value = SeatMessage> {
 }
 
 fn ask() -> impl Strategy<Value = Ask> {
-    let parts = (
-        any::<(u64, u32)>(),
-        key(),
-        namespace(),
-        option::of(hold()),
-    );
+    let parts = (any::<(u64, u32)>(), key(), namespace(), option::of(hold()));
     let ask = (parts, any::<bool>());
     ask.prop_map(|(((request, wait_ms), key, namespace, hold), is_lookup)| {
         let request = RequestId(request);

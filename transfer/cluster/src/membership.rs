@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster_proto::coordination::{Answer, Ask, Change, CoordinationFault, WatchFrom};
-use lunette_cluster_proto::fence::{Act, Fenced, NamespaceKind, Standing};
+use lunette_cluster_proto::fence::{Act, Fence, Fenced, NamespaceKind, Standing};
 use lunette_cluster_proto::map::ClusterMap;
 use lunette_cluster_proto::member::{
     ANSWER_WAIT_MAX, Action, ClusterIdentity, Member, MemberOptions, OpId, Refusal,
@@ -94,6 +94,13 @@ impl Membership {
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.state.member.borrow().is_serving(time::now())
+    }
+
+    /// The clock of its lease, for those who serve on other cores. It is renewed only after everything
+    /// was read: who is told of it later than of the map never serves under an older one.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.state.member.borrow().fence()
     }
 
     /// Why it cannot become a member, if that is known. It does not try any more.

@@ -61,6 +61,10 @@ impl Held {
         }
     }
 
+    pub(super) const fn namespace(&self) -> NamespaceKind {
+        self.namespace
+    }
+
     pub(super) const fn is_published(&self) -> bool {
         matches!(self.state, State::Published)
     }

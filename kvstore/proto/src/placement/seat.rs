@@ -43,6 +43,12 @@ pub fn next_of(map: &ClusterMap, key: Fingerprint) -> Option<Seat> {
     ranking.get(1).map(|&node| seat_of(map, node, key))
 }
 
+/// The core of a node where its copies of a key are; `None` if it is no member.
+#[must_use]
+pub fn seat_at(map: &ClusterMap, node: NodeId, key: Fingerprint) -> Option<Seat> {
+    map.member(node).is_some().then(|| seat_of(map, node, key))
+}
+
 /// Whether the map has this core of this life.
 #[must_use]
 pub fn has_seat(map: &ClusterMap, seat: Seat) -> bool {

@@ -1,0 +1,360 @@
+//! The asker of a client, with its connections: what it wants sent is sent, what comes is told to it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_cluster::proto::map::{ClusterMap, Epoch};
+use lunette_kvstore_proto::asker::{Asker, AskerAction, OperationId, Outcome, ReadAnswer, Wish};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, ITEMS_MAX};
+use lunette_kvstore_proto::owner::WriteAnswer;
+use lunette_kvstore_proto::placement::Seat;
+use lunette_runtime::{Scope, Signal, entropy, time};
+use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::time::Time;
+use lunette_transfer::Room;
+
+use super::calls;
+use super::running::{Ended, Running, Table};
+use crate::error::StoreErrorKind;
+use crate::seats::Seats;
+use crate::value::Value;
+
+/// How often the asker looks whether something is overdue.
+const TICK: Duration = Duration::from_millis(5);
+
+/// What came of a request.
+#[derive(Debug)]
+pub(super) enum News {
+    /// A home, or an owner for it, has answered.
+    Answer(RequestId, Answer),
+    /// An owner has answered a read.
+    Read(RequestId, ReadAnswer),
+    /// An owner has answered a write.
+    Written(RequestId, WriteAnswer),
+}
+
+/// A client's asker. See the [module](self).
+pub(super) struct Asking {
+    asker: RefCell<Asker>,
+    table: RefCell<Table>,
+    pub(super) seats: Seats,
+    /// Questions that leave at the end of the turn.
+    outbox: RefCell<BTreeMap<(Seat, Epoch), Vec<Ask>>>,
+    flush: Signal,
+    /// Raised when an operation begins.
+    begun: Signal,
+    /// Raised when a newer map is wanted.
+    pub(super) stale: Signal,
+    map: RefCell<Rc<ClusterMap>>,
+    /// Raised when the map is another one.
+    renewed: RefCell<Vec<oneshot::Sender<()>>>,
+    calls: Scope,
+    namespace: Cell<NamespaceKind>,
+}
+
+impl Asking {
+    pub(super) fn new(seats: Seats, namespace: NamespaceKind) -> Self {
+        Self {
+            asker: RefCell::new(Asker::new(AskerId(entropy()))),
+            table: RefCell::default(),
+            seats,
+            outbox: RefCell::default(),
+            flush: Signal::default(),
+            begun: Signal::default(),
+            stale: Signal::default(),
+            map: RefCell::default(),
+            renewed: RefCell::default(),
+            calls: Scope::new(),
+            namespace: Cell::new(namespace),
+        }
+    }
+
+    pub(super) fn id(&self) -> AskerId {
+        self.asker.borrow().id()
+    }
+
+    pub(super) const fn namespace(&self) -> NamespaceKind {
+        self.namespace.get()
+    }
+
+    pub(super) fn map(&self) -> Rc<ClusterMap> {
+        Rc::clone(&self.map.borrow())
+    }
+
+    pub(super) fn on_map(&self, map: ClusterMap) {
+        if map.epoch() <= self.map.borrow().epoch() {
+            return;
+        }
+        self.seats.on_map(&map);
+        self.asker.borrow_mut().on_map(&map);
+        *self.map.borrow_mut() = Rc::new(map);
+        for waiter in self.renewed.borrow_mut().drain(..) {
+            if waiter.send(()).is_err() {
+                tracing::trace!("who waited for a map has given up");
+            }
+        }
+    }
+
+    /// Asks for a newer map, and waits for one for at most `timeout`.
+    pub(super) async fn renew_map(&self, timeout: Duration) {
+        let (renewed, wait) = oneshot::channel();
+        {
+            let mut waiting = self.renewed.borrow_mut();
+            waiting.retain(|waiter| !waiter.is_canceled());
+            waiting.push(renewed);
+        }
+        self.stale.raise();
+        let waited = time::timeout(timeout, wait).await;
+        tracing::trace!(?waited, "map");
+    }
+
+    /// Runs an operation to its end, which is at `until` at the latest.
+    pub(super) async fn run(
+        self: &Rc<Self>,
+        key: Key<'_>,
+        wish: Wish,
+        (value, room): (Option<Value>, Option<Room>),
+        until: Time,
+    ) -> Ended {
+        let (done, ended) = oneshot::channel();
+        let running = Running::new(key.bytes().to_vec(), value, room, done);
+        let mut out = Vec::new();
+        let begun = {
+            let mut asker = self.asker.borrow_mut();
+            let namespace = self.namespace.get();
+            asker.begin(
+                time::now(),
+                key.fingerprint(),
+                namespace,
+                wish,
+                until,
+                &mut out,
+            )
+        };
+        let id = match begun {
+            Ok(id) => id,
+            Err(_too_many) => {
+                return Ended {
+                    outcome: Err(StoreErrorKind::TooManyOperations),
+                    room: running.room,
+                    arrived: None,
+                };
+            }
+        };
+        self.table.borrow_mut().insert(id, running);
+        self.act(out);
+        self.begun.raise();
+        let shut_down = Ended {
+            outcome: Err(StoreErrorKind::ShutDown),
+            room: None,
+            arrived: None,
+        };
+        ended.await.unwrap_or(shut_down)
+    }
+
+    /// Does what the asker wants, until it wants nothing more.
+    fn act(self: &Rc<Self>, out: Vec<AskerAction>) {
+        let mut actions = VecDeque::from(out);
+        while let Some(action) = actions.pop_front() {
+            match action {
+                AskerAction::Ask(seat, epoch, ask) => self.ask(seat, epoch, ask),
+                AskerAction::Read {
+                    owner,
+                    request,
+                    version,
+                    ..
+                } => {
+                    let Some(id) = self.operation_of(request) else {
+                        continue;
+                    };
+                    if self.has_arrived(id, version) {
+                        let mut more = Vec::new();
+                        let (now, bytes) = (time::now(), ReadAnswer::Bytes);
+                        (self.asker.borrow_mut()).on_read(now, request, bytes, &mut more);
+                        actions.extend(more);
+                    } else if let Some(room) = self.lend(id) {
+                        self.spawn(calls::read(
+                            Rc::clone(self),
+                            id,
+                            (owner, version),
+                            request,
+                            room,
+                        ));
+                    }
+                }
+                AskerAction::Write(seat, request, ask) => {
+                    let Some(id) = self.operation_of(request) else {
+                        continue;
+                    };
+                    if self.is_first(id, request) {
+                        self.spawn(calls::write(Rc::clone(self), id, seat, request, ask));
+                    }
+                }
+                AskerAction::MapWanted(_) => self.stale.raise(),
+                AskerAction::Done(id, outcome) => self.table.borrow_mut().end(id, Ok(outcome)),
+            }
+        }
+    }
+
+    fn ask(self: &Rc<Self>, seat: Seat, epoch: Epoch, ask: Ask) {
+        let request = ask.request();
+        let Some(id) = self.operation_of(request) else {
+            return;
+        };
+        let is_get = (self.table.borrow_mut().get_mut(id)).is_some_and(|running| running.is_get());
+        if is_get {
+            if let Some(room) = self.lend(id) {
+                self.spawn(calls::find(
+                    Rc::clone(self),
+                    id,
+                    (seat, epoch),
+                    request,
+                    room,
+                ));
+            }
+        } else if self.is_first(id, request) {
+            let mut outbox = self.outbox.borrow_mut();
+            outbox.entry((seat, epoch)).or_default().push(ask);
+            self.flush.raise();
+        }
+    }
+
+    /// Whether no call is under way with this request.
+    fn is_first(&self, id: OperationId, request: RequestId) -> bool {
+        let mut table = self.table.borrow_mut();
+        let Some(running) = table.get_mut(id) else {
+            return false;
+        };
+        running.calling.replace(request) != Some(request)
+    }
+
+    /// The room of a get, unless a call has it.
+    fn lend(&self, id: OperationId) -> Option<Room> {
+        let mut table = self.table.borrow_mut();
+        let running = table.get_mut(id)?;
+        let room = running.room.take()?;
+        running.is_lent = true;
+        Some(room)
+    }
+
+    /// A call is over that had the room of a get.
+    pub(super) fn give_back(&self, id: OperationId, room: Option<Room>) {
+        self.table.borrow_mut().give_back(id, room);
+    }
+
+    /// A call is over: the same request may be sent again.
+    pub(super) fn has_called(&self, id: OperationId) {
+        if let Some(running) = self.table.borrow_mut().get_mut(id) {
+            running.calling = None;
+        }
+    }
+
+    fn has_arrived(
+        &self,
+        id: OperationId,
+        version: lunette_kvstore_proto::version::Version,
+    ) -> bool {
+        let mut table = self.table.borrow_mut();
+        let arrived = table.get_mut(id).and_then(|running| running.arrived);
+        arrived.is_some_and(|(reply, _)| reply.version == version)
+    }
+
+    /// A reply's bytes lie in the room of a get.
+    pub(super) fn on_bytes(
+        &self,
+        id: OperationId,
+        reply: lunette_kvstore_proto::message::directory::BytesReply,
+        len_bytes: u32,
+    ) {
+        if let Some(running) = self.table.borrow_mut().get_mut(id) {
+            running.arrived = Some((reply, len_bytes));
+        }
+    }
+
+    pub(super) fn key_of(&self, id: OperationId) -> Option<Vec<u8>> {
+        let mut table = self.table.borrow_mut();
+        table.get_mut(id).map(|running| running.key.clone())
+    }
+
+    pub(super) fn value_of(&self, id: OperationId) -> Option<Value> {
+        let mut table = self.table.borrow_mut();
+        table.get_mut(id).and_then(|running| running.value.clone())
+    }
+
+    /// The node will never do this: the operation ends, whatever the asker thinks of it.
+    pub(super) fn fail(&self, id: OperationId, kind: StoreErrorKind) {
+        self.table.borrow_mut().end(id, Err(kind));
+    }
+
+    fn operation_of(&self, request: RequestId) -> Option<OperationId> {
+        self.asker.borrow().operation_of(request)
+    }
+
+    pub(super) fn on_news(self: &Rc<Self>, news: Vec<News>) {
+        let mut out = Vec::new();
+        {
+            let mut asker = self.asker.borrow_mut();
+            for news in news {
+                let now = time::now();
+                match news {
+                    News::Answer(request, answer) => {
+                        if let Some(id) = asker.operation_of(request) {
+                            self.has_called(id);
+                        }
+                        asker.on_answer(now, request, answer, &mut out);
+                    }
+                    News::Read(request, answer) => asker.on_read(now, request, answer, &mut out),
+                    News::Written(request, answer) => {
+                        asker.on_written(now, request, answer, &mut out);
+                    }
+                }
+            }
+        }
+        self.act(out);
+    }
+
+    fn spawn(&self, call: impl Future<Output = ()> + 'static) {
+        // Without room for its task, the asker asks again.
+        if let Err(error) = self.calls.spawn(call) {
+            tracing::warn!(%error, "a request was not sent");
+        }
+    }
+
+    /// Sends the questions of each turn together.
+    pub(super) async fn send_questions(self: Rc<Self>) {
+        loop {
+            self.flush.raised().await;
+            let outbox = std::mem::take(&mut *self.outbox.borrow_mut());
+            for ((seat, epoch), mut asks) in outbox {
+                while !asks.is_empty() {
+                    let rest = asks.split_off(asks.len().min(ITEMS_MAX));
+                    self.spawn(calls::ask(Rc::clone(&self), seat, epoch, asks));
+                    asks = rest;
+                }
+            }
+        }
+    }
+
+    /// Lets time pass while something is under way.
+    pub(super) async fn keep_time(self: Rc<Self>) {
+        loop {
+            if self.asker.borrow().under_way() == 0 {
+                self.begun.raised().await;
+            }
+            time::sleep(TICK).await;
+            let mut out = Vec::new();
+            (self.asker.borrow_mut()).on_tick(time::now(), &mut out);
+            self.act(out);
+        }
+    }
+}
+
+/// What a lookup's end means for who asks whether there is an object.
+pub(super) const fn is_present(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Found(_) | Outcome::Hit(_))
+}

@@ -1,0 +1,295 @@
+//! Requests of a client, one function each: what is sent, and what its asker is told of the answer.
+//!
+//! Where nothing can have been done, because no connection was there or the node refused, the asker
+//! is told so and tries again. Where a connection ended after a write or a removal was sent, nobody
+//! knows, and it is told that.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_cluster::proto::map::Epoch;
+use lunette_kvstore_proto::asker::{OperationId, ReadAnswer};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{
+    Answer, AnswerMessage, Ask, AskMessage, BytesReply, Found, GetMessage, ReadMessage,
+    WriteMessage,
+};
+use lunette_kvstore_proto::message::{Op, Status};
+use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::Version;
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer::{Attachments, CallError, Payload, Reply, Room};
+
+use super::asking::{Asking, News};
+use crate::error::StoreErrorKind;
+
+/// Longest that one request is waited for. The operation's own deadline ends it before, but for its
+/// room.
+const CALL_TIMEOUT: Duration = Duration::from_secs(12);
+
+/// What came of a call: a reply, or nothing.
+enum Called {
+    Reply(Reply),
+    /// No connection: nothing was sent.
+    Unsent,
+    /// It was sent, and there is no answer.
+    Unanswered,
+    /// Asked again, it would not fit either.
+    TooLong(CallError),
+}
+
+async fn call(
+    asking: &Asking,
+    seat: Seat,
+    op: Op,
+    body: impl FnOnce(&mut Vec<u8>),
+    attachments: Attachments,
+) -> (Called, Option<Room>) {
+    let connection = match asking.seats.connection(seat).await {
+        Ok(connection) => connection,
+        Err(fault) => {
+            tracing::debug!(?seat, %fault, "a node cannot be reached");
+            asking.stale.raise();
+            return (Called::Unsent, attachments.room);
+        }
+    };
+    let called = connection.call(op.code(), body, attachments, CALL_TIMEOUT);
+    match called.await {
+        Ok(mut reply) => {
+            let room = reply.room.take();
+            if Status::from_code(reply.status) == Status::WrongSeat {
+                asking.stale.raise();
+            }
+            (Called::Reply(reply), room)
+        }
+        Err(failure) => {
+            tracing::debug!(?seat, error = %failure.error, "a request was not answered");
+            let called = match failure.error {
+                CallError::TooLong { .. } | CallError::RequestTooLong { .. } => {
+                    Called::TooLong(failure.error)
+                }
+                CallError::Disconnected(_) => {
+                    asking.stale.raise();
+                    Called::Unanswered
+                }
+                _ => Called::Unanswered,
+            };
+            (called, failure.room)
+        }
+    }
+}
+
+/// Whether asking again never helps.
+const fn is_final(status: Status) -> bool {
+    matches!(
+        status,
+        Status::BadRequest | Status::Unsupported | Status::Internal | Status::Other(_)
+    )
+}
+
+/// Gets an object by way of its home.
+pub(super) async fn find(
+    asking: Rc<Asking>,
+    id: OperationId,
+    (seat, epoch): (Seat, Epoch),
+    request: RequestId,
+    room: Room,
+) {
+    let Some(key) = asking.key_of(id) else {
+        return asking.give_back(id, Some(room));
+    };
+    let message = GetMessage {
+        epoch,
+        asker: asking.id(),
+        request,
+        to: seat,
+        namespace: asking.namespace(),
+        key: Key::new(&key).expect("it was one when the operation began"),
+    };
+    let attachments = Attachments {
+        payload: None,
+        room: Some(room),
+    };
+    let write = |out: &mut Vec<u8>| message.encode(out);
+    let (called, room) = call(&asking, seat, Op::Find, write, attachments).await;
+    let again = vec![News::Answer(request, Answer::Unavailable)];
+    let news = match called {
+        Called::Unsent | Called::Unanswered => again,
+        Called::TooLong(error) => return end(&asking, id, room, StoreErrorKind::Call(error)),
+        Called::Reply(reply) => match Status::from_code(reply.status) {
+            Status::Ok => match BytesReply::decode(&reply.body) {
+                Ok(bytes) => {
+                    asking.on_bytes(id, bytes, reply.payload_len_bytes);
+                    vec![News::Answer(request, found_at(seat, bytes.version))]
+                }
+                Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
+            },
+            Status::NotFound => match AnswerMessage::decode(&reply.body) {
+                Ok(message) => of_answers(message),
+                Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
+            },
+            status if is_final(status) => {
+                return end(&asking, id, room, StoreErrorKind::Refused(status));
+            }
+            _ => again,
+        },
+    };
+    asking.give_back(id, room);
+    asking.on_news(news);
+}
+
+fn end(asking: &Asking, id: OperationId, room: Option<Room>, kind: StoreErrorKind) {
+    asking.fail(id, kind);
+    asking.give_back(id, room);
+}
+
+/// What a home that sent the bytes would have answered.
+fn found_at(seat: Seat, version: Version) -> Answer {
+    Answer::Found(Found {
+        version,
+        len_bytes: 0,
+        crc32c: 0,
+        held_ms: 0,
+        owners: vec![seat],
+    })
+}
+
+fn of_answers(message: AnswerMessage) -> Vec<News> {
+    let answers = message.answers.into_iter();
+    answers
+        .map(|(request, answer)| News::Answer(request, answer))
+        .collect()
+}
+
+/// Reads a copy at its owner.
+pub(super) async fn read(
+    asking: Rc<Asking>,
+    id: OperationId,
+    (seat, version): (Seat, Version),
+    request: RequestId,
+    room: Room,
+) {
+    let Some(key) = asking.key_of(id) else {
+        return asking.give_back(id, Some(room));
+    };
+    let message = ReadMessage {
+        to: seat,
+        version,
+        namespace: asking.namespace(),
+        key: Key::new(&key).expect("it was one when the operation began"),
+    };
+    let attachments = Attachments {
+        payload: None,
+        room: Some(room),
+    };
+    let write = |out: &mut Vec<u8>| message.encode(out);
+    let (called, room) = call(&asking, seat, Op::Read, write, attachments).await;
+    let answer = match called {
+        Called::Unsent | Called::Unanswered => ReadAnswer::Absent,
+        Called::TooLong(error) => return end(&asking, id, room, StoreErrorKind::Call(error)),
+        Called::Reply(reply) => match Status::from_code(reply.status) {
+            Status::Ok => match BytesReply::decode(&reply.body) {
+                Ok(bytes) => {
+                    asking.on_bytes(id, bytes, reply.payload_len_bytes);
+                    ReadAnswer::Bytes
+                }
+                Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
+            },
+            Status::Unavailable => ReadAnswer::Unavailable,
+            status if is_final(status) => {
+                return end(&asking, id, room, StoreErrorKind::Refused(status));
+            }
+            _ => ReadAnswer::Absent,
+        },
+    };
+    asking.give_back(id, room);
+    asking.on_news(vec![News::Read(request, answer)]);
+}
+
+/// Asks a home.
+pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, asks: Vec<Ask>) {
+    let message = AskMessage {
+        epoch,
+        asker: asking.id(),
+        to: seat,
+        asks,
+    };
+    let write = |out: &mut Vec<u8>| message.encode(out);
+    let nothing = Attachments::default();
+    let (called, _) = call(&asking, seat, Op::Ask, write, nothing).await;
+    let all = |of: fn(&Ask) -> Answer| {
+        let asks = message.asks.iter();
+        asks.map(|ask| News::Answer(ask.request(), of(ask)))
+            .collect()
+    };
+    let news = match called {
+        Called::Unsent => all(|_| Answer::Unavailable),
+        // A lookup repeats nothing.
+        Called::Unanswered | Called::TooLong(_) => all(|ask| match ask {
+            Ask::Lookup { .. } => Answer::Unavailable,
+            Ask::Remove { .. } => Answer::Interrupted,
+        }),
+        Called::Reply(reply) => match Status::from_code(reply.status) {
+            Status::Ok => match AnswerMessage::decode(&reply.body) {
+                Ok(message) => of_answers(message),
+                Err(fault) => {
+                    tracing::warn!(%fault, "a node's answer makes no sense");
+                    all(|_| Answer::Interrupted)
+                }
+            },
+            _ => all(|_| Answer::Unavailable),
+        },
+    };
+    asking.on_news(news);
+}
+
+/// Writes at an owner.
+pub(super) async fn write(
+    asking: Rc<Asking>,
+    id: OperationId,
+    seat: Seat,
+    request: RequestId,
+    ask: WriteAsk,
+) {
+    let (Some(key), Some(value)) = (asking.key_of(id), asking.value_of(id)) else {
+        return;
+    };
+    let message = WriteMessage {
+        asker: asking.id(),
+        request,
+        to: seat,
+        kind: ask.kind,
+        namespace: ask.namespace,
+        wanted: ask.wanted,
+        wait_ms: ask.wait_ms,
+        key: Key::new(&key).expect("it was one when the operation began"),
+    };
+    let crc32c = value.crc32c;
+    let attachments = Attachments {
+        payload: (value.region).map(|region| Payload::region(region, crc32c)),
+        room: None,
+    };
+    let write = |out: &mut Vec<u8>| message.encode(out);
+    let (called, _) = call(&asking, seat, Op::Write, write, attachments).await;
+    asking.has_called(id);
+    let answer = match called {
+        Called::Unsent => WriteAnswer::Aborted,
+        Called::Unanswered => WriteAnswer::Interrupted,
+        Called::TooLong(error) => return asking.fail(id, StoreErrorKind::Call(error)),
+        Called::Reply(reply) => match Status::from_code(reply.status) {
+            Status::Ok => match WriteAnswer::decode(&reply.body) {
+                Ok(answer) => answer,
+                Err(fault) => return asking.fail(id, StoreErrorKind::BadReply(fault)),
+            },
+            Status::WrongSeat => WriteAnswer::Aborted,
+            Status::Full => WriteAnswer::Full,
+            Status::Unavailable => WriteAnswer::Unavailable,
+            status if is_final(status) || status == Status::TooLarge => {
+                return asking.fail(id, StoreErrorKind::Refused(status));
+            }
+            _ => WriteAnswer::Busy,
+        },
+    };
+    asking.on_news(vec![News::Written(request, answer)]);
+}

@@ -1,0 +1,133 @@
+//! Where a client's maps come from: any member tells the newest that it knows.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_cluster::proto::map::ClusterMap;
+use lunette_kvstore_proto::message::{NodeStat, Op, Status};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_runtime::{entropy, time};
+use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::time::Time;
+use lunette_transfer::{Attachments, Connection};
+
+use super::asking::Asking;
+use crate::error::{ClusterError, StoreError, StoreErrorKind};
+use crate::seats::{Linking, Seats, connect};
+
+/// How long a member may take to tell its map.
+const MAP_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often a client looks for a newer map that it does not know to want.
+const MAP_LOOK: Duration = Duration::from_secs(5);
+/// Least pause between two looks.
+const LOOK_MIN: Duration = Duration::from_millis(20);
+
+/// The map of the first seed that knows one, until `deadline`.
+pub(super) async fn first(
+    linking: &Linking,
+    seeds: &[SocketAddr],
+    deadline: Time,
+) -> Result<ClusterMap, ClusterError> {
+    let mut why = ClusterError::NoMap;
+    loop {
+        for &seed in seeds {
+            match connect(seed, linking).await {
+                Ok(connection) => {
+                    if let Some(map) = told(&connection).await {
+                        return Ok(map);
+                    }
+                }
+                Err(error) => why = ClusterError::Connect { node: seed, error },
+            }
+        }
+        if time::now() >= deadline || seeds.is_empty() || !why.is_retryable() {
+            return Err(why);
+        }
+        time::sleep(LOOK_MIN).await;
+    }
+}
+
+/// The map that a member tells.
+async fn told(connection: &Connection) -> Option<ClusterMap> {
+    let nothing = Attachments::default();
+    let reply = connection.call(Op::Map.code(), |_| {}, nothing, MAP_TIMEOUT);
+    let reply = reply.await.ok()?;
+    if Status::from_code(reply.status) != Status::Ok {
+        return None;
+    }
+    ClusterMap::decode(&reply.body).ok()
+}
+
+/// Keeps the map new: when it is known to be old, and once in a while.
+pub(super) async fn keep(asking: Rc<Asking>, seeds: Vec<SocketAddr>) {
+    loop {
+        let early = time::timeout(MAP_LOOK, asking.stale.raised()).await;
+        tracing::trace!(?early, "map");
+        if let Some(map) = newer(&asking, &seeds).await {
+            asking.on_map(map);
+        }
+        time::sleep(LOOK_MIN).await;
+    }
+}
+
+/// A map of a member of the one known, tried in random order, or else of a seed. The first that is
+/// newer is taken.
+async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
+    let known = asking.map();
+    let mut members: Vec<Seat> = (known.members().iter())
+        .map(|member| Seat {
+            node: member.id,
+            incarnation: member.incarnation,
+            core: CoreIndex(0),
+        })
+        .collect();
+    while !members.is_empty() {
+        let count = members.len() as u64;
+        let drawn = usize::try_from(entropy() % count).expect("an index");
+        let seat = members.swap_remove(drawn);
+        let Ok(connection) = asking.seats.connection(seat).await else {
+            continue;
+        };
+        if let Some(map) = told(&connection).await {
+            if map.epoch() > known.epoch() {
+                return Some(map);
+            }
+            if members.len() < known.members().len() / 2 {
+                // Half of them know no newer one.
+                return None;
+            }
+        }
+    }
+    for &seed in seeds {
+        if let Ok(connection) = connect(seed, asking.seats.linking()).await
+            && let Some(map) = told(&connection).await
+            && map.epoch() > known.epoch()
+        {
+            return Some(map);
+        }
+    }
+    None
+}
+
+/// What one seat holds and has counted.
+pub(super) async fn stat(
+    seats: &Seats,
+    seat: Seat,
+    timeout: Duration,
+) -> Result<NodeStat, StoreError> {
+    let connection = seats.connection(seat).await;
+    let connection =
+        connection.map_err(|_fault| StoreError::local(StoreErrorKind::Reconnecting))?;
+    let nothing = Attachments::default();
+    let reply = connection.call(Op::Stat.code(), |_| {}, nothing, timeout);
+    let reply = reply
+        .await
+        .map_err(|failure| StoreError::local(failure.error.into()))?;
+    match Status::from_code(reply.status) {
+        Status::Ok => {
+            NodeStat::decode(&reply.body).map_err(|fault| StoreError::local(fault.into()))
+        }
+        status => Err(StoreError::local(StoreErrorKind::Refused(status))),
+    }
+}

@@ -1,0 +1,397 @@
+//! The client of a cluster whose members come and go.
+//!
+//! It knows the map as some member told it, asks each key's home, and where the home has the bytes
+//! itself it sends them at once. What nobody knows to have happened is never tried again: see
+//! [`Asker`](lunette_kvstore_proto::asker).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `asking` | the asker, and what it wants sent |
+//! | `calls` | one request, and what its answer means |
+//! | `running` | operations under way, with their rooms and values |
+//! | `maps` | where newer maps come from |
+
+mod asking;
+mod calls;
+mod maps;
+mod running;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_auth::Secrets;
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_cluster::proto::map::ClusterMap;
+use lunette_kvstore_proto::asker::{Outcome, Wish};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{Found, HoldWish, WAIT_MS_MAX};
+use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
+use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Version, WriteKind};
+use lunette_runtime::{Scope, entropy, spawn_local, time};
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
+use lunette_runtime_core::time::Time;
+use lunette_transfer::{Guard, Room};
+use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
+
+use crate::client::GetFailure;
+use crate::error::{ClusterError, StoreError, StoreErrorKind};
+use crate::seats::{Linking, Seats};
+use crate::value::Value;
+use asking::{Asking, is_present};
+
+/// How long to wait for a newer map before a write is tried elsewhere.
+const MAP_WAIT: Duration = Duration::from_millis(50);
+
+/// How a client of a cluster behaves.
+#[derive(Clone, Debug)]
+pub struct ClusterClientOptions {
+    /// Some members' addresses: the map is learnt from the first that answers.
+    pub seeds: Vec<SocketAddr>,
+    /// What members and clients prove to each other, if anything.
+    pub secrets: Option<Secrets>,
+    /// Deadline of each operation.
+    pub timeout: Duration,
+    /// Deadline of connecting to one core.
+    pub connect_timeout: Duration,
+    /// Most requests in flight to one core; further ones wait.
+    pub in_flight_max: u32,
+    /// What is wanted of members that are cut off.
+    pub namespace: NamespaceKind,
+}
+
+impl ClusterClientOptions {
+    /// A client of a cache namespace.
+    #[must_use]
+    pub fn new(seeds: Vec<SocketAddr>) -> Self {
+        Self {
+            seeds,
+            secrets: None,
+            timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(2),
+            in_flight_max: IN_FLIGHT_MAX,
+            namespace: NamespaceKind::Cache,
+        }
+    }
+}
+
+/// How an object is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutOptions {
+    /// What becomes of what is there.
+    pub kind: WriteKind,
+    /// How many copies there are to be, on distinct nodes: 1 to
+    /// [`COPIES_WANTED_MAX`]. The write succeeds with the first; others follow while there is room.
+    pub copies: u8,
+}
+
+impl Default for PutOptions {
+    fn default() -> Self {
+        Self {
+            kind: WriteKind::Put,
+            copies: 1,
+        }
+    }
+}
+
+/// What came of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// The object is there.
+    Written {
+        /// The version.
+        version: Version,
+        /// It was written while a node was cut off, in a cache namespace: others may know better.
+        is_cut_off: bool,
+    },
+    /// A put found the key taken; objects are immutable, so it has succeeded.
+    Exists {
+        /// What is there.
+        version: Version,
+    },
+}
+
+/// What came of a get.
+#[derive(Debug)]
+pub enum Fetched {
+    /// The value is at the front of the room.
+    Hit {
+        /// The room, the caller's again.
+        room: Room,
+        /// Length of the value in bytes.
+        len_bytes: usize,
+        /// Its version.
+        version: Version,
+        /// The owner was cut off, in a cache namespace: the object may have been removed meanwhile.
+        is_cut_off: bool,
+    },
+    /// There is no object.
+    Miss {
+        /// The room, the caller's again.
+        room: Room,
+        /// Whether that is sure. Otherwise a home does not know yet what all members hold.
+        is_known: bool,
+    },
+}
+
+/// A handle to a cluster, on one core. Clones share its connections.
+#[derive(Clone)]
+pub struct ClusterClient {
+    asking: Rc<Asking>,
+    timeout: Duration,
+    _tasks: Rc<Scope>,
+}
+
+impl fmt::Debug for ClusterClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterClient")
+            .field("epoch", &self.asking.map().epoch())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ClusterClient {
+    /// Learns the map from the first seed that answers, within the options' timeout.
+    ///
+    /// # Errors
+    /// [`ClusterError`]: none does.
+    pub async fn connect(options: ClusterClientOptions) -> Result<Self, ClusterError> {
+        let session_epoch = entropy() | 1;
+        let guard = options.secrets.clone();
+        let seats = Seats::new(Linking {
+            guard: guard.map(|secrets| Guard::new(secrets, session_epoch)),
+            session_epoch,
+            connect_timeout: options.connect_timeout,
+            in_flight_max: options.in_flight_max,
+        });
+        let asking = Rc::new(Asking::new(seats, options.namespace));
+        let deadline = time::now() + options.timeout;
+        let map = maps::first(asking.seats.linking(), &options.seeds, deadline).await?;
+        asking.on_map(map);
+        let tasks = Scope::new();
+        let begun = (tasks.spawn(Rc::clone(&asking).send_questions()))
+            .and_then(|()| tasks.spawn(Rc::clone(&asking).keep_time()))
+            .and_then(|()| tasks.spawn(maps::keep(Rc::clone(&asking), options.seeds)));
+        begun.map_err(|_too_many| ClusterError::TooManyTasks)?;
+        Ok(Self {
+            asking,
+            timeout: options.timeout,
+            _tasks: Rc::new(tasks),
+        })
+    }
+
+    /// The newest map that it knows.
+    #[must_use]
+    pub fn map(&self) -> Rc<ClusterMap> {
+        self.asking.map()
+    }
+
+    /// Writes `value` under `key`, at the key's home.
+    ///
+    /// The value's region is pinned until it has been sent, also if the future is dropped; the write
+    /// may happen all the same then.
+    ///
+    /// # Errors
+    /// [`StoreError`]: `TimedOut` if nothing was done in time; `Interrupted` if it may have been.
+    pub async fn put(
+        &self,
+        key: &[u8],
+        value: Value,
+        options: PutOptions,
+    ) -> Result<Stored, StoreError> {
+        let key = valid(key)?;
+        let len_bytes = value.len();
+        if len_bytes > PAYLOAD_BYTES_MAX {
+            return Err(StoreError::local(StoreErrorKind::ValueTooLong {
+                len_bytes,
+            }));
+        }
+        if !(1..=COPIES_WANTED_MAX).contains(&options.copies) {
+            let copies = options.copies;
+            return Err(StoreError::local(StoreErrorKind::Copies { copies }));
+        }
+        let until = time::now() + self.timeout;
+        loop {
+            let Some(seat) = home_of(&self.asking.map(), key.fingerprint()) else {
+                self.wait_for_map(until).await?;
+                continue;
+            };
+            let wish = Wish::Write(seat, self.write_ask(key, options, until));
+            let brought = (Some(value.clone()), None);
+            let ended = self.asking.run(key, wish, brought, until).await;
+            match ended.outcome.map_err(StoreError::local)? {
+                Outcome::Written(WriteAnswer::Written {
+                    version,
+                    is_cut_off,
+                }) => {
+                    return Ok(Stored::Written {
+                        version,
+                        is_cut_off,
+                    });
+                }
+                Outcome::Written(WriteAnswer::Exists { version }) => {
+                    return Ok(Stored::Exists { version });
+                }
+                // Nothing was done there: perhaps the home is another node by now.
+                Outcome::Written(WriteAnswer::Aborted) => self.wait_for_map(until).await?,
+                Outcome::TimedOut => return Err(StoreError::local(StoreErrorKind::TimedOut)),
+                _ => return Err(StoreError::local(StoreErrorKind::Interrupted)),
+            }
+        }
+    }
+
+    fn write_ask(&self, key: Key<'_>, options: PutOptions, until: Time) -> WriteAsk {
+        let wait_ms = until.since(time::now()).as_millis();
+        WriteAsk {
+            key: key.fingerprint(),
+            kind: options.kind,
+            namespace: self.asking.namespace(),
+            wanted: options.copies,
+            wait_ms: u32::try_from(wait_ms).map_or(WAIT_MS_MAX, |ms| ms.min(WAIT_MS_MAX)),
+        }
+    }
+
+    async fn wait_for_map(&self, until: Time) -> Result<(), StoreError> {
+        if time::now() >= until {
+            return Err(StoreError::local(StoreErrorKind::TimedOut));
+        }
+        self.asking.renew_map(MAP_WAIT).await;
+        Ok(())
+    }
+
+    /// Gets the value under `key` into the front of `room`; its checksum has been verified.
+    ///
+    /// The room is lent until the future ends. Dropping the future frees it as soon as no receive
+    /// into it is in flight.
+    ///
+    /// # Errors
+    /// [`GetFailure`], with the room.
+    pub async fn get(&self, key: &[u8], room: Room) -> Result<Fetched, GetFailure> {
+        let key = match valid(key) {
+            Ok(key) => key,
+            Err(error) => {
+                let room = Some(room);
+                return Err(GetFailure { error, room });
+            }
+        };
+        let until = time::now() + self.timeout;
+        let brought = (None, Some(room));
+        let ended = self.asking.run(key, Wish::Get, brought, until).await;
+        let failed = |kind, room| {
+            let error = StoreError::local(kind);
+            Err(GetFailure { error, room })
+        };
+        let Some(room) = ended.room else {
+            let kind = ended.outcome.err().unwrap_or(StoreErrorKind::ShutDown);
+            return failed(kind, None);
+        };
+        match (ended.outcome, ended.arrived) {
+            (Ok(Outcome::Hit(version)), Some((reply, len_bytes))) => Ok(Fetched::Hit {
+                room,
+                len_bytes: len_bytes as usize,
+                version,
+                is_cut_off: reply.is_cut_off,
+            }),
+            (Ok(Outcome::Miss), _) => Ok(Fetched::Miss {
+                room,
+                is_known: true,
+            }),
+            (Ok(Outcome::Unknown), _) => Ok(Fetched::Miss {
+                room,
+                is_known: false,
+            }),
+            (Ok(_), _) => failed(StoreErrorKind::TimedOut, Some(room)),
+            (Err(kind), _) => failed(kind, Some(room)),
+        }
+    }
+
+    /// Where the object is; with `hold`, its owner keeps it for a while, within its limits. `None`:
+    /// there is none, or its home does not know yet.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn lookup(
+        &self,
+        key: &[u8],
+        hold: Option<HoldWish>,
+    ) -> Result<Option<Found>, StoreError> {
+        let ended = self.ask(key, Wish::Lookup(hold)).await?;
+        match ended {
+            Outcome::Found(found) => Ok(Some(found)),
+            Outcome::Miss | Outcome::Unknown => Ok(None),
+            _ => Err(StoreError::local(StoreErrorKind::TimedOut)),
+        }
+    }
+
+    /// Whether there is an object under each of `keys`, in their order: a hint. The questions of one
+    /// home go together.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the first that failed.
+    pub async fn exists(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, StoreError> {
+        let ended = self.ask_all(keys, Wish::Lookup(None)).await;
+        let present = ended.into_iter().map(|ended| match ended? {
+            Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
+            outcome => Ok(is_present(&outcome)),
+        });
+        present.collect()
+    }
+
+    /// Removes `keys`; tells for each, in their order, whether there was an object.
+    ///
+    /// # Errors
+    /// One for each: `TimedOut` if nothing was done, `Interrupted` if it is not known.
+    pub async fn remove(&self, keys: &[Vec<u8>]) -> Vec<Result<bool, StoreError>> {
+        let ended = self.ask_all(keys, Wish::Remove).await;
+        let removed = ended.into_iter().map(|ended| match ended? {
+            Outcome::Removed { found, .. } => Ok(found),
+            Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
+            _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
+        });
+        removed.collect()
+    }
+
+    async fn ask(&self, key: &[u8], wish: Wish) -> Result<Outcome, StoreError> {
+        let key = valid(key)?;
+        let until = time::now() + self.timeout;
+        let ended = self.asking.run(key, wish, (None, None), until).await;
+        ended.outcome.map_err(StoreError::local)
+    }
+
+    /// All of one turn, so that those of one home leave together.
+    async fn ask_all(&self, keys: &[Vec<u8>], wish: Wish) -> Vec<Result<Outcome, StoreError>> {
+        let handles = keys.iter().cloned().map(|key| {
+            let client = self.clone();
+            spawn_local(async move { client.ask(&key, wish).await })
+        });
+        let handles: Vec<_> = handles.collect();
+        let mut ended = Vec::with_capacity(handles.len());
+        for handle in handles {
+            let shut_down = || Err(StoreError::local(StoreErrorKind::ShutDown));
+            ended.push(handle.await.unwrap_or_else(|_ended| shut_down()));
+        }
+        ended
+    }
+
+    /// Each seat's statistics: what its core holds and has counted.
+    pub async fn stat(
+        &self,
+    ) -> Vec<(
+        Seat,
+        Result<lunette_kvstore_proto::message::NodeStat, StoreError>,
+    )> {
+        let map = self.asking.map();
+        let mut stats = Vec::new();
+        for seat in lunette_kvstore_proto::placement::seats(&map) {
+            let stat = maps::stat(&self.asking.seats, seat, self.timeout).await;
+            stats.push((seat, stat));
+        }
+        stats
+    }
+}
+
+fn valid(key: &[u8]) -> Result<Key<'_>, StoreError> {
+    Key::new(key).map_err(|fault| StoreError::local(fault.into()))
+}

@@ -1,0 +1,112 @@
+//! Operations under way: what each asks with, and who waits for its end.
+
+use std::collections::BTreeMap;
+
+use futures_channel::oneshot;
+use lunette_kvstore_proto::asker::{OperationId, Outcome};
+use lunette_kvstore_proto::message::directory::BytesReply;
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer::Room;
+
+use crate::error::StoreErrorKind;
+use crate::value::Value;
+
+/// How an operation ended, for who began it.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) outcome: Result<Outcome, StoreErrorKind>,
+    /// The room that it was given, the caller's again.
+    pub(super) room: Option<Room>,
+    /// What lies in the room, for a hit.
+    pub(super) arrived: Option<(BytesReply, u32)>,
+}
+
+/// An operation under way.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) key: Vec<u8>,
+    /// What a write brings.
+    pub(super) value: Option<Value>,
+    /// Where a get's bytes go: here unless a call has it.
+    pub(super) room: Option<Room>,
+    /// A call has the room: the operation ends when it is back.
+    pub(super) is_lent: bool,
+    pub(super) arrived: Option<(BytesReply, u32)>,
+    /// The request that a call is under way with: sent again, it would be another one in line.
+    pub(super) calling: Option<RequestId>,
+    outcome: Option<Result<Outcome, StoreErrorKind>>,
+    done: oneshot::Sender<Ended>,
+}
+
+impl Running {
+    pub(super) const fn new(
+        key: Vec<u8>,
+        value: Option<Value>,
+        room: Option<Room>,
+        done: oneshot::Sender<Ended>,
+    ) -> Self {
+        Self {
+            key,
+            value,
+            room,
+            is_lent: false,
+            arrived: None,
+            calling: None,
+            outcome: None,
+            done,
+        }
+    }
+
+    /// Whether it is a get, whose home may send the bytes at once.
+    pub(super) const fn is_get(&self) -> bool {
+        self.room.is_some() || self.is_lent
+    }
+}
+
+/// All operations under way.
+#[derive(Debug, Default)]
+pub(super) struct Table(BTreeMap<OperationId, Running>);
+
+impl Table {
+    pub(super) fn insert(&mut self, id: OperationId, running: Running) {
+        self.0.insert(id, running);
+    }
+
+    pub(super) fn get_mut(&mut self, id: OperationId) -> Option<&mut Running> {
+        self.0.get_mut(&id)
+    }
+
+    /// The operation is over. Its caller is told when no call has its room any more.
+    pub(super) fn end(&mut self, id: OperationId, outcome: Result<Outcome, StoreErrorKind>) {
+        let Some(running) = self.0.get_mut(&id) else {
+            return;
+        };
+        running.outcome.get_or_insert(outcome);
+        self.tell_if_over(id);
+    }
+
+    /// A call that had the room gives it back.
+    pub(super) fn give_back(&mut self, id: OperationId, room: Option<Room>) {
+        let Some(running) = self.0.get_mut(&id) else {
+            return;
+        };
+        running.room = room;
+        running.is_lent = false;
+        self.tell_if_over(id);
+    }
+
+    fn tell_if_over(&mut self, id: OperationId) {
+        let running = &self.0[&id];
+        if running.is_lent || running.outcome.is_none() {
+            return;
+        }
+        let running = self.0.remove(&id).expect("just looked at");
+        let ended = Ended {
+            outcome: running.outcome.expect("just looked at"),
+            room: running.room,
+            arrived: running.arrived,
+        };
+        // Whoever began it may have given up.
+        drop(running.done.send(ended));
+    }
+}

@@ -1,0 +1,292 @@
+//! The bytes of one core: those that arrive, those of its copies, and room for more.
+//!
+//! An extent has room for a header, then the key, then the value, as a drive would have it; here
+//! only the key and the value are written, since the owner knows the rest.
+
+use std::collections::BTreeMap;
+
+use lunette_kvstore_proto::extent::ExtentLayout;
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{CopyPlace, OpId};
+use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
+use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
+use lunette_runtime::arena::{Arena, Region, RegionMut};
+use lunette_transfer::Room;
+
+use crate::value::carved_bytes;
+
+/// The bytes of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Extent {
+    region: Region,
+    layout: ExtentLayout,
+    key_len_bytes: u16,
+    pub(crate) crc32c: u32,
+}
+
+impl Extent {
+    pub(crate) fn key(&self) -> Key<'_> {
+        let start = self.layout.key_offset_bytes as usize;
+        let end = start + usize::from(self.key_len_bytes);
+        Key::new(&self.region.as_slice()[start..end]).expect("it was a key when it came")
+    }
+
+    pub(crate) fn value(&self) -> Region {
+        let start = self.layout.payload_offset_bytes as usize;
+        self.region
+            .slice(start, self.layout.total_bytes as usize - start)
+    }
+
+    pub(crate) fn len_bytes(&self) -> u32 {
+        self.layout.total_bytes - self.layout.payload_offset_bytes
+    }
+}
+
+/// Room for an object whose value is to come.
+#[derive(Debug)]
+pub(crate) struct Carved {
+    pub(crate) id: EntryId,
+    region: RegionMut,
+    layout: ExtentLayout,
+    key_len_bytes: u16,
+}
+
+impl Carved {
+    /// Where the value goes, and what is to be known of it afterwards.
+    pub(crate) fn into_room(self) -> (Frame, Room) {
+        let value = self.layout.payload_offset_bytes as usize..self.layout.total_bytes as usize;
+        let frame = Frame {
+            id: self.id,
+            layout: self.layout,
+            key_len_bytes: self.key_len_bytes,
+        };
+        (frame, Room::of(self.region, value))
+    }
+
+    /// An object without a value.
+    pub(crate) fn into_empty(self) -> (Frame, RegionMut) {
+        let frame = Frame {
+            id: self.id,
+            layout: self.layout,
+            key_len_bytes: self.key_len_bytes,
+        };
+        (frame, self.region)
+    }
+}
+
+/// The extent that a value is coming into, without its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    id: EntryId,
+    layout: ExtentLayout,
+    key_len_bytes: u16,
+}
+
+impl Frame {
+    pub(crate) fn filled(self, region: RegionMut, crc32c: u32) -> Extent {
+        Extent {
+            region: region.freeze(),
+            layout: self.layout,
+            key_len_bytes: self.key_len_bytes,
+            crc32c,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Arriving {
+    /// A receive may be writing to it.
+    Receiving,
+    /// The write was given up meanwhile: nothing is left to do but to free it.
+    GivenUp,
+    /// Nothing came.
+    Lost,
+    Whole(Extent),
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Bytes {
+    arena: Arena,
+    residence: Residence,
+    /// By slot of the entry.
+    extents: Vec<Option<Extent>>,
+    arriving: BTreeMap<OpId, (EntryId, Arriving)>,
+}
+
+impl Bytes {
+    pub(crate) fn new(arena: Arena, limits: ShardLimits) -> Self {
+        Self {
+            arena,
+            residence: Residence::new(limits),
+            extents: Vec::new(),
+            arriving: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) const fn limits(&self) -> &ShardLimits {
+        self.residence.limits()
+    }
+
+    pub(crate) const fn stats(&self) -> ResidenceStats {
+        self.residence.stats()
+    }
+
+    /// Room for an object.
+    pub(crate) fn carve(&mut self, key: Key<'_>, len_bytes: u32) -> Result<Carved, NoRoom> {
+        let layout = ExtentLayout::for_object(key.len_bytes(), len_bytes);
+        let extent_bytes = carved_bytes(layout);
+        let id = self.residence.admit(extent_bytes)?;
+        match self.arena.alloc(layout.total_bytes as usize) {
+            Ok(mut region) => {
+                let start = layout.key_offset_bytes as usize;
+                let end = start + key.bytes().len();
+                region.as_mut_slice()[start..end].copy_from_slice(key.bytes());
+                let key_len_bytes = key.len_bytes();
+                Ok(Carved {
+                    id,
+                    region,
+                    layout,
+                    key_len_bytes,
+                })
+            }
+            Err(error) => {
+                tracing::debug!(%error, "memory is fragmented");
+                self.residence.discard(id);
+                self.residence.want(extent_bytes);
+                let needed_bytes = u64::from(extent_bytes);
+                Err(NoRoom::Full { needed_bytes })
+            }
+        }
+    }
+
+    /// The value of a write is being received.
+    pub(crate) fn receive(&mut self, op: OpId, frame: Frame) {
+        let former = self.arriving.insert(op, (frame.id, Arriving::Receiving));
+        assert!(former.is_none(), "a write has its bytes once");
+    }
+
+    /// The value is here. Whether anybody wants it still.
+    pub(crate) fn received(&mut self, op: OpId, extent: Extent) -> bool {
+        self.end_receive(op, Arriving::Whole(extent))
+    }
+
+    /// The value will not come. Whether anybody waits for it still.
+    pub(crate) fn lost(&mut self, op: OpId) -> bool {
+        self.end_receive(op, Arriving::Lost)
+    }
+
+    fn end_receive(&mut self, op: OpId, state: Arriving) -> bool {
+        let (id, arriving) = self.arriving.get_mut(&op).expect("it is being received");
+        match arriving {
+            Arriving::Receiving => {
+                *arriving = state;
+                true
+            }
+            Arriving::GivenUp => {
+                let id = *id;
+                self.arriving.remove(&op);
+                self.residence.discard(id);
+                false
+            }
+            Arriving::Lost | Arriving::Whole(_) => unreachable!("a receive ends once"),
+        }
+    }
+
+    /// The owner has given a write up.
+    pub(crate) fn discard(&mut self, op: OpId) {
+        let Some((id, arriving)) = self.arriving.get_mut(&op) else {
+            // It was given up before there was room for its value.
+            return;
+        };
+        if let Arriving::Receiving = arriving {
+            *arriving = Arriving::GivenUp;
+            return;
+        }
+        let id = *id;
+        self.arriving.remove(&op);
+        self.residence.discard(id);
+    }
+
+    /// A write has become a copy.
+    pub(crate) fn name(&mut self, op: OpId, place: CopyPlace) {
+        let (id, arriving) = self.arriving.remove(&op).expect("a write has its bytes");
+        let Arriving::Whole(extent) = arriving else {
+            unreachable!("only what is whole is recorded");
+        };
+        self.keep(id, place, extent);
+    }
+
+    /// A replica is here. `false` if there is such a copy already, and the extent is dropped.
+    pub(crate) fn keep_replica(&mut self, frame: Frame, place: CopyPlace, extent: Extent) -> bool {
+        if self.residence.find(place).is_some() {
+            self.residence.discard(frame.id);
+            return false;
+        }
+        self.keep(frame.id, place, extent);
+        true
+    }
+
+    /// What was carved for a replica is not used.
+    pub(crate) fn drop_replica(&mut self, frame: Frame) {
+        self.residence.discard(frame.id);
+    }
+
+    fn keep(&mut self, id: EntryId, place: CopyPlace, extent: Extent) {
+        let slot = id.slot_index as usize;
+        if self.extents.len() <= slot {
+            self.extents.resize_with(slot + 1, || None);
+        }
+        assert!(
+            self.extents[slot].is_none(),
+            "a slot is reused when it is free"
+        );
+        self.extents[slot] = Some(extent);
+        self.residence.reside(id, place);
+    }
+
+    /// A copy is no more; its memory is freed when nobody reads it.
+    pub(crate) fn free(&mut self, place: CopyPlace) {
+        if let Some(id) = self.residence.free(place) {
+            self.extents[id.slot_index as usize] = None;
+        }
+    }
+
+    /// The copy, which is read from now on, if it is of this key.
+    pub(crate) fn pin(&mut self, place: CopyPlace, key: Key<'_>) -> Option<(EntryId, Extent)> {
+        let id = self.residence.pin(place)?;
+        let extent = self.extents[id.slot_index as usize].clone();
+        let extent = extent.expect("a copy has its extent");
+        if extent.key() != key {
+            tracing::warn!("two keys with one fingerprint: the later one is a miss");
+            drop(extent);
+            self.unpin(id);
+            return None;
+        }
+        Some((id, extent))
+    }
+
+    /// The copy, as it is.
+    pub(crate) fn extent(&self, place: CopyPlace) -> Option<Extent> {
+        let id = self.residence.find(place)?;
+        self.extents[id.slot_index as usize].clone()
+    }
+
+    pub(crate) fn unpin(&mut self, id: EntryId) {
+        if self.residence.unpin(id) {
+            self.extents[id.slot_index as usize] = None;
+        }
+    }
+
+    pub(crate) fn victims(&self) -> Vec<CopyPlace> {
+        self.residence.victims()
+    }
+
+    pub(crate) fn leave(&mut self, place: CopyPlace) {
+        self.residence.leave(place);
+    }
+
+    pub(crate) fn spare(&mut self, place: CopyPlace) {
+        self.residence.spare(place);
+    }
+}

@@ -1,0 +1,459 @@
+//! One core of a member: a home and an owner, their bytes, and who waits for their answers.
+//!
+//! Whatever comes in is told to one of the machines. What they want done in turn is done at once
+//! where it concerns this very core, one thing after the other, until nothing is left; the rest goes
+//! to the [`Post`].
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use lunette_cluster::proto::fence::{Fence, NamespaceKind};
+use lunette_cluster::proto::map::{ClusterMap, Epoch};
+use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{
+    Answer, Ask, AskerId, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
+};
+use lunette_kvstore_proto::owner::{
+    Owner, OwnerAction, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
+};
+use lunette_kvstore_proto::placement::{Seat, has_seat};
+use lunette_kvstore_proto::shard::ShardLimits;
+use lunette_kvstore_proto::version::CopyInfo;
+use lunette_runtime::arena::Arena;
+use lunette_runtime::{Signal, time};
+use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::time::Time;
+
+use super::bytes::{Bytes, Extent, Frame};
+use super::post::Post;
+use super::waiters::{Asked, Waiters, Waiting};
+
+/// What concerns this core, and was said by itself or another.
+enum Deed {
+    /// To the home: from, epoch, item.
+    ToHome(Seat, Epoch, ToHome),
+    /// To the home: a part of a report.
+    Page(Seat, Epoch, CopyPage),
+    /// To the owner: from, epoch, item.
+    ToOwner(Seat, Epoch, ToOwner),
+}
+
+/// A copy that is to have replicas.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scarce {
+    pub(crate) place: CopyPlace,
+    pub(crate) info: CopyInfo,
+    pub(crate) namespace: NamespaceKind,
+}
+
+#[derive(Debug)]
+struct Machines {
+    home: Home,
+    owner: Owner,
+}
+
+/// See the [module](self).
+pub(crate) struct MemberCore {
+    seat: Seat,
+    machines: RefCell<Machines>,
+    bytes: RefCell<Bytes>,
+    map: RefCell<Rc<ClusterMap>>,
+    deeds: RefCell<VecDeque<Deed>>,
+    is_settling: Cell<bool>,
+    has_left: Cell<bool>,
+    /// Lookups and removals that wait.
+    pub(crate) asks: Waiters<Answer>,
+    /// Writes that wait.
+    pub(crate) writes: Waiters<WriteAnswer>,
+    pub(crate) post: Post,
+    scarce: RefCell<VecDeque<Scarce>>,
+    /// Raised when a copy is to have replicas.
+    pub(crate) is_scarce: Signal,
+    /// Raised when something has begun that may have to be asked for again.
+    pub(crate) busy: Signal,
+}
+
+impl MemberCore {
+    pub(crate) fn new(
+        seat: Seat,
+        lease_ttl: core::time::Duration,
+        (arena, limits): (Arena, ShardLimits),
+        post: Post,
+    ) -> Self {
+        let home_limits = HomeLimits {
+            lease_ttl,
+            ..HomeLimits::default()
+        };
+        let owner_limits = OwnerLimits {
+            copies_max: limits.entries_max(),
+            ..OwnerLimits::default()
+        };
+        Self {
+            seat,
+            machines: RefCell::new(Machines {
+                home: Home::new(seat, home_limits),
+                owner: Owner::new(seat, owner_limits),
+            }),
+            bytes: RefCell::new(Bytes::new(arena, limits)),
+            map: RefCell::default(),
+            deeds: RefCell::default(),
+            is_settling: Cell::new(false),
+            has_left: Cell::new(false),
+            asks: Waiters::default(),
+            writes: Waiters::default(),
+            post,
+            scarce: RefCell::default(),
+            is_scarce: Signal::default(),
+            busy: Signal::default(),
+        }
+    }
+
+    pub(crate) const fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    /// Whether this seat serves nobody any more.
+    pub(crate) const fn has_left(&self) -> bool {
+        self.has_left.get()
+    }
+
+    /// The node leaves its cluster: nothing is served from here on, also not to those who have not
+    /// heard of it, and nobody is told anything.
+    pub(crate) fn leave(&self) {
+        self.has_left.set(true);
+        self.post.retain(|_| false);
+    }
+
+    pub(crate) const fn bytes(&self) -> &RefCell<Bytes> {
+        &self.bytes
+    }
+
+    pub(crate) fn map(&self) -> Rc<ClusterMap> {
+        Rc::clone(&self.map.borrow())
+    }
+
+    pub(crate) fn owner_stats(&self) -> OwnerStats {
+        self.machines.borrow().owner.stats()
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        let machines = self.machines.borrow();
+        machines.home.is_idle() && machines.owner.is_idle()
+    }
+
+    /// Tells the home something.
+    fn at_home(&self, tell: impl FnOnce(&mut Home, Time, &mut Vec<HomeAction>)) {
+        let mut out = Vec::new();
+        let epoch = {
+            let home = &mut self.machines.borrow_mut().home;
+            tell(home, time::now(), &mut out);
+            home.epoch()
+        };
+        for action in out {
+            match action {
+                HomeAction::ToOwner(to, item) if to == self.seat => {
+                    (self.deeds.borrow_mut()).push_back(Deed::ToOwner(self.seat, epoch, item));
+                }
+                HomeAction::ToOwner(to, item) => self.post.to_owner(to, epoch, item),
+                HomeAction::ToPeer(to, item) => self.post.put(to, epoch, Content::ToPeer(item)),
+                HomeAction::Answer(asker, request, answer) => {
+                    self.asks.answer((asker, request), answer);
+                }
+            }
+        }
+    }
+
+    /// Tells the owner something. What it answers to askers goes to the home that sent them here.
+    fn at_owner<T>(
+        &self,
+        sent_by: Seat,
+        tell: impl FnOnce(&mut Owner, Time, &mut Vec<OwnerAction>) -> T,
+    ) -> T {
+        let mut out = Vec::new();
+        let (told, epoch) = {
+            let owner = &mut self.machines.borrow_mut().owner;
+            let told = tell(owner, time::now(), &mut out);
+            (told, owner.epoch())
+        };
+        for action in out {
+            self.do_for_owner(sent_by, epoch, action);
+        }
+        told
+    }
+
+    fn do_for_owner(&self, sent_by: Seat, epoch: Epoch, action: OwnerAction) {
+        match action {
+            OwnerAction::ToHome(to, item) if to == self.seat => {
+                (self.deeds.borrow_mut()).push_back(Deed::ToHome(self.seat, epoch, item));
+            }
+            OwnerAction::ToHome(to, item) => self.post.to_home(to, epoch, item),
+            OwnerAction::Page(to, page) if to == self.seat => {
+                (self.deeds.borrow_mut()).push_back(Deed::Page(self.seat, epoch, page));
+            }
+            OwnerAction::Page(to, page) => self.post.put(to, epoch, Content::Page(page)),
+            OwnerAction::Name(op, place) => {
+                self.bytes.borrow_mut().name(op, place);
+                self.note_scarce(place);
+            }
+            OwnerAction::Discard(op) => self.bytes.borrow_mut().discard(op),
+            OwnerAction::Free(place, cause) => {
+                tracing::trace!(?place, ?cause, "a copy is freed");
+                self.bytes.borrow_mut().free(place);
+            }
+            OwnerAction::Written(asker, request, answer) => {
+                self.writes.answer((asker, request), answer);
+            }
+            OwnerAction::Answer(asker, request, answer) if sent_by == self.seat => {
+                self.asks.answer((asker, request), answer);
+            }
+            OwnerAction::Answer(asker, request, answer) => {
+                let relay = Content::Relay {
+                    asker,
+                    request,
+                    answer,
+                };
+                self.post.put(sent_by, epoch, relay);
+            }
+        }
+    }
+
+    /// Does what the machines want of each other, until they want nothing more.
+    fn settle(&self) {
+        if self.is_settling.replace(true) {
+            return;
+        }
+        loop {
+            let deed = self.deeds.borrow_mut().pop_front();
+            match deed {
+                None => break,
+                Some(Deed::ToHome(from, epoch, item)) => {
+                    self.at_home(|home, now, out| home.on_owner(now, from, epoch, item, out));
+                }
+                Some(Deed::Page(from, epoch, page)) => {
+                    self.at_home(|home, now, out| home.on_page(now, from, epoch, page, out));
+                }
+                Some(Deed::ToOwner(from, epoch, item)) => {
+                    self.at_owner(from, |owner, now, out| {
+                        owner.on_home(now, from, epoch, item, out);
+                    });
+                }
+            }
+        }
+        self.is_settling.set(false);
+        self.busy.raise();
+    }
+
+    /// Another seat says something. Messages for another life of this one are dropped.
+    pub(crate) fn on_told(&self, message: SeatMessage) {
+        let SeatMessage {
+            epoch,
+            from,
+            to,
+            content,
+        } = message;
+        if to != self.seat || self.has_left() {
+            tracing::debug!(?to, "a message for another seat");
+            return;
+        }
+        match content {
+            Content::ToHome(items) => {
+                let deeds = items
+                    .into_iter()
+                    .map(|item| Deed::ToHome(from, epoch, item));
+                self.deeds.borrow_mut().extend(deeds);
+            }
+            Content::ToOwner(items) => {
+                let deeds = items
+                    .into_iter()
+                    .map(|item| Deed::ToOwner(from, epoch, item));
+                self.deeds.borrow_mut().extend(deeds);
+            }
+            Content::Page(page) => {
+                (self.deeds.borrow_mut()).push_back(Deed::Page(from, epoch, page));
+            }
+            Content::ToPeer(item) => {
+                self.at_home(|home, now, out| home.on_peer(now, from, epoch, item, out));
+            }
+            Content::Relay {
+                asker,
+                request,
+                answer,
+            } => {
+                self.asks.answer((asker, request), answer);
+            }
+        }
+        self.settle();
+    }
+
+    /// The map is another one.
+    pub(crate) fn on_map(&self, map: &ClusterMap) {
+        if map.epoch() <= self.map.borrow().epoch() {
+            return;
+        }
+        *self.map.borrow_mut() = Rc::new(map.clone());
+        self.post.retain(|seat| has_seat(map, seat));
+        self.at_owner(self.seat, |owner, now, out| owner.on_map(now, map, out));
+        self.at_home(|home, now, out| home.on_map(now, map, out));
+        self.settle();
+    }
+
+    /// The node's lease, as it is known now.
+    pub(crate) fn on_fence(&self, fence: Fence) {
+        let mut machines = self.machines.borrow_mut();
+        machines.home.on_fence(fence);
+        machines.owner.on_fence(fence);
+    }
+
+    /// Time passes.
+    pub(crate) fn on_tick(&self) {
+        if self.has_left() {
+            return;
+        }
+        self.at_home(|home, now, out| home.on_tick(now, out));
+        self.at_owner(self.seat, |owner, now, out| owner.on_tick(now, out));
+        self.settle();
+        self.make_room();
+    }
+
+    /// Asks homes to let go of what has to leave.
+    pub(crate) fn make_room(&self) {
+        let victims = self.bytes.borrow().victims();
+        if victims.is_empty() {
+            return;
+        }
+        for place in victims {
+            let leaves = self.at_owner(self.seat, |owner, now, out| owner.evict(now, place, out));
+            let mut bytes = self.bytes.borrow_mut();
+            match leaves {
+                Ok(()) => bytes.leave(place),
+                Err(refusal) => {
+                    tracing::trace!(?place, %refusal, "not evicted");
+                    bytes.spare(place);
+                }
+            }
+        }
+        self.settle();
+    }
+
+    /// An asker asks. The answer, now or later.
+    pub(crate) fn ask(&self, asker: AskerId, epoch: Epoch, ask: Ask) -> Waiting<Answer> {
+        let asked: Asked = (asker, ask.request());
+        let waiting = self.asks.wait(asked);
+        let known = self.machines.borrow().home.epoch();
+        if epoch > known {
+            // It will be able to answer when it has that map.
+            self.asks.answer(asked, Answer::Stale(known));
+            return waiting;
+        }
+        self.at_home(|home, now, out| home.on_ask(now, asker, epoch, ask, out));
+        self.settle();
+        waiting
+    }
+
+    /// Begins a write. With `Some`, its bytes are wanted. The answer comes now or later.
+    pub(crate) fn write(
+        &self,
+        asker: AskerId,
+        request: RequestId,
+        ask: WriteAsk,
+    ) -> (Option<OpId>, Waiting<WriteAnswer>) {
+        let waiting = self.writes.wait((asker, request));
+        let op = self.at_owner(self.seat, |owner, now, out| {
+            owner.write(now, asker, request, ask, out)
+        });
+        (op, waiting)
+    }
+
+    /// The bytes of a write are here, and whole.
+    pub(crate) fn on_whole(&self, op: OpId, extent: Extent) {
+        let (len_bytes, crc32c) = (extent.len_bytes(), extent.crc32c);
+        let is_wanted = self.bytes.borrow_mut().received(op, extent);
+        if is_wanted {
+            self.at_owner(self.seat, |owner, now, out| {
+                owner.whole(now, op, len_bytes, crc32c, out);
+            });
+        }
+        self.settle();
+    }
+
+    /// The bytes of a write will not come.
+    pub(crate) fn on_lost(&self, op: OpId) {
+        if self.bytes.borrow_mut().lost(op) {
+            self.give_up(op);
+        }
+    }
+
+    /// A write that has no bytes is given up.
+    pub(crate) fn give_up(&self, op: OpId) {
+        self.at_owner(self.seat, |owner, now, out| owner.abort(now, op, out));
+        self.settle();
+    }
+
+    /// Lets the claims of a write that has just begun go out.
+    pub(crate) fn begin(&self) {
+        self.settle();
+    }
+
+    /// Reads a copy: this version, or the latest that is served here.
+    pub(crate) fn read(
+        &self,
+        key: Key<'_>,
+        version: Option<lunette_kvstore_proto::version::Version>,
+        namespace: NamespaceKind,
+    ) -> Read {
+        let fingerprint = key.fingerprint();
+        self.at_owner(self.seat, |owner, now, _| {
+            owner.read(now, fingerprint, version, namespace)
+        })
+    }
+
+    /// A replica is here, whole.
+    pub(crate) fn on_replica(
+        &self,
+        key: Key<'_>,
+        info: CopyInfo,
+        namespace: NamespaceKind,
+        (frame, extent): (Frame, Extent),
+    ) {
+        let fingerprint = key.fingerprint();
+        let place = CopyPlace {
+            key: fingerprint,
+            version: info.version,
+        };
+        // Its bytes are there before anybody hears of it.
+        if !(self.bytes.borrow_mut()).keep_replica(frame, place, extent) {
+            return;
+        }
+        let is_kept = self.at_owner(self.seat, |owner, now, out| {
+            owner.replica(now, fingerprint, info, namespace, out)
+        });
+        if !is_kept {
+            self.bytes.borrow_mut().free(place);
+        }
+        self.settle();
+    }
+
+    /// A write has become a copy: others may be wanted.
+    fn note_scarce(&self, place: CopyPlace) {
+        let copy = self.machines.borrow().owner.copy(place);
+        if let Some((info, namespace)) = copy
+            && info.wanted > 1
+        {
+            let scarce = Scarce {
+                place,
+                info,
+                namespace,
+            };
+            self.scarce.borrow_mut().push_back(scarce);
+            self.is_scarce.raise();
+        }
+    }
+
+    /// The next copy that is to have replicas.
+    pub(crate) fn next_scarce(&self) -> Option<Scarce> {
+        self.scarce.borrow_mut().pop_front()
+    }
+}

@@ -1,0 +1,134 @@
+//! A node that is a member of a cluster: each of its cores is a home and an owner.
+//!
+//! ```text
+//!   coordinator <---- Membership (first core) ----> maps, leases ----> each core
+//!                                                                        |
+//!   clients ------------------------> MemberService --> MemberCore: Home, Owner, bytes
+//!                                                                        |
+//!   other cores <--- mail --- Post --- connections ---> other nodes
+//! ```
+//!
+//! | file | subject |
+//! |---|---|
+//! | `core` | the machines of one core, and what they want of each other |
+//! | `service` | requests of clients and of other nodes |
+//! | `bytes` | the memory of one core |
+//! | `post` | messages on their way to other seats |
+//! | `tasks` | sending and receiving them, time, replicas |
+//! | `waiters` | requests whose answers come later |
+//! | `steering` | the membership, and what it tells the cores |
+
+mod bytes;
+mod core;
+mod post;
+mod service;
+mod steering;
+mod tasks;
+mod waiters;
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_auth::Secrets;
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::shard::ShardLimits;
+use lunette_runtime::arena::Arena;
+use lunette_runtime::{JoinError, Receiver, Scope, Sender};
+use lunette_transfer::Guard;
+use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
+
+use crate::seats::{Linking, Seats};
+
+pub(crate) use self::core::MemberCore;
+pub(crate) use post::{MAIL_MAX, Mail};
+pub(crate) use service::MemberService;
+pub(crate) use steering::{Steer, steer};
+
+/// Which cluster a node is to be a member of, and how.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// The cluster's name: at most
+    /// [`CLUSTER_NAME_BYTES_MAX`](lunette_cluster::proto::member::CLUSTER_NAME_BYTES_MAX) bytes. All its
+    /// keys at the coordinator begin with it.
+    pub name: String,
+    /// Where coordinators answer: an etcd's client port, or an embedded one. At least one.
+    pub coordinators: Vec<SocketAddr>,
+    /// What nodes, clients and the embedded coordinator prove to each other. An etcd is spoken to
+    /// without.
+    pub secrets: Option<Secrets>,
+    /// Whether the coordinator knows the secrets too, as the embedded one does.
+    pub is_coordinator_sealed: bool,
+    /// Where others reach the node, if that is not where it listens.
+    pub advertised: Option<SocketAddr>,
+    /// How long its lease is, in seconds: for that long others wait for one that is gone.
+    pub lease_ttl_s: u32,
+    /// How long members are waited for when all leases have expired together.
+    pub rejoin_wait: Duration,
+}
+
+impl ClusterOptions {
+    /// The cluster of this name, without a secret.
+    #[must_use]
+    pub fn new(name: &str, coordinators: Vec<SocketAddr>) -> Self {
+        Self {
+            name: name.to_owned(),
+            coordinators,
+            secrets: None,
+            is_coordinator_sealed: false,
+            advertised: None,
+            lease_ttl_s: 5,
+            rejoin_wait: Duration::from_secs(10),
+        }
+    }
+
+    fn lease_ttl(&self) -> Duration {
+        Duration::from_secs(self.lease_ttl_s.into())
+    }
+
+    /// What authenticates the connections of this life of the node.
+    pub(crate) fn guard(&self, session_epoch: u64) -> Option<Guard> {
+        let secrets = self.secrets.clone();
+        secrets.map(|secrets| Guard::new(secrets, session_epoch))
+    }
+}
+
+/// What one core of a member begins with.
+pub(crate) struct Beginning {
+    pub(crate) seat: Seat,
+    pub(crate) cluster: ClusterOptions,
+    pub(crate) memory: (Arena, ShardLimits),
+    /// The cores of this node.
+    pub(crate) cores: Vec<Sender<Mail>>,
+    pub(crate) mail: Receiver<Mail>,
+}
+
+/// Starts what runs on one core of a member beside its service. It runs for as long as the scope
+/// lives.
+///
+/// # Errors
+/// [`JoinError`]: the core has no room for its tasks.
+pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), JoinError> {
+    let Beginning {
+        seat,
+        cluster,
+        memory,
+        cores,
+        mail,
+    } = beginning;
+    let session_epoch = seat.incarnation;
+    let seats = Rc::new(Seats::new(Linking {
+        guard: cluster.guard(session_epoch),
+        session_epoch,
+        connect_timeout: Duration::from_secs(2),
+        in_flight_max: IN_FLIGHT_MAX,
+    }));
+    let post = post::Post::new(seat, cores);
+    let core = Rc::new(MemberCore::new(seat, cluster.lease_ttl(), memory, post));
+    let scope = Scope::new();
+    scope.spawn(tasks::send_post(Rc::clone(&core), Rc::clone(&seats)))?;
+    scope.spawn(tasks::take_mail(Rc::clone(&core), Rc::clone(&seats), mail))?;
+    scope.spawn(tasks::keep_time(Rc::clone(&core)))?;
+    scope.spawn(tasks::replicate(Rc::clone(&core), seats))?;
+    Ok((core, scope))
+}

@@ -1,0 +1,127 @@
+//! What one seat has for others, until it is sent: what one turn has for one seat goes together.
+//!
+//! Messages between seats may be lost: whoever misses an answer asks again. So nothing here waits for
+//! room, and what is beyond a bound is dropped.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use lunette_cluster::proto::fence::Fence;
+use lunette_cluster::proto::map::{ClusterMap, Epoch};
+use lunette_kvstore_proto::message::directory::{Content, ITEMS_MAX, SeatMessage, ToHome, ToOwner};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_runtime::{Sender, Signal};
+
+/// Messages that may wait at one core of a node, from the others.
+pub(crate) const MAIL_MAX: usize = 4096;
+/// Contents that may wait for one seat.
+const WAITING_MAX: usize = 16 * 1024;
+
+/// What one core of a node sends to another.
+#[derive(Debug)]
+pub(crate) enum Mail {
+    /// A message between seats.
+    Told(Box<SeatMessage>),
+    /// The map is another one.
+    Map(Arc<ClusterMap>),
+    /// The node's lease, as it is known now.
+    Fence(Fence),
+    /// The node has left: nothing is served from here on.
+    Left,
+}
+
+/// Messages on their way out of one core.
+pub(crate) struct Post {
+    own: Seat,
+    /// The cores of this node.
+    cores: Vec<Sender<Mail>>,
+    waiting: RefCell<BTreeMap<Seat, VecDeque<(Epoch, Content)>>>,
+    /// Raised when something waits.
+    pub(crate) wake: Signal,
+}
+
+impl Post {
+    pub(crate) fn new(own: Seat, cores: Vec<Sender<Mail>>) -> Self {
+        Self {
+            own,
+            cores,
+            waiting: RefCell::default(),
+            wake: Signal::default(),
+        }
+    }
+
+    pub(crate) fn to_home(&self, to: Seat, epoch: Epoch, item: ToHome) {
+        self.put(to, epoch, Content::ToHome(vec![item]));
+    }
+
+    pub(crate) fn to_owner(&self, to: Seat, epoch: Epoch, item: ToOwner) {
+        self.put(to, epoch, Content::ToOwner(vec![item]));
+    }
+
+    /// Adds what is to be sent, behind what the same seat is to have before it: to a message of the
+    /// same kind and epoch, if that is the last one.
+    pub(crate) fn put(&self, to: Seat, epoch: Epoch, content: Content) {
+        let mut waiting = self.waiting.borrow_mut();
+        let line = waiting.entry(to).or_default();
+        let content = match (line.back_mut(), content) {
+            (Some((its, Content::ToHome(items))), Content::ToHome(more))
+                if *its == epoch && items.len() + more.len() <= ITEMS_MAX =>
+            {
+                items.extend(more);
+                return;
+            }
+            (Some((its, Content::ToOwner(items))), Content::ToOwner(more))
+                if *its == epoch && items.len() + more.len() <= ITEMS_MAX =>
+            {
+                items.extend(more);
+                return;
+            }
+            (_, content) => content,
+        };
+        if line.len() >= WAITING_MAX {
+            tracing::warn!(?to, "too much waits for a node: a message is dropped");
+            return;
+        }
+        line.push_back((epoch, content));
+        drop(waiting);
+        self.wake.raise();
+    }
+
+    /// The next message to this seat.
+    pub(crate) fn take(&self, to: Seat) -> Option<SeatMessage> {
+        let mut waiting = self.waiting.borrow_mut();
+        let line = waiting.get_mut(&to)?;
+        let (epoch, content) = line.pop_front()?;
+        if line.is_empty() {
+            waiting.remove(&to);
+        }
+        let from = self.own;
+        Some(SeatMessage {
+            epoch,
+            from,
+            to,
+            content,
+        })
+    }
+
+    /// For whom something waits.
+    pub(crate) fn seats(&self) -> Vec<Seat> {
+        self.waiting.borrow().keys().copied().collect()
+    }
+
+    /// What waits for seats that are no more is of use to nobody.
+    pub(crate) fn retain(&self, is_seat: impl Fn(Seat) -> bool) {
+        self.waiting.borrow_mut().retain(|&seat, _| is_seat(seat));
+    }
+
+    /// Hands a message to another core of this node.
+    pub(crate) fn hand_over(&self, message: SeatMessage) {
+        let core = usize::from(message.to.core.0);
+        let mail = Mail::Told(Box::new(message));
+        let sent = self.cores.get(core).map(|core| core.try_send(mail));
+        if !matches!(sent, Some(Ok(()))) {
+            tracing::warn!(core, "too much waits for a core: a message is dropped");
+        }
+    }
+}

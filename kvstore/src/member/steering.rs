@@ -1,0 +1,201 @@
+//! The membership of a node, on its first core: what the cores learn from it, and what it is told.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_channel::{mpsc, oneshot};
+use futures_core::Stream;
+use lunette_cluster::proto::fence::Fence;
+use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_cluster::proto::member::{MemberOptions, Refusal};
+use lunette_cluster::{Client, ClientOptions, Membership, Security};
+use lunette_runtime::{JoinError, Sender, entropy, time};
+
+use super::{ClusterOptions, Mail};
+
+/// How often the cores learn how long the lease is: often enough that they never stop for want of it.
+const FENCE_LOOK: Duration = Duration::from_millis(100);
+/// How long a coordinator may be silent before another is asked.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
+/// Oldest and newest version of the nodes' protocols that this one speaks.
+const VERSIONS: (u8, u8) = (1, 1);
+
+/// What is wanted of a membership.
+pub(crate) enum Steer {
+    /// The map, once this node is in it.
+    Joined(oneshot::Sender<Result<ClusterMap, Refusal>>),
+    /// To be emptied: the next map has this node without weight.
+    Drain,
+    /// To leave the map at once. Answered when the coordinator knows, or the lease has run out.
+    Leave(oneshot::Sender<()>),
+    /// "Remove all": the next map is of a later generation.
+    Clear,
+}
+
+/// Whether a node is in the map, and the map: what there is to know.
+enum Next {
+    Changed,
+    Look,
+    Steer(Steer),
+    Over,
+}
+
+/// Begins to join.
+fn join(cluster: &ClusterOptions, member: MapMember) -> Result<Membership, JoinError> {
+    let secrets = cluster
+        .secrets
+        .clone()
+        .filter(|_| cluster.is_coordinator_sealed);
+    let security = secrets.map(|secrets| Security {
+        secrets,
+        entropy: Rc::new(drawn),
+    });
+    let client = Client::new(ClientOptions {
+        endpoints: cluster.coordinators.clone(),
+        security,
+        silence_max: SILENCE_MAX,
+    });
+    let options = MemberOptions {
+        cluster: cluster.name.clone(),
+        prefix: cluster.name.clone(),
+        member,
+        versions: VERSIONS,
+        lease_ttl_s: cluster.lease_ttl_s,
+        rejoin_wait: cluster.rejoin_wait,
+        seed: entropy(),
+    };
+    Membership::start(client, options)
+}
+
+fn drawn() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    for part in bytes.as_chunks_mut::<8>().0 {
+        *part = entropy().to_le_bytes();
+    }
+    bytes
+}
+
+/// Keeps the node in the cluster's map, and tells its cores of maps and of the lease, until whoever
+/// steers it is gone.
+pub(crate) async fn steer(
+    cluster: ClusterOptions,
+    member: MapMember,
+    cores: Vec<Sender<Mail>>,
+    mut steering: mpsc::Receiver<Steer>,
+) {
+    let membership = match join(&cluster, member) {
+        Ok(membership) => Rc::new(membership),
+        Err(error) => return tracing::error!(%error, "the node does not join its cluster"),
+    };
+    let mut told = Told::default();
+    let mut joining: Vec<oneshot::Sender<Result<ClusterMap, Refusal>>> = Vec::new();
+    let mut changed = Box::pin(next_change(Rc::clone(&membership)));
+    loop {
+        told.tell(&membership, &cores).await;
+        if let Some(refusal) = membership.refusal() {
+            tracing::error!(%refusal, "the node is no member of its cluster");
+        }
+        answer_joined(&membership, &mut joining);
+        let look = pin!(time::sleep(FENCE_LOOK));
+        match next(&mut changed, look, &mut steering).await {
+            Next::Changed => changed = Box::pin(next_change(Rc::clone(&membership))),
+            Next::Look => {}
+            Next::Steer(Steer::Joined(answer)) => joining.push(answer),
+            Next::Steer(Steer::Drain) => membership.drain(),
+            Next::Steer(Steer::Clear) => {
+                let generation = membership.map().map_or(0, |map| map.generation());
+                membership.raise_generation(generation + 1);
+            }
+            Next::Steer(Steer::Leave(answer)) => {
+                for core in &cores {
+                    send(core, Mail::Left).await;
+                }
+                membership.leave().await;
+                if answer.send(()).is_err() {
+                    tracing::debug!("whoever asked for it is gone");
+                }
+                return;
+            }
+            Next::Over => return,
+        }
+    }
+}
+
+async fn next_change(membership: Rc<Membership>) {
+    membership.changed().await;
+}
+
+async fn next(
+    changed: &mut Pin<Box<impl Future<Output = ()>>>,
+    mut look: Pin<&mut impl Future<Output = ()>>,
+    steering: &mut mpsc::Receiver<Steer>,
+) -> Next {
+    poll_fn(|cx| {
+        if changed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Next::Changed);
+        }
+        match Pin::new(&mut *steering).poll_next(cx) {
+            Poll::Ready(Some(steer)) => return Poll::Ready(Next::Steer(steer)),
+            Poll::Ready(None) => return Poll::Ready(Next::Over),
+            Poll::Pending => {}
+        }
+        look.as_mut().poll(cx).map(|()| Next::Look)
+    })
+    .await
+}
+
+fn answer_joined(
+    membership: &Membership,
+    joining: &mut Vec<oneshot::Sender<Result<ClusterMap, Refusal>>>,
+) {
+    if joining.is_empty() {
+        return;
+    }
+    let map = membership.map().filter(|_| membership.is_serving());
+    let answer = match (membership.refusal(), map) {
+        (Some(refusal), _) => Err(refusal),
+        (None, Some(map)) => Ok(map),
+        (None, None) => return,
+    };
+    for waiter in joining.drain(..) {
+        drop(waiter.send(answer.clone()));
+    }
+}
+
+/// What the cores were told last.
+#[derive(Default)]
+struct Told {
+    epoch: Epoch,
+    fence: Fence,
+}
+
+impl Told {
+    /// The map goes first: a lease that was granted anew counts once the map has been read again.
+    async fn tell(&mut self, membership: &Membership, cores: &[Sender<Mail>]) {
+        let map = membership.map().filter(|map| map.epoch() > self.epoch);
+        if let Some(map) = map {
+            self.epoch = map.epoch();
+            let map = Arc::new(map);
+            for core in cores {
+                send(core, Mail::Map(Arc::clone(&map))).await;
+            }
+        }
+        let fence = membership.fence();
+        if fence != self.fence {
+            self.fence = fence;
+            for core in cores {
+                send(core, Mail::Fence(fence)).await;
+            }
+        }
+    }
+}
+
+async fn send(core: &Sender<Mail>, mail: Mail) {
+    if core.send(mail).await.is_err() {
+        tracing::debug!("a core has ended already");
+    }
+}

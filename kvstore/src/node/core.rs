@@ -1,0 +1,211 @@
+//! One core of a node: alone, or as one of a member of a cluster.
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::mpsc as std_mpsc;
+use std::time::Duration;
+
+use futures_channel::{mpsc, oneshot};
+use futures_core::Stream;
+use lunette_kvstore_proto::message::{NodeCard, NodeStat};
+use lunette_kvstore_proto::placement::{ClusterMap, Seat};
+use lunette_kvstore_proto::shard::ShardLimits;
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::{Port, Sender, arena, spawn_local, time};
+use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
+use lunette_transfer::{Drain, Guard, REPLY_BYTES_MAX, ServeOptions, Service, serve};
+use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
+use lunette_transfer_proto::hello::{Hello, VersionRange};
+
+use super::options::NodeOptions;
+use crate::error::NodeError;
+use crate::member::{self, Beginning, Mail, MemberService};
+use crate::service::CoreService;
+
+/// What the node asks of one of its cores.
+pub(super) enum Question {
+    /// Its statistics.
+    Stat(oneshot::Sender<NodeStat>),
+    /// To end its connections; the sender is dropped when the last one has ended.
+    Drain(std_mpsc::Sender<Infallible>),
+}
+
+/// What a core needs to know before it can serve.
+pub(super) struct CorePlan {
+    pub(super) index: CoreIndex,
+    pub(super) listen: SocketAddr,
+    pub(super) limits: ShardLimits,
+    pub(super) options: NodeOptions,
+    pub(super) cores: usize,
+    pub(super) bound: oneshot::Sender<Result<SocketAddr, NodeError>>,
+    pub(super) announced: oneshot::Receiver<Announced>,
+    pub(super) questions: mpsc::Receiver<Question>,
+    pub(super) incarnation: u64,
+    pub(super) mail: Port<Mail>,
+}
+
+/// What the cores of a node learn of each other once all listen.
+#[derive(Clone)]
+pub(super) struct Announced {
+    pub(super) ports: Vec<u16>,
+    pub(super) mail: Vec<Sender<Mail>>,
+}
+
+/// One core: listens, learns the others' ports, serves, and answers for its statistics.
+pub(super) async fn run_core(plan: CorePlan) {
+    let listener = match open_core(&plan) {
+        Ok(listener) => listener,
+        Err(error) => {
+            // A starter that has given up does not want to know.
+            drop(plan.bound.send(Err(error)));
+            return;
+        }
+    };
+    drop(plan.bound.send(Ok(listener.local_addr())));
+    let Ok(announced) = plan.announced.await else {
+        return;
+    };
+    let options = &plan.options;
+    let card = NodeCard {
+        node_id: options.id,
+        weight: options.weight,
+        core: plan.index,
+        ports: announced.ports,
+    };
+    let connections_max = options.connections_max;
+    let Some(cluster) = options.cluster.clone() else {
+        let own = ClusterMap::new(vec![options.member(plan.cores)]);
+        let own = own.expect("checked before the core was started");
+        let service = Rc::new(CoreService::new(plan.index, own, plan.limits, arena()));
+        let asked = Rc::clone(&service);
+        let serving = serve_options(&card, connections_max, None, time::unix_ns());
+        let stat = move || asked.stat();
+        return serve_until_drained((listener, serving), service, stat, plan.questions).await;
+    };
+    let seat = Seat {
+        node: options.id,
+        incarnation: plan.incarnation,
+        core: plan.index,
+    };
+    let guard = cluster.guard(plan.incarnation);
+    let begun = plan.mail.open().map(|mail| {
+        member::begin(Beginning {
+            seat,
+            cluster,
+            memory: (arena(), plan.limits),
+            cores: announced.mail,
+            mail,
+        })
+    });
+    let Ok(Ok((core, _tasks))) = begun else {
+        return tracing::error!("a core of a member has no room for its tasks");
+    };
+    let service = Rc::new(MemberService::new(core));
+    let asked = Rc::clone(&service);
+    let serving = serve_options(&card, connections_max, guard, plan.incarnation);
+    let stat = move || asked.stat();
+    serve_until_drained((listener, serving), service, stat, plan.questions).await;
+}
+
+/// Serves, and answers the node's questions, until it has been drained.
+async fn serve_until_drained<S: Service>(
+    (listener, serving): (TcpListener, ServeOptions),
+    service: Rc<S>,
+    stat: impl Fn() -> NodeStat + 'static,
+    questions: mpsc::Receiver<Question>,
+) {
+    let drain = Drain::default();
+    let drained = Rc::new(Drained::default());
+    let ends = (drain.clone(), Rc::clone(&drained));
+    drop(spawn_local(answer(stat, questions, ends)));
+    serve(listener, service, serving, drain).await;
+    // Whoever waits for the drain learns of its end.
+    drained.end();
+}
+
+fn open_core(plan: &CorePlan) -> Result<TcpListener, NodeError> {
+    if plan.options.prefault {
+        arena().prefault()?;
+    }
+    let address = plan.listen;
+    TcpListener::bind(address).map_err(|error| NodeError::Listen { address, error })
+}
+
+/// Who waits for the end of a drain.
+#[derive(Default)]
+struct Drained {
+    ended: Cell<bool>,
+    waiting: RefCell<Vec<std_mpsc::Sender<Infallible>>>,
+}
+
+impl Drained {
+    fn wait(&self, waiting: std_mpsc::Sender<Infallible>) {
+        if !self.ended.get() {
+            self.waiting.borrow_mut().push(waiting);
+        }
+    }
+
+    fn end(&self) {
+        self.ended.set(true);
+        self.waiting.borrow_mut().clear();
+    }
+}
+
+/// Answers the node's questions.
+async fn answer(
+    stat: impl Fn() -> NodeStat,
+    mut questions: mpsc::Receiver<Question>,
+    (drain, drained): (Drain, Rc<Drained>),
+) {
+    loop {
+        let next = std::future::poll_fn(|cx| Pin::new(&mut questions).poll_next(cx)).await;
+        match next {
+            None => return,
+            Some(Question::Stat(answer)) => {
+                if answer.send(stat()).is_err() {
+                    tracing::trace!("whoever asked for statistics is gone");
+                }
+            }
+            Some(Question::Drain(waiting)) => {
+                drained.wait(waiting);
+                drain.begin();
+            }
+        }
+    }
+}
+
+fn serve_options(
+    card: &NodeCard,
+    connections_max: usize,
+    guard: Option<Guard>,
+    session_epoch: u64,
+) -> ServeOptions {
+    let mut greeting = Vec::new();
+    card.encode(&mut greeting);
+    ServeOptions {
+        guard,
+        reply_bytes_max: REPLY_BYTES_MAX,
+        hello: Hello {
+            session_epoch,
+            ..hello(greeting)
+        },
+        connections_max,
+        handshake_timeout: Duration::from_secs(5),
+        stall_timeout: Duration::from_secs(30),
+    }
+}
+
+/// What either side of a store connection offers.
+pub(crate) fn hello(greeting: Vec<u8>) -> Hello {
+    Hello {
+        versions: VersionRange::OURS,
+        session_epoch: time::unix_ns(),
+        in_flight_max: IN_FLIGHT_MAX,
+        payload_bytes_max: u32::try_from(PAYLOAD_BYTES_MAX).expect("bounded"),
+        greeting,
+    }
+}

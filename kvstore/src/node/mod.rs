@@ -1,0 +1,309 @@
+//! A node: cores that each lend memory and serve it.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `options` | [`NodeOptions`] |
+//! | `core` | what runs on one core |
+
+mod core;
+mod options;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::mpsc as std_mpsc;
+use std::time::{Duration, Instant};
+
+use futures_channel::{mpsc, oneshot};
+use lunette_cluster::proto::map::{self as cluster_map, MapMember};
+use lunette_kvstore_proto::message::NodeStat;
+use lunette_kvstore_proto::placement::ClusterMap;
+use lunette_kvstore_proto::shard::ShardLimits;
+use lunette_runtime::{
+    MeshError, Runtime, Sender, channel, core_count, entropy, spawn_local, spawn_on,
+};
+use lunette_runtime_core::ids::CoreIndex;
+
+use self::core::{Announced, CorePlan, Question, run_core};
+use self::options::core_limits;
+use crate::error::NodeError;
+use crate::member::{MAIL_MAX, Mail, Steer, steer};
+
+pub(crate) use self::core::hello;
+pub use options::NodeOptions;
+
+/// Questions that may wait at one core.
+const QUESTIONS_MAX: usize = 16;
+
+/// A running node. Dropping it shuts it down.
+pub struct Node {
+    seated: SeatedNode,
+    runtime: Runtime,
+}
+
+/// A node on the cores of a runtime that somebody else runs, and ends.
+pub struct SeatedNode {
+    address: SocketAddr,
+    questions: Vec<mpsc::Sender<Question>>,
+    /// Of a member of a cluster.
+    steering: Option<mpsc::Sender<Steer>>,
+}
+
+impl Node {
+    /// Starts a node and waits until every core listens.
+    ///
+    /// # Errors
+    /// [`NodeError`]: nothing is left running.
+    pub fn start(options: NodeOptions) -> Result<Self, NodeError> {
+        let runtime = Runtime::start(&options.placement, options.core_options()?)?;
+        let first = CoreIndex(0);
+        let seated = runtime.spawn_on(first, move || SeatedNode::start(options))?;
+        let seated = seated.wait()??;
+        Ok(Self { seated, runtime })
+    }
+
+    /// Where its first core listens; clients find the others from there.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.seated.address()
+    }
+
+    /// What it holds and has counted, over all cores. Blocks until each core has answered.
+    ///
+    /// # Errors
+    /// [`NodeError::Core`]: a core does not answer.
+    pub fn stat(&self) -> Result<NodeStat, NodeError> {
+        pollster::block_on(self.seated.stat())
+    }
+
+    /// Ends its connections in good order, within `timeout`: none is accepted any more, values that
+    /// are being received are received to their end, answers are sent; requests that were not read
+    /// by then are not carried out. Whether all had ended in time. Shut the node down afterwards.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let (draining, drained) = std_mpsc::channel();
+        for questions in &self.seated.questions {
+            if questions
+                .clone()
+                .try_send(Question::Drain(draining.clone()))
+                .is_err()
+            {
+                tracing::debug!("a core has ended already");
+            }
+        }
+        drop(draining);
+        let left = deadline.saturating_duration_since(Instant::now());
+        matches!(
+            drained.recv_timeout(left),
+            Err(std_mpsc::RecvTimeoutError::Disconnected)
+        )
+    }
+
+    /// Ends its connections and its cores. Replies that the system has taken still leave.
+    ///
+    /// # Errors
+    /// [`NodeError::Panicked`]: a core had ended before, by a bug.
+    pub fn shut_down(self) -> Result<(), NodeError> {
+        Ok(self.runtime.shut_down()?)
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("address", &self.address())
+            .field("runtime", &self.runtime)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SeatedNode {
+    /// Starts a node on all cores of the current runtime, whose cores are as
+    /// [`NodeOptions::core_options`] says, and waits until each of them listens. The options'
+    /// placement, idle policy and driver are the runtime's matter.
+    ///
+    /// # Errors
+    /// [`NodeError`]: nothing is left running.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub async fn start(options: NodeOptions) -> Result<Self, NodeError> {
+        let cores = core_count();
+        let limits = core_limits(options.memory_bytes, cores)?;
+        ClusterMap::new(vec![options.member(cores)])?;
+        // Another one in each life, and never 0.
+        let incarnation = entropy() | 1;
+        let mut starting = Starting::default();
+        for index in 0..cores {
+            let index = CoreIndex(u16::try_from(index).expect("cores are bounded"));
+            let life = (incarnation, limits);
+            starting.start_core(index, cores, life, &options).await?;
+        }
+        let address = starting.announce()?;
+        tracing::info!(%address, id = %options.id, cores, "node serves");
+        let Starting {
+            questions, mail, ..
+        } = starting;
+        let steering = options.cluster.clone().map(|cluster| {
+            let (steering, steered) = mpsc::channel(QUESTIONS_MAX);
+            let member = MapMember {
+                id: options.id,
+                incarnation,
+                address: cluster.advertised.unwrap_or(address),
+                home_weight: options.weight,
+                cores: u16::try_from(cores).expect("cores are bounded"),
+                is_draining: false,
+            };
+            drop(spawn_local(steer(cluster, member, mail, steered)));
+            steering
+        });
+        Ok(Self {
+            address,
+            questions,
+            steering,
+        })
+    }
+
+    /// Waits until the node is in its cluster's map, which is returned.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`]: it never will be. [`NodeError::NoCluster`]: it was not told of one.
+    pub async fn joined(&self) -> Result<cluster_map::ClusterMap, NodeError> {
+        let (answer, answered) = oneshot::channel();
+        self.steer(Steer::Joined(answer))?;
+        let joined = answered.await.map_err(|_gone| NodeError::NoCluster)?;
+        Ok(joined?)
+    }
+
+    /// Asks to be emptied: the next map has the node without weight, so that it is the home of
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`NodeError::NoCluster`].
+    pub fn retire(&self) -> Result<(), NodeError> {
+        self.steer(Steer::Drain)
+    }
+
+    /// "Remove all": the next map makes everything dead that was written before, on every member.
+    ///
+    /// # Errors
+    /// [`NodeError::NoCluster`].
+    pub fn clear_cluster(&self) -> Result<(), NodeError> {
+        self.steer(Steer::Clear)
+    }
+
+    /// Gives the node's place in its cluster's map up. Nothing is served from here on; end the node
+    /// afterwards. Others need not wait for its lease to run out then.
+    ///
+    /// # Errors
+    /// [`NodeError::NoCluster`].
+    pub async fn leave(&self) -> Result<(), NodeError> {
+        let (answer, answered) = oneshot::channel();
+        self.steer(Steer::Leave(answer))?;
+        answered.await.map_err(|_gone| NodeError::NoCluster)
+    }
+
+    fn steer(&self, steer: Steer) -> Result<(), NodeError> {
+        let steering = self.steering.as_ref().ok_or(NodeError::NoCluster)?;
+        let sent = steering.clone().try_send(steer);
+        sent.map_err(|_gone| NodeError::NoCluster)
+    }
+
+    /// Where its first core listens; clients find the others from there.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it holds and has counted, over all cores.
+    ///
+    /// # Errors
+    /// [`NodeError::Core`]: a core does not answer.
+    pub async fn stat(&self) -> Result<NodeStat, NodeError> {
+        let mut total = NodeStat::default();
+        for (index, questions) in self.questions.iter().enumerate() {
+            let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
+            let gone = NodeError::Core(MeshError::ShutDown(core));
+            let (answer, answered) = oneshot::channel();
+            if questions.clone().try_send(Question::Stat(answer)).is_err() {
+                return Err(gone);
+            }
+            let Ok(stat) = answered.await else {
+                return Err(gone);
+            };
+            total.add_shard(stat.shards, stat.capacity_bytes);
+            total.connections += stat.connections;
+        }
+        Ok(total)
+    }
+}
+
+impl fmt::Debug for SeatedNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SeatedNode")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Cores on their way to serving.
+#[derive(Default)]
+struct Starting {
+    addresses: Vec<SocketAddr>,
+    announced: Vec<oneshot::Sender<Announced>>,
+    questions: Vec<mpsc::Sender<Question>>,
+    mail: Vec<Sender<Mail>>,
+}
+
+impl Starting {
+    /// Starts a core and waits until it listens.
+    async fn start_core(
+        &mut self,
+        index: CoreIndex,
+        cores: usize,
+        (incarnation, limits): (u64, ShardLimits),
+        options: &NodeOptions,
+    ) -> Result<(), NodeError> {
+        let port = if index.0 == 0 {
+            options.listen.port()
+        } else {
+            0
+        };
+        let (bound, address) = oneshot::channel();
+        let (announced, announced_receiver) = oneshot::channel();
+        let (sender, mail) = channel(MAIL_MAX);
+        let (questions, questions_receiver) = mpsc::channel(QUESTIONS_MAX);
+        let plan = CorePlan {
+            index,
+            listen: SocketAddr::new(options.listen.ip(), port),
+            limits,
+            options: options.clone(),
+            cores,
+            bound,
+            announced: announced_receiver,
+            questions: questions_receiver,
+            incarnation,
+            mail,
+        };
+        // It runs until the runtime ends, or until it has been drained.
+        drop(spawn_on(index, move || run_core(plan)));
+        let gone = MeshError::ShutDown(index);
+        self.addresses.push(address.await.map_err(|_gone| gone)??);
+        self.announced.push(announced);
+        self.questions.push(questions);
+        self.mail.push(sender);
+        Ok(())
+    }
+
+    /// Tells every core the ports of all, which lets them serve; returns the node's address.
+    fn announce(&mut self) -> Result<SocketAddr, NodeError> {
+        let ports: Vec<u16> = self.addresses.iter().map(SocketAddr::port).collect();
+        let mail = self.mail.clone();
+        let announced = Announced { ports, mail };
+        for (index, sender) in self.announced.drain(..).enumerate() {
+            let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
+            let gone = MeshError::ShutDown(core);
+            sender.send(announced.clone()).map_err(|_announced| gone)?;
+        }
+        Ok(self.addresses[0])
+    }
+}

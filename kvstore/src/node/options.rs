@@ -1,0 +1,118 @@
+//! What a node is to be, and what its cores are therefore.
+
+use std::net::SocketAddr;
+
+use lunette_kvstore_proto::placement::Member;
+use lunette_kvstore_proto::shard::ShardLimits;
+use lunette_runtime::arena::{ArenaOptions, HugePages};
+use lunette_runtime::{CoreOptions, DriverChoice, Idle, Placement};
+use lunette_runtime_core::ids::NodeId;
+
+use crate::error::NodeError;
+use crate::member::ClusterOptions;
+
+/// Bytes per entry that a core's tables are sized for; smaller objects meet the entry limit before
+/// the memory limit.
+const ENTRY_BYTES_MIN: u64 = 1024;
+const ENTRIES_MIN: u64 = 1024;
+const ENTRIES_MAX: u64 = 1 << 22;
+/// Memory beyond the high watermark: staging buffers, and what fragmentation costs.
+const ARENA_SLACK_BYTES: u64 = 64 * 1024 * 1024;
+/// A core evicts down to this share below its high watermark.
+const LOW_WATERMARK_SHARE: u64 = 256;
+
+/// What a node is to be.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Its identity, stable for its life: homes of keys depend on it.
+    pub id: NodeId,
+    /// Its share of keys, relative to the other nodes' weights.
+    pub weight: u32,
+    /// Where its first core listens; the others get ports from the system. Port 0: any.
+    pub listen: SocketAddr,
+    /// Memory for resident objects, in bytes, over all cores: the high watermark. The process
+    /// maps some more, for buffers and fragmentation.
+    pub memory_bytes: u64,
+    /// Its cores.
+    pub placement: Placement,
+    /// What its cores do when they have nothing to do.
+    pub idle: Idle,
+    /// How its cores reach the system.
+    pub driver: DriverChoice,
+    /// Most connections per core.
+    pub connections_max: usize,
+    /// Whether memory is backed with huge pages.
+    pub huge_pages: HugePages,
+    /// Whether memory is locked.
+    pub lock_memory: bool,
+    /// Whether all memory is mapped and touched before the node serves.
+    pub prefault: bool,
+    /// The cluster that it is to be a member of. Without, it is alone, and clients list such nodes.
+    pub cluster: Option<ClusterOptions>,
+}
+
+impl NodeOptions {
+    /// A node of one core with `memory_bytes`, listening on `listen`.
+    #[must_use]
+    pub fn new(id: NodeId, listen: SocketAddr, memory_bytes: u64) -> Self {
+        Self {
+            id,
+            weight: 1,
+            listen,
+            memory_bytes,
+            placement: Placement::Anywhere(1),
+            idle: Idle::default(),
+            driver: DriverChoice::default(),
+            connections_max: 1024,
+            huge_pages: HugePages::Never,
+            lock_memory: false,
+            prefault: false,
+            cluster: None,
+        }
+    }
+}
+
+impl NodeOptions {
+    /// What each core of its runtime is to be.
+    ///
+    /// # Errors
+    /// [`NodeError`]: memory and cores do not go together.
+    pub fn core_options(&self) -> Result<CoreOptions, NodeError> {
+        let limits = core_limits(self.memory_bytes, self.placement.cores())?;
+        Ok(core_options(self, limits))
+    }
+
+    /// What it is in a cluster map.
+    pub(super) fn member(&self, cores: usize) -> Member {
+        Member {
+            id: self.id,
+            weight: self.weight,
+            cores: u16::try_from(cores).unwrap_or(u16::MAX),
+        }
+    }
+}
+
+/// What one core may hold.
+pub(super) fn core_limits(memory_bytes: u64, cores: usize) -> Result<ShardLimits, NodeError> {
+    let high = memory_bytes / (cores as u64).max(1);
+    let low = high - high / LOW_WATERMARK_SHARE;
+    let entries = (high / ENTRY_BYTES_MIN).clamp(ENTRIES_MIN, ENTRIES_MAX);
+    let entries = usize::try_from(entries).expect("bounded");
+    Ok(ShardLimits::new(high, low, entries)?)
+}
+
+fn core_options(options: &NodeOptions, limits: ShardLimits) -> CoreOptions {
+    let resident = limits.high_watermark_bytes();
+    let bytes_max = resident + resident / 8 + ARENA_SLACK_BYTES;
+    CoreOptions {
+        idle: options.idle,
+        driver: options.driver,
+        arena: ArenaOptions {
+            bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+            chunk_bytes: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+            huge_pages: options.huge_pages,
+            lock: options.lock_memory,
+        },
+        ..CoreOptions::default()
+    }
+}

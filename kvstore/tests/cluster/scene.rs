@@ -1,0 +1,203 @@
+//! A coordinator, some members, and clients, all on the core of the test.
+
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_auth::Secrets;
+use lunette_cluster::{Hosted, Security, serve};
+use lunette_kvstore::{
+    ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, Fetched, NodeOptions,
+    PutOptions, SeatedNode, Stored, Value,
+};
+use lunette_runtime::arena::Region;
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::{arena, entropy, spawn_local, time};
+use lunette_runtime_core::ids::NodeId;
+use lunette_transfer::Room;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn key(n: usize) -> Vec<u8> {
+    format!("key-{n}").into_bytes()
+}
+
+/// Bytes that only this number has.
+pub(crate) fn pattern(n: usize, len: usize) -> Region {
+    let mut region = arena().alloc(len.max(1)).expect("room");
+    for (index, byte) in region.as_mut_slice().iter_mut().enumerate() {
+        *byte = u8::try_from((index + n * 31) % 251).expect("small");
+    }
+    region.freeze().slice(0, len)
+}
+
+pub(crate) fn room(len: usize) -> Room {
+    Room::whole(arena().alloc(len.max(1)).expect("room"))
+}
+
+/// Waits until it holds.
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = time::now() + PATIENCE;
+    while !holds().await {
+        assert!(time::now() < deadline, "in time: {what}");
+        time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) struct Scene {
+    coordinator: SocketAddr,
+    secrets: Option<Secrets>,
+    nodes: Vec<SeatedNode>,
+    last_id: u64,
+}
+
+impl Scene {
+    pub(crate) async fn of(nodes: usize, memory_bytes: u64) -> Self {
+        Self::begin(nodes, memory_bytes, None).await
+    }
+
+    pub(crate) async fn secret(nodes: usize, memory_bytes: u64, secrets: Secrets) -> Self {
+        Self::begin(nodes, memory_bytes, Some(secrets)).await
+    }
+
+    async fn begin(nodes: usize, memory_bytes: u64, secrets: Option<Secrets>) -> Self {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let coordinator = listener.local_addr();
+        let security = secrets.clone().map(|secrets| Security {
+            secrets,
+            entropy: Rc::new(|| {
+                let mut bytes = [0; 32];
+                bytes[..8].copy_from_slice(&entropy().to_le_bytes());
+                bytes
+            }),
+        });
+        let serving = serve(listener, Hosted::in_memory(), security, pending());
+        drop(spawn_local(serving));
+        let mut scene = Self {
+            coordinator,
+            secrets,
+            nodes: Vec::new(),
+            last_id: 0,
+        };
+        for _ in 0..nodes {
+            scene.start(memory_bytes).await;
+        }
+        scene.agree().await;
+        scene
+    }
+
+    async fn start(&mut self, memory_bytes: u64) {
+        self.last_id += 1;
+        let mut options = NodeOptions::new(NodeId(self.last_id), loopback(), memory_bytes);
+        let mut cluster = ClusterOptions::new("scene", vec![self.coordinator]);
+        cluster.secrets = self.secrets.clone();
+        cluster.is_coordinator_sealed = true;
+        cluster.lease_ttl_s = 2;
+        options.cluster = Some(cluster);
+        let node = SeatedNode::start(options).await.expect("a node");
+        self.nodes.push(node);
+    }
+
+    /// Waits until all are in each other's map.
+    async fn agree(&self) {
+        let count = self.nodes.len();
+        for node in &self.nodes {
+            eventually("all are members", async || {
+                let map = node.joined().await.expect("a member");
+                map.members().len() == count
+            })
+            .await;
+        }
+    }
+
+    pub(crate) async fn add(&mut self, memory_bytes: u64) {
+        self.start(memory_bytes).await;
+        self.agree().await;
+    }
+
+    /// The first member leaves.
+    pub(crate) async fn remove_first(&mut self) {
+        let node = self.nodes.remove(0);
+        node.leave().await.expect("a member");
+        self.agree().await;
+    }
+
+    pub(crate) fn clear(&self) {
+        self.nodes[0].clear_cluster().expect("a member");
+    }
+
+    pub(crate) async fn client(&self) -> ClusterClient {
+        self.client_with(self.secrets.clone())
+            .await
+            .expect("a client")
+    }
+
+    pub(crate) async fn client_with(
+        &self,
+        secrets: Option<Secrets>,
+    ) -> Result<ClusterClient, ClusterError> {
+        let seeds = self.nodes.iter().map(SeatedNode::address).collect();
+        let options = ClusterClientOptions {
+            secrets,
+            timeout: Duration::from_secs(8),
+            ..ClusterClientOptions::new(seeds)
+        };
+        ClusterClient::connect(options).await
+    }
+
+    /// Puts the bytes of a number under a key.
+    pub(crate) async fn put(
+        &self,
+        client: &ClusterClient,
+        n: usize,
+        bytes: usize,
+        len: usize,
+    ) -> Stored {
+        let value = Value::new(pattern(bytes, len));
+        let put = client.put(&key(n), value, PutOptions::default()).await;
+        put.expect("it is put")
+    }
+
+    pub(crate) async fn expect(&self, client: &ClusterClient, n: usize, len: usize) {
+        self.expect_value(client, n, n, len).await;
+    }
+
+    pub(crate) async fn expect_value(
+        &self,
+        client: &ClusterClient,
+        n: usize,
+        bytes: usize,
+        len: usize,
+    ) {
+        let expected = pattern(bytes, len);
+        self.expect_bytes(client, &key(n), &expected).await;
+    }
+
+    pub(crate) async fn expect_bytes(&self, client: &ClusterClient, key: &[u8], bytes: &Region) {
+        let fetched = client.get(key, room(bytes.len())).await.expect("an answer");
+        let Fetched::Hit {
+            room, len_bytes, ..
+        } = fetched
+        else {
+            panic!("{fetched:?} of {}", String::from_utf8_lossy(key));
+        };
+        assert_eq!(len_bytes, bytes.len());
+        assert!(room.as_slice()[..len_bytes] == *bytes.as_slice());
+    }
+
+    /// How many nodes hold anything.
+    pub(crate) async fn holders(&self, client: &ClusterClient) -> usize {
+        let stats = client.stat().await;
+        let holding = stats.into_iter().filter_map(|(seat, stat)| {
+            let stat = stat.expect("it answers");
+            (stat.shards.entries > 0).then_some(seat.node)
+        });
+        holding.collect::<BTreeSet<_>>().len()
+    }
+}
+
+fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().expect("an address")
+}
