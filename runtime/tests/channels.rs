@@ -131,7 +131,7 @@ fn a_full_channel_gives_the_message_back_and_a_closed_one_too() {
 }
 
 #[test]
-fn what_nobody_receives_is_dropped_with_the_channel() {
+fn what_nobody_receives_is_dropped_when_that_is_sure() {
     struct Counted(Arc<AtomicUsize>);
     impl Drop for Counted {
         fn drop(&mut self) {
@@ -145,8 +145,38 @@ fn what_nobody_receives_is_dropped_with_the_channel() {
         assert!(sent.is_ok());
     }
     drop(port);
+    assert_eq!(
+        dropped.load(Ordering::Relaxed),
+        5,
+        "the sender is still there"
+    );
     drop(sender);
-    assert_eq!(dropped.load(Ordering::Relaxed), 5);
+    // Also what is sent while the receiver ends: whoever waits for an answer sees that none comes.
+    for _ in 0..50 {
+        dropped.store(0, Ordering::Relaxed);
+        let (sender, port) = channel(64);
+        let count = Arc::clone(&dropped);
+        let sending = thread::spawn(move || {
+            let counted = || Counted(Arc::clone(&count));
+            let sent = (0..2000).filter(|_| sender.try_send(counted()).is_ok());
+            (sent.count(), sender)
+        });
+        let received = block_on(None, CoreOptions::default(), || async move {
+            let mut receiver = port.open().expect("room for a source");
+            let mut received = 0;
+            while received < 5 {
+                drop(receiver.recv().await);
+                received += 1;
+            }
+            drop(receiver);
+            received
+        });
+        let (sent, sender) = sending.join().expect("no panic");
+        assert!(sent >= received.expect("a core"));
+        // What was refused came back, and was dropped too.
+        assert_eq!(dropped.load(Ordering::Relaxed), 2000);
+        drop(sender);
+    }
 }
 
 #[test]

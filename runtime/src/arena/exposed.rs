@@ -14,6 +14,7 @@ use super::handle::ChunkHandle;
 use super::mapping::Mapping;
 use super::region::{Piece, RegionMut};
 use super::share::{MapError, check_file};
+use super::shared::Here;
 use super::{HugePages, Share, Shortfall};
 
 /// What keeps the memory.
@@ -23,6 +24,8 @@ enum Backing {
     Piece(Rc<Piece>),
     /// A mapping of its own.
     Mapping(Rc<Mapping>),
+    /// Memory that other cores reach too.
+    Shared(Rc<Here>),
     /// Memory of somebody else, whom it keeps.
     Foreign { _owner: Rc<dyn Any> },
 }
@@ -89,6 +92,10 @@ impl ForeignMemory {
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    pub(super) fn into_parts(self) -> (NonNull<u8>, usize, Box<dyn Any + Send>) {
+        (self.address, self.len, self.owner)
     }
 }
 
@@ -171,6 +178,14 @@ impl Exposed {
         }
     }
 
+    pub(super) const fn of_shared(address: NonNull<u8>, len: usize, here: Rc<Here>) -> Self {
+        Self {
+            address,
+            len,
+            backing: Backing::Shared(here),
+        }
+    }
+
     /// Length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -194,7 +209,7 @@ impl Exposed {
     pub fn chunk(&self) -> Option<ChunkHandle> {
         match &self.backing {
             Backing::Piece(piece) => Some(piece.chunk()),
-            Backing::Mapping(_) | Backing::Foreign { .. } => None,
+            Backing::Mapping(_) | Backing::Shared(_) | Backing::Foreign { .. } => None,
         }
     }
 
@@ -202,10 +217,12 @@ impl Exposed {
     /// ([`Exposed::map`]): all of that is exposed memory.
     #[must_use]
     pub fn mapping(&self) -> Option<(usize, usize)> {
-        match &self.backing {
-            Backing::Mapping(mapping) => Some((mapping.base().as_ptr().addr(), mapping.len())),
-            Backing::Piece(_) | Backing::Foreign { .. } => None,
-        }
+        let mapping = match &self.backing {
+            Backing::Mapping(mapping) => &**mapping,
+            Backing::Shared(here) => here.mapping()?,
+            Backing::Piece(_) | Backing::Foreign { .. } => return None,
+        };
+        Some((mapping.base().as_ptr().addr(), mapping.len()))
     }
 
     /// What another process of this host needs to map it for reading ([`View`](super::View)). From the
@@ -220,6 +237,7 @@ impl Exposed {
         let chunk;
         let mapping = match &self.backing {
             Backing::Mapping(mapping) => &**mapping,
+            Backing::Shared(here) => here.mapping().ok_or(Errno::OPNOTSUPP)?,
             Backing::Piece(piece) => {
                 chunk = piece.chunk();
                 chunk.mapping()

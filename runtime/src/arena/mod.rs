@@ -9,7 +9,7 @@
 //!
 //! A [`RegionMut`] has one owner and may be written, by the program or by a device; a [`Region`] is
 //! shared and read-only; [`Exposed`] memory, which need not be an arena's, may be written by anybody
-//! and is only copied. Memory returns to its chunk when the last handle to it drops, so an
+//! and is only copied; [`SharedMemory`] is such memory for several cores. Memory returns to its chunk when the last handle to it drops, so an
 //! operation in flight that holds a handle keeps the memory, whatever else happens.
 
 mod chunk;
@@ -19,6 +19,7 @@ mod mapping;
 mod process;
 mod region;
 mod share;
+mod shared;
 mod words;
 
 use std::cell::RefCell;
@@ -36,6 +37,7 @@ pub use handle::ChunkHandle;
 pub use process::ProcessMemory;
 pub use region::{Region, RegionMut};
 pub use share::{MapError, Share, View};
+pub use shared::SharedMemory;
 pub use words::{Words, WordsView};
 
 /// Slack beyond the largest payload for what an extent keeps in front of it.

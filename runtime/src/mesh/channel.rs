@@ -53,6 +53,8 @@ struct Shared<T> {
     ring: Ring<T>,
     senders: AtomicUsize,
     is_closed: AtomicBool,
+    /// Held by who drops the messages that nobody receives any more.
+    draining: Mutex<()>,
     /// Where the receiver is, once it is anywhere.
     inbox: OnceLock<Arc<Inbox>>,
     /// Senders wait for room.
@@ -61,10 +63,29 @@ struct Shared<T> {
 }
 
 impl<T> Shared<T> {
+    /// Has a receiver that sleeps look. Between what was done before and what is read afterwards there is a
+    /// fence: that of the doorbell, or one of its own.
     fn wake_receiver(&self) {
-        if let Some(inbox) = self.inbox.get() {
-            wake_inbox(inbox);
+        match self.inbox.get() {
+            Some(inbox) => wake_inbox(inbox),
+            None => fence(Ordering::SeqCst),
         }
+    }
+
+    /// Drops what is there, when there is no receiver any more: who waits for an answer is to see that there
+    /// will be none.
+    fn drain(&self) {
+        let draining = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            // SAFETY: the channel is closed, which is after the receiver's last look; of those who drain it
+            // one at a time holds the lock. Ends with the call.
+            let message = unsafe { self.ring.pop() };
+            if message.is_none() {
+                break;
+            }
+            drop(message);
+        }
+        drop(draining);
     }
 
     /// There is room, or nothing to wait for any more.
@@ -93,6 +114,7 @@ pub fn channel<T: Send + 'static>(capacity: usize) -> (Sender<T>, Port<T>) {
         ring: Ring::new(capacity),
         senders: AtomicUsize::new(1),
         is_closed: AtomicBool::new(false),
+        draining: Mutex::default(),
         inbox: OnceLock::new(),
         is_awaited: AtomicBool::new(false),
         waiters: Mutex::default(),
@@ -114,7 +136,11 @@ impl<T> Sender<T> {
             return Err(SendError::Closed(message));
         }
         self.0.ring.push(message).map_err(SendError::Full)?;
+        // With a fence in between, either the end of the receiver is seen here, or the message there.
         self.0.wake_receiver();
+        if self.0.is_closed.load(Ordering::Relaxed) {
+            self.0.drain();
+        }
         Ok(())
     }
 
@@ -216,10 +242,12 @@ impl<T> Drop for Port<T> {
     }
 }
 
-/// No message is taken any more. Those that are there are dropped with the channel.
+/// No message is taken any more. Those that are there are dropped, and those that are on their way by who
+/// sends them.
 fn close<T>(shared: &Shared<T>) {
     shared.is_closed.store(true, Ordering::Release);
     fence(Ordering::SeqCst);
+    shared.drain();
     shared.wake_senders();
 }
 

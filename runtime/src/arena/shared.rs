@@ -1,0 +1,182 @@
+//! Memory that several cores of a process reach.
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::exposed::{Exposed, ForeignMemory};
+use super::mapping::Mapping;
+use super::{HugePages, Shortfall};
+
+/// Memory that several cores of this process are to reach. Each makes a handle of its own
+/// ([`here`](Self::here)), so that operations count on their core alone. Clones name the same memory, which
+/// stays as long as any of them and any core's handle.
+#[derive(Clone)]
+pub struct SharedMemory(Arc<Whole>);
+
+struct Whole {
+    address: NonNull<u8>,
+    len: usize,
+    keeper: Keeper,
+}
+
+enum Keeper {
+    Mapping(Mapping),
+    /// Never looked at again, and dropped by whoever is last.
+    Foreign {
+        _owner: Box<dyn Any + Send>,
+    },
+}
+
+// SAFETY: the bytes are exposed memory, which any thread may read and write by copies (`Exposed`), and who
+// named foreign memory vouched for it on any thread (`ForeignMemory::new`). A mapping is unmapped and an owner
+// dropped once, by the last handle; `Mapping` has no state that changes. Holds as long as the value.
+unsafe impl Send for Whole {}
+
+// SAFETY: as above; a shared `Whole` gives out its address, its length and its mapping, which threads share
+// as they share any memory and descriptor, and never its owner, which need not be `Sync` therefore. Holds as
+// long as the value.
+unsafe impl Sync for Whole {}
+
+/// One core's hold on shared memory.
+pub(super) struct Here {
+    whole: Arc<Whole>,
+    _keeps: Arc<dyn Any + Send + Sync>,
+}
+
+impl Here {
+    pub(super) fn mapping(&self) -> Option<&Mapping> {
+        match &self.whole.keeper {
+            Keeper::Mapping(mapping) => Some(mapping),
+            Keeper::Foreign { .. } => None,
+        }
+    }
+}
+
+impl SharedMemory {
+    /// A mapping of its own. See [`Exposed::map`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn map(
+        len: usize,
+        huge_pages: HugePages,
+        shortfalls: &mut Vec<Shortfall>,
+    ) -> Result<Self, Errno> {
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        let mapping = Mapping::new(len, huge_pages, false, shortfalls)?;
+        Ok(Self(Arc::new(Whole {
+            address: mapping.base(),
+            len,
+            keeper: Keeper::Mapping(mapping),
+        })))
+    }
+
+    /// Memory of somebody else, whose owner is dropped by whoever is last, on whatever thread.
+    #[must_use]
+    pub fn foreign(memory: ForeignMemory) -> Self {
+        let (address, len, owner) = memory.into_parts();
+        Self(Arc::new(Whole {
+            address,
+            len,
+            keeper: Keeper::Foreign { _owner: owner },
+        }))
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn start(&self) -> usize {
+        self.0.address.as_ptr().addr()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether it names no byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// A handle for this core. `keeps` is kept by it, its slices and the operations that hold them: it is let
+    /// go when no operation of this core reaches the memory any more.
+    #[must_use]
+    pub fn here(&self, keeps: Arc<dyn Any + Send + Sync>) -> Exposed {
+        let here = Here {
+            whole: Arc::clone(&self.0),
+            _keeps: keeps,
+        };
+        Exposed::of_shared(self.0.address, self.0.len, Rc::new(here))
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedMemory({:?}+{:#x})", self.0.address, self.0.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn threads_reach_the_same_bytes_and_each_keeps_what_it_is_given() {
+        let memory = SharedMemory::map(8192, HugePages::Never, &mut Vec::new()).expect("memory");
+        let kept = Arc::new(());
+        let ours = memory.here(Arc::clone(&kept) as Arc<_>);
+        let (theirs, given) = (memory.clone(), Arc::clone(&kept));
+        let thread = thread::spawn(move || {
+            let here = theirs.here(given);
+            let part = here.slice(5000, 5);
+            drop(here);
+            part.copy_in(0, b"there");
+            part.mapping()
+        });
+        let seen = thread.join().expect("no panic");
+        assert_eq!(seen, Some((memory.start(), 8192)));
+        assert_eq!(ours.slice(5000, 5).to_vec(), b"there");
+        assert!(ours.share().expect("a mapping").is_whole);
+        assert_eq!(Arc::strong_count(&kept), 2, "that thread's is gone");
+        let part = ours.slice(0, 1);
+        drop((ours, memory));
+        assert_eq!(Arc::strong_count(&kept), 2, "a slice keeps it");
+        part.copy_in(0, b"x");
+        drop(part);
+        assert_eq!(Arc::strong_count(&kept), 1);
+        let nothing = SharedMemory::map(0, HugePages::Never, &mut Vec::new());
+        assert_eq!(nothing.err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn foreign_memory_keeps_its_owner_until_the_last_core_lets_go() {
+        let owner = Arc::new(());
+        let mut bytes = vec![1_u8; 8];
+        let address = NonNull::from(bytes.as_mut_slice()).cast();
+        // SAFETY: `bytes` lives to the end of the test and is not touched before.
+        let foreign = unsafe { ForeignMemory::new(address, 8, Box::new(Arc::clone(&owner))) };
+        let memory = SharedMemory::foreign(foreign);
+        assert_eq!((memory.len(), memory.is_empty()), (8, false));
+        let theirs = memory.clone();
+        let thread = thread::spawn(move || {
+            let here = theirs.here(Arc::new(()));
+            assert!(here.mapping().is_none() && here.share().is_err());
+            here.slice(2, 2).copy_in(0, b"ab");
+        });
+        drop(memory);
+        thread.join().expect("no panic");
+        assert_eq!(Arc::strong_count(&owner), 1, "given up");
+        assert_eq!(bytes, b"\x01\x01ab\x01\x01\x01\x01");
+    }
+}
