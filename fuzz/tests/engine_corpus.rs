@@ -11,7 +11,7 @@ mod tests {
 
     use super::replay::{Counter, reaches_everything, replayed};
 
-    const OF_MESSAGES: [Counter<message::Reached>; 19] = [
+    const OF_MESSAGES: [Counter<message::Reached>; 21] = [
         ("places", |reached| reached.places),
         ("notes", |reached| reached.notes),
         ("writes", |reached| reached.writes),
@@ -21,6 +21,8 @@ mod tests {
         ("packets", |reached| reached.packets),
         ("introductions", |reached| reached.introductions),
         ("tokens", |reached| reached.tokens),
+        ("greetings", |reached| reached.greetings),
+        ("ports", |reached| reached.ports),
         ("faults", |reached| reached.faults),
         ("registered", |reached| reached.registered),
         ("refused", |reached| reached.refused),

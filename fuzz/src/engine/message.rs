@@ -10,6 +10,7 @@ use lunette_transfer_proto::engine::same_host::commands::{
 };
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::SEGMENT_NAME_BYTES_MAX;
+use lunette_transfer_proto::engine::siblings::{Greeting, read_ports, write_ports};
 use lunette_transfer_proto::engine::slices::SLICE_PARTS_MAX;
 
 use super::segments;
@@ -35,6 +36,10 @@ pub struct Reached {
     pub introductions: u32,
     /// Tokens of capabilities.
     pub tokens: u32,
+    /// Greetings of engines of several cores.
+    pub greetings: u32,
+    /// Lists of their ports.
+    pub ports: u32,
     /// Bodies that made no sense.
     pub faults: u32,
     /// Segments that were registered.
@@ -69,6 +74,7 @@ pub fn message(data: &[u8]) -> Reached {
     write(data, &mut reached);
     descriptor(data, &mut reached);
     same_host(data, &mut reached);
+    siblings(data, &mut reached);
     match read_name(data) {
         Ok(name) => {
             assert_eq!(name, data, "a name is its body");
@@ -134,6 +140,22 @@ fn same_host(data: &[u8], reached: &mut Reached) {
         let answer = answer_from_word(word);
         let back = answer_to_word(answer);
         assert!(back == word || answer == Err(Refusal::Malformed));
+    }
+}
+
+fn siblings(data: &[u8], reached: &mut Reached) {
+    if let Ok(greeting) = Greeting::decode(data) {
+        let mut again = Vec::new();
+        greeting.encode(&mut again);
+        assert_eq!(again, data, "a greeting has one form");
+        assert!(greeting.core < greeting.cores);
+        reached.greetings += 1;
+    }
+    if let Ok(ports) = read_ports(data) {
+        let mut again = Vec::new();
+        write_ports(&mut again, &ports);
+        assert_eq!(again, data, "ports have one form");
+        reached.ports += 1;
     }
 }
 

@@ -37,6 +37,7 @@ pub(super) fn drive(data: &[u8], reached: &mut Reached) {
     let mut script = Reader::new(data);
     let mut run = Run {
         table: Segments::default(),
+        led: Segments::default(),
         list: Vec::new(),
         reached,
     };
@@ -46,12 +47,15 @@ pub(super) fn drive(data: &[u8], reached: &mut Reached) {
         }
         let count = run.registered().count();
         assert_eq!((run.table.len(), run.table.is_empty()), (count, count == 0));
+        assert_eq!(run.led.len(), count);
     }
 }
 
 struct Run<'a> {
     /// Each segment leads to its place in the list.
     table: Segments<usize>,
+    /// Takes its ids from the first.
+    led: Segments<usize>,
     list: Vec<Listed>,
     reached: &'a mut Reached,
 }
@@ -111,6 +115,7 @@ impl Run<'_> {
                 let is_new = self.list.iter().all(|listed| listed.id != id);
                 assert!(is_new, "an id is never used again");
                 assert_eq!(SegmentId::from_wire(id.to_wire()), id);
+                self.led.adopt(id, &what, place);
                 self.list.push(Listed {
                     id,
                     name,
@@ -154,6 +159,7 @@ impl Run<'_> {
         };
         match *refusal {
             RegisterRefusal::Full => unreachable!("a script is shorter than the table"),
+            RegisterRefusal::OfOneCore => unreachable!("a table knows nothing of cores"),
             RegisterRefusal::NameTaken { holder } => {
                 assert_eq!(held(holder).name.as_deref(), what.name);
             }
@@ -181,7 +187,9 @@ impl Run<'_> {
         if let Some(place) = self.any(script)? {
             let listed = &mut self.list[place];
             let gone = self.table.unregister(listed.id);
+            let led = self.led.unregister(listed.id).map(|gone| gone.memory);
             let was_registered = std::mem::replace(&mut listed.is_registered, false);
+            assert_eq!(led, was_registered.then_some(place));
             assert_eq!(
                 gone.map(|gone| gone.memory),
                 was_registered.then_some(place)
@@ -231,6 +239,8 @@ impl Run<'_> {
     fn by_name(&mut self, script: &mut Reader<'_>) -> Result<(), Truncated> {
         let name = name(script)?;
         let found = self.table.by_name(&name);
+        let led = self.led.by_name(&name).map(|(id, _)| id);
+        assert_eq!(led, found.map(|(id, _)| id));
         let found = found.map(|(id, segment)| (id, segment.memory));
         let expected = self
             .registered()
@@ -243,6 +253,7 @@ impl Run<'_> {
     fn by_address(&mut self, script: &mut Reader<'_>) -> Result<(), Truncated> {
         let (start, len) = (number(script)?, number(script)?);
         let found = self.table.by_address(start, len);
+        assert_eq!(self.led.by_address(start, len), found);
         let holds = |listed: &Listed| {
             let own = u128::from(listed.start?);
             let (first, end) = (u128::from(start), u128::from(start) + u128::from(len));

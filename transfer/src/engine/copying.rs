@@ -110,8 +110,9 @@ impl Shared {
             && outcome.failures.is_empty()
         {
             let from = self.epoch;
-            if !self.engine.notify(Notification { from, bytes }) {
-                let busy = Cause::Refused(Refusal::Busy);
+            let notices = &self.engine.alive.siblings().notices;
+            if let Err(refusal) = notices.notify(Notification { from, bytes }) {
+                let busy = Cause::Refused(refusal);
                 outcome
                     .failures
                     .push(posted.failure(None, busy, Effect::Untouched));

@@ -19,6 +19,7 @@ use lunette_transfer_proto::topology::Sources;
 use super::Inner;
 use super::endpoint::Endpoint;
 use super::error::OpenError;
+use super::homing::Cores;
 use super::race;
 use crate::client::Connection;
 use crate::error::ConnectError;
@@ -34,6 +35,8 @@ const PATHS_MAX: usize = 64;
 pub(super) struct Passage {
     /// What it is called at the other side.
     pub(super) number: u64,
+    /// Which of its peer's rails it is for.
+    pub(super) rail: usize,
     /// Which of the adapters that are alike is to be used.
     pub(super) turn: u64,
     /// How often it was tried in vain: ways that were tried are tried later.
@@ -56,6 +59,10 @@ pub(super) struct Destination {
     known: RefCell<Known>,
     /// The address of ours that was connected from last, where it was chosen.
     source: Cell<Option<IpAddr>>,
+    /// What is known of the peer's cores, if it has several.
+    pub(super) cores: RefCell<Option<Cores>>,
+    /// Where it led last, if that is none of its addresses but another core's.
+    elsewhere: Cell<Option<SocketAddr>>,
 }
 
 #[derive(Debug, Default)]
@@ -99,11 +106,16 @@ impl Destination {
             endpoint,
             known: RefCell::new(known),
             source: Cell::new(None),
+            cores: RefCell::default(),
+            elsewhere: Cell::new(None),
         })
     }
 
     /// The address that was used last, or is tried first. Unspecified while a name has none.
     pub(super) fn address(&self) -> SocketAddr {
+        if let Some(address) = self.elsewhere.get() {
+            return address;
+        }
         let first = self.known.borrow().addresses.first().copied();
         first.unwrap_or_else(|| {
             let port = match &self.endpoint {
@@ -124,7 +136,8 @@ impl Destination {
         self.known.borrow_mut().is_doubted = true;
     }
 
-    /// Connects: to the first of its addresses that answers.
+    /// Connects: to the first of its addresses that answers, and from there to the core at which the rail is
+    /// at home, where the peer has several.
     ///
     /// # Errors
     /// [`OpenError::Resolve`] or [`OpenError::Connect`].
@@ -135,15 +148,21 @@ impl Destination {
     ) -> Result<Reached, OpenError> {
         let began = time::now();
         let deadline = began + engine.options.connect_timeout;
-        let addresses = self.addresses(engine, deadline).await?;
-        let reached = self.connect(engine, &addresses, passage, deadline).await;
+        let given = self.addresses(engine, deadline).await?;
+        let ways = self.ways(engine, &given, passage);
+        let reached = self.connect(engine, &ways, passage, deadline).await;
+        self.known.borrow_mut().is_doubted = reached.is_err();
+        let reached = reached?;
+        let is_given = given.contains(&reached.0);
+        let (address, connection) = self.go_home(engine, reached, passage, deadline).await;
+        let elsewhere = Some(address).filter(|address| !given.contains(address));
+        self.elsewhere.set(elsewhere);
         let is_known = matches!(self.endpoint, Endpoint::Address(_));
-        let mut known = self.known.borrow_mut();
-        known.is_doubted = reached.is_err();
-        let is_certain = is_known || known.answered.is_some_and(|at| at >= began);
-        reached.map(|connection| Reached {
+        let answered = self.known.borrow().answered;
+        let is_confirmed = is_known || answered.is_some_and(|at| at >= began);
+        Ok(Reached {
             connection,
-            is_certain,
+            is_certain: is_given && is_confirmed,
         })
     }
 
@@ -153,7 +172,7 @@ impl Destination {
         addresses: &[SocketAddr],
         passage: Passage,
         deadline: Time,
-    ) -> Result<Connection, OpenError> {
+    ) -> Result<(SocketAddr, Connection), OpenError> {
         let paths = paths(engine.options.sources.as_ref(), addresses, passage);
         let attempts = paths.iter().map(|&(address, source)| {
             let attempt = stream(address, source, deadline);
@@ -166,7 +185,8 @@ impl Destination {
         let guard = engine.guard.as_ref();
         let connected = Connection::over(stream, hello, deadline, guard).await;
         self.known.borrow_mut().rank(address, connected.is_ok());
-        connected.map_err(|error| OpenError::Connect { address, error })
+        let connection = connected.map_err(|error| OpenError::Connect { address, error })?;
+        Ok((address, connection))
     }
 
     /// The addresses to try; the name is asked for if it has none, or if they are in doubt.
@@ -319,7 +339,7 @@ fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 }
 
 /// A connection of the system.
-async fn stream(
+pub(super) async fn stream(
     address: SocketAddr,
     source: Option<IpAddr>,
     deadline: Time,
@@ -356,6 +376,7 @@ mod tests {
         assert_eq!(alternate(given), expected);
         let passage = Passage {
             number: 0,
+            rail: 0,
             turn: 0,
             attempt: 3,
         };

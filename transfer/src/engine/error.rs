@@ -7,6 +7,7 @@ use lunette_auth::policy::ListenRefusal;
 use lunette_runtime::JoinError;
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::ResolveError;
+use lunette_runtime_core::limits::CORES_MAX;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::scheduler::{RAILS_MAX, RequestFailure, TransfersFull};
 use lunette_transfer_proto::engine::segment::RegisterRefusal;
@@ -44,6 +45,21 @@ pub enum StartError {
     /// The core has no room for its tasks.
     #[error("no room on this core: {0}")]
     Task(JoinError),
+    /// The core polls as much as it can.
+    #[error("no room on this core for another thing to poll")]
+    NoSource,
+    /// An engine has at least one core, and no more than this.
+    #[error("{cores} cores are outside 1..={CORES_MAX}")]
+    CoreCount {
+        /// How many were asked for.
+        cores: usize,
+    },
+    /// Each core listens on a port of its own, from this one on, and there are not so many.
+    #[error("not enough ports for all cores from {address} on")]
+    NoPorts {
+        /// Where the first core was to listen.
+        address: SocketAddr,
+    },
 }
 
 /// Memory that was not registered: why, and the memory.

@@ -101,7 +101,29 @@ impl Engine {
         rights: Rights,
         range: Range<u64>,
     ) -> Result<Token, GrantError> {
-        let registry = self.inner.registry.borrow();
+        self.inner.grant(segment, holder, rights, range)
+    }
+
+    /// Revokes all that was granted for a segment so far, whoever has redeemed it: from now on no access
+    /// begins by it. Accesses that have begun finish; to wait for those, [`unregister`](Self::unregister)
+    /// the segment. What is granted afterwards holds. False if there is no such segment, or if it was not
+    /// registered by capability.
+    #[must_use]
+    pub fn revoke(&self, segment: SegmentId) -> bool {
+        self.inner.registry.borrow().revoke(segment)
+    }
+}
+
+impl Inner {
+    /// See [`Engine::grant`].
+    pub(super) fn grant(
+        &self,
+        segment: SegmentId,
+        holder: u64,
+        rights: Rights,
+        range: Range<u64>,
+    ) -> Result<Token, GrantError> {
+        let registry = self.registry.borrow();
         let what = registry.descriptor(segment);
         let what = what.ok_or(GrantError::NoSegment)?;
         let epoch = registry.capability_epoch(segment).ok_or(GrantError::Open)?;
@@ -118,8 +140,8 @@ impl Engine {
                 segment_bytes,
             });
         }
-        let issuer = self.inner.owner_key.get_or_init(draw_key);
-        let issuer = issuer.issuer(session(self.inner.epoch, holder), epoch);
+        let issuer = self.alive.siblings().owner_key.get_or_init(draw_key);
+        let issuer = issuer.issuer(session(self.epoch, holder), epoch);
         let token = issuer.issue(&Capability {
             rights,
             segment: segment.to_wire(),
@@ -129,23 +151,17 @@ impl Engine {
         Ok(Token(token.expect("it ends within the segment")))
     }
 
-    /// Revokes all that was granted for a segment so far, whoever has redeemed it: from now on no access
-    /// begins by it. Accesses that have begun finish; to wait for those, [`unregister`](Self::unregister)
-    /// the segment. What is granted afterwards holds. False if there is no such segment, or if it was not
-    /// registered by capability.
-    #[must_use]
-    pub fn revoke(&self, segment: SegmentId) -> bool {
-        self.inner.registry.borrow().revoke(segment)
-    }
-}
-
-impl Inner {
     /// Lets the session of a connection do what a token grants, and says what that is.
     pub(super) fn redeem(&self, link: Link, token: &[u8]) -> Result<Descriptor, Refusal> {
         let mut sessions = self.sessions.borrow_mut();
         let (holder, grants) = sessions.grants(link).ok_or(Refusal::Session)?;
         let id = SegmentId::from_wire(named_segment(token).map_err(refusal)?);
-        let key = self.owner_key.get().ok_or(Refusal::BadCapability)?;
+        let key = self
+            .alive
+            .siblings()
+            .owner_key
+            .get()
+            .ok_or(Refusal::BadCapability)?;
         let registry = self.registry.borrow();
         let epoch = registry.capability_epoch(id).ok_or(Refusal::Stale)?;
         let issuer = key.issuer(session(self.epoch, holder), epoch);

@@ -247,6 +247,23 @@ impl Peer {
     /// # Errors
     /// [`PostError`]; nothing was sent.
     pub fn post(&self, batch: &Batch, options: PostOptions) -> Result<Transfer, PostError> {
+        self.check(batch, &options)?;
+        let shared = &self.shared;
+        let now = time::now();
+        let posted = Rc::new(Posted::new(batch, options, now));
+        if self.is_self() {
+            shared.post_own(&posted);
+        } else if !shared.post_here(&posted)? {
+            shared.submit(&posted, now)?;
+        }
+        Ok(Transfer {
+            peer: self.clone(),
+            posted,
+        })
+    }
+
+    /// Whether a batch can be posted.
+    pub(super) fn check(&self, batch: &Batch, options: &PostOptions) -> Result<(), PostError> {
         let shared = &self.shared;
         if batch.peer().is_some_and(|peer| peer != shared.epoch) {
             return Err(PostError::OtherPeer);
@@ -256,19 +273,10 @@ impl Peer {
             let len_bytes = note.len();
             return Err(PostError::NoteTooLong { len_bytes });
         }
-        let now = time::now();
-        let posted = Rc::new(Posted::new(batch, options, now));
-        if self.is_self() {
-            shared.post_own(&posted);
-        } else if shared.state.borrow().is_replaced {
+        if shared.state.borrow().is_replaced {
             return Err(PostError::PeerReplaced);
-        } else if !shared.post_here(&posted)? {
-            shared.submit(&posted, now)?;
         }
-        Ok(Transfer {
-            peer: self.clone(),
-            posted,
-        })
+        Ok(())
     }
 
     /// Whether it is on this host and shares memory with us.
@@ -381,6 +389,7 @@ pub(super) fn connection_number(peer: u32, rail: usize, connection: u32) -> u64 
 pub(super) fn passage(peer: u32, rail: usize, connection: u32, failures: u32) -> Passage {
     Passage {
         number: connection_number(peer, rail, connection),
+        rail,
         turn: u64::from(peer) + rail as u64,
         // What was lost is first tried as it was.
         attempt: failures.saturating_sub(1),

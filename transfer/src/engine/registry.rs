@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
+use futures_channel::oneshot;
 use lunette_auth::Request;
 use lunette_runtime::arena::{Exposed, Share};
 use lunette_transfer_proto::engine::message::{Descriptor, Refusal};
@@ -70,18 +73,27 @@ pub(super) struct Behind {
     content: Content,
     /// How peers of this host may read it by themselves.
     showing: Showing,
-    /// If it is reached by capability: the epoch of those that hold.
-    capability_epoch: Option<Cell<u64>>,
+    /// If it is reached by capability: the epoch of those that hold, the same at all cores of the engine.
+    capability_epoch: Option<Arc<AtomicU64>>,
     users: Cell<usize>,
-    waiting: RefCell<Option<Waker>>,
+    waiting: RefCell<Option<Waiting>>,
+}
+
+/// Who waits until nobody uses it any more.
+#[derive(Debug)]
+enum Waiting {
+    /// A task of this core.
+    Here(Waker),
+    /// Another core.
+    There(oneshot::Sender<()>),
 }
 
 impl Behind {
-    fn new(content: Content, showing: Showing, options: &RegisterOptions) -> Self {
+    fn new(content: Content, showing: Showing, capability_epoch: Option<Arc<AtomicU64>>) -> Self {
         Self {
             content,
             showing,
-            capability_epoch: options.by_capability.then(|| Cell::new(1)),
+            capability_epoch,
             users: Cell::new(0),
             waiting: RefCell::default(),
         }
@@ -130,10 +142,16 @@ impl Drop for InUse {
     fn drop(&mut self) {
         let left = self.0.users.get() - 1;
         self.0.users.set(left);
-        if left == 0
-            && let Some(waker) = self.0.waiting.take()
-        {
-            waker.wake();
+        if left > 0 {
+            return;
+        }
+        match self.0.waiting.take() {
+            Some(Waiting::Here(waker)) => waker.wake(),
+            // Nobody waits any more: then nobody is told.
+            Some(Waiting::There(told)) => {
+                let _told = told.send(());
+            }
+            None => {}
         }
     }
 }
@@ -150,11 +168,21 @@ impl Unregistered {
             if memory.users.get() == 0 {
                 return Poll::Ready(());
             }
-            *memory.waiting.borrow_mut() = Some(cx.waker().clone());
+            *memory.waiting.borrow_mut() = Some(Waiting::Here(cx.waker().clone()));
             Poll::Pending
         })
         .await;
         memory.content.clone()
+    }
+
+    /// Tells another core when nobody is using it any more.
+    pub(super) fn tell_unused(self, told: oneshot::Sender<()>) {
+        if self.0.users.get() == 0 {
+            // Nobody waits any more: then nobody is told.
+            let _told = told.send(());
+        } else {
+            *self.0.waiting.borrow_mut() = Some(Waiting::There(told));
+        }
     }
 }
 
@@ -185,34 +213,65 @@ impl Registry {
         exposed: Exposed,
         options: &RegisterOptions,
     ) -> Result<SegmentId, RegisterError> {
-        let registration = Registration {
-            name: options.name.as_deref().map(str::as_bytes),
-            start: options.by_address.then_some(exposed.start() as u64),
-            len_bytes: exposed.len() as u64,
-            access: options.access,
-        };
-        let base = exposed.start();
+        let memory = self.behind(&exposed, options, first_epoch(options));
+        let registered = self
+            .segments
+            .register(&of_memory(&exposed, options), memory);
+        match registered {
+            Ok(id) => {
+                self.place(id, &exposed);
+                Ok(id)
+            }
+            Err((refusal, _)) => Err(RegisterError {
+                refusal,
+                memory: exposed,
+            }),
+        }
+    }
+
+    /// Takes in memory under the id that the engine's directory has given it. `capability_epoch` is what
+    /// its cores have in common, if it is reached by capability.
+    pub(super) fn adopt(
+        &mut self,
+        id: SegmentId,
+        exposed: Exposed,
+        options: &RegisterOptions,
+        capability_epoch: Option<Arc<AtomicU64>>,
+    ) {
+        let memory = self.behind(&exposed, options, capability_epoch);
+        self.segments
+            .adopt(id, &of_memory(&exposed, options), memory);
+        self.place(id, &exposed);
+    }
+
+    fn behind(
+        &self,
+        exposed: &Exposed,
+        options: &RegisterOptions,
+        capability_epoch: Option<Arc<AtomicU64>>,
+    ) -> Rc<Behind> {
         let is_shared =
             options.same_host && !options.by_capability && options.access.allows(Way::Read);
         let showing = if !is_shared {
             Showing::Hidden
-        } else if exposed.mapping() == Some((base, exposed.len())) {
+        } else if exposed.mapping() == Some((exposed.start(), exposed.len())) {
             Showing::Mapped
         } else if self.has_trust {
             Showing::ByAddress
         } else {
             Showing::Hidden
         };
-        let memory = Behind::new(Content::Memory(exposed.clone()), showing, options);
-        let registered = self.segments.register(&registration, Rc::new(memory));
-        let id = registered.map_err(|(refusal, _)| RegisterError {
-            refusal,
-            memory: exposed,
-        })?;
+        let content = Content::Memory(exposed.clone());
+        Rc::new(Behind::new(content, showing, capability_epoch))
+    }
+
+    /// Has memory found by its addresses, if peers of this host may read it.
+    fn place(&mut self, id: SegmentId, exposed: &Exposed) {
+        let segment = self.segments.get(id).expect("just registered");
+        let showing = segment.memory.showing;
         if let Some(by_start) = self.by_start(showing) {
-            by_start.insert(base, id);
+            by_start.insert(exposed.start(), id);
         }
-        Ok(id)
     }
 
     /// Registers a file. It has no addresses, and nobody maps it.
@@ -227,7 +286,8 @@ impl Registry {
             len_bytes: file.len_bytes(),
             access: options.access,
         };
-        let behind = Behind::new(Content::File(file.clone()), Showing::Hidden, options);
+        let content = Content::File(file.clone());
+        let behind = Behind::new(content, Showing::Hidden, first_epoch(options));
         let registered = self.segments.register(&registration, Rc::new(behind));
         registered.map_err(|(refusal, _)| RegisterFileError { refusal, file })
     }
@@ -235,6 +295,10 @@ impl Registry {
     /// What a segment is made of.
     pub(super) fn kind(&self, id: SegmentId) -> Option<Kind> {
         Some(self.segments.get(id)?.memory.kind())
+    }
+
+    pub(super) fn content(&self, id: SegmentId) -> Option<Content> {
+        Some(self.segments.get(id)?.memory.content.clone())
     }
 
     pub(super) fn unregister(&mut self, id: SegmentId) -> Option<Unregistered> {
@@ -370,18 +434,17 @@ impl Registry {
     /// The epoch of the capabilities that hold for a segment; `None` if it is not reached by them.
     pub(super) fn capability_epoch(&self, id: SegmentId) -> Option<u64> {
         let epoch = self.segments.get(id)?.memory.capability_epoch.as_ref()?;
-        Some(epoch.get())
+        Some(epoch.load(Ordering::Acquire))
     }
 
-    /// Goes on to the next epoch of a segment's capabilities. False if it has none.
+    /// Goes on to the next epoch of a segment's capabilities, at all cores. False if it has none.
     pub(super) fn revoke(&self, id: SegmentId) -> bool {
         let segment = self.segments.get(id);
         let Some(epoch) = segment.and_then(|segment| segment.memory.capability_epoch.as_ref())
         else {
             return false;
         };
-        let next = epoch.get().checked_add(1);
-        epoch.set(next.expect("nobody revokes so often"));
+        epoch.fetch_add(1, Ordering::AcqRel);
         true
     }
 
@@ -428,6 +491,21 @@ impl Registry {
             (Piece::File(_), _) => Err(Refusal::Elsewhere),
         }
     }
+}
+
+/// What a segment of memory is to be.
+fn of_memory<'a>(exposed: &Exposed, options: &'a RegisterOptions) -> Registration<'a> {
+    Registration {
+        name: options.name.as_deref().map(str::as_bytes),
+        start: options.by_address.then_some(exposed.start() as u64),
+        len_bytes: exposed.len() as u64,
+        access: options.access,
+    }
+}
+
+/// The epoch of a new segment's capabilities, if it is reached by them.
+pub(super) fn first_epoch(options: &RegisterOptions) -> Option<Arc<AtomicU64>> {
+    options.by_capability.then(|| Arc::new(AtomicU64::new(1)))
 }
 
 fn describe(id: SegmentId, segment: &Segment<Rc<Behind>>) -> Descriptor {

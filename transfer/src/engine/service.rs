@@ -1,6 +1,7 @@
 //! The answering side of an engine.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use lunette_runtime::net::Pin;
 use lunette_runtime::{spawn_local, time};
@@ -10,12 +11,13 @@ use lunette_transfer_proto::engine::message::{
     read_places, read_token,
 };
 use lunette_transfer_proto::engine::segment::Way;
+use lunette_transfer_proto::engine::siblings::write_ports;
 use lunette_transfer_proto::hello::Agreement;
 
+use super::Inner;
 use super::files::{self, FileWrite, Piece};
 use super::registry::InUse;
-use super::sessions::{Link, Seen};
-use super::{Inner, Notification};
+use super::sessions::Link;
 use crate::frames::Payload;
 use crate::room::Room;
 use crate::server::{
@@ -67,6 +69,7 @@ impl EngineService {
             Operation::Fence => self.fence(request),
             Operation::Introduce => self.introduce(request.body),
             Operation::Redeem => self.redeem(request),
+            Operation::Siblings => self.siblings(request.body),
         }
     }
 
@@ -205,19 +208,34 @@ impl EngineService {
         let mut reader = Reader::new(request.body);
         let number = reader.u64().map_err(|_| (Refusal::Malformed, 0))?;
         finish(&reader).map_err(no_sense)?;
-        let ending = self
-            .inner
-            .sessions
-            .borrow_mut()
-            .fence(self.link(request.connection), number);
         self.inner.counts.fenced();
-        Ok(match ending {
-            None => answer(Vec::new(), None),
-            Some(signal) => Intake::Later(Later::new(async move {
+        let link = self.link(request.connection);
+        let sessions = self.inner.sessions.borrow();
+        // Who belongs to no session has nothing to end.
+        let epoch = sessions.session(link);
+        let here = epoch.and_then(|epoch| sessions.fence(epoch, number));
+        let alive = Arc::clone(&self.inner.alive);
+        let elsewhere = epoch.filter(|_| alive.siblings().are_several());
+        if here.is_none() && elsewhere.is_none() {
+            return Ok(answer(Vec::new(), None));
+        }
+        Ok(Intake::Later(Later::new(async move {
+            if let Some(epoch) = elsewhere {
+                let siblings = alive.siblings();
+                siblings.fence_elsewhere(alive.core(), epoch, number).await;
+            }
+            if let Some(signal) = here {
                 signal.raised().await;
-                Response::default()
-            })),
-        })
+            }
+            Response::default()
+        })))
+    }
+
+    fn siblings(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
+        finish(&Reader::new(body)).map_err(no_sense)?;
+        let mut body = Vec::new();
+        write_ports(&mut body, &self.inner.alive.siblings().ports(self.listener));
+        Ok(answer(body, None))
     }
 
     fn introduce(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
@@ -282,17 +300,10 @@ impl EngineService {
     }
 
     fn deliver(&self, link: Link, id: u64, bytes: Vec<u8>) -> Result<(), Refusal> {
-        let mut sessions = self.inner.sessions.borrow_mut();
-        match sessions.see(link, id) {
-            Seen::Before => Ok(()),
-            Seen::Nowhere => Err(Refusal::Session),
-            Seen::Forgotten => Err(Refusal::Forgotten),
-            Seen::New { from } if self.inner.notify(Notification { from, bytes }) => {
-                sessions.delivered(from, id);
-                Ok(())
-            }
-            Seen::New { .. } => Err(Refusal::Busy),
-        }
+        let session = self.inner.sessions.borrow().session(link);
+        let session = session.ok_or(Refusal::Session)?;
+        let notices = &self.inner.alive.siblings().notices;
+        notices.deliver(session, id, bytes)
     }
 }
 
@@ -333,17 +344,19 @@ impl Service for EngineService {
             // No engine: it may ask, but it cannot be told apart, so it neither fences nor notifies.
             return;
         };
+        let session = agreement.session_epoch;
+        let link = self.link(connection);
         let mut sessions = self.inner.sessions.borrow_mut();
-        sessions.open(
-            self.link(connection),
-            agreement.session_epoch,
-            number,
-            closer,
-        );
+        if sessions.open(link, session, number, closer) {
+            self.inner.alive.siblings().notices.opened(session);
+        }
     }
 
     fn on_ended(&self, connection: ConnectionId) {
-        self.inner.sessions.borrow_mut().end(self.link(connection));
+        let ended = self.inner.sessions.borrow_mut().end(self.link(connection));
+        if let Some(session) = ended {
+            self.inner.alive.siblings().notices.ended(session);
+        }
     }
 }
 

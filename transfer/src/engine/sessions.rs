@@ -1,23 +1,20 @@
 //! Who is connected.
 //!
 //! The connections of one peer's engine make a session, named by its epoch. A peer that has lost a
-//! connection asks, over another one, for its end: what it wrote there may be in our kernel still.
+//! connection asks, over another one, for its end: what it wrote there may be in our kernel still. The
+//! other one may lead to another core of this engine, which asks all its siblings.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use futures_channel::oneshot;
 use lunette_auth::Request;
 use lunette_runtime::Signal;
 
 use super::Refusal;
 use super::grants::Grants;
 use crate::server::{Closer, ConnectionId};
-
-/// Sessions without a connection that are remembered, for their notifications.
-const GONE_MAX: usize = 1024;
-/// Numbers of notifications that are remembered of one session.
-const NOTES_MAX: usize = 4096;
 
 /// A connection of this engine: the listener that accepted it, and its name there.
 pub(super) type Link = (usize, ConnectionId);
@@ -27,15 +24,40 @@ pub(super) type Link = (usize, ConnectionId);
 struct Landings {
     count: Cell<usize>,
     has_ended: Cell<bool>,
-    /// Raised when it has ended, and nothing of it lands any more.
-    waiting: RefCell<Vec<Rc<Signal>>>,
+    /// Told when it has ended, and nothing of it lands any more.
+    waiting: RefCell<Vec<Told>>,
 }
 
 impl Landings {
     fn settle(&self) {
-        if self.count.get() == 0 && self.has_ended.get() {
-            for signal in self.waiting.take() {
-                signal.raise();
+        if self.is_settled() {
+            for told in self.waiting.take() {
+                told.tell();
+            }
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.count.get() == 0 && self.has_ended.get()
+    }
+}
+
+/// Who waits for the end of a connection.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// A task of this core.
+    Here(Rc<Signal>),
+    /// Another core.
+    There(oneshot::Sender<()>),
+}
+
+impl Told {
+    fn tell(self) {
+        match self {
+            Self::Here(signal) => signal.raise(),
+            // Nobody waits any more: then nobody is told.
+            Self::There(sender) => {
+                let _told = sender.send(());
             }
         }
     }
@@ -76,11 +98,8 @@ struct Session<C> {
     open: BTreeMap<u64, Open<C>>,
     /// Those that have ended while something of them was landing.
     landing: BTreeMap<u64, Rc<Landings>>,
-    notes: BTreeSet<u64>,
     /// What it has redeemed, while it has a connection.
     grants: Grants,
-    /// When its last connection ended, in the order of such ends.
-    gone: Option<u64>,
 }
 
 impl<C> Default for Session<C> {
@@ -88,9 +107,7 @@ impl<C> Default for Session<C> {
         Self {
             open: BTreeMap::new(),
             landing: BTreeMap::new(),
-            notes: BTreeSet::new(),
             grants: Grants::default(),
-            gone: None,
         }
     }
 }
@@ -100,36 +117,25 @@ impl<C> Session<C> {
     fn ended(&mut self, number: u64, landings: Rc<Landings>) {
         landings.has_ended.set(true);
         landings.settle();
-        self.landing.retain(|_, landings| landings.count.get() > 0);
+        self.sweep();
         if landings.count.get() > 0 {
             self.landing.insert(number, landings);
         }
     }
+
+    /// Forgets what has landed.
+    fn sweep(&mut self) {
+        self.landing.retain(|_, landings| landings.count.get() > 0);
+    }
 }
 
-/// The sessions of one engine's peers.
+/// The sessions of the peers of one core of an engine.
 #[derive(Debug)]
 pub(super) struct Sessions<C = Closer> {
     sessions: BTreeMap<u64, Session<C>>,
     links: BTreeMap<Link, (u64, u64)>,
-    gone: BTreeMap<u64, u64>,
-    ends: u64,
-}
-
-/// What is to be done with a notification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// It is to be delivered; it comes from this session.
-    New {
-        /// The epoch of the session.
-        from: u64,
-    },
-    /// It was delivered before.
-    Before,
-    /// So many later ones were delivered that it is not known any more.
-    Forgotten,
-    /// Its connection belongs to no session.
-    Nowhere,
+    /// Sessions of whose last connection something was still landing when it ended.
+    landing: Vec<u64>,
 }
 
 impl<C> Default for Sessions<C> {
@@ -137,60 +143,92 @@ impl<C> Default for Sessions<C> {
         Self {
             sessions: BTreeMap::new(),
             links: BTreeMap::new(),
-            gone: BTreeMap::new(),
-            ends: 0,
+            landing: Vec::new(),
         }
     }
 }
 
 impl<C: Close> Sessions<C> {
-    /// A connection was opened by the engine of `epoch`, which calls it `number`.
-    pub(super) fn open(&mut self, link: Link, epoch: u64, number: u64, closer: C) {
+    /// A connection was opened by the engine of `epoch`, which calls it `number`. Says whether it is one more
+    /// than before.
+    pub(super) fn open(&mut self, link: Link, epoch: u64, number: u64, closer: C) -> bool {
         let session = self.sessions.entry(epoch).or_default();
-        if let Some(gone) = session.gone.take() {
-            self.gone.remove(&gone);
-        }
         let open = Open {
             link,
             closer,
             landings: Rc::default(),
         };
-        if let Some(older) = session.open.insert(number, open) {
+        let older = session.open.insert(number, open);
+        let is_one_more = older.is_none();
+        if let Some(older) = older {
             // Its peer gives each number once: it is the peer's fault, and its loss.
             older.closer.close();
             self.links.remove(&older.link);
             session.ended(number, older.landings);
         }
         self.links.insert(link, (epoch, number));
+        is_one_more
     }
 
-    /// A connection has ended.
-    pub(super) fn end(&mut self, link: Link) {
-        let Some((epoch, number)) = self.links.remove(&link) else {
-            return;
-        };
+    /// A connection has ended. Says whose it was, if it was one of those that count.
+    pub(super) fn end(&mut self, link: Link) -> Option<u64> {
+        let (epoch, number) = self.links.remove(&link)?;
         let session = self.sessions.get_mut(&epoch).expect("it had a connection");
-        if let Some(open) = session.open.remove(&number) {
-            session.ended(number, open.landings);
-        }
+        let open = session.open.remove(&number);
+        let open = open.expect("what is linked is open");
+        session.ended(number, open.landings);
         if session.open.is_empty() {
-            self.ends += 1;
             session.grants = Grants::default();
-            session.gone = Some(self.ends);
-            self.gone.insert(self.ends, epoch);
+            self.landing.push(epoch);
         }
-        if self.gone.len() > GONE_MAX
-            && let Some((_, epoch)) = self.gone.pop_first()
-        {
-            self.sessions.remove(&epoch);
+        self.sweep();
+        Some(epoch)
+    }
+
+    /// Forgets sessions without a connection of which nothing lands any more.
+    fn sweep(&mut self) {
+        let sessions = &mut self.sessions;
+        self.landing.retain(|epoch| {
+            let Some(session) = sessions.get_mut(epoch) else {
+                return false;
+            };
+            session.sweep();
+            let is_back = !session.open.is_empty();
+            let is_over = !is_back && session.landing.is_empty();
+            if is_over {
+                sessions.remove(epoch);
+            }
+            !is_back && !is_over
+        });
+    }
+
+    /// The session that a connection belongs to.
+    pub(super) fn session(&self, link: Link) -> Option<u64> {
+        self.links.get(&link).map(|&(epoch, _)| epoch)
+    }
+
+    /// Begins to end a connection of a session. What is returned is raised when it has ended; `None` if it
+    /// has already, or never was here.
+    pub(super) fn fence(&self, epoch: u64, number: u64) -> Option<Rc<Signal>> {
+        let landings = self.close(epoch, number)?;
+        let signal = Rc::new(Signal::default());
+        let told = Told::Here(Rc::clone(&signal));
+        landings.waiting.borrow_mut().push(told);
+        Some(signal)
+    }
+
+    /// As [`fence`](Self::fence), for another core, which is told also if there is nothing to end.
+    pub(super) fn fence_for(&self, epoch: u64, number: u64, told: oneshot::Sender<()>) {
+        let told = Told::There(told);
+        match self.close(epoch, number) {
+            Some(landings) => landings.waiting.borrow_mut().push(told),
+            None => told.tell(),
         }
     }
 
-    /// Begins to end a connection of the session that `asking` belongs to. What is returned is raised
-    /// when it has ended; `None` if it has already.
-    pub(super) fn fence(&mut self, asking: Link, number: u64) -> Option<Rc<Signal>> {
-        let (epoch, _) = self.links.get(&asking)?;
-        let session = self.sessions.get_mut(epoch)?;
+    /// Ends a connection, and says what of it is still to be waited for.
+    fn close(&self, epoch: u64, number: u64) -> Option<&Landings> {
+        let session = self.sessions.get(&epoch)?;
         let landings = match session.open.get(&number) {
             Some(open) => {
                 open.closer.close();
@@ -198,12 +236,7 @@ impl<C: Close> Sessions<C> {
             }
             None => session.landing.get(&number)?,
         };
-        if landings.has_ended.get() && landings.count.get() == 0 {
-            return None;
-        }
-        let signal = Rc::new(Signal::default());
-        landings.waiting.borrow_mut().push(Rc::clone(&signal));
-        Some(signal)
+        (!landings.is_settled()).then_some(&**landings)
     }
 
     /// Something that came over a connection is on its way to a file, until what is returned is dropped.
@@ -229,32 +262,6 @@ impl<C: Close> Sessions<C> {
     pub(super) fn permit(&self, link: Link, wanted: &Request, current: u64) -> Result<(), Refusal> {
         let &(epoch, _) = self.links.get(&link).ok_or(Refusal::NoCapability)?;
         self.sessions[&epoch].grants.permit(wanted, current)
-    }
-
-    /// Whether a notification was delivered before.
-    pub(super) fn see(&self, link: Link, note: u64) -> Seen {
-        let Some(&(from, _)) = self.links.get(&link) else {
-            return Seen::Nowhere;
-        };
-        let session = &self.sessions[&from];
-        let is_older = session.notes.first().is_some_and(|&first| note < first);
-        if session.notes.contains(&note) {
-            Seen::Before
-        } else if is_older && session.notes.len() >= NOTES_MAX {
-            Seen::Forgotten
-        } else {
-            Seen::New { from }
-        }
-    }
-
-    /// A notification has been delivered.
-    pub(super) fn delivered(&mut self, from: u64, note: u64) {
-        if let Some(session) = self.sessions.get_mut(&from) {
-            session.notes.insert(note);
-            if session.notes.len() > NOTES_MAX {
-                session.notes.pop_first();
-            }
-        }
     }
 }
 
@@ -284,37 +291,20 @@ mod tests {
             sessions.open(link(number), 7, number, ());
         }
         let (first, second) = (sessions.land(link(1)), sessions.land(link(1)));
-        let early = sessions.fence(link(2), 1).expect("it is open");
+        let early = sessions.fence(7, 1).expect("it is open");
         drop(first);
         sessions.end(link(1));
-        let late = sessions.fence(link(2), 1).expect("something lands");
+        let late = sessions.fence(7, 1).expect("something lands");
         assert!(!is_raised(&early) && !is_raised(&late));
         drop(second);
         assert!(is_raised(&early) && is_raised(&late));
-        assert!(sessions.fence(link(2), 1).is_none(), "it has ended");
+        assert!(sessions.fence(7, 1).is_none(), "it has ended");
         let landing = sessions.land(link(2));
         drop(landing);
-        let fenced = sessions.fence(link(2), 2).expect("it is open");
+        let fenced = sessions.fence(7, 2).expect("it is open");
         sessions.end(link(2));
         assert!(is_raised(&fenced), "nothing lands");
         drop(sessions.land(link(9)));
-    }
-
-    #[test]
-    fn notifications_are_remembered_up_to_a_bound_beyond_which_nobody_knows() {
-        let mut sessions = Sessions::<()>::default();
-        sessions.open(link(1), 7, 1, ());
-        let newest = NOTES_MAX as u64 + 1;
-        for note in 1..newest {
-            assert_eq!(sessions.see(link(1), note), Seen::New { from: 7 });
-            sessions.delivered(7, note);
-            assert_eq!(sessions.see(link(1), note), Seen::Before);
-        }
-        assert_eq!(sessions.see(link(1), 1), Seen::Before, "the oldest of all");
-        sessions.delivered(7, newest);
-        assert_eq!(sessions.see(link(1), 1), Seen::Forgotten);
-        assert_eq!(sessions.see(link(1), 2), Seen::Before);
-        assert_eq!(sessions.see(link(2), 2), Seen::Nowhere);
     }
 
     #[test]
@@ -354,18 +344,38 @@ mod tests {
     }
 
     #[test]
-    fn sessions_without_a_connection_are_remembered_up_to_a_bound() {
+    fn a_session_is_forgotten_with_its_last_connection_and_what_lands_of_it() {
         let mut sessions = Sessions::<()>::default();
-        for epoch in 0..=GONE_MAX as u64 {
-            sessions.open(link(epoch), epoch, 1, ());
-            sessions.delivered(epoch, 9);
-            sessions.end(link(epoch));
-        }
-        assert_eq!(sessions.gone.len(), GONE_MAX);
-        for (epoch, seen) in [(0, Seen::New { from: 0 }), (1, Seen::Before)] {
-            let again = link(10_000 + epoch);
-            sessions.open(again, epoch, 2, ());
-            assert_eq!(sessions.see(again, 9), seen, "of session {epoch}");
-        }
+        assert!(sessions.open(link(1), 7, 1, ()));
+        assert!(!sessions.open(link(2), 7, 1, ()), "in place of the first");
+        assert_eq!(sessions.end(link(1)), None, "it does not count any more");
+        let landing = sessions.land(link(2));
+        assert_eq!(
+            (sessions.session(link(2)), sessions.end(link(2))),
+            (Some(7), Some(7))
+        );
+        assert!(sessions.fence(7, 1).is_some(), "something lands");
+        drop(landing);
+        assert!(sessions.open(link(3), 8, 1, ()));
+        assert_eq!(sessions.end(link(3)), Some(8));
+        assert!(sessions.sessions.is_empty() && sessions.landing.is_empty());
+    }
+
+    #[test]
+    fn another_core_is_told_of_what_ends_and_of_what_never_was() {
+        let mut sessions = Sessions::<()>::default();
+        sessions.open(link(1), 7, 1, ());
+        let ask = |sessions: &Sessions<()>, number| {
+            let (sender, receiver) = oneshot::channel();
+            sessions.fence_for(7, number, sender);
+            receiver
+        };
+        let (mut never, mut waits) = (ask(&sessions, 9), ask(&sessions, 1));
+        assert_eq!(never.try_recv(), Ok(Some(())));
+        assert_eq!(waits.try_recv(), Ok(None));
+        sessions.end(link(1));
+        assert_eq!(waits.try_recv(), Ok(Some(())));
+        let mut again = ask(&sessions, 1);
+        assert_eq!(again.try_recv(), Ok(Some(())), "it has ended");
     }
 }

@@ -46,6 +46,34 @@ pub struct Statistics {
     pub fenced: u64,
 }
 
+impl Statistics {
+    /// What this and `other` have done together.
+    pub(super) fn and(self, other: Self) -> Self {
+        let mut intent_bytes = self.intent_bytes;
+        for (sum, more) in intent_bytes.iter_mut().zip(other.intent_bytes) {
+            *sum += more;
+        }
+        Self {
+            read_bytes: self.read_bytes + other.read_bytes,
+            written_bytes: self.written_bytes + other.written_bytes,
+            intent_bytes,
+            same_host_bytes: self.same_host_bytes + other.same_host_bytes,
+            window_bytes: self.window_bytes + other.window_bytes,
+            transfers_done: self.transfers_done + other.transfers_done,
+            transfers_failed: self.transfers_failed + other.transfers_failed,
+            slices: self.slices + other.slices,
+            slices_resent: self.slices_resent + other.slices_resent,
+            slices_stolen: self.slices_stolen + other.slices_stolen,
+            served_read_bytes: self.served_read_bytes + other.served_read_bytes,
+            served_written_bytes: self.served_written_bytes + other.served_written_bytes,
+            refused: self.refused + other.refused,
+            corrupted: self.corrupted + other.corrupted,
+            torn: self.torn + other.torn,
+            fenced: self.fenced + other.fenced,
+        }
+    }
+}
+
 /// What is known of a rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailStatistics {

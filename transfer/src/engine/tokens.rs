@@ -54,7 +54,23 @@ impl Peer {
         {
             shared.tokens.borrow_mut().remove(token);
         }
+        if descriptor.is_ok() {
+            self.show_other_cores(token).await;
+        }
         Ok(RemoteSegment::granted(shared.epoch, descriptor?))
+    }
+
+    /// Shows a token that holds over the other connections too, where the peer has several cores: each
+    /// remembers what it was shown.
+    async fn show_other_cores(&self, token: &Token) {
+        let mut destinations = self.shared.destinations.iter();
+        if !destinations.any(|to| to.cores.borrow().is_some()) {
+            return;
+        }
+        for connection in self.shared.connections() {
+            // Where it is lost, the next one is shown everything.
+            drop(present(&self.shared.engine, &connection, token).await);
+        }
     }
 
     /// Forgets tokens that do not hold any more.
@@ -76,6 +92,12 @@ impl Peer {
 }
 
 impl Shared {
+    /// Those that are up.
+    fn connections(&self) -> Vec<Connection> {
+        let state = self.state.borrow();
+        state.rails.iter().flatten().cloned().collect()
+    }
+
     /// Shows all tokens over a connection, which carries nothing else before. Those that do not hold any
     /// more are forgotten.
     ///

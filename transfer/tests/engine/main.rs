@@ -9,11 +9,12 @@
 //! | `grants` | segments that are reached by capability |
 //! | `files` | files as segments |
 //! | `same_host` | peers on one host |
-//! | `threads` | engines that are asked from plain threads |
+//! | `threads`, `cores` | engines that are asked from plain threads; engines of several cores |
 //! | `worlds` | what takes links and drives that fail, or more peers than a machine has |
 //! | `scene`, `raw` | engines and memory; an asker that is no engine |
 #![forbid(unsafe_code)]
 
+mod cores;
 mod files;
 mod grants;
 mod moving;

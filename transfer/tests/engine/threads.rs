@@ -15,7 +15,7 @@ fn host() -> EngineHost {
         ..EngineOptions::default()
     };
     let placement = Placement::Anywhere(1);
-    EngineHost::start(&placement, CoreOptions::default(), options).expect("an engine")
+    EngineHost::start(&placement, CoreOptions::default(), &options).expect("an engine")
 }
 
 fn private() -> RegisterOptions {
@@ -206,7 +206,7 @@ fn an_engine_that_cannot_listen_says_so() {
         ..EngineOptions::default()
     };
     let placement = Placement::Anywhere(1);
-    let refused = EngineHost::start(&placement, CoreOptions::default(), options);
+    let refused = EngineHost::start(&placement, CoreOptions::default(), &options);
     let refused = refused.expect_err("the port is taken");
     assert!(refused.to_string().contains("cannot listen"), "{refused}");
 }

@@ -9,6 +9,7 @@
 //!   fence     connection u64                           -> nothing, once that connection has ended
 //!   introduce boot id u128, proof u128                 -> ticket u128, name u128
 //!   redeem    token, 88 bytes                          -> descriptor of what it grants
+//!   siblings  nothing                                  -> ports of this listener, by core
 //!
 //!   places      count u16, then per place: segment u64, offset u64, len u32
 //!   note        id u64 (0: none), len u16, bytes
@@ -51,11 +52,13 @@ pub enum Operation {
     Introduce,
     /// Verify a capability, let this session do what it grants, and describe that.
     Redeem,
+    /// Say on which ports the engine's other cores listen ([`siblings`](super::siblings)).
+    Siblings,
 }
 
 impl Operation {
     /// Every operation, in the order of its code.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Open,
         Self::Find,
         Self::Read,
@@ -64,6 +67,7 @@ impl Operation {
         Self::Fence,
         Self::Introduce,
         Self::Redeem,
+        Self::Siblings,
     ];
 
     /// Its code in a request's header.
@@ -78,6 +82,7 @@ impl Operation {
             Self::Fence => 0x0106,
             Self::Introduce => 0x0107,
             Self::Redeem => 0x0108,
+            Self::Siblings => 0x0109,
         }
     }
 
@@ -589,7 +594,7 @@ mod tests {
         for op in Operation::ALL {
             assert_eq!(Operation::from_wire(op.to_wire()), Some(op));
         }
-        assert_eq!(Operation::from_wire(0x0109), None);
+        assert_eq!(Operation::from_wire(0x010A), None);
         for status in 0..20 {
             let back = Refusal::from_wire(status).map_or(0, Refusal::to_wire);
             assert_eq!(back, status);

@@ -18,6 +18,7 @@
 //! | [`message`] | bodies of the engine's operations |
 //! | [`rail`] | [`rail::Rail`], one way to a peer: its state, its rate, what is under way on it |
 //! | [`same_host`] | two engines on one host: what they tell each other, and writes that the owner copies |
+//! | [`siblings`] | the cores of an engine, as its peers are told of them |
 //! | [`slices`] | [`slices::Cutter`], from requests to slices and back |
 //! | [`scheduler`] | [`scheduler::Scheduler`], transfers over rails: order, failover, fences, deadlines |
 
@@ -26,4 +27,5 @@ pub mod rail;
 pub mod same_host;
 pub mod scheduler;
 pub mod segment;
+pub mod siblings;
 pub mod slices;

@@ -177,6 +177,9 @@ pub enum RegisterRefusal {
         /// Which.
         holder: SegmentId,
     },
+    /// The engine has several cores, and this is reached by one of them alone: share it with all.
+    #[error("it belongs to one core of an engine of several: share it with all of them")]
+    OfOneCore,
 }
 
 impl RegisterRefusal {
@@ -247,11 +250,23 @@ struct Slot<M> {
     segment: Option<Segment<M>>,
 }
 
+impl<M> Default for Slot<M> {
+    fn default() -> Self {
+        Self {
+            generation: 1,
+            segment: None,
+        }
+    }
+}
+
 /// The segments of one engine, each with an `M` that leads the driver to its memory.
 #[derive(Debug)]
 pub struct Segments<M> {
     slots: Vec<Slot<M>>,
+    count: usize,
+    /// Slots to be used again, by a table that gives ids itself.
     free: Vec<u32>,
+    is_led: bool,
     names: BTreeMap<Box<[u8]>, u32>,
     /// By first address: how long it is, and which.
     starts: BTreeMap<u64, (u64, SegmentId)>,
@@ -261,7 +276,9 @@ impl<M> Default for Segments<M> {
     fn default() -> Self {
         Self {
             slots: Vec::new(),
+            count: 0,
             free: Vec::new(),
+            is_led: false,
             names: BTreeMap::new(),
             starts: BTreeMap::new(),
         }
@@ -272,7 +289,7 @@ impl<M> Segments<M> {
     /// How many are registered.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.count
     }
 
     /// Whether none is registered.
@@ -295,16 +312,35 @@ impl<M> Segments<M> {
         }
         let index = self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.slots.len()).expect("segments are bounded");
-            self.slots.push(Slot {
-                generation: 1,
-                segment: None,
-            });
+            self.slots.push(Slot::default());
             index
         });
-        if let Some(name) = what.name {
-            self.names.insert(name.into(), index);
+        let generation = self.slots[index as usize].generation;
+        let id = SegmentId { index, generation };
+        self.put(id, what, memory);
+        Ok(id)
+    }
+
+    /// Takes in a segment under the id that another table has given it, which knows of everything that is
+    /// registered here and has let it in. A table either gives ids itself or takes them from one other.
+    ///
+    /// # Panics
+    /// If something is registered under that index, or an earlier generation is asked for.
+    pub fn adopt(&mut self, id: SegmentId, what: &Registration<'_>, memory: M) {
+        let index = id.index as usize;
+        assert!(index < SEGMENTS_MAX, "ids are bounded");
+        self.is_led = true;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, Slot::default);
         }
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
+        assert!(slot.generation <= id.generation, "ids are not used again");
+        slot.generation = id.generation;
+        self.put(id, what, memory);
+    }
+
+    fn put(&mut self, id: SegmentId, what: &Registration<'_>, memory: M) {
+        let slot = &mut self.slots[id.index as usize];
         assert!(slot.segment.is_none(), "a free slot holds no segment");
         slot.segment = Some(Segment {
             len_bytes: what.len_bytes,
@@ -313,14 +349,13 @@ impl<M> Segments<M> {
             start: what.start,
             name: what.name.map(Into::into),
         });
-        let id = SegmentId {
-            index,
-            generation: slot.generation,
-        };
+        self.count += 1;
+        if let Some(name) = what.name {
+            self.names.insert(name.into(), id.index);
+        }
         if let Some(start) = what.start {
             self.starts.insert(start, (what.len_bytes, id));
         }
-        Ok(id)
     }
 
     /// Takes a segment away. No later access reaches it; those under way are the driver's to wait
@@ -331,10 +366,13 @@ impl<M> Segments<M> {
             return None;
         }
         let segment = slot.segment.take()?;
+        self.count -= 1;
         // A slot whose generations are used up is never used again.
         if let Some(next) = slot.generation.checked_add(1) {
             slot.generation = next;
-            self.free.push(id.index);
+            if !self.is_led {
+                self.free.push(id.index);
+            }
         }
         if let Some(name) = &segment.name {
             self.names.remove(name);
@@ -474,6 +512,30 @@ mod tests {
         }
         let back = SegmentId::from_wire(second.to_wire());
         assert_eq!(segments.get(back).map(|found| found.memory), Some('b'));
+    }
+
+    #[test]
+    fn a_table_that_takes_ids_from_another_finds_the_same() {
+        let mut gives = Segments::default();
+        let mut takes = Segments::default();
+        let first = gives.register(&at(0x1000, 100), ()).expect("room");
+        let second = gives.register(&named(b"kv"), ()).expect("room");
+        // In whatever order it hears of them.
+        takes.adopt(second, &named(b"kv"), 'b');
+        takes.adopt(first, &at(0x1000, 100), 'a');
+        assert_eq!(takes.len(), 2);
+        assert_eq!(takes.by_address(0x1010, 1), Some((first, 0x10)));
+        assert_eq!(takes.by_name(b"kv").map(|(id, _)| id), Some(second));
+        for table in [first, second] {
+            gives.unregister(table);
+            assert!(takes.unregister(table).is_some() && takes.unregister(table).is_none());
+        }
+        let again = gives.register(&named(b"kv"), ()).expect("room");
+        assert_ne!(again, second);
+        takes.adopt(again, &named(b"kv"), 'c');
+        assert!(takes.get(second).is_none() || takes.get(first).is_none());
+        assert_eq!(takes.get(again).map(|found| found.memory), Some('c'));
+        assert_eq!(takes.len(), 1);
     }
 
     #[test]

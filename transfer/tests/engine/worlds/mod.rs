@@ -3,11 +3,13 @@
 //! | module | what it proves |
 //! |---|---|
 //! | `faults` | over two rails that fail nothing is lost or written twice |
+//! | `cores` | the same between engines of two cores |
 //! | `files` | what was written to a file stays as it was written, also where links and drives fail |
 //! | `crowds` | many peers, and many who never say who they are |
 //! | `grants` | capabilities, against a model |
 //! | `rails` | worlds of two hosts with two rails between them |
 
+mod cores;
 mod crowds;
 mod faults;
 mod files;

@@ -1,0 +1,159 @@
+//! Answers of a hosted engine, and why there is none.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_channel::oneshot;
+use lunette_runtime::StartError as CoreStartError;
+use lunette_transfer_proto::engine::segment::RegisterRefusal;
+use thiserror::Error;
+
+use super::super::error::{BatchError, OpenError, PostError, StartError, TransferError};
+use super::super::grants::GrantError;
+use super::super::siblings::{JOBS_MAX, NotAsked};
+
+/// Why a hosted engine did not start.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// Its cores did not.
+    #[error(transparent)]
+    Core(#[from] CoreStartError),
+    /// The engine on them did not.
+    #[error(transparent)]
+    Engine(#[from] StartError),
+    /// A core ended at once.
+    #[error("a core of the engine ended at once")]
+    Ended,
+}
+
+/// Why a question to a hosted engine has no answer, or a bad one.
+#[derive(Debug, Error)]
+pub enum HandleError {
+    /// The engine is gone.
+    #[error("the engine is gone")]
+    Gone,
+    /// The core that was to answer has ended in the meantime, or the engine. What it was to do may be done in
+    /// part, and what it was to write at a peer may still change there.
+    #[error("the core that was to answer has ended")]
+    Ended,
+    /// Too many questions wait for it.
+    #[error("{JOBS_MAX} questions wait for the engine")]
+    Busy,
+    /// No segment of this engine, or not all of the range lies in it.
+    #[error("no such local memory")]
+    NoMemory,
+    /// The system gives no memory.
+    #[error("no memory: {0}")]
+    Map(std::io::Error),
+    /// See there.
+    #[error(transparent)]
+    Register(#[from] RegisterRefusal),
+    /// See there.
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    /// See there.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// See there.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// See there.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// See there.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+}
+
+impl HandleError {
+    /// Whether asking again later may help.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Busy | Self::Ended => true,
+            Self::Open(error) => error.is_retryable(),
+            Self::Transfer(error) => error.is_retryable(),
+            other => other.is_backpressure(),
+        }
+    }
+
+    /// Whether a limit was met, here or at the peer.
+    #[must_use]
+    pub fn is_backpressure(&self) -> bool {
+        match self {
+            Self::Busy => true,
+            Self::Register(refusal) => refusal.is_backpressure(),
+            Self::Post(error) => error.is_backpressure(),
+            Self::Transfer(error) => error.is_backpressure(),
+            _ => false,
+        }
+    }
+}
+
+impl From<NotAsked> for HandleError {
+    fn from(not_asked: NotAsked) -> Self {
+        match not_asked {
+            NotAsked::Busy => Self::Busy,
+            NotAsked::Gone => Self::Gone,
+        }
+    }
+}
+
+/// What an answer is.
+pub(super) type Answered<T> = Result<T, HandleError>;
+
+/// An answer on its way: a future for any executor, or [`wait`](Self::wait). Dropping that of a
+/// transfer cancels it.
+pub struct Pending<T>(Source<T>);
+
+enum Source<T> {
+    /// A core.
+    Core(oneshot::Receiver<Answered<T>>),
+    /// What needs no core.
+    Here(Pin<Box<dyn Future<Output = Answered<T>> + Send>>),
+}
+
+impl<T> Pending<T> {
+    pub(super) const fn of_core(receiver: oneshot::Receiver<Answered<T>>) -> Self {
+        Self(Source::Core(receiver))
+    }
+
+    pub(super) fn here(answer: impl Future<Output = Answered<T>> + Send + 'static) -> Self {
+        Self(Source::Here(Box::pin(answer)))
+    }
+
+    pub(super) fn refused(error: HandleError) -> Self
+    where
+        T: Send + 'static,
+    {
+        Self::here(std::future::ready(Err(error)))
+    }
+
+    /// Blocks this thread until the answer is there. Not for a core's thread.
+    ///
+    /// # Errors
+    /// [`HandleError`].
+    pub fn wait(self) -> Result<T, HandleError> {
+        pollster::block_on(self)
+    }
+}
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").finish_non_exhaustive()
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T, HandleError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Source::Core(receiver) => Pin::new(receiver)
+                .poll(cx)
+                .map(|answer| answer.unwrap_or(Err(HandleError::Ended))),
+            Source::Here(answer) => answer.as_mut().poll(cx),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What an engine has registered, as its program sees it.
+
+use lunette_runtime::arena::Exposed;
+use lunette_transfer_proto::engine::segment::{Kind, RegisterRefusal, SegmentId};
+
+use super::error::{RegisterError, RegisterFileError};
+use super::files::FileSegment;
+use super::registry::{Content, RegisterOptions};
+use super::{Engine, Inner};
+
+impl Engine {
+    /// Exposes memory to peers. An engine of several cores registers what all of them reach, by its handle
+    /// ([`EngineHandle::register_shared`](super::EngineHandle::register_shared)).
+    ///
+    /// # Errors
+    /// [`RegisterError`], with the memory; [`RegisterRefusal::OfOneCore`] where there are siblings.
+    pub fn register(
+        &self,
+        memory: Exposed,
+        options: &RegisterOptions,
+    ) -> Result<SegmentId, RegisterError> {
+        if self.common().are_several() {
+            let refusal = RegisterRefusal::OfOneCore;
+            return Err(RegisterError { refusal, memory });
+        }
+        self.inner.registry.borrow_mut().register(memory, options)
+    }
+
+    /// Exposes a file to peers, and to this engine's own transfers. It has no addresses, so
+    /// [`RegisterOptions::by_address`] has no effect; nobody maps it.
+    ///
+    /// # Errors
+    /// [`RegisterFileError`], with the file; [`RegisterRefusal::OfOneCore`] where there are siblings: a file
+    /// is the core's that has opened it.
+    pub fn register_file(
+        &self,
+        file: FileSegment,
+        options: &RegisterOptions,
+    ) -> Result<SegmentId, RegisterFileError> {
+        if self.common().are_several() {
+            let refusal = RegisterRefusal::OfOneCore;
+            return Err(RegisterFileError { refusal, file });
+        }
+        let mut registry = self.inner.registry.borrow_mut();
+        registry.register_file(file, options)
+    }
+
+    /// Takes a segment away, at all cores. From the first poll on no access begins; the future ends with the
+    /// memory when those that had begun are over. Dropping the future does not bring the segment back. `None`
+    /// if there is no such segment, or if it is a file.
+    pub async fn unregister(&self, id: SegmentId) -> Option<Exposed> {
+        match self.take_away(id, Kind::Memory).await? {
+            Content::Memory(exposed) => Some(exposed),
+            Content::File(_) => unreachable!("it is memory"),
+        }
+    }
+
+    /// As [`unregister`](Self::unregister), of a file: everything that was written to it has reached the
+    /// system. `None` if there is no such segment, or if it is memory.
+    pub async fn unregister_file(&self, id: SegmentId) -> Option<FileSegment> {
+        match self.take_away(id, Kind::File).await? {
+            Content::File(file) => Some(file),
+            Content::Memory(_) => unreachable!("it is a file"),
+        }
+    }
+
+    async fn take_away(&self, id: SegmentId, kind: Kind) -> Option<Content> {
+        if self.inner.registry.borrow().kind(id)? != kind {
+            return None;
+        }
+        self.inner.unregister(id).await
+    }
+
+    /// How many segments are registered.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.inner.registry.borrow().len()
+    }
+
+    /// Memory that is registered here, for the program itself.
+    #[must_use]
+    pub fn memory(&self, id: SegmentId, offset_bytes: u64, len_bytes: u64) -> Option<Exposed> {
+        let registry = self.inner.registry.borrow();
+        registry.memory(id, offset_bytes, len_bytes)
+    }
+
+    /// Where in a segment a range of addresses lies, if it does, and if that segment was registered
+    /// by address.
+    #[must_use]
+    pub fn find(&self, start: u64, len_bytes: u64) -> Option<(SegmentId, u64)> {
+        self.inner.registry.borrow().find(start, len_bytes)
+    }
+}
+
+impl Inner {
+    /// Takes a segment of whatever kind away, at all cores; what was behind it at this one. `None` if there
+    /// is none.
+    pub(super) async fn unregister(&self, id: SegmentId) -> Option<Content> {
+        let siblings = self.alive.siblings();
+        if siblings.are_several() {
+            let content = self.registry.borrow().content(id)?;
+            return siblings.unregister(id).await.then_some(content);
+        }
+        let unregistered = self.registry.borrow_mut().unregister(id)?;
+        Some(unregistered.unused().await)
+    }
+}

@@ -1,0 +1,245 @@
+//! Notifications: those that wait to be taken, and which ones were delivered before.
+//!
+//! A notification that was lost is sent again, over whatever connection there is then, which may lead to
+//! another core. So the cores of an engine remember together, behind a lock that is taken for notifications
+//! and for the ends of connections, and for nothing else.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use super::super::{Notification, Refusal};
+
+/// Sessions without a connection whose notifications are remembered.
+const GONE_MAX: usize = 1024;
+/// Numbers of notifications that are remembered of one session.
+const NOTES_MAX: usize = 4096;
+
+/// What was heard of one session.
+#[derive(Debug, Default)]
+struct Heard {
+    notes: BTreeSet<u64>,
+    connections: usize,
+    /// When its last connection ended, in the order of such ends.
+    gone: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Notification>,
+    waiting: Vec<Waker>,
+    heard: BTreeMap<u64, Heard>,
+    gone: BTreeMap<u64, u64>,
+    ends: u64,
+    /// Cores that still deliver.
+    cores: usize,
+}
+
+/// The notifications of one engine.
+#[derive(Debug)]
+pub(in crate::engine) struct Notices {
+    queue_max: usize,
+    state: Mutex<State>,
+}
+
+impl Notices {
+    pub(super) fn new(queue_max: usize, cores: usize) -> Self {
+        let state = State {
+            cores,
+            ..State::default()
+        };
+        Self {
+            queue_max,
+            state: Mutex::new(state),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A core that fails does not fail in here.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection of this session has opened.
+    pub(in crate::engine) fn opened(&self, session: u64) {
+        let mut state = self.state();
+        let state = &mut *state;
+        let heard = state.heard.entry(session).or_default();
+        heard.connections += 1;
+        if let Some(gone) = heard.gone.take() {
+            state.gone.remove(&gone);
+        }
+    }
+
+    /// A connection of this session has ended.
+    pub(in crate::engine) fn ended(&self, session: u64) {
+        let mut state = self.state();
+        let state = &mut *state;
+        let heard = state.heard.get_mut(&session).expect("it had a connection");
+        heard.connections -= 1;
+        if heard.connections > 0 {
+            return;
+        }
+        state.ends += 1;
+        heard.gone = Some(state.ends);
+        state.gone.insert(state.ends, session);
+        if state.gone.len() > GONE_MAX
+            && let Some((_, oldest)) = state.gone.pop_first()
+        {
+            state.heard.remove(&oldest);
+        }
+    }
+
+    /// A notification that came over a connection: queued, unless it was before.
+    pub(in crate::engine) fn deliver(
+        &self,
+        session: u64,
+        note: u64,
+        bytes: Vec<u8>,
+    ) -> Result<(), Refusal> {
+        let mut state = self.state();
+        let heard = &state.heard[&session].notes;
+        if heard.contains(&note) {
+            return Ok(());
+        }
+        let is_older = heard.first().is_some_and(|&first| note < first);
+        if is_older && heard.len() >= NOTES_MAX {
+            return Err(Refusal::Forgotten);
+        }
+        let from = session;
+        self.queue(&mut state, Notification { from, bytes })?;
+        let heard = state.heard.get_mut(&session).expect("it has a connection");
+        heard.notes.insert(note);
+        if heard.notes.len() > NOTES_MAX {
+            heard.notes.pop_first();
+        }
+        wake(state);
+        Ok(())
+    }
+
+    /// A notification of the engine to itself.
+    pub(in crate::engine) fn notify(&self, notification: Notification) -> Result<(), Refusal> {
+        let mut state = self.state();
+        self.queue(&mut state, notification)?;
+        wake(state);
+        Ok(())
+    }
+
+    fn queue(&self, state: &mut State, notification: Notification) -> Result<(), Refusal> {
+        if state.queue.len() >= self.queue_max {
+            return Err(Refusal::Busy);
+        }
+        state.queue.push_back(notification);
+        Ok(())
+    }
+
+    /// A notification, if one waits.
+    pub(in crate::engine) fn take(&self) -> Option<Notification> {
+        self.state().queue.pop_front()
+    }
+
+    /// The next notification; `None` when no core is left that could deliver one.
+    pub(in crate::engine) fn poll(&self, cx: &Context<'_>) -> Poll<Option<Notification>> {
+        let mut state = self.state();
+        match state.queue.pop_front() {
+            Some(notification) => Poll::Ready(Some(notification)),
+            None if state.cores == 0 => Poll::Ready(None),
+            None => {
+                if !state
+                    .waiting
+                    .iter()
+                    .any(|known| known.will_wake(cx.waker()))
+                {
+                    state.waiting.push(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// A core delivers no more.
+    pub(super) fn core_ended(&self) {
+        let mut state = self.state();
+        state.cores -= 1;
+        wake(state);
+    }
+}
+
+/// Wakes who waits, outside the lock.
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waiting = std::mem::take(&mut state.waiting);
+    drop(state);
+    waiting.into_iter().for_each(Waker::wake);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notices(queue_max: usize) -> Notices {
+        Notices::new(queue_max, 1)
+    }
+
+    #[test]
+    fn notifications_are_remembered_up_to_a_bound_beyond_which_nobody_knows() {
+        let notices = notices(10_000);
+        notices.opened(7);
+        let count = || notices.state().queue.len() as u64;
+        let newest = NOTES_MAX as u64 + 1;
+        for note in 1..newest {
+            assert_eq!(notices.deliver(7, note, Vec::new()), Ok(()));
+            assert_eq!(notices.deliver(7, note, Vec::new()), Ok(()));
+            assert_eq!(count(), note, "delivered once");
+        }
+        assert_eq!(notices.deliver(7, newest, Vec::new()), Ok(()));
+        let forgotten = notices.deliver(7, 1, Vec::new());
+        assert_eq!(forgotten, Err(Refusal::Forgotten), "the oldest of all");
+        assert_eq!(notices.deliver(7, 2, Vec::new()), Ok(()));
+        assert_eq!(count(), newest);
+    }
+
+    #[test]
+    fn what_finds_no_room_is_not_taken_for_delivered() {
+        let notices = notices(1);
+        notices.opened(7);
+        assert_eq!(notices.deliver(7, 1, vec![1]), Ok(()));
+        assert_eq!(notices.deliver(7, 2, vec![2]), Err(Refusal::Busy));
+        let own = |bytes| Notification { from: 9, bytes };
+        assert_eq!(notices.notify(own(vec![3])), Err(Refusal::Busy));
+        let taken = notices.take().map(|notification| notification.bytes);
+        assert_eq!(taken, Some(vec![1]));
+        assert_eq!(notices.deliver(7, 2, vec![2]), Ok(()));
+        let next = notices.poll(&Context::from_waker(Waker::noop()));
+        let expected = Notification {
+            from: 7,
+            bytes: vec![2],
+        };
+        assert_eq!(next, Poll::Ready(Some(expected)));
+        let nothing = || notices.poll(&Context::from_waker(Waker::noop()));
+        assert_eq!(nothing(), Poll::Pending);
+        notices.core_ended();
+        assert_eq!(nothing(), Poll::Ready(None), "nobody is left");
+    }
+
+    #[test]
+    fn sessions_without_a_connection_are_remembered_up_to_a_bound() {
+        let notices = notices(10_000);
+        for session in 0..=GONE_MAX as u64 {
+            // Over two cores, say: it is gone with the last.
+            notices.opened(session);
+            notices.opened(session);
+            assert_eq!(notices.deliver(session, 9, Vec::new()), Ok(()));
+            notices.ended(session);
+            notices.ended(session);
+        }
+        let before = notices.state().queue.len();
+        assert_eq!(notices.state().gone.len(), GONE_MAX);
+        for (session, delivered) in [(0, 1), (1, 0)] {
+            let before = notices.state().queue.len();
+            notices.opened(session);
+            assert_eq!(notices.deliver(session, 9, Vec::new()), Ok(()));
+            let after = notices.state().queue.len();
+            assert_eq!(after - before, delivered, "of session {session}");
+        }
+        assert_eq!(notices.state().queue.len(), before + 1);
+    }
+}
