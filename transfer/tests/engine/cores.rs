@@ -1,16 +1,21 @@
 //! Engines of several cores: one to their peers, whatever core is reached, and also when one fails.
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use lunette_runtime::arena::{HugePages, SharedMemory};
-use lunette_runtime::{CoreOptions, Placement, Runtime};
+use lunette_runtime::{CoreOptions, Placement, Runtime, block_on, time};
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_transfer::engine::{
     Access, Cause, Done, Engine, EngineHandle, EngineHost, EngineOptions, FileSegment,
     FileSegmentOptions, HandleError, HandleRequest, PeerHandle, PostOptions, RegisterOptions,
     RegisterRefusal, RemoteSegment, Rights, SegmentId, StartError, Way,
 };
+use lunette_transfer_proto::engine::siblings::Greeting;
 
+use crate::raw::Raw;
 use crate::scene::{MIB, memory, options, pattern};
 
 fn host(cores: usize, same_host: bool) -> EngineHost {
@@ -390,4 +395,64 @@ fn what_belongs_to_one_core_is_refused_by_an_engine_of_several() {
         let expected = StartError::CoreCount { cores }.to_string();
         assert_eq!(listening("127.0.0.1:0", cores), Err(expected));
     }
+}
+
+#[test]
+fn a_fence_that_is_asked_of_one_core_is_kept_by_the_other() {
+    let there = Cores::start(2);
+    let (first, second) = (there.addresses[0], there.addresses[1]);
+    let asked = block_on(None, CoreOptions::default(), move || async move {
+        let number = |number: u64| number.to_le_bytes();
+        let lost = Raw::greeting(first, 7, &number(1)).await;
+        let another = Raw::greeting(first, 8, &number(1)).await;
+        let asks = Raw::greeting(second, 7, &number(2)).await;
+        assert_eq!(asks.fence(9).await, None, "it never was");
+        let mut ended = pin!(lost.ended());
+        let is_there = poll_fn(|cx| Poll::Ready(ended.as_mut().poll(cx).is_pending())).await;
+        assert!(is_there);
+        assert_eq!(asks.fence(1).await, None);
+        // Before the answer it was ended there, which arrives here.
+        let patience = Duration::from_secs(5);
+        time::timeout(patience, ended).await.expect("it has ended");
+        assert_eq!(asks.fence(1).await, None, "it has ended before");
+        // A number is the session's own.
+        assert_eq!(another.notify(1, b"there").await, None);
+        assert_eq!(another.fence(2).await, None);
+        assert_eq!(asks.notify(2, b"still").await, None);
+    });
+    asked.expect("a core");
+    let next = || there.handle.notified().wait().expect("a notification");
+    assert_eq!((next().from, next().from), (8, 7));
+}
+
+#[test]
+fn cores_remember_together_what_was_delivered_and_say_where_they_are() {
+    let there = Cores::start(2);
+    let addresses = there.addresses.clone();
+    let asked = block_on(None, CoreOptions::default(), move || async move {
+        let ports: Vec<u16> = addresses.iter().map(SocketAddr::port).collect();
+        for (core, address) in (0..).zip(&addresses) {
+            let connection = Raw::greeting(*address, 7, &u64::to_le_bytes(core)).await;
+            let greeting = Greeting::decode(connection.greeted());
+            let cores = 2;
+            let core = u16::try_from(core).expect("few");
+            assert_eq!(greeting, Ok(Greeting { core, cores }));
+            assert_eq!(connection.ports().await, ports);
+            // Its connection at the core before is gone when it comes to the second.
+            assert_eq!(connection.notify(5, b"once").await, None);
+        }
+    });
+    asked.expect("a core");
+    let notified = there.handle.notified().wait().expect("a notification");
+    assert_eq!(notified.bytes, b"once");
+    let again = there.handle.take_notification().wait().expect("an answer");
+    assert_eq!(again, None);
+    let alone = host(1, false);
+    let alone = alone.addresses()[0];
+    let asked = block_on(None, CoreOptions::default(), move || async move {
+        let connection = Raw::new(alone, 7).await;
+        assert!(connection.greeted().is_empty(), "as it was before");
+        assert_eq!(connection.ports().await, [alone.port()]);
+    });
+    asked.expect("a core");
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_transfer::engine::{Refusal, SegmentId, Way};
-use lunette_transfer::{Attachments, Connection, Payload, Room};
-use lunette_transfer_proto::engine::message::{Operation, Place, write_note, write_places};
+use lunette_transfer::{Attachments, CloseReason, Connection, Payload, Room};
+use lunette_transfer_proto::engine::message::{Note, Operation, Place, write_note, write_places};
+use lunette_transfer_proto::engine::siblings::read_ports;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 /// What it writes everywhere.
@@ -43,6 +44,37 @@ impl Raw {
         let patience = Duration::from_secs(5);
         let reply = self.0.call(op.to_wire(), body, attachments, patience).await;
         Refusal::from_wire(reply.expect("a reply").status)
+    }
+
+    /// Has another connection of its session ended.
+    pub(crate) async fn fence(&self, number: u64) -> Option<Refusal> {
+        let body = |out: &mut Vec<u8>| out.extend_from_slice(&number.to_le_bytes());
+        self.ask(Operation::Fence, body, Attachments::default())
+            .await
+    }
+
+    pub(crate) async fn notify(&self, id: u64, bytes: &[u8]) -> Option<Refusal> {
+        let body = |out: &mut Vec<u8>| write_note(out, Some(Note { id, bytes }));
+        self.ask(Operation::Notify, body, Attachments::default())
+            .await
+    }
+
+    /// What it is told of the other cores.
+    pub(crate) async fn ports(&self) -> Vec<u16> {
+        let (op, patience) = (Operation::Siblings.to_wire(), Duration::from_secs(5));
+        let reply = self.0.call(op, |_| {}, Attachments::default(), patience);
+        read_ports(&reply.await.expect("a reply").body).expect("ports")
+    }
+
+    /// What the other side said of itself.
+    pub(crate) fn greeted(&self) -> &[u8] {
+        &self.0.agreement().greeting
+    }
+
+    /// Waits until the other side has ended it.
+    pub(crate) async fn ended(&self) {
+        let reason = self.0.ended().await;
+        assert_ne!(reason, CloseReason::Local);
     }
 
     pub(crate) async fn redeem(&self, token: &[u8]) -> Option<Refusal> {
