@@ -70,6 +70,51 @@ fn a_segment_is_served_measured_and_accounted_for() {
 }
 
 #[test]
+fn several_cores_serve_and_ask() {
+    let mut server = Node::spawn(serve("127.0.0.1:0").args(["--cores", "2"]));
+    assert_eq!(server.ready["cores"], 2);
+    let mut ports = Vec::new();
+    for (cores, more) in [
+        ("2", &["--size", "4MiB", "--write", "--network"][..]),
+        (
+            "2",
+            &[
+                "--size",
+                "4KiB",
+                "--batch",
+                "50",
+                "--depth",
+                "4",
+                "--network",
+            ],
+        ),
+        ("1", &["--size", "1MiB", "--network"]),
+        ("2", &["--size", "4MiB"]),
+    ] {
+        let output = bench(&server, &[&["--cores", cores], more].concat()).output();
+        let output = output.expect("it starts");
+        assert!(output.status.success(), "{output:?}");
+        let measured: Value = serde_json::from_slice(&output.stdout).expect("one object");
+        assert!(measured["requests"].as_u64() > Some(0), "{measured}");
+        let rails = measured["rails"].as_array().expect("a list");
+        assert_eq!(rails.len().to_string(), cores);
+        ports.extend(rails.iter().map(|rail| rail["address"].to_string()));
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!(ports.len(), 2, "a port of each core: {ports:?}");
+    send(&server.child, Signal::INT);
+    let (code, said) = server.wait();
+    assert_eq!(code, Some(0));
+    let done: Value = serde_json::from_str(said.trim()).expect("one object");
+    assert!(done["served_read_bytes"].as_u64() > Some(0), "{done}");
+    assert!(done["served_written_bytes"].as_u64() > Some(0), "{done}");
+    let file = lunette(&["transfer", "serve", "--file", "any", "--cores", "2"]).output();
+    let file = file.expect("it starts");
+    assert_eq!(file.status.code(), Some(2), "{file:?}");
+}
+
+#[test]
 fn a_file_is_served_to_peers() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let path = folder.path().join("segment");

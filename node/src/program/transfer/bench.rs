@@ -8,16 +8,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use hdrhistogram::Histogram;
-use lunette::runtime::arena::{Exposed, HugePages};
 use lunette::runtime::spawn_local;
-use lunette::transfer::engine::{
-    Access, Batch, Endpoint, Engine, EngineOptions, Peer, PostOptions, RailStatistics,
-    RegisterOptions, RemoteSegment,
-};
+use lunette::transfer::engine::{Endpoint, EngineOptions, RailStatistics};
 use lunette::transfer::topology::{Sources, discover, here, load_override};
 use serde_json::{Value, json};
 
-use super::failure::{Outcome, TransferFailure};
+use super::asker::{Asker, Prepared};
+use super::failure::Outcome;
 use super::neighbours::Neighbours;
 use super::policy::{encryption, policy};
 use crate::program::arguments::IdleChoice;
@@ -32,16 +29,16 @@ const AS_FOUND: &str = "-";
 pub(super) struct BenchArguments {
     /// Where the peer listens, each address or name a rail.
     #[arg(value_name = "HOST:PORT,...", value_delimiter = ',', required = true)]
-    peer: Vec<Endpoint>,
+    pub(super) peer: Vec<Endpoint>,
     /// The segment's name.
     #[arg(long, value_name = "NAME", default_value = "memory")]
-    segment: String,
+    pub(super) segment: String,
     /// Length of one request.
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = Size::parse)]
-    size: Size,
+    pub(super) size: Size,
     /// Requests of one batch.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    batch: u32,
+    pub(super) batch: u32,
     /// Batches under way.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     depth: u16,
@@ -50,7 +47,7 @@ pub(super) struct BenchArguments {
     seconds: u64,
     /// Write instead of reading. What was there is lost.
     #[arg(long)]
-    write: bool,
+    pub(super) write: bool,
     /// Send the bytes also if the peer is on this host, instead of copying them from memory that both map.
     #[arg(long)]
     network: bool,
@@ -69,7 +66,15 @@ pub(super) struct BenchArguments {
         default_missing_value = AS_FOUND
     )]
     topology: Option<PathBuf>,
-    /// What the core does when it has nothing to do.
+    /// Cores to move bytes on, besides the one that asks; 1 for one that does both.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=256)
+    )]
+    pub(super) cores: u16,
+    /// What a core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
     pub(super) idle: IdleChoice,
 }
@@ -85,13 +90,7 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         sources: sources(&arguments).await?,
         ..EngineOptions::default()
     };
-    let engine = Engine::start(options)?;
-    let failed = |error| TransferFailure::Open {
-        segment: arguments.segment.clone(),
-        error,
-    };
-    let peer = engine.open_by_name(&arguments.peer).await.map_err(failed)?;
-    let remote = peer.segment(&arguments.segment).await.map_err(failed)?;
+    let asker = Asker::open(&arguments, options).await?;
     let latencies_ns = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3);
     let latencies_ns = latencies_ns.expect("bounds and digits that are allowed");
     let latencies_ns = Rc::new(RefCell::new(latencies_ns));
@@ -99,20 +98,20 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     let ends_at = started + Duration::from_secs(arguments.seconds);
     let mut tasks = Vec::new();
     for index in 0..u64::from(arguments.depth) {
-        let batch = prepare(&engine, &arguments, &remote, index)?;
-        let posting = keep_one_under_way(peer.clone(), batch, ends_at, Rc::clone(&latencies_ns));
+        let prepared = asker.prepare(&arguments, index).await?;
+        let posting = keep_one_under_way(prepared, ends_at, Rc::clone(&latencies_ns));
         tasks.push(spawn_local(posting));
     }
     for task in tasks {
         task.await.expect("a task that nobody cancels")?;
     }
     let seconds = started.elapsed().as_secs_f64();
+    let (statistics, rails) = asker.account().await?;
     let latencies_ns = latencies_ns.borrow();
     let requests = latencies_ns.len() * u64::from(arguments.batch);
     let bytes = requests as f64 * arguments.size.0 as f64;
     let us = |quantile| latencies_ns.value_at_quantile(quantile) as f64 / 1e3;
-    let statistics = engine.statistics();
-    let rails: Vec<Value> = peer.rails().iter().map(rail).collect();
+    let rails: Vec<Value> = rails.iter().map(rail).collect();
     Ok(json!({
         "requests": requests,
         "requests_per_s": (requests as f64 / seconds).round(),
@@ -152,62 +151,14 @@ fn rail(rail: &RailStatistics) -> Value {
     })
 }
 
-/// A batch over neighbouring pieces, those of different tasks at different places as far as the
-/// segment goes.
-///
-/// The memory here is registered: a peer on this host copies from memory that is.
-fn prepare(
-    engine: &Engine,
-    arguments: &BenchArguments,
-    remote: &RemoteSegment,
-    index: u64,
-) -> Outcome<Batch> {
-    let (size, count) = (arguments.size.0, arguments.batch);
-    let len_bytes = size.saturating_mul(u64::from(count));
-    let places = remote.len_bytes().checked_div(len_bytes).unwrap_or(0);
-    if places == 0 {
-        return Err(TransferFailure::TooLong {
-            batch: count,
-            size,
-            len_bytes: remote.len_bytes(),
-        });
-    }
-    let first = index % places * len_bytes;
-    let in_memory = |bytes: u64| usize::try_from(bytes).expect("as long as a part of a segment");
-    let memory = Exposed::map(in_memory(len_bytes), HugePages::Never, &mut Vec::new());
-    let memory = memory.map_err(|errno| TransferFailure::Memory(errno.into()))?;
-    let unnamed = RegisterOptions {
-        name: None,
-        by_address: false,
-        access: Access::Read,
-        same_host: true,
-        by_capability: false,
-    };
-    engine
-        .register(memory.clone(), &unnamed)
-        .map_err(|error| error.refusal)?;
-    let mut batch = Batch::new();
-    for request in 0..u64::from(count) {
-        let start = request * size;
-        let local = memory.slice(in_memory(start), in_memory(size));
-        if arguments.write {
-            batch.write(local, remote, first + start)?;
-        } else {
-            batch.read(local, remote, first + start)?;
-        }
-    }
-    Ok(batch)
-}
-
 async fn keep_one_under_way(
-    peer: Peer,
-    batch: Batch,
+    prepared: Prepared,
     ends_at: Instant,
     latencies_ns: Rc<RefCell<Histogram<u64>>>,
 ) -> Outcome<()> {
     while Instant::now() < ends_at {
         let started = Instant::now();
-        peer.post(&batch, PostOptions::default())?.await?;
+        prepared.post().await?;
         let elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         latencies_ns.borrow_mut().saturating_record(elapsed_ns);
     }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use lunette::runtime::ControlError;
 use lunette::transfer::engine::{
-    BatchError, FileSegmentError, OpenError, PostError, RegisterRefusal, StartError, TransferError,
+    BatchError, FileSegmentError, HandleError, HostError, OpenError, PostError, RegisterRefusal,
+    StartError, TransferError,
 };
 use lunette::transfer::topology::{LoadError, MatrixFault};
 use lunette_auth::policy::SettingsFault;
@@ -21,6 +22,12 @@ pub(crate) enum TransferFailure {
     Secret(#[from] SecretFileError),
     #[error(transparent)]
     Start(#[from] StartError),
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error(transparent)]
+    Handle(#[from] HandleError),
+    #[error("a file is served by one core: leave out --cores")]
+    FileOnCores,
     #[error("{0}")]
     Register(#[from] RegisterRefusal),
     #[error("{segment}: {error}")]
@@ -62,7 +69,14 @@ pub(crate) enum TransferFailure {
 impl TransferFailure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::TooLong { .. } | Self::Settings(_) | Self::Start(StartError::NoSecret) => 2,
+            Self::TooLong { .. }
+            | Self::FileOnCores
+            | Self::Settings(_)
+            | Self::Start(StartError::NoSecret)
+            | Self::Host(HostError::Engine(StartError::NoSecret)) => 2,
+            Self::Handle(HandleError::Open(
+                OpenError::Connect { .. } | OpenError::Resolve { .. },
+            )) => 4,
             Self::Open {
                 error: OpenError::Connect { .. } | OpenError::Resolve { .. },
                 ..

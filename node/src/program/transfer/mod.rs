@@ -3,10 +3,11 @@
 //! | module | subject |
 //! |---|---|
 //! | `serve` | serving a segment |
-//! | `bench` | measuring reads or writes of one |
+//! | `bench`, `asker` | measuring reads or writes of one; on how many cores |
 //! | `policy` | who may connect, from the environment |
 //! | `failure` | what can go wrong |
 
+mod asker;
 mod bench;
 mod failure;
 mod neighbours;
@@ -32,6 +33,8 @@ Examples:
   lunette transfer serve --memory 1GiB &
   lunette transfer bench 127.0.0.1:7600 --size 4KiB --batch 128
   lunette transfer bench 10.0.0.2:7600,10.0.1.2:7600 --size 16MiB --write    # over two rails
+  lunette transfer serve --memory 1GiB --cores 4 &    # on ports 7600 to 7603
+  lunette transfer bench 127.0.0.1:7600 --size 64MiB --cores 4
   lunette transfer bench store-2:7600 --topology=topology.json    # from the nearest adapters
 
 Beyond loopback both sides need LUNETTE_SECRET_FILE (or LUNETTE_INSECURE=1).")]

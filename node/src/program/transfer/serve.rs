@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use lunette::runtime::arena::{Exposed, HugePages};
-use lunette::runtime::time;
+use lunette::runtime::arena::{Exposed, HugePages, SharedMemory, Shortfall};
+use lunette::runtime::{CoreOptions, Placement, time};
 use lunette::transfer::engine::{
-    Access, Engine, EngineOptions, FileSegment, FileSegmentOptions, RegisterOptions,
+    Access, Engine, EngineHost, EngineOptions, FileSegment, FileSegmentOptions, RegisterOptions,
+    Statistics,
 };
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -63,7 +65,16 @@ pub(super) struct ServeArguments {
     encrypt: bool,
     #[command(flatten)]
     neighbours: Neighbours,
-    /// What the core does when it has nothing to do.
+    /// Cores to serve on, each with ports of its own: the given ones, and those after them. A file is served
+    /// by one.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=256)
+    )]
+    cores: u16,
+    /// What a core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
     idle: IdleChoice,
 }
@@ -75,47 +86,91 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
         let registered = flag::register(signal, Arc::clone(&ends));
         registered.map_err(|error| Failure::file("signals", error))?;
     }
-    let policy = policy()?;
+    if arguments.file.is_some() && arguments.cores > 1 {
+        return Err(TransferFailure::FileOnCores.into());
+    }
+    let options = EngineOptions {
+        listen: arguments.listen.clone(),
+        policy: policy()?,
+        encryption: encryption(arguments.encrypt),
+        same_host_trust: arguments.neighbours.same_host_trust,
+        same_host_dir: arguments.neighbours.same_host_dir.clone(),
+        ..EngineOptions::default()
+    };
+    if arguments.cores > 1 {
+        let served = serve_on_cores(&arguments, &options, &ends, as_json);
+        return served.map_err(Failure::from);
+    }
     run(arguments.idle, async move || {
-        let options = EngineOptions {
-            listen: arguments.listen.clone(),
-            policy,
-            encryption: encryption(arguments.encrypt),
-            same_host_trust: arguments.neighbours.same_host_trust,
-            same_host_dir: arguments.neighbours.same_host_dir.clone(),
-            ..EngineOptions::default()
-        };
         let engine = Engine::start(options)?;
         let len_bytes = register(&engine, &arguments).await?;
-        say_ready(&engine, &arguments.segment, len_bytes, as_json)?;
+        let segment = &arguments.segment;
+        say_ready(engine.addresses(), segment, len_bytes, &arguments, as_json)?;
         while !ends.load(Ordering::Relaxed) {
             time::sleep(END_PAUSE).await;
         }
         let done = engine.statistics();
         engine.close().await;
-        let (read, written) = (done.served_read_bytes, done.served_written_bytes);
-        say(&if as_json {
-            json!({ "served_read_bytes": read, "served_written_bytes": written,
-                    "refused": done.refused, "corrupted": done.corrupted, "torn": done.torn })
-            .to_string()
-        } else {
-            format!("peers have read {read} bytes and written {written}")
-        })
+        say_done(&done, as_json)
     })
 }
 
-/// Registers what is to be served; says how long it is.
-async fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<u64> {
-    let options = RegisterOptions {
+/// Serves memory on several cores.
+fn serve_on_cores(
+    arguments: &ServeArguments,
+    options: &EngineOptions,
+    ends: &AtomicBool,
+    as_json: bool,
+) -> Outcome<()> {
+    let placement = Placement::Anywhere(usize::from(arguments.cores));
+    let core = CoreOptions {
+        idle: arguments.idle.policy(),
+        ..CoreOptions::default()
+    };
+    let host = EngineHost::start(&placement, core, options)?;
+    let handle = host.handle();
+    let memory = map(arguments, SharedMemory::map)?;
+    let len_bytes = memory.len() as u64;
+    let registered = handle.register_shared(memory, how(arguments));
+    registered.wait()?;
+    let segment = &arguments.segment;
+    say_ready(host.addresses(), segment, len_bytes, arguments, as_json)?;
+    while !ends.load(Ordering::Relaxed) {
+        thread::sleep(END_PAUSE);
+    }
+    let done = handle.statistics().wait()?;
+    drop(host);
+    say_done(&done, as_json)
+}
+
+fn say_done(done: &Statistics, as_json: bool) -> Outcome<()> {
+    let (read, written) = (done.served_read_bytes, done.served_written_bytes);
+    say(&if as_json {
+        json!({ "served_read_bytes": read, "served_written_bytes": written,
+                "refused": done.refused, "corrupted": done.corrupted, "torn": done.torn })
+        .to_string()
+    } else {
+        format!("peers have read {read} bytes and written {written}")
+    })
+}
+
+/// How the segment is registered.
+fn how(arguments: &ServeArguments) -> RegisterOptions {
+    RegisterOptions {
         access: if arguments.read_only {
             Access::Read
         } else {
             Access::ReadWrite
         },
         ..RegisterOptions::named(&arguments.segment)
-    };
+    }
+}
+
+/// Registers what is to be served; says how long it is.
+async fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<u64> {
+    let options = how(arguments);
     let Some(file) = &arguments.file else {
-        let memory = memory(arguments)?;
+        let memory = map(arguments, Exposed::map)?;
         let len_bytes = memory.len() as u64;
         let registered = engine.register(memory, &options);
         registered.map_err(|error| error.refusal)?;
@@ -138,7 +193,11 @@ async fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<u64> {
     Ok(len_bytes)
 }
 
-fn memory(arguments: &ServeArguments) -> Outcome<Exposed> {
+/// Maps the memory that is to be served.
+fn map<M, E: Into<io::Error>>(
+    arguments: &ServeArguments,
+    map: impl FnOnce(usize, HugePages, &mut Vec<Shortfall>) -> Result<M, E>,
+) -> Outcome<M> {
     let huge_pages = if arguments.huge_pages {
         HugePages::Prefer
     } else {
@@ -147,25 +206,34 @@ fn memory(arguments: &ServeArguments) -> Outcome<Exposed> {
     let size = arguments.memory.expect("required without a file");
     let len = usize::try_from(size.0).unwrap_or(usize::MAX);
     let mut shortfalls = Vec::new();
-    let memory = Exposed::map(len, huge_pages, &mut shortfalls);
+    let memory = map(len, huge_pages, &mut shortfalls);
     for shortfall in shortfalls {
         tracing::warn!(%shortfall, "memory");
     }
-    memory.map_err(|errno| TransferFailure::Memory(errno.into()))
+    memory.map_err(|error| TransferFailure::Memory(error.into()))
 }
 
-fn say_ready(engine: &Engine, segment: &str, len_bytes: u64, as_json: bool) -> Outcome<()> {
-    let addresses: Vec<String> = engine
-        .addresses()
-        .iter()
-        .map(SocketAddr::to_string)
-        .collect();
+fn say_ready(
+    addresses: &[SocketAddr],
+    segment: &str,
+    len_bytes: u64,
+    arguments: &ServeArguments,
+    as_json: bool,
+) -> Outcome<()> {
+    let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+    let cores = arguments.cores;
     say(&if as_json {
-        json!({ "ready": true, "addresses": addresses, "segment": segment, "bytes": len_bytes })
-            .to_string()
+        json!({ "ready": true, "addresses": addresses, "segment": segment, "bytes": len_bytes,
+                "cores": cores })
+        .to_string()
     } else {
         let addresses = addresses.join(",");
-        format!("serving {len_bytes} bytes as {segment} on {addresses}")
+        let on_cores = if cores > 1 {
+            format!(", {cores} cores")
+        } else {
+            String::new()
+        };
+        format!("serving {len_bytes} bytes as {segment} on {addresses}{on_cores}")
     })
 }
 
