@@ -1,0 +1,222 @@
+//! What a client of a world does, and what it tells the ledger.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_kvstore::{
+    ClusterClient, ClusterClientOptions, Fetched, PutOptions, StoreErrorKind, Stored, Value,
+};
+use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::arena::Region;
+use lunette_runtime::sim::Log;
+use lunette_runtime::{arena, spawn_local, time};
+use lunette_runtime_core::random::SplitMix64;
+use lunette_runtime_core::time::Time;
+use lunette_transfer::Room;
+
+use super::ledger::{End, Ledger};
+
+pub(crate) const KEYS: usize = 12;
+/// Tasks of one client.
+const TASKS: usize = 3;
+const VALUE_BYTES_MIN: usize = 16;
+const VALUE_BYTES_MAX: usize = 3000;
+
+/// A client of a world.
+#[derive(Clone)]
+pub(crate) struct Load {
+    pub(crate) seeds: Vec<SocketAddr>,
+    pub(crate) ledger: Rc<RefCell<Ledger>>,
+    pub(crate) log: Log,
+    /// When it stops.
+    pub(crate) until: Time,
+    /// From when on nothing may fail.
+    pub(crate) calm_from: Time,
+    pub(crate) timeout: Duration,
+}
+
+fn name(key: usize) -> Vec<u8> {
+    format!("world/{key}").into_bytes()
+}
+
+/// Bytes that tell which value they are.
+fn bytes_of(value: u64) -> Region {
+    let spread = VALUE_BYTES_MAX - VALUE_BYTES_MIN;
+    let len = VALUE_BYTES_MIN + usize::try_from(value).expect("few") * 977 % spread;
+    let mut region = arena().alloc(len).expect("room");
+    for (index, byte) in region.as_mut_slice().iter_mut().enumerate() {
+        *byte = (value >> (8 * (index % 8))).to_le_bytes()[0];
+    }
+    region.freeze()
+}
+
+/// The value that bytes are of; `None` if they are of none.
+fn value_of(bytes: &[u8]) -> Option<u64> {
+    let (first, _) = bytes.split_first_chunk()?;
+    let value = u64::from_le_bytes(*first);
+    (bytes_of(value).as_slice() == bytes).then_some(value)
+}
+
+impl Load {
+    pub(crate) async fn run(self, mut random: SplitMix64) {
+        for _ in 0..TASKS {
+            let (load, random) = (self.clone(), SplitMix64::new(random.next()));
+            drop(spawn_local(load.work(random)));
+        }
+        time::sleep_until(self.until).await;
+    }
+
+    pub(crate) async fn connect(&self) -> ClusterClient {
+        loop {
+            let options = ClusterClientOptions {
+                timeout: self.timeout,
+                namespace: NamespaceKind::Strict,
+                ..ClusterClientOptions::new(self.seeds.clone())
+            };
+            match ClusterClient::connect(options).await {
+                Ok(client) => return client,
+                Err(error) => {
+                    if self.log.now() > self.calm_from + self.timeout {
+                        let text = format!("no client although all is calm: {error}");
+                        self.ledger.borrow_mut().fail(self.log.now(), &text);
+                    }
+                    time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+
+    async fn work(self, mut random: SplitMix64) {
+        let client = self.connect().await;
+        while self.log.now() < self.until {
+            time::sleep(Duration::from_micros(random.below(40_000).into())).await;
+            let keys = u32::try_from(KEYS).expect("few");
+            let key = random.below(keys) as usize;
+            match random.below(16) {
+                0..7 => self.get(&client, key).await,
+                7..13 => self.put(&client, key, WriteKind::Put).await,
+                // Changes are of few keys, so that other objects live to see a fault.
+                13 => self.put(&client, key % 4, WriteKind::Upsert).await,
+                14 => self.remove(&client, key % 4).await,
+                _ => self.look(&client).await,
+            }
+        }
+    }
+
+    /// Every key is put and got, by a fresh client: nothing may fail.
+    pub(crate) async fn check(self) {
+        let client = self.connect().await;
+        for key in 0..KEYS {
+            self.get(&client, key).await;
+            self.put(&client, key, WriteKind::Put).await;
+            self.get(&client, key).await;
+        }
+        self.remove(&client, 0).await;
+        self.put(&client, 1, WriteKind::Upsert).await;
+        self.get(&client, 0).await;
+        self.get(&client, 1).await;
+    }
+
+    fn on_failure(&self, begun: Time, what: &str, why: &StoreErrorKind) {
+        self.log.note(&format!("{what}: {why}"));
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.count("failed");
+        if begun >= self.calm_from {
+            let text = format!("{what} failed although all faults were over: {why}");
+            ledger.fail(self.log.now(), &text);
+        }
+    }
+
+    async fn get(&self, client: &ClusterClient, key: usize) {
+        let begun = self.log.now();
+        let room = Room::whole(arena().alloc(VALUE_BYTES_MAX).expect("room"));
+        let fetched = client.get(&name(key), room).await;
+        let now = self.log.now();
+        match fetched {
+            Ok(Fetched::Hit {
+                room,
+                len_bytes,
+                version,
+                ..
+            }) => {
+                let value = value_of(&room.as_slice()[..len_bytes]);
+                self.log.note(&format!("get {key}: {value:?} {version:?}"));
+                let mut ledger = self.ledger.borrow_mut();
+                match value {
+                    Some(value) => ledger.on_hit(now, key, begun, value, version),
+                    None => ledger.fail(now, &format!("key {key}: bytes that nobody put")),
+                }
+            }
+            Ok(Fetched::Miss { is_known, .. }) => {
+                self.log.note(&format!("get {key}: miss, known {is_known}"));
+                let mut ledger = self.ledger.borrow_mut();
+                if is_known {
+                    ledger.on_miss(now, key, begun);
+                } else if begun >= self.calm_from {
+                    ledger.fail(now, &format!("key {key}: unknown although all is calm"));
+                } else {
+                    ledger.count("unknown");
+                }
+            }
+            Err(failure) => self.on_failure(begun, &format!("get {key}"), &failure.error.kind),
+        }
+    }
+
+    async fn put(&self, client: &ClusterClient, key: usize, kind: WriteKind) {
+        let begun = self.log.now();
+        let value = self.ledger.borrow_mut().begin_write(begun, key, kind);
+        let options = PutOptions { kind, copies: 1 };
+        let put = client
+            .put(&name(key), Value::new(bytes_of(value)), options)
+            .await;
+        let now = self.log.now();
+        self.log.note(&format!("{kind:?} {key} {value}: {put:?}"));
+        let (what, end, version) = match &put {
+            Ok(Stored::Written { version, .. }) => ("written", End::Done, Some(*version)),
+            Ok(Stored::Exists { .. }) => ("exists", End::Undone, None),
+            Err(error) => {
+                let what = format!("{kind:?} {key}");
+                self.on_failure(begun, &what, &error.kind);
+                match error.kind {
+                    StoreErrorKind::TimedOut => ("timed out", End::Undone, None),
+                    _ => ("interrupted", End::Doubt, None),
+                }
+            }
+        };
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.count(what);
+        ledger.end_write(now, (key, value), end, version);
+    }
+
+    async fn remove(&self, client: &ClusterClient, key: usize) {
+        let begun = self.log.now();
+        self.ledger.borrow_mut().begin_removal(key);
+        let removed = client.remove(&[name(key)]).await.remove(0);
+        let now = self.log.now();
+        self.log.note(&format!("remove {key}: {removed:?}"));
+        let end = match &removed {
+            Ok(_) => End::Done,
+            Err(error) => {
+                self.on_failure(begun, &format!("remove {key}"), &error.kind);
+                match error.kind {
+                    StoreErrorKind::TimedOut => End::Undone,
+                    _ => End::Doubt,
+                }
+            }
+        };
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.count(if end == End::Done { "removed" } else { "not removed" });
+        ledger.end_removal(now, key, begun, end);
+    }
+
+    async fn look(&self, client: &ClusterClient) {
+        let begun = self.log.now();
+        let keys: Vec<_> = (0..KEYS).map(name).collect();
+        if let Err(error) = client.exists(&keys).await {
+            self.on_failure(begun, "exists", &error.kind);
+        }
+    }
+}
