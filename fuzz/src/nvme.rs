@@ -3,9 +3,11 @@
 //! | module | subject |
 //! |---|---|
 //! | `script` | from fuzz bytes to a hostile stream and its cuts |
+//! | `auth` | authentication, with somebody in the middle: nobody without the secret comes in |
 //! | `controller` | a controller and its target: the same answers however the stream is cut |
 //! | `host` | a host's commands: each ends once, and no byte goes where it may not |
 
+mod auth;
 mod controller;
 mod host;
 mod script;
@@ -35,6 +37,14 @@ pub struct Reached {
     pub transfers: u32,
     /// Commands of a host that it gave up.
     pub given_up: u32,
+    /// Authentications that held.
+    pub proved: u32,
+    /// Those that the controller ended.
+    pub rejected: u32,
+    /// Those that the host ended because the controller proved nothing.
+    pub unproved: u32,
+    /// Those that the host ended because the controller's words made no sense.
+    pub objected: u32,
 }
 
 /// Drives both ends with any bytes.
@@ -42,8 +52,12 @@ pub struct Reached {
 /// # Panics
 /// If an invariant does not hold: that is what it is for.
 pub fn nvme(data: &[u8]) -> Reached {
-    let script = Script::read(data);
     let mut reached = Reached::default();
+    if data.first().is_some_and(|first| first & auth::FLAG != 0) {
+        auth::attack(data, &mut reached);
+        return reached;
+    }
+    let script = Script::read(data);
     if script.is_from_host {
         controller::attack(&script, &mut reached);
     } else {

@@ -35,7 +35,7 @@ mod tests {
         drop(replayed("regressions/wire", wire));
     }
 
-    const NVME_COUNTERS: [Counter<nvme::Reached>; 10] = [
+    const NVME_COUNTERS: [Counter<nvme::Reached>; 14] = [
         ("opened", |reached| reached.opened),
         ("faults", |reached| reached.faults),
         ("header_digests", |reached| reached.header_digests),
@@ -46,6 +46,10 @@ mod tests {
         ("completed", |reached| reached.completed),
         ("transfers", |reached| reached.transfers),
         ("given_up", |reached| reached.given_up),
+        ("proved", |reached| reached.proved),
+        ("rejected", |reached| reached.rejected),
+        ("unproved", |reached| reached.unproved),
+        ("objected", |reached| reached.objected),
     ];
 
     #[test]

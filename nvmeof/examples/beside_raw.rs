@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use lunette_nvmeof::proto::controller::Secrets;
 use lunette_nvmeof::proto::host::ReconnectOptions;
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
@@ -164,6 +165,7 @@ fn serve() -> SocketAddr {
     let export = Export {
         name: name(),
         hosts: None,
+        secrets: Secrets::default(),
         disks: vec![disk],
     };
     let server = Server::new(ServerOptions::default(), vec![export], &[address]);
@@ -246,6 +248,7 @@ async fn command(address: SocketAddr, row: Row) -> Speed {
         io_queues: 1,
         keep_alive: Duration::from_secs(30),
         timeout: TIMEOUT,
+        credentials: None,
     };
     let options = NamespaceOptions {
         address,

@@ -3,8 +3,8 @@
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::host::BringUpFault;
 use lunette_nvmeof_proto::pdu::WireFault;
-use lunette_runtime::OpError;
 use lunette_runtime::arena::{AllocError, RegionMut};
+use lunette_runtime::{ControlError, OpError};
 use thiserror::Error;
 
 /// Why a connection ended.
@@ -142,6 +142,9 @@ pub enum ConnectError {
     /// A command on the way failed.
     #[error("while connecting: {0}")]
     Command(#[from] CommandError),
+    /// Nobody could compute a proof.
+    #[error("while authenticating: {0}")]
+    Busy(#[from] ControlError),
 }
 
 impl ConnectError {
@@ -153,6 +156,7 @@ impl ConnectError {
             Self::Closed(reason) => reason.is_retryable(),
             Self::BringUp(fault) => fault.is_retryable(),
             Self::Command(error) => error.is_retryable(),
+            Self::Busy(error) => error.is_backpressure(),
         }
     }
 }

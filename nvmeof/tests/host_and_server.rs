@@ -7,11 +7,14 @@ mod tests {
     use std::io::Write as _;
     use std::net::SocketAddr;
     use std::rc::Rc;
+    use std::sync::Arc;
     use std::thread;
     use std::time::Duration;
 
+    use lunette_nvmeof::proto::auth::{AuthFault, Credentials, Group, Hash, Reason, Secret};
     use lunette_nvmeof::proto::completion::Status;
-    use lunette_nvmeof::proto::host::ReconnectOptions;
+    use lunette_nvmeof::proto::controller::Secrets;
+    use lunette_nvmeof::proto::host::{BringUpFault, ReconnectOptions};
     use lunette_nvmeof::proto::io::Blocks;
     use lunette_nvmeof::proto::log_page::AnaState;
     use lunette_nvmeof::proto::nqn::Nqn;
@@ -44,6 +47,7 @@ mod tests {
             io_queues: 4,
             keep_alive: Duration::from_secs(5),
             timeout: TIMEOUT,
+            credentials: None,
         }
     }
 
@@ -80,6 +84,7 @@ mod tests {
         Export {
             name: name(),
             hosts: None,
+            secrets: Secrets::default(),
             disks: vec![ExportedDisk {
                 disk,
                 block_bytes: BLOCK_BYTES,
@@ -91,10 +96,14 @@ mod tests {
     }
 
     fn serve(disk: Disk, server_options: ServerOptions) -> (Rc<Server>, SocketAddr) {
+        serve_export(export(disk), server_options)
+    }
+
+    fn serve_export(export: Export, server_options: ServerOptions) -> (Rc<Server>, SocketAddr) {
         let any_port = "127.0.0.1:0".parse().expect("an address");
         let listener = TcpListener::bind(any_port).expect("a port");
         let address = listener.local_addr();
-        let server = Server::new(server_options, vec![export(disk)], &[address]);
+        let server = Server::new(server_options, vec![export], &[address]);
         let server = server.expect("a server");
         drop(spawn_local(Rc::clone(&server).serve(listener, pending())));
         (server, address)
@@ -476,6 +485,64 @@ mod tests {
             let ended = time::timeout(Duration::from_secs(5), admin.ended()).await;
             assert!(ended.is_ok(), "nobody keeps it alive any more");
             nobody_is_connected(&server).await;
+        });
+    }
+
+    fn credentials(host: u8, controller: Option<u8>, group: Group) -> Arc<Credentials> {
+        let secret = |byte| Secret::new(&[byte; 48], Some(Hash::Sha384)).expect("a secret");
+        Arc::new(Credentials {
+            groups: vec![group],
+            ..Credentials::new(secret(host), controller.map(secret))
+        })
+    }
+
+    #[test]
+    fn only_who_proves_its_secret_is_served() {
+        run(async || {
+            for group in [Group::Null, Group::Ffdhe2048] {
+                let disk = Disk::Memory(MemoryDisk::new(DISK_BYTES).expect("room"));
+                let export = Export {
+                    secrets: Secrets {
+                        of_others: Some(credentials(1, Some(2), group)),
+                        ..Secrets::default()
+                    },
+                    ..export(disk)
+                };
+                let (server, address) = serve_export(export, ServerOptions::default());
+                let connect = async |credentials| {
+                    let mut options = options(address, Digests::BOTH);
+                    options.config.credentials = credentials;
+                    RemoteNamespace::connect(options).await
+                };
+                for controller in [None, Some(2)] {
+                    let known = Some(credentials(1, controller, group));
+                    let namespace = connect(known).await.expect("connected");
+                    let region = filled(4096, 3).freeze();
+                    let written = namespace.write(8, region.clone(), false, TIMEOUT).await;
+                    written.expect("written");
+                    assert!(read(&namespace, 8, 4096).await == region.as_slice());
+                    // It proves itself again when it comes back.
+                    server.disconnect_all();
+                    assert!(read(&namespace, 8, 4096).await == region.as_slice());
+                    assert!(namespace.reconnects() > 0);
+                    namespace.close().await.expect("in order");
+                }
+                let refusals = [
+                    (None, BringUpFault::AuthRequired),
+                    (
+                        Some(credentials(3, None, group)),
+                        AuthFault::Rejected(Reason::Failed).into(),
+                    ),
+                    (
+                        Some(credentials(1, Some(3), group)),
+                        AuthFault::Unproved.into(),
+                    ),
+                ];
+                for (credentials, fault) in refusals {
+                    let refused = connect(credentials).await.map(drop);
+                    assert_eq!(refused, Err(ConnectError::BringUp(fault)));
+                }
+            }
         });
     }
 }

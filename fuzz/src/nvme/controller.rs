@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lunette_nvmeof_proto::command::{Command, Direction, admin};
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{
-    AdminReply, Attached, ControllerOptions, ControllerQueue, ControllerStep, Namespace,
+    AdminReply, Attached, ControllerOptions, ControllerQueue, ControllerStep, Namespace, Secrets,
     SubsystemOptions, Target, TargetOptions,
 };
 use lunette_nvmeof_proto::identify::IdentifyNamespace;
@@ -85,6 +85,7 @@ impl Victim {
             namespaces: vec![Namespace { nsid: 1, identity }],
             hosts: None,
             caches_writes: true,
+            secrets: Secrets::default(),
         };
         Self {
             queue: ControllerQueue::new(OPTIONS),
@@ -217,7 +218,7 @@ impl Victim {
             let id = attached.controller;
             match self.target.admin(id, attached.queue_id, slot, command, now) {
                 AdminReply::Done { status, result } => self.complete(slot, status, result),
-                AdminReply::Data(bytes) => self.send(slot, &bytes),
+                AdminReply::Data(bytes) | AdminReply::LastData(bytes) => self.send(slot, &bytes),
                 AdminReply::Held => {}
                 AdminReply::Close => self.complete(slot, Status::SUCCESS, 0),
             }
@@ -226,7 +227,10 @@ impl Victim {
             }
             return;
         }
-        match self.target.io(attached.controller, command) {
+        match self
+            .target
+            .io(attached.controller, attached.queue_id, command)
+        {
             Err(status) => self.complete(slot, status, 0),
             Ok(_) if command.direction() == Direction::ToHost => {
                 let len = command.sgl.len_bytes();

@@ -1,7 +1,7 @@
 //! From fuzz bytes to what a hostile peer sends.
 //!
 //! ```text
-//!   byte 0      bit 0: the peer is a host; bits 1, 2: digests; bit 3: it sets the connection up
+//!   byte 0      bit 4 is not set; bit 0: the peer is a host; bits 1, 2: digests; bit 3: it sets the connection up
 //!   byte 1      number of cuts, 1..=8; then one byte for each: bits 0..7 length, bit 7 straight
 //!   then        operations, each a code and its arguments; missing bytes read as 0
 //! ```

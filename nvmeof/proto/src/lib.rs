@@ -33,11 +33,13 @@
 //! | [`host`] | [`host::HostQueue`], commands in flight; bringing a controller up; when to reconnect |
 //! | [`controller`] | [`controller::ControllerQueue`], commands to carry out; [`controller::Target`], what a controller answers |
 //! | [`fabrics`] | Connect, properties |
+//! | [`auth`] | DH-HMAC-CHAP, both ends |
 //! | [`identify`], [`log_page`], [`feature`] | what admin commands carry |
 //! | [`io`] | reads, writes and the like |
 //! | [`nqn`] | names |
 #![forbid(unsafe_code)]
 
+pub mod auth;
 pub mod command;
 pub mod completion;
 pub mod controller;

@@ -3,14 +3,16 @@
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use lunette_nvmeof_proto::auth::{AuthNext, Credentials, Entropy, HostAuth};
 use lunette_nvmeof_proto::command::{Command, admin, fabrics};
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::fabrics::{Configuration, Property};
 use lunette_nvmeof_proto::feature::events;
 use lunette_nvmeof_proto::host::{
-    Association, BringUp, BringUpOptions, HostOptions, Next, Request, RequestData,
+    Association, BringUp, BringUpFault, BringUpOptions, HostOptions, Next, Request, RequestData,
 };
 use lunette_nvmeof_proto::identify::{
     IdentifyNamespace, NSID_ALL, PAGE_BYTES, cns, decode_list, identify,
@@ -21,7 +23,8 @@ use lunette_nvmeof_proto::log_page::{
 };
 use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_nvmeof_proto::pdu::Digests;
-use lunette_runtime::{Scope, arena, time};
+use lunette_runtime::{Scope, arena, control, time};
+use lunette_runtime_core::time::Time;
 
 use super::events::{ControllerEvent, Events, listen};
 use super::queue::{Data, Done, Queue};
@@ -59,6 +62,8 @@ pub struct HostConfig {
     pub keep_alive: Duration,
     /// How long connecting and each admin command may take.
     pub timeout: Duration,
+    /// What it proves where it is asked to; with a secret of the controller, it insists.
+    pub credentials: Option<Arc<Credentials>>,
 }
 
 impl HostConfig {
@@ -115,7 +120,10 @@ impl RemoteController {
         let options = config.options(ADMIN_COMMANDS_MAX);
         let admin = Queue::open(address, options, config.timeout).await?;
         admin.set_in_capsule_bytes_max(ADMIN_IN_CAPSULE_BYTES);
-        let bring_up = BringUp::new(config.bring_up(subsystem));
+        let mut bring_up = BringUp::new(config.bring_up(subsystem));
+        if let Some(credentials) = &config.credentials {
+            bring_up = bring_up.with_credentials(Arc::clone(credentials), drawn());
+        }
         let association = brought_up(&admin, bring_up, config.timeout).await?;
         let beside = Scope::new();
         if !config.keep_alive.is_zero()
@@ -376,22 +384,64 @@ async fn brought_up(
             Next::Ready(association) => return Ok(*association),
             Next::Failed(fault) => return Err(fault.into()),
             Next::Send(request) => {
-                let answered = answer(admin, request, timeout).await;
-                match answered {
-                    Ok(Done { result, region }) => {
-                        let data = region.as_ref().map_or(&[][..], |region| region.as_slice());
-                        let success = Status::SUCCESS;
-                        bring_up.on_completion(time::now(), success, result, data);
-                    }
-                    Err(CommandFailure {
-                        error: CommandError::Status(status),
-                        ..
-                    }) => bring_up.on_completion(time::now(), status, 0, &[]),
-                    Err(failure) => return Err(failure.error.into()),
-                }
+                let answer = answer(admin, request, timeout).await?;
+                let is_costly = bring_up.is_costly();
+                bring_up = told(is_costly, bring_up, answer, |bring_up, answer| {
+                    let Answer { status, result, .. } = *answer;
+                    bring_up.on_completion(answer.at, status, result, &answer.data);
+                })
+                .await?;
             }
         }
     }
+}
+
+/// Proves, on a queue that has been connected, what its controller asks for.
+async fn authenticated(
+    queue: &Queue,
+    mut auth: HostAuth,
+    timeout: Duration,
+) -> Result<(), ConnectError> {
+    loop {
+        match auth.next_request() {
+            AuthNext::Done => return Ok(()),
+            AuthNext::Failed(fault) => return Err(BringUpFault::from(fault).into()),
+            AuthNext::Send(request) => {
+                let answer = answer(queue, request, timeout).await?;
+                let is_costly = auth.is_costly();
+                auth = told(is_costly, auth, answer, |auth, answer| {
+                    auth.on_completion(answer.status, &answer.data);
+                })
+                .await?;
+            }
+        }
+    }
+}
+
+/// Tells a machine how its command ended: beside this core, if it is going to compute for long.
+async fn told<M: Send + 'static>(
+    is_costly: bool,
+    mut machine: M,
+    answer: Answer,
+    tell: impl FnOnce(&mut M, &Answer) + Send + 'static,
+) -> Result<M, ConnectError> {
+    if !is_costly {
+        tell(&mut machine, &answer);
+        return Ok(machine);
+    }
+    let telling = control(move || {
+        tell(&mut machine, &answer);
+        machine
+    });
+    telling.await.map_err(ConnectError::Busy)
+}
+
+/// How a machine's command ended.
+struct Answer {
+    at: Time,
+    status: Status,
+    result: u64,
+    data: Vec<u8>,
 }
 
 /// Sends what a machine wants sent.
@@ -399,20 +449,38 @@ async fn answer(
     queue: &Queue,
     request: Request,
     timeout: Duration,
-) -> Result<Done, CommandFailure> {
+) -> Result<Answer, CommandError> {
     let data = match request.data {
         RequestData::None => Data::None,
-        RequestData::In(len) => {
-            let region = arena().alloc(len as usize).map_err(CommandError::from)?;
-            Data::In(region)
-        }
+        RequestData::In(len) => Data::In(arena().alloc(len as usize)?),
         RequestData::Out(bytes) => {
-            let mut region = arena().alloc(bytes.len()).map_err(CommandError::from)?;
+            let mut region = arena().alloc(bytes.len())?;
             region.as_mut_slice().copy_from_slice(&bytes);
             Data::Out(region.freeze())
         }
     };
-    queue.command(request.command, data, timeout).await
+    let done = queue.command(request.command, data, timeout).await;
+    let (status, result, region) = match done {
+        Ok(Done { result, region }) => (Status::SUCCESS, result, region),
+        Err(CommandFailure {
+            error: CommandError::Status(status),
+            ..
+        }) => (status, 0, None),
+        Err(failure) => return Err(failure.error),
+    };
+    let at = time::now();
+    let data = region.map_or_else(Vec::new, |region| region.as_slice().to_vec());
+    Ok(Answer {
+        at,
+        status,
+        result,
+        data,
+    })
+}
+
+/// Random numbers for one authentication.
+fn drawn() -> Entropy {
+    Entropy::draw(lunette_runtime::entropy)
 }
 
 async fn connect_queue(
@@ -427,11 +495,12 @@ async fn connect_queue(
     // The Connect has to go with its data whatever the controller says.
     queue.set_in_capsule_bytes_max(ADMIN_IN_CAPSULE_BYTES);
     let request = association.connect(queue_id);
-    let done = answer(&queue, request, config.timeout).await;
-    let done = done.map_err(|failure| failure.error)?;
-    let success = Status::SUCCESS;
-    association.check_connected(success, done.result)?;
+    let Answer { status, result, .. } = answer(&queue, request, config.timeout).await?;
+    let auth = association.check_connected(status, result, drawn)?;
     queue.set_in_capsule_bytes_max(association.identity.in_capsule_bytes as usize);
+    if let Some(auth) = auth {
+        authenticated(&queue, auth, config.timeout).await?;
+    }
     Ok(queue)
 }
 

@@ -6,14 +6,15 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
-use lunette_nvmeof_proto::command::{Command, Direction, admin};
+use lunette_nvmeof_proto::auth::{Entropy, MESSAGE_BYTES_MAX};
+use lunette_nvmeof_proto::command::{Command, Direction, admin, fabrics};
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{AdminReply, Attached, ControllerStep};
 use lunette_nvmeof_proto::fabrics::CONNECT_DATA_BYTES;
 use lunette_nvmeof_proto::io::IoRequest;
 use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::RegionMut;
-use lunette_runtime::{OpError, Scope, arena, time};
+use lunette_runtime::{OpError, Scope, arena, control, time};
 
 use super::link::Link;
 use super::server::Server;
@@ -39,6 +40,7 @@ const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
 #[derive(Clone, Copy, Debug)]
 enum Purpose {
     Connect(Command),
+    Authenticate(Command),
     Io {
         nsid: u32,
         request: IoRequest,
@@ -203,12 +205,17 @@ impl Connection {
                 Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry())
             };
         };
+        if command.fabrics_type() == Some(fabrics::AUTH_SEND)
+            && command.sgl.len_bytes() as usize <= MESSAGE_BYTES_MAX
+        {
+            return Ok(Purpose::Authenticate(*command));
+        }
         if attached.queue_id == 0 || command.opcode == admin::FABRICS {
-            // Commands of the admin queue bring no data here.
+            // Other commands of the admin queue bring no data here.
             return Err(Status::INVALID_FIELD.do_not_retry());
         }
         let target = self.server.target.borrow();
-        let (nsid, request) = target.io(attached.controller, command)?;
+        let (nsid, request) = target.io(attached.controller, attached.queue_id, command)?;
         Ok(Purpose::Io { nsid, request })
     }
 
@@ -277,8 +284,56 @@ impl Connection {
                 self.server
                     .connect(&self.link, slot, &command, data.as_slice());
             }
+            Purpose::Authenticate(command) => {
+                let data = room.expect("no receive is in flight");
+                self.authenticate(slot, &command, data.as_slice());
+            }
             Purpose::Io { nsid, request } => self.carry_out(slot, nsid, request, room),
         }
+    }
+
+    /// Looks into a message by which a host proves itself: beside this core, if that takes long.
+    fn authenticate(&self, slot: u16, command: &Command, message: &[u8]) {
+        let attached = self.link.attached.get().expect("just seen");
+        let (controller, queue_id) = (attached.controller, attached.queue_id);
+        let mut target = self.server.target.borrow_mut();
+        let mut auth = match target.take_auth(controller, queue_id, command) {
+            Ok(auth) => auth,
+            Err(status) => return self.link.complete(slot, status, 0),
+        };
+        let entropy = Entropy::draw(lunette_runtime::entropy);
+        if !auth.is_costly() {
+            auth.on_send(message, &entropy);
+            let is_over = target.give_auth(controller, queue_id, auth);
+            self.link.complete(slot, Status::SUCCESS, 0);
+            self.link.is_closing.set(is_over);
+            return;
+        }
+        let (server, link) = (Rc::clone(&self.server), Rc::clone(&self.link));
+        let message = message.to_vec();
+        self.spawn(async move {
+            let looked = control(move || {
+                auth.on_send(&message, &entropy);
+                auth
+            });
+            match looked.await {
+                Ok(auth) => {
+                    let is_over = {
+                        let mut target = server.target.borrow_mut();
+                        target.give_auth(controller, queue_id, auth)
+                    };
+                    link.complete(slot, Status::SUCCESS, 0);
+                    if is_over {
+                        link.outbox.drained_below(0).await;
+                        link.close();
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a host cannot prove itself now: the connection ends");
+                    link.close();
+                }
+            }
+        });
     }
 
     /// Carries a command out: at once as far as it goes, then in a task of its own.
@@ -342,6 +397,14 @@ impl Connection {
         match reply {
             AdminReply::Done { status, result } => self.link.complete(slot, status, result),
             AdminReply::Data(bytes) => self.link.send_bytes(slot, &bytes),
+            AdminReply::LastData(bytes) => {
+                tracing::warn!(
+                    controller = attached.controller.0,
+                    "a host did not prove itself"
+                );
+                self.link.send_bytes(slot, &bytes);
+                self.link.is_closing.set(true);
+            }
             AdminReply::Held => {}
             AdminReply::Close => {
                 self.link.complete(slot, Status::SUCCESS, 0);

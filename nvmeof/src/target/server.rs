@@ -12,7 +12,7 @@ use std::time::Duration;
 use lunette_nvmeof_proto::command::Command;
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{
-    ControllerId, ControllerOptions, ControllerQueue, Namespace, SubsystemOptions, Target,
+    ControllerId, ControllerOptions, ControllerQueue, Namespace, Secrets, SubsystemOptions, Target,
     TargetOptions,
 };
 use lunette_nvmeof_proto::identify::IdentifyNamespace;
@@ -34,6 +34,8 @@ use crate::disk::{Disk, GRANULE_BYTES};
 /// How long a host may take from its first byte to its Connect, and how long it may take to read
 /// the last words to it.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a host may take to prove itself then.
+const AUTH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after the system refused a connection (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// Data in a capsule at most, before a Connect says what queue it is for.
@@ -97,6 +99,8 @@ pub struct Export {
     pub name: Nqn,
     /// Hosts that may connect; all of them, if it is `None`.
     pub hosts: Option<Vec<Nqn>>,
+    /// What they have to prove first.
+    pub secrets: Secrets,
     /// Its namespaces.
     pub disks: Vec<ExportedDisk>,
 }
@@ -163,6 +167,7 @@ impl Server {
                 namespaces,
                 hosts: export.hosts,
                 caches_writes,
+                secrets: export.secrets,
             });
         }
         let records = records(&subsystems, addresses, options.target.entries_max);
@@ -246,7 +251,7 @@ impl Server {
         let _open = Open::new(&self, &link);
         let beside = Scope::new();
         spawned(beside.spawn(send(Rc::clone(&link))));
-        spawned(beside.spawn(end_unless_attached(Rc::clone(&link))));
+        spawned(beside.spawn(Rc::clone(&self).end_unless_used(Rc::clone(&link))));
         match Connection::new(Rc::clone(&self), Rc::clone(&link)) {
             Err(reason) => tracing::warn!(%reason, "a connection is closed at once"),
             Ok(mut connection) => {
@@ -254,7 +259,8 @@ impl Server {
                 tracing::debug!(%reason, "connection ended");
             }
         }
-        if let Some(attached) = link.attached.get() {
+        // Its own last words are still on their way when the other connections are closed.
+        if let Some(attached) = link.attached.take() {
             let (controller, queue_id) = (attached.controller, attached.queue_id);
             self.target.borrow_mut().detach(controller, queue_id);
             self.close_strays();
@@ -262,6 +268,23 @@ impl Server {
         let last_words = time::timeout(SETUP_TIMEOUT, link.outbox.drained_below(0)).await;
         tracing::trace!(?last_words, "outbox");
         link.close();
+    }
+
+    /// Ends a connection whose host does not say, and prove if it has to, who it is.
+    async fn end_unless_used(self: Rc<Self>, link: Rc<Link>) {
+        time::sleep(SETUP_TIMEOUT).await;
+        let Some(attached) = link.attached.get() else {
+            tracing::debug!("a connection without a Connect is closed");
+            return link.close();
+        };
+        if attached.must_authenticate {
+            time::sleep(AUTH_TIMEOUT).await;
+            let target = self.target.borrow();
+            if !target.is_authenticated(attached.controller, attached.queue_id) {
+                tracing::warn!("a connection whose host did not prove itself is closed");
+                link.close();
+            }
+        }
     }
 
     /// Answers a Connect.
@@ -273,7 +296,7 @@ impl Server {
                 queue.connect(attached.entries, attached.has_flow_control);
                 drop(queue);
                 link.attached.set(Some(attached));
-                link.complete(slot, Status::SUCCESS, u64::from(attached.controller.0));
+                link.complete(slot, Status::SUCCESS, attached.result());
                 self.keeper.raise();
             }
             Err(refusal) => {
@@ -380,14 +403,6 @@ async fn send(link: Rc<Link>) {
     }
     // The receiving half learns it from its receive.
     link.close();
-}
-
-async fn end_unless_attached(link: Rc<Link>) {
-    time::sleep(SETUP_TIMEOUT).await;
-    if link.attached.get().is_none() {
-        tracing::debug!("a connection without a Connect is closed");
-        link.close();
-    }
 }
 
 /// Without a task the connection is dropped, and its host sees that.

@@ -3,9 +3,13 @@
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::Arc;
+
+    use lunette_nvmeof::proto::auth::{Credentials, Group, Hash, Secret};
+    use lunette_nvmeof::proto::controller::Secrets;
 
     use crate::blocks::BlockDevice;
-    use crate::rig::{DIGESTS, KernelHost, sh};
+    use crate::rig::{DIGESTS, KernelHost, can_authenticate, sh};
     use crate::server::{DISK_BYTES, OurServer, Serves, name};
 
     #[test]
@@ -23,6 +27,50 @@ mod tests {
             device.verify_zeroes(usize::from(index), 1 << 20);
             sh(&format!("blkdiscard {path}"));
             drop(host);
+        }
+    }
+
+    #[test]
+    fn the_kernel_proves_itself_to_us_and_we_to_it() {
+        if !can_authenticate("the_kernel_proves_itself_to_us_and_we_to_it") {
+            return;
+        }
+        let secret = |byte, hash| Secret::new(&[byte; 32], Some(hash)).expect("a secret");
+        let host = secret(1, Hash::Sha256);
+        let controller = secret(2, Hash::Sha384);
+        for (index, hash, group) in [
+            (70, Hash::Sha256, Group::Null),
+            (71, Hash::Sha384, Group::Ffdhe2048),
+            (72, Hash::Sha512, Group::Ffdhe3072),
+        ] {
+            let credentials = Credentials {
+                hashes: vec![hash],
+                groups: vec![group],
+                ..Credentials::new(host.clone(), Some(controller.clone()))
+            };
+            let secrets = Secrets {
+                of_others: Some(Arc::new(credentials)),
+                ..Secrets::default()
+            };
+            let server = OurServer::start_with([index; 16], Serves::Memory, secrets);
+            let connect = |host: &Secret, controller: Option<&Secret>| {
+                let mut options = format!(",dhchap_secret={}", &*host.reveal());
+                if let Some(controller) = controller {
+                    options += &format!(",dhchap_ctrl_secret={}", &*controller.reveal());
+                }
+                let (address, uuid) = (server.address, [index; 16]);
+                KernelHost::connect_with(address, &name(), DIGESTS[0], &uuid, &options)
+            };
+            for controller in [None, Some(&controller)] {
+                let connected = connect(&host, controller).expect("connected");
+                let device = BlockDevice::open(&connected.path());
+                device.verify(usize::from(index), (4096, 8), |_| {});
+                drop(device);
+            }
+            let refused = connect(&controller, None).map(drop);
+            assert!(refused.is_err(), "{hash:?} {group:?}");
+            let refused = connect(&host, Some(&host)).map(drop);
+            assert!(refused.is_err(), "{hash:?} {group:?}");
         }
     }
 

@@ -4,8 +4,9 @@ use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Once;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{fs, io, thread};
 
 use lunette_nvmeof::HostConfig;
 use lunette_nvmeof::proto::nqn::Nqn;
@@ -65,6 +66,39 @@ pub(crate) fn bring_target_up() {
     ));
 }
 
+/// Whether the kernel can authenticate, as a host and as a target; says so if it cannot.
+pub(crate) fn can_authenticate(test: &str) -> bool {
+    sh("modprobe -a configfs nvme_tcp");
+    let options = fs::read_to_string("/dev/nvme-fabrics").unwrap_or_default();
+    let can = options.contains("dhchap_secret");
+    if !can {
+        println!("SKIP {test}: this kernel cannot authenticate over NVMe/TCP");
+    }
+    can
+}
+
+/// A subsystem of the kernel's target, without namespaces, that [`config`]'s host alone may use
+/// after it has proved `secret`; the controller then proves `of_controller`.
+pub(crate) fn bring_closed_target_up(
+    (hash, group): (&str, &str),
+    secret: &str,
+    of_controller: &str,
+) -> Nqn {
+    bring_target_up();
+    let name = "nqn.2026-01.example:closed";
+    sh(&format!(
+        "cd /sys/kernel/config/nvmet; host=hosts/nqn.2026-01.example:host
+         mkdir -p $host subsystems/{name}
+         echo -n '{secret}' >$host/dhchap_key; echo -n '{of_controller}' >$host/dhchap_ctrl_key
+         echo 'hmac({hash})' >$host/dhchap_hash; echo {group} >$host/dhchap_dhgroup
+         allowed=subsystems/{name}/allowed_hosts/nqn.2026-01.example:host
+         [[ -e $allowed ]] || ln -s $PWD/$host $allowed
+         served=ports/7/subsystems/{name}
+         [[ -e $served ]] || ln -s $PWD/subsystems/{name} $served"
+    ));
+    Nqn::new(name).expect("a name")
+}
+
 /// Cuts every connection to the kernel's target, which can be connected to again at once.
 pub(crate) fn cut_target() {
     sh(&format!(
@@ -82,6 +116,7 @@ pub(crate) fn config(digests: Digests) -> HostConfig {
         io_queues: 2,
         keep_alive: Duration::from_secs(30),
         timeout: Duration::from_secs(30),
+        credentials: None,
     }
 }
 
@@ -99,11 +134,30 @@ impl KernelHost {
         digests: Digests,
         uuid: &[u8; 16],
     ) -> Self {
-        sh("modprobe nvme_tcp");
+        let connected = Self::connect_with(address, subsystem, digests, uuid, "");
+        connected.expect("connected")
+    }
+
+    /// The same with more options.
+    pub(crate) fn connect_with(
+        address: SocketAddr,
+        subsystem: &Nqn,
+        digests: Digests,
+        uuid: &[u8; 16],
+        more: &str,
+    ) -> io::Result<Self> {
+        static LOADED: Once = Once::new();
+        LOADED.call_once(|| {
+            sh("modprobe nvme_tcp");
+            // Kernel 6.1 joins neighbouring huge pages that it sends over loopback, and then stops
+            // whoever receives them ("usercopy: Kernel memory exposure attempt detected").
+            let huge_pages = "/sys/kernel/mm/transparent_hugepage/enabled";
+            fs::write(huge_pages, "never").expect(huge_pages);
+        });
         let mut options = format!(
             "transport=tcp,traddr={},trsvcid={},nqn={subsystem},reconnect_delay=1,nr_io_queues=2,\
              queue_size=64,hostnqn=nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001,\
-             hostid=00000000-0000-4000-8000-000000000001",
+             hostid=00000000-0000-4000-8000-000000000001{more}",
             address.ip(),
             address.port()
         );
@@ -120,7 +174,7 @@ impl KernelHost {
             .write(true)
             .open("/dev/nvme-fabrics");
         let mut fabrics = fabrics.expect("the kernel's host");
-        fabrics.write_all(options.as_bytes()).expect("connected");
+        fabrics.write_all(options.as_bytes())?;
         let mut answer = [0; 256];
         let count = fabrics.read(&mut answer).expect("an answer");
         let answer = String::from_utf8_lossy(&answer[..count]).into_owned();
@@ -130,7 +184,7 @@ impl KernelHost {
             .and_then(|first| first.split('=').nth(1));
         let instance = format!("nvme{}", instance.expect("an instance").trim());
         let device = device_with(uuid);
-        Self { instance, device }
+        Ok(Self { instance, device })
     }
 
     pub(crate) fn path(&self) -> String {

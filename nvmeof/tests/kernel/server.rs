@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use lunette_nvmeof::proto::controller::Secrets;
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::{Disk, Export, ExportedDisk, FileDisk, MemoryDisk, Server, ServerOptions};
 use lunette_runtime::net::TcpListener;
@@ -41,6 +42,11 @@ pub(crate) struct OurServer {
 
 impl OurServer {
     pub(crate) fn start(uuid: [u8; 16], serves: Serves) -> Self {
+        Self::start_with(uuid, serves, Secrets::default())
+    }
+
+    /// For hosts that have to prove something.
+    pub(crate) fn start_with(uuid: [u8; 16], serves: Serves, secrets: Secrets) -> Self {
         let (tell, told) = mpsc::channel();
         let order = Arc::new(AtomicU32::new(GO_ON));
         let orders = Arc::clone(&order);
@@ -65,6 +71,7 @@ impl OurServer {
                 let export = Export {
                     name: name(),
                     hosts: None,
+                    secrets,
                     disks: vec![disk],
                 };
                 let address = listener.local_addr();

@@ -4,21 +4,25 @@
 mod tests {
     use std::net::SocketAddr;
     use std::rc::Rc;
+    use std::sync::Arc;
     use std::time::Duration;
 
-    use lunette_nvmeof::proto::host::ReconnectOptions;
+    use lunette_nvmeof::proto::auth::{AuthFault, Credentials, Hash, Reason, Secret};
+    use lunette_nvmeof::proto::host::{BringUpFault, ReconnectOptions};
     use lunette_nvmeof::proto::io::Blocks;
     use lunette_nvmeof::proto::log_page::AnaState;
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{
-        ControllerEvent, NamespaceOptions, RemoteController, RemoteNamespace, discover,
+        ConnectError, ControllerEvent, HostConfig, NamespaceOptions, RemoteController,
+        RemoteNamespace, discover,
     };
     use lunette_runtime::arena::RegionMut;
     use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
 
     use crate::rig::{
-        DIGESTS, TARGET, TARGET_BYTES, TARGET_NAME, bring_target_up, config, cut_target, sh,
+        DIGESTS, TARGET, TARGET_BYTES, TARGET_NAME, bring_closed_target_up, bring_target_up,
+        can_authenticate, config, cut_target, sh,
     };
 
     const TIMEOUT: Duration = Duration::from_secs(60);
@@ -154,6 +158,56 @@ mod tests {
             }
             assert_eq!(namespace.reconnects(), 0);
         });
+    }
+
+    #[test]
+    fn we_prove_ourselves_to_the_kernel_and_it_to_us() {
+        if !can_authenticate("we_prove_ourselves_to_the_kernel_and_it_to_us") {
+            return;
+        }
+        let secret = |byte, hash| Secret::new(&[byte; 32], Some(hash)).expect("a secret");
+        for (hash, group) in [
+            ("sha256", "null"),
+            ("sha384", "ffdhe2048"),
+            ("sha512", "ffdhe3072"),
+        ] {
+            run(async move || {
+                let host = secret(1, Hash::Sha256);
+                let of_controller = secret(2, Hash::Sha512);
+                let (text, of_controllers) = (host.reveal(), of_controller.reveal());
+                let subsystem = bring_closed_target_up((hash, group), &text, &of_controllers);
+                let connect = async |host: &Secret, controller: Option<&Secret>| {
+                    let credentials = Credentials::new(host.clone(), controller.cloned());
+                    let config = HostConfig {
+                        credentials: Some(Arc::new(credentials)),
+                        ..config(Digests::NONE)
+                    };
+                    let connected =
+                        RemoteController::connect(address(), &subsystem, config).await?;
+                    // Every queue for itself.
+                    connected.queue().await?;
+                    connected.queue().await?;
+                    connected.shut_down().await?;
+                    Ok::<_, ConnectError>(())
+                };
+                assert_eq!(connect(&host, None).await, Ok(()), "{hash} {group}");
+                let both = connect(&host, Some(&of_controller)).await;
+                assert_eq!(both, Ok(()), "{hash} {group}");
+                let rejected = AuthFault::Rejected(Reason::Failed);
+                for (host, controller, fault) in [
+                    (&of_controller, None, rejected),
+                    (&host, Some(&host), AuthFault::Unproved),
+                ] {
+                    let refused = connect(host, controller).await;
+                    let fault = BringUpFault::Authentication(fault);
+                    assert_eq!(refused, Err(ConnectError::BringUp(fault)), "{hash} {group}");
+                }
+                let open = config(Digests::NONE);
+                let refused = RemoteController::connect(address(), &subsystem, open).await;
+                let fault = ConnectError::BringUp(BringUpFault::AuthRequired);
+                assert_eq!(refused.map(drop), Err(fault));
+            });
+        }
     }
 
     #[test]

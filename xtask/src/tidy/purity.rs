@@ -54,7 +54,7 @@ const TYPES: [&str; 19] = [
 ];
 
 /// Outside crates that do no I/O and keep no hidden state, so that pure packages may use them.
-const OUTSIDE: [&str; 14] = [
+const OUTSIDE: [&str; 17] = [
     "base64",
     "bytes",
     "crc-fast",
@@ -63,7 +63,10 @@ const OUTSIDE: [&str; 14] = [
     // Frames from bytes and back; what it could do over sockets is behind features that are off.
     "redis-protocol",
     // Cryptography. Handed its randomness; what could draw its own is not switched on or not called.
+    "crypto-bigint",
+    "hmac",
     "ring",
+    "sha2",
     "snow",
     "serde",
     "serde_json",

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::core::on_core;
 use super::failure::Outcome;
-use super::subsystem::{SubsystemArguments, config};
+use super::subsystem::{HostArguments, SubsystemArguments, config};
 use crate::program::failure::Failure;
 use crate::program::output;
 
@@ -19,12 +19,16 @@ use crate::program::output;
 pub(super) struct DiscoverArguments {
     /// Where the target listens.
     address: SocketAddr,
+    #[command(flatten)]
+    host: HostArguments,
 }
 
 /// Shows what a target offers.
 pub(super) fn show_offers(arguments: DiscoverArguments, as_json: bool) -> Result<(), Failure> {
-    let records =
-        on_core(async move || Ok(discover(arguments.address, config(Digests::NONE, 1)?).await?))?;
+    let records = on_core(async move || {
+        let config = config(&arguments.host, Digests::NONE, 1)?;
+        Ok(discover(arguments.address, config).await?)
+    })?;
     say_records(&records, as_json)
 }
 
@@ -44,7 +48,7 @@ fn say_records(records: &[DiscoveryRecord], as_json: bool) -> Result<(), Failure
 
 /// A controller and its namespaces.
 pub(super) async fn identify(arguments: &SubsystemArguments) -> Outcome<Value> {
-    let config = config(arguments.digests.digests(), 1)?;
+    let config = config(&arguments.host, arguments.digests.digests(), 1)?;
     let controller = RemoteController::connect(arguments.address, &arguments.nqn, config).await?;
     let association = controller.association();
     let identity = &association.identity;

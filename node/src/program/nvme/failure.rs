@@ -3,6 +3,7 @@
 use std::io;
 
 use lunette::runtime::arena::AllocError;
+use lunette_nvmeof::proto::auth::SecretFault;
 use lunette_nvmeof::proto::nqn::NqnFault;
 use lunette_nvmeof::{CommandError, ConnectError, FileDiskError, ServerError};
 use thiserror::Error;
@@ -29,6 +30,10 @@ pub(crate) enum NvmeFailure {
         what: &'static str,
         block_bytes: u32,
     },
+    #[error("{name}: {fault}")]
+    Secret { name: String, fault: SecretFault },
+    #[error("a controller's secret needs one of the host beside it")]
+    NoHostSecret,
     #[error("{name}: {error}")]
     File { name: String, error: io::Error },
 }
@@ -37,7 +42,11 @@ impl NvmeFailure {
     /// As `lunette --help` lists them.
     pub(crate) const fn exit_code(&self) -> u8 {
         match self {
-            Self::Name(_) | Self::Server(_) | Self::Range { .. } => 2,
+            Self::Name(_)
+            | Self::Server(_)
+            | Self::Range { .. }
+            | Self::Secret { .. }
+            | Self::NoHostSecret => 2,
             Self::Connect(ConnectError::Connect(_) | ConnectError::TimedOut) => 4,
             _ => 1,
         }

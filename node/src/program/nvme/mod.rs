@@ -7,6 +7,7 @@
 //! | `watch` | what a controller tells unasked |
 //! | `transfer` | bytes of a namespace to a file and back |
 //! | `bench` | measuring reads or writes |
+//! | `secrets` | what hosts and controllers prove to each other |
 //! | `subsystem` | a subsystem and how it is reached |
 //! | `core` | the core that a command runs on |
 //! | `failure` | what can go wrong |
@@ -15,6 +16,7 @@ mod bench;
 mod core;
 mod describe;
 mod failure;
+mod secrets;
 mod serve;
 mod subsystem;
 mod transfer;
@@ -25,6 +27,7 @@ use clap::{Args, Subcommand};
 use self::bench::{BenchArguments, bench};
 use self::core::{core, on_core, run};
 use self::describe::{DiscoverArguments, identify, show_offers};
+use self::secrets::{NewSecretArguments, new_secret};
 use self::serve::{ServeArguments, serve};
 use self::subsystem::SubsystemArguments;
 use self::transfer::{ReadArguments, WriteArguments, read, write};
@@ -41,6 +44,7 @@ Examples:
   lunette nvme serve --memory 1GiB &
   lunette nvme discover 127.0.0.1:4420
   lunette nvme bench 127.0.0.1:4420 --size 4KiB --depth 32
+  (umask 077; lunette nvme secret >secret); lunette nvme serve --memory 1GiB --dhchap-secret-file secret
   nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-01.lunette:disk    # the kernel's host")]
 pub(crate) struct NvmeArguments {
     #[command(subcommand)]
@@ -63,6 +67,8 @@ enum NvmeCommand {
     Write(WriteArguments),
     /// Measure reads or writes.
     Bench(BenchArguments),
+    /// Print a new secret for authentication.
+    Secret(NewSecretArguments),
 }
 
 /// Does what is asked.
@@ -73,6 +79,9 @@ pub(super) fn nvme(arguments: NvmeArguments, as_json: bool) -> Result<(), Failur
         NvmeCommand::Identify(arguments) => {
             let found = on_core(async move || identify(&arguments).await)?;
             output::line(&found.to_string())
+        }
+        NvmeCommand::Secret(arguments) => {
+            output::line(&on_core(async move || new_secret(arguments))?)
         }
         NvmeCommand::Watch(arguments) => on_core(async move || watch(&arguments).await),
         NvmeCommand::Read(arguments) => on_core(async move || read(&arguments).await),

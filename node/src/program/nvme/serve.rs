@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::Args;
 use lunette::runtime::net::TcpListener;
 use lunette::runtime::time;
+use lunette_nvmeof::proto::controller::Secrets;
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::{Disk, Export, ExportedDisk, FileDisk, MemoryDisk, Server, ServerOptions};
 use serde_json::json;
@@ -19,6 +20,7 @@ use signal_hook::flag;
 
 use super::core::{core, run};
 use super::failure::{NvmeFailure, Outcome};
+use super::secrets::SecretArguments;
 use super::subsystem::{SUBSYSTEM, uuid_of};
 use crate::program::arguments::IdleChoice;
 use crate::program::failure::Failure;
@@ -50,6 +52,8 @@ pub(super) struct ServeArguments {
     /// Refuse writes.
     #[arg(long)]
     read_only: bool,
+    #[command(flatten)]
+    secrets: SecretArguments,
     /// What the core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
     idle: IdleChoice,
@@ -101,6 +105,10 @@ async fn export(arguments: &ServeArguments, memory_bytes: u64) -> Outcome<Export
         }],
         name: arguments.nqn.clone(),
         hosts: None,
+        secrets: Secrets {
+            of_others: arguments.secrets.credentials()?,
+            ..Secrets::default()
+        },
     })
 }
 

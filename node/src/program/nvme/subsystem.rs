@@ -12,6 +12,7 @@ use lunette_nvmeof::{HostConfig, NamespaceOptions, RemoteNamespace};
 use lunette_runtime_core::random::mix;
 
 use super::failure::Outcome;
+use super::secrets::SecretArguments;
 
 /// How long one command may take.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
@@ -31,6 +32,17 @@ pub(super) struct SubsystemArguments {
     /// The namespace.
     #[arg(long, default_value_t = 1)]
     pub(super) nsid: u32,
+    #[command(flatten)]
+    pub(super) host: HostArguments,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+pub(super) struct HostArguments {
+    /// The name of this host, where targets know hosts by name.
+    #[arg(long, value_name = "NQN", value_parser = Nqn::new)]
+    pub(super) host_nqn: Option<Nqn>,
+    #[command(flatten)]
+    pub(super) secrets: SecretArguments,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -63,11 +75,20 @@ pub(super) fn uuid_of(name: &str) -> [u8; 16] {
     uuid
 }
 
-pub(super) fn config(digests: Digests, depth: u16) -> Outcome<HostConfig> {
+pub(super) fn config(
+    arguments: &HostArguments,
+    digests: Digests,
+    depth: u16,
+) -> Outcome<HostConfig> {
     let host_id = uuid_of(&format!("host {}", process::id()));
+    let of_process = format!("nqn.2026-01.lunette:host.{}", process::id());
     Ok(HostConfig {
-        host: Nqn::new(&format!("nqn.2026-01.lunette:host.{}", process::id()))?,
+        host: match &arguments.host_nqn {
+            Some(name) => name.clone(),
+            None => Nqn::new(&of_process)?,
+        },
         host_id,
+        credentials: arguments.secrets.credentials()?,
         digests,
         commands_max: depth,
         io_queues: 1,
@@ -84,7 +105,7 @@ pub(super) async fn connect(
         address: arguments.address,
         subsystem: arguments.nqn.clone(),
         nsid: arguments.nsid,
-        config: config(arguments.digests.digests(), depth)?,
+        config: config(&arguments.host, arguments.digests.digests(), depth)?,
         reconnect: ReconnectOptions::default(),
         seed: u64::from(process::id()),
     };

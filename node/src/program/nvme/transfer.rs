@@ -123,12 +123,13 @@ pub(super) async fn write(arguments: &WriteArguments) -> Outcome<()> {
 mod tests {
     use lunette::runtime::net::TcpListener;
     use lunette::runtime::spawn_local;
+    use lunette_nvmeof::proto::controller::Secrets;
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::{Disk, Export, ExportedDisk, MemoryDisk, Server, ServerOptions};
 
     use super::*;
     use crate::program::nvme::core::on_core;
-    use crate::program::nvme::subsystem::{DigestChoice, SUBSYSTEM, uuid_of};
+    use crate::program::nvme::subsystem::{DigestChoice, HostArguments, SUBSYSTEM, uuid_of};
 
     #[test]
     fn ranges_are_split_into_commands() {
@@ -139,6 +140,7 @@ mod tests {
             let export = Export {
                 name: Nqn::new(SUBSYSTEM)?,
                 hosts: None,
+                secrets: Secrets::default(),
                 disks: vec![ExportedDisk {
                     disk: Disk::Memory(MemoryDisk::new(4 << 20)?),
                     block_bytes: 4096,
@@ -154,6 +156,7 @@ mod tests {
                 nqn: Nqn::new(SUBSYSTEM)?,
                 digests: DigestChoice::Both,
                 nsid: 1,
+                host: HostArguments::default(),
             };
             let namespace = connect(&arguments, 2).await?;
             let split = pieces(&namespace, 4096, (2 << 20) + 4096)?;

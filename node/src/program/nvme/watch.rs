@@ -9,7 +9,7 @@ use crate::program::output;
 
 /// Prints a line for each event, until the connection ends.
 pub(super) async fn watch(arguments: &SubsystemArguments) -> Outcome<()> {
-    let config = config(arguments.digests.digests(), 1)?;
+    let config = config(&arguments.host, arguments.digests.digests(), 1)?;
     let controller = RemoteController::connect(arguments.address, &arguments.nqn, config).await?;
     loop {
         let event = controller.event().await?;

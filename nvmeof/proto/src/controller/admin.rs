@@ -2,6 +2,7 @@
 
 use lunette_runtime_core::time::Time;
 
+use super::access;
 use super::life::{Event, Life};
 use super::target::{AdminReply, Controller, ControllerId, Target, Topic};
 use crate::command::{Command, admin, fabrics, io};
@@ -92,6 +93,11 @@ impl Target {
     fn answer(&mut self, id: ControllerId, queue_id: u16, slot: u16, command: &Command) -> Answer {
         let controller = self.controllers.get_mut(&id);
         let controller = controller.ok_or(Status::COMMAND_SEQUENCE_ERROR)?;
+        match command.fabrics_type() {
+            Some(fabrics::AUTH_RECEIVE) => return access::receive(controller, queue_id, command),
+            Some(fabrics::DISCONNECT) => {}
+            _ => controller.check_access(queue_id)?,
+        }
         let invalid_opcode = Status::INVALID_OPCODE.do_not_retry();
         let row = row_of(command.opcode).ok_or(invalid_opcode)?;
         if controller.subsystem.is_none() && !row.discovery {

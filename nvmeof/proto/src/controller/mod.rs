@@ -5,8 +5,10 @@
 //! | `queue` | [`ControllerQueue`]: one connection, the commands to carry out on it |
 //! | `stage` | what may happen to a command when |
 //! | `target` | [`Target`]: subsystems, controllers, and what they answer |
+//! | `access` | who has to prove what before a queue may be used |
 //! | `admin`, `life`, `settings` | admin commands; a controller's states; its features |
 
+mod access;
 mod admin;
 mod life;
 mod queue;
@@ -16,6 +18,6 @@ mod target;
 
 pub use queue::{ControllerOptions, ControllerQueue, ControllerStep};
 pub use target::{
-    AdminReply, Attached, ControllerId, Namespace, Notice, Refusal, SUBSYSTEMS_MAX, Subsystem,
-    SubsystemOptions, Target, TargetOptions,
+    AdminReply, Attached, ControllerId, Namespace, Notice, Refusal, SUBSYSTEMS_MAX, Secrets,
+    Subsystem, SubsystemOptions, Target, TargetOptions,
 };

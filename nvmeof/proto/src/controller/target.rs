@@ -6,11 +6,14 @@
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use lunette_runtime_core::time::Time;
 
+use super::access::Access;
 use super::life::Life;
 use super::settings::Settings;
+use crate::auth::Credentials;
 use crate::command::{Command, fabrics};
 use crate::completion::Status;
 use crate::fabrics::{CONTROLLER_ANY, Configuration, Connect, ConnectData, QUEUE_ENTRIES_MAX};
@@ -28,6 +31,8 @@ const ENTRIES_AT: u32 = 44;
 /// Says in a refusal that the place is in the data.
 const IN_DATA: u32 = 1 << 16;
 const CONTROLLER_ID_AT: u32 = 16 | IN_DATA;
+/// Says in the answer to a Connect that the host is to authenticate.
+const AUTH_REQUIRED_BIT: u64 = 1 << 17;
 
 /// What all subsystems of a target have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +75,23 @@ pub struct SubsystemOptions {
     pub hosts: Option<Vec<Nqn>>,
     /// Writes may be lost until a Flush.
     pub caches_writes: bool,
+    /// What hosts have to prove.
+    pub secrets: Secrets,
+}
+
+/// What hosts of a subsystem have to prove before they may use it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Secrets {
+    /// Of the hosts of these names.
+    pub by_host: BTreeMap<Nqn, Arc<Credentials>>,
+    /// Of all others; they have to prove nothing, if it is `None`.
+    pub of_others: Option<Arc<Credentials>>,
+}
+
+impl Secrets {
+    pub(super) fn of(&self, host: &Nqn) -> Option<&Arc<Credentials>> {
+        self.by_host.get(host).or(self.of_others.as_ref())
+    }
 }
 
 /// A subsystem.
@@ -92,7 +114,7 @@ pub struct ControllerId(pub u16);
 /// A queue that has been connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attached {
-    /// Its controller. Its id is what the Connect returns.
+    /// Its controller.
     pub controller: ControllerId,
     /// The queue: 0 for the admin queue.
     pub queue_id: u16,
@@ -102,6 +124,21 @@ pub struct Attached {
     pub has_flow_control: bool,
     /// Index of the subsystem; none for discovery.
     pub subsystem: Option<usize>,
+    /// The host has to prove itself on this queue first.
+    pub must_authenticate: bool,
+}
+
+impl Attached {
+    /// What the Connect returns.
+    #[must_use]
+    pub fn result(&self) -> u64 {
+        let required = if self.must_authenticate {
+            AUTH_REQUIRED_BIT
+        } else {
+            0
+        };
+        u64::from(self.controller.0) | required
+    }
 }
 
 /// Why a queue was not connected: what the Connect ends with.
@@ -145,6 +182,8 @@ pub enum AdminReply {
     Held,
     /// Success, and then the connection is to be closed.
     Close,
+    /// The same, behind data.
+    LastData(Vec<u8>),
 }
 
 impl From<Status> for AdminReply {
@@ -197,13 +236,13 @@ impl Topic {
 #[derive(Debug)]
 pub(super) struct Controller {
     pub(super) subsystem: Option<usize>,
-    host: Nqn,
+    pub(super) host: Nqn,
     host_id: [u8; 16],
     pub(super) life: Life,
     pub(super) configuration: Configuration,
     pub(super) settings: Settings,
     silent_since: Time,
-    queues: BTreeSet<u16>,
+    pub(super) queues: BTreeMap<u16, Access>,
     /// Slots of commands that wait for events, with their ids.
     pub(super) waiting: Vec<(u16, u16)>,
     /// Slots of those that were aborted.
@@ -329,10 +368,12 @@ impl Target {
             return Err(Refusal::parameter(ENTRIES_AT));
         }
         let subsystem = self.subsystem_for(&data)?;
+        let access = self.access_of(subsystem, &data.host);
+        let must_authenticate = !access.is_open();
         let controller = if connect.queue_id == 0 {
-            self.add_controller(subsystem, &connect, data, now)?
+            self.add_controller(subsystem, &connect, data, access, now)?
         } else {
-            self.add_queue(subsystem, connect.queue_id, &data)?
+            self.add_queue(subsystem, connect.queue_id, &data, access)?
         };
         Ok(Attached {
             controller,
@@ -340,6 +381,7 @@ impl Target {
             entries,
             has_flow_control: !connect.without_flow_control,
             subsystem,
+            must_authenticate,
         })
     }
 
@@ -365,6 +407,7 @@ impl Target {
         subsystem: Option<usize>,
         connect: &Connect,
         data: ConnectData,
+        access: Access,
         now: Time,
     ) -> Result<ControllerId, Refusal> {
         if data.controller_id != CONTROLLER_ANY {
@@ -388,7 +431,7 @@ impl Target {
             configuration: Configuration::default(),
             settings: Settings::new(queues_max, connect.keep_alive_ms, caches_writes),
             silent_since: now,
-            queues: BTreeSet::from([0]),
+            queues: BTreeMap::from([(0, access)]),
             waiting: Vec::new(),
             aborted: Vec::new(),
             raised: BTreeSet::new(),
@@ -420,6 +463,7 @@ impl Target {
         subsystem: Option<usize>,
         queue_id: u16,
         data: &ConnectData,
+        access: Access,
     ) -> Result<ControllerId, Refusal> {
         let id = ControllerId(data.controller_id);
         let controller = self.controllers.get_mut(&id);
@@ -434,9 +478,10 @@ impl Target {
             return Err(Refusal::new(Status::COMMAND_SEQUENCE_ERROR));
         }
         let granted = feature::queues_of(controller.settings.value(feature::id::QUEUES));
-        if queue_id > granted || !controller.queues.insert(queue_id) {
+        if queue_id > granted || controller.queues.contains_key(&queue_id) {
             return Err(Refusal::parameter(QUEUE_ID_AT));
         }
+        controller.queues.insert(queue_id, access);
         Ok(id)
     }
 
@@ -490,17 +535,19 @@ impl Target {
         });
     }
 
-    /// What a command of a queue for I/O asks for, and of which namespace.
+    /// What a command of queue `queue_id` for I/O asks for, and of which namespace.
     ///
     /// # Errors
     /// The status to complete it with.
     pub fn io(
         &self,
         controller: ControllerId,
+        queue_id: u16,
         command: &Command,
     ) -> Result<(u32, IoRequest), Status> {
         let controller = self.controllers.get(&controller);
         let controller = controller.ok_or(Status::COMMAND_SEQUENCE_ERROR)?;
+        controller.check_access(queue_id)?;
         if controller.life != Life::Ready {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }

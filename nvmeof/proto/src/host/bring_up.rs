@@ -1,25 +1,30 @@
 //! From an open connection to a controller that works (NVMe Base 2.0, "Controller Initialization").
 //!
 //! ```text
-//!   Connecting -> Capabilities -> Configuration --(enabled)--> Disabling -> AwaitingDisabled --+
-//!                                      |                                                       |
-//!                                      +------------> Enabling <-------------------------------+
-//!                                                        |
-//!   Ready <- Events <- Queues <- Identifying <- AwaitingReady <-+ (polled)
+//!   Connecting --(asked to)--> Authenticating --+
+//!        |                                      v
+//!        +----------------------------> Capabilities -> Configuration --(enabled)--> Disabling
+//!                                                             |                        v
+//!                                                          Enabling <-------- AwaitingDisabled
+//!                                                             v
+//!   Ready <- Events <- Queues <- Identifying <- AwaitingReady (polled)
 //!     ^                                |
 //!     +---------(discovery)------------+        any failure: Failed
 //! ```
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
+use super::association::{Association, authentication, check, connect_request, is_auth_required};
+use crate::auth::{AuthFault, AuthNext, Credentials, Entropy, HostAuth};
 use crate::command::{Command, Sgl};
 use crate::completion::Status;
 use crate::fabrics::{
-    CONNECT_DATA_BYTES, CONTROLLER_ANY, Capabilities, Configuration, Connect, ConnectData,
-    ControllerStatus, Property, low,
+    CONTROLLER_ANY, Capabilities, Configuration, Connect, ConnectData, ControllerStatus, Property,
+    low,
 };
 use crate::feature;
 use crate::identify::{IdentifyController, PAGE_BYTES, cns, identify};
@@ -29,8 +34,6 @@ use crate::nqn::Nqn;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Entries of an admin queue.
 const ADMIN_ENTRIES: u16 = 32;
-/// Bits of a Connect's answer that ask for authentication.
-const AUTH_REQUIRED_BITS: u64 = 0b11 << 17;
 
 /// What a host wants of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,9 +98,15 @@ pub enum BringUpFault {
         /// How it ended.
         status: Status,
     },
-    /// It wants the host to authenticate, which this host cannot.
-    #[error("the controller requires authentication")]
+    /// It wants the host to authenticate, which has no secret for that.
+    #[error("the controller requires authentication, and no secret was given")]
     AuthRequired,
+    /// It wants the connection to be encrypted with what comes of authentication.
+    #[error("the controller requires a secure channel")]
+    SecureChannelRequired,
+    /// One of the two ends did not prove what it had to.
+    #[error(transparent)]
+    Authentication(#[from] AuthFault),
     /// It was not ready, or not disabled, in its own time.
     #[error("the controller was not {awaited} in its own time")]
     TimedOut {
@@ -119,92 +128,16 @@ impl BringUpFault {
         match self {
             Self::Refused { status, .. } => status.is_retryable(),
             Self::TimedOut { .. } | Self::Fatal => true,
-            Self::AuthRequired | Self::Nonsense => false,
+            Self::Authentication(fault) => fault.is_retryable(),
+            Self::AuthRequired | Self::SecureChannelRequired | Self::Nonsense => false,
         }
-    }
-}
-
-/// What a host knows of a controller that works: enough to connect its queues for I/O, from any
-/// core.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Association {
-    /// The controller's id.
-    pub controller_id: u16,
-    /// What it says of itself.
-    pub identity: IdentifyController,
-    /// Queues for I/O that it grants.
-    pub io_queues: u16,
-    /// Entries of each of them.
-    pub entries: u16,
-    /// How long the host may be silent, in milliseconds; 0 for ever.
-    pub keep_alive_ms: u32,
-    subsystem: Nqn,
-    host: Nqn,
-    host_id: [u8; 16],
-}
-
-impl Association {
-    /// The Connect of its queue `queue_id` for I/O.
-    ///
-    /// # Panics
-    /// If that is no queue for I/O that was granted.
-    #[must_use]
-    pub fn connect(&self, queue_id: u16) -> Request {
-        assert!(
-            (1..=self.io_queues).contains(&queue_id),
-            "a queue that was granted"
-        );
-        let connect = Connect {
-            format: 0,
-            queue_id,
-            entries_less_one: self.entries - 1,
-            without_flow_control: true,
-            keep_alive_ms: 0,
-        };
-        let data = ConnectData {
-            host_id: self.host_id,
-            controller_id: self.controller_id,
-            subsystem: self.subsystem.clone(),
-            host: self.host.clone(),
-        };
-        connect_request(&connect, &data)
-    }
-
-    /// Whether a Connect's answer says that the queue may be used.
-    ///
-    /// # Errors
-    /// [`BringUpFault`].
-    pub fn check_connected(&self, status: Status, result: u64) -> Result<(), BringUpFault> {
-        check(status, "connecting a queue")?;
-        if result & AUTH_REQUIRED_BITS != 0 {
-            return Err(BringUpFault::AuthRequired);
-        }
-        Ok(())
-    }
-}
-
-fn connect_request(connect: &Connect, data: &ConnectData) -> Request {
-    let mut command = connect.command();
-    command.sgl = Sgl::Transport {
-        len_bytes: CONNECT_DATA_BYTES,
-    };
-    Request {
-        command,
-        data: RequestData::Out(data.encode()),
-    }
-}
-
-fn check(status: Status, step: &'static str) -> Result<(), BringUpFault> {
-    if status.is_success() {
-        Ok(())
-    } else {
-        Err(BringUpFault::Refused { step, status })
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Connecting,
+    Authenticating,
     Capabilities,
     Configuration,
     Disabling,
@@ -222,6 +155,7 @@ impl State {
     const fn step(self) -> &'static str {
         match self {
             Self::Connecting => "connecting",
+            Self::Authenticating => "authenticating",
             Self::Capabilities => "reading capabilities",
             Self::Configuration => "reading the configuration",
             Self::Disabling | Self::AwaitingDisabled => "disabling",
@@ -247,6 +181,8 @@ pub struct BringUp {
     controller_id: u16,
     identity: Option<IdentifyController>,
     io_queues: u16,
+    credentials: Option<(Arc<Credentials>, Entropy)>,
+    auth: Option<Box<HostAuth>>,
 }
 
 impl BringUp {
@@ -263,7 +199,24 @@ impl BringUp {
             controller_id: CONTROLLER_ANY,
             identity: None,
             io_queues: 0,
+            credentials: None,
+            auth: None,
         }
+    }
+
+    /// The same for a host that can authenticate, on this queue with `entropy`.
+    #[must_use]
+    pub fn with_credentials(self, credentials: Arc<Credentials>, entropy: Entropy) -> Self {
+        Self {
+            credentials: Some((credentials, entropy)),
+            ..self
+        }
+    }
+
+    /// Whether the next completion may take milliseconds to look into.
+    #[must_use]
+    pub fn is_costly(&self) -> bool {
+        self.auth.as_ref().is_some_and(|auth| auth.is_costly())
     }
 
     /// What to do next. One command is in flight at a time.
@@ -272,8 +225,17 @@ impl BringUp {
     /// If a command is in flight.
     pub fn next(&mut self, now: Time) -> Next {
         assert!(!self.is_waiting, "one command at a time");
+        if let Some(auth) = &mut self.auth {
+            match auth.next_request() {
+                AuthNext::Send(request) => return self.send(request),
+                AuthNext::Done => self.state = State::Capabilities,
+                AuthNext::Failed(fault) => self.state = State::Failed(fault.into()),
+            }
+            self.auth = None;
+        }
         let command = match self.state {
             State::Connecting => return self.send(self.connect()),
+            State::Authenticating => unreachable!("just seen to"),
             State::Capabilities => Property::Capabilities.read(),
             State::Configuration => Property::Configuration.read(),
             State::Disabling => Property::Configuration.write(0),
@@ -311,6 +273,10 @@ impl BringUp {
     pub fn on_completion(&mut self, now: Time, status: Status, result: u64, data: &[u8]) {
         assert!(self.is_waiting, "a command was in flight");
         self.is_waiting = false;
+        if let Some(auth) = &mut self.auth {
+            auth.on_completion(status, data);
+            return;
+        }
         // Events are a convenience: a controller without them does as well.
         let is_needed = self.state != State::Events;
         let next = match check(status, self.state.step()) {
@@ -323,13 +289,11 @@ impl BringUp {
     fn after(&mut self, now: Time, result: u64, data: &[u8]) -> Result<State, BringUpFault> {
         let dword = u32::try_from(result & 0xffff_ffff).expect("32 bits");
         match self.state {
-            State::Connecting if result & AUTH_REQUIRED_BITS != 0 => {
-                Err(BringUpFault::AuthRequired)
-            }
             State::Connecting => {
                 self.controller_id = low(dword);
-                Ok(State::Capabilities)
+                self.after_connect(result)
             }
+            State::Authenticating => Ok(State::Capabilities),
             State::Capabilities => {
                 self.capabilities = Capabilities(result);
                 Ok(State::Configuration)
@@ -350,6 +314,25 @@ impl BringUp {
             State::Events | State::Ready => Ok(State::Ready),
             State::Failed(fault) => Err(fault),
         }
+    }
+
+    fn after_connect(&mut self, result: u64) -> Result<State, BringUpFault> {
+        let options = &self.options;
+        // A discovery controller has no secret of its own.
+        let known = self.credentials.as_ref();
+        let is_discovery = options.subsystem.is_discovery();
+        let known = known.filter(|_| !is_discovery || is_auth_required(result));
+        let credentials = known.map(|(credentials, _)| credentials);
+        let names = (&options.host, &options.subsystem);
+        let auth = authentication(credentials, result, names, || {
+            known.expect("just seen").1.clone()
+        });
+        self.auth = auth?.map(Box::new);
+        Ok(if self.auth.is_some() {
+            State::Authenticating
+        } else {
+            State::Capabilities
+        })
     }
 
     fn after_status(&mut self, now: Time, status: ControllerStatus) -> Result<State, BringUpFault> {
@@ -430,6 +413,10 @@ impl BringUp {
             subsystem: self.options.subsystem.clone(),
             host: self.options.host.clone(),
             host_id: self.options.host_id,
+            credentials: self
+                .credentials
+                .as_ref()
+                .map(|(credentials, _)| Arc::clone(credentials)),
         }
     }
 
@@ -442,6 +429,8 @@ impl BringUp {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::Secret;
+    use crate::command::fabrics;
 
     fn options() -> BringUpOptions {
         BringUpOptions {
@@ -533,8 +522,52 @@ mod tests {
         assert_eq!(association.entries, 64);
         let connect = Connect::of(&association.connect(2).command);
         assert_eq!((connect.queue_id, connect.entries_less_one), (2, 63));
-        let checked = association.check_connected(Status::SUCCESS, 1 << 17);
-        assert_eq!(checked, Err(BringUpFault::AuthRequired));
+        let entropy = || Entropy::draw(|| 7);
+        let asked = |result| {
+            let checked = association.check_connected(Status::SUCCESS, result, entropy);
+            checked.map(|auth| auth.is_some())
+        };
+        assert_eq!(asked(1), Ok(false));
+        assert_eq!(asked(1 << 17), Err(BringUpFault::AuthRequired));
+        assert_eq!(asked(3 << 17), Err(BringUpFault::SecureChannelRequired));
+    }
+
+    #[test]
+    fn a_host_proves_itself_where_it_is_asked_or_insists() {
+        let secret = |byte| Secret::new(&[byte; 32], None).expect("a secret");
+        let of = |controller| {
+            let credentials = Credentials::new(secret(1), controller);
+            BringUp::new(options()).with_credentials(Arc::new(credentials), Entropy::draw(|| 7))
+        };
+        for (controller, result, is_needed) in [
+            (None, 7, false),
+            (None, 7 | 1 << 17, true),
+            (Some(secret(2)), 7, true),
+        ] {
+            let mut machine = of(controller);
+            machine.next(Time::ZERO);
+            machine.on_completion(Time::ZERO, Status::SUCCESS, result, &[]);
+            assert_eq!(machine.state == State::Authenticating, is_needed);
+            let Next::Send(request) = machine.next(Time::ZERO) else {
+                panic!("there is more to do")
+            };
+            let kind = request.command.fabrics_type();
+            assert_eq!(kind == Some(fabrics::AUTH_SEND), is_needed);
+            assert!(!machine.is_costly());
+        }
+        // The challenge is what takes long, and a refusal ends it.
+        let mut machine = of(None);
+        machine.next(Time::ZERO);
+        machine.on_completion(Time::ZERO, Status::SUCCESS, 1 << 17, &[]);
+        machine.next(Time::ZERO);
+        machine.on_completion(Time::ZERO, Status::SUCCESS, 0, &[]);
+        assert!(machine.is_costly());
+        machine.next(Time::ZERO);
+        let refused = Status::AUTH_REQUIRED.do_not_retry();
+        machine.on_completion(Time::ZERO, refused, 0, &[]);
+        let fault = BringUpFault::Authentication(AuthFault::Refused(refused));
+        assert_eq!(machine.next(Time::ZERO), Next::Failed(fault));
+        assert!(!fault.is_retryable());
     }
 
     #[test]

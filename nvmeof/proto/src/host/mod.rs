@@ -4,15 +4,16 @@
 //! |---|---|
 //! | `queue` | [`HostQueue`]: one connection, the commands in flight on it |
 //! | `bring_up` | [`BringUp`]: from a connection to a controller that works |
+//! | `association` | [`Association`]: what is kept of it, to connect its queues |
 //! | `reconnect` | [`Reconnect`]: when to try again, and when to give up |
 
+mod association;
 mod bring_up;
 pub(crate) mod queue;
 mod reconnect;
 
-pub use bring_up::{
-    Association, BringUp, BringUpFault, BringUpOptions, Next, Request, RequestData,
-};
+pub use association::Association;
+pub use bring_up::{BringUp, BringUpFault, BringUpOptions, Next, Request, RequestData};
 pub use queue::{
     COMMANDS_MAX, Expired, GiveUp, HostOptions, HostQueue, HostStep, QueueFull, Transfer,
 };

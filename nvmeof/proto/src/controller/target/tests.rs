@@ -38,6 +38,7 @@ fn target() -> Target {
         namespaces: vec![namespace(1, 1), namespace(3, 2)],
         hosts: Some(vec![name("h")]),
         caches_writes: true,
+        secrets: Secrets::default(),
     };
     let record = DiscoveryRecord {
         kind: SubsystemKind::Nvm,
@@ -262,7 +263,7 @@ fn discovery_tells_where_subsystems_are_and_does_nothing_else() {
         Err(opcode)
     );
     let read = Command::new(io::READ, 1, [0; 6]);
-    assert!(target.io(id, &read).is_err());
+    assert!(target.io(id, 0, &read).is_err());
 }
 
 #[test]
@@ -316,7 +317,7 @@ fn io_needs_a_namespace_that_can_be_reached_and_written() {
         must_last: false,
     };
     let ask = |target: &Target, nsid| {
-        let io = target.io(id, &write.command(nsid, &geometry));
+        let io = target.io(id, 0, &write.command(nsid, &geometry));
         io.map_err(Status::code)
     };
     assert_eq!(ask(&target, 1), Ok((1, write)));
@@ -331,10 +332,10 @@ fn io_needs_a_namespace_that_can_be_reached_and_written() {
         assert_eq!(ask(&target, 1), Err(status.code()));
     }
     let flush = IoRequest::Flush.command(NSID_ALL, &geometry);
-    assert_eq!(target.io(id, &flush), Ok((NSID_ALL, IoRequest::Flush)));
+    assert_eq!(target.io(id, 0, &flush), Ok((NSID_ALL, IoRequest::Flush)));
     let disable = Property::Configuration.write(0);
     target.admin(id, 0, 5, &disable, Time::ZERO);
-    let status = target.io(id, &flush).map_err(Status::code);
+    let status = target.io(id, 0, &flush).map_err(Status::code);
     assert_eq!(status, Err(Status::COMMAND_SEQUENCE_ERROR.code()));
 }
 
