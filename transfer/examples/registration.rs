@@ -1,8 +1,12 @@
 //! What registering, finding and unregistering costs with many segments, beside the same with few.
 //!
+//! Beside it stands what one look into memory costs that nobody can do without: at a line of a table with as many
+//! lines, in the same order. What does not fit a cache is as much slower as the next one is.
+//!
 //! `cargo run --release -p lunette-transfer --example registration`
 #![expect(clippy::print_stdout, reason = "a table is what it is for")]
 
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use lunette_runtime::arena::{Exposed, HugePages};
@@ -22,8 +26,14 @@ struct Cost {
     register: Duration,
     find: Duration,
     reach: Duration,
+    look: Duration,
     unregister: Duration,
 }
+
+/// As much memory as one look brings into the cache.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Line(u64);
 
 /// One of the costs.
 type Of = fn(&Cost) -> Duration;
@@ -61,6 +71,14 @@ async fn measure(
         );
     }
     let reached = began.elapsed();
+    let lines = vec![Line(1); standing];
+    // As what else is measured: it was touched, and other things since.
+    black_box(&memory.slice(0, BUFFER_BYTES * OPERATIONS).to_vec());
+    let began = Instant::now();
+    for index in spread(standing).take(OPERATIONS) {
+        assert!(black_box(lines[index]).0 > 0, "it is written");
+    }
+    let looked = began.elapsed();
     let began = Instant::now();
     for id in ids {
         assert!(engine.unregister(id).await.is_some(), "it is registered");
@@ -74,6 +92,7 @@ async fn measure(
         register: each(registered),
         find: each(found),
         reach: each(reached),
+        look: each(looked),
         unregister: each(unregistered),
     }
 }
@@ -107,11 +126,12 @@ fn main() {
     let costs = measured.expect("a core");
     println!("| per operation | {FEW} segments | {MANY} segments | ratio (goal 1.5) |");
     println!("|---|---|---|---|");
-    let rows: [(&str, Of); 4] = [
+    let rows: [(&str, Of); 5] = [
         ("register", |cost| cost.register),
         ("find by address", |cost| cost.find),
         ("find by id", |cost| cost.reach),
         ("unregister", |cost| cost.unregister),
+        ("one look into memory", |cost| cost.look),
     ];
     for (name, of) in rows {
         let few = median(costs.iter().map(|(few, _)| of(few)).collect());

@@ -1,15 +1,13 @@
 //! Registered memory, and who is using it.
 
-use std::cell::{Cell, RefCell};
+mod in_use;
+
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Poll, Waker};
 
-use futures_channel::oneshot;
 use lunette_auth::Request;
 use lunette_runtime::arena::{Exposed, Share};
 use lunette_transfer_proto::engine::message::{Descriptor, Refusal};
@@ -23,6 +21,8 @@ use super::error::{RegisterError, RegisterFileError};
 use super::files::{FileSegment, Piece};
 use super::grants::request;
 use super::same_host::Board;
+use in_use::Users;
+pub(super) use in_use::{InUse, Unregistered};
 
 /// How memory is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,25 +67,15 @@ pub(super) enum Content {
     File(FileSegment),
 }
 
-/// What is behind a segment.
+/// What is behind a segment. It lies in the table itself, so that who reaches it looks there alone.
 #[derive(Debug)]
-pub(super) struct Behind {
+struct Behind {
     content: Content,
     /// How peers of this host may read it by themselves.
     showing: Showing,
     /// If it is reached by capability: the epoch of those that hold, the same at all cores of the engine.
     capability_epoch: Option<Arc<AtomicU64>>,
-    users: Cell<usize>,
-    waiting: RefCell<Option<Waiting>>,
-}
-
-/// Who waits until nobody uses it any more.
-#[derive(Debug)]
-enum Waiting {
-    /// A task of this core.
-    Here(Waker),
-    /// Another core.
-    There(oneshot::Sender<()>),
+    users: Rc<Users>,
 }
 
 impl Behind {
@@ -94,8 +84,7 @@ impl Behind {
             content,
             showing,
             capability_epoch,
-            users: Cell::new(0),
-            waiting: RefCell::default(),
+            users: Rc::default(),
         }
     }
 
@@ -127,69 +116,10 @@ pub(super) enum Shown {
     At { address: u64, len_bytes: u64 },
 }
 
-/// Somebody who is using a segment's memory.
-#[derive(Debug)]
-pub(super) struct InUse(Rc<Behind>);
-
-impl InUse {
-    fn new(memory: &Rc<Behind>) -> Self {
-        memory.users.set(memory.users.get() + 1);
-        Self(Rc::clone(memory))
-    }
-}
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        let left = self.0.users.get() - 1;
-        self.0.users.set(left);
-        if left > 0 {
-            return;
-        }
-        match self.0.waiting.take() {
-            Some(Waiting::Here(waker)) => waker.wake(),
-            // Nobody waits any more: then nobody is told.
-            Some(Waiting::There(told)) => {
-                let _told = told.send(());
-            }
-            None => {}
-        }
-    }
-}
-
-/// What was behind a segment that is gone.
-#[derive(Debug)]
-pub(super) struct Unregistered(Rc<Behind>);
-
-impl Unregistered {
-    /// The memory or file, when nobody is using it any more.
-    pub(super) async fn unused(self) -> Content {
-        let memory = self.0;
-        poll_fn(|cx| {
-            if memory.users.get() == 0 {
-                return Poll::Ready(());
-            }
-            *memory.waiting.borrow_mut() = Some(Waiting::Here(cx.waker().clone()));
-            Poll::Pending
-        })
-        .await;
-        memory.content.clone()
-    }
-
-    /// Tells another core when nobody is using it any more.
-    pub(super) fn tell_unused(self, told: oneshot::Sender<()>) {
-        if self.0.users.get() == 0 {
-            // Nobody waits any more: then nobody is told.
-            let _told = told.send(());
-        } else {
-            *self.0.waiting.borrow_mut() = Some(Waiting::There(told));
-        }
-    }
-}
-
 /// What one engine has registered.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    segments: Segments<Rc<Behind>>,
+    segments: Segments<Behind>,
     /// Segments that may be mapped, by where the mapping that each is begins.
     mappings: BTreeMap<usize, SegmentId>,
     /// Whether peers of this host may be trusted.
@@ -249,7 +179,7 @@ impl Registry {
         exposed: &Exposed,
         options: &RegisterOptions,
         capability_epoch: Option<Arc<AtomicU64>>,
-    ) -> Rc<Behind> {
+    ) -> Behind {
         let is_shared =
             options.same_host && !options.by_capability && options.access.allows(Way::Read);
         let showing = if !is_shared {
@@ -262,7 +192,7 @@ impl Registry {
             Showing::Hidden
         };
         let content = Content::Memory(exposed.clone());
-        Rc::new(Behind::new(content, showing, capability_epoch))
+        Behind::new(content, showing, capability_epoch)
     }
 
     /// Has memory found by its addresses, if peers of this host may read it.
@@ -288,7 +218,7 @@ impl Registry {
         };
         let content = Content::File(file.clone());
         let behind = Behind::new(content, Showing::Hidden, first_epoch(options));
-        let registered = self.segments.register(&registration, Rc::new(behind));
+        let registered = self.segments.register(&registration, behind);
         registered.map_err(|(refusal, _)| RegisterFileError { refusal, file })
     }
 
@@ -314,7 +244,10 @@ impl Registry {
                 board.hide(id);
             }
         }
-        Some(Unregistered(memory))
+        Some(Unregistered {
+            content: memory.content,
+            users: memory.users,
+        })
     }
 
     /// Where segments are found by the addresses of their memory.
@@ -474,7 +407,7 @@ impl Registry {
             Content::Memory(exposed) => Piece::Memory(exposed.slice(in_memory(offset_bytes)?, len)),
             Content::File(file) => Piece::File(file.part(offset_bytes, len)),
         };
-        Ok((piece, InUse::new(&segment.memory)))
+        Ok((piece, InUse::new(&segment.memory.users)))
     }
 
     /// As [`reach`](Self::reach), of memory alone.
@@ -508,7 +441,7 @@ pub(super) fn first_epoch(options: &RegisterOptions) -> Option<Arc<AtomicU64>> {
     options.by_capability.then(|| Arc::new(AtomicU64::new(1)))
 }
 
-fn describe(id: SegmentId, segment: &Segment<Rc<Behind>>) -> Descriptor {
+fn describe(id: SegmentId, segment: &Segment<Behind>) -> Descriptor {
     Descriptor {
         segment: id,
         len_bytes: segment.len_bytes,
