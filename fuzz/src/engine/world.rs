@@ -143,7 +143,7 @@ impl World {
                 let state = self.links.insert((rail, connection), LinkState::Over);
                 assert!(matches!(state, Some(LinkState::Up | LinkState::Broken)));
                 match cause {
-                    CloseCause::Stalled => self.reached.stalls += 1,
+                    CloseCause::Stalled | CloseCause::Overtaken => self.reached.stalls += 1,
                     CloseCause::Idle => self.reached.idles += 1,
                 }
             }

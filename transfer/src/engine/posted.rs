@@ -31,7 +31,7 @@ pub struct Done {
     pub slices: u64,
     /// Slices that were sent again.
     pub resent: u64,
-    /// Reads that were taken back from a slow rail and sent over another one.
+    /// Slices that were taken back from a slow rail and sent over another one.
     pub stolen: u64,
     /// How long it took.
     pub took: Duration,

@@ -99,6 +99,9 @@ impl Shared {
                     CloseCause::Stalled => {
                         tracing::warn!(%address, connection, "nothing moves on a rail");
                     }
+                    CloseCause::Overtaken => {
+                        tracing::debug!(%address, connection, "writes go over another rail");
+                    }
                     CloseCause::Idle => tracing::debug!(%address, connection, "a rail is idle"),
                 }
                 // Its calls end when their receives have been reaped, and say that they are lost.

@@ -29,7 +29,7 @@ pub struct Statistics {
     pub slices: u64,
     /// Slices that were sent again.
     pub slices_resent: u64,
-    /// Reads that were taken back from a slow rail and sent over another one.
+    /// Slices that were taken back from a slow rail and sent over another one.
     pub slices_stolen: u64,
     /// Bytes that peers have read here. What peers of this host copy from memory that they have mapped is
     /// not seen.

@@ -19,8 +19,8 @@
 //! So the peer is asked to end the lost connection first, and answers when nothing of it can land any
 //! more. A read that is lost lands in our own memory, where the driver has seen its end.
 //!
-//! At the end of its work a scheduler takes reads back from a rail that holds it up, and sends them over
-//! another one.
+//! At the end of its work a scheduler takes slices back from a rail that holds it up, and sends them over
+//! another one; writes when they are fenced.
 //!
 //! A transfer that is over before its slices are (deadline, cancel) stays until they are settled, for
 //! `settle` at most, and says what may still change if they are not.
@@ -79,6 +79,8 @@ struct UnderWay {
     carries_note: bool,
     sent: Time,
     state: SliceState,
+    /// Its connection was given up because it was slow, and not because it failed.
+    is_taken_back: bool,
 }
 
 /// How a slice leaves its rail.
@@ -260,8 +262,10 @@ impl Scheduler {
             };
             let connection = self.rails[rail].connection();
             match cause {
-                CloseCause::Stalled => self.on_rail_failed(rail, connection, now),
                 CloseCause::Idle => self.rails[rail].on_idle(now),
+                CloseCause::Stalled | CloseCause::Overtaken => {
+                    self.on_rail_failed(rail, connection, now);
+                }
             }
             self.actions.push_back(Action::Close {
                 rail,
@@ -503,23 +507,29 @@ impl Scheduler {
         under_way.expect("a slice is settled once")
     }
 
-    /// A slice that was lost goes back to its transfer.
+    /// A slice that was lost goes back to its transfer. One that was taken back was not tried in vain.
     fn send_again(&mut self, id: SliceId, now: Time) {
         let under_way = self.take(id);
         let Some(index) = under_way.transfer else {
             return;
         };
+        let transfer = self.transfers.at(index);
+        transfer.under_way -= 1;
+        if under_way.carries_note && transfer.note == NoteState::UnderWay {
+            transfer.note = NoteState::Waiting;
+        }
+        if under_way.is_taken_back {
+            transfer.outcome.stolen += u64::from(!under_way.slice.parts.is_empty());
+            transfer.cutter.back(under_way.slice);
+            self.refresh(index);
+            return;
+        }
         let attempt = Attempt {
             rail: Some(under_way.rail),
             attempts: under_way.slice.attempts + 1,
             now,
         };
-        let transfer = self.transfers.at(index);
-        transfer.under_way -= 1;
         transfer.note_attempts += u32::from(under_way.slice.parts.is_empty());
-        if under_way.carries_note && transfer.note == NoteState::UnderWay {
-            transfer.note = NoteState::Waiting;
-        }
         if attempt.attempts >= self.options.attempts_max {
             transfer.fail_parts(&under_way.slice, None, Cause::Lost, attempt);
             if under_way.slice.parts.is_empty() {
@@ -741,6 +751,7 @@ impl Scheduler {
             carries_note,
             sent: now,
             state: SliceState::Sent,
+            is_taken_back: false,
         });
         self.assigned += 1;
         let transfer = TransferId {

@@ -127,6 +127,8 @@ pub enum CloseCause {
     Stalled,
     /// Nothing was to be sent for long.
     Idle,
+    /// Another rail has what is under way on it through far sooner, and writes cannot be stopped otherwise.
+    Overtaken,
 }
 
 /// What came of a transfer.
@@ -139,7 +141,7 @@ pub struct Outcome {
     pub slices: u64,
     /// Slices that were sent again.
     pub resent: u64,
-    /// Reads that were taken back from a slow rail and sent over another one. They count as sent twice, and
+    /// Slices that were taken back from a slow rail and sent over another one. They count as sent twice, and
     /// not as sent again: nothing was lost.
     pub stolen: u64,
 }

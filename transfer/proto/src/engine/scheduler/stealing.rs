@@ -1,19 +1,31 @@
-//! Reads taken back from a rail that keeps everybody waiting.
+//! What is taken back from a rail that keeps everybody waiting.
 //!
 //! Slices are given out so that all rails finish together, by rates that were true when they were given
 //! out. When nothing is left to give out, a rail that has slowed down since, or on which nothing comes any
-//! more, holds up the end. What it still owes is then taken from it and asked for elsewhere. Reads only:
-//! nothing of them can land once they have been stopped here, while a write that was sent is sent.
+//! more, holds up the end. What it still owes is then taken from it and asked for elsewhere.
+//!
+//! Nothing of a read can land once it has been stopped here. A write that was sent is sent: it may be on its
+//! way in any buffer of either system. So its connection is given up, the peer is asked to end it, as one that
+//! was lost, and when nothing of it can land any more all that was on it goes another way. That costs a fence
+//! and a new connection, so a write is given more time than a read, and a transfer takes back so often only.
+
+use std::time::Duration;
 
 use lunette_runtime_core::time::Time;
 
-use super::{Action, Scheduler, SliceId, SliceState, UnderWay};
+use super::{Action, CloseCause, Scheduler, SliceId, SliceState, UnderWay};
 use crate::engine::segment::Way;
 
-/// It must be sooner elsewhere by this factor.
-const SOONER_TIMES: u32 = 2;
+/// A read must be sooner elsewhere by this factor.
+const READ_SOONER_TIMES: u32 = 2;
+/// A write.
+const WRITE_SOONER_TIMES: u32 = 4;
+/// A write is given so much time on top at least: a peer that pauses for a moment is not to lose connections.
+const WRITE_PATIENCE_MIN: Duration = Duration::from_millis(50);
+/// Connections that are given up for the writes of one transfer.
+const GIVEN_UP_MAX: u32 = 4;
 
-/// A read that could go elsewhere.
+/// A slice that could go elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Theft {
     /// From when on.
@@ -23,15 +35,41 @@ struct Theft {
 }
 
 impl Scheduler {
-    /// Takes back what is overdue, one slice.
+    /// Takes back what is overdue: one read, or all that is on the connection of a write.
     pub(super) fn steal(&mut self, now: Time) {
         let Some(theft) = self.next_theft(now).filter(|theft| theft.at <= now) else {
             return;
         };
         let Theft { slice, from, .. } = theft;
         self.rails[from].on_overtaken(now);
-        self.slices.at(slice.index).state = SliceState::Stolen;
-        self.actions.push_back(Action::Stop { slice });
+        let under_way = self.slices.at(slice.index);
+        match under_way.slice.way {
+            Way::Read => {
+                under_way.state = SliceState::Stolen;
+                self.actions.push_back(Action::Stop { slice });
+            }
+            Way::Write => {
+                let owner = under_way.transfer.expect("it is stealable");
+                self.transfers.at(owner).given_up += 1;
+                self.give_up(from, now);
+            }
+        }
+    }
+
+    /// Gives up a rail's connection, so that what is on it goes another way once the peer has ended it.
+    fn give_up(&mut self, rail: usize, now: Time) {
+        let connection = self.rails[rail].connection();
+        for (.., under_way) in self.slices.iter_mut() {
+            if (under_way.rail, under_way.connection) == (rail, connection) {
+                under_way.is_taken_back = true;
+            }
+        }
+        self.on_rail_failed(rail, connection, now);
+        self.actions.push_back(Action::Close {
+            rail,
+            connection,
+            cause: CloseCause::Overtaken,
+        });
     }
 
     /// When something is to be taken back.
@@ -46,7 +84,7 @@ impl Scheduler {
         let thefts = self
             .slices
             .iter()
-            .filter(|(.., under_way)| is_stealable(under_way))
+            .filter(|(.., under_way)| self.is_stealable(under_way))
             .filter_map(|(index, generation, under_way)| {
                 let at = self.theft_at(under_way, now)?;
                 let slice = SliceId { index, generation };
@@ -67,19 +105,36 @@ impl Scheduler {
             index != under_way.rail && other.has_room() && other.is_prompt(now)
         });
         let elsewhere = better.map(|(_, other)| other.finish(len_bytes) + other.patience());
-        let patience = elsewhere.min()? * SOONER_TIMES;
+        let elsewhere = elsewhere.min()?;
+        let patience = match under_way.slice.way {
+            Way::Read => elsewhere * READ_SOONER_TIMES,
+            Way::Write => (elsewhere * WRITE_SOONER_TIMES).max(WRITE_PATIENCE_MIN),
+        };
         Some(if rail.finish(0) > patience {
             now
         } else {
             since + rail.patience() + patience
         })
     }
-}
 
-fn is_stealable(under_way: &UnderWay) -> bool {
-    under_way.slice.way == Way::Read
-        && under_way.state == SliceState::Sent
-        && under_way.transfer.is_some()
+    fn is_stealable(&self, under_way: &UnderWay) -> bool {
+        let Some(owner) = under_way.transfer else {
+            return false;
+        };
+        let may_go = match under_way.slice.way {
+            Way::Read => true,
+            Way::Write => {
+                let generation = self.transfers.generation(owner);
+                let owner = self.transfers.get(owner, generation);
+                let owner = owner.expect("what is under way has its transfer");
+                // Of one that is over nothing goes again; a notification by itself is short.
+                owner.settle_until.is_none()
+                    && owner.given_up < GIVEN_UP_MAX
+                    && !under_way.slice.parts.is_empty()
+            }
+        };
+        may_go && under_way.state == SliceState::Sent
+    }
 }
 
 #[cfg(test)]
@@ -142,11 +197,87 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_left_where_it_is() {
-        let (mut scheduler, ..) = one_is_late([write(64 * 1024), write(64 * 1024)]);
+    fn a_write_goes_another_way_when_the_peer_has_ended_its_connection_and_not_before() {
+        let (mut scheduler, late, from) = one_is_late([write(64 * 1024), write(64 * 1024)]);
+        assert_eq!(drain(&mut scheduler, at(2)), [], "it is given time");
+        let due = scheduler
+            .poll_timeout(at(2))
+            .expect("it is looked at again");
         let stall = scheduler.options.stall;
-        assert_eq!(scheduler.poll_timeout(at(2)), Some(at(1) + stall));
-        assert_eq!(drain(&mut scheduler, at(900)), []);
+        assert!(at(2) < due && due < at(1) + stall, "{due:?}");
+        let connection = scheduler.rails()[from].connection();
+        let close = Action::Close {
+            rail: from,
+            connection,
+            cause: CloseCause::Overtaken,
+        };
+        let actions = drain(&mut scheduler, due);
+        assert_eq!(actions, [close], "its rail is left alone for a while");
+        assert_eq!(drain(&mut scheduler, due), [], "it has not ended here");
+        scheduler.on_lost(late, due);
+        let fence = Action::Fence {
+            rail: from,
+            connection,
+            via: 1 - from,
+        };
+        assert_eq!(drain(&mut scheduler, due), [fence]);
+        assert_eq!(drain(&mut scheduler, due), [], "it may still land");
+        scheduler.on_fenced(from, connection, true, due);
+        let again = sent(&drain(&mut scheduler, due));
+        let rails: Vec<usize> = again.iter().map(|sent| sent.1).collect();
+        assert_eq!(rails, [1 - from]);
+        scheduler.on_answered(again[0].0, at(600));
+        let ended = drain(&mut scheduler, at(600));
+        let outcome = ended.iter().find_map(|action| match action {
+            Action::Finished { outcome, .. } => Some(outcome),
+            _ => None,
+        });
+        let outcome = outcome.expect("it has finished");
+        assert_eq!((outcome.stolen, outcome.resent), (1, 0));
+        assert!(outcome.failures.is_empty());
+    }
+
+    #[test]
+    fn a_write_that_is_slow_everywhere_is_not_taken_back_for_ever() {
+        let mut scheduler = connected(2);
+        let requests = [write(64 * 1024), write(64 * 1024)];
+        let submitted = scheduler.submit(requests, options(at(3_600_000)), at(1));
+        submitted.expect("room");
+        let mut given_up = 0;
+        let mut under_way = sent(&drain(&mut scheduler, at(1)));
+        let first = under_way.remove(0);
+        scheduler.on_answered(first.0, at(2));
+        let mut now = at(2);
+        for _ in 0..200 {
+            // Nothing is ever answered again; everything else works.
+            let Some(next) = scheduler.poll_timeout(now) else {
+                break;
+            };
+            now = next.max(now);
+            scheduler.on_timeout(now);
+            for action in drain(&mut scheduler, now) {
+                match action {
+                    Action::Connect { rail, connection } => {
+                        scheduler.on_connected(rail, connection, now);
+                    }
+                    Action::Close { rail, cause, .. } => {
+                        given_up += u32::from(cause == CloseCause::Overtaken);
+                        let lost = |&(slice, on): &(SliceId, usize)| (on == rail).then_some(slice);
+                        let lost: Vec<_> = under_way.iter().filter_map(lost).collect();
+                        under_way.retain(|&(_, on)| on != rail);
+                        for slice in lost {
+                            scheduler.on_lost(slice, now);
+                        }
+                    }
+                    Action::Fence {
+                        rail, connection, ..
+                    } => scheduler.on_fenced(rail, connection, true, now),
+                    Action::Send { slice, rail, .. } => under_way.push((slice, rail)),
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(given_up, GIVEN_UP_MAX);
     }
 
     #[test]

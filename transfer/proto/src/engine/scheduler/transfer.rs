@@ -31,6 +31,8 @@ pub(super) struct Transfer {
     pub(super) settle_until: Option<Time>,
     /// How often the notification was sent by itself.
     pub(super) note_attempts: u32,
+    /// Connections that were given up because its writes were overdue on them.
+    pub(super) given_up: u32,
     pub(super) last_rail: Option<usize>,
     pub(super) last_attempts: u32,
     submitted: Time,
@@ -61,6 +63,7 @@ impl Transfer {
             not_before: Time::ZERO,
             settle_until: None,
             note_attempts: 0,
+            given_up: 0,
             last_rail: None,
             last_attempts: 0,
             submitted: now,
