@@ -165,6 +165,12 @@ pub enum ClusterError {
         /// Its address.
         node: SocketAddr,
     },
+    /// The node is no member of a cluster: clients list such nodes.
+    #[error("node {node} is no member of a cluster")]
+    NoMember {
+        /// Its address.
+        node: SocketAddr,
+    },
     /// No node that was named is a member of a cluster yet.
     #[error("no node knows a cluster's map yet")]
     NoMap,
@@ -183,7 +189,7 @@ impl ClusterError {
         match self {
             Self::Connect { error, .. } => error.is_retryable(),
             Self::WrongCore { .. } | Self::NoMap | Self::TooManyTasks => true,
-            Self::Greeting { .. } | Self::Map(_) => false,
+            Self::Greeting { .. } | Self::NoMember { .. } | Self::Map(_) => false,
         }
     }
 }

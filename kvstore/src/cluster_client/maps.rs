@@ -23,7 +23,8 @@ const MAP_LOOK: Duration = Duration::from_secs(5);
 /// Least pause between two looks.
 const LOOK_MIN: Duration = Duration::from_millis(20);
 
-/// The map of the first seed that knows one, until `deadline`.
+/// The map of the first seed that knows one. Those that can be reached are asked until `deadline`:
+/// they may be about to join.
 pub(super) async fn first(
     linking: &Linking,
     seeds: &[SocketAddr],
@@ -31,17 +32,21 @@ pub(super) async fn first(
 ) -> Result<ClusterMap, ClusterError> {
     let mut why = ClusterError::NoMap;
     loop {
+        let mut is_waiting = false;
         for &seed in seeds {
-            match connect(seed, linking).await {
-                Ok(connection) => {
-                    if let Some(map) = told(&connection).await {
-                        return Ok(map);
+            why = match connect(seed, linking).await {
+                Ok(connection) => match told(&connection).await {
+                    Ok(map) => return Ok(map),
+                    Err(Status::Unsupported) => ClusterError::NoMember { node: seed },
+                    Err(_status) => {
+                        is_waiting = true;
+                        ClusterError::NoMap
                     }
-                }
-                Err(error) => why = ClusterError::Connect { node: seed, error },
-            }
+                },
+                Err(error) => ClusterError::Connect { node: seed, error },
+            };
         }
-        if time::now() >= deadline || seeds.is_empty() || !why.is_retryable() {
+        if time::now() >= deadline || !is_waiting {
             return Err(why);
         }
         time::sleep(LOOK_MIN).await;
@@ -49,14 +54,14 @@ pub(super) async fn first(
 }
 
 /// The map that a member tells.
-async fn told(connection: &Connection) -> Option<ClusterMap> {
+async fn told(connection: &Connection) -> Result<ClusterMap, Status> {
     let nothing = Attachments::default();
     let reply = connection.call(Op::Map.code(), |_| {}, nothing, MAP_TIMEOUT);
-    let reply = reply.await.ok()?;
-    if Status::from_code(reply.status) != Status::Ok {
-        return None;
+    let reply = reply.await.map_err(|_failure| Status::Unavailable)?;
+    match Status::from_code(reply.status) {
+        Status::Ok => ClusterMap::decode(&reply.body).map_err(|_fault| Status::Internal),
+        status => Err(status),
     }
-    ClusterMap::decode(&reply.body).ok()
 }
 
 /// Keeps the map new: when it is known to be old, and once in a while.
@@ -89,7 +94,7 @@ async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
         let Ok(connection) = asking.seats.connection(seat).await else {
             continue;
         };
-        if let Some(map) = told(&connection).await {
+        if let Ok(map) = told(&connection).await {
             if map.epoch() > known.epoch() {
                 return Some(map);
             }
@@ -101,7 +106,7 @@ async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
     }
     for &seed in seeds {
         if let Ok(connection) = connect(seed, asking.seats.linking()).await
-            && let Some(map) = told(&connection).await
+            && let Ok(map) = told(&connection).await
             && map.epoch() > known.epoch()
         {
             return Some(map);

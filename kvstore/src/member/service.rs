@@ -55,24 +55,52 @@ impl Drop for CopyPin {
     }
 }
 
-/// The service of one core.
-pub(crate) struct MemberService {
-    core: Rc<MemberCore>,
+/// What has been asked of one core.
+#[derive(Debug, Default)]
+struct Counts {
+    gets: Cell<u64>,
+    hits: Cell<u64>,
+    misses: Cell<u64>,
+    puts: Cell<u64>,
+    touches: Cell<u64>,
+    aborts: Cell<u64>,
     connections: Cell<usize>,
 }
 
+impl Counts {
+    fn add(counter: &Cell<u64>) {
+        counter.set(counter.get() + 1);
+    }
+
+    /// A write has ended.
+    fn on_written(&self, answer: &WriteAnswer) {
+        match answer {
+            WriteAnswer::Written { .. } => Self::add(&self.puts),
+            WriteAnswer::Exists { .. } => Self::add(&self.touches),
+            WriteAnswer::Aborted | WriteAnswer::Interrupted => Self::add(&self.aborts),
+            WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => {}
+        }
+    }
+}
+
+/// The service of one core.
+pub(crate) struct MemberService {
+    core: Rc<MemberCore>,
+    counts: Rc<Counts>,
+}
+
 impl MemberService {
-    pub(crate) const fn new(core: Rc<MemberCore>) -> Self {
+    pub(crate) fn new(core: Rc<MemberCore>) -> Self {
         Self {
             core,
-            connections: Cell::new(0),
+            counts: Rc::default(),
         }
     }
 
     /// What it holds and has counted.
     pub(crate) fn stat(&self) -> NodeStat {
         let mut stat = NodeStat {
-            connections: self.connections.get() as u64,
+            connections: self.counts.connections.get() as u64,
             ..NodeStat::default()
         };
         let (owner, bytes) = (self.core.owner_stats(), self.core.bytes().borrow());
@@ -84,6 +112,12 @@ impl MemberService {
             evictions: owner.evicted,
             refused_full: held.refused,
             removes: owner.ordered,
+            gets: self.counts.gets.get(),
+            hits: self.counts.hits.get(),
+            misses: self.counts.misses.get(),
+            puts: self.counts.puts.get(),
+            touches: self.counts.touches.get(),
+            aborts: self.counts.aborts.get(),
             ..ShardStats::default()
         };
         stat.add_shard(shard, bytes.limits().high_watermark_bytes());
@@ -102,8 +136,8 @@ impl MemberService {
         let Some(op) = op else {
             self.core.begin();
             return Ok(match waiting.try_take() {
-                Some(answer) => Intake::Answer(written(answer)),
-                None => Intake::Later(Later::new(write_ends(waiting))),
+                Some(answer) => Intake::Answer(self.written(answer)),
+                None => Intake::Later(self.write_ends(waiting)),
             });
         };
         let len_bytes = request.payload_len_bytes;
@@ -112,7 +146,7 @@ impl MemberService {
             // At once, where this core is the home of what has to leave.
             self.core.make_room();
             if let Some(answer) = waiting.try_take() {
-                return Ok(Intake::Answer(written(answer)));
+                return Ok(Intake::Answer(self.written(answer)));
             }
             carved = self.carve(message.key, len_bytes);
         }
@@ -128,7 +162,7 @@ impl MemberService {
             let (frame, region) = carved.into_empty();
             self.core.bytes().borrow_mut().receive(op, frame);
             self.core.on_whole(op, frame.filled(region, crc32c));
-            return Ok(Intake::Later(Later::new(write_ends(waiting))));
+            return Ok(Intake::Later(self.write_ends(waiting)));
         }
         let (frame, room) = carved.into_room();
         self.core.bytes().borrow_mut().receive(op, frame);
@@ -177,6 +211,7 @@ impl MemberService {
     fn find(&self, body: &[u8]) -> Result<Intake<Pending>, Status> {
         let message = GetMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
+        Counts::add(&self.counts.gets);
         let read = self.core.read(message.key, None, message.namespace);
         if let Some(response) = self.bytes_of(message.key, read) {
             return Ok(Intake::Answer(response));
@@ -190,11 +225,20 @@ impl MemberService {
         };
         self.check_waiters()?;
         let mut waiting = self.core.ask(message.asker, message.epoch, ask);
-        let status = Status::NotFound;
+        let (status, counts) = (Status::NotFound, Rc::clone(&self.counts));
+        let count = move |answer: &DirectoryAnswer| {
+            if matches!(answer, DirectoryAnswer::Miss) {
+                Counts::add(&counts.misses);
+            }
+        };
         Ok(match waiting.try_take() {
-            Some(answer) => Intake::Answer(answers(status, vec![(request, answer)])),
+            Some(answer) => {
+                count(&answer);
+                Intake::Answer(answers(status, vec![(request, answer)]))
+            }
             None => Intake::Later(Later::new(async move {
                 let answer = waiting.await.unwrap_or(DirectoryAnswer::Busy);
+                count(&answer);
                 answers(status, vec![(request, answer)])
             })),
         })
@@ -218,6 +262,7 @@ impl MemberService {
             return None;
         };
         let (id, extent) = self.core.bytes().borrow_mut().pin(place, key)?;
+        Counts::add(&self.counts.hits);
         let core = Rc::clone(&self.core);
         let pin = CopyPin { core, id };
         let value = extent.value();
@@ -290,6 +335,18 @@ impl MemberService {
         })
     }
 
+    fn written(&self, answer: WriteAnswer) -> Response {
+        written(&self.counts, answer)
+    }
+
+    fn write_ends(&self, waiting: Waiting<WriteAnswer>) -> Later {
+        let counts = Rc::clone(&self.counts);
+        Later::new(async move {
+            let answer = waiting.await.unwrap_or(WriteAnswer::Interrupted);
+            written(&counts, answer)
+        })
+    }
+
     fn check(&self, to: lunette_kvstore_proto::placement::Seat) -> Result<(), Status> {
         if to == self.core.seat() && !self.core.has_left() {
             Ok(())
@@ -351,7 +408,7 @@ impl Service for MemberService {
                     return refusal(Status::Corrupt).into();
                 }
                 self.core.on_whole(op, frame.filled(region, crc32c));
-                Answer::Later(Later::new(write_ends(waiting)))
+                Answer::Later(self.write_ends(waiting))
             }
             Pending::Replica { frame, .. } if !is_intact => {
                 drop(region);
@@ -373,15 +430,12 @@ impl Service for MemberService {
     }
 
     fn on_connections(&self, open: usize) {
-        self.connections.set(open);
+        self.counts.connections.set(open);
     }
 }
 
-async fn write_ends(waiting: Waiting<WriteAnswer>) -> Response {
-    written(waiting.await.unwrap_or(WriteAnswer::Interrupted))
-}
-
-fn written(answer: WriteAnswer) -> Response {
+fn written(counts: &Counts, answer: WriteAnswer) -> Response {
+    counts.on_written(&answer);
     let mut response = Response::default();
     answer.encode(&mut response.body);
     response

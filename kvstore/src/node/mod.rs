@@ -75,6 +75,32 @@ impl Node {
         pollster::block_on(self.seated.stat())
     }
 
+    /// Waits until the node is in its cluster's map, which is returned. Blocks.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`]: it never will be. [`NodeError::NoCluster`]: it was not told of one, or
+    /// has left.
+    pub fn joined(&self) -> Result<cluster_map::ClusterMap, NodeError> {
+        pollster::block_on(self.seated.joined())
+    }
+
+    /// Gives the node's place in its cluster's map up: see [`SeatedNode::leave`]. Blocks until the
+    /// coordinator knows, or the lease has run out.
+    ///
+    /// # Errors
+    /// [`NodeError::NoCluster`].
+    pub fn leave(&self) -> Result<(), NodeError> {
+        pollster::block_on(self.seated.leave())
+    }
+
+    /// "Remove all": see [`SeatedNode::clear_cluster`].
+    ///
+    /// # Errors
+    /// [`NodeError::NoCluster`].
+    pub fn clear_cluster(&self) -> Result<(), NodeError> {
+        self.seated.clear_cluster()
+    }
+
     /// Ends its connections in good order, within `timeout`: none is accepted any more, values that
     /// are being received are received to their end, answers are sent; requests that were not read
     /// by then are not carried out. Whether all had ended in time. Shut the node down afterwards.

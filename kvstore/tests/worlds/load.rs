@@ -208,7 +208,11 @@ impl Load {
             }
         };
         let mut ledger = self.ledger.borrow_mut();
-        ledger.count(if end == End::Done { "removed" } else { "not removed" });
+        ledger.count(if end == End::Done {
+            "removed"
+        } else {
+            "not removed"
+        });
         ledger.end_removal(now, key, begun, end);
     }
 

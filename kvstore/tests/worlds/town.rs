@@ -134,8 +134,7 @@ impl Town {
 
     fn start_node(&mut self, index: u8) -> ProcessId {
         let address = SocketAddr::new(node_host(index), PORT);
-        let mut cluster =
-            ClusterOptions::new("world", vec![SocketAddr::new(COORDINATOR, PORT)]);
+        let mut cluster = ClusterOptions::new("world", vec![SocketAddr::new(COORDINATOR, PORT)]);
         cluster.lease_ttl_s = 2;
         let options = NodeOptions {
             placement: Placement::Anywhere(self.cores),
@@ -205,7 +204,9 @@ impl Town {
         self.world.run_until(at_ms(LOAD_FROM_MS), never);
         let mut clients = Vec::new();
         for index in 0..CLIENTS {
-            let process = self.world.start(client_host(index), 1, CoreOptions::default());
+            let process = self
+                .world
+                .start(client_host(index), 1, CoreOptions::default());
             let (load, random) = (self.load(), self.world.draw());
             let _works = self.world.spawn(process, 0, || load.run(random));
             clients.push(process);

@@ -11,6 +11,7 @@ use lunette::trace::generator::REQUESTS_DEFAULT;
 
 use super::address::NodeAddress;
 use super::failure::Failure;
+use super::membership::{JoinArguments, MembershipArguments};
 use super::nvme::NvmeArguments;
 use super::simulate::SimulateArguments;
 use super::size::Size;
@@ -27,6 +28,9 @@ Exit codes:
 Environment:
   LUNETTE_NODES     nodes of the cluster, for want of --nodes
   LUNETTE_INSECURE  1: let `serve` listen beyond loopback, although nobody is authenticated
+  LUNETTE_SECRET_FILE  the file of the secret that members of a cluster, clients, coordinators and
+                    transfer engines prove to each other
+  LUNETTE_COORDINATORS, LUNETTE_ETCD  for want of `serve --coordinators` or `--etcd`
   LUNETTE_LOG       what to log to standard error: error, warn (default), info, debug, trace";
 
 const FIRST_STEPS: &str = "\
@@ -41,8 +45,9 @@ First steps:
 /// A store for KV caches: nodes lend memory, clients put and get objects by key.
 ///
 /// An object is immutable: bytes under a key, at most 64 MiB. When a node's memory is full, the
-/// objects used least recently make room. A cluster is a list of nodes; every client is given the
-/// whole list, and finds by itself which core of which node holds a key.
+/// objects used least recently make room. Nodes are members of a cluster, and come and go: clients
+/// name some of them. Or they are alone: then every client is given the whole list, and finds by
+/// itself which core of which node holds a key.
 #[derive(Debug, Parser)]
 #[command(version, after_help = format!("{FIRST_STEPS}\n\n{EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -64,6 +69,7 @@ pub(crate) enum Command {
     Simulate(SimulateArguments),
     Transfer(TransferArguments),
     Nvme(NvmeArguments),
+    Cluster(MembershipArguments),
     Doctor(DoctorArguments),
     Topo(TopoArguments),
 }
@@ -77,7 +83,8 @@ pub(crate) enum Command {
 Examples:
   lunette serve --memory 1GiB
   lunette serve --listen 127.0.0.1:7401 --memory 64GiB --cores 2,3 --huge-pages --lock-memory
-  lunette serve --listen 127.0.0.1:0 --memory 1GiB --json    # the system chooses the port")]
+  lunette serve --listen 127.0.0.1:0 --memory 1GiB --json    # the system chooses the port
+  lunette serve --memory 1GiB --cluster prod --coordinators 127.0.0.1:7300")]
 pub(crate) struct ServeArguments {
     /// Address and port to listen on; port 0 lets the system choose. Further cores take ports that
     /// the system chooses.
@@ -115,6 +122,8 @@ pub(crate) struct ServeArguments {
     /// Lock the memory, so that it is never swapped out.
     #[arg(long)]
     pub(crate) lock_memory: bool,
+    #[command(flatten)]
+    pub(crate) join: JoinArguments,
     /// End as well when standard input does, so that the node does not outlive its starter.
     #[arg(long)]
     pub(crate) until_stdin_ends: bool,
@@ -153,7 +162,7 @@ impl IdleChoice {
 /// The cluster that a command talks to.
 #[derive(Args, Debug)]
 pub(crate) struct ClusterArguments {
-    /// All nodes of the cluster.
+    /// Some members of the cluster; or all nodes, if they are members of none.
     #[arg(
         long,
         value_name = "HOST:PORT,...",

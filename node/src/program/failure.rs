@@ -9,6 +9,7 @@ use lunette::runtime::arena::AllocError;
 use lunette::runtime::topology::TopologyError;
 use lunette::trace::format::TraceError;
 use lunette::transfer::topology::{LoadError, MatrixFault};
+use lunette_cluster::{OpenError, SecretFileError};
 use lunette_kvstore_proto::message::Status;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use thiserror::Error;
@@ -23,10 +24,15 @@ pub(crate) enum Failure {
     #[error("{0}")]
     Usage(&'static str),
     #[error(
-        "refusing to listen on {0}: nodes do not authenticate their clients yet, so they listen on \
-         loopback addresses only; set LUNETTE_INSECURE=1 to do it all the same"
+        "refusing to listen on {0}: without a secret nobody is authenticated, so only loopback \
+         addresses are listened on; make a cluster with LUNETTE_SECRET_FILE, or set \
+         LUNETTE_INSECURE=1 to do it all the same"
     )]
     NotLoopback(SocketAddr),
+    #[error(transparent)]
+    Secret(#[from] SecretFileError),
+    #[error(transparent)]
+    Coordinator(#[from] OpenError),
     #[error("cannot resolve {address}: {error}")]
     Resolve { address: NodeAddress, error: String },
     #[error(transparent)]

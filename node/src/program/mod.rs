@@ -9,6 +9,8 @@
 //! | `serve` | a node |
 //! | `object` | put, get, rm |
 //! | `stat` | the table of nodes |
+//! | `store` | nodes that are listed, or a cluster that they are members of |
+//! | `membership` | coordinators, members, what a cluster is like |
 //! | `cluster` | nodes as child processes |
 //! | `replay` | traces against a cluster |
 //! | `simulate` | traces through a simulated cluster |
@@ -22,6 +24,7 @@ mod arguments;
 mod cluster;
 mod doctor;
 mod failure;
+mod membership;
 mod nvme;
 mod object;
 mod output;
@@ -30,6 +33,7 @@ mod serve;
 mod simulate;
 mod size;
 mod stat;
+mod store;
 mod topo;
 mod transfer;
 
@@ -62,6 +66,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Simulate(arguments) => simulate::simulate(&arguments, as_json),
         Command::Transfer(arguments) => transfer::transfer(arguments, as_json),
         Command::Nvme(arguments) => nvme::nvme(arguments, as_json),
+        Command::Cluster(arguments) => membership::membership(&arguments, as_json),
         Command::Doctor(_) => doctor::doctor(as_json),
         Command::Topo(arguments) => topo::topo(&arguments, as_json),
     };

@@ -2,54 +2,30 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::future::Future;
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use lunette::kvstore::{Client, ClientOptions, Get, Put, Value};
-use lunette::runtime::{CoreOptions, arena, block_on};
+use lunette::kvstore::Value;
+use lunette::runtime::arena;
 use lunette::transfer::Room;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use serde_json::json;
 
-use super::arguments::{ClusterArguments, GetArguments, PutArguments, RemoveArguments};
+use super::arguments::{GetArguments, PutArguments, RemoveArguments};
 use super::failure::Failure;
 use super::output;
-
-/// Runs `work` with a client of the cluster.
-pub(super) fn with_client<T, F>(
-    cluster: &ClusterArguments,
-    work: impl FnOnce(Client) -> F + 'static,
-) -> Result<T, Failure>
-where
-    T: 'static,
-    F: Future<Output = Result<T, Failure>> + 'static,
-{
-    let nodes = cluster.addresses()?;
-    let options = ClientOptions {
-        timeout: cluster.timeout(),
-        connect_timeout: cluster.timeout(),
-        ..ClientOptions::default()
-    };
-    block_on(None, CoreOptions::default(), move || async move {
-        let client = Client::connect(&nodes, options).await?;
-        work(client).await
-    })?
-}
+use super::store::with_store;
 
 pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure> {
     let bytes = read_value(&arguments.file)?;
     let key = arguments.key.as_bytes().to_vec();
     let len_bytes = bytes.len();
-    let put = with_client(&arguments.cluster, move |client| async move {
+    let put = with_store(&arguments.cluster, move |store| async move {
         let value = value_of(&bytes)?;
-        Ok(client.put(&key, value).await?)
+        Ok(store.put(&key, value).await?)
     })?;
-    let (written, version) = match put {
-        Put::Written { version } => (true, version),
-        Put::Touched { version } => (false, version),
-    };
+    let (written, version) = (put.is_written, put.version);
     let key = shown(&arguments.key);
     if as_json {
         let object =
@@ -101,16 +77,10 @@ pub(super) fn get(arguments: &GetArguments, as_json: bool) -> Result<(), Failure
         ));
     }
     let key = arguments.key.as_bytes().to_vec();
-    let found = with_client(&arguments.cluster, move |client| async move {
+    let found = with_store(&arguments.cluster, move |store| async move {
         // The length is not known before; memory that nothing is received into costs nothing.
         let room = Room::whole(arena().alloc(PAYLOAD_BYTES_MAX)?);
-        match client.get(&key, room).await {
-            Ok(Get::Hit {
-                room, len_bytes, ..
-            }) => Ok(Some(room.as_slice()[..len_bytes].to_vec())),
-            Ok(Get::Miss { .. }) => Ok(None),
-            Err(failure) => Err(failure.error.into()),
-        }
+        Ok(store.get(&key, room).await?)
     })?;
     let key = shown(&arguments.key);
     let Some(bytes) = found else {
@@ -131,8 +101,8 @@ pub(super) fn get(arguments: &GetArguments, as_json: bool) -> Result<(), Failure
 
 pub(super) fn remove(arguments: &RemoveArguments, as_json: bool) -> Result<(), Failure> {
     let keys = bytes_of(&arguments.keys);
-    let removed = with_client(&arguments.cluster, move |client| async move {
-        Ok(client.remove(&keys).await?)
+    let removed = with_store(&arguments.cluster, move |store| async move {
+        Ok(store.remove(&keys).await?)
     })?;
     let named = |wanted: bool| -> Vec<String> {
         let pairs = arguments.keys.iter().zip(&removed);

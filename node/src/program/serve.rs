@@ -11,6 +11,7 @@ use std::time::Duration;
 use lunette::kvstore::{Node, NodeError, NodeOptions};
 use lunette::runtime::arena::HugePages;
 use lunette::runtime::{NodeId, Placement, StartError};
+use lunette_cluster::proto::map::ClusterMap;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -23,31 +24,52 @@ use super::{output, stat};
 /// Lets nodes listen beyond loopback if it is 1.
 const INSECURE: &str = "LUNETTE_INSECURE";
 
+/// How often a member looks whether it has joined.
+const LOOK: Duration = Duration::from_millis(20);
 /// How long connections may take to end in good order.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Failure> {
-    let insecure = env::var_os(INSECURE).is_some_and(|value| value == "1");
-    if !arguments.listen.ip().is_loopback() && !insecure {
-        return Err(Failure::NotLoopback(arguments.listen));
-    }
+    let cluster = arguments.join.options()?;
+    let is_guarded = cluster
+        .as_ref()
+        .is_some_and(|cluster| cluster.secrets.is_some());
+    check_listen(arguments.listen, is_guarded)?;
     // Before anything is started, so that a signal never finds the process unprepared.
     let (end, ended) = mpsc::channel();
-    end_on_signals(end.clone()).map_err(|error| Failure::file("signals", error))?;
-    let options = node_options(arguments, place(arguments));
+    let ending = end.clone();
+    end_on_signals(move |why| {
+        if ending.send(why).is_err() {
+            tracing::debug!("the node has been ended otherwise");
+        }
+    })
+    .map_err(|error| Failure::file("signals", error))?;
+    let options = NodeOptions {
+        cluster,
+        ..node_options(arguments, place(arguments))
+    };
+    let is_member = options.cluster.is_some();
     let (id, cores) = (options.id, options.placement.cores());
     let node = start(options)?;
     if arguments.until_stdin_ends {
         end_with_stdin(end);
     }
     announce(&node, id, cores, arguments.memory, as_json)?;
-    let why = ended.recv().unwrap_or("nobody is left to end it");
-    tracing::info!(why, "shutting down");
+    let refused = if is_member {
+        be_member(&node, &ended, as_json)?
+    } else {
+        let why = ended.recv().unwrap_or("nobody is left to end it");
+        tracing::info!(why, "shutting down");
+        None
+    };
     if !node.drain(DRAIN_TIMEOUT) {
         tracing::warn!("some connections did not end in time");
     }
     let stat = node.stat()?;
     node.shut_down()?;
+    if let Some(refusal) = refused {
+        return Err(refusal.into());
+    }
     if as_json {
         let mut object = stat::object(&stat);
         object["stopped"] = json!(true);
@@ -55,6 +77,63 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     } else {
         output::line(&format!("stopped: {}", stat::sentence(&stat)))
     }
+}
+
+/// Who listens beyond loopback proves who it is, or was told that it need not.
+pub(super) fn check_listen(listen: SocketAddr, is_guarded: bool) -> Result<(), Failure> {
+    let insecure = env::var_os(INSECURE).is_some_and(|value| value == "1");
+    if listen.ip().is_loopback() || is_guarded || insecure {
+        Ok(())
+    } else {
+        Err(Failure::NotLoopback(listen))
+    }
+}
+
+/// Says when the node is a member of its cluster, waits for the end, and leaves. Why it cannot be a
+/// member, if it was refused.
+fn be_member(
+    node: &Node,
+    ended: &mpsc::Receiver<&'static str>,
+    as_json: bool,
+) -> Result<Option<NodeError>, Failure> {
+    thread::scope(|scope| {
+        let (tell, told) = mpsc::channel();
+        scope.spawn(move || {
+            let joined = node.joined();
+            if tell.send(joined).is_err() {
+                tracing::debug!("the node ends before it is a member");
+            }
+        });
+        let why = loop {
+            match told.try_recv() {
+                Ok(Ok(map)) => announce_member(&map, as_json)?,
+                // It has left, below.
+                Ok(Err(NodeError::NoCluster)) | Err(_) => {}
+                Ok(Err(refusal)) => return Ok(Some(refusal)),
+            }
+            match ended.recv_timeout(LOOK) {
+                Ok(why) => break why,
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break "nobody is left to end it",
+            }
+        };
+        tracing::info!(why, "leaving the cluster");
+        if let Err(error) = node.leave() {
+            tracing::warn!(%error, "leaving the cluster");
+        }
+        Ok(None)
+    })
+}
+
+fn announce_member(map: &ClusterMap, as_json: bool) -> Result<(), Failure> {
+    let (epoch, members) = (map.epoch().0, map.members().len());
+    if as_json {
+        let joined = json!({ "joined": true, "epoch": epoch, "members": members });
+        return output::line(&joined.to_string());
+    }
+    output::line(&format!(
+        "member of the cluster: epoch {epoch}, {members} members"
+    ))
 }
 
 fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions {
@@ -141,16 +220,14 @@ fn announce(
     ))
 }
 
-/// Sends once when the process is asked to end.
-fn end_on_signals(end: mpsc::Sender<&'static str>) -> io::Result<()> {
+/// Calls `end` once, when the process is asked to end.
+pub(super) fn end_on_signals(end: impl FnOnce(&'static str) + Send + 'static) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
-            for _signal in signals.forever() {
-                if end.send("signal").is_err() {
-                    return;
-                }
+            if signals.forever().next().is_some() {
+                end("signal");
             }
         })?;
     Ok(())

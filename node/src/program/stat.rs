@@ -9,17 +9,18 @@ use serde_json::{Value, json};
 
 use super::arguments::StatArguments;
 use super::failure::Failure;
-use super::object::{not_found, shown, with_client};
+use super::object::{not_found, shown};
 use super::output;
 use super::size::Size;
+use super::store::with_store;
 
 type NodeRow = (SocketAddr, Result<NodeStat, StoreError>);
 
 pub(super) fn stat(arguments: &StatArguments, as_json: bool) -> Result<(), Failure> {
     if let Some(key) = &arguments.key {
         let bytes = key.as_bytes().to_vec();
-        let present = with_client(&arguments.cluster, move |client| async move {
-            Ok(client.exists(&[bytes]).await?)
+        let present = with_store(&arguments.cluster, move |store| async move {
+            Ok(store.exists(&[bytes]).await?)
         })?;
         let key = shown(key);
         if present != [true] {
@@ -31,9 +32,10 @@ pub(super) fn stat(arguments: &StatArguments, as_json: bool) -> Result<(), Failu
             output::line(&format!("{key} is there"))
         };
     }
-    let rows = with_client(&arguments.cluster, |client| async move {
-        Ok(client.stat().await)
-    })?;
+    let rows = with_store(
+        &arguments.cluster,
+        |store| async move { Ok(store.stat().await) },
+    )?;
     if as_json {
         let nodes: Vec<Value> = rows.iter().map(row_object).collect();
         output::line(&json!({ "nodes": nodes }).to_string())?;

@@ -8,9 +8,11 @@
 //! | `replaying` | `replay` |
 //! | `simulating` | `simulate` |
 //! | `transferring`, `rails` | `transfer`, over one network and over two |
+//! | `membership` | `cluster`, and nodes that are members of one |
 //! | `machine` | `doctor`, `topo` |
 
 mod machine;
+mod membership;
 mod objects;
 mod process;
 mod rails;

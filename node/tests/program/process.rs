@@ -24,6 +24,8 @@ pub(crate) fn lunette(arguments: &[&str]) -> Command {
         .env_remove("LUNETTE_NODES")
         .env_remove("LUNETTE_INSECURE")
         .env_remove("LUNETTE_SECRET_FILE")
+        .env_remove("LUNETTE_COORDINATORS")
+        .env_remove("LUNETTE_ETCD")
         .env_remove("LUNETTE_LOG")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -1,0 +1,142 @@
+//! Clusters whose nodes come and go: `lunette cluster`, and which cluster a node of `lunette serve` is
+//! to be a member of.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `coordinator` | the embedded coordinator, in a process of its own |
+//! | `status` | the map, and what each member holds |
+
+mod coordinator;
+mod status;
+
+use std::env;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use lunette::kvstore::ClusterOptions;
+use lunette_auth::Secrets;
+use lunette_auth::policy::SECRET_FILE_SETTING;
+use lunette_cluster::read_secrets;
+
+use super::address::NodeAddress;
+use super::arguments::ClusterArguments;
+use super::failure::Failure;
+
+/// Clusters whose nodes come and go.
+#[derive(Args, Debug)]
+pub(crate) struct MembershipArguments {
+    #[command(subcommand)]
+    command: MembershipCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum MembershipCommand {
+    Coordinator(CoordinatorArguments),
+    Status(StatusArguments),
+}
+
+/// Run a coordinator, until SIGINT or SIGTERM: for clusters without an etcd.
+///
+/// It keeps the cluster's map and its members' leases. While it is away, members go on with what they
+/// may do without: reads and puts of cache namespaces. With LUNETTE_SECRET_FILE everything to and from
+/// it is sealed.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette cluster coordinator --data /var/lib/lunette/coordinator
+  lunette cluster coordinator --listen 10.0.0.1:7300 --data coordinator.data")]
+pub(crate) struct CoordinatorArguments {
+    /// Address and port to listen on; port 0 lets the system choose.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7300")]
+    listen: SocketAddr,
+    /// Where it keeps what it acknowledges. Without, it forgets everything when it ends, and a
+    /// cluster has to be started anew then.
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+}
+
+/// Show the map of a cluster, and what each member holds.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette cluster status --nodes 127.0.0.1:7400
+  lunette cluster status --nodes 127.0.0.1:7400 --json")]
+pub(crate) struct StatusArguments {
+    #[command(flatten)]
+    cluster: ClusterArguments,
+}
+
+/// Which cluster a node is to be a member of.
+#[derive(Args, Debug)]
+pub(crate) struct JoinArguments {
+    /// Be a member of the cluster of this name: nodes of it come and go, and clients follow.
+    #[arg(long, value_name = "NAME", requires = "coordination")]
+    cluster: Option<String>,
+    /// Where the cluster's coordinators answer.
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        value_parser = NodeAddress::parse,
+        env = "LUNETTE_COORDINATORS",
+        group = "coordination"
+    )]
+    coordinators: Vec<NodeAddress>,
+    /// Where an etcd answers, instead of coordinators. It is spoken to in plain HTTP.
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        value_parser = NodeAddress::parse,
+        env = "LUNETTE_ETCD",
+        group = "coordination"
+    )]
+    etcd: Vec<NodeAddress>,
+    /// Where others reach this node, if that is not where it listens.
+    #[arg(long, value_name = "HOST:PORT", value_parser = NodeAddress::parse, requires = "cluster")]
+    advertise: Option<NodeAddress>,
+    /// How long others wait for this node once it is silent, in seconds.
+    #[arg(long, value_name = "S", default_value_t = 5, requires = "cluster",
+          value_parser = clap::value_parser!(u32).range(2..=60))]
+    lease_ttl: u32,
+}
+
+impl JoinArguments {
+    /// The options of the cluster, if there is to be one.
+    pub(crate) fn options(&self) -> Result<Option<ClusterOptions>, Failure> {
+        let Some(name) = &self.cluster else {
+            return Ok(None);
+        };
+        let is_coordinator_sealed = self.etcd.is_empty();
+        let addresses = if is_coordinator_sealed {
+            &self.coordinators
+        } else {
+            &self.etcd
+        };
+        let coordinators: Result<Vec<_>, _> = addresses.iter().map(NodeAddress::resolve).collect();
+        let advertised = self.advertise.as_ref().map(NodeAddress::resolve);
+        Ok(Some(ClusterOptions {
+            secrets: secrets()?,
+            is_coordinator_sealed,
+            advertised: advertised.transpose()?,
+            lease_ttl_s: self.lease_ttl,
+            ..ClusterOptions::new(name, coordinators?)
+        }))
+    }
+}
+
+/// What nodes and clients prove to each other, if the environment names a file of it.
+pub(crate) fn secrets() -> Result<Option<Secrets>, Failure> {
+    match env::var_os(SECRET_FILE_SETTING) {
+        Some(path) => Ok(Some(read_secrets(Path::new(&path))?)),
+        None => Ok(None),
+    }
+}
+
+pub(crate) fn membership(arguments: &MembershipArguments, as_json: bool) -> Result<(), Failure> {
+    match &arguments.command {
+        MembershipCommand::Coordinator(arguments) => coordinator::run(arguments, as_json),
+        MembershipCommand::Status(arguments) => status::run(arguments, as_json),
+    }
+}

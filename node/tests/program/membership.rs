@@ -1,0 +1,138 @@
+//! `lunette cluster`, and nodes that are members of one.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::{Node, lunette, send};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The program, which knows the cluster's secret.
+fn knowing(secret: &Path, arguments: &[&str]) -> Command {
+    let mut command = lunette(arguments);
+    command.env("LUNETTE_SECRET_FILE", secret);
+    command
+}
+
+fn done(secret: &Path, arguments: &[&str]) -> Value {
+    let output = knowing(secret, arguments).output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {text} {why}");
+    serde_json::from_str(&text).expect("one object")
+}
+
+fn member(secret: &Path, coordinator: &Node, id: &str) -> Node {
+    let arguments = [
+        "serve",
+        "--json",
+        "--listen",
+        "127.0.0.1:0",
+        "--memory",
+        "8MiB",
+        "--idle",
+        "efficient",
+        "--node-id",
+        id,
+        "--cluster",
+        "test",
+        "--lease-ttl",
+        "2",
+        "--coordinators",
+        coordinator.address(),
+    ];
+    Node::spawn(&mut knowing(secret, &arguments))
+}
+
+/// Waits until the cluster has that many members.
+fn await_members(secret: &Path, node: &Node, count: usize) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let arguments = ["cluster", "status", "--json", "--nodes", node.address()];
+        let status = knowing(secret, &arguments).output().expect("it starts");
+        let status: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
+        if status["members"].as_array().map(Vec::len) == Some(count) {
+            return status;
+        }
+        assert!(Instant::now() < deadline, "in time: {status}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn members_come_and_go_and_any_of_them_is_enough_to_know() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let secret = folder.path().join("secret");
+    fs::write(&secret, [b's'; 40]).expect("it is written");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("ours");
+    let data = folder.path().join("data");
+    let data = data.to_str().expect("text");
+    let listen = ["--json", "--listen", "127.0.0.1:0", "--data", data];
+    let arguments = [&["cluster", "coordinator"][..], &listen].concat();
+    let coordinator = Node::spawn(&mut knowing(&secret, &arguments));
+    let nodes = ["1", "2", "3"].map(|id| member(&secret, &coordinator, id));
+    let status = await_members(&secret, &nodes[0], 3);
+    assert_eq!(status["members"][1]["node_id"], 2);
+    assert_eq!(status["members"][1]["address"], nodes[1].address());
+
+    let value = folder.path().join("value");
+    fs::write(&value, vec![7; 100_000]).expect("it is written");
+    let value = value.to_str().expect("text");
+    for key in 0..12 {
+        let key = format!("key-{key}");
+        let put = ["put", "--json", "--nodes", nodes[0].address(), &key, value];
+        assert_eq!(done(&secret, &put)["written"], true);
+    }
+    let output = folder.path().join("output");
+    let output = output.to_str().expect("text");
+    let get = [
+        "get",
+        "--json",
+        "--nodes",
+        nodes[2].address(),
+        "key-7",
+        "--output",
+        output,
+    ];
+    assert_eq!(done(&secret, &get)["bytes"], 100_000);
+    assert_eq!(fs::read(output).expect("it is there"), vec![7; 100_000]);
+
+    let stranger = lunette(&["get", "--nodes", nodes[2].address(), "key-7"]).output();
+    let stranger = stranger.expect("it starts");
+    assert_eq!(stranger.status.code(), Some(4), "{stranger:?}");
+
+    send(&nodes[1].child, Signal::INT);
+    let status = await_members(&secret, &nodes[0], 2);
+    let held: u64 = (status["members"].as_array().expect("two").iter())
+        .map(|member| member["entries"].as_u64().expect("a number"))
+        .sum();
+    let here = (0..12).filter(|key| {
+        let key = format!("key-{key}");
+        let stat = ["stat", "--json", "--nodes", nodes[0].address(), &key];
+        let stat = knowing(&secret, &stat).output().expect("it starts");
+        stat.status.success()
+    });
+    assert_eq!(here.count() as u64, held, "what the others hold is found");
+}
+
+#[test]
+fn a_cluster_needs_somewhere_to_be_coordinated() {
+    let arguments = ["serve", "--memory", "8MiB", "--cluster", "test"];
+    let output = lunette(&arguments).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let status = lunette(&["cluster", "status", "--nodes", "127.0.0.1:1"]).output();
+    assert_eq!(status.expect("it starts").status.code(), Some(4));
+    let node = Node::start("8MiB", &[]);
+    let status = lunette(&["cluster", "status", "--nodes", node.address()]).output();
+    let status = status.expect("it starts");
+    assert_eq!(status.status.code(), Some(1), "{status:?}");
+    let why = String::from_utf8_lossy(&status.stderr).into_owned();
+    assert!(why.contains("no member of a cluster"), "{why}");
+}
