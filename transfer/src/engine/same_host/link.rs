@@ -62,6 +62,21 @@ pub(in crate::engine) struct Link {
     pub(super) commanding: Commanding,
 }
 
+/// Somebody who waits until a segment is mapped or refused.
+struct Asked<'a> {
+    link: &'a Link,
+    segment: SegmentId,
+    signal: Rc<Signal>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let Some(waiting) = self.link.asked.borrow_mut().get_mut(&self.segment) {
+            waiting.retain(|signal| !Rc::ptr_eq(signal, &self.signal));
+        }
+    }
+}
+
 /// Why a piece was not read from a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum ReadFault {
@@ -139,28 +154,42 @@ impl Link {
     /// Tries to map a segment; if it cannot be, it is read over the rails.
     pub(in crate::engine) async fn map(&self, segment: SegmentId, patience: Duration) {
         let is_known = self.sights.borrow().contains_key(&segment);
-        let is_full = self.sights.borrow().len() >= self.segments_max;
-        if !self.is_alive() || is_known || is_full {
+        if !self.is_alive() || is_known {
             return;
         }
-        let (signal, is_first) = self.wait_for(segment);
-        if is_first && self.say(&Packet::Map { segment }, &[]).is_err() {
-            // No answer will come for it.
-            self.asked.borrow_mut().remove(&segment);
+        let Some(asked) = self.wait_for(segment) else {
             return;
-        }
-        if time::timeout(patience, signal.raised()).await.is_err() {
+        };
+        if time::timeout(patience, asked.signal.raised())
+            .await
+            .is_err()
+        {
             tracing::debug!(%segment, "a peer of this host does not answer");
         }
     }
 
-    /// What is raised when a segment is mapped or refused, and whether nobody has asked for it yet.
-    fn wait_for(&self, segment: SegmentId) -> (Rc<Signal>, bool) {
+    /// Asks for a segment, unless that has been done, and waits for the answer; `None` if there is no room for
+    /// it, or if it cannot be asked for. What was asked stays so until the answer comes or the channel ends,
+    /// whoever waits for it: an answer to no question ends the channel.
+    fn wait_for(&self, segment: SegmentId) -> Option<Asked<'_>> {
+        let is_first = !self.asked.borrow().contains_key(&segment);
+        if is_first {
+            let open = self.asked.borrow().len();
+            let is_full = self.sights.borrow().len() + open >= self.segments_max;
+            if is_full || self.say(&Packet::Map { segment }, &[]).is_err() {
+                return None;
+            }
+        }
         let signal = Rc::new(Signal::default());
         let mut asked = self.asked.borrow_mut();
         let waiting = asked.entry(segment).or_default();
         waiting.push(Rc::clone(&signal));
-        (signal, waiting.len() == 1)
+        drop(asked);
+        Some(Asked {
+            link: self,
+            segment,
+            signal,
+        })
     }
 
     /// Whether all of a range can be read here.

@@ -16,6 +16,7 @@ use lunette_transfer_proto::engine::message::Whereabouts;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 
 use super::guest::{Guest, whereabouts};
+use super::sluggish::Sluggish;
 use crate::on_each_driver::run;
 use crate::scene::{KIB, MIB, engine, memory, options, pattern, post, read, write};
 
@@ -356,27 +357,7 @@ fn a_reader_never_gets_what_came_to_lie_where_a_segment_was() {
 #[test]
 fn a_peer_that_stands_still_holds_a_write_no_longer_than_it_may() {
     run(0, || async {
-        let (say, hear) = mpsc::channel();
-        let (stall, stalls) = mpsc::channel::<Duration>();
-        let owner = thread::spawn(move || {
-            let owning = move || async move {
-                let there = engine();
-                let options = RegisterOptions::named("kv");
-                there.register(memory(MIB), &options).expect("registered");
-                say.send(there.addresses()[0]).expect("heard");
-                loop {
-                    match stalls.try_recv() {
-                        // The whole core does, as if its process was stopped.
-                        Ok(pause) => thread::sleep(pause),
-                        Err(mpsc::TryRecvError::Disconnected) => return,
-                        Err(mpsc::TryRecvError::Empty) => {
-                            time::sleep(Duration::from_millis(1)).await;
-                        }
-                    }
-                }
-            };
-            block_on(None, CoreOptions::default(), owning).expect("a core");
-        });
+        let there = Sluggish::new(|| memory(MIB));
         let scheduler = SchedulerOptions {
             settle: Duration::from_millis(50),
             ..SchedulerOptions::default()
@@ -386,10 +367,7 @@ fn a_peer_that_stands_still_holds_a_write_no_longer_than_it_may() {
             ..options()
         });
         let here = here.expect("an engine");
-        let peer = here
-            .open(&[hear.recv().expect("said")])
-            .await
-            .expect("open");
+        let peer = here.open(&[there.address]).await.expect("open");
         let remote = peer.segment("kv").await.expect("a segment");
         let local = lendable(&here, MIB);
         while lent_bytes(&here) == 0 {
@@ -398,7 +376,8 @@ fn a_peer_that_stands_still_holds_a_write_no_longer_than_it_may() {
                 .expect("done");
             time::sleep(Duration::from_millis(1)).await;
         }
-        stall.send(Duration::from_millis(1500)).expect("it listens");
+        let stall = Duration::from_millis(1500);
+        there.stall.send(stall).expect("it listens");
         time::sleep(Duration::from_millis(20)).await;
         let mut batch = Batch::new();
         batch.write(local.clone(), &remote, 0).expect("a write");
@@ -421,8 +400,8 @@ fn a_peer_that_stands_still_holds_a_write_no_longer_than_it_may() {
         assert_eq!(first(&error), (Cause::Cancelled, Effect::MayStillChange));
         // It goes on when the peer does.
         write(&peer, &remote, local, 0).await.expect("done");
-        drop((stall, peer, here));
-        owner.join().expect("no panic");
+        drop((peer, here));
+        there.end();
     });
 }
 

@@ -7,9 +7,11 @@
 //! | `window` | what goes through memory that both write |
 //! | `trust` | peers that read each other's process |
 //! | `bounds` | how much is shared, and what happens beyond |
+//! | `sluggish` | a peer whose core stands still now and then |
 //! | `guest` | a peer that keeps to the form of what is said and to nothing else |
 mod bounds;
 mod guest;
 mod mapped;
+mod sluggish;
 mod trust;
 mod window;

@@ -1,13 +1,10 @@
 //! The window between two engines of one host: through it goes what cannot be mapped or lent, and nothing
 //! that may not.
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use lunette_runtime::arena::Exposed;
-use lunette_runtime::{CoreOptions, arena, block_on, time};
+use lunette_runtime::{arena, time};
 use lunette_transfer::engine::{
     Access, Batch, Cause, Effect, Engine, Peer, PostOptions, Refusal, RegisterOptions,
     RemoteSegment,
@@ -18,6 +15,7 @@ use lunette_transfer_proto::engine::same_host::commands::{
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 
 use super::guest::Guest;
+use super::sluggish::Sluggish;
 use crate::on_each_driver::run;
 use crate::scene::{KIB, MIB, engine, memory, part, pattern, post, read, write};
 
@@ -193,49 +191,11 @@ fn more_transfers_than_slots_and_pieces_of_any_length_all_land() {
     });
 }
 
-/// An engine on a thread of its own, which stands still for as long as it is told.
-struct Sluggish {
-    address: SocketAddr,
-    stall: mpsc::Sender<Duration>,
-    owner: thread::JoinHandle<()>,
-}
-
-impl Sluggish {
-    fn new(len: usize) -> Self {
-        let (say, hear) = mpsc::channel();
-        let (stall, stalls) = mpsc::channel::<Duration>();
-        let owning = move || async move {
-            let there = engine();
-            let options = RegisterOptions::named("kv");
-            there.register(part(len), &options).expect("registered");
-            say.send(there.addresses()[0]).expect("heard");
-            loop {
-                match stalls.try_recv() {
-                    // The whole core does, as if its process was stopped.
-                    Ok(pause) => thread::sleep(pause),
-                    Err(mpsc::TryRecvError::Disconnected) => return,
-                    Err(mpsc::TryRecvError::Empty) => {
-                        time::sleep(Duration::from_millis(1)).await;
-                    }
-                }
-            }
-        };
-        let owner = thread::spawn(move || {
-            block_on(None, CoreOptions::default(), owning).expect("a core");
-        });
-        Self {
-            address: hear.recv().expect("said"),
-            stall,
-            owner,
-        }
-    }
-}
-
 #[test]
 fn a_read_that_is_given_up_ends_at_once_and_lands_nowhere() {
     run(0, || async {
         const LEN: usize = 4 * MIB;
-        let there = Sluggish::new(LEN);
+        let there = Sluggish::new(|| part(LEN));
         let here = engine();
         let peer = here.open(&[there.address]).await.expect("open");
         let remote = peer.segment("kv").await.expect("a segment");
@@ -269,9 +229,8 @@ fn a_read_that_is_given_up_ends_at_once_and_lands_nowhere() {
         read(&peer, &remote, next.clone(), 64).await.expect("done");
         assert_eq!(next.to_vec(), [0; KIB]);
         assert_eq!(target.to_vec(), pattern(LEN, 7));
-        let Sluggish { stall, owner, .. } = there;
-        drop((stall, peer, here));
-        owner.join().expect("no panic");
+        drop((peer, here));
+        there.end();
     });
 }
 
