@@ -12,6 +12,7 @@ mod tests {
     use std::time::Duration;
 
     use lunette_nvmeof::proto::auth::{AuthFault, Credentials, Group, Hash, Reason, Secret};
+    use lunette_nvmeof::proto::command::{self, Command};
     use lunette_nvmeof::proto::completion::Status;
     use lunette_nvmeof::proto::controller::Secrets;
     use lunette_nvmeof::proto::host::{BringUpFault, ReconnectOptions};
@@ -20,7 +21,7 @@ mod tests {
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{
-        CommandError, ConnectError, ControllerEvent, Disk, Export, ExportedDisk, FileDisk,
+        CommandError, ConnectError, ControllerEvent, Data, Disk, Export, ExportedDisk, FileDisk,
         HostConfig, MemoryDisk, NamespaceOptions, RemoteController, RemoteNamespace, Server,
         ServerOptions, discover,
     };
@@ -543,6 +544,34 @@ mod tests {
                     assert_eq!(refused, Err(ConnectError::BringUp(fault)));
                 }
             }
+        });
+    }
+
+    #[test]
+    fn commands_that_nobody_waits_for_are_aborted() {
+        run(async || {
+            let (_server, address) = serve_memory();
+            let (subsystem, config) = (name(), config(Digests::NONE));
+            let controller = RemoteController::connect(address, &subsystem, config).await;
+            let controller = controller.expect("connected");
+            let admin = controller.admin();
+            let request = Command::new(command::admin::ASYNC_EVENT, 0, [0; 6]);
+            let brief = Duration::from_millis(20);
+            let late = admin.command(request, Data::None, brief).await;
+            let late = late.map(drop).map_err(|failure| failure.error);
+            assert_eq!(late, Err(CommandError::DeadlineExceeded));
+            // Its future is dropped here.
+            let dropped = admin.command(request, Data::None, TIMEOUT);
+            assert!(time::timeout(brief, dropped).await.is_err());
+            let aborted = async {
+                // The controller's own listener waits on.
+                while admin.aborted() < 2 || admin.in_flight() > 1 {
+                    time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            time::timeout(TIMEOUT, aborted).await.expect("aborted");
+            assert_eq!(admin.closed(), None);
+            assert_eq!(controller.namespaces().await, Ok(vec![1]));
         });
     }
 }

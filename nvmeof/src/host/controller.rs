@@ -125,6 +125,9 @@ impl RemoteController {
             bring_up = bring_up.with_credentials(Arc::clone(credentials), drawn());
         }
         let association = brought_up(&admin, bring_up, config.timeout).await?;
+        if !association.identity.is_discovery {
+            admin.abort_on(&admin, 0);
+        }
         let beside = Scope::new();
         if !config.keep_alive.is_zero()
             && let Err(error) = beside.spawn(keep_alive(admin.clone(), config.clone()))
@@ -171,7 +174,9 @@ impl RemoteController {
             *next += 1;
             *next - 1
         };
-        connect_queue(self.address, &self.association, queue_id, &self.config).await
+        let queue = connect_queue(self.address, &self.association, queue_id, &self.config).await?;
+        queue.abort_on(&self.admin, queue_id);
+        Ok(queue)
     }
 
     /// Connects queue `queue_id` for I/O of a controller that was brought up on another core: what

@@ -77,7 +77,12 @@ impl Drop for Flight {
             return;
         }
         let mut state = self.shared.state.borrow_mut();
-        let Waiter { cid, is_over, .. } = state.waiters[self.index];
+        let Waiter {
+            cid,
+            is_over,
+            may_be_aborted,
+            ..
+        } = state.waiters[self.index];
         if is_over {
             drop(state.forget(self.index));
             return;
@@ -90,6 +95,9 @@ impl Drop for Flight {
         } else {
             // No receive is in flight into it; what is to be sent stays.
             waiter.incoming = None;
+        }
+        if may_be_aborted {
+            self.shared.abort(cid);
         }
     }
 }

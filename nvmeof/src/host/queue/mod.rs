@@ -5,8 +5,10 @@
 //! | `shared` | what tasks and handles share: sending, receiving, deadlines, the end |
 //! | `state` | commands in flight, and who waits |
 //! | `slot` | waiting for a free slot |
+//! | `abort` | commands that nobody waits for any more |
 //! | `flight` | a command in flight, as its caller has it |
 
+mod abort;
 mod flight;
 mod shared;
 mod slot;
@@ -180,7 +182,15 @@ impl Queue {
         data: Data,
         deadline: Time,
     ) -> Result<Done, CommandFailure> {
-        let shared = &self.shared;
+        Self::command_on(&self.shared, command, data, deadline).await
+    }
+
+    async fn command_on(
+        shared: &Rc<Shared>,
+        command: Command,
+        data: Data,
+        deadline: Time,
+    ) -> Result<Done, CommandFailure> {
         if shared.must_wait() {
             let slot = SlotWait::new(shared);
             let left = deadline.since(time::now());

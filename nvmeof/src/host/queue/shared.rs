@@ -15,6 +15,7 @@ use lunette_runtime::{Signal, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::time::Time;
 
+use super::abort::Aborts;
 use super::flight::Flight;
 use super::state::{State, Waiter};
 use super::{Data, failure};
@@ -22,7 +23,7 @@ use crate::error::{CloseReason, CommandError, CommandFailure};
 use crate::host::inbound::Inbound;
 
 /// How long after its deadline a command may take before the controller counts as dead.
-const GRACE: Duration = Duration::from_secs(5);
+pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(in crate::host) struct Shared {
@@ -35,6 +36,7 @@ pub(in crate::host) struct Shared {
     pub(super) keeper: Signal,
     pub(super) keeper_sleeps_until: Cell<Time>,
     pub(super) in_capsule_bytes_max: Cell<usize>,
+    pub(super) aborts: Aborts,
 }
 
 impl Shared {
@@ -47,6 +49,7 @@ impl Shared {
             keeper: Signal::default(),
             keeper_sleeps_until: Cell::new(Time::MAX),
             in_capsule_bytes_max: Cell::new(0),
+            aborts: Aborts::default(),
         }
     }
 
@@ -116,6 +119,7 @@ impl Shared {
             is_abandoned: false,
             is_lent: false,
             is_over: false,
+            may_be_aborted: !self.is_abort(&command),
         };
         let index = state.insert(waiter);
         if deadline < self.keeper_sleeps_until.get() {
@@ -172,6 +176,7 @@ impl Shared {
         self.outbox.close();
         self.stream.shutdown();
         self.keeper.raise();
+        self.aborts.told.raise();
         self.fence.raise();
         for waker in wakers {
             waker.wake();
@@ -212,6 +217,9 @@ impl Shared {
                 self.fence.raise();
             }
             wakers.extend(waiter.waker.take());
+            if waiter.may_be_aborted {
+                self.abort(expired.cid);
+            }
         }
         drop(state);
         for waker in wakers {

@@ -18,7 +18,7 @@ pub(in crate::host) struct State {
     pub(super) waiters: Slab<Waiter>,
     /// Which waiter's command is in flight in a slot. A waiter stays until its caller has its
     /// outcome, which may be later than the slot is used again.
-    by_slot: Vec<Option<usize>>,
+    pub(super) by_slot: Vec<Option<usize>>,
     /// Callers that wait for a free slot, with their tickets.
     pub(super) blocked: VecDeque<(u64, Waker)>,
     pub(super) next_ticket: u64,
@@ -46,6 +46,8 @@ pub(super) struct Waiter {
     pub(super) is_lent: bool,
     /// The machine has nothing to say about it any more.
     pub(super) is_over: bool,
+    /// It is no Abort itself.
+    pub(super) may_be_aborted: bool,
 }
 
 impl State {
