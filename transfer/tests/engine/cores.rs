@@ -456,3 +456,29 @@ fn cores_remember_together_what_was_delivered_and_say_where_they_are() {
     });
     asked.expect("a core");
 }
+
+#[test]
+fn an_engine_that_is_closed_ends_on_all_cores_when_all_is_answered() {
+    let (here, there) = (host(2, false), host(2, false));
+    let (near, far) = (here.handle(), there.handle());
+    let allocated = far.allocate(8 * MIB, RegisterOptions::named("kv"));
+    allocated.wait().expect("memory");
+    let peer = near.open(there.addresses().to_vec()).wait();
+    let peer = peer.expect("a peer");
+    let remote = peer.segment("kv").wait().expect("a segment");
+    let local = near.allocate(8 * MIB, private()).wait().expect("memory");
+    post(&peer, whole(Way::Read, local, remote)).expect("read");
+    there.close();
+    assert!(matches!(far.notified().wait(), Err(HandleError::Gone)));
+    let hurried = PostOptions {
+        timeout: Duration::from_millis(100),
+        ..PostOptions::default()
+    };
+    let read = whole(Way::Read, local, remote);
+    let error = peer.post(vec![read], hurried).wait();
+    assert!(error.expect_err("nobody is there").is_retryable());
+    here.close();
+    let gone = near.take_notification().wait().expect("an answer");
+    assert_eq!(gone, None);
+    assert!(matches!(post(&peer, read), Err(HandleError::Gone)));
+}

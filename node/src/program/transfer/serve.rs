@@ -139,7 +139,7 @@ fn serve_on_cores(
         thread::sleep(END_PAUSE);
     }
     let done = handle.statistics().wait()?;
-    drop(host);
+    host.close();
     say_done(&done, as_json)
 }
 

@@ -20,7 +20,7 @@ mod spread;
 use std::net::SocketAddr;
 
 use futures_channel::oneshot;
-use lunette_runtime::{CoreOptions, Placement, Runtime};
+use lunette_runtime::{Answer, CoreOptions, Placement, Runtime};
 use lunette_runtime_core::ids::CoreIndex;
 
 use super::error::StartError;
@@ -37,8 +37,17 @@ pub struct EngineHost {
     handle: EngineHandle,
     addresses: Vec<SocketAddr>,
     epoch: u64,
+    parts: Vec<Part>,
     /// Ends its cores when dropped.
     _runtime: Runtime,
+}
+
+/// What runs on one core.
+#[derive(Debug)]
+struct Part {
+    /// Has it end in good order.
+    close: oneshot::Sender<()>,
+    ended: Answer<()>,
 }
 
 impl EngineHost {
@@ -54,10 +63,13 @@ impl EngineHost {
         let runtime = Runtime::start(placement, core)?;
         let (handle, siblings) = Engine::siblings(options, runtime.cores())?;
         let mut answers = Vec::new();
+        let mut parts = Vec::new();
         for (core, sibling) in (0..).map(CoreIndex).zip(siblings) {
             let (started, answer) = oneshot::channel();
-            let hosting = runtime.spawn_on(core, move || host(sibling, started));
-            drop(hosting.map_err(|_| HostError::Ended)?);
+            let (close, closing) = oneshot::channel();
+            let hosting = runtime.spawn_on(core, move || host(sibling, started, closing));
+            let ended = hosting.map_err(|_| HostError::Ended)?;
+            parts.push(Part { close, ended });
             answers.push(answer);
         }
         let mut first = None;
@@ -70,8 +82,18 @@ impl EngineHost {
             handle,
             addresses,
             epoch,
+            parts,
             _runtime: runtime,
         })
+    }
+
+    /// Ends it in good order on all cores. See [`Engine::close`]. Not for a core's thread.
+    pub fn close(self) {
+        let ending: Vec<_> = self.parts.into_iter().map(Part::close).collect();
+        for ended in ending {
+            // A core that has failed has ended too.
+            let _ended = ended.wait();
+        }
     }
 
     /// Where its first core listens. Who opens it by these learns of the others.
@@ -96,12 +118,28 @@ impl EngineHost {
 /// Where a core listens, and its engine's epoch.
 type Started = (Vec<SocketAddr>, u64);
 
-async fn host(sibling: Sibling, started: oneshot::Sender<Result<Started, StartError>>) {
+impl Part {
+    fn close(self) -> Answer<()> {
+        // Where nobody hears it, it has ended.
+        let _told = self.close.send(());
+        self.ended
+    }
+}
+
+async fn host(
+    sibling: Sibling,
+    started: oneshot::Sender<Result<Started, StartError>>,
+    closing: oneshot::Receiver<()>,
+) {
     match sibling.start() {
         Ok(engine) => {
             // Whoever started it has given up otherwise.
             drop(started.send(Ok((engine.addresses().to_vec(), engine.epoch()))));
-            std::future::pending::<()>().await;
+            match closing.await {
+                Ok(()) => engine.close().await,
+                // It is dropped with its cores.
+                Err(_) => std::future::pending().await,
+            }
         }
         Err(error) => drop(started.send(Err(error))),
     }
