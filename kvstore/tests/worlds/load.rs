@@ -36,6 +36,8 @@ pub(crate) struct Load {
     /// From when on nothing may fail.
     pub(crate) calm_from: Time,
     pub(crate) timeout: Duration,
+    /// How many copies writes ask for at most.
+    pub(crate) copies_max: u8,
 }
 
 fn name(key: usize) -> Vec<u8> {
@@ -168,7 +170,9 @@ impl Load {
     async fn put(&self, client: &ClusterClient, key: usize, kind: WriteKind) {
         let begun = self.log.now();
         let value = self.ledger.borrow_mut().begin_write(begun, key, kind);
-        let options = PutOptions { kind, copies: 1 };
+        let value_copies = u8::try_from(value % 3).expect("small");
+        let copies = 1 + value_copies % self.copies_max;
+        let options = PutOptions { kind, copies };
         let put = client
             .put(&name(key), Value::new(bytes_of(value)), options)
             .await;

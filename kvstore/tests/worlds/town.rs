@@ -46,6 +46,9 @@ pub(crate) struct Town {
     ledger: Rc<RefCell<Ledger>>,
     nodes: Vec<ProcessId>,
     cores: usize,
+    /// Of each node. Little of it makes nodes evict.
+    memory_bytes: u64,
+    copies_max: u8,
     plan: BTreeMap<(u64, usize), Fault>,
 }
 
@@ -74,12 +77,15 @@ impl Town {
         if keeps_log {
             world.keep_log();
         }
-        let count = 3 + u8::try_from(random.below(3)).expect("few");
+        let count = 3 + u8::try_from(random.below(5)).expect("few");
+        let is_tight = random.below(4) == 0;
         let mut town = Self {
             world,
             ledger: Rc::default(),
             nodes: Vec::new(),
             cores: 1 + random.below(2) as usize,
+            memory_bytes: if is_tight { 10 << 10 } else { 64 << 20 },
+            copies_max: 1 + u8::try_from(random.below(3)).expect("few"),
             plan: BTreeMap::new(),
             random,
         };
@@ -93,6 +99,7 @@ impl Town {
             let node = town.start_node(index);
             town.nodes.push(node);
         }
+        town.ledger.borrow_mut().has_losses = is_tight;
         town.make_plan(count);
         town
     }
@@ -139,7 +146,7 @@ impl Town {
         let options = NodeOptions {
             placement: Placement::Anywhere(self.cores),
             cluster: Some(cluster),
-            ..NodeOptions::new(NodeId(1 + u64::from(index)), address, 64 << 20)
+            ..NodeOptions::new(NodeId(1 + u64::from(index)), address, self.memory_bytes)
         };
         let core_options = options.core_options().expect("it has memory");
         let process = self.world.start(address.ip(), self.cores, core_options);
@@ -163,6 +170,7 @@ impl Town {
             until: at_ms(LOAD_UNTIL_MS),
             calm_from: at_ms(CALM_FROM_MS),
             timeout: Duration::from_secs(3),
+            copies_max: self.copies_max,
         }
     }
 
@@ -211,6 +219,9 @@ impl Town {
             let _works = self.world.spawn(process, 0, || load.run(random));
             clients.push(process);
         }
+        // A client beside a node's own cores.
+        let (load, random) = (self.load(), self.world.draw());
+        let _works = self.world.spawn(self.nodes[0], 0, || load.run(random));
         for ((at, _), fault) in std::mem::take(&mut self.plan) {
             self.world.run_until(at_ms(at), never);
             self.strike(fault);
