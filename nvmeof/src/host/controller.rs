@@ -389,7 +389,8 @@ async fn brought_up(
             Next::Ready(association) => return Ok(*association),
             Next::Failed(fault) => return Err(fault.into()),
             Next::Send(request) => {
-                let answer = answer(admin, request, timeout).await?;
+                let answered = answer(admin, request, timeout).await;
+                let answer = answered.map_err(|error| or_else(bring_up.fault(), error))?;
                 let is_costly = bring_up.is_costly();
                 bring_up = told(is_costly, bring_up, answer, |bring_up, answer| {
                     let Answer { status, result, .. } = *answer;
@@ -412,7 +413,9 @@ async fn authenticated(
             AuthNext::Done => return Ok(()),
             AuthNext::Failed(fault) => return Err(BringUpFault::from(fault).into()),
             AuthNext::Send(request) => {
-                let answer = answer(queue, request, timeout).await?;
+                let answered = answer(queue, request, timeout).await;
+                let fault = || auth.fault().map(BringUpFault::from);
+                let answer = answered.map_err(|error| or_else(fault(), error))?;
                 let is_costly = auth.is_costly();
                 auth = told(is_costly, auth, answer, |auth, answer| {
                     auth.on_completion(answer.status, &answer.data);
@@ -421,6 +424,11 @@ async fn authenticated(
             }
         }
     }
+}
+
+/// A fault that was known before a command failed is why it did: whoever is told may just go.
+fn or_else(known: Option<BringUpFault>, error: CommandError) -> ConnectError {
+    known.map_or_else(|| error.into(), ConnectError::from)
 }
 
 /// Tells a machine how its command ended: beside this core, if it is going to compute for long.

@@ -125,6 +125,12 @@ impl HostAuth {
         self.stage == Stage::AwaitingChallenge && self.credentials.is_costly()
     }
 
+    /// Why it will fail, if that is known: the controller may close before it has been told.
+    #[must_use]
+    pub const fn fault(&self) -> Option<AuthFault> {
+        self.fault
+    }
+
     /// What to do next. One command is in flight at a time.
     ///
     /// # Panics

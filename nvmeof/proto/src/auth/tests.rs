@@ -127,6 +127,30 @@ fn a_controller_without_its_secret_is_refused() {
 }
 
 #[test]
+fn a_fault_is_known_before_the_controller_is_told() {
+    let known = credentials(Some(secret(2)), Hash::Sha256, Group::Null);
+    let wrong = credentials(Some(secret(3)), Hash::Sha256, Group::Null);
+    let Ends {
+        mut host,
+        mut controller,
+    } = Ends::new(known, wrong);
+    let mut faults = Vec::new();
+    while let AuthNext::Send(request) = host.next_request() {
+        faults.push(host.fault());
+        let told = match request.data {
+            RequestData::Out(bytes) => {
+                controller.on_send(&bytes, &entropy(2));
+                Vec::new()
+            }
+            _ => controller.on_receive(4096).expect("something to tell"),
+        };
+        host.on_completion(Status::SUCCESS, &told);
+    }
+    let unproved = Some(AuthFault::Unproved);
+    assert_eq!(faults, [None, None, None, None, unproved]);
+}
+
+#[test]
 fn without_anything_in_common_both_say_so() {
     let hash = |hash| credentials(None, hash, Group::Null);
     let group = |group| credentials(None, Hash::Sha256, group);

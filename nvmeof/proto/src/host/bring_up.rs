@@ -213,6 +213,13 @@ impl BringUp {
         }
     }
 
+    /// Why it will fail, if that is known before the controller has been told.
+    #[must_use]
+    pub fn fault(&self) -> Option<BringUpFault> {
+        let auth = self.auth.as_ref()?;
+        auth.fault().map(BringUpFault::Authentication)
+    }
+
     /// Whether the next completion may take milliseconds to look into.
     #[must_use]
     pub fn is_costly(&self) -> bool {
