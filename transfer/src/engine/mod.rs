@@ -94,7 +94,6 @@ mod statistics;
 mod tokens;
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -295,7 +294,7 @@ impl Engine {
 
     /// The next notification that a peer sent, to whichever core. Those of one transfer come after its bytes.
     pub async fn notified(&self) -> Notification {
-        let next = poll_fn(|cx| self.common().notices.poll(cx)).await;
+        let next = self.common().notices.next().await;
         next.expect("this core has not ended")
     }
 

@@ -181,7 +181,7 @@ impl EngineHandle {
     pub fn notified(&self) -> Pending<Notification> {
         let siblings = Arc::clone(&self.siblings);
         Pending::here(async move {
-            let next = std::future::poll_fn(|cx| siblings.notices.poll(cx)).await;
+            let next = siblings.notices.next().await;
             next.ok_or(HandleError::Gone)
         })
     }

@@ -5,6 +5,8 @@
 //! and for the ends of connections, and for nothing else.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -27,7 +29,9 @@ struct Heard {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Notification>,
-    waiting: Vec<Waker>,
+    /// By the number of each wait, so that one that is given up leaves nothing here.
+    waiting: BTreeMap<u64, Waker>,
+    waits: u64,
     heard: BTreeMap<u64, Heard>,
     gone: BTreeMap<u64, u64>,
     ends: u64,
@@ -138,21 +142,10 @@ impl Notices {
     }
 
     /// The next notification; `None` when no core is left that could deliver one.
-    pub(in crate::engine) fn poll(&self, cx: &Context<'_>) -> Poll<Option<Notification>> {
-        let mut state = self.state();
-        match state.queue.pop_front() {
-            Some(notification) => Poll::Ready(Some(notification)),
-            None if state.cores == 0 => Poll::Ready(None),
-            None => {
-                if !state
-                    .waiting
-                    .iter()
-                    .any(|known| known.will_wake(cx.waker()))
-                {
-                    state.waiting.push(cx.waker().clone());
-                }
-                Poll::Pending
-            }
+    pub(in crate::engine) const fn next(&self) -> Next<'_> {
+        Next {
+            notices: self,
+            wait: None,
         }
     }
 
@@ -168,7 +161,45 @@ impl Notices {
 fn wake(mut state: MutexGuard<'_, State>) {
     let waiting = std::mem::take(&mut state.waiting);
     drop(state);
-    waiting.into_iter().for_each(Waker::wake);
+    waiting.into_values().for_each(Waker::wake);
+}
+
+/// Somebody who waits for a notification.
+#[derive(Debug)]
+pub(in crate::engine) struct Next<'a> {
+    notices: &'a Notices,
+    /// The number under which it waits.
+    wait: Option<u64>,
+}
+
+impl Future for Next<'_> {
+    type Output = Option<Notification>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.notices.state();
+        match state.queue.pop_front() {
+            Some(notification) => Poll::Ready(Some(notification)),
+            None if state.cores == 0 => Poll::Ready(None),
+            None => {
+                let wait = self.wait.unwrap_or_else(|| {
+                    state.waits += 1;
+                    state.waits
+                });
+                state.waiting.insert(wait, cx.waker().clone());
+                drop(state);
+                self.wait = Some(wait);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Next<'_> {
+    fn drop(&mut self) {
+        if let Some(wait) = self.wait {
+            self.notices.state().waiting.remove(&wait);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -208,16 +239,17 @@ mod tests {
         let taken = notices.take().map(|notification| notification.bytes);
         assert_eq!(taken, Some(vec![1]));
         assert_eq!(notices.deliver(7, 2, vec![2]), Ok(()));
-        let next = notices.poll(&Context::from_waker(Waker::noop()));
+        let look = || Pin::new(&mut notices.next()).poll(&mut Context::from_waker(Waker::noop()));
+        let next = look();
         let expected = Notification {
             from: 7,
             bytes: vec![2],
         };
         assert_eq!(next, Poll::Ready(Some(expected)));
-        let nothing = || notices.poll(&Context::from_waker(Waker::noop()));
-        assert_eq!(nothing(), Poll::Pending);
+        assert_eq!(look(), Poll::Pending);
+        assert!(notices.state().waiting.is_empty(), "it was given up");
         notices.core_ended();
-        assert_eq!(nothing(), Poll::Ready(None), "nobody is left");
+        assert_eq!(look(), Poll::Ready(None), "nobody is left");
     }
 
     #[test]

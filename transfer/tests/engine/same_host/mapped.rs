@@ -376,9 +376,7 @@ fn a_peer_that_stands_still_holds_a_write_no_longer_than_it_may() {
                 .expect("done");
             time::sleep(Duration::from_millis(1)).await;
         }
-        let stall = Duration::from_millis(1500);
-        there.stall.send(stall).expect("it listens");
-        time::sleep(Duration::from_millis(20)).await;
+        there.stand_still(Duration::from_millis(1500));
         let mut batch = Batch::new();
         batch.write(local.clone(), &remote, 0).expect("a write");
         let hurried = PostOptions {

@@ -14,7 +14,7 @@ use crate::scene::engine;
 /// An engine on a thread of its own, which stands still for as long as it is told.
 pub(super) struct Sluggish {
     pub(super) address: SocketAddr,
-    pub(super) stall: mpsc::Sender<Duration>,
+    stall: mpsc::Sender<(Duration, mpsc::Sender<()>)>,
     owner: thread::JoinHandle<()>,
 }
 
@@ -22,7 +22,7 @@ impl Sluggish {
     /// One that has registered this memory.
     pub(super) fn new(memory: impl FnOnce() -> Exposed + Send + 'static) -> Self {
         let (say, hear) = mpsc::channel();
-        let (stall, stalls) = mpsc::channel::<Duration>();
+        let (stall, stalls) = mpsc::channel::<(Duration, mpsc::Sender<()>)>();
         let owning = move || async move {
             let there = engine();
             let options = RegisterOptions::named("kv");
@@ -31,7 +31,10 @@ impl Sluggish {
             loop {
                 match stalls.try_recv() {
                     // The whole core does, as if its process was stopped.
-                    Ok(pause) => thread::sleep(pause),
+                    Ok((pause, begun)) => {
+                        begun.send(()).expect("heard");
+                        thread::sleep(pause);
+                    }
                     Err(mpsc::TryRecvError::Disconnected) => return,
                     Err(mpsc::TryRecvError::Empty) => {
                         time::sleep(Duration::from_millis(1)).await;
@@ -47,6 +50,13 @@ impl Sluggish {
             stall,
             owner,
         }
+    }
+
+    /// Has it stand still, from now on.
+    pub(super) fn stand_still(&self, pause: Duration) {
+        let (begun, begins) = mpsc::channel();
+        self.stall.send((pause, begun)).expect("it listens");
+        begins.recv().expect("it stands still");
     }
 
     /// Ends it.

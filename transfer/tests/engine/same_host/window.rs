@@ -200,8 +200,7 @@ fn a_read_that_is_given_up_ends_at_once_and_lands_nowhere() {
         let peer = here.open(&[there.address]).await.expect("open");
         let remote = peer.segment("kv").await.expect("a segment");
         opened(&here, &peer, &remote).await;
-        there.stall.send(Duration::from_millis(500)).expect("heard");
-        time::sleep(Duration::from_millis(20)).await;
+        there.stand_still(Duration::from_millis(500));
         let target = part(LEN);
         target.copy_in(0, &pattern(LEN, 7));
         let mut batch = Batch::new();
