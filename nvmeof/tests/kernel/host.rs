@@ -88,7 +88,7 @@ mod tests {
         let contents = |index: usize| -> Vec<u8> {
             let len = (index * index * 977) % (96 << 10);
             (0..len)
-                .map(|at| (at * 7 + index).to_le_bytes()[0])
+                .map(|at| u8::try_from((at * 7 + index) % 251).expect("a byte"))
                 .collect()
         };
         let file = |index: usize| format!("{FOLDER}/{}/{index}", index % 3);
