@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use lunette_bench::harness::Plan;
-use lunette_kvstore::{Node, NodeOptions};
+use lunette_kvstore::{ClusterOptions, Node, NodeOptions};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{CoreOptions, Idle, Placement, block_on, spawn_local, topology};
@@ -30,6 +30,8 @@ pub(crate) enum Serve {
     Echo,
     /// A store node.
     Store,
+    /// A store node that is the only member of a cluster, and its coordinator.
+    Member,
     /// A transfer engine with one segment.
     Engine,
     /// The raw loop: a ping for a ping.
@@ -63,7 +65,7 @@ impl Serve {
     pub(crate) const fn raw_bytes(self) -> (usize, usize) {
         match self {
             Self::RawPing | Self::Echo => (PING_BYTES, PING_BYTES),
-            Self::Raw4k | Self::Store => (REQUEST_BYTES, 4096),
+            Self::Raw4k | Self::Store | Self::Member => (REQUEST_BYTES, 4096),
             Self::Raw1m => (REQUEST_BYTES, 1 << 20),
             Self::Raw16m | Self::Engine => (REQUEST_BYTES, 16 << 20),
             Self::Raw512k => (REQUEST_BYTES, 512 << 10),
@@ -127,7 +129,8 @@ fn end(child: &mut Child) {
 pub(crate) fn serve(serve: Serve, cpu: usize, spin: Duration, once: bool) -> ExitCode {
     let served = match serve {
         Serve::Echo => serve_echo(cpu, spin, once),
-        Serve::Store => serve_store(cpu, spin),
+        Serve::Store => serve_store(cpu, spin, None),
+        Serve::Member => serve_member(cpu, spin),
         Serve::Engine => serve_engine(cpu, spin),
         Serve::RawPing
         | Serve::Raw4k
@@ -235,11 +238,40 @@ fn serve_engine(cpu: usize, spin: Duration) -> io::Result<()> {
     served.map_err(io::Error::other)?
 }
 
-fn serve_store(cpu: usize, spin: Duration) -> io::Result<()> {
+/// The coordinator sleeps but when it renews a lease, on a thread that is not pinned.
+fn serve_member(cpu: usize, spin: Duration) -> io::Result<()> {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let options = CoreOptions {
+            idle: Idle::Efficient,
+            ..CoreOptions::default()
+        };
+        let served = block_on(None, options, move || async move {
+            let listener = TcpListener::bind(loopback())?;
+            if tell.send(listener.local_addr()).is_err() {
+                return Ok(());
+            }
+            let hosted = lunette_cluster::Hosted::in_memory();
+            lunette_cluster::serve(listener, hosted, None, std::future::pending()).await;
+            Ok::<(), io::Error>(())
+        });
+        eprintln!("the coordinator has ended: {served:?}");
+    });
+    let coordinator = told.recv().map_err(io::Error::other)?;
+    let cluster = ClusterOptions::new("bench", vec![coordinator]);
+    serve_store(cpu, spin, Some(cluster))
+}
+
+fn serve_store(cpu: usize, spin: Duration, cluster: Option<ClusterOptions>) -> io::Result<()> {
+    let is_member = cluster.is_some();
     let mut options = NodeOptions::new(NodeId(1), loopback(), NODE_MEMORY_BYTES);
     options.placement = Placement::Pinned(vec![cpu]);
     options.idle = idle(spin);
+    options.cluster = cluster;
     let node = Node::start(options).map_err(io::Error::other)?;
+    if is_member {
+        node.joined().map_err(io::Error::other)?;
+    }
     announce(node.address())?;
     // Until this process is killed.
     loop {

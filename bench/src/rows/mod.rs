@@ -2,6 +2,7 @@
 
 mod copy;
 mod engine;
+mod member;
 mod ping;
 mod store;
 
@@ -20,6 +21,7 @@ use crate::raw::{RawClient, SPIN};
 enum Asking {
     Ping,
     Get { bytes: usize },
+    MemberGet { bytes: usize },
     Engine(Moves),
 }
 
@@ -78,6 +80,14 @@ const GET_4K: Row = Row {
     ours: Serve::Store,
     rival: Rival::Raw(Serve::Raw4k),
     ..PING
+};
+
+const MEMBER_GET_4K: Row = Row {
+    name: "member_get_4k_hot",
+    goal: Goal::AtMost(1.3),
+    asking: Asking::MemberGet { bytes: 4096 },
+    ours: Serve::Member,
+    ..GET_4K
 };
 
 const ENGINE_READ_4K: Row = Row {
@@ -164,7 +174,7 @@ const fn short(row: Row) -> Row {
     }
 }
 
-const ROWS: [Row; 26] = [
+const ROWS: [Row; 29] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -196,6 +206,23 @@ const ROWS: [Row; 26] = [
         rival: Rival::Raw(Serve::Raw1m),
         measure: Measure::Throughput { bytes: 1 << 20 },
         ..GET_4K
+    },
+    MEMBER_GET_4K,
+    Row {
+        name: "member_get_4k_paced",
+        pace: Pace::Paced,
+        spin: Duration::ZERO,
+        rival_spin: Duration::ZERO,
+        ..MEMBER_GET_4K
+    },
+    Row {
+        name: "member_get_1m",
+        unit: "GB/s",
+        goal: Goal::AtLeast(0.90),
+        asking: Asking::MemberGet { bytes: 1 << 20 },
+        rival: Rival::Raw(Serve::Raw1m),
+        measure: Measure::Throughput { bytes: 1 << 20 },
+        ..MEMBER_GET_4K
     },
     ENGINE_READ_4K,
     Row {
@@ -320,6 +347,8 @@ impl Sides for Serving {
                 Asking::Engine(moves) => engine::measure(server, cpu, pace, spin, moves)
                     .map_err(|error| error.to_string()),
                 Asking::Get { bytes } => store::measure(server, cpu, pace, spin, bytes)
+                    .map_err(|error| error.to_string()),
+                Asking::MemberGet { bytes } => member::measure(server, cpu, pace, spin, bytes)
                     .map_err(|error| error.to_string()),
             });
         let calls = calls.join().map_err(|_| "the asking side panicked")??;
