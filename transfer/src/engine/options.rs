@@ -37,7 +37,8 @@ pub struct EngineOptions {
     /// Notifications that wait to be taken; more are refused as busy.
     pub notifications_max: usize,
     /// Whether bytes go between this engine and peers on this host through memory that both map, and are
-    /// not sent: registered memory ([`RegisterOptions::same_host`]), or a window of the session.
+    /// not sent: registered memory
+    /// ([`RegisterOptions::same_host`](super::RegisterOptions::same_host)), or a window of the session.
     pub same_host: bool,
     /// Whether peers on this host may read this process's memory (`process_vm_readv`), if they want that
     /// too: so what is no mapping of its own is copied once and not through the window. Who may do that may
