@@ -15,6 +15,8 @@ use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{CallError, ConnectError};
 use thiserror::Error;
 
+use crate::member::LifeError;
+
 /// A failed operation on the store: what failed, and at which node.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{}{kind}", .node.map(|node| format!("node {node}: ")).unwrap_or_default())]
@@ -215,6 +217,9 @@ pub enum NodeError {
         #[source]
         error: io::Error,
     },
+    /// Another process is this node, or its host does not let it say that it lives.
+    #[error(transparent)]
+    Life(#[from] LifeError),
     /// It cannot be a member of its cluster.
     #[error("the node cannot be a member of its cluster: {0}")]
     Refused(#[from] Refusal),

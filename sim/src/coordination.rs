@@ -127,6 +127,7 @@ impl Coordination {
                 is_draining: false,
             },
             versions: (1, 1),
+            former: Vec::new(),
             lease_ttl_s: TTL_S,
             rejoin_wait: REJOIN_WAIT,
             seed: random.next(),

@@ -16,10 +16,12 @@
 //! | `post` | messages on their way to other seats |
 //! | `tasks` | sending and receiving them, time, replicas |
 //! | `waiters` | requests whose answers come later |
+//! | `life` | a file that says which lives of the node are over |
 //! | `steering` | the membership, and what it tells the cores |
 
 mod bytes;
 mod core;
+mod life;
 mod post;
 mod service;
 mod steering;
@@ -27,6 +29,7 @@ mod tasks;
 mod waiters;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -41,6 +44,8 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use crate::seats::{Linking, Seats};
 
 pub(crate) use self::core::MemberCore;
+pub(crate) use life::Life;
+pub use life::LifeError;
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use service::MemberService;
 pub(crate) use steering::{Steer, steer};
@@ -61,6 +66,9 @@ pub struct ClusterOptions {
     pub is_coordinator_sealed: bool,
     /// Where others reach the node, if that is not where it listens.
     pub advertised: Option<SocketAddr>,
+    /// A file that the node locks for as long as it lives, of this host and this node alone. With it, a
+    /// node that starts again after a crash need not wait for its former lease.
+    pub life_file: Option<PathBuf>,
     /// How long its lease is, in seconds: for that long others wait for one that is gone.
     pub lease_ttl_s: u32,
     /// How long members are waited for when all leases have expired together.
@@ -77,6 +85,7 @@ impl ClusterOptions {
             secrets: None,
             is_coordinator_sealed: false,
             advertised: None,
+            life_file: None,
             lease_ttl_s: 5,
             rejoin_wait: Duration::from_secs(10),
         }

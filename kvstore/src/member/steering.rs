@@ -45,7 +45,11 @@ enum Next {
 }
 
 /// Begins to join.
-fn join(cluster: &ClusterOptions, member: MapMember) -> Result<Membership, JoinError> {
+fn join(
+    cluster: &ClusterOptions,
+    member: MapMember,
+    former: Vec<u64>,
+) -> Result<Membership, JoinError> {
     let secrets = cluster
         .secrets
         .clone()
@@ -64,6 +68,7 @@ fn join(cluster: &ClusterOptions, member: MapMember) -> Result<Membership, JoinE
         prefix: cluster.name.clone(),
         member,
         versions: VERSIONS,
+        former,
         lease_ttl_s: cluster.lease_ttl_s,
         rejoin_wait: cluster.rejoin_wait,
         seed: entropy(),
@@ -83,11 +88,11 @@ fn drawn() -> [u8; 32] {
 /// steers it is gone.
 pub(crate) async fn steer(
     cluster: ClusterOptions,
-    member: MapMember,
+    (member, former): (MapMember, Vec<u64>),
     cores: Vec<Sender<Mail>>,
     mut steering: mpsc::Receiver<Steer>,
 ) {
-    let membership = match join(&cluster, member) {
+    let membership = match join(&cluster, member, former) {
         Ok(membership) => Rc::new(membership),
         Err(error) => return tracing::error!(%error, "the node does not join its cluster"),
     };

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
 
 use futures_channel::{mpsc, oneshot};
@@ -23,7 +23,7 @@ use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use super::options::NodeOptions;
 use crate::error::NodeError;
-use crate::member::{self, Beginning, Mail, MemberService};
+use crate::member::{self, Beginning, Life, Mail, MemberService};
 use crate::service::CoreService;
 
 /// What the node asks of one of its cores.
@@ -45,6 +45,8 @@ pub(super) struct CorePlan {
     pub(super) announced: oneshot::Receiver<Announced>,
     pub(super) questions: mpsc::Receiver<Question>,
     pub(super) incarnation: u64,
+    /// Held for as long as any core may serve.
+    pub(super) life: Option<Arc<Life>>,
     pub(super) mail: Port<Mail>,
 }
 
@@ -69,6 +71,7 @@ pub(super) async fn run_core(plan: CorePlan) {
     let Ok(announced) = plan.announced.await else {
         return;
     };
+    let _life = plan.life;
     let options = &plan.options;
     let card = NodeCard {
         node_id: options.id,

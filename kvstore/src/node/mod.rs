@@ -10,7 +10,7 @@ mod options;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::{Duration, Instant};
 
 use futures_channel::{mpsc, oneshot};
@@ -26,7 +26,7 @@ use lunette_runtime_core::ids::CoreIndex;
 use self::core::{Announced, CorePlan, Question, run_core};
 use self::options::core_limits;
 use crate::error::NodeError;
-use crate::member::{MAIL_MAX, Mail, Steer, steer};
+use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
 
 pub(crate) use self::core::hello;
 pub use options::NodeOptions;
@@ -158,11 +158,19 @@ impl SeatedNode {
         ClusterMap::new(vec![options.member(cores)])?;
         // Another one in each life, and never 0.
         let incarnation = entropy() | 1;
+        let life_file = options.cluster.as_ref();
+        let life_file = life_file.and_then(|cluster| cluster.life_file.as_deref());
+        let life = life_file.map(|path| Life::begin(path, incarnation));
+        let life = life.transpose()?.map(Arc::new);
+        let former = life
+            .as_ref()
+            .map_or_else(Vec::new, |life| life.former.clone());
         let mut starting = Starting::default();
         for index in 0..cores {
             let index = CoreIndex(u16::try_from(index).expect("cores are bounded"));
-            let life = (incarnation, limits);
-            starting.start_core(index, cores, life, &options).await?;
+            let born = (incarnation, life.clone());
+            let size = (cores, limits);
+            starting.start_core(index, size, born, &options).await?;
         }
         let address = starting.announce()?;
         tracing::info!(%address, id = %options.id, cores, "node serves");
@@ -179,7 +187,7 @@ impl SeatedNode {
                 cores: u16::try_from(cores).expect("cores are bounded"),
                 is_draining: false,
             };
-            drop(spawn_local(steer(cluster, member, mail, steered)));
+            drop(spawn_local(steer(cluster, (member, former), mail, steered)));
             steering
         });
         Ok(Self {
@@ -285,8 +293,8 @@ impl Starting {
     async fn start_core(
         &mut self,
         index: CoreIndex,
-        cores: usize,
-        (incarnation, limits): (u64, ShardLimits),
+        (cores, limits): (usize, ShardLimits),
+        (incarnation, life): (u64, Option<Arc<Life>>),
         options: &NodeOptions,
     ) -> Result<(), NodeError> {
         let port = if index.0 == 0 {
@@ -308,6 +316,7 @@ impl Starting {
             announced: announced_receiver,
             questions: questions_receiver,
             incarnation,
+            life,
             mail,
         };
         // It runs until the runtime ends, or until it has been drained.

@@ -30,7 +30,10 @@ const LOOK: Duration = Duration::from_millis(20);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Failure> {
-    let cluster = arguments.join.options()?;
+    // A node at a port that the system chooses is another one after a restart.
+    let is_lasting = arguments.node_id.is_some() || arguments.listen.port() != 0;
+    let lasting_id = is_lasting.then(|| id_of(arguments));
+    let cluster = arguments.join.options(lasting_id)?;
     let is_guarded = cluster
         .as_ref()
         .is_some_and(|cluster| cluster.secrets.is_some());
@@ -106,7 +109,12 @@ fn be_member(
         });
         let why = loop {
             match told.try_recv() {
-                Ok(Ok(map)) => announce_member(&map, as_json)?,
+                Ok(Ok(map)) => {
+                    if let Err(error) = announce_member(&map, as_json) {
+                        // A node does not end because nobody listens to it any more.
+                        tracing::warn!(%error, "a member of the cluster");
+                    }
+                }
                 // It has left, below.
                 Ok(Err(NodeError::NoCluster)) | Err(_) => {}
                 Ok(Err(refusal)) => return Ok(Some(refusal)),
@@ -137,11 +145,7 @@ fn announce_member(map: &ClusterMap, as_json: bool) -> Result<(), Failure> {
 }
 
 fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions {
-    let id = NodeId(
-        arguments
-            .node_id
-            .unwrap_or_else(|| default_id(arguments.listen)),
-    );
+    let id = NodeId(id_of(arguments));
     let huge_pages = if arguments.huge_pages {
         HugePages::Prefer
     } else {
@@ -177,6 +181,11 @@ fn start(mut options: NodeOptions) -> Result<Node, NodeError> {
         }
         other => other,
     }
+}
+
+fn id_of(arguments: &ServeArguments) -> u64 {
+    let given = arguments.node_id;
+    given.unwrap_or_else(|| default_id(arguments.listen))
 }
 
 /// An identity that nodes of one cluster do not share: the address, which is stable, or the process

@@ -129,6 +129,17 @@ fn owner(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
+/// The folder of this user's programs on this host, made if it is not there: `lunette` in
+/// `XDG_RUNTIME_DIR`, or without one `/tmp/lunette-UID`. Nobody else can put files or links into it.
+///
+/// # Errors
+/// [`ClaimError`]: it belongs to somebody else, or cannot be made.
+pub fn user_folder() -> Result<PathBuf, ClaimError> {
+    let folder = folder();
+    make_folder(&folder)?;
+    Ok(folder)
+}
+
 /// Where this user's claims are.
 fn folder() -> PathBuf {
     let given = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

@@ -21,7 +21,7 @@ mod hwloc;
 mod machine;
 
 pub(crate) use claim::choose_and_claim;
-pub use claim::{ChooseError, ClaimError, CoreClaim, choose_unclaimed};
+pub use claim::{ChooseError, ClaimError, CoreClaim, choose_unclaimed, user_folder};
 pub use cpus::{Cpu, PinError, TooFewCpus, choose, cpus, pin_current_thread};
 pub use machine::{
     Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, Topology, TopologyError,

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use lunette::kvstore::ClusterOptions;
+use lunette::runtime::topology::user_folder;
 use lunette_auth::Secrets;
 use lunette_auth::policy::SECRET_FILE_SETTING;
 use lunette_cluster::read_secrets;
@@ -96,6 +97,11 @@ pub(crate) struct JoinArguments {
     /// Where others reach this node, if that is not where it listens.
     #[arg(long, value_name = "HOST:PORT", value_parser = NodeAddress::parse, requires = "cluster")]
     advertise: Option<NodeAddress>,
+    /// A file that this node locks for as long as it lives, so that it is a member again at once when
+    /// it starts anew after a crash. Default: one in the folder of this user's programs, for nodes
+    /// whose identity is the same after a restart.
+    #[arg(long, value_name = "FILE", requires = "cluster")]
+    life_file: Option<PathBuf>,
     /// How long others wait for this node once it is silent, in seconds.
     #[arg(long, value_name = "S", default_value_t = 5, requires = "cluster",
           value_parser = clap::value_parser!(u32).range(2..=60))]
@@ -103,8 +109,9 @@ pub(crate) struct JoinArguments {
 }
 
 impl JoinArguments {
-    /// The options of the cluster, if there is to be one.
-    pub(crate) fn options(&self) -> Result<Option<ClusterOptions>, Failure> {
+    /// The options of the cluster, if there is to be one. `node_id` is the node's identity, if it is
+    /// the same after a restart.
+    pub(crate) fn options(&self, node_id: Option<u64>) -> Result<Option<ClusterOptions>, Failure> {
         let Some(name) = &self.cluster else {
             return Ok(None);
         };
@@ -120,9 +127,26 @@ impl JoinArguments {
             secrets: secrets()?,
             is_coordinator_sealed,
             advertised: advertised.transpose()?,
+            life_file: self.life_file.clone().or_else(|| life_file(name, node_id?)),
             lease_ttl_s: self.lease_ttl,
             ..ClusterOptions::new(name, coordinators?)
         }))
+    }
+}
+
+/// Where a node of this host says that it lives; nowhere if there is no folder for it.
+fn life_file(cluster: &str, node_id: u64) -> Option<PathBuf> {
+    let spelt = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' => char::from(byte).to_string(),
+        byte => format!("%{byte:02x}"),
+    };
+    let name: String = cluster.bytes().map(spelt).collect();
+    match user_folder() {
+        Ok(folder) => Some(folder.join(format!("{name}-{node_id}.life"))),
+        Err(error) => {
+            tracing::warn!(%error, "after a crash this node waits for its lease");
+            None
+        }
     }
 }
 

@@ -16,7 +16,8 @@
 //! A member that starts draws a new incarnation. If its identity is still registered, another
 //! process has it, or it had it itself before a crash: it waits for twice as long as that lease can last
 //! without being renewed, from when the coordinator was last away, and is refused if the lease
-//! outlives that.
+//! outlives that. If it knows that what is registered is a life that has ended, it takes that away and
+//! does not wait.
 
 mod machine;
 mod record;
@@ -49,6 +50,8 @@ pub const RETRY_MAX: Duration = Duration::from_secs(2);
 /// How many times in a row what is under the prefix may make no sense before a node that wants to join
 /// gives up.
 pub const BAD_RECORDS_MAX: u32 = 5;
+/// Most former lives that a member is told of.
+pub const FORMER_MAX: usize = 16;
 /// Longest wait for one answer.
 pub const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -63,6 +66,9 @@ pub struct MemberOptions {
     pub member: MapMember,
     /// Oldest and newest version of the nodes' protocols that it speaks.
     pub versions: (u8, u8),
+    /// Incarnations of this identity that have surely ended, at most [`FORMER_MAX`]: what they have
+    /// registered is taken away and not waited for. Who names one that lives has two that serve.
+    pub former: Vec<u64>,
     /// How long its lease is, in seconds.
     pub lease_ttl_s: u32,
     /// How long members are waited for when all leases have expired together.

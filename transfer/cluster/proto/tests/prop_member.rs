@@ -82,6 +82,23 @@ fn a_restart_waits_for_its_old_lease_and_has_a_new_incarnation() {
 }
 
 #[test]
+fn a_restart_that_knows_that_its_former_life_is_over_does_not_wait() {
+    let mut cluster = joined(2);
+    let before = cluster.map().member(NodeId(1)).unwrap().incarnation;
+    cluster.kill(0);
+    cluster.start_with(1, |options| options.former = vec![before ^ 2, before]);
+    cluster.run(2 * SECOND);
+    assert!(cluster.nodes[2].member.is_joined());
+    let after = cluster.map().member(NodeId(1)).unwrap().incarnation;
+    assert_ne!(before, after);
+    // One that it does not know of is waited for.
+    cluster.kill(2);
+    cluster.start_with(1, |options| options.former = vec![before]);
+    cluster.run(2 * SECOND);
+    assert!(!cluster.nodes[3].member.is_joined());
+}
+
+#[test]
 fn two_nodes_with_one_identity_are_one_too_many() {
     let mut cluster = joined(2);
     cluster.start(1);

@@ -30,6 +30,7 @@ fn options(id: u64) -> MemberOptions {
             is_draining: false,
         },
         versions: (1, 1),
+        former: Vec::new(),
         lease_ttl_s: TTL_S,
         rejoin_wait: Duration::from_secs(10),
         seed: id,

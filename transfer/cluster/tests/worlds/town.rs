@@ -189,6 +189,7 @@ impl Town {
                 is_draining: false,
             },
             versions: (1, 1),
+            former: Vec::new(),
             lease_ttl_s: TTL_S,
             rejoin_wait: Duration::from_secs(10),
             seed: draw.next(),

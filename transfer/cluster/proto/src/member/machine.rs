@@ -9,8 +9,8 @@ use lunette_runtime_core::time::Time;
 use super::record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, Keys, RecordFault, Registration};
 use super::view::{Proposal, View};
 use super::{
-    ANSWER_WAIT_MAX, Action, BAD_RECORDS_MAX, MAP_CHANGE_MIN, MemberOptions, OpId, PROPOSAL_STEP,
-    PROPOSAL_WAIT_MAX, RETRY_MAX, RETRY_MIN, Refusal,
+    ANSWER_WAIT_MAX, Action, BAD_RECORDS_MAX, FORMER_MAX, MAP_CHANGE_MIN, MemberOptions, OpId,
+    PROPOSAL_STEP, PROPOSAL_WAIT_MAX, RETRY_MAX, RETRY_MIN, Refusal,
 };
 use crate::coordination::{
     Answer, Ask, Change, Compare, CoordinationFault, Expected, KeyValue, LeaseId, Op, OpOutcome,
@@ -95,6 +95,7 @@ impl Member {
         let checked = options.member.check();
         assert_eq!(checked, Ok(()), "a member that no map takes");
         assert!(options.cluster.len() <= CLUSTER_NAME_BYTES_MAX);
+        assert!(options.former.len() <= FORMER_MAX);
         assert!(0 < options.versions.0 && options.versions.0 <= options.versions.1);
         let mut member = Self {
             keys: Keys::new(&options.prefix),
@@ -375,7 +376,13 @@ impl Member {
         let held = self.lease.map(|held| held.id);
         match self.view.members.get(&id).copied() {
             Some(own) if own.registration.member.incarnation != incarnation => {
-                self.wait_for_rival(now, own.registration.ttl_s);
+                let is_over = (self.options.former).contains(&own.registration.member.incarnation);
+                match own.lease {
+                    Some(former) if is_over => {
+                        self.ask(now, Purpose::RevokeStale, Ask::Revoke(former));
+                    }
+                    _ => self.wait_for_rival(now, own.registration.ttl_s),
+                }
             }
             Some(own) if held.is_some() && own.lease == held => self.become_joined(now),
             // A registration of this process's own, under a lease that it has given up.

@@ -104,6 +104,7 @@ impl Cluster {
                 is_draining: false,
             },
             versions: (1, 2),
+            former: Vec::new(),
             lease_ttl_s: TTL_S,
             rejoin_wait: core::time::Duration::from_secs(10),
             seed: self.random.next(),
