@@ -100,13 +100,12 @@ impl Town {
             town.nodes.push(node);
         }
         town.ledger.borrow_mut().has_losses = is_tight;
-        town.make_plan(count);
+        // Half of the worlds lose no process, so that nothing in them may be lost.
+        town.make_plan(count, seed.is_multiple_of(2));
         town
     }
 
-    /// Half of the worlds lose no process, so that nothing in them may be lost.
-    fn make_plan(&mut self, count: u8) {
-        let is_gentle = self.random.below(2) == 0;
+    fn make_plan(&mut self, count: u8, is_gentle: bool) {
         let window = u32::try_from(FAULTS_UNTIL_MS - FAULTS_FROM_MS).expect("short");
         for number in 0..2 + self.random.below(4) {
             let begin = FAULTS_FROM_MS + u64::from(self.random.below(window));
@@ -119,8 +118,11 @@ impl Town {
                 1 => node_host((victim + 1) % count),
                 _ => client_host(0),
             };
-            let (begins, ends) = match self.random.below(4) {
-                0 if !is_gentle => {
+            let kind = self.random.below(4);
+            // A world that may lose a process loses one.
+            let is_kill = !is_gentle && (kind == 0 || number == 0);
+            let (begins, ends) = match kind {
+                _ if is_kill => {
                     let how = if self.random.below(2) == 0 {
                         Kill::Crash
                     } else {
