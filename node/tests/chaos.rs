@@ -18,6 +18,7 @@ mod tests {
     use std::env;
     use std::io::{BufRead, BufReader};
     use std::net::{SocketAddr, TcpListener};
+    use std::path::Path;
     use std::process::{Child, ChildStdout, Command, Stdio};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +39,8 @@ mod tests {
     }
 
     impl Member {
-        fn start(number: usize, listen: SocketAddr, etcd: SocketAddr) -> Self {
+        fn start(number: usize, listen: SocketAddr, etcd: SocketAddr, lives: &Path) -> Self {
+            let life = lives.join(number.to_string());
             let mut child = Command::new(env!("CARGO_BIN_EXE_lunette"))
                 .args([
                     "serve",
@@ -52,6 +54,8 @@ mod tests {
                 .args(["--listen", &listen.to_string()])
                 .args(["--cluster", "chaos", "--lease-ttl", "2"])
                 .args(["--etcd", &etcd.to_string()])
+                .arg("--life-file")
+                .arg(life)
                 .env_remove("LUNETTE_SECRET_FILE")
                 .env_remove("LUNETTE_COORDINATORS")
                 .stdin(Stdio::null())
@@ -91,10 +95,11 @@ mod tests {
         let seconds = seconds
             .and_then(|text| text.parse().ok())
             .unwrap_or(SECONDS);
+        let lives = tempfile::tempdir().expect("a folder");
         let addresses: Vec<SocketAddr> = (0..NODES).map(|_| free_address()).collect();
         let members = addresses.iter().enumerate();
         let mut members: Vec<Member> = members
-            .map(|(number, &listen)| Member::start(number, listen, etcd.address()))
+            .map(|(number, &listen)| Member::start(number, listen, etcd.address(), lives.path()))
             .collect();
         let is_over = Arc::new(AtomicBool::new(false));
         let load = Load {
@@ -108,7 +113,7 @@ mod tests {
             let victim = usize::try_from(second).expect("few") * 2 % NODES;
             let listen = addresses[victim];
             drop(members.remove(victim));
-            let again = Member::start(victim, listen, etcd.address());
+            let again = Member::start(victim, listen, etcd.address(), lives.path());
             members.insert(victim, again);
             thread::sleep(Duration::from_secs(1));
         }

@@ -30,6 +30,7 @@ fn done(secret: &Path, arguments: &[&str]) -> Value {
 }
 
 fn member(secret: &Path, coordinator: &Node, id: &str) -> Node {
+    let life = secret.with_file_name(format!("life-{id}"));
     let arguments = [
         "serve",
         "--json",
@@ -45,6 +46,8 @@ fn member(secret: &Path, coordinator: &Node, id: &str) -> Node {
         "test",
         "--lease-ttl",
         "2",
+        "--life-file",
+        life.to_str().expect("text"),
         "--coordinators",
         coordinator.address(),
     ];
