@@ -23,7 +23,7 @@ mod tests {
     use super::town::Town;
 
     /// How many worlds run where nobody says how many.
-    const WORLDS: u64 = 4;
+    const WORLDS: u64 = 2;
 
     fn number(name: &str) -> Option<u64> {
         env::var(name).ok()?.parse().ok()
