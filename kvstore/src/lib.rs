@@ -1,19 +1,23 @@
-//! The KVCache store: nodes that lend memory, clients that put and get.
+//! The KVCache store: nodes that lend memory, clients that put and get. There is no master.
 //!
-//! A [`Node`] is a process whose cores each own a slice of the memory: an arena, a
-//! [`Shard`](lunette_kvstore_proto::shard::Shard) that decides what is resident, and a listener of
-//! its own. A [`Client`] finds the home of a key, one core of one node, by weighted rendezvous
-//! hashing over a static cluster map that it learns from the nodes' greetings. There is no master:
-//! every request goes straight to the core that owns the key.
+//! A [`Node`] is a process whose cores each lend memory. It runs in one of two ways:
 //!
-//! It leaves out, so far: replicas, a map that changes, drives, and authentication (nodes are to
-//! listen on loopback only; the program enforces that).
+//! - As a member of a cluster ([`ClusterOptions`]): each core is the home of some keys and the owner of
+//!   some copies, the map of members changes, and a [`ClusterClient`] follows it.
+//! - Alone: each core holds the keys that a [`Client`], which is given the whole list of nodes, finds there by
+//!   weighted rendezvous hashing. Nobody is authenticated, so such nodes are to listen on loopback only;
+//!   the program enforces that.
+//!
+//! It leaves out drives, tenants, and values in several pieces.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `node` | [`Node`], [`SeatedNode`]: starting cores, ports, statistics, shut-down |
-//! | `service` | one core's slice: requests against shard and extents |
-//! | `client` | [`Client`]: homes, calls, batches |
+//! | `member` | a core of a member: its machines, their bytes, messages to other seats |
+//! | `cluster_client` | [`ClusterClient`]: homes and owners by the newest map |
+//! | `seats` | connections to the seats of a map, of members and of clients |
+//! | `service` | a core of a node that is alone: requests against shard and extents |
+//! | `client` | [`Client`]: nodes that are listed |
 //! | `value` | [`Value`], [`extent_bytes`] |
 //! | `error` | [`StoreError`], [`ClusterError`], [`NodeError`] |
 #![forbid(unsafe_code)]

@@ -69,7 +69,8 @@ pub struct ClusterOptions {
     /// A file that the node locks for as long as it lives, of this host and this node alone. With it, a
     /// node that starts again after a crash need not wait for its former lease.
     pub life_file: Option<PathBuf>,
-    /// How long its lease is, in seconds: for that long others wait for one that is gone.
+    /// How long its lease is, in seconds: for that long others wait for one that is gone. The same on
+    /// all members: a removal is acknowledged when whoever left has stopped, by this.
     pub lease_ttl_s: u32,
     /// How long members are waited for when all leases have expired together.
     pub rejoin_wait: Duration,

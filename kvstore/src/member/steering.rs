@@ -97,12 +97,14 @@ pub(crate) async fn steer(
         Err(error) => return tracing::error!(%error, "the node does not join its cluster"),
     };
     let mut told = Told::default();
+    let mut is_refused = false;
     let mut joining: Vec<oneshot::Sender<Result<ClusterMap, Refusal>>> = Vec::new();
     let mut changed = Box::pin(next_change(Rc::clone(&membership)));
     loop {
         told.tell(&membership, &cores).await;
-        if let Some(refusal) = membership.refusal() {
+        if let Some(refusal) = membership.refusal().filter(|_| !is_refused) {
             tracing::error!(%refusal, "the node is no member of its cluster");
+            is_refused = true;
         }
         answer_joined(&membership, &mut joining);
         let look = pin!(time::sleep(FENCE_LOOK));
