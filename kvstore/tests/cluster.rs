@@ -120,7 +120,8 @@ mod tests {
                 ..PutOptions::default()
             };
             let put = client.put(b"none", value(), none).await;
-            assert!(put.is_err());
+            let kind = put.expect_err("no copy").kind;
+            assert_eq!(kind, StoreErrorKind::Copies { copies: 0 });
             scene.expect_bytes(&client, &binary, &pattern(1, 10)).await;
         });
     }
@@ -184,10 +185,54 @@ mod tests {
             for n in 0..40 {
                 scene.expect(&client, n, 3000).await;
             }
+            // Its home sends such a lookup on to the owner, whose answer comes back by way of the home.
+            let hold = HoldWish {
+                holder: 7,
+                ttl_ms: 1000,
+            };
+            for n in 0..40 {
+                let found = client.lookup(&key(n), Some(hold)).await.expect("asked");
+                assert_eq!(found.expect("found").held_ms, 1000);
+            }
             for n in 40..80 {
                 scene.put(&client, n, n, 3000).await;
             }
             assert_eq!(scene.holders(&client).await, 3);
+        });
+    }
+
+    #[test]
+    fn a_member_that_retires_is_no_home_any_more_and_keeps_what_it_has() {
+        run(WORLDS, || async {
+            let scene = Scene::of(2, 64 * MIB).await;
+            let client = scene.client().await;
+            for n in 0..30 {
+                scene.put(&client, n, n, 1000).await;
+            }
+            let before = scene.held_by(&client, 1).await;
+            scene.retire_first();
+            eventually("the client knows that it retires", async || {
+                client.exists(&[key(0)]).await.is_ok() && client.map().members()[0].is_draining
+            })
+            .await;
+            for n in 0..30 {
+                scene.expect(&client, n, 1000).await;
+            }
+            for n in 30..60 {
+                scene.put(&client, n, n, 1000).await;
+            }
+            assert!((1..30).contains(&before), "{before}");
+            assert_eq!(scene.held_by(&client, 1).await, before);
+        });
+    }
+
+    #[test]
+    fn who_asks_nodes_that_have_not_joined_is_told_so() {
+        run(2, || async {
+            let lonely = Scene::without_coordinator().await;
+            let error = lonely.client_with(None).await.expect_err("no map");
+            assert_eq!(error, ClusterError::NoMap);
+            assert!(error.is_retryable());
         });
     }
 

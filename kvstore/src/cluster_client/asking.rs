@@ -10,9 +10,10 @@ use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::asker::{Asker, AskerAction, OperationId, Outcome, ReadAnswer, Wish};
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, ITEMS_MAX};
+use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, BytesReply, ITEMS_MAX};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::Version;
 use lunette_runtime::{Scope, Signal, entropy, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
@@ -254,23 +255,14 @@ impl Asking {
         }
     }
 
-    fn has_arrived(
-        &self,
-        id: OperationId,
-        version: lunette_kvstore_proto::version::Version,
-    ) -> bool {
+    fn has_arrived(&self, id: OperationId, version: Version) -> bool {
         let mut table = self.table.borrow_mut();
         let arrived = table.get_mut(id).and_then(|running| running.arrived);
         arrived.is_some_and(|(reply, _)| reply.version == version)
     }
 
     /// A reply's bytes lie in the room of a get.
-    pub(super) fn on_bytes(
-        &self,
-        id: OperationId,
-        reply: lunette_kvstore_proto::message::directory::BytesReply,
-        len_bytes: u32,
-    ) {
+    pub(super) fn on_bytes(&self, id: OperationId, reply: BytesReply, len_bytes: u32) {
         if let Some(running) = self.table.borrow_mut().get_mut(id) {
             running.arrived = Some((reply, len_bytes));
         }

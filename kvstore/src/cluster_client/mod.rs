@@ -26,9 +26,10 @@ use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::NodeStat;
 use lunette_kvstore_proto::message::directory::{Found, HoldWish, WAIT_MS_MAX};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
-use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_kvstore_proto::placement::{Seat, home_of, seats};
 use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Version, WriteKind};
 use lunette_runtime::{Scope, entropy, spawn_local, time};
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
@@ -376,15 +377,10 @@ impl ClusterClient {
     }
 
     /// Each seat's statistics: what its core holds and has counted.
-    pub async fn stat(
-        &self,
-    ) -> Vec<(
-        Seat,
-        Result<lunette_kvstore_proto::message::NodeStat, StoreError>,
-    )> {
+    pub async fn stat(&self) -> Vec<(Seat, Result<NodeStat, StoreError>)> {
         let map = self.asking.map();
         let mut stats = Vec::new();
-        for seat in lunette_kvstore_proto::placement::seats(&map) {
+        for seat in seats(&map) {
             let stat = maps::stat(&self.asking.seats, seat, self.timeout).await;
             stats.push((seat, stat));
         }

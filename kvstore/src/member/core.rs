@@ -20,7 +20,7 @@ use lunette_kvstore_proto::owner::{
 };
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_kvstore_proto::shard::ShardLimits;
-use lunette_kvstore_proto::version::CopyInfo;
+use lunette_kvstore_proto::version::{CopyInfo, Version};
 use lunette_runtime::arena::Arena;
 use lunette_runtime::{Signal, time};
 use lunette_runtime_core::ids::RequestId;
@@ -28,6 +28,7 @@ use lunette_runtime_core::time::Time;
 
 use super::bytes::{Bytes, Extent, Frame};
 use super::post::Post;
+use super::replicas::{Scarce, Scarcity};
 use super::waiters::{Asked, Waiters, Waiting};
 
 /// What concerns this core, and was said by itself or another.
@@ -38,14 +39,6 @@ enum Deed {
     Page(Seat, Epoch, CopyPage),
     /// To the owner: from, epoch, item.
     ToOwner(Seat, Epoch, ToOwner),
-}
-
-/// A copy that is to have replicas.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Scarce {
-    pub(crate) place: CopyPlace,
-    pub(crate) info: CopyInfo,
-    pub(crate) namespace: NamespaceKind,
 }
 
 #[derive(Debug)]
@@ -68,9 +61,7 @@ pub(crate) struct MemberCore {
     /// Writes that wait.
     pub(crate) writes: Waiters<WriteAnswer>,
     pub(crate) post: Post,
-    scarce: RefCell<VecDeque<Scarce>>,
-    /// Raised when a copy is to have replicas.
-    pub(crate) is_scarce: Signal,
+    pub(super) scarcity: Scarcity,
     /// Raised when something has begun that may have to be asked for again.
     pub(crate) busy: Signal,
 }
@@ -104,8 +95,7 @@ impl MemberCore {
             asks: Waiters::default(),
             writes: Waiters::default(),
             post,
-            scarce: RefCell::default(),
-            is_scarce: Signal::default(),
+            scarcity: Scarcity::default(),
             busy: Signal::default(),
         }
     }
@@ -221,7 +211,7 @@ impl MemberCore {
     }
 
     /// Does what the machines want of each other, until they want nothing more.
-    fn settle(&self) {
+    pub(super) fn settle(&self) {
         if self.is_settling.replace(true) {
             return;
         }
@@ -353,7 +343,8 @@ impl MemberCore {
         waiting
     }
 
-    /// Begins a write. With `Some`, its bytes are wanted. The answer comes now or later.
+    /// Begins a write. With `Some`, its bytes are wanted. The answer comes now or later; its claim goes out
+    /// when this core [settles](Self::settle).
     pub(crate) fn write(
         &self,
         asker: AskerId,
@@ -392,16 +383,11 @@ impl MemberCore {
         self.settle();
     }
 
-    /// Lets the claims of a write that has just begun go out.
-    pub(crate) fn begin(&self) {
-        self.settle();
-    }
-
     /// Reads a copy: this version, or the latest that is served here.
     pub(crate) fn read(
         &self,
         key: Key<'_>,
-        version: Option<lunette_kvstore_proto::version::Version>,
+        version: Option<Version>,
         namespace: NamespaceKind,
     ) -> Read {
         let fingerprint = key.fingerprint();
@@ -447,13 +433,7 @@ impl MemberCore {
                 info,
                 namespace,
             };
-            self.scarce.borrow_mut().push_back(scarce);
-            self.is_scarce.raise();
+            self.scarcity.push(scarce);
         }
-    }
-
-    /// The next copy that is to have replicas.
-    pub(crate) fn next_scarce(&self) -> Option<Scarce> {
-        self.scarce.borrow_mut().pop_front()
     }
 }

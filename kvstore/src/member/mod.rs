@@ -14,7 +14,8 @@
 //! | `service` | requests of clients and of other nodes |
 //! | `bytes` | the memory of one core |
 //! | `post` | messages on their way to other seats |
-//! | `tasks` | sending and receiving them, time, replicas |
+//! | `mailing` | sending and receiving them |
+//! | `replicas` | copies beyond the first |
 //! | `waiters` | requests whose answers come later |
 //! | `life` | a file that says which lives of the node are over |
 //! | `steering` | the membership, and what it tells the cores |
@@ -22,10 +23,11 @@
 mod bytes;
 mod core;
 mod life;
+mod mailing;
 mod post;
+mod replicas;
 mod service;
 mod steering;
-mod tasks;
 mod waiters;
 
 use std::net::SocketAddr;
@@ -37,7 +39,7 @@ use lunette_auth::Secrets;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::Arena;
-use lunette_runtime::{JoinError, Receiver, Scope, Sender};
+use lunette_runtime::{JoinError, Receiver, Scope, Sender, time};
 use lunette_transfer::Guard;
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 
@@ -49,6 +51,11 @@ pub use life::LifeError;
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use service::MemberService;
 pub(crate) use steering::{Steer, steer};
+
+/// How long a core that has something under way waits before it looks again.
+const TICK: Duration = Duration::from_millis(5);
+/// The same of one that has not.
+const IDLE_TICK: Duration = Duration::from_millis(100);
 
 /// Which cluster a node is to be a member of, and how.
 #[derive(Clone, Debug)]
@@ -136,9 +143,25 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
     let post = post::Post::new(seat, cores);
     let core = Rc::new(MemberCore::new(seat, cluster.lease_ttl(), memory, post));
     let scope = Scope::new();
-    scope.spawn(tasks::send_post(Rc::clone(&core), Rc::clone(&seats)))?;
-    scope.spawn(tasks::take_mail(Rc::clone(&core), Rc::clone(&seats), mail))?;
-    scope.spawn(tasks::keep_time(Rc::clone(&core)))?;
-    scope.spawn(tasks::replicate(Rc::clone(&core), seats))?;
+    scope.spawn(mailing::send_post(Rc::clone(&core), Rc::clone(&seats)))?;
+    scope.spawn(mailing::take_mail(
+        Rc::clone(&core),
+        Rc::clone(&seats),
+        mail,
+    ))?;
+    scope.spawn(keep_time(Rc::clone(&core)))?;
+    scope.spawn(replicas::replicate(Rc::clone(&core), seats))?;
     Ok((core, scope))
+}
+
+/// Lets time pass: often while something is under way.
+async fn keep_time(core: Rc<MemberCore>) {
+    loop {
+        core.on_tick();
+        if core.is_idle() {
+            let early = time::timeout(IDLE_TICK, core.busy.raised()).await;
+            tracing::trace!(?early, "member");
+        }
+        time::sleep(TICK).await;
+    }
 }

@@ -125,3 +125,94 @@ impl Post {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lunette_kvstore_proto::key::Fingerprint;
+    use lunette_kvstore_proto::message::directory::OpId;
+    use lunette_runtime::channel;
+    use lunette_runtime_core::ids::{CoreIndex, NodeId};
+
+    use super::*;
+
+    fn seat(node: u64, core: u16) -> Seat {
+        Seat {
+            node: NodeId(node),
+            incarnation: 1,
+            core: CoreIndex(core),
+        }
+    }
+
+    fn item(number: usize) -> ToHome {
+        ToHome::Abandon {
+            op: OpId(number as u64),
+            key: Fingerprint(1),
+        }
+    }
+
+    fn items(post: &Post, to: Seat) -> Option<Vec<ToHome>> {
+        match post.take(to)?.content {
+            Content::ToHome(items) => Some(items),
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_turns_messages_go_together_in_their_order_and_within_their_epoch() {
+        let post = Post::new(seat(1, 0), Vec::new());
+        let to = seat(2, 0);
+        for number in 0..=ITEMS_MAX {
+            post.to_home(to, Epoch(1), item(number));
+        }
+        post.to_home(to, Epoch(2), item(7));
+        post.to_owner(to, Epoch(2), ToOwner::Settled);
+        post.to_home(seat(3, 0), Epoch(2), item(8));
+        assert_eq!(post.seats(), [to, seat(3, 0)]);
+        let first: Vec<_> = (0..ITEMS_MAX).map(item).collect();
+        assert_eq!(items(&post, to), Some(first));
+        assert_eq!(items(&post, to), Some(vec![item(ITEMS_MAX)]));
+        assert_eq!(items(&post, to), Some(vec![item(7)]));
+        let last = post
+            .take(to)
+            .map(|message| (message.epoch, message.content));
+        let settled = Content::ToOwner(vec![ToOwner::Settled]);
+        assert_eq!(last, Some((Epoch(2), settled)));
+        assert_eq!(post.take(to), None);
+        post.retain(|_| false);
+        assert_eq!(post.seats(), [], "what waits for who is gone is dropped");
+    }
+
+    #[test]
+    fn what_waits_for_a_seat_is_bounded() {
+        let post = Post::new(seat(1, 0), Vec::new());
+        let to = seat(2, 0);
+        for number in 0..=WAITING_MAX {
+            // Of other epochs, so that each goes by itself.
+            post.to_home(to, Epoch(number as u64), item(number));
+        }
+        for number in 0..WAITING_MAX {
+            assert_eq!(items(&post, to), Some(vec![item(number)]));
+        }
+        assert_eq!(post.take(to), None, "one too many");
+    }
+
+    #[test]
+    fn a_core_that_does_not_read_its_mail_holds_nobody_up() {
+        let (sender, port) = channel(2);
+        let post = Post::new(seat(1, 0), vec![sender]);
+        let message = |number| {
+            post.to_home(seat(1, 0), Epoch(1), item(number));
+            post.take(seat(1, 0)).expect("it waits")
+        };
+        for number in 0..9 {
+            post.hand_over(message(number));
+        }
+        let elsewhere = SeatMessage {
+            to: seat(1, 5),
+            ..message(0)
+        };
+        post.hand_over(elsewhere);
+        drop(port);
+        post.hand_over(message(0));
+    }
+}

@@ -1,9 +1,9 @@
 //! Requests to one core of a member.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
-use std::cell::Cell;
-
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
     Answer as DirectoryAnswer, AnswerMessage, Ask, AskMessage, BytesReply, GetMessage, OpId,
@@ -11,6 +11,7 @@ use lunette_kvstore_proto::message::directory::{
 };
 use lunette_kvstore_proto::message::{MessageFault, NodeStat, Op, Status};
 use lunette_kvstore_proto::owner::{Read, WriteAnswer};
+use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::residence::NoRoom;
 use lunette_kvstore_proto::shard::{EntryId, ShardStats};
 use lunette_kvstore_proto::version::CopyInfo;
@@ -38,7 +39,7 @@ pub(crate) enum Pending {
     Replica {
         frame: Frame,
         info: CopyInfo,
-        namespace: lunette_cluster::proto::fence::NamespaceKind,
+        namespace: NamespaceKind,
         key: Vec<u8>,
     },
 }
@@ -134,7 +135,7 @@ impl MemberService {
             .core
             .write(message.asker, message.request, message.ask());
         let Some(op) = op else {
-            self.core.begin();
+            self.core.settle();
             return Ok(match waiting.try_take() {
                 Some(answer) => Intake::Answer(self.written(answer)),
                 None => Intake::Later(self.write_ends(waiting)),
@@ -166,7 +167,7 @@ impl MemberService {
         }
         let (frame, room) = carved.into_room();
         self.core.bytes().borrow_mut().receive(op, frame);
-        self.core.begin();
+        self.core.settle();
         let pending = Pending::Write {
             op,
             frame,
@@ -347,7 +348,7 @@ impl MemberService {
         })
     }
 
-    fn check(&self, to: lunette_kvstore_proto::placement::Seat) -> Result<(), Status> {
+    fn check(&self, to: Seat) -> Result<(), Status> {
         if to == self.core.seat() && !self.core.has_left() {
             Ok(())
         } else {

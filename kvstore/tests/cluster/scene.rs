@@ -51,6 +51,8 @@ pub(crate) struct Scene {
     secrets: Option<Secrets>,
     nodes: Vec<SeatedNode>,
     last_id: u64,
+    /// How long its clients try.
+    client_timeout: Duration,
 }
 
 impl Scene {
@@ -80,11 +82,25 @@ impl Scene {
             secrets,
             nodes: Vec::new(),
             last_id: 0,
+            client_timeout: Duration::from_secs(8),
         };
         for _ in 0..nodes {
             scene.start(memory_bytes).await;
         }
         scene.agree().await;
+        scene
+    }
+
+    /// One node, whose coordinator cannot be reached.
+    pub(crate) async fn without_coordinator() -> Self {
+        let mut scene = Self {
+            coordinator: TcpListener::bind(loopback()).expect("a port").local_addr(),
+            secrets: None,
+            nodes: Vec::new(),
+            last_id: 0,
+            client_timeout: Duration::from_millis(300),
+        };
+        scene.start(4 << 20).await;
         scene
     }
 
@@ -124,6 +140,10 @@ impl Scene {
         self.agree().await;
     }
 
+    pub(crate) fn retire_first(&self) {
+        self.nodes[0].retire().expect("a member");
+    }
+
     pub(crate) fn clear(&self) {
         self.nodes[0].clear_cluster().expect("a member");
     }
@@ -141,7 +161,7 @@ impl Scene {
         let seeds = self.nodes.iter().map(SeatedNode::address).collect();
         let options = ClusterClientOptions {
             secrets,
-            timeout: Duration::from_secs(8),
+            timeout: self.client_timeout,
             ..ClusterClientOptions::new(seeds)
         };
         ClusterClient::connect(options).await
@@ -185,6 +205,14 @@ impl Scene {
         };
         assert_eq!(len_bytes, bytes.len());
         assert!(room.as_slice()[..len_bytes] == *bytes.as_slice());
+    }
+
+    /// How many objects a node holds.
+    pub(crate) async fn held_by(&self, client: &ClusterClient, node: u64) -> u64 {
+        let stats = client.stat().await.into_iter();
+        let held = stats.filter(|(seat, _)| seat.node == NodeId(node));
+        held.map(|(_, stat)| stat.expect("it answers").shards.entries)
+            .sum()
     }
 
     /// How many nodes hold anything.
