@@ -17,7 +17,7 @@ mod load;
 mod tests {
     use std::env;
     use std::io::{BufRead, BufReader};
-    use std::net::{SocketAddr, TcpListener};
+    use std::net::SocketAddr;
     use std::path::Path;
     use std::process::{Child, ChildStdout, Command, Stdio};
     use std::sync::Arc;
@@ -25,7 +25,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use super::etcd::Etcd;
+    use super::etcd::{Etcd, lasting_address};
     use super::load::{Load, Second};
 
     const NODES: usize = 5;
@@ -81,11 +81,6 @@ mod tests {
         }
     }
 
-    fn free_address() -> SocketAddr {
-        let any_port = TcpListener::bind("127.0.0.1:0").expect("a port");
-        any_port.local_addr().expect("it is bound")
-    }
-
     #[test]
     fn no_byte_is_wrong_while_members_are_killed() {
         let Some(etcd) = Etcd::start("no_byte_is_wrong_while_members_are_killed") else {
@@ -96,7 +91,7 @@ mod tests {
             .and_then(|text| text.parse().ok())
             .unwrap_or(SECONDS);
         let lives = tempfile::tempdir().expect("a folder");
-        let addresses: Vec<SocketAddr> = (0..NODES).map(|_| free_address()).collect();
+        let addresses: Vec<SocketAddr> = (0..NODES).map(|_| lasting_address()).collect();
         let members = addresses.iter().enumerate();
         let mut members: Vec<Member> = members
             .map(|(number, &listen)| Member::start(number, listen, etcd.address(), lives.path()))

@@ -13,7 +13,7 @@ use futures_core::Stream;
 use lunette_kvstore_proto::message::{NodeCard, NodeStat};
 use lunette_kvstore_proto::placement::{ClusterMap, Seat};
 use lunette_kvstore_proto::shard::ShardLimits;
-use lunette_runtime::net::TcpListener;
+use lunette_runtime::net::{REBIND_WAIT, TcpListener};
 use lunette_runtime::{Port, Sender, arena, spawn_local, time};
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
@@ -59,7 +59,7 @@ pub(super) struct Announced {
 
 /// One core: listens, learns the others' ports, serves, and answers for its statistics.
 pub(super) async fn run_core(plan: CorePlan) {
-    let listener = match open_core(&plan) {
+    let listener = match open_core(&plan).await {
         Ok(listener) => listener,
         Err(error) => {
             // A starter that has given up does not want to know.
@@ -130,12 +130,13 @@ async fn serve_until_drained<S: Service>(
     drained.end();
 }
 
-fn open_core(plan: &CorePlan) -> Result<TcpListener, NodeError> {
+async fn open_core(plan: &CorePlan) -> Result<TcpListener, NodeError> {
     if plan.options.prefault {
         arena().prefault()?;
     }
     let address = plan.listen;
-    TcpListener::bind(address).map_err(|error| NodeError::Listen { address, error })
+    let listener = TcpListener::bind_within(address, REBIND_WAIT).await;
+    listener.map_err(|error| NodeError::Listen { address, error })
 }
 
 /// Who waits for the end of a drain.

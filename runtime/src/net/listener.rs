@@ -1,16 +1,24 @@
 //! Listening for connections.
 
 use std::cell::RefCell;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use super::socket;
 use super::stream::TcpStream;
 use crate::driver::{Arrival, Descriptor, Submission};
 use crate::executor::Core;
 use crate::op::{Multishot, OpError};
+use crate::time;
+
+/// A `wait` for [`TcpListener::bind_within`] that outlasts what the kernel does after a process.
+pub const REBIND_WAIT: Duration = Duration::from_secs(1);
+
+/// Between two tries to bind.
+const REBIND_PAUSE: Duration = Duration::from_millis(5);
 
 /// A TCP listener, owned by the core that bound it.
 #[derive(Debug)]
@@ -34,6 +42,26 @@ impl TcpListener {
             accepts: RefCell::default(),
             address,
         })
+    }
+
+    /// Binds and listens, and tries for `wait` while another socket has the port.
+    ///
+    /// The kernel takes a process' rings down some milliseconds after the process is gone, and the
+    /// sockets that their operations name with them: whoever starts again at once where one was
+    /// killed finds the port in use. Dropping the future binds nothing.
+    ///
+    /// # Errors
+    /// [`TcpListener::bind`]'s: the last one.
+    pub async fn bind_within(address: SocketAddr, wait: Duration) -> io::Result<Self> {
+        let until = time::now() + wait;
+        loop {
+            match Self::bind(address) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && time::now() < until => {
+                    time::sleep(REBIND_PAUSE).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Where it listens, the port resolved.

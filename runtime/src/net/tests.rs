@@ -155,6 +155,22 @@ fn a_port_in_use_and_a_refused_connection_are_typed() {
 }
 
 #[test]
+fn who_waits_for_a_port_gets_it_once_it_is_free() {
+    run(|| async {
+        let former = TcpListener::bind(loopback()).expect("a port");
+        let address = former.local_addr();
+        let refused = TcpListener::bind_within(address, Duration::from_millis(20)).await;
+        let error = refused.expect_err("the port is in use");
+        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+        let bind = spawn_local(TcpListener::bind_within(address, Duration::from_secs(60)));
+        time::sleep(Duration::from_millis(20)).await;
+        drop(former);
+        let listener = bind.await.expect("a task").expect("the port is free");
+        assert_eq!(listener.local_addr(), address);
+    });
+}
+
+#[test]
 fn cores_talk_over_tcp_and_by_message_under_every_idle_policy() {
     for driver in [DriverChoice::Uring, DriverChoice::Epoll] {
         cores_talk(driver);

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use futures_channel::oneshot;
-use lunette::runtime::net::TcpListener;
+use lunette::runtime::net::{REBIND_WAIT, TcpListener};
 use lunette::runtime::{CoreOptions, Idle, block_on};
 use lunette_cluster::{Hosted, Security, serve, system_entropy};
 use serde_json::json;
@@ -36,7 +36,7 @@ pub(super) fn run(arguments: &CoordinatorArguments, as_json: bool) -> Result<(),
             Some(path) => Hosted::open(path).await?,
             None => Hosted::in_memory(),
         };
-        let listener = TcpListener::bind(listen);
+        let listener = TcpListener::bind_within(listen, REBIND_WAIT).await;
         let listener = listener.map_err(|error| Failure::file(&listen.to_string(), error))?;
         let address = listener.local_addr();
         let is_kept = data.is_some();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
-use lunette::runtime::net::TcpListener;
+use lunette::runtime::net::{REBIND_WAIT, TcpListener};
 use lunette::runtime::time;
 use lunette_nvmeof::proto::controller::Secrets;
 use lunette_nvmeof::proto::nqn::Nqn;
@@ -72,8 +72,9 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
     }
     let memory_bytes = arguments.memory.map_or(0, |size| size.0);
     run(core(arguments.idle, memory_bytes), async move || {
-        let listener = TcpListener::bind(arguments.listen)
-            .map_err(|error| NvmeFailure::file(&arguments.listen.to_string(), error))?;
+        let listener = TcpListener::bind_within(arguments.listen, REBIND_WAIT).await;
+        let listener =
+            listener.map_err(|error| NvmeFailure::file(&arguments.listen.to_string(), error))?;
         let address = listener.local_addr();
         let export = export(&arguments, memory_bytes).await?;
         let len_bytes = export.disks[0].disk.len_bytes();

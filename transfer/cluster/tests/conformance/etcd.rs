@@ -1,9 +1,10 @@
 //! A real etcd, of this test's own.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{self, Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,10 @@ use tempfile::TempDir;
 
 /// How long it may take to start.
 const START_MAX: Duration = Duration::from_secs(30);
+
+/// Ports below Linux' `ip_local_port_range`, which begins at 32,768 where nobody changed it.
+const PORTS_MIN: u16 = 12_000;
+const PORTS_LEN: u32 = 20_000;
 
 pub(crate) struct Etcd {
     child: Child,
@@ -26,7 +31,7 @@ impl Etcd {
     /// Starts one, or says why it cannot, and that `test` is skipped.
     pub(crate) fn start(test: &str) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
-        let [address, peer] = [free_address(), free_address()];
+        let [address, peer] = [lasting_address(), lasting_address()];
         let child = match spawn(folder.path(), address, peer) {
             Ok(child) => child,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -113,10 +118,20 @@ impl Drop for Etcd {
     }
 }
 
-/// A port that was free a moment ago.
-fn free_address() -> SocketAddr {
-    let any_port = TcpListener::bind("127.0.0.1:0").expect("a port");
-    any_port.local_addr().expect("it is bound")
+/// A port that is free, and below those which the system gives to connections: when whoever listened there
+/// is killed, no connection takes it before it starts again.
+pub(crate) fn lasting_address() -> SocketAddr {
+    static TRIES: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let tried = TRIES.fetch_add(1, Ordering::Relaxed);
+        assert!(tried < PORTS_LEN, "no port is free");
+        // Tests that run beside this one are other processes.
+        let offset = (process::id() * 37 + tried) % PORTS_LEN;
+        let port = PORTS_MIN + u16::try_from(offset).expect("below the length");
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            return listener.local_addr().expect("it is bound");
+        }
+    }
 }
 
 /// Makes etcd forget everything up to now. Members never ask for this, so the client cannot either.
