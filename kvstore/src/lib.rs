@@ -34,7 +34,7 @@ mod value;
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{ClusterClient, ClusterClientOptions, Fetched, PutOptions, Stored};
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
-pub use member::{ClusterOptions, LifeError};
+pub use member::{COPIES, ClusterOptions, LifeError};
 pub use node::{Node, NodeOptions, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
 pub use value::{Value, extent_bytes};

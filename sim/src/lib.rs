@@ -2,34 +2,33 @@
 //!
 //! Nodes and clients of the store, the real ones, run in a simulated world
 //! ([`lunette_runtime::sim`]) while connections break, hosts lose their power and processes stop.
-//! An oracle knows every operation and every answer, judges each answer as it comes, and attributes
+//! Who judges knows every operation and every answer, judges each answer as it comes, and attributes
 //! each miss to a cause; a miss without one is a failure, and so is an operation that fails when
 //! the faults are long over.
 //!
-//! Beside the store a coordinator and its members run, the real ones too: it keeps what it acknowledges
-//! on a simulated drive, which fails, fills up, lies and loses its power.
+//! There are two kinds of worlds ([`scenario`]): nodes that are alone, with a coordinator beside them that
+//! keeps what it acknowledges on a simulated drive, which fails, fills up, lies and loses its power; and
+//! members of a cluster, whose map changes while they work.
 //!
 //! It leaves out what the simulated world leaves out: RDMA, GPUs, drives that are polled.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`plan`] | what a seed makes of a cluster: sizes, load, faults and their times |
-//! | [`run`](mod@run) | one seed from beginning to end |
-//! | `cluster` | hosts, nodes and clients of a world, and what befalls them |
-//! | `coordination` | the coordinator, its members and its operator |
-//! | `clients` | the load: operations, reported to the oracle |
-//! | [`oracle`] | the history of each key, and the judge of each answer |
-//! | `value` | values that say who put them |
-//! | `releases` | what nodes tell of memory that they free |
-//! | [`summary`] | many seeds, counted |
+//! | [`scenario`] | the kinds of worlds |
+//! | [`report`], [`summary`] | what came of a seed, and of many |
+//! | `hearing` | what the product tells of itself |
+//! | [`nodes`]: `cluster`, [`plan`](nodes::plan) | hosts, nodes and clients of a world, and what befalls them |
+//! | `nodes::coordination` | the coordinator, its members and its operator |
+//! | `nodes::clients`, `nodes::value` | the load, and values that say who put them |
+//! | [`nodes::oracle`] | the history of each key, and the judge of each answer |
+//! | [`members`]: `town`, `plan` | hosts, members and clients of a world, and what befalls them |
+//! | `members::load` | the load |
+//! | `members::ledger`, `members::copies` | what everybody was told, who has which copy, and whether that can be |
 #![forbid(unsafe_code)]
 
-mod clients;
-mod cluster;
-mod coordination;
-pub mod oracle;
-pub mod plan;
-mod releases;
-pub mod run;
+mod hearing;
+pub mod members;
+pub mod nodes;
+pub mod report;
+pub mod scenario;
 pub mod summary;
-mod value;

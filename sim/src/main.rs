@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use lunette_sim::run::run;
+use lunette_sim::scenario::Scenario;
 use lunette_sim::summary::Summary;
 
 /// Below this many seeds a fault may well not occur.
@@ -14,6 +14,9 @@ const SEEDS_FOR_ALL: u64 = 200;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask sim", bin_name = "cargo xtask sim")]
 struct Arguments {
+    /// Which kind of worlds.
+    #[arg(long, default_value = "nodes", value_parser = scenario)]
+    scenario: Scenario,
     /// How many seeds.
     #[arg(long, default_value_t = 300)]
     seeds: u64,
@@ -36,6 +39,15 @@ struct Arguments {
     mutant: Option<String>,
 }
 
+fn scenario(name: &str) -> Result<Scenario, String> {
+    let named = Scenario::ALL.into_iter().find(|(own, _)| *own == name);
+    let names = Scenario::ALL.map(|(name, _)| name);
+    named.map_or_else(
+        || Err(format!("there are {names:?}")),
+        |(_, scenario)| Ok(scenario),
+    )
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     #[cfg(feature = "mutants")]
@@ -55,21 +67,17 @@ mod mutants {
     use std::process::ExitCode;
 
     use lunette_runtime_core::mutant::{Mutant, choose};
-    use lunette_sim::run::run;
 
     use super::{Arguments, one};
 
     /// Looks for one bug, or for all of them.
     pub(super) fn find(name: &str, arguments: &Arguments) -> ExitCode {
-        let chosen = Mutant::ALL
-            .into_iter()
-            .filter(|(own, _)| name == "all" || *own == name);
-        let chosen: Vec<_> = chosen.collect();
+        let all = arguments.scenario.mutants();
+        let chosen = all.iter().filter(|(own, _)| name == "all" || *own == name);
+        let chosen: Vec<_> = chosen.copied().collect();
         if chosen.is_empty() {
-            eprintln!(
-                "no such bug; there are {:?}",
-                Mutant::ALL.map(|(name, _)| name)
-            );
+            let names: Vec<_> = all.iter().map(|(name, _)| name).collect();
+            eprintln!("no such bug; there are {names:?}");
             return ExitCode::FAILURE;
         }
         if let ([(_, mutant)], Some(seed)) = (&chosen[..], arguments.seed) {
@@ -87,7 +95,7 @@ mod mutants {
     fn is_found(name: &str, mutant: Mutant, arguments: &Arguments) -> bool {
         choose(mutant);
         for seed in arguments.first..arguments.first + arguments.seeds {
-            let report = run(seed, false);
+            let report = arguments.scenario.run(seed, false);
             // An assertion of the product would find it too, some time; the oracle has to.
             if report.is_found_by_oracle {
                 println!("{name}: found by seed {seed}: {}", report.failures[0]);
@@ -103,11 +111,12 @@ mod mutants {
 }
 
 fn one(seed: u64, arguments: &Arguments) -> ExitCode {
-    let (report, again) = (run(seed, arguments.log), run(seed, false));
+    let scenario = arguments.scenario;
+    let (report, again) = (scenario.run(seed, arguments.log), scenario.run(seed, false));
     for line in &report.log {
         println!("{line}");
     }
-    let mut summary = Summary::default();
+    let mut summary = Summary::new(arguments.scenario);
     summary.add(seed, &report);
     print(&summary, arguments.json);
     for failure in &report.failures {
@@ -121,14 +130,17 @@ fn one(seed: u64, arguments: &Arguments) -> ExitCode {
 }
 
 fn many(arguments: &Arguments) -> ExitCode {
-    let mut summary = Summary::default();
+    let mut summary = Summary::new(arguments.scenario);
     for seed in arguments.first..arguments.first + arguments.seeds {
-        summary.add(seed, &run(seed, false));
+        summary.add(seed, &arguments.scenario.run(seed, false));
     }
     print(&summary, arguments.json);
     if let Some((seed, failure)) = summary.first_failing() {
         eprintln!("seed {seed}: {failure}");
-        eprintln!("again, with what happened: cargo xtask sim --seed {seed} --log");
+        let scenario = arguments.scenario.name();
+        eprintln!(
+            "again, with what happened: cargo xtask sim --scenario {scenario} --seed {seed} --log"
+        );
         return ExitCode::FAILURE;
     }
     let never = summary.never_seen();

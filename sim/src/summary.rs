@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use lunette_runtime_core::random::mix;
 use serde_json::{Value, json};
 
-use crate::oracle::Cause;
-use crate::run::Report;
+use crate::report::Report;
+use crate::scenario::Scenario;
 
 /// The seeds run so far.
 #[derive(Debug)]
 pub struct Summary {
+    scenario: Scenario,
     began: Instant,
     seeds: u64,
     failures: u64,
@@ -24,24 +25,26 @@ pub struct Summary {
     simulated: Duration,
 }
 
-impl Default for Summary {
-    fn default() -> Self {
+impl Summary {
+    /// Of no seed yet.
+    #[must_use]
+    pub fn new(scenario: Scenario) -> Self {
+        let causes = scenario.causes();
         Self {
+            scenario,
             began: Instant::now(),
             seeds: 0,
             failures: 0,
             first_failing: None,
             trace_hash: 0,
             faults: BTreeMap::new(),
-            misses: Cause::ALL.map(|cause| (cause.name(), 0)).into(),
+            misses: causes.into_iter().map(|cause| (cause, 0)).collect(),
             errors: BTreeMap::new(),
             answers: BTreeMap::new(),
             simulated: Duration::ZERO,
         }
     }
-}
 
-impl Summary {
     /// Adds a seed. Seeds are added in order.
     pub fn add(&mut self, seed: u64, report: &Report) {
         self.seeds += 1;
@@ -54,22 +57,17 @@ impl Summary {
         }
         let disks = report.faults.list_of_disks();
         for (name, count) in report.faults.list().into_iter().chain(disks) {
-            *self.faults.entry(name).or_default() += count;
+            if self.scenario.has_fault(name) {
+                *self.faults.entry(name).or_default() += count;
+            }
         }
-        for (name, count) in &report.tally.misses {
+        for (name, count) in &report.misses {
             *self.misses.entry(name).or_default() += count;
         }
-        for (name, count) in &report.tally.errors {
+        for (name, count) in &report.errors {
             *self.errors.entry(name.clone()).or_default() += count;
         }
-        let answers = [
-            ("written", report.tally.written),
-            ("touched", report.tally.touched),
-            ("hits", report.tally.hits),
-            ("kept_by_the_coordinator", report.tally.kept),
-            ("epochs", report.tally.epochs),
-        ];
-        for (name, count) in answers {
+        for (name, count) in &report.answers {
             *self.answers.entry(name).or_default() += count;
         }
     }
@@ -94,6 +92,7 @@ impl Summary {
     pub fn json(&self) -> Value {
         let wall = self.began.elapsed().as_secs_f64().max(1e-9);
         json!({
+            "scenario": self.scenario.name(),
             "seeds": self.seeds,
             "failures": self.failures,
             "first_failing_seed": self.first_failing.as_ref().map(|(seed, _)| seed),

@@ -5,24 +5,30 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use lunette_sim::oracle::Cause;
-use lunette_sim::run::run;
+use lunette_sim::nodes::oracle::Cause;
+use lunette_sim::report::Report;
+use lunette_sim::scenario::Scenario;
 use lunette_sim::summary::Summary;
+
+/// A world of members takes seconds in a debug build: the lane runs more, in release.
+const MEMBERS_SEED: u64 = 5;
+
+fn run(seed: u64, keeps_log: bool) -> Report {
+    Scenario::Nodes.run(seed, keeps_log)
+}
 
 #[test]
 fn worlds_are_judged_and_found_right() {
-    let mut summary = Summary::default();
+    let mut summary = Summary::new(Scenario::Nodes);
     for seed in 0..20 {
         let report = run(seed, false);
         assert_eq!(
             report.failures, [""; 0],
             "cargo xtask sim --seed {seed} --log"
         );
-        let tally = &report.tally;
-        assert!(
-            tally.hits > 10 && tally.written > 10 && tally.touched > 10,
-            "seed {seed}"
-        );
+        for what in ["hits", "written", "touched"] {
+            assert!(report.answers[what] > 10, "seed {seed}: {what}");
+        }
         summary.add(seed, &report);
     }
     let never = summary.never_seen();
@@ -48,6 +54,22 @@ fn a_seed_shows_the_same_world_with_and_without_its_log() {
         );
         assert_ne!(first.trace_hash, run(seed + 1, false).trace_hash);
     }
+}
+
+#[test]
+fn a_world_of_members_is_judged_and_shown_again() {
+    let report = Scenario::Members.run(MEMBERS_SEED, false);
+    let again = format!("cargo xtask sim --scenario members --seed {MEMBERS_SEED} --log");
+    assert_eq!(report.failures, [""; 0], "{again}");
+    for what in ["hit", "written", "exists", "removed", "kill", "cut"] {
+        assert!(report.answers.contains_key(what), "{what}: {again}");
+    }
+    for cause in ["never_put", "removed"] {
+        assert!(report.misses[cause] > 0, "{cause}: {again}");
+    }
+    let with_log = Scenario::Members.run(MEMBERS_SEED, true);
+    assert_eq!(report.trace_hash, with_log.trace_hash);
+    assert!(report.log.is_empty() && with_log.log.len() > 1000);
 }
 
 /// The worlds in which bugs were found: see `seeds/README.md`.

@@ -1,5 +1,6 @@
 //! `cargo xtask sim`: the cluster in simulated worlds.
 
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use crate::workspace::{self, Workspace};
 
 /// Seeds that the lane runs, and among which each bug is to be found.
 const LANE_SEEDS: &str = "300";
+/// These last longer, and have more processes.
+const LANE_SEEDS_OF_MEMBERS: &str = "120";
 const MUTANT_SEEDS: &str = "2000";
 /// Seeds that run on two machines: one of them is emulated, and slow.
 const MACHINE_SEEDS: &str = "30";
@@ -24,7 +27,7 @@ pub(crate) struct Arguments {
     /// Runs a few seeds here and in a machine with another kernel and CPU: the worlds are the same.
     #[arg(long, conflicts_with = "mutants")]
     machine: bool,
-    /// Passed on: `--seeds N`, `--first S`, `--seed S [--log]`, `--json`, `--mutant NAME`.
+    /// Passed on: `--scenario nodes|members`, `--seeds N`, `--first S`, `--seed S [--log]`, `--json`, `--mutant NAME`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     extra: Vec<String>,
 }
@@ -55,10 +58,25 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
 /// # Errors
 /// As for [`run`].
 pub(crate) fn check(workspace: &Workspace) -> Result<(), TaskError> {
-    let mut seeds = build(workspace, false)?;
-    workspace::run(seeds.args(["--seeds", LANE_SEEDS]))?;
-    let mut mutants = build(workspace, true)?;
-    workspace::run(mutants.args(["--mutant", "all", "--seeds", MUTANT_SEEDS]))
+    let program = build(workspace, false)?;
+    for (scenario, seeds) in [("nodes", LANE_SEEDS), ("members", LANE_SEEDS_OF_MEMBERS)] {
+        let mut run = Command::new(program.get_program());
+        workspace::run(run.args(["--scenario", scenario, "--seeds", seeds]))?;
+    }
+    let program = build(workspace, true)?;
+    for scenario in ["nodes", "members"] {
+        let mut run = Command::new(program.get_program());
+        run.args([
+            "--scenario",
+            scenario,
+            "--mutant",
+            "all",
+            "--seeds",
+            MUTANT_SEEDS,
+        ]);
+        workspace::run(&mut run)?;
+    }
+    Ok(())
 }
 
 /// Runs the same seeds on two machines, and compares the hashes of all that happened.
@@ -93,18 +111,25 @@ fn hash_of(json: &str) -> Option<&str> {
     rest.split_once('"').map(|(hash, _)| hash)
 }
 
-/// The built program. With the bugs it is another one, in another folder.
+/// The built program. With the bugs it is another one.
 fn build(workspace: &Workspace, with_mutants: bool) -> Result<Command, TaskError> {
-    let mut target = workspace.target_dir()?;
-    let mut build = workspace.cargo(["build", "--release", "-p", "lunette-sim", "--locked"]);
+    let words = ["build", "--profile", "sim", "-p", "lunette-sim", "--locked"];
+    let mut build = workspace.cargo(words);
     if with_mutants {
-        target = target.join("mutants");
-        build
-            .args(["--features", "mutants", "--target-dir"])
-            .arg(&target);
+        build.args(["--features", "mutants"]);
     }
     workspace::run(&mut build)?;
-    Ok(Command::new(target.join("release/lunette-sim")))
+    let built = workspace.target_dir()?.join("sim/lunette-sim");
+    if !with_mutants {
+        return Ok(Command::new(built));
+    }
+    // The next build without the bugs has the same name.
+    let kept = built.with_file_name("lunette-sim-mutants");
+    fs::copy(&built, &kept).map_err(|source| TaskError::Read {
+        path: built,
+        source,
+    })?;
+    Ok(Command::new(kept))
 }
 
 #[cfg(test)]

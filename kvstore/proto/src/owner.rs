@@ -78,6 +78,19 @@ pub enum FreeCause {
     Unrecorded,
 }
 
+impl FreeCause {
+    /// Its name in what is told of copies.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::Ordered => "ordered",
+            Self::Cleared => "cleared",
+            Self::Unrecorded => "unrecorded",
+        }
+    }
+}
+
 /// What an owner wants done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnerAction {

@@ -16,7 +16,7 @@ use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskerId, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
 };
 use lunette_kvstore_proto::owner::{
-    Owner, OwnerAction, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
+    FreeCause, Owner, OwnerAction, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
 };
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_kvstore_proto::shard::ShardLimits;
@@ -30,6 +30,12 @@ use super::bytes::{Bytes, Extent, Frame};
 use super::post::Post;
 use super::replicas::{Scarce, Scarcity};
 use super::waiters::{Asked, Waiters, Waiting};
+
+/// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
+/// are there, `recorded` when its home knows of it, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
+/// `cleared` or `unrecorded` when it is no more. `node` and `core` are who has it; `key_high`, `epoch` and
+/// `sequence` say which copy it is.
+pub const COPIES: &str = "lunette_kvstore::copies";
 
 /// What concerns this core, and was said by itself or another.
 enum Deed {
@@ -186,12 +192,14 @@ impl MemberCore {
             OwnerAction::Page(to, page) => self.post.put(to, epoch, Content::Page(page)),
             OwnerAction::Name(op, place) => {
                 self.bytes.borrow_mut().name(op, place);
+                self.tell_copy(place, "kept");
                 self.note_scarce(place);
             }
             OwnerAction::Discard(op) => self.bytes.borrow_mut().discard(op),
             OwnerAction::Free(place, cause) => {
                 tracing::trace!(?place, ?cause, "a copy is freed");
                 self.bytes.borrow_mut().free(place);
+                self.tell_copy(place, cause.name());
             }
             OwnerAction::Written(asker, request, answer) => {
                 self.writes.answer((asker, request), answer);
@@ -226,14 +234,30 @@ impl MemberCore {
                     self.at_home(|home, now, out| home.on_page(now, from, epoch, page, out));
                 }
                 Some(Deed::ToOwner(from, epoch, item)) => {
-                    self.at_owner(from, |owner, now, out| {
-                        owner.on_home(now, from, epoch, item, out);
-                    });
+                    self.tell_owner(from, epoch, item);
                 }
             }
         }
         self.is_settling.set(false);
         self.busy.raise();
+    }
+
+    fn tell_owner(&self, from: Seat, epoch: Epoch, item: ToOwner) {
+        let recorded = match &item {
+            ToOwner::Recorded { key, version, .. } => Some((*key, *version)),
+            _ => None,
+        };
+        self.at_owner(from, |owner, now, out| {
+            owner.on_home(now, from, epoch, item, out);
+        });
+        if let Some((key, version)) = recorded
+            && tracing::enabled!(target: COPIES, tracing::Level::TRACE)
+        {
+            let place = CopyPlace { key, version };
+            if self.machines.borrow().owner.copy(place).is_some() {
+                self.tell_copy(place, "recorded");
+            }
+        }
     }
 
     /// Another seat says something. Messages for another life of this one are dropped.
@@ -318,7 +342,10 @@ impl MemberCore {
             let leaves = self.at_owner(self.seat, |owner, now, out| owner.evict(now, place, out));
             let mut bytes = self.bytes.borrow_mut();
             match leaves {
-                Ok(()) => bytes.leave(place),
+                Ok(()) => {
+                    bytes.leave(place);
+                    self.tell_copy(place, "leaves");
+                }
                 Err(refusal) => {
                     tracing::trace!(?place, %refusal, "not evicted");
                     bytes.spare(place);
@@ -413,13 +440,27 @@ impl MemberCore {
         if !(self.bytes.borrow_mut()).keep_replica(frame, place, extent) {
             return;
         }
+        self.tell_copy(place, "kept");
         let is_kept = self.at_owner(self.seat, |owner, now, out| {
             owner.replica(now, fingerprint, info, namespace, out)
         });
         if !is_kept {
             self.bytes.borrow_mut().free(place);
+            self.tell_copy(place, FreeCause::Unrecorded.name());
         }
         self.settle();
+    }
+
+    fn tell_copy(&self, place: CopyPlace, what: &'static str) {
+        tracing::trace!(
+            target: COPIES,
+            node = self.seat.node.0,
+            core = u64::from(self.seat.core.0),
+            key_high = place.key.high(),
+            epoch = place.version.epoch.0,
+            sequence = place.version.sequence,
+            what,
+        );
     }
 
     /// A write has become a copy: others may be wanted.

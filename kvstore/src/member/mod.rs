@@ -45,6 +45,7 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 
 use crate::seats::{Linking, Seats};
 
+pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
 pub(crate) use life::Life;
 pub use life::LifeError;

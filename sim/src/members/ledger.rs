@@ -8,6 +8,47 @@ use std::collections::BTreeMap;
 use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime_core::time::Time;
 
+use super::copies::{Copies, Ends};
+use super::load::{KEYS, fingerprint_high};
+
+/// Why a key was not found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// No put of it has been acknowledged.
+    NeverPut,
+    /// It was removed or replaced, or may have been.
+    Removed,
+    /// Its holders needed the room.
+    Evicted,
+    /// All its holders were gone.
+    HolderGone,
+    /// Its home did not know, for as long as somebody waited.
+    Unknown,
+}
+
+impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::NeverPut,
+        Self::Removed,
+        Self::Evicted,
+        Self::HolderGone,
+        Self::Unknown,
+    ];
+
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NeverPut => "never_put",
+            Self::Removed => "removed",
+            Self::Evicted => "evicted",
+            Self::HolderGone => "holder_gone",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// How a write or a removal ended, for who judges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
@@ -24,6 +65,7 @@ struct Write {
     kind: WriteKind,
     begun: Time,
     ended: Option<(Time, End)>,
+    version: Option<Version>,
 }
 
 /// A removal or an upsert that was acknowledged: what was acknowledged before it began is dead.
@@ -50,17 +92,20 @@ struct History {
 pub(crate) struct Ledger {
     keys: BTreeMap<usize, History>,
     last_value: u64,
+    pub(crate) copies: Copies,
     pub(crate) failures: Vec<String>,
-    pub(crate) counts: BTreeMap<&'static str, u64>,
-    /// Whether objects may be gone with who held them.
-    pub(crate) has_losses: bool,
-    /// Until when a member may be outside the map, and its objects with it.
-    pub(crate) away_until: Time,
+    pub(crate) answers: BTreeMap<&'static str, u64>,
+    pub(crate) misses: BTreeMap<&'static str, u64>,
+    pub(crate) errors: BTreeMap<String, u64>,
 }
 
 impl Ledger {
     pub(crate) fn count(&mut self, what: &'static str) {
-        *self.counts.entry(what).or_default() += 1;
+        *self.answers.entry(what).or_default() += 1;
+    }
+
+    pub(crate) fn count_error(&mut self, what: String) {
+        *self.errors.entry(what).or_default() += 1;
     }
 
     pub(crate) fn fail(&mut self, now: Time, text: &str) {
@@ -75,6 +120,7 @@ impl Ledger {
             kind,
             begun: now,
             ended: None,
+            version: None,
         };
         let history = self.keys.entry(key).or_default();
         history.writes.insert(self.last_value, write);
@@ -96,6 +142,7 @@ impl Ledger {
         let history = self.keys.get_mut(&key).expect("it has begun");
         let write = history.writes.get_mut(&value).expect("it has begun");
         write.ended = Some((now, end));
+        write.version = version;
         let write = *write;
         if write.kind == WriteKind::Upsert && end != End::Doubt {
             history.doubtful -= 1;
@@ -169,26 +216,73 @@ impl Ledger {
         self.note_version(now, key, at, value);
     }
 
+    /// A get that began then was told that nobody knows.
+    pub(crate) fn on_unknown(&mut self) {
+        *self.misses.entry(Cause::Unknown.name()).or_default() += 1;
+    }
+
     /// A get that began then was told for sure that there is nothing.
     pub(crate) fn on_miss(&mut self, now: Time, key: usize, begun: Time) {
-        self.count("miss");
-        let Some(history) = self.keys.get(&key) else {
-            return;
-        };
-        if self.has_losses || begun < self.away_until || history.doubtful > 0 {
-            return;
+        match self.cause_of_miss(now, key, begun) {
+            Ok(cause) => *self.misses.entry(cause.name()).or_default() += 1,
+            Err(text) => self.fail(now, &format!("key {key}: a miss without a cause: {text}")),
         }
-        // Nothing is lost: what was there when it began, and no change has touched, is there.
-        let present = history.writes.iter().find(|(_, write)| {
-            matches!(write.ended, Some((ended, End::Done)) if ended < begun)
-                && !history
-                    .changes
-                    .iter()
-                    .any(|change| change.ended > write.begun && change.value.is_none())
+    }
+
+    fn cause_of_miss(&self, now: Time, key: usize, begun: Time) -> Result<Cause, String> {
+        let Some(history) = self.keys.get(&key) else {
+            return Ok(Cause::NeverPut);
+        };
+        let acknowledged = history.writes.iter().filter_map(|(value, write)| {
+            let (ended, version) = (write.ended?, write.version?);
+            (ended == (ended.0, End::Done) && ended.0 < begun).then_some((*value, write, version))
         });
-        if let Some((value, write)) = present {
-            let text = format!("key {key}: a miss without a cause: {value} {write:?}");
-            self.fail(now, &text);
+        let acknowledged: Vec<_> = acknowledged.collect();
+        if acknowledged.is_empty() {
+            return Ok(Cause::NeverPut);
+        }
+        let is_changed = |value: u64, write: &Write| {
+            let mut changes = history.changes.iter();
+            changes.any(|change| change.ended > write.begun && change.value != Some(value))
+        };
+        let standing = acknowledged.into_iter();
+        let standing = standing.filter(|(value, write, _)| !is_changed(*value, write));
+        let standing: Vec<_> = standing.collect();
+        if history.doubtful > 0 || standing.is_empty() {
+            return Ok(Cause::Removed);
+        }
+        let high = fingerprint_high(key);
+        let mut ends = Ends::default();
+        for (value, write, version) in &standing {
+            let copy = (high, *version);
+            if let Some(node) = self.copies.holder_throughout(copy, begun, now) {
+                return Err(format!(
+                    "node {node} has value {value}, {version:?}: {write:?}"
+                ));
+            }
+            let own = self.copies.ends(copy);
+            ends.is_evicted |= own.is_evicted;
+            ends.is_lost |= own.is_lost;
+        }
+        match ends {
+            Ends { is_lost: true, .. } => Ok(Cause::HolderGone),
+            Ends {
+                is_evicted: true, ..
+            } => Ok(Cause::Evicted),
+            Ends { .. } => Err(format!("what became of {standing:?}?")),
+        }
+    }
+
+    /// Nothing has happened for a while: of each key there is one version, and not too many copies.
+    pub(crate) fn on_quiet(&mut self, now: Time, copies_max: u8) {
+        for key in 0..KEYS {
+            let versions = self.copies.of_key(fingerprint_high(key));
+            let copies: usize = versions.iter().map(|(_, count)| count).sum();
+            if versions.len() > 1 || copies > usize::from(copies_max) {
+                let text =
+                    format!("key {key}: surplus copies, long after all faults: {versions:?}");
+                self.fail(now, &text);
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, Fetched, PutOptions, StoreErrorKind, Stored, Value,
 };
+use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::Region;
 use lunette_runtime::sim::Log;
@@ -38,6 +39,12 @@ pub(crate) struct Load {
     pub(crate) timeout: Duration,
     /// How many copies writes ask for at most.
     pub(crate) copies_max: u8,
+}
+
+/// How members name a key in what they tell.
+pub(crate) fn fingerprint_high(key: usize) -> u64 {
+    let name = name(key);
+    Key::new(&name).expect("a short name").fingerprint().high()
 }
 
 fn name(key: usize) -> Vec<u8> {
@@ -125,7 +132,9 @@ impl Load {
     fn on_failure(&self, begun: Time, what: &str, why: &StoreErrorKind) {
         self.log.note(&format!("{what}: {why}"));
         let mut ledger = self.ledger.borrow_mut();
-        ledger.count("failed");
+        let kind = format!("{why:?}");
+        let kind = kind.split(|letter: char| !letter.is_alphanumeric()).next();
+        ledger.count_error(kind.unwrap_or_default().to_owned());
         if begun >= self.calm_from {
             let text = format!("{what} failed although all faults were over: {why}");
             ledger.fail(self.log.now(), &text);
@@ -160,7 +169,7 @@ impl Load {
                 } else if begun >= self.calm_from {
                     ledger.fail(now, &format!("key {key}: unknown although all is calm"));
                 } else {
-                    ledger.count("unknown");
+                    ledger.on_unknown();
                 }
             }
             Err(failure) => self.on_failure(begun, &format!("get {key}"), &failure.error.kind),

@@ -25,8 +25,8 @@ use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::random::SplitMix64;
 
-use crate::oracle::Oracle;
-use crate::plan::Plan;
+use super::oracle::Oracle;
+use super::plan::Plan;
 
 /// Where the coordinator listens.
 const PORT: u16 = 2379;

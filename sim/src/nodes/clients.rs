@@ -13,9 +13,9 @@ use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
-use crate::oracle::{Answer, Oracle, PutOutcome, Span};
-use crate::plan::{FAULTS_UNTIL, KEYS, Plan};
-use crate::value::{VALUE_BYTES_MIN, fill, put_of};
+use super::oracle::{Answer, Oracle, PutOutcome, Span};
+use super::plan::{FAULTS_UNTIL, KEYS, Plan};
+use super::value::{VALUE_BYTES_MIN, fill, put_of};
 
 /// What an operation may take beyond its deadlines: the turns of its core.
 const SLACK: Duration = Duration::from_millis(20);

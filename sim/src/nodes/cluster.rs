@@ -14,10 +14,10 @@ use lunette_runtime::{CoreOptions, Placement};
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
-use crate::clients::{Load, name};
-use crate::coordination::{Coordination, Operator};
-use crate::oracle::Oracle;
-use crate::plan::{CLIENTS, Fault, KEYS, MEMBERS, NODES, Plan, TIMEOUT_MAX, Who};
+use super::clients::{Load, name};
+use super::coordination::{Coordination, Operator};
+use super::oracle::Oracle;
+use super::plan::{CLIENTS, Fault, KEYS, MEMBERS, NODES, Plan, TIMEOUT_MAX, Who};
 
 /// Where each node's first core listens.
 const PORT: u16 = 7000;

@@ -1,0 +1,123 @@
+//! Who has which copies, as members tell, and what became of them.
+
+use std::collections::BTreeMap;
+
+use lunette_cluster::proto::map::Epoch;
+use lunette_kvstore_proto::version::Version;
+use lunette_runtime_core::time::Time;
+
+use crate::hearing::Told;
+
+/// How copies of a version have ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ends {
+    pub(crate) is_evicted: bool,
+    /// Who had one is gone.
+    pub(crate) is_lost: bool,
+}
+
+/// While a node may be outside the map.
+#[derive(Clone, Copy, Debug)]
+struct Absence {
+    node: u64,
+    from: Time,
+    until: Time,
+}
+
+/// A core of a node.
+type Holder = (u64, u64);
+
+/// See the [module](self). A key is named by the high half of its fingerprint.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    /// Since when its home knows of each; `MAX` before that, and when it leaves.
+    living: BTreeMap<(u64, Version), BTreeMap<Holder, Time>>,
+    ended: BTreeMap<(u64, Version), Ends>,
+    absences: Vec<Absence>,
+}
+
+impl Copies {
+    pub(crate) fn on_told(&mut self, now: Time, told: &Told) {
+        let version = Version {
+            epoch: Epoch(told.number("epoch")),
+            sequence: told.number("sequence"),
+        };
+        let copy = (told.number("key_high"), version);
+        let holder = (told.number("node"), told.number("core"));
+        let holders = self.living.entry(copy).or_default();
+        match told.what.as_str() {
+            "kept" => {
+                holders.insert(holder, Time::MAX);
+            }
+            "recorded" => {
+                let since = holders.entry(holder).or_insert(Time::MAX);
+                *since = now.min(*since);
+            }
+            "leaves" => {
+                holders.insert(holder, Time::MAX);
+                self.ended.entry(copy).or_default().is_evicted = true;
+            }
+            what => {
+                holders.remove(&holder);
+                // Who was away may come back cold: what it had is not trusted, where nobody knows any more
+                // whether it was removed.
+                let is_cold = what == "ordered" && self.may_be_away(holder.0, Time::ZERO, now);
+                self.ended.entry(copy).or_default().is_lost |= is_cold;
+            }
+        }
+    }
+
+    /// A node has been killed.
+    pub(crate) fn on_kill(&mut self, node: u64) {
+        for (copy, holders) in &mut self.living {
+            let before = holders.len();
+            holders.retain(|holder, _| holder.0 != node);
+            if holders.len() < before {
+                self.ended.entry(*copy).or_default().is_lost = true;
+            }
+        }
+    }
+
+    /// Something befalls a node that may keep it from renewing its lease.
+    pub(crate) fn on_disturbed(&mut self, node: u64, from: Time, until: Time) {
+        self.absences.push(Absence { node, from, until });
+    }
+
+    fn may_be_away(&self, node: u64, from: Time, until: Time) -> bool {
+        let mut own = self.absences.iter().filter(|absence| absence.node == node);
+        own.any(|absence| absence.from <= until && from < absence.until)
+    }
+
+    /// Who has had a copy, and was in the map, from one point in time until now.
+    pub(crate) fn holder_throughout(
+        &self,
+        copy: (u64, Version),
+        from: Time,
+        now: Time,
+    ) -> Option<u64> {
+        let holders = self.living.get(&copy)?.iter();
+        let mut present = holders
+            .filter(|(holder, since)| **since <= from && !self.may_be_away(holder.0, from, now));
+        present.next().map(|(holder, _)| holder.0)
+    }
+
+    /// What has become of its copies.
+    pub(crate) fn ends(&self, copy: (u64, Version)) -> Ends {
+        let mut ends = self.ended.get(&copy).copied().unwrap_or_default();
+        // Whoever still has one, and did not count, may be away.
+        let holders = self.living.get(&copy).into_iter().flatten();
+        ends.is_lost |= holders.into_iter().any(|(_, since)| *since < Time::MAX);
+        ends
+    }
+
+    /// The versions of a key of which there are copies, and how many.
+    pub(crate) fn of_key(&self, key: u64) -> Vec<(Version, usize)> {
+        let versions = self
+            .living
+            .iter()
+            .filter(|((own, _), all)| *own == key && !all.is_empty());
+        versions
+            .map(|((_, version), all)| (*version, all.len()))
+            .collect()
+    }
+}

@@ -1,0 +1,66 @@
+//! Members of a cluster: one seed from beginning to end.
+//!
+//! Three to seven members and their clients, in processes of their own and beside a member's cores; a
+//! coordinator, which works throughout. Each world has a kill, a partition, and so a change of the map.
+
+mod copies;
+mod ledger;
+mod load;
+mod plan;
+#[cfg(test)]
+mod tests;
+mod town;
+
+use std::cell::RefCell;
+
+use lunette_runtime_core::mutant::Mutant;
+use lunette_runtime_core::time::Time;
+
+pub use self::ledger::Cause;
+use self::plan::Plan;
+use self::town::Town;
+use crate::hearing::Hearing;
+use crate::report::Report;
+
+/// Bugs that are to be found here: those of the home protocol, as its drivers bring them about.
+pub const MUTANTS: [(&str, Mutant); 9] = Mutant::HOME;
+
+/// Whether a fault is brought about here. Connections are not sealed, so that nothing may be damaged; no
+/// member has a drive.
+#[must_use]
+pub fn has_fault(fault: &str) -> bool {
+    [
+        "short_receives",
+        "losses",
+        "cuts",
+        "held_by_a_cut",
+        "resets",
+        "refusals",
+        "cancels_lost",
+        "crashes",
+        "power_losses",
+        "half_open",
+        "pauses",
+        "slowed",
+        "clock_jumps",
+    ]
+    .contains(&fault)
+}
+
+/// Runs the world of a seed.
+pub(crate) fn run(seed: u64, keeps_log: bool, report: &RefCell<Report>) {
+    let hearing = Hearing::begin();
+    let mut town = Town::start(seed, Plan::of(seed), keeps_log);
+    town.live(&hearing);
+    let mut report = report.borrow_mut();
+    let mut ledger = town.ledger.borrow_mut();
+    report.failures = std::mem::take(&mut ledger.failures);
+    report.answers = ledger.answers.clone();
+    report.misses = ledger.misses.clone();
+    report.errors = ledger.errors.clone();
+    drop(ledger);
+    report.faults = town.world.fault_counts();
+    report.trace_hash = town.world.trace_hash();
+    report.log = town.world.take_log();
+    report.simulated = town.world.now().since(Time::ZERO);
+}

@@ -1,0 +1,190 @@
+//! What a seed makes of a cluster of members: its size, its memory, and what befalls it when.
+
+use std::time::Duration;
+
+use lunette_runtime::sim::Kill;
+use lunette_runtime_core::random::SplitMix64;
+use lunette_runtime_core::time::Time;
+
+/// When clients begin: by then all are members.
+pub(super) const LOAD_FROM: Time = at_ms(4_000);
+const FAULTS_FROM_MS: u32 = 5_000;
+const FAULTS_UNTIL_MS: u32 = 11_000;
+pub(super) const FAULTS_UNTIL: Time = at_ms(FAULTS_UNTIL_MS);
+/// Five seconds after the last fault everything works again, and what survived is found.
+pub(super) const CALM_FROM: Time = at_ms(FAULTS_UNTIL_MS + 5_000);
+pub(super) const LOAD_UNTIL: Time = at_ms(17_000);
+/// A while after the load: whatever was under way has ended.
+pub(super) const CHECKS_FROM: Time = at_ms(20_000);
+pub(super) const END: Time = at_ms(35_000);
+
+pub(super) const CLIENTS: u8 = 2;
+
+const fn at_ms(ms: u32) -> Time {
+    Time::from_ns(ms as u64 * 1_000_000)
+}
+
+/// A process, or the coordinator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    Node(u8),
+    Client(u8),
+    Coordinator,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    /// A node is killed, and started again when it is over.
+    Kill(u8, Kill),
+    Cut {
+        from: Who,
+        to: Who,
+        both_ways: bool,
+    },
+    Reset(Who, Who),
+    Pause(u8),
+    /// Each of its turns takes this many times longer.
+    Slow(u8, u32),
+    ClockJump(u8, Duration),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Planned {
+    pub(super) from: Time,
+    pub(super) until: Time,
+    pub(super) fault: Fault,
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) nodes: u8,
+    /// Of each node.
+    pub(super) cores: usize,
+    /// Of each node. Little of it makes nodes evict.
+    pub(super) memory_bytes: u64,
+    /// Most copies that a write asks for.
+    pub(super) copies_max: u8,
+    pub(super) losses_per_mille: u32,
+    pub(super) faults: Vec<Planned>,
+}
+
+impl Plan {
+    /// What this seed makes.
+    pub(super) fn of(seed: u64) -> Self {
+        let mut random = SplitMix64::new(seed ^ 0x746f_776e);
+        let nodes = 3 + small(&mut random, 5);
+        let is_tight = random.below(4) == 0;
+        let kill = killing(&mut random, nodes);
+        let cut = cutting(&mut random, nodes);
+        let mut faults = vec![planned(&mut random, kill), planned(&mut random, cut)];
+        for _ in 0..random.below(4) {
+            let fault = any(&mut random, nodes);
+            faults.push(planned(&mut random, fault));
+        }
+        Self {
+            nodes,
+            cores: 1 + usize::from(small(&mut random, 2)),
+            memory_bytes: if is_tight { 10 << 10 } else { 64 << 20 },
+            copies_max: 1 + small(&mut random, 3),
+            losses_per_mille: random.below(4),
+            faults,
+        }
+    }
+}
+
+/// A fault lasts for 50 milliseconds to 4 seconds.
+fn planned(random: &mut SplitMix64, fault: Fault) -> Planned {
+    let from = FAULTS_FROM_MS + random.below(FAULTS_UNTIL_MS - FAULTS_FROM_MS - 50);
+    let until = (from + 50 + random.below(4000)).min(FAULTS_UNTIL_MS);
+    Planned {
+        from: at_ms(from),
+        until: at_ms(until),
+        fault,
+    }
+}
+
+fn killing(random: &mut SplitMix64, nodes: u8) -> Fault {
+    let how = match random.below(2) {
+        0 => Kill::Crash,
+        _ => Kill::PowerLoss,
+    };
+    Fault::Kill(small(random, nodes), how)
+}
+
+/// Two of which at least one is a node.
+fn pair(random: &mut SplitMix64, nodes: u8) -> (Who, Who) {
+    let one = small(random, nodes);
+    let other = match random.below(4) {
+        0 | 1 => Who::Coordinator,
+        2 => Who::Node((one + 1 + small(random, nodes - 1)) % nodes),
+        _ => Who::Client(small(random, CLIENTS)),
+    };
+    (Who::Node(one), other)
+}
+
+fn cutting(random: &mut SplitMix64, nodes: u8) -> Fault {
+    let (one, other) = pair(random, nodes);
+    let is_there = random.below(2) == 0;
+    let (from, to) = if is_there { (one, other) } else { (other, one) };
+    Fault::Cut {
+        from,
+        to,
+        both_ways: random.below(2) == 0,
+    }
+}
+
+fn any(random: &mut SplitMix64, nodes: u8) -> Fault {
+    match random.below(7) {
+        0 => killing(random, nodes),
+        1 | 2 => cutting(random, nodes),
+        3 => {
+            let (one, other) = pair(random, nodes);
+            Fault::Reset(one, other)
+        }
+        4 => Fault::Pause(small(random, nodes)),
+        5 => Fault::Slow(small(random, nodes), 10 << random.below(7)),
+        _ => {
+            let ahead = Duration::from_millis(random.below(4000).into());
+            Fault::ClockJump(small(random, nodes), ahead)
+        }
+    }
+}
+
+fn small(random: &mut SplitMix64, bound: u8) -> u8 {
+    u8::try_from(random.below(bound.into())).expect("below a byte")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_world_has_a_kill_and_a_cut_and_all_faults_lie_in_their_window() {
+        let mut kinds = [0; 6];
+        for seed in 0..1000 {
+            let plan = Plan::of(seed);
+            let mut own = [0; 6];
+            for planned in &plan.faults {
+                assert!(planned.from >= at_ms(FAULTS_FROM_MS), "seed {seed}");
+                assert!(planned.from < planned.until, "seed {seed}");
+                assert!(planned.until <= FAULTS_UNTIL, "seed {seed}");
+                let kind = match planned.fault {
+                    Fault::Kill(..) => 0,
+                    Fault::Cut { from, to, .. } => {
+                        assert_ne!(from, to, "seed {seed}");
+                        1
+                    }
+                    Fault::Reset(..) => 2,
+                    Fault::Pause(_) => 3,
+                    Fault::Slow(..) => 4,
+                    Fault::ClockJump(..) => 5,
+                };
+                own[kind] += 1;
+                kinds[kind] += 1;
+            }
+            assert!(own[0] > 0 && own[1] > 0, "seed {seed}");
+        }
+        assert!(kinds.iter().all(|count| *count > 50), "{kinds:?}");
+    }
+}

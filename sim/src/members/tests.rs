@@ -1,0 +1,157 @@
+//! Verdicts on histories written by hand.
+
+use lunette_cluster::proto::map::Epoch;
+use lunette_kvstore_proto::version::{Version, WriteKind};
+use lunette_runtime_core::time::Time;
+
+use super::ledger::{Cause, End, Ledger};
+use super::load::fingerprint_high;
+use crate::hearing::Told;
+
+const KEY: usize = 3;
+
+fn at(ms: u64) -> Time {
+    Time::from_ns(ms * 1_000_000)
+}
+
+const fn version(sequence: u64) -> Version {
+    Version {
+        epoch: Epoch(1),
+        sequence,
+    }
+}
+
+fn tell(ledger: &mut Ledger, ms: u64, node: u64, sequence: u64, what: &str) {
+    let high = fingerprint_high(KEY);
+    let fields = [
+        ("node", node),
+        ("key_high", high),
+        ("epoch", 1),
+        ("sequence", sequence),
+    ];
+    let told = Told::of(lunette_kvstore::COPIES, &fields, what);
+    ledger.copies.on_told(at(ms), &told);
+}
+
+/// A write that node 1 has, acknowledged as this version between 10 and 20 ms.
+fn with_a_write(kind: WriteKind, sequence: u64) -> (Ledger, u64) {
+    let mut ledger = Ledger::default();
+    let value = ledger.begin_write(at(10), KEY, kind);
+    tell(&mut ledger, 15, 1, sequence, "kept");
+    tell(&mut ledger, 16, 1, sequence, "recorded");
+    ledger.end_write(at(20), (KEY, value), End::Done, Some(version(sequence)));
+    (ledger, value)
+}
+
+/// The cause of a miss between two points in time; `None` if it has none.
+fn miss(ledger: &mut Ledger, begun: u64, ended: u64) -> Option<&'static str> {
+    let (failures, before) = (ledger.failures.len(), ledger.misses.clone());
+    ledger.on_miss(at(ended), KEY, at(begun));
+    if ledger.failures.len() > failures {
+        return None;
+    }
+    let counted = |cause: &Cause| ledger.misses.get(cause.name()) != before.get(cause.name());
+    Cause::ALL.iter().copied().find(counted).map(Cause::name)
+}
+
+#[test]
+fn a_miss_of_what_is_there_has_no_cause() {
+    let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+    assert_eq!(
+        miss(&mut ledger, 15, 30),
+        Some("never_put"),
+        "it began early"
+    );
+    assert_eq!(miss(&mut ledger, 21, 30), None);
+}
+
+#[test]
+fn each_cause_is_told() {
+    assert_eq!(miss(&mut Ledger::default(), 1, 2), Some("never_put"));
+
+    let (mut evicted, _) = with_a_write(WriteKind::Put, 5);
+    tell(&mut evicted, 25, 1, 5, "leaves");
+    assert_eq!(miss(&mut evicted, 24, 30), Some("evicted"), "it is leaving");
+    tell(&mut evicted, 31, 1, 5, "evicted");
+    assert_eq!(miss(&mut evicted, 40, 41), Some("evicted"));
+
+    let (mut removed, _) = with_a_write(WriteKind::Put, 5);
+    removed.begin_removal(KEY);
+    assert_eq!(
+        miss(&mut removed, 24, 30),
+        Some("removed"),
+        "it is under way"
+    );
+    removed.end_removal(at(31), KEY, at(22), End::Done);
+    assert_eq!(miss(&mut removed, 40, 41), Some("removed"));
+
+    let (mut killed, _) = with_a_write(WriteKind::Put, 5);
+    killed.copies.on_kill(1);
+    assert_eq!(miss(&mut killed, 40, 41), Some("holder_gone"));
+
+    let (mut away, _) = with_a_write(WriteKind::Put, 5);
+    away.copies.on_disturbed(1, at(30), at(50));
+    assert_eq!(miss(&mut away, 25, 29), None, "not yet");
+    assert_eq!(miss(&mut away, 25, 31), Some("holder_gone"));
+    assert_eq!(miss(&mut away, 50, 51), None, "it is back");
+}
+
+#[test]
+fn what_was_dropped_for_no_reason_is_missed_without_a_cause() {
+    let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+    tell(&mut ledger, 25, 1, 5, "ordered");
+    assert_eq!(miss(&mut ledger, 30, 31), None);
+    let (mut cold, _) = with_a_write(WriteKind::Put, 5);
+    cold.copies.on_disturbed(1, at(22), at(50));
+    tell(&mut cold, 25, 1, 5, "ordered");
+    assert_eq!(miss(&mut cold, 30, 31), Some("holder_gone"));
+}
+
+#[test]
+fn another_holder_counts_from_when_the_home_knows_of_it() {
+    let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+    tell(&mut ledger, 21, 2, 5, "kept");
+    ledger.copies.on_kill(1);
+    assert_eq!(miss(&mut ledger, 30, 31), Some("holder_gone"));
+    tell(&mut ledger, 32, 2, 5, "recorded");
+    assert_eq!(miss(&mut ledger, 31, 33), Some("holder_gone"));
+    assert_eq!(miss(&mut ledger, 33, 34), None);
+}
+
+#[test]
+fn hits_are_of_what_was_written_and_lives() {
+    let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
+    ledger.on_hit(at(30), KEY, at(25), value, version(5));
+    assert_eq!(ledger.failures, [""; 0]);
+    ledger.begin_removal(KEY);
+    ledger.end_removal(at(40), KEY, at(31), End::Done);
+    ledger.on_hit(at(50), KEY, at(39), value, version(5));
+    assert_eq!(
+        ledger.failures, [""; 0],
+        "it began before the removal had ended"
+    );
+    ledger.on_hit(at(50), KEY, at(41), value, version(5));
+    assert_eq!(ledger.failures.len(), 1);
+    let (mut mixed, value) = with_a_write(WriteKind::Put, 5);
+    mixed.on_hit(at(30), KEY, at(25), value, version(6));
+    mixed.on_hit(at(30), KEY, at(25), value + 1, version(7));
+    let other = mixed.begin_write(at(31), KEY, WriteKind::Put);
+    mixed.end_write(at(32), (KEY, other), End::Undone, None);
+    mixed.on_hit(at(40), KEY, at(33), other, version(8));
+    mixed.on_hit(at(40), KEY, at(33), value, version(5));
+    assert_eq!(mixed.failures.len(), 2, "{:?}", mixed.failures);
+}
+
+#[test]
+fn surplus_copies_are_gone_in_the_end() {
+    let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+    tell(&mut ledger, 21, 2, 5, "kept");
+    ledger.on_quiet(at(30), 2);
+    assert_eq!(ledger.failures, [""; 0]);
+    ledger.on_quiet(at(30), 1);
+    assert_eq!(ledger.failures.len(), 1);
+    tell(&mut ledger, 31, 2, 5, "ordered");
+    tell(&mut ledger, 32, 2, 6, "kept");
+    ledger.on_quiet(at(40), 2);
+    assert_eq!(ledger.failures.len(), 2, "of two versions one is dead");
+}

@@ -1,0 +1,291 @@
+//! The processes of a world, and what befalls them.
+
+use std::cell::RefCell;
+use std::future::pending;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_cluster::{Hosted, serve};
+use lunette_kvstore::{ClusterOptions, NodeOptions, SeatedNode};
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
+use lunette_runtime::{CoreOptions, Placement};
+use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::time::Time;
+
+use super::ledger::Ledger;
+use super::load::Load;
+use super::plan::{
+    CALM_FROM, CHECKS_FROM, CLIENTS, END, FAULTS_UNTIL, Fault, LOAD_FROM, LOAD_UNTIL, Plan, Who,
+};
+use crate::hearing::Hearing;
+
+const PORT: u16 = 7000;
+const LEASE_TTL_S: u16 = 2;
+/// Most time of an operation.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// See the [module](self).
+pub(super) struct Town {
+    pub(super) world: World,
+    pub(super) ledger: Rc<RefCell<Ledger>>,
+    plan: Plan,
+    nodes: Vec<ProcessId>,
+    clients: Vec<ProcessId>,
+}
+
+fn host(who: Who) -> IpAddr {
+    IpAddr::V4(match who {
+        Who::Node(index) => Ipv4Addr::new(10, 0, 0, 1 + index),
+        Who::Client(index) => Ipv4Addr::new(10, 0, 1, 1 + index),
+        Who::Coordinator => Ipv4Addr::new(10, 0, 2, 1),
+    })
+}
+
+fn node_id(index: u8) -> u64 {
+    1 + u64::from(index)
+}
+
+impl Town {
+    /// The coordinator and its members.
+    pub(super) fn start(seed: u64, plan: Plan, keeps_log: bool) -> Self {
+        let options = WorldOptions {
+            losses_per_mille: plan.losses_per_mille,
+            ..WorldOptions::default()
+        };
+        let mut world = World::new(seed, options);
+        if keeps_log {
+            world.keep_log();
+        }
+        let process = world.start(host(Who::Coordinator), 1, CoreOptions::default());
+        let _serves = world.spawn(process, 0, || async {
+            let listener = TcpListener::bind(SocketAddr::new(host(Who::Coordinator), PORT));
+            let listener = listener.expect("a port");
+            serve(listener, Hosted::in_memory(), None, pending()).await;
+        });
+        let mut town = Self {
+            world,
+            ledger: Rc::default(),
+            nodes: Vec::new(),
+            clients: Vec::new(),
+            plan,
+        };
+        for index in 0..town.plan.nodes {
+            let node = town.start_node(index);
+            town.nodes.push(node);
+        }
+        town
+    }
+
+    fn start_node(&mut self, index: u8) -> ProcessId {
+        let address = SocketAddr::new(host(Who::Node(index)), PORT);
+        let coordinator = SocketAddr::new(host(Who::Coordinator), PORT);
+        let mut cluster = ClusterOptions::new("world", vec![coordinator]);
+        cluster.lease_ttl_s = LEASE_TTL_S.into();
+        let cores = self.plan.cores;
+        let options = NodeOptions {
+            placement: Placement::Anywhere(cores),
+            cluster: Some(cluster),
+            ..NodeOptions::new(NodeId(node_id(index)), address, self.plan.memory_bytes)
+        };
+        let core_options = options.core_options().expect("it has memory");
+        let process = self.world.start(address.ip(), cores, core_options);
+        let _runs = self.world.spawn(process, 0, || async {
+            let node = SeatedNode::start(options).await.expect("it starts");
+            // For as long as the process lives.
+            pending::<()>().await;
+            drop(node);
+        });
+        process
+    }
+
+    fn load(&self) -> Load {
+        let nodes = 0..self.plan.nodes;
+        Load {
+            seeds: nodes
+                .map(|index| SocketAddr::new(host(Who::Node(index)), PORT))
+                .collect(),
+            ledger: Rc::clone(&self.ledger),
+            log: self.world.log(),
+            until: LOAD_UNTIL,
+            calm_from: CALM_FROM,
+            timeout: TIMEOUT,
+            copies_max: self.plan.copies_max,
+        }
+    }
+
+    /// Runs to the end, or to the first failure.
+    pub(super) fn live(&mut self, hearing: &Hearing) {
+        if !self.advance(hearing, LOAD_FROM) {
+            return;
+        }
+        self.start_load();
+        for (at, begins, number) in self.timeline() {
+            if !self.advance(hearing, at) {
+                return;
+            }
+            let planned = self.plan.faults[number];
+            self.world
+                .log()
+                .note(&format!("begins {begins}: {planned:?}"));
+            if begins {
+                self.begin(planned.fault);
+            } else {
+                self.end(planned.fault);
+            }
+        }
+        if !self.advance(hearing, FAULTS_UNTIL) {
+            return;
+        }
+        self.world.set_network_faults(0, 0);
+        if self.advance(hearing, CHECKS_FROM) {
+            self.check(hearing);
+        }
+    }
+
+    /// Clients in processes of their own, and one beside a member's cores.
+    fn start_load(&mut self) {
+        for index in 0..CLIENTS {
+            let address = host(Who::Client(index));
+            let process = self.world.start(address, 1, CoreOptions::default());
+            let (load, random) = (self.load(), self.world.draw());
+            let _works = self.world.spawn(process, 0, || load.run(random));
+            self.clients.push(process);
+        }
+        let (load, random) = (self.load(), self.world.draw());
+        let _works = self.world.spawn(self.nodes[0], 0, || load.run(random));
+    }
+
+    /// When which fault begins, or ends.
+    fn timeline(&self) -> Vec<(Time, bool, usize)> {
+        let planned = self.plan.faults.iter().enumerate();
+        let mut all: Vec<_> = planned
+            .flat_map(|(number, planned)| {
+                [(planned.from, true, number), (planned.until, false, number)]
+            })
+            .collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// A client of each process puts and gets everything; then there are no copies too many.
+    fn check(&mut self, hearing: &Hearing) {
+        let checks: Vec<Outcome<()>> = (0..self.clients.len())
+            .map(|index| {
+                let load = self.load();
+                self.world.spawn(self.clients[index], 0, || load.check())
+            })
+            .collect();
+        let are_done = || checks.iter().all(Outcome::is_there);
+        while !are_done() {
+            let next = self.world.now() + Duration::from_millis(100);
+            if next > END {
+                let mut ledger = self.ledger.borrow_mut();
+                ledger.fail(self.world.now(), "the last checks do not end");
+                return;
+            }
+            if !self.advance(hearing, next) {
+                return;
+            }
+        }
+        let quiet_from = self.world.now() + Duration::from_secs(5);
+        if self.advance(hearing, quiet_from) {
+            let mut ledger = self.ledger.borrow_mut();
+            ledger.on_quiet(quiet_from, self.plan.copies_max);
+        }
+    }
+
+    /// Lets time pass, and tells the ledger what members tell when they do. Whether nothing has failed.
+    fn advance(&mut self, hearing: &Hearing, until: Time) -> bool {
+        let (ledger, log) = (Rc::clone(&self.ledger), self.world.log());
+        let hear = || {
+            let mut ledger = ledger.borrow_mut();
+            for told in hearing.take() {
+                if told.target == lunette_kvstore::COPIES {
+                    log.note(&format!("{told}"));
+                    ledger.copies.on_told(log.now(), &told);
+                }
+            }
+            !ledger.failures.is_empty()
+        };
+        !self.world.run_until(until, hear)
+    }
+
+    fn is_alive(&self, index: u8) -> bool {
+        self.world.is_alive(self.nodes[usize::from(index)])
+    }
+
+    /// From now on a node may be outside the map.
+    fn disturb(&self, index: u8) {
+        let now = self.world.now();
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.copies.on_disturbed(node_id(index), now, CALM_FROM);
+    }
+
+    fn begin(&mut self, fault: Fault) {
+        match fault {
+            Fault::Kill(index, how) => self.kill(index, how),
+            Fault::Cut {
+                from,
+                to,
+                both_ways,
+            } => {
+                if let (Who::Node(index), Who::Coordinator) | (Who::Coordinator, Who::Node(index)) =
+                    (from, to)
+                {
+                    self.disturb(index);
+                }
+                self.ledger.borrow_mut().count("cut");
+                self.world.cut(host(from), host(to));
+                if both_ways {
+                    self.world.cut(host(to), host(from));
+                }
+            }
+            Fault::Reset(one, other) => self.world.reset_connections(host(one), host(other)),
+            Fault::Pause(index) if self.is_alive(index) => {
+                self.disturb(index);
+                self.world.pause(self.nodes[usize::from(index)]);
+            }
+            Fault::Slow(index, times) if self.is_alive(index) => {
+                self.disturb(index);
+                self.world.slow_down(self.nodes[usize::from(index)], times);
+            }
+            Fault::ClockJump(index, ahead) if self.is_alive(index) => {
+                self.disturb(index);
+                self.world.jump_clock(self.nodes[usize::from(index)], ahead);
+            }
+            Fault::Pause(_) | Fault::Slow(..) | Fault::ClockJump(..) => {}
+        }
+    }
+
+    fn kill(&mut self, index: u8, how: Kill) {
+        if !self.is_alive(index) {
+            return;
+        }
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.count("kill");
+        ledger.copies.on_kill(node_id(index));
+        drop(ledger);
+        self.world.kill(self.nodes[usize::from(index)], how);
+    }
+
+    fn end(&mut self, fault: Fault) {
+        match fault {
+            Fault::Kill(index, _) if !self.is_alive(index) => {
+                self.nodes[usize::from(index)] = self.start_node(index);
+            }
+            Fault::Cut { from, to, .. } => {
+                self.world.mend(host(from), host(to));
+                self.world.mend(host(to), host(from));
+            }
+            Fault::Pause(index) if self.is_alive(index) => {
+                self.world.resume(self.nodes[usize::from(index)]);
+            }
+            Fault::Slow(index, _) if self.is_alive(index) => {
+                self.world.slow_down(self.nodes[usize::from(index)], 1);
+            }
+            _ => {}
+        }
+    }
+}
