@@ -303,7 +303,7 @@ mod tests {
             for n in 0..20 {
                 scene.put(&client, n, n, 1000).await;
             }
-            scene.clear();
+            scene.clear().await;
             eventually("nothing is there", async || {
                 let present = client.exists(&keys).await.unwrap_or_default();
                 !present.is_empty() && present.iter().all(|is| !is)

@@ -32,8 +32,8 @@ pub(crate) enum Steer {
     Drain,
     /// To leave the map at once. Answered when the coordinator knows, or the lease has run out.
     Leave(oneshot::Sender<()>),
-    /// "Remove all": the next map is of a later generation.
-    Clear,
+    /// "Remove all": the next map is of a later generation. Answered when this node knows it.
+    Clear(oneshot::Sender<()>),
 }
 
 /// Whether a node is in the map, and the map: what there is to know.
@@ -99,6 +99,7 @@ pub(crate) async fn steer(
     let mut told = Told::default();
     let mut is_refused = false;
     let mut joining: Vec<oneshot::Sender<Result<ClusterMap, Refusal>>> = Vec::new();
+    let mut clearing: Vec<Clear> = Vec::new();
     let mut changed = Box::pin(next_change(Rc::clone(&membership)));
     loop {
         told.tell(&membership, &cores).await;
@@ -107,15 +108,19 @@ pub(crate) async fn steer(
             is_refused = true;
         }
         answer_joined(&membership, &mut joining);
+        clearing = clear(&membership, clearing);
         let look = pin!(time::sleep(FENCE_LOOK));
         match next(&mut changed, look, &mut steering).await {
             Next::Changed => changed = Box::pin(next_change(Rc::clone(&membership))),
             Next::Look => {}
             Next::Steer(Steer::Joined(answer)) => joining.push(answer),
             Next::Steer(Steer::Drain) => membership.drain(),
-            Next::Steer(Steer::Clear) => {
-                let generation = membership.map().map_or(0, |map| map.generation());
-                membership.raise_generation(generation + 1);
+            Next::Steer(Steer::Clear(answer)) => {
+                let clear = Clear {
+                    generation: None,
+                    answer,
+                };
+                clearing.push(clear);
             }
             Next::Steer(Steer::Leave(answer)) => {
                 for core in &cores {
@@ -171,6 +176,43 @@ fn answer_joined(
     for waiter in joining.drain(..) {
         drop(waiter.send(answer.clone()));
     }
+}
+
+/// A "remove all" that is under way.
+struct Clear {
+    /// Its generation, once that is known.
+    generation: Option<u64>,
+    answer: oneshot::Sender<()>,
+}
+
+/// Brings each further: those that are not done.
+fn clear(membership: &Membership, clearing: Vec<Clear>) -> Vec<Clear> {
+    // Nothing is written under a map that this node does not know, while it is in the cluster: who asks
+    // now means no later generation than the next.
+    let Some(map) = membership.map().filter(|_| membership.is_serving()) else {
+        return clearing;
+    };
+    let mut left = Vec::new();
+    for clear in clearing {
+        match clear.generation {
+            Some(generation) if map.generation() >= generation => {
+                if clear.answer.send(()).is_err() {
+                    tracing::debug!("whoever had everything removed is gone");
+                }
+                continue;
+            }
+            Some(_) => left.push(clear),
+            None => {
+                let next = map.generation() + 1;
+                membership.raise_generation(next);
+                left.push(Clear {
+                    generation: Some(next),
+                    ..clear
+                });
+            }
+        }
+    }
+    left
 }
 
 /// What the cores were told last.

@@ -93,12 +93,12 @@ impl Node {
         pollster::block_on(self.seated.leave())
     }
 
-    /// "Remove all": see [`SeatedNode::clear_cluster`].
+    /// "Remove all": see [`SeatedNode::clear_cluster`]. Blocks until it is done.
     ///
     /// # Errors
     /// [`NodeError::NoCluster`].
     pub fn clear_cluster(&self) -> Result<(), NodeError> {
-        self.seated.clear_cluster()
+        pollster::block_on(self.seated.clear_cluster())
     }
 
     /// Ends its connections in good order, within `timeout`: none is accepted any more, values that
@@ -217,12 +217,16 @@ impl SeatedNode {
         self.steer(Steer::Drain)
     }
 
-    /// "Remove all": the next map makes everything dead that was written before, on every member.
+    /// "Remove all": the next map makes everything dead that was written before, on every member. Waits
+    /// until this node knows that map, which takes a node that is outside of it until it is back; others
+    /// learn of it within a lease, or stop serving. Dropping the future leaves it to be done or not.
     ///
     /// # Errors
-    /// [`NodeError::NoCluster`].
-    pub fn clear_cluster(&self) -> Result<(), NodeError> {
-        self.steer(Steer::Clear)
+    /// [`NodeError::NoCluster`]: it was not told of one, or ended meanwhile.
+    pub async fn clear_cluster(&self) -> Result<(), NodeError> {
+        let (answer, answered) = oneshot::channel();
+        self.steer(Steer::Clear(answer))?;
+        answered.await.map_err(|_gone| NodeError::NoCluster)
     }
 
     /// Gives the node's place in its cluster's map up. Nothing is served from here on; end the node

@@ -144,8 +144,8 @@ impl Scene {
         self.nodes[0].retire().expect("a member");
     }
 
-    pub(crate) fn clear(&self) {
-        self.nodes[0].clear_cluster().expect("a member");
+    pub(crate) async fn clear(&self) {
+        self.nodes[0].clear_cluster().await.expect("a member");
     }
 
     pub(crate) async fn client(&self) -> ClusterClient {

@@ -83,7 +83,7 @@ impl Copies {
         self.absences.push(Absence { node, from, until });
     }
 
-    fn may_be_away(&self, node: u64, from: Time, until: Time) -> bool {
+    pub(crate) fn may_be_away(&self, node: u64, from: Time, until: Time) -> bool {
         let mut own = self.absences.iter().filter(|absence| absence.node == node);
         own.any(|absence| absence.from <= until && from < absence.until)
     }

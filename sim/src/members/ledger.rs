@@ -86,6 +86,17 @@ struct History {
     /// Removals and upserts that may have been done, now or later.
     doubtful: u64,
     by_version: BTreeMap<Version, u64>,
+    holds: Vec<Hold>,
+}
+
+/// A copy that a node has promised to keep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) version: Version,
+    pub(crate) node: u64,
+    pub(crate) asked: Time,
+    pub(crate) told: Time,
+    pub(crate) until: Time,
 }
 
 #[derive(Debug, Default)]
@@ -252,7 +263,7 @@ impl Ledger {
             return Ok(Cause::Removed);
         }
         let high = fingerprint_high(key);
-        let mut ends = Ends::default();
+        let (mut ends, mut held) = (Ends::default(), None);
         for (value, write, version) in &standing {
             let copy = (high, *version);
             if let Some(node) = self.copies.holder_throughout(copy, begun, now) {
@@ -263,13 +274,54 @@ impl Ledger {
             let own = self.copies.ends(copy);
             ends.is_evicted |= own.is_evicted;
             ends.is_lost |= own.is_lost;
+            held = held.or_else(|| self.hold_throughout((history, *version), begun, now));
         }
         match ends {
             Ends { is_lost: true, .. } => Ok(Cause::HolderGone),
             Ends {
                 is_evicted: true, ..
-            } => Ok(Cause::Evicted),
+            } => match held {
+                Some(hold) => Err(format!("it was evicted, and held: {hold:?}")),
+                None => Ok(Cause::Evicted),
+            },
             Ends { .. } => Err(format!("what became of {standing:?}?")),
+        }
+    }
+
+    fn hold_throughout(
+        &self,
+        (history, version): (&History, Version),
+        begun: Time,
+        now: Time,
+    ) -> Option<Hold> {
+        let holds = history.holds.iter().copied();
+        let mut holds = holds.filter(|hold| hold.version == version);
+        // One whose clock has jumped takes its promise for kept.
+        holds.find(|hold| {
+            let is_undisturbed = !self.copies.may_be_away(hold.node, hold.asked, now);
+            hold.told < begun && now < hold.until && is_undisturbed
+        })
+    }
+
+    pub(crate) fn on_hold(&mut self, key: usize, hold: Hold) {
+        self.count("held");
+        let history = self.keys.entry(key).or_default();
+        history.holds.retain(|old| old.until > hold.asked);
+        history.holds.push(hold);
+    }
+
+    /// Everything is to be removed.
+    pub(crate) fn begin_clear(&mut self) {
+        self.count("cleared");
+        for key in 0..KEYS {
+            self.begin_removal(key);
+        }
+    }
+
+    /// By now every member knows of it.
+    pub(crate) fn end_clear(&mut self, now: Time, begun: Time) {
+        for key in 0..KEYS {
+            self.end_removal(now, key, begun, End::Done);
         }
     }
 

@@ -10,6 +10,7 @@ use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, Fetched, PutOptions, StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::Region;
 use lunette_runtime::sim::Log;
@@ -18,13 +19,19 @@ use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
-use super::ledger::{End, Ledger};
+use super::ledger::{End, Hold, Ledger};
 
 pub(crate) const KEYS: usize = 12;
 /// Tasks of one client.
 const TASKS: usize = 3;
 const VALUE_BYTES_MIN: usize = 16;
 const VALUE_BYTES_MAX: usize = 3000;
+
+/// What a client wants to be held, and for how long.
+const HOLD: HoldWish = HoldWish {
+    holder: 1,
+    ttl_ms: 400,
+};
 
 /// A client of a world.
 #[derive(Clone)]
@@ -104,12 +111,13 @@ impl Load {
             time::sleep(Duration::from_micros(random.below(40_000).into())).await;
             let keys = u32::try_from(KEYS).expect("few");
             let key = random.below(keys) as usize;
-            match random.below(16) {
+            match random.below(18) {
                 0..7 => self.get(&client, key).await,
                 7..13 => self.put(&client, key, WriteKind::Put).await,
                 // Changes are of few keys, so that other objects live to see a fault.
                 13 => self.put(&client, key % 4, WriteKind::Upsert).await,
                 14 => self.remove(&client, key % 4).await,
+                15 | 16 => self.hold(&client, key).await,
                 _ => self.look(&client).await,
             }
         }
@@ -227,6 +235,28 @@ impl Load {
             "not removed"
         });
         ledger.end_removal(now, key, begun, end);
+    }
+
+    /// Has an object kept.
+    async fn hold(&self, client: &ClusterClient, key: usize) {
+        let asked = self.log.now();
+        let found = client.lookup(&name(key), Some(HOLD)).await;
+        let told = self.log.now();
+        self.log.note(&format!("hold {key}: {found:?}"));
+        match found {
+            Ok(Some(found)) if found.held_ms > 0 => {
+                let hold = Hold {
+                    version: found.version,
+                    node: found.owners[0].node.0,
+                    asked,
+                    told,
+                    until: asked + Duration::from_millis(found.held_ms.into()),
+                };
+                self.ledger.borrow_mut().on_hold(key, hold);
+            }
+            Ok(_) => {}
+            Err(error) => self.on_failure(asked, &format!("hold {key}"), &error.kind),
+        }
     }
 
     async fn look(&self, client: &ClusterClient) {

@@ -66,6 +66,8 @@ pub(super) struct Plan {
     /// Most copies that a write asks for.
     pub(super) copies_max: u8,
     pub(super) losses_per_mille: u32,
+    /// When an operator removes everything, if one does.
+    pub(super) clear_at: Option<Time>,
     pub(super) faults: Vec<Planned>,
 }
 
@@ -88,15 +90,23 @@ impl Plan {
             memory_bytes: if is_tight { 10 << 10 } else { 64 << 20 },
             copies_max: 1 + small(&mut random, 3),
             losses_per_mille: random.below(4),
+            clear_at: (random.below(4) == 0).then(|| at_ms(FAULTS_FROM_MS + random.below(5_000))),
             faults,
         }
     }
 }
 
-/// A fault lasts for 50 milliseconds to 4 seconds.
+/// Most faults last for up to three seconds; some are long enough for everybody to go on without whom they
+/// befall.
 fn planned(random: &mut SplitMix64, fault: Fault) -> Planned {
-    let from = FAULTS_FROM_MS + random.below(FAULTS_UNTIL_MS - FAULTS_FROM_MS - 50);
-    let until = (from + 50 + random.below(4000)).min(FAULTS_UNTIL_MS);
+    let (from, lasts) = if random.below(3) == 0 {
+        (random.below(500), 4_500 + random.below(1_500))
+    } else {
+        let window = FAULTS_UNTIL_MS - FAULTS_FROM_MS - 50;
+        (random.below(window), 50 + random.below(3_000))
+    };
+    let from = FAULTS_FROM_MS + from;
+    let until = (from + lasts).min(FAULTS_UNTIL_MS);
     Planned {
         from: at_ms(from),
         until: at_ms(until),

@@ -4,7 +4,7 @@ use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime_core::time::Time;
 
-use super::ledger::{Cause, End, Ledger};
+use super::ledger::{Cause, End, Hold, Ledger};
 use super::load::fingerprint_high;
 use crate::hearing::Told;
 
@@ -116,6 +116,42 @@ fn another_holder_counts_from_when_the_home_knows_of_it() {
     tell(&mut ledger, 32, 2, 5, "recorded");
     assert_eq!(miss(&mut ledger, 31, 33), Some("holder_gone"));
     assert_eq!(miss(&mut ledger, 33, 34), None);
+}
+
+#[test]
+fn what_is_held_is_not_evicted() {
+    let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+    let hold = Hold {
+        version: version(5),
+        node: 1,
+        asked: at(21),
+        told: at(22),
+        until: at(50),
+    };
+    ledger.on_hold(KEY, hold);
+    tell(&mut ledger, 25, 1, 5, "leaves");
+    tell(&mut ledger, 26, 1, 5, "evicted");
+    assert_eq!(miss(&mut ledger, 22, 30), Some("evicted"), "it began early");
+    assert_eq!(miss(&mut ledger, 23, 30), None);
+    assert_eq!(miss(&mut ledger, 49, 50), Some("evicted"), "it is over");
+    ledger.copies.on_disturbed(1, at(40), at(60));
+    assert_eq!(
+        miss(&mut ledger, 41, 42),
+        Some("evicted"),
+        "its clock may have jumped"
+    );
+}
+
+#[test]
+fn what_was_removed_with_everything_does_not_come_back() {
+    let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
+    ledger.begin_clear();
+    ledger.on_hit(at(30), KEY, at(29), value, version(5));
+    assert_eq!(miss(&mut ledger, 30, 31), Some("removed"));
+    ledger.end_clear(at(40), at(25));
+    assert_eq!(ledger.failures, [""; 0]);
+    ledger.on_hit(at(50), KEY, at(41), value, version(5));
+    assert_eq!(ledger.failures.len(), 1);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The processes of a world, and what befalls them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use lunette_cluster::{Hosted, serve};
 use lunette_kvstore::{ClusterOptions, NodeOptions, SeatedNode};
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
-use lunette_runtime::{CoreOptions, Placement};
+use lunette_runtime::{CoreOptions, Placement, time};
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
@@ -23,6 +23,8 @@ use crate::hearing::Hearing;
 
 const PORT: u16 = 7000;
 const LEASE_TTL_S: u16 = 2;
+/// How often a node looks whether it is told something.
+const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Most time of an operation.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -32,6 +34,12 @@ pub(super) struct Town {
     pub(super) ledger: Rc<RefCell<Ledger>>,
     plan: Plan,
     nodes: Vec<ProcessId>,
+    /// When everything began to be removed.
+    cleared: Option<Time>,
+    /// Whether that was acknowledged.
+    is_cleared: Rc<Cell<bool>>,
+    /// Raised for the node that is to remove everything.
+    clears: Rc<Cell<bool>>,
     clients: Vec<ProcessId>,
 }
 
@@ -68,6 +76,9 @@ impl Town {
             world,
             ledger: Rc::default(),
             nodes: Vec::new(),
+            cleared: None,
+            is_cleared: Rc::default(),
+            clears: Rc::default(),
             clients: Vec::new(),
             plan,
         };
@@ -91,11 +102,17 @@ impl Town {
         };
         let core_options = options.core_options().expect("it has memory");
         let process = self.world.start(address.ip(), cores, core_options);
-        let _runs = self.world.spawn(process, 0, || async {
+        let (clears, is_cleared) = (Rc::clone(&self.clears), Rc::clone(&self.is_cleared));
+        let _runs = self.world.spawn(process, 0, || async move {
             let node = SeatedNode::start(options).await.expect("it starts");
             // For as long as the process lives.
-            pending::<()>().await;
-            drop(node);
+            loop {
+                time::sleep(LOOK_PAUSE).await;
+                if clears.replace(false) {
+                    node.clear_cluster().await.expect("a member");
+                    is_cleared.set(true);
+                }
+            }
         });
         process
     }
@@ -125,6 +142,7 @@ impl Town {
             if !self.advance(hearing, at) {
                 return;
             }
+            self.clear_if_due();
             let planned = self.plan.faults[number];
             self.world
                 .log()
@@ -139,8 +157,25 @@ impl Town {
             return;
         }
         self.world.set_network_faults(0, 0);
+        if !self.advance(hearing, CALM_FROM) {
+            return;
+        }
+        if let Some(begun) = self.cleared.take_if(|_| self.is_cleared.get()) {
+            self.ledger.borrow_mut().end_clear(self.world.now(), begun);
+        }
         if self.advance(hearing, CHECKS_FROM) {
             self.check(hearing);
+        }
+    }
+
+    /// Whichever node looks first has everything removed.
+    fn clear_if_due(&mut self) {
+        let now = self.world.now();
+        if self.plan.clear_at.take_if(|at| *at <= now).is_some() {
+            self.world.log().note("everything is removed");
+            self.ledger.borrow_mut().begin_clear();
+            self.cleared = Some(now);
+            self.clears.set(true);
         }
     }
 
