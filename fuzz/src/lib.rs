@@ -12,6 +12,7 @@
 //! |---|---|
 //! | [`auth`] | authentication: handshakes, sealed records, capabilities |
 //! | [`cluster`] | etcd's gateway, both ends, and the embedded coordinator |
+//! | [`directory`] | a core of a member, home and owner, and its messages |
 //! | [`engine`] | the transfer engine: bodies, segments, and the scheduler of transfers over rails |
 //! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
 //! | [`store`] | a core's slice of the store, and its messages |
@@ -20,6 +21,7 @@
 
 pub mod auth;
 pub mod cluster;
+pub mod directory;
 pub mod engine;
 pub mod nvme;
 pub mod store;

@@ -280,6 +280,7 @@ impl Home {
             self.sweep_some();
             self.end_changes(now, out);
         }
+        self.interrupt_late(now, out);
         if now >= self.quiet_until {
             self.recent.clear();
             self.has_gap = false;

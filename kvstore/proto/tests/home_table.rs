@@ -392,6 +392,36 @@ fn what_waits_for_the_barrier_is_answered_after_it_or_told_that_it_took_too_long
     }
 }
 
+/// The barrier may stand for long, if somebody does not report and keeps its lease.
+#[test]
+fn a_removal_under_way_is_told_at_its_time_that_nobody_knows_also_behind_the_barrier() {
+    let mut bench = Bench::new(HomeLimits::default());
+    bench.complete();
+    bench.bring(Removing);
+    let begun = bench.now;
+    let next = ClusterMap::new(Epoch(EPOCH.0 + 1), 0, map().members().to_vec());
+    let next = next.expect("the same members");
+    bench.home.on_map(begun, &next, &mut bench.out);
+    let interrupted = |bench: &Bench| {
+        let answers = bench.out.iter();
+        let interrupted = answers
+            .filter(|action| matches!(action, HomeAction::Answer(_, _, Answer::Interrupted)));
+        interrupted.count()
+    };
+    bench
+        .home
+        .on_tick(begun + Duration::from_millis(999), &mut bench.out);
+    assert_eq!(interrupted(&bench), 0);
+    bench
+        .home
+        .on_tick(begun + Duration::from_millis(1000), &mut bench.out);
+    bench
+        .home
+        .on_tick(begun + Duration::from_millis(1001), &mut bench.out);
+    assert_eq!(interrupted(&bench), 1);
+    assert!(!bench.home.is_complete());
+}
+
 /// Each bound of a home, from both sides: the last that fits, and the first that does not.
 #[test]
 fn tables_are_bounded_on_both_sides() {

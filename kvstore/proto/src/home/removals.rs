@@ -270,15 +270,23 @@ impl Home {
         self.wake(now, key, out);
     }
 
-    /// Changes that have ended by time, and authors who wait no longer.
+    /// Changes that have ended by time.
     pub(super) fn end_changes(&mut self, now: Time, out: Out<'_>) {
         let keys: Vec<Fingerprint> = self.changes.keys().copied().collect();
         for key in keys {
             self.end_change_if_done(now, key, out);
-            let change = self.changes.get(&key);
-            if change.is_some_and(|change| now >= change.until) {
-                self.interrupt(now, key, out);
-            }
+        }
+    }
+
+    /// Authors who wait no longer, also where somebody has yet to report.
+    pub(super) fn interrupt_late(&mut self, now: Time, out: Out<'_>) {
+        let late = self
+            .changes
+            .iter()
+            .filter(|(_, change)| now >= change.until);
+        let keys: Vec<Fingerprint> = late.map(|(key, _)| *key).collect();
+        for key in keys {
+            self.interrupt(now, key, out);
         }
     }
 

@@ -1,0 +1,262 @@
+//! What a member may say, however wrong: few keys, seats, epochs and versions, so that what is said
+//! meets what is there.
+
+use lunette_cluster_proto::fence::NamespaceKind;
+use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_generate::Source;
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{
+    AskerId, CopyPage, CopyPlace, HoldWish, OpId, Refusal, ToHome, ToOwner, ToPeer, TombstonePage,
+};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::{CopyInfo, Generation, Tombstone, Version, WriteKind};
+use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
+
+const KEYS: u8 = 6;
+const NODES: u8 = 4;
+
+/// Mixes its argument's bits, as a fingerprint is.
+pub(super) fn key(source: &mut impl Source) -> Fingerprint {
+    let number = u128::from(source.below(KEYS)) + 1;
+    Fingerprint(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
+}
+
+pub(super) fn seat(source: &mut impl Source) -> Seat {
+    let number = source.u8();
+    Seat {
+        node: NodeId(u64::from(number % NODES) + 1),
+        incarnation: 1 + u64::from(number >> 7),
+        core: CoreIndex(u16::from(number >> 4 & 1)),
+    }
+}
+
+/// A map of some nodes; mostly node 1 is one of them.
+pub(super) fn map(source: &mut impl Source, epoch: Epoch, generation: u64) -> ClusterMap {
+    let chosen = source.u8();
+    let members = (0..NODES).filter(|node| chosen >> node & 1 == u8::from(*node != 0));
+    let members = members.map(|node| MapMember {
+        id: NodeId(u64::from(node) + 1),
+        incarnation: 1 + u64::from(node != 0 && chosen & 0x10 != 0),
+        address: ([127, 0, 0, 1], 7000 + u16::from(node)).into(),
+        home_weight: u32::from(chosen >> 5) + 1,
+        cores: 1 + u16::from(node % 2),
+        is_draining: node != 0 && chosen & 0xc0 == 0xc0,
+    });
+    ClusterMap::new(epoch, generation, members.collect()).expect("ids differ, and cores are few")
+}
+
+pub(super) fn namespace(source: &mut impl Source) -> NamespaceKind {
+    if source.flag() {
+        NamespaceKind::Strict
+    } else {
+        NamespaceKind::Cache
+    }
+}
+
+pub(super) fn kind(source: &mut impl Source) -> WriteKind {
+    if source.flag() {
+        WriteKind::Upsert
+    } else {
+        WriteKind::Put
+    }
+}
+
+/// Around what the machines know; now and then far beyond.
+pub(super) fn epoch(source: &mut impl Source, known: Epoch) -> Epoch {
+    match source.below(16) {
+        0 => Epoch(known.0.saturating_sub(1)),
+        1 => Epoch(known.0 + 1),
+        2 => Epoch(u64::MAX),
+        3 => Epoch(0),
+        _ => known,
+    }
+}
+
+fn version(source: &mut impl Source, known: Epoch) -> Version {
+    let epoch = epoch(source, known);
+    let sequence = match source.below(16) {
+        0 => u64::MAX,
+        sequence => sequence.into(),
+    };
+    Version { epoch, sequence }
+}
+
+pub(super) fn place(source: &mut impl Source, known: Epoch) -> CopyPlace {
+    CopyPlace {
+        key: key(source),
+        version: version(source, known),
+    }
+}
+
+pub(super) fn info(source: &mut impl Source, known: Epoch) -> CopyInfo {
+    CopyInfo {
+        version: version(source, known),
+        kind: kind(source),
+        generation: Generation(source.below(3).into()),
+        wanted: 1 + source.below(3),
+        len_bytes: u32::from(source.u8()) << 20,
+        crc32c: 7,
+    }
+}
+
+pub(super) fn hold(source: &mut impl Source) -> Option<HoldWish> {
+    let number = source.u8();
+    (number & 1 == 1).then(|| HoldWish {
+        holder: u64::from(number >> 6),
+        ttl_ms: if number & 2 == 0 { u32::MAX } else { 500 },
+    })
+}
+
+fn op(source: &mut impl Source) -> OpId {
+    OpId(source.below(24).into())
+}
+
+/// Somebody else's: those of the script have higher numbers.
+fn stranger(source: &mut impl Source) -> (AskerId, RequestId) {
+    let number = u64::from(source.u8());
+    (AskerId(number >> 6), RequestId(number & 7))
+}
+
+pub(super) fn to_home(source: &mut impl Source, known: Epoch) -> ToHome {
+    match source.below(8) {
+        0 => ToHome::Claim {
+            op: op(source),
+            key: key(source),
+            kind: kind(source),
+            namespace: namespace(source),
+            wait_ms: u32::from(source.u8()) << 8,
+        },
+        1 => ToHome::Abandon {
+            op: op(source),
+            key: key(source),
+        },
+        2 => ToHome::Publish {
+            op: op(source),
+            key: key(source),
+            info: info(source, known),
+            namespace: namespace(source),
+        },
+        3 => {
+            let CopyPlace { key, version } = place(source, known);
+            ToHome::Retract { key, version }
+        }
+        4 => {
+            let CopyPlace { key, version } = place(source, known);
+            let order = u64::from(source.below(16));
+            ToHome::Dropped {
+                key,
+                version,
+                order,
+            }
+        }
+        5 => {
+            let CopyPlace { key, version } = place(source, known);
+            let (asker, request) = stranger(source);
+            ToHome::Gone {
+                asker,
+                request,
+                key,
+                version,
+                namespace: namespace(source),
+                hold: hold(source).unwrap_or(HoldWish {
+                    holder: 0,
+                    ttl_ms: 0,
+                }),
+            }
+        }
+        6 => ToHome::Settle,
+        _ => {
+            let CopyPlace { key, version } = place(source, known);
+            let op = op(source);
+            ToHome::Kept { op, key, version }
+        }
+    }
+}
+
+pub(super) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
+    let which = source.below(9);
+    let (op, CopyPlace { key, version }) = (op(source), place(source, known));
+    match which {
+        0 => ToOwner::Granted {
+            op,
+            key,
+            version,
+            generation: Generation(source.below(3).into()),
+        },
+        1 => ToOwner::Exists { op, key, version },
+        2 => ToOwner::Refused {
+            op,
+            key,
+            refusal: if source.flag() {
+                Refusal::Busy
+            } else {
+                Refusal::Fenced
+            },
+        },
+        3 => ToOwner::Recorded {
+            op,
+            key,
+            version,
+            is_cut_off: source.flag(),
+        },
+        4 => ToOwner::Lost { op, key, version },
+        5 => ToOwner::Drop {
+            key,
+            version,
+            order: source.below(16).into(),
+        },
+        6 => ToOwner::Settled,
+        7 => ToOwner::CopiesWanted {
+            is_full: source.flag(),
+            after: source.flag().then(|| place(source, known)),
+        },
+        _ => {
+            let (asker, request) = stranger(source);
+            ToOwner::Serve {
+                asker,
+                request,
+                key,
+                version,
+                namespace: namespace(source),
+                hold: hold(source).unwrap_or(HoldWish {
+                    holder: 0,
+                    ttl_ms: 0,
+                }),
+            }
+        }
+    }
+}
+
+pub(super) fn page(source: &mut impl Source, known: Epoch) -> CopyPage {
+    let flags = source.u8();
+    CopyPage {
+        after: (flags & 1 != 0).then(|| place(source, known)),
+        is_full: flags & 2 == 0,
+        away_since: (flags & 4 != 0).then(|| epoch(source, known)),
+        copies: (0..flags >> 6)
+            .map(|_| (key(source), info(source, known)))
+            .collect(),
+        is_last: flags & 8 == 0,
+    }
+}
+
+pub(super) fn to_peer(source: &mut impl Source, known: Epoch) -> ToPeer {
+    let CopyPlace { key, version } = place(source, known);
+    let tombstone = Tombstone {
+        version,
+        generation: Generation(source.below(3).into()),
+    };
+    match source.below(4) {
+        0 => ToPeer::Bury { key, tombstone },
+        1 => ToPeer::Buried { key, version },
+        2 => ToPeer::TombstonesWanted {
+            after: source.flag().then_some(key),
+        },
+        _ => ToPeer::Tombstones(TombstonePage {
+            after: source.flag().then_some(key),
+            horizon: source.flag().then(|| epoch(source, known)),
+            tombstones: vec![(key, tombstone)],
+            next: source.flag().then(|| self::key(source)),
+        }),
+    }
+}
