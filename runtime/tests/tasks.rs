@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, pending, poll_fn};
+use std::mem::ManuallyDrop;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -291,6 +292,40 @@ fn a_panic_closes_the_connections_of_its_core() {
         "the connection has ended: {seen:?}"
     );
     assert!(panicking.expect("started").wait().is_err());
+}
+
+#[test]
+fn what_a_core_that_ends_lets_go_last_still_wakes_the_others() {
+    use futures_channel::oneshot;
+    use lunette_runtime::arena::{HugePages, SharedMemory};
+    use lunette_runtime::net::{TcpListener, TcpStream};
+    // A core that sleeps for ever is not waited for.
+    let runtime = ManuallyDrop::new(cores(2, Idle::Efficient));
+    let (kept, lets_go) = oneshot::channel::<()>();
+    let woken = runtime.spawn_on(CoreIndex(0), || lets_go);
+    let woken = woken.expect("started");
+    let memory = SharedMemory::map(4096, HugePages::Never, &mut Vec::new()).expect("memory");
+    let ending = runtime.spawn_on(CoreIndex(1), move || async move {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let listener = TcpListener::bind(address).expect("a port");
+        let silent = TcpStream::connect(listener.local_addr()).await;
+        let silent = silent.expect("connected");
+        // The device has it until the core has ended all its tasks.
+        let lent = memory.here(Arc::new(kept));
+        drop(spawn_local(
+            async move { silent.recv(lent, 0, 4096).await.0 },
+        ));
+        time::sleep(Duration::from_millis(50)).await;
+        unreachable!("a bug of the test's own making");
+    });
+    let ended: Result<(), _> = ending.expect("started").wait();
+    assert_eq!(ended, Err(MeshError::Poisoned(CoreIndex(1))));
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(woken.wait()));
+    let patience = Duration::from_secs(30);
+    let woken = told.recv_timeout(patience).expect("it is woken");
+    assert_eq!(woken, Ok(Err(oneshot::Canceled)));
+    drop(ManuallyDrop::into_inner(runtime));
 }
 
 #[test]

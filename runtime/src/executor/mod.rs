@@ -329,6 +329,8 @@ impl Core {
         for key in self.table.borrow().in_flight() {
             self.driver.borrow_mut().cancel(key);
         }
+        // Other cores wait for what was put in the ring before.
+        self.drive(Wait::Poll);
         let deadline = self.now() + DRAIN_MAX;
         while !self.table.borrow().in_flight().is_empty() && self.now() < deadline {
             self.drive(Wait::For(Duration::from_millis(10)));
@@ -354,12 +356,12 @@ impl Core {
         drop(waker);
     }
 
-    /// Wakes another core from this one, through the ring where that works.
+    /// Wakes another core from this one, through the ring where that works. Who takes the announcement of a
+    /// sleep away has to wake that core, and what a core that ends puts in its ring may never leave.
     pub(crate) fn wake_peer(&self, peer: &Inbox) {
         if peer.take_asleep() {
-            let by_ring = peer
-                .wake_fd()
-                .is_some_and(|fd| self.driver.borrow_mut().wake_ring(fd));
+            let ring = peer.wake_fd().filter(|_| !self.inbox.is_closed());
+            let by_ring = ring.is_some_and(|fd| self.driver.borrow_mut().wake_ring(fd));
             if !by_ring {
                 peer.ring_bell();
             }
