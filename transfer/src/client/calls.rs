@@ -4,13 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
+use std::mem;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use lunette_auth::Sealer;
 use lunette_runtime::net::{Outbox, TcpStream};
-use lunette_runtime::{Signal, time};
+use lunette_runtime::{Signal, spawn_local, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::calls::{Abandon, Calls, Expired};
@@ -241,16 +242,20 @@ impl Shared {
         }
     }
 
-    pub(super) async fn send(self: Rc<Self>, sealer: Option<Sealer>) {
+    async fn send(&self, sealer: Option<Sealer>) {
         let sent = sealed::send(&self.stream, &self.outbox, sealer).await;
         tracing::trace!(?sent, "sender ended");
+    }
+
+    /// Nothing is sent any more. The receiving side learns it from its receive.
+    fn hang_up(&self) {
         self.outbox.close();
         self.stream.shutdown();
     }
 
-    pub(super) async fn receive(self: Rc<Self>, mut inbound: Inbound) {
+    async fn receive(self: &Rc<Self>, mut inbound: Inbound) {
         let mut asking = Asking {
-            shared: Rc::clone(&self),
+            shared: Rc::clone(self),
         };
         let reason = inbound.run(&mut asking).await;
         drop(inbound);
@@ -269,10 +274,24 @@ impl Shared {
             endings.extend(state.finish(waiter, Err(CallError::Disconnected(reason))));
         }
         drop(state);
-        self.outbox.close();
-        self.stream.shutdown();
+        self.hang_up();
         self.keeper.raise();
         endings.into_iter().for_each(Ending::deliver);
+    }
+
+    /// Nothing is received any more, and no call ends: the core is ending, or has no room for the task that
+    /// receives. Who would be told of calls is let go, since it may be what keeps this connection.
+    fn forsake(&self) {
+        let mut state = self.state.borrow_mut();
+        state.closed.get_or_insert(CloseReason::Local);
+        state.is_over = true;
+        let callers = state.waiters.iter_mut();
+        let forget = |waiter: &mut Waiter| mem::replace(&mut waiter.caller, Caller::Future(None));
+        let forsaken: Vec<Caller> = callers.map(|(_, waiter)| forget(waiter)).collect();
+        drop(state);
+        self.hang_up();
+        // What goes with them may close this connection, and others.
+        drop(forsaken);
     }
 
     /// This side is done: no call is left.
@@ -281,13 +300,12 @@ impl Shared {
             .borrow_mut()
             .closed
             .get_or_insert(CloseReason::Local);
-        self.outbox.close();
-        self.stream.shutdown();
+        self.hang_up();
         self.keeper.raise();
     }
 
     /// Ends calls at their deadlines.
-    pub(super) async fn keep_deadlines(self: Rc<Self>) {
+    async fn keep_deadlines(&self) {
         while self.state.borrow().closed.is_none() {
             let next = self.expire_calls();
             self.keeper_sleeps_until.set(next);
@@ -327,6 +345,40 @@ impl Shared {
         })
         .await;
     }
+}
+
+/// Kept by a task of a connection, which ends with it in whatever way that ends: dropped with its core, say, or
+/// never begun.
+#[derive(Debug)]
+struct Held {
+    shared: Rc<Shared>,
+    on_end: fn(&Shared),
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        (self.on_end)(&self.shared);
+    }
+}
+
+/// Starts the tasks of a connection.
+pub(super) fn attend(shared: &Rc<Shared>, inbound: Inbound, sealer: Option<Sealer>) {
+    let held = |on_end| Held {
+        shared: Rc::clone(shared),
+        on_end,
+    };
+    let sending = held(Shared::hang_up);
+    drop(spawn_local(
+        async move { sending.shared.send(sealer).await },
+    ));
+    let receiving = held(Shared::forsake);
+    drop(spawn_local(async move {
+        receiving.shared.receive(inbound).await
+    }));
+    let keeping = held(Shared::close);
+    drop(spawn_local(
+        async move { keeping.shared.keep_deadlines().await },
+    ));
 }
 
 impl State {

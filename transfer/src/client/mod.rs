@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use lunette_runtime::net::{Outbox, TcpStream};
-use lunette_runtime::{spawn_local, time};
+use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::hello::{Agreement, Handshake, Hello};
@@ -147,9 +147,7 @@ impl Connection {
             return Err(GuardFault::Epoch.into());
         }
         let shared = Rc::new(Shared::new(agreement, stream, outbox));
-        drop(spawn_local(Rc::clone(&shared).send(sealer)));
-        drop(spawn_local(Rc::clone(&shared).receive(inbound)));
-        drop(spawn_local(Rc::clone(&shared).keep_deadlines()));
+        calls::attend(&shared, inbound, sealer);
         let closes = Rc::new(CloseOnDrop(Rc::clone(&shared)));
         Ok(Self {
             shared,

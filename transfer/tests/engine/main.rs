@@ -12,8 +12,10 @@
 //! | `threads`, `cores` | engines that are asked from plain threads; engines of several cores |
 //! | `worlds` | what takes links and drives that fail, or more peers than a machine has |
 //! | `scene`, `raw` | engines and memory; an asker that is no engine |
+//! | `between` | somebody on the way |
 #![forbid(unsafe_code)]
 
+mod between;
 mod cores;
 mod files;
 mod grants;

@@ -1,11 +1,7 @@
 //! Connections whose bytes are sealed: they carry the same, nobody on the way reads it, and what is changed
 //! on its way is sent again.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_auth::{Encryption, Policy};
@@ -14,6 +10,7 @@ use lunette_transfer::engine::{
     Batch, Cause, Engine, EngineOptions, PostOptions, RegisterOptions, StartError,
 };
 
+use super::between::{Between, Harm};
 use super::on_each_driver::run;
 use super::scene::{KIB, guarded, memory, options, pattern};
 
@@ -120,91 +117,6 @@ fn without_a_secret_there_is_nothing_to_seal_with() {
     });
 }
 
-/// What befalls many bytes that come at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Harm {
-    /// One of them is changed.
-    Change,
-    /// After half of them, nothing comes any more from who asks.
-    HoldBackWrites,
-    /// The same, from who answers.
-    HoldBackReads,
-}
-
-/// Somebody on the way, who keeps what goes by, and does harm as often as told.
-struct Between {
-    address: SocketAddr,
-    seen: Arc<Mutex<Vec<u8>>>,
-    left: Arc<AtomicUsize>,
-}
-
-impl Between {
-    fn start(to: SocketAddr, harm: Harm, times: usize) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("bound");
-        let seen: Arc<Mutex<Vec<u8>>> = Arc::default();
-        let left = Arc::new(AtomicUsize::new(times));
-        let (kept, harms) = (Arc::clone(&seen), Arc::clone(&left));
-        thread::spawn(move || {
-            for client in listener.incoming() {
-                let (client, server) = (client.expect("accepted"), TcpStream::connect(to));
-                let server = server.expect("connected");
-                for (from, into, spared) in [
-                    (&client, &server, Harm::HoldBackReads),
-                    (&server, &client, Harm::HoldBackWrites),
-                ] {
-                    let from = from.try_clone().expect("a descriptor");
-                    let into = into.try_clone().expect("a descriptor");
-                    let (seen, left) = (Arc::clone(&kept), Arc::clone(&harms));
-                    let harm = (harm != spared).then_some(harm);
-                    thread::spawn(move || pass_on(from, into, &seen, harm, &left));
-                }
-            }
-        });
-        Self {
-            address,
-            seen,
-            left,
-        }
-    }
-}
-
-/// Passes bytes on, with that harm to many at once while there is some left to do.
-fn pass_on(
-    mut from: TcpStream,
-    mut into: TcpStream,
-    seen: &Mutex<Vec<u8>>,
-    harm: Option<Harm>,
-    left: &AtomicUsize,
-) {
-    let mut buffer = vec![0; 128 * KIB];
-    while let Ok(count @ 1..) = from.read(&mut buffer) {
-        seen.lock()
-            .expect("nobody panicked")
-            .extend(&buffer[..count]);
-        let is_bulk = count > 32 * KIB;
-        let take = |left: usize| left.checked_sub(1);
-        let harm = harm.filter(|_| {
-            is_bulk
-                && left
-                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
-                    .is_ok()
-        });
-        let is_held_back = harm.is_some_and(|harm| harm != Harm::Change);
-        if harm == Some(Harm::Change) {
-            buffer[count / 2] ^= 0x10;
-        }
-        let passed = if is_held_back { count / 2 } else { count };
-        if into.write_all(&buffer[..passed]).is_err() {
-            break;
-        }
-        // The rest is read, and goes nowhere, until somebody gives up.
-        while is_held_back && matches!(from.read(&mut buffer), Ok(1..)) {}
-    }
-    // Either may be closed already.
-    drop((from.shutdown(Shutdown::Both), into.shutdown(Shutdown::Both)));
-}
-
 /// Moves bytes over somebody on the way. What they saw, and how often bytes were sent again.
 fn through(encryption: Encryption, harm: Harm, times: usize) -> (Vec<u8>, u64) {
     let moved = block_on(None, CoreOptions::default(), move || async move {
@@ -219,9 +131,8 @@ fn through(encryption: Encryption, harm: Harm, times: usize) -> (Vec<u8>, u64) {
         registered.expect("registered");
         let between = Between::start(there.addresses()[0], harm, times);
         let resent = there_and_back(&here, between.address, 2_000 * KIB, 1).await;
-        assert_eq!(between.left.load(Ordering::SeqCst), 0, "all was done");
-        let seen = between.seen.lock().expect("nobody panicked").clone();
-        (seen, resent)
+        assert_eq!(between.left(), 0, "all was done");
+        (between.seen(), resent)
     });
     moved.expect("a core")
 }
