@@ -348,14 +348,16 @@ impl Service for EngineService {
         let link = self.link(connection);
         let mut sessions = self.inner.sessions.borrow_mut();
         if sessions.open(link, session, number, closer) {
-            self.inner.alive.siblings().notices.opened(session);
+            let alive = &self.inner.alive;
+            alive.siblings().notices.opened(alive.core(), session);
         }
     }
 
     fn on_ended(&self, connection: ConnectionId) {
         let ended = self.inner.sessions.borrow_mut().end(self.link(connection));
         if let Some(session) = ended {
-            self.inner.alive.siblings().notices.ended(session);
+            let alive = &self.inner.alive;
+            alive.siblings().notices.ended(alive.core(), session);
         }
     }
 }

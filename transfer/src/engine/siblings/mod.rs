@@ -198,7 +198,7 @@ impl Alive {
 impl Drop for Alive {
     fn drop(&mut self) {
         self.siblings.members[self.core].ended.raise();
-        self.siblings.notices.core_ended();
+        self.siblings.notices.core_ended(self.core);
     }
 }
 

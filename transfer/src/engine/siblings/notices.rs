@@ -21,7 +21,8 @@ const NOTES_MAX: usize = 4096;
 #[derive(Debug, Default)]
 struct Heard {
     notes: BTreeSet<u64>,
-    connections: usize,
+    /// How many it has, by the core at which they are.
+    connections: BTreeMap<usize, usize>,
     /// When its last connection ended, in the order of such ends.
     gone: Option<u64>,
 }
@@ -37,6 +38,27 @@ struct State {
     ends: u64,
     /// Cores that still deliver.
     cores: usize,
+}
+
+impl State {
+    /// A session has no connection to a core any more. Those that have none at all are remembered in the
+    /// order in which that came about, up to a bound.
+    fn leave(&mut self, core: usize, session: u64) {
+        let heard = self.heard.get_mut(&session);
+        let heard = heard.expect("it had a connection");
+        heard.connections.remove(&core);
+        if !heard.connections.is_empty() {
+            return;
+        }
+        self.ends += 1;
+        heard.gone = Some(self.ends);
+        self.gone.insert(self.ends, session);
+        if self.gone.len() > GONE_MAX
+            && let Some((_, oldest)) = self.gone.pop_first()
+        {
+            self.heard.remove(&oldest);
+        }
+    }
 }
 
 /// The notifications of one engine.
@@ -63,33 +85,27 @@ impl Notices {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection of this session has opened.
-    pub(in crate::engine) fn opened(&self, session: u64) {
+    /// A connection of this session has opened, at that core.
+    pub(in crate::engine) fn opened(&self, core: usize, session: u64) {
         let mut state = self.state();
         let state = &mut *state;
         let heard = state.heard.entry(session).or_default();
-        heard.connections += 1;
+        *heard.connections.entry(core).or_default() += 1;
         if let Some(gone) = heard.gone.take() {
             state.gone.remove(&gone);
         }
     }
 
-    /// A connection of this session has ended.
-    pub(in crate::engine) fn ended(&self, session: u64) {
+    /// A connection of this session has ended, at that core.
+    pub(in crate::engine) fn ended(&self, core: usize, session: u64) {
         let mut state = self.state();
-        let state = &mut *state;
-        let heard = state.heard.get_mut(&session).expect("it had a connection");
-        heard.connections -= 1;
-        if heard.connections > 0 {
-            return;
-        }
-        state.ends += 1;
-        heard.gone = Some(state.ends);
-        state.gone.insert(state.ends, session);
-        if state.gone.len() > GONE_MAX
-            && let Some((_, oldest)) = state.gone.pop_first()
-        {
-            state.heard.remove(&oldest);
+        let heard = state.heard.get_mut(&session);
+        let heard = heard.expect("it had a connection");
+        let here = heard.connections.get_mut(&core);
+        let here = here.expect("it had one here");
+        *here -= 1;
+        if *here == 0 {
+            state.leave(core, session);
         }
     }
 
@@ -149,10 +165,16 @@ impl Notices {
         }
     }
 
-    /// A core delivers no more.
-    pub(super) fn core_ended(&self) {
+    /// A core delivers no more. Its connections have ended, also those of which it has not said so.
+    pub(super) fn core_ended(&self, core: usize) {
         let mut state = self.state();
         state.cores -= 1;
+        let heard = state.heard.iter();
+        let here = heard.filter(|(_, heard)| heard.connections.contains_key(&core));
+        let sessions: Vec<u64> = here.map(|(&session, _)| session).collect();
+        for session in sessions {
+            state.leave(core, session);
+        }
         wake(state);
     }
 }
@@ -213,7 +235,7 @@ mod tests {
     #[test]
     fn notifications_are_remembered_up_to_a_bound_beyond_which_nobody_knows() {
         let notices = notices(10_000);
-        notices.opened(7);
+        notices.opened(0, 7);
         let count = || notices.state().queue.len() as u64;
         let newest = NOTES_MAX as u64 + 1;
         for note in 1..newest {
@@ -231,7 +253,7 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_not_taken_for_delivered() {
         let notices = notices(1);
-        notices.opened(7);
+        notices.opened(0, 7);
         assert_eq!(notices.deliver(7, 1, vec![1]), Ok(()));
         assert_eq!(notices.deliver(7, 2, vec![2]), Err(Refusal::Busy));
         let own = |bytes| Notification { from: 9, bytes };
@@ -248,7 +270,7 @@ mod tests {
         assert_eq!(next, Poll::Ready(Some(expected)));
         assert_eq!(look(), Poll::Pending);
         assert!(notices.state().waiting.is_empty(), "it was given up");
-        notices.core_ended();
+        notices.core_ended(0);
         assert_eq!(look(), Poll::Ready(None), "nobody is left");
     }
 
@@ -256,22 +278,39 @@ mod tests {
     fn sessions_without_a_connection_are_remembered_up_to_a_bound() {
         let notices = notices(10_000);
         for session in 0..=GONE_MAX as u64 {
-            // Over two cores, say: it is gone with the last.
-            notices.opened(session);
-            notices.opened(session);
+            // Over two cores: it is gone with the last.
+            for core in [0, 1, 1] {
+                notices.opened(core, session);
+            }
             assert_eq!(notices.deliver(session, 9, Vec::new()), Ok(()));
-            notices.ended(session);
-            notices.ended(session);
+            for core in [1, 0, 1] {
+                assert!(!notices.state().gone.values().any(|&gone| gone == session));
+                notices.ended(core, session);
+            }
         }
         let before = notices.state().queue.len();
         assert_eq!(notices.state().gone.len(), GONE_MAX);
         for (session, delivered) in [(0, 1), (1, 0)] {
             let before = notices.state().queue.len();
-            notices.opened(session);
+            notices.opened(0, session);
             assert_eq!(notices.deliver(session, 9, Vec::new()), Ok(()));
             let after = notices.state().queue.len();
             assert_eq!(after - before, delivered, "of session {session}");
         }
         assert_eq!(notices.state().queue.len(), before + 1);
+    }
+    #[test]
+    fn a_core_that_ends_takes_its_connections_with_it() {
+        let notices = Notices::new(10, 2);
+        notices.opened(0, 7);
+        notices.opened(0, 7);
+        notices.opened(0, 8);
+        notices.opened(1, 8);
+        notices.core_ended(0);
+        let gone: Vec<u64> = notices.state().gone.values().copied().collect();
+        assert_eq!(gone, [7], "the other is at the other core too");
+        notices.ended(1, 8);
+        let gone: Vec<u64> = notices.state().gone.values().copied().collect();
+        assert_eq!(gone, [7, 8]);
     }
 }
