@@ -6,6 +6,8 @@ use lunette_runtime_core::checksum::Crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 
+use crate::source::WriteSource;
+
 /// Bytes to send behind a frame, and their checksum.
 #[derive(Debug)]
 pub struct Payload {
@@ -18,7 +20,7 @@ pub struct Payload {
 #[derive(Debug)]
 enum Bytes {
     Region(Region),
-    Pieces(Vec<Exposed>),
+    Pieces(Vec<WriteSource>),
 }
 
 impl Payload {
@@ -38,6 +40,11 @@ impl Payload {
     /// does not fit.
     #[must_use]
     pub fn exposed(pieces: Vec<Exposed>) -> Self {
+        Self::gathered(pieces.into_iter().map(WriteSource::Exposed).collect())
+    }
+
+    /// As [`exposed`](Self::exposed), of memory of either kind.
+    pub(crate) fn gathered(pieces: Vec<WriteSource>) -> Self {
         let mut checksum = Crc32c::new();
         let mut len = 0;
         for piece in &pieces {
@@ -84,7 +91,7 @@ impl Payload {
             (Bytes::Region(region), Some(pin)) => message.payload_pinned(region, pin),
             (Bytes::Pieces(pieces), pin) => {
                 for piece in pieces {
-                    message.exposed(piece);
+                    piece.append(message);
                 }
                 if let Some(pin) = pin {
                     message.pin(pin);

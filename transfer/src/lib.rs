@@ -16,6 +16,7 @@
 //! | `server` | [`serve`], [`Service`]: connections and requests |
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
 //! | `frames` | frames on their way out; everything of one turn leaves in one system call |
+//! | `source` | memory from which bytes are sent |
 //! | `room` | [`Room`], where a payload goes |
 //! | `guard` | [`Guard`]: authentication before anything else |
 //! | `sealed` | records around the frames of connections that are encrypted |
@@ -33,6 +34,7 @@ mod inbound;
 mod room;
 mod sealed;
 mod server;
+mod source;
 pub mod topology;
 
 pub use client::{Attachments, Connection, Reply};

@@ -10,6 +10,7 @@ use lunette_transfer_proto::engine::slices::{REQUESTS_MAX, Request};
 
 use super::error::BatchError;
 use super::peer::RemoteSegment;
+use crate::source::WriteSource;
 
 /// Why bytes are moved. It decides how urgent they are, and is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,15 +82,49 @@ impl Default for PostOptions {
     }
 }
 
+/// Where one request's bytes lie here.
+#[derive(Clone, Debug)]
+pub(super) enum Local {
+    /// What is read goes there.
+    Into(Exposed),
+    /// What is written comes from there.
+    From(WriteSource),
+}
+
+impl Local {
+    pub(super) const fn len(&self) -> usize {
+        match self {
+            Self::Into(memory) => memory.len(),
+            Self::From(source) => source.len(),
+        }
+    }
+
+    /// A part of it.
+    pub(super) fn slice(&self, start: usize, len: usize) -> Self {
+        match self {
+            Self::Into(memory) => Self::Into(memory.slice(start, len)),
+            Self::From(source) => Self::From(source.slice(start, len)),
+        }
+    }
+}
+
 /// Where one request's bytes lie, here and there.
 #[derive(Clone, Debug)]
 pub(super) struct Span {
-    pub(super) way: Way,
-    pub(super) local: Exposed,
+    pub(super) local: Local,
     pub(super) segment: SegmentId,
     pub(super) offset_bytes: u64,
     /// Whether the segment is reached over connections alone: by capability, or because it is a file.
     pub(super) is_remote: bool,
+}
+
+impl Span {
+    pub(super) const fn way(&self) -> Way {
+        match self.local {
+            Local::Into(_) => Way::Read,
+            Local::From(_) => Way::Write,
+        }
+    }
 }
 
 /// Reads and writes between local memory and one peer's segments, in no order among them. A batch is
@@ -137,26 +172,25 @@ impl Batch {
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
-        self.add(Way::Read, local, remote, offset_bytes)
+        self.add(Local::Into(local), remote, offset_bytes)
     }
 
-    /// Adds a write of all of `local` to `offset_bytes` of `remote`.
+    /// Adds a write of all of `local`, exposed memory or a shared region, to `offset_bytes` of `remote`.
     ///
     /// # Errors
     /// [`BatchError`]; the batch is as before.
     pub fn write(
         &mut self,
-        local: Exposed,
+        local: impl Into<WriteSource>,
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
-        self.add(Way::Write, local, remote, offset_bytes)
+        self.add(Local::From(local.into()), remote, offset_bytes)
     }
 
     fn add(
         &mut self,
-        way: Way,
-        local: Exposed,
+        local: Local,
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
@@ -166,10 +200,16 @@ impl Batch {
         if self.peer.is_some_and(|peer| peer != remote.peer()) {
             return Err(BatchError::OtherPeer);
         }
-        if !remote.access().allows(way) {
+        let span = Span {
+            local,
+            segment: remote.id(),
+            offset_bytes,
+            is_remote: remote.is_granted() || remote.kind() == Kind::File,
+        };
+        if !remote.access().allows(span.way()) {
             return Err(BatchError::Forbidden);
         }
-        let (len_bytes, segment_bytes) = (local.len() as u64, remote.len_bytes());
+        let (len_bytes, segment_bytes) = (span.local.len() as u64, remote.len_bytes());
         let end = offset_bytes.checked_add(len_bytes);
         if end.is_none_or(|end| end > segment_bytes) {
             return Err(BatchError::OutOfRange {
@@ -179,13 +219,7 @@ impl Batch {
             });
         }
         self.peer = Some(remote.peer());
-        Rc::make_mut(&mut self.spans).push(Span {
-            way,
-            local,
-            segment: remote.id(),
-            offset_bytes,
-            is_remote: remote.is_granted() || remote.kind() == Kind::File,
-        });
+        Rc::make_mut(&mut self.spans).push(span);
         Ok(())
     }
 
@@ -203,7 +237,7 @@ impl Batch {
 
     pub(super) fn requests(&self) -> impl Iterator<Item = Request> {
         self.spans.iter().map(|span| Request {
-            way: span.way,
+            way: span.way(),
             len_bytes: span.local.len() as u64,
         })
     }

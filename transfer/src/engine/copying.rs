@@ -2,12 +2,10 @@
 
 use std::rc::Rc;
 
-use lunette_runtime::arena::Exposed;
 use lunette_runtime::time;
 use lunette_transfer_proto::engine::scheduler::{Cause, Effect, Outcome};
-use lunette_transfer_proto::engine::segment::Way;
 
-use super::batch::Span;
+use super::batch::{Local, Span};
 use super::peer::Shared;
 use super::posted::Posted;
 use super::same_host::{Link, ReadFault};
@@ -151,7 +149,7 @@ impl Copying {
 
     fn has_copied(&mut self, engine: &Inner, span: &Span, len: usize) {
         let intent = self.posted.options.intent;
-        engine.counts.moved(span.way, intent, len as u64);
+        engine.counts.moved(span.way(), intent, len as u64);
         if matches!(self.near, Near::Mapped(_)) {
             engine.counts.moved_here(len as u64);
         }
@@ -198,7 +196,10 @@ impl Near {
             Self::Own => return engine.copy_within(span, at, &here),
             Self::Mapped(link) => link,
         };
-        link.read(span.segment, at, &here)
+        let Local::Into(here) = &here else {
+            unreachable!("what is written is not copied from a view");
+        };
+        link.read(span.segment, at, here)
             .map_err(|fault| match fault {
                 ReadFault::NotMapped => Fault::NotHere,
                 ReadFault::Hidden => Fault::Refused(Refusal::Stale, true),
@@ -207,15 +208,15 @@ impl Near {
 }
 
 impl Inner {
-    fn copy_within(&self, span: &Span, at: u64, here: &Exposed) -> Result<(), Fault> {
+    fn copy_within(&self, span: &Span, at: u64, here: &Local) -> Result<(), Fault> {
         let registry = self.registry.borrow();
         let len_bytes = here.len() as u64;
         // What is the program's own it reaches without a capability.
-        let reached = registry.reach_memory(span.segment, span.way, at, len_bytes, |_, _| Ok(()));
+        let reached = registry.reach_memory(span.segment, span.way(), at, len_bytes, |_, _| Ok(()));
         let (there, _in_use) = reached.map_err(|refusal| Fault::Refused(refusal, false))?;
-        match span.way {
-            Way::Read => here.copy_from(0, &there),
-            Way::Write => there.copy_from(0, here),
+        match here {
+            Local::Into(here) => here.copy_from(0, &there),
+            Local::From(here) => here.copy_to(&there),
         }
         Ok(())
     }

@@ -108,6 +108,7 @@ use crate::drain::Drain;
 use crate::guard::Guard;
 use crate::server::{ServeOptions, serve};
 
+pub use crate::source::WriteSource;
 pub use batch::{Batch, Intent, PostOptions};
 pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
 pub use error::{

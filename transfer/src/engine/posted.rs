@@ -153,7 +153,8 @@ impl Shared {
         }
         let mut spans = posted.batch.spans().iter();
         let is_mapped = spans.all(|span| {
-            span.way == Way::Read && link.reaches(span.segment, span.offset_bytes, span.local.len())
+            span.way() == Way::Read
+                && link.reaches(span.segment, span.offset_bytes, span.local.len())
         });
         if is_mapped {
             self.copy(posted, Near::Mapped(link));

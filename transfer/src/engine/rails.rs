@@ -15,7 +15,7 @@ use lunette_transfer_proto::engine::scheduler::{Action, CloseCause, SliceId, Tra
 use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::engine::slices::Slice;
 
-use super::batch::{Batch, Intent};
+use super::batch::{Batch, Intent, Local};
 use super::peer::{Shared, State, connection_number, passage};
 use super::posted::Posted;
 use super::spawned;
@@ -385,15 +385,19 @@ fn attachments(slice: &Slice, batch: &Batch) -> Attachments {
     if slice.len_bytes() == 0 {
         return attachments;
     }
-    let pieces = slice.parts.iter().map(|part| {
+    // A slice is of requests of one way.
+    let (mut into, mut from) = (Vec::new(), Vec::new());
+    for part in &slice.parts {
         let offset = usize::try_from(part.offset_bytes).expect("within memory");
         let local = &batch.span(part.request).local;
-        local.slice(offset, part.len_bytes as usize)
-    });
-    let pieces = pieces.collect();
+        match local.slice(offset, part.len_bytes as usize) {
+            Local::Into(memory) => into.push(memory),
+            Local::From(source) => from.push(source),
+        }
+    }
     match slice.way {
-        Way::Read => attachments.room = Some(Room::exposed(pieces)),
-        Way::Write => attachments.payload = Some(Payload::exposed(pieces)),
+        Way::Read => attachments.room = Some(Room::exposed(into)),
+        Way::Write => attachments.payload = Some(Payload::gathered(from)),
     }
     attachments
 }

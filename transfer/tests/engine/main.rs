@@ -8,6 +8,7 @@
 //! | `sealed` | connections whose bytes are sealed |
 //! | `grants` | segments that are reached by capability |
 //! | `files` | files as segments |
+//! | `regions` | shared regions as what is written |
 //! | `same_host` | peers on one host |
 //! | `threads`, `cores` | engines that are asked from plain threads; engines of several cores |
 //! | `worlds` | what takes links and drives that fail, or more peers than a machine has |
@@ -24,6 +25,7 @@ mod names;
 #[path = "../../../runtime/tests/on_each_driver/mod.rs"]
 mod on_each_driver;
 mod raw;
+mod regions;
 mod same_host;
 mod scene;
 mod sealed;

@@ -5,10 +5,9 @@ use std::rc::Rc;
 
 use lunette_runtime::Scope;
 use lunette_transfer_proto::engine::scheduler::{Cause, Effect, Outcome};
-use lunette_transfer_proto::engine::segment::Way;
 
 use super::super::Refusal;
-use super::super::batch::Span;
+use super::super::batch::{Local, Span};
 use super::super::peer::Shared;
 use super::super::posted::Posted;
 use super::super::{Inner, spawned};
@@ -78,7 +77,7 @@ impl Moving {
                     *bytes += len as u64;
                     engine
                         .counts
-                        .moved(span.way, self.posted.options.intent, len as u64);
+                        .moved(span.way(), self.posted.options.intent, len as u64);
                 }
                 Err(why) => {
                     cause.get_or_insert(why);
@@ -129,17 +128,16 @@ async fn move_piece(engine: &Inner, span: &Span, start: usize, len: usize) -> Re
     let at = span.offset_bytes + start as u64;
     let reached = engine.registry.borrow().reach(
         span.segment,
-        span.way,
+        span.way(),
         at,
         len as u64,
         // What is the program's own it reaches without a capability.
         |_, _| Ok(()),
     );
     let (piece, _in_use) = reached.map_err(Cause::Refused)?;
-    let local = span.local.slice(start, len);
-    let moved = match span.way {
-        Way::Read => piece.read(local).await,
-        Way::Write => piece.write(local).await,
+    let moved = match span.local.slice(start, len) {
+        Local::Into(local) => piece.read(local).await,
+        Local::From(local) => piece.write(local).await,
     };
     moved.map_err(|error| {
         tracing::warn!(%error, "a file");

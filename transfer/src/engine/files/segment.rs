@@ -7,6 +7,8 @@ use lunette_runtime::arena::Exposed;
 use lunette_runtime::fs::{File, FileError, OpenOptions};
 use thiserror::Error;
 
+use crate::source::WriteSource;
+
 /// What part of a file is to be a segment, and how it is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileSegmentOptions {
@@ -152,26 +154,29 @@ impl FilePart {
 
     /// Reads it over all of `to`, which is as long.
     pub(in crate::engine) async fn read(&self, to: Exposed) -> Result<(), OpError> {
-        let (file, at, len) = self.way(&to);
+        let (file, at, len) = self.way(to.start(), to.len());
         file.read_exact_at(to, 0, len, at).await.0
     }
 
     /// Writes all of `from`, which is as long, over it. Dropping the future does not stop what is on its
     /// way.
-    pub(in crate::engine) async fn write(&self, from: Exposed) -> Result<(), OpError> {
-        let (file, at, len) = self.way(&from);
-        file.write_all_at(from, 0, len, at).await.0
+    pub(in crate::engine) async fn write(&self, from: WriteSource) -> Result<(), OpError> {
+        let (file, at, len) = self.way(from.start(), from.len());
+        match from {
+            WriteSource::Exposed(from) => file.write_all_at(from, 0, len, at).await.0,
+            WriteSource::Region(from) => file.write_all_at(from, 0, len, at).await.0,
+        }
     }
 
-    /// By which file it goes between here and `memory`, and where in that it lies.
-    fn way(&self, memory: &Exposed) -> (&File, u64, usize) {
-        assert_eq!(memory.len(), self.len, "memory of the same length");
+    /// By which file it goes between here and memory of that start and length, and where in that it lies.
+    fn way(&self, start: usize, len: usize) -> (&File, u64, usize) {
+        assert_eq!(len, self.len, "memory of the same length");
         let at = self.segment.offset_bytes + self.offset_bytes;
         let is_aligned = |file: &&File| {
             let align_bytes = file.align_bytes();
             at.is_multiple_of(align_bytes as u64)
                 && self.len.is_multiple_of(align_bytes)
-                && memory.start().is_multiple_of(align_bytes)
+                && start.is_multiple_of(align_bytes)
         };
         let direct = self.segment.direct.as_ref().filter(is_aligned);
         (direct.unwrap_or(&self.segment.cached), at, self.len)

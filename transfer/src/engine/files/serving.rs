@@ -13,6 +13,7 @@ use super::FilePart;
 use super::staging::{Staged, Staging};
 use crate::frames::Payload;
 use crate::room::Room;
+use crate::source::WriteSource;
 
 /// Where a place of a request lies.
 #[derive(Clone, Debug)]
@@ -54,10 +55,11 @@ impl Piece {
     }
 
     /// Writes `from` over it.
-    pub(super) async fn write(&self, from: Exposed) -> Result<(), OpError> {
+    pub(super) async fn write(&self, from: impl Into<WriteSource>) -> Result<(), OpError> {
+        let from = from.into();
         match self {
             Self::Memory(memory) => {
-                memory.copy_from(0, &from);
+                from.copy_to(memory);
                 Ok(())
             }
             Self::File(part) => part.write(from).await,

@@ -24,12 +24,13 @@ use lunette_transfer_proto::engine::scheduler::{Outcome, TransferId, TransfersFu
 use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 
 use super::super::Inner;
-use super::super::batch::Span;
+use super::super::batch::{Local, Span};
 use super::super::peer::Shared;
 use super::super::posted::Posted;
 use super::super::registry::InUse;
 use super::link::{Link, SWEEP};
 use super::seat::rouse;
+use crate::source::WriteSource;
 
 /// Bytes that are copied out of the window before further pieces are handed out, and others get their
 /// turn: so the owner fills some slots while others are emptied.
@@ -123,10 +124,10 @@ impl Commanding {
         while let Some(piece) = lane.next_piece() {
             let errand = &under_way[&piece.transfer];
             let span = errand.posted.batch.span(piece.request);
-            if span.way == Way::Write
+            if let Local::From(source) = local(span, &piece)
                 && let Some(slot) = self.slot(link, &piece)
             {
-                slot.copy_from(0, &local(span, &piece));
+                source.copy_to(&slot);
             }
             let command = self.command(errand, span, &piece);
             let words = &self.words[command_at(next)..];
@@ -160,7 +161,7 @@ impl Commanding {
             (None, Passage::Lent(segment, offset)) => (segment, offset + piece.offset_bytes),
             (None, Passage::Window) => unreachable!("what goes through the window has a slot"),
         };
-        let (from, from_offset_bytes, to, to_offset_bytes) = match span.way {
+        let (from, from_offset_bytes, to, to_offset_bytes) = match span.way() {
             Way::Read => (theirs, at, ours, offset_bytes),
             Way::Write => (ours, offset_bytes, theirs, at),
         };
@@ -215,17 +216,19 @@ impl Commanding {
         let span = errand.posted.batch.span(piece.request);
         let intent = errand.posted.options.intent;
         let counts = &shared.engine.counts;
-        counts.moved(span.way, intent, piece.len_bytes);
+        counts.moved(span.way(), intent, piece.len_bytes);
         counts.moved_here(piece.len_bytes);
         let Some(slot) = self.slot(link, piece) else {
             return 0;
         };
         counts.moved_by_window(piece.len_bytes);
-        if span.way == Way::Write {
-            return 0;
+        match local(span, piece) {
+            Local::Into(memory) => {
+                memory.copy_from(0, &slot);
+                piece.len_bytes
+            }
+            Local::From(_) => 0,
         }
-        local(span, piece).copy_from(0, &slot);
-        piece.len_bytes
     }
 
     fn next_finished(&self) -> Option<(Rc<Posted>, Outcome)> {
@@ -236,7 +239,7 @@ impl Commanding {
 }
 
 /// Where a piece's bytes lie here.
-fn local(span: &Span, piece: &Piece) -> Exposed {
+fn local(span: &Span, piece: &Piece) -> Local {
     let (start, len) = (in_memory(piece.offset_bytes), in_memory(piece.len_bytes));
     span.local.slice(start, len)
 }
@@ -312,7 +315,7 @@ impl Shared {
         }
         let requests = spans.iter().zip(&passages);
         let requests = requests.map(|(span, passage)| LaneRequest {
-            way: span.way,
+            way: span.way(),
             len_bytes: span.local.len() as u64,
             by_window: matches!(passage, Passage::Window),
         });
@@ -336,8 +339,10 @@ impl Shared {
 
     /// How a request's bytes can go, if they can, and the hold on them that it takes.
     fn passage(&self, link: &Link, span: &Span) -> Option<(Passage, Option<InUse>)> {
-        let lent = (span.way == Way::Write).then(|| self.lend(link, &span.local));
-        if let Some((passage, hold)) = lent.flatten() {
+        // Regions are not registered, so they cannot be lent.
+        if let Local::From(WriteSource::Exposed(memory)) = &span.local
+            && let Some((passage, hold)) = self.lend(link, memory)
+        {
             return Some((passage, Some(hold)));
         }
         link.window().map(|_| (Passage::Window, None))
