@@ -22,8 +22,19 @@ use self::town::Town;
 use crate::hearing::Hearing;
 use crate::report::Report;
 
-/// Bugs that are to be found here: those of the home protocol, as its drivers bring them about.
-pub const MUTANTS: [(&str, Mutant); 9] = Mutant::HOME;
+/// Bugs that are to be found here: those of the home protocol. Copies are not made again yet where some
+/// were lost, so that there are hardly ever too many of a version: that bug is left to the protocol's own
+/// worlds.
+pub const MUTANTS: [(&str, Mutant); 8] = [
+    ("claim-unchecked", Mutant::ClaimUnchecked),
+    ("publish-unclaimed", Mutant::PublishUnclaimed),
+    ("retract-unrecorded", Mutant::RetractUnrecorded),
+    ("barrier-skipped", Mutant::BarrierSkipped),
+    ("tombstone-lost", Mutant::TombstoneLost),
+    ("fence-ignored", Mutant::FenceIgnored),
+    ("hold-ignored", Mutant::HoldIgnored),
+    ("generation-ignored", Mutant::GenerationIgnored),
+];
 
 /// Whether a fault is brought about here. Connections are not sealed, so that nothing may be damaged; no
 /// member has a drive.
