@@ -18,12 +18,14 @@
 //! | `seats` | connections to the seats of a map, of members and of clients |
 //! | `service` | a core of a node that is alone: requests against shard and extents |
 //! | `client` | [`Client`]: nodes that are listed |
+//! | `counting` | [`CoreReport`]: what a core counts |
 //! | `value` | [`Value`], [`extent_bytes`] |
 //! | `error` | [`StoreError`], [`ClusterError`], [`NodeError`] |
 #![forbid(unsafe_code)]
 
 mod client;
 mod cluster_client;
+mod counting;
 mod error;
 mod member;
 mod node;
@@ -33,8 +35,11 @@ mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{ClusterClient, ClusterClientOptions, Fetched, PutOptions, Stored};
+pub use counting::{
+    CoreReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
+};
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use member::{COPIES, ClusterOptions, LifeError};
-pub use node::{Node, NodeOptions, SeatedNode};
+pub use node::{Node, NodeOptions, NodeWatch, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
 pub use value::{Value, extent_bytes};

@@ -4,14 +4,14 @@
 //! region leaves when the shard says so ([`Effect::Release`]); a reply in flight pins its entry
 //! until its last byte has been handed to the system.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use lunette_kvstore_proto::extent::{ExtentHeader, ExtentLayout};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::{
-    KeyBatch, KeyRequest, MessageFault, NodeStat, Op, Status, VersionReply, encode_presence,
-    encode_removals,
+    KeyBatch, KeyRequest, MessageFault, NodeStat, NodeState, Op, Status, VersionReply,
+    encode_presence, encode_removals,
 };
 use lunette_kvstore_proto::placement::ClusterMap;
 use lunette_kvstore_proto::shard::{
@@ -25,7 +25,11 @@ use lunette_transfer::{
     Answer, Intake, Payload, PayloadOutcome, RequestHead, Response, Room, Service,
 };
 
+use crate::counting::{CoreReport, Counting, Counts, Outcome};
 use crate::value::carved_bytes;
+
+/// What a node that is alone is asked.
+const OPS: [Op; 5] = [Op::Get, Op::Put, Op::Exists, Op::Remove, Op::Stat];
 
 /// A resident object.
 #[derive(Debug)]
@@ -107,6 +111,7 @@ impl Slice {
 pub(crate) struct PendingPut {
     id: EntryId,
     header: ExtentHeader,
+    counting: Counting,
 }
 
 /// A pin of an entry, taken back when the reply has been sent.
@@ -145,7 +150,7 @@ pub(crate) struct CoreService {
     own: ClusterMap,
     arena: Arena,
     slice: Rc<RefCell<Slice>>,
-    connections: Cell<usize>,
+    counts: Rc<Counts>,
 }
 
 impl CoreService {
@@ -159,21 +164,29 @@ impl CoreService {
             own,
             arena,
             slice: Rc::new(RefCell::new(slice)),
-            connections: Cell::new(0),
+            counts: Rc::default(),
         }
     }
 
     pub(crate) fn stat(&self) -> NodeStat {
         let slice = self.slice.borrow();
-        let mut stat = NodeStat {
-            connections: self.connections.get() as u64,
-            ..NodeStat::default()
-        };
-        stat.add_shard(
-            slice.shard.stats(),
-            slice.shard.limits().high_watermark_bytes(),
-        );
-        stat
+        let capacity_bytes = slice.shard.limits().high_watermark_bytes();
+        NodeStat {
+            state_code: NodeState::Alone.code(),
+            ..self.counts.stat(slice.shard.stats(), capacity_bytes)
+        }
+    }
+
+    /// What it tells of itself.
+    pub(crate) fn report(&self) -> CoreReport {
+        let stat = self.stat();
+        CoreReport {
+            core: self.core,
+            stat,
+            requests: self.counts.requests(&OPS),
+            copies_written: stat.shards.puts,
+            member: None,
+        }
     }
 
     fn is_home_of(&self, key: Key<'_>) -> bool {
@@ -188,7 +201,11 @@ impl CoreService {
         if !extent.holds(key) {
             slice.shard.unpin(id);
             slice.drain_effects();
-            tracing::warn!("two keys with one fingerprint: the later one is a miss");
+            let fingerprint_high = key.fingerprint().high();
+            tracing::warn!(
+                fingerprint_high,
+                "two keys with one fingerprint: the later one is a miss"
+            );
             return Err(Status::NotFound);
         }
         let (header, region) = (extent.header, extent.payload());
@@ -200,12 +217,17 @@ impl CoreService {
             version: header.version,
         };
         pin.tell(false);
+        self.counts.sending(region.len());
         let payload = (!region.is_empty())
             .then(|| Payload::region(region, header.payload_crc32c).pinned(Pin::new(pin)));
         Ok(version_response(Status::Ok, header.version, payload))
     }
 
-    fn put(&self, request: &RequestHead<'_>) -> Result<Intake<PendingPut>, Status> {
+    fn put(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<PendingPut>, Status> {
         let key = self.own_key(request.body)?;
         let layout = ExtentLayout::for_object(key.len_bytes(), request.payload_len_bytes);
         let mut slice = self.slice.borrow_mut();
@@ -238,10 +260,14 @@ impl CoreService {
             version: 0,
             fingerprint: key.fingerprint(),
         };
-        let pending = PendingPut { id, header };
         if request.payload_len_bytes == 0 {
-            return Ok(Intake::Answer(self.commit(pending, region)));
+            return Ok(Intake::Answer(self.commit((id, header), region)));
         }
+        let pending = PendingPut {
+            id,
+            header,
+            counting: counting.waits(),
+        };
         let payload = layout.payload_offset_bytes as usize..layout.total_bytes as usize;
         let room = Room::of(region, payload);
         Ok(Intake::Receive { pending, room })
@@ -254,6 +280,7 @@ impl CoreService {
             match self.arena.alloc(len) {
                 Ok(region) => return Some(region),
                 Err(error) if error.is_backpressure() => {
+                    self.counts.waits_for_room();
                     let freed = slice.shard.make_room(u64::from(carved_bytes(layout)));
                     slice.drain_effects();
                     if freed == 0 {
@@ -269,8 +296,7 @@ impl CoreService {
     }
 
     /// Makes a written object resident.
-    fn commit(&self, pending: PendingPut, mut region: RegionMut) -> Response {
-        let PendingPut { id, mut header } = pending;
+    fn commit(&self, (id, mut header): (EntryId, ExtentHeader), mut region: RegionMut) -> Response {
         let mut slice = self.slice.borrow_mut();
         if header.payload_len % 16 == 7 && mutant::is_on(Mutant::PutDropped) {
             slice.shard.abort_put(id);
@@ -357,8 +383,9 @@ impl Service for CoreService {
     type Pending = PendingPut;
 
     fn on_request(&self, request: RequestHead<'_>) -> Intake<PendingPut> {
+        let mut counting = self.counts.begin(request.op);
         let answered = match Op::try_from(request.op) {
-            Ok(Op::Put) => self.put(&request),
+            Ok(Op::Put) => self.put(&request, &mut counting),
             Ok(Op::Get) => self.get(request.body).map(Intake::Answer),
             Ok(Op::Exists) => self.exists(request.body).map(Intake::Answer),
             Ok(Op::Remove) => self.remove(request.body).map(Intake::Answer),
@@ -366,17 +393,33 @@ impl Service for CoreService {
             // Those of members of a cluster, and those of later versions.
             Ok(_) | Err(_) => Err(Status::Unsupported),
         };
-        answered.unwrap_or_else(|status| Intake::Answer(refusal(status)))
+        let answer = answered.unwrap_or_else(|status| Intake::Answer(refusal(status)));
+        if let Intake::Answer(response) = &answer {
+            counting.end_with(response.status);
+        }
+        answer
     }
 
     fn on_payload(&self, pending: PendingPut, room: Room, outcome: PayloadOutcome) -> Answer {
+        let PendingPut {
+            id,
+            header,
+            mut counting,
+        } = pending;
         let response = match outcome {
-            PayloadOutcome::Intact => self.commit(pending, room.into_region()),
+            PayloadOutcome::Intact => {
+                self.counts.received(header.payload_len);
+                counting.end(Outcome::Ok);
+                self.commit((id, header), room.into_region())
+            }
             PayloadOutcome::Corrupt | PayloadOutcome::Lost => {
                 drop(room);
                 let mut slice = self.slice.borrow_mut();
-                slice.shard.abort_put(pending.id);
+                slice.shard.abort_put(id);
                 slice.drain_effects();
+                if outcome == PayloadOutcome::Corrupt {
+                    counting.end(Outcome::Corrupt);
+                }
                 refusal(Status::Corrupt)
             }
         };
@@ -384,7 +427,7 @@ impl Service for CoreService {
     }
 
     fn on_connections(&self, open: usize) {
-        self.connections.set(open);
+        self.counts.set_connections(open);
     }
 }
 
@@ -393,7 +436,11 @@ impl Service for CoreService {
 fn touched(slice: &Slice, id: EntryId, key: Key<'_>) -> Result<Response, Status> {
     let extent = slice.extent(id);
     if !extent.holds(key) {
-        tracing::warn!("two keys with one fingerprint: the later one is refused");
+        let fingerprint_high = key.fingerprint().high();
+        tracing::warn!(
+            fingerprint_high,
+            "two keys with one fingerprint: the later one is refused"
+        );
         return Err(Status::Internal);
     }
     Ok(version_response(

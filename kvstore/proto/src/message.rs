@@ -49,7 +49,7 @@ pub use batch::{BatchFull, KeyBatch, KeyBatchWriter};
 pub use card::NodeCard;
 pub use op::{Op, UnknownOp};
 pub use reply::{PresenceReply, RemoveReply, VersionReply, encode_presence, encode_removals};
-pub use stat::NodeStat;
+pub use stat::{NodeStat, NodeState};
 pub use status::Status;
 
 /// Why bytes are no message. The sender is at fault: answer [`Status::BadRequest`].

@@ -68,7 +68,8 @@ fn decode_as_all(body: &[u8]) {
         assert_eq!(encoded(|out| reply.encode(out)), body);
     }
     if let Ok(stat) = NodeStat::decode(body) {
-        assert_eq!(encoded(|out| stat.encode(out)), body);
+        let again = NodeStat::decode(&encoded(|out| stat.encode(out)));
+        assert_eq!(again, Ok(stat), "what a later version has more is ignored");
     }
     if let Ok(card) = NodeCard::decode(body) {
         assert_eq!(encoded(|out| card.encode(out)), body);

@@ -198,8 +198,7 @@ impl Client {
             for endpoint in endpoints {
                 total = match (total, self.stat_of(endpoint).await) {
                     (Ok(mut total), Ok(stat)) => {
-                        total.add_shard(stat.shards, stat.capacity_bytes);
-                        total.connections += stat.connections;
+                        total.add(&stat);
                         Ok(total)
                     }
                     (Err(error), _) | (_, Err(error)) => Err(error),

@@ -258,12 +258,23 @@ impl Bytes {
         let extent = self.extents[id.slot_index as usize].clone();
         let extent = extent.expect("a copy has its extent");
         if extent.key() != key {
-            tracing::warn!("two keys with one fingerprint: the later one is a miss");
+            let fingerprint_high = key.fingerprint().high();
+            tracing::warn!(
+                fingerprint_high,
+                "two keys with one fingerprint: the later one is a miss"
+            );
             drop(extent);
             self.unpin(id);
             return None;
         }
         Some((id, extent))
+    }
+
+    /// How much of the memory a copy takes.
+    pub(crate) fn extent_bytes(&self, place: CopyPlace) -> u64 {
+        let slot = self.residence.find(place).map(|id| id.slot_index as usize);
+        let extent = slot.and_then(|slot| self.extents[slot].as_ref());
+        extent.map_or(0, |extent| carved_bytes(extent.layout).into())
     }
 
     /// The copy, as it is.

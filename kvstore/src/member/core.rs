@@ -7,11 +7,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 use lunette_cluster::proto::fence::{Fence, NamespaceKind};
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::NodeState;
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskerId, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
 };
@@ -30,6 +32,7 @@ use super::bytes::{Bytes, Extent, Frame};
 use super::post::Post;
 use super::replicas::{Scarce, Scarcity};
 use super::waiters::{Asked, Waiters, Waiting};
+use crate::counting::{CopyCounts, MemberReport};
 
 /// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
 /// are there, `recorded` when its home knows of it, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
@@ -62,6 +65,8 @@ pub(crate) struct MemberCore {
     deeds: RefCell<VecDeque<Deed>>,
     is_settling: Cell<bool>,
     has_left: Cell<bool>,
+    fence: Cell<Fence>,
+    pub(super) copies: CopyCounts,
     /// Lookups and removals that wait.
     pub(crate) asks: Waiters<Answer>,
     /// Writes that wait.
@@ -75,7 +80,7 @@ pub(crate) struct MemberCore {
 impl MemberCore {
     pub(crate) fn new(
         seat: Seat,
-        lease_ttl: core::time::Duration,
+        lease_ttl: Duration,
         (arena, limits): (Arena, ShardLimits),
         post: Post,
     ) -> Self {
@@ -98,6 +103,8 @@ impl MemberCore {
             deeds: RefCell::default(),
             is_settling: Cell::new(false),
             has_left: Cell::new(false),
+            fence: Cell::default(),
+            copies: CopyCounts::default(),
             asks: Waiters::default(),
             writes: Waiters::default(),
             post,
@@ -128,6 +135,48 @@ impl MemberCore {
 
     pub(crate) fn map(&self) -> Rc<ClusterMap> {
         Rc::clone(&self.map.borrow())
+    }
+
+    /// What this core is doing, and for how long its lease is sure to last.
+    pub(crate) fn standing(&self) -> (NodeState, Duration) {
+        let now = time::now();
+        let until = self.fence.get().until();
+        let left = until.map_or(Duration::ZERO, |until| until.since(now));
+        let map = self.map.borrow();
+        let member = map.member(self.seat.node);
+        let state = if self.has_left() {
+            NodeState::Left
+        } else if !has_seat(&map, self.seat) {
+            NodeState::Joining
+        } else if left.is_zero() {
+            NodeState::Fenced
+        } else if member.is_some_and(|member| member.is_draining) {
+            NodeState::Draining
+        } else {
+            NodeState::Serving
+        };
+        (state, left)
+    }
+
+    /// What it tells of itself as a part of its cluster.
+    pub(crate) fn member_report(&self) -> MemberReport {
+        let machines = self.machines.borrow();
+        let (home, owner) = (machines.home.stats(), machines.owner.stats());
+        let (copies, sent, dropped) = (&self.copies, self.post.sent(), self.post.dropped());
+        MemberReport {
+            members: self.map.borrow().members().len() as u64,
+            copies_replicated: copies.replicated.get(),
+            copies_ordered: copies.ordered.get(),
+            copies_cleared: copies.cleared.get(),
+            copies_unrecorded: copies.unrecorded.get(),
+            replicas_made: copies.replicas_made.get(),
+            replicas_failed: copies.replicas_failed.get(),
+            messages_sent: sent,
+            messages_received: copies.messages_received.get(),
+            messages_dropped: dropped,
+            cut_off: owner.cut_off,
+            home_copies: home.copies,
+        }
     }
 
     pub(crate) fn owner_stats(&self) -> OwnerStats {
@@ -193,12 +242,16 @@ impl MemberCore {
             OwnerAction::Name(op, place) => {
                 self.bytes.borrow_mut().name(op, place);
                 self.tell_copy(place, "kept");
+                CopyCounts::add(&self.copies.written);
                 self.note_scarce(place);
             }
             OwnerAction::Discard(op) => self.bytes.borrow_mut().discard(op),
             OwnerAction::Free(place, cause) => {
                 tracing::trace!(?place, ?cause, "a copy is freed");
-                self.bytes.borrow_mut().free(place);
+                let mut bytes = self.bytes.borrow_mut();
+                self.copies.freed(cause, bytes.extent_bytes(place));
+                bytes.free(place);
+                drop(bytes);
                 self.tell_copy(place, cause.name());
             }
             OwnerAction::Written(asker, request, answer) => {
@@ -272,6 +325,7 @@ impl MemberCore {
             tracing::debug!(?to, "a message for another seat");
             return;
         }
+        CopyCounts::add(&self.copies.messages_received);
         match content {
             Content::ToHome(items) => {
                 let deeds = items
@@ -316,6 +370,7 @@ impl MemberCore {
 
     /// The node's lease, as it is known now.
     pub(crate) fn on_fence(&self, fence: Fence) {
+        self.fence.set(fence);
         let mut machines = self.machines.borrow_mut();
         machines.home.on_fence(fence);
         machines.owner.on_fence(fence);
@@ -444,7 +499,9 @@ impl MemberCore {
         let is_kept = self.at_owner(self.seat, |owner, now, out| {
             owner.replica(now, fingerprint, info, namespace, out)
         });
-        if !is_kept {
+        if is_kept {
+            CopyCounts::add(&self.copies.replicated);
+        } else {
             self.bytes.borrow_mut().free(place);
             self.tell_copy(place, FreeCause::Unrecorded.name());
         }

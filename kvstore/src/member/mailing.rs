@@ -66,8 +66,13 @@ async fn tell(
     has_ended(&under_way, to);
     // There may be room for what waited.
     core.post.wake.raise();
+    if matches!(answer, Ok(Told::Not) | Err(_)) {
+        core.post.count_dropped();
+    } else {
+        core.post.count_sent();
+    }
     match answer {
-        Ok(Some(message)) if message.from == to => core.on_told(message),
+        Ok(Told::AndTells(message)) if message.from == to => core.on_told(*message),
         Ok(_) => {}
         Err(fault) => tracing::debug!(?to, %fault, "a message to another node is lost"),
     }
@@ -83,18 +88,32 @@ fn has_ended(under_way: &RefCell<BTreeMap<Seat, usize>>, to: Seat) {
     }
 }
 
-async fn told(seats: &Seats, message: &SeatMessage) -> Result<Option<SeatMessage>, SeatFault> {
+/// What is known of a message that was sent.
+enum Told {
+    /// No acknowledgement has come, or another answer.
+    Not,
+    /// It is there.
+    There,
+    /// It is there, and there is one back.
+    AndTells(Box<SeatMessage>),
+}
+
+async fn told(seats: &Seats, message: &SeatMessage) -> Result<Told, SeatFault> {
     let connection = seats.connection(message.to).await?;
     let write = |out: &mut Vec<u8>| message.encode(out);
     let nothing = Attachments::default();
     let reply = connection.call(Op::Tell.code(), write, nothing, TELL_TIMEOUT);
     let Ok(reply) = reply.await else {
-        return Ok(None);
+        return Ok(Told::Not);
     };
-    if Status::from_code(reply.status) != Status::Ok || reply.body.is_empty() {
-        return Ok(None);
+    if Status::from_code(reply.status) != Status::Ok {
+        return Ok(Told::Not);
     }
-    Ok(Some(SeatMessage::decode(&reply.body)?))
+    if reply.body.is_empty() {
+        return Ok(Told::There);
+    }
+    let back = SeatMessage::decode(&reply.body)?;
+    Ok(Told::AndTells(Box::new(back)))
 }
 
 /// Takes in what the other cores of this node, and its membership, have to say.

@@ -3,7 +3,7 @@
 //! Messages between seats may be lost: whoever misses an answer asks again. So nothing here waits for
 //! room, and what is beyond a bound is dropped.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -39,6 +39,8 @@ pub(crate) struct Post {
     waiting: RefCell<BTreeMap<Seat, VecDeque<(Epoch, Content)>>>,
     /// Raised when something waits.
     pub(crate) wake: Signal,
+    sent: Cell<u64>,
+    dropped: Cell<u64>,
 }
 
 impl Post {
@@ -48,6 +50,8 @@ impl Post {
             cores,
             waiting: RefCell::default(),
             wake: Signal::default(),
+            sent: Cell::new(0),
+            dropped: Cell::new(0),
         }
     }
 
@@ -81,11 +85,32 @@ impl Post {
         };
         if line.len() >= WAITING_MAX {
             tracing::warn!(?to, "too much waits for a node: a message is dropped");
+            self.count_dropped();
             return;
         }
         line.push_back((epoch, content));
         drop(waiting);
         self.wake.raise();
+    }
+
+    /// A message has reached its seat, as far as is known.
+    pub(crate) fn count_sent(&self) {
+        self.sent.set(self.sent.get() + 1);
+    }
+
+    /// A message is lost, as far as is known.
+    pub(crate) fn count_dropped(&self) {
+        self.dropped.set(self.dropped.get() + 1);
+    }
+
+    /// Messages that have reached their seats.
+    pub(crate) const fn sent(&self) -> u64 {
+        self.sent.get()
+    }
+
+    /// Messages that are lost.
+    pub(crate) const fn dropped(&self) -> u64 {
+        self.dropped.get()
     }
 
     /// The next message to this seat.
@@ -120,8 +145,11 @@ impl Post {
         let core = usize::from(message.to.core.0);
         let mail = Mail::Told(Box::new(message));
         let sent = self.cores.get(core).map(|core| core.try_send(mail));
-        if !matches!(sent, Some(Ok(()))) {
+        if matches!(sent, Some(Ok(()))) {
+            self.count_sent();
+        } else {
             tracing::warn!(core, "too much waits for a core: a message is dropped");
+            self.count_dropped();
         }
     }
 }
@@ -212,7 +240,9 @@ mod tests {
             ..message(0)
         };
         post.hand_over(elsewhere);
+        assert_eq!((post.sent(), post.dropped()), (2, 8), "two have room");
         drop(port);
         post.hand_over(message(0));
+        assert_eq!(post.dropped(), 9);
     }
 }

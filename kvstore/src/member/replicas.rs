@@ -16,6 +16,7 @@ use lunette_runtime::{Signal, entropy};
 use lunette_transfer::{Attachments, Payload};
 
 use super::core::MemberCore;
+use crate::counting::CopyCounts;
 use crate::seats::Seats;
 
 /// Copies that may wait for their replicas; further ones have none.
@@ -84,14 +85,19 @@ async fn replicate_one(core: &MemberCore, seats: &Seats, scarce: Scarce) {
         let draws = [entropy(), entropy()];
         let Some(index) = choose(&offers, scarce.info.len_bytes.into(), &taken, draws) else {
             tracing::debug!(place = ?scarce.place, "nobody has room for a replica");
+            CopyCounts::add(&core.copies.replicas_failed);
             return;
         };
         taken.push(offers[index]);
         let Some(to) = seat_at(&core.map(), offers[index].node, scarce.place.key) else {
             continue;
         };
-        if let Err(why) = send_replica(core, seats, scarce, to).await {
-            tracing::debug!(?to, why, "a replica was not made");
+        match send_replica(core, seats, scarce, to).await {
+            Ok(()) => CopyCounts::add(&core.copies.replicas_made),
+            Err(why) => {
+                tracing::debug!(?to, why, "a replica was not made");
+                CopyCounts::add(&core.copies.replicas_failed);
+            }
         }
     }
 }
@@ -115,7 +121,7 @@ async fn offers(core: &MemberCore, seats: &Seats, scarce: Scarce, taken: &[Offer
         if let Some(stat) = stat_of(seats, seat).await {
             offers.push(Offer {
                 node,
-                free_bytes: stat.capacity_bytes.saturating_sub(stat.shards.used_bytes),
+                free_bytes: stat.free_bytes(),
                 load: 0,
                 rack: 0,
                 is_open: true,

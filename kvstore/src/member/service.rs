@@ -1,6 +1,5 @@
 //! Requests to one core of a member.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use lunette_cluster::proto::fence::NamespaceKind;
@@ -24,6 +23,19 @@ use lunette_transfer::{
 use super::bytes::{Carved, Frame};
 use super::core::MemberCore;
 use super::waiters::Waiting;
+use crate::counting::{CoreReport, Counting, Counts, Outcome};
+
+/// What members of clusters are asked.
+const OPS: [Op; 8] = [
+    Op::Stat,
+    Op::Map,
+    Op::Tell,
+    Op::Ask,
+    Op::Write,
+    Op::Find,
+    Op::Read,
+    Op::Replicate,
+];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
 const WAITERS_MAX: usize = 64 * 1024;
@@ -35,12 +47,14 @@ pub(crate) enum Pending {
         frame: Frame,
         crc32c: u32,
         waiting: Waiting<WriteAnswer>,
+        counting: Counting,
     },
     Replica {
         frame: Frame,
         info: CopyInfo,
         namespace: NamespaceKind,
         key: Vec<u8>,
+        counting: Counting,
     },
 }
 
@@ -53,34 +67,6 @@ struct CopyPin {
 impl Drop for CopyPin {
     fn drop(&mut self) {
         self.core.bytes().borrow_mut().unpin(self.id);
-    }
-}
-
-/// What has been asked of one core.
-#[derive(Debug, Default)]
-struct Counts {
-    gets: Cell<u64>,
-    hits: Cell<u64>,
-    misses: Cell<u64>,
-    puts: Cell<u64>,
-    touches: Cell<u64>,
-    aborts: Cell<u64>,
-    connections: Cell<usize>,
-}
-
-impl Counts {
-    fn add(counter: &Cell<u64>) {
-        counter.set(counter.get() + 1);
-    }
-
-    /// A write has ended.
-    fn on_written(&self, answer: &WriteAnswer) {
-        match answer {
-            WriteAnswer::Written { .. } => Self::add(&self.puts),
-            WriteAnswer::Exists { .. } => Self::add(&self.touches),
-            WriteAnswer::Aborted | WriteAnswer::Interrupted => Self::add(&self.aborts),
-            WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => {}
-        }
     }
 }
 
@@ -100,10 +86,6 @@ impl MemberService {
 
     /// What it holds and has counted.
     pub(crate) fn stat(&self) -> NodeStat {
-        let mut stat = NodeStat {
-            connections: self.counts.connections.get() as u64,
-            ..NodeStat::default()
-        };
         let (owner, bytes) = (self.core.owner_stats(), self.core.bytes().borrow());
         let held = bytes.stats();
         let shard = ShardStats {
@@ -111,21 +93,36 @@ impl MemberService {
             resident_bytes: held.used_bytes - held.leaving_bytes,
             used_bytes: held.used_bytes,
             evictions: owner.evicted,
-            refused_full: held.refused,
+            evicted_bytes: self.core.copies.evicted_bytes.get(),
             removes: owner.ordered,
-            gets: self.counts.gets.get(),
-            hits: self.counts.hits.get(),
-            misses: self.counts.misses.get(),
-            puts: self.counts.puts.get(),
-            touches: self.counts.touches.get(),
-            aborts: self.counts.aborts.get(),
-            ..ShardStats::default()
+            ..self.counts.of_member()
         };
-        stat.add_shard(shard, bytes.limits().high_watermark_bytes());
-        stat
+        let capacity_bytes = bytes.limits().high_watermark_bytes();
+        let (state, lease_left) = self.core.standing();
+        NodeStat {
+            epoch: self.core.map().epoch().0,
+            lease_left_ms: u64::try_from(lease_left.as_millis()).unwrap_or(u64::MAX),
+            state_code: state.code(),
+            ..self.counts.stat(shard, capacity_bytes)
+        }
     }
 
-    fn write(&self, request: &RequestHead<'_>) -> Result<Intake<Pending>, Status> {
+    /// What it tells of itself.
+    pub(crate) fn report(&self) -> CoreReport {
+        CoreReport {
+            core: self.core.seat().core,
+            stat: self.stat(),
+            requests: self.counts.requests(&OPS),
+            copies_written: self.core.copies.written.get(),
+            member: Some(self.core.member_report()),
+        }
+    }
+
+    fn write(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
         let message = WriteMessage::decode(request.body).map_err(bad_request)?;
         self.check(message.to)?;
         if self.core.writes.len() >= WAITERS_MAX {
@@ -137,17 +134,18 @@ impl MemberService {
         let Some(op) = op else {
             self.core.settle();
             return Ok(match waiting.try_take() {
-                Some(answer) => Intake::Answer(self.written(answer)),
-                None => Intake::Later(self.write_ends(waiting)),
+                Some(answer) => Intake::Answer(written(counting, answer)),
+                None => Intake::Later(write_ends(waiting, counting.waits())),
             });
         };
         let len_bytes = request.payload_len_bytes;
         let mut carved = self.carve(message.key, len_bytes);
         if matches!(carved, Err(NoRoom::Full { .. })) {
+            self.counts.waits_for_room();
             // At once, where this core is the home of what has to leave.
             self.core.make_room();
             if let Some(answer) = waiting.try_take() {
-                return Ok(Intake::Answer(self.written(answer)));
+                return Ok(Intake::Answer(written(counting, answer)));
             }
             carved = self.carve(message.key, len_bytes);
         }
@@ -163,7 +161,7 @@ impl MemberService {
             let (frame, region) = carved.into_empty();
             self.core.bytes().borrow_mut().receive(op, frame);
             self.core.on_whole(op, frame.filled(region, crc32c));
-            return Ok(Intake::Later(self.write_ends(waiting)));
+            return Ok(Intake::Later(write_ends(waiting, counting.waits())));
         }
         let (frame, room) = carved.into_room();
         self.core.bytes().borrow_mut().receive(op, frame);
@@ -173,11 +171,16 @@ impl MemberService {
             frame,
             crc32c,
             waiting,
+            counting: counting.waits(),
         };
         Ok(Intake::Receive { pending, room })
     }
 
-    fn replicate(&self, request: &RequestHead<'_>) -> Result<Intake<Pending>, Status> {
+    fn replicate(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
         let message = ReplicaMessage::decode(request.body).map_err(bad_request)?;
         self.check(message.to)?;
         let info = message.info;
@@ -200,6 +203,7 @@ impl MemberService {
             info,
             namespace: message.namespace,
             key: key.bytes().to_vec(),
+            counting: counting.waits(),
         };
         Ok(Intake::Receive { pending, room })
     }
@@ -209,10 +213,9 @@ impl MemberService {
     }
 
     /// The bytes, if this very core has them; else what the home says.
-    fn find(&self, body: &[u8]) -> Result<Intake<Pending>, Status> {
+    fn find(&self, body: &[u8], counting: &mut Counting) -> Result<Intake<Pending>, Status> {
         let message = GetMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
-        Counts::add(&self.counts.gets);
         let read = self.core.read(message.key, None, message.namespace);
         if let Some(response) = self.bytes_of(message.key, read) {
             return Ok(Intake::Answer(response));
@@ -226,22 +229,20 @@ impl MemberService {
         };
         self.check_waiters()?;
         let mut waiting = self.core.ask(message.asker, message.epoch, ask);
-        let (status, counts) = (Status::NotFound, Rc::clone(&self.counts));
-        let count = move |answer: &DirectoryAnswer| {
-            if matches!(answer, DirectoryAnswer::Miss) {
-                Counts::add(&counts.misses);
-            }
-        };
+        let status = Status::NotFound;
         Ok(match waiting.try_take() {
             Some(answer) => {
-                count(&answer);
+                counting.end(Outcome::from(&answer));
                 Intake::Answer(answers(status, vec![(request, answer)]))
             }
-            None => Intake::Later(Later::new(async move {
-                let answer = waiting.await.unwrap_or(DirectoryAnswer::Busy);
-                count(&answer);
-                answers(status, vec![(request, answer)])
-            })),
+            None => {
+                let mut counting = counting.waits();
+                Intake::Later(Later::new(async move {
+                    let answer = waiting.await.unwrap_or(DirectoryAnswer::Busy);
+                    counting.end(Outcome::from(&answer));
+                    answers(status, vec![(request, answer)])
+                }))
+            }
         })
     }
 
@@ -263,10 +264,10 @@ impl MemberService {
             return None;
         };
         let (id, extent) = self.core.bytes().borrow_mut().pin(place, key)?;
-        Counts::add(&self.counts.hits);
         let core = Rc::clone(&self.core);
         let pin = CopyPin { core, id };
         let value = extent.value();
+        self.counts.sending(value.len());
         let payload = (!value.is_empty())
             .then(|| Payload::region(value, extent.crc32c).pinned(Pin::new(pin)));
         let mut body = Vec::new();
@@ -283,7 +284,7 @@ impl MemberService {
         })
     }
 
-    fn ask(&self, body: &[u8]) -> Result<Intake<Pending>, Status> {
+    fn ask(&self, body: &[u8], counting: &mut Counting) -> Result<Intake<Pending>, Status> {
         let message = AskMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
         self.check_waiters()?;
@@ -300,11 +301,13 @@ impl MemberService {
         if waiting.is_empty() {
             return Ok(Intake::Answer(answers(Status::Ok, done)));
         }
+        let mut counting = counting.waits();
         Ok(Intake::Later(Later::new(async move {
             for (request, answer) in waiting {
                 let answer = answer.await.unwrap_or(DirectoryAnswer::Busy);
                 done.push((request, answer));
             }
+            counting.end(Outcome::Ok);
             answers(Status::Ok, done)
         })))
     }
@@ -317,6 +320,7 @@ impl MemberService {
         self.core.on_told(message);
         let mut response = Response::default();
         if let Some(message) = self.core.post.take(from) {
+            self.core.post.count_sent();
             message.encode(&mut response.body);
         }
         Ok(response)
@@ -333,18 +337,6 @@ impl MemberService {
         Ok(Response {
             body: map.encode(),
             ..Response::default()
-        })
-    }
-
-    fn written(&self, answer: WriteAnswer) -> Response {
-        written(&self.counts, answer)
-    }
-
-    fn write_ends(&self, waiting: Waiting<WriteAnswer>) -> Later {
-        let counts = Rc::clone(&self.counts);
-        Later::new(async move {
-            let answer = waiting.await.unwrap_or(WriteAnswer::Interrupted);
-            written(&counts, answer)
         })
     }
 
@@ -378,23 +370,35 @@ impl Service for MemberService {
     type Pending = Pending;
 
     fn on_request(&self, request: RequestHead<'_>) -> Intake<Pending> {
+        let mut counting = self.counts.begin(request.op);
+        let counted = &mut counting;
         let answered = match Op::try_from(request.op) {
             Ok(Op::Map) => self.map(request.body).map(Intake::Answer),
             Ok(Op::Tell) => self.tell(request.body).map(Intake::Answer),
-            Ok(Op::Ask) => self.ask(request.body),
-            Ok(Op::Write) => self.write(&request),
-            Ok(Op::Find) => self.find(request.body),
+            Ok(Op::Ask) => self.ask(request.body, counted),
+            Ok(Op::Write) => self.write(&request, counted),
+            Ok(Op::Find) => self.find(request.body, counted),
             Ok(Op::Read) => self.read(request.body).map(Intake::Answer),
-            Ok(Op::Replicate) => self.replicate(&request),
+            Ok(Op::Replicate) => self.replicate(&request, counted),
             Ok(Op::Stat) => self.stat_response(request.body).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),
         };
-        answered.unwrap_or_else(|status| Intake::Answer(refusal(status)))
+        let answer = answered.unwrap_or_else(|status| Intake::Answer(refusal(status)));
+        if let Intake::Answer(response) = &answer {
+            counting.end_with(response.status);
+        }
+        answer
     }
 
     fn on_payload(&self, pending: Pending, room: Room, outcome: PayloadOutcome) -> Answer {
         let is_intact = outcome == PayloadOutcome::Intact;
+        let refuse = |mut counting: Counting| {
+            if outcome == PayloadOutcome::Corrupt {
+                counting.end(Outcome::Corrupt);
+            }
+            refusal(Status::Corrupt).into()
+        };
         let region = room.into_region();
         match pending {
             Pending::Write {
@@ -402,41 +406,56 @@ impl Service for MemberService {
                 frame,
                 crc32c,
                 waiting,
+                mut counting,
             } => {
                 if !is_intact {
                     drop(region);
                     self.core.on_lost(op);
-                    return refusal(Status::Corrupt).into();
+                    return refuse(counting);
                 }
-                self.core.on_whole(op, frame.filled(region, crc32c));
-                Answer::Later(self.write_ends(waiting))
+                let extent = frame.filled(region, crc32c);
+                self.counts.received(extent.len_bytes());
+                self.core.on_whole(op, extent);
+                Answer::Later(write_ends(waiting, counting.waits()))
             }
-            Pending::Replica { frame, .. } if !is_intact => {
+            Pending::Replica {
+                frame, counting, ..
+            } if !is_intact => {
                 drop(region);
                 self.core.bytes().borrow_mut().drop_replica(frame);
-                refusal(Status::Corrupt).into()
+                refuse(counting)
             }
             Pending::Replica {
                 frame,
                 info,
                 namespace,
                 key,
+                mut counting,
             } => {
                 let key = Key::new(&key).expect("it was a key when it came");
                 let whole = (frame, frame.filled(region, info.crc32c));
+                self.counts.received(info.len_bytes);
                 self.core.on_replica(key, info, namespace, whole);
+                counting.end(Outcome::Ok);
                 Response::default().into()
             }
         }
     }
 
     fn on_connections(&self, open: usize) {
-        self.counts.connections.set(open);
+        self.counts.set_connections(open);
     }
 }
 
-fn written(counts: &Counts, answer: WriteAnswer) -> Response {
-    counts.on_written(&answer);
+fn write_ends(waiting: Waiting<WriteAnswer>, mut counting: Counting) -> Later {
+    Later::new(async move {
+        let answer = waiting.await.unwrap_or(WriteAnswer::Interrupted);
+        written(&mut counting, answer)
+    })
+}
+
+fn written(counting: &mut Counting, answer: WriteAnswer) -> Response {
+    counting.end(Outcome::from(&answer));
     let mut response = Response::default();
     answer.encode(&mut response.body);
     response

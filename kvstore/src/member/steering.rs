@@ -14,6 +14,7 @@ use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_cluster::proto::member::{MemberOptions, Refusal};
 use lunette_cluster::{Client, ClientOptions, Membership, Security};
 use lunette_runtime::{JoinError, Sender, entropy, time};
+use lunette_runtime_core::ids::NodeId;
 
 use super::{ClusterOptions, Mail};
 
@@ -92,11 +93,15 @@ pub(crate) async fn steer(
     cores: Vec<Sender<Mail>>,
     mut steering: mpsc::Receiver<Steer>,
 ) {
+    let node = member.id.0;
     let membership = match join(&cluster, member, former) {
         Ok(membership) => Rc::new(membership),
-        Err(error) => return tracing::error!(%error, "the node does not join its cluster"),
+        Err(error) => return tracing::error!(node, %error, "the node does not join its cluster"),
     };
-    let mut told = Told::default();
+    let mut told = Told {
+        node,
+        ..Told::default()
+    };
     let mut is_refused = false;
     let mut joining: Vec<oneshot::Sender<Result<ClusterMap, Refusal>>> = Vec::new();
     let mut clearing: Vec<Clear> = Vec::new();
@@ -104,7 +109,7 @@ pub(crate) async fn steer(
     loop {
         told.tell(&membership, &cores).await;
         if let Some(refusal) = membership.refusal().filter(|_| !is_refused) {
-            tracing::error!(%refusal, "the node is no member of its cluster");
+            tracing::error!(node, %refusal, "the node is no member of its cluster");
             is_refused = true;
         }
         answer_joined(&membership, &mut joining);
@@ -127,6 +132,7 @@ pub(crate) async fn steer(
                     send(core, Mail::Left).await;
                 }
                 membership.leave().await;
+                tracing::info!(node, epoch = told.epoch.0, "left the cluster");
                 if answer.send(()).is_err() {
                     tracing::debug!("whoever asked for it is gone");
                 }
@@ -218,8 +224,12 @@ fn clear(membership: &Membership, clearing: Vec<Clear>) -> Vec<Clear> {
 /// What the cores were told last.
 #[derive(Default)]
 struct Told {
+    /// Who is told of.
+    node: u64,
     epoch: Epoch,
+    is_in_map: bool,
     fence: Fence,
+    is_leased: bool,
 }
 
 impl Told {
@@ -227,6 +237,7 @@ impl Told {
     async fn tell(&mut self, membership: &Membership, cores: &[Sender<Mail>]) {
         let map = membership.map().filter(|map| map.epoch() > self.epoch);
         if let Some(map) = map {
+            self.log_map(&map);
             self.epoch = map.epoch();
             let map = Arc::new(map);
             for core in cores {
@@ -239,6 +250,31 @@ impl Told {
             for core in cores {
                 send(core, Mail::Fence(fence)).await;
             }
+        }
+        self.log_lease();
+    }
+
+    fn log_map(&mut self, map: &ClusterMap) {
+        let (node, epoch, members) = (self.node, map.epoch().0, map.members().len());
+        let is_in_map = map.member(NodeId(node)).is_some();
+        match (std::mem::replace(&mut self.is_in_map, is_in_map), is_in_map) {
+            (false, true) => tracing::info!(node, epoch, members, "joined the cluster"),
+            (true, true) => tracing::info!(node, epoch, members, "the cluster's map has changed"),
+            (_, false) => tracing::info!(node, epoch, members, "the map is without this node"),
+        }
+    }
+
+    fn log_lease(&mut self) {
+        let is_leased = self.fence.is_leased(time::now());
+        if is_leased == self.is_leased {
+            return;
+        }
+        self.is_leased = is_leased;
+        let (node, epoch) = (self.node, self.epoch.0);
+        if is_leased {
+            tracing::info!(node, epoch, "the node has its lease");
+        } else {
+            tracing::warn!(node, epoch, "the node has lost its lease");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_channel::{mpsc, oneshot};
 use futures_core::Stream;
-use lunette_kvstore_proto::message::{NodeCard, NodeStat};
+use lunette_kvstore_proto::message::{NodeCard, NodeState};
 use lunette_kvstore_proto::placement::{ClusterMap, Seat};
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::net::{REBIND_WAIT, TcpListener};
@@ -22,14 +22,15 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use super::options::NodeOptions;
+use crate::counting::CoreReport;
 use crate::error::NodeError;
 use crate::member::{self, Beginning, Life, Mail, MemberService};
 use crate::service::CoreService;
 
 /// What the node asks of one of its cores.
 pub(super) enum Question {
-    /// Its statistics.
-    Stat(oneshot::Sender<NodeStat>),
+    /// What it holds and has counted.
+    Report(oneshot::Sender<CoreReport>),
     /// To end its connections; the sender is dropped when the last one has ended.
     Drain(std_mpsc::Sender<Infallible>),
 }
@@ -86,8 +87,8 @@ pub(super) async fn run_core(plan: CorePlan) {
         let service = Rc::new(CoreService::new(plan.index, own, plan.limits, arena()));
         let asked = Rc::clone(&service);
         let serving = serve_options(&card, connections_max, None, time::unix_ns());
-        let stat = move || asked.stat();
-        return serve_until_drained((listener, serving), service, stat, plan.questions).await;
+        let report = move || asked.report();
+        return serve_until_drained((listener, serving), service, report, plan.questions).await;
     };
     let seat = Seat {
         node: options.id,
@@ -110,21 +111,21 @@ pub(super) async fn run_core(plan: CorePlan) {
     let service = Rc::new(MemberService::new(core));
     let asked = Rc::clone(&service);
     let serving = serve_options(&card, connections_max, guard, plan.incarnation);
-    let stat = move || asked.stat();
-    serve_until_drained((listener, serving), service, stat, plan.questions).await;
+    let report = move || asked.report();
+    serve_until_drained((listener, serving), service, report, plan.questions).await;
 }
 
 /// Serves, and answers the node's questions, until it has been drained.
 async fn serve_until_drained<S: Service>(
     (listener, serving): (TcpListener, ServeOptions),
     service: Rc<S>,
-    stat: impl Fn() -> NodeStat + 'static,
+    report: impl Fn() -> CoreReport + 'static,
     questions: mpsc::Receiver<Question>,
 ) {
     let drain = Drain::default();
     let drained = Rc::new(Drained::default());
     let ends = (drain.clone(), Rc::clone(&drained));
-    drop(spawn_local(answer(stat, questions, ends)));
+    drop(spawn_local(answer(report, questions, ends)));
     serve(listener, service, serving, drain).await;
     // Whoever waits for the drain learns of its end.
     drained.end();
@@ -161,20 +162,27 @@ impl Drained {
 
 /// Answers the node's questions.
 async fn answer(
-    stat: impl Fn() -> NodeStat,
+    report: impl Fn() -> CoreReport,
     mut questions: mpsc::Receiver<Question>,
     (drain, drained): (Drain, Rc<Drained>),
 ) {
+    let mut is_draining = false;
     loop {
         let next = std::future::poll_fn(|cx| Pin::new(&mut questions).poll_next(cx)).await;
         match next {
             None => return,
-            Some(Question::Stat(answer)) => {
-                if answer.send(stat()).is_err() {
+            Some(Question::Report(answer)) => {
+                let mut report = report();
+                if is_draining {
+                    let state = report.stat.state().max(NodeState::Draining);
+                    report.stat.state_code = state.code();
+                }
+                if answer.send(report).is_err() {
                     tracing::trace!("whoever asked for statistics is gone");
                 }
             }
             Some(Question::Drain(waiting)) => {
+                is_draining = true;
                 drained.wait(waiting);
                 drain.begin();
             }

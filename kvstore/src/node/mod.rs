@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `options` | [`NodeOptions`] |
 //! | `core` | what runs on one core |
+//! | `watch` | [`NodeWatch`]: asking the cores what they have counted |
 
 mod core;
 mod options;
+mod watch;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -30,6 +32,7 @@ use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
 
 pub(crate) use self::core::hello;
 pub use options::NodeOptions;
+pub use watch::NodeWatch;
 
 /// Questions that may wait at one core.
 const QUESTIONS_MAX: usize = 16;
@@ -73,6 +76,12 @@ impl Node {
     /// [`NodeError::Core`]: a core does not answer.
     pub fn stat(&self) -> Result<NodeStat, NodeError> {
         pollster::block_on(self.seated.stat())
+    }
+
+    /// Who asks its cores, on whatever thread.
+    #[must_use]
+    pub fn watch(&self) -> NodeWatch {
+        self.seated.watch()
     }
 
     /// Waits until the node is in its cluster's map, which is returned. Blocks.
@@ -173,7 +182,7 @@ impl SeatedNode {
             starting.start_core(index, size, born, &options).await?;
         }
         let address = starting.announce()?;
-        tracing::info!(%address, id = %options.id, cores, "node serves");
+        tracing::info!(node = options.id.0, %address, cores, "the node serves");
         let Starting {
             questions, mail, ..
         } = starting;
@@ -258,20 +267,18 @@ impl SeatedNode {
     /// [`NodeError::Core`]: a core does not answer.
     pub async fn stat(&self) -> Result<NodeStat, NodeError> {
         let mut total = NodeStat::default();
-        for (index, questions) in self.questions.iter().enumerate() {
-            let core = CoreIndex(u16::try_from(index).expect("cores are bounded"));
-            let gone = NodeError::Core(MeshError::ShutDown(core));
-            let (answer, answered) = oneshot::channel();
-            if questions.clone().try_send(Question::Stat(answer)).is_err() {
-                return Err(gone);
-            }
-            let Ok(stat) = answered.await else {
-                return Err(gone);
-            };
-            total.add_shard(stat.shards, stat.capacity_bytes);
-            total.connections += stat.connections;
+        for report in self.watch().report().await? {
+            total.add(&report.stat);
         }
         Ok(total)
+    }
+
+    /// Who asks its cores, on whatever thread.
+    #[must_use]
+    pub fn watch(&self) -> NodeWatch {
+        NodeWatch {
+            questions: self.questions.clone(),
+        }
     }
 }
 

@@ -68,6 +68,15 @@ pub(super) fn object(stat: &NodeStat) -> Value {
         "refused_full": shards.refused_full,
         "refused_too_large": shards.refused_too_large,
         "refused_entries": shards.refused_entries,
+        "cores": stat.cores,
+        "requests": stat.requests,
+        "refused": stat.refused,
+        "room_waits": stat.room_waits,
+        "payload_in_bytes": stat.payload_in_bytes,
+        "payload_out_bytes": stat.payload_out_bytes,
+        "state": stat.state().word(),
+        "epoch": stat.epoch,
+        "lease_left_ms": stat.lease_left_ms,
     })
 }
 

@@ -113,9 +113,7 @@ impl Store {
             match rows.last_mut() {
                 Some((address, total)) if *address == member.address => {
                     *total = (*total).and_then(|mut total| {
-                        let stat = stat?;
-                        total.add_shard(stat.shards, stat.capacity_bytes);
-                        total.connections += stat.connections;
+                        total.add(&stat?);
                         Ok(total)
                     });
                 }

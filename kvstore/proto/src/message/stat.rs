@@ -1,11 +1,80 @@
-//! A node's counters.
+//! A node's counters and state.
 
 use lunette_runtime_core::codec::{Reader, Writer};
 
-use super::{MessageFault, end_of};
+use super::MessageFault;
 use crate::shard::ShardStats;
 
+/// What a node is doing, worst last: the state of a node is the worst of its cores'.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NodeState {
+    /// It does not say: its version is an older one, or a later one with states of its own.
+    #[default]
+    Unknown,
+    /// It serves, and is no member of a cluster.
+    Alone,
+    /// It serves, as a member of its cluster.
+    Serving,
+    /// Its connections are ending, or its memory is being emptied.
+    Draining,
+    /// It is not in its cluster's map yet.
+    Joining,
+    /// Its lease is over: it serves cache namespaces only, by the last map that it knows.
+    Fenced,
+    /// It has given its place in the cluster up.
+    Left,
+}
+
+impl NodeState {
+    /// All states; the code of each is its index.
+    pub const ALL: [Self; 7] = [
+        Self::Unknown,
+        Self::Alone,
+        Self::Serving,
+        Self::Draining,
+        Self::Joining,
+        Self::Fenced,
+        Self::Left,
+    ];
+
+    /// Its code on the wire.
+    #[must_use]
+    pub const fn code(self) -> u64 {
+        self as u64
+    }
+
+    /// The state of a code on the wire.
+    #[must_use]
+    pub fn from_code(code: u64) -> Self {
+        let index = usize::try_from(code).unwrap_or(usize::MAX);
+        Self::ALL.get(index).copied().unwrap_or_default()
+    }
+
+    /// The word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Alone => "alone",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Joining => "joining",
+            Self::Fenced => "fenced",
+            Self::Left => "left",
+        }
+    }
+
+    /// Whether clients are to go there.
+    #[must_use]
+    pub const fn is_serving(self) -> bool {
+        matches!(self, Self::Alone | Self::Serving)
+    }
+}
+
 /// The body of the answer to a stat: the node's counters, 64 bits each, in the order of the fields.
+///
+/// Later versions have more of them behind those of earlier ones. Who knows fewer ignores the rest, and
+/// who knows more takes what is missing for 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeStat {
     /// The sum over the shards of its cores.
@@ -16,15 +85,44 @@ pub struct NodeStat {
     pub connections: u64,
     /// Payload bytes received.
     pub payload_in_bytes: u64,
-    /// Payload bytes sent.
+    /// Payload bytes handed over to be sent.
     pub payload_out_bytes: u64,
+    /// Cores that these counters are the sum of.
+    pub cores: u64,
+    /// Requests for objects that were answered, refusals included: not those about the node, nor what
+    /// nodes tell each other.
+    pub requests: u64,
+    /// Those of them that were refused, for whatever reason.
+    pub refused: u64,
+    /// Writes that found no room at first.
+    pub room_waits: u64,
+    /// The epoch of the map that all its cores have, 0 without one.
+    pub epoch: u64,
+    /// How long its lease is sure to last, in milliseconds; 0 if it has none, or it is over.
+    pub lease_left_ms: u64,
+    /// The code of its [`NodeState`].
+    pub state_code: u64,
 }
 
-const COUNTERS: usize = 20;
+const COUNTERS: usize = 27;
+/// Counters of the first version.
+const COUNTERS_MIN: usize = 20;
 
 impl NodeStat {
     /// Length of the body in bytes.
     pub const ENCODED_BYTES: usize = COUNTERS * 8;
+
+    /// What the node is doing.
+    #[must_use]
+    pub fn state(&self) -> NodeState {
+        NodeState::from_code(self.state_code)
+    }
+
+    /// Bytes of its shards that are not used.
+    #[must_use]
+    pub const fn free_bytes(&self) -> u64 {
+        self.capacity_bytes.saturating_sub(self.shards.used_bytes)
+    }
 
     /// Appends the body to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
@@ -38,27 +136,36 @@ impl NodeStat {
     /// The counters in `body`.
     ///
     /// # Errors
-    /// [`MessageFault`] if it holds fewer or more.
+    /// [`MessageFault`] if it holds fewer than those of the first version, or a part of one.
     pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
         let mut reader = Reader::new(body);
         let mut stat = Self::default();
-        for counter in stat.counters() {
+        for (index, counter) in stat.counters().into_iter().enumerate() {
+            if index >= COUNTERS_MIN && reader.is_empty() {
+                break;
+            }
             *counter = reader.u64()?;
         }
-        end_of(&reader)?;
-        Ok(stat)
+        match reader.rest().len() % 8 {
+            0 => Ok(stat),
+            trailing => Err(MessageFault::Trailing(trailing)),
+        }
     }
 
-    /// Adds one core's share.
-    pub fn add_shard(&mut self, shard: ShardStats, capacity_bytes: u64) {
-        let mut other = Self {
-            shards: shard,
-            capacity_bytes,
-            ..Self::default()
-        };
+    /// Adds what another core, or all cores of another node, have counted. Epoch and lease are those
+    /// that all of them have, the state is the worst.
+    pub fn add(&mut self, other: &Self) {
+        if *self == Self::default() {
+            *self = *other;
+            return;
+        }
+        let (former, mut other) = (*self, *other);
         for (sum, counter) in self.counters().into_iter().zip(other.counters()) {
             *sum = sum.saturating_add(*counter);
         }
+        self.epoch = former.epoch.min(other.epoch);
+        self.lease_left_ms = former.lease_left_ms.min(other.lease_left_ms);
+        self.state_code = former.state().max(other.state()).code();
     }
 
     /// All counters, in the order in which they travel.
@@ -69,6 +176,13 @@ impl NodeStat {
             connections,
             payload_in_bytes,
             payload_out_bytes,
+            cores,
+            requests,
+            refused,
+            room_waits,
+            epoch,
+            lease_left_ms,
+            state_code,
         } = self;
         [
             &mut shards.entries,
@@ -91,6 +205,13 @@ impl NodeStat {
             connections,
             payload_in_bytes,
             payload_out_bytes,
+            cores,
+            requests,
+            refused,
+            room_waits,
+            epoch,
+            lease_left_ms,
+            state_code,
         ]
     }
 }
@@ -117,7 +238,7 @@ mod tests {
     fn counters_travel_in_the_order_of_the_fields() {
         let mut body = Vec::new();
         numbered().encode(&mut body);
-        let golden: Vec<u8> = (1..=20_u64).flat_map(u64::to_le_bytes).collect();
+        let golden: Vec<u8> = (1..=27_u64).flat_map(u64::to_le_bytes).collect();
         assert_eq!(body, golden);
         assert_eq!(NodeStat::decode(&body), Ok(numbered()));
         assert_eq!(
@@ -133,11 +254,46 @@ mod tests {
     }
 
     #[test]
-    fn shards_add_up() {
-        let mut sum = numbered();
-        sum.add_shard(numbered().shards, 1000);
-        assert_eq!(sum.shards.entries, 2);
-        assert_eq!(sum.shards.removes, 32);
-        assert_eq!((sum.capacity_bytes, sum.connections), (1017, 18));
+    fn versions_with_fewer_and_with_more_counters_understand_each_other() {
+        let mut body = Vec::new();
+        numbered().encode(&mut body);
+        let older = NodeStat::decode(&body[..COUNTERS_MIN * 8]).expect("the first version's");
+        assert_eq!((older.payload_out_bytes, older.cores), (20, 0));
+        assert_eq!(older.state(), NodeState::Unknown);
+        body.extend_from_slice(&[7; 16]);
+        assert_eq!(NodeStat::decode(&body), Ok(numbered()));
+    }
+
+    #[test]
+    fn cores_add_up_and_the_worst_one_counts() {
+        let one = |state: NodeState, epoch, lease_left_ms| NodeStat {
+            cores: 1,
+            epoch,
+            lease_left_ms,
+            state_code: state.code(),
+            ..numbered()
+        };
+        let mut sum = NodeStat::default();
+        sum.add(&one(NodeState::Serving, 7, 900));
+        assert_eq!(sum, one(NodeState::Serving, 7, 900), "the first one");
+        sum.add(&one(NodeState::Fenced, 8, 0));
+        sum.add(&one(NodeState::Serving, 8, 800));
+        assert_eq!(
+            (sum.cores, sum.shards.removes, sum.connections),
+            (3, 48, 54)
+        );
+        assert_eq!((sum.epoch, sum.lease_left_ms), (7, 0));
+        assert_eq!(sum.state(), NodeState::Fenced);
+    }
+
+    #[test]
+    fn codes_and_states_agree_both_ways() {
+        for code in 0..20 {
+            let state = NodeState::from_code(code);
+            let expected = if state == NodeState::Unknown { 0 } else { code };
+            assert_eq!(state.code(), expected);
+        }
+        assert_eq!(NodeState::from_code(u64::MAX), NodeState::Unknown);
+        assert!(NodeState::ALL.is_sorted(), "the worst is last");
     }
 }

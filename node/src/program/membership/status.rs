@@ -36,9 +36,7 @@ pub(super) fn run(arguments: &StatusArguments, as_json: bool) -> Result<(), Fail
 fn sum(member: &MapMember, rows: &[SeatRow]) -> Result<NodeStat, StoreError> {
     let mut total = NodeStat::default();
     for (_, stat) in rows.iter().filter(|(seat, _)| seat.node == member.id) {
-        let stat = (*stat)?;
-        total.add_shard(stat.shards, stat.capacity_bytes);
-        total.connections += stat.connections;
+        total.add(&(*stat)?);
     }
     Ok(total)
 }
