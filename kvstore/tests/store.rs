@@ -10,7 +10,7 @@ use lunette_kvstore::{
     Value, extent_bytes,
 };
 use lunette_kvstore_proto::key::{Key, KeyFault};
-use lunette_kvstore_proto::message::{KeyRequest, Op, Status};
+use lunette_kvstore_proto::message::{KeyRequest, NodeState, Op, Status};
 use lunette_kvstore_proto::placement::MapFault;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpStream;
@@ -447,7 +447,8 @@ fn a_drained_node_has_ended_its_connections_and_takes_none() {
         }
         let (in_time, node) = draining.join().expect("no panic");
         assert!(in_time);
-        assert_eq!(node.stat().expect("an answer").connections, 0);
+        let stat = node.stat().expect("an answer");
+        assert_eq!((stat.connections, stat.state()), (0, NodeState::Draining));
         let failure = client
             .get(b"k", room(1000))
             .await

@@ -265,7 +265,7 @@ impl Told {
     }
 
     fn log_lease(&mut self) {
-        let is_leased = self.fence.is_leased(time::now());
+        let is_leased = self.is_in_map && self.fence.is_leased(time::now());
         if is_leased == self.is_leased {
             return;
         }

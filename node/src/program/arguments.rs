@@ -11,10 +11,12 @@ use lunette::trace::generator::REQUESTS_DEFAULT;
 
 use super::address::NodeAddress;
 use super::failure::Failure;
+use super::logs::LogArguments;
 use super::membership::{JoinArguments, MembershipArguments};
 use super::nvme::NvmeArguments;
 use super::simulate::SimulateArguments;
 use super::size::Size;
+use super::top::TopArguments;
 use super::transfer::TransferArguments;
 
 const EXIT_CODES: &str = "\
@@ -31,7 +33,8 @@ Environment:
   LUNETTE_SECRET_FILE  the file of the secret that members of a cluster, clients, coordinators and
                     transfer engines prove to each other
   LUNETTE_COORDINATORS, LUNETTE_ETCD  for want of `serve --coordinators` or `--etcd`
-  LUNETTE_LOG       what to log to standard error: error, warn (default), info, debug, trace";
+  LUNETTE_LOG       what to log to standard error: error, warn (default), info, debug, trace; or by
+                    part of the program, like warn,lunette_kvstore=debug";
 
 const FIRST_STEPS: &str = "\
 First steps:
@@ -65,6 +68,7 @@ pub(crate) enum Command {
     Get(GetArguments),
     Rm(RemoveArguments),
     Stat(StatArguments),
+    Top(TopArguments),
     Replay(ReplayArguments),
     Simulate(SimulateArguments),
     Transfer(TransferArguments),
@@ -72,6 +76,17 @@ pub(crate) enum Command {
     Cluster(MembershipArguments),
     Doctor(DoctorArguments),
     Topo(TopoArguments),
+}
+
+impl Command {
+    /// How the command logs, if that can be said on its command line.
+    pub(crate) fn log(&self) -> Option<&LogArguments> {
+        match self {
+            Self::Serve(arguments) => Some(&arguments.log),
+            Self::Cluster(arguments) => arguments.log(),
+            _ => None,
+        }
+    }
 }
 
 /// Run a node, until SIGINT or SIGTERM.
@@ -84,7 +99,8 @@ Examples:
   lunette serve --memory 1GiB
   lunette serve --listen 127.0.0.1:7401 --memory 64GiB --cores 2,3 --huge-pages --lock-memory
   lunette serve --listen 127.0.0.1:0 --memory 1GiB --json    # the system chooses the port
-  lunette serve --memory 1GiB --cluster prod --coordinators 127.0.0.1:7300")]
+  lunette serve --memory 1GiB --cluster prod --coordinators 127.0.0.1:7300
+  lunette serve --memory 1GiB --metrics 127.0.0.1:7480 --log info --log-format json")]
 pub(crate) struct ServeArguments {
     /// Address and port to listen on; port 0 lets the system choose. Further cores take ports that
     /// the system chooses.
@@ -124,6 +140,12 @@ pub(crate) struct ServeArguments {
     pub(crate) lock_memory: bool,
     #[command(flatten)]
     pub(crate) join: JoinArguments,
+    /// Address and port at which to answer GET /metrics, for Prometheus, and GET /health; port 0 lets
+    /// the system choose. Whoever asks is not authenticated.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) log: LogArguments,
     /// End as well when standard input does, so that the node does not outlive its starter.
     #[arg(long)]
     pub(crate) until_stdin_ends: bool,

@@ -29,6 +29,11 @@ pub(crate) enum Failure {
          LUNETTE_INSECURE=1 to do it all the same"
     )]
     NotLoopback(SocketAddr),
+    #[error(
+        "refusing to answer /metrics and /health on {0}: nobody who asks there is authenticated, so \
+         only loopback addresses are listened on; set LUNETTE_INSECURE=1 to do it all the same"
+    )]
+    MetricsNotLoopback(SocketAddr),
     #[error(transparent)]
     Secret(#[from] SecretFileError),
     #[error(transparent)]

@@ -9,6 +9,9 @@
 //! | `serve` | a node |
 //! | `object` | put, get, rm |
 //! | `stat` | the table of nodes |
+//! | `top` | nodes as they work, second by second |
+//! | `observe` | metrics and health of a node, over HTTP |
+//! | `logs` | what is logged, and how |
 //! | `store` | nodes that are listed, or a cluster that they are members of |
 //! | `membership` | coordinators, members, what a cluster is like |
 //! | `cluster` | nodes as child processes |
@@ -24,9 +27,11 @@ mod arguments;
 mod cluster;
 mod doctor;
 mod failure;
+mod logs;
 mod membership;
 mod nvme;
 mod object;
+mod observe;
 mod output;
 mod replay;
 mod serve;
@@ -34,27 +39,21 @@ mod simulate;
 mod size;
 mod stat;
 mod store;
+mod top;
 mod topo;
 mod transfer;
 
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
-use tracing_subscriber::EnvFilter;
 
 use arguments::{Arguments, Command};
 
 /// Reads the command line, does what it says, and reports how that ended.
 pub(crate) fn run() -> ExitCode {
     let arguments = Arguments::parse();
-    let filter = EnvFilter::try_from_env("LUNETTE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_ansi(io::stderr().is_terminal())
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .init();
+    logs::begin(arguments.command.log());
     let as_json = arguments.json;
     let done = match arguments.command {
         Command::Serve(arguments) => serve::serve(&arguments, as_json),
@@ -62,6 +61,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Get(arguments) => object::get(&arguments, as_json),
         Command::Rm(arguments) => object::remove(&arguments, as_json),
         Command::Stat(arguments) => stat::stat(&arguments, as_json),
+        Command::Top(arguments) => top::top(&arguments, as_json),
         Command::Replay(arguments) => replay::replay(&arguments, as_json),
         Command::Simulate(arguments) => simulate::simulate(&arguments, as_json),
         Command::Transfer(arguments) => transfer::transfer(arguments, as_json),

@@ -18,6 +18,7 @@ use signal_hook::iterator::Signals;
 
 use super::arguments::ServeArguments;
 use super::failure::Failure;
+use super::observe::{Observation, Subject};
 use super::size::Size;
 use super::{output, stat};
 
@@ -38,6 +39,10 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
         .as_ref()
         .is_some_and(|cluster| cluster.secrets.is_some());
     check_listen(arguments.listen, is_guarded)?;
+    if let Some(metrics) = arguments.metrics {
+        let refused = |_| Failure::MetricsNotLoopback(metrics);
+        check_listen(metrics, false).map_err(refused)?;
+    }
     // Before anything is started, so that a signal never finds the process unprepared.
     let (end, ended) = mpsc::channel();
     let ending = end.clone();
@@ -57,19 +62,29 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     if arguments.until_stdin_ends {
         end_with_stdin(end);
     }
-    announce(&node, id, cores, arguments.memory, as_json)?;
+    let subject = Subject {
+        node_id: id.0,
+        cores,
+    };
+    let observing = arguments.metrics;
+    let observing = observing.map(|listen| Observation::start(listen, subject, node.watch()));
+    let observation = observing.transpose()?;
+    let metrics = observation.as_ref().map(Observation::address);
+    announce(&node, (subject, metrics), arguments.memory, as_json)?;
     let refused = if is_member {
         be_member(&node, &ended, as_json)?
     } else {
         let why = ended.recv().unwrap_or("nobody is left to end it");
-        tracing::info!(why, "shutting down");
+        tracing::info!(node = id.0, why, "shutting down");
         None
     };
     if !node.drain(DRAIN_TIMEOUT) {
         tracing::warn!("some connections did not end in time");
     }
     let stat = node.stat()?;
+    drop(observation);
     node.shut_down()?;
+    tracing::info!(node = id.0, "ended");
     if let Some(refusal) = refused {
         return Err(refusal.into());
     }
@@ -206,26 +221,30 @@ fn default_id(listen: SocketAddr) -> u64 {
 
 fn announce(
     node: &Node,
-    id: NodeId,
-    cores: usize,
+    (subject, metrics): (Subject, Option<SocketAddr>),
     memory: Size,
     as_json: bool,
 ) -> Result<(), Failure> {
     let address = node.address();
+    let Subject { node_id, cores } = subject;
     if as_json {
-        let ready = json!({
+        let mut ready = json!({
             "ready": true,
             "address": address.to_string(),
-            "node_id": id.0,
+            "node_id": node_id,
             "cores": cores,
             "memory_bytes": memory.0,
         });
+        if let Some(metrics) = metrics {
+            ready["metrics"] = json!(metrics.to_string());
+        }
         return output::line(&ready.to_string());
     }
+    let metrics = metrics.map(|metrics| format!(", metrics at http://{metrics}/metrics"));
     output::line(&format!(
-        "serving on {address}: node {}, {cores} core{}, {memory}",
-        id.0,
+        "serving on {address}: node {node_id}, {cores} core{}, {memory}{}",
         if cores == 1 { "" } else { "s" },
+        metrics.unwrap_or_default(),
     ))
 }
 

@@ -9,14 +9,23 @@
 //! | `simulating` | `simulate` |
 //! | `transferring`, `rails` | `transfer`, over one network and over two |
 //! | `membership` | `cluster`, and nodes that are members of one |
+//! | `town` | members of a cluster, and a client of them |
+//! | `observing`, `scrape` | `serve --metrics`, and reading it |
+//! | `topping` | `top` |
+//! | `logging` | what processes that stay log |
 //! | `machine` | `doctor`, `topo` |
 
+mod logging;
 mod machine;
 mod membership;
 mod objects;
+mod observing;
 mod process;
 mod rails;
 mod replaying;
+mod scrape;
 mod serving;
 mod simulating;
+mod topping;
+mod town;
 mod transferring;

@@ -40,6 +40,7 @@ pub(super) fn run(arguments: &CoordinatorArguments, as_json: bool) -> Result<(),
         let listener = listener.map_err(|error| Failure::file(&listen.to_string(), error))?;
         let address = listener.local_addr();
         let is_kept = data.is_some();
+        tracing::info!(%address, is_kept, "coordinating");
         if as_json {
             let ready = json!({
                 "ready": true, "address": address.to_string(), "is_kept": is_kept,
@@ -55,6 +56,7 @@ pub(super) fn run(arguments: &CoordinatorArguments, as_json: bool) -> Result<(),
             tracing::info!(?why, "shutting down");
         };
         serve(listener, hosted, security, stop).await;
+        tracing::info!(%address, "ended");
         Ok(())
     })?
 }

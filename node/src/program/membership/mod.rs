@@ -23,12 +23,22 @@ use lunette_cluster::read_secrets;
 use super::address::NodeAddress;
 use super::arguments::ClusterArguments;
 use super::failure::Failure;
+use super::logs::LogArguments;
 
 /// Clusters whose nodes come and go.
 #[derive(Args, Debug)]
 pub(crate) struct MembershipArguments {
     #[command(subcommand)]
     command: MembershipCommand,
+}
+
+impl MembershipArguments {
+    pub(crate) const fn log(&self) -> Option<&LogArguments> {
+        match &self.command {
+            MembershipCommand::Coordinator(arguments) => Some(&arguments.log),
+            MembershipCommand::Status(_) => None,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -55,6 +65,8 @@ pub(crate) struct CoordinatorArguments {
     /// cluster has to be started anew then.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 /// Show the map of a cluster, and what each member holds.

@@ -1,0 +1,335 @@
+//! `serve --metrics`: what is told, what moves it, and to whom it is told.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use lunette::kvstore::{Client, ClientOptions};
+use lunette::runtime::{CoreOptions, block_on};
+use rustix::process::Signal;
+
+use crate::process::{Node, await_that, lunette, run, run_with_input, send};
+use crate::scrape::{Families, address, ask, get, health, scrape, value};
+use crate::town::{Town, await_members, is_there, put, with_client};
+
+/// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
+const FAMILIES: [(&str, &str); 27] = [
+    ("info", CONSTANT),
+    ("memory_capacity_bytes", CONSTANT),
+    ("state", "joining, serving, fenced"),
+    ("objects", "puts"),
+    ("memory_used_bytes", "puts"),
+    ("memory_free_bytes", "puts"),
+    ("connections", "the client's"),
+    ("hits_total", "gets of what was put"),
+    ("misses_total", "gets of what was not"),
+    ("payload_received_bytes_total", "puts"),
+    ("payload_sent_bytes_total", "gets"),
+    ("evictions_total", "puts of more than there is memory"),
+    ("evicted_bytes_total", "puts of more than there is memory"),
+    ("room_waits_total", "puts of more than there is memory"),
+    ("dropped_objects_total", "removals"),
+    (
+        "refused_requests_total",
+        "what only nodes that are alone know",
+    ),
+    ("copies_total", "puts, and replicas of the other node's"),
+    ("requests_total", "all of that"),
+    ("request_duration_seconds", "all of that"),
+    ("epoch", "another member comes"),
+    ("members", "another member comes"),
+    ("lease_seconds", "the coordinator goes"),
+    ("home_copies", "puts"),
+    (
+        "cut_off_requests_total",
+        "gets after the coordinator has gone",
+    ),
+    ("dropped_copies_total", "removals"),
+    ("replicas_total", "puts of two copies"),
+    ("messages_total", "puts of two copies"),
+];
+
+const CONSTANT: &str = "nothing";
+
+/// Families of members of clusters only.
+const OF_MEMBERS: [&str; 8] = [
+    "epoch",
+    "members",
+    "lease_seconds",
+    "home_copies",
+    "cut_off_requests_total",
+    "dropped_copies_total",
+    "replicas_total",
+    "messages_total",
+];
+
+const METRICS: [&str; 2] = ["--metrics", "127.0.0.1:0"];
+const PATIENT: Duration = Duration::from_secs(20);
+const OBJECTS: usize = 24;
+
+fn key(number: usize) -> String {
+    format!("key-{number}")
+}
+
+/// Waits until a sample is above a bound.
+fn await_above(node: &Node, family: &str, sample: &str, bound: f64) {
+    let family = format!("lunette_store_{family}");
+    await_that(&format!("{family}{sample} above {bound}"), || {
+        value(&scrape(node), &family, sample) > bound
+    });
+}
+
+/// Each of these objects is put, with a copy on the other node too.
+async fn put_twice(client: lunette::kvstore::ClusterClient, prefix: &'static str) {
+    for number in 0..OBJECTS {
+        assert!(put(&client, &format!("{prefix}{number}"), 1000, 2).await);
+    }
+}
+
+fn traffic(node: &Node) {
+    with_client(node, PATIENT, |client| put_twice(client, "twice-"));
+    await_above(node, "replicas_total", "{core=\"0\",outcome=\"made\"}", 0.0);
+    await_above(node, "copies_total", "{core=\"0\",kind=\"replica\"}", 0.0);
+    with_client(node, PATIENT, |client| async move {
+        for number in 0..OBJECTS {
+            assert!(put(&client, &key(number), 1000, 1).await);
+            assert!(!put(&client, &key(number), 1000, 1).await, "it is there");
+            assert_eq!(is_there(&client, &key(number)).await, Some(true));
+            let other = format!("never-{number}");
+            assert_eq!(is_there(&client, &other).await, Some(false));
+        }
+        let keys: Vec<_> = (0..OBJECTS).map(|n| key(n).into_bytes()).collect();
+        for removed in client.remove(&keys).await {
+            assert!(removed.expect("it is removed"));
+        }
+        for number in 0..40 {
+            assert!(put(&client, &format!("large-{number}"), 512 * 1024, 1).await);
+        }
+    });
+    // What such nodes do not know.
+    let address: SocketAddr = node.address().parse().expect("an address");
+    let refused = block_on(None, CoreOptions::default(), move || async move {
+        let client = Client::connect(&[address], ClientOptions::default()).await;
+        let client = client.expect("it answers");
+        client.exists(&[b"key".to_vec()]).await.is_err()
+    });
+    assert_eq!(refused, Ok(true));
+}
+
+/// The other node is lost, then the coordinator.
+fn losses(node: &Node, mut other: Node, mut coordinator: Node) {
+    with_client(node, PATIENT, |client| put_twice(client, "lost-"));
+    send(&other.child, Signal::KILL);
+    other.wait();
+    with_client(node, PATIENT, |client| async move {
+        let keys = (0..OBJECTS).map(|n| format!("lost-{n}").into_bytes());
+        // Those whose home was the other node may be gone already.
+        drop(client.remove(&keys.collect::<Vec<_>>()).await);
+        put_twice(client, "alone-").await;
+    });
+    await_above(node, "messages_total", "{core=\"0\",way=\"dropped\"}", 0.0);
+    await_above(
+        node,
+        "replicas_total",
+        "{core=\"0\",outcome=\"failed\"}",
+        0.0,
+    );
+    await_members(node, 1);
+    send(&coordinator.child, Signal::KILL);
+    coordinator.wait();
+    await_that("its lease is over", || health(node).0 == 503);
+    let (_, object) = health(node);
+    assert_eq!(
+        (&object["state"], &object["lease_left_ms"]),
+        (&"fenced".into(), &0.into())
+    );
+    let reason = object["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("fenced"), "{reason}");
+    let found = with_client(node, PATIENT, |client| async move {
+        is_there(&client, "alone-1").await
+    });
+    assert_eq!(found, Some(true), "caches are served on the last map");
+}
+
+fn has_moved(scrapes: &[Families], family: &str) -> bool {
+    let first = &scrapes[0][family];
+    scrapes.iter().any(|scrape| scrape[family] != *first)
+}
+
+#[test]
+fn each_metric_is_moved() {
+    let town = Town::new();
+    let node = Node::spawn(&mut town.member(1, &METRICS));
+    let mut scrapes = vec![scrape(&node)];
+    await_that("it serves", || health(&node).0 == 200);
+    let other = Node::spawn(&mut town.member(2, &[]));
+    await_members(&node, 2);
+    traffic(&node);
+    scrapes.push(scrape(&node));
+    losses(&node, other, town.coordinator);
+    scrapes.push(scrape(&node));
+
+    let mut named: Vec<String> = Vec::new();
+    for (family, why) in FAMILIES {
+        let family = format!("lunette_store_{family}");
+        let is_constant = why == CONSTANT;
+        assert_eq!(
+            has_moved(&scrapes, &family),
+            !is_constant,
+            "{family}: {why}"
+        );
+        named.push(family);
+    }
+    named.sort_unstable();
+    let told: Vec<_> = scrapes[0].keys().cloned().collect();
+    assert_eq!(told, named, "each family is in the table, and no other");
+    for (family, sample) in [
+        ("copies_total", "kind=\"write\""),
+        ("copies_total", "kind=\"replica\""),
+        ("dropped_copies_total", "cause=\"ordered\""),
+        ("messages_total", "way=\"sent\""),
+        ("messages_total", "way=\"received\""),
+        ("requests_total", "op=\"write\",outcome=\"ok\""),
+        ("requests_total", "op=\"write\",outcome=\"exists\""),
+        ("requests_total", "op=\"find\",outcome=\"ok\""),
+        ("requests_total", "op=\"find\",outcome=\"not_found\""),
+        ("requests_total", "op=\"ask\",outcome=\"ok\""),
+        ("requests_total", "op=\"tell\",outcome=\"ok\""),
+        ("requests_total", "op=\"replicate\",outcome=\"ok\""),
+        ("requests_total", "op=\"stat\",outcome=\"ok\""),
+        ("requests_total", "op=\"map\",outcome=\"ok\""),
+        ("requests_total", "op=\"exists\",outcome=\"unsupported\""),
+    ] {
+        let family = format!("lunette_store_{family}");
+        let sample = format!("{{core=\"0\",{sample}}}");
+        assert!(
+            value(&scrapes[2], &family, &sample) > 0.0,
+            "{family}{sample}"
+        );
+    }
+}
+
+#[test]
+fn a_node_that_is_alone_counts_what_it_is_asked() {
+    let node = Node::start("1MiB", &[&["--core-count", "2"], &METRICS[..]].concat());
+    let (status, object) = health(&node);
+    assert_eq!((status, &object["state"]), (200, &"alone".into()));
+    assert_eq!(
+        (&object["serving"], &object["cores"]),
+        (&true.into(), &2.into())
+    );
+    let at = ["--nodes", node.address()];
+    let run = |arguments: &[&str]| run(&[arguments, &at].concat());
+    let value_bytes = vec![7; 400 * 1024];
+    for key in ["a", "b", "c", "d", "e"] {
+        run_with_input(&[&["put", key], &at[..]].concat(), &value_bytes).ended_with(0);
+        run_with_input(&[&["put", key], &at[..]].concat(), &value_bytes).ended_with(0);
+    }
+    run(&["get", "e"]).ended_with(0);
+    run(&["get", "f"]).ended_with(3);
+    run(&["rm", "e"]).ended_with(0);
+    run(&["stat", "e"]).ended_with(3);
+    run_with_input(&[&["put", "g"], &at[..]].concat(), &vec![0; 2 << 20]).ended_with(1);
+    let families = scrape(&node);
+    let all_cores = |family: &str, sample: &str| {
+        let family = format!("lunette_store_{family}");
+        ["0", "1"]
+            .map(|core| value(&families, &family, &format!("{{core=\"{core}\"{sample}}}")))
+            .into_iter()
+            .sum::<f64>()
+    };
+    let bytes = 400.0 * 1024.0;
+    for (family, sample, expected) in [
+        ("hits_total", "", 1.0),
+        ("misses_total", "", 1.0),
+        ("dropped_objects_total", "", 1.0),
+        ("payload_received_bytes_total", "", 5.0 * bytes),
+        ("payload_sent_bytes_total", "", bytes),
+        ("copies_total", ",kind=\"write\"", 5.0),
+        ("requests_total", ",op=\"put\",outcome=\"ok\"", 5.0),
+        ("requests_total", ",op=\"put\",outcome=\"exists\"", 5.0),
+        ("requests_total", ",op=\"put\",outcome=\"too_large\"", 1.0),
+        ("requests_total", ",op=\"get\",outcome=\"not_found\"", 1.0),
+        ("requests_total", ",op=\"remove\",outcome=\"ok\"", 1.0),
+        ("refused_requests_total", "", 1.0),
+    ] {
+        let found = all_cores(family, sample);
+        assert!((found - expected).abs() < 0.5, "{family}{sample}: {found}");
+    }
+    let [evicted, evicted_bytes, objects] =
+        ["evictions_total", "evicted_bytes_total", "objects"].map(|family| all_cores(family, ""));
+    assert!(
+        evicted > 0.0 && evicted_bytes >= evicted * bytes,
+        "{evicted_bytes}"
+    );
+    assert!(
+        (evicted + objects - 4.0).abs() < 0.5,
+        "all but what was removed"
+    );
+    let is_of_members = |name: &str| {
+        let name = name.strip_prefix("lunette_store_").expect("ours");
+        OF_MEMBERS.contains(&name)
+    };
+    assert!(!families.keys().any(|name| is_of_members(name)));
+    assert_eq!(families.len(), FAMILIES.len() - OF_MEMBERS.len());
+}
+
+#[test]
+fn what_is_no_page_is_refused_with_the_status_for_it() {
+    let node = Node::start("1MiB", &METRICS);
+    assert_eq!(get(&node, "/").status, 404);
+    assert_eq!(get(&node, "/metrics?name=value").status, 200);
+    let posted = ask(
+        &node,
+        b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+    );
+    assert_eq!(posted.status, 405);
+    assert!(posted.head.contains("Allow: GET, HEAD"), "{}", posted.head);
+    assert_eq!(ask(&node, b"\x16\x03\x01\r\n\r\n").status, 400);
+    let head = ask(&node, b"HEAD /health HTTP/1.1\r\n\r\n");
+    assert_eq!((head.status, head.text.as_str()), (200, ""));
+    assert!(!head.head.contains("Content-Length: 0"), "{}", head.head);
+}
+
+#[test]
+fn who_says_nothing_holds_nobody_up() {
+    let node = Node::start("1MiB", &METRICS);
+    let connect = || TcpStream::connect(address(&node)).expect("it listens");
+    let silent: Vec<TcpStream> = (0..16).map(|_| connect()).collect();
+    // All places are taken: whoever comes then is sent away.
+    let mut late = connect();
+    drop(late.write_all(b"GET /health HTTP/1.1\r\n\r\n"));
+    let ended = std::io::Read::read(&mut late, &mut [0; 16]);
+    assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+    run(&["stat", "--nodes", node.address()]).ended_with(0);
+    // Their time runs out.
+    await_that("there is room again", || {
+        let mut stream = connect();
+        let begun = Instant::now();
+        drop(stream.set_read_timeout(Some(PATIENT)));
+        drop(stream.write_all(b"GET /health HTTP/1.1\r\n\r\n"));
+        let read = std::io::Read::read(&mut stream, &mut [0; 16]);
+        assert!(begun.elapsed() < PATIENT, "answered or closed");
+        matches!(read, Ok(1..))
+    });
+    drop(silent);
+}
+
+#[test]
+fn metrics_stay_on_loopback_unless_told_otherwise() {
+    let arguments = ["serve", "--memory", "1MiB", "--listen", "127.0.0.1:0"];
+    let arguments = [&arguments[..], &["--metrics", "0.0.0.0:0"]].concat();
+    let refused = run(&arguments).ended_with(1);
+    assert!(
+        refused.stderr.contains("LUNETTE_INSECURE=1"),
+        "{}",
+        refused.stderr
+    );
+    let arguments = [&arguments[..], &["--json"]].concat();
+    let node = Node::spawn(lunette(&arguments).env("LUNETTE_INSECURE", "1"));
+    assert!(address(&node).starts_with("0.0.0.0:"), "{}", node.ready);
+    let taken = ["--metrics", node.address()];
+    let serve = ["serve", "--memory", "1MiB", "--listen", "127.0.0.1:0"];
+    let failed = run(&[&serve[..], &taken].concat()).ended_with(1);
+    assert!(failed.stderr.contains(node.address()), "{}", failed.stderr);
+}
