@@ -182,7 +182,7 @@ impl IdleChoice {
 }
 
 /// The cluster that a command talks to.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct ClusterArguments {
     /// Some members of the cluster; or all nodes, if they are members of none.
     #[arg(
@@ -202,6 +202,15 @@ pub(crate) struct ClusterArguments {
 impl ClusterArguments {
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>, Failure> {
         self.nodes.iter().map(NodeAddress::resolve).collect()
+    }
+
+    /// The same cluster, of which no operation may take longer than this.
+    pub(crate) fn within(&self, timeout: Duration) -> Self {
+        let bound_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            nodes: self.nodes.clone(),
+            timeout_ms: self.timeout_ms.min(bound_ms),
+        }
     }
 
     pub(crate) const fn timeout(&self) -> Duration {

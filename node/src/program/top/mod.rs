@@ -29,6 +29,8 @@ use super::{output, serve as serving};
 
 /// Shortest interval.
 const INTERVAL_MIN_MS: u64 = 50;
+/// How long a node may take to say what it has counted, however short the interval.
+const PATIENCE_MIN: Duration = Duration::from_secs(1);
 
 /// Show what nodes do, second by second: objects, memory, hit ratio, requests and bytes per second.
 ///
@@ -75,7 +77,11 @@ pub(super) fn top(arguments: &TopArguments, as_json: bool) -> Result<(), Failure
         is_once: arguments.once,
         as_json,
     };
-    with_store(&arguments.cluster, move |store| looking.run(store, ended))
+    // A node that is gone is not to hold up what the others do.
+    let patience = arguments.interval.max(PATIENCE_MIN);
+    with_store(&arguments.cluster.within(patience), move |store| {
+        looking.run(store, ended)
+    })
 }
 
 /// How it is looked.

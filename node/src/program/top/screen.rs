@@ -1,5 +1,7 @@
 //! The terminal: a screen of its own while it is looked at, and afterwards what was there before.
 
+use console::Term;
+
 use crate::program::failure::Failure;
 use crate::program::output;
 
@@ -18,9 +20,10 @@ impl Screen {
         Ok(Self(()))
     }
 
-    /// Shows these lines and nothing else.
+    /// Shows these lines and nothing else, as many as there is room for.
     pub(super) fn show(&mut self, text: &str) -> Result<(), Failure> {
-        output::raw(&frame(text))
+        let (rows, _columns) = Term::stdout().size();
+        output::raw(&frame(text, rows.into()))
     }
 }
 
@@ -33,9 +36,17 @@ impl Drop for Screen {
 }
 
 /// What draws the lines over what is there, in one piece, so that nothing flickers.
-fn frame(text: &str) -> Vec<u8> {
+fn frame(text: &str, rows: usize) -> Vec<u8> {
+    // The last row is where the cursor is.
+    let room = rows.saturating_sub(1).max(1);
+    let lines: Vec<&str> = text.lines().collect();
+    let more = match lines.len().checked_sub(room) {
+        None | Some(0) => None,
+        Some(hidden) => Some(format!("... {} more lines", hidden + 1)),
+    };
+    let shown = lines.len().min(room) - usize::from(more.is_some());
     let mut frame = String::from("\x1b[H");
-    for line in text.lines() {
+    for line in lines[..shown].iter().copied().chain(more.as_deref()) {
         frame.push_str(line);
         frame.push_str("\x1b[K\r\n");
     }
@@ -50,6 +61,23 @@ mod tests {
     #[test]
     fn a_frame_leaves_nothing_of_the_one_before() {
         let expected = b"\x1b[Hab\x1b[K\r\nc\x1b[K\r\n\x1b[J";
-        assert_eq!(frame("ab\nc"), expected);
+        assert_eq!(frame("ab\nc", 3), expected);
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_counted() {
+        let text = "a\nb\nc\nd";
+        for (rows, expected) in [
+            (9, "abcd"),
+            (5, "abcd"),
+            (4, "ab... 2 more lines"),
+            (2, "... 4 more lines"),
+            (0, "... 4 more lines"),
+        ] {
+            let frame = String::from_utf8(frame(text, rows)).expect("text");
+            let lines = frame.replace("\x1b[K\r\n", "");
+            let lines = lines.strip_prefix("\x1b[H").expect("from the top");
+            assert_eq!(lines.strip_suffix("\x1b[J"), Some(expected), "{rows}");
+        }
     }
 }
