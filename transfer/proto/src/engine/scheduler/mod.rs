@@ -42,8 +42,8 @@ use super::segment::Way;
 use super::slices::{Cutter, Request, Slice};
 
 pub use outcome::{
-    Action, Cause, CloseCause, Effect, Outcome, Priority, RequestFailure, SchedulerOptions,
-    SliceId, TransferId, TransferOptions, TransfersFull,
+    Action, BUSY_PAUSE_GROWTH_MAX, Cause, CloseCause, Effect, Outcome, Priority, RequestFailure,
+    SchedulerOptions, SliceId, TransferId, TransferOptions, TransfersFull,
 };
 
 use slots::Slots;
@@ -382,7 +382,7 @@ impl Scheduler {
             attempts,
             now,
         };
-        let pause = now + self.options.busy_pause;
+        let pause = now + self.options.pause_after(refusal, attempts);
         let transfer = self.transfers.at(index);
         transfer.under_way -= 1;
         transfer.note_attempts += u32::from(under_way.slice.parts.is_empty());

@@ -22,7 +22,8 @@ pub struct SchedulerOptions {
     /// How long a transfer that is over (deadline, cancel) waits for what it has under way to be
     /// settled: answered, or fenced.
     pub settle: Duration,
-    /// Pause before a slice goes to a peer that was busy, or that had damaged bytes.
+    /// Pause before a slice goes to a peer that was busy, or that had damaged bytes. Where it is busy again
+    /// the next one is four times as long, up to [`BUSY_PAUSE_GROWTH_MAX`] times this.
     pub busy_pause: Duration,
     /// Transfers at a time.
     pub transfers_max: usize,
@@ -38,6 +39,22 @@ impl Default for SchedulerOptions {
             settle: Duration::from_secs(2),
             busy_pause: Duration::from_millis(1),
             transfers_max: 4096,
+        }
+    }
+}
+
+/// How much longer than the first the pauses for a busy peer may become: its drive may be slow, and others may
+/// be before us, but whoever waits is told in the end.
+pub const BUSY_PAUSE_GROWTH_MAX: u32 = 1 << 10;
+
+impl SchedulerOptions {
+    /// Pause after a slice was refused for the so-many-th time.
+    pub(super) fn pause_after(&self, refusal: Refusal, attempts: u32) -> Duration {
+        let growth = 4_u32.saturating_pow(attempts.saturating_sub(1));
+        if refusal.is_backpressure() {
+            self.busy_pause * growth.min(BUSY_PAUSE_GROWTH_MAX)
+        } else {
+            self.busy_pause
         }
     }
 }

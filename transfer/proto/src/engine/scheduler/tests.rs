@@ -322,6 +322,26 @@ fn damage_and_business_are_tried_again_after_a_pause_and_not_for_ever() {
 }
 
 #[test]
+fn who_is_busy_again_and_again_is_given_more_and_more_time() {
+    for (refusal, pauses_ms) in [
+        (Refusal::Busy, [1, 4, 16, 64, 256, 1024, 1024]),
+        (Refusal::Corrupt, [1; 7]),
+    ] {
+        let mut scheduler = connected(1);
+        let submitted = scheduler.submit([write(9)], options(Time::MAX), at(1));
+        submitted.expect("room");
+        let mut now = at(1);
+        for pause_ms in pauses_ms {
+            let (slice, _) = sent(&drain(&mut scheduler, now))[0];
+            scheduler.on_refused(slice, refusal, 0, now);
+            let pause = Duration::from_millis(pause_ms);
+            assert_eq!(scheduler.poll_timeout(now), Some(now + pause));
+            now = now + pause;
+        }
+    }
+}
+
+#[test]
 fn a_notification_goes_with_the_last_write_or_after_the_last_read() {
     for requests in [vec![write(100)], vec![read(100)], vec![]] {
         let mut scheduler = connected(1);
