@@ -12,14 +12,13 @@ use crate::workspace::{self, Workspace};
 /// Seeds that the lane runs, and among which each bug is to be found.
 const LANE_SEEDS: &str = "300";
 /// These last longer, and have more processes.
-const LANE_SEEDS_OF_MEMBERS: &str = "120";
+const LANE_SEEDS_OF_MEMBERS: &str = "60";
 const MUTANT_SEEDS: &str = "2000";
 /// Bugs that worlds of members find within seconds; the others take minutes, and `--mutants`.
-const QUICK_MUTANTS: [&str; 6] = [
+const QUICK_MUTANTS: [&str; 5] = [
     "claim-unchecked",
     "retract-unrecorded",
     "barrier-skipped",
-    "tombstone-lost",
     "hold-ignored",
     "generation-ignored",
 ];
