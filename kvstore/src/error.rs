@@ -7,6 +7,7 @@ use lunette_cluster::proto::member::Refusal;
 use lunette_kvstore_proto::key::KeyFault;
 use lunette_kvstore_proto::message::{MessageFault, Status};
 use lunette_kvstore_proto::placement::MapFault;
+use lunette_kvstore_proto::range::RANGES_MAX;
 use lunette_kvstore_proto::shard::LimitsFault;
 use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 use lunette_runtime::arena::AllocError;
@@ -16,6 +17,7 @@ use lunette_transfer::{CallError, ConnectError};
 use thiserror::Error;
 
 use crate::member::LifeError;
+use crate::value::VALUE_PIECES_MAX;
 
 /// A failed operation on the store: what failed, and at which node.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -40,12 +42,33 @@ pub enum StoreErrorKind {
         /// Its length.
         len_bytes: usize,
     },
+    /// The value is in more pieces than one message holds. Put it in fewer, or copy it together.
+    #[error("a value of {pieces} pieces exceeds the limit of {VALUE_PIECES_MAX}")]
+    TooManyPieces {
+        /// How many it is in.
+        pieces: usize,
+    },
     /// An object has at least one copy, and at most [`COPIES_WANTED_MAX`].
     #[error("{copies} copies are not within 1 to {COPIES_WANTED_MAX}")]
     Copies {
         /// How many were wanted.
         copies: u8,
     },
+    /// A get is of at least one range, and of at most [`RANGES_MAX`].
+    #[error("{ranges} ranges are not within 1 to {RANGES_MAX}")]
+    Ranges {
+        /// How many were wanted.
+        ranges: usize,
+    },
+    /// A range does not lie inside the object.
+    #[error("a range is not within the object's {object_len_bytes} bytes")]
+    OutOfRange {
+        /// The object's length.
+        object_len_bytes: usize,
+    },
+    /// The room that was reserved is gone: nothing was written for too long, or its node has left.
+    #[error("the reserved room is gone")]
+    ReservationLost,
     /// The call has no reply. Whether the node did what was asked is unknown; gets, puts and
     /// removes may be repeated.
     #[error(transparent)]
@@ -100,7 +123,11 @@ impl StoreError {
             StoreErrorKind::Refused(status) => status.is_retryable(),
             StoreErrorKind::Key(_)
             | StoreErrorKind::ValueTooLong { .. }
+            | StoreErrorKind::TooManyPieces { .. }
             | StoreErrorKind::Copies { .. }
+            | StoreErrorKind::Ranges { .. }
+            | StoreErrorKind::OutOfRange { .. }
+            | StoreErrorKind::ReservationLost
             | StoreErrorKind::Interrupted
             | StoreErrorKind::BadReply(_)
             | StoreErrorKind::ShutDown => false,

@@ -8,7 +8,7 @@
 //!   weighted rendezvous hashing. Nobody is authenticated, so such nodes are to listen on loopback only;
 //!   the program enforces that.
 //!
-//! It leaves out drives, tenants, and values in several pieces.
+//! It leaves out drives and tenants.
 //!
 //! | module | subject |
 //! |---|---|
@@ -34,7 +34,10 @@ mod service;
 mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
-pub use cluster_client::{ClusterClient, ClusterClientOptions, Fetched, PutOptions, Stored};
+pub use cluster_client::{
+    ClusterClient, ClusterClientOptions, CommitFailure, Fetched, PutOptions, Reservation, Reserved,
+    Stored,
+};
 pub use counting::{
     CoreReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
 };
@@ -42,4 +45,4 @@ pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use member::{COPIES, ClusterOptions, LifeError};
 pub use node::{Node, NodeOptions, NodeWatch, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
-pub use value::{Value, extent_bytes};
+pub use value::{VALUE_PIECES_MAX, Value, extent_bytes};

@@ -1,48 +1,118 @@
 //! Values and what they cost.
 
+use std::rc::Rc;
+
 use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_runtime::arena::Region;
+use lunette_runtime::net::MESSAGE_PARTS_MAX;
 use lunette_runtime_core::carve::GRANULE_BYTES;
-use lunette_runtime_core::checksum::crc32c;
+use lunette_runtime_core::checksum::{Crc32c, crc32c};
 use lunette_runtime_core::limits::{KEY_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use lunette_transfer::{Payload, WriteSource};
 
-/// Bytes to be put, and their checksum. Clones share the bytes.
+use crate::error::StoreErrorKind;
+
+/// Most pieces of one value: what one message to a peer can hold besides its head.
+pub const VALUE_PIECES_MAX: usize = MESSAGE_PARTS_MAX - 4;
+
+/// Bytes to be put, and their checksum. Clones share the bytes, which stay until the last operation on
+/// them has been reaped.
 #[derive(Clone, Debug)]
 pub struct Value {
-    pub(crate) region: Option<Region>,
-    pub(crate) crc32c: u32,
+    pieces: Pieces,
+    len_bytes: usize,
+    crc32c: u32,
+}
+
+#[derive(Clone, Debug)]
+enum Pieces {
+    None,
+    One(Region),
+    Many(Rc<[WriteSource]>),
 }
 
 impl Value {
     /// A value of the region's bytes, whose CRC32C is computed here, once for all puts of it.
     #[must_use]
     pub fn new(region: Region) -> Self {
-        let crc32c = crc32c(region.as_slice());
+        let (len_bytes, crc32c) = (region.len(), crc32c(region.as_slice()));
+        let pieces = if region.is_empty() {
+            Pieces::None
+        } else {
+            Pieces::One(region)
+        };
         Self {
-            region: Some(region).filter(|region| !region.is_empty()),
+            pieces,
+            len_bytes,
             crc32c,
+        }
+    }
+
+    /// A value of the pieces' bytes, one after the other, which are sent from where they lie: at most
+    /// [`VALUE_PIECES_MAX`] of them. Empty ones are allowed.
+    ///
+    /// Their CRC32C is computed here. If somebody writes to exposed memory before it has been sent, the
+    /// node finds that it does not fit, and the put ends as `TimedOut`.
+    #[must_use]
+    pub fn gathered(mut pieces: Vec<WriteSource>) -> Self {
+        pieces.retain(|piece| !piece.is_empty());
+        let mut checksum = Crc32c::new();
+        let mut len_bytes = 0;
+        for piece in &pieces {
+            piece.fold(&mut checksum);
+            len_bytes += piece.len();
+        }
+        let pieces = match pieces.len() {
+            0 => Pieces::None,
+            _ => Pieces::Many(pieces.into()),
+        };
+        Self {
+            pieces,
+            len_bytes,
+            crc32c: checksum.value(),
         }
     }
 
     /// A value of no bytes.
     #[must_use]
     pub fn empty() -> Self {
-        Self {
-            region: None,
-            crc32c: crc32c(&[]),
-        }
+        Self::gathered(Vec::new())
     }
 
     /// Length in bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.region.as_ref().map_or(0, Region::len)
+    pub const fn len(&self) -> usize {
+        self.len_bytes
     }
 
     /// Whether it has no bytes.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.region.is_none()
+    pub const fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// Why it cannot be an object's, if it cannot.
+    pub(crate) fn check(&self) -> Result<(), StoreErrorKind> {
+        let len_bytes = self.len_bytes;
+        if len_bytes > PAYLOAD_BYTES_MAX {
+            return Err(StoreErrorKind::ValueTooLong { len_bytes });
+        }
+        match &self.pieces {
+            Pieces::Many(pieces) if pieces.len() > VALUE_PIECES_MAX => {
+                let pieces = pieces.len();
+                Err(StoreErrorKind::TooManyPieces { pieces })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What goes behind a request.
+    pub(crate) fn payload(&self) -> Option<Payload> {
+        match &self.pieces {
+            Pieces::None => None,
+            Pieces::One(region) => Some(Payload::region(region.clone(), self.crc32c)),
+            Pieces::Many(pieces) => Some(Payload::pieces(pieces.to_vec(), self.crc32c)),
+        }
     }
 }
 

@@ -10,6 +10,14 @@ mod scene;
 mod on_each_driver;
 
 #[cfg(test)]
+#[path = "cluster/objects.rs"]
+mod objects;
+
+#[cfg(test)]
+#[path = "cluster/reserved.rs"]
+mod reserved;
+
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 
@@ -303,7 +311,12 @@ mod tests {
             for n in 0..20 {
                 scene.put(&client, n, n, 1000).await;
             }
+            let before = scene.generation().await;
             scene.clear().await;
+            assert!(
+                scene.generation().await > before,
+                "it is done when it is told"
+            );
             eventually("nothing is there", async || {
                 let present = client.exists(&keys).await.unwrap_or_default();
                 !present.is_empty() && present.iter().all(|is| !is)

@@ -44,17 +44,22 @@ impl Payload {
     }
 
     /// As [`exposed`](Self::exposed), of memory of either kind.
-    pub(crate) fn gathered(pieces: Vec<WriteSource>) -> Self {
+    #[must_use]
+    pub fn gathered(pieces: Vec<WriteSource>) -> Self {
         let mut checksum = Crc32c::new();
-        let mut len = 0;
         for piece in &pieces {
             piece.fold(&mut checksum);
-            len += piece.len();
         }
+        Self::pieces(pieces, checksum.value())
+    }
+
+    /// As [`gathered`](Self::gathered), with their CRC32C, which is not computed again.
+    #[must_use]
+    pub fn pieces(pieces: Vec<WriteSource>, crc32c: u32) -> Self {
         Self {
-            len,
+            len: pieces.iter().map(WriteSource::len).sum(),
             bytes: Bytes::Pieces(pieces),
-            crc32c: checksum.value(),
+            crc32c,
             pin: None,
         }
     }

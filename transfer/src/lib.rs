@@ -47,3 +47,4 @@ pub use server::{
     Answer, Closer, ConnectionId, Intake, Later, PayloadOutcome, REPLY_BYTES_MAX, RequestHead,
     Response, ServeOptions, Service, serve,
 };
+pub use source::WriteSource;

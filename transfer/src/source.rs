@@ -28,11 +28,19 @@ impl From<Region> for WriteSource {
 }
 
 impl WriteSource {
-    pub(crate) const fn len(&self) -> usize {
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
         match self {
             Self::Exposed(memory) => memory.len(),
             Self::Region(region) => region.len(),
         }
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Where it begins, as a number.
@@ -52,7 +60,7 @@ impl WriteSource {
     }
 
     /// Folds the bytes into a checksum.
-    pub(crate) fn fold(&self, checksum: &mut Crc32c) {
+    pub fn fold(&self, checksum: &mut Crc32c) {
         match self {
             Self::Exposed(memory) => memory.fold(checksum),
             Self::Region(region) => checksum.fold(region.as_slice()),

@@ -22,6 +22,8 @@
 //! | [`home`] | what orders the writes and removals of a key, and knows who has it |
 //! | [`owner`] | what has copies: claims, publications, evictions, reports |
 //! | [`asker`] | what asks: retries, and when there are none |
+//! | [`range`] | ranges of an object's bytes |
+//! | [`filled`] | which bytes of a reserved object have been written |
 //! | [`extent`] | the self-describing form of an object in memory |
 //! | [`lru`] | least recently used order over the slots of a slab |
 //! | [`residence`] | an owner's memory: room, pins, what leaves next |
@@ -31,12 +33,14 @@
 
 pub mod asker;
 pub mod extent;
+pub mod filled;
 pub mod home;
 pub mod key;
 pub mod lru;
 pub mod message;
 pub mod owner;
 pub mod placement;
+pub mod range;
 pub mod residence;
 pub mod shard;
 pub mod version;

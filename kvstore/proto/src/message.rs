@@ -24,6 +24,10 @@
 //! | [`Op::Find`] | [`directory::GetMessage`] | [`directory::BytesReply`], or an [`directory::AnswerMessage`] with [`Status::NotFound`] | of the answer |
 //! | [`Op::Read`] | [`directory::ReadMessage`] | [`directory::BytesReply`] | of the answer |
 //! | [`Op::Replicate`] | [`directory::ReplicaMessage`] | empty | of the request |
+//! | [`Op::Reserve`] | [`directory::ReserveMessage`] | [`directory::ReserveReply`] | none |
+//! | [`Op::Fill`] | [`directory::FillMessage`] | empty | of the request |
+//! | [`Op::Commit`] | [`directory::CommitMessage`] | [`WriteAnswer`](crate::owner::WriteAnswer) | none |
+//! | [`Op::Revoke`] | [`directory::RevokeMessage`] | empty | none |
 //!
 //! An answer whose [`Status`] carries no result has an empty body. A [`NodeCard`] travels in the
 //! connection's hello.

@@ -4,11 +4,14 @@
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::MessageFault;
 use lunette_kvstore_proto::message::directory::{
-    AskerId, BytesReply, GetMessage, ReadMessage, ReplicaMessage, WriteMessage,
+    AskerId, BytesReply, CommitMessage, FillMessage, GetMessage, ReadMessage, ReplicaMessage,
+    ReservationId, ReserveMessage, ReserveReply, RevokeMessage, WriteMessage,
 };
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
 use lunette_kvstore_proto::version::{CopyInfo, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use proptest::collection::vec;
@@ -68,26 +71,28 @@ fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     body
 }
 
-/// Decodes as everything, and requires that what decodes encodes to the same bytes.
+/// What decodes encodes to the same bytes.
+macro_rules! check_all {
+    ($body:ident: $($name:ident),*) => {
+        $(if let Ok(message) = $name::decode($body) {
+            assert_eq!(encoded(|out| message.encode(out)), $body);
+        })*
+    };
+}
+
 fn decode_as_all(body: &[u8]) {
-    if let Ok(message) = WriteMessage::decode(body) {
-        assert_eq!(encoded(|out| message.encode(out)), body);
-    }
-    if let Ok(message) = GetMessage::decode(body) {
-        assert_eq!(encoded(|out| message.encode(out)), body);
-    }
-    if let Ok(message) = ReadMessage::decode(body) {
-        assert_eq!(encoded(|out| message.encode(out)), body);
-    }
-    if let Ok(message) = ReplicaMessage::decode(body) {
-        assert_eq!(encoded(|out| message.encode(out)), body);
-    }
-    if let Ok(reply) = BytesReply::decode(body) {
-        assert_eq!(encoded(|out| reply.encode(out)), body);
-    }
-    if let Ok(answer) = WriteAnswer::decode(body) {
-        assert_eq!(encoded(|out| answer.encode(out)), body);
-    }
+    check_all!(body: WriteMessage, GetMessage, ReadMessage, ReplicaMessage, BytesReply, WriteAnswer);
+    check_all!(body: ReserveMessage, FillMessage, CommitMessage, RevokeMessage, ReserveReply);
+}
+
+/// Encodes, and wants the same back, and nothing from a part of it.
+macro_rules! expect_back {
+    ($name:ident, $message:expr, $cut:expr) => {
+        let message = $message;
+        let body = encoded(|out| message.encode(out));
+        prop_assert!($name::decode(&body[..$cut.index(body.len())]).is_err());
+        prop_assert_eq!($name::decode(&body), Ok(message));
+    };
 }
 
 proptest! {
@@ -103,16 +108,11 @@ proptest! {
         let (asker, request) = (AskerId(asker), RequestId(request));
         let (namespace, kind) = (namespace(is_strict), kind(is_upsert));
         let key = Key::new(&key).expect("short");
-        let message = WriteMessage { asker, request, to, kind, namespace, wanted, wait_ms, key };
-        let body = encoded(|out| message.encode(out));
-        prop_assert_eq!(WriteMessage::decode(&body), Ok(message));
-        prop_assert!(WriteMessage::decode(&body[..cut.index(body.len())]).is_err());
-        let message = GetMessage { epoch: Epoch(epoch), asker, request, to, namespace, key };
-        let body = encoded(|out| message.encode(out));
-        prop_assert_eq!(GetMessage::decode(&body), Ok(message));
-        let message = ReadMessage { to, version, namespace, key };
-        let body = encoded(|out| message.encode(out));
-        prop_assert_eq!(ReadMessage::decode(&body), Ok(message));
+        expect_back!(
+            WriteMessage,
+            WriteMessage { asker, request, to, kind, namespace, wanted, wait_ms, key },
+            cut
+        );
         let info = CopyInfo {
             version,
             kind,
@@ -121,18 +121,63 @@ proptest! {
             len_bytes: wait_ms,
             crc32c: wait_ms,
         };
-        let message = ReplicaMessage { to, info, namespace, key };
-        let body = encoded(|out| message.encode(out));
-        prop_assert_eq!(ReplicaMessage::decode(&body), Ok(message));
+        expect_back!(ReplicaMessage, ReplicaMessage { to, info, namespace, key }, cut);
     }
 
     #[test]
-    fn answers_come_back(answer in write_answer(), version in version(), is_cut_off: bool) {
-        let body = encoded(|out| answer.encode(out));
-        prop_assert_eq!(WriteAnswer::decode(&body), Ok(answer));
-        let reply = BytesReply { version, is_cut_off };
-        let body = encoded(|out| reply.encode(out));
-        prop_assert_eq!(BytesReply::decode(&body), Ok(reply));
+    fn requests_with_ranges_come_back(
+        (asker, request, epoch, is_strict) in any::<(u64, u64, u64, bool)>(),
+        ranges in vec(any::<(u32, u32)>(), 0..5),
+        to in seat(),
+        version in version(),
+        key in vec(any::<u8>(), 1..60),
+        cut: prop::sample::Index,
+    ) {
+        let (asker, request, epoch) = (AskerId(asker), RequestId(request), Epoch(epoch));
+        let (namespace, key) = (namespace(is_strict), Key::new(&key).expect("short"));
+        let range = |(offset_bytes, len_bytes)| ByteRange { offset_bytes, len_bytes };
+        let ranges: Vec<_> = ranges.into_iter().map(range).collect();
+        let also = ranges.clone();
+        let get = GetMessage { epoch, asker, request, to, namespace, ranges, key };
+        expect_back!(GetMessage, get, cut);
+        let ranges = also;
+        expect_back!(ReadMessage, ReadMessage { to, version, namespace, ranges, key }, cut);
+    }
+
+    #[test]
+    fn reservations_come_back(
+        (asker, reservation, request) in any::<(u64, u64, u64)>(),
+        (wanted, wait_ms, is_strict, is_upsert) in any::<(u8, u32, bool, bool)>(),
+        (len_bytes, keep_ms, offset_bytes) in any::<(u32, u32, u32)>(),
+        to in seat(),
+        key in vec(any::<u8>(), 1..60),
+        cut: prop::sample::Index,
+    ) {
+        let (asker, reservation) = (AskerId(asker), ReservationId(reservation));
+        let (namespace, kind) = (namespace(is_strict), kind(is_upsert));
+        let (request, key) = (RequestId(request), Key::new(&key).expect("short"));
+        let reserve = ReserveMessage {
+            asker, reservation, to, kind, namespace, wanted, len_bytes, keep_ms, key,
+        };
+        expect_back!(ReserveMessage, reserve, cut);
+        expect_back!(FillMessage, FillMessage { asker, reservation, to, offset_bytes, key }, cut);
+        let commit = CommitMessage { asker, reservation, to, request, wait_ms, key };
+        expect_back!(CommitMessage, commit, cut);
+        expect_back!(RevokeMessage, RevokeMessage { asker, reservation, to, key }, cut);
+    }
+
+    #[test]
+    fn answers_come_back(
+        answer in write_answer(),
+        version in version(),
+        is_cut_off: bool,
+        object_len_bytes: u32,
+        cut: prop::sample::Index,
+    ) {
+        expect_back!(WriteAnswer, answer, cut);
+        expect_back!(BytesReply, BytesReply { version, is_cut_off, object_len_bytes }, cut);
+        expect_back!(ReserveReply, ReserveReply::Exists { version }, cut);
+        expect_back!(ReserveReply, ReserveReply::Reserved, cut);
     }
 
     /// Small bytes make short keys and known codes, which decode further than random ones.
@@ -143,4 +188,35 @@ proptest! {
         }
         decode_as_all(&body);
     }
+}
+
+#[test]
+fn ranges_are_bounded_before_they_are_read() {
+    let to = Seat {
+        node: NodeId(1),
+        incarnation: 1,
+        core: CoreIndex(0),
+    };
+    let range = ByteRange {
+        offset_bytes: 1,
+        len_bytes: 2,
+    };
+    let message = ReadMessage {
+        to,
+        version: Version::default(),
+        namespace: NamespaceKind::Cache,
+        ranges: vec![range; RANGES_MAX],
+        key: Key::new(b"key").expect("a key"),
+    };
+    let mut body = encoded(|out| message.encode(out));
+    assert_eq!(ReadMessage::decode(&body), Ok(message));
+    let count_at = body.len() - (2 + 3) - RANGES_MAX * 8 - 2;
+    let above = u16::try_from(RANGES_MAX + 1).expect("small");
+    body[count_at..count_at + 2].copy_from_slice(&above.to_le_bytes());
+    let fault = ReadMessage::decode(&body).expect_err("too many");
+    let expected = MessageFault::TooManyItems {
+        found: RANGES_MAX + 1,
+        items_max: RANGES_MAX,
+    };
+    assert_eq!(fault, expected);
 }

@@ -10,8 +10,7 @@ use std::time::Duration;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::{KeyRequest, NodeStat, Op, Status, VersionReply};
 use lunette_kvstore_proto::placement::ClusterMap;
-use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
-use lunette_transfer::{Attachments, CallFailure, Payload, Reply, Room};
+use lunette_transfer::{Attachments, CallFailure, Reply, Room};
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use thiserror::Error;
 
@@ -120,18 +119,10 @@ impl Client {
     /// put may have happened, and can be repeated.
     pub async fn put(&self, key: &[u8], value: Value) -> Result<Put, StoreError> {
         let key = valid(key)?;
-        let len_bytes = value.len();
-        if len_bytes > PAYLOAD_BYTES_MAX {
-            return Err(StoreError::local(StoreErrorKind::ValueTooLong {
-                len_bytes,
-            }));
-        }
-        let payload = value
-            .region
-            .map(|region| Payload::region(region, value.crc32c));
+        value.check().map_err(StoreError::local)?;
         let endpoint = self.cluster.home(key);
         let attachments = Attachments {
-            payload,
+            payload: value.payload(),
             room: None,
         };
         let reply = ask(endpoint, Op::Put, key, attachments, self.timeout())

@@ -10,9 +10,12 @@ use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::asker::{Asker, AskerAction, OperationId, Outcome, ReadAnswer, Wish};
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, BytesReply, ITEMS_MAX};
+use lunette_kvstore_proto::message::directory::{
+    Answer, Ask, AskerId, BytesReply, ITEMS_MAX, ReservationId,
+};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::{Scope, Signal, entropy, time};
 use lunette_runtime_core::ids::RequestId;
@@ -20,7 +23,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use super::calls;
-use super::running::{Ended, Running, Table};
+use super::running::{Brought, Ended, Running, Table};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
 use crate::value::Value;
@@ -56,6 +59,7 @@ pub(super) struct Asking {
     renewed: RefCell<Vec<oneshot::Sender<()>>>,
     calls: Scope,
     namespace: Cell<NamespaceKind>,
+    last_reservation: Cell<u64>,
 }
 
 impl Asking {
@@ -72,11 +76,19 @@ impl Asking {
             renewed: RefCell::default(),
             calls: Scope::new(),
             namespace: Cell::new(namespace),
+            last_reservation: Cell::new(0),
         }
     }
 
     pub(super) fn id(&self) -> AskerId {
         self.asker.borrow().id()
+    }
+
+    /// A name for a reservation, which no other of this client has.
+    pub(super) fn next_reservation(&self) -> ReservationId {
+        let next = self.last_reservation.get() + 1;
+        self.last_reservation.set(next);
+        ReservationId(next)
     }
 
     pub(super) const fn namespace(&self) -> NamespaceKind {
@@ -114,48 +126,37 @@ impl Asking {
         tracing::trace!(?waited, "map");
     }
 
-    /// Runs an operation to its end, which is at `until` at the latest.
-    pub(super) async fn run(
+    /// Begins an operation, which ends at `until` at the latest and goes on whatever becomes of the future.
+    /// Questions that are begun in one turn leave together.
+    pub(super) fn begin(
         self: &Rc<Self>,
         key: Key<'_>,
         wish: Wish,
-        (value, room): (Option<Value>, Option<Room>),
+        brought: Brought,
         until: Time,
-    ) -> Ended {
+    ) -> impl Future<Output = Ended> + use<> {
         let (done, ended) = oneshot::channel();
-        let running = Running::new(key.bytes().to_vec(), value, room, done);
+        let running = Running::new(key.bytes().to_vec(), brought, done);
         let mut out = Vec::new();
-        let begun = {
-            let mut asker = self.asker.borrow_mut();
-            let namespace = self.namespace.get();
-            asker.begin(
-                time::now(),
-                key.fingerprint(),
-                namespace,
-                wish,
-                until,
-                &mut out,
-            )
-        };
-        let id = match begun {
-            Ok(id) => id,
-            Err(_too_many) => {
-                return Ended {
-                    outcome: Err(StoreErrorKind::TooManyOperations),
-                    room: running.room,
-                    arrived: None,
-                };
+        let (key, namespace) = (key.fingerprint(), self.namespace.get());
+        let begun =
+            (self.asker.borrow_mut()).begin(time::now(), key, namespace, wish, until, &mut out);
+        let mut refused = None;
+        match begun {
+            Ok(id) => {
+                self.table.borrow_mut().insert(id, running);
+                self.act(out);
+                self.begun.raise();
             }
-        };
-        self.table.borrow_mut().insert(id, running);
-        self.act(out);
-        self.begun.raise();
-        let shut_down = Ended {
-            outcome: Err(StoreErrorKind::ShutDown),
-            room: None,
-            arrived: None,
-        };
-        ended.await.unwrap_or(shut_down)
+            Err(_too_many) => refused = Some((StoreErrorKind::TooManyOperations, running.room)),
+        }
+        async move {
+            let ended = match refused {
+                None => ended.await.ok(),
+                Some((kind, room)) => return Ended::failed(kind, room),
+            };
+            ended.unwrap_or_else(|| Ended::failed(StoreErrorKind::ShutDown, None))
+        }
     }
 
     /// Does what the asker wants, until it wants nothing more.
@@ -278,6 +279,17 @@ impl Asking {
         table.get_mut(id).and_then(|running| running.value.clone())
     }
 
+    pub(super) fn reserved_of(&self, id: OperationId) -> Option<ReservationId> {
+        let mut table = self.table.borrow_mut();
+        table.get_mut(id).and_then(|running| running.reserved)
+    }
+
+    pub(super) fn ranges_of(&self, id: OperationId) -> Vec<ByteRange> {
+        let mut table = self.table.borrow_mut();
+        let running = table.get_mut(id);
+        running.map_or_else(Vec::new, |running| running.ranges.clone())
+    }
+
     /// The node will never do this: the operation ends, whatever the asker thinks of it.
     pub(super) fn fail(&self, id: OperationId, kind: StoreErrorKind) {
         self.table.borrow_mut().end(id, Err(kind));
@@ -310,7 +322,7 @@ impl Asking {
         self.act(out);
     }
 
-    fn spawn(&self, call: impl Future<Output = ()> + 'static) {
+    pub(super) fn spawn(&self, call: impl Future<Output = ()> + 'static) {
         // Without room for its task, the asker asks again.
         if let Err(error) = self.calls.spawn(call) {
             tracing::warn!(%error, "a request was not sent");

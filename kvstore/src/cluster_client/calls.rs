@@ -8,21 +8,24 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::map::Epoch;
-use lunette_kvstore_proto::asker::{OperationId, ReadAnswer};
+use lunette_kvstore_proto::asker::{OperationId, PAUSE, ReadAnswer};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
-    Answer, AnswerMessage, Ask, AskMessage, BytesReply, Found, GetMessage, ReadMessage,
-    WriteMessage,
+    Answer, AnswerMessage, Ask, AskMessage, BytesReply, CommitMessage, Found, GetMessage,
+    ReadMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{Op, Status};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
-use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_kvstore_proto::version::Version;
+use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
-use lunette_transfer::{Attachments, CallError, Payload, Reply, Room};
+use lunette_runtime_core::time::Time;
+use lunette_transfer::{Attachments, CallError, Reply, Room};
 
 use super::asking::{Asking, News};
 use crate::error::StoreErrorKind;
+use crate::value::Value;
 
 /// Longest that one request is waited for. The operation's own deadline ends it before, but for its
 /// room.
@@ -105,6 +108,7 @@ pub(super) async fn find(
         request,
         to: seat,
         namespace: asking.namespace(),
+        ranges: asking.ranges_of(id),
         key: Key::new(&key).expect("it was one when the operation began"),
     };
     let attachments = Attachments {
@@ -129,6 +133,7 @@ pub(super) async fn find(
                 Ok(message) => of_answers(message),
                 Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
             },
+            Status::OutOfRange => return end(&asking, id, room, out_of_range(&reply.body)),
             status if is_final(status) => {
                 return end(&asking, id, room, StoreErrorKind::Refused(status));
             }
@@ -137,6 +142,15 @@ pub(super) async fn find(
     };
     asking.give_back(id, room);
     asking.on_news(news);
+}
+
+fn out_of_range(body: &[u8]) -> StoreErrorKind {
+    match BytesReply::decode(body) {
+        Ok(reply) => StoreErrorKind::OutOfRange {
+            object_len_bytes: reply.object_len_bytes as usize,
+        },
+        Err(fault) => StoreErrorKind::BadReply(fault),
+    }
 }
 
 fn end(asking: &Asking, id: OperationId, room: Option<Room>, kind: StoreErrorKind) {
@@ -177,6 +191,7 @@ pub(super) async fn read(
         to: seat,
         version,
         namespace: asking.namespace(),
+        ranges: asking.ranges_of(id),
         key: Key::new(&key).expect("it was one when the operation began"),
     };
     let attachments = Attachments {
@@ -197,6 +212,7 @@ pub(super) async fn read(
                 Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
             },
             Status::Unavailable => ReadAnswer::Unavailable,
+            Status::OutOfRange => return end(&asking, id, room, out_of_range(&reply.body)),
             status if is_final(status) => {
                 return end(&asking, id, room, StoreErrorKind::Refused(status));
             }
@@ -244,7 +260,7 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, asks: Vec<
     asking.on_news(news);
 }
 
-/// Writes at an owner.
+/// Writes at an owner: what the operation brings, or what was reserved there.
 pub(super) async fn write(
     asking: Rc<Asking>,
     id: OperationId,
@@ -252,44 +268,111 @@ pub(super) async fn write(
     request: RequestId,
     ask: WriteAsk,
 ) {
-    let (Some(key), Some(value)) = (asking.key_of(id), asking.value_of(id)) else {
+    let Some(key) = asking.key_of(id) else {
         return;
     };
-    let message = WriteMessage {
-        asker: asking.id(),
-        request,
-        to: seat,
-        kind: ask.kind,
-        namespace: ask.namespace,
-        wanted: ask.wanted,
-        wait_ms: ask.wait_ms,
-        key: Key::new(&key).expect("it was one when the operation began"),
+    let key = Key::new(&key).expect("it was one when the operation began");
+    let called = match asking.reserved_of(id) {
+        Some(reservation) => {
+            let message = CommitMessage {
+                asker: asking.id(),
+                reservation,
+                to: seat,
+                request,
+                wait_ms: ask.wait_ms,
+                key,
+            };
+            let write = |out: &mut Vec<u8>| message.encode(out);
+            call(&asking, seat, Op::Commit, write, Attachments::default()).await
+        }
+        None => {
+            let Some(value) = asking.value_of(id) else {
+                return;
+            };
+            let message = WriteMessage {
+                asker: asking.id(),
+                request,
+                to: seat,
+                kind: ask.kind,
+                namespace: ask.namespace,
+                wanted: ask.wanted,
+                wait_ms: ask.wait_ms,
+                key,
+            };
+            let attachments = Attachments {
+                payload: value.payload(),
+                room: None,
+            };
+            let write = |out: &mut Vec<u8>| message.encode(out);
+            call(&asking, seat, Op::Write, write, attachments).await
+        }
     };
-    let crc32c = value.crc32c;
-    let attachments = Attachments {
-        payload: (value.region).map(|region| Payload::region(region, crc32c)),
-        room: None,
-    };
-    let write = |out: &mut Vec<u8>| message.encode(out);
-    let (called, _) = call(&asking, seat, Op::Write, write, attachments).await;
     asking.has_called(id);
-    let answer = match called {
-        Called::Unsent => WriteAnswer::Aborted,
-        Called::Unanswered => WriteAnswer::Interrupted,
-        Called::TooLong(error) => return asking.fail(id, StoreErrorKind::Call(error)),
-        Called::Reply(reply) => match Status::from_code(reply.status) {
-            Status::Ok => match WriteAnswer::decode(&reply.body) {
-                Ok(answer) => answer,
-                Err(fault) => return asking.fail(id, StoreErrorKind::BadReply(fault)),
-            },
-            Status::WrongSeat => WriteAnswer::Aborted,
-            Status::Full => WriteAnswer::Full,
-            Status::Unavailable => WriteAnswer::Unavailable,
-            status if is_final(status) || status == Status::TooLarge => {
-                return asking.fail(id, StoreErrorKind::Refused(status));
-            }
-            _ => WriteAnswer::Busy,
-        },
+    match write_answer(called.0) {
+        Ok(answer) => asking.on_news(vec![News::Written(request, answer)]),
+        Err(kind) => asking.fail(id, kind),
+    }
+}
+
+/// What came of a write, or why it never will be.
+fn write_answer(called: Called) -> Result<WriteAnswer, StoreErrorKind> {
+    let reply = match called {
+        Called::Unsent => return Ok(WriteAnswer::Aborted),
+        Called::Unanswered => return Ok(WriteAnswer::Interrupted),
+        Called::TooLong(error) => return Err(StoreErrorKind::Call(error)),
+        Called::Reply(reply) => reply,
     };
-    asking.on_news(vec![News::Written(request, answer)]);
+    Ok(match Status::from_code(reply.status) {
+        Status::Ok => WriteAnswer::decode(&reply.body)?,
+        Status::WrongSeat => WriteAnswer::Aborted,
+        Status::Full => WriteAnswer::Full,
+        Status::Unavailable => WriteAnswer::Unavailable,
+        Status::NotFound => return Err(StoreErrorKind::ReservationLost),
+        status @ (Status::TooLarge | Status::Unfinished) => {
+            return Err(StoreErrorKind::Refused(status));
+        }
+        status if is_final(status) => return Err(StoreErrorKind::Refused(status)),
+        _ => WriteAnswer::Busy,
+    })
+}
+
+/// Asks an owner for what can be asked twice, until there is an answer: `Busy`, `Full`, a connection that is
+/// lost, bytes that are damaged are no answer.
+pub(super) async fn ask_owner(
+    asking: &Asking,
+    seat: Seat,
+    op: Op,
+    body: impl Fn(&mut Vec<u8>),
+    value: Option<&Value>,
+    until: Time,
+) -> Result<Reply, StoreErrorKind> {
+    let mut why = StoreErrorKind::TimedOut;
+    loop {
+        if time::now() >= until {
+            return Err(why);
+        }
+        let attachments = Attachments {
+            payload: value.and_then(Value::payload),
+            room: None,
+        };
+        let called = call(asking, seat, op, &body, attachments);
+        let called = time::timeout(until.since(time::now()), called).await;
+        match called {
+            Err(_late) => return Err(why),
+            Ok((Called::TooLong(error), _)) => return Err(StoreErrorKind::Call(error)),
+            Ok((Called::Reply(reply), _)) => {
+                let status = Status::from_code(reply.status);
+                if !status.is_retryable() {
+                    return Ok(reply);
+                }
+                why = StoreErrorKind::Refused(status);
+            }
+            // Perhaps it is a member no more.
+            Ok((Called::Unsent | Called::Unanswered, _)) if !has_seat(&asking.map(), seat) => {
+                return Err(StoreErrorKind::Refused(Status::WrongSeat));
+            }
+            Ok((Called::Unsent | Called::Unanswered, _)) => {}
+        }
+        time::sleep(PAUSE).await;
+    }
 }

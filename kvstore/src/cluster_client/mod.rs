@@ -6,6 +6,8 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `objects` | puts, gets, ranges, batches |
+//! | `reserving` | [`Reservation`]: objects that are written in ranges |
 //! | `asking` | the asker, and what it wants sent |
 //! | `calls` | one request, and what its answer means |
 //! | `running` | operations under way, with their rooms and values |
@@ -14,6 +16,8 @@
 mod asking;
 mod calls;
 mod maps;
+mod objects;
+mod reserving;
 mod running;
 
 use std::fmt;
@@ -27,24 +31,18 @@ use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::NodeStat;
-use lunette_kvstore_proto::message::directory::{Found, HoldWish, WAIT_MS_MAX};
-use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
-use lunette_kvstore_proto::placement::{Seat, home_of, seats};
-use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Version, WriteKind};
-use lunette_runtime::{Scope, entropy, spawn_local, time};
-use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
-use lunette_runtime_core::time::Time;
+use lunette_kvstore_proto::message::directory::{Found, HoldWish};
+use lunette_kvstore_proto::placement::{Seat, seats};
+use lunette_kvstore_proto::version::{Version, WriteKind};
+use lunette_runtime::{Scope, entropy, time};
 use lunette_transfer::{Guard, Room};
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 
-use crate::client::GetFailure;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::seats::{Linking, Seats};
-use crate::value::Value;
 use asking::{Asking, is_present};
-
-/// How long to wait for a newer map before a write is tried elsewhere.
-const MAP_WAIT: Duration = Duration::from_millis(50);
+pub use reserving::{CommitFailure, Reservation, Reserved};
+use running::{Brought, Ended};
 
 /// How a client of a cluster behaves.
 #[derive(Clone, Debug)]
@@ -84,7 +82,7 @@ pub struct PutOptions {
     /// What becomes of what is there.
     pub kind: WriteKind,
     /// How many copies there are to be, on distinct nodes: 1 to
-    /// [`COPIES_WANTED_MAX`]. The write succeeds with the first; others follow while there is room.
+    /// [`COPIES_WANTED_MAX`](lunette_kvstore_proto::version::COPIES_WANTED_MAX). The write succeeds with the first; others follow while there is room.
     pub copies: u8,
 }
 
@@ -121,8 +119,10 @@ pub enum Fetched {
     Hit {
         /// The room, the caller's again.
         room: Room,
-        /// Length of the value in bytes.
+        /// How many bytes are in the room: the value's, or those of the ranges.
         len_bytes: usize,
+        /// Length of the value in bytes.
+        object_len_bytes: usize,
         /// Its version.
         version: Version,
         /// The owner was cut off, in a cache namespace: the object may have been removed meanwhile.
@@ -189,125 +189,6 @@ impl ClusterClient {
         self.asking.map()
     }
 
-    /// Writes `value` under `key`, at the key's home.
-    ///
-    /// The value's region is pinned until it has been sent, also if the future is dropped; the write
-    /// may happen all the same then.
-    ///
-    /// # Errors
-    /// [`StoreError`]: `TimedOut` if nothing was done in time; `Interrupted` if it may have been.
-    pub async fn put(
-        &self,
-        key: &[u8],
-        value: Value,
-        options: PutOptions,
-    ) -> Result<Stored, StoreError> {
-        let key = valid(key)?;
-        let len_bytes = value.len();
-        if len_bytes > PAYLOAD_BYTES_MAX {
-            return Err(StoreError::local(StoreErrorKind::ValueTooLong {
-                len_bytes,
-            }));
-        }
-        if !(1..=COPIES_WANTED_MAX).contains(&options.copies) {
-            let copies = options.copies;
-            return Err(StoreError::local(StoreErrorKind::Copies { copies }));
-        }
-        let until = time::now() + self.timeout;
-        loop {
-            let Some(seat) = home_of(&self.asking.map(), key.fingerprint()) else {
-                self.wait_for_map(until).await?;
-                continue;
-            };
-            let wish = Wish::Write(seat, self.write_ask(key, options, until));
-            let brought = (Some(value.clone()), None);
-            let ended = self.asking.run(key, wish, brought, until).await;
-            match ended.outcome.map_err(StoreError::local)? {
-                Outcome::Written(WriteAnswer::Written {
-                    version,
-                    is_cut_off,
-                }) => {
-                    return Ok(Stored::Written {
-                        version,
-                        is_cut_off,
-                    });
-                }
-                Outcome::Written(WriteAnswer::Exists { version }) => {
-                    return Ok(Stored::Exists { version });
-                }
-                // Nothing was done there: perhaps the home is another node by now.
-                Outcome::Written(WriteAnswer::Aborted) => self.wait_for_map(until).await?,
-                Outcome::TimedOut => return Err(StoreError::local(StoreErrorKind::TimedOut)),
-                _ => return Err(StoreError::local(StoreErrorKind::Interrupted)),
-            }
-        }
-    }
-
-    fn write_ask(&self, key: Key<'_>, options: PutOptions, until: Time) -> WriteAsk {
-        let wait_ms = until.since(time::now()).as_millis();
-        WriteAsk {
-            key: key.fingerprint(),
-            kind: options.kind,
-            namespace: self.asking.namespace(),
-            wanted: options.copies,
-            wait_ms: u32::try_from(wait_ms).map_or(WAIT_MS_MAX, |ms| ms.min(WAIT_MS_MAX)),
-        }
-    }
-
-    async fn wait_for_map(&self, until: Time) -> Result<(), StoreError> {
-        if time::now() >= until {
-            return Err(StoreError::local(StoreErrorKind::TimedOut));
-        }
-        self.asking.renew_map(MAP_WAIT).await;
-        Ok(())
-    }
-
-    /// Gets the value under `key` into the front of `room`; its checksum has been verified.
-    ///
-    /// The room is lent until the future ends. Dropping the future frees it as soon as no receive
-    /// into it is in flight.
-    ///
-    /// # Errors
-    /// [`GetFailure`], with the room.
-    pub async fn get(&self, key: &[u8], room: Room) -> Result<Fetched, GetFailure> {
-        let key = match valid(key) {
-            Ok(key) => key,
-            Err(error) => {
-                let room = Some(room);
-                return Err(GetFailure { error, room });
-            }
-        };
-        let until = time::now() + self.timeout;
-        let brought = (None, Some(room));
-        let ended = self.asking.run(key, Wish::Get, brought, until).await;
-        let failed = |kind, room| {
-            let error = StoreError::local(kind);
-            Err(GetFailure { error, room })
-        };
-        let Some(room) = ended.room else {
-            let kind = ended.outcome.err().unwrap_or(StoreErrorKind::ShutDown);
-            return failed(kind, None);
-        };
-        match (ended.outcome, ended.arrived) {
-            (Ok(Outcome::Hit(version)), Some((reply, len_bytes))) => Ok(Fetched::Hit {
-                room,
-                len_bytes: len_bytes as usize,
-                version,
-                is_cut_off: reply.is_cut_off,
-            }),
-            (Ok(Outcome::Miss), _) => Ok(Fetched::Miss {
-                room,
-                is_known: true,
-            }),
-            (Ok(Outcome::Unknown), _) => Ok(Fetched::Miss {
-                room,
-                is_known: false,
-            }),
-            (Ok(_), _) => failed(StoreErrorKind::TimedOut, Some(room)),
-            (Err(kind), _) => failed(kind, Some(room)),
-        }
-    }
-
     /// Where the object is; with `hold`, its owner keeps it for a while, within its limits. `None`:
     /// there is none, or its home does not know yet.
     ///
@@ -357,23 +238,22 @@ impl ClusterClient {
     async fn ask(&self, key: &[u8], wish: Wish) -> Result<Outcome, StoreError> {
         let key = valid(key)?;
         let until = time::now() + self.timeout;
-        let ended = self.asking.run(key, wish, (None, None), until).await;
+        let ended = self.asking.begin(key, wish, Brought::Nothing, until).await;
         ended.outcome.map_err(StoreError::local)
     }
 
-    /// All of one turn, so that those of one home leave together.
+    /// Those of one home leave together.
     async fn ask_all(&self, keys: &[Vec<u8>], wish: Wish) -> Vec<Result<Outcome, StoreError>> {
-        let handles = keys.iter().cloned().map(|key| {
-            let client = self.clone();
-            spawn_local(async move { client.ask(&key, wish).await })
+        let until = time::now() + self.timeout;
+        let begun = keys.iter().map(|key| {
+            let key = valid(key)?;
+            Ok(self.asking.begin(key, wish, Brought::Nothing, until))
         });
-        let handles: Vec<_> = handles.collect();
-        let mut ended = Vec::with_capacity(handles.len());
-        for handle in handles {
-            let shut_down = || Err(StoreError::local(StoreErrorKind::ShutDown));
-            ended.push(handle.await.unwrap_or_else(|_ended| shut_down()));
-        }
-        ended
+        let end = async |begun: Result<_, StoreError>| {
+            let ended: Ended = begun?.await;
+            ended.outcome.map_err(StoreError::local)
+        };
+        objects::batch(begun, end).await
     }
 
     /// Each seat's statistics: what its core holds and has counted.

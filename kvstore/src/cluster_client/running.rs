@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use futures_channel::oneshot;
 use lunette_kvstore_proto::asker::{OperationId, Outcome};
-use lunette_kvstore_proto::message::directory::BytesReply;
+use lunette_kvstore_proto::message::directory::{BytesReply, ReservationId};
+use lunette_kvstore_proto::range::ByteRange;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
@@ -21,12 +22,37 @@ pub(super) struct Ended {
     pub(super) arrived: Option<(BytesReply, u32)>,
 }
 
+impl Ended {
+    pub(super) const fn failed(kind: StoreErrorKind, room: Option<Room>) -> Self {
+        Self {
+            outcome: Err(kind),
+            room,
+            arrived: None,
+        }
+    }
+}
+
+/// What an operation begins with.
+#[derive(Debug)]
+pub(super) enum Brought {
+    Nothing,
+    /// What a write writes.
+    Value(Value),
+    /// The reserved object that a write makes its key's value.
+    Reserved(ReservationId),
+    /// Where a get's bytes go, and which they are: none for all.
+    Room(Room, Vec<ByteRange>),
+}
+
 /// An operation under way.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) key: Vec<u8>,
     /// What a write brings.
     pub(super) value: Option<Value>,
+    pub(super) reserved: Option<ReservationId>,
+    /// Which bytes a get is for: none for all.
+    pub(super) ranges: Vec<ByteRange>,
     /// Where a get's bytes go: here unless a call has it.
     pub(super) room: Option<Room>,
     /// A call has the room: the operation ends when it is back.
@@ -39,15 +65,19 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub(super) const fn new(
-        key: Vec<u8>,
-        value: Option<Value>,
-        room: Option<Room>,
-        done: oneshot::Sender<Ended>,
-    ) -> Self {
+    pub(super) fn new(key: Vec<u8>, brought: Brought, done: oneshot::Sender<Ended>) -> Self {
+        let (mut value, mut reserved, mut room, mut ranges) = (None, None, None, Vec::new());
+        match brought {
+            Brought::Nothing => {}
+            Brought::Value(brought) => value = Some(brought),
+            Brought::Reserved(brought) => reserved = Some(brought),
+            Brought::Room(brought, which) => (room, ranges) = (Some(brought), which),
+        }
         Self {
             key,
             value,
+            reserved,
+            ranges,
             room,
             is_lent: false,
             arrived: None,

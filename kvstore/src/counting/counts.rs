@@ -104,7 +104,7 @@ impl Counts {
     pub(crate) fn of_member(&self) -> ShardStats {
         let hits = self.count(Op::Find, Outcome::Ok) + self.count(Op::Read, Outcome::Ok);
         let misses = self.count(Op::Find, Outcome::NotFound);
-        let writes = |outcome| self.count(Op::Write, outcome);
+        let writes = |outcome| self.count(Op::Write, outcome) + self.count(Op::Commit, outcome);
         ShardStats {
             puts: writes(Outcome::Ok),
             touches: writes(Outcome::Exists),

@@ -118,7 +118,7 @@ impl From<Status> for Outcome {
             Status::TooLarge => Self::TooLarge,
             Status::WrongHome => Self::WrongHome,
             Status::WrongSeat => Self::WrongSeat,
-            Status::BadRequest => Self::BadRequest,
+            Status::BadRequest | Status::OutOfRange | Status::Unfinished => Self::BadRequest,
             Status::Corrupt => Self::Corrupt,
             Status::Unsupported => Self::Unsupported,
             Status::Draining | Status::Unavailable => Self::Unavailable,

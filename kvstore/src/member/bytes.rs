@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{CopyPlace, OpId};
+use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
-use lunette_runtime::arena::{Arena, Region, RegionMut};
+use lunette_runtime::arena::{Arena, Exposed, Region, RegionMut};
 use lunette_transfer::Room;
 
 use crate::value::carved_bytes;
@@ -39,6 +40,11 @@ impl Extent {
 
     pub(crate) fn len_bytes(&self) -> u32 {
         self.layout.total_bytes - self.layout.payload_offset_bytes
+    }
+
+    /// The same, with the checksum that has been computed of it.
+    pub(crate) fn summed(self, crc32c: u32) -> Self {
+        Self { crc32c, ..self }
     }
 }
 
@@ -72,6 +78,12 @@ impl Carved {
         };
         (frame, self.region)
     }
+
+    /// An object whose value comes in ranges.
+    pub(crate) fn into_exposed(self) -> (Frame, Exposed) {
+        let (frame, region) = self.into_empty();
+        (frame, region.expose())
+    }
 }
 
 /// The extent that a value is coming into, without its memory.
@@ -83,6 +95,17 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    /// Length of the value in bytes.
+    pub(crate) const fn len_bytes(self) -> u32 {
+        self.layout.total_bytes - self.layout.payload_offset_bytes
+    }
+
+    /// The part of the extent's memory where a range of the value is.
+    pub(crate) fn part(self, memory: &Exposed, range: ByteRange) -> Exposed {
+        let start = self.layout.payload_offset_bytes + range.offset_bytes;
+        memory.slice(start as usize, range.len_bytes as usize)
+    }
+
     pub(crate) fn filled(self, region: RegionMut, crc32c: u32) -> Extent {
         Extent {
             region: region.freeze(),
@@ -208,6 +231,15 @@ impl Bytes {
         self.residence.discard(id);
     }
 
+    /// The bytes of a write that is given up, which stay where they are.
+    pub(crate) fn withdraw(&mut self, op: OpId) -> Extent {
+        let (_, arriving) = self.arriving.remove(&op).expect("a write has its bytes");
+        let Arriving::Whole(extent) = arriving else {
+            unreachable!("only what is whole is withdrawn");
+        };
+        extent
+    }
+
     /// A write has become a copy.
     pub(crate) fn name(&mut self, op: OpId, place: CopyPlace) {
         let (id, arriving) = self.arriving.remove(&op).expect("a write has its bytes");
@@ -227,8 +259,8 @@ impl Bytes {
         true
     }
 
-    /// What was carved for a replica is not used.
-    pub(crate) fn drop_replica(&mut self, frame: Frame) {
+    /// What was carved is not used.
+    pub(crate) fn drop_unused(&mut self, frame: Frame) {
         self.residence.discard(frame.id);
     }
 

@@ -31,6 +31,7 @@ use lunette_runtime_core::time::Time;
 use super::bytes::{Bytes, Extent, Frame};
 use super::post::Post;
 use super::replicas::{Scarce, Scarcity};
+use super::reservations::Reservations;
 use super::waiters::{Asked, Waiters, Waiting};
 use crate::counting::{CopyCounts, MemberReport};
 
@@ -73,6 +74,7 @@ pub(crate) struct MemberCore {
     pub(crate) writes: Waiters<WriteAnswer>,
     pub(crate) post: Post,
     pub(super) scarcity: Scarcity,
+    pub(super) reservations: RefCell<Reservations>,
     /// Raised when something has begun that may have to be asked for again.
     pub(crate) busy: Signal,
 }
@@ -109,6 +111,7 @@ impl MemberCore {
             writes: Waiters::default(),
             post,
             scarcity: Scarcity::default(),
+            reservations: RefCell::default(),
             busy: Signal::default(),
         }
     }
@@ -241,9 +244,15 @@ impl MemberCore {
             OwnerAction::Page(to, page) => self.post.put(to, epoch, Content::Page(page)),
             OwnerAction::Name(op, place) => {
                 self.bytes.borrow_mut().name(op, place);
+                self.reservations.borrow_mut().committed(op);
                 self.tell_copy(place, "kept");
                 CopyCounts::add(&self.copies.written);
                 self.note_scarce(place);
+            }
+            OwnerAction::Discard(op) if self.reservations.borrow().is_commit(op) => {
+                let extent = self.bytes.borrow_mut().withdraw(op);
+                let mut reservations = self.reservations.borrow_mut();
+                reservations.take_back(time::now(), op, extent);
             }
             OwnerAction::Discard(op) => self.bytes.borrow_mut().discard(op),
             OwnerAction::Free(place, cause) => {
@@ -384,6 +393,7 @@ impl MemberCore {
         self.at_home(|home, now, out| home.on_tick(now, out));
         self.at_owner(self.seat, |owner, now, out| owner.on_tick(now, out));
         self.settle();
+        self.expire_reservations();
         self.make_room();
     }
 

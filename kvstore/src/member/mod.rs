@@ -16,6 +16,7 @@
 //! | `post` | messages on their way to other seats |
 //! | `mailing` | sending and receiving them |
 //! | `replicas` | copies beyond the first |
+//! | `reservations` | room for objects that come in ranges |
 //! | `waiters` | requests whose answers come later |
 //! | `life` | a file that says which lives of the node are over |
 //! | `steering` | the membership, and what it tells the cores |
@@ -26,6 +27,7 @@ mod life;
 mod mailing;
 mod post;
 mod replicas;
+mod reservations;
 mod service;
 mod steering;
 mod waiters;

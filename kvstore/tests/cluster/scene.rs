@@ -128,6 +128,10 @@ impl Scene {
         }
     }
 
+    pub(crate) const fn set_client_timeout(&mut self, timeout: Duration) {
+        self.client_timeout = timeout;
+    }
+
     pub(crate) async fn add(&mut self, memory_bytes: u64) {
         self.start(memory_bytes).await;
         self.agree().await;
@@ -146,6 +150,12 @@ impl Scene {
 
     pub(crate) async fn clear(&self) {
         self.nodes[0].clear_cluster().await.expect("a member");
+    }
+
+    /// The generation in the first node's map.
+    pub(crate) async fn generation(&self) -> u64 {
+        let map = self.nodes[0].joined().await.expect("a member");
+        map.generation()
     }
 
     pub(crate) async fn client(&self) -> ClusterClient {

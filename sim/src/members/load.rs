@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Fetched, PutOptions, StoreErrorKind, Stored, Value,
+    ClusterClient, ClusterClientOptions, Fetched, GetFailure, PutOptions, Reserved, StoreError,
+    StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::HoldWish;
+use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::Region;
 use lunette_runtime::sim::Log;
@@ -27,6 +29,8 @@ const TASKS: usize = 3;
 const VALUE_BYTES_MIN: usize = 16;
 const VALUE_BYTES_MAX: usize = 3000;
 
+/// How long a node keeps room to which nothing is written.
+const RESERVED_KEEP: Duration = Duration::from_secs(2);
 /// What a client wants to be held, and for how long.
 const HOLD: HoldWish = HoldWish {
     holder: 1,
@@ -76,6 +80,28 @@ fn value_of(bytes: &[u8]) -> Option<u64> {
     (bytes_of(value).as_slice() == bytes).then_some(value)
 }
 
+/// Room is reserved, and written from its end: the beginning twice.
+async fn put_in_parts(
+    client: &ClusterClient,
+    key: &[u8],
+    bytes: &Region,
+    options: PutOptions,
+) -> Result<Stored, StoreError> {
+    let len = bytes.len();
+    let reserved = client.reserve(key, len, options, RESERVED_KEEP).await?;
+    let reservation = match reserved {
+        Reserved::Room(reservation) => reservation,
+        Reserved::Exists { version } => return Ok(Stored::Exists { version }),
+    };
+    let middle = len / 2;
+    for (start, end) in [(middle, len), (0, middle / 2), (0, middle)] {
+        let part = Value::new(bytes.slice(start, end - start));
+        reservation.write(start, part).await?;
+    }
+    let committed = reservation.commit().await;
+    committed.map_err(|failure| failure.error)
+}
+
 impl Load {
     pub(crate) async fn run(self, mut random: SplitMix64) {
         for _ in 0..TASKS {
@@ -112,7 +138,8 @@ impl Load {
             let keys = u32::try_from(KEYS).expect("few");
             let key = random.below(keys) as usize;
             match random.below(18) {
-                0..7 => self.get(&client, key).await,
+                0..5 => self.get(&client, key).await,
+                5 | 6 => self.get_parts(&client, key).await,
                 7..13 => self.put(&client, key, WriteKind::Put).await,
                 // Changes are of few keys, so that other objects live to see a fault.
                 13 => self.put(&client, key % 4, WriteKind::Upsert).await,
@@ -153,6 +180,36 @@ impl Load {
         let begun = self.log.now();
         let room = Room::whole(arena().alloc(VALUE_BYTES_MAX).expect("room"));
         let fetched = client.get(&name(key), room).await;
+        self.on_fetched(key, begun, fetched, value_of);
+    }
+
+    /// The end of an object's first bytes, and then its beginning, which tells which value it is.
+    async fn get_parts(&self, client: &ClusterClient, key: usize) {
+        let begun = self.log.now();
+        let first = size_of::<u64>();
+        let range = |offset: usize, len: usize| ByteRange {
+            offset_bytes: u32::try_from(offset).expect("small"),
+            len_bytes: u32::try_from(len).expect("small"),
+        };
+        let rest = VALUE_BYTES_MIN - first;
+        let ranges = [range(first, rest), range(0, first)];
+        let room = Room::whole(arena().alloc(VALUE_BYTES_MIN).expect("room"));
+        let fetched = client.get_ranges(&name(key), &ranges, room).await;
+        self.on_fetched(key, begun, fetched, |bytes| {
+            let (then, id) = bytes.split_last_chunk()?;
+            let value = u64::from_le_bytes(*id);
+            let whole = bytes_of(value);
+            (whole.as_slice()[first..VALUE_BYTES_MIN] == *then).then_some(value)
+        });
+    }
+
+    fn on_fetched(
+        &self,
+        key: usize,
+        begun: Time,
+        fetched: Result<Fetched, GetFailure>,
+        value_of: impl FnOnce(&[u8]) -> Option<u64>,
+    ) {
         let now = self.log.now();
         match fetched {
             Ok(Fetched::Hit {
@@ -190,9 +247,12 @@ impl Load {
         let value_copies = u8::try_from(value % 3).expect("small");
         let copies = 1 + value_copies % self.copies_max;
         let options = PutOptions { kind, copies };
-        let put = client
-            .put(&name(key), Value::new(bytes_of(value)), options)
-            .await;
+        let bytes = bytes_of(value);
+        let put = if value % 4 == 3 {
+            put_in_parts(client, &name(key), &bytes, options).await
+        } else {
+            client.put(&name(key), Value::new(bytes), options).await
+        };
         let now = self.log.now();
         self.log.note(&format!("{kind:?} {key} {value}: {put:?}"));
         let (what, end, version) = match &put {
@@ -203,6 +263,9 @@ impl Load {
                 self.on_failure(begun, &what, &error.kind);
                 match error.kind {
                     StoreErrorKind::TimedOut => ("timed out", End::Undone, None),
+                    StoreErrorKind::ReservationLost | StoreErrorKind::Refused(_) => {
+                        ("room lost", End::Undone, None)
+                    }
                     _ => ("interrupted", End::Doubt, None),
                 }
             }

@@ -10,6 +10,7 @@
 //! | [`Answer`] | home or owner | asker |
 //! | [`WriteMessage`], [`ReadMessage`] | asker | owner |
 //! | [`GetMessage`] | asker | home: a lookup, or the bytes at once |
+//! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
 //! | [`ReplicaMessage`] | owner | owner |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
@@ -24,6 +25,7 @@ mod envelope;
 mod object;
 mod page;
 mod peer;
+mod reserved;
 mod to_home;
 mod to_owner;
 mod wire;
@@ -33,5 +35,9 @@ pub use envelope::{AnswerMessage, AskMessage, Content, DIRECTORY_VERSION, ITEMS_
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, WriteMessage};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
+pub use reserved::{
+    CommitMessage, FillMessage, KEEP_MS_MAX, ReservationId, ReserveMessage, ReserveReply,
+    RevokeMessage,
+};
 pub use to_home::{OpId, ToHome};
 pub use to_owner::{Refusal, ToOwner};

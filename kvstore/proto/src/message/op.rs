@@ -30,6 +30,14 @@ pub enum Op {
     Read = 11,
     /// To keep a replica.
     Replicate = 12,
+    /// To reserve room for an object that comes in ranges.
+    Reserve = 13,
+    /// To write a range of a reserved object.
+    Fill = 14,
+    /// To make a reserved object its key's value.
+    Commit = 15,
+    /// To give reserved room back.
+    Revoke = 16,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -43,7 +51,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 16] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -56,6 +64,10 @@ impl Op {
         Self::Find,
         Self::Read,
         Self::Replicate,
+        Self::Reserve,
+        Self::Fill,
+        Self::Commit,
+        Self::Revoke,
     ];
 
     /// Its code on the wire.
@@ -89,6 +101,9 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+        assert_eq!(
+            codes,
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+        );
     }
 }

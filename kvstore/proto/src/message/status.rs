@@ -32,13 +32,17 @@ pub enum Status {
     Unavailable,
     /// The request is for another life of the node, or for a core that it has not.
     WrongSeat,
+    /// A range does not lie inside the object, whose length the answer tells.
+    OutOfRange,
+    /// Not all bytes of a reserved object have been written.
+    Unfinished,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 14] = [
+    pub const KNOWN: [Self; 16] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -53,6 +57,8 @@ impl Status {
         Self::Internal,
         Self::Unavailable,
         Self::WrongSeat,
+        Self::OutOfRange,
+        Self::Unfinished,
     ];
 
     /// Its code on the wire.
@@ -73,6 +79,8 @@ impl Status {
             Self::Internal => 11,
             Self::Unavailable => 12,
             Self::WrongSeat => 13,
+            Self::OutOfRange => 14,
+            Self::Unfinished => 15,
             Self::Other(code) => code,
         }
     }
@@ -101,6 +109,8 @@ impl Status {
             | Self::Unsupported
             | Self::Internal
             | Self::WrongSeat
+            | Self::OutOfRange
+            | Self::Unfinished
             | Self::Other(_) => false,
         }
     }

@@ -366,5 +366,9 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Find) => "find",
         Some(Op::Read) => "read",
         Some(Op::Replicate) => "replicate",
+        Some(Op::Reserve) => "reserve",
+        Some(Op::Fill) => "fill",
+        Some(Op::Commit) => "commit",
+        Some(Op::Revoke) => "revoke",
     }
 }

@@ -3,25 +3,26 @@
 //!
 //! ```text
 //!  write:    version u8 | asker u64 | request u64 | to seat | kind | namespace | wanted u8 | wait u32 | key
-//!  get:      version u8 | epoch u64 | asker u64 | request u64 | to seat | namespace | key
-//!  read:     version u8 | to seat | version | namespace | key
+//!  get:      version u8 | epoch u64 | asker u64 | request u64 | to seat | namespace | ranges | key
+//!  read:     version u8 | to seat | version | namespace | ranges | key
 //!  replica:  version u8 | to seat | copy | namespace | key
 //! ```
 //!
-//! A key is its bytes behind their 16-bit length. Length and CRC32C of the bytes are in the frame.
+//! A key is its bytes behind their 16-bit length, ranges are pairs of `offset u32 | length u32` behind
+//! their 16-bit number; none means all of the object. Length and CRC32C of the bytes are in the frame.
 
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
-use lunette_runtime_core::codec::{Reader, Writer};
+use lunette_runtime_core::codec::Reader;
 use lunette_runtime_core::ids::RequestId;
 
 use super::AskerId;
-use super::envelope::{DIRECTORY_VERSION, check_version};
-use super::wire::{Wire, variants};
+use super::wire::{Wire, body, fields, keyed, put_all, take_all, variants};
 use crate::key::Key;
-use crate::message::{MessageFault, end_of};
+use crate::message::MessageFault;
 use crate::owner::{WriteAnswer, WriteAsk};
 use crate::placement::Seat;
+use crate::range::{ByteRange, RANGES_MAX};
 use crate::version::{CopyInfo, Version, WriteKind};
 
 /// To write an object at an owner; its bytes follow.
@@ -46,7 +47,7 @@ pub struct WriteMessage<'a> {
 }
 
 /// To get an object by way of its home, which sends the bytes if it has them and else says who has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GetMessage<'a> {
     /// The asker's epoch.
     pub epoch: Epoch,
@@ -58,12 +59,14 @@ pub struct GetMessage<'a> {
     pub to: Seat,
     /// What the key's namespace wants of nodes that are cut off.
     pub namespace: NamespaceKind,
+    /// Which of its bytes, one range after the other; none for all.
+    pub ranges: Vec<ByteRange>,
     /// The key.
     pub key: Key<'a>,
 }
 
 /// To read a copy at its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadMessage<'a> {
     /// The owner: one life of it only.
     pub to: Seat,
@@ -71,6 +74,8 @@ pub struct ReadMessage<'a> {
     pub version: Version,
     /// What the key's namespace wants of nodes that are cut off.
     pub namespace: NamespaceKind,
+    /// Which of its bytes, one range after the other; none for all.
+    pub ranges: Vec<ByteRange>,
     /// The key.
     pub key: Key<'a>,
 }
@@ -95,29 +100,40 @@ pub struct BytesReply {
     pub version: Version,
     /// The owner is cut off, in a cache namespace: the object may have been removed meanwhile.
     pub is_cut_off: bool,
+    /// Length of the whole object in bytes.
+    pub object_len_bytes: u32,
 }
 
-fn put_key(key: Key<'_>, out: &mut Vec<u8>) {
-    Writer::new(out).short_bytes(key.bytes());
-}
+keyed!(WriteMessage {
+    asker,
+    request,
+    to,
+    kind,
+    namespace,
+    wanted,
+    wait_ms
+});
+keyed!(GetMessage {
+    epoch,
+    asker,
+    request,
+    to,
+    namespace,
+    ranges
+});
+keyed!(ReadMessage {
+    to,
+    version,
+    namespace,
+    ranges
+});
+keyed!(ReplicaMessage {
+    to,
+    info,
+    namespace
+});
 
-fn take_key<'a>(reader: &mut Reader<'a>) -> Result<Key<'a>, MessageFault> {
-    Ok(Key::new(reader.short_bytes()?)?)
-}
-
-/// The reader of a message of this version, and the key at its end.
-fn whole<'a, T>(
-    body: &'a [u8],
-    take: impl FnOnce(&mut Reader<'a>) -> Result<T, MessageFault>,
-) -> Result<T, MessageFault> {
-    let mut reader = Reader::new(body);
-    check_version(&mut reader)?;
-    let message = take(&mut reader)?;
-    end_of(&reader)?;
-    Ok(message)
-}
-
-impl<'a> WriteMessage<'a> {
+impl WriteMessage<'_> {
     /// What the owner is asked.
     #[must_use]
     pub fn ask(&self) -> WriteAsk {
@@ -129,143 +145,29 @@ impl<'a> WriteMessage<'a> {
             wait_ms: self.wait_ms,
         }
     }
+}
 
-    /// Appends the message to `out`.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(DIRECTORY_VERSION);
-        self.asker.put(out);
-        self.request.put(out);
-        self.to.put(out);
-        self.kind.put(out);
-        self.namespace.put(out);
-        out.push(self.wanted);
-        self.wait_ms.put(out);
-        put_key(self.key, out);
+fields!(ByteRange {
+    offset_bytes,
+    len_bytes
+});
+
+impl Wire for Vec<ByteRange> {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_all(self, RANGES_MAX, out);
     }
 
-    /// The message in `body`, whose key it borrows.
-    ///
-    /// # Errors
-    /// [`MessageFault`] if it holds anything else than one message.
-    pub fn decode(body: &'a [u8]) -> Result<Self, MessageFault> {
-        whole(body, |reader| {
-            Ok(Self {
-                asker: Wire::take(reader)?,
-                request: Wire::take(reader)?,
-                to: Wire::take(reader)?,
-                kind: Wire::take(reader)?,
-                namespace: Wire::take(reader)?,
-                wanted: reader.u8()?,
-                wait_ms: Wire::take(reader)?,
-                key: take_key(reader)?,
-            })
-        })
+    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+        take_all(reader, RANGES_MAX)
     }
 }
 
-impl<'a> GetMessage<'a> {
-    /// Appends the message to `out`.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(DIRECTORY_VERSION);
-        self.epoch.put(out);
-        self.asker.put(out);
-        self.request.put(out);
-        self.to.put(out);
-        self.namespace.put(out);
-        put_key(self.key, out);
-    }
-
-    /// The message in `body`, whose key it borrows.
-    ///
-    /// # Errors
-    /// [`MessageFault`] if it holds anything else than one message.
-    pub fn decode(body: &'a [u8]) -> Result<Self, MessageFault> {
-        whole(body, |reader| {
-            Ok(Self {
-                epoch: Wire::take(reader)?,
-                asker: Wire::take(reader)?,
-                request: Wire::take(reader)?,
-                to: Wire::take(reader)?,
-                namespace: Wire::take(reader)?,
-                key: take_key(reader)?,
-            })
-        })
-    }
-}
-
-impl<'a> ReadMessage<'a> {
-    /// Appends the message to `out`.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(DIRECTORY_VERSION);
-        self.to.put(out);
-        self.version.put(out);
-        self.namespace.put(out);
-        put_key(self.key, out);
-    }
-
-    /// The message in `body`, whose key it borrows.
-    ///
-    /// # Errors
-    /// [`MessageFault`] if it holds anything else than one message.
-    pub fn decode(body: &'a [u8]) -> Result<Self, MessageFault> {
-        whole(body, |reader| {
-            Ok(Self {
-                to: Wire::take(reader)?,
-                version: Wire::take(reader)?,
-                namespace: Wire::take(reader)?,
-                key: take_key(reader)?,
-            })
-        })
-    }
-}
-
-impl<'a> ReplicaMessage<'a> {
-    /// Appends the message to `out`.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(DIRECTORY_VERSION);
-        self.to.put(out);
-        self.info.put(out);
-        self.namespace.put(out);
-        put_key(self.key, out);
-    }
-
-    /// The message in `body`, whose key it borrows.
-    ///
-    /// # Errors
-    /// [`MessageFault`] if it holds anything else than one message.
-    pub fn decode(body: &'a [u8]) -> Result<Self, MessageFault> {
-        whole(body, |reader| {
-            Ok(Self {
-                to: Wire::take(reader)?,
-                info: Wire::take(reader)?,
-                namespace: Wire::take(reader)?,
-                key: take_key(reader)?,
-            })
-        })
-    }
-}
-
-impl BytesReply {
-    /// Appends the body to `out`.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        self.version.put(out);
-        self.is_cut_off.put(out);
-    }
-
-    /// The answer in `body`.
-    ///
-    /// # Errors
-    /// [`MessageFault`] if it holds anything else.
-    pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
-        let mut reader = Reader::new(body);
-        let reply = Self {
-            version: Wire::take(&mut reader)?,
-            is_cut_off: Wire::take(&mut reader)?,
-        };
-        end_of(&reader)?;
-        Ok(reply)
-    }
-}
+fields!(BytesReply {
+    version,
+    is_cut_off,
+    object_len_bytes
+});
+body!(BytesReply);
 
 variants!(WriteAnswer {
     0 => Written { version, is_cut_off },
@@ -276,21 +178,4 @@ variants!(WriteAnswer {
     5 => Aborted {},
     6 => Interrupted {},
 });
-
-impl WriteAnswer {
-    /// Appends the body of the answer to a write to `out`.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        self.put(out);
-    }
-
-    /// The answer in `body`.
-    ///
-    /// # Errors
-    /// [`MessageFault`] if it holds anything else.
-    pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
-        let mut reader = Reader::new(body);
-        let answer = Self::take(&mut reader)?;
-        end_of(&reader)?;
-        Ok(answer)
-    }
-}
+body!(WriteAnswer);

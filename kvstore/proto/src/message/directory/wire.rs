@@ -5,7 +5,7 @@ use lunette_cluster_proto::map::Epoch;
 use lunette_runtime_core::codec::{Reader, Writer};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 
-use super::{AskerId, CopyPlace, HoldWish, OpId};
+use super::{AskerId, CopyPlace, HoldWish, OpId, ReservationId};
 use crate::key::Fingerprint;
 use crate::message::MessageFault;
 use crate::placement::Seat;
@@ -46,23 +46,27 @@ numbers!(
     Generation as u64,
     AskerId as u64,
     OpId as u64,
+    ReservationId as u64,
 );
 
 /// Fields one behind the other.
 macro_rules! fields {
     ($name:ident { $($field:ident),* $(,)? }) => {
-        impl Wire for $name {
+        impl $crate::message::directory::wire::Wire for $name {
             fn put(&self, out: &mut Vec<u8>) {
-                $(self.$field.put(out);)*
+                $($crate::message::directory::wire::Wire::put(&self.$field, out);)*
             }
 
-            fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
-                $(let $field = Wire::take(reader)?;)*
+            fn take(
+                reader: &mut lunette_runtime_core::codec::Reader<'_>,
+            ) -> Result<Self, $crate::message::MessageFault> {
+                $(let $field = $crate::message::directory::wire::Wire::take(reader)?;)*
                 Ok(Self { $($field),* })
             }
         }
     };
 }
+pub(super) use fields;
 
 /// Variants with fields, each behind its code.
 macro_rules! variants {
@@ -95,6 +99,59 @@ macro_rules! variants {
 }
 pub(super) use variants;
 
+/// Requests that name a key: the version of the formats, fields, and the key at the end, which what is
+/// decoded borrows.
+macro_rules! keyed {
+    ($name:ident { $($field:ident),* $(,)? }) => {
+        impl<'a> $name<'a> {
+            /// Appends the message to `out`.
+            pub fn encode(&self, out: &mut Vec<u8>) {
+                out.push($crate::message::directory::DIRECTORY_VERSION);
+                $($crate::message::directory::wire::Wire::put(&self.$field, out);)*
+                lunette_runtime_core::codec::Writer::new(out).short_bytes(self.key.bytes());
+            }
+
+            /// The message in `body`, whose key it borrows.
+            ///
+            /// # Errors
+            /// [`MessageFault`](crate::message::MessageFault) if it holds anything else than one message.
+            pub fn decode(body: &'a [u8]) -> Result<Self, $crate::message::MessageFault> {
+                let mut reader = lunette_runtime_core::codec::Reader::new(body);
+                $crate::message::directory::envelope::check_version(&mut reader)?;
+                $(let $field = $crate::message::directory::wire::Wire::take(&mut reader)?;)*
+                let key = $crate::key::Key::new(reader.short_bytes()?)?;
+                $crate::message::end_of(&reader)?;
+                Ok(Self { $($field,)* key })
+            }
+        }
+    };
+}
+pub(super) use keyed;
+
+/// What is a whole body, without a version of its own.
+macro_rules! body {
+    ($name:ident) => {
+        impl $name {
+            /// Appends the body to `out`.
+            pub fn encode(&self, out: &mut Vec<u8>) {
+                $crate::message::directory::wire::Wire::put(self, out);
+            }
+
+            /// What is in `body`.
+            ///
+            /// # Errors
+            /// [`MessageFault`](crate::message::MessageFault) if it holds anything else.
+            pub fn decode(body: &[u8]) -> Result<Self, $crate::message::MessageFault> {
+                let mut reader = lunette_runtime_core::codec::Reader::new(body);
+                let it = $crate::message::directory::wire::Wire::take(&mut reader)?;
+                $crate::message::end_of(&reader)?;
+                Ok(it)
+            }
+        }
+    };
+}
+pub(super) use body;
+
 fields!(Version { epoch, sequence });
 fields!(Seat {
     node,
@@ -109,6 +166,16 @@ fields!(CopyPlace { key, version });
 fields!(HoldWish { holder, ttl_ms });
 variants!(NamespaceKind { 0 => Cache {}, 1 => Strict {} });
 variants!(WriteKind { 0 => Put {}, 1 => Upsert {} });
+
+impl Wire for u8 {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(*self);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+        Ok(reader.u8()?)
+    }
+}
 
 impl Wire for u32 {
     fn put(&self, out: &mut Vec<u8>) {

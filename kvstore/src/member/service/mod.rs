@@ -1,0 +1,214 @@
+//! Requests to one core of a member.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `writing` | writes and replicas, whose bytes come with them |
+//! | `reserved` | objects whose bytes come in ranges |
+//! | `reading` | reads, lookups and removals |
+
+mod reading;
+mod reserved;
+mod writing;
+
+use std::rc::Rc;
+
+use lunette_kvstore_proto::message::directory::SeatMessage;
+use lunette_kvstore_proto::message::{MessageFault, NodeStat, Op, Status};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::shard::ShardStats;
+use lunette_transfer::{Answer, Intake, PayloadOutcome, RequestHead, Response, Room, Service};
+
+use super::core::MemberCore;
+use crate::counting::{CoreReport, Counting, Counts, Outcome};
+use reserved::PendingFill;
+use writing::{PendingReplica, PendingWrite};
+
+/// What members of clusters are asked.
+const OPS: [Op; 12] = [
+    Op::Stat,
+    Op::Map,
+    Op::Tell,
+    Op::Ask,
+    Op::Write,
+    Op::Find,
+    Op::Read,
+    Op::Replicate,
+    Op::Reserve,
+    Op::Fill,
+    Op::Commit,
+    Op::Revoke,
+];
+
+/// Requests that may wait at one core; further ones are told that it is busy.
+const WAITERS_MAX: usize = 64 * 1024;
+
+/// What is kept while bytes arrive.
+pub(crate) enum Pending {
+    Write(PendingWrite),
+    Replica(PendingReplica),
+    Fill(PendingFill),
+}
+
+/// The service of one core.
+pub(crate) struct MemberService {
+    core: Rc<MemberCore>,
+    counts: Rc<Counts>,
+}
+
+impl MemberService {
+    pub(crate) fn new(core: Rc<MemberCore>) -> Self {
+        Self {
+            core,
+            counts: Rc::default(),
+        }
+    }
+
+    /// What it holds and has counted.
+    pub(crate) fn stat(&self) -> NodeStat {
+        let (owner, bytes) = (self.core.owner_stats(), self.core.bytes().borrow());
+        let held = bytes.stats();
+        let shard = ShardStats {
+            entries: held.entries,
+            resident_bytes: held.used_bytes - held.leaving_bytes,
+            used_bytes: held.used_bytes,
+            evictions: owner.evicted,
+            evicted_bytes: self.core.copies.evicted_bytes.get(),
+            removes: owner.ordered,
+            ..self.counts.of_member()
+        };
+        let capacity_bytes = bytes.limits().high_watermark_bytes();
+        let (state, lease_left) = self.core.standing();
+        NodeStat {
+            epoch: self.core.map().epoch().0,
+            lease_left_ms: u64::try_from(lease_left.as_millis()).unwrap_or(u64::MAX),
+            state_code: state.code(),
+            ..self.counts.stat(shard, capacity_bytes)
+        }
+    }
+
+    /// What it tells of itself.
+    pub(crate) fn report(&self) -> CoreReport {
+        CoreReport {
+            core: self.core.seat().core,
+            stat: self.stat(),
+            requests: self.counts.requests(&OPS),
+            copies_written: self.core.copies.written.get(),
+            member: Some(self.core.member_report()),
+        }
+    }
+
+    /// What another seat says; what there is for it at once goes back with the answer.
+    fn tell(&self, body: &[u8]) -> Result<Response, Status> {
+        let message = SeatMessage::decode(body).map_err(bad_request)?;
+        self.check(message.to)?;
+        let from = message.from;
+        self.core.on_told(message);
+        let mut response = Response::default();
+        if let Some(message) = self.core.post.take(from) {
+            self.core.post.count_sent();
+            message.encode(&mut response.body);
+        }
+        Ok(response)
+    }
+
+    fn map(&self, body: &[u8]) -> Result<Response, Status> {
+        if !body.is_empty() {
+            return Err(Status::BadRequest);
+        }
+        let map = self.core.map();
+        if map.members().is_empty() {
+            return Err(Status::Unavailable);
+        }
+        Ok(Response {
+            body: map.encode(),
+            ..Response::default()
+        })
+    }
+
+    fn check(&self, to: Seat) -> Result<(), Status> {
+        if to == self.core.seat() && !self.core.has_left() {
+            Ok(())
+        } else {
+            Err(Status::WrongSeat)
+        }
+    }
+
+    fn check_waiters(&self) -> Result<(), Status> {
+        if self.core.asks.len() < WAITERS_MAX {
+            Ok(())
+        } else {
+            Err(Status::Busy)
+        }
+    }
+
+    fn stat_response(&self, body: &[u8]) -> Result<Response, Status> {
+        if !body.is_empty() {
+            return Err(Status::BadRequest);
+        }
+        let mut response = Response::default();
+        self.stat().encode(&mut response.body);
+        Ok(response)
+    }
+}
+
+impl Service for MemberService {
+    type Pending = Pending;
+
+    fn on_request(&self, request: RequestHead<'_>) -> Intake<Pending> {
+        let mut counting = self.counts.begin(request.op);
+        let counted = &mut counting;
+        let answered = match Op::try_from(request.op) {
+            Ok(Op::Map) => self.map(request.body).map(Intake::Answer),
+            Ok(Op::Tell) => self.tell(request.body).map(Intake::Answer),
+            Ok(Op::Ask) => self.ask(request.body, counted),
+            Ok(Op::Write) => self.write(&request, counted),
+            Ok(Op::Find) => self.find(request.body, counted),
+            Ok(Op::Read) => self.read(request.body).map(Intake::Answer),
+            Ok(Op::Replicate) => self.replicate(&request, counted),
+            Ok(Op::Reserve) => self.reserve(request.body).map(Intake::Answer),
+            Ok(Op::Fill) => self.fill(&request, counted),
+            Ok(Op::Commit) => self.commit(request.body, counted),
+            Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
+            Ok(Op::Stat) => self.stat_response(request.body).map(Intake::Answer),
+            // Those of nodes that are no members.
+            Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),
+        };
+        let answer = answered.unwrap_or_else(|status| Intake::Answer(refusal(status)));
+        if let Intake::Answer(response) = &answer {
+            counting.end_with(response.status);
+        }
+        answer
+    }
+
+    fn on_payload(&self, pending: Pending, room: Room, outcome: PayloadOutcome) -> Answer {
+        match pending {
+            Pending::Write(pending) => self.on_written(pending, room, outcome),
+            Pending::Replica(pending) => self.on_replicated(pending, room, outcome),
+            Pending::Fill(pending) => self.on_filled(pending, room, outcome),
+        }
+    }
+
+    fn on_connections(&self, open: usize) {
+        self.counts.set_connections(open);
+    }
+}
+
+fn refusal(status: Status) -> Response {
+    Response {
+        status: status.code(),
+        ..Response::default()
+    }
+}
+
+/// The answer where bytes have not come as they were sent.
+fn damaged(mut counting: Counting, outcome: PayloadOutcome) -> Answer {
+    if outcome == PayloadOutcome::Corrupt {
+        counting.end(Outcome::Corrupt);
+    }
+    refusal(Status::Corrupt).into()
+}
+
+fn bad_request(fault: MessageFault) -> Status {
+    tracing::debug!(%fault, "bad request");
+    Status::BadRequest
+}

@@ -1,0 +1,180 @@
+//! Reads, lookups and removals.
+
+use std::rc::Rc;
+
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::message::directory::{
+    Answer as DirectoryAnswer, AnswerMessage, Ask, AskMessage, BytesReply, GetMessage, ReadMessage,
+};
+use lunette_kvstore_proto::owner::Read;
+use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::shard::EntryId;
+use lunette_runtime::net::Pin;
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer::{Intake, Later, Payload, Response, WriteSource};
+
+use super::{MemberService, Pending, bad_request};
+use crate::counting::{Counting, Outcome};
+use crate::member::bytes::Extent;
+use crate::member::core::MemberCore;
+use crate::member::waiters::Waiting;
+
+/// A read of a copy, over when its bytes have been sent.
+struct CopyPin {
+    core: Rc<MemberCore>,
+    id: EntryId,
+}
+
+impl Drop for CopyPin {
+    fn drop(&mut self) {
+        self.core.bytes().borrow_mut().unpin(self.id);
+    }
+}
+
+impl MemberService {
+    /// The bytes, if this very core has them; else what the home says.
+    pub(super) fn find(
+        &self,
+        body: &[u8],
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let message = GetMessage::decode(body).map_err(bad_request)?;
+        self.check(message.to)?;
+        let read = self.core.read(message.key, None, message.namespace);
+        if let Some(response) = self.bytes_of(message.key, read, &message.ranges) {
+            return Ok(Intake::Answer(response));
+        }
+        let request = message.request;
+        let ask = Ask::Lookup {
+            request,
+            key: message.key.fingerprint(),
+            namespace: message.namespace,
+            hold: None,
+        };
+        self.check_waiters()?;
+        let mut waiting = self.core.ask(message.asker, message.epoch, ask);
+        let status = Status::NotFound;
+        Ok(match waiting.try_take() {
+            Some(answer) => {
+                counting.end(Outcome::from(&answer));
+                Intake::Answer(answers(status, vec![(request, answer)]))
+            }
+            None => {
+                let mut counting = counting.waits();
+                Intake::Later(Later::new(async move {
+                    let answer = waiting.await.unwrap_or(DirectoryAnswer::Busy);
+                    counting.end(Outcome::from(&answer));
+                    answers(status, vec![(request, answer)])
+                }))
+            }
+        })
+    }
+
+    pub(super) fn read(&self, body: &[u8]) -> Result<Response, Status> {
+        let message = ReadMessage::decode(body).map_err(bad_request)?;
+        self.check(message.to)?;
+        let read = (self.core).read(message.key, Some(message.version), message.namespace);
+        match read {
+            Read::Unavailable => Err(Status::Unavailable),
+            read => (self.bytes_of(message.key, read, &message.ranges)).ok_or(Status::NotFound),
+        }
+    }
+
+    /// What was asked for of a copy that is served here.
+    fn bytes_of(&self, key: Key<'_>, read: Read, ranges: &[ByteRange]) -> Option<Response> {
+        let Read::Served {
+            place, is_cut_off, ..
+        } = read
+        else {
+            return None;
+        };
+        let (id, extent) = self.core.bytes().borrow_mut().pin(place, key)?;
+        let core = Rc::clone(&self.core);
+        let pin = Pin::new(CopyPin { core, id });
+        let payload = parts_of(&extent, ranges);
+        let mut body = Vec::new();
+        let reply = BytesReply {
+            version: place.version,
+            is_cut_off,
+            object_len_bytes: extent.len_bytes(),
+        };
+        reply.encode(&mut body);
+        let Some(payload) = payload else {
+            return Some(Response {
+                status: Status::OutOfRange.code(),
+                body,
+                payload: None,
+            });
+        };
+        self.counts.sending(payload.len());
+        Some(Response {
+            status: Status::Ok.code(),
+            body,
+            payload: (!payload.is_empty()).then(|| payload.pinned(pin)),
+        })
+    }
+
+    pub(super) fn ask(
+        &self,
+        body: &[u8],
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let message = AskMessage::decode(body).map_err(bad_request)?;
+        self.check(message.to)?;
+        self.check_waiters()?;
+        let mut done = Vec::with_capacity(message.asks.len());
+        let mut waiting: Vec<(RequestId, Waiting<DirectoryAnswer>)> = Vec::new();
+        for ask in message.asks {
+            let request = ask.request();
+            let mut answer = self.core.ask(message.asker, message.epoch, ask);
+            match answer.try_take() {
+                Some(answer) => done.push((request, answer)),
+                None => waiting.push((request, answer)),
+            }
+        }
+        if waiting.is_empty() {
+            return Ok(Intake::Answer(answers(Status::Ok, done)));
+        }
+        let mut counting = counting.waits();
+        Ok(Intake::Later(Later::new(async move {
+            for (request, answer) in waiting {
+                let answer = answer.await.unwrap_or(DirectoryAnswer::Busy);
+                done.push((request, answer));
+            }
+            counting.end(Outcome::Ok);
+            answers(Status::Ok, done)
+        })))
+    }
+}
+
+/// The ranges of an object, or all of it; `None` if one does not lie inside it. Of the whole the checksum
+/// is known, that of ranges is computed here.
+fn parts_of(extent: &Extent, ranges: &[ByteRange]) -> Option<Payload> {
+    let value = extent.value();
+    if ranges.is_empty() {
+        return Some(Payload::region(value, extent.crc32c));
+    }
+    if !ranges
+        .iter()
+        .all(|range| range.is_within(extent.len_bytes()))
+    {
+        return None;
+    }
+    let parts = ranges.iter().filter(|range| range.len_bytes > 0);
+    let parts = parts.map(|range| {
+        let (start, len) = (range.offset_bytes as usize, range.len_bytes as usize);
+        WriteSource::Region(value.slice(start, len))
+    });
+    Some(Payload::gathered(parts.collect()))
+}
+
+fn answers(status: Status, answers: Vec<(RequestId, DirectoryAnswer)>) -> Response {
+    let mut body = Vec::new();
+    AnswerMessage { answers }.encode(&mut body);
+    Response {
+        status: status.code(),
+        body,
+        payload: None,
+    }
+}

@@ -1,0 +1,219 @@
+//! Writes and replicas, whose bytes come with them.
+
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::message::directory::{OpId, ReplicaMessage, WriteMessage};
+use lunette_kvstore_proto::owner::WriteAnswer;
+use lunette_kvstore_proto::residence::NoRoom;
+use lunette_kvstore_proto::version::CopyInfo;
+use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Response, Room};
+
+use super::{MemberService, Pending, WAITERS_MAX, bad_request, damaged};
+use crate::counting::{Counting, Outcome};
+use crate::member::bytes::{Carved, Frame};
+use crate::member::waiters::Waiting;
+
+/// A write whose bytes arrive.
+pub(crate) struct PendingWrite {
+    op: OpId,
+    frame: Frame,
+    crc32c: u32,
+    waiting: Waiting<WriteAnswer>,
+    counting: Counting,
+}
+
+/// A replica whose bytes arrive.
+pub(crate) struct PendingReplica {
+    frame: Frame,
+    info: CopyInfo,
+    namespace: NamespaceKind,
+    key: Vec<u8>,
+    counting: Counting,
+}
+
+impl MemberService {
+    pub(super) fn write(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let message = WriteMessage::decode(request.body).map_err(bad_request)?;
+        self.check(message.to)?;
+        if self.core.writes.len() >= WAITERS_MAX {
+            return Err(Status::Busy);
+        }
+        let (op, mut waiting) = self
+            .core
+            .write(message.asker, message.request, message.ask());
+        let Some(op) = op else {
+            self.core.settle();
+            return Ok(match waiting.try_take() {
+                Some(answer) => Intake::Answer(written(counting, answer)),
+                None => Intake::Later(write_ends(waiting, counting.waits())),
+            });
+        };
+        let len_bytes = request.payload_len_bytes;
+        let carved = self.carve_or_make_room(message.key, len_bytes);
+        if let Some(answer) = waiting.try_take() {
+            // What was made room for may have settled it.
+            if let Ok(carved) = carved {
+                self.core
+                    .bytes()
+                    .borrow_mut()
+                    .drop_unused(carved.into_empty().0);
+            }
+            return Ok(Intake::Answer(written(counting, answer)));
+        }
+        let carved = match carved {
+            Ok(carved) => carved,
+            Err(no_room) => {
+                self.core.give_up(op);
+                return Err(status_of(no_room));
+            }
+        };
+        let crc32c = request.payload_crc32c;
+        if len_bytes == 0 {
+            let (frame, region) = carved.into_empty();
+            self.core.bytes().borrow_mut().receive(op, frame);
+            self.core.on_whole(op, frame.filled(region, crc32c));
+            return Ok(Intake::Later(write_ends(waiting, counting.waits())));
+        }
+        let (frame, room) = carved.into_room();
+        self.core.bytes().borrow_mut().receive(op, frame);
+        self.core.settle();
+        let pending = Pending::Write(PendingWrite {
+            op,
+            frame,
+            crc32c,
+            waiting,
+            counting: counting.waits(),
+        });
+        Ok(Intake::Receive { pending, room })
+    }
+
+    pub(super) fn replicate(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let message = ReplicaMessage::decode(request.body).map_err(bad_request)?;
+        self.check(message.to)?;
+        let info = message.info;
+        let found = (request.payload_len_bytes, request.payload_crc32c);
+        if found != (info.len_bytes, info.crc32c) {
+            return Err(Status::BadRequest);
+        }
+        // Nothing is evicted for a replica.
+        let carved = self.carve(message.key, info.len_bytes).map_err(status_of)?;
+        let key = message.key;
+        if info.len_bytes == 0 {
+            let (frame, region) = carved.into_empty();
+            let whole = (frame, frame.filled(region, info.crc32c));
+            self.core.on_replica(key, info, message.namespace, whole);
+            return Ok(Intake::Answer(Response::default()));
+        }
+        let (frame, room) = carved.into_room();
+        let pending = Pending::Replica(PendingReplica {
+            frame,
+            info,
+            namespace: message.namespace,
+            key: key.bytes().to_vec(),
+            counting: counting.waits(),
+        });
+        Ok(Intake::Receive { pending, room })
+    }
+
+    /// The bytes of a write have come, or will not.
+    pub(super) fn on_written(
+        &self,
+        pending: PendingWrite,
+        room: Room,
+        outcome: PayloadOutcome,
+    ) -> Answer {
+        let PendingWrite {
+            op,
+            frame,
+            crc32c,
+            waiting,
+            mut counting,
+        } = pending;
+        if outcome != PayloadOutcome::Intact {
+            drop(room);
+            self.core.on_lost(op);
+            return damaged(counting, outcome);
+        }
+        let extent = frame.filled(room.into_region(), crc32c);
+        self.counts.received(extent.len_bytes());
+        self.core.on_whole(op, extent);
+        Answer::Later(write_ends(waiting, counting.waits()))
+    }
+
+    /// The bytes of a replica have come, or will not.
+    pub(super) fn on_replicated(
+        &self,
+        pending: PendingReplica,
+        room: Room,
+        outcome: PayloadOutcome,
+    ) -> Answer {
+        let PendingReplica {
+            frame,
+            info,
+            namespace,
+            key,
+            mut counting,
+        } = pending;
+        if outcome != PayloadOutcome::Intact {
+            drop(room);
+            self.core.bytes().borrow_mut().drop_unused(frame);
+            return damaged(counting, outcome);
+        }
+        let key = Key::new(&key).expect("it was a key when it came");
+        let whole = (frame, frame.filled(room.into_region(), info.crc32c));
+        self.counts.received(info.len_bytes);
+        self.core.on_replica(key, info, namespace, whole);
+        counting.end(Outcome::Ok);
+        Response::default().into()
+    }
+
+    fn carve(&self, key: Key<'_>, len_bytes: u32) -> Result<Carved, NoRoom> {
+        self.core.bytes().borrow_mut().carve(key, len_bytes)
+    }
+
+    /// Room for an object; where there is none, what may leave is asked to, which is done at once where
+    /// this core is its home.
+    pub(super) fn carve_or_make_room(
+        &self,
+        key: Key<'_>,
+        len_bytes: u32,
+    ) -> Result<Carved, NoRoom> {
+        let carved = self.carve(key, len_bytes);
+        if !matches!(carved, Err(NoRoom::Full { .. })) {
+            return carved;
+        }
+        self.counts.waits_for_room();
+        self.core.make_room();
+        self.carve(key, len_bytes)
+    }
+}
+
+pub(super) fn write_ends(waiting: Waiting<WriteAnswer>, mut counting: Counting) -> Later {
+    Later::new(async move {
+        let answer = waiting.await.unwrap_or(WriteAnswer::Interrupted);
+        written(&mut counting, answer)
+    })
+}
+
+pub(super) fn written(counting: &mut Counting, answer: WriteAnswer) -> Response {
+    counting.end(Outcome::from(&answer));
+    let mut response = Response::default();
+    answer.encode(&mut response.body);
+    response
+}
+
+pub(super) const fn status_of(no_room: NoRoom) -> Status {
+    match no_room {
+        NoRoom::Full { .. } => Status::Full,
+        NoRoom::TooLarge { .. } => Status::TooLarge,
+    }
+}
