@@ -278,6 +278,9 @@ impl Core {
             }
         };
         self.asked.insert((asker, request));
+        if request.0.is_multiple_of(3) {
+            self.home.over(self.now, asker, request);
+        }
         let epoch = self.home.epoch();
         self.at_home(|home, now, out| home.on_ask(now, asker, epoch, ask, out));
     }
@@ -292,6 +295,9 @@ impl Core {
             wait_ms: u32::from(source.u8()) << 4,
         };
         self.writing.insert((asker, request));
+        if request.0.is_multiple_of(3) {
+            self.owner.over(self.now, asker, request);
+        }
         let op = self.at_owner(|owner, now, out| owner.write(now, asker, request, ask, out));
         if let Some(op) = op {
             let former = self.arriving.insert(op, false);

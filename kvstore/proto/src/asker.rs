@@ -226,6 +226,13 @@ impl Asker {
         self.by_request.get(&request).copied()
     }
 
+    /// Below this one, all requests are over: none of them is sent again, and nobody waits for one.
+    #[must_use]
+    pub fn over_below(&self) -> RequestId {
+        let first = self.by_request.keys().next().copied();
+        first.unwrap_or(RequestId(self.last_request + 1))
+    }
+
     fn new_request(&mut self, id: OperationId) -> RequestId {
         self.last_request += 1;
         let request = RequestId(self.last_request);

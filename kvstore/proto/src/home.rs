@@ -56,6 +56,7 @@ use lunette_runtime_core::ids::{NodeId, RequestId};
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
+use crate::answered::{Answered, Known};
 use crate::key::Fingerprint;
 use crate::message::directory::{Answer, Ask, AskerId, ToHome, ToOwner, ToPeer};
 use crate::placement::{Seat, has_seat, home_of};
@@ -142,8 +143,7 @@ pub struct Home {
     quiet_until: Time,
     /// After which key records are to be looked at, for those that moved away.
     sweep: Option<Option<Fingerprint>>,
-    answered: BTreeMap<(AskerId, RequestId), (Time, Answer)>,
-    answered_order: VecDeque<(Time, AskerId, RequestId)>,
+    answered: Answered<Answer>,
     stats: HomeStats,
 }
 
@@ -175,8 +175,7 @@ impl Home {
             has_gap: true,
             quiet_until: Time::ZERO,
             sweep: None,
-            answered: BTreeMap::new(),
-            answered_order: VecDeque::new(),
+            answered: Answered::new(ANSWERED_KEEP),
             stats: HomeStats::default(),
         }
     }
@@ -268,7 +267,7 @@ impl Home {
     /// Time passes: call it at least every few milliseconds while anything is under way.
     pub fn on_tick(&mut self, now: Time, out: Out<'_>) {
         self.tombstones.expire(now, KEYS_PER_TICK_MAX);
-        self.forget_answers(now);
+        self.answered.forget_old(now);
         self.end_waits(now, out);
         self.end_departures(now, out);
         self.go_on(now, out);
@@ -351,11 +350,21 @@ impl Home {
         }
     }
 
+    /// All requests of an asker below this one are over, whatever it was told: it asks none of them again.
+    pub fn over(&mut self, now: Time, asker: AskerId, below: RequestId) {
+        self.answered
+            .over(now, asker, below, self.limits.answered_max);
+    }
+
     /// Somebody asks, who has the map of the given epoch.
     pub fn on_ask(&mut self, now: Time, asker: AskerId, epoch: Epoch, ask: Ask, out: Out<'_>) {
         let request = ask.request();
-        if let Some((_, answer)) = self.answered.get(&(asker, request)) {
-            out.push(HomeAction::Answer(asker, request, answer.clone()));
+        if let Some(known) = self.answered.get(asker, request) {
+            let answer = match known {
+                Known::Ended(answer) => answer,
+                Known::Over => Answer::Busy,
+            };
+            out.push(HomeAction::Answer(asker, request, answer));
             return;
         }
         // Under the map that it knows already it will be able to answer; what was refused under that

@@ -31,6 +31,7 @@
 //! | [`message`] | operations, statuses and the bodies of requests and answers |
 #![forbid(unsafe_code)]
 
+mod answered;
 pub mod asker;
 pub mod extent;
 pub mod filled;

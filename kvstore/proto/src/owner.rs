@@ -44,7 +44,7 @@ mod outbox;
 mod report;
 mod writes;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_cluster_proto::fence::{Act, Fence, Fenced, NamespaceKind, Standing};
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
@@ -52,6 +52,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
+use crate::answered::Answered;
 use crate::key::Fingerprint;
 use crate::message::directory::{Answer, AskerId, CopyPage, CopyPlace, OpId, ToHome, ToOwner};
 use crate::placement::{Seat, has_seat, home_of};
@@ -153,8 +154,7 @@ pub struct Owner {
     asking: BTreeSet<CopyPlace>,
     holds: Holds,
     last_op: u64,
-    answered: BTreeMap<(AskerId, RequestId), WriteAnswer>,
-    answered_order: VecDeque<(Time, AskerId, RequestId)>,
+    answered: Answered<WriteAnswer>,
     stats: OwnerStats,
 }
 
@@ -178,8 +178,7 @@ impl Owner {
             asking: BTreeSet::new(),
             holds: Holds::default(),
             last_op: 0,
-            answered: BTreeMap::new(),
-            answered_order: VecDeque::new(),
+            answered: Answered::new(ANSWERED_KEEP),
             stats: OwnerStats::default(),
         }
     }
@@ -248,10 +247,16 @@ impl Owner {
         self.ask_again(now, Time::MAX, out);
     }
 
+    /// All requests of a writer below this one are over, whatever it was told: it asks for none of them again.
+    pub fn over(&mut self, now: Time, asker: AskerId, below: RequestId) {
+        self.answered
+            .over(now, asker, below, self.limits.answered_max);
+    }
+
     /// Time passes: call it at least every few milliseconds while anything is under way.
     pub fn on_tick(&mut self, now: Time, out: Out<'_>) {
         self.holds.expire(now);
-        self.forget_answers(now);
+        self.answered.forget_old(now);
         self.end_writes(now, out);
         let resend_ns = u64::try_from(RESEND.as_nanos()).expect("a short time");
         let before = Time::from_ns(now.as_ns().saturating_sub(resend_ns));

@@ -391,7 +391,6 @@ fn every_transition_is_as_the_table_says() {
 /// Each bound of an owner, from both sides.
 #[test]
 fn tables_are_bounded_on_both_sides() {
-    let full = |request| OwnerAction::Written(AskerId(4), RequestId(request), WriteAnswer::Full);
     let limits = OwnerLimits::default();
     for limits in [
         OwnerLimits {
@@ -416,6 +415,10 @@ fn tables_are_bounded_on_both_sides() {
     }
 }
 
+fn full(request: u64) -> OwnerAction {
+    OwnerAction::Written(AskerId(4), RequestId(request), WriteAnswer::Full)
+}
+
 /// A request that comes twice is done once, and answered alike.
 #[test]
 fn a_write_is_done_once_per_request() {
@@ -434,4 +437,30 @@ fn a_write_is_done_once_per_request() {
         bench.out,
         [OwnerAction::Written(AskerId(4), RequestId(1), written)]
     );
+}
+
+/// What a writer says is over need not be remembered, so that the bound is on what it has under way.
+#[test]
+fn a_writer_that_says_what_is_over_may_write_for_ever() {
+    let limits = OwnerLimits {
+        answered_max: 4,
+        ..OwnerLimits::default()
+    };
+    let mut bench = Bench::new(limits);
+    for request in 1..50 {
+        (bench.owner).over(at(0), AskerId(4), RequestId(request));
+        let op = bench.write(request, KEY).expect("there is room");
+        bench.owner.abort(at(0), op, &mut bench.out);
+    }
+    assert!(!bench.out.contains(&full(49)));
+    bench.out.clear();
+    assert_eq!(bench.write(48, KEY), None, "it is over");
+    let aborted = OwnerAction::Written(AskerId(4), RequestId(48), WriteAnswer::Aborted);
+    assert_eq!(bench.out, [aborted]);
+    for request in 50..52 {
+        let op = bench.write(request, KEY).expect("there is room");
+        bench.owner.abort(at(0), op, &mut bench.out);
+    }
+    assert_eq!(bench.write(52, KEY), None, "nothing more was over");
+    assert!(bench.out.contains(&full(52)));
 }

@@ -252,10 +252,11 @@ fn ask() -> impl Strategy<Value = Ask> {
 }
 
 fn question() -> impl Strategy<Value = AskMessage> {
-    let parts = (any::<(u64, u64)>(), seat(), vec(ask(), 0..9));
-    parts.prop_map(|((epoch, asker), to, asks)| AskMessage {
+    let parts = (any::<(u64, u64, u64)>(), seat(), vec(ask(), 0..9));
+    parts.prop_map(|((epoch, asker, over), to, asks)| AskMessage {
         epoch: Epoch(epoch),
         asker: AskerId(asker),
+        over_below: RequestId(over),
         to,
         asks,
     })

@@ -110,7 +110,7 @@ proptest! {
         let key = Key::new(&key).expect("short");
         expect_back!(
             WriteMessage,
-            WriteMessage { asker, request, to, kind, namespace, wanted, wait_ms, key },
+            WriteMessage { asker, request, over_below: RequestId(epoch), to, kind, namespace, wanted, wait_ms, key },
             cut
         );
         let info = CopyInfo {
@@ -161,7 +161,7 @@ proptest! {
         };
         expect_back!(ReserveMessage, reserve, cut);
         expect_back!(FillMessage, FillMessage { asker, reservation, to, offset_bytes, key }, cut);
-        let commit = CommitMessage { asker, reservation, to, request, wait_ms, key };
+        let commit = CommitMessage { asker, reservation, to, request, over_below: request, wait_ms, key };
         expect_back!(CommitMessage, commit, cut);
         expect_back!(RevokeMessage, RevokeMessage { asker, reservation, to, key }, cut);
     }

@@ -80,6 +80,10 @@ impl Asking {
         }
     }
 
+    pub(super) fn over_below(&self) -> RequestId {
+        self.asker.borrow().over_below()
+    }
+
     pub(super) fn id(&self) -> AskerId {
         self.asker.borrow().id()
     }

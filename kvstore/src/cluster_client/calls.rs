@@ -228,6 +228,7 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, asks: Vec<
     let message = AskMessage {
         epoch,
         asker: asking.id(),
+        over_below: asking.over_below(),
         to: seat,
         asks,
     };
@@ -279,6 +280,7 @@ pub(super) async fn write(
                 reservation,
                 to: seat,
                 request,
+                over_below: asking.over_below(),
                 wait_ms: ask.wait_ms,
                 key,
             };
@@ -292,6 +294,7 @@ pub(super) async fn write(
             let message = WriteMessage {
                 asker: asking.id(),
                 request,
+                over_below: asking.over_below(),
                 to: seat,
                 kind: ask.kind,
                 namespace: ask.namespace,

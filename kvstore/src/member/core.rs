@@ -435,6 +435,14 @@ impl MemberCore {
         waiting
     }
 
+    /// All requests of an asker below this one are over.
+    pub(crate) fn over(&self, asker: AskerId, below: RequestId) {
+        let now = time::now();
+        let mut machines = self.machines.borrow_mut();
+        machines.home.over(now, asker, below);
+        machines.owner.over(now, asker, below);
+    }
+
     /// Begins a write. With `Some`, its bytes are wanted. The answer comes now or later; its claim goes out
     /// when this core [settles](Self::settle).
     pub(crate) fn write(

@@ -12,7 +12,7 @@ pub const REPORTS_UNDER_WAY_MAX: usize = 32;
 pub const RESEND: Duration = Duration::from_millis(40);
 /// How long tombstones are kept.
 pub const TOMBSTONE_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long the outcome of a removal is remembered, for those who ask again.
+/// How long an asker that says nothing, and how its removals ended, is remembered.
 pub const ANSWERED_KEEP: Duration = Duration::from_secs(20);
 /// Most keys that one tick judges or sweeps: what a turn of the loop gives to it.
 pub const KEYS_PER_TICK_MAX: usize = 256;
@@ -37,7 +37,7 @@ pub struct HomeLimits {
     pub waiters_per_key_max: usize,
     /// Tombstones. Beyond, the oldest is forgotten: who was away for longer comes back cold.
     pub tombstones_max: usize,
-    /// Outcomes of removals that are remembered. Beyond, removals are refused.
+    /// Askers that are remembered, and outcomes of their removals. Beyond, removals are refused.
     pub answered_max: usize,
     /// How long members' leases are.
     pub lease_ttl: Duration,

@@ -163,21 +163,7 @@ impl Home {
         answer: Answer,
         out: Out<'_>,
     ) {
-        let known = self
-            .answered
-            .insert((asker, request), (now, answer.clone()));
-        assert!(known.is_none(), "a removal ends once");
-        self.answered_order.push_back((now, asker, request));
+        self.answered.remember(now, asker, request, answer.clone());
         out.push(HomeAction::Answer(asker, request, answer));
-    }
-
-    pub(super) fn forget_answers(&mut self, now: Time) {
-        while let Some(&(at, asker, request)) = self.answered_order.front() {
-            if now < at + super::limits::ANSWERED_KEEP {
-                return;
-            }
-            self.answered_order.pop_front();
-            self.answered.remove(&(asker, request));
-        }
     }
 }

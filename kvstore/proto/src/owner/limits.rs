@@ -4,7 +4,7 @@ use core::time::Duration;
 
 /// How long an answer of a home is waited for before it is asked again.
 pub const RESEND: Duration = Duration::from_millis(40);
-/// How long the outcome of a write is remembered, for those who ask again.
+/// How long a writer that says nothing, and how its writes ended, is remembered.
 pub const ANSWERED_KEEP: Duration = Duration::from_secs(20);
 /// Longest hold: `hold_ttl_ms`.
 pub const HOLD_MAX: Duration = Duration::from_secs(5);
@@ -16,7 +16,7 @@ pub struct OwnerLimits {
     pub copies_max: usize,
     /// Writes under way. Beyond, writes are refused.
     pub writes_max: usize,
-    /// Outcomes of writes that are remembered. Beyond, writes are refused.
+    /// Writers that are remembered, and outcomes of their writes. Beyond, writes are refused.
     pub answered_max: usize,
     /// Holds of one holder. Beyond, lookups succeed and hold nothing.
     pub holds_per_holder_max: usize,

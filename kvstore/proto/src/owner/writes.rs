@@ -8,6 +8,7 @@ use lunette_runtime_core::time::Time;
 
 use super::copies::{Held, State};
 use super::{Out, Owner, OwnerAction};
+use crate::answered::Known;
 use crate::key::Fingerprint;
 use crate::message::directory::{AskerId, CopyPlace, OpId, Refusal, ToHome, WAIT_MS_MAX};
 use crate::placement::{Seat, home_of};
@@ -129,7 +130,11 @@ impl Owner {
         out: Out<'_>,
     ) -> Option<OpId> {
         let author = (asker, request);
-        if let Some(&answer) = self.answered.get(&author) {
+        if let Some(known) = self.answered.get(asker, request) {
+            let answer = match known {
+                Known::Ended(answer) => answer,
+                Known::Over => WriteAnswer::Aborted,
+            };
             out.push(OwnerAction::Written(asker, request, answer));
             return None;
         }
@@ -453,18 +458,7 @@ impl Owner {
     }
 
     fn remember(&mut self, now: Time, author: (AskerId, RequestId), answer: WriteAnswer) {
-        let known = self.answered.insert(author, answer);
-        assert!(known.is_none(), "a write ends once");
-        self.answered_order.push_back((now, author.0, author.1));
-    }
-
-    pub(super) fn forget_answers(&mut self, now: Time) {
-        while let Some(&(at, asker, request)) = self.answered_order.front() {
-            if now < at + super::limits::ANSWERED_KEEP {
-                return;
-            }
-            self.answered_order.pop_front();
-            self.answered.remove(&(asker, request));
-        }
+        let (asker, request) = author;
+        self.answered.remember(now, asker, request, answer);
     }
 }

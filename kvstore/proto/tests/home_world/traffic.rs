@@ -21,11 +21,13 @@ pub(crate) enum Mail {
     ToOwner(Seat, Seat, Epoch, ToOwner),
     Page(Seat, Seat, Epoch, CopyPage),
     ToPeer(Seat, Seat, Epoch, ToPeer),
-    Ask(usize, Seat, Epoch, Ask),
+    /// With the request below which all of the asker's are over.
+    Ask(usize, Seat, Epoch, Ask, RequestId),
     Answer(usize, Seat, RequestId, Answer),
     Read(usize, Seat, RequestId, Fingerprint, Version),
     ReadAnswer(usize, Seat, RequestId, ReadAnswer, (u64, bool)),
-    Write(usize, Seat, RequestId, WriteAsk, u64),
+    /// The same.
+    Write(usize, Seat, RequestId, WriteAsk, u64, RequestId),
     Written(usize, Seat, RequestId, WriteAnswer),
     Replica(Seat, Seat, Fingerprint, CopyInfo, u64),
 }
@@ -142,9 +144,12 @@ impl World {
                     home.on_peer(now, from, epoch, item, out)
                 });
             }
-            Mail::Ask(asker, to, epoch, ask) => {
+            Mail::Ask(asker, to, epoch, ask, over) => {
                 let id = self.askers[asker].machine.id();
-                self.at_home(to, |home, now, out| home.on_ask(now, id, epoch, ask, out));
+                self.at_home(to, |home, now, out| {
+                    home.over(now, id, over);
+                    home.on_ask(now, id, epoch, ask, out);
+                });
             }
             Mail::ToOwner(from, to, epoch, item) => {
                 self.at_owner(to, |owner, now, out| {
@@ -162,7 +167,9 @@ impl World {
             Mail::ReadAnswer(asker, _, request, answer, read) => {
                 self.at_asker_reading(asker, request, answer, read);
             }
-            Mail::Write(asker, to, request, ask, value) => {
+            Mail::Write(asker, to, request, ask, value, over) => {
+                let id = self.askers[asker].machine.id();
+                self.at_owner(to, |owner, now, _| owner.over(now, id, over));
                 self.begin_write(asker, to, request, ask, value);
             }
             Mail::Written(asker, _, request, answer) => {
@@ -398,7 +405,10 @@ impl World {
     pub(crate) fn do_asker(&mut self, asker: usize, actions: Vec<AskerAction>) {
         for action in actions {
             match action {
-                AskerAction::Ask(to, epoch, ask) => self.post(Mail::Ask(asker, to, epoch, ask)),
+                AskerAction::Ask(to, epoch, ask) => {
+                    let over = self.askers[asker].machine.over_below();
+                    self.post(Mail::Ask(asker, to, epoch, ask, over));
+                }
                 AskerAction::Read {
                     owner,
                     request,
@@ -409,7 +419,8 @@ impl World {
                 }
                 AskerAction::Write(to, request, ask) => {
                     let value = self.value_of(asker, request);
-                    self.post(Mail::Write(asker, to, request, ask, value));
+                    let over = self.askers[asker].machine.over_below();
+                    self.post(Mail::Write(asker, to, request, ask, value, over));
                 }
                 AskerAction::MapWanted(_) => {
                     let beside = self.askers[asker].beside;

@@ -123,6 +123,13 @@ impl MemberService {
         let message = AskMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
         self.check_waiters()?;
+        if message
+            .asks
+            .iter()
+            .any(|ask| matches!(ask, Ask::Remove { .. }))
+        {
+            self.core.over(message.asker, message.over_below);
+        }
         let mut done = Vec::with_capacity(message.asks.len());
         let mut waiting: Vec<(RequestId, Waiting<DirectoryAnswer>)> = Vec::new();
         for ask in message.asks {

@@ -145,6 +145,7 @@ impl MemberService {
         if self.core.writes.len() >= WAITERS_MAX {
             return Err(Status::Busy);
         }
+        self.core.over(message.asker, message.over_below);
         let named = (message.asker, message.reservation);
         let commit = Commit {
             named,

@@ -43,6 +43,7 @@ impl MemberService {
         if self.core.writes.len() >= WAITERS_MAX {
             return Err(Status::Busy);
         }
+        self.core.over(message.asker, message.over_below);
         let (op, mut waiting) = self
             .core
             .write(message.asker, message.request, message.ask());

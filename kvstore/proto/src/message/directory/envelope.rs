@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  between seats:  version u8 | epoch u64 | from seat | to seat | kind u8 | content
-//!  of an asker:    version u8 | epoch u64 | asker u64 | to seat | questions
+//!  of an asker:    version u8 | epoch u64 | asker u64 | over u64 | to seat | questions
 //!  to an asker:    version u8 | (request u64 | answer) ...
 //!  a seat:         node u64 | incarnation u64 | core u16
 //! ```
@@ -64,6 +64,8 @@ pub struct AskMessage {
     pub epoch: Epoch,
     /// Who asks.
     pub asker: AskerId,
+    /// All of its requests below this one are over.
+    pub over_below: RequestId,
     /// To whom: one life of it only.
     pub to: Seat,
     /// What: at most [`ITEMS_MAX`] questions.
@@ -172,6 +174,7 @@ impl AskMessage {
         out.push(DIRECTORY_VERSION);
         self.epoch.put(out);
         self.asker.put(out);
+        self.over_below.put(out);
         self.to.put(out);
         put_all(&self.asks, ITEMS_MAX, out);
     }
@@ -186,6 +189,7 @@ impl AskMessage {
         let message = Self {
             epoch: Wire::take(&mut reader)?,
             asker: Wire::take(&mut reader)?,
+            over_below: Wire::take(&mut reader)?,
             to: Wire::take(&mut reader)?,
             asks: take_all(&mut reader, ITEMS_MAX)?,
         };

@@ -2,7 +2,7 @@
 //! owner compares with the one that the bytes are under: fingerprints can collide.
 //!
 //! ```text
-//!  write:    version u8 | asker u64 | request u64 | to seat | kind | namespace | wanted u8 | wait u32 | key
+//!  write:    version u8 | asker u64 | request u64 | over u64 | to seat | kind | namespace | wanted u8 | wait u32 | key
 //!  get:      version u8 | epoch u64 | asker u64 | request u64 | to seat | namespace | ranges | key
 //!  read:     version u8 | to seat | version | namespace | ranges | key
 //!  replica:  version u8 | to seat | copy | namespace | key
@@ -32,6 +32,8 @@ pub struct WriteMessage<'a> {
     pub asker: AskerId,
     /// The write, which is done once however often it is asked for.
     pub request: RequestId,
+    /// All of the asker's requests below this one are over.
+    pub over_below: RequestId,
     /// The owner: one life of it only.
     pub to: Seat,
     /// What becomes of what is there.
@@ -107,6 +109,7 @@ pub struct BytesReply {
 keyed!(WriteMessage {
     asker,
     request,
+    over_below,
     to,
     kind,
     namespace,

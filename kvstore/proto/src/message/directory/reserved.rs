@@ -4,7 +4,7 @@
 //! ```text
 //!  reserve:  version u8 | asker u64 | reservation u64 | to seat | kind | namespace | wanted u8 | len u32 | keep u32 | key
 //!  fill:     version u8 | asker u64 | reservation u64 | to seat | offset u32 | key
-//!  commit:   version u8 | asker u64 | reservation u64 | to seat | request u64 | wait u32 | key
+//!  commit:   version u8 | asker u64 | reservation u64 | to seat | request u64 | over u64 | wait u32 | key
 //!  revoke:   version u8 | asker u64 | reservation u64 | to seat | key
 //! ```
 //!
@@ -78,6 +78,8 @@ pub struct CommitMessage<'a> {
     pub to: Seat,
     /// The write, which is done once however often it is asked for.
     pub request: RequestId,
+    /// All of the asker's requests below this one are over.
+    pub over_below: RequestId,
     /// How long the writer waits, in milliseconds.
     pub wait_ms: u32,
     /// The key.
@@ -130,6 +132,7 @@ keyed!(CommitMessage {
     reservation,
     to,
     request,
+    over_below,
     wait_ms
 });
 keyed!(RevokeMessage {
