@@ -43,6 +43,6 @@ pub use counting::{
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use member::{COPIES, ClusterOptions, LifeError};
-pub use node::{Node, NodeOptions, NodeWatch, SeatedNode};
+pub use node::{Node, NodeCore, NodeOptions, NodeWatch, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
 pub use value::{VALUE_PIECES_MAX, Value, extent_bytes};

@@ -1,5 +1,6 @@
 //! Values and what they cost.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use lunette_kvstore_proto::extent::ExtentLayout;
@@ -15,13 +16,20 @@ use crate::error::StoreErrorKind;
 /// Most pieces of one value: what one message to a peer can hold besides its head.
 pub const VALUE_PIECES_MAX: usize = MESSAGE_PARTS_MAX - 4;
 
+/// Bytes that are copied before they are summed, while they are in the processor's cache.
+const COPY_BYTES: usize = 64 * 1024;
+
 /// Bytes to be put, and their checksum. Clones share the bytes, which stay until the last operation on
 /// them has been reaped.
+///
+/// The CRC32C is computed once, when it is first needed: beside the copy where the bytes stay on this core.
+/// If somebody writes to exposed memory between that and the sending, the node finds that it does not fit,
+/// and the put ends as `TimedOut`.
 #[derive(Clone, Debug)]
 pub struct Value {
     pieces: Pieces,
     len_bytes: usize,
-    crc32c: u32,
+    crc32c: OnceCell<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -32,10 +40,10 @@ enum Pieces {
 }
 
 impl Value {
-    /// A value of the region's bytes, whose CRC32C is computed here, once for all puts of it.
+    /// A value of the region's bytes.
     #[must_use]
     pub fn new(region: Region) -> Self {
-        let (len_bytes, crc32c) = (region.len(), crc32c(region.as_slice()));
+        let len_bytes = region.len();
         let pieces = if region.is_empty() {
             Pieces::None
         } else {
@@ -44,24 +52,16 @@ impl Value {
         Self {
             pieces,
             len_bytes,
-            crc32c,
+            crc32c: OnceCell::new(),
         }
     }
 
     /// A value of the pieces' bytes, one after the other, which are sent from where they lie: at most
     /// [`VALUE_PIECES_MAX`] of them. Empty ones are allowed.
-    ///
-    /// Their CRC32C is computed here. If somebody writes to exposed memory before it has been sent, the
-    /// node finds that it does not fit, and the put ends as `TimedOut`.
     #[must_use]
     pub fn gathered(mut pieces: Vec<WriteSource>) -> Self {
         pieces.retain(|piece| !piece.is_empty());
-        let mut checksum = Crc32c::new();
-        let mut len_bytes = 0;
-        for piece in &pieces {
-            piece.fold(&mut checksum);
-            len_bytes += piece.len();
-        }
+        let len_bytes = pieces.iter().map(WriteSource::len).sum();
         let pieces = match pieces.len() {
             0 => Pieces::None,
             _ => Pieces::Many(pieces.into()),
@@ -69,7 +69,7 @@ impl Value {
         Self {
             pieces,
             len_bytes,
-            crc32c: checksum.value(),
+            crc32c: OnceCell::new(),
         }
     }
 
@@ -106,13 +106,58 @@ impl Value {
         }
     }
 
+    /// The CRC32C of its bytes.
+    pub(crate) fn crc32c(&self) -> u32 {
+        *self.crc32c.get_or_init(|| match &self.pieces {
+            Pieces::None => crc32c(&[]),
+            Pieces::One(region) => crc32c(region.as_slice()),
+            Pieces::Many(pieces) => {
+                let mut checksum = Crc32c::new();
+                for piece in pieces.iter() {
+                    piece.fold(&mut checksum);
+                }
+                checksum.value()
+            }
+        })
+    }
+
     /// What goes behind a request.
     pub(crate) fn payload(&self) -> Option<Payload> {
+        let crc32c = self.crc32c();
         match &self.pieces {
             Pieces::None => None,
-            Pieces::One(region) => Some(Payload::region(region.clone(), self.crc32c)),
-            Pieces::Many(pieces) => Some(Payload::pieces(pieces.to_vec(), self.crc32c)),
+            Pieces::One(region) => Some(Payload::region(region.clone(), crc32c)),
+            Pieces::Many(pieces) => Some(Payload::pieces(pieces.to_vec(), crc32c)),
         }
+    }
+
+    /// Copies the bytes, which fill `to`, and sums the copy.
+    pub(crate) fn copy_summed(&self, to: &mut [u8]) -> u32 {
+        let mut checksum = Crc32c::new();
+        let mut rest = to;
+        let mut copy = |len: usize, copy: &dyn Fn(usize, &mut [u8])| {
+            let mut start = 0;
+            while start < len {
+                let count = (len - start).min(COPY_BYTES);
+                let (now, later) = std::mem::take(&mut rest).split_at_mut(count);
+                copy(start, now);
+                checksum.fold(now);
+                (rest, start) = (later, start + count);
+            }
+        };
+        match &self.pieces {
+            Pieces::None => {}
+            Pieces::One(region) => copy(region.len(), &|start, to| {
+                to.copy_from_slice(&region.as_slice()[start..start + to.len()]);
+            }),
+            Pieces::Many(pieces) => {
+                for piece in pieces.iter() {
+                    copy(piece.len(), &|start, to| piece.copy_out(start, to));
+                }
+            }
+        }
+        debug_assert!(rest.is_empty(), "room for the value and no more");
+        checksum.value()
     }
 }
 

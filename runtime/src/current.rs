@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::panic::Location;
+use std::rc::Rc;
 
 use lunette_runtime_core::ids::CoreIndex;
 use rustix::io::Errno;
@@ -60,6 +61,16 @@ pub fn current_core() -> CoreIndex {
 #[must_use]
 pub fn core_count() -> usize {
     Core::current().peers_len()
+}
+
+/// What tasks of the current core share: its one value of this type, which is made when it is first asked
+/// for, and dropped with the core at the latest. No other core sees it.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn core_local<T: Default + 'static>() -> Rc<T> {
+    Core::with_current(|core| core.local())
 }
 
 /// The current core's arena.
@@ -142,4 +153,40 @@ pub fn register_arena() -> Result<usize, RegisterError> {
             Errno::NOMEM => RegisterError::Memlock,
             errno => RegisterError::Refused(errno),
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::{CoreOptions, Placement, Runtime, block_on};
+
+    #[test]
+    fn tasks_of_a_core_share_one_value_of_each_type() {
+        #[derive(Default)]
+        struct Count(Cell<u32>);
+        #[derive(Default)]
+        struct Other(Cell<u32>);
+
+        let held = block_on(None, CoreOptions::default(), || async {
+            core_local::<Count>().0.set(1);
+            let seen = spawn_local(async { core_local::<Count>().0.replace(2) });
+            assert_eq!(seen.await.expect("it ends"), 1);
+            assert_eq!(core_local::<Count>().0.get(), 2);
+            core_local::<Other>().0.get()
+        });
+        assert_eq!(held.expect("a core"), 0);
+        let runtime = Runtime::start(&Placement::Anywhere(2), CoreOptions::default());
+        let runtime = runtime.expect("two cores");
+        let count = |core| {
+            let counted = runtime.spawn_on(CoreIndex(core), || async {
+                let count = core_local::<Count>();
+                count.0.set(count.0.get() + 1);
+                count.0.get()
+            });
+            counted.expect("it runs").wait().expect("it ends")
+        };
+        assert_eq!([count(0), count(0), count(1)], [1, 2, 1]);
+    }
 }

@@ -20,6 +20,7 @@
 //! | [`control()`] | calls that block, on a thread of their own |
 //! | [`net`] | TCP listener and stream; packets with descriptors between processes |
 //! | [`vectored`] | lists that one operation gathers from or scatters to |
+//! | [`core_local`] | what tasks of one core share |
 //! | [`Signal`] | a flag between two tasks of a core |
 //! | [`BufferPool`] | buffers that the system picks when bytes have come |
 //! | [`Source`], [`Watched`] | what a core polls beside its driver; descriptors that others read |
@@ -78,8 +79,8 @@ mod watched;
 pub use boot::boot_id;
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
 pub use current::{
-    RegisterError, add_source, arena, core_count, core_counts, core_waker, current_core, driver,
-    register_arena, spawn_local, spawn_local_as,
+    RegisterError, add_source, arena, core_count, core_counts, core_local, core_waker,
+    current_core, driver, register_arena, spawn_local, spawn_local_as,
 };
 pub use driver::{
     DriverChoice, DriverKind, DriverOptions, Feature, Features, OPERATIONS_MAX, ProbeError,

@@ -136,8 +136,11 @@ impl Room {
         region.expect("the room is one of a region")
     }
 
-    /// Places bytes that arrived in staging.
-    pub(crate) fn place(&mut self, offset: usize, bytes: &[u8]) {
+    /// Copies bytes to `offset`.
+    ///
+    /// # Panics
+    /// If they do not lie inside the room.
+    pub fn place(&mut self, offset: usize, bytes: &[u8]) {
         match &mut self.place {
             Place::Region { region, range } => {
                 let start = range.start + offset;

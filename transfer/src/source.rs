@@ -67,6 +67,17 @@ impl WriteSource {
         }
     }
 
+    /// Copies the bytes from `start` on over all of `to`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn copy_out(&self, start: usize, to: &mut [u8]) {
+        match self {
+            Self::Exposed(memory) => memory.copy_out(start, to),
+            Self::Region(region) => to.copy_from_slice(&region.as_slice()[start..start + to.len()]),
+        }
+    }
+
     /// Copies all of it over the beginning of `to`, which has at least its length.
     pub(crate) fn copy_to(&self, to: &Exposed) {
         match self {

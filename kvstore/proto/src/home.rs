@@ -66,6 +66,7 @@ pub use limits::{
     ANSWERED_KEEP, COPIES_PER_KEY_MAX, HomeLimits, KEYS_PER_TICK_MAX, REBUILD_WAIT_MAX,
     RECENT_MAPS_MAX, REPORTS_UNDER_WAY_MAX, RESEND, TOMBSTONE_KEEP,
 };
+pub use lookups::Peek;
 use rebuild::Rebuild;
 use removals::Change;
 use table::{Standing, Table};

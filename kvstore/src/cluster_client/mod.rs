@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `objects` | puts, gets, ranges, batches |
 //! | `reserving` | [`Reservation`]: objects that are written in ranges |
+//! | `local` | what a client on a member's core finds there |
 //! | `asking` | the asker, and what it wants sent |
 //! | `calls` | one request, and what its answer means |
 //! | `running` | operations under way, with their rooms and values |
@@ -15,6 +16,7 @@
 
 mod asking;
 mod calls;
+mod local;
 mod maps;
 mod objects;
 mod reserving;
@@ -29,6 +31,7 @@ use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
+use lunette_kvstore_proto::home::Peek;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::NodeStat;
 use lunette_kvstore_proto::message::directory::{Found, HoldWish};
@@ -39,10 +42,12 @@ use lunette_transfer::{Guard, Room};
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
+use crate::member::MemberCore;
 use crate::seats::{Linking, Seats};
 use asking::{Asking, is_present};
+use local::Local;
 pub use reserving::{CommitFailure, Reservation, Reserved};
-use running::{Brought, Ended};
+use running::Brought;
 
 /// How a client of a cluster behaves.
 #[derive(Clone, Debug)]
@@ -141,6 +146,8 @@ pub enum Fetched {
 #[derive(Clone)]
 pub struct ClusterClient {
     asking: Rc<Asking>,
+    /// Of a client on a core of a member.
+    local: Option<Rc<Local>>,
     timeout: Duration,
     _tasks: Rc<Scope>,
 }
@@ -159,6 +166,14 @@ impl ClusterClient {
     /// # Errors
     /// [`ClusterError`]: none does.
     pub async fn connect(options: ClusterClientOptions) -> Result<Self, ClusterError> {
+        Self::connect_from(options, None).await
+    }
+
+    /// As [`connect`](Self::connect), of a client on the core of a member.
+    pub(crate) async fn connect_from(
+        options: ClusterClientOptions,
+        core: Option<Rc<MemberCore>>,
+    ) -> Result<Self, ClusterError> {
         let session_epoch = entropy() | 1;
         let guard = options.secrets.clone();
         let seats = Seats::new(Linking {
@@ -178,9 +193,18 @@ impl ClusterClient {
         begun.map_err(|_too_many| ClusterError::TooManyTasks)?;
         Ok(Self {
             asking,
+            local: core.map(|core| Rc::new(Local::new(core))),
             timeout: options.timeout,
             _tasks: Rc::new(tasks),
         })
+    }
+
+    /// The core that it is on, whose map it has too.
+    fn inside(&self) -> Option<&Local> {
+        let local = self.local.as_deref()?;
+        let known = self.asking.map().epoch();
+        local.if_newer(known, |map| self.asking.on_map(map.clone()));
+        Some(local)
     }
 
     /// The newest map that it knows.
@@ -213,12 +237,32 @@ impl ClusterClient {
     /// # Errors
     /// [`StoreError`] of the first that failed.
     pub async fn exists(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, StoreError> {
-        let ended = self.ask_all(keys, Wish::Lookup(None)).await;
-        let present = ended.into_iter().map(|ended| match ended? {
-            Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
-            outcome => Ok(is_present(&outcome)),
-        });
-        present.collect()
+        let keys = keys.iter().map(|key| valid(key));
+        let keys: Vec<Key<'_>> = keys.collect::<Result<_, _>>()?;
+        let mut present = Vec::with_capacity(keys.len());
+        let mut elsewhere: Vec<usize> = Vec::new();
+        let fingerprints = keys.iter().map(|key| key.fingerprint());
+        match self.inside() {
+            Some(local) => local.peek(fingerprints, self.asking.namespace(), |peek| {
+                if peek == Peek::Unsure {
+                    elsewhere.push(present.len());
+                }
+                present.push(peek == Peek::Present);
+            }),
+            None => {
+                present.resize(keys.len(), false);
+                elsewhere.extend(0..keys.len());
+            }
+        }
+        let asked = elsewhere.iter().map(|&index| keys[index]);
+        let ended = self.ask_all(asked, Wish::Lookup(None)).await;
+        for (index, ended) in elsewhere.into_iter().zip(ended) {
+            present[index] = match ended.map_err(StoreError::local)? {
+                Outcome::TimedOut => return Err(StoreError::local(StoreErrorKind::TimedOut)),
+                outcome => is_present(&outcome),
+            };
+        }
+        Ok(present)
     }
 
     /// Removes `keys`; tells for each, in their order, whether there was an object.
@@ -226,11 +270,17 @@ impl ClusterClient {
     /// # Errors
     /// One for each: `TimedOut` if nothing was done, `Interrupted` if it is not known.
     pub async fn remove(&self, keys: &[Vec<u8>]) -> Vec<Result<bool, StoreError>> {
-        let ended = self.ask_all(keys, Wish::Remove).await;
-        let removed = ended.into_iter().map(|ended| match ended? {
-            Outcome::Removed { found, .. } => Ok(found),
-            Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
-            _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
+        let valid_keys: Vec<_> = keys.iter().map(|key| valid(key)).collect();
+        let asked = valid_keys.iter().filter_map(|key| key.ok());
+        let mut ended = self.ask_all(asked, Wish::Remove).await.into_iter();
+        let removed = valid_keys.iter().map(|key| {
+            key.clone()?;
+            let ended = ended.next().expect("one for each key");
+            match ended.map_err(StoreError::local)? {
+                Outcome::Removed { found, .. } => Ok(found),
+                Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
+                _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
+            }
         });
         removed.collect()
     }
@@ -243,17 +293,14 @@ impl ClusterClient {
     }
 
     /// Those of one home leave together.
-    async fn ask_all(&self, keys: &[Vec<u8>], wish: Wish) -> Vec<Result<Outcome, StoreError>> {
+    async fn ask_all(
+        &self,
+        keys: impl Iterator<Item = Key<'_>>,
+        wish: Wish,
+    ) -> Vec<Result<Outcome, StoreErrorKind>> {
         let until = time::now() + self.timeout;
-        let begun = keys.iter().map(|key| {
-            let key = valid(key)?;
-            Ok(self.asking.begin(key, wish, Brought::Nothing, until))
-        });
-        let end = async |begun: Result<_, StoreError>| {
-            let ended: Ended = begun?.await;
-            ended.outcome.map_err(StoreError::local)
-        };
-        objects::batch(begun, end).await
+        let begun = keys.map(|key| self.asking.begin(key, wish, Brought::Nothing, until));
+        objects::batch(begun, async |begun| begun.await.outcome).await
     }
 
     /// Each seat's statistics: what its core holds and has counted.

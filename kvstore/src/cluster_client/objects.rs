@@ -18,6 +18,7 @@ use super::running::{Brought, Ended};
 use super::{ClusterClient, Fetched, PutOptions, Stored, valid};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
+use crate::member::Here;
 use crate::value::Value;
 
 /// How long to wait for a newer map before a write is tried elsewhere.
@@ -40,8 +41,45 @@ impl ClusterClient {
         options: PutOptions,
     ) -> Result<Stored, StoreError> {
         let until = time::now() + self.timeout;
-        let (key, begun) = self.check_and_begin(key, &value, options, until)?;
-        self.put_begun(key, &value, options, until, begun).await
+        let key = check(key, &value, options)?;
+        self.put_by(key, &value, options, until).await
+    }
+
+    async fn put_by(
+        &self,
+        key: Key<'_>,
+        value: &Value,
+        options: PutOptions,
+        until: Time,
+    ) -> Result<Stored, StoreError> {
+        if let Some(stored) = self.put_here(key, value, options, until).await? {
+            return Ok(stored);
+        }
+        let begun = self.begin_put(key, value, options, until);
+        self.put_begun(key, value, options, until, begun).await
+    }
+
+    /// Whether this very core is the key's home.
+    fn is_here(&self, key: Key<'_>) -> bool {
+        self.inside().is_some_and(|local| local.is_home_of(key))
+    }
+
+    /// On this core, if it can be done here.
+    async fn put_here(
+        &self,
+        key: Key<'_>,
+        value: &Value,
+        options: PutOptions,
+        until: Time,
+    ) -> Result<Option<Stored>, StoreError> {
+        let Some(local) = self.inside() else {
+            return Ok(None);
+        };
+        let ask = self.write_ask(key, options, until);
+        match local.put(key, value, ask).await {
+            Some(answer) => stored_as(answer),
+            None => Ok(None),
+        }
     }
 
     /// As [`put`](Self::put), of many objects, whose results are in their order. Their bytes are on the way
@@ -55,29 +93,20 @@ impl ClusterClient {
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
         let until = time::now() + self.timeout;
+        let begun = objects.iter().map(|(key, value)| {
+            let key = check(key, value, options)?;
+            let is_here = self.is_here(key);
+            let begun = (!is_here).then(|| self.begin_put(key, value, options, until));
+            Ok((key, value, begun))
+        });
         let end = async |begun: Result<_, StoreError>| {
             let (key, value, begun) = begun?;
+            let Some(begun) = begun else {
+                return self.put_by(key, value, options, until).await;
+            };
             self.put_begun(key, value, options, until, begun).await
         };
-        let objects = objects.iter();
-        let begun = objects.map(|(key, value)| {
-            let begun = self.check_and_begin(key, value, options, until);
-            begun.map(|(key, begun)| (key, value, begun))
-        });
         batch(begun, end).await
-    }
-
-    fn check_and_begin<'a>(
-        &self,
-        key: &'a [u8],
-        value: &Value,
-        options: PutOptions,
-        until: Time,
-    ) -> Result<(Key<'a>, Option<impl Future<Output = Ended> + use<>>), StoreError> {
-        let key = valid(key)?;
-        value.check().map_err(StoreError::local)?;
-        options.check()?;
-        Ok((key, self.begin_put(key, value, options, until)))
     }
 
     /// `None`: nobody is the key's home.
@@ -90,6 +119,8 @@ impl ClusterClient {
     ) -> Option<impl Future<Output = Ended> + use<>> {
         let seat = home_of(&self.asking.map(), key.fingerprint())?;
         let wish = self.write_at(seat, key, options, until);
+        // Summed once, also if it is written again.
+        let _crc32c = value.crc32c();
         let brought = Brought::Value(value.clone());
         Some(self.asking.begin(key, wish, brought, until))
     }
@@ -128,15 +159,18 @@ impl ClusterClient {
         options: PutOptions,
         until: Time,
     ) -> Wish {
+        Wish::Write(seat, self.write_ask(key, options, until))
+    }
+
+    fn write_ask(&self, key: Key<'_>, options: PutOptions, until: Time) -> WriteAsk {
         let wait_ms = until.since(time::now()).as_millis();
-        let ask = WriteAsk {
+        WriteAsk {
             key: key.fingerprint(),
             kind: options.kind,
             namespace: self.asking.namespace(),
             wanted: options.copies,
             wait_ms: u32::try_from(wait_ms).map_or(WAIT_MS_MAX, |ms| ms.min(WAIT_MS_MAX)),
-        };
-        Wish::Write(seat, ask)
+        }
     }
 
     pub(super) async fn wait_for_map(&self, until: Time) -> Result<(), StoreError> {
@@ -155,7 +189,55 @@ impl ClusterClient {
     /// # Errors
     /// [`GetFailure`], with the room.
     pub async fn get(&self, key: &[u8], room: Room) -> Result<Fetched, GetFailure> {
-        fetched(self.begin_get(key, Vec::new(), room)?.await)
+        self.get_by(key, &[], room).await
+    }
+
+    async fn get_by(
+        &self,
+        key: &[u8],
+        ranges: &[ByteRange],
+        room: Room,
+    ) -> Result<Fetched, GetFailure> {
+        match self.get_here(key, ranges, room) {
+            Ok(ended) => ended,
+            Err(room) => fetched(self.begin_get(key, ranges.to_vec(), room)?.await),
+        }
+    }
+
+    /// What this core knows of it; the room, if it is to be asked for.
+    fn get_here(
+        &self,
+        key: &[u8],
+        ranges: &[ByteRange],
+        mut room: Room,
+    ) -> Result<Result<Fetched, GetFailure>, Room> {
+        let (Some(local), Ok(key)) = (self.inside(), valid(key)) else {
+            return Err(room);
+        };
+        match local.get(key, self.asking.namespace(), ranges, &mut room) {
+            Here::Unsure => Err(room),
+            Here::Miss => Ok(Ok(Fetched::Miss {
+                room,
+                is_known: true,
+            })),
+            Here::OutOfRange { object_len_bytes } => {
+                let error = StoreError::local(StoreErrorKind::OutOfRange { object_len_bytes });
+                let room = Some(room);
+                Ok(Err(GetFailure { error, room }))
+            }
+            Here::Hit {
+                version,
+                is_cut_off,
+                len_bytes,
+                object_len_bytes,
+            } => Ok(Ok(Fetched::Hit {
+                room,
+                len_bytes,
+                object_len_bytes,
+                version,
+                is_cut_off,
+            })),
+        }
     }
 
     /// Gets ranges of the value under `key`, one after the other, into the front of `room`: at most
@@ -178,7 +260,7 @@ impl ClusterClient {
             let room = Some(room);
             return Err(GetFailure { error, room });
         }
-        fetched(self.begin_get(key, ranges.to_vec(), room)?.await)
+        self.get_by(key, ranges, room).await
     }
 
     /// As [`get`](Self::get), of many objects, whose results are in their order.
@@ -190,9 +272,15 @@ impl ClusterClient {
         wanted: impl IntoIterator<Item = (Vec<u8>, Room)>,
     ) -> Vec<Result<Fetched, GetFailure>> {
         let wanted = wanted.into_iter();
-        let begun = wanted.map(|(key, room)| self.begin_get(&key, Vec::new(), room));
-        let end = async |begun: Result<_, GetFailure>| {
-            let ended: Ended = begun?.await;
+        let begun = wanted.map(|(key, room)| match self.get_here(&key, &[], room) {
+            Ok(ended) => Err(ended),
+            Err(room) => self.begin_get(&key, Vec::new(), room).map_err(Err),
+        });
+        let end = async |begun: Result<_, Result<Fetched, GetFailure>>| {
+            let ended: Ended = match begun {
+                Ok(begun) => begun.await,
+                Err(ended) => return ended,
+            };
             fetched(ended)
         };
         batch(begun, end).await
@@ -230,18 +318,34 @@ impl PutOptions {
 /// What came of a write; `None` if nothing was done.
 pub(super) fn stored(ended: Ended) -> Result<Option<Stored>, StoreError> {
     match ended.outcome.map_err(StoreError::local)? {
-        Outcome::Written(WriteAnswer::Written {
-            version,
-            is_cut_off,
-        }) => Ok(Some(Stored::Written {
-            version,
-            is_cut_off,
-        })),
-        Outcome::Written(WriteAnswer::Exists { version }) => Ok(Some(Stored::Exists { version })),
-        Outcome::Written(WriteAnswer::Aborted) => Ok(None),
+        Outcome::Written(answer) => stored_as(answer),
         Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
         _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
     }
+}
+
+fn stored_as(answer: WriteAnswer) -> Result<Option<Stored>, StoreError> {
+    match answer {
+        WriteAnswer::Written {
+            version,
+            is_cut_off,
+        } => Ok(Some(Stored::Written {
+            version,
+            is_cut_off,
+        })),
+        WriteAnswer::Exists { version } => Ok(Some(Stored::Exists { version })),
+        WriteAnswer::Interrupted => Err(StoreError::local(StoreErrorKind::Interrupted)),
+        WriteAnswer::Aborted | WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => {
+            Ok(None)
+        }
+    }
+}
+
+fn check<'a>(key: &'a [u8], value: &Value, options: PutOptions) -> Result<Key<'a>, StoreError> {
+    let key = valid(key)?;
+    value.check().map_err(StoreError::local)?;
+    options.check()?;
+    Ok(key)
 }
 
 fn fetched(ended: Ended) -> Result<Fetched, GetFailure> {

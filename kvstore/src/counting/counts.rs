@@ -176,6 +176,11 @@ impl Counting {
         add(&op.sum_ns, duration_ns);
     }
 
+    /// It is no request after all.
+    pub(crate) fn forget(&mut self) {
+        self.counts = None;
+    }
+
     /// The request is refused, or answered with what the status says.
     pub(crate) fn end_with(&mut self, status: u16) {
         self.end(Status::from_code(status).into());

@@ -100,6 +100,12 @@ impl Frame {
         self.layout.total_bytes - self.layout.payload_offset_bytes
     }
 
+    /// The part of the extent's memory where the value is.
+    pub(crate) fn value_mut(self, region: &mut RegionMut) -> &mut [u8] {
+        let start = self.layout.payload_offset_bytes as usize;
+        &mut region.as_mut_slice()[start..self.layout.total_bytes as usize]
+    }
+
     /// The part of the extent's memory where a range of the value is.
     pub(crate) fn part(self, memory: &Exposed, range: ByteRange) -> Exposed {
         let start = self.layout.payload_offset_bytes + range.offset_bytes;

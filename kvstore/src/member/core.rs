@@ -33,7 +33,7 @@ use super::post::Post;
 use super::replicas::{Scarce, Scarcity};
 use super::reservations::Reservations;
 use super::waiters::{Asked, Waiters, Waiting};
-use crate::counting::{CopyCounts, MemberReport};
+use crate::counting::{CopyCounts, Counts, MemberReport};
 
 /// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
 /// are there, `recorded` when its home knows of it, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
@@ -52,8 +52,8 @@ enum Deed {
 }
 
 #[derive(Debug)]
-struct Machines {
-    home: Home,
+pub(super) struct Machines {
+    pub(super) home: Home,
     owner: Owner,
 }
 
@@ -68,6 +68,7 @@ pub(crate) struct MemberCore {
     has_left: Cell<bool>,
     fence: Cell<Fence>,
     pub(super) copies: CopyCounts,
+    pub(crate) counts: Rc<Counts>,
     /// Lookups and removals that wait.
     pub(crate) asks: Waiters<Answer>,
     /// Writes that wait.
@@ -107,6 +108,7 @@ impl MemberCore {
             has_left: Cell::new(false),
             fence: Cell::default(),
             copies: CopyCounts::default(),
+            counts: Rc::default(),
             asks: Waiters::default(),
             writes: Waiters::default(),
             post,
@@ -130,6 +132,10 @@ impl MemberCore {
     pub(crate) fn leave(&self) {
         self.has_left.set(true);
         self.post.retain(|_| false);
+    }
+
+    pub(super) const fn machines(&self) -> &RefCell<Machines> {
+        &self.machines
     }
 
     pub(crate) const fn bytes(&self) -> &RefCell<Bytes> {

@@ -17,6 +17,7 @@
 //! | `mailing` | sending and receiving them |
 //! | `replicas` | copies beyond the first |
 //! | `reservations` | room for objects that come in ranges |
+//! | `local` | what tasks of the core itself ask |
 //! | `waiters` | requests whose answers come later |
 //! | `life` | a file that says which lives of the node are over |
 //! | `steering` | the membership, and what it tells the cores |
@@ -24,6 +25,7 @@
 mod bytes;
 mod core;
 mod life;
+mod local;
 mod mailing;
 mod post;
 mod replicas;
@@ -51,6 +53,7 @@ pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
 pub(crate) use life::Life;
 pub use life::LifeError;
+pub(crate) use local::{Here, Put};
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use service::MemberService;
 pub(crate) use steering::{Steer, steer};

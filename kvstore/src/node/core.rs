@@ -21,6 +21,7 @@ use lunette_transfer::{Drain, Guard, REPLY_BYTES_MAX, ServeOptions, Service, ser
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
+use super::inside::{Inside, NodeCore};
 use super::options::NodeOptions;
 use crate::counting::CoreReport;
 use crate::error::NodeError;
@@ -73,6 +74,7 @@ pub(super) async fn run_core(plan: CorePlan) {
         return;
     };
     let _life = plan.life;
+    let first = SocketAddr::new(plan.listen.ip(), announced.ports[0]);
     let options = &plan.options;
     let card = NodeCard {
         node_id: options.id,
@@ -96,6 +98,7 @@ pub(super) async fn run_core(plan: CorePlan) {
         core: plan.index,
     };
     let guard = cluster.guard(plan.incarnation);
+    let secrets = cluster.secrets.clone();
     let begun = plan.mail.open().map(|mail| {
         member::begin(Beginning {
             seat,
@@ -108,6 +111,7 @@ pub(super) async fn run_core(plan: CorePlan) {
     let Ok(Ok((core, _tasks))) = begun else {
         return tracing::error!("a core of a member has no room for its tasks");
     };
+    let _inside = Inside::begin(NodeCore::new(Rc::clone(&core), first, secrets));
     let service = Rc::new(MemberService::new(core));
     let asked = Rc::clone(&service);
     let serving = serve_options(&card, connections_max, guard, plan.incarnation);

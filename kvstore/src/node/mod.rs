@@ -5,8 +5,10 @@
 //! | `options` | [`NodeOptions`] |
 //! | `core` | what runs on one core |
 //! | `watch` | [`NodeWatch`]: asking the cores what they have counted |
+//! | `inside` | [`NodeCore`]: what a program runs on the cores of its own node |
 
 mod core;
+mod inside;
 mod options;
 mod watch;
 
@@ -21,7 +23,7 @@ use lunette_kvstore_proto::message::NodeStat;
 use lunette_kvstore_proto::placement::ClusterMap;
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::{
-    MeshError, Runtime, Sender, channel, core_count, entropy, spawn_local, spawn_on,
+    Answer, MeshError, Runtime, Sender, channel, core_count, entropy, spawn_local, spawn_on,
 };
 use lunette_runtime_core::ids::CoreIndex;
 
@@ -31,6 +33,7 @@ use crate::error::NodeError;
 use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
 
 pub(crate) use self::core::hello;
+pub use inside::NodeCore;
 pub use options::NodeOptions;
 pub use watch::NodeWatch;
 
@@ -68,6 +71,23 @@ impl Node {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.seated.address()
+    }
+
+    /// Runs what the program has to do on one of the node's own cores, beside what that serves. There,
+    /// [`NodeCore::here`] leads to clients that need no message for what the core has.
+    ///
+    /// # Errors
+    /// [`MeshError`]: the node has no such core, or it has ended.
+    pub fn spawn_on<T, F>(
+        &self,
+        core: CoreIndex,
+        start: impl FnOnce() -> F + Send + 'static,
+    ) -> Result<Answer<T>, MeshError>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        self.runtime.spawn_on(core, start)
     }
 
     /// What it holds and has counted, over all cores. Blocks until each core has answered.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use lunette_auth::Secrets;
 use lunette_cluster::{Hosted, Security, serve};
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, Fetched, NodeOptions,
-    PutOptions, SeatedNode, Stored, Value,
+    ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, Fetched, NodeCore,
+    NodeOptions, PutOptions, SeatedNode, Stored, Value,
 };
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
@@ -156,6 +156,17 @@ impl Scene {
     pub(crate) async fn generation(&self) -> u64 {
         let map = self.nodes[0].joined().await.expect("a member");
         map.generation()
+    }
+
+    /// A client inside of a node.
+    pub(crate) async fn inside(&self, node: usize) -> ClusterClient {
+        let options = ClusterClientOptions {
+            timeout: self.client_timeout,
+            ..ClusterClientOptions::new(Vec::new())
+        };
+        // All of them serve on this very core, in the order in which they were started.
+        let core = NodeCore::here().swap_remove(node);
+        core.client(options).await.expect("a client")
     }
 
     pub(crate) async fn client(&self) -> ClusterClient {

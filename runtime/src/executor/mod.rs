@@ -14,7 +14,9 @@ mod stall;
 mod task;
 mod turn;
 
+use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
@@ -79,6 +81,8 @@ pub(crate) struct Core {
     /// Scratch of the loop, kept for its capacity.
     completions: RefCell<Vec<Completion>>,
     expired: RefCell<Vec<Waker>>,
+    /// What tasks of this core share, one value of each type.
+    locals: RefCell<BTreeMap<TypeId, Rc<dyn Any>>>,
     /// Dropped after every lease.
     driver: RefCell<Driver>,
     /// Dropped last: the driver may know its chunks.
@@ -123,6 +127,7 @@ impl Core {
             rests: Cell::new(false),
             completions: RefCell::new(Vec::new()),
             expired: RefCell::new(Vec::new()),
+            locals: RefCell::default(),
             driver: RefCell::new(driver),
             arena: Arena::new(options.arena),
         });
@@ -149,6 +154,17 @@ impl Core {
         });
         drop(listening);
         Ok(())
+    }
+
+    /// See [`core_local`](crate::core_local).
+    pub(crate) fn local<T: Default + 'static>(&self) -> Rc<T> {
+        let id = TypeId::of::<T>();
+        let known = self.locals.borrow().get(&id).cloned();
+        // Made without a borrow: it may ask for others.
+        let value = known.unwrap_or_else(|| Rc::new(T::default()));
+        let mut locals = self.locals.borrow_mut();
+        let value = Rc::clone(locals.entry(id).or_insert(value));
+        value.downcast().expect("each type has a value of its own")
     }
 
     /// The core of the calling thread.

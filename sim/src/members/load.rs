@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Fetched, GetFailure, PutOptions, Reserved, StoreError,
-    StoreErrorKind, Stored, Value,
+    ClusterClient, ClusterClientOptions, Fetched, GetFailure, NodeCore, PutOptions, Reserved,
+    StoreError, StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::HoldWish;
@@ -118,7 +118,12 @@ impl Load {
                 namespace: NamespaceKind::Strict,
                 ..ClusterClientOptions::new(self.seeds.clone())
             };
-            match ClusterClient::connect(options).await {
+            // In the process of a member, on its core.
+            let connected = match NodeCore::here().pop() {
+                Some(core) => core.client(options).await,
+                None => ClusterClient::connect(options).await,
+            };
+            match connected {
                 Ok(client) => return client,
                 Err(error) => {
                     if self.log.now() > self.calm_from + self.timeout {

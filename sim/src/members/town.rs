@@ -179,7 +179,7 @@ impl Town {
         }
     }
 
-    /// Clients in processes of their own, and one beside a member's cores.
+    /// Clients in processes of their own, and one on a member's core.
     fn start_load(&mut self) {
         for index in 0..CLIENTS {
             let address = host(Who::Client(index));

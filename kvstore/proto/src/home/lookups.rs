@@ -1,5 +1,6 @@
 //! Lookups: plain, and with hold.
 
+use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 
@@ -10,6 +11,17 @@ use crate::key::Fingerprint;
 use crate::message::directory::{Answer, AskerId, Found, Refusal, ToOwner, WAIT_MS_MAX};
 use crate::placement::Seat;
 use crate::version::{COPIES_WANTED_MAX, Version};
+
+/// What a home knows of a key without waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peek {
+    /// There is an object.
+    Present,
+    /// There is none.
+    Absent,
+    /// Ask, and wait.
+    Unsure,
+}
 
 impl Home {
     /// The request, which waits no longer than `wait_ms`, or is sure to wait no longer than is useful.
@@ -72,6 +84,24 @@ impl Home {
         };
         out.push(HomeAction::Answer(asker, id, Answer::Found(found)));
         true
+    }
+
+    /// What a plain lookup by a task of this very core would be told at once, and nothing if it would have to
+    /// wait, or if it is for another home.
+    #[must_use]
+    pub fn peek(&self, now: Time, key: Fingerprint, namespace: NamespaceKind) -> Peek {
+        if !self.is_home_of(key) || !self.may_read(now, namespace) {
+            return Peek::Unsure;
+        }
+        // In the usual case there is one copy, which everybody may see.
+        if self.winner(key).is_some() {
+            return Peek::Present;
+        }
+        match (self.visible(key).is_empty(), self.is_complete()) {
+            (false, _) => Peek::Present,
+            (true, true) => Peek::Absent,
+            (true, false) => Peek::Unsure,
+        }
     }
 
     /// A lookup that was forwarded has met no copy: another one is found, or none.

@@ -2,7 +2,7 @@
 
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::asker::{AskerAction, ReadAnswer};
-use lunette_kvstore_proto::home::HomeAction;
+use lunette_kvstore_proto::home::{Home, HomeAction, Peek};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
@@ -12,6 +12,7 @@ use lunette_kvstore_proto::owner::{Outbox, OwnerAction, Read, WriteAnswer, Write
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::{CopyInfo, Version};
 use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::time::Time;
 
 use super::{Event, World};
 
@@ -148,7 +149,9 @@ impl World {
                 let id = self.askers[asker].machine.id();
                 self.at_home(to, |home, now, out| {
                     home.over(now, id, over);
+                    let peeked = peek(home, now, epoch, ask);
                     home.on_ask(now, id, epoch, ask, out);
+                    check_peek(peeked, &ask, out);
                 });
             }
             Mail::ToOwner(from, to, epoch, item) => {
@@ -184,11 +187,7 @@ impl World {
     fn at_home(
         &mut self,
         seat: Seat,
-        tell: impl FnOnce(
-            &mut lunette_kvstore_proto::home::Home,
-            lunette_runtime_core::time::Time,
-            &mut Vec<HomeAction>,
-        ),
+        tell: impl FnOnce(&mut lunette_kvstore_proto::home::Home, Time, &mut Vec<HomeAction>),
     ) {
         let Some(node) = self.index_of(seat) else {
             return;
@@ -218,11 +217,7 @@ impl World {
     pub(crate) fn at_owner(
         &mut self,
         seat: Seat,
-        tell: impl FnOnce(
-            &mut lunette_kvstore_proto::owner::Owner,
-            lunette_runtime_core::time::Time,
-            &mut Vec<OwnerAction>,
-        ),
+        tell: impl FnOnce(&mut lunette_kvstore_proto::owner::Owner, Time, &mut Vec<OwnerAction>),
     ) {
         let Some(node) = self.index_of(seat) else {
             return;
@@ -432,5 +427,36 @@ impl World {
                 AskerAction::Done(id, outcome) => self.done(asker, id, &outcome),
             }
         }
+    }
+}
+
+/// What a task of the home's own core would see, for a lookup that is answered under its map.
+fn peek(home: &Home, now: Time, epoch: Epoch, ask: Ask) -> Option<Peek> {
+    match ask {
+        Ask::Lookup {
+            key,
+            namespace,
+            hold: None,
+            ..
+        } if epoch == home.epoch() => Some(home.peek(now, key, namespace)),
+        _ => None,
+    }
+}
+
+/// Who looks without asking sees what who asks is told.
+fn check_peek(peeked: Option<Peek>, ask: &Ask, out: &[HomeAction]) {
+    let mut answers = out.iter().filter_map(|action| match action {
+        HomeAction::Answer(_, request, answer) if *request == ask.request() => Some(answer),
+        _ => None,
+    });
+    let answer = answers.next();
+    match peeked {
+        Some(Peek::Present) => assert!(matches!(answer, Some(Answer::Found(_))), "{answer:?}"),
+        Some(Peek::Absent) => assert_eq!(answer, Some(&Answer::Miss)),
+        Some(Peek::Unsure) => {
+            let is_sure = matches!(answer, Some(Answer::Found(_) | Answer::Miss));
+            assert!(!is_sure, "{answer:?}");
+        }
+        None => {}
     }
 }

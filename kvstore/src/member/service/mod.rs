@@ -19,7 +19,7 @@ use lunette_kvstore_proto::shard::ShardStats;
 use lunette_transfer::{Answer, Intake, PayloadOutcome, RequestHead, Response, Room, Service};
 
 use super::core::MemberCore;
-use crate::counting::{CoreReport, Counting, Counts, Outcome};
+use crate::counting::{CoreReport, Counting, Outcome};
 use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
@@ -52,15 +52,11 @@ pub(crate) enum Pending {
 /// The service of one core.
 pub(crate) struct MemberService {
     core: Rc<MemberCore>,
-    counts: Rc<Counts>,
 }
 
 impl MemberService {
-    pub(crate) fn new(core: Rc<MemberCore>) -> Self {
-        Self {
-            core,
-            counts: Rc::default(),
-        }
+    pub(crate) const fn new(core: Rc<MemberCore>) -> Self {
+        Self { core }
     }
 
     /// What it holds and has counted.
@@ -74,7 +70,7 @@ impl MemberService {
             evictions: owner.evicted,
             evicted_bytes: self.core.copies.evicted_bytes.get(),
             removes: owner.ordered,
-            ..self.counts.of_member()
+            ..self.core.counts.of_member()
         };
         let capacity_bytes = bytes.limits().high_watermark_bytes();
         let (state, lease_left) = self.core.standing();
@@ -82,7 +78,7 @@ impl MemberService {
             epoch: self.core.map().epoch().0,
             lease_left_ms: u64::try_from(lease_left.as_millis()).unwrap_or(u64::MAX),
             state_code: state.code(),
-            ..self.counts.stat(shard, capacity_bytes)
+            ..self.core.counts.stat(shard, capacity_bytes)
         }
     }
 
@@ -91,7 +87,7 @@ impl MemberService {
         CoreReport {
             core: self.core.seat().core,
             stat: self.stat(),
-            requests: self.counts.requests(&OPS),
+            requests: self.core.counts.requests(&OPS),
             copies_written: self.core.copies.written.get(),
             member: Some(self.core.member_report()),
         }
@@ -155,7 +151,7 @@ impl Service for MemberService {
     type Pending = Pending;
 
     fn on_request(&self, request: RequestHead<'_>) -> Intake<Pending> {
-        let mut counting = self.counts.begin(request.op);
+        let mut counting = self.core.counts.begin(request.op);
         let counted = &mut counting;
         let answered = match Op::try_from(request.op) {
             Ok(Op::Map) => self.map(request.body).map(Intake::Answer),
@@ -189,7 +185,7 @@ impl Service for MemberService {
     }
 
     fn on_connections(&self, open: usize) {
-        self.counts.set_connections(open);
+        self.core.counts.set_connections(open);
     }
 }
 

@@ -107,7 +107,7 @@ impl MemberService {
                 payload: None,
             });
         };
-        self.counts.sending(payload.len());
+        self.core.counts.sending(payload.len());
         Some(Response {
             status: Status::Ok.code(),
             body,

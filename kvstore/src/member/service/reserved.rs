@@ -64,7 +64,7 @@ impl MemberService {
         if !(self.core.reservations.borrow()).has_room(len_bytes, bytes_max) {
             return Err(Status::Full);
         }
-        let carved = self.carve_or_make_room(message.key, len_bytes);
+        let carved = self.core.carve_or_make_room(message.key, len_bytes);
         let carved = carved.map_err(status_of)?;
         let terms = Terms {
             key: message.key.fingerprint(),
@@ -130,7 +130,7 @@ impl MemberService {
         if !is_intact {
             return damaged(counting, outcome);
         }
-        self.counts.received(range.len_bytes);
+        self.core.counts.received(range.len_bytes);
         counting.end(Outcome::Ok);
         Response::default().into()
     }

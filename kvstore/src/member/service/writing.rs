@@ -11,7 +11,8 @@ use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Respo
 
 use super::{MemberService, Pending, WAITERS_MAX, bad_request, damaged};
 use crate::counting::{Counting, Outcome};
-use crate::member::bytes::{Carved, Frame};
+use crate::member::bytes::Frame;
+use crate::member::local::NotCarved;
 use crate::member::waiters::Waiting;
 
 /// A write whose bytes arrive.
@@ -55,23 +56,13 @@ impl MemberService {
             });
         };
         let len_bytes = request.payload_len_bytes;
-        let carved = self.carve_or_make_room(message.key, len_bytes);
-        if let Some(answer) = waiting.try_take() {
-            // What was made room for may have settled it.
-            if let Ok(carved) = carved {
-                self.core
-                    .bytes()
-                    .borrow_mut()
-                    .drop_unused(carved.into_empty().0);
-            }
-            return Ok(Intake::Answer(written(counting, answer)));
-        }
+        let carved = self
+            .core
+            .carve_for(op, &mut waiting, message.key, len_bytes);
         let carved = match carved {
             Ok(carved) => carved,
-            Err(no_room) => {
-                self.core.give_up(op);
-                return Err(status_of(no_room));
-            }
+            Err(NotCarved::Over(answer)) => return Ok(Intake::Answer(written(counting, answer))),
+            Err(NotCarved::NoRoom(no_room)) => return Err(status_of(no_room)),
         };
         let crc32c = request.payload_crc32c;
         if len_bytes == 0 {
@@ -106,7 +97,10 @@ impl MemberService {
             return Err(Status::BadRequest);
         }
         // Nothing is evicted for a replica.
-        let carved = self.carve(message.key, info.len_bytes).map_err(status_of)?;
+        let carved = self
+            .core
+            .carve(message.key, info.len_bytes)
+            .map_err(status_of)?;
         let key = message.key;
         if info.len_bytes == 0 {
             let (frame, region) = carved.into_empty();
@@ -145,7 +139,7 @@ impl MemberService {
             return damaged(counting, outcome);
         }
         let extent = frame.filled(room.into_region(), crc32c);
-        self.counts.received(extent.len_bytes());
+        self.core.counts.received(extent.len_bytes());
         self.core.on_whole(op, extent);
         Answer::Later(write_ends(waiting, counting.waits()))
     }
@@ -171,30 +165,10 @@ impl MemberService {
         }
         let key = Key::new(&key).expect("it was a key when it came");
         let whole = (frame, frame.filled(room.into_region(), info.crc32c));
-        self.counts.received(info.len_bytes);
+        self.core.counts.received(info.len_bytes);
         self.core.on_replica(key, info, namespace, whole);
         counting.end(Outcome::Ok);
         Response::default().into()
-    }
-
-    fn carve(&self, key: Key<'_>, len_bytes: u32) -> Result<Carved, NoRoom> {
-        self.core.bytes().borrow_mut().carve(key, len_bytes)
-    }
-
-    /// Room for an object; where there is none, what may leave is asked to, which is done at once where
-    /// this core is its home.
-    pub(super) fn carve_or_make_room(
-        &self,
-        key: Key<'_>,
-        len_bytes: u32,
-    ) -> Result<Carved, NoRoom> {
-        let carved = self.carve(key, len_bytes);
-        if !matches!(carved, Err(NoRoom::Full { .. })) {
-            return carved;
-        }
-        self.counts.waits_for_room();
-        self.core.make_room();
-        self.carve(key, len_bytes)
     }
 }
 

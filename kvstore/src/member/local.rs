@@ -1,0 +1,255 @@
+//! What tasks of a member's own core ask of it: answered at once where this core can, without a message.
+
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_kvstore_proto::home::Peek;
+use lunette_kvstore_proto::key::{Fingerprint, Key};
+use lunette_kvstore_proto::message::Op;
+use lunette_kvstore_proto::message::directory::{AskerId, OpId};
+use lunette_kvstore_proto::owner::{Read, WriteAnswer, WriteAsk};
+use lunette_kvstore_proto::placement::home_of;
+use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::residence::NoRoom;
+use lunette_kvstore_proto::version::Version;
+use lunette_runtime::time;
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer::Room;
+
+use super::bytes::Carved;
+use super::core::MemberCore;
+use super::waiters::Waiting;
+use crate::counting::Outcome;
+use crate::value::Value;
+
+/// What a get finds on this core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Here {
+    /// The bytes are in the room.
+    Hit {
+        version: Version,
+        is_cut_off: bool,
+        len_bytes: usize,
+        object_len_bytes: usize,
+    },
+    /// A range does not lie inside the object.
+    OutOfRange { object_len_bytes: usize },
+    /// There is no object.
+    Miss,
+    /// Ask as others do.
+    Unsure,
+}
+
+/// A write on this core.
+#[derive(Debug)]
+pub(crate) enum Put {
+    /// In the usual case.
+    Done(WriteAnswer),
+    /// Another write of the key comes first, or its home does not know enough yet.
+    Waits(Waiting<WriteAnswer>),
+}
+
+impl MemberCore {
+    /// What this core knows of keys without asking anybody.
+    pub(crate) fn peek(
+        &self,
+        keys: impl Iterator<Item = Fingerprint>,
+        namespace: NamespaceKind,
+        mut tell: impl FnMut(Peek),
+    ) {
+        let (now, machines) = (time::now(), self.machines().borrow());
+        for key in keys {
+            tell(if self.has_left() {
+                Peek::Unsure
+            } else {
+                machines.home.peek(now, key, namespace)
+            });
+        }
+    }
+
+    /// Whether it is the home of a key, as far as it knows.
+    pub(crate) fn is_home_of(&self, key: Key<'_>) -> bool {
+        !self.has_left() && home_of(&self.map(), key.fingerprint()) == Some(self.seat())
+    }
+
+    /// Copies an object, or ranges of it, to the front of the room.
+    pub(crate) fn get_here(
+        &self,
+        key: Key<'_>,
+        namespace: NamespaceKind,
+        ranges: &[ByteRange],
+        room: &mut Room,
+    ) -> Here {
+        if self.has_left() {
+            return Here::Unsure;
+        }
+        let mut counting = self.counts.begin(Op::Find.code());
+        let here = match self.read(key, None, namespace) {
+            Read::Served {
+                place, is_cut_off, ..
+            } => {
+                let Some((id, extent)) = self.bytes().borrow_mut().pin(place, key) else {
+                    return Here::Unsure;
+                };
+                let object_len_bytes = extent.len_bytes() as usize;
+                let copied = copy_parts(extent.value().as_slice(), ranges, room);
+                self.bytes().borrow_mut().unpin(id);
+                match copied {
+                    Ok(len_bytes) => {
+                        self.counts.sending(len_bytes);
+                        Here::Hit {
+                            version: place.version,
+                            is_cut_off,
+                            len_bytes,
+                            object_len_bytes,
+                        }
+                    }
+                    Err(NotCopied::OutOfRange) => Here::OutOfRange { object_len_bytes },
+                    Err(NotCopied::RoomTooSmall) => Here::Unsure,
+                }
+            }
+            Read::Unavailable => Here::Unsure,
+            Read::Absent => {
+                let mut known = Peek::Unsure;
+                self.peek(std::iter::once(key.fingerprint()), namespace, |peek| {
+                    known = peek
+                });
+                match known {
+                    Peek::Absent => Here::Miss,
+                    Peek::Present | Peek::Unsure => Here::Unsure,
+                }
+            }
+        };
+        match here {
+            Here::Hit { .. } => counting.end(Outcome::Ok),
+            Here::Miss => counting.end(Outcome::NotFound),
+            Here::OutOfRange { .. } => counting.end(Outcome::BadRequest),
+            // It is counted where it is asked.
+            Here::Unsure => counting.forget(),
+        }
+        here
+    }
+
+    /// Writes an object whose home this core is; `None` if it is not, or if nothing was done for want of
+    /// room.
+    pub(crate) fn put_here(
+        &self,
+        (asker, request): (AskerId, RequestId),
+        key: Key<'_>,
+        value: &Value,
+        ask: WriteAsk,
+    ) -> Option<Put> {
+        if !self.is_home_of(key) {
+            return None;
+        }
+        let (op, mut waiting) = self.write(asker, request, ask);
+        if let Some(op) = op {
+            let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
+            match self.carve_for(op, &mut waiting, key, len_bytes) {
+                Ok(carved) => self.bring(op, carved, value),
+                Err(NotCarved::Over(answer)) => return Some(self.count_put(answer)),
+                Err(NotCarved::NoRoom(_)) => return None,
+            }
+        }
+        self.settle();
+        match waiting.try_take() {
+            Some(answer) => Some(self.count_put(answer)),
+            None => Some(Put::Waits(waiting)),
+        }
+    }
+
+    fn count_put(&self, answer: WriteAnswer) -> Put {
+        let mut counting = self.counts.begin(Op::Write.code());
+        counting.end(Outcome::from(&answer));
+        Put::Done(answer)
+    }
+
+    /// Copies the value to where it stays.
+    fn bring(&self, op: OpId, carved: Carved, value: &Value) {
+        let (frame, mut region) = carved.into_empty();
+        let crc32c = value.copy_summed(frame.value_mut(&mut region));
+        self.bytes().borrow_mut().receive(op, frame);
+        self.counts.received(frame.len_bytes());
+        self.on_whole(op, frame.filled(region, crc32c));
+    }
+
+    /// Room for the bytes of a write. Without, the write is given up.
+    pub(crate) fn carve_for(
+        &self,
+        op: OpId,
+        waiting: &mut Waiting<WriteAnswer>,
+        key: Key<'_>,
+        len_bytes: u32,
+    ) -> Result<Carved, NotCarved> {
+        let carved = self.carve_or_make_room(key, len_bytes);
+        // While room was made, its claim may have been answered.
+        if let Some(answer) = waiting.try_take() {
+            if let Ok(carved) = carved {
+                let (frame, _region) = carved.into_empty();
+                self.bytes().borrow_mut().drop_unused(frame);
+            }
+            return Err(NotCarved::Over(answer));
+        }
+        carved.map_err(|no_room| {
+            self.give_up(op);
+            NotCarved::NoRoom(no_room)
+        })
+    }
+
+    pub(crate) fn carve(&self, key: Key<'_>, len_bytes: u32) -> Result<Carved, NoRoom> {
+        self.bytes().borrow_mut().carve(key, len_bytes)
+    }
+
+    /// Room for an object; where there is none, what may leave is asked to, which is done at once where
+    /// this core is its home.
+    pub(crate) fn carve_or_make_room(
+        &self,
+        key: Key<'_>,
+        len_bytes: u32,
+    ) -> Result<Carved, NoRoom> {
+        let carved = self.carve(key, len_bytes);
+        if !matches!(carved, Err(NoRoom::Full { .. })) {
+            return carved;
+        }
+        self.counts.waits_for_room();
+        self.make_room();
+        self.carve(key, len_bytes)
+    }
+}
+
+/// Why there is no room for the bytes of a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NotCarved {
+    /// The write is over.
+    Over(WriteAnswer),
+    NoRoom(NoRoom),
+}
+
+enum NotCopied {
+    OutOfRange,
+    RoomTooSmall,
+}
+
+/// Copies all of a value, or ranges of it; how much that was.
+fn copy_parts(value: &[u8], ranges: &[ByteRange], room: &mut Room) -> Result<usize, NotCopied> {
+    let whole = [ByteRange {
+        offset_bytes: 0,
+        len_bytes: u32::try_from(value.len()).expect("a value is bounded"),
+    }];
+    let ranges = if ranges.is_empty() { &whole } else { ranges };
+    if !ranges
+        .iter()
+        .all(|range| range.is_within(whole[0].len_bytes))
+    {
+        return Err(NotCopied::OutOfRange);
+    }
+    let total: u64 = ranges.iter().map(|range| u64::from(range.len_bytes)).sum();
+    if total > room.len() as u64 {
+        return Err(NotCopied::RoomTooSmall);
+    }
+    let mut at = 0;
+    for range in ranges {
+        let (start, len) = (range.offset_bytes as usize, range.len_bytes as usize);
+        room.place(at, &value[start..start + len]);
+        at += len;
+    }
+    Ok(at)
+}

@@ -1,0 +1,110 @@
+//! What a program runs on the cores of its own node.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use lunette_auth::Secrets;
+use lunette_kvstore_proto::placement::Seat;
+use lunette_runtime::core_local;
+
+use crate::cluster_client::{ClusterClient, ClusterClientOptions};
+use crate::error::ClusterError;
+use crate::member::MemberCore;
+
+/// The members of which the current core is one.
+#[derive(Default)]
+struct Members(RefCell<Vec<NodeCore>>);
+
+/// The core of a member serves for as long as this lives.
+pub(super) struct Inside {
+    members: Rc<Members>,
+    seat: Seat,
+}
+
+impl Inside {
+    pub(super) fn begin(core: NodeCore) -> Self {
+        let members = core_local::<Members>();
+        let seat = core.seat();
+        members.0.borrow_mut().push(core);
+        Self { members, seat }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let mut members = self.members.0.borrow_mut();
+        members.retain(|core| core.seat() != self.seat);
+    }
+}
+
+/// A core of a member of a cluster, for tasks of that core.
+#[derive(Clone)]
+pub struct NodeCore {
+    core: Rc<MemberCore>,
+    /// Where its node's first core listens.
+    first: SocketAddr,
+    secrets: Option<Secrets>,
+}
+
+impl fmt::Debug for NodeCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeCore")
+            .field("seat", &self.seat())
+            .finish_non_exhaustive()
+    }
+}
+
+impl NodeCore {
+    pub(super) const fn new(
+        core: Rc<MemberCore>,
+        first: SocketAddr,
+        secrets: Option<Secrets>,
+    ) -> Self {
+        Self {
+            core,
+            first,
+            secrets,
+        }
+    }
+
+    /// The members of clusters that serve on the current core: one, where the program has one node.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    #[must_use]
+    pub fn here() -> Vec<Self> {
+        core_local::<Members>().0.borrow().clone()
+    }
+
+    /// Which core it is.
+    #[must_use]
+    pub fn seat(&self) -> Seat {
+        self.core.seat()
+    }
+
+    /// A client of the cluster on this core, with the cluster's secret. What this core is the home of or
+    /// has is asked of it by calls, without a message and at once; what it has is copied out, and not
+    /// verified: it has not left this memory since it was.
+    ///
+    /// The seeds of the options may be empty; the node itself is one. The map that it waits for is there once
+    /// the node has [joined](super::SeatedNode::joined).
+    ///
+    /// # Errors
+    /// [`ClusterError`]: the node is no member yet.
+    pub async fn client(
+        &self,
+        options: ClusterClientOptions,
+    ) -> Result<ClusterClient, ClusterError> {
+        let mut seeds = vec![self.first];
+        seeds.extend(options.seeds);
+        let secrets = options.secrets.or_else(|| self.secrets.clone());
+        let options = ClusterClientOptions {
+            seeds,
+            secrets,
+            ..options
+        };
+        ClusterClient::connect_from(options, Some(Rc::clone(&self.core))).await
+    }
+}
