@@ -274,7 +274,7 @@ impl ClusterClient {
         let asked = valid_keys.iter().filter_map(|key| key.ok());
         let mut ended = self.ask_all(asked, Wish::Remove).await.into_iter();
         let removed = valid_keys.iter().map(|key| {
-            key.clone()?;
+            (*key)?;
             let ended = ended.next().expect("one for each key");
             match ended.map_err(StoreError::local)? {
                 Outcome::Removed { found, .. } => Ok(found),

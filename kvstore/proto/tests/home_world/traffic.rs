@@ -184,11 +184,7 @@ impl World {
         }
     }
 
-    fn at_home(
-        &mut self,
-        seat: Seat,
-        tell: impl FnOnce(&mut lunette_kvstore_proto::home::Home, Time, &mut Vec<HomeAction>),
-    ) {
+    fn at_home(&mut self, seat: Seat, tell: impl FnOnce(&mut Home, Time, &mut Vec<HomeAction>)) {
         let Some(node) = self.index_of(seat) else {
             return;
         };
