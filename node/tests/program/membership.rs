@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::process::{Node, lunette, send};
+use crate::town::member_arguments;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -31,26 +32,8 @@ fn done(secret: &Path, arguments: &[&str]) -> Value {
 
 fn member(secret: &Path, coordinator: &Node, id: &str) -> Node {
     let life = secret.with_file_name(format!("life-{id}"));
-    let arguments = [
-        "serve",
-        "--json",
-        "--listen",
-        "127.0.0.1:0",
-        "--memory",
-        "8MiB",
-        "--idle",
-        "efficient",
-        "--node-id",
-        id,
-        "--cluster",
-        "test",
-        "--lease-ttl",
-        "2",
-        "--life-file",
-        life.to_str().expect("text"),
-        "--coordinators",
-        coordinator.address(),
-    ];
+    let arguments = member_arguments(id, &life, coordinator);
+    let arguments = arguments.each_ref().map(String::as_str);
     Node::spawn(&mut knowing(secret, &arguments))
 }
 

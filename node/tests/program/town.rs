@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -30,32 +31,39 @@ impl Town {
         }
     }
 
-    /// What starts a member of 8 MiB.
+    /// What starts a member.
     pub(crate) fn member(&self, id: u64, more: &[&str]) -> Command {
         let life = self.folder.path().join(format!("life-{id}"));
-        let id = id.to_string();
-        let arguments = [
-            "serve",
-            "--json",
-            "--listen",
-            "127.0.0.1:0",
-            "--memory",
-            "8MiB",
-            "--idle",
-            "efficient",
-            "--node-id",
-            &id,
-            "--cluster",
-            "town",
-            "--lease-ttl",
-            "2",
-            "--life-file",
-            life.to_str().expect("text"),
-            "--coordinators",
-            self.coordinator.address(),
-        ];
-        lunette(&[&arguments, more].concat())
+        let arguments = member_arguments(&id.to_string(), &life, &self.coordinator);
+        let mut command = lunette(&arguments.each_ref().map(String::as_str));
+        command.args(more);
+        command
     }
+}
+
+/// Those of a member of 8 MiB of the cluster `town`.
+pub(crate) fn member_arguments(id: &str, life: &Path, coordinator: &Node) -> [String; 18] {
+    [
+        "serve",
+        "--json",
+        "--listen",
+        "127.0.0.1:0",
+        "--memory",
+        "8MiB",
+        "--idle",
+        "efficient",
+        "--node-id",
+        id,
+        "--cluster",
+        "town",
+        "--lease-ttl",
+        "2",
+        "--life-file",
+        life.to_str().expect("text"),
+        "--coordinators",
+        coordinator.address(),
+    ]
+    .map(str::to_owned)
 }
 
 /// Waits until the cluster has that many members.
