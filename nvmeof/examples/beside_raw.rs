@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use lunette_nvmeof::proto::controller::Secrets;
-use lunette_nvmeof::proto::host::ReconnectOptions;
+use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{
@@ -251,10 +251,11 @@ async fn command(address: SocketAddr, row: Row) -> Speed {
         credentials: None,
     };
     let options = NamespaceOptions {
-        address,
+        addresses: vec![address],
         subsystem: name(),
         nsid: 1,
         config,
+        policy: PathPolicy::default(),
         reconnect: ReconnectOptions::default(),
         seed: 1,
     };

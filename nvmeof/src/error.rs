@@ -1,7 +1,7 @@
 //! What can go wrong, and what the caller may do then.
 
 use lunette_nvmeof_proto::completion::Status;
-use lunette_nvmeof_proto::host::BringUpFault;
+use lunette_nvmeof_proto::host::{BringUpFault, NoPath};
 use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::{AllocError, RegionMut};
 use lunette_runtime::{ControlError, OpError};
@@ -57,6 +57,12 @@ pub enum CommandError {
     /// The connection ended first. Whether the command was carried out is unknown.
     #[error("connection ended: {0}")]
     Disconnected(CloseReason),
+    /// The connection ended before the controller had what it needs: the command was not carried out.
+    #[error("connection ended before the command was sent: {0}")]
+    NotSent(CloseReason),
+    /// The namespace cannot be reached. The command was not carried out.
+    #[error(transparent)]
+    NoPath(#[from] NoPath),
     /// The deadline passed first. Whether the command was, or will be, carried out is unknown.
     #[error("deadline exceeded")]
     DeadlineExceeded,
@@ -80,7 +86,8 @@ impl CommandError {
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Status(status) => status.is_retryable(),
-            Self::Disconnected(reason) => reason.is_retryable(),
+            Self::Disconnected(reason) | Self::NotSent(reason) => reason.is_retryable(),
+            Self::NoPath(reason) => reason.is_retryable(),
             Self::DeadlineExceeded => true,
             Self::Short { .. } => false,
             Self::Memory(error) => error.is_backpressure(),
@@ -98,8 +105,10 @@ impl CommandError {
     pub const fn is_corruption(&self) -> bool {
         match self {
             Self::Status(status) => status.is_corruption(),
-            Self::Disconnected(reason) => reason.is_corruption(),
-            Self::Short { .. } | Self::DeadlineExceeded | Self::Memory(_) => false,
+            Self::Disconnected(reason) | Self::NotSent(reason) => reason.is_corruption(),
+            Self::NoPath(_) | Self::Short { .. } | Self::DeadlineExceeded | Self::Memory(_) => {
+                false
+            }
         }
     }
 }
@@ -142,6 +151,9 @@ pub enum ConnectError {
     /// A command on the way failed.
     #[error("while connecting: {0}")]
     Command(#[from] CommandError),
+    /// The namespace has no lasting name, by which it could be known on another path.
+    #[error("the namespace has no lasting name, which several paths need")]
+    NoName,
     /// Nobody could compute a proof.
     #[error("while authenticating: {0}")]
     Busy(#[from] ControlError),
@@ -153,6 +165,7 @@ impl ConnectError {
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Connect(_) | Self::TimedOut => true,
+            Self::NoName => false,
             Self::Closed(reason) => reason.is_retryable(),
             Self::BringUp(fault) => fault.is_retryable(),
             Self::Command(error) => error.is_retryable(),

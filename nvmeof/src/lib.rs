@@ -32,7 +32,7 @@ mod target;
 pub use disk::{Disk, FileDisk, FileDiskError, GRANULE_BYTES, MemoryDisk};
 pub use error::{CloseReason, CommandError, CommandFailure, ConnectError};
 pub use host::{
-    ControllerEvent, Data, Done, HostConfig, NamespaceOptions, Queue, RemoteController,
+    ControllerEvent, Data, Done, HostConfig, NamespaceOptions, PathState, Queue, RemoteController,
     RemoteNamespace, discover,
 };
 pub use lunette_nvmeof_proto as proto;

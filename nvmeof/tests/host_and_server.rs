@@ -15,7 +15,7 @@ mod tests {
     use lunette_nvmeof::proto::command::{self, Command};
     use lunette_nvmeof::proto::completion::Status;
     use lunette_nvmeof::proto::controller::Secrets;
-    use lunette_nvmeof::proto::host::{BringUpFault, ReconnectOptions};
+    use lunette_nvmeof::proto::host::{BringUpFault, PathPolicy, ReconnectOptions};
     use lunette_nvmeof::proto::io::Blocks;
     use lunette_nvmeof::proto::log_page::AnaState;
     use lunette_nvmeof::proto::nqn::Nqn;
@@ -54,10 +54,11 @@ mod tests {
 
     fn options(address: SocketAddr, digests: Digests) -> NamespaceOptions {
         NamespaceOptions {
-            address,
+            addresses: vec![address],
             subsystem: name(),
             nsid: 1,
             config: config(digests),
+            policy: PathPolicy::default(),
             reconnect: ReconnectOptions::default(),
             seed: 1,
         }
@@ -245,14 +246,14 @@ mod tests {
                     other => unreachable!("paths have changed: {other:?}"),
                 }
             };
-            server.set_ana_state(1, AnaState::NonOptimized);
+            server.set_ana_state(1, 1, AnaState::NonOptimized);
             assert_eq!(told().await, (AnaState::NonOptimized, 1));
             // While nobody listens they become one.
-            server.set_ana_state(1, AnaState::Change);
+            server.set_ana_state(1, 1, AnaState::Change);
             time::sleep(Duration::from_millis(50)).await;
-            server.set_ana_state(1, AnaState::Inaccessible);
+            server.set_ana_state(1, 1, AnaState::Inaccessible);
             assert_eq!(told().await, (AnaState::Inaccessible, 3));
-            server.set_ana_state(1, AnaState::Optimized);
+            server.set_ana_state(1, 1, AnaState::Optimized);
             assert_eq!(told().await, (AnaState::Optimized, 4));
             server.disconnect_all();
             let ended = time::timeout(TIMEOUT, controller.event()).await;

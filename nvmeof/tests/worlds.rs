@@ -18,7 +18,7 @@ mod tests {
 
     use lunette_nvmeof::proto::auth::{Credentials, Group, Secret};
     use lunette_nvmeof::proto::controller::Secrets;
-    use lunette_nvmeof::proto::host::ReconnectOptions;
+    use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{
@@ -185,7 +185,7 @@ mod tests {
 
     fn options(digests: Digests, credentials: Option<Arc<Credentials>>) -> NamespaceOptions {
         NamespaceOptions {
-            address: address(MIDDLE),
+            addresses: vec![address(MIDDLE)],
             subsystem: name("disk"),
             nsid: 1,
             config: HostConfig {
@@ -198,6 +198,7 @@ mod tests {
                 timeout: Duration::from_secs(10),
                 credentials,
             },
+            policy: PathPolicy::default(),
             reconnect: ReconnectOptions {
                 longest: Duration::from_millis(10),
                 ..ReconnectOptions::default()

@@ -71,6 +71,7 @@ impl Victim {
             in_capsule_bytes: 2048,
             transfer_pages_log2: 2,
             controllers_max: 2,
+        controller_ids: (1, 8),
         };
         let identity = IdentifyNamespace {
             blocks: 64,
@@ -254,7 +255,7 @@ impl Victim {
         .into_iter()
         .take(data.len())
         .collect::<Vec<u8>>();
-        match self.target.connect(command, &data, now) {
+        match self.target.connect(command, &data, 1, now) {
             Ok(attached) => {
                 self.queue
                     .connect(attached.entries, attached.has_flow_control);

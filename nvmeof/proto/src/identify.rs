@@ -87,6 +87,8 @@ pub struct IdentifyController {
     pub optional_commands: u16,
     /// The namespace's state differs between paths, and is told.
     pub has_ana: bool,
+    /// Seconds that a change of such a state may take.
+    pub ana_transition_s: u8,
     /// Caches writes, so that Flush has a meaning.
     pub caches_writes: bool,
     /// Events that it tells: bits of the feature that asks for them.
@@ -113,8 +115,8 @@ pub(crate) const VERSION: u32 = 0x0001_0400;
 pub(crate) const EVENT_REQUESTS_LESS_ONE: u8 = 3;
 /// Groups of namespaces with the same state.
 pub(crate) const ANA_GROUPS_MAX: u32 = 128;
-/// Seconds that a change of state may take.
-const ANA_TRANSITION_S: u8 = 10;
+/// Seconds that a change of state may take at a controller here.
+pub(crate) const ANA_TRANSITION_S: u8 = 10;
 
 impl IdentifyController {
     /// As a page.
@@ -135,7 +137,7 @@ impl IdentifyController {
         page.put(320, &KEEP_ALIVE_STEPS.to_le_bytes());
         if self.has_ana {
             // All five states are told, and groups do not change.
-            page.put(342, &[ANA_TRANSITION_S, 0b101_1111]);
+            page.put(342, &[self.ana_transition_s, 0b101_1111]);
             page.put(344, &ANA_GROUPS_MAX.to_le_bytes());
             page.put(348, &ANA_GROUPS_MAX.to_le_bytes());
         }
@@ -173,6 +175,7 @@ impl IdentifyController {
             in_capsule_bytes: capsule_bytes.saturating_sub(64),
             optional_commands: u16_at(page, 520),
             has_ana: page[76] & 8 != 0,
+            ana_transition_s: if page[76] & 8 != 0 { page[342] } else { 0 },
             caches_writes: page[525] & 1 != 0,
             events: u32_at(page, 92),
             subsystem: Nqn::decode(array_at::<NQN_FIELD_BYTES>(page, 768))?,
@@ -289,21 +292,50 @@ pub fn encode_descriptors(uuid: &[u8; 16]) -> Vec<u8> {
     page.0
 }
 
-/// The UUID among the lasting names of a namespace, if one is there.
-#[must_use]
-pub fn uuid_of_descriptors(page: &[u8; PAGE_BYTES]) -> Option<[u8; 16]> {
-    let mut rest = &page[..];
-    while let Some((&[kind, len, _, _], names)) = rest.split_first_chunk::<4>() {
-        if kind == 0 {
-            return None;
+/// The lasting names of a namespace, by which it is known whatever controller it is reached by.
+/// Zeroes: it has none of that kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceNames {
+    /// IEEE extended unique identifier.
+    pub eui64: [u8; 8],
+    /// Namespace globally unique identifier.
+    pub nguid: [u8; 16],
+    /// UUID.
+    pub uuid: [u8; 16],
+}
+
+impl NamespaceNames {
+    /// From the page of the namespace, and that of its descriptors where the controller has one
+    /// (NVMe Base 2.0, "Namespace Identification Descriptor").
+    #[must_use]
+    pub fn decode(namespace: &[u8; PAGE_BYTES], descriptors: Option<&[u8; PAGE_BYTES]>) -> Self {
+        let mut names = Self {
+            eui64: *array_at(namespace, 120),
+            nguid: *array_at(namespace, 104),
+            uuid: [0; 16],
+        };
+        let mut rest = descriptors.map_or(&[][..], |page| &page[..]);
+        while let Some((&[kind, len, _, _], behind)) = rest.split_first_chunk::<4>() {
+            let Some((name, behind)) = behind.split_at_checked(usize::from(len)) else {
+                break;
+            };
+            match (kind, name.try_into(), name.try_into()) {
+                (0, ..) => break,
+                (1, Ok(eui64), _) => names.eui64 = eui64,
+                (2, _, Ok(nguid)) => names.nguid = nguid,
+                (3, _, Ok(uuid)) => names.uuid = uuid,
+                _ => {}
+            }
+            rest = behind;
         }
-        let (name, behind) = names.split_at_checked(usize::from(len))?;
-        if kind == 3 {
-            return name.try_into().ok();
-        }
-        rest = behind;
+        names
     }
-    None
+
+    /// Whether it has any.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        *self != Self::default()
+    }
 }
 
 /// What command sets agree on of a namespace.
@@ -362,6 +394,7 @@ mod tests {
             in_capsule_bytes: 8192,
             optional_commands: optional::COMPARE | optional::WRITE_ZEROES,
             has_ana: true,
+            ana_transition_s: 10,
             caches_writes: true,
             events: 0x900,
             subsystem: Nqn::new("nqn.s").expect("a name"),
@@ -420,16 +453,34 @@ mod tests {
 
     #[test]
     fn names_are_found_wherever_they_are() {
-        let page = page_of(encode_descriptors(&[5; 16]));
-        assert_eq!(uuid_of_descriptors(&page), Some([5; 16]));
-        assert_eq!(uuid_of_descriptors(&[0; PAGE_BYTES]), None);
-        assert_eq!(uuid_of_descriptors(&[0xff; PAGE_BYTES]), None);
+        let namespace = [0; PAGE_BYTES];
+        let of =
+            |descriptors: &[u8; PAGE_BYTES]| NamespaceNames::decode(&namespace, Some(descriptors));
+        let uuid = |byte| NamespaceNames {
+            uuid: [byte; 16],
+            ..NamespaceNames::default()
+        };
+        assert_eq!(of(&page_of(encode_descriptors(&[5; 16]))), uuid(5));
+        for nothing in [[0; PAGE_BYTES], [0xff; PAGE_BYTES]] {
+            assert!(!of(&nothing).is_named());
+        }
         let mut other = [0; PAGE_BYTES];
         other[..2].copy_from_slice(&[1, 8]);
+        other[4..12].fill(7);
         other[12..14].copy_from_slice(&[3, 16]);
         other[16..32].fill(6);
-        assert_eq!(uuid_of_descriptors(&other), Some([6; 16]));
+        let both = NamespaceNames {
+            eui64: [7; 8],
+            ..uuid(6)
+        };
+        assert_eq!(of(&other), both);
+        // A name of another length than its kind has is none.
         other[13] = 15;
-        assert_eq!(uuid_of_descriptors(&other), None);
+        assert_eq!(of(&other).uuid, [0; 16]);
+        let mut namespace = [0; PAGE_BYTES];
+        namespace[104..120].fill(3);
+        namespace[120..128].fill(4);
+        let names = NamespaceNames::decode(&namespace, None);
+        assert_eq!((names.nguid, names.eui64), ([3; 16], [4; 8]));
     }
 }

@@ -15,7 +15,7 @@ use lunette_nvmeof_proto::host::{
     Association, BringUp, BringUpFault, BringUpOptions, HostOptions, Next, Request, RequestData,
 };
 use lunette_nvmeof_proto::identify::{
-    IdentifyNamespace, NSID_ALL, PAGE_BYTES, cns, decode_list, identify,
+    IdentifyNamespace, NSID_ALL, NamespaceNames, PAGE_BYTES, cns, decode_list, identify,
 };
 use lunette_nvmeof_proto::log_page::{
     AnaGroup, DISCOVERY_RECORD_BYTES, DiscoveryRecord, LogRequest, decode_ana,
@@ -227,6 +227,22 @@ impl RemoteController {
         Ok(IdentifyNamespace::decode(&page))
     }
 
+    /// The lasting names of a namespace that is there.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub async fn names(&self, nsid: u32) -> Result<NamespaceNames, CommandError> {
+        let namespace = self.page(identify(cns::NAMESPACE, nsid)).await?;
+        let descriptors = self.page(identify(cns::NAMESPACE_DESCRIPTORS, nsid)).await;
+        let descriptors = match descriptors {
+            Ok(page) => Some(page),
+            // Controllers before version 1.3 have none.
+            Err(CommandError::Status(_)) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(NamespaceNames::decode(&namespace, descriptors.as_ref()))
+    }
+
     /// Part of a log page: `len` bytes, a multiple of 4.
     ///
     /// # Errors
@@ -281,7 +297,11 @@ impl RemoteController {
         Ok(Some(event))
     }
 
-    async fn paths(&self) -> Result<Vec<AnaGroup>, CommandError> {
+    /// How groups of namespaces can be reached by this controller, without their namespaces.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub async fn paths(&self) -> Result<Vec<AnaGroup>, CommandError> {
         let allowed = self.association.identity.transfer_bytes_max();
         let len_bytes_max = allowed.map_or(ANA_BYTES_MAX, |most| ANA_BYTES_MAX.min(most as usize));
         let mut len = ANA_BYTES;

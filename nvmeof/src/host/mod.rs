@@ -6,7 +6,7 @@
 //! | `inbound` | receiving for a queue |
 //! | `controller` | [`RemoteController`]: bring-up, keep-alive, queues; [`discover`] |
 //! | `events` | what a controller tells unasked |
-//! | `namespace` | [`RemoteNamespace`]: blocks, and connecting again |
+//! | `namespace` | [`RemoteNamespace`]: blocks, by one path or another; connecting again |
 
 mod controller;
 mod events;
@@ -16,5 +16,5 @@ mod queue;
 
 pub use controller::{HostConfig, RemoteController, discover};
 pub use events::ControllerEvent;
-pub use namespace::{NamespaceOptions, RemoteNamespace};
+pub use namespace::{NamespaceOptions, PathState, RemoteNamespace};
 pub use queue::{Data, Done, Queue};

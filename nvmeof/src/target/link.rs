@@ -13,6 +13,8 @@ use lunette_runtime_core::checksum::Crc32c;
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) stream: TcpStream,
+    /// The port by which it came.
+    pub(super) port_id: u16,
     pub(super) outbox: Outbox,
     pub(super) queue: RefCell<ControllerQueue>,
     pub(super) attached: Cell<Option<Attached>>,

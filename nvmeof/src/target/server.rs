@@ -12,8 +12,8 @@ use std::time::Duration;
 use lunette_nvmeof_proto::command::Command;
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{
-    ControllerId, ControllerOptions, ControllerQueue, Namespace, Secrets, SubsystemOptions, Target,
-    TargetOptions,
+    CONTROLLER_ID_MAX, ControllerId, ControllerOptions, ControllerQueue, Namespace, Secrets,
+    SubsystemOptions, Target, TargetOptions,
 };
 use lunette_nvmeof_proto::identify::IdentifyNamespace;
 use lunette_nvmeof_proto::io::Geometry;
@@ -68,6 +68,7 @@ impl Default for ServerOptions {
                 in_capsule_bytes: 8192,
                 transfer_pages_log2: 8,
                 controllers_max: 256,
+                controller_ids: (1, CONTROLLER_ID_MAX),
             },
             digests: Digests::BOTH,
             h2c_data_bytes_max: 4 << 20,
@@ -185,31 +186,39 @@ impl Server {
     /// Serves connections to `listener` until `stop` ends; then every connection is closed.
     /// Dropping the future does the same.
     pub async fn serve(self: Rc<Self>, listener: TcpListener, stop: impl Future<Output = ()>) {
-        let connections = Scope::new();
+        self.serve_ports(vec![listener], stop).await;
+    }
+
+    /// As [`Server::serve`], on several ports: the first listener is port 1, and so on, as discovery
+    /// tells of their addresses.
+    pub async fn serve_ports(
+        self: Rc<Self>,
+        listeners: Vec<TcpListener>,
+        stop: impl Future<Output = ()>,
+    ) {
+        let connections = Rc::new(Scope::new());
+        let acceptors = Scope::new();
         spawned(connections.spawn(Rc::clone(&self).keep_alive()));
-        let mut stop = pin!(stop);
+        for (port_id, listener) in (1..).zip(listeners) {
+            let serving = Rc::clone(&self).accept(port_id, listener, Rc::clone(&connections));
+            spawned(acceptors.spawn(serving));
+        }
+        stop.await;
+    }
+
+    async fn accept(self: Rc<Self>, port_id: u16, listener: TcpListener, connections: Rc<Scope>) {
         loop {
-            let accepted = {
-                let mut accept = pin!(listener.accept());
-                poll_fn(|cx| {
-                    if stop.as_mut().poll(cx).is_ready() {
-                        return Poll::Ready(None);
-                    }
-                    accept.as_mut().poll(cx).map(Some)
-                })
-                .await
-            };
-            match accepted {
-                None => break,
-                Some(Err(error)) => {
+            match listener.accept().await {
+                Err(error) => {
                     tracing::warn!(%error, "accept");
                     time::sleep(ACCEPT_PAUSE).await;
                 }
-                Some(Ok(_refused)) if self.open.get() >= self.options.connections_max => {
+                Ok(_refused) if self.open.get() >= self.options.connections_max => {
                     tracing::warn!("a connection beyond the limit is closed");
                 }
-                Some(Ok(stream)) => {
-                    spawned(connections.spawn(Rc::clone(&self).serve_one(stream)));
+                Ok(stream) => {
+                    let serving = Rc::clone(&self).serve_one(port_id, stream);
+                    spawned(connections.spawn(serving));
                 }
             }
         }
@@ -221,9 +230,12 @@ impl Server {
         self.open.get()
     }
 
-    /// Changes how namespaces of a group can be reached; hosts that want to know are told.
-    pub fn set_ana_state(&self, group: u32, state: AnaState) {
-        self.target.borrow_mut().set_ana_state(group, state);
+    /// Changes how namespaces of a group can be reached by a port; hosts there that want to know
+    /// are told.
+    pub fn set_ana_state(&self, port_id: u16, group: u32, state: AnaState) {
+        let mut target = self.target.borrow_mut();
+        target.set_ana_state(port_id, group, state);
+        drop(target);
         self.deliver_notices();
     }
 
@@ -234,7 +246,7 @@ impl Server {
         }
     }
 
-    async fn serve_one(self: Rc<Self>, stream: TcpStream) {
+    async fn serve_one(self: Rc<Self>, port_id: u16, stream: TcpStream) {
         let queue = ControllerQueue::new(ControllerOptions {
             digests: self.options.digests,
             h2c_data_bytes_max: self.options.h2c_data_bytes_max,
@@ -243,6 +255,7 @@ impl Server {
         });
         let link = Rc::new(Link {
             stream,
+            port_id,
             outbox: Outbox::default(),
             queue: RefCell::new(queue),
             attached: Cell::new(None),
@@ -289,7 +302,9 @@ impl Server {
 
     /// Answers a Connect.
     pub(super) fn connect(&self, link: &Link, slot: u16, command: &Command, data: &[u8]) {
-        let connected = self.target.borrow_mut().connect(command, data, time::now());
+        let mut target = self.target.borrow_mut();
+        let connected = target.connect(command, data, link.port_id, time::now());
+        drop(target);
         match connected {
             Ok(attached) => {
                 let mut queue = link.queue.borrow_mut();

@@ -9,7 +9,7 @@ mod tests {
     use std::time::Duration;
 
     use lunette_nvmeof::proto::completion::Status;
-    use lunette_nvmeof::proto::host::ReconnectOptions;
+    use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
     use lunette_nvmeof::proto::io::Blocks;
     use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{CommandError, NamespaceOptions, RemoteNamespace};
@@ -44,10 +44,11 @@ mod tests {
 
     async fn connect(address: SocketAddr, digests: Digests) -> RemoteNamespace {
         let options = NamespaceOptions {
-            address,
+            addresses: vec![address],
             subsystem: name(),
             nsid: 1,
             config: config(digests),
+            policy: PathPolicy::default(),
             reconnect: ReconnectOptions::default(),
             seed: 5,
         };

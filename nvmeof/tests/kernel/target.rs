@@ -8,7 +8,7 @@ mod tests {
     use std::time::Duration;
 
     use lunette_nvmeof::proto::auth::{AuthFault, Credentials, Hash, Reason, Secret};
-    use lunette_nvmeof::proto::host::{BringUpFault, ReconnectOptions};
+    use lunette_nvmeof::proto::host::{BringUpFault, PathPolicy, ReconnectOptions};
     use lunette_nvmeof::proto::io::Blocks;
     use lunette_nvmeof::proto::log_page::AnaState;
     use lunette_nvmeof::proto::nqn::Nqn;
@@ -45,10 +45,11 @@ mod tests {
 
     async fn connect(digests: Digests) -> RemoteNamespace {
         let options = NamespaceOptions {
-            address: address(),
+            addresses: vec![address()],
             subsystem: name(),
             nsid: 1,
             config: config(digests),
+            policy: PathPolicy::default(),
             reconnect: ReconnectOptions::default(),
             seed: 3,
         };

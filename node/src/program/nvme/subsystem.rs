@@ -5,7 +5,7 @@ use std::process;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lunette_nvmeof::proto::host::ReconnectOptions;
+use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{HostConfig, NamespaceOptions, RemoteNamespace};
@@ -102,10 +102,11 @@ pub(super) async fn connect(
     depth: u16,
 ) -> Outcome<RemoteNamespace> {
     let options = NamespaceOptions {
-        address: arguments.address,
+        addresses: vec![arguments.address],
         subsystem: arguments.nqn.clone(),
         nsid: arguments.nsid,
         config: config(&arguments.host, arguments.digests.digests(), depth)?,
+        policy: PathPolicy::default(),
         reconnect: ReconnectOptions::default(),
         seed: u64::from(process::id()),
     };

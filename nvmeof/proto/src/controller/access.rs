@@ -180,6 +180,7 @@ mod tests {
             in_capsule_bytes: 4096,
             transfer_pages_log2: 4,
             controllers_max: 8,
+            controller_ids: (1, 99),
         };
         let subsystem = SubsystemOptions {
             name: name("s"),
@@ -208,7 +209,7 @@ mod tests {
             subsystem: name("s"),
             host: name(host),
         };
-        let connected = target.connect(&connect.command(), &data.encode(), Time::ZERO);
+        let connected = target.connect(&connect.command(), &data.encode(), 1, Time::ZERO);
         connected.expect("connected")
     }
 

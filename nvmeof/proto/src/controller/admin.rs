@@ -10,8 +10,8 @@ use crate::completion::Status;
 use crate::fabrics::{Capabilities, Configuration, Property};
 use crate::feature::{self, events};
 use crate::identify::{
-    self, EVENT_REQUESTS_LESS_ONE, IdentifyController, NSID_ALL, PAGE_BYTES, Page, VERSION, cns,
-    optional,
+    self, ANA_TRANSITION_S, EVENT_REQUESTS_LESS_ONE, IdentifyController, NSID_ALL, PAGE_BYTES,
+    Page, VERSION, cns, optional,
 };
 use crate::log_page::{self, AnaGroup, LogRequest, id};
 
@@ -229,6 +229,7 @@ impl Target {
                 optional::COMPARE | optional::DATASET_MANAGEMENT | optional::WRITE_ZEROES
             },
             has_ana: !is_discovery,
+            ana_transition_s: if is_discovery { 0 } else { ANA_TRANSITION_S },
             caches_writes: subsystem.is_some_and(|subsystem| subsystem.caches_writes),
             events: if is_discovery {
                 events::DISCOVERY
@@ -297,12 +298,12 @@ impl Target {
                 let opcodes = COMMANDS.map(|row| row.opcode);
                 Ok(log_page::effects(&opcodes, &IO_COMMANDS, &IO_WRITES))
             }
-            id::ANA => Ok(self.ana_page(subsystem, request.specific & 1 != 0)),
+            id::ANA => Ok(self.ana_page(subsystem, controller.port_id, request.specific & 1 != 0)),
             _ => Err(invalid),
         }
     }
 
-    fn ana_page(&self, subsystem: usize, groups_only: bool) -> Vec<u8> {
+    fn ana_page(&self, subsystem: usize, port_id: u16, groups_only: bool) -> Vec<u8> {
         let namespaces = &self.subsystems[subsystem].options.namespaces;
         let mut ids: Vec<u32> = namespaces.iter().map(|n| n.identity.ana_group).collect();
         ids.sort_unstable();
@@ -311,8 +312,11 @@ impl Target {
             let members = namespaces.iter().filter(|n| n.identity.ana_group == group);
             AnaGroup {
                 id: group,
-                changes: self.groups.get(&group).map_or(0, |(_, changes)| *changes),
-                state: self.ana_state(group),
+                changes: self
+                    .groups
+                    .get(&(port_id, group))
+                    .map_or(0, |(_, changes)| *changes),
+                state: self.ana_state(port_id, group),
                 nsids: if groups_only {
                     Vec::new()
                 } else {

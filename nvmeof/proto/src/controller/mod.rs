@@ -18,6 +18,6 @@ mod target;
 
 pub use queue::{ControllerOptions, ControllerQueue, ControllerStep};
 pub use target::{
-    AdminReply, Attached, ControllerId, Namespace, Notice, Refusal, SUBSYSTEMS_MAX, Secrets,
-    Subsystem, SubsystemOptions, Target, TargetOptions,
+    AdminReply, Attached, CONTROLLER_ID_MAX, ControllerId, Namespace, Notice, Refusal,
+    SUBSYSTEMS_MAX, Secrets, Subsystem, SubsystemOptions, Target, TargetOptions,
 };

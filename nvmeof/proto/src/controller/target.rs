@@ -25,6 +25,9 @@ use crate::nqn::Nqn;
 
 /// Subsystems of one target at most, beside that for discovery.
 pub const SUBSYSTEMS_MAX: usize = 256;
+/// The greatest id of a controller: those above have meanings of their own (NVMe Base 2.0, "Connect
+/// Command").
+pub const CONTROLLER_ID_MAX: u16 = 0xffef;
 /// Where in a Connect its parameters lie, for a refusal.
 const QUEUE_ID_AT: u32 = 42;
 const ENTRIES_AT: u32 = 44;
@@ -53,6 +56,9 @@ pub struct TargetOptions {
     pub transfer_pages_log2: u8,
     /// Controllers at a time at most.
     pub controllers_max: usize,
+    /// Ids that controllers are given, the first and the last: 1 to [`CONTROLLER_ID_MAX`]. Targets
+    /// that serve one subsystem together have ranges of their own.
+    pub controller_ids: (u16, u16),
 }
 
 /// A namespace of a subsystem.
@@ -236,6 +242,8 @@ impl Topic {
 #[derive(Debug)]
 pub(super) struct Controller {
     pub(super) subsystem: Option<usize>,
+    /// The port by which its admin queue came.
+    pub(super) port_id: u16,
     pub(super) host: Nqn,
     host_id: [u8; 16],
     pub(super) life: Life,
@@ -291,15 +299,16 @@ pub struct Target {
     pub(super) records: Vec<DiscoveryRecord>,
     pub(super) generation: u64,
     next_id: u16,
-    /// State and number of changes of each group that has ever changed.
-    pub(super) groups: BTreeMap<u32, (AnaState, u64)>,
+    /// State and number of changes of each group by the port where it has ever changed.
+    pub(super) groups: BTreeMap<(u16, u32), (AnaState, u64)>,
 }
 
 impl Target {
     /// A target without controllers. `records` are what discovery tells.
     ///
     /// # Panics
-    /// If there are too many subsystems or entries, or a namespace has the id 0 or that of all.
+    /// If there are too many subsystems or entries, a namespace has the id 0 or that of all, or there
+    /// are fewer ids of controllers than controllers.
     #[must_use]
     pub fn new(
         options: TargetOptions,
@@ -309,6 +318,9 @@ impl Target {
         assert!(subsystems.len() <= SUBSYSTEMS_MAX, "subsystems are bounded");
         assert!((2..=QUEUE_ENTRIES_MAX).contains(&options.entries_max));
         assert!(options.io_queues_max > 0 && options.in_capsule_bytes.is_multiple_of(16));
+        let (first_id, last_id) = options.controller_ids;
+        assert!((1..=last_id).contains(&first_id) && last_id <= CONTROLLER_ID_MAX);
+        assert!(usize::from(last_id - first_id) + 1 >= options.controllers_max);
         let mut namespaces = subsystems.iter().flat_map(|options| &options.namespaces);
         assert!(namespaces.all(|namespace| (1..NSID_ALL).contains(&namespace.nsid)));
         let subsystems = subsystems
@@ -321,7 +333,7 @@ impl Target {
             controllers: BTreeMap::new(),
             records,
             generation: 1,
-            next_id: 1,
+            next_id: first_id,
             groups: BTreeMap::new(),
         }
     }
@@ -343,7 +355,7 @@ impl Target {
         })
     }
 
-    /// The first command of a connection, with its data.
+    /// The first command of a connection that came by port `port_id`, with its data.
     ///
     /// # Errors
     /// [`Refusal`]: what to complete it with. The host may try again on the same connection, but
@@ -352,6 +364,7 @@ impl Target {
         &mut self,
         command: &Command,
         data: &[u8],
+        port_id: u16,
         now: Time,
     ) -> Result<Attached, Refusal> {
         if command.fabrics_type() != Some(fabrics::CONNECT) {
@@ -371,7 +384,7 @@ impl Target {
         let access = self.access_of(subsystem, &data.host);
         let must_authenticate = !access.is_open();
         let controller = if connect.queue_id == 0 {
-            self.add_controller(subsystem, &connect, data, access, now)?
+            self.add_controller(subsystem, &connect, data, (access, port_id), now)?
         } else {
             self.add_queue(subsystem, connect.queue_id, &data, access)?
         };
@@ -407,7 +420,7 @@ impl Target {
         subsystem: Option<usize>,
         connect: &Connect,
         data: ConnectData,
-        access: Access,
+        (access, port_id): (Access, u16),
         now: Time,
     ) -> Result<ControllerId, Refusal> {
         if data.controller_id != CONTROLLER_ANY {
@@ -425,6 +438,7 @@ impl Target {
         let queues_max = self.options.io_queues_max;
         let controller = Controller {
             subsystem,
+            port_id,
             host: data.host,
             host_id: data.host_id,
             life: Life::Disabled,
@@ -444,11 +458,11 @@ impl Target {
 
     /// Ids are used again as late as possible.
     fn free_id(&mut self) -> ControllerId {
+        let (first_id, last_id) = self.options.controller_ids;
         loop {
             let id = ControllerId(self.next_id);
-            // 0xfff0 and above are reserved.
-            self.next_id = if self.next_id >= 0xffef {
-                1
+            self.next_id = if self.next_id >= last_id {
+                first_id
             } else {
                 self.next_id + 1
             };
@@ -559,7 +573,7 @@ impl Target {
         }
         let namespace = self.subsystems[index].namespace(nsid).ok_or(invalid)?;
         let geometry = self.geometry(index, nsid).ok_or(invalid)?;
-        self.check_access(namespace)?;
+        self.check_access(controller.port_id, namespace)?;
         let request = IoRequest::of(command, &geometry)?;
         if namespace.identity.is_read_only && request.changes_data() {
             return Err(Status::OPERATION_DENIED.do_not_retry());
@@ -567,8 +581,8 @@ impl Target {
         Ok((nsid, request))
     }
 
-    fn check_access(&self, namespace: &Namespace) -> Result<(), Status> {
-        match self.ana_state(namespace.identity.ana_group) {
+    fn check_access(&self, port_id: u16, namespace: &Namespace) -> Result<(), Status> {
+        match self.ana_state(port_id, namespace.identity.ana_group) {
             AnaState::Optimized | AnaState::NonOptimized => Ok(()),
             AnaState::Inaccessible => Err(Status::ANA_INACCESSIBLE),
             AnaState::PersistentLoss => Err(Status::ANA_PERSISTENT_LOSS),
@@ -576,24 +590,26 @@ impl Target {
         }
     }
 
-    /// How namespaces of a group can be reached.
+    /// How namespaces of a group can be reached by a port.
     #[must_use]
-    pub fn ana_state(&self, group: u32) -> AnaState {
+    pub fn ana_state(&self, port_id: u16, group: u32) -> AnaState {
         self.groups
-            .get(&group)
+            .get(&(port_id, group))
             .map_or(AnaState::Optimized, |(state, _)| *state)
     }
 
-    /// Changes how namespaces of a group can be reached; hosts that want to know are told.
-    pub fn set_ana_state(&mut self, group: u32, state: AnaState) {
-        let (known, changes) = self.groups.entry(group).or_insert((AnaState::Optimized, 0));
+    /// Changes how namespaces of a group can be reached by a port; hosts there that want to know are
+    /// told.
+    pub fn set_ana_state(&mut self, port_id: u16, group: u32, state: AnaState) {
+        let known = self.groups.entry((port_id, group));
+        let (known, changes) = known.or_insert((AnaState::Optimized, 0));
         if *known == state {
             return;
         }
         *known = state;
         *changes += 1;
         for controller in self.controllers.values_mut() {
-            if controller.subsystem.is_some() {
+            if controller.subsystem.is_some() && controller.port_id == port_id {
                 controller.raise(Topic::Ana);
             }
         }

@@ -464,6 +464,7 @@ mod tests {
             in_capsule_bytes: 8192,
             optional_commands: 0,
             has_ana: false,
+            ana_transition_s: 0,
             caches_writes: false,
             events: 0,
             subsystem: Nqn::new("nqn.s").expect("a name"),

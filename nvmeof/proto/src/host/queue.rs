@@ -387,6 +387,18 @@ impl HostQueue {
         }
     }
 
+    /// Whether the controller has got none of the data that a command needs, nor asked for any: it
+    /// cannot have carried it out.
+    #[must_use]
+    pub fn is_without_data(&self, cid: u16) -> bool {
+        let slot = self.slots.get(Self::slot_of(cid));
+        let slot = slot.filter(|slot| u16::from(slot.uses) << SLOT_BITS == cid & !SLOT_MASK);
+        slot.and_then(|slot| slot.flight).is_some_and(|flight| {
+            let needs_data = flight.direction == Direction::ToController && flight.len_bytes > 0;
+            needs_data && flight.moved_bytes == 0
+        })
+    }
+
     /// When to call [`HostQueue::expire`]; it may then find nothing.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {

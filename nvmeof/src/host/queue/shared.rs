@@ -82,7 +82,7 @@ impl Shared {
     ) -> Result<Flight, CommandFailure> {
         let mut state = self.state.borrow_mut();
         if let Some(reason) = state.closed {
-            return Err(failure(CommandError::Disconnected(reason), data));
+            return Err(failure(CommandError::NotSent(reason), data));
         }
         let len = data.len();
         let in_capsule = matches!(data, Data::Out(_)) && len <= self.in_capsule_bytes_max.get();
@@ -160,9 +160,14 @@ impl Shared {
         let mut wakers = std::mem::take(&mut state.watchers);
         wakers.extend(state.blocked.drain(..).map(|(_, waker)| waker));
         let mut abandoned = Vec::new();
-        for (index, waiter) in &mut state.waiters {
+        let State { queue, waiters, .. } = &mut *state;
+        for (index, waiter) in waiters {
             waiter.is_over = true;
-            let error = CommandError::Disconnected(reason);
+            let error = if queue.is_without_data(waiter.cid) {
+                CommandError::NotSent(reason)
+            } else {
+                CommandError::Disconnected(reason)
+            };
             waiter.outcome.get_or_insert(Err(error));
             wakers.extend(waiter.waker.take());
             if waiter.is_abandoned {

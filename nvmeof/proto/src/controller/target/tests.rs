@@ -21,6 +21,7 @@ fn target() -> Target {
         in_capsule_bytes: 8192,
         transfer_pages_log2: 5,
         controllers_max: 2,
+        controller_ids: (1, CONTROLLER_ID_MAX),
     };
     let namespace = |nsid, ana_group| Namespace {
         nsid,
@@ -78,7 +79,7 @@ fn connect(queue_id: u16, entries: u16, keep_alive_ms: u32) -> Command {
 /// A controller that works.
 fn ready(target: &mut Target, subsystem: Nqn) -> ControllerId {
     let bytes = data(CONTROLLER_ANY, subsystem, name("h"));
-    let attached = target.connect(&connect(0, 32, 1000), &bytes, Time::ZERO);
+    let attached = target.connect(&connect(0, 32, 1000), &bytes, 1, Time::ZERO);
     let id = attached.expect("connected").controller;
     let enable = Property::Configuration.write(Configuration::ENABLED.0);
     assert_eq!(ask(target, id, &enable), Ok(0));
@@ -118,7 +119,7 @@ fn every_parameter_of_a_connect_is_checked() {
     let good = data(CONTROLLER_ANY, name("s"), name("h"));
     let refused = |target: &mut Target, command: &Command, data: &[u8]| {
         let refusal = target
-            .connect(command, data, Time::ZERO)
+            .connect(command, data, 1, Time::ZERO)
             .expect_err("refused");
         (refusal.status.code(), refusal.result)
     };
@@ -164,7 +165,7 @@ fn every_parameter_of_a_connect_is_checked() {
     for _ in 0..2 {
         assert!(
             target
-                .connect(&connect(0, 32, 0), &good, Time::ZERO)
+                .connect(&connect(0, 32, 0), &good, 1, Time::ZERO)
                 .is_ok()
         );
     }
@@ -176,34 +177,34 @@ fn every_parameter_of_a_connect_is_checked() {
 fn queues_for_io_belong_to_their_controller() {
     let mut target = target();
     let bytes = data(CONTROLLER_ANY, name("s"), name("h"));
-    let attached = target.connect(&connect(0, 32, 0), &bytes, Time::ZERO);
+    let attached = target.connect(&connect(0, 32, 0), &bytes, 1, Time::ZERO);
     let id = attached.expect("connected").controller;
     let bytes = data(id.0, name("s"), name("h"));
-    let early = target.connect(&connect(1, 64, 0), &bytes, Time::ZERO);
+    let early = target.connect(&connect(1, 64, 0), &bytes, 1, Time::ZERO);
     assert!(early.is_err(), "not before it is enabled");
     let enable = Property::Configuration.write(Configuration::ENABLED.0);
     assert_eq!(ask(&mut target, id, &enable), Ok(0));
     for (queue_id, fits) in [(1, true), (1, false), (2, true), (3, false)] {
-        let attached = target.connect(&connect(queue_id, 64, 0), &bytes, Time::ZERO);
+        let attached = target.connect(&connect(queue_id, 64, 0), &bytes, 1, Time::ZERO);
         assert_eq!(attached.is_ok(), fits, "{queue_id}");
     }
     target.detach(id, 2);
     assert!(
         target
-            .connect(&connect(2, 64, 0), &bytes, Time::ZERO)
+            .connect(&connect(2, 64, 0), &bytes, 1, Time::ZERO)
             .is_ok()
     );
     let mut other_host = bytes.clone();
     other_host[0] ^= 1;
     assert!(
         target
-            .connect(&connect(2, 64, 0), &other_host, Time::ZERO)
+            .connect(&connect(2, 64, 0), &other_host, 1, Time::ZERO)
             .is_err()
     );
     let unknown = data(id.0 + 1, name("s"), name("h"));
     assert!(
         target
-            .connect(&connect(2, 64, 0), &unknown, Time::ZERO)
+            .connect(&connect(2, 64, 0), &unknown, 1, Time::ZERO)
             .is_err()
     );
     target.detach(id, 0);
@@ -277,12 +278,12 @@ fn events_are_told_once_until_they_are_looked_into() {
     }
     let limit = Status::ASYNC_EVENT_LIMIT.code();
     assert_eq!(ask(&mut target, id, &await_event), Err(limit));
-    target.set_ana_state(1, AnaState::NonOptimized);
+    target.set_ana_state(1, 1, AnaState::NonOptimized);
     assert_eq!(target.next_notice(), None, "nobody asked to be told");
     let wanted = feature::set(feature::id::EVENTS, events::ANA | events::NAMESPACES);
     assert_eq!(ask(&mut target, id, &wanted), Ok(0));
-    target.set_ana_state(1, AnaState::Inaccessible);
-    target.set_ana_state(2, AnaState::Change);
+    target.set_ana_state(1, 1, AnaState::Inaccessible);
+    target.set_ana_state(1, 2, AnaState::Change);
     let notice = target.next_notice().expect("told");
     assert_eq!((notice.slot, notice.result), (3, 0x0c_0302));
     assert_eq!(target.next_notice(), None, "told once");
@@ -290,7 +291,7 @@ fn events_are_told_once_until_they_are_looked_into() {
     let (_, groups) = decode_ana(&bytes).expect("whole");
     let states: Vec<AnaState> = groups.iter().map(|group| group.state).collect();
     assert_eq!(states, [AnaState::Inaccessible, AnaState::Change]);
-    target.set_ana_state(1, AnaState::Optimized);
+    target.set_ana_state(1, 1, AnaState::Optimized);
     assert!(target.next_notice().is_some(), "told again");
     target.resize(0, 1, 2000);
     let notice = target.next_notice().expect("told");
@@ -328,7 +329,7 @@ fn io_needs_a_namespace_that_can_be_reached_and_written() {
         (AnaState::PersistentLoss, Status::ANA_PERSISTENT_LOSS),
         (AnaState::Change, Status::ANA_TRANSITION),
     ] {
-        target.set_ana_state(1, state);
+        target.set_ana_state(1, 1, state);
         assert_eq!(ask(&target, 1), Err(status.code()));
     }
     let flush = IoRequest::Flush.command(NSID_ALL, &geometry);
@@ -353,4 +354,60 @@ fn whoever_is_silent_for_too_long_is_gone() {
     target.expire(at(1900), &mut expired);
     assert_eq!(expired, [id]);
     assert!(!target.has(id) && target.poll_timeout().is_none());
+}
+
+#[test]
+fn each_port_has_states_of_its_own() {
+    let mut target = target();
+    let mut by_port = [1, 2].map(|port_id| {
+        let bytes = data(CONTROLLER_ANY, name("s"), name("h"));
+        let attached = target.connect(&connect(0, 32, 1000), &bytes, port_id, Time::ZERO);
+        let id = attached.expect("connected").controller;
+        let enable = Property::Configuration.write(Configuration::ENABLED.0);
+        assert_eq!(ask(&mut target, id, &enable), Ok(0));
+        let wanted = feature::set(feature::id::EVENTS, events::ANA);
+        assert_eq!(ask(&mut target, id, &wanted), Ok(0));
+        let await_event = Command::new(admin::ASYNC_EVENT, 0, [0; 6]);
+        let held = target.admin(id, 0, 1, &await_event, Time::ZERO);
+        assert_eq!(held, AdminReply::Held);
+        id
+    });
+    target.set_ana_state(2, 1, AnaState::Inaccessible);
+    let notice = target.next_notice().expect("told");
+    assert_eq!(notice.controller, by_port[1]);
+    assert_eq!(target.next_notice(), None, "nothing has changed by port 1");
+    let geometry = target.geometry(0, 1).expect("there");
+    let read = IoRequest::Read(crate::io::Blocks { first: 0, count: 1 });
+    let read = read.command(1, &geometry);
+    let expected = [
+        (AnaState::Optimized, 0, None),
+        (AnaState::Inaccessible, 1, Some(Status::ANA_INACCESSIBLE)),
+    ];
+    for (id, (state, changes, refusal)) in by_port.iter_mut().zip(expected) {
+        let bytes = fetch(&mut target, *id, log(id::ANA, 128, false), 128);
+        let (_, groups) = decode_ana(&bytes).expect("whole");
+        assert_eq!((groups[0].state, groups[0].changes), (state, changes));
+        assert_eq!(target.io(*id, 0, &read).err(), refusal);
+    }
+}
+
+#[test]
+fn ids_of_controllers_stay_in_their_range() {
+    let mut target = Target::new(
+        TargetOptions {
+            controller_ids: (100, 101),
+            ..target().options
+        },
+        Vec::new(),
+        Vec::new(),
+    );
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        let bytes = data(CONTROLLER_ANY, Nqn::discovery(), name("h"));
+        let attached = target.connect(&connect(0, 32, 0), &bytes, 1, Time::ZERO);
+        let id = attached.expect("connected").controller;
+        ids.push(id.0);
+        target.detach(id, 0);
+    }
+    assert_eq!(ids, [100, 101, 100]);
 }
