@@ -256,6 +256,7 @@ async fn command(address: SocketAddr, row: Row) -> Speed {
         nsid: 1,
         config,
         policy: PathPolicy::default(),
+        path_timeout: TIMEOUT,
         reconnect: ReconnectOptions::default(),
         seed: 1,
     };

@@ -59,6 +59,7 @@ mod tests {
             nsid: 1,
             config: config(digests),
             policy: PathPolicy::default(),
+            path_timeout: TIMEOUT,
             reconnect: ReconnectOptions::default(),
             seed: 1,
         }

@@ -50,6 +50,7 @@ mod tests {
             nsid: 1,
             config: config(digests),
             policy: PathPolicy::default(),
+            path_timeout: TIMEOUT,
             reconnect: ReconnectOptions::default(),
             seed: 3,
         };

@@ -107,6 +107,7 @@ pub(super) async fn connect(
         nsid: arguments.nsid,
         config: config(&arguments.host, arguments.digests.digests(), depth)?,
         policy: PathPolicy::default(),
+        path_timeout: COMMAND_TIMEOUT,
         reconnect: ReconnectOptions::default(),
         seed: u64::from(process::id()),
     };

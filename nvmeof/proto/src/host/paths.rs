@@ -10,7 +10,8 @@
 //! | connecting, lost | anything | no |
 //! | up | optimized | yes, unless it is left for a pause |
 //! | up | non-optimized | yes, if no optimized one can be |
-//! | up | inaccessible, change | no; commands wait as long as the controller says that it may take |
+//! | up | inaccessible | no; commands wait as long as the controller says that it may take |
+//! | up | change | no; commands wait, and where it takes longer it is connected again |
 //! | up | persistent loss | no, and nothing waits for it |
 
 use core::time::Duration;
@@ -136,7 +137,7 @@ struct Path {
     is_absent: bool,
     /// Since when it has been up and not accessible.
     closed_since: Option<Time>,
-    /// Since when it has been changing, until that was found to take too long.
+    /// Since when it has been changing.
     changing_since: Option<Time>,
     left_until: Time,
     /// Pauses since it last did what it said.
@@ -162,6 +163,11 @@ impl Path {
 
     fn is_open(&self) -> bool {
         self.link == Link::Up && self.state().is_accessible()
+    }
+
+    /// Something will be known of it, sooner or later.
+    fn is_coming(&self) -> bool {
+        self.link == Link::Connecting || self.changing_since.is_some()
     }
 
     const fn state(&self) -> AnaState {
@@ -333,7 +339,7 @@ impl Paths {
         if let Some(at) = open.map(|(_, path)| path.left_until).min() {
             return Choice::WaitUntil(at);
         }
-        if others().any(|(_, path)| path.link == Link::Connecting) {
+        if others().any(|(_, path)| path.is_coming()) {
             return Choice::WaitUntil(Time::MAX);
         }
         let closed = others().filter_map(|(_, path)| path.waits_until());
@@ -376,14 +382,14 @@ impl Paths {
     }
 
     /// A path whose state has been changing for longer than its controller says that it may take:
-    /// end its connections, so that it is made again. Each comes once.
+    /// end its connections. It counts as connecting from now on.
     pub fn expire(&mut self, now: Time) -> Option<usize> {
         let is_due = |path: &Path| {
             let since = path.changing_since;
             since.is_some_and(|since| since + path.facts.transition <= now)
         };
         let index = self.paths.iter().position(is_due)?;
-        self.paths[index].changing_since = None;
+        self.on_down(index);
         Some(index)
     }
 }

@@ -61,7 +61,17 @@ impl Inner {
             Err(error) => return (Err(with_region(error, data)), Fate::Answered),
         };
         let command = request.command(self.options.nsid, &self.geometry);
-        let ended = way.queue.command_until(command, data, deadline).await;
+        let patience = self.options.path_timeout;
+        let running = way.queue.command_within(command, data, deadline, patience);
+        let mut ended = running.await;
+        if let Err(failure) = &mut ended
+            && failure.error == CommandError::DeadlineExceeded
+            && time::now() < deadline
+        {
+            // The path is dead, or as good as that.
+            way.queue.end(CloseReason::Stuck);
+            failure.error = CommandError::Disconnected(CloseReason::Stuck);
+        }
         let fate = self.fate(way.index, &ended);
         (ended, fate)
     }

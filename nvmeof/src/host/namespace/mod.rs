@@ -47,6 +47,9 @@ pub struct NamespaceOptions {
     pub config: HostConfig,
     /// Which of equally good paths a command goes by.
     pub policy: PathPolicy,
+    /// How long a command may be in flight on one path before that counts as dead: its connections
+    /// are ended then, and made again.
+    pub path_timeout: Duration,
     /// When to connect again after a loss. A path is not given up while there is another one.
     pub reconnect: ReconnectOptions,
     /// Seed of what spreads hosts that come back.
@@ -153,7 +156,7 @@ impl RemoteNamespace {
         self.inner.geometry.transfer_bytes_max
     }
 
-    /// How often a connection was made again, or, beside the first one, at last.
+    /// How often a connection that was lost was made again.
     #[must_use]
     pub fn reconnects(&self) -> u64 {
         self.inner.reconnects.get()

@@ -185,12 +185,41 @@ impl Queue {
         Self::command_on(&self.shared, command, data, deadline).await
     }
 
+    /// As [`Queue::command_until`], and no longer in flight than `patience`.
+    pub(super) async fn command_within(
+        &self,
+        command: Command,
+        data: Data,
+        deadline: Time,
+        patience: Duration,
+    ) -> Result<Done, CommandFailure> {
+        let data = Self::slot_on(&self.shared, data, deadline).await?;
+        let deadline = deadline.min(time::now() + patience);
+        match self.shared.start(command, data, deadline) {
+            Ok(flight) => flight.await,
+            Err(failure) => Err(failure),
+        }
+    }
+
     async fn command_on(
         shared: &Rc<Shared>,
         command: Command,
         data: Data,
         deadline: Time,
     ) -> Result<Done, CommandFailure> {
+        let data = Self::slot_on(shared, data, deadline).await?;
+        match shared.start(command, data, deadline) {
+            Ok(flight) => flight.await,
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Waits until a slot is free, or the connection has ended.
+    async fn slot_on(
+        shared: &Rc<Shared>,
+        data: Data,
+        deadline: Time,
+    ) -> Result<Data, CommandFailure> {
         if shared.must_wait() {
             let slot = SlotWait::new(shared);
             let left = deadline.since(time::now());
@@ -198,10 +227,7 @@ impl Queue {
                 return Err(failure(CommandError::DeadlineExceeded, data));
             }
         }
-        match shared.start(command, data, deadline) {
-            Ok(flight) => flight.await,
-            Err(failure) => Err(failure),
-        }
+        Ok(data)
     }
 }
 

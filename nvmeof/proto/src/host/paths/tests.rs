@@ -60,14 +60,15 @@ fn every_state_of_two_paths_has_its_choice() {
     use AnaState::{Change, Inaccessible, NonOptimized, Optimized, PersistentLoss};
     use Choice::{Never, Use, WaitUntil};
     let wait = WaitUntil(Time::ZERO + TRANSITION);
+    let told = WaitUntil(Time::MAX);
     let lost = Never(NoPath::PersistentLoss);
     #[rustfmt::skip]
     let table = [
         (Optimized,      [Use(0), Use(0), Use(0), Use(0), Use(0)]),
         (NonOptimized,   [Use(1), Use(0), Use(0), Use(0), Use(0)]),
-        (Inaccessible,   [Use(1), Use(1), wait,   wait,   wait]),
-        (PersistentLoss, [Use(1), Use(1), wait,   lost,   wait]),
-        (Change,         [Use(1), Use(1), wait,   wait,   wait]),
+        (Inaccessible,   [Use(1), Use(1), wait,   wait,   told]),
+        (PersistentLoss, [Use(1), Use(1), wait,   lost,   told]),
+        (Change,         [Use(1), Use(1), told,   told,   told]),
     ];
     for (first, row) in table {
         for (second, expected) in AnaState::ALL.into_iter().zip(row) {
@@ -156,7 +157,8 @@ fn commands_wait_for_paths_that_may_open_and_no_longer() {
     let never = Choice::Never(NoPath::Inaccessible);
     assert_eq!(paths.choose(None, end), never);
     // A change between two such states is no new start; a new connection is.
-    paths.on_groups(0, &group(AnaState::Change), at(9_000));
+    paths.on_groups(0, &group(AnaState::PersistentLoss), at(9_000));
+    paths.on_groups(0, &group(AnaState::Inaccessible), at(9_000));
     assert_eq!(paths.choose(None, end), never);
     paths.on_down(1);
     assert_eq!(paths.choose(None, end), Choice::WaitUntil(Time::MAX));
@@ -186,8 +188,8 @@ fn a_change_that_takes_too_long_is_told_once() {
     assert_eq!(paths.expire(at(9_999)), None);
     assert_eq!(paths.expire(end), Some(1));
     assert_eq!((paths.expire(end), paths.poll_timeout()), (None, None));
-    paths.on_groups(1, &group(AnaState::Optimized), end);
-    paths.on_groups(1, &group(AnaState::Change), end);
+    assert_eq!(paths.state(1), None, "it is made again");
+    paths.on_up(1, facts(AnaState::Change), end);
     assert_eq!(paths.poll_timeout(), Some(end + TRANSITION));
     paths.on_down(1);
     assert_eq!(paths.poll_timeout(), None);
