@@ -71,7 +71,7 @@ impl Victim {
             in_capsule_bytes: 2048,
             transfer_pages_log2: 2,
             controllers_max: 2,
-        controller_ids: (1, 8),
+            controller_ids: (1, 8),
         };
         let identity = IdentifyNamespace {
             blocks: 64,

@@ -12,9 +12,11 @@
 //! | `town` | members of a cluster, and a client of them |
 //! | `observing`, `scrape` | `serve --metrics`, and reading it |
 //! | `topping` | `top` |
+//! | `disks` | `nvme` |
 //! | `logging` | what processes that stay log |
 //! | `machine` | `doctor`, `topo` |
 
+mod disks;
 mod logging;
 mod machine;
 mod membership;

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `target` | our host, the kernel's target |
 //! | `host` | the kernel's host, our server |
+//! | `paths` | two paths to a namespace, whose states change, both ways |
 //! | `drive` | a drive by its character device, behind our server |
 //! | `fio` | fio with verification, through the kernel's host, on our server |
 //! | `server` | our server, for those who try it from outside |
@@ -16,6 +17,7 @@ mod blocks;
 mod drive;
 mod fio;
 mod host;
+mod paths;
 mod rig;
 mod server;
 mod target;

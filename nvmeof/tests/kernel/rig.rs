@@ -14,6 +14,8 @@ use lunette_nvmeof::proto::pdu::Digests;
 
 /// Where the kernel's target listens.
 pub(crate) const TARGET: &str = "127.0.0.1:4421";
+/// Where it listens, too, once [`bring_second_port_up`] has been called.
+pub(crate) const SECOND_TARGET: &str = "127.0.0.1:4422";
 /// Its subsystem.
 pub(crate) const TARGET_NAME: &str = "nqn.2026-01.example:kernel";
 /// Its namespace.
@@ -64,6 +66,24 @@ pub(crate) fn bring_target_up() {
          echo {port} >addr_trsvcid
          ln -s $subsystem subsystems/"
     ));
+}
+
+/// A second port of the target in the kernel.
+pub(crate) fn bring_second_port_up() {
+    bring_target_up();
+    sh(&format!(
+        "target=/sys/kernel/config/nvmet; [[ -e $target/ports/8 ]] && exit 0
+         mkdir $target/ports/8; cd $target/ports/8
+         echo tcp >addr_trtype; echo ipv4 >addr_adrfam; echo 127.0.0.1 >addr_traddr
+         echo 4422 >addr_trsvcid
+         ln -s $target/subsystems/{TARGET_NAME} subsystems/"
+    ));
+}
+
+/// Sets how the kernel's namespace can be reached by port 7 or 8.
+pub(crate) fn set_target_state(port: u16, state: &str) {
+    let groups = format!("/sys/kernel/config/nvmet/ports/{port}/ana_groups");
+    sh(&format!("echo {state} >{groups}/1/ana_state"));
 }
 
 /// Whether the kernel can authenticate, as a host and as a target; says so if it cannot.
@@ -188,6 +208,15 @@ impl KernelHost {
 
     pub(crate) fn path(&self) -> String {
         self.device.display().to_string()
+    }
+
+    /// How the controller's namespace can be reached by it, as the kernel knows.
+    pub(crate) fn ana_state(&self) -> String {
+        let found = sh(&format!(
+            "cat /sys/class/nvme/{0}/nvme*n*/ana_state",
+            self.instance
+        ));
+        found.trim().to_owned()
     }
 
     pub(crate) fn state(&self) -> String {

@@ -4,6 +4,7 @@ use std::io;
 
 use lunette::runtime::arena::AllocError;
 use lunette_nvmeof::proto::auth::SecretFault;
+use lunette_nvmeof::proto::host::PATHS_MAX;
 use lunette_nvmeof::proto::nqn::NqnFault;
 use lunette_nvmeof::{CommandError, ConnectError, FileDiskError, ServerError};
 use thiserror::Error;
@@ -30,6 +31,10 @@ pub(crate) enum NvmeFailure {
         what: &'static str,
         block_bytes: u32,
     },
+    #[error("at most {PATHS_MAX} paths to a namespace")]
+    Paths,
+    #[error("{name}, line {line}: an address that is listened on and a state are wanted")]
+    States { name: String, line: usize },
     #[error("{name}: {fault}")]
     Secret { name: String, fault: SecretFault },
     #[error("a controller's secret needs one of the host beside it")]
@@ -45,6 +50,8 @@ impl NvmeFailure {
             Self::Name(_)
             | Self::Server(_)
             | Self::Range { .. }
+            | Self::Paths
+            | Self::States { .. }
             | Self::Secret { .. }
             | Self::NoHostSecret => 2,
             Self::Connect(ConnectError::Connect(_) | ConnectError::TimedOut) => 4,

@@ -3,6 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `serve` | serving a disk |
+//! | `ana` | how it can be reached by each port |
 //! | `describe` | what a target offers, and what a controller is |
 //! | `watch` | what a controller tells unasked |
 //! | `transfer` | bytes of a namespace to a file and back |
@@ -12,6 +13,7 @@
 //! | `core` | the core that a command runs on |
 //! | `failure` | what can go wrong |
 
+mod ana;
 mod bench;
 mod core;
 mod describe;
@@ -44,6 +46,8 @@ Examples:
   lunette nvme serve --memory 1GiB &
   lunette nvme discover 127.0.0.1:4420
   lunette nvme bench 127.0.0.1:4420 --size 4KiB --depth 32
+  lunette nvme serve --memory 1GiB --listen 127.0.0.1:4420 --listen 127.0.0.1:4421 --ana optimized --ana non-optimized
+  lunette nvme bench 127.0.0.1:4420 --path 127.0.0.1:4421
   (umask 077; lunette nvme secret >secret); lunette nvme serve --memory 1GiB --dhchap-secret-file secret
   nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-01.lunette:disk    # the kernel's host")]
 pub(crate) struct NvmeArguments {

@@ -4,6 +4,7 @@ use std::env;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,13 +12,14 @@ use std::time::Duration;
 use clap::Args;
 use lunette::runtime::net::{REBIND_WAIT, TcpListener};
 use lunette::runtime::time;
-use lunette_nvmeof::proto::controller::Secrets;
+use lunette_nvmeof::proto::controller::{CONTROLLER_ID_MAX, Secrets};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::{Disk, Export, ExportedDisk, FileDisk, MemoryDisk, Server, ServerOptions};
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use super::ana::{self, StateChoice};
 use super::core::{core, run};
 use super::failure::{NvmeFailure, Outcome};
 use super::secrets::SecretArguments;
@@ -40,9 +42,18 @@ pub(super) struct ServeArguments {
     /// A disk in memory of this size.
     #[arg(long, value_name = "SIZE", value_parser = Size::parse, conflicts_with = "file")]
     memory: Option<Size>,
-    /// Address and port to listen on; port 0 lets the system choose.
+    /// Address and port to listen on; port 0 lets the system choose. Each one is a path to the disk.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420")]
-    listen: SocketAddr,
+    listen: Vec<SocketAddr>,
+    /// How the disk can be reached by the addresses, in their order. Default: optimized.
+    #[arg(long, value_name = "STATE", value_enum)]
+    ana: Vec<StateChoice>,
+    /// A file that says the same, by lines of an address and a state; read again on SIGHUP.
+    #[arg(long, value_name = "FILE")]
+    ana_file: Option<PathBuf>,
+    /// Ids of controllers. Servers of one subsystem need ranges of their own.
+    #[arg(long, value_name = "FIRST-LAST", value_parser = controller_ids)]
+    controller_ids: Option<(u16, u16)>,
     /// The subsystem's name.
     #[arg(long, value_name = "NQN", default_value = SUBSYSTEM, value_parser = Nqn::new)]
     nqn: Nqn,
@@ -59,33 +70,88 @@ pub(super) struct ServeArguments {
     idle: IdleChoice,
 }
 
+/// A range of ids, with room for every controller.
+fn controller_ids(text: &str) -> Result<(u16, u16), String> {
+    let ids = text.split_once('-');
+    let ids = ids.and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+    let (first, last): (u16, u16) = ids.ok_or("two numbers with - between them are wanted")?;
+    let count = ServerOptions::default().target.controllers_max;
+    let is_there = first > 0 && first <= last && last <= CONTROLLER_ID_MAX;
+    if !is_there || usize::from(last - first) + 1 < count {
+        return Err(format!(
+            "{count} ids from 1 to {CONTROLLER_ID_MAX} are wanted"
+        ));
+    }
+    Ok((first, last))
+}
+
+/// What signals have asked for.
+#[derive(Default)]
+struct Asked {
+    ends: Arc<AtomicBool>,
+    reads_states: Arc<AtomicBool>,
+}
+
+impl Asked {
+    fn register() -> Result<Self, Failure> {
+        let asked = Self::default();
+        for (signal, flag) in [
+            (SIGINT, &asked.ends),
+            (SIGTERM, &asked.ends),
+            (SIGHUP, &asked.reads_states),
+        ] {
+            let registered = flag::register(signal, Arc::clone(flag));
+            registered.map_err(|error| Failure::file("signals", error))?;
+        }
+        Ok(asked)
+    }
+
+    /// Does what signals ask for, until they ask for the end.
+    async fn follow(self, server: Rc<Server>, states: Option<PathBuf>, at: Vec<SocketAddr>) {
+        while !self.ends.load(Ordering::Relaxed) {
+            let reads_states = self.reads_states.swap(false, Ordering::Relaxed);
+            if let Some(path) = states.as_ref().filter(|_| reads_states)
+                && let Err(error) = ana::set_by_file(&server, path, &at)
+            {
+                tracing::error!(%error, "states stay as they are");
+            }
+            time::sleep(END_PAUSE).await;
+        }
+    }
+}
+
 /// Serves until a signal ends it.
 pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Failure> {
     let is_insecure = env::var_os(INSECURE).is_some_and(|value| value == "1");
-    if !arguments.listen.ip().is_loopback() && !is_insecure {
-        return Err(Failure::NotLoopback(arguments.listen));
+    for &address in &arguments.listen {
+        if !address.ip().is_loopback() && !is_insecure {
+            return Err(Failure::NotLoopback(address));
+        }
     }
-    let ends = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        let registered = flag::register(signal, Arc::clone(&ends));
-        registered.map_err(|error| Failure::file("signals", error))?;
-    }
+    let asked = Asked::register()?;
     let memory_bytes = arguments.memory.map_or(0, |size| size.0);
     run(core(arguments.idle, memory_bytes), async move || {
-        let listener = TcpListener::bind_within(arguments.listen, REBIND_WAIT).await;
-        let listener =
-            listener.map_err(|error| NvmeFailure::file(&arguments.listen.to_string(), error))?;
-        let address = listener.local_addr();
+        let mut listeners = Vec::new();
+        for &address in &arguments.listen {
+            let listener = TcpListener::bind_within(address, REBIND_WAIT).await;
+            let refused = |error| NvmeFailure::file(&address.to_string(), error);
+            listeners.push(listener.map_err(refused)?);
+        }
+        let addresses: Vec<_> = listeners.iter().map(TcpListener::local_addr).collect();
         let export = export(&arguments, memory_bytes).await?;
         let len_bytes = export.disks[0].disk.len_bytes();
-        let server = Server::new(ServerOptions::default(), vec![export], &[address])?;
-        say_ready(address, &arguments.nqn, len_bytes, as_json)?;
-        let ended = async move {
-            while !ends.load(Ordering::Relaxed) {
-                time::sleep(END_PAUSE).await;
-            }
-        };
-        server.serve(listener, ended).await;
+        let mut options = ServerOptions::default();
+        if let Some(ids) = arguments.controller_ids {
+            options.target.controller_ids = ids;
+        }
+        let server = Server::new(options, vec![export], &addresses)?;
+        ana::set(&server, &arguments.ana);
+        if let Some(path) = &arguments.ana_file {
+            ana::set_by_file(&server, path, &addresses)?;
+        }
+        say_ready(&addresses, &arguments.nqn, len_bytes, as_json)?;
+        let followed = asked.follow(Rc::clone(&server), arguments.ana_file, addresses);
+        server.serve_ports(listeners, followed).await;
         Ok(())
     })
 }
@@ -102,7 +168,7 @@ async fn export(arguments: &ServeArguments, memory_bytes: u64) -> Outcome<Export
             block_bytes: arguments.block,
             uuid: uuid_of(arguments.nqn.as_str()),
             is_read_only: arguments.read_only,
-            ana_group: 1,
+            ana_group: ana::GROUP,
         }],
         name: arguments.nqn.clone(),
         hosts: None,
@@ -113,18 +179,37 @@ async fn export(arguments: &ServeArguments, memory_bytes: u64) -> Outcome<Export
     })
 }
 
-fn say_ready(address: SocketAddr, nqn: &Nqn, len_bytes: u64, as_json: bool) -> Outcome<()> {
+fn say_ready(addresses: &[SocketAddr], nqn: &Nqn, len_bytes: u64, as_json: bool) -> Outcome<()> {
+    let listed = || addresses.iter().map(SocketAddr::to_string);
     let line = if as_json {
         let ready = json!({
             "ready": true,
-            "address": address.to_string(),
+            "address": addresses[0].to_string(),
+            "addresses": Vec::from_iter(listed()),
             "nqn": nqn.as_str(),
             "bytes": len_bytes,
         });
         ready.to_string()
     } else {
-        format!("serving {len_bytes} bytes as {nqn} on {address}")
+        let listed = Vec::from_iter(listed()).join(", ");
+        format!("serving {len_bytes} bytes as {nqn} on {listed}")
     };
     output::raw(format!("{line}\n").as_bytes())
         .map_err(|failure| NvmeFailure::file("standard output", io::Error::other(failure)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_controllers_are_a_range_with_room() {
+        assert_eq!(controller_ids("1-65519"), Ok((1, 65_519)));
+        assert_eq!(controller_ids("1000-1255"), Ok((1000, 1255)));
+        for wrong in [
+            "", "1", "0-300", "1-65520", "1-255", "300-1", "1-2-3", "a-b",
+        ] {
+            assert!(controller_ids(wrong).is_err(), "{wrong}");
+        }
+    }
 }

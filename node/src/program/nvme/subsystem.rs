@@ -5,17 +5,19 @@ use std::process;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
+use lunette_nvmeof::proto::host::{PATHS_MAX, PathPolicy, ReconnectOptions};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{HostConfig, NamespaceOptions, RemoteNamespace};
 use lunette_runtime_core::random::mix;
 
-use super::failure::Outcome;
+use super::failure::{NvmeFailure, Outcome};
 use super::secrets::SecretArguments;
 
 /// How long one command may take.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a path may leave a command unanswered.
+const PATH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The name of what is served, unless another one is given.
 pub(super) const SUBSYSTEM: &str = "nqn.2026-01.lunette:disk";
 
@@ -33,7 +35,29 @@ pub(super) struct SubsystemArguments {
     #[arg(long, default_value_t = 1)]
     pub(super) nsid: u32,
     #[command(flatten)]
+    pub(super) paths: PathArguments,
+    #[command(flatten)]
     pub(super) host: HostArguments,
+}
+
+/// Other ways to a namespace; the commands that only look at a controller take the first address.
+#[derive(Args, Clone, Debug, Default)]
+pub(super) struct PathArguments {
+    /// Another address of the subsystem: another path to the namespace.
+    #[arg(long = "path", value_name = "ADDRESS:PORT")]
+    pub(super) others: Vec<SocketAddr>,
+    /// Which of equally good paths a command goes by.
+    #[arg(long, value_enum, default_value_t = PolicyChoice::RoundRobin)]
+    pub(super) path_policy: PolicyChoice,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub(super) enum PolicyChoice {
+    /// One after the other.
+    #[default]
+    RoundRobin,
+    /// The one with the fewest commands in flight.
+    QueueDepth,
 }
 
 #[derive(Args, Clone, Debug, Default)]
@@ -101,13 +125,21 @@ pub(super) async fn connect(
     arguments: &SubsystemArguments,
     depth: u16,
 ) -> Outcome<RemoteNamespace> {
+    let mut addresses = vec![arguments.address];
+    addresses.extend(&arguments.paths.others);
+    if addresses.len() > PATHS_MAX {
+        return Err(NvmeFailure::Paths);
+    }
     let options = NamespaceOptions {
-        addresses: vec![arguments.address],
+        addresses,
         subsystem: arguments.nqn.clone(),
         nsid: arguments.nsid,
         config: config(&arguments.host, arguments.digests.digests(), depth)?,
-        policy: PathPolicy::default(),
-        path_timeout: COMMAND_TIMEOUT,
+        policy: match arguments.paths.path_policy {
+            PolicyChoice::RoundRobin => PathPolicy::RoundRobin,
+            PolicyChoice::QueueDepth => PathPolicy::QueueDepth,
+        },
+        path_timeout: PATH_TIMEOUT,
         reconnect: ReconnectOptions::default(),
         seed: u64::from(process::id()),
     };

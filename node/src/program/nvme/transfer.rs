@@ -129,7 +129,9 @@ mod tests {
 
     use super::*;
     use crate::program::nvme::core::on_core;
-    use crate::program::nvme::subsystem::{DigestChoice, HostArguments, SUBSYSTEM, uuid_of};
+    use crate::program::nvme::subsystem::{
+        DigestChoice, HostArguments, PathArguments, SUBSYSTEM, uuid_of,
+    };
 
     #[test]
     fn ranges_are_split_into_commands() {
@@ -156,6 +158,7 @@ mod tests {
                 nqn: Nqn::new(SUBSYSTEM)?,
                 digests: DigestChoice::Both,
                 nsid: 1,
+                paths: PathArguments::default(),
                 host: HostArguments::default(),
             };
             let namespace = connect(&arguments, 2).await?;

@@ -1,0 +1,76 @@
+//! `lunette nvme`.
+
+use std::fs;
+
+use rustix::process::Signal;
+
+use crate::process::{Node, await_that, lunette, run, run_with_input, send};
+
+#[test]
+fn a_disk_is_reached_by_the_ports_that_its_server_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let states = folder.path().join("states");
+    fs::write(&states, "# nothing yet\n").expect("written");
+    let states = states.to_str().expect("a path");
+    let server = Node::spawn(&mut lunette(&[
+        "nvme",
+        "serve",
+        "--json",
+        "--memory",
+        "4MiB",
+        "--listen",
+        "127.0.0.1:0",
+        "--listen",
+        "127.0.0.1:0",
+        "--ana",
+        "optimized",
+        "--ana",
+        "non-optimized",
+        "--ana-file",
+        states,
+    ]));
+    let addresses = server.ready["addresses"].as_array().expect("a list");
+    let at = |index: usize| addresses[index].as_str().expect("an address");
+    let by_both = |command| {
+        [
+            "nvme",
+            command,
+            at(0),
+            "--path",
+            at(1),
+            "--path-policy",
+            "queue-depth",
+        ]
+    };
+    let bytes: Vec<u8> = (0..3 << 20)
+        .map(|at: u32| at.to_le_bytes()[at as usize % 3])
+        .collect();
+    run_with_input(&by_both("write"), &bytes).ended_with(0);
+    let length = ["--length", "3145728"];
+    let read = |arguments: &[&str]| run(&[arguments, &length].concat());
+    assert!(read(&by_both("read")).ended_with(0).stdout == bytes);
+
+    // The first port loses the disk while the server runs.
+    fs::write(states, format!("{} persistent-loss\n", at(0))).expect("written");
+    send(&server.child, Signal::HUP);
+    await_that("the port has lost the disk", || {
+        let refused = read(&["nvme", "read", at(0)]);
+        refused.code == Some(1) && refused.stderr.contains("have lost the namespace")
+    });
+    assert!(read(&by_both("read")).ended_with(0).stdout == bytes);
+    assert!(read(&["nvme", "read", at(1)]).ended_with(0).stdout == bytes);
+
+    // What makes no sense changes nothing.
+    fs::write(states, format!("{} optimized\nnonsense\n", at(0))).expect("written");
+    send(&server.child, Signal::HUP);
+    assert!(read(&by_both("read")).ended_with(0).stdout == bytes);
+    read(&["nvme", "read", at(0)]).ended_with(1);
+}
+
+#[test]
+fn too_many_paths_are_refused() {
+    let mut arguments = vec!["nvme", "read", "127.0.0.1:1"];
+    arguments.extend(["--path", "127.0.0.1:1"].repeat(16));
+    let refused = run(&arguments).ended_with(2);
+    assert!(refused.stderr.contains("at most 16 paths"), "{refused:?}");
+}
