@@ -257,6 +257,7 @@ async fn command(address: SocketAddr, row: Row) -> Speed {
         config,
         policy: PathPolicy::default(),
         path_timeout: TIMEOUT,
+        hedge: None,
         reconnect: ReconnectOptions::default(),
         seed: 1,
     };

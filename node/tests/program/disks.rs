@@ -68,6 +68,29 @@ fn a_disk_is_reached_by_the_ports_that_its_server_says() {
 }
 
 #[test]
+fn a_bench_says_what_became_of_reads_that_were_sent_twice() {
+    let server = Node::spawn(&mut lunette(&[
+        "nvme",
+        "serve",
+        "--json",
+        "--memory",
+        "4MiB",
+        "--listen",
+        "127.0.0.1:0",
+    ]));
+    let at = server.address();
+    let arguments = ["nvme", "bench", at, "--path", at, "--hedge", "1us"];
+    let measured = run(&[&arguments[..], &["--seconds", "1", "--depth", "4"]].concat());
+    let measured = measured.ended_with(0).json();
+    let (commands, sent) = (
+        measured["commands"].as_u64(),
+        measured["hedged"]["sent"].as_u64(),
+    );
+    let (commands, sent) = (commands.expect("a number"), sent.expect("a number"));
+    assert!(sent > 0 && sent * 100 <= (commands + 4) * 5, "{measured}");
+}
+
+#[test]
 fn too_many_paths_are_refused() {
     let mut arguments = vec!["nvme", "read", "127.0.0.1:1"];
     arguments.extend(["--path", "127.0.0.1:1"].repeat(16));

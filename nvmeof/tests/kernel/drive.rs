@@ -50,6 +50,7 @@ mod tests {
             config: config(digests),
             policy: PathPolicy::default(),
             path_timeout: TIMEOUT,
+            hedge: None,
             reconnect: ReconnectOptions::default(),
             seed: 5,
         };

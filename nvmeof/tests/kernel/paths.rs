@@ -33,6 +33,7 @@ mod tests {
             config: config(Digests::NONE),
             policy: PathPolicy::RoundRobin,
             path_timeout: TIMEOUT,
+            hedge: None,
             reconnect: ReconnectOptions::default(),
             seed: 3,
         };

@@ -51,6 +51,7 @@ mod tests {
             config: config(digests),
             policy: PathPolicy::default(),
             path_timeout: TIMEOUT,
+            hedge: None,
             reconnect: ReconnectOptions::default(),
             seed: 3,
         };

@@ -89,6 +89,7 @@ pub(crate) fn options(digests: Digests, addresses: &[&str]) -> NamespaceOptions 
         },
         policy: PathPolicy::default(),
         path_timeout: Duration::from_secs(10),
+        hedge: None,
         reconnect: ReconnectOptions {
             longest: Duration::from_millis(10),
             ..ReconnectOptions::default()

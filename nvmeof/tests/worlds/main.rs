@@ -8,12 +8,14 @@
 //! |---|---|
 //! | `one_path` | one path, lost at every byte |
 //! | `paths` | several paths, lost, forgotten and closed |
+//! | `hedged` | reads that are sent a second way when the first one is slow |
 //! | `middle` | who loses connections |
 //! | `model` | what may be read of a disk |
 //! | `ends` | a host and a server |
 #![forbid(unsafe_code)]
 
 mod ends;
+mod hedged;
 mod middle;
 mod model;
 mod one_path;

@@ -3,9 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::spawn_local;
+use lunette_runtime::{spawn_local, time};
 
 /// Which connection of a session is lost, and after how many bytes both ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub(crate) struct Losses {
     /// The one that is next, until it has happened.
     pub(crate) next: Cell<Option<Loss>>,
     pub(crate) happened: Cell<usize>,
+    /// How long bytes are held back.
+    pub(crate) delay: Cell<Duration>,
     /// Connections of this session so far.
     connections: Cell<usize>,
 }
@@ -34,6 +37,7 @@ impl Losses {
             next: Cell::new(left.next()),
             left: RefCell::new(left),
             happened: Cell::new(0),
+            delay: Cell::new(Duration::ZERO),
             connections: Cell::new(0),
         })
     }
@@ -85,6 +89,9 @@ impl Way {
                 Life::Over { is_silent: true } => continue,
                 Life::Over { is_silent: false } => break,
             };
+            if !self.losses.delay.get().is_zero() {
+                time::sleep(self.losses.delay.get()).await;
+            }
             let sent;
             (sent, buffer) = self.to.send_all(buffer, 0, passed).await;
             if sent.is_err() || self.spend(passed) {

@@ -132,8 +132,11 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     let latencies_ns = measurement.latencies_ns.borrow();
     let count = latencies_ns.len();
     let us = |quantile| latencies_ns.value_at_quantile(quantile) as f64 / 1e3;
+    let hedged = measurement.namespace.hedge_counts();
     Ok(json!({
         "commands": count,
+        "repeated": measurement.namespace.repeats(),
+        "hedged": { "sent": hedged.sent, "won": hedged.won, "withheld": hedged.withheld },
         "iops": (count as f64 / seconds).round(),
         "megabytes_per_s": (count as f64 * size as f64 / seconds / 1e4).round() / 100.0,
         "p50_us": us(0.5),

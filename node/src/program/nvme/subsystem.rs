@@ -5,7 +5,9 @@ use std::process;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lunette_nvmeof::proto::host::{PATHS_MAX, PathPolicy, ReconnectOptions};
+use lunette_nvmeof::proto::host::{
+    HedgeDelay, HedgeOptions, PATHS_MAX, PathPolicy, ReconnectOptions,
+};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{HostConfig, NamespaceOptions, RemoteNamespace};
@@ -49,6 +51,46 @@ pub(super) struct PathArguments {
     /// Which of equally good paths a command goes by.
     #[arg(long, value_enum, default_value_t = PolicyChoice::RoundRobin)]
     pub(super) path_policy: PolicyChoice,
+    /// When a read is sent a second way: p99 for when it takes longer than 99 % of them, or a time.
+    #[arg(long, value_name = "p99|500us|2ms", value_parser = hedge_delay)]
+    pub(super) hedge: Option<HedgeDelay>,
+    /// Reads that are sent a second way at most, in percent.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub(super) hedge_percent: u8,
+}
+
+impl PathArguments {
+    fn hedge(&self) -> Option<HedgeOptions> {
+        let of = |delay| HedgeOptions {
+            delay,
+            budget_percent: self.hedge_percent,
+            ..HedgeOptions::default()
+        };
+        self.hedge.map(of)
+    }
+}
+
+/// A percentile with up to three digits, or a time in us or ms.
+fn hedge_delay(text: &str) -> Result<HedgeDelay, String> {
+    let number = |text: &str| text.parse::<u32>().ok().filter(|&number| number > 0);
+    let percentile = |digits: &str| {
+        let places = u32::try_from(digits.len())
+            .ok()
+            .filter(|&places| places <= 3)?;
+        let permille = number(digits)? * 10_u32.pow(3 - places);
+        u16::try_from(permille).ok()
+    };
+    let fixed = |unit: &str, us: u32| {
+        let count = text.strip_suffix(unit).and_then(number)?;
+        Some(Duration::from_micros(u64::from(count) * u64::from(us)))
+    };
+    if let Some(permille) = text.strip_prefix('p').and_then(percentile) {
+        let least = Duration::from_micros(50);
+        return Ok(HedgeDelay::Learnt { permille, least });
+    }
+    let delay = fixed("us", 1).or_else(|| fixed("ms", 1000));
+    let delay = delay.ok_or("p with up to three digits is wanted, or a time in us or ms")?;
+    Ok(HedgeDelay::Fixed(delay))
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -140,6 +182,7 @@ pub(super) async fn connect(
             PolicyChoice::QueueDepth => PathPolicy::QueueDepth,
         },
         path_timeout: PATH_TIMEOUT,
+        hedge: arguments.paths.hedge(),
         reconnect: ReconnectOptions::default(),
         seed: u64::from(process::id()),
     };
@@ -149,6 +192,37 @@ pub(super) async fn connect(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn delays_are_percentiles_or_times() {
+        let permille = |text| match hedge_delay(text) {
+            Ok(HedgeDelay::Learnt { permille, .. }) => permille,
+            other => unreachable!("{text}: {other:?}"),
+        };
+        assert_eq!(
+            ["p5", "p99", "p999", "p50"].map(permille),
+            [500, 990, 999, 500]
+        );
+        let fixed = |us| Ok(HedgeDelay::Fixed(Duration::from_micros(us)));
+        assert_eq!(
+            (hedge_delay("500us"), hedge_delay("2ms")),
+            (fixed(500), fixed(2000))
+        );
+        for wrong in [
+            "",
+            "p",
+            "p0",
+            "p9999",
+            "p-1",
+            "99",
+            "0us",
+            "1s",
+            "us",
+            "4294967296us",
+        ] {
+            assert!(hedge_delay(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn lasting_names_follow_from_names() {

@@ -328,7 +328,10 @@ impl Paths {
             .into_iter()
             .find_map(|state| self.pick(state, avoided, now));
         if let Some(index) = best {
-            self.next = index + 1;
+            // A second way is out of turn: the next command is not to pay for it.
+            if avoided.is_none() {
+                self.next = index + 1;
+            }
             return Choice::Use(index);
         }
         let others = || {

@@ -1,8 +1,8 @@
 //! Having a command carried out, by one way or another.
 
-use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_nvmeof_proto::command::Command;
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::host::{Fate, fate_of};
 use lunette_nvmeof_proto::io::IoRequest;
@@ -11,28 +11,49 @@ use lunette_runtime_core::time::Time;
 
 use super::super::queue::{Data, Done};
 use super::Inner;
+use super::ways::{OnItsWay, Ways};
 use crate::error::{CloseReason, CommandError, CommandFailure};
 
 /// How a command ended, and what that says of whether it was carried out.
-type Ended = (Result<Done, CommandFailure>, Fate);
+pub(super) type Ended = (Result<Done, CommandFailure>, Fate);
+
+/// Until when a command may take, altogether and on one path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) deadline: Time,
+    pub(super) path_timeout: Duration,
+}
 
 impl Inner {
     /// Has a request carried out: by another way if the one that was chosen failed, and it was not
     /// carried out, or may be carried out twice.
     pub(super) async fn run(
-        self: &Rc<Self>,
+        &self,
         request: IoRequest,
         data: Data,
         timeout: Duration,
     ) -> Result<Done, CommandFailure> {
-        let deadline = time::now() + timeout;
+        let limits = Limits {
+            deadline: time::now() + timeout,
+            path_timeout: self.options.path_timeout,
+        };
+        let command = request.command(self.options.nsid, &self.geometry);
         let kept = match &data {
             Data::Out(region) => Some(region.clone()),
             Data::None | Data::In(_) => None,
         };
         let mut data = data;
         loop {
-            let (ended, fate) = self.try_once(request, data, deadline).await;
+            let way = match self.ways.chosen(limits.deadline).await {
+                Ok(way) => way,
+                Err(error) => return Err(with_region(error, data)),
+            };
+            let (ended, fate) = match (data, &self.hedging) {
+                (Data::In(region), Some(hedging)) => {
+                    hedging.read(way, command, region, limits).await
+                }
+                (data, _) => carry(way, command, data, limits).await,
+            };
             let failure = match ended {
                 Ok(done) => return Ok(done),
                 Err(failure) => failure,
@@ -42,7 +63,7 @@ impl Inner {
                 Fate::NotDone => true,
                 Fate::Unknown => request.is_idempotent(),
             };
-            if !may_repeat || time::now() >= deadline {
+            if !may_repeat || time::now() >= limits.deadline {
                 return Err(failure);
             }
             self.repeats.set(self.repeats.get() + 1);
@@ -54,52 +75,52 @@ impl Inner {
             time::yield_now().await;
         }
     }
+}
 
-    async fn try_once(self: &Rc<Self>, request: IoRequest, data: Data, deadline: Time) -> Ended {
-        let way = match self.ways.chosen(deadline).await {
-            Ok(way) => way,
-            Err(error) => return (Err(with_region(error, data)), Fate::Answered),
-        };
-        let command = request.command(self.options.nsid, &self.geometry);
-        let patience = self.options.path_timeout;
-        let running = way.queue.command_within(command, data, deadline, patience);
-        let mut ended = running.await;
-        if let Err(failure) = &mut ended
-            && failure.error == CommandError::DeadlineExceeded
-            && time::now() < deadline
-        {
-            // The path is dead, or as good as that.
-            way.queue.end(CloseReason::Stuck);
-            failure.error = CommandError::Disconnected(CloseReason::Stuck);
-        }
-        let fate = self.fate(way.index, &ended);
-        (ended, fate)
+/// Has a command carried out by a way.
+pub(super) async fn carry(way: OnItsWay, command: Command, data: Data, limits: Limits) -> Ended {
+    let Limits {
+        deadline,
+        path_timeout,
+    } = limits;
+    let running = way
+        .queue
+        .command_within(command, data, deadline, path_timeout);
+    let mut ended = running.await;
+    if let Err(failure) = &mut ended
+        && failure.error == CommandError::DeadlineExceeded
+        && time::now() < deadline
+    {
+        // The path is dead, or as good as that.
+        way.queue.end(CloseReason::Stuck);
+        failure.error = CommandError::Disconnected(CloseReason::Stuck);
     }
+    let fate = fate(&way.ways, way.index, &ended);
+    (ended, fate)
+}
 
-    /// What the end of a command says of itself and of its way.
-    pub(super) fn fate(&self, index: usize, ended: &Result<Done, CommandFailure>) -> Fate {
-        let error = match ended {
-            Ok(_) => {
-                self.ways.on_status(index, Status::SUCCESS);
-                return Fate::Answered;
-            }
-            Err(failure) => &failure.error,
-        };
-        match error {
-            CommandError::Status(status) => {
-                self.ways.on_status(index, *status);
-                fate_of(*status)
-            }
-            CommandError::NotSent(reason) if self.may_try_again(reason) => Fate::NotDone,
-            CommandError::Disconnected(reason) if self.may_try_again(reason) => Fate::Unknown,
-            _ => Fate::Answered,
+/// What the end of a command says of itself and of its way.
+fn fate(ways: &Ways, index: usize, ended: &Result<Done, CommandFailure>) -> Fate {
+    let error = match ended {
+        Ok(_) => {
+            ways.on_status(index, Status::SUCCESS);
+            return Fate::Answered;
         }
-    }
-
-    /// Whether, after a connection has ended, a new one or another way may fare better.
-    fn may_try_again(&self, reason: &CloseReason) -> bool {
-        let has_others = self.ways.count() > 1 && *reason != CloseReason::Local;
+        Err(failure) => &failure.error,
+    };
+    // After a connection has ended, a new one or another way may fare better.
+    let may_try_again = |reason: &CloseReason| {
+        let has_others = ways.count() > 1 && *reason != CloseReason::Local;
         reason.is_retryable() || has_others
+    };
+    match error {
+        CommandError::Status(status) => {
+            ways.on_status(index, *status);
+            fate_of(*status)
+        }
+        CommandError::NotSent(reason) if may_try_again(reason) => Fate::NotDone,
+        CommandError::Disconnected(reason) if may_try_again(reason) => Fate::Unknown,
+        _ => Fate::Answered,
     }
 }
 

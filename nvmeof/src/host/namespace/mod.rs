@@ -5,8 +5,10 @@
 //! | `ways` | which ways work, and who waits for one |
 //! | `keeper` | keeping one way connected, and listening to its controller |
 //! | `carry` | having a command carried out, by one way or another |
+//! | `hedging` | reads that take long are sent a second way |
 
 mod carry;
+mod hedging;
 mod keeper;
 mod ways;
 
@@ -16,7 +18,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_nvmeof_proto::completion::Status;
-use lunette_nvmeof_proto::host::{PATHS_MAX, PathPolicy, Paths, ReconnectOptions};
+use lunette_nvmeof_proto::host::{
+    HedgeCounts, HedgeOptions, PATHS_MAX, PathPolicy, Paths, ReconnectOptions,
+};
 use lunette_nvmeof_proto::identify::{IdentifyNamespace, NamespaceNames};
 use lunette_nvmeof_proto::io::{Blocks, Geometry, IoRequest, RANGES_MAX, encode_ranges};
 use lunette_nvmeof_proto::log_page::AnaState;
@@ -24,6 +28,7 @@ use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_runtime::arena::{Region, RegionMut};
 use lunette_runtime::{Scope, arena};
 
+use self::hedging::Hedging;
 use self::keeper::{Connected, first_of, keep};
 use self::ways::Ways;
 use super::controller::{HostConfig, disconnect};
@@ -50,6 +55,9 @@ pub struct NamespaceOptions {
     /// How long a command may be in flight on one path before that counts as dead: its connections
     /// are ended then, and made again.
     pub path_timeout: Duration,
+    /// Whether a read that takes long is sent a second way. The region that such a read gives back
+    /// is then either the one that was lent or another one of this core's arena.
+    pub hedge: Option<HedgeOptions>,
     /// When to connect again after a loss. A path is not given up while there is another one.
     pub reconnect: ReconnectOptions,
     /// Seed of what spreads hosts that come back.
@@ -88,7 +96,8 @@ struct Inner {
     identity: IdentifyNamespace,
     names: NamespaceNames,
     geometry: Geometry,
-    ways: Ways,
+    ways: Rc<Ways>,
+    hedging: Option<Hedging>,
     reconnects: Cell<u64>,
     repeats: Cell<u64>,
 }
@@ -122,13 +131,14 @@ impl RemoteNamespace {
             transfer_bytes_max: limit.unwrap_or(TRANSFER_BYTES_MAX).min(TRANSFER_BYTES_MAX),
         };
         let Connected { ref way, facts, .. } = connected;
-        let ways = Ways::new(Paths::new(count, options.policy), count);
+        let ways = Rc::new(Ways::new(Paths::new(count, options.policy), count));
         ways.on_up(found, way.clone(), facts);
         let inner = Rc::new(Inner {
             identity,
             names: connected.names,
             geometry,
             ways,
+            hedging: options.hedge.map(Hedging::new),
             reconnects: Cell::new(0),
             repeats: Cell::new(0),
             options,
@@ -168,6 +178,19 @@ impl RemoteNamespace {
         self.inner.repeats.get()
     }
 
+    /// What became of reads that were sent a second way; nothing, where none are.
+    #[must_use]
+    pub fn hedge_counts(&self) -> HedgeCounts {
+        let hedging = self.inner.hedging.as_ref();
+        hedging.map(Hedging::counts).unwrap_or_default()
+    }
+
+    /// Memory beyond that of callers, which second requests of reads take now, in bytes.
+    #[must_use]
+    pub fn hedge_bytes(&self) -> usize {
+        self.inner.hedging.as_ref().map_or(0, Hedging::bytes)
+    }
+
     /// Its paths, in the order of their addresses.
     #[must_use]
     pub fn paths(&self) -> Vec<PathState> {
@@ -181,7 +204,9 @@ impl RemoteNamespace {
         addresses.map(path).collect()
     }
 
-    /// Reads from block `first` on, as many as fill `region`, which is lent until then.
+    /// Reads from block `first` on, as many as fill `region`, which is lent until then. With
+    /// [`NamespaceOptions::hedge`] another region of the same length may come back, and the one that
+    /// was lent goes back to the arena when its controller has answered.
     ///
     /// # Errors
     /// [`CommandFailure`], with the region.

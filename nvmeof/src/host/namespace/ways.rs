@@ -133,7 +133,7 @@ impl Ways {
     }
 
     /// The way that a command goes by now, which is not to be `avoided`.
-    pub(super) fn choose(&self, avoided: Option<usize>) -> Result<OnItsWay<'_>, Choice> {
+    pub(super) fn choose(self: &Rc<Self>, avoided: Option<usize>) -> Result<OnItsWay, Choice> {
         loop {
             let chosen = self.paths.borrow_mut().choose(avoided, time::now());
             let Choice::Use(index) = chosen else {
@@ -150,7 +150,7 @@ impl Ways {
     }
 
     /// The way that a command goes by, once there is one.
-    pub(super) async fn chosen(&self, deadline: Time) -> Result<OnItsWay<'_>, CommandError> {
+    pub(super) async fn chosen(self: &Rc<Self>, deadline: Time) -> Result<OnItsWay, CommandError> {
         loop {
             let until = match self.choose(None) {
                 Ok(on_its_way) => return Ok(on_its_way),
@@ -183,10 +183,10 @@ impl Ways {
         .await;
     }
 
-    fn began(&self, index: usize, queue: Queue) -> OnItsWay<'_> {
+    fn began(self: &Rc<Self>, index: usize, queue: Queue) -> OnItsWay {
         self.paths.borrow_mut().began(index);
         OnItsWay {
-            ways: self,
+            ways: Rc::clone(self),
             index,
             queue,
         }
@@ -201,13 +201,13 @@ impl Ways {
 
 /// A command that goes by a way, from its choice to its end.
 #[derive(Debug)]
-pub(super) struct OnItsWay<'a> {
-    ways: &'a Ways,
+pub(super) struct OnItsWay {
+    pub(super) ways: Rc<Ways>,
     pub(super) index: usize,
     pub(super) queue: Queue,
 }
 
-impl Drop for OnItsWay<'_> {
+impl Drop for OnItsWay {
     fn drop(&mut self) {
         self.ways.paths.borrow_mut().ended(self.index);
     }
