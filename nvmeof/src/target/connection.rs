@@ -2,9 +2,7 @@
 
 use std::future::Future;
 use std::ops::Range;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Waker};
 
 use lunette_nvmeof_proto::auth::{Entropy, MESSAGE_BYTES_MAX};
 use lunette_nvmeof_proto::command::{Command, Direction, admin, fabrics};
@@ -16,6 +14,7 @@ use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::RegionMut;
 use lunette_runtime::{OpError, Scope, arena, control, time};
 
+use super::desk::Job;
 use super::link::Link;
 use super::server::Server;
 use super::work::Work;
@@ -69,7 +68,7 @@ pub(super) struct Connection {
     server: Rc<Server>,
     link: Rc<Link>,
     /// Commands that take time.
-    tasks: Scope,
+    tasks: Rc<Scope>,
     arrivals: Rc<std::cell::RefCell<Vec<Option<Arrival>>>>,
     staging: Option<RegionMut>,
     unread: Range<usize>,
@@ -85,7 +84,7 @@ impl Connection {
         Ok(Self {
             server,
             link,
-            tasks: Scope::new(),
+            tasks: Rc::new(Scope::new()),
             arrivals: Rc::default(),
             staging: Some(staging),
             unread: 0..0,
@@ -336,11 +335,11 @@ impl Connection {
         });
     }
 
-    /// Carries a command out: at once as far as it goes, then in a task of its own.
+    /// Carries a command out, now or in its host's turn.
     fn carry_out(&self, slot: u16, nsid: u32, request: IoRequest, data: Option<RegionMut>) {
         let attached = self.link.attached.get().expect("commands follow a Connect");
         let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
-        let Some((disk, geometry)) = self.server.disk(subsystem, nsid) else {
+        let Some((desk, geometry)) = self.server.desk(subsystem, nsid) else {
             // A Flush for all namespaces.
             self.flush_all(slot, attached);
             return;
@@ -351,24 +350,21 @@ impl Connection {
             geometry,
             data,
         };
-        let is_immediate = disk.is_immediate();
-        let running = work.run(Rc::clone(&self.link), disk);
-        if is_immediate {
-            let mut cx = Context::from_waker(Waker::noop());
-            let polled = pin!(running).poll(&mut cx);
-            assert!(polled.is_ready(), "an immediate disk never waits");
-        } else {
-            self.spawn(running);
-        }
+        desk.take(Job {
+            work,
+            host: attached.host,
+            link: Rc::clone(&self.link),
+            tasks: Rc::downgrade(&self.tasks),
+        });
     }
 
     fn flush_all(&self, slot: u16, attached: Attached) {
-        let disks = self.server.disks_of(attached.subsystem);
+        let desks = self.server.desks_of(attached.subsystem);
         let link = Rc::clone(&self.link);
         self.spawn(async move {
             let mut status = Status::SUCCESS;
-            for disk in disks {
-                status = disk.flush().await.err().unwrap_or(status);
+            for desk in desks {
+                status = desk.disk.flush().await.err().unwrap_or(status);
             }
             link.complete(slot, status, 0);
         });

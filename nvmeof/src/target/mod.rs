@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `server` | [`Server`]: subsystems, listeners, who is connected, keep-alive |
 //! | `connection` | one connection: from bytes to commands |
+//! | `desk` | whose command a disk carries out next |
 //! | `link` | what answers a command, whoever does |
 //! | `work` | carrying out commands |
 
 mod connection;
+mod desk;
 mod link;
 mod server;
 mod work;

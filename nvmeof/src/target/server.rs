@@ -28,6 +28,7 @@ use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
 use super::connection::Connection;
+use super::desk::Desk;
 use super::link::Link;
 use crate::disk::{Disk, GRANULE_BYTES};
 
@@ -130,7 +131,7 @@ pub enum ServerError {
 pub struct Server {
     options: ServerOptions,
     pub(super) target: RefCell<Target>,
-    disks: BTreeMap<(usize, u32), Rc<Disk>>,
+    desks: BTreeMap<(usize, u32), Rc<Desk>>,
     links: RefCell<Vec<Weak<Link>>>,
     open: Cell<usize>,
     /// Wakes who keeps an eye on silent hosts.
@@ -148,7 +149,7 @@ impl Server {
         addresses: &[SocketAddr],
     ) -> Result<Rc<Self>, ServerError> {
         let mut subsystems: Vec<SubsystemOptions> = Vec::new();
-        let mut disks = BTreeMap::new();
+        let mut desks = BTreeMap::new();
         for (index, export) in exports.into_iter().enumerate() {
             let is_known = subsystems.iter().any(|known| known.name == export.name);
             if is_known || export.name.is_discovery() {
@@ -161,7 +162,7 @@ impl Server {
                     nsid,
                     identity: identity_of(&disk)?,
                 });
-                disks.insert((index, nsid), Rc::new(disk.disk));
+                desks.insert((index, nsid), Desk::new(disk.disk));
             }
             subsystems.push(SubsystemOptions {
                 name: export.name,
@@ -176,7 +177,7 @@ impl Server {
         Ok(Rc::new(Self {
             options,
             target: RefCell::new(target),
-            disks,
+            desks,
             links: RefCell::default(),
             open: Cell::new(0),
             keeper: Signal::default(),
@@ -199,6 +200,9 @@ impl Server {
         let connections = Rc::new(Scope::new());
         let acceptors = Scope::new();
         spawned(connections.spawn(Rc::clone(&self).keep_alive()));
+        for desk in self.desks.values() {
+            spawned(connections.spawn(Rc::clone(desk).serve()));
+        }
         for (port_id, listener) in (1..).zip(listeners) {
             let serving = Rc::clone(&self).accept(port_id, listener, Rc::clone(&connections));
             spawned(acceptors.spawn(serving));
@@ -321,16 +325,16 @@ impl Server {
         }
     }
 
-    pub(super) fn disk(&self, subsystem: usize, nsid: u32) -> Option<(Rc<Disk>, Geometry)> {
-        let disk = Rc::clone(self.disks.get(&(subsystem, nsid))?);
+    pub(super) fn desk(&self, subsystem: usize, nsid: u32) -> Option<(Rc<Desk>, Geometry)> {
+        let desk = Rc::clone(self.desks.get(&(subsystem, nsid))?);
         let geometry = self.target.borrow().geometry(subsystem, nsid)?;
-        Some((disk, geometry))
+        Some((desk, geometry))
     }
 
-    pub(super) fn disks_of(&self, subsystem: Option<usize>) -> Vec<Rc<Disk>> {
-        let disks = self.disks.iter();
-        let of_subsystem = disks.filter(|((index, _), _)| Some(*index) == subsystem);
-        of_subsystem.map(|(_, disk)| Rc::clone(disk)).collect()
+    pub(super) fn desks_of(&self, subsystem: Option<usize>) -> Vec<Rc<Desk>> {
+        let desks = self.desks.iter();
+        let of_subsystem = desks.filter(|((index, _), _)| Some(*index) == subsystem);
+        of_subsystem.map(|(_, desk)| Rc::clone(desk)).collect()
     }
 
     /// Completes the commands that waited for events that have come.

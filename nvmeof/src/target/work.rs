@@ -6,6 +6,7 @@ use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::io::{Blocks, Geometry, IoRequest, RANGE_BYTES, decode_ranges};
 use lunette_runtime::arena::{Region, RegionMut};
 
+use super::desk::Desk;
 use super::link::Link;
 use crate::disk::Disk;
 
@@ -21,9 +22,9 @@ pub(super) struct Work {
 
 impl Work {
     /// Carries it out and answers it.
-    pub(super) async fn run(self, link: Rc<Link>, disk: Rc<Disk>) {
+    pub(super) async fn run(self, link: Rc<Link>, desk: Rc<Desk>) {
         let slot = self.slot;
-        match self.carry_out(&disk).await {
+        match self.carry_out(&desk.disk).await {
             Ok(None) => link.complete(slot, Status::SUCCESS, 0),
             Ok(Some(regions)) => link.send_regions(slot, &regions),
             Err(status) => link.complete(slot, status, 0),

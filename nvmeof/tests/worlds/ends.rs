@@ -45,23 +45,28 @@ pub(crate) fn server(secrets: Secrets) -> Rc<Server> {
 /// A server of one disk of this name.
 pub(crate) fn server_of(uuid: [u8; 16], secrets: Secrets) -> Rc<Server> {
     let disk = MemoryDisk::new((BLOCKS * BLOCK_BYTES) as u64).expect("room");
-    let export = Export {
-        name: name("disk"),
-        hosts: None,
-        secrets,
-        disks: vec![ExportedDisk {
-            disk: Disk::Memory(disk),
-            block_bytes: 512,
-            uuid,
-            is_read_only: false,
-            ana_group: 1,
-        }],
-    };
+    let export = export(Disk::Memory(disk), uuid, secrets);
     let mut options = ServerOptions::default();
     // Data of writes are asked for.
     options.target.in_capsule_bytes = 0;
     options.r2t_bytes_max = 512;
     Server::new(options, vec![export], &[]).expect("a server")
+}
+
+/// A disk as the only one of its subsystem.
+pub(crate) fn export(disk: Disk, uuid: [u8; 16], secrets: Secrets) -> Export {
+    Export {
+        name: name("disk"),
+        hosts: None,
+        secrets,
+        disks: vec![ExportedDisk {
+            disk,
+            block_bytes: 512,
+            uuid,
+            is_read_only: false,
+            ana_group: 1,
+        }],
+    }
 }
 
 /// Serves by a port of its own for each address.

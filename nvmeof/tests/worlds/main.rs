@@ -9,6 +9,7 @@
 //! | `one_path` | one path, lost at every byte |
 //! | `paths` | several paths, lost, forgotten and closed |
 //! | `hedged` | reads that are sent a second way when the first one is slow |
+//! | `shares` | hosts that ask for much beside others that ask for little |
 //! | `middle` | who loses connections |
 //! | `model` | what may be read of a disk |
 //! | `ends` | a host and a server |
@@ -20,3 +21,4 @@ mod middle;
 mod model;
 mod one_path;
 mod paths;
+mod shares;

@@ -13,6 +13,7 @@ use lunette_runtime_core::time::Time;
 use super::access::Access;
 use super::life::Life;
 use super::settings::Settings;
+use super::shares::HostId;
 use crate::auth::Credentials;
 use crate::command::{Command, fabrics};
 use crate::completion::Status;
@@ -132,6 +133,8 @@ pub struct Attached {
     pub subsystem: Option<usize>,
     /// The host has to prove itself on this queue first.
     pub must_authenticate: bool,
+    /// The host, whose controllers all have the same number while it has any.
+    pub host: HostId,
 }
 
 impl Attached {
@@ -245,6 +248,7 @@ pub(super) struct Controller {
     /// The port by which its admin queue came.
     pub(super) port_id: u16,
     pub(super) host: Nqn,
+    host_number: HostId,
     host_id: [u8; 16],
     pub(super) life: Life,
     pub(super) configuration: Configuration,
@@ -299,6 +303,7 @@ pub struct Target {
     pub(super) records: Vec<DiscoveryRecord>,
     pub(super) generation: u64,
     next_id: u16,
+    next_host: u32,
     /// State and number of changes of each group by the port where it has ever changed.
     pub(super) groups: BTreeMap<(u16, u32), (AnaState, u64)>,
 }
@@ -334,6 +339,7 @@ impl Target {
             records,
             generation: 1,
             next_id: first_id,
+            next_host: 0,
             groups: BTreeMap::new(),
         }
     }
@@ -395,6 +401,7 @@ impl Target {
             has_flow_control: !connect.without_flow_control,
             subsystem,
             must_authenticate,
+            host: self.controllers[&controller].host_number,
         })
     }
 
@@ -433,6 +440,7 @@ impl Target {
             });
         }
         let id = self.free_id();
+        let host_number = self.number_of(&data.host);
         let caches_writes =
             subsystem.is_some_and(|index| self.subsystems[index].options.caches_writes);
         let queues_max = self.options.io_queues_max;
@@ -440,6 +448,7 @@ impl Target {
             subsystem,
             port_id,
             host: data.host,
+            host_number,
             host_id: data.host_id,
             life: Life::Disabled,
             configuration: Configuration::default(),
@@ -454,6 +463,16 @@ impl Target {
         };
         self.controllers.insert(id, controller);
         Ok(id)
+    }
+
+    /// The number of a host: that of its other controllers, or a new one.
+    fn number_of(&mut self, host: &Nqn) -> HostId {
+        let mut controllers = self.controllers.values();
+        if let Some(known) = controllers.find(|controller| controller.host == *host) {
+            return known.host_number;
+        }
+        self.next_host = self.next_host.wrapping_add(1);
+        HostId(self.next_host)
     }
 
     /// Ids are used again as late as possible.

@@ -1,0 +1,166 @@
+//! Whose command a disk carries out next, on one core.
+//!
+//! A command is carried out at once while the disk has little to do. Beyond that commands wait,
+//! each host's in a line of its own, and hosts get the same bytes ([`Shares`]): one with a hundred
+//! commands in flight does not make another one wait for all of them.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Waker};
+
+use lunette_nvmeof_proto::controller::{HostId, Shares};
+use lunette_runtime::{Scope, Signal, time};
+
+use super::link::Link;
+use super::work::Work;
+use crate::disk::Disk;
+
+/// What a host may have carried out in its turn, in bytes.
+const QUANTUM_BYTES: usize = 64 * 1024;
+/// What a command costs at least, in bytes: about what it takes beside its data.
+const COST_BYTES_MIN: usize = 4096;
+/// What a disk in memory carries out in one turn of the core at most, and a command more.
+const TURN_BYTES_MAX: usize = 256 * 1024;
+/// What is under way at a drive at most, and a command more, in bytes.
+const DRIVE_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// A command that is ready to be carried out.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) work: Work,
+    pub(super) host: HostId,
+    pub(super) link: Rc<Link>,
+    /// Where it runs if it takes time; gone with its connection.
+    pub(super) tasks: Weak<Scope>,
+}
+
+/// A disk, and the commands that wait for it.
+#[derive(Debug)]
+pub(super) struct Desk {
+    pub(super) disk: Disk,
+    waiting: RefCell<Shares<Job>>,
+    /// Of a disk in memory: what was carried out in this turn; of a drive: what is under way there.
+    busy_bytes: Cell<usize>,
+    /// Raised when there may be something for [`Desk::serve`] to do.
+    bell: Signal,
+}
+
+impl Desk {
+    pub(super) fn new(disk: Disk) -> Rc<Self> {
+        Rc::new(Self {
+            disk,
+            waiting: RefCell::new(Shares::new(QUANTUM_BYTES)),
+            busy_bytes: Cell::new(0),
+            bell: Signal::default(),
+        })
+    }
+
+    /// Carries a command out: now, or in its host's turn.
+    pub(super) fn take(self: &Rc<Self>, job: Job) {
+        let cost_bytes = job.cost_bytes();
+        if self.waiting.borrow().is_empty() && self.has_room() {
+            self.start(job, cost_bytes);
+            return;
+        }
+        let host = job.host;
+        self.waiting.borrow_mut().push(host, cost_bytes, job);
+        self.bell.raise();
+    }
+
+    /// Carries out what waits, as the disk gets to it.
+    pub(super) async fn serve(self: Rc<Self>) {
+        loop {
+            self.bell.raised().await;
+            loop {
+                if self.disk.is_immediate() {
+                    self.busy_bytes.set(0);
+                }
+                if !self.start_waiting() {
+                    break;
+                }
+                time::yield_now().await;
+            }
+        }
+    }
+
+    /// Whether anything was started.
+    fn start_waiting(self: &Rc<Self>) -> bool {
+        let mut has_started = false;
+        while self.has_room() {
+            let next = self.waiting.borrow_mut().pop();
+            let Some((cost_bytes, job)) = next else {
+                break;
+            };
+            self.start(job, cost_bytes);
+            has_started = true;
+        }
+        has_started
+    }
+
+    fn has_room(&self) -> bool {
+        let limit = if self.disk.is_immediate() {
+            TURN_BYTES_MAX
+        } else {
+            DRIVE_BYTES_MAX
+        };
+        self.busy_bytes.get() < limit
+    }
+
+    fn start(self: &Rc<Self>, job: Job, cost_bytes: usize) {
+        let Job {
+            work, link, tasks, ..
+        } = job;
+        let Some(tasks) = tasks.upgrade() else {
+            // Its connection has ended meanwhile.
+            return;
+        };
+        let before = self.busy_bytes.get();
+        self.busy_bytes.set(before + cost_bytes);
+        if self.disk.is_immediate() {
+            if before == 0 {
+                // The next turn begins at nothing.
+                self.bell.raise();
+            }
+            let mut cx = Context::from_waker(Waker::noop());
+            let polled = pin!(work.run(link, Rc::clone(self))).poll(&mut cx);
+            assert!(polled.is_ready(), "an immediate disk never waits");
+            return;
+        }
+        let under_way = UnderWay {
+            desk: Rc::clone(self),
+            cost_bytes,
+        };
+        let running = work.run(Rc::clone(&link), Rc::clone(self));
+        let spawned = tasks.spawn(async move {
+            running.await;
+            drop(under_way);
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no task for a command: the connection ends");
+            link.close();
+        }
+    }
+}
+
+impl Job {
+    fn cost_bytes(&self) -> usize {
+        let bytes = self.work.request.data_bytes(&self.work.geometry);
+        usize::try_from(bytes).map_or(usize::MAX, |bytes| bytes.max(COST_BYTES_MIN))
+    }
+}
+
+/// Counts a command as under way until it is dropped.
+struct UnderWay {
+    desk: Rc<Desk>,
+    cost_bytes: usize,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let busy_bytes = &self.desk.busy_bytes;
+        busy_bytes.set(busy_bytes.get() - self.cost_bytes);
+        self.desk.bell.raise();
+    }
+}
