@@ -29,11 +29,13 @@ mod error;
 mod host;
 mod target;
 
-pub use disk::{Disk, FileDisk, FileDiskError, GRANULE_BYTES, MemoryDisk};
+pub use disk::{
+    Disk, FileDisk, FileDiskError, GRANULE_BYTES, MemoryDisk, SharedDisk, SharedDiskHere,
+};
 pub use error::{CloseReason, CommandError, CommandFailure, ConnectError};
 pub use host::{
     ControllerEvent, Data, Done, HostConfig, NamespaceOptions, PathState, Queue, RemoteController,
     RemoteNamespace, discover,
 };
 pub use lunette_nvmeof_proto as proto;
-pub use target::{Export, ExportedDisk, Server, ServerError, ServerOptions};
+pub use target::{Export, ExportedDisk, Seat, Server, ServerError, ServerOptions};

@@ -222,14 +222,19 @@ impl Victim {
                 AdminReply::Data(bytes) | AdminReply::LastData(bytes) => self.send(slot, &bytes),
                 AdminReply::Held => {}
                 AdminReply::Close => self.complete(slot, Status::SUCCESS, 0),
+                AdminReply::Abort { .. } => match AdminReply::aborted(false) {
+                    AdminReply::Done { status, result } => self.complete(slot, status, result),
+                    other => unreachable!("an Abort ends: {other:?}"),
+                },
             }
-            while let Some(notice) = self.target.next_notice() {
+            while let Some(notice) = self.target.next_notice(|_| true) {
                 self.complete(notice.slot, notice.status, notice.result);
             }
             return;
         }
         match self
             .target
+            .view()
             .io(attached.controller, attached.queue_id, command)
         {
             Err(status) => self.complete(slot, status, 0),

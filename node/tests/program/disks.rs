@@ -68,6 +68,46 @@ fn a_disk_is_reached_by_the_ports_that_its_server_says() {
 }
 
 #[test]
+fn a_disk_is_served_by_several_cores() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("disk");
+    fs::write(&file, vec![0; 4 << 20]).expect("written");
+    let file = file.to_str().expect("a path");
+    for medium in [["--memory", "4MiB"], ["--file", file]] {
+        let arguments = [
+            "nvme",
+            "serve",
+            "--json",
+            "--cores",
+            "2",
+            "--listen",
+            "127.0.0.1:0",
+        ];
+        let mut server = Node::spawn(&mut lunette(&[&arguments[..], &medium].concat()));
+        let bytes: Vec<u8> = (0..4 << 20)
+            .map(|at: u32| at.to_le_bytes()[at as usize % 3])
+            .collect();
+        // Connections go to the cores in turn.
+        let path = ["--path", server.address()];
+        run_with_input(
+            &[&["nvme", "write", server.address()][..], &path].concat(),
+            &bytes,
+        )
+        .ended_with(0);
+        for _ in 0..3 {
+            assert!(
+                run(&["nvme", "read", server.address()])
+                    .ended_with(0)
+                    .stdout
+                    == bytes
+            );
+        }
+        send(&server.child, Signal::TERM);
+        assert_eq!(server.wait().0, Some(0));
+    }
+}
+
+#[test]
 fn a_bench_says_what_became_of_reads_that_were_sent_twice() {
     let server = Node::spawn(&mut lunette(&[
         "nvme",

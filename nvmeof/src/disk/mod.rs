@@ -3,12 +3,14 @@
 //! | module | subject |
 //! |---|---|
 //! | `memory` | regions of the core's arena |
+//! | `shared` | memory that the cores of one server share |
 //! | `file` | a file, a block device or a drive's namespace |
 //! | `room` | memory for a command |
 
 mod file;
 mod memory;
 mod room;
+mod shared;
 
 use lunette_nvmeof_proto::completion::Status;
 use lunette_runtime::arena::{Region, RegionMut};
@@ -16,12 +18,15 @@ use lunette_runtime::arena::{Region, RegionMut};
 pub use file::{FileDisk, FileDiskError};
 pub use memory::{GRANULE_BYTES, MemoryDisk};
 pub(crate) use room::room;
+pub use shared::{SharedDisk, SharedDiskHere};
 
 /// A disk: offsets and lengths are multiples of a block.
 #[derive(Debug)]
 pub enum Disk {
     /// See [`MemoryDisk`].
     Memory(MemoryDisk),
+    /// See [`SharedDisk`].
+    Shared(SharedDiskHere),
     /// See [`FileDisk`].
     File(FileDisk),
 }
@@ -29,9 +34,10 @@ pub enum Disk {
 impl Disk {
     /// Length in bytes.
     #[must_use]
-    pub const fn len_bytes(&self) -> u64 {
+    pub fn len_bytes(&self) -> u64 {
         match self {
             Self::Memory(disk) => disk.len_bytes(),
+            Self::Shared(disk) => disk.len_bytes(),
             Self::File(disk) => disk.len_bytes(),
         }
     }
@@ -39,7 +45,7 @@ impl Disk {
     /// What a block's length is a multiple of, in bytes.
     pub(crate) const fn align_bytes(&self) -> usize {
         match self {
-            Self::Memory(_) => 1,
+            Self::Memory(_) | Self::Shared(_) => 1,
             Self::File(disk) => disk.align_bytes(),
         }
     }
@@ -52,13 +58,14 @@ impl Disk {
 
     /// Whether nothing that is asked of it ever waits.
     pub(crate) const fn is_immediate(&self) -> bool {
-        matches!(self, Self::Memory(_))
+        matches!(self, Self::Memory(_) | Self::Shared(_))
     }
 
     /// The bytes of a range, in order.
     pub(crate) async fn read(&self, offset: u64, len: usize) -> Result<Vec<Region>, Status> {
         match self {
             Self::Memory(disk) => disk.read(offset, len),
+            Self::Shared(disk) => Ok(vec![disk.read(offset, len)?]),
             Self::File(disk) => Ok(vec![disk.read(offset, len).await?]),
         }
     }
@@ -67,6 +74,10 @@ impl Disk {
     pub(crate) async fn write(&self, offset: u64, bytes: RegionMut) -> Result<(), Status> {
         match self {
             Self::Memory(disk) => disk.write(offset, bytes),
+            Self::Shared(disk) => {
+                disk.write(offset, &bytes);
+                Ok(())
+            }
             Self::File(disk) => disk.write(offset, bytes.freeze()).await,
         }
     }
@@ -75,6 +86,10 @@ impl Disk {
     pub(crate) async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), Status> {
         match self {
             Self::Memory(disk) => disk.write_zeroes(offset, len),
+            Self::Shared(disk) => {
+                disk.write_zeroes(offset, len);
+                Ok(())
+            }
             Self::File(disk) => disk.write_zeroes(offset, len).await,
         }
     }
@@ -84,14 +99,14 @@ impl Disk {
         match self {
             Self::Memory(disk) => disk.deallocate(offset, len),
             // A hint; what is there stays there.
-            Self::File(_) => {}
+            Self::File(_) | Self::Shared(_) => {}
         }
     }
 
     /// What has been written is to last.
     pub(crate) async fn flush(&self) -> Result<(), Status> {
         match self {
-            Self::Memory(_) => Ok(()),
+            Self::Memory(_) | Self::Shared(_) => Ok(()),
             Self::File(disk) => disk.flush().await,
         }
     }

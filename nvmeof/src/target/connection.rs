@@ -213,8 +213,8 @@ impl Connection {
             // Other commands of the admin queue bring no data here.
             return Err(Status::INVALID_FIELD.do_not_retry());
         }
-        let target = self.server.target.borrow();
-        let (nsid, request) = target.io(attached.controller, attached.queue_id, command)?;
+        let view = self.server.view();
+        let (nsid, request) = view.io(attached.controller, attached.queue_id, command)?;
         Ok(Purpose::Io { nsid, request })
     }
 
@@ -295,15 +295,16 @@ impl Connection {
     fn authenticate(&self, slot: u16, command: &Command, message: &[u8]) {
         let attached = self.link.attached.get().expect("just seen");
         let (controller, queue_id) = (attached.controller, attached.queue_id);
-        let mut target = self.server.target.borrow_mut();
-        let mut auth = match target.take_auth(controller, queue_id, command) {
+        let server = &self.server;
+        let taken = server.target(|target| target.take_auth(controller, queue_id, command));
+        let mut auth = match taken {
             Ok(auth) => auth,
             Err(status) => return self.link.complete(slot, status, 0),
         };
         let entropy = Entropy::draw(lunette_runtime::entropy);
         if !auth.is_costly() {
             auth.on_send(message, &entropy);
-            let is_over = target.give_auth(controller, queue_id, auth);
+            let is_over = server.target(|target| target.give_auth(controller, queue_id, auth));
             self.link.complete(slot, Status::SUCCESS, 0);
             self.link.is_closing.set(is_over);
             return;
@@ -317,10 +318,8 @@ impl Connection {
             });
             match looked.await {
                 Ok(auth) => {
-                    let is_over = {
-                        let mut target = server.target.borrow_mut();
-                        target.give_auth(controller, queue_id, auth)
-                    };
+                    let is_over =
+                        server.target(|target| target.give_auth(controller, queue_id, auth));
                     link.complete(slot, Status::SUCCESS, 0);
                     if is_over {
                         link.outbox.drained_below(0).await;
@@ -380,32 +379,14 @@ impl Connection {
 
     /// Answers a command of the admin queue.
     fn administer(&self, attached: Attached, slot: u16, command: &Command) {
-        let server = Rc::clone(&self.server);
-        let mut target = server.target.borrow_mut();
-        let reply = target.admin(
-            attached.controller,
-            attached.queue_id,
-            slot,
-            command,
-            time::now(),
-        );
-        drop(target);
+        let server = &self.server;
+        let (id, queue_id, now) = (attached.controller, attached.queue_id, time::now());
+        let reply = server.target(|target| target.admin(id, queue_id, slot, command, now));
         match reply {
-            AdminReply::Done { status, result } => self.link.complete(slot, status, result),
-            AdminReply::Data(bytes) => self.link.send_bytes(slot, &bytes),
-            AdminReply::LastData(bytes) => {
-                tracing::warn!(
-                    controller = attached.controller.0,
-                    "a host did not prove itself"
-                );
-                self.link.send_bytes(slot, &bytes);
-                self.link.is_closing.set(true);
+            AdminReply::Abort { queue_id, cid } => {
+                server.abort(&self.link, slot, (id, queue_id), cid);
             }
-            AdminReply::Held => {}
-            AdminReply::Close => {
-                self.link.complete(slot, Status::SUCCESS, 0);
-                self.link.is_closing.set(true);
-            }
+            reply => self.link.reply(slot, reply),
         }
         server.deliver_notices();
         server.keeper.raise();

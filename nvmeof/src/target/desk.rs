@@ -10,6 +10,7 @@ use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Waker};
 
+use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{HostId, Shares};
 use lunette_runtime::{Scope, Signal, time};
 
@@ -67,6 +68,18 @@ impl Desk {
         let host = job.host;
         self.waiting.borrow_mut().push(host, cost_bytes, job);
         self.bell.raise();
+    }
+
+    /// Aborts a command of a host's connection that waits here.
+    pub(super) fn abort(&self, host: HostId, link: &Rc<Link>, cid: u16) -> bool {
+        let is_meant = |job: &Job| {
+            Rc::ptr_eq(&job.link, link) && link.queue.borrow().cid_of(job.work.slot) == cid
+        };
+        let found = self.waiting.borrow_mut().remove(host, is_meant);
+        if let Some(job) = &found {
+            link.complete(job.work.slot, Status::ABORT_REQUESTED, 0);
+        }
+        found.is_some()
     }
 
     /// Carries out what waits, as the disk gets to it.

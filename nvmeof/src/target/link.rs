@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use lunette_nvmeof_proto::completion::Status;
-use lunette_nvmeof_proto::controller::{Attached, ControllerQueue};
+use lunette_nvmeof_proto::controller::{AdminReply, Attached, ControllerQueue};
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::Outbox;
 use lunette_runtime::net::TcpStream;
@@ -29,6 +29,24 @@ impl Link {
         self.outbox.append(|message| {
             message.control(|out| queue.complete(slot, status, result, out));
         });
+    }
+
+    /// Answers a command of the admin queue. An Abort of a command elsewhere is its caller's.
+    pub(super) fn reply(&self, slot: u16, reply: AdminReply) {
+        match reply {
+            AdminReply::Done { status, result } => self.complete(slot, status, result),
+            AdminReply::Data(bytes) => self.send_bytes(slot, &bytes),
+            AdminReply::LastData(bytes) => {
+                tracing::warn!("a host did not prove itself");
+                self.send_bytes(slot, &bytes);
+                self.is_closing.set(true);
+            }
+            AdminReply::Held | AdminReply::Abort { .. } => {}
+            AdminReply::Close => {
+                self.complete(slot, Status::SUCCESS, 0);
+                self.is_closing.set(true);
+            }
+        }
     }
 
     /// Asks for the data of a command.

@@ -3,6 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `server` | [`Server`]: subsystems, listeners, who is connected, keep-alive |
+//! | `hub` | what the cores of one server share |
 //! | `connection` | one connection: from bytes to commands |
 //! | `desk` | whose command a disk carries out next |
 //! | `link` | what answers a command, whoever does |
@@ -10,8 +11,9 @@
 
 mod connection;
 mod desk;
+mod hub;
 mod link;
 mod server;
 mod work;
 
-pub use server::{Export, ExportedDisk, Server, ServerError, ServerOptions};
+pub use server::{Export, ExportedDisk, Seat, Server, ServerError, ServerOptions};

@@ -1,19 +1,22 @@
 //! Subsystems, listeners, and who is connected.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
 use lunette_nvmeof_proto::command::Command;
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{
-    CONTROLLER_ID_MAX, ControllerId, ControllerOptions, ControllerQueue, Namespace, Secrets,
-    SubsystemOptions, Target, TargetOptions,
+    AdminReply, Attached, CONTROLLER_ID_MAX, ControllerId, ControllerOptions, ControllerQueue,
+    IoView, Namespace, Secrets, SubsystemOptions, Target, TargetOptions,
 };
 use lunette_nvmeof_proto::identify::IdentifyNamespace;
 use lunette_nvmeof_proto::io::Geometry;
@@ -22,13 +25,14 @@ use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_nvmeof_proto::pdu::Digests;
 use lunette_runtime::Signal;
 use lunette_runtime::net::Outbox;
-use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{JoinError, Scope, time};
+use lunette_runtime::net::{Accepted, TcpListener, TcpStream};
+use lunette_runtime::{JoinError, Port, Scope, time};
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
 use super::connection::Connection;
 use super::desk::Desk;
+use super::hub::{Call, Hub};
 use super::link::Link;
 use crate::disk::{Disk, GRANULE_BYTES};
 
@@ -126,20 +130,23 @@ pub enum ServerError {
     Name,
 }
 
-/// A server of disks, on one core.
-#[derive(Debug)]
+/// A server of disks: all of it, or what one core of it does.
 pub struct Server {
     options: ServerOptions,
-    pub(super) target: RefCell<Target>,
+    pub(super) hub: Arc<Hub>,
+    /// Which of its cores this is.
+    pub(super) core: usize,
+    calls: RefCell<Option<Port<Call>>>,
+    /// What commands are checked against, and its number.
+    view: RefCell<(u64, Arc<IoView>)>,
     desks: BTreeMap<(usize, u32), Rc<Desk>>,
     links: RefCell<Vec<Weak<Link>>>,
-    open: Cell<usize>,
     /// Wakes who keeps an eye on silent hosts.
     pub(super) keeper: Signal,
 }
 
 impl Server {
-    /// A server that listens nowhere yet. `addresses` are what discovery tells.
+    /// A server on one core that listens nowhere yet. `addresses` are what discovery tells.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -148,22 +155,41 @@ impl Server {
         exports: Vec<Export>,
         addresses: &[SocketAddr],
     ) -> Result<Rc<Self>, ServerError> {
+        let (server, _alone) = Self::spread(options, exports, addresses, 1)?;
+        Ok(server)
+    }
+
+    /// As [`Server::new`], on several cores: this one, which listens, and as many more as there are
+    /// seats, each of which is to be [taken](Seat::join) on a core of its own. Connections go to the
+    /// cores in turn, so that the queues of a controller are on several of them.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    ///
+    /// # Panics
+    /// If there is no core.
+    pub fn spread(
+        options: ServerOptions,
+        exports: Vec<Export>,
+        addresses: &[SocketAddr],
+        cores: usize,
+    ) -> Result<(Rc<Self>, Vec<Seat>), ServerError> {
         let mut subsystems: Vec<SubsystemOptions> = Vec::new();
-        let mut desks = BTreeMap::new();
-        for (index, export) in exports.into_iter().enumerate() {
+        let mut disks = Vec::new();
+        for export in exports {
             let is_known = subsystems.iter().any(|known| known.name == export.name);
             if is_known || export.name.is_discovery() {
                 return Err(ServerError::Name);
             }
             let caches_writes = export.disks.iter().any(|disk| disk.disk.caches_writes());
             let mut namespaces = Vec::new();
+            let mut of_subsystem = Vec::new();
             for (nsid, disk) in (1..).zip(export.disks) {
-                namespaces.push(Namespace {
-                    nsid,
-                    identity: identity_of(&disk)?,
-                });
-                desks.insert((index, nsid), Desk::new(disk.disk));
+                let identity = identity_of(&disk)?;
+                namespaces.push(Namespace { nsid, identity });
+                of_subsystem.push(disk.disk);
             }
+            disks.push(of_subsystem);
             subsystems.push(SubsystemOptions {
                 name: export.name,
                 namespaces,
@@ -174,14 +200,17 @@ impl Server {
         }
         let records = records(&subsystems, addresses, options.target.entries_max);
         let target = Target::new(options.target.clone(), subsystems, records);
-        Ok(Rc::new(Self {
-            options,
-            target: RefCell::new(target),
-            desks,
-            links: RefCell::default(),
-            open: Cell::new(0),
-            keeper: Signal::default(),
-        }))
+        let (hub, ports) = Hub::new(target, cores);
+        let seat = |(core, calls)| Seat {
+            options: options.clone(),
+            hub: Arc::clone(&hub),
+            core,
+            calls,
+        };
+        let mut seats = ports.into_iter().enumerate().map(seat);
+        let first = seats.next().expect("a server has a core");
+        let others = seats.collect();
+        Ok((first.join(disks), others))
     }
 
     /// Serves connections to `listener` until `stop` ends; then every connection is closed.
@@ -199,7 +228,14 @@ impl Server {
     ) {
         let connections = Rc::new(Scope::new());
         let acceptors = Scope::new();
-        spawned(connections.spawn(Rc::clone(&self).keep_alive()));
+        if self.core == 0 {
+            spawned(connections.spawn(Rc::clone(&self).keep_alive()));
+        }
+        let port = self.calls.borrow_mut().take();
+        if let Some(port) = port.filter(|_| self.hub.cores() > 1) {
+            let answering = Rc::clone(&self).answer_calls(port, Rc::clone(&connections));
+            spawned(acceptors.spawn(answering));
+        }
         for desk in self.desks.values() {
             spawned(connections.spawn(Rc::clone(desk).serve()));
         }
@@ -212,38 +248,157 @@ impl Server {
 
     async fn accept(self: Rc<Self>, port_id: u16, listener: TcpListener, connections: Rc<Scope>) {
         loop {
-            match listener.accept().await {
+            let accepted = if self.hub.cores() == 1 {
+                listener.accept().await.map(Came::Here)
+            } else {
+                listener.accept_for_any().await.map(Came::ForAny)
+            };
+            match accepted {
                 Err(error) => {
                     tracing::warn!(%error, "accept");
                     time::sleep(ACCEPT_PAUSE).await;
                 }
-                Ok(_refused) if self.open.get() >= self.options.connections_max => {
+                Ok(_refused) if self.is_full() => {
                     tracing::warn!("a connection beyond the limit is closed");
                 }
-                Ok(stream) => {
+                Ok(Came::Here(stream)) => {
                     let serving = Rc::clone(&self).serve_one(port_id, stream);
                     spawned(connections.spawn(serving));
+                }
+                Ok(Came::ForAny(connection)) => {
+                    let call = Call::Serve {
+                        port_id,
+                        connection,
+                    };
+                    if !self.hub.call(self.hub.next_core(), call) {
+                        tracing::warn!("a connection is closed: its core has too much to do");
+                    }
                 }
             }
         }
     }
 
-    /// Connections that are open.
+    fn is_full(&self) -> bool {
+        self.connections() >= self.options.connections_max
+    }
+
+    /// Does what other cores ask for.
+    async fn answer_calls(self: Rc<Self>, port: Port<Call>, connections: Rc<Scope>) {
+        let Ok(mut calls) = port.open() else {
+            tracing::error!("this core has too many sources to serve with others");
+            return;
+        };
+        while let Some(call) = calls.recv().await {
+            match call {
+                Call::Look => {}
+                Call::Serve {
+                    port_id,
+                    connection,
+                } => {
+                    let serving = Rc::clone(&self).serve_one(port_id, connection.here());
+                    spawned(connections.spawn(serving));
+                }
+                Call::Abort {
+                    controller,
+                    queue_id,
+                    cid,
+                    core,
+                    slot,
+                } => {
+                    let was_aborted = self.abort_here((controller, queue_id), cid);
+                    let answer = Call::Aborted {
+                        controller,
+                        slot,
+                        was_aborted,
+                    };
+                    if !self.hub.call(core, answer) {
+                        tracing::warn!("an Abort stays without its answer");
+                    }
+                }
+                Call::Aborted {
+                    controller,
+                    slot,
+                    was_aborted,
+                } => {
+                    if let Some(link) = self.link((controller, 0)) {
+                        link.reply(slot, AdminReply::aborted(was_aborted));
+                    }
+                }
+            }
+            self.look();
+        }
+    }
+
+    /// Does what follows from what another core has changed.
+    fn look(&self) {
+        self.keeper.raise();
+        self.close_strays();
+        self.deliver_notices();
+    }
+
+    /// Aborts a command of a queue for I/O that has not begun, on whatever core, and answers the one
+    /// that asks for it.
+    pub(super) fn abort(&self, link: &Link, slot: u16, queue: (ControllerId, u16), cid: u16) {
+        match self.hub.core_of(queue) {
+            Some(core) if core != self.core => {
+                let call = Call::Abort {
+                    controller: queue.0,
+                    queue_id: queue.1,
+                    cid,
+                    core: self.core,
+                    slot,
+                };
+                if !self.hub.call(core, call) {
+                    link.reply(slot, AdminReply::aborted(false));
+                }
+            }
+            _ => link.reply(slot, AdminReply::aborted(self.abort_here(queue, cid))),
+        }
+    }
+
+    fn abort_here(&self, queue: (ControllerId, u16), cid: u16) -> bool {
+        let Some(link) = self.link(queue) else {
+            return false;
+        };
+        let host = link.attached.get().expect("just seen").host;
+        let mut desks = self.desks.values();
+        desks.any(|desk| desk.abort(host, &link, cid))
+    }
+
+    /// Connections that are open, on any core.
     #[must_use]
-    pub const fn connections(&self) -> usize {
-        self.open.get()
+    pub fn connections(&self) -> usize {
+        self.hub.connections().load(Ordering::Relaxed)
+    }
+
+    /// Those of them that this core serves.
+    #[must_use]
+    pub fn connections_here(&self) -> usize {
+        let links = self.links.borrow();
+        links.iter().filter(|link| link.strong_count() > 0).count()
+    }
+
+    /// Looks at the target, or changes it.
+    pub(super) fn target<T>(&self, action: impl FnOnce(&mut Target) -> T) -> T {
+        self.hub.with(self.core, action)
+    }
+
+    /// What commands for I/O are checked against now.
+    pub(super) fn view(&self) -> Ref<'_, IoView> {
+        if self.view.borrow().0 != self.hub.views() {
+            self.view.replace(self.hub.view());
+        }
+        Ref::map(self.view.borrow(), |(_, view)| &**view)
     }
 
     /// Changes how namespaces of a group can be reached by a port; hosts there that want to know
     /// are told.
     pub fn set_ana_state(&self, port_id: u16, group: u32, state: AnaState) {
-        let mut target = self.target.borrow_mut();
-        target.set_ana_state(port_id, group, state);
-        drop(target);
+        self.target(|target| target.set_ana_state(port_id, group, state));
         self.deliver_notices();
     }
 
-    /// Closes every connection, as a crash would. Hosts may come back.
+    /// Closes every connection of this core, as a crash would. Hosts may come back.
     pub fn disconnect_all(&self) {
         for link in self.links.borrow().iter().filter_map(Weak::upgrade) {
             link.close();
@@ -279,7 +434,8 @@ impl Server {
         // Its own last words are still on their way when the other connections are closed.
         if let Some(attached) = link.attached.take() {
             let (controller, queue_id) = (attached.controller, attached.queue_id);
-            self.target.borrow_mut().detach(controller, queue_id);
+            self.hub.unseat((controller, queue_id));
+            self.target(|target| target.detach(controller, queue_id));
             self.close_strays();
         }
         let last_words = time::timeout(SETUP_TIMEOUT, link.outbox.drained_below(0)).await;
@@ -296,8 +452,12 @@ impl Server {
         };
         if attached.must_authenticate {
             time::sleep(AUTH_TIMEOUT).await;
-            let target = self.target.borrow();
-            if !target.is_authenticated(attached.controller, attached.queue_id) {
+            let Attached {
+                controller,
+                queue_id,
+                ..
+            } = attached;
+            if !self.target(|target| target.is_authenticated(controller, queue_id)) {
                 tracing::warn!("a connection whose host did not prove itself is closed");
                 link.close();
             }
@@ -306,15 +466,16 @@ impl Server {
 
     /// Answers a Connect.
     pub(super) fn connect(&self, link: &Link, slot: u16, command: &Command, data: &[u8]) {
-        let mut target = self.target.borrow_mut();
-        let connected = target.connect(command, data, link.port_id, time::now());
-        drop(target);
+        let (port_id, now) = (link.port_id, time::now());
+        let connected = self.target(|target| target.connect(command, data, port_id, now));
         match connected {
             Ok(attached) => {
                 let mut queue = link.queue.borrow_mut();
                 queue.connect(attached.entries, attached.has_flow_control);
                 drop(queue);
                 link.attached.set(Some(attached));
+                let queue = (attached.controller, attached.queue_id);
+                self.hub.seat(queue, self.core);
                 link.complete(slot, Status::SUCCESS, attached.result());
                 self.keeper.raise();
             }
@@ -327,7 +488,7 @@ impl Server {
 
     pub(super) fn desk(&self, subsystem: usize, nsid: u32) -> Option<(Rc<Desk>, Geometry)> {
         let desk = Rc::clone(self.desks.get(&(subsystem, nsid))?);
-        let geometry = self.target.borrow().geometry(subsystem, nsid)?;
+        let geometry = self.view().geometry(subsystem, nsid)?;
         Some((desk, geometry))
     }
 
@@ -337,42 +498,49 @@ impl Server {
         of_subsystem.map(|(_, desk)| Rc::clone(desk)).collect()
     }
 
-    /// Completes the commands that waited for events that have come.
+    /// Completes the commands of this core that waited for events that have come.
     pub(super) fn deliver_notices(&self) {
-        loop {
-            let Some(notice) = self.target.borrow_mut().next_notice() else {
-                return;
-            };
-            if let Some(link) = self.admin_link(notice.controller) {
+        let is_mine = |controller| self.link((controller, 0)).is_some();
+        while let Some(notice) = self.target(|target| target.next_notice(is_mine)) {
+            if let Some(link) = self.link((notice.controller, 0)) {
                 link.complete(notice.slot, notice.status, notice.result);
             }
         }
     }
 
-    fn admin_link(&self, controller: ControllerId) -> Option<Rc<Link>> {
+    /// The connection of a queue, if it is on this core.
+    fn link(&self, queue: (ControllerId, u16)) -> Option<Rc<Link>> {
         let links = self.links.borrow();
         links.iter().filter_map(Weak::upgrade).find(|link| {
             let attached = link.attached.get();
-            attached.is_some_and(|a| a.controller == controller && a.queue_id == 0)
+            attached.is_some_and(|a| (a.controller, a.queue_id) == queue)
         })
     }
 
-    /// Closes the connections of controllers that are no more.
+    /// Closes the connections of this core whose controllers are no more.
     fn close_strays(&self) {
-        let target = self.target.borrow();
-        for link in self.links.borrow().iter().filter_map(Weak::upgrade) {
-            let attached = link.attached.get();
-            if attached.is_some_and(|attached| !target.has(attached.controller)) {
-                link.close();
+        let links: Vec<_> = self
+            .links
+            .borrow()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        self.target(|target| {
+            for link in links {
+                let attached = link.attached.get();
+                if attached.is_some_and(|attached| !target.has(attached.controller)) {
+                    link.close();
+                }
             }
-        }
+        });
     }
 
     /// Ends controllers whose hosts are silent.
     async fn keep_alive(self: Rc<Self>) {
         let mut expired = Vec::new();
         loop {
-            let next = self.target.borrow().poll_timeout().unwrap_or(Time::MAX);
+            let next = self.target(|target| target.poll_timeout());
+            let next = next.unwrap_or(Time::MAX);
             let mut sleep = pin!(time::sleep_until(next));
             poll_fn(|cx| {
                 if self.keeper.poll(cx.waker()).is_ready() {
@@ -381,7 +549,7 @@ impl Server {
                 sleep.as_mut().poll(cx)
             })
             .await;
-            self.target.borrow_mut().expire(time::now(), &mut expired);
+            self.target(|target| target.expire(time::now(), &mut expired));
             for controller in expired.drain(..) {
                 tracing::warn!(
                     controller = controller.0,
@@ -390,6 +558,67 @@ impl Server {
             }
             self.close_strays();
         }
+    }
+}
+
+/// A connection that has been accepted.
+enum Came {
+    Here(TcpStream),
+    ForAny(Accepted),
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server(core {} of {:?})", self.core, self.hub)
+    }
+}
+
+/// A place for one more core of a server: it may be sent to that core.
+pub struct Seat {
+    options: ServerOptions,
+    hub: Arc<Hub>,
+    core: usize,
+    calls: Port<Call>,
+}
+
+impl Seat {
+    /// Takes it for this core. `disks` are those of the exports, in their order, as this core
+    /// reaches them. The server serves no listener here, but is to be [served](Server::serve_ports)
+    /// all the same.
+    ///
+    /// # Panics
+    /// If there are other disks than were exported: more or fewer, or of another length.
+    #[must_use]
+    pub fn join(self, disks: Vec<Vec<Disk>>) -> Rc<Server> {
+        let view = self.hub.view();
+        let mut desks = BTreeMap::new();
+        for (index, disks) in disks.into_iter().enumerate() {
+            for (nsid, disk) in (1..).zip(disks) {
+                let geometry = view
+                    .1
+                    .geometry(index, nsid)
+                    .expect("a disk that is exported");
+                let blocks = disk.len_bytes() >> geometry.block_bytes_log2;
+                assert_eq!(blocks, geometry.blocks, "the disk that is exported");
+                desks.insert((index, nsid), Desk::new(disk));
+            }
+        }
+        Rc::new(Server {
+            options: self.options,
+            hub: self.hub,
+            core: self.core,
+            calls: RefCell::new(Some(self.calls)),
+            view: RefCell::new(view),
+            desks,
+            links: RefCell::default(),
+            keeper: Signal::default(),
+        })
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Seat(core {} of {:?})", self.core, self.hub)
     }
 }
 
@@ -403,7 +632,7 @@ impl Open {
         let mut links = server.links.borrow_mut();
         links.retain(|link| link.strong_count() > 0);
         links.push(Rc::downgrade(link));
-        server.open.set(server.open.get() + 1);
+        server.hub.connections().fetch_add(1, Ordering::Relaxed);
         Self {
             server: Rc::clone(server),
         }
@@ -412,7 +641,10 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.server.open.set(self.server.open.get() - 1);
+        self.server
+            .hub
+            .connections()
+            .fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -137,7 +137,7 @@ mod tests {
         let middles = [(); 2].map(|()| Losses::new(Vec::new()));
         let slow = Rc::clone(&middles[0]);
         let learnt = HedgeDelay::Learnt {
-            permille: 950,
+            permille: 990,
             least: Duration::from_micros(100),
         };
         let counts = between(3, middles, move || async move {
@@ -148,14 +148,12 @@ mod tests {
             }
             let before = namespace.hedge_counts();
             slow.delay.set(SLOW);
-            let mut quick = 0;
             for _ in 0..30 {
-                quick += u32::from(read(&namespace).await < SLOW / 2);
+                read(&namespace).await;
             }
-            // Half of them go by the other path, and most of the rest are sent there, too.
-            assert!(quick > 20, "{quick}");
+            // Half of them go by the slow path, until that is what is learnt.
             let after = namespace.hedge_counts();
-            assert!(after.won > before.won, "{before:?} {after:?}");
+            assert!(after.won >= before.won + 5, "{before:?} {after:?}");
             reaped(&namespace).await;
             after
         });

@@ -111,20 +111,66 @@ mod tests {
         all
     }
 
+    /// Gives up all that it has in flight but for one command, and says how many were aborted.
+    async fn give_up() -> u64 {
+        let mut config = options(Digests::NONE, &[SERVER]).config;
+        config.commands_max = DEPTH;
+        let subsystem = name("disk");
+        let controller = RemoteController::connect(address(SERVER), &subsystem, config).await;
+        let controller = controller.expect("connected");
+        let queue = controller.queue().await.expect("granted");
+        let mut tasks = Vec::new();
+        for index in 0..DEPTH {
+            let reading = keep_reading(queue.clone(), 1, READ_BYTES);
+            let patience = if index == 0 { TIMEOUT } else { DRIVE / 2 };
+            tasks.push(spawn_local(async move {
+                time::timeout(patience, reading).await.is_ok()
+            }));
+        }
+        let mut answered = 0;
+        for task in tasks {
+            answered += u64::from(task.await.expect("no panic"));
+        }
+        while queue.in_flight() > 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!((answered, queue.closed()), (1, None));
+        queue.aborted()
+    }
+
+    #[test]
+    fn what_waits_for_the_drive_is_aborted() {
+        let mut world = world(62);
+        let target = world.start(ip(SERVER), 1, CoreOptions::default());
+        world.spawn(target, 0, serve_a_file);
+        let made = world.now() + Duration::from_millis(100);
+        world.run_until(made, || false);
+        let host = world.start(ip("10.0.0.3:0"), 1, CoreOptions::default());
+        let aborted = world.spawn(host, 0, give_up);
+        let end = world.now() + WORLD_MAX;
+        world.run_until(end, || aborted.is_there());
+        let aborted = aborted.take().expect("it ends");
+        // Half of them are under way at the drive, and some get there before their Abort.
+        assert!((10..64).contains(&aborted), "{aborted}");
+    }
+
+    fn world(seed: u64) -> World {
+        let disk = DiskOptions {
+            latency: (DRIVE, DRIVE),
+            ..DiskOptions::default()
+        };
+        let options = WorldOptions {
+            losses_per_mille: 0,
+            disk,
+            ..WorldOptions::default()
+        };
+        World::new(seed, options)
+    }
+
     type Host = (&'static str, u16, u16, u32);
 
     fn beside(seed: u64, hosts: [Host; 2]) -> [Served; 2] {
-        let mut world = World::new(
-            seed,
-            WorldOptions {
-                losses_per_mille: 0,
-                disk: DiskOptions {
-                    latency: (DRIVE, DRIVE),
-                    ..DiskOptions::default()
-                },
-                ..WorldOptions::default()
-            },
-        );
+        let mut world = world(seed);
         let target = world.start(ip(SERVER), 1, CoreOptions::default());
         world.spawn(target, 0, serve_a_file);
         let reading: Vec<Outcome<Served>> = (3..)

@@ -3,13 +3,16 @@
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::socket;
 use super::stream::TcpStream;
-use crate::driver::{Arrival, Descriptor, Submission};
+use crate::driver::{Arrival, Descriptor, Handle, Submission};
 use crate::executor::Core;
 use crate::op::{Multishot, OpError};
 use crate::time;
@@ -88,6 +91,21 @@ impl TcpListener {
         }
     }
 
+    /// As [`TcpListener::accept`], for whatever core: see [`Accepted`].
+    ///
+    /// # Errors
+    /// As there; `EOPNOTSUPP` in a simulated network, whose connections stay where they are made.
+    pub async fn accept_for_any(&self) -> Result<Accepted, OpError> {
+        let core = Core::current();
+        let arrival = std::future::poll_fn(|cx| self.poll_arrival(&core, cx)).await?;
+        match arrival {
+            Arrival::Accepted(Handle::System(fd)) => Ok(Accepted(fd)),
+            Arrival::Accepted(_simulated) => Err(Errno::OPNOTSUPP.into()),
+            Arrival::Failed(errno) => Err(errno.into()),
+            other => unreachable!("a listener does not yield {other:?}"),
+        }
+    }
+
     /// What the operation brings next; it is started, again if need be.
     fn poll_arrival(&self, core: &Rc<Core>, cx: &Context<'_>) -> Poll<Result<Arrival, OpError>> {
         let mut accepts = self.accepts.borrow_mut();
@@ -106,6 +124,21 @@ impl TcpListener {
                 (),
             )?);
         }
+    }
+}
+
+/// A connection that no core owns yet: it may be sent to the one that is to. Dropping it closes it.
+#[derive(Debug)]
+pub struct Accepted(OwnedFd);
+
+impl Accepted {
+    /// The connection, owned by this core.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    #[must_use]
+    pub fn here(self) -> TcpStream {
+        TcpStream::from_connected(Handle::System(self.0))
     }
 }
 

@@ -10,7 +10,7 @@ mod socket;
 mod stream;
 
 pub use interfaces::{INTERFACE_ADDRESSES_MAX, InterfaceAddress, interface_addresses};
-pub use listener::{REBIND_WAIT, TcpListener};
+pub use listener::{Accepted, REBIND_WAIT, TcpListener};
 pub use local::{LocalChannel, LocalListener, PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX, Packet};
 pub use outbox::Outbox;
 pub use receive::Receives;

@@ -3,6 +3,7 @@
 use std::io;
 
 use lunette::runtime::arena::AllocError;
+use lunette::runtime::{CorePanicked, MeshError};
 use lunette_nvmeof::proto::auth::SecretFault;
 use lunette_nvmeof::proto::host::PATHS_MAX;
 use lunette_nvmeof::proto::nqn::NqnFault;
@@ -14,6 +15,10 @@ use thiserror::Error;
 pub(crate) enum NvmeFailure {
     #[error(transparent)]
     Name(#[from] NqnFault),
+    #[error(transparent)]
+    Core(#[from] MeshError),
+    #[error(transparent)]
+    Panicked(#[from] CorePanicked),
     #[error(transparent)]
     Server(#[from] ServerError),
     #[error(transparent)]

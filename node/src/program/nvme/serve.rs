@@ -1,6 +1,7 @@
 //! Serving a disk.
 
 use std::env;
+use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,10 +12,13 @@ use std::time::Duration;
 
 use clap::Args;
 use lunette::runtime::net::{REBIND_WAIT, TcpListener};
-use lunette::runtime::time;
+use lunette::runtime::{Answer, Placement, Runtime, spawn_local, spawn_on, time};
 use lunette_nvmeof::proto::controller::{CONTROLLER_ID_MAX, Secrets};
 use lunette_nvmeof::proto::nqn::Nqn;
-use lunette_nvmeof::{Disk, Export, ExportedDisk, FileDisk, MemoryDisk, Server, ServerOptions};
+use lunette_nvmeof::{
+    Disk, Export, ExportedDisk, FileDisk, MemoryDisk, Server, ServerOptions, SharedDisk,
+};
+use lunette_runtime_core::ids::CoreIndex;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -65,7 +69,10 @@ pub(super) struct ServeArguments {
     read_only: bool,
     #[command(flatten)]
     secrets: SecretArguments,
-    /// What the core does when it has nothing to do.
+    /// Cores that serve. Connections go to them in turn.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    cores: u16,
+    /// What a core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
     idle: IdleChoice,
 }
@@ -129,39 +136,97 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
         }
     }
     let asked = Asked::register()?;
-    let memory_bytes = arguments.memory.map_or(0, |size| size.0);
-    run(core(arguments.idle, memory_bytes), async move || {
-        let mut listeners = Vec::new();
-        for &address in &arguments.listen {
-            let listener = TcpListener::bind_within(address, REBIND_WAIT).await;
-            let refused = |error| NvmeFailure::file(&address.to_string(), error);
-            listeners.push(listener.map_err(refused)?);
-        }
-        let addresses: Vec<_> = listeners.iter().map(TcpListener::local_addr).collect();
-        let export = export(&arguments, memory_bytes).await?;
-        let len_bytes = export.disks[0].disk.len_bytes();
-        let mut options = ServerOptions::default();
-        if let Some(ids) = arguments.controller_ids {
-            options.target.controller_ids = ids;
-        }
-        let server = Server::new(options, vec![export], &addresses)?;
-        ana::set(&server, &arguments.ana);
-        if let Some(path) = &arguments.ana_file {
-            ana::set_by_file(&server, path, &addresses)?;
-        }
-        say_ready(&addresses, &arguments.nqn, len_bytes, as_json)?;
-        let followed = asked.follow(Rc::clone(&server), arguments.ana_file, addresses);
-        server.serve_ports(listeners, followed).await;
-        Ok(())
-    })
+    if arguments.cores == 1 {
+        let memory_bytes = arguments.memory.map_or(0, |size| size.0);
+        let options = core(arguments.idle, memory_bytes);
+        return run(options, async move || {
+            serve_here(arguments, asked, as_json).await
+        });
+    }
+    // The cores share the disk, which is in no arena.
+    let options = core(arguments.idle, 0);
+    let placement = Placement::Anywhere(usize::from(arguments.cores));
+    let runtime = Runtime::start(&placement, options)?;
+    let serving = move || async move { serve_here(arguments, asked, as_json).await };
+    let served = runtime.spawn_on(CoreIndex(0), serving);
+    let served = served.and_then(Answer::wait).map_err(NvmeFailure::from)?;
+    runtime.shut_down().map_err(NvmeFailure::from)?;
+    Ok(served?)
+}
+
+/// Serves on this core, the first one, and on the others that there are.
+async fn serve_here(arguments: ServeArguments, asked: Asked, as_json: bool) -> Outcome<()> {
+    let mut listeners = Vec::new();
+    for &address in &arguments.listen {
+        let listener = TcpListener::bind_within(address, REBIND_WAIT).await;
+        let refused = |error| NvmeFailure::file(&address.to_string(), error);
+        listeners.push(listener.map_err(refused)?);
+    }
+    let addresses: Vec<_> = listeners.iter().map(TcpListener::local_addr).collect();
+    let medium = Medium::of(&arguments)?;
+    let export = export(&arguments, medium.here().await?)?;
+    let len_bytes = export.disks[0].disk.len_bytes();
+    let mut options = ServerOptions::default();
+    if let Some(ids) = arguments.controller_ids {
+        options.target.controller_ids = ids;
+    }
+    let cores = usize::from(arguments.cores);
+    let (server, seats) = Server::spread(options, vec![export], &addresses, cores)?;
+    for (core, seat) in (1..).zip(seats) {
+        let medium = medium.clone();
+        let taken = spawn_on(CoreIndex(core), move || async move {
+            let server = seat.join(vec![vec![medium.here().await?]]);
+            drop(spawn_local(server.serve_ports(Vec::new(), pending())));
+            Ok::<_, NvmeFailure>(())
+        });
+        taken.await??;
+    }
+    ana::set(&server, &arguments.ana);
+    if let Some(path) = &arguments.ana_file {
+        ana::set_by_file(&server, path, &addresses)?;
+    }
+    say_ready(&addresses, &arguments.nqn, len_bytes, as_json)?;
+    let followed = asked.follow(Rc::clone(&server), arguments.ana_file, addresses);
+    server.serve_ports(listeners, followed).await;
+    Ok(())
+}
+
+/// What the disk lies on, which each core opens for itself.
+#[derive(Clone, Debug)]
+enum Medium {
+    /// Memory of one core, of this length.
+    Memory(u64),
+    /// Memory that cores share.
+    Shared(SharedDisk),
+    /// A file, in blocks of this length.
+    File(PathBuf, u32),
+}
+
+impl Medium {
+    fn of(arguments: &ServeArguments) -> Outcome<Self> {
+        let memory_bytes = arguments.memory.map_or(0, |size| size.0);
+        Ok(match &arguments.file {
+            Some(path) => Self::File(path.clone(), arguments.block),
+            None if arguments.cores == 1 => Self::Memory(memory_bytes),
+            None => {
+                let disk = SharedDisk::new(memory_bytes);
+                let refused = |error| NvmeFailure::file("memory", io::Error::from(error));
+                Self::Shared(disk.map_err(refused)?)
+            }
+        })
+    }
+
+    async fn here(&self) -> Outcome<Disk> {
+        Ok(match self {
+            Self::Memory(len_bytes) => Disk::Memory(MemoryDisk::new(*len_bytes)?),
+            Self::Shared(disk) => Disk::Shared(disk.here()),
+            Self::File(path, block) => Disk::File(FileDisk::open(path, *block).await?),
+        })
+    }
 }
 
 /// The disk that was asked for, as the only one of its subsystem.
-async fn export(arguments: &ServeArguments, memory_bytes: u64) -> Outcome<Export> {
-    let disk = match &arguments.file {
-        Some(path) => Disk::File(FileDisk::open(path, arguments.block).await?),
-        None => Disk::Memory(MemoryDisk::new(memory_bytes)?),
-    };
+fn export(arguments: &ServeArguments, disk: Disk) -> Outcome<Export> {
     Ok(Export {
         disks: vec![ExportedDisk {
             disk,

@@ -101,6 +101,7 @@ impl Target {
         auth: Box<ControllerAuth>,
     ) -> bool {
         let is_over = auth.is_over();
+        self.revision += 1;
         let controller = self.controllers.get_mut(&controller);
         let access = controller.and_then(|controller| controller.queues.get_mut(&queue_id));
         if let Some(access @ Access::Computing { .. }) = access {
@@ -294,10 +295,14 @@ mod tests {
         let queue = connect(&mut target, "h", 1, id.0);
         assert!(queue.must_authenticate);
         let flush = Command::new(crate::command::io::FLUSH, u32::MAX, [0; 6]);
-        let refused = target.io(id, 1, &flush).map(drop).map_err(Status::code);
+        let refused = target
+            .view()
+            .io(id, 1, &flush)
+            .map(drop)
+            .map_err(Status::code);
         assert_eq!(refused, Err(Status::AUTH_REQUIRED.code()));
         assert_eq!(prove(&mut target, queue, "h", 1), (true, false));
-        assert!(target.is_authenticated(id, 1) && target.io(id, 1, &flush).is_ok());
+        assert!(target.is_authenticated(id, 1) && target.view().io(id, 1, &flush).is_ok());
     }
 
     #[test]

@@ -17,8 +17,6 @@ use crate::log_page::{self, AnaGroup, LogRequest, id};
 
 /// Halves of a second that a controller may take to become ready.
 const READY_TIMEOUT_HALVES: u8 = 15;
-/// What Abort returns when nothing was aborted.
-const NOT_ABORTED: u64 = 1;
 
 /// When a command is carried out, and by whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +92,11 @@ impl Target {
         let controller = self.controllers.get_mut(&id);
         let controller = controller.ok_or(Status::COMMAND_SEQUENCE_ERROR)?;
         match command.fabrics_type() {
-            Some(fabrics::AUTH_RECEIVE) => return access::receive(controller, queue_id, command),
+            Some(fabrics::AUTH_RECEIVE) => {
+                // By what it is told the host may have proved itself.
+                self.revision += 1;
+                return access::receive(controller, queue_id, command);
+            }
             Some(fabrics::DISCONNECT) => {}
             _ => controller.check_access(queue_id)?,
         }
@@ -111,7 +113,11 @@ impl Target {
             admin::IDENTIFY => self.identify(id, command),
             admin::GET_LOG_PAGE => self.log_page(id, command),
             admin::ABORT => Ok(abort(controller, command)),
-            admin::SET_FEATURES => set_feature(controller, command),
+            admin::SET_FEATURES => {
+                // Whoever waits for silent hosts may have to wake earlier.
+                self.revision += 1;
+                set_feature(controller, command)
+            }
             admin::GET_FEATURES => {
                 let value = controller.settings.read(command.cdw10[0])?;
                 done(u64::from(value))
@@ -141,6 +147,7 @@ impl Target {
                 if Property::of(command) != Some(Property::Configuration) {
                     return Err(invalid_field);
                 }
+                self.revision += 1;
                 controller.configuration = Configuration(command.cdw10[2]);
                 controller.life = controller.life.after(Event::of(controller.configuration));
                 if controller.life == Life::Disabled {
@@ -330,20 +337,21 @@ impl Target {
     }
 }
 
-/// Only what waits for an event can be aborted: everything else has ended, or will soon.
+/// Of the admin queue only what waits for an event can be aborted; of others, what the caller knows
+/// not to have begun.
 fn abort(controller: &mut Controller, command: &Command) -> AdminReply {
     let [a, b, c, d] = command.cdw10[0].to_le_bytes();
     let (queue_id, cid) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
+    if queue_id > 0 && controller.queues.contains_key(&queue_id) {
+        return AdminReply::Abort { queue_id, cid };
+    }
     let mut waiting = controller.waiting.iter();
     let found = waiting.position(|waiting| queue_id == 0 && waiting.1 == cid);
     if let Some(index) = found {
         let (slot, _cid) = controller.waiting.swap_remove(index);
         controller.aborted.push(slot);
     }
-    AdminReply::Done {
-        status: Status::SUCCESS,
-        result: if found.is_some() { 0 } else { NOT_ABORTED },
-    }
+    AdminReply::aborted(found.is_some())
 }
 
 fn set_feature(controller: &mut Controller, command: &Command) -> Answer {

@@ -5,6 +5,7 @@
 //! | `queue` | [`ControllerQueue`]: one connection, the commands to carry out on it |
 //! | `stage` | what may happen to a command when |
 //! | `target` | [`Target`]: subsystems, controllers, and what they answer |
+//! | `view` | [`IoView`]: what commands for I/O are checked against |
 //! | `shares` | [`Shares`]: whose command is carried out next |
 //! | `access` | who has to prove what before a queue may be used |
 //! | `admin`, `life`, `settings` | admin commands; a controller's states; its features |
@@ -17,6 +18,7 @@ mod settings;
 mod shares;
 mod stage;
 mod target;
+mod view;
 
 pub use queue::{ControllerOptions, ControllerQueue, ControllerStep};
 pub use shares::{HostId, Shares};
@@ -24,3 +26,4 @@ pub use target::{
     AdminReply, Attached, CONTROLLER_ID_MAX, ControllerId, Namespace, Notice, Refusal,
     SUBSYSTEMS_MAX, Secrets, Subsystem, SubsystemOptions, Target, TargetOptions,
 };
+pub use view::IoView;

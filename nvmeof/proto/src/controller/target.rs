@@ -20,7 +20,6 @@ use crate::completion::Status;
 use crate::fabrics::{CONTROLLER_ANY, Configuration, Connect, ConnectData, QUEUE_ENTRIES_MAX};
 use crate::feature::{self, events};
 use crate::identify::{IdentifyNamespace, NSID_ALL};
-use crate::io::{Geometry, IoRequest};
 use crate::log_page::{self, AnaState, DiscoveryRecord};
 use crate::nqn::Nqn;
 
@@ -193,6 +192,25 @@ pub enum AdminReply {
     Close,
     /// The same, behind data.
     LastData(Vec<u8>),
+    /// The caller aborts a command of a queue for I/O, if it has not begun, and completes this one
+    /// with [`AdminReply::aborted`].
+    Abort {
+        /// The queue.
+        queue_id: u16,
+        /// The command.
+        cid: u16,
+    },
+}
+
+impl AdminReply {
+    /// How an Abort ends: the command was aborted, or was not (NVMe Base 2.0, "Abort command").
+    #[must_use]
+    pub const fn aborted(was_aborted: bool) -> Self {
+        Self::Done {
+            status: Status::SUCCESS,
+            result: if was_aborted { 0 } else { 1 },
+        }
+    }
 }
 
 impl From<Status> for AdminReply {
@@ -282,6 +300,11 @@ impl Controller {
         }
     }
 
+    fn has_notice(&self) -> bool {
+        let has_news = !self.raised.is_empty() && !self.waiting.is_empty();
+        has_news || !self.aborted.is_empty()
+    }
+
     fn take_notice(&mut self) -> Option<(u16, Status, u64)> {
         if let Some(slot) = self.aborted.pop() {
             return Some((slot, Status::ABORT_REQUESTED, 0));
@@ -304,6 +327,8 @@ pub struct Target {
     pub(super) generation: u64,
     next_id: u16,
     next_host: u32,
+    /// How often something has changed that commands for I/O are checked against.
+    pub(super) revision: u64,
     /// State and number of changes of each group by the port where it has ever changed.
     pub(super) groups: BTreeMap<(u16, u32), (AnaState, u64)>,
 }
@@ -340,6 +365,7 @@ impl Target {
             generation: 1,
             next_id: first_id,
             next_host: 0,
+            revision: 1,
             groups: BTreeMap::new(),
         }
     }
@@ -348,17 +374,6 @@ impl Target {
     #[must_use]
     pub const fn transfer_bytes_max(&self) -> u32 {
         4096 << self.options.transfer_pages_log2
-    }
-
-    /// The shape of a namespace.
-    #[must_use]
-    pub fn geometry(&self, subsystem: usize, nsid: u32) -> Option<Geometry> {
-        let namespace = self.subsystems.get(subsystem)?.namespace(nsid)?;
-        Some(Geometry {
-            blocks: namespace.identity.blocks,
-            block_bytes_log2: namespace.identity.block_bytes_log2,
-            transfer_bytes_max: self.transfer_bytes_max(),
-        })
     }
 
     /// The first command of a connection that came by port `port_id`, with its data.
@@ -462,6 +477,7 @@ impl Target {
             changed_namespaces: BTreeSet::new(),
         };
         self.controllers.insert(id, controller);
+        self.revision += 1;
         Ok(id)
     }
 
@@ -515,12 +531,14 @@ impl Target {
             return Err(Refusal::parameter(QUEUE_ID_AT));
         }
         controller.queues.insert(queue_id, access);
+        self.revision += 1;
         Ok(id)
     }
 
     /// A queue's connection has ended. With an admin queue its controller ends; the connections of
     /// its other queues are to be closed.
     pub fn detach(&mut self, controller: ControllerId, queue_id: u16) {
+        self.revision += 1;
         if queue_id == 0 {
             self.controllers.remove(&controller);
         } else if let Some(controller) = self.controllers.get_mut(&controller) {
@@ -562,51 +580,11 @@ impl Target {
         self.controllers.retain(|&id, controller| {
             let is_over = controller.expires_at().is_some_and(|at| at <= now);
             if is_over {
+                self.revision += 1;
                 expired.push(id);
             }
             !is_over
         });
-    }
-
-    /// What a command of queue `queue_id` for I/O asks for, and of which namespace.
-    ///
-    /// # Errors
-    /// The status to complete it with.
-    pub fn io(
-        &self,
-        controller: ControllerId,
-        queue_id: u16,
-        command: &Command,
-    ) -> Result<(u32, IoRequest), Status> {
-        let controller = self.controllers.get(&controller);
-        let controller = controller.ok_or(Status::COMMAND_SEQUENCE_ERROR)?;
-        controller.check_access(queue_id)?;
-        if controller.life != Life::Ready {
-            return Err(Status::COMMAND_SEQUENCE_ERROR);
-        }
-        let invalid = Status::INVALID_NAMESPACE.do_not_retry();
-        let index = controller.subsystem.ok_or(invalid)?;
-        let nsid = command.nsid;
-        if crate::io::is_for_all(nsid) && command.opcode == crate::command::io::FLUSH {
-            return Ok((nsid, IoRequest::Flush));
-        }
-        let namespace = self.subsystems[index].namespace(nsid).ok_or(invalid)?;
-        let geometry = self.geometry(index, nsid).ok_or(invalid)?;
-        self.check_access(controller.port_id, namespace)?;
-        let request = IoRequest::of(command, &geometry)?;
-        if namespace.identity.is_read_only && request.changes_data() {
-            return Err(Status::OPERATION_DENIED.do_not_retry());
-        }
-        Ok((nsid, request))
-    }
-
-    fn check_access(&self, port_id: u16, namespace: &Namespace) -> Result<(), Status> {
-        match self.ana_state(port_id, namespace.identity.ana_group) {
-            AnaState::Optimized | AnaState::NonOptimized => Ok(()),
-            AnaState::Inaccessible => Err(Status::ANA_INACCESSIBLE),
-            AnaState::PersistentLoss => Err(Status::ANA_PERSISTENT_LOSS),
-            AnaState::Change => Err(Status::ANA_TRANSITION),
-        }
     }
 
     /// How namespaces of a group can be reached by a port.
@@ -627,6 +605,7 @@ impl Target {
         }
         *known = state;
         *changes += 1;
+        self.revision += 1;
         for controller in self.controllers.values_mut() {
             if controller.subsystem.is_some() && controller.port_id == port_id {
                 controller.raise(Topic::Ana);
@@ -645,6 +624,7 @@ impl Target {
             .filter(|namespace| namespace.nsid == nsid);
         let namespace = found.next().expect("a namespace of the subsystem");
         namespace.identity.blocks = blocks;
+        self.revision += 1;
         for controller in self.controllers.values_mut() {
             if controller.subsystem == Some(subsystem) {
                 controller.changed_namespaces.insert(nsid);
@@ -657,6 +637,7 @@ impl Target {
     pub fn set_records(&mut self, records: Vec<DiscoveryRecord>) {
         self.records = records;
         self.generation += 1;
+        self.revision += 1;
         for controller in self.controllers.values_mut() {
             if controller.subsystem.is_none() {
                 controller.raise(Topic::Discovery);
@@ -664,10 +645,14 @@ impl Target {
         }
     }
 
-    /// The next command that no longer waits for an event. To be asked after each admin command,
-    /// and after each change.
-    pub fn next_notice(&mut self) -> Option<Notice> {
-        self.controllers.iter_mut().find_map(|(&id, controller)| {
+    /// The next command that no longer waits for an event, of controllers that are the caller's. To
+    /// be asked after each admin command, and after each change.
+    pub fn next_notice(&mut self, is_mine: impl Fn(ControllerId) -> bool) -> Option<Notice> {
+        let mut controllers = self.controllers.iter_mut();
+        controllers.find_map(|(&id, controller)| {
+            if !controller.has_notice() || !is_mine(id) {
+                return None;
+            }
             let (slot, status, result) = controller.take_notice()?;
             Some(Notice {
                 controller: id,

@@ -5,6 +5,7 @@ use crate::command::{Sgl, admin, io};
 use crate::controller::AdminReply;
 use crate::fabrics::{CONNECT_DATA_BYTES, Property};
 use crate::identify::{IdentifyController, PAGE_BYTES, cns, decode_list, identify};
+use crate::io::IoRequest;
 use crate::log_page::{LogRequest, SubsystemKind, decode_ana, decode_discovery_records, id};
 
 fn name(of: &str) -> Nqn {
@@ -264,7 +265,7 @@ fn discovery_tells_where_subsystems_are_and_does_nothing_else() {
         Err(opcode)
     );
     let read = Command::new(io::READ, 1, [0; 6]);
-    assert!(target.io(id, 0, &read).is_err());
+    assert!(target.view().io(id, 0, &read).is_err());
 }
 
 #[test]
@@ -279,22 +280,26 @@ fn events_are_told_once_until_they_are_looked_into() {
     let limit = Status::ASYNC_EVENT_LIMIT.code();
     assert_eq!(ask(&mut target, id, &await_event), Err(limit));
     target.set_ana_state(1, 1, AnaState::NonOptimized);
-    assert_eq!(target.next_notice(), None, "nobody asked to be told");
+    assert_eq!(
+        target.next_notice(|_| true),
+        None,
+        "nobody asked to be told"
+    );
     let wanted = feature::set(feature::id::EVENTS, events::ANA | events::NAMESPACES);
     assert_eq!(ask(&mut target, id, &wanted), Ok(0));
     target.set_ana_state(1, 1, AnaState::Inaccessible);
     target.set_ana_state(1, 2, AnaState::Change);
-    let notice = target.next_notice().expect("told");
+    let notice = target.next_notice(|_| true).expect("told");
     assert_eq!((notice.slot, notice.result), (3, 0x0c_0302));
-    assert_eq!(target.next_notice(), None, "told once");
+    assert_eq!(target.next_notice(|_| true), None, "told once");
     let bytes = fetch(&mut target, id, log(id::ANA, 128, false), 128);
     let (_, groups) = decode_ana(&bytes).expect("whole");
     let states: Vec<AnaState> = groups.iter().map(|group| group.state).collect();
     assert_eq!(states, [AnaState::Inaccessible, AnaState::Change]);
     target.set_ana_state(1, 1, AnaState::Optimized);
-    assert!(target.next_notice().is_some(), "told again");
+    assert!(target.next_notice(|_| true).is_some(), "told again");
     target.resize(0, 1, 2000);
-    let notice = target.next_notice().expect("told");
+    let notice = target.next_notice(|_| true).expect("told");
     assert_eq!(notice.result, 0x04_0002);
     let abort = Command::new(admin::ABORT, 0, [0; 6]);
     assert_eq!(
@@ -302,7 +307,7 @@ fn events_are_told_once_until_they_are_looked_into() {
         Ok(0),
         "the last one that waits"
     );
-    let notice = target.next_notice().expect("aborted");
+    let notice = target.next_notice(|_| true).expect("aborted");
     assert_eq!(notice.status, Status::ABORT_REQUESTED);
     assert_eq!(ask(&mut target, id, &abort), Ok(1), "nothing waits");
 }
@@ -311,14 +316,14 @@ fn events_are_told_once_until_they_are_looked_into() {
 fn io_needs_a_namespace_that_can_be_reached_and_written() {
     let mut target = target();
     let id = ready(&mut target, name("s"));
-    let geometry = target.geometry(0, 1).expect("there");
+    let geometry = target.view().geometry(0, 1).expect("there");
     let blocks = crate::io::Blocks { first: 0, count: 1 };
     let write = IoRequest::Write {
         blocks,
         must_last: false,
     };
     let ask = |target: &Target, nsid| {
-        let io = target.io(id, 0, &write.command(nsid, &geometry));
+        let io = target.view().io(id, 0, &write.command(nsid, &geometry));
         io.map_err(Status::code)
     };
     assert_eq!(ask(&target, 1), Ok((1, write)));
@@ -333,10 +338,13 @@ fn io_needs_a_namespace_that_can_be_reached_and_written() {
         assert_eq!(ask(&target, 1), Err(status.code()));
     }
     let flush = IoRequest::Flush.command(NSID_ALL, &geometry);
-    assert_eq!(target.io(id, 0, &flush), Ok((NSID_ALL, IoRequest::Flush)));
+    assert_eq!(
+        target.view().io(id, 0, &flush),
+        Ok((NSID_ALL, IoRequest::Flush))
+    );
     let disable = Property::Configuration.write(0);
     target.admin(id, 0, 5, &disable, Time::ZERO);
-    let status = target.io(id, 0, &flush).map_err(Status::code);
+    let status = target.view().io(id, 0, &flush).map_err(Status::code);
     assert_eq!(status, Err(Status::COMMAND_SEQUENCE_ERROR.code()));
 }
 
@@ -373,10 +381,14 @@ fn each_port_has_states_of_its_own() {
         id
     });
     target.set_ana_state(2, 1, AnaState::Inaccessible);
-    let notice = target.next_notice().expect("told");
+    let notice = target.next_notice(|_| true).expect("told");
     assert_eq!(notice.controller, by_port[1]);
-    assert_eq!(target.next_notice(), None, "nothing has changed by port 1");
-    let geometry = target.geometry(0, 1).expect("there");
+    assert_eq!(
+        target.next_notice(|_| true),
+        None,
+        "nothing has changed by port 1"
+    );
+    let geometry = target.view().geometry(0, 1).expect("there");
     let read = IoRequest::Read(crate::io::Blocks { first: 0, count: 1 });
     let read = read.command(1, &geometry);
     let expected = [
@@ -387,7 +399,7 @@ fn each_port_has_states_of_its_own() {
         let bytes = fetch(&mut target, *id, log(id::ANA, 128, false), 128);
         let (_, groups) = decode_ana(&bytes).expect("whole");
         assert_eq!((groups[0].state, groups[0].changes), (state, changes));
-        assert_eq!(target.io(*id, 0, &read).err(), refusal);
+        assert_eq!(target.view().io(*id, 0, &read).err(), refusal);
     }
 }
 

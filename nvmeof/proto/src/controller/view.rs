@@ -1,0 +1,133 @@
+//! What commands for I/O are checked against: a copy that any core can keep, until it is out of date.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::life::Life;
+use super::target::{Controller, ControllerId, Namespace, Target};
+use crate::command::{Command, io};
+use crate::completion::Status;
+use crate::io::{Geometry, IoRequest, is_for_all};
+use crate::log_page::AnaState;
+
+#[derive(Clone, Debug)]
+struct ControllerView {
+    subsystem: Option<usize>,
+    port_id: u16,
+    is_ready: bool,
+    /// Queues whose commands are carried out.
+    queues: BTreeSet<u16>,
+}
+
+impl ControllerView {
+    fn of(controller: &Controller) -> Self {
+        let queues = controller.queues.keys().copied();
+        Self {
+            subsystem: controller.subsystem,
+            port_id: controller.port_id,
+            is_ready: controller.life == Life::Ready,
+            queues: queues
+                .filter(|&queue_id| controller.check_access(queue_id).is_ok())
+                .collect(),
+        }
+    }
+}
+
+/// A target as commands for I/O see it.
+#[derive(Clone, Debug)]
+pub struct IoView {
+    revision: u64,
+    transfer_bytes_max: u32,
+    controllers: BTreeMap<ControllerId, ControllerView>,
+    /// Namespaces by subsystem.
+    namespaces: Vec<Vec<Namespace>>,
+    states: BTreeMap<(u16, u32), AnaState>,
+}
+
+impl Target {
+    /// As commands for I/O see it now.
+    #[must_use]
+    pub fn view(&self) -> IoView {
+        let controllers = self.controllers.iter();
+        let subsystems = self.subsystems.iter();
+        let groups = self.groups.iter();
+        IoView {
+            revision: self.revision,
+            transfer_bytes_max: self.transfer_bytes_max(),
+            controllers: controllers
+                .map(|(&id, controller)| (id, ControllerView::of(controller)))
+                .collect(),
+            namespaces: subsystems
+                .map(|subsystem| subsystem.options.namespaces.clone())
+                .collect(),
+            states: groups.map(|(&group, (state, _))| (group, *state)).collect(),
+        }
+    }
+
+    /// Whether a view of it is out of date.
+    #[must_use]
+    pub const fn has_changed_since(&self, view: &IoView) -> bool {
+        self.revision != view.revision
+    }
+}
+
+impl IoView {
+    /// The shape of a namespace.
+    #[must_use]
+    pub fn geometry(&self, subsystem: usize, nsid: u32) -> Option<Geometry> {
+        let namespace = self.namespace(subsystem, nsid)?;
+        Some(Geometry {
+            blocks: namespace.identity.blocks,
+            block_bytes_log2: namespace.identity.block_bytes_log2,
+            transfer_bytes_max: self.transfer_bytes_max,
+        })
+    }
+
+    fn namespace(&self, subsystem: usize, nsid: u32) -> Option<&Namespace> {
+        let mut namespaces = self.namespaces.get(subsystem)?.iter();
+        namespaces.find(|namespace| namespace.nsid == nsid)
+    }
+
+    /// What a command of queue `queue_id` for I/O asks for, and of which namespace.
+    ///
+    /// # Errors
+    /// The status to complete it with.
+    pub fn io(
+        &self,
+        controller: ControllerId,
+        queue_id: u16,
+        command: &Command,
+    ) -> Result<(u32, IoRequest), Status> {
+        let controller = self.controllers.get(&controller);
+        let controller = controller.ok_or(Status::COMMAND_SEQUENCE_ERROR)?;
+        if !controller.queues.contains(&queue_id) {
+            return Err(Status::AUTH_REQUIRED.do_not_retry());
+        }
+        if !controller.is_ready {
+            return Err(Status::COMMAND_SEQUENCE_ERROR);
+        }
+        let invalid = Status::INVALID_NAMESPACE.do_not_retry();
+        let index = controller.subsystem.ok_or(invalid)?;
+        let nsid = command.nsid;
+        if is_for_all(nsid) && command.opcode == io::FLUSH {
+            return Ok((nsid, IoRequest::Flush));
+        }
+        let namespace = self.namespace(index, nsid).ok_or(invalid)?;
+        let geometry = self.geometry(index, nsid).ok_or(invalid)?;
+        self.check_state(controller.port_id, namespace)?;
+        let request = IoRequest::of(command, &geometry)?;
+        if namespace.identity.is_read_only && request.changes_data() {
+            return Err(Status::OPERATION_DENIED.do_not_retry());
+        }
+        Ok((nsid, request))
+    }
+
+    fn check_state(&self, port_id: u16, namespace: &Namespace) -> Result<(), Status> {
+        let state = self.states.get(&(port_id, namespace.identity.ana_group));
+        match state.unwrap_or(&AnaState::Optimized) {
+            AnaState::Optimized | AnaState::NonOptimized => Ok(()),
+            AnaState::Inaccessible => Err(Status::ANA_INACCESSIBLE),
+            AnaState::PersistentLoss => Err(Status::ANA_PERSISTENT_LOSS),
+            AnaState::Change => Err(Status::ANA_TRANSITION),
+        }
+    }
+}
