@@ -2,8 +2,11 @@
 //!
 //! For each row: commands per second of either, round by round, and the ratio of the medians. Run it
 //! with `cargo run --release -p lunette-nvmeof --example beside_raw`, and a part of a row's name behind
-//! `--` for some rows alone.
+//! `--` for some rows alone. With `NBD=1` the rows without digests run beside `nbdkit` and `qemu-nbd`
+//! instead, where those are installed.
 #![forbid(unsafe_code)]
+
+mod nbd;
 
 use std::cell::Cell;
 use std::future::pending;
@@ -22,6 +25,8 @@ use lunette_nvmeof::{
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{CoreOptions, Idle, Placement, Runtime, arena, core_counts, spawn_local};
 use lunette_runtime_core::ids::CoreIndex;
+
+use self::nbd::Rival;
 
 const DISK_BYTES: u64 = 64 << 20;
 const BLOCK_BYTES: usize = 4096;
@@ -114,6 +119,10 @@ fn main() {
     let address = runtime.spawn_on(SERVER, || async { serve() });
     let address = address.expect("started").wait().expect("served");
     let wanted = std::env::args().nth(1).unwrap_or_default();
+    if std::env::var_os("NBD").is_some() {
+        beside_rivals(&runtime, address, &wanted);
+        return;
+    }
     for row in ROWS.into_iter().filter(|row| row.name.contains(&wanted)) {
         let raw_address = runtime.spawn_on(SERVER, move || async move { serve_raw(row) });
         let raw_address = raw_address.expect("started").wait().expect("served");
@@ -134,6 +143,33 @@ fn main() {
             row.name,
             ours / raw
         );
+    }
+}
+
+/// The rows that others can do, too, by turns.
+fn beside_rivals(runtime: &Runtime, address: SocketAddr, wanted: &str) {
+    let rivals = Rival::all();
+    let rows = ROWS.into_iter().filter(|row| row.name.contains(wanted));
+    for row in rows.filter(|row| row.digests == Digests::NONE) {
+        for rival in &rivals {
+            let theirs = rival.address;
+            let measured = runtime.spawn_on(HOST, move || async move {
+                let mut speeds = Vec::new();
+                for _ in 0..ROUNDS {
+                    let theirs = nbd::exchange(theirs, row).await;
+                    speeds.push((theirs, command(address, row).await));
+                }
+                speeds
+            });
+            let speeds = measured.expect("started").wait().expect("measured");
+            let theirs = median(speeds.iter().map(|(theirs, _)| theirs.per_s));
+            let ours = median(speeds.iter().map(|(_, ours)| ours.per_s));
+            let name = format!("{} beside {}", row.name, rival.name);
+            println!(
+                "{name:40} theirs {theirs:9.0}/s  ours {ours:9.0}/s  ratio {:.2}",
+                ours / theirs
+            );
+        }
     }
 }
 
