@@ -3,8 +3,8 @@
 //!
 //! A [`Server`] serves disks to any host, the Linux kernel's among them. A [`RemoteController`]
 //! brings a controller up and keeps it alive; [`Queue`]s of it, one per core, carry commands, many
-//! in flight, each with a deadline; a [`RemoteNamespace`] reads and writes, and connects again when
-//! the connection was lost.
+//! in flight, each with a deadline; a [`RemoteNamespace`] reads and writes by the best of its paths,
+//! and connects again when a connection was lost.
 //!
 //! ```text
 //!   RemoteNamespace -- RemoteController -- Queue ~~~~ TCP ~~~~ Server -- Disk
@@ -13,8 +13,7 @@
 //! ```
 //!
 //! The protocol itself is `lunette-nvmeof-proto`. Data are received straight into the region that
-//! the caller lent, and sent from where they lie. It leaves out authentication and TLS, and other
-//! transports.
+//! the caller lent, and sent from where they lie. It leaves out TLS, and other transports.
 //!
 //! | module | subject |
 //! |---|---|
