@@ -64,7 +64,7 @@ struct Shared {
     // The source goes before the queue that it polls.
     _guard: SourceGuard,
     inner: Rc<Inner>,
-    /// Waits for the channel of a provider that has one.
+    /// Waits for the channel of a provider that has one, or for the time of one that has none.
     watch: Option<JoinHandle<()>>,
 }
 
@@ -145,10 +145,12 @@ impl CompletionQueue {
         let listed = context.events().list(&inner);
         listed.map_err(SetupError::Refused)?;
         drop(spawn_local(keep_deadlines(Rc::downgrade(&inner))));
-        let watch = channel.map(|channel| {
-            let watch = watch(Watched::new(channel), Rc::downgrade(&inner));
-            spawn_local(watch)
-        });
+        let weak = Rc::downgrade(&inner);
+        let has_times = inner.raw().has_times();
+        let watch = match channel {
+            Some(channel) => Some(spawn_local(watch(Watched::new(channel), weak))),
+            None => has_times.then(|| spawn_local(keep_times(weak))),
+        };
         Ok(Self {
             shared: Rc::new(Shared {
                 _guard: guard,
@@ -481,6 +483,31 @@ async fn keep_deadlines(queue: Weak<Inner>) {
             for pair in inner.pairs() {
                 pair.expire(now);
             }
+        }
+    })
+    .await;
+}
+
+/// Wakes the core when a provider without a channel has something to be polled, until the queue is gone.
+async fn keep_times(queue: Weak<Inner>) {
+    let mut sleep: Option<time::Sleep> = None;
+    poll_fn(move |cx| {
+        loop {
+            let Some(inner) = queue.upgrade() else {
+                return Poll::Ready(());
+            };
+            let due = inner.raw().next_due(cx.waker());
+            // What is due now is polled before the core sleeps, and this is woken then.
+            let Some(at) = due.filter(|at| time::now() < *at) else {
+                return Poll::Pending;
+            };
+            if sleep.as_ref().is_none_or(|sleep| sleep.deadline() != at) {
+                sleep = Some(time::sleep_until(at));
+            }
+            if poll_sleep(&mut sleep, cx).is_pending() {
+                return Poll::Pending;
+            }
+            sleep = None;
         }
     })
     .await;

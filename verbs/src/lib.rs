@@ -22,10 +22,11 @@
 //! | [`context`] | [`Context`], devices of this machine |
 //! | [`memory`] | [`Slab`], [`Piece`], [`Window`]: registered memory |
 //! | [`device_memory`] | [`DeviceMemory`], registered memory of a GPU |
+//! | [`lent`] | [`RegisteredExtent`], [`Lent`], [`ExposedWindow`]: memory that the program has exposed |
 //! | [`completion`] | [`CompletionQueue`], a source of the core's loop |
 //! | [`queue_pair`] | [`QueuePair`], its states and requests |
 //! | [`shared_receives`] | [`SharedReceives`], one pool of receives for many queue pairs |
-//! | [`connect`] | the handshake over a TCP stream |
+//! | [`connect`] | the handshake, over a TCP stream or by messages |
 //! | [`connection_manager`] | connecting by the RDMA connection manager |
 //! | [`sim`] | the simulated fabric and its faults |
 //! | [`events`] | what happens outside of completions, brought to whom it names |
@@ -39,6 +40,7 @@ pub mod context;
 pub mod device_memory;
 pub mod error;
 pub mod events;
+pub mod lent;
 pub mod memory;
 mod provider;
 pub mod queue_pair;
@@ -50,6 +52,7 @@ pub use context::{Context, devices};
 pub use device_memory::DeviceMemory;
 pub use error::{OpenError, RequestError, SetupError};
 pub use events::PairNotices;
+pub use lent::{ExposedWindow, Lender, Lent, RegisteredExtent};
 pub use memory::{MemoryName, Piece, Slab, SlabFull, Window};
 pub use provider::{
     Access, Calls, Cause, DeviceEvent, DeviceInfo, PairEvent, Patience, QueueSizes, RemoteMemory,

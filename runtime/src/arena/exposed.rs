@@ -10,6 +10,7 @@ use std::slice;
 use lunette_runtime_core::checksum::Crc32c;
 use rustix::io::Errno;
 
+use super::extent::Extent;
 use super::handle::ChunkHandle;
 use super::mapping::Mapping;
 use super::region::{Piece, RegionMut};
@@ -27,7 +28,14 @@ enum Backing {
     /// Memory that other cores reach too.
     Shared(Rc<Here>),
     /// Memory of somebody else, whom it keeps.
-    Foreign { _owner: Rc<dyn Any> },
+    Foreign(Rc<Foreign>),
+}
+
+/// All of somebody else's memory, and who that is.
+pub(super) struct Foreign {
+    pub(super) address: NonNull<u8>,
+    pub(super) len: usize,
+    _owner: Box<dyn Any>,
 }
 
 /// Memory that is exposed: the program, devices and peers may each read and write it, in any order
@@ -164,9 +172,11 @@ impl Exposed {
         Self {
             address,
             len,
-            backing: Backing::Foreign {
-                _owner: Rc::from(owner),
-            },
+            backing: Backing::Foreign(Rc::new(Foreign {
+                address,
+                len,
+                _owner: owner,
+            })),
         }
     }
 
@@ -209,7 +219,7 @@ impl Exposed {
     pub fn chunk(&self) -> Option<ChunkHandle> {
         match &self.backing {
             Backing::Piece(piece) => Some(piece.chunk()),
-            Backing::Mapping(_) | Backing::Shared(_) | Backing::Foreign { .. } => None,
+            Backing::Mapping(_) | Backing::Shared(_) | Backing::Foreign(_) => None,
         }
     }
 
@@ -220,9 +230,20 @@ impl Exposed {
         let mapping = match &self.backing {
             Backing::Mapping(mapping) => &**mapping,
             Backing::Shared(here) => here.mapping()?,
-            Backing::Piece(_) | Backing::Foreign { .. } => return None,
+            Backing::Piece(_) | Backing::Foreign(_) => return None,
         };
         Some((mapping.base().as_ptr().addr(), mapping.len()))
+    }
+
+    /// All of the memory of which it is a part.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        match &self.backing {
+            Backing::Piece(piece) => piece.extent(),
+            Backing::Mapping(mapping) => Extent::of_mapping(mapping),
+            Backing::Shared(here) => Extent::of_shared(here),
+            Backing::Foreign(foreign) => Extent::of_foreign(foreign),
+        }
     }
 
     /// What another process of this host needs to map it for reading ([`View`](super::View)). From the
@@ -242,7 +263,7 @@ impl Exposed {
                 chunk = piece.chunk();
                 chunk.mapping()
             }
-            Backing::Foreign { .. } => return Err(Errno::OPNOTSUPP),
+            Backing::Foreign(_) => return Err(Errno::OPNOTSUPP),
         };
         let offset_bytes = (self.start() - mapping.base().as_ptr().addr()) as u64;
         Ok(Share {

@@ -14,6 +14,7 @@
 
 mod chunk;
 mod exposed;
+mod extent;
 mod handle;
 mod mapping;
 mod process;
@@ -33,6 +34,7 @@ use thiserror::Error;
 
 use chunk::Chunk;
 pub use exposed::{Exposed, ForeignMemory};
+pub use extent::{Extent, ExtentGuard};
 pub use handle::ChunkHandle;
 pub use process::ProcessMemory;
 pub use region::{Region, RegionMut};

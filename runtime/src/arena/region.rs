@@ -10,6 +10,7 @@ use lunette_runtime_core::region::RegionRef;
 
 use super::chunk::Chunk;
 use super::exposed::Exposed;
+use super::extent::Extent;
 use super::handle::ChunkHandle;
 
 /// One carved piece; returns to its chunk when the last handle drops.
@@ -21,6 +22,10 @@ pub(super) struct Piece {
 impl Piece {
     pub(super) fn chunk(&self) -> ChunkHandle {
         ChunkHandle::new(Rc::clone(&self.chunk))
+    }
+
+    pub(super) fn extent(&self) -> Extent {
+        Extent::of_chunk(&self.chunk)
     }
 }
 
@@ -165,6 +170,12 @@ impl Region {
     #[must_use]
     pub fn chunk(&self) -> ChunkHandle {
         self.piece.chunk()
+    }
+
+    /// The whole chunk in which it lies.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        self.piece.extent()
     }
 
     /// The part `start..start + len` of this region, pinning the whole piece.

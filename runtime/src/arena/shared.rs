@@ -49,6 +49,11 @@ pub(super) struct Here {
 }
 
 impl Here {
+    /// First byte and length of all of it.
+    pub(super) fn whole(&self) -> (NonNull<u8>, usize) {
+        (self.whole.address, self.whole.len)
+    }
+
     pub(super) fn mapping(&self) -> Option<&Mapping> {
         match &self.whole.keeper {
             Keeper::Mapping(mapping) => Some(mapping),

@@ -22,6 +22,7 @@ mod settings;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::Waker;
 
+use lunette_runtime_core::time::Time;
 use lunette_verbs_proto::negotiate::Agreement;
 use lunette_verbs_proto::qp_state::QpState;
 use rustix::io::Errno;
@@ -261,6 +262,19 @@ impl RawCompletions {
             Self::Real(completions) => completions.is_extended(),
             Self::Sim(_) | Self::Null(_) => false,
         }
+    }
+
+    /// When polling makes it go on, of a provider that has no channel to say so.
+    pub(crate) fn next_due(&self, waker: &Waker) -> Option<Time> {
+        match self {
+            Self::Real(_) | Self::Null(_) => None,
+            Self::Sim(completions) => completions.next_due(waker),
+        }
+    }
+
+    /// Whether anything but polling and its channel makes it go on.
+    pub(crate) const fn has_times(&self) -> bool {
+        matches!(self, Self::Sim(_))
     }
 
     /// Whether polling alone makes it go on, so that its core must not sleep.

@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
+use lunette_runtime::control;
 use lunette_verbs_proto::gid::{GidEntry, GidKind};
 use lunette_verbs_proto::negotiate;
 use rdma_core_sys as sys;
@@ -222,24 +223,31 @@ impl Device {
         len: usize,
         access: Access,
     ) -> Result<(Memory, Keys), Errno> {
-        let shared = &self.shared;
-        let (domain, bits) = (shared.domain.as_ptr(), access_bits(access));
-        let start = address.cast();
-        let optional = bits & sys::IBV_ACCESS_OPTIONAL_RANGE != 0;
-        let region = match shared.library.ibv_reg_mr_iova2 {
-            // Bits that a kernel may not know go this way alone.
-            Some(register) if optional => {
-                // SAFETY: the domain is live; the range is the caller's promise.
-                unsafe { register(domain, start, len, address.addr() as u64, bits) }
-            }
-            _ => {
-                let required = bits & !sys::IBV_ACCESS_OPTIONAL_RANGE;
-                let required = c_int::try_from(required).expect("low bits");
-                // SAFETY: as above.
-                unsafe { (shared.library.ibv_reg_mr)(domain, start, len, required) }
-            }
-        };
-        Ok(self.registered(made(region)?))
+        let job = Job::new(&self.shared, address, len, access);
+        // SAFETY: `self` keeps the domain; the rest is the caller's promise.
+        let made = unsafe { job.run() }?;
+        Ok(self.registered(made.0))
+    }
+
+    /// The same on the control thread: pages are locked and written down one by one.
+    ///
+    /// # Safety
+    /// As [`RawDevice::register`](super::RawDevice::register), and the device stays until the call has
+    /// ended, also if the future is dropped.
+    pub(crate) async unsafe fn register_elsewhere(
+        &self,
+        address: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<(Memory, Keys), Errno> {
+        let job = Job::new(&self.shared, address, len, access);
+        // SAFETY: the caller keeps the device, and so the domain, and what is registered.
+        let made = control(move || unsafe { job.run() }).await;
+        match made {
+            Ok(made) => Ok(self.registered(made?.0)),
+            Err(error) if error.is_backpressure() => Err(Errno::AGAIN),
+            Err(_) => Err(Errno::IO),
+        }
     }
 
     /// A part of a dma-buf, whose first byte is named by `offset`, so that both lie at the same
@@ -292,6 +300,65 @@ impl Device {
 
     pub(crate) fn shared_receives(&self, depth: u32) -> Result<SharedReceives, Errno> {
         SharedReceives::create(&self.shared, depth)
+    }
+}
+
+/// A registration to be made on any thread, as libibverbs allows.
+struct Job {
+    library: &'static Library,
+    domain: NonNull<sys::ibv_pd>,
+    address: *mut u8,
+    len: usize,
+    bits: u32,
+}
+
+// SAFETY: libibverbs takes calls for one domain from any thread, and memory is named by its address. Holds
+// until the call has been made.
+unsafe impl Send for Job {}
+
+/// A registration that was made.
+struct Made(NonNull<sys::ibv_mr>);
+
+// SAFETY: as above; it is handed over once, to the core that asked.
+unsafe impl Send for Made {}
+
+impl Job {
+    fn new(shared: &Shared, address: *mut u8, len: usize, access: Access) -> Self {
+        Self {
+            library: shared.library,
+            domain: shared.domain,
+            address,
+            len,
+            bits: access_bits(access),
+        }
+    }
+
+    /// # Safety
+    /// The domain is live; for the rest see [`RawDevice::register`](super::RawDevice::register).
+    unsafe fn run(self) -> Result<Made, Errno> {
+        let Self {
+            library,
+            domain,
+            address,
+            len,
+            bits,
+        } = self;
+        let (domain, start) = (domain.as_ptr(), address.cast());
+        let optional = bits & sys::IBV_ACCESS_OPTIONAL_RANGE != 0;
+        let region = match library.ibv_reg_mr_iova2 {
+            // Bits that a kernel may not know go this way alone.
+            Some(register) if optional => {
+                // SAFETY: the domain is live; the range is the caller's promise.
+                unsafe { register(domain, start, len, address.addr() as u64, bits) }
+            }
+            _ => {
+                let required = bits & !sys::IBV_ACCESS_OPTIONAL_RANGE;
+                let required = c_int::try_from(required).expect("low bits");
+                // SAFETY: as above.
+                unsafe { (library.ibv_reg_mr)(domain, start, len, required) }
+            }
+        };
+        made(region).map(Made)
     }
 }
 

@@ -7,14 +7,22 @@ use std::task::Waker;
 
 use crate::device_memory::DeviceMemory;
 use crate::error::RequestError;
+use crate::lent::Lent;
 use crate::memory::Piece;
+
+/// What a request holds that is no piece.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held, so that it stays registered")]
+pub(super) enum Held {
+    Device(DeviceMemory),
+    Lent(Lent),
+}
 
 /// A request, and what it holds until it is over.
 #[derive(Debug)]
 struct Entry {
     piece: Option<Piece>,
-    /// Held, so that it stays registered.
-    device: Option<DeviceMemory>,
+    held: Option<Held>,
     outcome: Option<Result<(), RequestError>>,
     waker: Option<Waker>,
     /// Nobody waits for it any more.
@@ -48,7 +56,7 @@ impl Entries {
         let key = u32::try_from(self.places.len()).expect("futures fit memory");
         self.places.push(Entry {
             piece,
-            device: None,
+            held: None,
             outcome: None,
             waker: None,
             is_abandoned: false,
@@ -56,9 +64,9 @@ impl Entries {
         key
     }
 
-    /// Has a request hold memory of a device as well.
-    pub(super) fn hold(&mut self, key: u32, device: DeviceMemory) {
-        self.places[key as usize].device = Some(device);
+    /// Has a request hold this until it is over, whoever waits for it.
+    pub(super) fn hold(&mut self, key: u32, held: Held) {
+        self.places[key as usize].held = Some(held);
     }
 
     /// The request is over. `wake` gets who waits; if nobody does, `freed` gets its piece.
@@ -114,8 +122,8 @@ impl Entries {
         let entry = &mut self.places[key as usize];
         entry.outcome = None;
         entry.is_abandoned = false;
-        if entry.device.is_some() {
-            entry.device = None;
+        if entry.held.is_some() {
+            entry.held = None;
         }
         self.free.push(key);
         entry.piece.take()

@@ -29,7 +29,7 @@ use lunette_verbs_proto::{receive_queue, send_queue};
 
 pub(crate) use self::core::PairCore;
 pub use self::core::{Arrival, PairCounts};
-use self::payload::{Inline, OfDevice, OfPiece, Payload};
+use self::payload::{Inline, OfDevice, OfLent, OfPiece, Payload};
 pub use self::request::Request;
 use crate::completion::{CompletionQueue, Inner, Owner};
 use crate::connection_manager::Managed;
@@ -37,6 +37,7 @@ use crate::context::Context;
 use crate::device_memory::DeviceMemory;
 use crate::error::{RequestError, SetupError};
 use crate::events::PairNotices;
+use crate::lent::Lent;
 use crate::memory::Piece;
 use crate::provider::{
     Access, Cause, Operation, Patience, QueueSizes, RawShared, RemoteMemory, Route, Step,
@@ -435,6 +436,19 @@ impl QueuePair<Ready> {
                 self.request_if(is_agreed, Operation::Read(from), payload, deadline)
             }
         }
+    }
+
+    /// Writes memory of the program's to the peer's memory. The request has no piece, and keeps what is
+    /// lent until it is over. For when the peer's memory holds it see [`QueuePair::write`].
+    pub fn write_lent(&self, from: Lent, to: RemoteMemory, deadline: Time) -> Request {
+        self.request(Operation::Write(to), OfLent(from), deadline)
+    }
+
+    /// Reads the peer's memory into memory of the program's, which must be exposed: a region is refused
+    /// ([`RequestError::Refused`]). The request has no piece, and keeps what is lent until it is over.
+    pub fn read_lent(&self, into: Lent, from: RemoteMemory, deadline: Time) -> Request {
+        let may_be = self.state.agreement.reads_out > 0 && into.is_writable();
+        self.request_if(may_be, Operation::Read(from), OfLent(into), deadline)
     }
 
     /// Swaps a word of the peer's memory if it is `compare`; what it was is in the first 8 bytes of

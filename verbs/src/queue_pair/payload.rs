@@ -4,8 +4,9 @@
 //! it is.
 
 use super::INLINE_BYTES_MAX;
-use super::entries::Entries;
+use super::entries::{Entries, Held};
 use crate::device_memory::DeviceMemory;
+use crate::lent::Lent;
 use crate::memory::Piece;
 
 /// Memory as a work request names it.
@@ -109,7 +110,35 @@ impl Payload for OfDevice {
 
     fn hold(self, entries: &mut Entries) -> u32 {
         let key = entries.insert(None);
-        entries.hold(key, self.memory);
+        entries.hold(key, Held::Device(self.memory));
+        key
+    }
+
+    fn into_piece(self) -> Option<Piece> {
+        None
+    }
+}
+
+/// Memory of the program's, registered with its extent.
+pub(super) struct OfLent(pub(super) Lent);
+
+impl Payload for OfLent {
+    fn fits(&self, _inline_bytes_max: u32) -> bool {
+        true
+    }
+
+    fn name(&self, _room: &mut [u8; INLINE_BYTES_MAX]) -> Named {
+        Named {
+            address: self.0.address(),
+            len_bytes: self.0.len_bytes(),
+            lkey: self.0.lkey(),
+            is_inline: false,
+        }
+    }
+
+    fn hold(self, entries: &mut Entries) -> u32 {
+        let key = entries.insert(None);
+        entries.hold(key, Held::Lent(self.0));
         key
     }
 

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 
+use lunette_runtime_core::time::Time;
 use lunette_verbs_proto::id::WrId;
 use lunette_verbs_proto::qp_state::{QpState, required};
 use lunette_verbs_proto::status::Status;
 use rustix::io::Errno;
 
-use super::Fault;
+use super::{Fault, Speed};
 use crate::provider::{
     Access, Completion, PairEvent, QueueSizes, RawEvent, ReceiveRequest, Route, SendRequest, Step,
 };
@@ -36,6 +37,8 @@ pub(super) struct Queue {
 pub(super) struct Held {
     pub(super) request: SendRequest,
     pub(super) inline: Option<Vec<u8>>,
+    /// When its last byte has arrived, once its adapter has begun with it; adapters with a rate alone.
+    pub(super) due: Option<Time>,
 }
 
 /// Receives that queue pairs share.
@@ -62,6 +65,8 @@ pub(super) struct Pair {
     pub(super) untold: VecDeque<u64>,
     /// Steps that the first send has taken.
     pub(super) waited: u32,
+    /// Since when the first send, whose time has come, meets no peer.
+    pub(super) unanswered_since: Option<Time>,
     /// The next packet's number, as sender and as receiver.
     pub(super) send_psn: u32,
     pub(super) receive_psn: u32,
@@ -82,6 +87,10 @@ pub(super) struct Adapter {
     pub(super) steps_per_request: u32,
     /// Requests of the next doorbell that are taken.
     pub(super) takes: Option<u32>,
+    /// How fast it is, if that matters.
+    pub(super) speed: Option<Speed>,
+    /// Until when its port is busy with what it has begun.
+    pub(super) busy_until: Time,
     next_key: u32,
 }
 
@@ -99,6 +108,8 @@ impl Adapter {
             is_silent: false,
             steps_per_request: 1,
             takes: None,
+            speed: None,
+            busy_until: Time::ZERO,
             next_key: 0x100,
         }
     }
@@ -222,6 +233,7 @@ impl Adapter {
             shared,
             untold: VecDeque::new(),
             waited: 0,
+            unanswered_since: None,
             send_psn: 0,
             receive_psn: 0,
         };
@@ -305,6 +317,7 @@ impl Adapter {
             pair.sends.push_back(Held {
                 request: *request,
                 inline: bytes,
+                due: None,
             });
         }
         (requests.len(), None)

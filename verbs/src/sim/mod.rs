@@ -1,7 +1,7 @@
 //! A fabric of simulated adapters that are stricter than any real one.
 //!
 //! Everything happens while completion queues are polled, in an order that the seed fixes; there
-//! is no clock. Where adapters differ in how much they let pass, these let nothing pass: a queue
+//! is no clock, unless adapters are given a rate ([`Fabric::set_speed`]). Where adapters differ in how much they let pass, these let nothing pass: a queue
 //! takes what it holds and no more, counting requests whose end nobody has been told; keys, bounds,
 //! alignment and rights are checked byte by byte; packet numbers must meet; a completion queue that
 //! overflows takes its queue pairs with it. And where adapters differ in how they fail, these fail
@@ -11,11 +11,13 @@
 
 mod adapter;
 mod objects;
+mod timing;
 mod world;
 
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 pub(crate) use objects::{SimCompletions, SimDevice, SimMemory, SimQueuePair, SimShared};
 use world::World;
@@ -58,6 +60,15 @@ pub enum Fault {
     },
 }
 
+/// How fast an adapter is, in the time of the core that polls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speed {
+    /// Bytes that its port carries, those that it sends and those that it fetches together.
+    pub bytes_per_second: u64,
+    /// How long after its last byte a request is done.
+    pub latency: Duration,
+}
+
 /// What an adapter says of itself, outside of completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raised {
@@ -90,6 +101,27 @@ impl Fabric {
     /// At [`DEVICES_MAX`] of them.
     pub fn add_device(&self) -> usize {
         self.0.borrow_mut().add_device()
+    }
+
+    /// Gives an adapter a rate from now on. Its requests take time then, one after the other over all of its
+    /// queue pairs, and the slower of both ends says how much; a link that is down is waited for as long as
+    /// retries last, in time and not in steps.
+    ///
+    /// # Panics
+    /// If there is no such adapter, or it would never be done.
+    pub fn set_speed(&self, device: usize, speed: Speed) {
+        assert!(speed.bytes_per_second > 0, "some bytes at least");
+        self.0.borrow_mut().devices[device].speed = Some(speed);
+    }
+
+    /// The queue pairs of an adapter, by number, with its end: for [`Raised::Pair`].
+    ///
+    /// # Panics
+    /// If there is no such adapter.
+    #[must_use]
+    pub fn queue_pairs(&self, device: usize) -> Vec<u32> {
+        let world = self.0.borrow();
+        world.devices[device].pairs.keys().copied().collect()
     }
 
     /// Lets something go wrong at an adapter.

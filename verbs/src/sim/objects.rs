@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::Waker;
 
+use lunette_runtime_core::time::Time;
 use lunette_verbs_proto::gid::{GidEntry, GidKind};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -242,6 +243,13 @@ impl SimCompletions {
     pub(crate) fn has_work(&self) -> bool {
         self.world.borrow().has_work()
     }
+
+    /// When there will be work, unless there is some now. `waker` is woken when that comes nearer.
+    pub(crate) fn next_due(&self, waker: &Waker) -> Option<Time> {
+        let mut world = self.world.borrow_mut();
+        world.wake_at_begin(waker);
+        world.next_due()
+    }
 }
 
 impl SimShared {
@@ -287,7 +295,9 @@ impl SimQueuePair {
     /// As [`RawQueuePair::post_sends`](crate::provider::RawQueuePair::post_sends).
     pub(crate) unsafe fn post_sends(&self, requests: &[SendRequest]) -> (usize, Option<Errno>) {
         let mut world = self.world.borrow_mut();
-        world.devices[self.device].post_sends(self.number, requests)
+        let posted = world.devices[self.device].post_sends(self.number, requests);
+        world.begin(self.device, self.number);
+        posted
     }
 
     pub(crate) fn post_receives(&self, requests: &[ReceiveRequest]) -> (usize, Option<Errno>) {

@@ -1,5 +1,7 @@
 //! What happens between the adapters of a fabric.
 
+use std::task::Waker;
+
 use lunette_runtime_core::random::{SplitMix64, mix};
 use lunette_verbs_proto::qp_state::QpState;
 use lunette_verbs_proto::status::Status;
@@ -24,6 +26,8 @@ pub(super) struct World {
     next_pair: u32,
     executed: u64,
     hash: u64,
+    /// Who waits for the next request that takes time.
+    pub(super) tickers: Vec<Waker>,
 }
 
 /// A direction of data that rights are asked for.
@@ -52,6 +56,7 @@ impl World {
             next_pair: 0x11,
             executed: 0,
             hash: seed,
+            tickers: Vec::new(),
         }
     }
 
@@ -111,6 +116,7 @@ impl World {
 
     /// Queue pairs that have something to do, in a fixed order.
     fn busy(&self) -> Vec<(usize, u32)> {
+        let now = self.now();
         let mut busy = Vec::new();
         for (index, adapter) in self.devices.iter().enumerate() {
             if adapter.is_silent {
@@ -119,7 +125,8 @@ impl World {
             for (number, pair) in &adapter.pairs {
                 let is_broken = pair.state == QpState::Error;
                 let flushes = is_broken && !pair.receives.is_empty();
-                if !pair.is_mute && (!pair.sends.is_empty() || flushes) {
+                let has_any = !pair.sends.is_empty() && !pair.is_early(now);
+                if !pair.is_mute && (has_any || flushes) {
                     busy.push((index, *number));
                 }
             }
@@ -147,6 +154,7 @@ impl World {
             }
             let (device, number) = busy[self.random.below(count) as usize];
             self.step(device, number);
+            self.wake_tickers();
         }
     }
 
@@ -176,11 +184,15 @@ impl World {
         }
         let peer = self.peer_of(device, number);
         let reaches = is_link_up && peer.is_some_and(|(peer, _)| self.devices[peer].is_link_up);
-        match peer.filter(|_| reaches) {
-            Some(peer) => self.execute(device, number, peer),
-            // Packets that nobody answers are sent again, and again, and then no more.
-            None if waited >= patience => self.fail(device, number, Status::RetryExceeded),
-            None => {}
+        if let Some(peer) = peer.filter(|_| reaches) {
+            return self.execute(device, number, peer);
+        }
+        // Packets that nobody answers are sent again, and again, and then no more.
+        let now = self.now();
+        let pair = self.devices[device].pairs.get_mut(&number);
+        let waits = pair.and_then(|pair| pair.waits_for_answer(now));
+        if !waits.unwrap_or(waited < patience) {
+            self.fail(device, number, Status::RetryExceeded);
         }
     }
 
@@ -215,13 +227,18 @@ impl World {
     fn peer_of(&self, device: usize, number: u32) -> Option<(usize, u32)> {
         let pair = self.devices[device].pairs.get(&number)?;
         let route = pair.route?;
-        let peer = (0..self.devices.len()).find(|peer| gid_of(*peer) == route.peer_gid)?;
+        let peer = self.device_of(route.peer_gid)?;
         let other = self.devices[peer].pairs.get(&route.peer_qp)?;
         let back = other.route?;
         let is_ready = matches!(other.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         let knows = back.peer_qp == number && back.peer_gid == gid_of(device);
         (is_ready && knows && other.receive_psn == pair.send_psn && !self.devices[peer].is_silent)
             .then_some((peer, route.peer_qp))
+    }
+
+    /// The adapter of an address.
+    pub(super) fn device_of(&self, gid: [u8; 16]) -> Option<usize> {
+        (0..self.devices.len()).find(|device| gid_of(*device) == gid)
     }
 
     /// Executes the first send of a queue pair at its peer.
@@ -239,6 +256,7 @@ impl World {
             Ok(len_bytes) => {
                 if let Some(pair) = adapter.pairs.get_mut(&number) {
                     pair.waited = 0;
+                    pair.unanswered_since = None;
                     pair.send_psn = (pair.send_psn + 1) & BITS_24;
                 }
                 if let Some(pair) = self.devices[peer.0].pairs.get_mut(&peer.1) {

@@ -4,8 +4,10 @@
 mod adapters;
 mod events;
 mod fabric;
+mod lent;
 mod limits;
 mod posting_rules;
 #[path = "../rig/mod.rs"]
 mod rig;
+mod timing;
 mod worlds;

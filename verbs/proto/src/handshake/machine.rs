@@ -152,6 +152,12 @@ impl Handshake {
         (!self.is_over()).then_some(self.deadline)
     }
 
+    /// Whether it is an initiator's that has not begun.
+    #[must_use]
+    pub const fn is_fresh(&self) -> bool {
+        matches!(self.state, State::Fresh)
+    }
+
     /// Whether it is open or has failed.
     #[must_use]
     pub const fn is_over(&self) -> bool {
