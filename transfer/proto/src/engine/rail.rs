@@ -76,12 +76,35 @@ impl Default for RailOptions {
 }
 
 impl RailOptions {
+    /// Those of rails over which bytes go from memory to memory: what is paid is paid per slice, so that slices
+    /// are long where the rail is fast, and what is under way costs no memory.
+    pub const ONE_SIDED: Self = Self {
+        slice_bytes_max: 4 * 1024 * 1024,
+        slice_bytes_min: 64 * 1024,
+        slice_time: Duration::from_millis(1),
+        window_bytes_max: 8 * 1024 * 1024,
+        slices_max: 256,
+        pause_min: Duration::from_millis(10),
+        pause_max: Duration::from_secs(10),
+    };
+
     /// How long to pause after so many failures and one more.
     #[must_use]
     pub fn pause(&self, failures: u32) -> Duration {
         let doubled = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
         self.pause_min.saturating_mul(doubled).min(self.pause_max)
     }
+}
+
+/// How a rail carries bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Carrier {
+    /// By requests to the peer's engine, over a connection. It reaches everything, carries notifications and
+    /// asks for fences; bytes go over it as long as no rail of the other kind is up.
+    #[default]
+    Stream,
+    /// From memory to memory, by adapters. Neither engine has a part in it.
+    OneSided,
 }
 
 /// Where a rail stands.
@@ -102,6 +125,7 @@ pub enum RailState {
 #[derive(Clone, Debug)]
 pub struct Rail {
     options: RailOptions,
+    carrier: Carrier,
     state: RailState,
     /// Moves on with each connection, so that what is said of an old one is not taken for the new.
     connection: u32,
@@ -128,8 +152,15 @@ impl Rail {
     /// A rail that may be tried at once.
     #[must_use]
     pub const fn new(options: RailOptions) -> Self {
+        Self::of(Carrier::Stream, options)
+    }
+
+    /// The same, of either kind.
+    #[must_use]
+    pub const fn of(carrier: Carrier, options: RailOptions) -> Self {
         Self {
             options,
+            carrier,
             state: RailState::Down { until: Time::ZERO },
             connection: 0,
             failures: 0,
@@ -143,6 +174,18 @@ impl Rail {
             overtaken: None,
             answer: ANSWER_FIRST,
         }
+    }
+
+    /// How it carries bytes.
+    #[must_use]
+    pub const fn carrier(&self) -> Carrier {
+        self.carrier
+    }
+
+    /// Its bounds.
+    #[must_use]
+    pub const fn options(&self) -> &RailOptions {
+        &self.options
     }
 
     /// Where it stands.

@@ -34,6 +34,30 @@ pub struct Slice {
     pub parts: Vec<Part>,
     /// How often it was sent before.
     pub attempts: u32,
+    /// Whether it goes over streams alone: not all of it is reached from memory to memory.
+    pub is_barred: bool,
+}
+
+/// Which of the bytes that wait are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// All of them.
+    Any,
+    /// Those that may go over whatever rail.
+    Open,
+    /// Those that go over streams alone.
+    Barred,
+}
+
+/// What a rail takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measure {
+    /// Of which bytes.
+    pub work: Work,
+    /// About how many.
+    pub bytes: u32,
+    /// How many at most, about, of what was cut before.
+    pub bytes_max: u32,
 }
 
 impl Slice {
@@ -44,6 +68,58 @@ impl Slice {
             .iter()
             .map(|part| u64::from(part.len_bytes))
             .sum()
+    }
+}
+
+impl Slice {
+    fn is_of(&self, work: Work) -> bool {
+        match work {
+            Work::Any => true,
+            Work::Open => !self.is_barred,
+            Work::Barred => self.is_barred,
+        }
+    }
+
+    /// Keeps the first `len_bytes`, of more, and gives the rest.
+    fn split_off(&mut self, len_bytes: u64) -> Self {
+        let mut left = len_bytes;
+        let mut kept = Vec::new();
+        let mut rest = Vec::new();
+        for part in &self.parts {
+            let len = u64::from(part.len_bytes).min(left);
+            left -= len;
+            let (first, second) = part.split(u32::try_from(len).expect("no longer than the part"));
+            kept.extend(first);
+            rest.extend(second);
+        }
+        self.parts = kept;
+        Self {
+            way: self.way,
+            parts: rest,
+            attempts: self.attempts,
+            is_barred: self.is_barred,
+        }
+    }
+}
+
+impl Part {
+    /// The first `len_bytes`, and what follows, if there are any bytes in each.
+    fn split(self, len_bytes: u32) -> (Option<Self>, Option<Self>) {
+        let first = Self { len_bytes, ..self };
+        let second = Self {
+            offset_bytes: self.offset_bytes + u64::from(len_bytes),
+            len_bytes: self.len_bytes - len_bytes,
+            ..self
+        };
+        let some = |part: Self| (part.len_bytes > 0).then_some(part);
+        (some(first), some(second))
+    }
+}
+
+impl Measure {
+    /// What was cut before goes whole up to this length.
+    fn longest(&self) -> u64 {
+        u64::from(self.bytes_max) + u64::from(self.bytes_max / 4)
     }
 }
 
@@ -81,6 +157,8 @@ pub struct Cutter {
     again: VecDeque<Slice>,
     /// Bytes of requests that have not failed which are not handed out at present.
     waiting_bytes: u64,
+    /// Of these, those in slices that go over streams alone.
+    barred_bytes: u64,
     /// Bytes of requests that have not failed which are not done.
     open_bytes: u64,
 }
@@ -106,6 +184,7 @@ impl Cutter {
             cursor: 0,
             again: VecDeque::new(),
             waiting_bytes,
+            barred_bytes: 0,
             open_bytes: waiting_bytes,
         }
     }
@@ -122,21 +201,63 @@ impl Cutter {
         self.waiting_bytes
     }
 
-    /// About how long the next slice is.
+    /// Bytes of that kind that wait to be handed out.
     #[must_use]
-    pub fn next_len_bytes(&self, bytes_max: u32) -> u64 {
-        match self.again.front() {
-            Some(slice) => slice.len_bytes(),
-            None => self.waiting_bytes.min(u64::from(bytes_max)),
+    pub const fn waiting(&self, work: Work) -> u64 {
+        match work {
+            Work::Any => self.waiting_bytes,
+            Work::Open => self.waiting_bytes - self.barred_bytes,
+            Work::Barred => self.barred_bytes,
         }
     }
 
-    /// The next slice, of about `bytes_max` unless it was cut before.
-    pub fn next(&mut self, bytes_max: u32) -> Option<Slice> {
-        if let Some(slice) = self.again.pop_front() {
-            self.waiting_bytes -= slice.len_bytes();
-            return Some(slice);
+    /// About how long the next slice is.
+    #[must_use]
+    pub fn next_len_bytes(&self, measure: Measure) -> u64 {
+        let again = self.again.iter().find(|slice| slice.is_of(measure.work));
+        match again {
+            Some(slice) => slice.len_bytes().min(measure.longest()),
+            None => self.waiting(measure.work).min(u64::from(measure.bytes)),
         }
+    }
+
+    /// The next slice of whatever kind, of about `bytes` unless it was cut before.
+    pub fn next(&mut self, bytes: u32) -> Option<Slice> {
+        self.next_of(Measure {
+            work: Work::Any,
+            bytes,
+            bytes_max: u32::MAX,
+        })
+    }
+
+    /// The next slice of a kind, of about so many bytes unless it was cut before.
+    pub fn next_of(&mut self, measure: Measure) -> Option<Slice> {
+        let again = self.again.iter();
+        let mut found = (0..).zip(again);
+        if let Some((at, _)) = found.find(|(_, slice)| slice.is_of(measure.work)) {
+            let slice = self.again.remove(at).expect("just found");
+            return Some(self.again_of(slice, measure));
+        }
+        if measure.work == Work::Barred {
+            return None;
+        }
+        self.cut(measure.bytes)
+    }
+
+    /// Hands out what was cut before, or the beginning of it if it is too long.
+    fn again_of(&mut self, mut slice: Slice, measure: Measure) -> Slice {
+        if slice.len_bytes() > measure.longest() {
+            let rest = slice.split_off(u64::from(measure.bytes_max));
+            self.again.push_front(rest);
+        }
+        self.waiting_bytes -= slice.len_bytes();
+        if slice.is_barred {
+            self.barred_bytes -= slice.len_bytes();
+        }
+        slice
+    }
+
+    fn cut(&mut self, bytes_max: u32) -> Option<Slice> {
         self.skip_finished();
         let way = self.requests.get(self.cursor)?.request.way;
         let mut parts = Vec::new();
@@ -175,6 +296,7 @@ impl Cutter {
             way,
             parts,
             attempts: 0,
+            is_barred: false,
         })
     }
 
@@ -206,8 +328,17 @@ impl Cutter {
             .retain(|part| !self.requests[part.request as usize].is_failed);
         if !slice.parts.is_empty() {
             self.waiting_bytes += slice.len_bytes();
+            if slice.is_barred {
+                self.barred_bytes += slice.len_bytes();
+            }
             self.again.push_back(slice);
         }
+    }
+
+    /// A slice that was not sent, because it goes over streams alone.
+    pub fn bar(&mut self, mut slice: Slice) {
+        slice.is_barred = true;
+        self.back(slice);
     }
 
     /// Nothing more of this request is to be sent. Whether it was not so already.
@@ -220,14 +351,17 @@ impl Cutter {
         self.waiting_bytes -= progress.request.len_bytes - progress.cut_bytes;
         self.open_bytes -= progress.request.len_bytes - progress.done_bytes;
         progress.cut_bytes = progress.request.len_bytes;
-        let mut dropped = 0;
+        let (mut dropped, mut barred) = (0, 0);
         self.again.retain_mut(|slice| {
             let before = slice.len_bytes();
             slice.parts.retain(|part| part.request != request);
-            dropped += before - slice.len_bytes();
+            let less = before - slice.len_bytes();
+            dropped += less;
+            barred += if slice.is_barred { less } else { 0 };
             !slice.parts.is_empty()
         });
         self.waiting_bytes -= dropped;
+        self.barred_bytes -= barred;
         true
     }
 
@@ -283,6 +417,48 @@ mod tests {
     fn lens(slice: &Slice) -> Vec<(u32, u64, u32)> {
         let triple = |part: &Part| (part.request, part.offset_bytes, part.len_bytes);
         slice.parts.iter().map(triple).collect()
+    }
+
+    #[test]
+    fn what_goes_over_streams_alone_is_kept_apart_and_cut_as_they_take_it() {
+        let mut cutter = Cutter::new([request(Way::Write, 4000), request(Way::Write, 500)]);
+        let of = |work| Measure {
+            work,
+            bytes: 3000,
+            bytes_max: 1000,
+        };
+        let first = cutter.next_of(of(Work::Open)).expect("bytes");
+        assert_eq!(
+            (first.len_bytes(), cutter.next_of(of(Work::Barred))),
+            (3000, None)
+        );
+        cutter.bar(first);
+        let waiting = |cutter: &Cutter| {
+            [Work::Any, Work::Open, Work::Barred].map(|work| cutter.waiting(work))
+        };
+        assert_eq!(waiting(&cutter), [4500, 1500, 3000]);
+        assert_eq!(cutter.next_len_bytes(of(Work::Open)), 1500);
+        assert_eq!(cutter.next_len_bytes(of(Work::Barred)), 1250);
+        let open = cutter.next_of(of(Work::Open)).expect("bytes");
+        assert_eq!(lens(&open), [(0, 3000, 1000), (1, 0, 500)]);
+        let barred = cutter.next_of(of(Work::Barred)).expect("bytes");
+        assert_eq!(
+            (lens(&barred), barred.is_barred),
+            (vec![(0, 0, 1000)], true)
+        );
+        cutter.done(&barred);
+        assert_eq!(waiting(&cutter), [2000, 0, 2000]);
+        cutter.back(open);
+        let any = cutter.next_of(of(Work::Any)).expect("bytes");
+        assert_eq!(lens(&any), [(0, 1000, 1000)]);
+        cutter.again(any);
+        assert_eq!(waiting(&cutter), [3500, 1500, 2000]);
+        cutter.fail(0);
+        assert_eq!(waiting(&cutter), [500, 500, 0]);
+        let rest = cutter.next_of(of(Work::Open)).expect("bytes");
+        assert_eq!(lens(&rest), [(1, 0, 500)]);
+        cutter.done(&rest);
+        assert!(cutter.is_finished());
     }
 
     #[test]

@@ -22,9 +22,14 @@
 //! At the end of its work a scheduler takes slices back from a rail that holds it up, and sends them over
 //! another one; writes when they are fenced.
 //!
+//! Rails are streams, or lead from memory to memory ([`Carrier`]). These come first: streams carry bytes only
+//! while none of the others is up, and what they alone reach ([`on_barred`](Scheduler::on_barred)),
+//! notifications and fences always.
+//!
 //! A transfer that is over before its slices are (deadline, cancel) stays until they are settled, for
 //! `settle` at most, and says what may still change if they are not.
 
+mod assigning;
 mod outcome;
 mod slots;
 mod stealing;
@@ -37,7 +42,7 @@ use std::collections::{BTreeSet, VecDeque};
 use lunette_runtime_core::time::Time;
 
 use super::message::Refusal;
-use super::rail::{Rail, RailState};
+use super::rail::{Carrier, Rail, RailState};
 use super::segment::Way;
 use super::slices::{Cutter, Request, Slice};
 
@@ -83,6 +88,10 @@ struct UnderWay {
     is_taken_back: bool,
 }
 
+fn is_one_sided(rail: &Rail) -> bool {
+    rail.carrier() == Carrier::OneSided
+}
+
 /// How a slice leaves its rail.
 #[derive(Clone, Copy, Debug)]
 enum Leave {
@@ -121,6 +130,8 @@ pub struct Scheduler {
     actions: VecDeque<Action>,
     submitted: u64,
     assigned: u64,
+    /// Transfers that are about to be submitted.
+    expected: usize,
 }
 
 impl Scheduler {
@@ -130,10 +141,27 @@ impl Scheduler {
     /// If there are none, or more than [`RAILS_MAX`].
     #[must_use]
     pub fn new(options: SchedulerOptions, rails: usize) -> Self {
-        assert!((1..=RAILS_MAX).contains(&rails), "{rails} rails");
+        Self::with_one_sided(options, rails, 0)
+    }
+
+    /// A scheduler over so many streams, and behind them so many rails from memory to memory, none of them
+    /// connected.
+    ///
+    /// # Panics
+    /// If there are no streams, or more than [`RAILS_MAX`] rails in all.
+    #[must_use]
+    pub fn with_one_sided(options: SchedulerOptions, streams: usize, one_sided: usize) -> Self {
+        let count = streams + one_sided;
+        assert!(
+            streams > 0 && count <= RAILS_MAX,
+            "{streams} streams, {one_sided} others"
+        );
+        let mut rails = vec![Rail::new(options.rail); streams];
+        let one_sided_rail = Rail::of(Carrier::OneSided, options.one_sided_rail);
+        rails.resize(count, one_sided_rail);
         Self {
             options,
-            rails: vec![Rail::new(options.rail); rails],
+            rails,
             transfers: Slots::default(),
             slices: Slots::default(),
             ready: BTreeSet::new(),
@@ -143,6 +171,7 @@ impl Scheduler {
             actions: VecDeque::new(),
             submitted: 0,
             assigned: 0,
+            expected: 0,
         }
     }
 
@@ -214,13 +243,17 @@ impl Scheduler {
     #[must_use]
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
         let wants_rails = self.wants_rails();
+        let has_stream = self.has_stream();
         let of_rail = |rail: &Rail| match rail.state() {
-            RailState::Down { until } => wants_rails.then_some(until),
+            RailState::Down { until } => {
+                let can_be = has_stream || !is_one_sided(rail);
+                (wants_rails && can_be).then_some(until)
+            }
             RailState::Connecting => None,
-            RailState::Up => Some(match rail.waits_since() {
-                Some(since) => since + self.options.stall,
-                None => rail.moved() + self.options.idle_max,
-            }),
+            RailState::Up => match rail.waits_since() {
+                Some(since) => Some(since + self.options.stall),
+                None => self.idle_at(rail),
+            },
         };
         let rails = self.rails.iter().filter_map(of_rail);
         let over = self.deadlines.first().map(|&(at, _)| at);
@@ -278,11 +311,21 @@ impl Scheduler {
     fn closes(&self, rail: &Rail, now: Time) -> Option<CloseCause> {
         match rail.waits_since() {
             Some(since) if since + self.options.stall <= now => Some(CloseCause::Stalled),
-            None if rail.is_up() && rail.moved() + self.options.idle_max <= now => {
-                Some(CloseCause::Idle)
-            }
+            None if self.idle_at(rail).is_some_and(|at| at <= now) => Some(CloseCause::Idle),
             _ => None,
         }
+    }
+
+    /// When a rail on which nothing is under way is closed. Rails from memory to memory end with the last
+    /// stream, which therefore waits for them.
+    fn idle_at(&self, rail: &Rail) -> Option<Time> {
+        let others = || {
+            self.rails
+                .iter()
+                .any(|rail| rail.is_up() && is_one_sided(rail))
+        };
+        let is_needed = !is_one_sided(rail) && others();
+        (rail.is_up() && !is_needed).then(|| rail.moved() + self.options.idle_max)
     }
 
     /// Takes a connection that was made before, as that of a rail that was never tried.
@@ -447,6 +490,24 @@ impl Scheduler {
         transfer.not_before = pause;
         transfer.cutter.back(under_way.slice);
         self.refresh(index);
+    }
+
+    /// The slice cannot go over its rail, since not all of it is reached from memory to memory: nothing of it
+    /// is under way. It goes over a stream.
+    ///
+    /// # Panics
+    /// As [`on_answered`](Self::on_answered).
+    pub fn on_barred(&mut self, id: SliceId) {
+        let under_way = self.take(id);
+        self.leave_rail(&under_way, Leave::Stopped);
+        if let Some(index) = under_way.transfer {
+            let transfer = self.transfers.at(index);
+            transfer.under_way -= 1;
+            transfer.outcome.slices -= 1;
+            transfer.outcome.resent -= u64::from(under_way.slice.attempts > 0);
+            transfer.cutter.bar(under_way.slice);
+            self.refresh(index);
+        }
     }
 
     /// A read that was to be stopped has been: nothing of it can land in our memory any more. It goes
@@ -643,15 +704,53 @@ impl Scheduler {
     }
 
     fn wants_rails(&self) -> bool {
-        !self.ready.is_empty() || !self.lost.is_empty()
+        !self.ready.is_empty() || !self.lost.is_empty() || self.expected > 0
+    }
+
+    fn has_stream(&self) -> bool {
+        let mut rails = self.rails.iter();
+        rails.any(|rail| rail.is_up() && !is_one_sided(rail))
+    }
+
+    /// A transfer is about to be submitted: rails are connected meanwhile.
+    pub const fn expect(&mut self) {
+        self.expected += 1;
+    }
+
+    /// It is submitted now, or never will be.
+    ///
+    /// # Panics
+    /// If none was expected.
+    pub const fn expect_no_more(&mut self) {
+        self.expected = self.expected.checked_sub(1).expect("it was expected");
+    }
+
+    /// Whether a rail from memory to memory is up; `None` while that is not known, because one is being
+    /// connected or may be.
+    #[must_use]
+    pub fn is_one_sided(&self, now: Time) -> Option<bool> {
+        let mut rails = self.rails.iter().filter(|rail| is_one_sided(rail));
+        if rails.any(Rail::is_up) {
+            return Some(true);
+        }
+        let mut rails = self.rails.iter().filter(|rail| is_one_sided(rail));
+        let may_come = rails.any(|rail| match rail.state() {
+            RailState::Connecting => true,
+            RailState::Down { until } => until <= now && rail.failures() == 0,
+            RailState::Up => false,
+        });
+        (!may_come).then_some(false)
     }
 
     fn connect(&mut self, now: Time) {
         if !self.wants_rails() {
             return;
         }
+        let has_stream = self.has_stream();
         for (index, rail) in self.rails.iter_mut().enumerate() {
-            if rail.try_connect(now) {
+            // What is to be agreed on is said over a stream.
+            let can_be = has_stream || !is_one_sided(rail);
+            if can_be && rail.try_connect(now) {
                 let connection = rail.connection();
                 let rail = index;
                 self.actions.push_back(Action::Connect { rail, connection });
@@ -667,7 +766,7 @@ impl Scheduler {
                 .rails
                 .iter()
                 .enumerate()
-                .filter(|(_, rail)| rail.is_up());
+                .filter(|(_, rail)| rail.is_up() && !is_one_sided(rail));
             if let Some((via, carrier)) = up.min_by_key(fastest) {
                 lost.asked = Some((via, carrier.connection()));
                 self.actions.push_back(Action::Fence {
@@ -677,96 +776,5 @@ impl Scheduler {
                 });
             }
         }
-    }
-
-    /// Sends one slice, if there is one and a rail for it.
-    fn assign(&mut self, now: Time) {
-        if self.lost.len() >= LOST_MAX || !self.rails.iter().any(Rail::has_room) {
-            return;
-        }
-        let oldest_first = self.assigned % OLDEST_EVERY == OLDEST_EVERY - 1;
-        let oldest = self.ready_by_age.iter().map(|&(_, index)| index);
-        let oldest = oldest.take(usize::from(oldest_first));
-        let urgent = self.ready.iter().map(|&(.., index)| index);
-        let mut candidates = [0; LOOKED_AT_MAX + 1];
-        let mut count = 0;
-        for index in oldest.chain(urgent.take(LOOKED_AT_MAX)) {
-            candidates[count] = index;
-            count += 1;
-        }
-        for &index in &candidates[..count] {
-            if self.transfers.at(index).not_before <= now
-                && let Some(rail) = self.pick(index, now)
-            {
-                self.send(index, rail, now);
-                return;
-            }
-        }
-    }
-
-    /// The rail that will have the transfer's next slice through first. None if every rail with room
-    /// would take longer for it than the best one takes for all that waits: then that one is waited
-    /// for, so that all rails finish together. One on which something is overdue is left out while there
-    /// is another.
-    fn pick(&mut self, index: u32, now: Time) -> Option<usize> {
-        let waiting = self.transfers.at(index).cutter.waiting_bytes();
-        let is_up = |rail: &Rail, prompt: bool| rail.is_up() && (!prompt || rail.is_prompt(now));
-        let some_are_prompt = self.rails.iter().any(|rail| is_up(rail, true));
-        let up = || {
-            let rails = self.rails.iter().enumerate();
-            rails.filter(|(_, rail)| is_up(rail, some_are_prompt))
-        };
-        let all = up().map(|(_, rail)| rail.finish(waiting)).min()?;
-        let cutter = &self.transfers.at(index).cutter;
-        let finish = |rail: &Rail| rail.finish(cutter.next_len_bytes(rail.slice_bytes()));
-        let with_room = up().filter(|(_, rail)| rail.has_room());
-        let (index, rail) = with_room.min_by_key(|(_, rail)| finish(rail))?;
-        (finish(rail) <= all).then_some(index)
-    }
-
-    fn send(&mut self, index: u32, rail: usize, now: Time) {
-        let found = &mut self.rails[rail];
-        let transfer = self.transfers.at(index);
-        let slice = if transfer.note_is_due() {
-            Slice {
-                way: Way::Write,
-                parts: Vec::new(),
-                attempts: transfer.note_attempts,
-            }
-        } else {
-            let slice = transfer.cutter.next(found.slice_bytes());
-            slice.expect("what is ready has bytes to send")
-        };
-        let carries_note = slice.parts.is_empty() || transfer.note_fits(&slice);
-        if carries_note {
-            transfer.note = NoteState::UnderWay;
-        }
-        transfer.on_sent(rail, slice.attempts);
-        found.on_sent(slice.len_bytes(), now);
-        let (slice, generation) = self.slices.insert(UnderWay {
-            slice,
-            transfer: Some(index),
-            rail,
-            connection: found.connection(),
-            carries_note,
-            sent: now,
-            state: SliceState::Sent,
-            is_taken_back: false,
-        });
-        self.assigned += 1;
-        let transfer = TransferId {
-            index,
-            generation: self.transfers.generation(index),
-        };
-        let slice = SliceId {
-            index: slice,
-            generation,
-        };
-        self.actions.push_back(Action::Send {
-            slice,
-            transfer,
-            rail,
-        });
-        self.refresh(index);
     }
 }

@@ -11,8 +11,10 @@ use crate::engine::rail::RailOptions;
 /// Bounds of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerOptions {
-    /// Those of each rail.
+    /// Those of each rail that is a stream.
     pub rail: RailOptions,
+    /// Those of each rail from memory to memory.
+    pub one_sided_rail: RailOptions,
     /// How often a slice is sent before its requests fail.
     pub attempts_max: u32,
     /// A rail on which nothing came through for so long, with slices under way, is given up.
@@ -33,6 +35,7 @@ impl Default for SchedulerOptions {
     fn default() -> Self {
         Self {
             rail: RailOptions::default(),
+            one_sided_rail: RailOptions::ONE_SIDED,
             attempts_max: 8,
             stall: Duration::from_secs(1),
             idle_max: Duration::from_secs(300),

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use lunette_runtime_core::time::Time;
 
-use super::{Action, CloseCause, Scheduler, SliceId, SliceState, UnderWay};
+use super::{Action, CloseCause, Scheduler, SliceId, SliceState, UnderWay, is_one_sided};
+use crate::engine::rail::Carrier;
 use crate::engine::segment::Way;
 
 /// A read must be sooner elsewhere by this factor.
@@ -42,18 +43,21 @@ impl Scheduler {
         };
         let Theft { slice, from, .. } = theft;
         self.rails[from].on_overtaken(now);
-        let under_way = self.slices.at(slice.index);
-        match under_way.slice.way {
-            Way::Read => {
-                under_way.state = SliceState::Stolen;
-                self.actions.push_back(Action::Stop { slice });
-            }
-            Way::Write => {
-                let owner = under_way.transfer.expect("it is stealable");
-                self.transfers.at(owner).given_up += 1;
-                self.give_up(from, now);
-            }
+        let way = self.slices.at(slice.index).slice.way;
+        if way == Way::Read && !is_one_sided(&self.rails[from]) {
+            self.slices.at(slice.index).state = SliceState::Stolen;
+            self.actions.push_back(Action::Stop { slice });
+        } else {
+            let owner = self.slices.at(slice.index).transfer;
+            let owner = owner.expect("it is stealable");
+            self.transfers.at(owner).given_up += 1;
+            self.give_up(from, now);
         }
+    }
+
+    /// Whether a slice can be stopped by itself: reads from the peer's engine, and nothing that adapters do.
+    fn can_be_stopped(&self, under_way: &UnderWay) -> bool {
+        under_way.slice.way == Way::Read && !is_one_sided(&self.rails[under_way.rail])
     }
 
     /// Gives up a rail's connection, so that what is on it goes another way once the peer has ended it.
@@ -101,14 +105,19 @@ impl Scheduler {
         let since = rail.waits_since()?;
         let len_bytes = under_way.slice.len_bytes();
         let others = (0..).zip(&self.rails);
+        let carrier = self.carrier_elsewhere(under_way);
         let better = others.filter(|&(index, other)| {
-            index != under_way.rail && other.has_room() && other.is_prompt(now)
+            index != under_way.rail
+                && other.carrier() == carrier
+                && other.has_room()
+                && other.is_prompt(now)
         });
         let elsewhere = better.map(|(_, other)| other.finish(len_bytes) + other.patience());
         let elsewhere = elsewhere.min()?;
-        let patience = match under_way.slice.way {
-            Way::Read => elsewhere * READ_SOONER_TIMES,
-            Way::Write => (elsewhere * WRITE_SOONER_TIMES).max(WRITE_PATIENCE_MIN),
+        let patience = if self.can_be_stopped(under_way) {
+            elsewhere * READ_SOONER_TIMES
+        } else {
+            (elsewhere * WRITE_SOONER_TIMES).max(WRITE_PATIENCE_MIN)
         };
         Some(if rail.finish(0) > patience {
             now
@@ -117,21 +126,30 @@ impl Scheduler {
         })
     }
 
+    /// Over which kind of rail a slice would go, were it not for the one that it is on.
+    fn carrier_elsewhere(&self, under_way: &UnderWay) -> Carrier {
+        let mut others = (0..).zip(&self.rails);
+        let has_one_sided = others
+            .any(|(index, other)| index != under_way.rail && other.is_up() && is_one_sided(other));
+        if has_one_sided && !under_way.slice.is_barred {
+            Carrier::OneSided
+        } else {
+            Carrier::Stream
+        }
+    }
+
     fn is_stealable(&self, under_way: &UnderWay) -> bool {
         let Some(owner) = under_way.transfer else {
             return false;
         };
-        let may_go = match under_way.slice.way {
-            Way::Read => true,
-            Way::Write => {
-                let generation = self.transfers.generation(owner);
-                let owner = self.transfers.get(owner, generation);
-                let owner = owner.expect("what is under way has its transfer");
-                // Of one that is over nothing goes again; a notification by itself is short.
-                owner.settle_until.is_none()
-                    && owner.given_up < GIVEN_UP_MAX
-                    && !under_way.slice.parts.is_empty()
-            }
+        let may_go = self.can_be_stopped(under_way) || {
+            let generation = self.transfers.generation(owner);
+            let owner = self.transfers.get(owner, generation);
+            let owner = owner.expect("what is under way has its transfer");
+            // Of one that is over nothing goes again; a notification by itself is short.
+            owner.settle_until.is_none()
+                && owner.given_up < GIVEN_UP_MAX
+                && !under_way.slice.parts.is_empty()
         };
         may_go && under_way.state == SliceState::Sent
     }
