@@ -99,6 +99,14 @@ impl Local {
         }
     }
 
+    /// Where it begins, as a number.
+    pub(super) fn start(&self) -> usize {
+        match self {
+            Self::Into(memory) => memory.start(),
+            Self::From(source) => source.start(),
+        }
+    }
+
     /// A part of it.
     pub(super) fn slice(&self, start: usize, len: usize) -> Self {
         match self {

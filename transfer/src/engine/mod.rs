@@ -63,6 +63,7 @@
 //! | `endpoint`, `resolver` | [`Endpoint`], [`Resolver`]: names of hosts |
 //! | `destination`, `race`, `homing` | where a rail leads, and getting there; to which core of the peer's |
 //! | `rails` | does what the scheduler asks for |
+//! | `rdma` | bytes between memories by adapters ([`RdmaOptions`]) |
 //! | `files` | [`FileSegment`]: files as segments |
 //! | `copying` | transfers that are copies: within one engine, and from memory of a peer on this host |
 //! | `same_host` | peers on this host: who they are, what is mapped, writes that the peer copies |
@@ -83,6 +84,7 @@ mod peer;
 mod posted;
 mod race;
 mod rails;
+mod rdma;
 mod registering;
 mod registry;
 mod resolver;
@@ -122,7 +124,7 @@ pub use host::{
 pub use lunette_auth::Rights;
 pub use lunette_runtime::net::ResolveError;
 pub use lunette_transfer_proto::engine::message::Refusal;
-pub use lunette_transfer_proto::engine::rail::RailOptions;
+pub use lunette_transfer_proto::engine::rail::{Carrier, RailOptions};
 pub use lunette_transfer_proto::engine::scheduler::{
     Cause, Effect, Priority, RequestFailure, SchedulerOptions,
 };
@@ -130,12 +132,15 @@ pub use lunette_transfer_proto::engine::segment::{Access, Kind, RegisterRefusal,
 pub use options::EngineOptions;
 pub use peer::{Peer, RemoteSegment};
 pub use posted::{Done, Transfer};
+pub use rdma::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
 pub use registry::RegisterOptions;
 pub use resolver::{Resolve, Resolver, Resolving};
 pub use siblings::Sibling;
 pub use statistics::{RailStatistics, Statistics};
 
 use files::Staging;
+use lunette_verbs::Context;
+use rdma::Rdma;
 use registry::Registry;
 use resolver::Questions;
 use same_host::Owner;
@@ -186,6 +191,8 @@ struct Inner {
     questions: Rc<Questions>,
     /// Lets peers of this host in.
     owner: Option<Owner>,
+    /// Its adapters, and what peers have of them.
+    rdma: Rdma,
 }
 
 impl Engine {
@@ -194,12 +201,25 @@ impl Engine {
     /// # Errors
     /// [`StartError`]: an address cannot be listened on.
     pub fn start(options: EngineOptions) -> Result<Self, StartError> {
+        Self::start_with(options, Vec::new())
+    }
+
+    /// The same, with adapters that the program has opened on this core, besides those that the options name:
+    /// those of a simulated fabric, say.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(options: EngineOptions, adapters: Vec<Context>) -> Result<Self, StartError> {
         let siblings = Siblings::alone(&options);
-        Self::start_on(options, Alive::new(&siblings, 0))
+        Self::start_on(options, Alive::new(&siblings, 0), adapters)
     }
 
     /// Starts this core's part.
-    fn start_on(options: EngineOptions, alive: Arc<Alive>) -> Result<Self, StartError> {
+    fn start_on(
+        options: EngineOptions,
+        alive: Arc<Alive>,
+        adapters: Vec<Context>,
+    ) -> Result<Self, StartError> {
         if options.listen.len() > LISTENERS_MAX {
             return Err(StartError::TooManyAddresses {
                 count: options.listen.len(),
@@ -232,6 +252,7 @@ impl Engine {
             drain: Drain::default(),
             questions: Rc::default(),
             owner,
+            rdma: Rdma::open(&options, adapters),
             options,
         });
         let tasks = Scope::new();
@@ -254,6 +275,18 @@ impl Engine {
             tasks: Rc::new(tasks),
             attends: Rc::default(),
         })
+    }
+
+    /// The RDMA adapters that were asked for, in their order, and which of them it does not use, and why.
+    #[must_use]
+    pub fn adapters(&self) -> &[AdapterStatus] {
+        self.inner.rdma.status()
+    }
+
+    /// Queue pairs over which peers reach memory here.
+    #[must_use]
+    pub fn accepted_queue_pairs(&self) -> usize {
+        self.inner.rdma.acceptor().len()
     }
 
     fn common(&self) -> &Arc<Siblings> {

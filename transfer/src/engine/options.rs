@@ -8,6 +8,7 @@ use lunette_auth::{Encryption, Policy};
 use lunette_transfer_proto::engine::scheduler::SchedulerOptions;
 use lunette_transfer_proto::topology::Sources;
 
+use super::rdma::RdmaOptions;
 use super::resolver::Resolver;
 
 /// What an engine is to be.
@@ -61,6 +62,8 @@ pub struct EngineOptions {
     pub resolve_interval_min: Duration,
     /// The addresses of this host that connections are made from; without it the system's routes say.
     pub sources: Option<Sources>,
+    /// RDMA: by default none. Bytes go over connections until adapters are there, and where they do not reach.
+    pub rdma: RdmaOptions,
     /// How long a peer may pause in the middle of a payload, or answer nothing at all.
     pub stall_timeout: Duration,
 }
@@ -86,6 +89,7 @@ impl Default for EngineOptions {
             resolver: Resolver::default(),
             resolve_interval_min: Duration::from_secs(1),
             sources: None,
+            rdma: RdmaOptions::default(),
             stall_timeout: Duration::from_secs(5),
         }
     }

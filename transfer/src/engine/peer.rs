@@ -22,6 +22,7 @@ use super::error::{OpenError, PostError};
 use super::posted::{Posted, Transfer};
 use super::race;
 use super::rails::Carried;
+use super::rdma::OneSided;
 use super::same_host::Link;
 use super::statistics::RailStatistics;
 use super::tokens::Tokens;
@@ -98,6 +99,7 @@ struct CloseOnDrop(Rc<Shared>);
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.tasks.abort();
+        self.0.one_sided.close_all();
         // Each connection ends what was asked on it, and so lets go of this.
         for connection in self.0.state.borrow().rails.iter().flatten() {
             connection.close();
@@ -117,6 +119,8 @@ pub(super) struct Shared {
     pub(super) state: RefCell<State>,
     /// What new connections are to show.
     pub(super) tokens: RefCell<Tokens>,
+    /// The rails of adapters, which the scheduler counts behind the others.
+    pub(super) one_sided: OneSided,
     /// The way to a peer on this host, while there is one.
     pub(super) same_host: RefCell<Option<Rc<Link>>>,
     pub(super) tasks: Scope,
@@ -153,11 +157,17 @@ impl Peer {
             rail,
             connection,
         } = first_to_answer(engine, &destinations).await?;
-        let mut scheduler = Scheduler::new(engine.options.scheduler, count);
+        let epoch = connection.agreement().session_epoch;
+        let one_sided = if epoch == engine.epoch {
+            OneSided::default()
+        } else {
+            OneSided::discover(engine, &connection, count).await
+        };
+        let options = engine.options.scheduler;
+        let mut scheduler = Scheduler::with_one_sided(options, count, one_sided.len());
         let adopted = scheduler.adopt(rail, time::now());
         assert_eq!(adopted, 1, "the first of its connections");
         let mut rails: Vec<Option<Connection>> = (0..count).map(|_| None).collect();
-        let epoch = connection.agreement().session_epoch;
         rails[rail] = Some(connection.clone());
         let state = State {
             scheduler,
@@ -173,6 +183,7 @@ impl Peer {
             number,
             state: RefCell::new(state),
             tokens: RefCell::default(),
+            one_sided,
             same_host: RefCell::default(),
             tasks: Scope::new(),
             keeper: Signal::default(),
@@ -254,7 +265,7 @@ impl Peer {
         if self.is_self() {
             shared.post_own(&posted);
         } else if !shared.post_here(&posted)? {
-            shared.submit(&posted, now)?;
+            shared.submit_prepared(&posted, now)?;
         }
         Ok(Transfer {
             peer: self.clone(),
@@ -289,12 +300,14 @@ impl Peer {
     #[must_use]
     pub fn rails(&self) -> Vec<RailStatistics> {
         let state = self.shared.state.borrow();
-        let rails = state.scheduler.rails().iter();
+        let rails = state.scheduler.rails().iter().enumerate();
+        let one_sided = &self.shared.one_sided;
         rails
-            .zip(&self.shared.destinations)
-            .map(|(rail, destination)| RailStatistics {
-                address: destination.address(),
-                source: destination.source(),
+            .map(|(index, rail)| RailStatistics {
+                carrier: rail.carrier(),
+                adapter: one_sided.adapter(index),
+                address: self.shared.destination(index).address(),
+                source: self.shared.destination(index).source(),
                 is_up: rail.is_up(),
                 bytes_per_second: rail.bytes_per_second(),
                 under_way_bytes: rail.under_way_bytes(),
@@ -353,6 +366,12 @@ impl Shared {
         destinations.map(|to| to.address()).collect()
     }
 
+    /// Where a rail leads; of one of adapters, where the first stream does.
+    pub(super) fn destination(&self, rail: usize) -> &Rc<Destination> {
+        let found = self.destinations.get(rail);
+        found.unwrap_or(&self.destinations[0])
+    }
+
     pub(super) fn link(&self) -> Option<Rc<Link>> {
         let link = self.same_host.borrow();
         link.as_ref().filter(|link| link.is_alive()).cloned()
@@ -383,6 +402,11 @@ pub(super) fn connection_number(peer: u32, rail: usize, connection: u32) -> u64 
     assert!(rail < RAILS_MAX, "rails are bounded");
     let connection = u64::from(connection) & ((1 << CONNECTION_BITS) - 1);
     u64::from(peer) << u32::BITS | (rail as u64) << CONNECTION_BITS | connection
+}
+
+/// Whether two connections of one engine are of the same rail.
+pub(super) const fn is_same_rail(one: u64, other: u64) -> bool {
+    one >> CONNECTION_BITS == other >> CONNECTION_BITS
 }
 
 /// The way to a rail's next connection.

@@ -83,6 +83,12 @@ impl Posted {
         }
     }
 
+    /// How much of its time is left.
+    pub(super) fn left(&self) -> Duration {
+        let passed = time::now().since(self.began);
+        self.options.timeout.saturating_sub(passed)
+    }
+
     /// Why nothing more of it is to be copied, if so.
     pub(super) fn is_over(&self) -> Option<Cause> {
         if self.is_cancelled.get() {
@@ -247,6 +253,7 @@ impl Transfer {
         self.posted.is_cancelled.set(true);
         match self.posted.under.get() {
             Under::Nothing => {}
+            Under::Preparing => shared.fail_whole(&self.posted, Cause::Cancelled),
             Under::Rails(id) => {
                 shared.state.borrow_mut().scheduler.cancel(id, time::now());
                 shared.pump();

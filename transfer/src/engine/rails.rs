@@ -74,6 +74,14 @@ impl Shared {
 
     fn act(self: &Rc<Self>, action: Action) {
         match action {
+            Action::Connect { rail, connection } if self.one_sided.has(rail) => {
+                let connecting = Rc::clone(self).connect_one_sided(rail, connection);
+                if !spawned(self.tasks.spawn(connecting)) {
+                    let mut state = self.state.borrow_mut();
+                    let now = time::now();
+                    state.scheduler.on_rail_failed(rail, connection, now);
+                }
+            }
             Action::Connect { rail, connection } => {
                 let connecting = Rc::clone(self).connect(rail, connection);
                 if !spawned(self.tasks.spawn(connecting)) {
@@ -94,7 +102,7 @@ impl Shared {
                 connection,
                 cause,
             } => {
-                let address = self.destinations[rail].address();
+                let address = self.destination(rail).address();
                 match cause {
                     CloseCause::Stalled => {
                         tracing::warn!(%address, connection, "nothing moves on a rail");
@@ -105,6 +113,10 @@ impl Shared {
                     CloseCause::Idle => tracing::debug!(%address, connection, "a rail is idle"),
                 }
                 // Its calls end when their receives have been reaped, and say that they are lost.
+                if self.one_sided.has(rail) {
+                    self.close_one_sided(rail, connection);
+                    return;
+                }
                 let taken = self.state.borrow_mut().rails[rail].take();
                 if let Some(connection) = taken {
                     connection.close();
@@ -133,6 +145,11 @@ impl Shared {
     fn send(self: &Rc<Self>, id: SliceId, transfer: TransferId, rail: usize) {
         let state = self.state.borrow();
         let posted = Rc::clone(&state.posted[&transfer]);
+        if self.one_sided.has(rail) {
+            drop(state);
+            self.carry_one_sided(id, &posted, rail);
+            return;
+        }
         let connection = state.rails[rail].clone();
         let connection = connection.expect("a rail that is up has its connection");
         let (slice, _) = state.scheduler.slice(id).expect("it is to be sent");
@@ -265,7 +282,12 @@ impl Shared {
                 state.rails[rail] = None;
             }
             state.scheduler.on_rail_failed(rail, number, time::now());
+            let is_last = state.rails.iter().all(Option::is_none);
             drop(state);
+            if is_last {
+                // The peer ends the queue pairs of a session that has no connection.
+                shared.one_sided.close_all();
+            }
             shared.pump();
         };
         if !spawned(self.tasks.spawn(watching)) {

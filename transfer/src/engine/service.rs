@@ -10,6 +10,9 @@ use lunette_transfer_proto::engine::message::{
     BodyFault, Introduction, Note, Operation, Place, Refusal, finish, read_name, read_note,
     read_places, read_token,
 };
+use lunette_transfer_proto::engine::one_sided::{
+    Pairing, read_segment, write_adapters, write_windows,
+};
 use lunette_transfer_proto::engine::segment::Way;
 use lunette_transfer_proto::engine::siblings::write_ports;
 use lunette_transfer_proto::hello::Agreement;
@@ -70,6 +73,9 @@ impl EngineService {
             Operation::Introduce => self.introduce(request.body),
             Operation::Redeem => self.redeem(request),
             Operation::Siblings => self.siblings(request.body),
+            Operation::Adapters => self.adapters(request.body),
+            Operation::Pair => self.pair(request),
+            Operation::Windows => self.windows(request),
         }
     }
 
@@ -213,6 +219,9 @@ impl EngineService {
         let sessions = self.inner.sessions.borrow();
         // Who belongs to no session has nothing to end.
         let epoch = sessions.session(link);
+        if let Some(epoch) = epoch {
+            self.inner.rdma.acceptor().fence(epoch, number);
+        }
         let here = epoch.and_then(|epoch| sessions.fence(epoch, number));
         let alive = Arc::clone(&self.inner.alive);
         let elsewhere = epoch.filter(|_| alive.siblings().are_several());
@@ -236,6 +245,51 @@ impl EngineService {
         let mut body = Vec::new();
         write_ports(&mut body, &self.inner.alive.siblings().ports(self.listener));
         Ok(answer(body, None))
+    }
+
+    fn adapters(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
+        finish(&Reader::new(body)).map_err(no_sense)?;
+        let mut body = Vec::new();
+        write_adapters(&mut body, self.inner.served_adapters().len());
+        Ok(answer(body, None))
+    }
+
+    /// A step of a handshake of adapters. Who belongs to no session has nothing that would end its queue pair.
+    fn pair(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+        let session = self.session(request.connection)?;
+        let pairing = Pairing::decode(request.body).map_err(no_sense)?;
+        let said = self.inner.pair(session, pairing);
+        said.map(|body| answer(body, None))
+            .map_err(|refusal| (refusal, 0))
+    }
+
+    fn windows(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+        self.session(request.connection)?;
+        let segment = read_segment(request.body).map_err(no_sense)?;
+        let inner = Rc::clone(&self.inner);
+        Ok(Intake::Later(Later::new(async move {
+            match Rc::clone(&inner).windows(segment).await {
+                Ok(windows) => {
+                    let mut body = Vec::new();
+                    write_windows(&mut body, &windows);
+                    Response {
+                        body,
+                        ..Response::default()
+                    }
+                }
+                Err(refusal) => {
+                    inner.counts.refused();
+                    refuse((refusal, 0))
+                }
+            }
+        })))
+    }
+
+    /// The session of a connection.
+    fn session(&self, connection: ConnectionId) -> Result<u64, Refused> {
+        let sessions = self.inner.sessions.borrow();
+        let session = sessions.session(self.link(connection));
+        session.ok_or((Refusal::Session, 0))
     }
 
     fn introduce(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
@@ -356,6 +410,9 @@ impl Service for EngineService {
     fn on_ended(&self, connection: ConnectionId) {
         let ended = self.inner.sessions.borrow_mut().end(self.link(connection));
         if let Some(session) = ended {
+            if !self.inner.sessions.borrow().has(session) {
+                self.inner.rdma.acceptor().end(session);
+            }
             let alive = &self.inner.alive;
             alive.siblings().notices.ended(alive.core(), session);
         }

@@ -202,6 +202,12 @@ impl<C: Close> Sessions<C> {
         });
     }
 
+    /// Whether a session has a connection.
+    pub(super) fn has(&self, epoch: u64) -> bool {
+        let session = self.sessions.get(&epoch);
+        session.is_some_and(|session| !session.open.is_empty())
+    }
+
     /// The session that a connection belongs to.
     pub(super) fn session(&self, link: Link) -> Option<u64> {
         self.links.get(&link).map(|&(epoch, _)| epoch)

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
+use lunette_transfer_proto::engine::rail::Carrier;
 use lunette_transfer_proto::engine::scheduler::Outcome;
 use lunette_transfer_proto::engine::segment::Way;
 
@@ -19,7 +20,9 @@ pub struct Statistics {
     /// Of those that were read and written, the bytes that were copied between two engines of this host
     /// and not sent.
     pub same_host_bytes: u64,
-    /// Of these, the bytes that went through the session's window: copied twice.
+    /// Of those that were read and written, the bytes that adapters have moved from memory to memory.
+    pub one_sided_bytes: u64,
+    /// Of the ones that were copied, the bytes that went through the session's window: copied twice.
     pub window_bytes: u64,
     /// Transfers that were done.
     pub transfers_done: u64,
@@ -58,6 +61,7 @@ impl Statistics {
             written_bytes: self.written_bytes + other.written_bytes,
             intent_bytes,
             same_host_bytes: self.same_host_bytes + other.same_host_bytes,
+            one_sided_bytes: self.one_sided_bytes + other.one_sided_bytes,
             window_bytes: self.window_bytes + other.window_bytes,
             transfers_done: self.transfers_done + other.transfers_done,
             transfers_failed: self.transfers_failed + other.transfers_failed,
@@ -77,7 +81,11 @@ impl Statistics {
 /// What is known of a rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailStatistics {
-    /// The peer's address.
+    /// How it carries bytes.
+    pub carrier: Carrier,
+    /// Which of our adapters it uses, by its place among those that are in use; of a stream none.
+    pub adapter: Option<usize>,
+    /// The peer's address; of a rail of adapters that of the first stream.
     pub address: std::net::SocketAddr,
     /// The address of this host that it was connected from, if it was chosen
     /// ([`EngineOptions::sources`](super::EngineOptions::sources)).
@@ -145,6 +153,11 @@ impl Counts {
     /// Of what has been moved, bytes that were copied between two engines of this host.
     pub(super) fn moved_here(&self, len_bytes: u64) {
         self.sums.borrow_mut().same_host_bytes += len_bytes;
+    }
+
+    /// Of what has been moved, bytes that adapters moved.
+    pub(super) fn moved_one_sided(&self, len_bytes: u64) {
+        self.sums.borrow_mut().one_sided_bytes += len_bytes;
     }
 
     /// Of those, bytes that went through the window.

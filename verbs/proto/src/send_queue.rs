@@ -247,12 +247,22 @@ impl SendQueue {
         Ok(sequence)
     }
 
+    /// Has the request that was staged last ask for a completion, because whoever waits for it should not wait
+    /// for those behind it.
+    ///
+    /// # Panics
+    /// If nothing is staged.
+    pub fn signal_last(&mut self) {
+        assert!(self.staged != self.posted, "a request was staged");
+        self.entry_mut(self.staged.wrapping_sub(1)).is_signalled = true;
+        self.unsignalled_run = 0;
+    }
+
     /// Ends the batch: its last request asks for a completion. To be called before the adapter is
     /// asked which requests do.
     pub fn seal(&mut self) {
         if self.staged != self.posted {
-            self.entry_mut(self.staged.wrapping_sub(1)).is_signalled = true;
-            self.unsignalled_run = 0;
+            self.signal_last();
         }
     }
 

@@ -29,6 +29,10 @@ use crate::provider::{
     RawQueuePair, ReceiveRequest, SendRequest, Step,
 };
 
+/// A request of so many bytes asks for a completion of its own: it takes longer than the completion costs, and
+/// who waits for it would wait for those behind it.
+const SIGNALLED_BYTES_MIN: u32 = 256 * 1024;
+
 /// What a queue pair has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairCounts {
@@ -513,6 +517,9 @@ impl State {
     ) -> u32 {
         let place = self.place(sequence);
         let named = payload.name(&mut self.inline[place]);
+        if named.len_bytes >= SIGNALLED_BYTES_MIN {
+            self.sends.signal_last();
+        }
         self.batch.push(SendRequest {
             id,
             operation,

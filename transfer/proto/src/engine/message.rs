@@ -10,6 +10,7 @@
 //!   introduce boot id u128, proof u128                 -> ticket u128, name u128
 //!   redeem    token, 88 bytes                          -> descriptor of what it grants
 //!   siblings  nothing                                  -> ports of this listener, by core
+//!   adapters, pair, windows: see `one_sided`
 //!
 //!   places      count u16, then per place: segment u64, offset u64, len u32
 //!   note        id u64 (0: none), len u16, bytes
@@ -54,11 +55,17 @@ pub enum Operation {
     Redeem,
     /// Say on which ports the engine's other cores listen ([`siblings`](super::siblings)).
     Siblings,
+    /// Say how many adapters there are to be reached ([`one_sided`](super::one_sided)).
+    Adapters,
+    /// Connect a queue pair of an adapter, one step of its handshake at a time.
+    Pair,
+    /// Say where adapters reach a segment.
+    Windows,
 }
 
 impl Operation {
     /// Every operation, in the order of its code.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Open,
         Self::Find,
         Self::Read,
@@ -68,6 +75,9 @@ impl Operation {
         Self::Introduce,
         Self::Redeem,
         Self::Siblings,
+        Self::Adapters,
+        Self::Pair,
+        Self::Windows,
     ];
 
     /// Its code in a request's header.
@@ -83,6 +93,9 @@ impl Operation {
             Self::Introduce => 0x0107,
             Self::Redeem => 0x0108,
             Self::Siblings => 0x0109,
+            Self::Adapters => 0x010a,
+            Self::Pair => 0x010b,
+            Self::Windows => 0x010c,
         }
     }
 
@@ -594,7 +607,7 @@ mod tests {
         for op in Operation::ALL {
             assert_eq!(Operation::from_wire(op.to_wire()), Some(op));
         }
-        assert_eq!(Operation::from_wire(0x010A), None);
+        assert_eq!(Operation::from_wire(0x010D), None);
         for status in 0..20 {
             let back = Refusal::from_wire(status).map_or(0, Refusal::to_wire);
             assert_eq!(back, status);

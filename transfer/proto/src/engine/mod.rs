@@ -16,6 +16,7 @@
 //! |---|---|
 //! | [`segment`] | [`segment::Segments`], memory under generation-checked ids, names and addresses |
 //! | [`message`] | bodies of the engine's operations |
+//! | [`one_sided`] | what engines say before adapters move bytes between their memories |
 //! | [`rail`] | [`rail::Rail`], one way to a peer: its state, its rate, what is under way on it |
 //! | [`same_host`] | two engines on one host: what they tell each other, and writes that the owner copies |
 //! | [`siblings`] | the cores of an engine, as its peers are told of them |
@@ -23,6 +24,7 @@
 //! | [`scheduler`] | [`scheduler::Scheduler`], transfers over rails: order, failover, fences, deadlines |
 
 pub mod message;
+pub mod one_sided;
 pub mod rail;
 pub mod same_host;
 pub mod scheduler;

@@ -23,6 +23,8 @@ const RATE_MIN: u64 = 64 * 1024;
 const RATED_BYTES_MIN: u64 = 32 * 1024;
 /// Answers come in bursts: what is looked at is not shorter than this, unless the rail falls idle.
 const RATED_TIME_MIN: Duration = Duration::from_micros(200);
+/// Answers that come so shortly after others are of the same burst.
+const BURST_TIME_MAX: Duration = Duration::from_micros(20);
 /// The newest rate counts for one part in this many.
 const RATE_MEMORY: u64 = 4;
 
@@ -140,6 +142,8 @@ pub struct Rail {
     /// Bytes that came through since `counted_since`, of which the rate is made.
     counted_bytes: u64,
     counted_since: Time,
+    /// Since when it has something under way, if it has.
+    busy_since: Time,
     /// When bytes last came through, or the rail came up.
     moved: Time,
     /// What that was when slices were last taken back.
@@ -170,6 +174,7 @@ impl Rail {
             under_way_slices: 0,
             counted_bytes: 0,
             counted_since: Time::ZERO,
+            busy_since: Time::ZERO,
             moved: Time::ZERO,
             overtaken: None,
             answer: ANSWER_FIRST,
@@ -353,6 +358,7 @@ impl Rail {
             self.moved = now;
             self.counted_bytes = 0;
             self.counted_since = now;
+            self.busy_since = now;
         }
         self.under_way_slices += 1;
         self.under_way_bytes += len_bytes;
@@ -367,7 +373,11 @@ impl Rail {
         self.moved = now;
         self.counted_bytes += len_bytes;
         let took = now.since(self.counted_since);
-        let is_enough = took >= RATED_TIME_MIN || self.under_way_slices == 0;
+        // Completions of adapters come at once: what came with what was rated before says nothing.
+        let is_burst = self.carrier == Carrier::OneSided
+            && self.counted_since > self.busy_since
+            && took < BURST_TIME_MAX;
+        let is_enough = took >= RATED_TIME_MIN || (self.under_way_slices == 0 && !is_burst);
         if is_enough && self.counted_bytes >= RATED_BYTES_MIN {
             self.rate(self.counted_bytes, took);
             self.counted_bytes = 0;
@@ -487,6 +497,25 @@ mod tests {
             "the first word counts"
         );
         assert!(rail.has_room() && rail.slice_bytes() > least);
+    }
+
+    #[test]
+    fn the_end_of_a_burst_says_nothing_of_the_rate() {
+        let start = Time::ZERO + MS;
+        let mut rail = Rail::of(Carrier::OneSided, RailOptions::default());
+        assert!(rail.try_connect(start));
+        rail.on_connected(start);
+        for _ in 0..2 {
+            rail.on_sent(64 * 1024, start);
+        }
+        for _ in 0..2 {
+            rail.on_answered(64 * 1024, start, start + MS);
+        }
+        let rate = rail.bytes_per_second();
+        assert_eq!(rate, 64 * 1024 * 1000, "the second came with the first");
+        rail.on_sent(64 * 1024, start + MS);
+        rail.on_answered(64 * 1024, start + MS, start + MS + MS / 10);
+        assert!(rail.bytes_per_second() > 2 * rate, "a whole one does");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod in_use;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lunette_auth::Request;
 use lunette_runtime::arena::{Exposed, Share};
 use lunette_transfer_proto::engine::message::{Descriptor, Refusal};
+use lunette_transfer_proto::engine::one_sided::Window;
 use lunette_transfer_proto::engine::segment::{
     Access, Kind, Registration, Segment, SegmentId, Segments, Way,
 };
@@ -20,6 +22,7 @@ use rustix::io::Errno;
 use super::error::{RegisterError, RegisterFileError};
 use super::files::{FileSegment, Piece};
 use super::grants::request;
+use super::rdma::CountedWindow;
 use super::same_host::Board;
 use in_use::Users;
 pub(super) use in_use::{InUse, Unregistered};
@@ -76,6 +79,9 @@ struct Behind {
     /// If it is reached by capability: the epoch of those that hold, the same at all cores of the engine.
     capability_epoch: Option<Arc<AtomicU64>>,
     users: Rc<Users>,
+    /// Where adapters reach it, by their number. They end when it is unregistered, before its memory is given
+    /// back.
+    windows: RefCell<BTreeMap<u16, CountedWindow>>,
 }
 
 impl Behind {
@@ -85,6 +91,7 @@ impl Behind {
             showing,
             capability_epoch,
             users: Rc::default(),
+            windows: RefCell::default(),
         }
     }
 
@@ -316,6 +323,65 @@ impl Registry {
         let end = offset + exposed.len() as u64;
         let lies_inside = end <= self.segments.get(id)?.len_bytes;
         lies_inside.then_some((id, offset))
+    }
+
+    /// Memory to be reached by adapters, what peers may do there, and a hold on it.
+    ///
+    /// # Errors
+    /// [`Refusal::NoCapability`] if it is reached by capability, [`Refusal::Elsewhere`] of a file.
+    pub(super) fn exposed(&self, id: SegmentId) -> Result<(Exposed, Access, InUse), Refusal> {
+        let segment = self.reached_by_adapters(id)?;
+        let Content::Memory(memory) = &segment.memory.content else {
+            return Err(Refusal::Elsewhere);
+        };
+        let in_use = InUse::new(&segment.memory.users);
+        Ok((memory.clone(), segment.access, in_use))
+    }
+
+    /// Whether an adapter reaches a segment.
+    ///
+    /// # Errors
+    /// As [`exposed`](Self::exposed).
+    pub(super) fn has_window(&self, id: SegmentId, adapter: u16) -> Result<bool, Refusal> {
+        let windows = &self.reached_by_adapters(id)?.memory.windows;
+        Ok(windows.borrow().contains_key(&adapter))
+    }
+
+    /// Keeps a window as long as its segment is registered.
+    pub(super) fn put_window(&self, id: SegmentId, adapter: u16, window: CountedWindow) {
+        if let Some(segment) = self.segments.get(id) {
+            let mut windows = segment.memory.windows.borrow_mut();
+            // One that is there already may be in use.
+            windows.entry(adapter).or_insert(window);
+        }
+    }
+
+    /// Where adapters reach a segment.
+    ///
+    /// # Errors
+    /// As [`exposed`](Self::exposed).
+    pub(super) fn windows(&self, id: SegmentId) -> Result<Vec<Window>, Refusal> {
+        let windows = self.reached_by_adapters(id)?.memory.windows.borrow();
+        let windows = windows.iter().map(|(&adapter, counted)| {
+            let remote = counted.window.remote();
+            Window {
+                adapter,
+                address: remote.address,
+                key: remote.rkey,
+            }
+        });
+        Ok(windows.collect())
+    }
+
+    fn reached_by_adapters(&self, id: SegmentId) -> Result<&Segment<Behind>, Refusal> {
+        let segment = self.segments.get(id).ok_or(Refusal::Stale)?;
+        if segment.memory.capability_epoch.is_some() {
+            return Err(Refusal::NoCapability);
+        }
+        match segment.memory.content {
+            Content::Memory(_) => Ok(segment),
+            Content::File(_) => Err(Refusal::Elsewhere),
+        }
     }
 
     /// Whether a segment is registered.

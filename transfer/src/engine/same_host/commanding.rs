@@ -42,6 +42,8 @@ pub(in crate::engine) enum Under {
     /// It is over, or copied by ourselves.
     #[default]
     Nothing,
+    /// It waits for what has to be known of adapters.
+    Preparing,
     /// On the rails.
     Rails(TransferId),
     /// With a peer of this host.

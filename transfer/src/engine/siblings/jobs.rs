@@ -135,6 +135,7 @@ impl Siblings {
         let mut asked = Vec::new();
         for (other, member) in others {
             let fence = move |hosted: &Rc<Hosted>, sender| {
+                hosted.inner.rdma.acceptor().fence(epoch, number);
                 let sessions = hosted.inner.sessions.borrow();
                 sessions.fence_for(epoch, number, sender);
             };

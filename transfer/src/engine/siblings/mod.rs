@@ -299,7 +299,7 @@ impl Sibling {
             alive,
             jobs,
         } = self;
-        let engine = Engine::start_on(options, alive)?;
+        let engine = Engine::start_on(options, alive, Vec::new())?;
         let jobs = jobs.open().map_err(|_| StartError::NoSource)?;
         let hosted = Hosted::new(&engine);
         let taking = take_jobs(hosted, jobs);

@@ -7,6 +7,7 @@
 //! | `files` | what was written to a file stays as it was written, also where links and drives fail |
 //! | `crowds` | many peers, and many who never say who they are |
 //! | `grants` | capabilities, against a model |
+//! | `rdma` | over adapters of a simulated fabric, with all its faults |
 //! | `rails` | worlds of two hosts with two rails between them |
 
 mod cores;
@@ -15,3 +16,4 @@ mod faults;
 mod files;
 mod grants;
 pub(crate) mod rails;
+mod rdma;

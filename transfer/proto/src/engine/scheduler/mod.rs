@@ -208,7 +208,7 @@ impl Scheduler {
         now: Time,
     ) -> Result<TransferId, TransfersFull> {
         let transfers_max = self.options.transfers_max;
-        if self.transfers.len() >= transfers_max {
+        if self.transfers.len() + self.expected >= transfers_max {
             return Err(TransfersFull { transfers_max });
         }
         self.submitted += 1;
@@ -712,9 +712,18 @@ impl Scheduler {
         rails.any(|rail| rail.is_up() && !is_one_sided(rail))
     }
 
-    /// A transfer is about to be submitted: rails are connected meanwhile.
-    pub const fn expect(&mut self) {
+    /// A transfer is about to be submitted: rails are connected meanwhile, and there is room for it when
+    /// it is not expected any more.
+    ///
+    /// # Errors
+    /// [`TransfersFull`] at the bound.
+    pub fn expect(&mut self) -> Result<(), TransfersFull> {
+        let transfers_max = self.options.transfers_max;
+        if self.transfers.len() + self.expected >= transfers_max {
+            return Err(TransfersFull { transfers_max });
+        }
         self.expected += 1;
+        Ok(())
     }
 
     /// It is submitted now, or never will be.

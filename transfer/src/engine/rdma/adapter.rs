@@ -1,0 +1,300 @@
+//! An opened adapter, and what is registered with it for own transfers.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::rc::{Rc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use lunette_runtime::arena::Extent;
+use lunette_runtime::{entropy, spawn_local, time};
+use lunette_runtime_core::random::SplitMix64;
+use lunette_verbs::{
+    Access, CompletionQueue, Context, Lender, Lent, QueuePair, QueueSizes, RegisteredExtent,
+    SetupError, Unconnected,
+};
+
+use super::Waiting;
+use super::options::{AdapterFault, RdmaOptions};
+
+/// Entries of an adapter's completion queue: room for all requests of so many queue pairs.
+const COMPLETIONS: u32 = 16 * 1024;
+/// How often memory that is gone is looked for, while any is registered.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// An adapter that this core uses.
+#[derive(Debug)]
+pub(in crate::engine) struct Adapter {
+    name: String,
+    context: Context,
+    queue: CompletionQueue,
+    random: RefCell<SplitMix64>,
+    requests_max: u32,
+    registrations_max: usize,
+    /// By first address. Of extents that are there, none lies in another.
+    registrations: RefCell<BTreeMap<usize, Registration>>,
+    uses: Cell<u64>,
+    waiting: Waiting,
+    is_swept: Cell<bool>,
+}
+
+#[derive(Debug)]
+struct Registration {
+    state: State,
+    used: Cell<u64>,
+}
+
+#[derive(Debug)]
+enum State {
+    UnderWay,
+    Registered(RegisteredExtent),
+    /// It is not tried again while the memory is there.
+    Refused(Extent),
+}
+
+impl State {
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::UnderWay => false,
+            Self::Registered(registered) => !registered.extent().is_alive(),
+            Self::Refused(extent) => !extent.is_alive(),
+        }
+    }
+}
+
+impl Adapter {
+    pub(super) fn new(context: Context, options: &RdmaOptions) -> Result<Self, AdapterFault> {
+        let info = context.info()?;
+        if info.is_iwarp {
+            return Err(AdapterFault::Iwarp);
+        }
+        if !info.is_active {
+            return Err(AdapterFault::LinkDown);
+        }
+        let queue = CompletionQueue::new(&context, COMPLETIONS.min(info.completions_max))?;
+        Ok(Self {
+            name: info.name,
+            context,
+            queue,
+            random: RefCell::new(SplitMix64::new(entropy())),
+            requests_max: options.requests_max,
+            registrations_max: options.registrations_max,
+            registrations: RefCell::default(),
+            uses: Cell::new(0),
+            waiting: Waiting::default(),
+            is_swept: Cell::new(false),
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) const fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// An epoch that no handshake here had before, but for one chance in 2^64.
+    pub(super) fn epoch(&self) -> u64 {
+        self.random.borrow_mut().next()
+    }
+
+    /// A queue pair over which we ask, and of which the peer reaches nothing.
+    pub(super) fn asking(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+        self.pair(self.requests_max, Access::default())
+    }
+
+    /// A queue pair over which a peer asks, and we do not.
+    pub(super) fn asked(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+        let access = Access {
+            remote_read: true,
+            remote_write: true,
+            ..Access::default()
+        };
+        self.pair(2, access)
+    }
+
+    fn pair(&self, sends: u32, access: Access) -> Result<QueuePair<Unconnected>, SetupError> {
+        let sizes = QueueSizes {
+            sends,
+            receives: 1,
+            ..QueueSizes::default()
+        };
+        let mut random = self.random.borrow_mut();
+        QueuePair::new(&self.context, &self.queue, sizes, access, &mut random)
+    }
+
+    /// Memory for a request, if it is registered.
+    pub(super) fn lend(&self, memory: Lender, start: usize) -> Option<Lent> {
+        let registrations = self.registrations.borrow();
+        let (_, found) = registrations.range(..=start).next_back()?;
+        let State::Registered(registered) = &found.state else {
+            return None;
+        };
+        let lent = registered.lend(memory)?;
+        self.uses.set(self.uses.get() + 1);
+        found.used.set(self.uses.get());
+        Some(lent)
+    }
+
+    /// Whether memory is registered, or was refused: there is nothing to be done for it.
+    pub(super) fn is_settled(&self, start: usize, len: usize) -> bool {
+        let registrations = self.registrations.borrow();
+        let found = registrations.range(..=start).next_back();
+        found.is_some_and(|(_, found)| match &found.state {
+            State::UnderWay => false,
+            State::Registered(registered) => {
+                let extent = registered.extent();
+                extent.is_alive() && extent.covers(start, len)
+            }
+            State::Refused(extent) => extent.is_alive() && extent.covers(start, len),
+        })
+    }
+
+    /// Registers memory, unless that is so already, or refused. Goes on when nobody waits for it any more.
+    pub(super) async fn register(self: &Rc<Self>, extent: Extent) {
+        let (start, len) = (extent.start().as_ptr().addr(), extent.len_bytes());
+        if self.is_settled(start, len) || !extent.is_alive() {
+            return;
+        }
+        let is_under_way = |adapter: &Self| {
+            let registrations = adapter.registrations.borrow();
+            let found = registrations.get(&start);
+            found.is_some_and(|found| matches!(found.state, State::UnderWay))
+        };
+        if !is_under_way(self) {
+            if !self.make_room() {
+                return;
+            }
+            self.put(start, State::UnderWay);
+            drop(spawn_local(Rc::clone(self).registering(start, extent)));
+        }
+        poll_fn(|cx| {
+            if !is_under_way(self) {
+                return Poll::Ready(());
+            }
+            self.waiting.wait(cx.waker());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    async fn registering(self: Rc<Self>, start: usize, extent: Extent) {
+        let again = extent.part(start, extent.len_bytes());
+        let again = again.expect("all of it is a part");
+        let state = match RegisteredExtent::register(&self.context, extent).await {
+            Ok(registered) => State::Registered(registered),
+            Err(error) => {
+                let adapter = &self.name;
+                tracing::warn!(%adapter, %error, extent = ?again, "memory is not registered");
+                State::Refused(again)
+            }
+        };
+        self.put(start, state);
+        self.waiting.wake();
+        if !self.is_swept.replace(true) {
+            drop(spawn_local(sweep(Rc::downgrade(&self))));
+        }
+    }
+
+    fn put(&self, start: usize, state: State) {
+        self.uses.set(self.uses.get() + 1);
+        let used = Cell::new(self.uses.get());
+        let before = self
+            .registrations
+            .borrow_mut()
+            .insert(start, Registration { state, used });
+        // What ends here may be memory of somebody who looks at the registrations.
+        drop(before);
+    }
+
+    /// Whether another one may be registered. The one that was not used for longest goes; requests that are
+    /// under way keep it until they are over.
+    fn make_room(&self) -> bool {
+        self.forget_gone();
+        let mut registrations = self.registrations.borrow_mut();
+        if registrations.len() < self.registrations_max {
+            return true;
+        }
+        let settled = registrations.iter();
+        let settled = settled.filter(|(_, found)| !matches!(found.state, State::UnderWay));
+        let oldest = settled.min_by_key(|(_, found)| found.used.get());
+        let oldest = oldest.map(|(start, _)| *start);
+        let gone = oldest.and_then(|start| registrations.remove(&start));
+        gone.is_some()
+    }
+
+    fn forget_gone(&self) {
+        let mut registrations = self.registrations.borrow_mut();
+        registrations.retain(|_, found| !found.state.is_gone());
+    }
+
+    /// How many are registered, refused or about to be.
+    #[cfg(test)]
+    pub(super) fn registrations(&self) -> usize {
+        self.registrations.borrow().len()
+    }
+}
+
+/// Gives up what is registered of memory that is gone, as long as there is any registered.
+async fn sweep(adapter: Weak<Adapter>) {
+    loop {
+        time::sleep(SWEEP_EVERY).await;
+        let Some(adapter) = adapter.upgrade() else {
+            return;
+        };
+        adapter.forget_gone();
+        if adapter.registrations.borrow().is_empty() {
+            adapter.is_swept.set(false);
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lunette_runtime::arena::{Exposed, HugePages};
+    use lunette_runtime::{CoreOptions, block_on};
+
+    use super::*;
+
+    fn memory() -> Exposed {
+        Exposed::map(8192, HugePages::Never, &mut Vec::new()).expect("memory")
+    }
+
+    #[test]
+    fn memory_is_registered_once_and_makes_room_for_what_is_used_later() {
+        let done = block_on(None, CoreOptions::default(), || async {
+            let options = RdmaOptions {
+                registrations_max: 2,
+                ..RdmaOptions::default()
+            };
+            let adapter = Rc::new(Adapter::new(Context::null(), &options).expect("an adapter"));
+            let all: Vec<Exposed> = (0..3).map(|_| memory()).collect();
+            let has = |memory: &Exposed| {
+                let part = memory.slice(100, 10);
+                let start = part.start();
+                adapter.lend(part.into(), start).is_some()
+            };
+            for memory in &all[..2] {
+                assert!(!has(memory) && !adapter.is_settled(memory.start(), 1));
+                adapter.register(memory.slice(5, 5).extent()).await;
+                adapter.register(memory.extent()).await;
+                assert!(has(memory) && adapter.is_settled(memory.start(), 8192));
+            }
+            assert_eq!(adapter.registrations(), 2);
+            assert!(has(&all[0]), "used last");
+            adapter.register(all[2].extent()).await;
+            assert_eq!(adapter.registrations(), 2);
+            assert_eq!(
+                [has(&all[0]), has(&all[1]), has(&all[2])],
+                [true, false, true]
+            );
+            drop(all);
+            time::sleep(SWEEP_EVERY + SWEEP_EVERY / 10).await;
+            assert_eq!(adapter.registrations(), 0, "what is gone is given up");
+        });
+        done.expect("a core");
+    }
+}
