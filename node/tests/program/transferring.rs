@@ -32,6 +32,28 @@ fn bench(server: &Node, more: &[&str]) -> Command {
 }
 
 #[test]
+fn adapters_that_are_not_there_are_told_and_done_without() {
+    let mut server = Node::spawn(serve("127.0.0.1:0").args(["--rdma", "none0,none1"]));
+    let adapters = server.ready["adapters"].as_array().expect("a list").clone();
+    assert_eq!(adapters.len(), 2, "{adapters:?}");
+    for (adapter, name) in adapters.iter().zip(["none0", "none1"]) {
+        assert_eq!(adapter["name"], name);
+        assert!(adapter["unused"].is_string(), "why: {adapter}");
+    }
+    let more = ["--size", "1MiB", "--network", "--rdma", "all"];
+    let output = bench(&server, &more).output().expect("it starts");
+    assert!(output.status.success(), "{output:?}");
+    let measured: Value = serde_json::from_slice(&output.stdout).expect("one object");
+    assert!(measured["requests"].as_u64() > Some(0), "{measured}");
+    send(&server.child, Signal::TERM);
+    server.child.wait().expect("it ends");
+    let wrong = serve("127.0.0.1:0")
+        .args(["--rdma", "all", "--cores", "2"])
+        .output();
+    assert_eq!(wrong.expect("it starts").status.code(), Some(2));
+}
+
+#[test]
 fn a_segment_is_served_measured_and_accounted_for() {
     let mut server = Node::spawn(&mut serve("127.0.0.1:0"));
     assert_eq!(server.ready["bytes"], 4 << 20);

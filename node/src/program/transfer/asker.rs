@@ -3,8 +3,8 @@
 use lunette::runtime::arena::{Exposed, HugePages};
 use lunette::runtime::{CoreOptions, Placement};
 use lunette::transfer::engine::{
-    Access, Batch, Engine, EngineHost, EngineOptions, HandleError, HandleRequest, Peer, PeerHandle,
-    PostOptions, RailStatistics, RegisterOptions, RemoteSegment, Statistics, Way,
+    Access, AdapterStatus, Batch, Engine, EngineHost, EngineOptions, HandleError, HandleRequest,
+    Peer, PeerHandle, PostOptions, RailStatistics, RegisterOptions, RemoteSegment, Statistics, Way,
 };
 
 use super::bench::BenchArguments;
@@ -71,6 +71,14 @@ impl Asker {
         let peer = opening.await.map_err(failed)?;
         let remote = peer.segment(&arguments.segment).await.map_err(failed)?;
         Ok(Self::Host { host, peer, remote })
+    }
+
+    /// The adapters of this core; what others have is not asked.
+    pub(super) fn adapters(&self) -> &[AdapterStatus] {
+        match self {
+            Self::Here { engine, .. } => engine.adapters(),
+            Self::Host { .. } => &[],
+        }
     }
 
     /// A batch over neighbouring pieces, those of different indexes at different places as far as the

@@ -13,6 +13,7 @@ use lunette::transfer::engine::{Endpoint, EngineOptions, RailStatistics};
 use lunette::transfer::topology::{Sources, discover, here, load_override};
 use serde_json::{Value, json};
 
+use super::adapters::{Adapters, described};
 use super::asker::{Asker, Prepared};
 use super::failure::Outcome;
 use super::neighbours::Neighbours;
@@ -53,6 +54,8 @@ pub(super) struct BenchArguments {
     network: bool,
     #[command(flatten)]
     neighbours: Neighbours,
+    #[command(flatten)]
+    adapters: Adapters,
     /// Seal what is sent. It takes a secret, and is enough if one side asks for it.
     #[arg(long)]
     encrypt: bool,
@@ -87,6 +90,7 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         same_host: !arguments.network,
         same_host_trust: arguments.neighbours.same_host_trust,
         same_host_dir: arguments.neighbours.same_host_dir.clone(),
+        rdma: arguments.adapters.options(),
         sources: sources(&arguments).await?,
         ..EngineOptions::default()
     };
@@ -122,6 +126,8 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
         "slices_stolen": statistics.slices_stolen,
         "same_host_bytes": statistics.same_host_bytes,
         "window_bytes": statistics.window_bytes,
+        "one_sided_bytes": statistics.one_sided_bytes,
+        "adapters": described(asker.adapters()),
         "rails": rails,
     }))
 }
@@ -143,6 +149,7 @@ async fn sources(arguments: &BenchArguments) -> Outcome<Option<Sources>> {
 
 fn rail(rail: &RailStatistics) -> Value {
     json!({
+        "adapter": rail.adapter,
         "address": rail.address.to_string(),
         "source": rail.source.as_ref().map(IpAddr::to_string),
         "up": rail.is_up,

@@ -28,6 +28,8 @@ pub(crate) enum TransferFailure {
     Handle(#[from] HandleError),
     #[error("a file is served by one core: leave out --cores")]
     FileOnCores,
+    #[error("RDMA adapters are reached on one core: leave out --cores")]
+    AdaptersOnCores,
     #[error("{0}")]
     Register(#[from] RegisterRefusal),
     #[error("{segment}: {error}")]
@@ -71,6 +73,7 @@ impl TransferFailure {
         match self {
             Self::TooLong { .. }
             | Self::FileOnCores
+            | Self::AdaptersOnCores
             | Self::Settings(_)
             | Self::Start(StartError::NoSecret)
             | Self::Host(HostError::Engine(StartError::NoSecret)) => 2,

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `serve` | serving a segment |
 //! | `bench`, `asker` | measuring reads or writes of one; on how many cores |
+//! | `adapters` | RDMA adapters |
 //! | `policy` | who may connect, from the environment |
 //! | `failure` | what can go wrong |
 
+mod adapters;
 mod asker;
 mod bench;
 mod failure;
@@ -36,6 +38,7 @@ Examples:
   lunette transfer serve --memory 1GiB --cores 4 &    # on ports 7600 to 7603
   lunette transfer bench 127.0.0.1:7600 --size 64MiB --cores 4
   lunette transfer bench store-2:7600 --topology=topology.json    # from the nearest adapters
+  lunette transfer serve --memory 1GiB --rdma mlx5_0,mlx5_1 &    # RDMA; the same flag for bench
 
 Beyond loopback both sides need LUNETTE_SECRET_FILE (or LUNETTE_INSECURE=1).")]
 pub(crate) struct TransferArguments {

@@ -15,10 +15,11 @@ use lunette::transfer::engine::{
     Access, Engine, EngineHost, EngineOptions, FileSegment, FileSegmentOptions, RegisterOptions,
     Statistics,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use super::adapters::{Adapters, described};
 use super::failure::{Outcome, TransferFailure};
 use super::neighbours::Neighbours;
 use super::policy::{encryption, policy};
@@ -65,6 +66,8 @@ pub(super) struct ServeArguments {
     encrypt: bool,
     #[command(flatten)]
     neighbours: Neighbours,
+    #[command(flatten)]
+    adapters: Adapters,
     /// Cores to serve on, each with ports of its own: the given ones, and those after them. A file is served
     /// by one.
     #[arg(
@@ -89,12 +92,16 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
     if arguments.file.is_some() && arguments.cores > 1 {
         return Err(TransferFailure::FileOnCores.into());
     }
+    if arguments.adapters.are_wanted() && arguments.cores > 1 {
+        return Err(TransferFailure::AdaptersOnCores.into());
+    }
     let options = EngineOptions {
         listen: arguments.listen.clone(),
         policy: policy()?,
         encryption: encryption(arguments.encrypt),
         same_host_trust: arguments.neighbours.same_host_trust,
         same_host_dir: arguments.neighbours.same_host_dir.clone(),
+        rdma: arguments.adapters.options(),
         ..EngineOptions::default()
     };
     if arguments.cores > 1 {
@@ -105,7 +112,9 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
         let engine = Engine::start(options)?;
         let len_bytes = register(&engine, &arguments).await?;
         let segment = &arguments.segment;
-        say_ready(engine.addresses(), segment, len_bytes, &arguments, as_json)?;
+        let adapters = described(engine.adapters());
+        let addresses = engine.addresses();
+        say_ready(addresses, segment, len_bytes, &arguments, adapters, as_json)?;
         while !ends.load(Ordering::Relaxed) {
             time::sleep(END_PAUSE).await;
         }
@@ -134,7 +143,15 @@ fn serve_on_cores(
     let registered = handle.register_shared(memory, how(arguments));
     registered.wait()?;
     let segment = &arguments.segment;
-    say_ready(host.addresses(), segment, len_bytes, arguments, as_json)?;
+    let none = Vec::new();
+    say_ready(
+        host.addresses(),
+        segment,
+        len_bytes,
+        arguments,
+        none,
+        as_json,
+    )?;
     while !ends.load(Ordering::Relaxed) {
         thread::sleep(END_PAUSE);
     }
@@ -218,13 +235,14 @@ fn say_ready(
     segment: &str,
     len_bytes: u64,
     arguments: &ServeArguments,
+    adapters: Vec<Value>,
     as_json: bool,
 ) -> Outcome<()> {
     let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
     let cores = arguments.cores;
     say(&if as_json {
         json!({ "ready": true, "addresses": addresses, "segment": segment, "bytes": len_bytes,
-                "cores": cores })
+                "cores": cores, "adapters": adapters })
         .to_string()
     } else {
         let addresses = addresses.join(",");
