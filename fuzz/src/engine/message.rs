@@ -5,6 +5,10 @@ use lunette_transfer_proto::engine::message::{
     Descriptor, Introduction, NOTE_BYTES_MAX, Operation, Place, Refusal, TOKEN_BYTES, read_name,
     read_note, read_places, read_token, write_note, write_places,
 };
+use lunette_transfer_proto::engine::one_sided::{
+    Pairing, read_adapters, read_segment, read_windows, write_adapters, write_segment,
+    write_windows,
+};
 use lunette_transfer_proto::engine::same_host::commands::{
     COMMAND_WORDS, COMMANDS_MAX, Command, answer_from_word, answer_to_word, between,
 };
@@ -58,6 +62,10 @@ pub struct Reached {
     pub out_of_range: u32,
     /// Segments that were found by name.
     pub found_by_name: u32,
+    /// Windows of a segment.
+    pub windows: u32,
+    /// Steps of a handshake of adapters.
+    pub pairings: u32,
     /// Segments that were found by address.
     pub found_by_address: u32,
 }
@@ -75,6 +83,7 @@ pub fn message(data: &[u8]) -> Reached {
     descriptor(data, &mut reached);
     same_host(data, &mut reached);
     siblings(data, &mut reached);
+    one_sided(data, &mut reached);
     match read_name(data) {
         Ok(name) => {
             assert_eq!(name, data, "a name is its body");
@@ -107,6 +116,34 @@ fn codes(data: &[u8], reached: &mut Reached) {
     }
     let status = Refusal::from_wire(code).map_or(0, Refusal::to_wire);
     assert_eq!(status, code, "a status is told again as it was");
+}
+
+fn one_sided(data: &[u8], reached: &mut Reached) {
+    let mut again = Vec::new();
+    match read_windows(data) {
+        Ok(windows) => {
+            write_windows(&mut again, &windows);
+            assert_eq!(again, data, "windows have one form");
+            reached.windows += 1;
+        }
+        Err(_) => reached.faults += 1,
+    }
+    if let Ok(pairing) = Pairing::decode(data) {
+        again.clear();
+        pairing.encode(&mut again);
+        assert_eq!(again, data, "a step of a handshake has one form");
+        reached.pairings += 1;
+    }
+    if let Ok(count) = read_adapters(data) {
+        again.clear();
+        write_adapters(&mut again, count);
+        assert_eq!(again, data, "a count has one form");
+    }
+    if let Ok(segment) = read_segment(data) {
+        again.clear();
+        write_segment(&mut again, segment);
+        assert_eq!(again, data, "an id has one form");
+    }
 }
 
 fn same_host(data: &[u8], reached: &mut Reached) {

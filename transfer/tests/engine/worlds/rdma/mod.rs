@@ -1,5 +1,6 @@
 //! The engine over adapters of a simulated fabric, in worlds where both fail.
 
+mod bounds;
 mod faults;
 
 use std::cell::RefCell;
@@ -11,8 +12,8 @@ use lunette_runtime::CoreOptions;
 use lunette_runtime::sim::{Outcome, ProcessId, World, WorldOptions};
 use lunette_runtime::time;
 use lunette_transfer::engine::{
-    Batch, Carrier, Done, Engine, EngineOptions, Peer, PostOptions, RegisterOptions, RemoteSegment,
-    TransferError,
+    Batch, Carrier, Done, Engine, EngineOptions, Peer, PostOptions, RdmaOptions, RegisterOptions,
+    RemoteSegment, TransferError,
 };
 use lunette_verbs::Context;
 use lunette_verbs::sim::{Fabric, Speed};
@@ -30,6 +31,7 @@ pub(crate) const SPEED: Speed = Speed {
 pub(crate) struct Scene {
     pub(crate) world: World,
     pub(crate) fabric: Fabric,
+    theirs: usize,
     pub(crate) adapters: usize,
     pub(crate) server: ProcessId,
     client: ProcessId,
@@ -47,6 +49,16 @@ fn contexts(fabric: &Fabric, first: usize, count: usize) -> Vec<Context> {
 
 impl Scene {
     pub(crate) fn new(seed: u64, adapters: usize, len: usize) -> Self {
+        Self::with(seed, [adapters; 2], len, RdmaOptions::default())
+    }
+
+    /// With so many adapters of the server's and of the client's, and these options of the server's.
+    pub(crate) fn with(
+        seed: u64,
+        [theirs, ours]: [usize; 2],
+        len: usize,
+        rdma: RdmaOptions,
+    ) -> Self {
         let options = WorldOptions {
             bytes_per_second: 50_000_000,
             losses_per_mille: 0,
@@ -54,7 +66,7 @@ impl Scene {
         };
         let mut world = World::new(seed, options);
         let fabric = Fabric::new(seed);
-        for _ in 0..2 * adapters {
+        for _ in 0..theirs + ours {
             let device = fabric.add_device();
             fabric.set_speed(device, SPEED);
         }
@@ -64,13 +76,14 @@ impl Scene {
         let (notes, engine): (Rc<RefCell<Vec<_>>>, Rc<RefCell<Option<Engine>>>) =
             Default::default();
         let (heard, started) = (Rc::clone(&notes), Rc::clone(&engine));
-        let theirs = fabric.clone();
+        let reached = fabric.clone();
         drop(world.spawn(server, 0, move || async move {
             let options = EngineOptions {
                 listen: addresses(),
+                rdma,
                 ..guarded()
             };
-            let engine = Engine::start_with(options, contexts(&theirs, 0, adapters));
+            let engine = Engine::start_with(options, contexts(&reached, 0, theirs));
             let engine = engine.expect("an engine");
             let registered = engine.register(memory(len), &RegisterOptions::named("kv"));
             registered.expect("registered");
@@ -84,7 +97,8 @@ impl Scene {
         Self {
             world,
             fabric,
-            adapters,
+            theirs,
+            adapters: ours,
             server,
             client,
             notes,
@@ -96,9 +110,9 @@ impl Scene {
         &mut self,
         start: impl FnOnce(Engine, Peer, RemoteSegment) -> F + 'static,
     ) -> Outcome<F::Output> {
-        let (fabric, adapters) = (self.fabric.clone(), self.adapters);
+        let (fabric, first, count) = (self.fabric.clone(), self.theirs, self.adapters);
         self.world.spawn(self.client, 0, move || async move {
-            let ours = contexts(&fabric, adapters, adapters);
+            let ours = contexts(&fabric, first, count);
             let engine = Engine::start_with(guarded(), ours).expect("an engine");
             let peer = engine.open(&addresses()).await.expect("a peer");
             let remote = peer.segment("kv").await.expect("a segment");
