@@ -131,7 +131,13 @@ fn bytes_go_over_both_rails_also_when_the_link_goes_away_meanwhile() {
         registered.expect("registered");
         let (client, peer, remote) = asks("127.0.0.1:7611").await;
         for seed in 0..2 {
+            let began = time::now();
             there_and_back(&peer, &remote, seed).await.expect("done");
+            println!(
+                "there and back in {:?}: {:?}",
+                time::now().since(began),
+                peer.rails()
+            );
         }
         let moved = client.statistics().one_sided_bytes;
         assert_eq!(moved, 4 * LEN as u64, "all by adapters");

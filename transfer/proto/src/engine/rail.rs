@@ -23,8 +23,6 @@ const RATE_MIN: u64 = 64 * 1024;
 const RATED_BYTES_MIN: u64 = 32 * 1024;
 /// Answers come in bursts: what is looked at is not shorter than this, unless the rail falls idle.
 const RATED_TIME_MIN: Duration = Duration::from_micros(200);
-/// Answers that come so shortly after others are of the same burst.
-const BURST_TIME_MAX: Duration = Duration::from_micros(20);
 /// The newest rate counts for one part in this many.
 const RATE_MEMORY: u64 = 4;
 
@@ -142,8 +140,6 @@ pub struct Rail {
     /// Bytes that came through since `counted_since`, of which the rate is made.
     counted_bytes: u64,
     counted_since: Time,
-    /// Since when it has something under way, if it has.
-    busy_since: Time,
     /// When bytes last came through, or the rail came up.
     moved: Time,
     /// What that was when slices were last taken back.
@@ -174,7 +170,6 @@ impl Rail {
             under_way_slices: 0,
             counted_bytes: 0,
             counted_since: Time::ZERO,
-            busy_since: Time::ZERO,
             moved: Time::ZERO,
             overtaken: None,
             answer: ANSWER_FIRST,
@@ -358,26 +353,38 @@ impl Rail {
             self.moved = now;
             self.counted_bytes = 0;
             self.counted_since = now;
-            self.busy_since = now;
         }
         self.under_way_slices += 1;
         self.under_way_bytes += len_bytes;
     }
 
-    /// A slice that was sent at `sent` was answered.
-    pub fn on_answered(&mut self, len_bytes: u64, sent: Time, now: Time) {
+    /// A slice that was sent at `sent`, behind `ahead_bytes`, was done by an adapter, which takes one after the
+    /// other: since then it has carried these too. Many may be told at once, so what lies between two that
+    /// are told says nothing.
+    pub fn on_done_in_order(&mut self, len_bytes: u64, ahead_bytes: u64, sent: Time, now: Time) {
+        self.on_through(len_bytes, sent, now);
+        let bytes = ahead_bytes + len_bytes;
+        // Of a rail that was idle before, much of it is how long an answer takes.
+        let is_telling = ahead_bytes >= len_bytes || !self.is_rated;
+        if is_telling && bytes >= RATED_BYTES_MIN {
+            self.rate(bytes, now.since(sent));
+        }
+    }
+
+    fn on_through(&mut self, len_bytes: u64, sent: Time, now: Time) {
         let faded = self.answer - self.answer / ANSWER_MEMORY;
         self.answer = faded.max(now.since(sent));
         self.leave(len_bytes);
         self.failures = 0;
         self.moved = now;
+    }
+
+    /// A slice that was sent at `sent` was answered.
+    pub fn on_answered(&mut self, len_bytes: u64, sent: Time, now: Time) {
+        self.on_through(len_bytes, sent, now);
         self.counted_bytes += len_bytes;
         let took = now.since(self.counted_since);
-        // Completions of adapters come at once: what came with what was rated before says nothing.
-        let is_burst = self.carrier == Carrier::OneSided
-            && self.counted_since > self.busy_since
-            && took < BURST_TIME_MAX;
-        let is_enough = took >= RATED_TIME_MIN || (self.under_way_slices == 0 && !is_burst);
+        let is_enough = took >= RATED_TIME_MIN || self.under_way_slices == 0;
         if is_enough && self.counted_bytes >= RATED_BYTES_MIN {
             self.rate(self.counted_bytes, took);
             self.counted_bytes = 0;
@@ -500,22 +507,17 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_burst_says_nothing_of_the_rate() {
+    fn what_is_done_in_order_and_told_at_once_says_how_fast_all_of_it_went() {
         let start = Time::ZERO + MS;
-        let mut rail = Rail::of(Carrier::OneSided, RailOptions::default());
-        assert!(rail.try_connect(start));
-        rail.on_connected(start);
+        let mut rail = up(start);
         for _ in 0..2 {
             rail.on_sent(64 * 1024, start);
         }
-        for _ in 0..2 {
-            rail.on_answered(64 * 1024, start, start + MS);
+        for ahead in 0..2 {
+            rail.on_done_in_order(64 * 1024, ahead * 64 * 1024, start, start + MS);
         }
-        let rate = rail.bytes_per_second();
-        assert_eq!(rate, 64 * 1024 * 1000, "the second came with the first");
-        rail.on_sent(64 * 1024, start + MS);
-        rail.on_answered(64 * 1024, start + MS, start + MS + MS / 10);
-        assert!(rail.bytes_per_second() > 2 * rate, "a whole one does");
+        let (least, rate) = (64 * 1024 * 1000, rail.bytes_per_second());
+        assert!((least..=2 * least).contains(&rate), "{rate}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Which slice goes over which rail.
 
+use std::time::Duration;
+
 use lunette_runtime_core::time::Time;
 
 use super::outcome::{Action, SliceId, TransferId};
@@ -62,8 +64,8 @@ impl Scheduler {
     }
 
     /// The rail of a kind that will have the transfer's next slice through first. None if every rail with room
-    /// would take longer for it than the best one takes for all that waits: then that one is waited
-    /// for, so that all rails finish together. One on which something is overdue is left out while there
+    /// would take longer for it than the best one takes for all that waits, or, where slices are long, than all of
+    /// them together do: then a better one is waited for, so that all rails finish together. One on which something is overdue is left out while there
     /// is another.
     fn pick_of(&mut self, index: u32, carrier: Carrier, work: Work, now: Time) -> Option<usize> {
         let waiting = self.transfers.at(index).cutter.waiting(work);
@@ -75,16 +77,23 @@ impl Scheduler {
             let rails = self.rails.iter().enumerate();
             rails.filter(|(_, rail)| is_up(rail, some_are_prompt))
         };
-        let all = up().map(|(_, rail)| rail.finish(waiting)).min()?;
         let count = up().count() as u64;
         let cutter = &self.transfers.at(index).cutter;
         let finish = |rail: &Rail| {
             let measure = measure(rail, work, waiting / count.max(1));
             rail.finish(cutter.next_len_bytes(measure))
         };
+        let limit = match carrier {
+            Carrier::Stream => up().map(|(_, rail)| rail.finish(waiting)).min()?,
+            Carrier::OneSided => {
+                let best = up().map(|(_, rail)| finish(rail)).min()?;
+                let rails: Vec<&Rail> = up().map(|(_, rail)| rail).collect();
+                best.max(all_finish(&rails, waiting))
+            }
+        };
         let with_room = up().filter(|(_, rail)| rail.has_room());
         let (index, rail) = with_room.min_by_key(|(_, rail)| finish(rail))?;
-        (finish(rail) <= all).then_some(index)
+        (finish(rail) <= limit).then_some(index)
     }
 
     fn send(&mut self, index: u32, rail: usize, work: Work, now: Time) {
@@ -111,6 +120,7 @@ impl Scheduler {
             transfer.note = NoteState::UnderWay;
         }
         transfer.on_sent(rail, slice.attempts);
+        let ahead_bytes = found.under_way_bytes();
         found.on_sent(slice.len_bytes(), now);
         let (slice, generation) = self.slices.insert(UnderWay {
             slice,
@@ -119,6 +129,7 @@ impl Scheduler {
             connection: found.connection(),
             carries_note,
             sent: now,
+            ahead_bytes,
             state: SliceState::Sent,
             is_taken_back: false,
         });
@@ -138,6 +149,17 @@ impl Scheduler {
         });
         self.refresh(index);
     }
+}
+
+/// How long rails take together for what is under way on them and so many bytes more.
+fn all_finish(rails: &[&Rail], waiting_bytes: u64) -> Duration {
+    let (mut bytes, mut rate) = (u128::from(waiting_bytes), 0);
+    for rail in rails {
+        bytes += u128::from(rail.under_way_bytes());
+        rate += u128::from(rail.bytes_per_second());
+    }
+    let nanos = bytes * 1_000_000_000 / rate.max(1);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 /// What a rail takes now, of bytes of which each rail has `share_bytes` to carry.

@@ -83,6 +83,8 @@ struct UnderWay {
     connection: u32,
     carries_note: bool,
     sent: Time,
+    /// Bytes that were under way on its rail then.
+    ahead_bytes: u64,
     state: SliceState,
     /// Its connection was given up because it was slow, and not because it failed.
     is_taken_back: bool,
@@ -616,6 +618,10 @@ impl Scheduler {
         }
         let len_bytes = under_way.slice.len_bytes();
         match how {
+            Leave::Answered(now) if is_one_sided(rail) => {
+                let ahead_bytes = under_way.ahead_bytes;
+                rail.on_done_in_order(len_bytes, ahead_bytes, under_way.sent, now);
+            }
             Leave::Answered(now) => rail.on_answered(len_bytes, under_way.sent, now),
             Leave::Refused(now) => rail.on_refused(len_bytes, now),
             Leave::Stopped => rail.on_stopped(len_bytes),

@@ -254,6 +254,7 @@ fn a_flap_costs_the_others_nothing_and_its_rail_comes_back() {
     let ((calm, calm_after), (flapped, after)) = (took(false), took(true));
     // 4 GiB over four rails, of which one is away for 20 ms: a quarter of that, and what it takes to notice.
     let lost = flapped.saturating_sub(calm);
+    println!("a flap: {flapped:?} instead of {calm:?}");
     assert!(
         lost <= Duration::from_millis(50),
         "{lost:?} more than {calm:?}"

@@ -216,8 +216,10 @@ fn eight_rails_reach_their_sum_and_a_slow_one_costs_its_missing_share() {
     };
     let rate = SPEED.bytes_per_second as f64;
     let reached = share(a_gibibyte(8, None), 8.0 * rate);
+    println!("eight rails: {reached} of their sum");
     assert!(reached >= 0.97, "{reached} of the sum of eight rails");
     let reached = share(a_gibibyte(8, Some(SPEED.bytes_per_second / 2)), 7.5 * rate);
+    println!("one at half speed: {reached} of the sum");
     assert!(
         reached >= 0.97,
         "{reached} of the sum with one at half speed"
