@@ -64,8 +64,7 @@ const SETS: [Set; 7] = [
     Set {
         arguments: "-p lunette-transfer --test soft",
         filter: "",
-        // On the oldest a post executes in the caller's context, and nothing else of its core runs meanwhile,
-        // so that this takes longer there than its deadlines allow for.
+        // It holds on the oldest as well, and takes two minutes.
         machines: &[NEWEST],
         // As above.
         threads: 1,
