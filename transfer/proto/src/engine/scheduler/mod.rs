@@ -434,7 +434,8 @@ impl Scheduler {
         if is_final {
             transfer.fail_parts(&under_way.slice, culprit, cause, attempt);
         } else {
-            transfer.not_before = pause;
+            // Another slice may have been refused more often: the peer is as busy for this one.
+            transfer.not_before = transfer.not_before.max(pause);
         }
         if is_final && under_way.slice.parts.is_empty() {
             transfer.fail_note(cause, attempt);
@@ -489,7 +490,7 @@ impl Scheduler {
         if under_way.carries_note && transfer.note == NoteState::UnderWay {
             transfer.note = NoteState::Waiting;
         }
-        transfer.not_before = pause;
+        transfer.not_before = transfer.not_before.max(pause);
         transfer.cutter.back(under_way.slice);
         self.refresh(index);
     }

@@ -342,6 +342,27 @@ fn who_is_busy_again_and_again_is_given_more_and_more_time() {
 }
 
 #[test]
+fn a_slice_that_is_refused_for_the_first_time_makes_no_other_come_again_sooner() {
+    let mut scheduler = connected(1);
+    let submitted = scheduler.submit([read(9), write(9)], options(Time::MAX), at(1));
+    submitted.expect("room");
+    let both = sent(&drain(&mut scheduler, at(1)));
+    let [(mut slice, _), (other, _)] = both[..] else {
+        panic!("two slices: {both:?}");
+    };
+    for (now, next) in [(1, 2), (2, 6), (6, 22)] {
+        scheduler.on_refused(slice, Refusal::Busy, 0, at(now));
+        assert_eq!(scheduler.poll_timeout(at(now)), Some(at(next)));
+        if next < 22 {
+            slice = sent(&drain(&mut scheduler, at(next)))[0].0;
+        }
+    }
+    scheduler.on_refused(other, Refusal::Busy, 0, at(6));
+    assert_eq!(scheduler.poll_timeout(at(6)), Some(at(22)));
+    assert_eq!(sent(&drain(&mut scheduler, at(22))).len(), 2);
+}
+
+#[test]
 fn a_notification_goes_with_the_last_write_or_after_the_last_read() {
     for requests in [vec![write(100)], vec![read(100)], vec![]] {
         let mut scheduler = connected(1);
