@@ -16,6 +16,7 @@ use lunette_runtime::entropy;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
+use crate::counting::Outcome;
 use crate::member::{Here, MemberCore, Put};
 use crate::value::Value;
 
@@ -106,13 +107,15 @@ impl Local {
                 self.tell_over();
                 answer
             }
-            Some(Put::Waits(waiting)) => {
+            Some(Put::Waits(waiting, mut counting)) => {
                 self.waiting.borrow_mut().insert(request);
                 let _waits = Waits {
                     local: self,
                     request,
                 };
-                waiting.await.unwrap_or(WriteAnswer::Interrupted)
+                let answer = waiting.await.unwrap_or(WriteAnswer::Interrupted);
+                counting.end(Outcome::from(&answer));
+                answer
             }
             None => {
                 self.tell_over();

@@ -17,7 +17,7 @@ use lunette_transfer::Room;
 use super::bytes::Carved;
 use super::core::MemberCore;
 use super::waiters::Waiting;
-use crate::counting::Outcome;
+use crate::counting::{Counting, Outcome};
 use crate::value::Value;
 
 /// What a get finds on this core.
@@ -44,7 +44,7 @@ pub(crate) enum Put {
     /// In the usual case.
     Done(WriteAnswer),
     /// Another write of the key comes first, or its home does not know enough yet.
-    Waits(Waiting<WriteAnswer>),
+    Waits(Waiting<WriteAnswer>, Counting),
 }
 
 impl MemberCore {
@@ -152,7 +152,10 @@ impl MemberCore {
         self.settle();
         match waiting.try_take() {
             Some(answer) => Some(self.count_put(answer)),
-            None => Some(Put::Waits(waiting)),
+            None => {
+                let counting = self.counts.begin(Op::Write.code()).waits();
+                Some(Put::Waits(waiting, counting))
+            }
         }
     }
 
