@@ -46,6 +46,8 @@ fn main() -> Result<(), Failure> {
         number("MEMORY_MIB", 1024) << 20,
     );
     options.cluster = Some(ClusterOptions::new("inside", vec![address.recv()?]));
+    // Or puts would be about the system's pages.
+    options.prefault = true;
     let node = Node::start(options)?;
     node.joined()?;
     let measured = node.spawn_on(CoreIndex(0), measure)?;
@@ -100,17 +102,28 @@ async fn measure() -> Result<(), Failure> {
     lookups(&client).await
 }
 
-/// What a copy of the same working set takes.
+/// What copies out of and into the same working set take: the bounds of gets and of puts.
 async fn copies(len: usize) -> Result<(), Failure> {
     let count = WORKING_SET_BYTES / len;
-    let sources: Vec<Region> = (0..count)
-        .map(|n| bytes_of(n, len))
-        .collect::<Result<_, _>>()?;
-    let mut target = arena().alloc(len)?;
-    rounds("copy 1 MiB", "/s", async || {
-        for source in &sources {
-            target.as_mut_slice().copy_from_slice(source.as_slice());
-            black_box(target.as_slice());
+    let mut regions = Vec::new();
+    for _ in 0..count {
+        let mut region = arena().alloc(len)?;
+        region.as_mut_slice().fill(1);
+        regions.push(region);
+    }
+    let mut one = arena().alloc(len)?;
+    rounds("copy 1 MiB out", "/s", async || {
+        for region in &regions {
+            one.as_mut_slice().copy_from_slice(region.as_slice());
+            black_box(one.as_slice());
+        }
+        Ok(count)
+    })
+    .await?;
+    rounds("copy 1 MiB in", "/s", async || {
+        for region in &mut regions {
+            region.as_mut_slice().copy_from_slice(one.as_slice());
+            black_box(region.as_slice());
         }
         Ok(count)
     })
