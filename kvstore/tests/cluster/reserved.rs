@@ -2,11 +2,18 @@
 
 use std::time::Duration;
 
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
     ClusterClient, Fetched, PutOptions, Reservation, Reserved, StoreErrorKind, Stored, Value,
 };
-use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{AskerId, ReservationId, ReserveMessage};
+use lunette_kvstore_proto::message::{Op, Status};
+use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime_core::ids::CoreIndex;
+use lunette_transfer::{Attachments, Connection};
+use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use super::on_each_driver::run;
 use super::scene::{Scene, eventually, key, pattern, room};
@@ -241,5 +248,50 @@ fn a_committed_object_has_the_copies_that_it_was_reserved_with() {
         reservation.commit().await.expect("it is whole");
         eventually("there are two", async || scene.holders(&client).await == 2).await;
         scene.expect(&client, 1, 4000).await;
+    });
+}
+
+/// A length that no client of ours would send.
+#[test]
+fn a_length_beyond_every_limit_is_refused_and_harms_nobody() {
+    run(0, || async {
+        let scene = Scene::of(1, 8 * MIB).await;
+        let client = scene.client().await;
+        let map = client.map();
+        let member = &map.members()[0];
+        let hello = Hello {
+            versions: VersionRange::OURS,
+            session_epoch: 7,
+            in_flight_max: 4,
+            payload_bytes_max: 1 << 20,
+            greeting: Vec::new(),
+        };
+        let connected = Connection::connect(member.address, hello, KEEP).await;
+        let connection = connected.expect("it answers");
+        let name = key(1);
+        for len_bytes in [(64 << 20) + 1, u32::MAX] {
+            let message = ReserveMessage {
+                asker: AskerId(5),
+                reservation: ReservationId(1),
+                to: Seat {
+                    node: member.id,
+                    incarnation: member.incarnation,
+                    core: CoreIndex(0),
+                },
+                kind: WriteKind::Put,
+                namespace: NamespaceKind::Cache,
+                wanted: 1,
+                len_bytes,
+                keep_ms: u32::MAX,
+                key: Key::new(&name).expect("a key"),
+            };
+            let body = |out: &mut Vec<u8>| message.encode(out);
+            let nothing = Attachments::default();
+            let asked = connection.call(Op::Reserve.code(), body, nothing, KEEP);
+            let reply = asked.await.expect("it answers");
+            assert_eq!(Status::from_code(reply.status), Status::TooLarge);
+        }
+        scene.put(&client, 1, 1, 100).await;
+        scene.expect(&client, 1, 100).await;
     });
 }

@@ -14,6 +14,7 @@ use lunette_runtime::arena::Region;
 use lunette_runtime::time;
 use lunette_runtime_core::checksum::Crc32c;
 use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Response, Room};
 
 use super::writing::{status_of, written};
@@ -48,6 +49,10 @@ impl MemberService {
     pub(super) fn reserve(&self, body: &[u8]) -> Result<Response, Status> {
         let message = ReserveMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
+        // A frame bounds the bytes that come with it; this length is a number that somebody has written.
+        if message.len_bytes as usize > PAYLOAD_BYTES_MAX {
+            return Err(Status::TooLarge);
+        }
         let named = (message.asker, message.reservation);
         if self.core.reservations.borrow().contains(named) {
             return Ok(reserved(ReserveReply::Reserved));
