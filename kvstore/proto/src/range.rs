@@ -26,6 +26,12 @@ impl ByteRange {
     }
 }
 
+/// The length of ranges together, in bytes: what overlaps counts each time.
+#[must_use]
+pub fn total_bytes(ranges: &[ByteRange]) -> u64 {
+    ranges.iter().map(|range| u64::from(range.len_bytes)).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

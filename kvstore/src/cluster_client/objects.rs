@@ -8,9 +8,10 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::WAIT_MS_MAX;
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, home_of};
-use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
+use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX, total_bytes};
 use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 use lunette_runtime::time;
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
@@ -247,7 +248,7 @@ impl ClusterClient {
     ///
     /// # Errors
     /// [`GetFailure`], with the room: `OutOfRange`, which tells the object's length, if a range does not lie
-    /// inside it.
+    /// inside it; `ValueTooLong` if all of them are longer than an object may be.
     pub async fn get_ranges(
         &self,
         key: &[u8],
@@ -257,6 +258,12 @@ impl ClusterClient {
         let count = ranges.len();
         if !(1..=RANGES_MAX).contains(&count) {
             let error = StoreError::local(StoreErrorKind::Ranges { ranges: count });
+            let room = Some(room);
+            return Err(GetFailure { error, room });
+        }
+        let total = usize::try_from(total_bytes(ranges)).unwrap_or(usize::MAX);
+        if total > PAYLOAD_BYTES_MAX {
+            let error = StoreError::local(StoreErrorKind::ValueTooLong { len_bytes: total });
             let room = Some(room);
             return Err(GetFailure { error, room });
         }

@@ -7,7 +7,7 @@ use lunette_kvstore_proto::message::Op;
 use lunette_kvstore_proto::message::directory::{AskerId, OpId};
 use lunette_kvstore_proto::owner::{Read, WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::home_of;
-use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::residence::NoRoom;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::time;
@@ -87,6 +87,7 @@ impl MemberCore {
                 place, is_cut_off, ..
             } => {
                 let Some((id, extent)) = self.bytes().borrow_mut().pin(place, key) else {
+                    counting.forget();
                     return Here::Unsure;
                 };
                 let object_len_bytes = extent.len_bytes() as usize;
@@ -244,8 +245,7 @@ fn copy_parts(value: &[u8], ranges: &[ByteRange], room: &mut Room) -> Result<usi
     {
         return Err(NotCopied::OutOfRange);
     }
-    let total: u64 = ranges.iter().map(|range| u64::from(range.len_bytes)).sum();
-    if total > room.len() as u64 {
+    if total_bytes(ranges) > room.len() as u64 {
         return Err(NotCopied::RoomTooSmall);
     }
     let mut at = 0;

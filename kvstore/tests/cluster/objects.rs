@@ -1,13 +1,20 @@
 //! Objects in pieces, in parts and in batches.
 
+use std::time::Duration;
+
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{Fetched, PutOptions, StoreErrorKind, Stored, VALUE_PIECES_MAX, Value};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{AskerId, GetMessage};
+use lunette_kvstore_proto::message::{Op, Status};
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
 use lunette_runtime::arena;
 use lunette_runtime::arena::Exposed;
-use lunette_transfer::{Room, WriteSource};
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer::{Attachments, Room, WriteSource};
 
 use super::on_each_driver::run;
-use super::scene::{Scene, key, pattern, room};
+use super::scene::{Scene, key, pattern, room, stranger};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
@@ -134,7 +141,7 @@ fn ranges_that_are_not_there_are_refused() {
         let scene = Scene::of(1, 64 * MIB).await;
         let client = scene.client().await;
         scene.put(&client, 1, 1, 100).await;
-        for bad in [range(0, 101), range(100, 1), range(u32::MAX, u32::MAX)] {
+        for bad in [range(0, 101), range(100, 1), range(u32::MAX, 1 << 20)] {
             let ranges = [range(0, 1), bad];
             let failure = client.get_ranges(&key(1), &ranges, room(200)).await;
             let failure = failure.expect_err("it is not there");
@@ -207,5 +214,44 @@ fn batches_are_longer_than_what_is_under_way_at_a_time() {
                 .count(),
             COUNT - 1
         );
+    });
+}
+
+/// Ranges that overlap come to more than a frame holds.
+#[test]
+fn ranges_that_are_too_long_together_are_refused_on_both_sides() {
+    run(0, || async {
+        const LEN: usize = 20 << 20;
+        let scene = Scene::of(1, 64 * MIB).await;
+        let client = scene.client().await;
+        scene.put(&client, 1, 1, LEN).await;
+        let whole = range(0, u32::try_from(LEN).expect("small"));
+        let failure = client.get_ranges(&key(1), &[whole; 4], room(1)).await;
+        let failure = failure.expect_err("too long");
+        let len_bytes = 4 * LEN;
+        assert_eq!(
+            failure.error.kind,
+            StoreErrorKind::ValueTooLong { len_bytes }
+        );
+        assert!(failure.room.is_some());
+        let (connection, to) = stranger(&client).await;
+        let name = key(1);
+        for count in [4, RANGES_MAX] {
+            let message = GetMessage {
+                epoch: client.map().epoch(),
+                asker: AskerId(5),
+                request: RequestId(1),
+                to,
+                namespace: NamespaceKind::Cache,
+                ranges: vec![whole; count],
+                key: Key::new(&name).expect("a key"),
+            };
+            let body = |out: &mut Vec<u8>| message.encode(out);
+            let nothing = Attachments::default();
+            let asked = connection.call(Op::Find.code(), body, nothing, Duration::from_secs(9));
+            let reply = asked.await.expect("it answers");
+            assert_eq!(Status::from_code(reply.status), Status::BadRequest);
+        }
+        scene.expect(&client, 1, LEN).await;
     });
 }

@@ -9,14 +9,11 @@ use lunette_kvstore::{
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{AskerId, ReservationId, ReserveMessage};
 use lunette_kvstore_proto::message::{Op, Status};
-use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::WriteKind;
-use lunette_runtime_core::ids::CoreIndex;
-use lunette_transfer::{Attachments, Connection};
-use lunette_transfer_proto::hello::{Hello, VersionRange};
+use lunette_transfer::Attachments;
 
 use super::on_each_driver::run;
-use super::scene::{Scene, eventually, key, pattern, room};
+use super::scene::{Scene, eventually, key, pattern, room, stranger};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
@@ -257,27 +254,13 @@ fn a_length_beyond_every_limit_is_refused_and_harms_nobody() {
     run(0, || async {
         let scene = Scene::of(1, 8 * MIB).await;
         let client = scene.client().await;
-        let map = client.map();
-        let member = &map.members()[0];
-        let hello = Hello {
-            versions: VersionRange::OURS,
-            session_epoch: 7,
-            in_flight_max: 4,
-            payload_bytes_max: 1 << 20,
-            greeting: Vec::new(),
-        };
-        let connected = Connection::connect(member.address, hello, KEEP).await;
-        let connection = connected.expect("it answers");
+        let (connection, to) = stranger(&client).await;
         let name = key(1);
         for len_bytes in [(64 << 20) + 1, u32::MAX] {
             let message = ReserveMessage {
                 asker: AskerId(5),
                 reservation: ReservationId(1),
-                to: Seat {
-                    node: member.id,
-                    incarnation: member.incarnation,
-                    core: CoreIndex(0),
-                },
+                to,
                 kind: WriteKind::Put,
                 namespace: NamespaceKind::Cache,
                 wanted: 1,

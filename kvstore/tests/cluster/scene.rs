@@ -12,11 +12,13 @@ use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, Fetched, NodeCore,
     NodeOptions, PutOptions, SeatedNode, Stored, Value,
 };
+use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{arena, entropy, spawn_local, time};
-use lunette_runtime_core::ids::NodeId;
-use lunette_transfer::Room;
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_transfer::{Connection, Room};
+use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -35,6 +37,26 @@ pub(crate) fn pattern(n: usize, len: usize) -> Region {
 
 pub(crate) fn room(len: usize) -> Room {
     Room::whole(arena().alloc(len.max(1)).expect("room"))
+}
+
+/// A connection to the first member, for requests that no client would make, and which seat that is.
+pub(crate) async fn stranger(client: &ClusterClient) -> (Connection, Seat) {
+    let map = client.map();
+    let member = &map.members()[0];
+    let hello = Hello {
+        versions: VersionRange::OURS,
+        session_epoch: 7,
+        in_flight_max: 4,
+        payload_bytes_max: 1 << 20,
+        greeting: Vec::new(),
+    };
+    let connected = Connection::connect(member.address, hello, PATIENCE).await;
+    let seat = Seat {
+        node: member.id,
+        incarnation: member.incarnation,
+        core: CoreIndex(0),
+    };
+    (connected.expect("it answers"), seat)
 }
 
 /// Waits until it holds.

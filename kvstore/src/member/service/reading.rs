@@ -8,10 +8,11 @@ use lunette_kvstore_proto::message::directory::{
     Answer as DirectoryAnswer, AnswerMessage, Ask, AskMessage, BytesReply, GetMessage, ReadMessage,
 };
 use lunette_kvstore_proto::owner::Read;
-use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::shard::EntryId;
 use lunette_runtime::net::Pin;
 use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Intake, Later, Payload, Response, WriteSource};
 
 use super::{MemberService, Pending, bad_request};
@@ -41,6 +42,7 @@ impl MemberService {
     ) -> Result<Intake<Pending>, Status> {
         let message = GetMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
+        check_total(&message.ranges)?;
         let read = self.core.read(message.key, None, message.namespace);
         if let Some(response) = self.bytes_of(message.key, read, &message.ranges) {
             return Ok(Intake::Answer(response));
@@ -74,6 +76,7 @@ impl MemberService {
     pub(super) fn read(&self, body: &[u8]) -> Result<Response, Status> {
         let message = ReadMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
+        check_total(&message.ranges)?;
         let read = (self.core).read(message.key, Some(message.version), message.namespace);
         match read {
             Read::Unavailable => Err(Status::Unavailable),
@@ -153,6 +156,14 @@ impl MemberService {
             answers(Status::Ok, done)
         })))
     }
+}
+
+/// Ranges may overlap, and come to more than any object has: they fit one frame all the same.
+fn check_total(ranges: &[ByteRange]) -> Result<(), Status> {
+    if total_bytes(ranges) > PAYLOAD_BYTES_MAX as u64 {
+        return Err(Status::BadRequest);
+    }
+    Ok(())
 }
 
 /// The ranges of an object, or all of it; `None` if one does not lie inside it. Of the whole the checksum
