@@ -17,6 +17,7 @@
 //! | `cluster_client` | [`ClusterClient`]: homes and owners by the newest map |
 //! | `seats` | connections to the seats of a map, of members and of clients |
 //! | `service` | a core of a node that is alone: requests against shard and extents |
+//! | `refusals` | answers that both kinds of core have in common |
 //! | `client` | [`Client`]: nodes that are listed |
 //! | `counting` | [`CoreReport`]: what a core counts |
 //! | `value` | [`Value`], [`extent_bytes`] |
@@ -29,6 +30,7 @@ mod counting;
 mod error;
 mod member;
 mod node;
+mod refusals;
 mod seats;
 mod service;
 mod value;

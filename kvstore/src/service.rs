@@ -10,8 +10,8 @@ use std::rc::Rc;
 use lunette_kvstore_proto::extent::{ExtentHeader, ExtentLayout};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::{
-    KeyBatch, KeyRequest, MessageFault, NodeStat, NodeState, Op, Status, VersionReply,
-    encode_presence, encode_removals,
+    KeyBatch, KeyRequest, NodeStat, NodeState, Op, Status, VersionReply, encode_presence,
+    encode_removals,
 };
 use lunette_kvstore_proto::placement::ClusterMap;
 use lunette_kvstore_proto::shard::{
@@ -26,6 +26,7 @@ use lunette_transfer::{
 };
 
 use crate::counting::{CoreReport, Counting, Counts, Outcome};
+use crate::refusals::{bad_request, refusal, stat_response};
 use crate::value::carved_bytes;
 
 /// What a node that is alone is asked.
@@ -368,15 +369,6 @@ impl CoreService {
             Err(Status::WrongHome)
         }
     }
-
-    fn stat_response(&self, body: &[u8]) -> Result<Response, Status> {
-        if !body.is_empty() {
-            return Err(Status::BadRequest);
-        }
-        let mut response = Response::default();
-        self.stat().encode(&mut response.body);
-        Ok(response)
-    }
 }
 
 impl Service for CoreService {
@@ -389,7 +381,7 @@ impl Service for CoreService {
             Ok(Op::Get) => self.get(request.body).map(Intake::Answer),
             Ok(Op::Exists) => self.exists(request.body).map(Intake::Answer),
             Ok(Op::Remove) => self.remove(request.body).map(Intake::Answer),
-            Ok(Op::Stat) => self.stat_response(request.body).map(Intake::Answer),
+            Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of members of a cluster, and those of later versions.
             Ok(_) | Err(_) => Err(Status::Unsupported),
         };
@@ -458,16 +450,4 @@ fn version_response(status: Status, version: u64, payload: Option<Payload>) -> R
         body,
         payload,
     }
-}
-
-fn refusal(status: Status) -> Response {
-    Response {
-        status: status.code(),
-        ..Response::default()
-    }
-}
-
-fn bad_request(fault: MessageFault) -> Status {
-    tracing::debug!(%fault, "bad request");
-    Status::BadRequest
 }

@@ -13,13 +13,14 @@ mod writing;
 use std::rc::Rc;
 
 use lunette_kvstore_proto::message::directory::SeatMessage;
-use lunette_kvstore_proto::message::{MessageFault, NodeStat, Op, Status};
+use lunette_kvstore_proto::message::{NodeStat, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::shard::ShardStats;
 use lunette_transfer::{Answer, Intake, PayloadOutcome, RequestHead, Response, Room, Service};
 
 use super::core::MemberCore;
 use crate::counting::{CoreReport, Counting, Outcome};
+use crate::refusals::{bad_request, refusal, stat_response};
 use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
@@ -136,15 +137,6 @@ impl MemberService {
             Err(Status::Busy)
         }
     }
-
-    fn stat_response(&self, body: &[u8]) -> Result<Response, Status> {
-        if !body.is_empty() {
-            return Err(Status::BadRequest);
-        }
-        let mut response = Response::default();
-        self.stat().encode(&mut response.body);
-        Ok(response)
-    }
 }
 
 impl Service for MemberService {
@@ -165,7 +157,7 @@ impl Service for MemberService {
             Ok(Op::Fill) => self.fill(&request, counted),
             Ok(Op::Commit) => self.commit(request.body, counted),
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
-            Ok(Op::Stat) => self.stat_response(request.body).map(Intake::Answer),
+            Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),
         };
@@ -189,22 +181,10 @@ impl Service for MemberService {
     }
 }
 
-fn refusal(status: Status) -> Response {
-    Response {
-        status: status.code(),
-        ..Response::default()
-    }
-}
-
 /// The answer where bytes have not come as they were sent.
 fn damaged(mut counting: Counting, outcome: PayloadOutcome) -> Answer {
     if outcome == PayloadOutcome::Corrupt {
         counting.end(Outcome::Corrupt);
     }
     refusal(Status::Corrupt).into()
-}
-
-fn bad_request(fault: MessageFault) -> Status {
-    tracing::debug!(%fault, "bad request");
-    Status::BadRequest
 }

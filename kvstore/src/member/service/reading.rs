@@ -15,11 +15,12 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Intake, Later, Payload, Response, WriteSource};
 
-use super::{MemberService, Pending, bad_request};
+use super::{MemberService, Pending};
 use crate::counting::{Counting, Outcome};
 use crate::member::bytes::Extent;
 use crate::member::core::MemberCore;
 use crate::member::waiters::Waiting;
+use crate::refusals::bad_request;
 
 /// A read of a copy, over when its bytes have been sent.
 struct CopyPin {

@@ -18,11 +18,12 @@ use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Response, Room};
 
 use super::writing::{status_of, written};
-use super::{MemberService, Pending, WAITERS_MAX, bad_request, damaged, refusal};
+use super::{MemberService, Pending, WAITERS_MAX, damaged};
 use crate::counting::{Counting, Outcome};
 use crate::member::core::MemberCore;
 use crate::member::reservations::{Named, Seal, Terms};
 use crate::member::waiters::Waiting;
+use crate::refusals::{bad_request, refusal};
 
 /// Of how much of a core's memory reservations may be, if there is more than one: a half.
 const SHARE: u64 = 2;

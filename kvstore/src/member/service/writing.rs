@@ -9,11 +9,12 @@ use lunette_kvstore_proto::residence::NoRoom;
 use lunette_kvstore_proto::version::CopyInfo;
 use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Response, Room};
 
-use super::{MemberService, Pending, WAITERS_MAX, bad_request, damaged};
+use super::{MemberService, Pending, WAITERS_MAX, damaged};
 use crate::counting::{Counting, Outcome};
 use crate::member::bytes::Frame;
 use crate::member::local::NotCarved;
 use crate::member::waiters::Waiting;
+use crate::refusals::bad_request;
 
 /// A write whose bytes arrive.
 pub(crate) struct PendingWrite {
