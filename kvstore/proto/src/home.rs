@@ -245,7 +245,9 @@ impl Home {
             && has_seat(map, self.seat);
         self.sequence = 0;
         self.claims.clear();
-        self.note_gone(now, &previous, is_kept);
+        // Before the first one nobody was a home.
+        let is_first = map.epoch() == Epoch::FIRST;
+        self.note_gone(now, &previous, is_kept || is_first);
         if is_raised && !mutant::is_on(Mutant::GenerationIgnored) {
             self.tombstones.raise(self.generation());
         }

@@ -14,6 +14,13 @@ const _: () = assert!(KEY_BYTES_MAX <= u16::MAX as usize);
 pub struct Fingerprint(pub u128);
 
 impl Fingerprint {
+    /// Its low half.
+    #[must_use]
+    pub const fn low(self) -> u64 {
+        let [.., a, b, c, d, e, f, g, h] = self.0.to_be_bytes();
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
     /// Its high half, which tells keys apart well enough in messages for people.
     #[must_use]
     pub const fn high(self) -> u64 {

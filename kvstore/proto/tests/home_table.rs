@@ -138,27 +138,41 @@ fn seat(node: u64) -> Seat {
 
 struct Bench {
     home: Home,
+    epoch: Epoch,
     now: Time,
     out: Vec<HomeAction>,
 }
 
 impl Bench {
     fn new(limits: HomeLimits) -> Self {
+        Self::at_epoch(EPOCH, limits)
+    }
+
+    fn at_epoch(epoch: Epoch, limits: HomeLimits) -> Self {
         let mut home = Home::new(seat(1), limits);
         let mut fence = Fence::default();
         fence.renew(at(0), Duration::from_secs(1000));
         home.on_fence(fence);
         let mut bench = Self {
             home,
+            epoch,
             now: at(1),
             out: Vec::new(),
         };
-        bench.home.on_map(bench.now, &map(), &mut bench.out);
+        let map = ClusterMap::new(epoch, 0, map().members().to_vec()).expect("a map");
+        bench.home.on_map(bench.now, &map, &mut bench.out);
         bench
     }
 
     /// Everybody reports that it has nothing, and whoever was away may be serving no more.
     fn complete(&mut self) {
+        self.report();
+        self.now = at(60_000);
+        self.home.on_tick(self.now, &mut self.out);
+    }
+
+    /// Everybody reports that it has nothing.
+    fn report(&mut self) {
         for from in seats(&map()) {
             let page = CopyPage {
                 after: None,
@@ -168,7 +182,7 @@ impl Bench {
                 is_last: true,
             };
             self.home
-                .on_page(self.now, from, EPOCH, page, &mut self.out);
+                .on_page(self.now, from, self.epoch, page, &mut self.out);
             let tombstones = TombstonePage {
                 after: None,
                 horizon: None,
@@ -177,21 +191,19 @@ impl Bench {
             };
             let page = ToPeer::Tombstones(tombstones);
             self.home
-                .on_peer(self.now, from, EPOCH, page, &mut self.out);
+                .on_peer(self.now, from, self.epoch, page, &mut self.out);
         }
         assert!(self.home.is_complete());
-        self.now = at(60_000);
-        self.home.on_tick(self.now, &mut self.out);
     }
 
     fn tell(&mut self, node: u64, item: ToHome) {
         self.home
-            .on_owner(self.now, seat(node), EPOCH, item, &mut self.out);
+            .on_owner(self.now, seat(node), self.epoch, item, &mut self.out);
     }
 
     fn ask(&mut self, asker: u64, ask: Ask) {
         self.home
-            .on_ask(self.now, AskerId(asker), EPOCH, ask, &mut self.out);
+            .on_ask(self.now, AskerId(asker), self.epoch, ask, &mut self.out);
     }
 
     fn claim(&mut self, node: u64, op: OpId, key: Fingerprint, kind: WriteKind) {
@@ -420,6 +432,35 @@ fn a_removal_under_way_is_told_at_its_time_that_nobody_knows_also_behind_the_bar
         .on_tick(begun + Duration::from_millis(1001), &mut bench.out);
     assert_eq!(interrupted(&bench), 1);
     assert!(!bench.home.is_complete());
+}
+
+/// Before the first map there was nobody who may be serving still.
+#[test]
+fn a_removal_waits_for_former_homes_unless_there_were_none() {
+    let limits = HomeLimits::default();
+    let quiet = limits.quiet();
+    for (epoch, waits) in [(1, false), (2, true)] {
+        let mut bench = Bench::at_epoch(Epoch(epoch), limits);
+        let begun = bench.now;
+        bench.report();
+        let (request, namespace, wait_ms) = (RequestId(1), STRICT, 20_000);
+        bench.ask(
+            8,
+            Ask::Remove {
+                request,
+                key: KEY,
+                namespace,
+                wait_ms,
+            },
+        );
+        let first = if waits { Nothing } else { Removed };
+        assert_eq!(bench.said(Remove), first, "epoch {epoch}");
+        let early = begun + (quiet - Duration::from_millis(1));
+        bench.home.on_tick(early, &mut bench.out);
+        assert_eq!(bench.said(Remove), first, "epoch {epoch}");
+        bench.home.on_tick(begun + quiet, &mut bench.out);
+        assert_eq!(bench.said(Remove), Removed, "epoch {epoch}");
+    }
 }
 
 /// Each bound of a home, from both sides: the last that fits, and the first that does not.

@@ -97,6 +97,10 @@ impl Home {
         if self.winner(key).is_some() {
             return Peek::Present;
         }
+        // Who asks has its copies judged first.
+        if self.is_complete() && self.unjudged.contains(&key) {
+            return Peek::Unsure;
+        }
         match (self.visible(key).is_empty(), self.is_complete()) {
             (false, _) => Peek::Present,
             (true, true) => Peek::Absent,

@@ -147,12 +147,16 @@ impl World {
             }
             Mail::Ask(asker, to, epoch, ask, over) => {
                 let id = self.askers[asker].machine.id();
+                let mut compared = None;
                 self.at_home(to, |home, now, out| {
                     home.over(now, id, over);
                     let peeked = peek(home, now, epoch, ask);
                     home.on_ask(now, id, epoch, ask, out);
-                    check_peek(peeked, &ask, out);
+                    compared = compare(peeked, &ask, out);
                 });
+                if let Some(compared) = compared {
+                    self.oracle.add(compared, 1);
+                }
             }
             Mail::ToOwner(from, to, epoch, item) => {
                 self.at_owner(to, |owner, now, out| {
@@ -439,22 +443,25 @@ fn peek(home: &Home, now: Time, epoch: Epoch, ask: Ask) -> Option<Peek> {
     }
 }
 
-/// Who looks without asking sees what who asks is told, where somebody is told anything: a late copy of a
-/// request that is over is not carried out, and that of one that waits is not answered.
-fn check_peek(peeked: Option<Peek>, ask: &Ask, out: &[HomeAction]) {
+/// Who looks without asking sees what who asks is told, where somebody is told anything (a late copy of a
+/// request that is over is not carried out, and that of one that waits is not answered), or that asking would
+/// tell more.
+fn compare(peeked: Option<Peek>, ask: &Ask, out: &[HomeAction]) -> Option<&'static str> {
     let mut answers = out.iter().filter_map(|action| match action {
         HomeAction::Answer(_, request, answer) if *request == ask.request() => Some(answer),
         _ => None,
     });
-    match (peeked, answers.next()) {
-        (None, _) | (_, None | Some(Answer::Busy)) => {}
-        (Some(Peek::Present), answer) => {
-            assert!(matches!(answer, Some(Answer::Found(_))), "{answer:?}");
+    match (peeked?, answers.next()?) {
+        (_, Answer::Busy) => None,
+        (Peek::Present, answer) => {
+            assert!(matches!(answer, Answer::Found(_)), "{answer:?}");
+            Some("peeked")
         }
-        (Some(Peek::Absent), answer) => assert_eq!(answer, Some(&Answer::Miss)),
-        (Some(Peek::Unsure), answer) => {
-            let is_sure = matches!(answer, Some(Answer::Found(_) | Answer::Miss));
-            assert!(!is_sure, "{answer:?}");
+        (Peek::Absent, answer) => {
+            assert_eq!(answer, &Answer::Miss);
+            Some("peeked")
         }
+        (Peek::Unsure, Answer::Found(_) | Answer::Miss) => Some("not peeked"),
+        (Peek::Unsure, _) => None,
     }
 }

@@ -33,6 +33,11 @@ const FLAG_DRAINING: u8 = 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
+impl Epoch {
+    /// That of the first map of a cluster.
+    pub const FIRST: Self = Self(1);
+}
+
 /// A node of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapMember {
