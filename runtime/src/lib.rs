@@ -15,6 +15,7 @@
 //! | [`block_on`], [`Runtime`] | a core on this thread; cores on threads of their own |
 //! | [`spawn_local`], [`spawn_on`] | tasks on this core, tasks on another one |
 //! | [`channel`] | typed messages to a core |
+//! | [`Pending`], [`wait()`] | answers of cores to threads that are none |
 //! | [`Scope`], [`Class`] | tasks that end with their owner; tasks by urgency |
 //! | [`fs`] | files, buffered and direct |
 //! | [`control()`] | calls that block, on a thread of their own |
@@ -66,6 +67,7 @@ mod lease;
 mod mesh;
 pub mod net;
 mod op;
+mod pending;
 mod pool;
 mod process;
 mod runtime;
@@ -96,6 +98,7 @@ pub use mesh::{
     spawn_on,
 };
 pub use op::{BufResult, OpError};
+pub use pending::{Pending, SPIN, wait};
 pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};
 pub use signal::Signal;

@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::driver::{DriverChoice, DriverOptions, ProbeError};
 use crate::executor::{Core, Idle, Stall, StallWatch};
 use crate::mesh::{self, Inbox, MeshError};
+use crate::pending::{SPIN, wait};
 use crate::process;
 use crate::topology::{self, CoreClaim, PinError, TooFewCpus};
 
@@ -278,7 +279,7 @@ impl<T> Answer<T> {
     /// # Errors
     /// [`MeshError::ShutDown`] or [`MeshError::Poisoned`]: the core ended before the task did.
     pub fn wait(self) -> Result<T, MeshError> {
-        pollster::block_on(self.receiver).map_err(|_| self.inbox.why_closed())
+        wait(self.receiver, SPIN).map_err(|_| self.inbox.why_closed())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,21 +27,49 @@ struct Whole {
 
 enum Keeper {
     Mapping(Mapping),
+    /// A vector's, with this capacity.
+    Owned {
+        capacity: usize,
+    },
     /// Never looked at again, and dropped by whoever is last.
     Foreign {
         _owner: Box<dyn Any + Send>,
     },
+    /// It has been given back.
+    Taken,
 }
 
 // SAFETY: the bytes are exposed memory, which any thread may read and write by copies (`Exposed`), and who
-// named foreign memory vouched for it on any thread (`ForeignMemory::new`). A mapping is unmapped and an owner
-// dropped once, by the last handle; `Mapping` has no state that changes. Holds as long as the value.
+// named foreign memory vouched for it on any thread (`ForeignMemory::new`). A mapping is unmapped, a vector
+// freed and an owner dropped once, by the last handle; `Mapping` has no state that changes. Holds as long as
+// the value.
 unsafe impl Send for Whole {}
 
 // SAFETY: as above; a shared `Whole` gives out its address, its length and its mapping, which threads share
 // as they share any memory and descriptor, and never its owner, which need not be `Sync` therefore. Holds as
 // long as the value.
 unsafe impl Sync for Whole {}
+
+impl Whole {
+    /// The vector whose bytes it had, if it was one.
+    fn take_owned(&mut self) -> Option<Vec<u8>> {
+        let Keeper::Owned { capacity } = self.keeper else {
+            return None;
+        };
+        let (address, len) = (self.address.as_ptr(), self.len);
+        self.keeper = Keeper::Taken;
+        // SAFETY: address, length and capacity are those of a vector that was taken apart in
+        // `SharedMemory::owned`; exclusive access says that no handle reaches the bytes any more; and the
+        // keeper, which is another one now, says that it is put together once. Ends with the call.
+        Some(unsafe { Vec::from_raw_parts(address, len, capacity) })
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        drop(self.take_owned());
+    }
+}
 
 /// One core's hold on shared memory.
 pub(super) struct Here {
@@ -57,7 +86,7 @@ impl Here {
     pub(super) fn mapping(&self) -> Option<&Mapping> {
         match &self.whole.keeper {
             Keeper::Mapping(mapping) => Some(mapping),
-            Keeper::Foreign { .. } => None,
+            Keeper::Owned { .. } | Keeper::Foreign { .. } | Keeper::Taken => None,
         }
     }
 }
@@ -92,6 +121,29 @@ impl SharedMemory {
             len,
             keeper: Keeper::Foreign { _owner: owner },
         }))
+    }
+
+    /// The bytes of a vector, which can be had back ([`into_bytes`](Self::into_bytes)).
+    #[must_use]
+    pub fn owned(bytes: Vec<u8>) -> Self {
+        let mut bytes = ManuallyDrop::new(bytes);
+        let (len, capacity) = (bytes.len(), bytes.capacity());
+        let address = NonNull::new(bytes.as_mut_ptr()).expect("a vector's bytes are somewhere");
+        Self(Arc::new(Whole {
+            address,
+            len,
+            keeper: Keeper::Owned { capacity },
+        }))
+    }
+
+    /// The vector again, with whatever has come to lie in it.
+    ///
+    /// # Errors
+    /// The memory, if it never was a vector's, or if somebody still has a handle to it.
+    pub fn into_bytes(self) -> Result<Vec<u8>, Self> {
+        let mut whole = self.0;
+        let taken = Arc::get_mut(&mut whole).and_then(Whole::take_owned);
+        taken.ok_or(Self(whole))
     }
 
     /// Where it begins.
@@ -162,6 +214,29 @@ mod tests {
         assert_eq!(Arc::strong_count(&kept), 1);
         let nothing = SharedMemory::map(0, HugePages::Never, &mut Vec::new());
         assert_eq!(nothing.err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn a_vector_comes_back_when_nobody_reaches_it_any_more() {
+        let mut bytes = Vec::with_capacity(100);
+        bytes.extend_from_slice(b"bytes of a vector");
+        let memory = SharedMemory::owned(bytes);
+        let theirs = memory.clone();
+        let thread = thread::spawn(move || theirs.here(Arc::new(())).slice(9, 1).copy_in(0, b"A"));
+        thread.join().expect("no panic");
+        let here = memory.here(Arc::new(()));
+        assert!(here.mapping().is_none() && here.share().is_err());
+        let memory = memory.into_bytes().expect_err("a handle is left");
+        drop(here);
+        let bytes = memory.into_bytes().expect("the last one");
+        assert_eq!(
+            (bytes.as_slice(), bytes.capacity()),
+            (&b"bytes of A vector"[..], 100)
+        );
+        drop(SharedMemory::owned(bytes));
+        assert!(SharedMemory::owned(Vec::new()).is_empty());
+        let mapped = SharedMemory::map(1, HugePages::Never, &mut Vec::new()).expect("memory");
+        assert!(mapped.into_bytes().is_err(), "never was a vector");
     }
 
     #[test]

@@ -1,0 +1,211 @@
+//! What a core answers to a thread that is none.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use futures_channel::oneshot;
+
+/// How long a thread looks for its answer before it sleeps: a few times what a core that looks too needs
+/// for one, and far less than a scheduler's slice.
+pub const SPIN: Duration = Duration::from_micros(20);
+
+/// Looks in between which the clock is not read.
+const LOOKS: u32 = 32;
+
+/// An answer on its way: a future for any executor, or [`wait`](Self::wait). Dropping it tells whoever
+/// answers that nobody waits.
+pub struct Pending<T>(Source<T>);
+
+enum Source<T> {
+    /// A core; and what to say if it ends without an answer.
+    Core {
+        answer: oneshot::Receiver<T>,
+        ended: Option<Box<dyn FnOnce() -> T + Send>>,
+    },
+    /// What needs no core, or several.
+    Here(Pin<Box<dyn Future<Output = T> + Send>>),
+}
+
+impl<T> Pending<T> {
+    /// The answer of a core, or `ended`, if it ends without one.
+    pub fn of_core(
+        answer: oneshot::Receiver<T>,
+        ended: impl FnOnce() -> T + Send + 'static,
+    ) -> Self {
+        let ended: Option<Box<dyn FnOnce() -> T + Send>> = Some(Box::new(ended));
+        Self(Source::Core { answer, ended })
+    }
+
+    /// The output of a future that any executor can run.
+    pub fn here(answer: impl Future<Output = T> + Send + 'static) -> Self {
+        Self(Source::Here(Box::pin(answer)))
+    }
+
+    /// An answer that is there.
+    #[must_use]
+    pub fn ready(answer: T) -> Self
+    where
+        T: Send + 'static,
+    {
+        Self::here(std::future::ready(answer))
+    }
+
+    /// Blocks this thread until the answer is there: looks for it for [`SPIN`], then sleeps. Not for a core's
+    /// thread, which would wait for itself.
+    #[must_use]
+    pub fn wait(self) -> T {
+        wait(self, SPIN)
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        match &mut self.0 {
+            Source::Core { answer, ended } => Pin::new(answer).poll(cx).map(|answer| {
+                answer.unwrap_or_else(|_ended| {
+                    let ended = ended.take().expect("polled until it is ready");
+                    ended()
+                })
+            }),
+            Source::Here(answer) => answer.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending").finish_non_exhaustive()
+    }
+}
+
+/// Runs a future on this thread: after each time that it is not ready, looks for `spin` whether it has been
+/// woken, and sleeps then. Not for a core's thread.
+pub fn wait<F: Future>(future: F, spin: Duration) -> F::Output {
+    let mut future = pin!(future);
+    let waiter = Arc::new(Waiter {
+        state: AtomicU8::new(LOOKS_ROUND),
+        thread: thread::current(),
+    });
+    let waker = Waker::from(Arc::clone(&waiter));
+    let mut cx = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+            return output;
+        }
+        waiter.wait(spin);
+    }
+}
+
+const LOOKS_ROUND: u8 = 0;
+const SLEEPS: u8 = 1;
+const WOKEN: u8 = 2;
+
+/// A thread that waits. It goes from `LOOKS_ROUND` to `SLEEPS` itself, and back once it is `WOKEN`, by
+/// whomever and out of either.
+struct Waiter {
+    state: AtomicU8,
+    thread: Thread,
+}
+
+impl Waiter {
+    fn wait(&self, spin: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < spin {
+            for _ in 0..LOOKS {
+                if self.take_woken() {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        let slept =
+            self.state
+                .compare_exchange(LOOKS_ROUND, SLEEPS, Ordering::Acquire, Ordering::Acquire);
+        if slept.is_ok() {
+            while self.state.load(Ordering::Acquire) != WOKEN {
+                thread::park();
+            }
+        }
+        // Acquire: what was done before it was woken is seen.
+        let state = self.state.swap(LOOKS_ROUND, Ordering::Acquire);
+        debug_assert_eq!(state, WOKEN, "only the thread itself leaves it");
+    }
+
+    fn take_woken(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == WOKEN
+            && self.state.swap(LOOKS_ROUND, Ordering::Acquire) == WOKEN
+    }
+}
+
+impl Wake for Waiter {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.state.swap(WOKEN, Ordering::Release) == SLEEPS {
+            self.thread.unpark();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_seen_while_looking_and_while_asleep() {
+        for spin in [Duration::from_secs(3600), Duration::ZERO] {
+            let (asked, asking) = mpsc::channel::<oneshot::Sender<u32>>();
+            let answering = thread::spawn(move || {
+                for (n, asked) in (0..).zip(asking) {
+                    asked.send(n).expect("it is waited for");
+                }
+            });
+            for n in 0..2000 {
+                let (sender, answer) = oneshot::channel();
+                asked.send(sender).expect("it answers");
+                assert_eq!(wait(answer, spin), Ok(n));
+            }
+            drop(asked);
+            answering.join().expect("no panic");
+        }
+    }
+
+    #[test]
+    fn a_future_that_is_woken_again_and_again_is_polled_each_time() {
+        let mut left = 10_u32;
+        let counted = poll_fn(|cx| {
+            if left == 0 {
+                return Poll::Ready("done");
+            }
+            left -= 1;
+            // Woken before it is waited for, and twice.
+            cx.waker().wake_by_ref();
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        });
+        assert_eq!(wait(counted, Duration::ZERO), "done");
+    }
+
+    #[test]
+    fn a_core_that_ends_without_an_answer_is_told_of() {
+        let (sender, answer) = oneshot::channel();
+        let pending = Pending::of_core(answer, || Err("it has ended"));
+        drop::<oneshot::Sender<Result<(), _>>>(sender);
+        assert_eq!(pending.wait(), Err("it has ended"));
+        assert_eq!(Pending::ready(3).wait(), 3);
+        assert_eq!(Pending::here(async { 4 }).wait(), 4);
+    }
+}
