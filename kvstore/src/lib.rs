@@ -15,6 +15,7 @@
 //! | `node` | [`Node`], [`SeatedNode`]: starting cores, ports, statistics, shut-down |
 //! | `member` | a core of a member: its machines, their bytes, messages to other seats |
 //! | `cluster_client` | [`ClusterClient`]: homes and owners by the newest map |
+//! | `handle` | [`StoreHandle`]: clients on cores, asked from any thread |
 //! | `seats` | connections to the seats of a map, of members and of clients |
 //! | `service` | a core of a node that is alone: requests against shard and extents |
 //! | `refusals` | answers that both kinds of core have in common |
@@ -28,6 +29,7 @@ mod client;
 mod cluster_client;
 mod counting;
 mod error;
+mod handle;
 mod member;
 mod node;
 mod refusals;
@@ -44,6 +46,10 @@ pub use counting::{
     CoreReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
+pub use handle::{
+    ClientHost, CommitHandleFailure, Got, HandleError, Lent, QUESTIONS_MAX, ReservationHandle,
+    ReservedHandle, SeatStat, StoreHandle,
+};
 pub use member::{COPIES, ClusterOptions, LifeError};
 pub use node::{Node, NodeCore, NodeOptions, NodeWatch, SeatedNode};
 pub use service::{ANSWERS, RELEASES};

@@ -22,6 +22,10 @@ mod objects;
 mod reserved;
 
 #[cfg(test)]
+#[path = "cluster/threads.rs"]
+mod threads;
+
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 

@@ -82,6 +82,11 @@ impl Local {
         self.core.is_home_of(key)
     }
 
+    /// The length of an object that this core has.
+    pub(super) fn len_of(&self, key: Key<'_>, namespace: NamespaceKind) -> Option<usize> {
+        self.core.len_here(key, namespace)
+    }
+
     pub(super) fn get(
         &self,
         key: Key<'_>,

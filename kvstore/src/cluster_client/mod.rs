@@ -265,6 +265,39 @@ impl ClusterClient {
         Ok(present)
     }
 
+    /// Lengths of the values under `keys` in bytes, in their order; `None` where there is none, or its home
+    /// does not know yet. The questions of one home go together.
+    ///
+    /// # Errors
+    /// One for each: [`StoreError`].
+    pub async fn sizes(&self, keys: &[Vec<u8>]) -> Vec<Result<Option<usize>, StoreError>> {
+        let mut sizes = Vec::with_capacity(keys.len());
+        let mut elsewhere = Vec::new();
+        let inside = self.inside();
+        for key in keys {
+            let namespace = self.asking.namespace();
+            let here = |key| inside.and_then(|local| local.len_of(key, namespace));
+            sizes.push(valid(key).map(|key| {
+                let len_bytes = here(key);
+                if len_bytes.is_none() {
+                    elsewhere.push((sizes.len(), key));
+                }
+                len_bytes
+            }));
+        }
+        let asked = elsewhere.iter().map(|(_, key)| *key);
+        let ended = self.ask_all(asked, Wish::Lookup(None)).await;
+        for ((index, _), ended) in elsewhere.into_iter().zip(ended) {
+            sizes[index] = match ended {
+                Ok(Outcome::Found(found)) => Ok(Some(found.len_bytes as usize)),
+                Ok(Outcome::TimedOut) => Err(StoreError::local(StoreErrorKind::TimedOut)),
+                Ok(_) => Ok(None),
+                Err(kind) => Err(StoreError::local(kind)),
+            };
+        }
+        sizes
+    }
+
     /// Removes `keys`; tells for each, in their order, whether there was an object.
     ///
     /// # Errors

@@ -310,15 +310,24 @@ impl Bytes {
 
     /// How much of the memory a copy takes.
     pub(crate) fn extent_bytes(&self, place: CopyPlace) -> u64 {
-        let slot = self.residence.find(place).map(|id| id.slot_index as usize);
-        let extent = slot.and_then(|slot| self.extents[slot].as_ref());
+        let extent = self.extent_of(place);
         extent.map_or(0, |extent| carved_bytes(extent.layout).into())
+    }
+
+    /// The length of a copy of the key's value.
+    pub(crate) fn len_of(&self, place: CopyPlace, key: Key<'_>) -> Option<u32> {
+        let extent = self.extent_of(place).filter(|extent| extent.key() == key)?;
+        Some(extent.len_bytes())
+    }
+
+    fn extent_of(&self, place: CopyPlace) -> Option<&Extent> {
+        let id = self.residence.find(place)?;
+        self.extents[id.slot_index as usize].as_ref()
     }
 
     /// The copy, as it is.
     pub(crate) fn extent(&self, place: CopyPlace) -> Option<Extent> {
-        let id = self.residence.find(place)?;
-        self.extents[id.slot_index as usize].clone()
+        self.extent_of(place).cloned()
     }
 
     pub(crate) fn unpin(&mut self, id: EntryId) {

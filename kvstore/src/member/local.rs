@@ -70,6 +70,18 @@ impl MemberCore {
         !self.has_left() && home_of(&self.map(), key.fingerprint()) == Some(self.seat())
     }
 
+    /// The length of an object that it has, in bytes.
+    pub(crate) fn len_here(&self, key: Key<'_>, namespace: NamespaceKind) -> Option<usize> {
+        if self.has_left() {
+            return None;
+        }
+        let Read::Served { place, .. } = self.read(key, None, namespace) else {
+            return None;
+        };
+        let len_bytes = self.bytes().borrow().len_of(place, key)?;
+        Some(len_bytes as usize)
+    }
+
     /// Copies an object, or ranges of it, to the front of the room.
     pub(crate) fn get_here(
         &self,

@@ -29,7 +29,9 @@ use lunette_runtime_core::ids::CoreIndex;
 
 use self::core::{Announced, CorePlan, Question, run_core};
 use self::options::core_limits;
-use crate::error::NodeError;
+use crate::cluster_client::ClusterClientOptions;
+use crate::error::{ClusterError, NodeError};
+use crate::handle::{Cores, HandleError, Seated, StoreHandle};
 use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
 
 pub(crate) use self::core::hello;
@@ -88,6 +90,26 @@ impl Node {
         F: Future<Output = T> + 'static,
     {
         self.runtime.spawn_on(core, start)
+    }
+
+    /// A handle for any thread to clients on all of the node's cores, as [`NodeCore::client`] gives one. Blocks
+    /// until each has begun. One is enough for a program: clones are for free.
+    ///
+    /// # Errors
+    /// [`HandleError`]: the node is no member yet, or has ended.
+    pub fn handle(&self, options: &ClusterClientOptions) -> Result<StoreHandle, HandleError> {
+        let first = CoreIndex(0);
+        let seat = self.spawn_on(first, || async { Some(NodeCore::here().first()?.seat()) })?;
+        let (cores, seated) = Cores::new(self.runtime.cores(), seat.wait()?);
+        let mut beginning = Vec::new();
+        for (core, seated) in (0..).map(CoreIndex).zip(seated) {
+            let options = options.clone();
+            beginning.push(self.spawn_on(core, move || handle_on(seated, options))?);
+        }
+        for begun in beginning {
+            begun.wait()??;
+        }
+        Ok(StoreHandle::new(cores))
     }
 
     /// What it holds and has counted, over all cores. Blocks until each core has answered.
@@ -160,6 +182,12 @@ impl Node {
     pub fn shut_down(self) -> Result<(), NodeError> {
         Ok(self.runtime.shut_down()?)
     }
+}
+
+async fn handle_on(seated: Seated, options: ClusterClientOptions) -> Result<(), ClusterError> {
+    let core = NodeCore::here().pop().ok_or(ClusterError::NoMap)?;
+    let client = core.client(options).await?;
+    seated.begin(client)
 }
 
 impl fmt::Debug for Node {

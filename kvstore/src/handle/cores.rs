@@ -1,0 +1,202 @@
+//! Which core is asked, and how.
+
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use futures_channel::oneshot;
+use lunette_cluster::proto::map::ClusterMap;
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_runtime::{Pending, Port, SendError, Sender, channel};
+
+use super::hosted::{Hosted, Job};
+use crate::cluster_client::ClusterClient;
+use crate::error::{ClusterError, StoreError, StoreErrorKind};
+
+/// Questions that wait for one core. Further ones are refused as
+/// [`TooManyOperations`](StoreErrorKind::TooManyOperations).
+pub const QUESTIONS_MAX: usize = 4096;
+
+/// The cores that answer.
+pub(crate) struct Cores {
+    members: Box<[Member]>,
+    /// Any seat of the node whose cores these are.
+    node: Option<Seat>,
+    /// The newest map that one of them has told; none before.
+    map: RwLock<Option<ClusterMap>>,
+}
+
+/// One core, as threads see it.
+struct Member {
+    questions: Sender<Job>,
+    /// Reservations there that nobody has any more.
+    dropped: Mutex<Vec<usize>>,
+}
+
+/// One core's place among them, on its way there.
+pub(crate) struct Seated {
+    pub(super) cores: std::sync::Weak<Cores>,
+    pub(super) core: usize,
+    pub(super) questions: Port<Job>,
+}
+
+impl Seated {
+    /// Answers on the current core, by this client, for as long as anybody can ask.
+    ///
+    /// # Errors
+    /// [`ClusterError::TooManyTasks`].
+    pub(crate) fn begin(self, client: ClusterClient) -> Result<(), ClusterError> {
+        Hosted::begin(self, client)
+    }
+}
+
+impl Cores {
+    /// So many, of one node if one is named, and what is to [begin](Seated::begin) on each.
+    pub(crate) fn new(count: usize, node: Option<Seat>) -> (Arc<Self>, Vec<Seated>) {
+        let (senders, ports): (Vec<_>, Vec<_>) = (0..count).map(|_| channel(QUESTIONS_MAX)).unzip();
+        let member = |questions| Member {
+            questions,
+            dropped: Mutex::default(),
+        };
+        let cores = Arc::new(Self {
+            members: senders.into_iter().map(member).collect(),
+            node,
+            map: RwLock::default(),
+        });
+        let seated = |(core, questions)| Seated {
+            cores: Arc::downgrade(&cores),
+            core,
+            questions,
+        };
+        let seated = ports.into_iter().enumerate().map(seated).collect();
+        (cores, seated)
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// A core has this map.
+    pub(super) fn on_map(&self, map: &ClusterMap) {
+        let mut known = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        if known
+            .as_ref()
+            .is_none_or(|known| known.epoch() < map.epoch())
+        {
+            *known = Some(map.clone());
+        }
+    }
+
+    /// The core for a key: its home, where that is one of these. If the map is an old one, that core asks on.
+    pub(super) fn core_of(&self, key: &[u8]) -> usize {
+        let count = self.members.len();
+        // One that is no key is refused by whichever.
+        let (true, Ok(key)) = (count > 1, Key::new(key)) else {
+            return 0;
+        };
+        let fingerprint = key.fingerprint();
+        let home = self.node.and_then(|node| {
+            let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+            let home = home_of(map.as_ref()?, fingerprint)?;
+            let is_here = (home.node, home.incarnation) == (node.node, node.incarnation);
+            is_here.then_some(usize::from(home.core.0))
+        });
+        let any = || usize::try_from(fingerprint.low() % count as u64).expect("below a count");
+        home.filter(|home| *home < count).unwrap_or_else(any)
+    }
+
+    /// Asks a core. `refused` is the answer where there is none.
+    pub(super) fn ask<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        core: usize,
+        refused: impl Fn(StoreErrorKind) -> T + Clone + Send + 'static,
+        question: impl FnOnce(Rc<Hosted>) -> F + Send + 'static,
+    ) -> Pending<T> {
+        let (sender, answer) = oneshot::channel();
+        let job_refused = refused.clone();
+        let job: Job = Box::new(move |hosted| {
+            let answer = question(Rc::clone(hosted));
+            hosted.answer(answer, sender, job_refused);
+        });
+        match self.members[core].questions.try_send(job) {
+            Ok(()) => Pending::of_core(answer, move || refused(StoreErrorKind::ShutDown)),
+            Err(SendError::Full(_)) => Pending::ready(refused(StoreErrorKind::TooManyOperations)),
+            Err(SendError::Closed(_)) => Pending::ready(refused(StoreErrorKind::ShutDown)),
+        }
+    }
+
+    /// Asks each key's core for the items of its keys; the answers are in the items' order.
+    pub(super) fn ask_each<I, T, F>(
+        &self,
+        items: Vec<I>,
+        key: impl Fn(&I) -> &[u8],
+        question: impl Fn(Rc<Hosted>, Vec<I>) -> F + Clone + Send + 'static,
+    ) -> Pending<Vec<Result<T, StoreError>>>
+    where
+        I: Send + 'static,
+        T: Send + 'static,
+        F: Future<Output = Vec<Result<T, StoreError>>> + 'static,
+    {
+        let count = items.len();
+        let ask = |core, items: Vec<I>| {
+            let (count, question) = (items.len(), question.clone());
+            let refused = move |kind| each_failed(count, kind);
+            self.ask(core, refused, move |hosted| question(hosted, items))
+        };
+        if self.members.len() == 1 {
+            return ask(0, items);
+        }
+        let mut parts: Vec<(Vec<usize>, Vec<I>)> = Vec::new();
+        parts.resize_with(self.members.len(), Default::default);
+        for (index, item) in items.into_iter().enumerate() {
+            let (indices, part) = &mut parts[self.core_of(key(&item))];
+            indices.push(index);
+            part.push(item);
+        }
+        let parts = parts.into_iter().enumerate();
+        let parts = parts.filter(|(_, (indices, _))| !indices.is_empty());
+        let asked: Vec<_> = parts
+            .map(|(core, (indices, part))| (indices, ask(core, part)))
+            .collect();
+        Pending::here(async move {
+            let mut answers = Vec::new();
+            answers.resize_with(count, || None);
+            for (indices, pending) in asked {
+                for (index, answer) in indices.into_iter().zip(pending.await) {
+                    answers[index] = Some(answer);
+                }
+            }
+            let answers = answers.into_iter();
+            answers.map(|answer| answer.expect("one each")).collect()
+        })
+    }
+
+    /// Nobody has this reservation any more.
+    pub(super) fn drop_reservation(&self, core: usize, index: usize) {
+        let member = &self.members[core];
+        let mut dropped = member
+            .dropped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        dropped.push(index);
+        drop(dropped);
+        // Looked at with the next question; this one is for when there is none for a while.
+        drop(member.questions.try_send(Box::new(|_| {})));
+    }
+
+    /// Reservations of a core that nobody has any more.
+    pub(super) fn take_dropped(&self, core: usize) -> Vec<usize> {
+        let dropped = &self.members[core].dropped;
+        std::mem::take(&mut dropped.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The answer to a question that was not answered.
+pub(super) fn failed<T>(kind: StoreErrorKind) -> Result<T, StoreError> {
+    Err(StoreError::local(kind))
+}
+
+fn each_failed<T>(count: usize, kind: StoreErrorKind) -> Vec<Result<T, StoreError>> {
+    (0..count).map(|_| failed(kind)).collect()
+}

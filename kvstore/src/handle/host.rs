@@ -1,0 +1,64 @@
+//! Clients on cores of their own.
+
+use std::fmt;
+
+use lunette_runtime::{CoreOptions, Placement, Runtime};
+use lunette_runtime_core::ids::CoreIndex;
+
+use super::cores::{Cores, Seated};
+use super::{HandleError, StoreHandle};
+use crate::cluster_client::{ClusterClient, ClusterClientOptions};
+
+/// Clients of a cluster on cores of their own, for programs that have none. They end with this value; handles
+/// then say so.
+pub struct ClientHost {
+    handle: StoreHandle,
+    /// Ends its cores when dropped.
+    _runtime: Runtime,
+}
+
+impl fmt::Debug for ClientHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientHost")
+            .field("handle", &self.handle)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ClientHost {
+    /// Starts a client on each core that is placed, and waits until each knows the cluster's map.
+    ///
+    /// # Errors
+    /// [`HandleError`]: nothing is left running.
+    pub fn start(
+        placement: &Placement,
+        core: CoreOptions,
+        options: &ClusterClientOptions,
+    ) -> Result<Self, HandleError> {
+        let runtime = Runtime::start(placement, core)?;
+        let (cores, seated) = Cores::new(runtime.cores(), None);
+        let mut starting = Vec::new();
+        for (core, seated) in (0..).map(CoreIndex).zip(seated) {
+            let options = options.clone();
+            starting.push(runtime.spawn_on(core, move || start_on(seated, options))?);
+        }
+        for started in starting {
+            started.wait()??;
+        }
+        Ok(Self {
+            handle: StoreHandle::new(cores),
+            _runtime: runtime,
+        })
+    }
+
+    /// A handle to them.
+    #[must_use]
+    pub fn handle(&self) -> StoreHandle {
+        self.handle.clone()
+    }
+}
+
+async fn start_on(seated: Seated, options: ClusterClientOptions) -> Result<(), HandleError> {
+    let client = ClusterClient::connect(options).await?;
+    Ok(seated.begin(client)?)
+}

@@ -1,0 +1,142 @@
+//! What answers on a core.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+
+use futures_channel::oneshot;
+use lunette_cluster::proto::map::Epoch;
+use lunette_runtime::{Receiver, Scope, spawn_local, time};
+use lunette_transfer::{Room, WriteSource};
+use slab::Slab;
+
+use super::cores::{Cores, Seated};
+use super::lent::Lent;
+use crate::cluster_client::{ClusterClient, Reservation};
+use crate::error::{ClusterError, StoreErrorKind};
+use crate::value::Value;
+
+/// A question.
+pub(super) type Job = Box<dyn FnOnce(&Rc<Hosted>) + Send>;
+
+/// Questions that are taken before others on the core have their turn.
+const TURN_QUESTIONS: usize = 64;
+
+/// A core's client, and what it does for threads.
+pub(super) struct Hosted {
+    pub(super) client: ClusterClient,
+    pub(super) reservations: RefCell<Slab<Rc<Reservation>>>,
+    cores: Weak<Cores>,
+    core: usize,
+    /// The epoch of the map that threads have been told.
+    told: Cell<Epoch>,
+    answering: Scope,
+    /// What handles to memory keep here: nothing.
+    keeps: Arc<dyn Any + Send + Sync>,
+}
+
+impl Hosted {
+    pub(super) fn begin(seated: Seated, client: ClusterClient) -> Result<(), ClusterError> {
+        let Ok(questions) = seated.questions.open() else {
+            return Err(ClusterError::TooManyTasks);
+        };
+        let hosted = Rc::new(Self {
+            client,
+            reservations: RefCell::default(),
+            cores: seated.cores,
+            core: seated.core,
+            told: Cell::default(),
+            answering: Scope::new(),
+            keeps: Arc::new(()),
+        });
+        hosted.tell_map();
+        let answering = spawn_local(answer_all(hosted, questions));
+        if answering.is_finished() {
+            return Err(ClusterError::TooManyTasks);
+        }
+        Ok(())
+    }
+
+    /// Answers at once, or in a task where that takes its time.
+    pub(super) fn answer<T: 'static>(
+        &self,
+        answer: impl Future<Output = T> + 'static,
+        sender: oneshot::Sender<T>,
+        refused: impl FnOnce(StoreErrorKind) -> T,
+    ) {
+        let mut answer = Box::pin(answer);
+        // What is not ready is looked at again by its task, by which it is woken.
+        let mut nobody = Context::from_waker(Waker::noop());
+        if let Poll::Ready(done) = answer.as_mut().poll(&mut nobody) {
+            // Nobody waits any more: then nobody is told. Everywhere here.
+            drop(sender.send(done));
+            return;
+        }
+        let sender = Rc::new(Cell::new(Some(sender)));
+        let task = {
+            let sender = Rc::clone(&sender);
+            async move {
+                let done = answer.await;
+                drop(sender.take().map(|sender| sender.send(done)));
+            }
+        };
+        if self.answering.spawn(task).is_err() {
+            let refused = refused(StoreErrorKind::TooManyOperations);
+            drop(sender.take().map(|sender| sender.send(refused)));
+        }
+    }
+
+    /// A value of what threads have lent.
+    pub(super) fn value(&self, pieces: &[Lent]) -> Value {
+        let pieces = pieces.iter().map(|piece| piece.here(&self.keeps));
+        Value::gathered(pieces.map(WriteSource::Exposed).collect())
+    }
+
+    /// Room in what threads have lent.
+    pub(super) fn room(&self, pieces: &[Lent]) -> Room {
+        Room::exposed(pieces.iter().map(|piece| piece.here(&self.keeps)).collect())
+    }
+
+    fn tell_map(&self) {
+        let map = self.client.map();
+        if map.epoch() > self.told.get() {
+            self.told.set(map.epoch());
+            if let Some(cores) = self.cores.upgrade() {
+                cores.on_map(&map);
+            }
+        }
+    }
+
+    /// Gives up what nobody has any more.
+    fn drop_reservations(&self) {
+        if self.reservations.borrow().is_empty() {
+            return;
+        }
+        let dropped = self
+            .cores
+            .upgrade()
+            .map(|cores| cores.take_dropped(self.core));
+        for index in dropped.unwrap_or_default() {
+            let reservation = self.reservations.borrow_mut().try_remove(index);
+            drop(reservation);
+        }
+    }
+}
+
+async fn answer_all(hosted: Rc<Hosted>, mut questions: Receiver<Job>) {
+    let mut taken = 0;
+    while let Some(question) = questions.recv().await {
+        question(&hosted);
+        hosted.drop_reservations();
+        hosted.tell_map();
+        taken += 1;
+        if taken % TURN_QUESTIONS == 0 {
+            time::yield_now().await;
+        }
+    }
+    // What has been begun is answered.
+    hosted.answering.join().await;
+}

@@ -1,0 +1,119 @@
+//! The store for programs that have no core: asked from any thread.
+//!
+//! A [`StoreHandle`] leads to clients on cores: those of the program's own node ([`Node::handle`]), cores of
+//! their own ([`ClientHost`]), or the one on which a client is ([`ClusterClient::handle`]). Every question
+//! travels to a core and its answer back, so a task of a core does better with a [`ClusterClient`] there. Where
+//! the program's node has several cores, a question goes to the one that is the key's home, if one is.
+//!
+//! Memory goes along as [`Lent`]: counted, so it stays until the last operation on it has ended, whatever
+//! becomes of who asked.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `objects` | puts, gets, lookups, removals |
+//! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
+//! | `lent` | [`Lent`]: memory of threads |
+//! | `cores` | which core is asked, and how |
+//! | `hosted` | what answers on a core |
+//! | `host` | [`ClientHost`]: clients on cores of their own |
+//!
+//! [`Node::handle`]: crate::Node::handle
+
+mod cores;
+mod host;
+mod hosted;
+mod lent;
+mod objects;
+mod reserving;
+
+use std::fmt;
+use std::sync::Arc;
+
+use lunette_kvstore_proto::message::NodeStat;
+use lunette_kvstore_proto::placement::Seat;
+use lunette_runtime::{MeshError, Pending, StartError};
+use thiserror::Error;
+
+use crate::cluster_client::ClusterClient;
+use crate::error::{ClusterError, StoreError};
+
+pub use cores::QUESTIONS_MAX;
+pub(crate) use cores::{Cores, Seated};
+pub use host::ClientHost;
+pub use lent::Lent;
+pub use objects::Got;
+pub use reserving::{CommitHandleFailure, ReservationHandle, ReservedHandle};
+
+/// Asks a store, from any thread. Clones ask the same cores; with the last one their clients end.
+///
+/// What it returns is a future for any executor, or waited for with [`Pending::wait`]. Dropping that stops
+/// nothing: a write may be done all the same, and memory is let go of when the operation has ended.
+#[derive(Clone)]
+pub struct StoreHandle {
+    cores: Arc<Cores>,
+}
+
+impl fmt::Debug for StoreHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreHandle")
+            .field("cores", &self.cores.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreHandle {
+    pub(crate) const fn new(cores: Arc<Cores>) -> Self {
+        Self { cores }
+    }
+
+    /// Each seat's statistics. See [`ClusterClient::stat`].
+    ///
+    /// # Errors
+    /// [`StoreError`], instead of all or of one.
+    pub fn stat(&self) -> Pending<Result<Vec<SeatStat>, StoreError>> {
+        self.cores.ask(0, cores::failed, |hosted| async move {
+            Ok(hosted.client.stat().await)
+        })
+    }
+}
+
+/// What a seat holds and has counted.
+pub type SeatStat = (Seat, Result<NodeStat, StoreError>);
+
+impl ClusterClient {
+    /// A handle to this client for threads, which are answered on this core.
+    ///
+    /// # Errors
+    /// [`ClusterError::TooManyTasks`].
+    pub fn handle(&self) -> Result<StoreHandle, ClusterError> {
+        let (cores, mut seated) = Cores::new(1, None);
+        let seated = seated.pop().expect("one core");
+        seated.begin(self.clone())?;
+        Ok(StoreHandle::new(cores))
+    }
+}
+
+/// Why there is no handle.
+#[derive(Debug, Error)]
+pub enum HandleError {
+    /// The cores for it could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A core has ended.
+    #[error(transparent)]
+    Core(#[from] MeshError),
+    /// A core has no client.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+}
+
+impl HandleError {
+    /// Whether trying again later may help.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Start(_) | Self::Core(_) => false,
+            Self::Cluster(error) => error.is_retryable(),
+        }
+    }
+}

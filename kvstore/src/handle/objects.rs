@@ -1,0 +1,230 @@
+//! Objects, for threads.
+
+use std::rc::Rc;
+
+use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::version::Version;
+use lunette_runtime::Pending;
+use lunette_runtime::arena::SharedMemory;
+
+use super::StoreHandle;
+use super::cores::failed;
+use super::hosted::Hosted;
+use super::lent::Lent;
+use crate::client::GetFailure;
+use crate::cluster_client::{Fetched, PutOptions, Stored};
+use crate::error::StoreError;
+
+/// How often an object that is replaced while it is read is asked for again.
+const SIZES_MAX: usize = 4;
+
+/// What came of a get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    /// The bytes are at the front of the memory that was lent.
+    Hit {
+        /// How many: the value's, or those of the ranges.
+        len_bytes: usize,
+        /// Length of the value in bytes.
+        object_len_bytes: usize,
+        /// Its version.
+        version: Version,
+        /// The owner was cut off, in a cache namespace: the object may have been removed meanwhile.
+        is_cut_off: bool,
+    },
+    /// There is no object.
+    Miss {
+        /// Whether that is sure. Otherwise a home does not know yet what all members hold.
+        is_known: bool,
+    },
+}
+
+impl StoreHandle {
+    /// Writes what lies in `value`, one piece after the other, under `key`. See
+    /// [`ClusterClient::put`](crate::ClusterClient::put).
+    ///
+    /// # Errors
+    /// [`StoreError`]: as there; `TooManyOperations` if [`QUESTIONS_MAX`](super::QUESTIONS_MAX) wait for the
+    /// core, `ShutDown` if it has ended.
+    pub fn put(
+        &self,
+        key: Vec<u8>,
+        value: Vec<Lent>,
+        options: PutOptions,
+    ) -> Pending<Result<Stored, StoreError>> {
+        let core = self.cores.core_of(&key);
+        self.cores.ask(core, failed, move |hosted| async move {
+            let value = hosted.value(&value);
+            hosted.client.put(&key, value, options).await
+        })
+    }
+
+    /// As [`put`](Self::put), of many objects, whose results are in their order. There is no order between
+    /// them.
+    ///
+    /// # Errors
+    /// One for each.
+    pub fn put_all(
+        &self,
+        objects: Vec<(Vec<u8>, Vec<Lent>)>,
+        options: PutOptions,
+    ) -> Pending<Vec<Result<Stored, StoreError>>> {
+        let put = move |hosted: Rc<Hosted>, objects: Vec<(Vec<u8>, Vec<Lent>)>| async move {
+            let objects = objects.into_iter();
+            let objects: Vec<_> = objects
+                .map(|(key, value)| (key, hosted.value(&value)))
+                .collect();
+            hosted.client.put_all(&objects, options).await
+        };
+        self.cores.ask_each(objects, |(key, _)| key, put)
+    }
+
+    /// Gets the value under `key` to the front of what is lent, one piece after the other; its checksum has
+    /// been verified unless it was in this process. See [`ClusterClient::get`](crate::ClusterClient::get).
+    ///
+    /// # Errors
+    /// [`StoreError`], as of [`put`](Self::put).
+    pub fn get(&self, key: Vec<u8>, into: Vec<Lent>) -> Pending<Result<Got, StoreError>> {
+        let core = self.cores.core_of(&key);
+        self.cores.ask(core, failed, move |hosted| async move {
+            got(hosted.client.get(&key, hosted.room(&into)).await)
+        })
+    }
+
+    /// As [`get`](Self::get), of ranges of the value. See
+    /// [`ClusterClient::get_ranges`](crate::ClusterClient::get_ranges).
+    ///
+    /// # Errors
+    /// [`StoreError`], as there.
+    pub fn get_ranges(
+        &self,
+        key: Vec<u8>,
+        ranges: Vec<ByteRange>,
+        into: Vec<Lent>,
+    ) -> Pending<Result<Got, StoreError>> {
+        let core = self.cores.core_of(&key);
+        self.cores.ask(core, failed, move |hosted| async move {
+            let room = hosted.room(&into);
+            got(hosted.client.get_ranges(&key, &ranges, room).await)
+        })
+    }
+
+    /// As [`get`](Self::get), of many objects, whose results are in their order.
+    ///
+    /// # Errors
+    /// One for each.
+    pub fn get_all(
+        &self,
+        wanted: Vec<(Vec<u8>, Vec<Lent>)>,
+    ) -> Pending<Vec<Result<Got, StoreError>>> {
+        let get = |hosted: Rc<Hosted>, wanted: Vec<(Vec<u8>, Vec<Lent>)>| async move {
+            let wanted = wanted.into_iter();
+            let wanted = wanted.map(|(key, into)| (key, hosted.room(&into)));
+            let fetched = hosted.client.get_all(wanted).await;
+            fetched.into_iter().map(got).collect()
+        };
+        self.cores.ask_each(wanted, |(key, _)| key, get)
+    }
+
+    /// The value under `key`, in memory of its own; `None` if there is none, or its home does not know.
+    ///
+    /// # Errors
+    /// [`StoreError`], as of [`get`](Self::get).
+    pub fn get_bytes(&self, key: Vec<u8>) -> Pending<Result<Option<Vec<u8>>, StoreError>> {
+        let core = self.cores.core_of(&key);
+        let get = move |hosted: Rc<Hosted>| async move { hosted.get_bytes(key).await };
+        self.cores.ask(core, failed, get)
+    }
+
+    /// Lengths of the values under `keys` in bytes, in their order; `None` where there is none, or its home
+    /// does not know.
+    ///
+    /// # Errors
+    /// One for each: [`StoreError`], as of [`put`](Self::put).
+    pub fn sizes(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<Option<usize>, StoreError>>> {
+        let sizes = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
+            hosted.client.sizes(&keys).await
+        };
+        self.cores.ask_each(keys, |key| key, sizes)
+    }
+
+    /// Whether there is an object under each of `keys`, in their order: a hint. See
+    /// [`ClusterClient::exists`](crate::ClusterClient::exists).
+    ///
+    /// # Errors
+    /// One for each: [`StoreError`], as of [`put`](Self::put).
+    pub fn exists(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<bool, StoreError>>> {
+        let exists = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
+            match hosted.client.exists(&keys).await {
+                Ok(present) => present.into_iter().map(Ok).collect(),
+                Err(error) => keys.iter().map(|_| Err(error)).collect(),
+            }
+        };
+        self.cores.ask_each(keys, |key| key, exists)
+    }
+
+    /// Removes `keys`; tells for each, in their order, whether there was an object. See
+    /// [`ClusterClient::remove`](crate::ClusterClient::remove).
+    ///
+    /// # Errors
+    /// One for each: [`StoreError`], as there.
+    pub fn remove(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<bool, StoreError>>> {
+        let remove = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
+            hosted.client.remove(&keys).await
+        };
+        self.cores.ask_each(keys, |key| key, remove)
+    }
+}
+
+impl Hosted {
+    async fn get_bytes(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>, StoreError> {
+        let key = [key];
+        let mut before = None;
+        let mut failure = None;
+        for _ in 0..SIZES_MAX {
+            let sizes = self.client.sizes(&key).await.pop();
+            let Some(len_bytes) = sizes.expect("one each")? else {
+                return Ok(None);
+            };
+            if let Some(failure) = failure.take()
+                && before == Some(len_bytes)
+            {
+                // It was not for its length.
+                return Err(failure);
+            }
+            before = Some(len_bytes);
+            let memory = SharedMemory::owned(vec![0; len_bytes]);
+            let room = self.room(&[Lent::whole(&memory)]);
+            match got(self.client.get(&key[0], room).await) {
+                Ok(Got::Hit { len_bytes, .. }) => {
+                    // Its room has been let go of with the answer.
+                    let mut bytes = memory.into_bytes().expect("the last handle");
+                    bytes.truncate(len_bytes);
+                    return Ok(Some(bytes));
+                }
+                Ok(Got::Miss { .. }) => return Ok(None),
+                Err(error) => failure = Some(error),
+            }
+        }
+        failed(failure.map_or(crate::StoreErrorKind::TimedOut, |failure| failure.kind))
+    }
+}
+
+/// What came of a get, without its room: that is let go of here.
+fn got(fetched: Result<Fetched, GetFailure>) -> Result<Got, StoreError> {
+    match fetched.map_err(|failure| failure.error)? {
+        Fetched::Hit {
+            len_bytes,
+            object_len_bytes,
+            version,
+            is_cut_off,
+            room: _,
+        } => Ok(Got::Hit {
+            len_bytes,
+            object_len_bytes,
+            version,
+            is_cut_off,
+        }),
+        Fetched::Miss { is_known, .. } => Ok(Got::Miss { is_known }),
+    }
+}
