@@ -28,8 +28,7 @@ use crate::lru::Lru;
 use crate::message::directory::CopyPlace;
 use crate::shard::{EntryId, ShardLimits};
 
-/// Most copies that are asked to leave in one turn. It bounds the time that eviction takes from its
-/// core.
+/// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
 
 /// Why there is no room.
@@ -322,6 +321,18 @@ impl Residence {
             }
         }
         victims
+    }
+
+    /// Whether it is time to make room, so that the next writes find some: less than half of what lies
+    /// between the watermarks is left.
+    #[must_use]
+    pub const fn is_tight(&self) -> bool {
+        let (low, high) = (
+            self.limits.low_watermark_bytes(),
+            self.limits.high_watermark_bytes(),
+        );
+        let staying = self.stats.used_bytes - self.stats.leaving_bytes;
+        staying > low.midpoint(high)
     }
 
     /// Bytes that are to leave beyond those that are leaving.

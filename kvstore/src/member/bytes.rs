@@ -336,6 +336,10 @@ impl Bytes {
         }
     }
 
+    pub(crate) const fn is_tight(&self) -> bool {
+        self.residence.is_tight()
+    }
+
     pub(crate) fn victims(&self) -> Vec<CopyPlace> {
         self.residence.victims()
     }

@@ -403,19 +403,18 @@ impl MemberCore {
         self.make_room();
     }
 
-    /// Asks homes to let go of what has to leave.
-    pub(crate) fn make_room(&self) {
+    /// Asks homes to let go of what has to leave: how many copies.
+    pub(crate) fn make_room(&self) -> usize {
         let victims = self.bytes.borrow().victims();
-        if victims.is_empty() {
-            return;
-        }
-        for place in victims {
+        let mut leaving = 0;
+        for &place in &victims {
             let leaves = self.at_owner(self.seat, |owner, now, out| owner.evict(now, place, out));
             let mut bytes = self.bytes.borrow_mut();
             match leaves {
                 Ok(()) => {
                     bytes.leave(place);
                     self.tell_copy(place, "leaves");
+                    leaving += 1;
                 }
                 Err(refusal) => {
                     tracing::trace!(?place, %refusal, "not evicted");
@@ -423,7 +422,10 @@ impl MemberCore {
                 }
             }
         }
-        self.settle();
+        if !victims.is_empty() {
+            self.settle();
+        }
+        leaving
     }
 
     /// An asker asks. The answer, now or later.

@@ -20,6 +20,10 @@ use super::waiters::Waiting;
 use crate::counting::{Counting, Outcome};
 use crate::value::Value;
 
+/// Most copies that leave for one write in one turn of its core: beyond, it is refused, and finds more room when
+/// it comes again.
+const LEAVE_PER_WRITE_MAX: usize = 1024;
+
 /// What a get finds on this core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Here {
@@ -214,20 +218,34 @@ impl MemberCore {
         self.bytes().borrow_mut().carve(key, len_bytes)
     }
 
-    /// Room for an object; where there is none, what may leave is asked to, which is done at once where
-    /// this core is its home.
+    /// Room for an object. Where there is little or none, what may leave is asked to, which is done at once
+    /// where this core is its home.
     pub(crate) fn carve_or_make_room(
         &self,
         key: Key<'_>,
         len_bytes: u32,
     ) -> Result<Carved, NoRoom> {
-        let carved = self.carve(key, len_bytes);
-        if !matches!(carved, Err(NoRoom::Full { .. })) {
-            return carved;
+        let mut left = LEAVE_PER_WRITE_MAX;
+        loop {
+            let carved = self.carve(key, len_bytes);
+            match carved {
+                Err(NoRoom::Full { .. }) => {}
+                Ok(_) if self.bytes().borrow().is_tight() => {
+                    self.make_room();
+                    return carved;
+                }
+                _ => return carved,
+            }
+            if left == LEAVE_PER_WRITE_MAX {
+                self.counts.waits_for_room();
+            }
+            // A large object takes the place of many small ones.
+            let leaving = self.make_room();
+            if leaving == 0 || left == 0 {
+                return carved;
+            }
+            left = left.saturating_sub(leaving);
         }
-        self.counts.waits_for_room();
-        self.make_room();
-        self.carve(key, len_bytes)
     }
 }
 

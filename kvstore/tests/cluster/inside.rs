@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lunette_kvstore::{Fetched, PutOptions, StoreErrorKind, Stored, Value};
+use lunette_kvstore::{Fetched, Outcome, PutOptions, StoreErrorKind, Stored, Value};
+use lunette_kvstore_proto::message::Op;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::time;
@@ -120,6 +121,31 @@ fn memory_that_is_full_is_made_room_in_from_inside() {
         let large = Value::new(pattern(1, 3 << 20));
         let put = inside.put(b"large", large, PutOptions::default()).await;
         assert!(!put.expect_err("it never fits").is_retryable());
+    });
+}
+
+/// A large object takes the place of more small ones than are asked to leave together.
+#[test]
+fn room_is_made_for_a_write_without_refusing_it() {
+    run(1, || async {
+        let scene = Scene::of(1, 3 * MIB).await;
+        for client in [scene.inside(0).await, scene.client().await] {
+            for n in 0..1300 {
+                scene.put(&client, n, 1, 2048).await;
+            }
+            for n in 0..3 {
+                let large = Value::new(pattern(n, 1 << 20));
+                let options = PutOptions::default();
+                let put = client.put(&key(10_000 + n), large, options).await;
+                put.expect("written");
+            }
+            let full = scene.outcomes(0, Op::Write).await;
+            let full = full
+                .into_iter()
+                .find(|(outcome, _)| *outcome == Outcome::Full);
+            assert_eq!(full.map(|(_, count)| count), Some(0), "none was refused");
+            scene.clear().await;
+        }
     });
 }
 

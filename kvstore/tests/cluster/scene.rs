@@ -10,8 +10,9 @@ use lunette_auth::Secrets;
 use lunette_cluster::{Hosted, Security, serve};
 use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, Fetched, NodeCore,
-    NodeOptions, PutOptions, SeatedNode, Stored, Value,
+    NodeOptions, Outcome, PutOptions, SeatedNode, Stored, Value,
 };
+use lunette_kvstore_proto::message::Op;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
@@ -124,6 +125,16 @@ impl Scene {
         };
         scene.start(4 << 20).await;
         scene
+    }
+
+    /// How many requests of a node ended in which way.
+    pub(crate) async fn outcomes(&self, node: usize, op: Op) -> Vec<(Outcome, u64)> {
+        let reports = self.nodes[node].watch().report().await.expect("it answers");
+        let requests = reports.iter().flat_map(|report| &report.requests);
+        let requests = requests.filter(|requests| requests.op == Some(op));
+        requests
+            .flat_map(|requests| requests.by_outcome())
+            .collect()
     }
 
     async fn start(&mut self, memory_bytes: u64) {

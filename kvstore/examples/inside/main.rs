@@ -1,10 +1,13 @@
-//! What a task of a node's own core gets done there: lookups, puts and gets a second, beside copies of as many bytes.
+//! What a program gets done at its own node: lookups, puts and gets a second, by a task of the node's core, beside
+//! copies of as many bytes, and by a thread that is no core.
 //!
 //! `cargo run --release -p lunette-kvstore --example inside`, on a machine that does nothing else. It starts a
 //! coordinator and a node of one core, and prints one line for each row. `KEYS`, `MEMORY_MIB` and `ROUNDS` change
-//! how much there is of it.
+//! how much there is of it; `CPUS=2,3` pins core and thread (0 and 1 otherwise, where there are two).
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
+
+mod threads;
 
 use std::env;
 use std::error::Error;
@@ -19,7 +22,7 @@ use lunette_kvstore::{
 };
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::{CoreOptions, Placement, Runtime, arena};
+use lunette_runtime::{CoreOptions, Placement, Runtime, arena, topology};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_transfer::Room;
 
@@ -48,10 +51,18 @@ fn main() -> Result<(), Failure> {
     options.cluster = Some(ClusterOptions::new("inside", vec![address.recv()?]));
     // Or puts would be about the system's pages.
     options.prefault = true;
+    let cpus = env::var("CPUS").unwrap_or_else(|_| "0,1".to_owned());
+    let cpus: Vec<usize> = cpus.split(',').map(str::parse).collect::<Result<_, _>>()?;
+    let &[of_core, of_thread] = cpus.as_slice() else {
+        return Err("CPUS names two".into());
+    };
+    options.placement = Placement::Pinned(vec![of_core]);
     let node = Node::start(options)?;
     node.joined()?;
     let measured = node.spawn_on(CoreIndex(0), measure)?;
-    measured.wait()?
+    measured.wait()??;
+    topology::pin_current_thread(of_thread)?;
+    threads::measure(&node)
 }
 
 fn number(name: &str, default: u64) -> u64 {
@@ -83,10 +94,14 @@ async fn rounds(
         let took = begun.elapsed().as_secs_f64();
         rates.push(f64::from(u32::try_from(done)?) / took);
     }
+    print_rates(what, unit, rates);
+    Ok(())
+}
+
+fn print_rates(what: &str, unit: &str, mut rates: Vec<f64>) {
     rates.sort_by(f64::total_cmp);
     let (least, middle, most) = (rates[0], rates[rates.len() / 2], rates[rates.len() - 1]);
     println!("{what:<44} {middle:>14.0} {unit} ({least:.0} to {most:.0})");
-    Ok(())
 }
 
 async fn measure() -> Result<(), Failure> {
