@@ -7,7 +7,7 @@ use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::MESSAGE_PARTS_MAX;
 use lunette_runtime_core::carve::GRANULE_BYTES;
-use lunette_runtime_core::checksum::{Crc32c, crc32c};
+use lunette_runtime_core::checksum::{Crc32c, crc32c, joined_crc32c};
 use lunette_runtime_core::limits::{KEY_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use lunette_transfer::{Payload, WriteSource};
 
@@ -15,9 +15,6 @@ use crate::error::StoreErrorKind;
 
 /// Most pieces of one value: what one message to a peer can hold besides its head.
 pub const VALUE_PIECES_MAX: usize = MESSAGE_PARTS_MAX - 4;
-
-/// Bytes that are copied before they are summed, while they are in the processor's cache.
-const COPY_BYTES: usize = 64 * 1024;
 
 /// Bytes to be put, and their checksum. Clones share the bytes, which stay until the last operation on
 /// them has been reaped.
@@ -131,33 +128,23 @@ impl Value {
         }
     }
 
-    /// Copies the bytes, which fill `to`, and sums the copy.
+    /// Copies the bytes, which fill `to`; the CRC32C of the copy.
     pub(crate) fn copy_summed(&self, to: &mut [u8]) -> u32 {
-        let mut checksum = Crc32c::new();
-        let mut rest = to;
-        let mut copy = |len: usize, copy: &dyn Fn(usize, &mut [u8])| {
-            let mut start = 0;
-            while start < len {
-                let count = (len - start).min(COPY_BYTES);
-                let (now, later) = std::mem::take(&mut rest).split_at_mut(count);
-                copy(start, now);
-                checksum.fold(now);
-                (rest, start) = (later, start + count);
-            }
-        };
         match &self.pieces {
-            Pieces::None => {}
-            Pieces::One(region) => copy(region.len(), &|start, to| {
-                to.copy_from_slice(&region.as_slice()[start..start + to.len()]);
-            }),
+            Pieces::None => crc32c(&[]),
+            Pieces::One(region) => region.copy_out_summed(to),
             Pieces::Many(pieces) => {
+                let (mut sum, mut rest) = (crc32c(&[]), to);
                 for piece in pieces.iter() {
-                    copy(piece.len(), &|start, to| piece.copy_out(start, to));
+                    let (now, later) = rest.split_at_mut(piece.len());
+                    let then = piece.copy_out_summed(now);
+                    sum = joined_crc32c(sum, then, piece.len() as u64);
+                    rest = later;
                 }
+                debug_assert!(rest.is_empty(), "room for the value and no more");
+                sum
             }
         }
-        debug_assert!(rest.is_empty(), "room for the value and no more");
-        checksum.value()
     }
 }
 

@@ -67,14 +67,15 @@ impl WriteSource {
         }
     }
 
-    /// Copies the bytes from `start` on over all of `to`.
+    /// Copies all of it over `to`, which is as long; the CRC32C of the copy.
     ///
     /// # Panics
-    /// If there are fewer.
-    pub fn copy_out(&self, start: usize, to: &mut [u8]) {
+    /// If it is not as long.
+    pub fn copy_out_summed(&self, to: &mut [u8]) -> u32 {
+        assert_eq!(to.len(), self.len(), "room for the bytes and no more");
         match self {
-            Self::Exposed(memory) => memory.copy_out(start, to),
-            Self::Region(region) => to.copy_from_slice(&region.as_slice()[start..start + to.len()]),
+            Self::Exposed(memory) => memory.copy_out_summed(0, to),
+            Self::Region(region) => region.copy_out_summed(to),
         }
     }
 

@@ -16,6 +16,7 @@ use super::mapping::Mapping;
 use super::region::{Piece, RegionMut};
 use super::share::{MapError, check_file};
 use super::shared::Here;
+use super::summed::copy_summed;
 use super::{HugePages, Share, Shortfall};
 
 /// What keeps the memory.
@@ -314,6 +315,17 @@ impl Exposed {
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
     }
 
+    /// Copies from `start` on over all of `bytes`; the CRC32C of the copy, also if somebody writes meanwhile.
+    ///
+    /// # Panics
+    /// If the source does not lie inside.
+    pub fn copy_out_summed(&self, start: usize, bytes: &mut [u8]) -> u32 {
+        self.check(start, bytes.len());
+        let from = self.address.as_ptr().wrapping_add(start);
+        // SAFETY: as in `copy_out`; `bytes` is borrowed exclusively.
+        unsafe { copy_summed(from, bytes.as_mut_ptr(), bytes.len()) }
+    }
+
     /// Copies all of `from` to `start`. The two may overlap.
     ///
     /// # Panics
@@ -425,6 +437,9 @@ mod tests {
         memory.copy_from(11, &part);
         let mut out = [0; 5];
         memory.copy_out(10, &mut out);
+        let mut summed = [1; 5];
+        assert_eq!(memory.copy_out_summed(10, &mut summed), crc32c(&out));
+        assert_eq!(summed, out);
         assert_eq!(&out, b"aabc\0", "overlapping");
         assert!(memory.slice(100, 0).is_empty());
     }

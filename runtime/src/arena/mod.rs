@@ -21,6 +21,7 @@ mod process;
 mod region;
 mod share;
 mod shared;
+mod summed;
 mod words;
 
 use std::cell::RefCell;

@@ -12,6 +12,7 @@ use super::chunk::Chunk;
 use super::exposed::Exposed;
 use super::extent::Extent;
 use super::handle::ChunkHandle;
+use super::summed::copy_summed;
 
 /// One carved piece; returns to its chunk when the last handle drops.
 pub(super) struct Piece {
@@ -164,6 +165,17 @@ impl Region {
         // SAFETY: address..+len lies in the piece that `self.piece` keeps, and no handle that may
         // write it exists since `freeze` consumed it. Ends with the borrow.
         unsafe { slice::from_raw_parts(self.address.as_ptr(), self.len) }
+    }
+
+    /// Copies all of it over `bytes`, which are as many; their CRC32C.
+    ///
+    /// # Panics
+    /// If they are not as many.
+    pub fn copy_out_summed(&self, bytes: &mut [u8]) -> u32 {
+        assert_eq!(bytes.len(), self.len, "room for the region and no more");
+        // SAFETY: the source is as in `as_slice`; `bytes` is borrowed exclusively and as long. Ends with the
+        // copy.
+        unsafe { copy_summed(self.address.as_ptr(), bytes.as_mut_ptr(), self.len) }
     }
 
     /// The chunk in which it lies.
