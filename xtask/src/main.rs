@@ -12,11 +12,13 @@
 //! | [`tidy`] | `tidy`: the house rules that no compiler checks |
 //! | [`demo`], [`mod@bench`], [`sim`], [`fuzz`] | build and run one program each |
 //! | [`vm`] | a command in a throw-away machine with RDMA and NVMe devices |
+//! | [`binaries`] | test binaries by themselves, for the lanes that run them otherwise |
 //! | [`system`] | Debian packages: probe, install or name them |
 //! | [`workspace`] | the root folder, the cargo binary, children with their output streamed |
 #![forbid(unsafe_code)]
 
 mod bench;
+mod binaries;
 mod demo;
 mod deny_uring;
 mod fuzz;

@@ -4,16 +4,15 @@
 //! other.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-use cargo_metadata::{Message, TargetKind};
 
 use super::kernel::{Kernel, io};
 use super::{Arguments, Rdma, Series, run_lines};
+use crate::binaries::{self, Binary};
 use crate::tally::Tally;
 use crate::task_error::TaskError;
-use crate::workspace::{self, Workspace};
+use crate::workspace::Workspace;
 
 /// Limit of one machine's part of the lane, and of one with the long sets.
 const PART_MAX: Duration = Duration::from_secs(900);
@@ -22,8 +21,10 @@ const LONG_PART_MAX: Duration = Duration::from_secs(3600);
 /// Test binaries, and where they run.
 #[derive(Debug)]
 struct Set {
-    /// As `cargo test` takes them.
-    arguments: &'static str,
+    /// Folders of their packages.
+    packages: &'static [&'static str],
+    /// Which tests of theirs; all that cargo builds by itself if empty.
+    tests: &'static [&'static str],
     /// Which of their tests, by a part of their names; all if empty.
     filter: &'static str,
     machines: &'static [Kind],
@@ -46,7 +47,8 @@ const LONG: &str = "LUNETTE_VM_LONG";
 
 const SETS: [Set; 7] = [
     Set {
-        arguments: "-p lunette-verbs --test soft",
+        packages: &["verbs"],
+        tests: &["soft"],
         filter: "roce::",
         machines: &[OLDEST, NEWEST],
         // They share two ports.
@@ -54,7 +56,8 @@ const SETS: [Set; 7] = [
         is_long: false,
     },
     Set {
-        arguments: "-p lunette-verbs --test soft",
+        packages: &["verbs"],
+        tests: &["soft"],
         filter: "iwarp::",
         machines: &[IWARP],
         // As above.
@@ -62,7 +65,8 @@ const SETS: [Set; 7] = [
         is_long: false,
     },
     Set {
-        arguments: "-p lunette-transfer --test soft",
+        packages: &["transfer"],
+        tests: &["soft"],
         filter: "",
         // It holds on the oldest as well, and takes two minutes.
         machines: &[NEWEST],
@@ -71,14 +75,16 @@ const SETS: [Set; 7] = [
         is_long: false,
     },
     Set {
-        arguments: "-p rdma-core-sys --test headers --test extended",
+        packages: &["verbs/rdma-core-sys"],
+        tests: &["headers", "extended"],
         filter: "",
         machines: &[NEWEST],
         threads: 2,
         is_long: false,
     },
     Set {
-        arguments: "-p lunette-runtime --test nvme --test scopes --test sockets --test watched",
+        packages: &["runtime"],
+        tests: &["nvme", "scopes", "sockets", "watched"],
         filter: "",
         machines: &[OLDEST, NEWEST],
         // They share the end of one drive.
@@ -86,7 +92,8 @@ const SETS: [Set; 7] = [
         is_long: false,
     },
     Set {
-        arguments: "-p lunette-nvmeof --test kernel",
+        packages: &["nvmeof"],
+        tests: &["kernel"],
         filter: "",
         machines: &[OLDEST, NEWEST],
         // They share the kernel's target.
@@ -95,13 +102,17 @@ const SETS: [Set; 7] = [
     },
     // The oldest supported kernel; on a newer one they have run already.
     Set {
-        arguments: "-p lunette-runtime -p lunette-transfer -p lunette-kvstore --lib --tests",
+        packages: &["runtime", "transfer", "kvstore"],
+        tests: &[],
         filter: "",
         machines: &[OLDEST],
         threads: 2,
         is_long: true,
     },
 ];
+
+/// Tests that cargo builds for those alone who ask.
+const ON_REQUEST: [&str; 4] = ["soft", "headers", "extended", "kernel"];
 
 /// Tests that compare times, which say nothing in an emulated machine, those that spin with more threads
 /// than it has CPUs, which take minutes there, and those that run in simulated worlds alone, which know no
@@ -126,18 +137,15 @@ const SCRATCH: &str = "export TMPDIR=/tmp\n\
                        modprobe ext4 && mkfs.ext4 -q -F /dev/ns1 512m && mount /dev/ns1 $TMPDIR || exit 1\n\
                        export LUNETTE_NVME_COMMANDS=/dev/ng1 LUNETTE_NVME_BLOCKS=/dev/ns1";
 
-/// A test binary, and the folder it expects to run in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Binary {
-    folder: PathBuf,
-    /// As cargo names what it is of: its file has another name when it is built along with others.
-    name: String,
-    executable: PathBuf,
-}
-
-impl Binary {
-    fn is_of(&self, other: &Self) -> bool {
-        (&self.folder, &self.name) == (&other.folder, &other.name)
+impl Set {
+    fn has(&self, root: &Path, binary: &Binary) -> bool {
+        let is_wanted = if self.tests.is_empty() {
+            !ON_REQUEST.contains(&binary.name.as_str())
+        } else {
+            self.tests.contains(&binary.name.as_str())
+        };
+        let mut packages = self.packages.iter();
+        is_wanted && packages.any(|package| binary.is_in(root, package))
     }
 }
 
@@ -165,9 +173,12 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
     let mut built = Vec::new();
     let staged = Staged::new(workspace)?;
     let long_too = is_long();
+    let all = binaries::build(workspace, &ON_REQUEST)?;
     for set in SETS.iter().filter(|set| long_too || !set.is_long) {
-        let binaries = build(workspace, set.arguments)?;
-        built.push((set, staged.keep(binaries)?));
+        let of_set = all
+            .iter()
+            .filter(|binary| set.has(workspace.root(), binary));
+        built.push((set, staged.keep(of_set.cloned().collect())?));
     }
     let limit = if long_too { LONG_PART_MAX } else { PART_MAX };
     let mut ended = Ok(());
@@ -226,37 +237,13 @@ fn lines(built: &[(&Set, Vec<Binary>)], machine: Kind) -> Vec<String> {
             continue;
         }
         for binary in binaries {
-            if !whole.iter().any(|known: &&Binary| known.is_of(binary)) {
+            if !whole.contains(&binary) {
                 lines.push(line(binary, set));
                 whole.extend(set.filter.is_empty().then_some(binary));
             }
         }
     }
     lines
-}
-
-fn build(workspace: &Workspace, arguments: &str) -> Result<Vec<Binary>, TaskError> {
-    let mut command = workspace.cargo(["test", "--locked", "--no-run"]);
-    command.args(["--message-format", "json-render-diagnostics"]);
-    command.args(arguments.split_whitespace());
-    let output = workspace::output(&mut command)?;
-    let mut binaries = Vec::new();
-    for message in Message::parse_stream(output.as_slice()) {
-        let Ok(Message::CompilerArtifact(artifact)) = message else {
-            continue;
-        };
-        let is_test = artifact.profile.test && !artifact.target.kind.contains(&TargetKind::Bench);
-        let (Some(executable), true) = (artifact.executable, is_test) else {
-            continue;
-        };
-        let folder = artifact.manifest_path.parent().map(PathBuf::from);
-        binaries.push(Binary {
-            folder: folder.unwrap_or_default(),
-            name: artifact.target.name,
-            executable: executable.into_std_path_buf(),
-        });
-    }
-    Ok(binaries)
 }
 
 /// Runs one binary.
@@ -329,7 +316,8 @@ mod tests {
             executable: executable.into(),
         };
         let part = |filter, threads| Set {
-            arguments: "",
+            packages: &[],
+            tests: &[],
             filter,
             machines: &[OLDEST],
             threads,
@@ -339,7 +327,7 @@ mod tests {
         let built = [
             (&sets[0], vec![binary("a", "a-1")]),
             (&sets[1], vec![binary("a", "a-1")]),
-            (&sets[2], vec![binary("a", "a-2"), binary("b", "b-1")]),
+            (&sets[2], vec![binary("a", "a-1"), binary("b", "b-1")]),
         ];
         let ran = lines(&built, OLDEST);
         assert_eq!(ran.len(), 3, "{ran:?}");
