@@ -144,6 +144,12 @@ impl<T> Sender<T> {
         Ok(())
     }
 
+    /// Whether the receiver is gone.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed.load(Ordering::Acquire)
+    }
+
     /// Sends a message, waiting for room. Dropping the future sends nothing.
     ///
     /// # Errors

@@ -170,7 +170,7 @@ pub struct Notification {
 pub struct Engine {
     inner: Rc<Inner>,
     tasks: Rc<Scope>,
-    /// Answers threads and the other cores.
+    /// Answers threads and the other cores, and ends what peers have left here.
     attends: Rc<Scope>,
 }
 
@@ -255,7 +255,14 @@ impl Engine {
             rdma: Rdma::open(&options, adapters),
             options,
         });
-        let tasks = Scope::new();
+        let (tasks, attends) = (Scope::new(), Scope::new());
+        let siblings = inner.alive.siblings();
+        siblings.has_adapters(inner.alive.core(), inner.rdma.adapters().len());
+        if !inner.rdma.adapters().is_empty() {
+            let presences = Arc::clone(&siblings.presences);
+            let ending = Inner::end_queue_pairs(Rc::downgrade(&inner), presences);
+            attends.spawn(ending).map_err(StartError::Task)?;
+        }
         for (index, listener) in listeners.into_iter().enumerate() {
             let service = Rc::new(EngineService::new(Rc::clone(&inner), index));
             let serving = serve(
@@ -273,7 +280,7 @@ impl Engine {
         Ok(Self {
             inner,
             tasks: Rc::new(tasks),
-            attends: Rc::default(),
+            attends: Rc::new(attends),
         })
     }
 
@@ -283,7 +290,7 @@ impl Engine {
         self.inner.rdma.status()
     }
 
-    /// Queue pairs over which peers reach memory here.
+    /// Queue pairs over which peers reach memory, at this core: of an engine of several one serves.
     #[must_use]
     pub fn accepted_queue_pairs(&self) -> usize {
         self.inner.rdma.acceptor().len()

@@ -409,6 +409,11 @@ pub(super) const fn is_same_rail(one: u64, other: u64) -> bool {
     one >> CONNECTION_BITS == other >> CONNECTION_BITS
 }
 
+/// Which peer of an engine's a connection is to, at the other side.
+pub(super) const fn asking_peer(connection: u64) -> u32 {
+    (connection >> u32::BITS) as u32
+}
+
 /// The way to a rail's next connection.
 pub(super) fn passage(peer: u32, rail: usize, connection: u32, failures: u32) -> Passage {
     Passage {
@@ -464,7 +469,9 @@ mod tests {
         for peer in [0, 1, 1 << 24, u32::MAX] {
             for rail in [0, 1, RAILS_MAX - 1] {
                 for connection in connections {
-                    assert!(numbers.insert(connection_number(peer, rail, connection)));
+                    let number = connection_number(peer, rail, connection);
+                    assert!(numbers.insert(number));
+                    assert_eq!(asking_peer(number), peer);
                 }
             }
         }

@@ -19,8 +19,10 @@ use lunette_transfer_proto::hello::Agreement;
 
 use super::Inner;
 use super::files::{self, FileWrite, Piece};
+use super::peer::asking_peer;
+use super::rdma::Asks;
 use super::registry::InUse;
-use super::sessions::Link;
+use super::sessions::{Attached, Link};
 use crate::frames::Payload;
 use crate::room::Room;
 use crate::server::{
@@ -250,7 +252,7 @@ impl EngineService {
     fn adapters(&self, body: &[u8]) -> Result<Intake<PendingWrite>, Refused> {
         finish(&Reader::new(body)).map_err(no_sense)?;
         let mut body = Vec::new();
-        write_adapters(&mut body, self.inner.served_adapters().len());
+        write_adapters(&mut body, self.inner.served_adapters());
         Ok(answer(body, None))
     }
 
@@ -258,9 +260,25 @@ impl EngineService {
     fn pair(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
         let session = self.session(request.connection)?;
         let pairing = Pairing::decode(request.body).map_err(no_sense)?;
-        let said = self.inner.pair(session, pairing);
-        said.map(|body| answer(body, None))
-            .map_err(|refusal| (refusal, 0))
+        let asks = Asks {
+            session,
+            connection: pairing.connection,
+            adapter: pairing.adapter,
+            message: pairing.message.to_vec(),
+        };
+        let inner = Rc::clone(&self.inner);
+        Ok(Intake::Later(Later::new(async move {
+            match Rc::clone(&inner).pair(asks).await {
+                Ok(body) => Response {
+                    body,
+                    ..Response::default()
+                },
+                Err(refusal) => {
+                    inner.counts.refused();
+                    refuse((refusal, 0))
+                }
+            }
+        })))
     }
 
     fn windows(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
@@ -400,9 +418,14 @@ impl Service for EngineService {
         };
         let session = agreement.session_epoch;
         let link = self.link(connection);
+        let alive = &self.inner.alive;
+        let presence = alive
+            .siblings()
+            .presences
+            .enter((session, asking_peer(number)));
+        let attached = Attached::new(closer, presence);
         let mut sessions = self.inner.sessions.borrow_mut();
-        if sessions.open(link, session, number, closer) {
-            let alive = &self.inner.alive;
+        if sessions.open(link, session, number, attached) {
             alive.siblings().notices.opened(alive.core(), session);
         }
     }
@@ -410,9 +433,6 @@ impl Service for EngineService {
     fn on_ended(&self, connection: ConnectionId) {
         let ended = self.inner.sessions.borrow_mut().end(self.link(connection));
         if let Some(session) = ended {
-            if !self.inner.sessions.borrow().has(session) {
-                self.inner.rdma.acceptor().end(session);
-            }
             let alive = &self.inner.alive;
             alive.siblings().notices.ended(alive.core(), session);
         }

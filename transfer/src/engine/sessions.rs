@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures_channel::oneshot;
 use lunette_auth::Request;
@@ -14,6 +15,7 @@ use lunette_runtime::Signal;
 
 use super::Refusal;
 use super::grants::Grants;
+use super::siblings::Presence;
 use crate::server::{Closer, ConnectionId};
 
 /// A connection of this engine: the listener that accepted it, and its name there.
@@ -79,9 +81,25 @@ pub(super) trait Close {
     fn close(&self);
 }
 
-impl Close for Closer {
+/// A connection, as its session holds it.
+#[derive(Debug)]
+pub(super) struct Attached {
+    closer: Closer,
+    _presence: Arc<Presence>,
+}
+
+impl Attached {
+    pub(super) const fn new(closer: Closer, presence: Arc<Presence>) -> Self {
+        Self {
+            closer,
+            _presence: presence,
+        }
+    }
+}
+
+impl Close for Attached {
     fn close(&self) {
-        Self::close(self);
+        self.closer.close();
     }
 }
 
@@ -131,7 +149,7 @@ impl<C> Session<C> {
 
 /// The sessions of the peers of one core of an engine.
 #[derive(Debug)]
-pub(super) struct Sessions<C = Closer> {
+pub(super) struct Sessions<C = Attached> {
     sessions: BTreeMap<u64, Session<C>>,
     links: BTreeMap<Link, (u64, u64)>,
     /// Sessions of whose last connection something was still landing when it ended.
@@ -200,12 +218,6 @@ impl<C: Close> Sessions<C> {
             }
             !is_back && !is_over
         });
-    }
-
-    /// Whether a session has a connection.
-    pub(super) fn has(&self, epoch: u64) -> bool {
-        let session = self.sessions.get(&epoch);
-        session.is_some_and(|session| !session.open.is_empty())
     }
 
     /// The session that a connection belongs to.

@@ -124,6 +124,15 @@ impl Fabric {
         world.devices[device].pairs.keys().copied().collect()
     }
 
+    /// How much memory is registered with an adapter: registrations, by everybody who has opened it.
+    ///
+    /// # Panics
+    /// If there is no such adapter.
+    #[must_use]
+    pub fn registrations(&self, device: usize) -> usize {
+        self.0.borrow().devices[device].memory.len()
+    }
+
     /// Lets something go wrong at an adapter.
     ///
     /// # Panics

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Weak;
 
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
@@ -12,6 +13,7 @@ use lunette_verbs::connect::{Exchange, HANDSHAKE_MAX};
 use lunette_verbs::{Patience, QueuePair, Ready};
 
 use super::super::peer::is_same_rail;
+use super::super::siblings::Presence;
 use super::Adapter;
 
 /// By the session's epoch, and what its peer calls the connection.
@@ -25,6 +27,8 @@ pub(in crate::engine) struct Acceptor {
 
 #[derive(Debug)]
 struct Accepted {
+    /// It ends with it.
+    asker: Weak<Presence>,
     adapter: u16,
     began: Time,
     state: State,
@@ -42,7 +46,7 @@ impl Acceptor {
     pub(super) fn step(
         &self,
         adapter: &Rc<Adapter>,
-        session: u64,
+        (session, asker): (u64, Weak<Presence>),
         pairing: Pairing<'_>,
         queue_pairs_max: usize,
         patience: Patience,
@@ -71,6 +75,7 @@ impl Acceptor {
             let deadline = now + HANDSHAKE_MAX;
             let exchange = Exchange::acceptor(pair, patience, adapter.epoch(), deadline);
             let accepted = Accepted {
+                asker,
                 adapter: pairing.adapter,
                 began: now,
                 state: State::Shaking(Box::new(exchange)),
@@ -99,9 +104,10 @@ impl Acceptor {
         drop(ended);
     }
 
-    /// The session has no connection any more.
-    pub(in crate::engine) fn end(&self, session: u64) {
-        self.pairs.borrow_mut().retain(|name, _| name.0 != session);
+    /// Ends the queue pairs of those who have no connection any more.
+    pub(super) fn sweep(&self) {
+        let mut pairs = self.pairs.borrow_mut();
+        pairs.retain(|_, accepted| accepted.asker.strong_count() > 0);
     }
 
     pub(in crate::engine) fn len(&self) -> usize {

@@ -4,13 +4,13 @@
 //!   Adapter (ours) ── Registrations: whole extents, for own requests, lazily, bounded
 //!      │
 //!   Peer: rail of kind OneSided ──handshake over a stream──▶ Acceptor (theirs): a queue pair per rail
-//!      │                                                         │ ends with its session, a fence, idleness
+//!      │                                                         │ ends with its asker's streams, a fence, idleness
 //!      ├── asks for windows of segments (`Operation::Windows`) ──▶ Registry: windows, one per adapter
 //!      └── posts a slice as one-sided reads and writes ─────────▶ memory, and nobody else
 //! ```
 //!
 //! What is said between engines goes over their authenticated connections: handshakes, windows, fences and
-//! notifications. A queue pair lives no longer than its session has a connection. What adapters do not
+//! notifications. A queue pair lives no longer than who asked for it has a connection. What adapters do not
 //! reach goes over the streams: files, segments by capability, memory that was not registered.
 //!
 //! | module | subject |
@@ -46,6 +46,7 @@ pub(super) use acceptor::Acceptor;
 pub(super) use adapter::Adapter;
 pub(super) use asking::OneSided;
 pub use options::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
+pub(super) use serving::Asks;
 
 /// The adapters of one core.
 #[derive(Debug, Default)]

@@ -1,7 +1,9 @@
 //! The answering side.
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
+use futures_channel::oneshot;
 use lunette_runtime::spawn_local;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::one_sided::{Pairing, Window};
@@ -9,6 +11,8 @@ use lunette_transfer_proto::engine::segment::{Access, SegmentId, Way};
 use lunette_verbs::{Access as Rights, ExposedWindow};
 
 use super::super::Inner;
+use super::super::peer::asking_peer;
+use super::super::siblings::{Hosted, Presences};
 use super::{Adapter, Counted, CountedWindow};
 
 /// What adapters let peers do.
@@ -21,33 +25,76 @@ const fn rights(access: Access) -> Rights {
     }
 }
 
+/// Who asks for a queue pair, and what its machine says.
+#[derive(Debug)]
+pub(in crate::engine) struct Asks {
+    pub(in crate::engine) session: u64,
+    /// What it calls the connection.
+    pub(in crate::engine) connection: u64,
+    /// Which of our adapters.
+    pub(in crate::engine) adapter: u16,
+    pub(in crate::engine) message: Vec<u8>,
+}
+
 impl Inner {
-    /// The adapters that peers may connect to. Queue pairs and windows are of one core, and who asks cannot
-    /// choose which one answers, so an engine of several has none for them.
-    pub(in crate::engine) fn served_adapters(&self) -> &[Rc<Adapter>] {
-        if self.alive.siblings().are_several() {
-            &[]
-        } else {
-            self.rdma.adapters()
+    /// How many adapters peers may connect to.
+    pub(in crate::engine) fn served_adapters(&self) -> usize {
+        let serving = self.alive.siblings().serving();
+        serving.map_or(0, |(_, adapters)| adapters)
+    }
+
+    /// The core whose adapters peers connect to; `None` if it is this one.
+    fn served_elsewhere(&self) -> Result<Option<usize>, Refusal> {
+        let serving = self.alive.siblings().serving();
+        let (core, _) = serving.ok_or(Refusal::Elsewhere)?;
+        Ok((core != self.alive.core()).then_some(core))
+    }
+
+    /// A step of a handshake, at whichever core serves.
+    pub(in crate::engine) async fn pair(self: Rc<Self>, asks: Asks) -> Result<Vec<u8>, Refusal> {
+        let Some(core) = self.served_elsewhere()? else {
+            return self.pair_here(&asks);
+        };
+        let step = move |hosted: &Rc<Hosted>, sender: oneshot::Sender<_>| {
+            // Nobody waits any more: then nobody is told.
+            drop(sender.send(hosted.inner.pair_here(&asks)));
+        };
+        let asked = self.alive.siblings().ask(core, step).await;
+        // It has ended: another one serves when it is tried again.
+        asked.answer().await.unwrap_or(Err(Refusal::Busy))
+    }
+
+    fn pair_here(&self, asks: &Asks) -> Result<Vec<u8>, Refusal> {
+        let adapter = self.rdma.adapters().get(usize::from(asks.adapter));
+        let adapter = adapter.ok_or(Refusal::Elsewhere)?;
+        // Who has no connection any more has nothing that would end its queue pair.
+        let asker = (asks.session, asking_peer(asks.connection));
+        let asker = self.alive.siblings().presences.find(asker);
+        let asker = asker.ok_or(Refusal::Session)?;
+        let options = &self.options.rdma;
+        let pairing = Pairing {
+            connection: asks.connection,
+            adapter: asks.adapter,
+            message: &asks.message,
+        };
+        let (most, patience) = (options.queue_pairs_max, options.patience);
+        let acceptor = self.rdma.acceptor();
+        acceptor.step(adapter, (asks.session, asker), pairing, most, patience)
+    }
+
+    /// Ends the queue pairs of those who have no connection to any core any more, as long as this one runs.
+    pub(in crate::engine) async fn end_queue_pairs(inner: Weak<Self>, presences: Arc<Presences>) {
+        let mut gone = 0;
+        loop {
+            gone = presences.more_gone_than(gone).await;
+            let Some(inner) = inner.upgrade() else {
+                return;
+            };
+            inner.rdma.acceptor().sweep();
         }
     }
 
-    /// A step of a handshake, for a peer of that session.
-    pub(in crate::engine) fn pair(
-        &self,
-        session: u64,
-        pairing: Pairing<'_>,
-    ) -> Result<Vec<u8>, Refusal> {
-        let adapters = self.served_adapters();
-        let adapter = adapters.get(usize::from(pairing.adapter));
-        let adapter = adapter.ok_or(Refusal::Elsewhere)?;
-        let options = &self.options.rdma;
-        let acceptor = self.rdma.acceptor();
-        let (most, patience) = (options.queue_pairs_max, options.patience);
-        acceptor.step(adapter, session, pairing, most, patience)
-    }
-
-    /// Where adapters reach a segment, once that has been registered with them.
+    /// Where adapters reach a segment, once that has been registered with them, at whichever core serves.
     ///
     /// # Errors
     /// [`Refusal::NoCapability`] of one that is reached by capability: a key would be good for whoever guesses
@@ -56,7 +103,21 @@ impl Inner {
         self: Rc<Self>,
         segment: SegmentId,
     ) -> Result<Vec<Window>, Refusal> {
-        let adapters = self.served_adapters().to_vec();
+        let Some(core) = self.served_elsewhere()? else {
+            return self.windows_here(segment).await;
+        };
+        let find = move |hosted: &Rc<Hosted>, sender: oneshot::Sender<_>| {
+            let found = Rc::clone(&hosted.inner).windows_here(segment);
+            drop(spawn_local(async move {
+                drop(sender.send(found.await));
+            }));
+        };
+        let asked = self.alive.siblings().ask(core, find).await;
+        asked.answer().await.unwrap_or(Err(Refusal::Busy))
+    }
+
+    async fn windows_here(self: Rc<Self>, segment: SegmentId) -> Result<Vec<Window>, Refusal> {
+        let adapters = self.rdma.adapters().to_vec();
         for (index, adapter) in (0..).zip(adapters) {
             // Checked again each time: meanwhile it may have been unregistered.
             if self.registry.borrow().has_window(segment, index)? {

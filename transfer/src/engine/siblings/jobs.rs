@@ -23,6 +23,13 @@ pub(in crate::engine) type Job = Box<dyn FnOnce(&Rc<Hosted>) + Send>;
 #[derive(Debug)]
 pub(in crate::engine) struct JobSender(Sender<Job>);
 
+impl JobSender {
+    /// Whether nobody is there any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
 /// What is there on a core to answer.
 #[derive(Debug)]
 pub(in crate::engine) struct Hosted {

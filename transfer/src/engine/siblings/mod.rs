@@ -22,6 +22,8 @@
 //! | `notices` | notifications, which the cores remember together |
 //! | `directory` | what is registered at all cores |
 //! | `jobs` | what cores are asked to do |
+//! | `presence` | which peers have a connection to any core |
+//! | `serving` | the core whose adapters peers connect to |
 //! | `ended` | knowing when a core is gone |
 //!
 //! [`siblings::home`]: lunette_transfer_proto::engine::siblings::home
@@ -30,6 +32,8 @@ mod directory;
 mod ended;
 mod jobs;
 mod notices;
+mod presence;
+mod serving;
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -40,6 +44,7 @@ use lunette_auth::OwnerKey;
 use lunette_runtime::{Port, entropy};
 use lunette_runtime_core::limits::CORES_MAX;
 use lunette_transfer_proto::engine::siblings::Greeting;
+use lunette_verbs::Context;
 
 use super::error::StartError;
 use super::host::EngineHandle;
@@ -50,6 +55,8 @@ pub(super) use ended::Ended;
 pub(super) use jobs::{Hosted, JOBS_MAX, Load, NotAsked};
 use jobs::{Job, JobSender, job_channel, take_jobs};
 pub(super) use notices::Notices;
+pub(super) use presence::{Presence, Presences};
+use serving::Serving;
 
 /// What the cores of an engine have in common.
 #[derive(Debug)]
@@ -62,6 +69,8 @@ pub(super) struct Siblings {
     notes: AtomicU64,
     pub(super) notices: Notices,
     pub(super) directory: Directory,
+    pub(super) presences: Arc<Presences>,
+    serving: Serving,
     members: Box<[Member]>,
 }
 
@@ -73,6 +82,8 @@ pub(super) struct Member {
     /// Where it listens, once it has started.
     addresses: OnceLock<Vec<SocketAddr>>,
     pub(super) ended: Ended,
+    /// Adapters that peers may connect to there, once it has started.
+    adapters: OnceLock<usize>,
     /// Bytes that handles have posted there and that are not moved yet.
     pub(super) load_bytes: AtomicU64,
 }
@@ -87,6 +98,8 @@ impl Siblings {
             notes: AtomicU64::new(0),
             notices: Notices::new(options.notifications_max, members.len()),
             directory: Directory::default(),
+            presences: Arc::default(),
+            serving: Serving::default(),
             members: members.into(),
         })
     }
@@ -153,6 +166,7 @@ impl Member {
         Self {
             jobs,
             addresses: OnceLock::new(),
+            adapters: OnceLock::new(),
             ended: Ended::default(),
             load_bytes: AtomicU64::new(0),
         }
@@ -294,12 +308,21 @@ impl Sibling {
     /// # Errors
     /// [`StartError`].
     pub fn start(self) -> Result<Engine, StartError> {
+        self.start_with(Vec::new())
+    }
+
+    /// The same, with adapters that the program has opened on this core: the same ones, in the same order, at
+    /// each. See [`Engine::start_with`].
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_with(self, adapters: Vec<Context>) -> Result<Engine, StartError> {
         let Self {
             options,
             alive,
             jobs,
         } = self;
-        let engine = Engine::start_on(options, alive, Vec::new())?;
+        let engine = Engine::start_on(options, alive, adapters)?;
         let jobs = jobs.open().map_err(|_| StartError::NoSource)?;
         let hosted = Hosted::new(&engine);
         let taking = take_jobs(hosted, jobs);

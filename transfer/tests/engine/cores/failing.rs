@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lunette_runtime::arena::{HugePages, SharedMemory};
 use lunette_runtime::{CoreOptions, DriverChoice, block_on, time};
 use lunette_transfer::engine::{
     Cause, EngineHandle, HandleError, HandleRequest, PostOptions, RegisterOptions, SegmentId, Way,
 };
+use lunette_verbs::Context;
 
 use super::{Cores, host, post, private, there_and_back, whole};
 use crate::between::{Between, Harm};
@@ -166,4 +167,34 @@ fn what_a_core_that_fails_has_heard_is_remembered_and_then_forgotten_as_other_th
     others.expect("a core");
     notify(second, 3);
     assert!(delivered(), "it is forgotten");
+}
+
+#[test]
+fn when_the_core_fails_that_serves_by_adapters_another_one_does() {
+    let adapters = || vec![Context::null()];
+    let (here, there) = (Cores::with(2, adapters), Cores::with(2, adapters));
+    let (near, far) = (&here.handle, &there.handle);
+    let allocated = far.allocate(MIB, RegisterOptions::named("kv"));
+    let segment = allocated.wait().expect("memory");
+    let local = near.allocate(MIB, private()).wait().expect("memory");
+    // These adapters move nothing: what counts is that they are asked to.
+    let by_adapters = || {
+        let statistics = near.statistics().wait().expect("an answer");
+        statistics.one_sided_bytes
+    };
+    let read_by_adapters = || {
+        let (before, began) = (by_adapters(), Instant::now());
+        while by_adapters() == before {
+            assert!(began.elapsed() < PATIENCE, "nothing goes by adapters");
+            // With queue pairs of its own.
+            let peer = near.open(there.addresses.clone()).wait().expect("a peer");
+            let remote = peer.segment("kv").wait().expect("a segment");
+            let read = post(&peer, whole(Way::Read, local, remote));
+            assert!(read.is_ok(), "{read:?}");
+        }
+    };
+    read_by_adapters();
+    there.poison(0);
+    read_by_adapters();
+    unregister(far, segment);
 }

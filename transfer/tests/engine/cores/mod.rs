@@ -16,6 +16,7 @@ use lunette_transfer::engine::{
     RegisterRefusal, RemoteSegment, Rights, SegmentId, StartError, Way,
 };
 use lunette_transfer_proto::engine::siblings::Greeting;
+use lunette_verbs::Context;
 
 use crate::raw::Raw;
 use crate::scene::{MIB, memory, options, pattern};
@@ -125,6 +126,15 @@ impl Cores {
     }
 
     fn start_on(count: usize, driver: DriverChoice) -> Self {
+        Self::over(count, driver, Vec::new)
+    }
+
+    /// With adapters at each core.
+    fn with(count: usize, adapters: fn() -> Vec<Context>) -> Self {
+        Self::over(count, DriverChoice::default(), adapters)
+    }
+
+    fn over(count: usize, driver: DriverChoice, adapters: fn() -> Vec<Context>) -> Self {
         let core = CoreOptions {
             driver,
             ..CoreOptions::default()
@@ -140,7 +150,7 @@ impl Cores {
         for (core, sibling) in (0..).map(CoreIndex).zip(siblings) {
             let (said, hears) = std::sync::mpsc::channel();
             let start = move || async move {
-                let engine = sibling.start().expect("an engine");
+                let engine = sibling.start_with(adapters()).expect("an engine");
                 said.send(engine.addresses()[0]).expect("it is heard");
                 std::future::pending::<()>().await;
             };

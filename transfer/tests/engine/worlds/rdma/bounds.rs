@@ -100,3 +100,27 @@ fn idle_queue_pairs_are_closed_before_the_streams_and_come_back() {
     let (up, streams) = scene.run(600, &outcome);
     assert_eq!(up, [2, 2, 0, 2], "{streams} streams");
 }
+
+#[test]
+fn a_peer_that_is_dropped_takes_its_queue_pairs_along_while_others_of_its_engine_stay() {
+    let mut scene = Scene::new(6, 2, LEN);
+    let outcome = scene.spawn(|engine, peer, remote| async move {
+        read(&peer, &remote).await;
+        let addresses = crate::worlds::rails::addresses();
+        // More of them than there may be queue pairs at a time.
+        for _ in 0..8 {
+            let before = engine.statistics().one_sided_bytes;
+            let other = engine.open(&addresses).await.expect("a peer");
+            read(&other, &remote).await;
+            let bytes = engine.statistics().one_sided_bytes - before;
+            assert_eq!(bytes, LEN as u64, "by adapters");
+            drop(other);
+            time::sleep(Duration::from_millis(10)).await;
+        }
+        peer
+    });
+    let peer = scene.run(30, &outcome);
+    let server: Engine = scene.engine.borrow().clone().expect("it runs");
+    assert_eq!(server.accepted_queue_pairs(), 2, "those of the first");
+    drop(peer);
+}

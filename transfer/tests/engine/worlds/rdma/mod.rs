@@ -1,6 +1,7 @@
 //! The engine over adapters of a simulated fabric, in worlds where both fail.
 
 mod bounds;
+mod cores;
 mod faults;
 
 use std::cell::RefCell;
