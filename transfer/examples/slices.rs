@@ -4,6 +4,7 @@
 //! ```text
 //! slices verbs BYTES COUNT            COUNT writes of BYTES each, 16 under way, by the verbs alone
 //! slices engine BYTES COUNT           the same bytes as one transfer, in slices of BYTES each
+//! slices engine BYTES COUNT RAILS     the same, over so many adapters
 //! slices adaptive BYTES COUNT         the same, in slices as long as the engine makes them
 //! ```
 //!
@@ -37,10 +38,17 @@ const UNDER_WAY: usize = 16;
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let ["verbs" | "engine" | "adaptive", bytes, count] = words[..] else {
-        return Err("slices verbs|engine|adaptive BYTES COUNT".into());
+    let [
+        "verbs" | "engine" | "adaptive",
+        bytes,
+        count,
+        ref rails @ ..,
+    ] = words[..]
+    else {
+        return Err("slices verbs|engine|adaptive BYTES COUNT [RAILS]".into());
     };
     let (how, bytes, count) = (words[0].to_owned(), bytes.parse()?, count.parse()?);
+    let rails: usize = rails.first().map_or(Ok(1), |rails| rails.parse())?;
     let core = CoreOptions {
         idle: Idle::Latency,
         // Valgrind holds its lock while a thread waits in `io_uring_enter`.
@@ -50,7 +58,7 @@ fn main() -> Result<(), Failure> {
     let done = block_on(None, core, move || async move {
         let done = match &*how {
             "verbs" => verbs(bytes, count).await,
-            how => engine(bytes, count, how == "adaptive").await,
+            how => engine(bytes, count, rails, how == "adaptive").await,
         };
         done.map_err(|error| error.to_string())
     });
@@ -115,13 +123,19 @@ async fn verbs(bytes: usize, count: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn engine(bytes: usize, count: usize, is_adaptive: bool) -> Result<(), Failure> {
+async fn engine(
+    bytes: usize,
+    count: usize,
+    rails: usize,
+    is_adaptive: bool,
+) -> Result<(), Failure> {
+    let adapters = || (0..rails).map(|_| Context::null()).collect::<Vec<_>>();
     let serving = EngineOptions {
         listen: vec!["127.0.0.1:0".parse()?],
         same_host: false,
         ..EngineOptions::default()
     };
-    let server = Engine::start_with(serving, vec![Context::null()])?;
+    let server = Engine::start_with(serving, adapters())?;
     server.register(memory()?, &RegisterOptions::named("memory"))?;
     let slice = u32::try_from(bytes)?;
     let mut rail = RailOptions::ONE_SIDED;
@@ -138,7 +152,7 @@ async fn engine(bytes: usize, count: usize, is_adaptive: bool) -> Result<(), Fai
         same_host: false,
         ..EngineOptions::default()
     };
-    let client = Engine::start_with(asking, vec![Context::null()])?;
+    let client = Engine::start_with(asking, adapters())?;
     let peer = client.open(server.addresses()).await?;
     let remote = peer.segment("memory").await?;
     let here = memory()?;

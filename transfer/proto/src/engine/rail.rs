@@ -17,6 +17,7 @@ use lunette_runtime_core::time::Time;
 
 /// Rate that a rail is taken to have before it has been seen, in bytes per second.
 const RATE_FIRST: u64 = 1_000_000_000;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// Least rate that is reckoned with, so that no rail is written off for ever.
 const RATE_MIN: u64 = 64 * 1024;
 /// Fewer bytes say more about latency than about rate.
@@ -88,11 +89,35 @@ impl RailOptions {
         pause_max: Duration::from_secs(10),
     };
 
+    const fn window_bytes_min(&self) -> u64 {
+        WINDOW_SLICES_MIN * self.slice_bytes_min as u64
+    }
+
     /// How long to pause after so many failures and one more.
     #[must_use]
     pub fn pause(&self, failures: u32) -> Duration {
         let doubled = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
         self.pause_min.saturating_mul(doubled).min(self.pause_max)
+    }
+}
+
+/// How long so many bytes take.
+pub(super) fn time_of(bytes: u64, bytes_per_second: u64) -> Duration {
+    Duration::from_nanos(scaled(bytes, NANOS_PER_SECOND, bytes_per_second))
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// `value * times / by`. Mostly the product fits, and division is short then.
+fn scaled(value: u64, times: u64, by: u64) -> u64 {
+    match value.checked_mul(times) {
+        Some(product) => product / by,
+        None => {
+            let product = u128::from(value) * u128::from(times);
+            u64::try_from(product / u128::from(by)).unwrap_or(u64::MAX)
+        }
     }
 }
 
@@ -135,6 +160,9 @@ pub struct Rail {
     rate: u64,
     /// Whether that has been seen, as against supposed.
     is_rated: bool,
+    /// How long a slice should be, and how much may be under way, at that rate.
+    slice_bytes: u32,
+    window_bytes: u64,
     under_way_bytes: u64,
     under_way_slices: u32,
     /// Bytes that came through since `counted_since`, of which the rate is made.
@@ -166,6 +194,8 @@ impl Rail {
             failures: 0,
             rate: RATE_FIRST,
             is_rated: false,
+            slice_bytes: options.slice_bytes_min,
+            window_bytes: options.window_bytes_min(),
             under_way_bytes: 0,
             under_way_slices: 0,
             counted_bytes: 0,
@@ -229,54 +259,63 @@ impl Rail {
     pub fn has_room(&self) -> bool {
         self.is_up()
             && self.under_way_slices < self.options.slices_max
-            && (self.under_way_slices == 0 || self.under_way_bytes < self.window_bytes())
+            && (self.under_way_slices == 0 || self.under_way_bytes < self.window_bytes)
     }
 
-    /// Bytes that may be under way: few, until it is known how fast they are, and not for long ahead.
-    fn window_bytes(&self) -> u64 {
-        let least = WINDOW_SLICES_MIN * u64::from(self.options.slice_bytes_min);
-        if !self.is_rated {
-            return least;
-        }
-        self.bytes_within(self.options.slice_time * WINDOW_SLICE_TIMES)
-            .clamp(least, self.options.window_bytes_max.max(least))
+    /// Bytes that may go over it now, as far as they are bounded.
+    pub(super) fn room_bytes(&self) -> u64 {
+        self.window_bytes.saturating_sub(self.under_way_bytes)
     }
 
     /// How long a slice should be.
     #[must_use]
-    pub fn slice_bytes(&self) -> u32 {
-        let (least, most) = (self.options.slice_bytes_min, self.options.slice_bytes_max);
-        if !self.is_rated {
-            return least;
-        }
-        let bytes = self.bytes_within(self.options.slice_time);
-        u32::try_from(bytes).unwrap_or(u32::MAX).clamp(least, most)
+    pub const fn slice_bytes(&self) -> u32 {
+        self.slice_bytes
+    }
+
+    /// Measures by the rate: few bytes are under way until it is known how fast they are, and not for long
+    /// ahead.
+    fn measure(&mut self) {
+        let options = self.options;
+        let bytes = self.bytes_within(options.slice_time);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.slice_bytes = bytes.clamp(options.slice_bytes_min, options.slice_bytes_max);
+        let least = options.window_bytes_min();
+        self.window_bytes = self
+            .bytes_within(options.slice_time * WINDOW_SLICE_TIMES)
+            .clamp(least, options.window_bytes_max.max(least));
     }
 
     fn bytes_within(&self, time: Duration) -> u64 {
-        let bytes = u128::from(self.rate) * time.as_nanos() / 1_000_000_000;
-        u64::try_from(bytes).unwrap_or(u64::MAX)
+        scaled(self.rate, nanos(time), NANOS_PER_SECOND)
     }
 
     /// When `len_bytes` more would be through, from now on.
     #[must_use]
     pub fn finish(&self, len_bytes: u64) -> Duration {
-        let bytes = u128::from(self.under_way_bytes) + u128::from(len_bytes);
-        let nanos = bytes * 1_000_000_000 / u128::from(self.rate.max(RATE_MIN));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        let bytes = self.under_way_bytes.saturating_add(len_bytes);
+        time_of(bytes, self.rate.max(RATE_MIN))
     }
 
     /// How long one may wait on it for what is under way, without anything being wrong.
     #[must_use]
     pub fn patience(&self) -> Duration {
-        self.finish(0) + self.answer * OVERDUE_TIMES + OVERDUE_MIN
+        self.finish(0) + self.patience_min()
+    }
+
+    /// However little is under way.
+    fn patience_min(&self) -> Duration {
+        self.answer * OVERDUE_TIMES + OVERDUE_MIN
     }
 
     /// Whether nothing is overdue on it.
     #[must_use]
     pub fn is_prompt(&self, now: Time) -> bool {
         let since = self.waits_since();
-        since.is_none_or(|since| now < since + self.patience())
+        since.is_none_or(|since| {
+            // Mostly the first look is enough.
+            now < since + self.patience_min() || now < since + self.patience()
+        })
     }
 
     /// Since when nothing has come through although something is under way.
@@ -393,13 +432,13 @@ impl Rail {
     }
 
     fn rate(&mut self, bytes: u64, took: Duration) {
-        let newest = u128::from(bytes) * 1_000_000_000 / took.as_nanos().max(1);
-        let newest = u64::try_from(newest).unwrap_or(u64::MAX / RATE_MEMORY);
+        let newest = scaled(bytes, NANOS_PER_SECOND, nanos(took).max(1));
         let newest = newest.min(u64::MAX / RATE_MEMORY);
         let known = if self.is_rated { self.rate } else { newest };
         let rate = known / RATE_MEMORY * (RATE_MEMORY - 1) + newest / RATE_MEMORY;
         self.rate = rate.max(RATE_MIN);
         self.is_rated = true;
+        self.measure();
     }
 
     /// What is under way is taken back, to be had sooner over another rail. Nothing has come through here
@@ -415,6 +454,9 @@ impl Rail {
         let seen = u64::try_from(bytes).unwrap_or(u64::MAX);
         let least = (self.rate / RATE_LOSS_MAX).max(RATE_MIN);
         self.rate = self.rate.min(seen.max(least));
+        if self.is_rated {
+            self.measure();
+        }
     }
 
     /// A slice was refused: the rail is alive, and how fast it is was not seen.

@@ -155,6 +155,8 @@ pub struct Cutter {
     /// The first request of which something has not been handed out.
     cursor: usize,
     again: VecDeque<Slice>,
+    /// Room for the parts of slices, of those that are done: as many as were under way together at most.
+    spare: Vec<Vec<Part>>,
     /// Bytes of requests that have not failed which are not handed out at present.
     waiting_bytes: u64,
     /// Of these, those in slices that go over streams alone.
@@ -183,6 +185,7 @@ impl Cutter {
             requests,
             cursor: 0,
             again: VecDeque::new(),
+            spare: Vec::new(),
             waiting_bytes,
             barred_bytes: 0,
             open_bytes: waiting_bytes,
@@ -260,7 +263,7 @@ impl Cutter {
     fn cut(&mut self, bytes_max: u32) -> Option<Slice> {
         self.skip_finished();
         let way = self.requests.get(self.cursor)?.request.way;
-        let mut parts = Vec::new();
+        let mut parts = self.spare.pop().unwrap_or_default();
         let mut room = u64::from(bytes_max.max(1));
         while parts.len() < SLICE_PARTS_MAX {
             self.skip_finished();
@@ -301,8 +304,8 @@ impl Cutter {
     }
 
     /// The slice is where it belongs.
-    pub fn done(&mut self, slice: &Slice) {
-        for part in &slice.parts {
+    pub fn done(&mut self, mut slice: Slice) {
+        for part in slice.parts.drain(..) {
             let progress = &mut self.requests[part.request as usize];
             progress.done_bytes += u64::from(part.len_bytes);
             assert!(
@@ -313,6 +316,7 @@ impl Cutter {
                 self.open_bytes -= u64::from(part.len_bytes);
             }
         }
+        self.spare.push(slice.parts);
     }
 
     /// The slice is to be sent once more, less what has failed meanwhile.
@@ -446,7 +450,7 @@ mod tests {
             (lens(&barred), barred.is_barred),
             (vec![(0, 0, 1000)], true)
         );
-        cutter.done(&barred);
+        cutter.done(barred);
         assert_eq!(waiting(&cutter), [2000, 0, 2000]);
         cutter.back(open);
         let any = cutter.next_of(of(Work::Any)).expect("bytes");
@@ -457,7 +461,7 @@ mod tests {
         assert_eq!(waiting(&cutter), [500, 500, 0]);
         let rest = cutter.next_of(of(Work::Open)).expect("bytes");
         assert_eq!(lens(&rest), [(1, 0, 500)]);
-        cutter.done(&rest);
+        cutter.done(rest);
         assert!(cutter.is_finished());
     }
 
@@ -520,7 +524,7 @@ mod tests {
         assert_eq!(cutter.waiting_bytes(), 520);
         let slice = cutter.next(100).expect("bytes");
         assert_eq!((lens(&slice), slice.attempts), (vec![(1, 0, 20)], 1));
-        cutter.done(&slice);
+        cutter.done(slice);
         assert_eq!(cutter.unfinished().collect::<Vec<_>>(), [2]);
         let rest = cutter.next(1000).expect("bytes");
         cutter.again(rest);

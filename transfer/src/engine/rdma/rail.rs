@@ -5,7 +5,7 @@
 //! it is dropped at once, so that all that was under way is over, and a new one is connected.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -15,8 +15,8 @@ use std::task::{Context, Poll, Waker};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::scheduler::SliceId;
-use lunette_transfer_proto::engine::segment::{SegmentId, Way};
-use lunette_transfer_proto::engine::slices::Slice;
+use lunette_transfer_proto::engine::segment::Way;
+use lunette_transfer_proto::engine::slices::{self, Slice};
 use lunette_verbs::{
     INLINE_BYTES_MAX, Lender, Lent, QueuePair, Ready, RemoteMemory, Request, RequestError,
 };
@@ -26,6 +26,7 @@ use slab::Slab;
 use super::super::batch::{Batch, Intent, Local};
 use super::super::peer::Shared;
 use super::super::posted::Posted;
+use super::asking::Ends;
 use crate::source::WriteSource;
 
 /// A rail's queue pair.
@@ -66,7 +67,7 @@ struct Carried {
     way: Way,
     intent: Intent,
     len_bytes: u64,
-    segments: Vec<SegmentId>,
+    posted: Rc<Posted>,
     /// Requests that are not over.
     left: usize,
     failure: Option<RequestError>,
@@ -102,32 +103,43 @@ impl Rail {
         }
     }
 
-    fn carry(&self, carried: Carried, parts: Vec<Part>) {
+    /// Makes the requests of a slice. False if not all of it is reached by this rail: then nothing is made.
+    fn carry(&self, carried: Carried, parts: impl Iterator<Item = Option<Part>>) -> bool {
         let mut state = self.state.borrow_mut();
-        let key = state.slices.insert(carried);
-        state
-            .waiting
-            .extend(parts.into_iter().map(|part| (part, key)));
+        let State {
+            waiting, slices, ..
+        } = &mut *state;
+        let (before, entry) = (waiting.len(), slices.vacant_entry());
+        for part in parts {
+            let Some(part) = part else {
+                waiting.truncate(before);
+                return false;
+            };
+            waiting.push_back((part, entry.key()));
+        }
+        let left = waiting.len() - before;
+        entry.insert(Carried { left, ..carried });
         state.post();
         if let Some(waker) = state.waker.take() {
             waker.wake();
         }
+        true
     }
 
-    /// The next slice that is over; `None` when the queue pair has ended and nothing is under way.
-    fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<Option<Carried>> {
+    /// Waits for slices that are over, and takes all that are by then. False when the queue pair has ended and
+    /// nothing is under way.
+    fn poll_ended(&self, cx: &mut Context<'_>, ended: &mut Vec<Carried>) -> Poll<bool> {
         let mut state = self.state.borrow_mut();
         loop {
             let Some((request, _)) = state.flying.front_mut() else {
                 if state.pair.is_some() {
-                    state.waker = Some(cx.waker().clone());
-                    return Poll::Pending;
+                    return state.waits(cx, ended);
                 }
-                return Poll::Ready(state.next_unmade());
+                ended.extend(state.unmade());
+                return Poll::Ready(!ended.is_empty());
             };
             let Poll::Ready((result, _)) = Pin::new(request).poll(cx) else {
-                state.waker = Some(cx.waker().clone());
-                return Poll::Pending;
+                return state.waits(cx, ended);
             };
             let (_, key) = state.flying.pop_front().expect("just looked at");
             if result.is_err() {
@@ -140,10 +152,11 @@ impl Rail {
             let carried = &mut state.slices[key];
             carried.left -= 1;
             carried.failure = carried.failure.or(result.err());
-            let is_over = carried.left == 0;
-            state.post();
-            if is_over {
-                return Poll::Ready(Some(state.slices.remove(key)));
+            if carried.left == 0 {
+                ended.push(state.slices.remove(key));
+            }
+            if !state.waiting.is_empty() {
+                state.post();
             }
         }
     }
@@ -181,13 +194,22 @@ impl State {
         }
     }
 
-    /// A slice of which no request is under way, of a queue pair that has ended.
-    fn next_unmade(&mut self) -> Option<Carried> {
+    /// Nothing more is over now.
+    fn waits(&mut self, cx: &Context<'_>, ended: &[Carried]) -> Poll<bool> {
+        if !ended.is_empty() {
+            return Poll::Ready(true);
+        }
+        self.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// The slices of which no request is under way, of a queue pair that has ended.
+    fn unmade(&mut self) -> impl Iterator<Item = Carried> {
         self.waiting.clear();
-        let (key, _) = self.slices.iter().next()?;
-        let mut carried = self.slices.remove(key);
-        carried.failure = carried.failure.or(Some(RequestError::Broken));
-        Some(carried)
+        self.slices.drain().map(|carried| Carried {
+            failure: carried.failure.or(Some(RequestError::Broken)),
+            ..carried
+        })
     }
 }
 
@@ -203,62 +225,53 @@ impl Shared {
     pub(in crate::engine) fn carry_one_sided(
         self: &Rc<Self>,
         id: SliceId,
-        posted: &Posted,
+        posted: &Rc<Posted>,
         rail: usize,
     ) {
         let mut state = self.state.borrow_mut();
         let connected = self.one_sided.rail(rail);
         let connected = connected.expect("a rail that is up has its queue pair");
         let (slice, _) = state.scheduler.slice(id).expect("it is to be sent");
-        let Some(parts) = self.parts(slice, &posted.batch, rail) else {
-            state.scheduler.on_barred(id);
-            return;
-        };
-        let segment = |part: &lunette_transfer_proto::engine::slices::Part| {
-            posted.batch.span(part.request).segment
-        };
-        let mut segments: Vec<SegmentId> = slice.parts.iter().map(segment).collect();
-        segments.dedup();
         let carried = Carried {
             id,
             way: slice.way,
             intent: posted.options.intent,
             len_bytes: slice.len_bytes(),
-            segments,
-            left: parts.len(),
+            posted: Rc::clone(posted),
+            left: 0,
             failure: None,
         };
-        drop(state);
-        connected.carry(carried, parts);
+        let ends = self.one_sided.ends_of(rail);
+        let parts = slice.parts.iter();
+        let parts = parts.map(|part| self.part(slice.way, *part, &posted.batch, ends));
+        if !connected.carry(carried, parts) {
+            state.scheduler.on_barred(id);
+        }
     }
 
-    /// The requests of a slice. `None` if not all of it is reached by this rail.
-    fn parts(&self, slice: &Slice, batch: &Batch, rail: usize) -> Option<Vec<Part>> {
-        let ends = self.one_sided.ends_of(rail);
-        let parts = slice.parts.iter().map(|part| {
-            let span = batch.span(part.request);
-            if span.is_remote {
-                return None;
-            }
-            let window = self.one_sided.windows.find(span.segment, ends.theirs)?;
-            let there = window.at(span.offset_bytes + part.offset_bytes);
-            let offset = usize::try_from(part.offset_bytes).ok()?;
-            let local = span.local.slice(offset, part.len_bytes as usize);
-            let start = local.start();
-            let here = match few(&local) {
-                Some((bytes, len)) => Here::Few(bytes, len),
-                None => Here::Lent(ends.ours.lend(lender(local), start)?),
-            };
-            let way = slice.way;
-            Some(Part { way, here, there })
-        });
-        parts.collect()
+    /// The request of a part of a slice. `None` if it is not reached by this rail.
+    fn part(&self, way: Way, part: slices::Part, batch: &Batch, ends: &Ends) -> Option<Part> {
+        let span = batch.span(part.request);
+        if span.is_remote {
+            return None;
+        }
+        let window = self.one_sided.windows.find(span.segment, ends.theirs)?;
+        let there = window.at(span.offset_bytes + part.offset_bytes);
+        let offset = usize::try_from(part.offset_bytes).ok()?;
+        let local = span.local.slice(offset, part.len_bytes as usize);
+        let start = local.start();
+        let here = match few(&local) {
+            Some((bytes, len)) => Here::Few(bytes, len),
+            None => Here::Lent(ends.ours.lend(lender(local), start)?),
+        };
+        Some(Part { way, here, there })
     }
 
     /// Waits for the requests of a queue pair until it has ended, and tells what became of slices.
     pub(super) async fn reap(self: Rc<Self>, rail: Rc<Rail>) {
-        while let Some(carried) = poll_fn(|cx| rail.poll_ended(cx)).await {
-            self.ended(&carried);
+        let mut ended = Vec::new();
+        while poll_fn(|cx| rail.poll_ended(cx, &mut ended)).await {
+            self.ended(&mut ended);
         }
         let (index, connection) = (rail.rail, rail.connection);
         let _taken = self.one_sided.take(index, connection);
@@ -271,36 +284,45 @@ impl Shared {
         self.pump();
     }
 
-    fn ended(self: &Rc<Self>, carried: &Carried) {
-        let Carried {
-            id,
-            way,
-            intent,
-            len_bytes,
-            ..
-        } = *carried;
+    /// Slices are over. What follows from that is done for all of them together.
+    fn ended(self: &Rc<Self>, ended: &mut Vec<Carried>) {
         let now = time::now();
         let mut state = self.state.borrow_mut();
-        match carried.failure {
-            None => {
-                let counts = &self.engine.counts;
-                counts.moved(way, intent, len_bytes);
-                counts.moved_one_sided(len_bytes);
-                state.scheduler.on_answered(id, now);
-            }
-            Some(error) => {
-                tracing::debug!(%error, "a slice between memories");
-                if error == RequestError::Failed(Status::RemoteAccess) {
-                    // The segment may be gone: its owner says so over a stream.
-                    for &segment in &carried.segments {
-                        self.one_sided.windows.forget(segment);
-                    }
+        for carried in &*ended {
+            let Carried { id, len_bytes, .. } = *carried;
+            match carried.failure {
+                None => {
+                    let counts = &self.engine.counts;
+                    counts.moved(carried.way, carried.intent, len_bytes);
+                    counts.moved_one_sided(len_bytes);
+                    state.scheduler.on_answered(id, now);
                 }
-                state.scheduler.on_lost(id, now);
+                Some(error) => {
+                    tracing::debug!(%error, "a slice between memories");
+                    if error == RequestError::Failed(Status::RemoteAccess) {
+                        let slice = state.scheduler.slice(id);
+                        let (slice, _) = slice.expect("it is not settled");
+                        self.forget_windows(slice, &carried.posted.batch);
+                    }
+                    state.scheduler.on_lost(id, now);
+                }
             }
         }
         drop(state);
+        // With the last of them may go memory of somebody who looks here.
+        ended.clear();
         self.pump_at(now);
+    }
+
+    /// A slice was refused by the peer's adapter. The segment may be gone: its owner says so over a stream.
+    fn forget_windows(&self, slice: &Slice, batch: &Batch) {
+        let segments = slice
+            .parts
+            .iter()
+            .map(|part| batch.span(part.request).segment);
+        for segment in segments.collect::<BTreeSet<_>>() {
+            self.one_sided.windows.forget(segment);
+        }
     }
 
     /// Ends a rail's connection, as the scheduler asks.
@@ -316,8 +338,11 @@ fn few(local: &Local) -> Option<([u8; INLINE_BYTES_MAX], usize)> {
     let Local::From(source) = local else {
         return None;
     };
+    if source.len() > INLINE_BYTES_MAX {
+        return None;
+    }
     let mut bytes = [0; INLINE_BYTES_MAX];
-    let room = bytes.get_mut(..source.len())?;
+    let room = &mut bytes[..source.len()];
     match source {
         WriteSource::Exposed(memory) => memory.copy_out(0, room),
         WriteSource::Region(region) => room.copy_from_slice(region.as_slice()),

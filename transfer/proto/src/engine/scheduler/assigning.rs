@@ -6,8 +6,10 @@ use lunette_runtime_core::time::Time;
 
 use super::outcome::{Action, SliceId, TransferId};
 use super::transfer::NoteState;
-use super::{LOOKED_AT_MAX, LOST_MAX, OLDEST_EVERY, Scheduler, SliceState, UnderWay, is_one_sided};
-use crate::engine::rail::{Carrier, Rail};
+use super::{
+    LOOKED_AT_MAX, LOST_MAX, OLDEST_EVERY, RAILS_MAX, Scheduler, SliceState, UnderWay, is_one_sided,
+};
+use crate::engine::rail::{Carrier, Rail, time_of};
 use crate::engine::segment::Way;
 use crate::engine::slices::{Measure, Slice, Work};
 
@@ -15,13 +17,22 @@ use crate::engine::slices::{Measure, Slice, Work};
 /// rail still has to carry, so that rails with long slices end together too.
 const PARTS_AT_THE_END: u64 = 2;
 
+/// What a slice goes over, and how much longer that may take with the next ones.
+#[derive(Clone, Copy, Debug)]
+struct Pick {
+    rail: usize,
+    work: Work,
+    /// A slice that would be through later waits for a better rail.
+    limit: Duration,
+}
+
 impl Scheduler {
-    /// Sends one slice, if there is one and a rail for it.
+    /// Sends a slice, if there is one and a rail for it, or several for which no other rail would do better.
     pub(super) fn assign(&mut self, now: Time) {
         if self.lost.len() >= LOST_MAX || !self.rails.iter().any(Rail::has_room) {
             return;
         }
-        let oldest_first = self.assigned % OLDEST_EVERY == OLDEST_EVERY - 1;
+        let oldest_first = self.is_the_oldests_turn();
         let oldest = self.ready_by_age.iter().map(|&(_, index)| index);
         let oldest = oldest.take(usize::from(oldest_first));
         let urgent = self.ready.iter().map(|&(.., index)| index);
@@ -33,24 +44,59 @@ impl Scheduler {
         }
         for &index in &candidates[..count] {
             if self.transfers.at(index).not_before <= now
-                && let Some((rail, work)) = self.pick(index, now)
+                && let Some(pick) = self.pick(index, now)
             {
-                self.send(index, rail, work, now);
+                let carrier = self.rails[pick.rail].carrier();
+                let alike = |other: &&Rail| other.is_up() && other.carrier() == carrier;
+                let count = self.rails.iter().filter(alike).count() as u64;
+                self.send(index, pick, count, now);
+                // Whose turn it is only now has had it.
+                if carrier == Carrier::OneSided && !oldest_first {
+                    self.go_on(index, pick, count, now);
+                }
+                self.refresh(index);
                 return;
             }
         }
     }
 
+    const fn is_the_oldests_turn(&self) -> bool {
+        self.assigned % OLDEST_EVERY == OLDEST_EVERY - 1
+    }
+
+    /// Sends more of a transfer over the same rail. As long as more waits than the others have room for, all of
+    /// them will be full, so it does not matter which is filled first.
+    fn go_on(&mut self, index: u32, pick: Pick, count: u64, now: Time) {
+        let Pick { rail, work, limit } = pick;
+        let others = self.rails.iter().enumerate();
+        let others = others.filter(|(at, other)| {
+            *at != rail && other.is_up() && other.carrier() == Carrier::OneSided
+        });
+        let others_bytes: u64 = others.map(|(_, other)| other.room_bytes()).sum();
+        while !self.is_the_oldests_turn() {
+            let transfer = self.transfers.at(index);
+            let waiting = transfer.cutter.waiting(work);
+            let found = &self.rails[rail];
+            if waiting <= others_bytes || !found.has_room() {
+                return;
+            }
+            let measure = measure(found, work, waiting / count);
+            if found.finish(transfer.cutter.next_len_bytes(measure)) > limit {
+                return;
+            }
+            self.send(index, pick, count, now);
+        }
+    }
+
     /// The rail of a transfer's next slice, and of which of its bytes that is.
-    fn pick(&mut self, index: u32, now: Time) -> Option<(usize, Work)> {
+    fn pick(&mut self, index: u32, now: Time) -> Option<Pick> {
         let has_one_sided = self
             .rails
             .iter()
             .any(|rail| rail.is_up() && is_one_sided(rail));
         let transfer = self.transfers.at(index);
         if !has_one_sided || transfer.note_is_due() {
-            let rail = self.pick_of(index, Carrier::Stream, Work::Any, now)?;
-            return Some((rail, Work::Any));
+            return self.pick_of(index, Carrier::Stream, Work::Any, now);
         }
         let kinds = [
             (Carrier::OneSided, Work::Open),
@@ -58,49 +104,46 @@ impl Scheduler {
         ];
         kinds.into_iter().find_map(|(carrier, work)| {
             let waiting = self.transfers.at(index).cutter.waiting(work);
-            let rail = (waiting > 0).then(|| self.pick_of(index, carrier, work, now))?;
-            Some((rail?, work))
+            (waiting > 0).then(|| self.pick_of(index, carrier, work, now))?
         })
     }
 
     /// The rail of a kind that will have the transfer's next slice through first. None if every rail with room
     /// would take longer for it than the best one takes for all that waits, or, where slices are long, than all of
-    /// them together do: then a better one is waited for, so that all rails finish together. One on which something is overdue is left out while there
-    /// is another.
-    fn pick_of(&mut self, index: u32, carrier: Carrier, work: Work, now: Time) -> Option<usize> {
-        let waiting = self.transfers.at(index).cutter.waiting(work);
-        let is_up = |rail: &Rail, prompt: bool| {
-            rail.carrier() == carrier && rail.is_up() && (!prompt || rail.is_prompt(now))
-        };
-        let some_are_prompt = self.rails.iter().any(|rail| is_up(rail, true));
-        let up = || {
-            let rails = self.rails.iter().enumerate();
-            rails.filter(|(_, rail)| is_up(rail, some_are_prompt))
-        };
-        let count = up().count() as u64;
+    /// them together do: then a better one is waited for, so that all rails finish together. One on which something
+    /// is overdue is left out while there is another.
+    fn pick_of(&mut self, index: u32, carrier: Carrier, work: Work, now: Time) -> Option<Pick> {
         let cutter = &self.transfers.at(index).cutter;
-        let finish = |rail: &Rail| {
-            let measure = measure(rail, work, waiting / count.max(1));
-            rail.finish(cutter.next_len_bytes(measure))
-        };
-        let limit = match carrier {
-            Carrier::Stream => up().map(|(_, rail)| rail.finish(waiting)).min()?,
-            Carrier::OneSided => {
-                let best = up().map(|(_, rail)| finish(rail)).min()?;
-                let rails: Vec<&Rail> = up().map(|(_, rail)| rail).collect();
-                best.max(all_finish(&rails, waiting))
+        let waiting = cutter.waiting(work);
+        let up = RailsUp::of(&self.rails, carrier, now);
+        let share = waiting / (up.count as u64).max(1);
+        let (mut best, mut all, mut chosen) = (Duration::MAX, Together::default(), None);
+        for rail in up.indices() {
+            let found = &self.rails[rail];
+            let finish = found.finish(cutter.next_len_bytes(measure(found, work, share)));
+            best = best.min(match carrier {
+                Carrier::Stream => found.finish(waiting),
+                Carrier::OneSided => finish,
+            });
+            all.add(found);
+            let is_better = chosen.is_none_or(|(_, sooner)| finish < sooner);
+            if is_better && found.has_room() {
+                chosen = Some((rail, finish));
             }
+        }
+        let (rail, finish) = chosen?;
+        let limit = match carrier {
+            Carrier::Stream => best,
+            Carrier::OneSided => best.max(all.finish(waiting)),
         };
-        let with_room = up().filter(|(_, rail)| rail.has_room());
-        let (index, rail) = with_room.min_by_key(|(_, rail)| finish(rail))?;
-        (finish(rail) <= limit).then_some(index)
+        (finish <= limit).then_some(Pick { rail, work, limit })
     }
 
-    fn send(&mut self, index: u32, rail: usize, work: Work, now: Time) {
-        let carrier = self.rails[rail].carrier();
-        let alike = |other: &&Rail| other.is_up() && other.carrier() == carrier;
-        let count = self.rails.iter().filter(alike).count() as u64;
+    /// Sends a slice over one of `count` rails of its kind. The lists are to be brought up to date then.
+    fn send(&mut self, index: u32, pick: Pick, count: u64, now: Time) {
+        let Pick { rail, work, .. } = pick;
         let found = &mut self.rails[rail];
+        let carrier = found.carrier();
         let transfer = self.transfers.at(index);
         let slice = if transfer.note_is_due() {
             Slice {
@@ -147,19 +190,64 @@ impl Scheduler {
             transfer,
             rail,
         });
-        self.refresh(index);
     }
 }
 
-/// How long rails take together for what is under way on them and so many bytes more.
-fn all_finish(rails: &[&Rail], waiting_bytes: u64) -> Duration {
-    let (mut bytes, mut rate) = (u128::from(waiting_bytes), 0);
-    for rail in rails {
-        bytes += u128::from(rail.under_way_bytes());
-        rate += u128::from(rail.bytes_per_second());
+/// The rails of a kind that are up, without those on which something is overdue while there are others.
+struct RailsUp {
+    indices: [u8; RAILS_MAX],
+    count: usize,
+}
+
+impl RailsUp {
+    fn of(rails: &[Rail], carrier: Carrier, now: Time) -> Self {
+        let mut up = Self {
+            indices: [0; RAILS_MAX],
+            count: 0,
+        };
+        up.take(rails, |rail| {
+            rail.is_up() && rail.carrier() == carrier && rail.is_prompt(now)
+        });
+        if up.count == 0 {
+            up.take(rails, |rail| rail.is_up() && rail.carrier() == carrier);
+        }
+        up
     }
-    let nanos = bytes * 1_000_000_000 / rate.max(1);
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+
+    fn take(&mut self, rails: &[Rail], which: impl Fn(&Rail) -> bool) {
+        for (index, rail) in (0..).zip(rails) {
+            if which(rail) {
+                self.indices[self.count] = index;
+                self.count += 1;
+            }
+        }
+    }
+
+    fn indices(&self) -> impl Iterator<Item = usize> {
+        let indices = self.indices[..self.count].iter();
+        indices.map(|&index| usize::from(index))
+    }
+}
+
+/// Rails that carry together.
+#[derive(Debug, Default)]
+struct Together {
+    under_way_bytes: u64,
+    bytes_per_second: u64,
+}
+
+impl Together {
+    fn add(&mut self, rail: &Rail) {
+        self.under_way_bytes = self.under_way_bytes.saturating_add(rail.under_way_bytes());
+        let rate = rail.bytes_per_second();
+        self.bytes_per_second = self.bytes_per_second.saturating_add(rate);
+    }
+
+    /// How long they take for what is under way on them and so many bytes more.
+    fn finish(&self, waiting_bytes: u64) -> Duration {
+        let bytes = self.under_way_bytes.saturating_add(waiting_bytes);
+        time_of(bytes, self.bytes_per_second.max(1))
+    }
 }
 
 /// What a rail takes now, of bytes of which each rail has `share_bytes` to carry.
@@ -179,5 +267,108 @@ fn measure(rail: &Rail, work: Work, share_bytes: u64) -> Measure {
         work,
         bytes,
         bytes_max: options.slice_bytes_max,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{at, drain, options, read, sent};
+    use super::*;
+    use crate::engine::rail::RailOptions;
+    use crate::engine::scheduler::{Priority, SchedulerOptions, TransferOptions};
+
+    const MIB: u64 = 1 << 20;
+
+    /// One stream and so many rails from memory to memory, all of them up; these are 1.. in its count.
+    fn connected(one_sided: usize) -> Scheduler {
+        let mut scheduler = Scheduler::with_one_sided(SchedulerOptions::default(), 1, one_sided);
+        scheduler.adopt(0, at(0));
+        scheduler.expect().expect("room");
+        assert_eq!(drain(&mut scheduler, at(0)).len(), one_sided);
+        for rail in 1..=one_sided {
+            assert!(scheduler.on_connected(rail, 1, at(0)));
+        }
+        scheduler.expect_no_more();
+        scheduler
+    }
+
+    /// By how much each rail is busy, and over how many rails the slices went one after the other.
+    fn given(scheduler: &mut Scheduler, now: u32) -> (Vec<u64>, usize) {
+        let sent = sent(&drain(scheduler, at(now)));
+        let rails: Vec<usize> = sent.iter().map(|sent| sent.1).collect();
+        let runs = rails.chunk_by(|one, other| one == other).count();
+        let busy = scheduler.rails().iter().map(Rail::under_way_bytes);
+        (busy.skip(1).collect(), runs)
+    }
+
+    #[test]
+    fn a_rail_is_filled_at_once_as_long_as_more_waits_than_the_others_have_room_for() {
+        for rails in 1..=4 {
+            let mut scheduler = connected(rails);
+            let submitted = scheduler.submit([read(64 * MIB)], options(at(5_000)), at(1));
+            submitted.expect("room");
+            let (busy, runs) = given(&mut scheduler, 1);
+            // As nothing is known of them yet, two of the shortest each.
+            assert_eq!(busy, vec![128 * 1024; rails]);
+            assert_eq!(runs, rails, "each was filled in one go");
+        }
+    }
+
+    #[test]
+    fn what_fits_the_rails_is_given_out_one_by_one() {
+        let mut scheduler = connected(4);
+        let submitted = scheduler.submit([read(MIB / 4)], options(at(5_000)), at(1));
+        submitted.expect("room");
+        let (busy, runs) = given(&mut scheduler, 1);
+        assert_eq!(busy, [64 * 1024; 4], "all of them finish together");
+        assert_eq!(runs, 4);
+    }
+
+    #[test]
+    fn the_oldest_has_its_turn_also_while_a_rail_is_filled() {
+        let narrow = RailOptions {
+            slice_bytes_max: 64 * 1024,
+            ..RailOptions::ONE_SIDED
+        };
+        let scheduler_options = SchedulerOptions {
+            one_sided_rail: narrow,
+            ..SchedulerOptions::default()
+        };
+        let mut scheduler = Scheduler::with_one_sided(scheduler_options, 1, 1);
+        scheduler.adopt(0, at(0));
+        let submit = |scheduler: &mut Scheduler, priority| {
+            let asked = TransferOptions {
+                priority,
+                ..options(at(500_000))
+            };
+            let submitted = scheduler.submit([read(64 * MIB)], asked, at(1));
+            submitted.expect("room")
+        };
+        let oldest = submit(&mut scheduler, Priority::Background);
+        submit(&mut scheduler, Priority::Foreground);
+        drain(&mut scheduler, at(0));
+        assert!(scheduler.on_connected(1, 1, at(1)));
+        let (mut of_oldest, mut all, mut ms) = (0_u64, 0, 1);
+        // As long as both have something to send.
+        while all < 40 * OLDEST_EVERY {
+            ms += 1;
+            let actions = drain(&mut scheduler, at(ms));
+            for action in actions {
+                if let Action::Send {
+                    slice,
+                    transfer,
+                    rail: 1,
+                } = action
+                {
+                    all += 1;
+                    of_oldest += u64::from(transfer == oldest);
+                    scheduler.on_answered(slice, at(ms));
+                }
+            }
+        }
+        assert!(
+            of_oldest.abs_diff(all / OLDEST_EVERY) <= 1,
+            "{of_oldest} of {all}"
+        );
     }
 }

@@ -391,7 +391,7 @@ impl Scheduler {
         if let Some(index) = under_way.transfer {
             let transfer = self.transfers.at(index);
             transfer.under_way -= 1;
-            transfer.cutter.done(&under_way.slice);
+            transfer.cutter.done(under_way.slice);
             if under_way.carries_note {
                 transfer.note = NoteState::Settled;
             }
@@ -683,19 +683,21 @@ impl Scheduler {
     /// Brings the lists of transfers up to date with what has become of one.
     fn refresh(&mut self, index: u32) {
         let transfer = self.transfers.at(index);
-        let by_urgency = (
-            transfer.options.priority,
-            transfer.options.deadline,
-            transfer.sequence,
-            index,
-        );
-        let by_age = (transfer.sequence, index);
-        if transfer.has_work() && transfer.settle_until.is_none() {
-            self.ready.insert(by_urgency);
-            self.ready_by_age.insert(by_age);
-        } else {
-            self.ready.remove(&by_urgency);
-            self.ready_by_age.remove(&by_age);
+        let is_ready = transfer.has_work() && transfer.settle_until.is_none();
+        if is_ready != transfer.is_listed {
+            transfer.is_listed = is_ready;
+            let TransferOptions {
+                priority, deadline, ..
+            } = transfer.options;
+            let by_urgency = (priority, deadline, transfer.sequence, index);
+            let by_age = (transfer.sequence, index);
+            if is_ready {
+                self.ready.insert(by_urgency);
+                self.ready_by_age.insert(by_age);
+            } else {
+                self.ready.remove(&by_urgency);
+                self.ready_by_age.remove(&by_age);
+            }
         }
         if !transfer.is_finished() {
             return;

@@ -23,6 +23,8 @@ pub(super) struct Transfer {
     pub(super) options: TransferOptions,
     pub(super) sequence: u64,
     pub(super) note: NoteState,
+    /// Whether it is in the lists of those that have something to send.
+    pub(super) is_listed: bool,
     /// Slices under way, lost ones that wait for their fence included.
     pub(super) under_way: u32,
     /// Nothing is sent before this point in time.
@@ -59,6 +61,7 @@ impl Transfer {
             options,
             sequence,
             note,
+            is_listed: false,
             under_way: 0,
             not_before: Time::ZERO,
             settle_until: None,
