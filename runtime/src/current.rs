@@ -45,6 +45,16 @@ where
     Core::with_current(|core| core.spawn_at(here, Some(class), future))
 }
 
+/// Whether a task that is started now on the current core will run: there are fewer than [`TASKS_MAX`], and the
+/// core does not shut down. For those who have to say so while they still have what the task would take.
+///
+/// # Panics
+/// Outside a runtime.
+#[must_use]
+pub fn can_spawn() -> bool {
+    Core::with_current(|core| core.can_spawn())
+}
+
 /// The core that the calling task runs on.
 ///
 /// # Panics

@@ -81,7 +81,7 @@ mod watched;
 pub use boot::boot_id;
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
 pub use current::{
-    RegisterError, add_source, arena, core_count, core_counts, core_local, core_waker,
+    RegisterError, add_source, arena, can_spawn, core_count, core_counts, core_local, core_waker,
     current_core, driver, register_arena, spawn_local, spawn_local_as,
 };
 pub use driver::{

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use lunette_runtime::{
     CoreOptions, Idle, JoinError, MESSAGES_MAX, MeshError, Placement, Runtime, StartError,
-    TASKS_MAX, block_on, core_count, current_core, spawn_local, spawn_on, time,
+    TASKS_MAX, block_on, can_spawn, core_count, current_core, spawn_local, spawn_on, time,
 };
 use lunette_runtime_core::ids::CoreIndex;
 
@@ -128,6 +128,7 @@ fn tasks_are_refused_at_their_bound() {
             .map(|_| spawn_local(pending::<()>()))
             .collect();
         assert!(!handles.last().expect("some").is_finished());
+        assert!(!can_spawn());
         assert_eq!(spawn_local(async {}).await, Err(JoinError::TooManyTasks));
         handles.pop().expect("some").abort();
         time::yield_now().await;

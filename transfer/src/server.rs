@@ -229,10 +229,11 @@ pub async fn serve<S: Service>(
 }
 
 /// A connection for which there is no task is closed, and its peer sees that.
-fn spawned(result: Result<(), JoinError>) {
-    if let Err(error) = result {
+fn spawned(result: Result<(), JoinError>) -> bool {
+    if let Err(error) = &result {
         tracing::warn!(%error, "a connection is closed at once");
     }
+    result.is_ok()
 }
 
 /// The output of `future`, or `None` if `stop` ends first.
@@ -311,7 +312,10 @@ async fn serve_connection<S: Service>(
         None => (None, None),
         Some(peer) => (Some(peer.epoch), peer.sealer),
     };
-    spawned(sender.spawn(send(stream.clone(), outbox.clone(), sealer)));
+    if !spawned(sender.spawn(send(stream.clone(), outbox.clone(), sealer))) {
+        stream.shutdown();
+        return Ok(CloseReason::Local);
+    }
     let result = match agree(&mut inbound, &outbox, options, epoch, deadline).await {
         Ok(agreement) => {
             service.on_agreed(id, &agreement, Closer(stream.clone()));
@@ -324,6 +328,7 @@ async fn serve_connection<S: Service>(
                 retire,
                 arriving: None,
                 later: Scope::new(),
+                closer: Closer(stream.clone()),
             };
             let reason = inbound.run(&mut answering).await;
             answering.lose();
@@ -396,6 +401,7 @@ struct Answering<S: Service> {
     arriving: Option<Arriving<S::Pending>>,
     /// Answers that are not there yet.
     later: Scope,
+    closer: Closer,
 }
 
 impl<S: Service> Answering<S> {
@@ -406,7 +412,10 @@ impl<S: Service> Answering<S> {
     fn answer_later(&self, id: RequestId, Later(response): Later) {
         let outbox = self.outbox.clone();
         let answering = async move { answer(&outbox, id, response.await) };
-        spawned(self.later.spawn(answering));
+        if !spawned(self.later.spawn(answering)) {
+            // Nobody would ever answer.
+            self.closer.close();
+        }
     }
 
     fn say_farewell(&self) {

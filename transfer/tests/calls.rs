@@ -2,19 +2,20 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::future::{Future, pending};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_runtime::arena::{Region, RegionMut};
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
+use lunette_runtime::{CoreOptions, Idle, Scope, arena, block_on, can_spawn, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::{
-    Answer, Attachments, CallError, CloseReason, ConnectError, Connection, Drain, Intake, Payload,
-    PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, Room, ServeOptions, Service, serve,
+    Answer, Attachments, CallError, CloseReason, ConnectError, Connection, Drain, Intake, Later,
+    Payload, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, Room, ServeOptions, Service,
+    serve,
 };
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Handshake, HandshakeFault, Hello, HelloRefusal, VersionRange};
@@ -22,6 +23,8 @@ use lunette_transfer_proto::receiver::{Receiver, ReceiverLimits, Step};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MIB: usize = 1 << 20;
+/// What is answered by a task.
+const LATER: u16 = 900;
 
 fn run<F: Future + 'static>(start: impl FnOnce() -> F) -> F::Output {
     let options = CoreOptions {
@@ -56,6 +59,9 @@ impl Service for Echo {
 
     fn on_request(&self, request: RequestHead<'_>) -> Intake<Self::Pending> {
         let len = request.payload_len_bytes as usize;
+        if request.op == LATER {
+            return Intake::Later(Later::new(async { Response::default() }));
+        }
         if len == 0 {
             let body = request.body.to_vec();
             return Intake::Answer(Response {
@@ -648,5 +654,71 @@ fn draining_finishes_what_has_begun_and_nothing_else() {
         let echo = got.windows(MIB).any(|window| window == bytes);
         assert!(echo, "what had begun is answered: {} bytes", got.len());
         serving.await.expect("it ends when the last connection has");
+    });
+}
+
+/// Has the core take no more tasks, as long as this is there.
+fn full() -> Scope {
+    let others = Scope::new();
+    while can_spawn() {
+        others.spawn(pending()).expect("there is room");
+    }
+    others
+}
+
+#[test]
+fn what_finds_no_task_to_answer_it_ends_its_connection() {
+    run(|| async {
+        let (address, _) = start_echo();
+        let connection = connect(address).await;
+        let ask = |op| connection.call(op, |_| {}, Attachments::default(), SECOND * 60);
+        assert_eq!(ask(LATER).await.expect("answered").status, 0);
+        let others = full();
+        assert_eq!(ask(7).await.expect("answered at once").status, 7);
+        let failure = ask(LATER).await.expect_err("nobody answers");
+        assert!(
+            matches!(failure.error, CallError::Disconnected(_)),
+            "{failure:?}"
+        );
+        drop(others);
+        time::yield_now().await;
+        let connection = connect(address).await;
+        let asked = connection.call(LATER, |_| {}, Attachments::default(), SECOND);
+        assert_eq!(asked.await.expect("answered").status, 0);
+    });
+}
+
+#[test]
+fn a_connection_without_tasks_is_closed_at_once() {
+    run(|| async {
+        let (listener, address) = listen();
+        let options = ServeOptions {
+            handshake_timeout: SECOND * 60,
+            ..options(2)
+        };
+        let serving = serve(
+            listener,
+            Rc::new(Echo::default()),
+            options,
+            Drain::default(),
+        );
+        drop(spawn_local(serving));
+        time::yield_now().await;
+        // The task of the connection itself, and then that of what it sends.
+        for left in [0, 1] {
+            let few = Scope::new();
+            for _ in 0..left {
+                few.spawn(pending()).expect("there is room");
+            }
+            let others = full();
+            drop(few);
+            time::yield_now().await;
+            let stream = TcpStream::connect(address).await.expect("connected");
+            let room = arena().alloc(64).expect("room");
+            let (received, _) = stream.recv(room, 0, 64).await;
+            assert_eq!(received.ok(), Some(0), "{left} tasks left");
+            drop(others);
+            time::yield_now().await;
+        }
     });
 }

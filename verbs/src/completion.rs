@@ -144,13 +144,17 @@ impl CompletionQueue {
         let guard = add_source(source).map_err(|_| SetupError::TooManySources)?;
         let listed = context.events().list(&inner);
         listed.map_err(SetupError::Refused)?;
-        drop(spawn_local(keep_deadlines(Rc::downgrade(&inner))));
+        let keeper = spawn_local(keep_deadlines(Rc::downgrade(&inner)));
         let weak = Rc::downgrade(&inner);
         let has_times = inner.raw().has_times();
         let watch = match channel {
             Some(channel) => Some(spawn_local(watch(Watched::new(channel), weak))),
             None => has_times.then(|| spawn_local(keep_times(weak))),
         };
+        // Nobody would keep its deadlines, or wake the core for it.
+        if keeper.is_finished() || watch.as_ref().is_some_and(JoinHandle::is_finished) {
+            return Err(SetupError::TooManyTasks);
+        }
         Ok(Self {
             shared: Rc::new(Shared {
                 _guard: guard,

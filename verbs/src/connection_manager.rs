@@ -149,12 +149,17 @@ pub(crate) struct Managed {
 }
 
 impl Managed {
-    fn new(watching: Watching, core: Weak<PairCore>) -> Self {
+    fn new(watching: Watching, core: Weak<PairCore>) -> Result<Self, SetupError> {
         let id = Rc::clone(&watching.id);
-        Self {
-            id,
-            watch: Some(spawn_local(tell_end(watching, core))),
+        let watch = spawn_local(tell_end(watching, core));
+        let is_refused = watch.is_finished();
+        let watch = Some(watch);
+        let managed = Self { id, watch };
+        // Nobody would notice its end.
+        if is_refused {
+            return Err(SetupError::TooManyTasks);
         }
+        Ok(managed)
     }
 }
 
@@ -220,7 +225,7 @@ pub async fn connect(
         id.establish().map_err(ManagerError::Refused)?;
     }
     let core = pair.core();
-    let ready = pair.managed(Managed::new(watching, core), agreement);
+    let ready = pair.managed(Managed::new(watching, core)?, agreement);
     Ok((ready, event.said.data))
 }
 
@@ -365,7 +370,7 @@ impl Incoming {
         let established = |what: &What| matches!(what, What::Established);
         self.watching.expect(terms.deadline, established).await?;
         let core = pair.core();
-        Ok(pair.managed(Managed::new(self.watching, core), agreement))
+        Ok(pair.managed(Managed::new(self.watching, core)?, agreement))
     }
 
     /// Says no, with bytes for the peer.

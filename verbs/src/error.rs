@@ -41,6 +41,9 @@ pub enum SetupError {
     /// The core polls as many sources as it may.
     #[error("too many completion sources on this core")]
     TooManySources,
+    /// The core has as many tasks as it may have.
+    #[error("too many tasks on this core")]
+    TooManyTasks,
     /// The completion queue is broken: make another one.
     #[error("the completion queue is broken")]
     Broken,
@@ -55,7 +58,10 @@ impl SetupError {
     pub fn is_backpressure(&self) -> bool {
         matches!(
             self,
-            Self::NoRoom(_) | Self::TooManySources | Self::Refused(Errno::NOMEM)
+            Self::NoRoom(_)
+                | Self::TooManySources
+                | Self::TooManyTasks
+                | Self::Refused(Errno::NOMEM)
         )
     }
 }

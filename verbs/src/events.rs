@@ -67,7 +67,12 @@ impl Events {
         let mut watch = self.watch.borrow_mut();
         if watch.is_none() {
             let descriptor = self.device.events()?.map(Watched::new);
-            *watch = Some(spawn_local(watch_device(Rc::downgrade(self), descriptor)));
+            let watching = spawn_local(watch_device(Rc::downgrade(self), descriptor));
+            // The core takes no more tasks: nobody watches.
+            if watching.is_finished() {
+                return Err(Errno::NOMEM);
+            }
+            *watch = Some(watching);
         }
         Ok(())
     }

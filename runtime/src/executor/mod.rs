@@ -229,6 +229,10 @@ impl Core {
         self.scheduler.spawn(class, spawned_at, future)
     }
 
+    pub(crate) fn can_spawn(&self) -> bool {
+        self.scheduler.can_spawn()
+    }
+
     pub(crate) const fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }

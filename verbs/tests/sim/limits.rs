@@ -2,7 +2,9 @@
 
 #[cfg(test)]
 mod tests {
-    use lunette_runtime::{Idle, arena};
+    use std::future::pending;
+
+    use lunette_runtime::{Idle, Scope, arena, can_spawn, time};
     use lunette_verbs::context::WINDOWS_MAX;
     use lunette_verbs::sim::{DEVICES_MAX, Fabric};
     use lunette_verbs::{
@@ -85,5 +87,45 @@ mod tests {
             assert_eq!(fabric.add_device(), device);
         }
         fabric.add_device();
+    }
+    #[test]
+    fn a_core_that_takes_no_more_tasks_has_no_queue_that_nobody_keeps() {
+        on_core(|| async {
+            let fabric = Fabric::new(1);
+            let context = Context::simulated(&fabric, fabric.add_device()).expect("added here");
+            // What watches the device is there already.
+            drop(CompletionQueue::new(&context, 64).expect("a queue"));
+            time::yield_now().await;
+            for left in [0, 1] {
+                let (few, others) = (Scope::new(), Scope::new());
+                for _ in 0..left {
+                    few.spawn(pending()).expect("there is room");
+                }
+                while can_spawn() {
+                    others.spawn(pending()).expect("there is room");
+                }
+                drop(few);
+                time::yield_now().await;
+                let refused = CompletionQueue::new(&context, 64).map(drop);
+                assert_eq!(refused, Err(SetupError::TooManyTasks), "{left} left");
+                drop(others);
+                time::yield_now().await;
+                drop(CompletionQueue::new(&context, 64).expect("a queue"));
+                time::yield_now().await;
+            }
+            // That of a device is told in the same way.
+            let other = Context::simulated(&fabric, fabric.add_device()).expect("added here");
+            let others = Scope::new();
+            while can_spawn() {
+                others.spawn(pending()).expect("there is room");
+            }
+            assert!(CompletionQueue::new(&other, 64).is_err_and(|error| error.is_backpressure()));
+            drop(others);
+            time::yield_now().await;
+            assert!(
+                CompletionQueue::new(&other, 64).is_ok(),
+                "it is watched now"
+            );
+        });
     }
 }

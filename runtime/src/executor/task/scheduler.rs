@@ -110,6 +110,11 @@ impl Scheduler {
         self.class.get()
     }
 
+    /// Whether a task that is spawned now will run.
+    pub(in super::super) fn can_spawn(&self) -> bool {
+        self.all.len() < TASKS_MAX && !self.inbox.is_closed()
+    }
+
     /// Starts a task of `class`, unless there are too many or the core shuts down.
     pub(crate) fn spawn<F>(
         &self,
@@ -121,7 +126,7 @@ impl Scheduler {
         F: Future + 'static,
         F::Output: 'static,
     {
-        if self.all.len() >= TASKS_MAX || self.inbox.is_closed() {
+        if !self.can_spawn() {
             return JoinHandle::new(None);
         }
         let header = || Header::new(TaskCell::<F>::TABLE, self, spawned_at, class);

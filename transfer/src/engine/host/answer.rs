@@ -5,13 +5,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures_channel::oneshot;
-use lunette_runtime::StartError as CoreStartError;
+use lunette_runtime::{JoinError, StartError as CoreStartError};
 use lunette_transfer_proto::engine::segment::RegisterRefusal;
 use thiserror::Error;
 
 use super::super::error::{BatchError, OpenError, PostError, StartError, TransferError};
 use super::super::grants::GrantError;
-use super::super::siblings::{JOBS_MAX, NotAsked};
+use super::super::siblings::{JOBS_MAX, NotAnswered, NotAsked};
 
 /// Why a hosted engine did not start.
 #[derive(Debug, Error)]
@@ -40,6 +40,9 @@ pub enum HandleError {
     /// Too many questions wait for it.
     #[error("{JOBS_MAX} questions wait for the engine")]
     Busy,
+    /// The core that was to do it takes no more tasks. Nothing was done.
+    #[error(transparent)]
+    Task(JoinError),
     /// No segment of this engine, or not all of the range lies in it.
     #[error("no such local memory")]
     NoMemory,
@@ -82,7 +85,7 @@ impl HandleError {
     #[must_use]
     pub fn is_backpressure(&self) -> bool {
         match self {
-            Self::Busy => true,
+            Self::Busy | Self::Task(_) => true,
             Self::Register(refusal) => refusal.is_backpressure(),
             Self::Post(error) => error.is_backpressure(),
             Self::Transfer(error) => error.is_backpressure(),
@@ -96,6 +99,15 @@ impl From<NotAsked> for HandleError {
         match not_asked {
             NotAsked::Busy => Self::Busy,
             NotAsked::Gone => Self::Gone,
+        }
+    }
+}
+
+impl From<NotAnswered> for HandleError {
+    fn from(not_answered: NotAnswered) -> Self {
+        match not_answered {
+            NotAnswered::Ended => Self::Ended,
+            NotAnswered::Full => Self::Task(JoinError::TooManyTasks),
         }
     }
 }

@@ -9,13 +9,12 @@ use std::sync::Arc;
 use futures_channel::oneshot;
 use lunette_auth::Rights;
 use lunette_runtime::arena::{Exposed, ForeignMemory, HugePages, SharedMemory};
-use lunette_runtime::spawn_local;
 use lunette_transfer_proto::engine::segment::SegmentId;
 
 use super::super::endpoint::Endpoint;
 use super::super::grants::Token;
 use super::super::registry::RegisterOptions;
-use super::super::siblings::{Hosted, Siblings};
+use super::super::siblings::{Hosted, NotAnswered, Siblings, answer_in_task};
 use super::super::statistics::Statistics;
 use super::super::{Notification, peer::Peer};
 use super::answer::{Answered, HandleError, Pending};
@@ -54,10 +53,10 @@ impl EngineHandle {
         question: impl FnOnce(Rc<Hosted>) -> F + Send + 'static,
     ) -> Pending<T> {
         self.put(self.anyone(), move |hosted, sender| {
-            let answer = question(Rc::clone(hosted));
-            drop(spawn_local(async move {
-                drop(sender.send(answer.await));
-            }));
+            let hosted = Rc::clone(hosted);
+            answer_in_task(sender, full, |sender| async move {
+                drop(sender.send(question(hosted).await));
+            });
         })
     }
 
@@ -204,6 +203,11 @@ impl EngineHandle {
             sum.ok_or(HandleError::Ended)
         })
     }
+}
+
+/// What is answered by a core that takes no more tasks.
+pub(super) fn full<T>() -> Answered<T> {
+    Err(NotAnswered::Full.into())
 }
 
 /// A core's peer: where it is kept, and its session epoch.

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use lunette_runtime::{spawn_local, time};
+use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::scheduler::{Cause, Effect, RequestFailure};
@@ -21,8 +21,9 @@ use lunette_transfer_proto::engine::segment::Way;
 use super::super::batch::PostOptions;
 use super::super::error::{PostError, TransferError};
 use super::super::posted::Done;
-use super::super::siblings::Hosted;
+use super::super::siblings::{Hosted, answer_in_task};
 use super::answer::{Answered, HandleError, Pending};
+use super::handle::full;
 use super::peer::{HandleRequest, PeerHandle, batch, peer_at};
 use super::spread::{Stretch, cut};
 
@@ -64,7 +65,10 @@ pub(super) fn post(
     peer.engine.put([lead], move |hosted, sender| {
         // Whatever is wrong with it, before anything of it is posted.
         match parts.check(hosted, lead) {
-            Ok(()) => drop(spawn_local(parts.carry(hosted.clone(), sender))),
+            Ok(()) => {
+                let hosted = Rc::clone(hosted);
+                answer_in_task(sender, full, |sender| parts.carry(hosted, sender));
+            }
             // Nobody waits any more: then nobody is told.
             Err(error) => drop(sender.send(Err(error))),
         }
@@ -164,7 +168,9 @@ impl Parts {
                     return merged;
                 }
                 // It was not sent: by another core, then.
-                Err(error @ (HandleError::Gone | HandleError::Busy)) => last = error,
+                Err(error @ (HandleError::Gone | HandleError::Busy | HandleError::Task(_))) => {
+                    last = error;
+                }
                 Err(error) => {
                     last = error;
                     break;
@@ -204,7 +210,9 @@ async fn all(mut pending: Vec<Pending<Done>>) -> Vec<Answered<Done>> {
 /// Why what was not posted, or has no outcome, failed.
 const fn cause(error: &HandleError) -> Cause {
     match error {
-        HandleError::Busy | HandleError::Post(PostError::Full(_)) => Cause::Refused(Refusal::Busy),
+        HandleError::Busy | HandleError::Task(_) | HandleError::Post(PostError::Full(_)) => {
+            Cause::Refused(Refusal::Busy)
+        }
         HandleError::Post(PostError::PeerReplaced) => Cause::PeerReplaced,
         // Unregistered in between.
         HandleError::NoMemory => Cause::Refused(Refusal::Stale),

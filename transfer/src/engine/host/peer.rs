@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_channel::oneshot;
-use lunette_runtime::spawn_local;
+use lunette_runtime::{can_spawn, spawn_local};
 use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 
 use super::super::batch::{Batch, PostOptions};
 use super::super::grants::Token;
 use super::super::peer::{Peer, RemoteSegment};
 use super::super::posted::{Done, Transfer};
-use super::super::siblings::{Hosted, Load};
+use super::super::siblings::{Hosted, Load, NotAnswered};
 use super::super::statistics::RailStatistics;
 use super::answer::{Answered, HandleError, Pending};
-use super::handle::{EngineHandle, Opened, memory};
+use super::handle::{EngineHandle, Opened, full, memory};
 use super::parts;
 use super::spread::spread;
 
@@ -71,23 +71,27 @@ pub struct HandleRequest {
 
 impl PeerHandle {
     /// The peer as each core has opened it; those that could not are left out, unless none could.
-    pub(super) fn of(engine: EngineHandle, opened: Vec<Option<Opened>>) -> Answered<Self> {
+    pub(super) fn of(
+        engine: EngineHandle,
+        opened: Vec<Result<Opened, NotAnswered>>,
+    ) -> Answered<Self> {
         let mut at = vec![None; opened.len()];
         let mut others = vec![None; opened.len()];
         let mut first = None;
         let mut failure = HandleError::Ended;
         for (core, opened) in opened.into_iter().enumerate() {
             match opened {
-                Some(Ok((index, epoch))) if *first.get_or_insert(epoch) == epoch => {
+                Ok(Ok((index, epoch))) if *first.get_or_insert(epoch) == epoch => {
                     at[core] = Some(index);
                 }
                 // Another engine has come in its place in between.
-                Some(Ok((index, _))) => others[core] = Some(index),
-                Some(Err(error)) => {
+                Ok(Ok((index, _))) => others[core] = Some(index),
+                Ok(Err(error)) => {
                     tracing::debug!(%error, core, "a core has not reached the peer");
                     failure = error;
                 }
-                None => {}
+                Err(NotAnswered::Ended) => {}
+                Err(full) => failure = full.into(),
             }
         }
         drop(Slots {
@@ -133,7 +137,12 @@ impl PeerHandle {
                     question(peer).await
                 }
             });
-            let answers = answers.await.into_iter().flatten();
+            let answers = answers.await.into_iter();
+            let answers = answers.filter_map(|answer| match answer {
+                Ok(answer) => Some(answer),
+                Err(NotAnswered::Ended) => None,
+                Err(full) => Some(Err(full.into())),
+            });
             let missing = |answer: &Answered<T>| matches!(answer, Err(HandleError::Gone));
             let (missing, mut answers): (Vec<_>, Vec<_>) = answers.partition(missing);
             match answers.iter().position(Result::is_ok) {
@@ -203,6 +212,11 @@ impl PeerHandle {
         let load = Load::new(&self.engine.siblings, core, bytes);
         let index = self.slots.at[core];
         self.engine.put([core], move |hosted, sender| {
+            // Whoever is told so relies on nothing having been posted.
+            if !can_spawn() {
+                drop(sender.send(full()));
+                return;
+            }
             match post_here(hosted, index, &requests, options) {
                 Ok(transfer) => drop(spawn_local(answer(transfer, sender, load))),
                 // Nobody waits any more: then nobody is told.

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use lunette_runtime::arena::Extent;
-use lunette_runtime::{entropy, spawn_local, time};
+use lunette_runtime::{can_spawn, entropy, spawn_local, time};
 use lunette_runtime_core::random::SplitMix64;
 use lunette_verbs::{
     Access, CompletionQueue, Context, Lender, Lent, QueuePair, QueueSizes, RegisteredExtent,
@@ -164,7 +164,8 @@ impl Adapter {
             found.is_some_and(|found| matches!(found.state, State::UnderWay))
         };
         if !is_under_way(self) {
-            if !self.make_room() {
+            // Where there is no task for it, it is tried again with the next transfer.
+            if !can_spawn() || !self.make_room() {
                 return;
             }
             self.put(start, State::UnderWay);
@@ -193,7 +194,7 @@ impl Adapter {
         };
         self.put(start, state);
         self.waiting.wake();
-        if !self.is_swept.replace(true) {
+        if can_spawn() && !self.is_swept.replace(true) {
             drop(spawn_local(sweep(Rc::downgrade(&self))));
         }
     }
@@ -254,8 +255,10 @@ async fn sweep(adapter: Weak<Adapter>) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use lunette_runtime::arena::{Exposed, HugePages};
-    use lunette_runtime::{CoreOptions, block_on};
+    use lunette_runtime::{CoreOptions, Scope, block_on};
 
     use super::*;
 
@@ -294,6 +297,26 @@ mod tests {
             drop(all);
             time::sleep(SWEEP_EVERY + SWEEP_EVERY / 10).await;
             assert_eq!(adapter.registrations(), 0, "what is gone is given up");
+        });
+        done.expect("a core");
+    }
+    #[test]
+    fn a_core_that_takes_no_more_tasks_registers_later() {
+        let done = block_on(None, CoreOptions::default(), || async {
+            let options = RdmaOptions::default();
+            let adapter = Rc::new(Adapter::new(Context::null(), &options).expect("an adapter"));
+            let memory = memory();
+            let others = Scope::new();
+            while can_spawn() {
+                others.spawn(pending()).expect("there is room");
+            }
+            adapter.register(memory.extent()).await;
+            assert!(!adapter.is_settled(memory.start(), 1), "it is to be tried");
+            assert_eq!(adapter.registrations(), 0);
+            drop(others);
+            time::yield_now().await;
+            adapter.register(memory.extent()).await;
+            assert!(adapter.is_settled(memory.start(), 8192));
         });
         done.expect("a core");
     }

@@ -12,7 +12,7 @@ use lunette_verbs::{Access as Rights, ExposedWindow};
 
 use super::super::Inner;
 use super::super::peer::asking_peer;
-use super::super::siblings::{Hosted, Presences};
+use super::super::siblings::{Hosted, Presences, answer_in_task};
 use super::{Adapter, Counted, CountedWindow};
 
 /// What adapters let peers do.
@@ -108,9 +108,11 @@ impl Inner {
         };
         let find = move |hosted: &Rc<Hosted>, sender: oneshot::Sender<_>| {
             let found = Rc::clone(&hosted.inner).windows_here(segment);
-            drop(spawn_local(async move {
-                drop(sender.send(found.await));
-            }));
+            answer_in_task(
+                sender,
+                || Err(Refusal::Busy),
+                |sender| async move { drop(sender.send(found.await)) },
+            );
         };
         let asked = self.alive.siblings().ask(core, find).await;
         asked.answer().await.unwrap_or(Err(Refusal::Busy))

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use futures_channel::oneshot;
-use lunette_runtime::{Port, Receiver, SendError, Sender, channel, spawn_local};
+use lunette_runtime::{Port, Receiver, SendError, Sender, can_spawn, channel, spawn_local};
 use slab::Slab;
 
 use super::super::peer::Peer;
@@ -67,6 +67,32 @@ pub(in crate::engine) enum NotAsked {
     Gone,
 }
 
+/// Why a question has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum NotAnswered {
+    /// The core has ended.
+    Ended,
+    /// It takes no more tasks.
+    Full,
+}
+
+/// Answers in a task of its own; with what `full` says where the core takes no more.
+pub(in crate::engine) fn answer_in_task<T, F>(
+    sender: oneshot::Sender<T>,
+    full: impl FnOnce() -> T,
+    answer: impl FnOnce(oneshot::Sender<T>) -> F,
+) where
+    F: Future<Output = ()> + 'static,
+{
+    if can_spawn() {
+        drop(spawn_local(answer(sender)));
+    } else {
+        tracing::warn!("the core takes no more tasks");
+        // Nobody waits any more: then nobody is told.
+        drop(sender.send(full()));
+    }
+}
+
 impl Siblings {
     /// Puts a question to the first of `cores` that takes it, and says which it was.
     pub(in crate::engine) fn ask_any(
@@ -105,11 +131,11 @@ impl Siblings {
         }
     }
 
-    /// Puts a question to each core that has not ended, and waits for the answers; none of those that end.
+    /// Puts a question to each core that has not ended, and waits for the answers.
     pub(in crate::engine) async fn ask_each<T, Q, F>(
         &self,
         question: impl Fn(usize) -> Q,
-    ) -> Vec<Option<T>>
+    ) -> Vec<Result<T, NotAnswered>>
     where
         T: Send + 'static,
         Q: FnOnce(Rc<Hosted>) -> F + Send + 'static,
@@ -118,18 +144,21 @@ impl Siblings {
         let mut asked = Vec::with_capacity(self.members.len());
         for core in 0..self.members.len() {
             let question = question(core);
-            let put = move |hosted: &Rc<Hosted>, sender: oneshot::Sender<T>| {
-                let answer = question(Rc::clone(hosted));
-                drop(spawn_local(async move {
+            let put = move |hosted: &Rc<Hosted>, sender: oneshot::Sender<_>| {
+                let hosted = Rc::clone(hosted);
+                answer_in_task(
+                    sender,
+                    || Err(NotAnswered::Full),
                     // Nobody waits any more: then nobody is told.
-                    drop(sender.send(answer.await));
-                }));
+                    |sender| async move { drop(sender.send(Ok(question(hosted).await))) },
+                );
             };
             asked.push(self.ask(core, put).await);
         }
         let mut answers = Vec::with_capacity(asked.len());
         for asked in asked {
-            answers.push(asked.answer().await);
+            let answer = asked.answer().await;
+            answers.push(answer.unwrap_or(Err(NotAnswered::Ended)));
         }
         answers
     }

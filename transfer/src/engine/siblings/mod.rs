@@ -52,7 +52,7 @@ use super::{Engine, EngineOptions};
 
 use directory::Directory;
 pub(super) use ended::Ended;
-pub(super) use jobs::{Hosted, JOBS_MAX, Load, NotAsked};
+pub(super) use jobs::{Hosted, JOBS_MAX, Load, NotAnswered, NotAsked, answer_in_task};
 use jobs::{Job, JobSender, job_channel, take_jobs};
 pub(super) use notices::Notices;
 pub(super) use presence::{Presence, Presences};

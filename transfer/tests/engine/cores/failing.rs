@@ -1,12 +1,15 @@
 //! Cores that fail: what was under way there says so, and nothing of it is kept for ever.
 
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_channel::oneshot;
 use lunette_runtime::arena::{HugePages, SharedMemory};
-use lunette_runtime::{CoreOptions, DriverChoice, block_on, time};
+use lunette_runtime::{CoreOptions, DriverChoice, JoinError, Scope, block_on, can_spawn, time};
+use lunette_runtime_core::ids::CoreIndex;
 use lunette_transfer::engine::{
     Cause, EngineHandle, HandleError, HandleRequest, PostOptions, RegisterOptions, SegmentId, Way,
 };
@@ -197,4 +200,49 @@ fn when_the_core_fails_that_serves_by_adapters_another_one_does() {
     there.poison(0);
     read_by_adapters();
     unregister(far, segment);
+}
+
+#[test]
+fn a_core_that_takes_no_more_tasks_says_so_and_nothing_was_done() {
+    let (here, there) = (Cores::start(2), Cores::start(1));
+    let (near, far) = (&here.handle, &there.handle);
+    let allocated = far.allocate(MIB, RegisterOptions::named("kv"));
+    allocated.wait().expect("memory");
+    let local = near.allocate(MIB, private()).wait().expect("memory");
+    let peer = near.open(there.addresses.clone()).wait().expect("a peer");
+    let remote = peer.segment("kv").wait().expect("a segment");
+    let read = || post(&peer, whole(Way::Read, local, remote));
+    read().expect("done");
+    let full = |core| {
+        let (said, hears) = mpsc::channel();
+        let (release, released) = oneshot::channel::<()>();
+        let filling = here.runtime.spawn_on(CoreIndex(core), move || async move {
+            let others = Scope::new();
+            while can_spawn() {
+                others.spawn(pending()).expect("there is room");
+            }
+            said.send(()).expect("it is heard");
+            let _released = released.await;
+        });
+        drop(filling.expect("a core"));
+        hears.recv().expect("it is full");
+        release
+    };
+    let filled = [full(0), full(1)];
+    let refused = |error: &HandleError| {
+        let is_it = matches!(error, HandleError::Task(JoinError::TooManyTasks));
+        is_it && error.is_retryable() && error.is_backpressure()
+    };
+    for error in [
+        read().expect_err("no task"),
+        peer.segment("kv").wait().expect_err("no task"),
+        near.statistics().wait().expect_err("no task"),
+    ] {
+        assert!(refused(&error), "{error}");
+    }
+    drop(filled);
+    let began = Instant::now();
+    while let Err(error) = read() {
+        assert!(refused(&error) && began.elapsed() < PATIENCE, "{error}");
+    }
 }
