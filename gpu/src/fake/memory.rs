@@ -1,10 +1,15 @@
 //! Memory of a fake machine: by address, each byte checked.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 use lunette_gpu_proto::fault::Fault;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::provider::{Address, IPC_HANDLE_BYTES, PointerInfo};
 
@@ -22,8 +27,45 @@ const UNWRITTEN: u8 = 0xa5;
 pub(super) struct Store {
     number: u64,
     device: usize,
+    len: u64,
     bytes: RefCell<Vec<u8>>,
+    /// Where its bytes are instead, from the first time on that an adapter is to reach them.
+    dma_buf: OnceCell<File>,
     is_shareable: bool,
+}
+
+impl Store {
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let Some(file) = self.dma_buf.get() else {
+            return self.bytes.borrow()[at..at + len].to_vec();
+        };
+        let mut bytes = vec![0; len];
+        let read = file.read_exact_at(&mut bytes, at as u64);
+        read.expect("it lies in memory");
+        bytes
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        match self.dma_buf.get() {
+            None => self.bytes.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes),
+            Some(file) => {
+                let written = file.write_all_at(bytes, at as u64);
+                written.expect("it lies in memory");
+            }
+        }
+    }
+
+    /// A file of its bytes, which whoever maps it reads and writes from now on.
+    fn share(&self) -> io::Result<OwnedFd> {
+        if self.dma_buf.get().is_none() {
+            let file = File::from(memfd_create("lunette-fake", MemfdFlags::CLOEXEC)?);
+            file.write_all_at(&self.bytes.borrow(), 0)?;
+            self.dma_buf.set(file).expect("there was none");
+            self.bytes.take();
+        }
+        let file = self.dma_buf.get().expect("just made");
+        Ok(file.try_clone()?.into())
+    }
 }
 
 /// A range of addresses of one context.
@@ -88,7 +130,9 @@ impl Memory {
         let store = Rc::new(Store {
             number: self.next_number,
             device: user.device,
+            len,
             bytes: RefCell::new(bytes),
+            dma_buf: OnceCell::new(),
             is_shareable,
         });
         self.next_number += 1;
@@ -97,7 +141,7 @@ impl Memory {
 
     fn map(&mut self, context: u32, store: Rc<Store>) -> u64 {
         let address = self.next_address;
-        let len = store.bytes.borrow().len() as u64;
+        let len = store.len;
         // An address never comes again, so that a stale one is always seen.
         self.next_address += len.next_multiple_of(ALLOCATION_UNIT) + ALLOCATION_UNIT;
         self.mappings.insert(address, Mapping { store, context });
@@ -109,7 +153,7 @@ impl Memory {
         let Mapping { store, .. } = mapping.expect("memory is freed once");
         if Rc::strong_count(&store) == 1 {
             let used = self.used.get_mut(&store.device).expect("it was allocated");
-            *used -= store.bytes.borrow().len() as u64;
+            *used -= store.len;
         }
     }
 
@@ -122,7 +166,7 @@ impl Memory {
         let before = self.mappings.range(..=address).next_back();
         let (base, mapping) = before.unwrap_or_else(|| unreachable!("{address:#x} is no memory"));
         let offset = address - base;
-        let size = mapping.store.bytes.borrow().len() as u64;
+        let size = mapping.store.len;
         assert!(
             offset < size,
             "{address:#x} was freed, or was never allocated"
@@ -159,7 +203,7 @@ impl Memory {
         match from {
             Address::Device(address) => {
                 let (store, at) = self.find(user, address, len as u64);
-                store.bytes.borrow()[at..at + len].to_vec()
+                store.read(at, len)
             }
             Address::Host(start) => read_host(start, len),
         }
@@ -169,7 +213,7 @@ impl Memory {
         match to {
             Address::Device(address) => {
                 let (store, at) = self.find(user, address, bytes.len() as u64);
-                store.bytes.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+                store.write(at, bytes);
             }
             Address::Host(start) => write_host(start, bytes),
         }
@@ -190,7 +234,7 @@ impl Memory {
     pub(super) fn pointer(&self, user: User, address: u64) -> PointerInfo {
         let before = self.mappings.range(..=address).next_back();
         let found = before.filter(|(base, mapping)| {
-            let len = mapping.store.bytes.borrow().len() as u64;
+            let len = mapping.store.len;
             address - **base < len
                 && mapping.context == user.context
                 && mapping.store.device == user.device
@@ -198,8 +242,14 @@ impl Memory {
         PointerInfo {
             is_own: found.is_some(),
             base: found.map_or(0, |(base, _)| *base),
-            len: found.map_or(0, |(_, mapping)| mapping.store.bytes.borrow().len() as u64),
+            len: found.map_or(0, |(_, mapping)| mapping.store.len),
         }
+    }
+
+    /// A file of the allocation that begins at this address.
+    pub(super) fn dma_buf(&self, base: u64) -> Result<OwnedFd, Fault> {
+        let mapping = self.mappings.get(&base).ok_or(Fault::Code(1))?;
+        mapping.store.share().map_err(|_| Fault::Refused(304))
     }
 
     pub(super) fn pin(&mut self, context: u32, start: u64, len: u64) -> Result<u64, Fault> {
@@ -272,7 +322,7 @@ impl Memory {
         let mut stores = self.mappings.values().map(|mapping| &mapping.store);
         let found = stores.find(|store| store.number == number && store.device == user.device);
         let store = Rc::clone(found.filter(|store| may(store)).ok_or(Fault::Code(400))?);
-        let len = store.bytes.borrow().len() as u64;
+        let len = store.len;
         Ok((self.map(user.context, store), len))
     }
 

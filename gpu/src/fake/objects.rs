@@ -141,7 +141,7 @@ impl FakeContext {
         if !is_own || (address, len) != (base, size) {
             return Err(Fault::Code(1));
         }
-        file_of(address)
+        world.memory.dma_buf(address)
     }
 
     pub(crate) fn pointer(&self, address: u64) -> Result<PointerInfo, Fault> {

@@ -3,13 +3,15 @@
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::fs::File;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
     use std::rc::Rc;
 
     use lunette_gpu::fake::{FakeMachine, FakeOptions};
     use lunette_gpu::share::{AdapterWay, IpcHandle};
-    use lunette_gpu::{Device, DeviceRegion, ImportError, SetupError};
-    use lunette_runtime::Idle;
+    use lunette_gpu::{Device, DeviceRegion, ImportError, SetupError, Stream, StreamOptions};
+    use lunette_runtime::{Idle, arena};
 
     use crate::rig::{fill, host, on_core, pattern, region, seen, stream};
 
@@ -183,8 +185,24 @@ mod tests {
     fn a_dma_buf_is_of_the_allocation_and_says_where_the_region_begins() {
         with_machine(FakeOptions::default(), |_machine, device| async move {
             let part = region(&device, 8192).slice(100..200);
-            let (_fd, offset) = part.dma_buf().expect("supported");
+            let (dma_buf, offset) = part.dma_buf().expect("supported");
             assert_eq!(offset, 100);
+            // Whoever has it and the device see the same bytes.
+            let file = File::from(dma_buf);
+            let stream = Stream::new(&device, StreamOptions::default()).expect("a stream");
+            let mut bytes = arena().alloc(100).expect("room");
+            bytes.as_mut_slice().fill(7);
+            let (written, bytes) = stream.upload(bytes, 0, &part).await;
+            written.expect("written");
+            let mut found = [0; 102];
+            file.read_exact_at(&mut found, 99).expect("read");
+            assert_eq!(found[1..101], [7; 100]);
+            assert!(found[0] != 7 && found[101] != 7);
+            file.write_all_at(&[8; 50], 120).expect("written");
+            let (read, bytes) = stream.download(&part, bytes, 0).await;
+            read.expect("read");
+            let expected = [vec![7; 20], vec![8; 50], vec![7; 30]].concat();
+            assert_eq!(bytes.as_slice(), expected);
         });
         let without = FakeOptions {
             has_shareable: false,

@@ -124,6 +124,8 @@ pub(super) struct Span {
     pub(super) offset_bytes: u64,
     /// Whether the segment is reached over connections alone: by capability, or because it is a file.
     pub(super) is_remote: bool,
+    /// Whether it is memory of a device: adapters may reach it, and peers of the same host do not.
+    pub(super) is_device: bool,
 }
 
 impl Span {
@@ -213,6 +215,7 @@ impl Batch {
             segment: remote.id(),
             offset_bytes,
             is_remote: remote.is_granted() || remote.kind() == Kind::File,
+            is_device: remote.kind() == Kind::Device,
         };
         if !remote.access().allows(span.way()) {
             return Err(BatchError::Forbidden);

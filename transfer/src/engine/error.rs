@@ -15,6 +15,7 @@ use lunette_transfer_proto::engine::slices::REQUESTS_MAX;
 use thiserror::Error;
 
 use super::LISTENERS_MAX;
+use super::devices::DeviceSegment;
 use super::endpoint::Endpoint;
 use super::files::FileSegment;
 use crate::error::{CallError, ConnectError};
@@ -82,6 +83,17 @@ pub struct RegisterFileError {
     pub refusal: RegisterRefusal,
     /// The file.
     pub file: FileSegment,
+}
+
+/// Memory of a device that was not registered: why, and the memory.
+#[derive(Debug, Error)]
+#[error("{refusal}")]
+pub struct RegisterDeviceError {
+    /// Why.
+    #[source]
+    pub refusal: RegisterRefusal,
+    /// The memory.
+    pub device: DeviceSegment,
 }
 
 /// Why a peer, or a segment of it, was not opened.

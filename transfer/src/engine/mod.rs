@@ -65,6 +65,7 @@
 //! | `rails` | does what the scheduler asks for |
 //! | `rdma` | bytes between memories by adapters ([`RdmaOptions`]) |
 //! | `files` | [`FileSegment`]: files as segments |
+//! | `devices` | [`DeviceSegment`]: memory of devices as segments |
 //! | `copying` | transfers that are copies: within one engine, and from memory of a peer on this host |
 //! | `same_host` | peers on this host: who they are, what is mapped, writes that the peer copies |
 //! | `error` | what can go wrong |
@@ -73,6 +74,7 @@
 mod batch;
 mod copying;
 mod destination;
+mod devices;
 mod endpoint;
 mod error;
 mod files;
@@ -112,9 +114,11 @@ use crate::server::{ServeOptions, serve};
 
 pub use crate::source::WriteSource;
 pub use batch::{Batch, Intent, PostOptions};
+pub use devices::DeviceSegment;
 pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
 pub use error::{
-    BatchError, OpenError, PostError, RegisterError, RegisterFileError, StartError, TransferError,
+    BatchError, OpenError, PostError, RegisterDeviceError, RegisterError, RegisterFileError,
+    StartError, TransferError,
 };
 pub use files::{FileSegment, FileSegmentError, FileSegmentOptions};
 pub use grants::{GRANTS_MAX, GrantError, Token};

@@ -139,10 +139,12 @@ impl Shared {
     /// Posts a batch to the very engine that asks.
     pub(super) fn post_own(self: &Rc<Self>, posted: &Rc<Posted>) {
         let registry = self.engine.registry.borrow();
-        let is_file = |span: &Span| registry.kind(span.segment) == Some(Kind::File);
-        let has_files = posted.batch.spans().iter().any(is_file);
+        // What is gone is refused either way.
+        let is_memory =
+            |span: &Span| !matches!(registry.kind(span.segment), Some(Kind::File | Kind::Device));
+        let is_copied = posted.batch.spans().iter().all(is_memory);
         drop(registry);
-        if has_files {
+        if !is_copied {
             self.move_own(posted);
         } else {
             self.copy(posted, Near::Own);
@@ -154,7 +156,8 @@ impl Shared {
         let Some(link) = self.link() else {
             return Ok(false);
         };
-        if posted.batch.spans().iter().any(|span| span.is_remote) {
+        let mut spans = posted.batch.spans().iter();
+        if spans.any(|span| span.is_remote || span.is_device) {
             return Ok(false);
         }
         let mut spans = posted.batch.spans().iter();

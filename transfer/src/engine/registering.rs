@@ -3,7 +3,8 @@
 use lunette_runtime::arena::Exposed;
 use lunette_transfer_proto::engine::segment::{Kind, RegisterRefusal, SegmentId};
 
-use super::error::{RegisterError, RegisterFileError};
+use super::devices::DeviceSegment;
+use super::error::{RegisterDeviceError, RegisterError, RegisterFileError};
 use super::files::FileSegment;
 use super::registry::{Content, RegisterOptions};
 use super::{Engine, Inner};
@@ -45,22 +46,50 @@ impl Engine {
         registry.register_file(file, options)
     }
 
+    /// Exposes memory of a device to peers, and to this engine's own transfers. Peers that come by adapters reach
+    /// it there where that is possible; for others its bytes are copied by way of this machine. Nobody maps it.
+    ///
+    /// # Errors
+    /// [`RegisterDeviceError`], with the memory; [`RegisterRefusal::OfOneCore`] where there are siblings: a device
+    /// is the core's that has opened it.
+    pub fn register_device(
+        &self,
+        device: DeviceSegment,
+        options: &RegisterOptions,
+    ) -> Result<SegmentId, RegisterDeviceError> {
+        if self.common().are_several() {
+            let refusal = RegisterRefusal::OfOneCore;
+            return Err(RegisterDeviceError { refusal, device });
+        }
+        let mut registry = self.inner.registry.borrow_mut();
+        registry.register_device(device, options)
+    }
+
     /// Takes a segment away, at all cores. From the first poll on no access begins; the future ends with the
     /// memory when those that had begun are over. Dropping the future does not bring the segment back. `None`
-    /// if there is no such segment, or if it is a file.
+    /// if there is no such segment, or if it is a file or a device's.
     pub async fn unregister(&self, id: SegmentId) -> Option<Exposed> {
         match self.take_away(id, Kind::Memory).await? {
             Content::Memory(exposed) => Some(exposed),
-            Content::File(_) => unreachable!("it is memory"),
+            Content::File(_) | Content::Device(_) => unreachable!("it is memory"),
         }
     }
 
     /// As [`unregister`](Self::unregister), of a file: everything that was written to it has reached the
-    /// system. `None` if there is no such segment, or if it is memory.
+    /// system. `None` if there is no such segment, or if it is no file.
     pub async fn unregister_file(&self, id: SegmentId) -> Option<FileSegment> {
         match self.take_away(id, Kind::File).await? {
             Content::File(file) => Some(file),
-            Content::Memory(_) => unreachable!("it is a file"),
+            Content::Memory(_) | Content::Device(_) => unreachable!("it is a file"),
+        }
+    }
+
+    /// As [`unregister`](Self::unregister), of memory of a device. `None` if there is no such segment, or if it is
+    /// none of a device.
+    pub async fn unregister_device(&self, id: SegmentId) -> Option<DeviceSegment> {
+        match self.take_away(id, Kind::Device).await? {
+            Content::Device(device) => Some(device),
+            Content::Memory(_) | Content::File(_) => unreachable!("it is a device's"),
         }
     }
 

@@ -146,8 +146,9 @@ pub enum Refusal {
     /// The capability is revoked: ask the owner for another.
     #[error("the capability is revoked")]
     Revoked,
-    /// The system at the peer could not read or write the file. Where a write was to go may be damaged.
-    #[error("the peer's file could not be read or written")]
+    /// The system at the peer could not read or write the file, or the device its memory. Where a write was to
+    /// go may be damaged.
+    #[error("the peer's file or device could not be read or written")]
     Storage,
     /// A status of a later version.
     #[error("the peer refuses with status {0}")]
@@ -587,18 +588,21 @@ mod tests {
 
     #[test]
     fn descriptors_and_codes_come_back() {
-        let descriptor = Descriptor {
-            segment: SegmentId::from_wire(u64::MAX),
-            len_bytes: 5,
-            start: 6,
-            access: Access::Write,
-            kind: Kind::File,
-        };
         let mut body = Vec::new();
-        descriptor.encode(&mut body);
-        assert_eq!(body.len(), 26);
-        assert_eq!(Descriptor::decode(&mut Reader::new(&body)), Ok(descriptor));
-        for (at, wrong) in [(24, 9), (25, 2)] {
+        for kind in [Kind::Memory, Kind::File, Kind::Device] {
+            let descriptor = Descriptor {
+                segment: SegmentId::from_wire(u64::MAX),
+                len_bytes: 5,
+                start: 6,
+                access: Access::Write,
+                kind,
+            };
+            body.clear();
+            descriptor.encode(&mut body);
+            assert_eq!(body.len(), 26);
+            assert_eq!(Descriptor::decode(&mut Reader::new(&body)), Ok(descriptor));
+        }
+        for (at, wrong) in [(24, 9), (25, 3)] {
             let mut body = body.clone();
             body[at] = wrong;
             let decoded = Descriptor::decode(&mut Reader::new(&body));

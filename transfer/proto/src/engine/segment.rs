@@ -124,6 +124,8 @@ pub enum Kind {
     Memory,
     /// A file: it is read and written by its owner's system alone, over connections.
     File,
+    /// Memory of a device, a GPU say: adapters may reach it, and its owner does, over connections.
+    Device,
 }
 
 impl Kind {
@@ -131,6 +133,7 @@ impl Kind {
         match self {
             Self::Memory => 0,
             Self::File => 1,
+            Self::Device => 2,
         }
     }
 
@@ -138,6 +141,7 @@ impl Kind {
         match found {
             0 => Some(Self::Memory),
             1 => Some(Self::File),
+            2 => Some(Self::Device),
             _ => None,
         }
     }

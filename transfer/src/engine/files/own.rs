@@ -6,7 +6,6 @@ use std::rc::Rc;
 use lunette_runtime::Scope;
 use lunette_transfer_proto::engine::scheduler::{Cause, Effect, Outcome};
 
-use super::super::Refusal;
 use super::super::batch::{Local, Span};
 use super::super::peer::Shared;
 use super::super::posted::Posted;
@@ -28,7 +27,7 @@ struct Moving {
 }
 
 impl Shared {
-    /// Moves a batch of which some segments are files of this engine.
+    /// Moves a batch of which some segments are files or devices of this engine.
     pub(in crate::engine) fn move_own(self: &Rc<Self>, posted: &Rc<Posted>) {
         let moving = Rc::new(Moving {
             posted: Rc::clone(posted),
@@ -140,7 +139,7 @@ async fn move_piece(engine: &Inner, span: &Span, start: usize, len: usize) -> Re
         Local::From(local) => piece.write(local).await,
     };
     moved.map_err(|error| {
-        tracing::warn!(%error, "a file");
-        Cause::Refused(Refusal::Storage)
+        tracing::warn!(%error, "a file or a device");
+        Cause::Refused(error.refusal())
     })
 }

@@ -6,8 +6,10 @@ use std::rc::Rc;
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::Pin;
 use lunette_runtime::{OpError, Scope};
+use thiserror::Error;
 
 use super::super::Refusal;
+use super::super::devices::{DeviceFault, DevicePart};
 use super::super::registry::InUse;
 use super::FilePart;
 use super::staging::{Staged, Staging};
@@ -15,11 +17,33 @@ use crate::frames::Payload;
 use crate::room::Room;
 use crate::source::WriteSource;
 
+/// Why bytes were not moved.
+#[derive(Debug, Error)]
+pub(super) enum Unmoved {
+    /// The file's system.
+    #[error(transparent)]
+    File(#[from] OpError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceFault),
+}
+
+impl Unmoved {
+    /// What whoever asked is told.
+    pub(super) const fn refusal(&self) -> Refusal {
+        match self {
+            Self::Device(DeviceFault::NoRoom(_)) => Refusal::Busy,
+            Self::File(_) | Self::Device(_) => Refusal::Storage,
+        }
+    }
+}
+
 /// Where a place of a request lies.
 #[derive(Clone, Debug)]
 pub(in crate::engine) enum Piece {
     Memory(Exposed),
     File(FilePart),
+    Device(DevicePart),
 }
 
 impl Piece {
@@ -27,42 +51,45 @@ impl Piece {
         match self {
             Self::Memory(memory) => memory.len(),
             Self::File(part) => part.len(),
+            Self::Device(part) => part.len(),
         }
     }
 
     /// The memory, if all pieces are some; else the pieces.
     pub(in crate::engine) fn into_memory(pieces: Vec<Self>) -> Result<Vec<Exposed>, Vec<Self>> {
-        let is_file = |piece: &Self| matches!(piece, Self::File(_));
-        if pieces.iter().any(is_file) {
+        let is_memory = |piece: &Self| matches!(piece, Self::Memory(_));
+        if !pieces.iter().all(is_memory) {
             return Err(pieces);
         }
         let memory = pieces.into_iter().map(|piece| match piece {
             Self::Memory(memory) => memory,
-            Self::File(_) => unreachable!("there is none"),
+            Self::File(_) | Self::Device(_) => unreachable!("there is none"),
         });
         Ok(memory.collect())
     }
 
     /// Reads it over `to`.
-    pub(super) async fn read(&self, to: Exposed) -> Result<(), OpError> {
+    pub(super) async fn read(&self, to: Exposed) -> Result<(), Unmoved> {
         match self {
             Self::Memory(memory) => {
                 to.copy_from(0, memory);
                 Ok(())
             }
-            Self::File(part) => part.read(to).await,
+            Self::File(part) => Ok(part.read(to).await?),
+            Self::Device(part) => Ok(part.read(to).await?),
         }
     }
 
     /// Writes `from` over it.
-    pub(super) async fn write(&self, from: impl Into<WriteSource>) -> Result<(), OpError> {
+    pub(super) async fn write(&self, from: impl Into<WriteSource>) -> Result<(), Unmoved> {
         let from = from.into();
         match self {
             Self::Memory(memory) => {
                 from.copy_to(memory);
                 Ok(())
             }
-            Self::File(part) => part.write(from).await,
+            Self::File(part) => Ok(part.write(from).await?),
+            Self::Device(part) => Ok(part.write(from).await?),
         }
     }
 }
@@ -122,9 +149,9 @@ impl FileWrite {
 async fn each(
     pieces: &[Piece],
     memory: &Exposed,
-    work: impl AsyncFn(Piece, Exposed) -> Result<(), OpError> + Copy + 'static,
+    work: impl AsyncFn(Piece, Exposed) -> Result<(), Unmoved> + Copy + 'static,
 ) -> Result<(), (Refusal, usize)> {
-    let failed: Rc<Cell<Option<usize>>> = Rc::default();
+    let failed: Rc<Cell<Option<(usize, Refusal)>>> = Rc::default();
     let scope = Scope::new();
     let mut start = 0;
     for (index, piece) in pieces.iter().enumerate() {
@@ -133,9 +160,10 @@ async fn each(
         let (piece, failed) = (piece.clone(), Rc::clone(&failed));
         let spawned = scope.spawn(async move {
             if let Err(error) = work(piece, part).await {
-                tracing::warn!(%error, "a file");
-                let first = failed.get().map_or(index, |first| first.min(index));
-                failed.set(Some(first));
+                tracing::warn!(%error, "a file or a device");
+                if failed.get().is_none_or(|(first, _)| index < first) {
+                    failed.set(Some((index, error.refusal())));
+                }
             }
         });
         if spawned.is_err() {
@@ -146,5 +174,5 @@ async fn each(
     scope.join().await;
     failed
         .get()
-        .map_or(Ok(()), |index| Err((Refusal::Storage, index)))
+        .map_or(Ok(()), |(index, refusal)| Err((refusal, index)))
 }

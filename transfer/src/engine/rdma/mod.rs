@@ -39,7 +39,7 @@ use std::task::Waker;
 
 use lunette_auth::Encryption;
 use lunette_transfer_proto::engine::one_sided::ADAPTERS_MAX;
-use lunette_verbs::{Context, ExposedWindow, OpenError};
+use lunette_verbs::{Context, DeviceMemory, ExposedWindow, OpenError, RemoteMemory};
 
 use super::options::EngineOptions;
 pub(super) use acceptor::Acceptor;
@@ -117,8 +117,24 @@ impl Rdma {
 /// A window for peers, which counts while it is there.
 #[derive(Debug)]
 pub(super) struct CountedWindow {
-    pub(super) window: ExposedWindow,
+    window: AnyWindow,
     _count: Counted,
+}
+
+#[derive(Debug)]
+enum AnyWindow {
+    Memory(ExposedWindow),
+    Device(DeviceMemory),
+}
+
+impl CountedWindow {
+    /// What peers name its first byte by.
+    pub(super) fn remote(&self) -> RemoteMemory {
+        match &self.window {
+            AnyWindow::Memory(window) => window.remote(),
+            AnyWindow::Device(memory) => memory.remote(),
+        }
+    }
 }
 
 #[derive(Debug)]

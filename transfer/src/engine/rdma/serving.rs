@@ -12,8 +12,9 @@ use lunette_verbs::{Access as Rights, ExposedWindow};
 
 use super::super::Inner;
 use super::super::peer::asking_peer;
+use super::super::registry::Content;
 use super::super::siblings::{Hosted, Presences, answer_in_task};
-use super::{Adapter, Counted, CountedWindow};
+use super::{Adapter, AnyWindow, Counted, CountedWindow};
 
 /// What adapters let peers do.
 const fn rights(access: Access) -> Rights {
@@ -141,8 +142,15 @@ impl Inner {
     ) -> Result<(), Refusal> {
         let windows_max = self.options.rdma.windows_max;
         let count = Counted::new(&self.rdma.windows, windows_max).ok_or(Refusal::Busy)?;
-        let (memory, access, in_use) = self.registry.borrow().exposed(segment)?;
-        let window = ExposedWindow::register(adapter.context(), memory, rights(access)).await;
+        let (content, access, in_use) = self.registry.borrow().exposed(segment)?;
+        let (context, rights) = (adapter.context(), rights(access));
+        let window = match content {
+            Content::Memory(memory) => ExposedWindow::register(context, memory, rights)
+                .await
+                .map(AnyWindow::Memory),
+            Content::Device(device) => device.register(context, rights).map(AnyWindow::Device),
+            Content::File(_) => return Err(Refusal::Elsewhere),
+        };
         match window {
             Ok(window) => {
                 let counted = CountedWindow {

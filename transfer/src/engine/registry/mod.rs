@@ -19,7 +19,8 @@ use lunette_transfer_proto::engine::segment::{
 
 use rustix::io::Errno;
 
-use super::error::{RegisterError, RegisterFileError};
+use super::devices::DeviceSegment;
+use super::error::{RegisterDeviceError, RegisterError, RegisterFileError};
 use super::files::{FileSegment, Piece};
 use super::grants::request;
 use super::rdma::CountedWindow;
@@ -68,6 +69,7 @@ impl RegisterOptions {
 pub(super) enum Content {
     Memory(Exposed),
     File(FileSegment),
+    Device(DeviceSegment),
 }
 
 /// What is behind a segment. It lies in the table itself, so that who reaches it looks there alone.
@@ -99,6 +101,7 @@ impl Behind {
         match self.content {
             Content::Memory(_) => Kind::Memory,
             Content::File(_) => Kind::File,
+            Content::Device(_) => Kind::Device,
         }
     }
 }
@@ -229,6 +232,24 @@ impl Registry {
         registered.map_err(|(refusal, _)| RegisterFileError { refusal, file })
     }
 
+    /// Registers memory of a device. Nobody maps it.
+    pub(super) fn register_device(
+        &mut self,
+        device: DeviceSegment,
+        options: &RegisterOptions,
+    ) -> Result<SegmentId, RegisterDeviceError> {
+        let registration = Registration {
+            name: options.name.as_deref().map(str::as_bytes),
+            start: options.by_address.then(|| device.region().address()),
+            len_bytes: device.len_bytes(),
+            access: options.access,
+        };
+        let content = Content::Device(device.clone());
+        let behind = Behind::new(content, Showing::Hidden, first_epoch(options));
+        let registered = self.segments.register(&registration, behind);
+        registered.map_err(|(refusal, _)| RegisterDeviceError { refusal, device })
+    }
+
     /// What a segment is made of.
     pub(super) fn kind(&self, id: SegmentId) -> Option<Kind> {
         Some(self.segments.get(id)?.memory.kind())
@@ -325,17 +346,14 @@ impl Registry {
         lies_inside.then_some((id, offset))
     }
 
-    /// Memory to be reached by adapters, what peers may do there, and a hold on it.
+    /// What is to be reached by adapters, what peers may do there, and a hold on it.
     ///
     /// # Errors
     /// [`Refusal::NoCapability`] if it is reached by capability, [`Refusal::Elsewhere`] of a file.
-    pub(super) fn exposed(&self, id: SegmentId) -> Result<(Exposed, Access, InUse), Refusal> {
+    pub(super) fn exposed(&self, id: SegmentId) -> Result<(Content, Access, InUse), Refusal> {
         let segment = self.reached_by_adapters(id)?;
-        let Content::Memory(memory) = &segment.memory.content else {
-            return Err(Refusal::Elsewhere);
-        };
         let in_use = InUse::new(&segment.memory.users);
-        Ok((memory.clone(), segment.access, in_use))
+        Ok((segment.memory.content.clone(), segment.access, in_use))
     }
 
     /// Whether an adapter reaches a segment.
@@ -363,7 +381,7 @@ impl Registry {
     pub(super) fn windows(&self, id: SegmentId) -> Result<Vec<Window>, Refusal> {
         let windows = self.reached_by_adapters(id)?.memory.windows.borrow();
         let windows = windows.iter().map(|(&adapter, counted)| {
-            let remote = counted.window.remote();
+            let remote = counted.remote();
             Window {
                 adapter,
                 address: remote.address,
@@ -379,7 +397,7 @@ impl Registry {
             return Err(Refusal::NoCapability);
         }
         match segment.memory.content {
-            Content::Memory(_) => Ok(segment),
+            Content::Memory(_) | Content::Device(_) => Ok(segment),
             Content::File(_) => Err(Refusal::Elsewhere),
         }
     }
@@ -407,7 +425,7 @@ impl Registry {
         let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
         match &segment.memory.content {
             Content::Memory(exposed) => Some(exposed.slice(offset, len)),
-            Content::File(_) => None,
+            Content::File(_) | Content::Device(_) => None,
         }
     }
 
@@ -472,6 +490,7 @@ impl Registry {
         let piece = match &segment.memory.content {
             Content::Memory(exposed) => Piece::Memory(exposed.slice(in_memory(offset_bytes)?, len)),
             Content::File(file) => Piece::File(file.part(offset_bytes, len)),
+            Content::Device(device) => Piece::Device(device.part(offset_bytes, len)),
         };
         Ok((piece, InUse::new(&segment.memory.users)))
     }
@@ -487,7 +506,7 @@ impl Registry {
     ) -> Result<(Exposed, InUse), Refusal> {
         match self.reach(id, way, offset_bytes, len_bytes, permit)? {
             (Piece::Memory(exposed), in_use) => Ok((exposed, in_use)),
-            (Piece::File(_), _) => Err(Refusal::Elsewhere),
+            (Piece::File(_) | Piece::Device(_), _) => Err(Refusal::Elsewhere),
         }
     }
 }

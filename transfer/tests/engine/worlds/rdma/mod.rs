@@ -2,6 +2,7 @@
 
 mod bounds;
 mod cores;
+mod devices;
 mod faults;
 
 use std::cell::RefCell;
