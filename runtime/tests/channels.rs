@@ -121,6 +121,7 @@ fn a_full_channel_gives_the_message_back_and_a_closed_one_too() {
         };
         time::yield_now().await;
         drop(receiver);
+        assert!(sender.is_closed());
         assert_eq!(waiting.await.expect("ran"), Err(SendError::Closed("f")));
         assert_eq!(sender.try_send("g"), Err(SendError::Closed("g")));
         let (sender, port) = channel(1);

@@ -23,7 +23,8 @@ pub struct RdmaOptions {
     /// [`Engine::adapters`](crate::engine::Engine::adapters), and bytes take the next best way.
     pub adapters: AdapterChoice,
     /// Queue pairs of one adapter to one peer, those that it asked for and those that were asked for alike;
-    /// beyond, the peer is told that we are busy, and tries again later.
+    /// beyond, the peer is told that we are busy, and tries again later. A peer of several cores asks for one per
+    /// core and rail.
     pub queue_pairs_max: usize,
     /// Requests that are under way on one queue pair, a power of two.
     pub requests_max: u32,
