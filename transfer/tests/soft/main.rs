@@ -7,11 +7,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use lunette_gpu::fake::{FakeMachine, FakeOptions};
+use lunette_gpu::{Device, DeviceRegion, Stream, StreamOptions};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::{CoreOptions, Idle, block_on, time};
 use lunette_transfer::engine::{
-    AdapterChoice, AdapterFault, Batch, Carrier, Done, Engine, EngineOptions, Peer, PostOptions,
-    RdmaOptions, RegisterOptions, RemoteSegment, TransferError,
+    AdapterChoice, AdapterFault, Batch, Carrier, DeviceSegment, Done, Engine, EngineOptions, Peer,
+    PostOptions, RdmaOptions, RegisterOptions, RemoteSegment, TransferError,
 };
 
 const LEN: usize = 8 << 20;
@@ -170,6 +172,39 @@ fn bytes_go_over_both_rails_also_when_the_link_goes_away_meanwhile() {
             time::sleep(Duration::from_millis(500)).await;
         }
         panic!("the rails do not come back: {:?}", peer.rails());
+    });
+}
+
+#[test]
+fn a_devices_memory_that_adapters_do_not_take_goes_by_way_of_its_owner() {
+    const BYTES: usize = 256 * 1024;
+    alone(async || {
+        let server = engine("127.0.0.1:7614", ["rxe0", "rxe1"]);
+        let machine = FakeMachine::new(1);
+        let device = Device::fake(&machine, machine.add_device(FakeOptions::default()));
+        let device = device.expect("added");
+        let stream = Stream::new(&device, StreamOptions::default()).expect("a stream");
+        let region = DeviceRegion::alloc(&device, BYTES as u64).expect("memory");
+        let segment = DeviceSegment::new(region, stream);
+        let options = RegisterOptions::named("kv");
+        server
+            .register_device(segment, &options)
+            .expect("registered");
+        let (client, peer, remote) = asks("127.0.0.1:7614").await;
+        let (source, target) = (memory().slice(0, BYTES), memory().slice(0, BYTES));
+        source.copy_in(0, &pattern(3)[..BYTES]);
+        let mut batch = Batch::new();
+        batch.write(source.clone(), &remote, 0).expect("a write");
+        post(&peer, &batch).await.expect("done");
+        let mut batch = Batch::new();
+        batch.read(target.clone(), &remote, 0).expect("a read");
+        post(&peer, &batch).await.expect("done");
+        assert!(
+            target.to_vec() == source.to_vec(),
+            "what was written is read"
+        );
+        // This driver answers that it registers no dma-buf.
+        assert_eq!(client.statistics().one_sided_bytes, 0);
     });
 }
 
