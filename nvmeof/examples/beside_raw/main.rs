@@ -4,8 +4,19 @@
 //! with `cargo run --release -p lunette-nvmeof --example beside_raw`, and a part of a row's name behind
 //! `--` for some rows alone. With `NBD=1` the rows without digests run beside `nbdkit` and `qemu-nbd`
 //! instead, where those are installed.
+//!
+//! The bare exchange sends the same bytes from cache again and again and receives into one place; a
+//! second one, "walk", goes through as much memory as the disk has on the server's side, and through as
+//! much as the commands have on the host's.
+//!
+//! Where other work disturbs the time, count: `COMMANDS=n` has one round of so many commands instead of
+//! so long a one, on cores that never spin, and `ONLY=raw`, `ONLY=walk` or `ONLY=ours` leaves the others
+//! out; `COUNTS=1` tells what the host's core did. Two runs of different lengths under `valgrind
+//! --tool=callgrind --separate-threads=yes --fair-sched=yes`, which knows the epoll driver only
+//! (`DRIVER=epoll`), differ by what the commands between them took.
 #![forbid(unsafe_code)]
 
+mod extent;
 mod nbd;
 
 use std::cell::Cell;
@@ -23,16 +34,19 @@ use lunette_nvmeof::{
     ServerOptions,
 };
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{CoreOptions, Idle, Placement, Runtime, arena, core_counts, spawn_local};
+use lunette_runtime::{CoreOptions, Placement, Runtime, arena, core_counts, spawn_local};
 use lunette_runtime_core::ids::CoreIndex;
 
+use self::extent::{Extent, Only};
 use self::nbd::Rival;
 
 const DISK_BYTES: u64 = 64 << 20;
 const BLOCK_BYTES: usize = 4096;
 const TIMEOUT: Duration = Duration::from_secs(10);
-const ROUNDS: usize = 7;
-const ROUND: Duration = Duration::from_millis(400);
+/// Granules are written in order at first: what was never written is one piece of zeroes.
+const FILL_BYTES: usize = 128 * 1024;
+/// Room that the bare exchange receives into.
+const ROOM_BYTES: usize = 256 * 1024;
 /// Lengths of a command, a completion, and a header of data on the wire.
 const COMMAND_BYTES: usize = 72;
 const ANSWER_BYTES: usize = 24;
@@ -95,6 +109,14 @@ const ROWS: [Row; 9] = [
 ];
 
 impl Row {
+    /// Whether its name has what was asked for, which with a full stop behind it is all of the name.
+    fn is_wanted(&self, wanted: &str) -> bool {
+        match wanted.strip_suffix('.') {
+            Some(whole) => self.name == whole,
+            None => self.name.contains(wanted),
+        }
+    }
+
     const fn request_bytes(&self) -> usize {
         COMMAND_BYTES + if self.writes { self.len } else { 0 }
     }
@@ -104,44 +126,71 @@ impl Row {
     }
 }
 
-/// Commands per second, and turns of the ring's system calls per command on the host's core.
+/// Commands per second.
 #[derive(Clone, Copy, Debug)]
 struct Speed {
     per_s: f64,
 }
 
+/// What an exchange sends and receives.
+#[derive(Clone, Copy, Debug)]
+struct Sides {
+    receives: usize,
+    sends: usize,
+    depth: usize,
+    /// Memory that is gone through either way.
+    walks_bytes: Option<usize>,
+}
+
 fn main() {
+    let extent = Extent::from_env();
     let options = CoreOptions {
-        idle: Idle::Adaptive(Duration::from_micros(50)),
+        idle: extent.idle(),
+        driver: extent::driver(),
         ..CoreOptions::default()
     };
     let runtime = Runtime::start(&Placement::Anywhere(2), options).expect("two cores");
     let address = runtime.spawn_on(SERVER, || async { serve() });
     let address = address.expect("started").wait().expect("served");
+    let filled = runtime.spawn_on(HOST, move || fill(address));
+    filled.expect("started").wait().expect("filled");
     let wanted = std::env::args().nth(1).unwrap_or_default();
     if std::env::var_os("NBD").is_some() {
         beside_rivals(&runtime, address, &wanted);
         return;
     }
-    for row in ROWS.into_iter().filter(|row| row.name.contains(&wanted)) {
-        let raw_address = runtime.spawn_on(SERVER, move || async move { serve_raw(row) });
-        let raw_address = raw_address.expect("started").wait().expect("served");
+    let only = Only::from_env();
+    for row in ROWS.into_iter().filter(|row| row.is_wanted(&wanted)) {
+        let served = runtime.spawn_on(SERVER, move || async move {
+            (
+                serve_raw(row, None),
+                serve_raw(row, Some(DISK_BYTES as usize)),
+            )
+        });
+        let (raw_address, walk_address) = served.expect("started").wait().expect("served");
         let measured = runtime.spawn_on(HOST, move || async move {
-            let mut speeds = Vec::new();
-            for _ in 0..ROUNDS {
-                let raw = exchange(raw_address, row).await;
-                let ours = command(address, row).await;
-                speeds.push((raw, ours));
+            let mut speeds = [const { Vec::new() }; 3];
+            for _ in 0..extent.rounds() {
+                if only.takes("raw") {
+                    speeds[0].push(exchange(raw_address, row, None, extent).await);
+                }
+                if only.takes("walk") {
+                    let walks = Some(row.len * row.depth);
+                    speeds[1].push(exchange(walk_address, row, walks, extent).await);
+                }
+                if only.takes("ours") {
+                    speeds[2].push(command(address, row, extent).await);
+                }
             }
             speeds
         });
         let speeds = measured.expect("started").wait().expect("measured");
-        let raw = median(speeds.iter().map(|(raw, _)| raw.per_s));
-        let ours = median(speeds.iter().map(|(_, ours)| ours.per_s));
+        let [raw, walk, ours] = speeds.map(|speeds| median(speeds.iter().map(|s| s.per_s)));
         println!(
-            "{:32} raw {raw:9.0}/s  ours {ours:9.0}/s  ratio {:.2}",
+            "{:32} raw {raw:9.0}/s  walk {walk:9.0}/s  ours {ours:9.0}/s  ratio {:.2}, to walk {:.2}",
             row.name,
-            ours / raw
+            ours / raw,
+            ours / walk
         );
     }
 }
@@ -149,15 +198,16 @@ fn main() {
 /// The rows that others can do, too, by turns.
 fn beside_rivals(runtime: &Runtime, address: SocketAddr, wanted: &str) {
     let rivals = Rival::all();
-    let rows = ROWS.into_iter().filter(|row| row.name.contains(wanted));
+    let extent = Extent::from_env();
+    let rows = ROWS.into_iter().filter(|row| row.is_wanted(wanted));
     for row in rows.filter(|row| row.digests == Digests::NONE) {
         for rival in &rivals {
             let theirs = rival.address;
             let measured = runtime.spawn_on(HOST, move || async move {
                 let mut speeds = Vec::new();
-                for _ in 0..ROUNDS {
+                for _ in 0..extent.rounds() {
                     let theirs = nbd::exchange(theirs, row).await;
-                    speeds.push((theirs, command(address, row).await));
+                    speeds.push((theirs, command(address, row, extent).await));
                 }
                 speeds
             });
@@ -176,7 +226,7 @@ fn beside_rivals(runtime: &Runtime, address: SocketAddr, wanted: &str) {
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn loopback() -> SocketAddr {
@@ -211,75 +261,97 @@ fn serve() -> SocketAddr {
 }
 
 /// Answers each request with as many bytes as it would be answered with.
-fn serve_raw(row: Row) -> SocketAddr {
+fn serve_raw(row: Row, walks_bytes: Option<usize>) -> SocketAddr {
     let listener = TcpListener::bind(loopback()).expect("a port");
     let address = listener.local_addr();
     drop(spawn_local(async move {
         loop {
             let stream = listener.accept().await.expect("accepted");
+            let sides = Sides {
+                receives: row.request_bytes(),
+                sends: row.answer_bytes(),
+                depth: row.depth,
+                walks_bytes,
+            };
             drop(spawn_local(async move {
-                let (request, answer) = (row.request_bytes(), row.answer_bytes());
-                pump(&stream, request, answer, row.depth, || true).await;
+                pump(&stream, sides, |_| true).await;
             }));
         }
     }));
     address
 }
 
-/// Sends `answer` bytes for every `request` bytes that come, while `goes_on`.
-async fn pump(
-    stream: &TcpStream,
-    request: usize,
-    answer: usize,
-    depth: usize,
-    goes_on: impl Fn() -> bool,
-) -> usize {
-    let mut room = arena().alloc(256 * 1024).expect("room");
-    let mut answers = arena().alloc(answer * depth).expect("room");
-    answers.as_mut_slice().fill(7);
-    let mut answers = answers.freeze();
-    let (mut kept, mut count) = (0, 0);
+/// Sends an answer for every request that comes, while `goes_on` with so many.
+async fn pump(stream: &TcpStream, sides: Sides, goes_on: impl Fn(u64) -> bool) -> u64 {
+    let Sides {
+        receives, sends, ..
+    } = sides;
+    let walks = sides.walks_bytes.unwrap_or(0);
+    let mut room = vec![0; ROOM_BYTES.max(walks)];
+    let mut answers = vec![7; (sends * sides.depth).max(walks)];
+    let (mut kept, mut count, mut received_to, mut sent_to) = (0, 0, 0, 0);
     loop {
-        let len = room.len();
-        let (received, back) = stream.recv(room, 0, len).await;
+        let len = ROOM_BYTES.min(room.len() - received_to);
+        let (received, back) = stream.recv(room, received_to, len).await;
         room = back;
         let Ok(received @ 1..) = received else {
             return count;
         };
+        received_to = (received_to + received) % room.len();
+        if sides.walks_bytes.is_none() {
+            received_to = 0;
+        }
         kept += received;
-        let whole = kept / request;
-        kept %= request;
-        count += whole;
-        if !goes_on() {
+        let whole = kept / receives;
+        kept %= receives;
+        count += whole as u64;
+        if !goes_on(count) {
             return count;
         }
-        let (sent, back) = stream.send_all(answers, 0, whole * answer).await;
+        let len = whole * sends;
+        if sides.walks_bytes.is_none() || sent_to + len > answers.len() {
+            sent_to = 0;
+        }
+        let (sent, back) = stream.send_all(answers, sent_to, len).await;
         answers = back;
+        sent_to += len;
         if sent.is_err() {
             return count;
         }
     }
 }
 
-async fn exchange(address: SocketAddr, row: Row) -> Speed {
+async fn exchange(
+    address: SocketAddr,
+    row: Row,
+    walks_bytes: Option<usize>,
+    extent: Extent,
+) -> Speed {
     let stream = TcpStream::connect(address).await.expect("connected");
     let first = vec![7; row.request_bytes() * row.depth];
     let len = first.len();
     let started = Instant::now();
+    let before = core_counts();
     stream.send_all(first, 0, len).await.0.expect("sent");
-    let goes_on = || started.elapsed() < ROUND;
-    let (answer, request) = (row.answer_bytes(), row.request_bytes());
-    let count = pump(&stream, answer, request, row.depth, goes_on).await;
+    let sides = Sides {
+        receives: row.answer_bytes(),
+        sends: row.request_bytes(),
+        depth: row.depth,
+        walks_bytes,
+    };
+    let count = pump(&stream, sides, |count| extent.goes_on(started, count)).await;
+    extent::tell(before, count);
     Speed {
         per_s: count as f64 / started.elapsed().as_secs_f64(),
     }
 }
 
-async fn command(address: SocketAddr, row: Row) -> Speed {
+/// A connection to our server.
+async fn connected(address: SocketAddr, digests: Digests) -> RemoteNamespace {
     let config = HostConfig {
         host: Nqn::new("nqn.2026-01.example:host").expect("a name"),
         host_id: [1; 16],
-        digests: row.digests,
+        digests,
         commands_max: 64,
         io_queues: 1,
         keep_alive: Duration::from_secs(30),
@@ -297,7 +369,25 @@ async fn command(address: SocketAddr, row: Row) -> Speed {
         reconnect: ReconnectOptions::default(),
         seed: 1,
     };
-    let namespace = RemoteNamespace::connect(options).await.expect("connected");
+    let connected = RemoteNamespace::connect(options).await;
+    connected.expect("connected")
+}
+
+/// Writes every block once.
+async fn fill(address: SocketAddr) {
+    let namespace = connected(address, Digests::NONE).await;
+    for granule in 0..DISK_BYTES / FILL_BYTES as u64 {
+        let mut bytes = arena().alloc(FILL_BYTES).expect("room");
+        bytes.as_mut_slice().fill(granule as u8);
+        let first = granule * (FILL_BYTES / BLOCK_BYTES) as u64;
+        let written = namespace.write(first, bytes.freeze(), false, TIMEOUT);
+        written.await.expect("written");
+    }
+    namespace.close().await.expect("in order");
+}
+
+async fn command(address: SocketAddr, row: Row, extent: Extent) -> Speed {
+    let namespace = connected(address, row.digests).await;
     let namespace = Rc::new(namespace);
     let count = Rc::new(Cell::new(0_u64));
     let started = Instant::now();
@@ -309,7 +399,7 @@ async fn command(address: SocketAddr, row: Row) -> Speed {
                 let mut region = Some(arena().alloc(row.len).expect("room"));
                 let pieces = DISK_BYTES / row.len as u64;
                 let mut piece = task as u64 * 7919;
-                while started.elapsed() < ROUND {
+                while extent.goes_on(started, count.get()) {
                     piece = (piece + row.depth as u64 * 101) % pieces;
                     let first = piece * (row.len / BLOCK_BYTES) as u64;
                     let buffer = region.take().expect("each command gives it back");
@@ -333,13 +423,7 @@ async fn command(address: SocketAddr, row: Row) -> Speed {
         task.await.expect("no panic");
     }
     let per_s = count.get() as f64 / started.elapsed().as_secs_f64();
-    if std::env::var_os("COUNTS").is_some() {
-        println!(
-            "{before:?}\n{:?} for {} commands",
-            core_counts(),
-            count.get()
-        );
-    }
+    extent::tell(before, count.get());
     let namespace = Rc::into_inner(namespace).expect("its tasks have ended");
     namespace.close().await.expect("in order");
     Speed { per_s }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use lunette_runtime::net::TcpStream;
 use lunette_runtime_core::random::SplitMix64;
 
-use crate::{DISK_BYTES, ROUND, Row, Speed};
+use crate::extent::ROUND;
+use crate::{DISK_BYTES, Row, Speed};
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
