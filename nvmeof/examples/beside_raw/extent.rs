@@ -1,8 +1,9 @@
 //! How long a measurement goes on, and of what.
 
+use std::future::pending;
 use std::time::{Duration, Instant};
 
-use lunette_runtime::{CoreCounts, DriverChoice, Idle, core_counts};
+use lunette_runtime::{CoreCounts, DriverChoice, Idle, core_counts, time};
 
 pub(crate) const ROUND: Duration = Duration::from_millis(400);
 const ROUNDS: usize = 7;
@@ -26,6 +27,19 @@ impl Extent {
         match self {
             Self::Time => started.elapsed() < ROUND,
             Self::Commands(most) => commands < most,
+        }
+    }
+
+    /// Whether so many commands are as many as there are to be.
+    pub(crate) const fn is_enough(self, commands: u64) -> bool {
+        matches!(self, Self::Commands(most) if commands >= most)
+    }
+
+    /// Waits until the time is over, if it is that.
+    pub(crate) async fn passed(self) {
+        match self {
+            Self::Time => time::sleep(ROUND).await,
+            Self::Commands(_) => pending().await,
         }
     }
 

@@ -390,16 +390,24 @@ async fn command(address: SocketAddr, row: Row, extent: Extent) -> Speed {
     let namespace = connected(address, row.digests).await;
     let namespace = Rc::new(namespace);
     let count = Rc::new(Cell::new(0_u64));
+    // A clock for all: one a command would be none that the bare exchange reads.
+    let is_over = Rc::new(Cell::new(false));
+    let over = Rc::clone(&is_over);
+    let clock = spawn_local(async move {
+        extent.passed().await;
+        over.set(true);
+    });
     let started = Instant::now();
     let before = core_counts();
     let tasks: Vec<_> = (0..row.depth)
         .map(|task| {
             let (namespace, count) = (Rc::clone(&namespace), Rc::clone(&count));
+            let is_over = Rc::clone(&is_over);
             spawn_local(async move {
                 let mut region = Some(arena().alloc(row.len).expect("room"));
                 let pieces = DISK_BYTES / row.len as u64;
                 let mut piece = task as u64 * 7919;
-                while extent.goes_on(started, count.get()) {
+                while !is_over.get() {
                     piece = (piece + row.depth as u64 * 101) % pieces;
                     let first = piece * (row.len / BLOCK_BYTES) as u64;
                     let buffer = region.take().expect("each command gives it back");
@@ -415,6 +423,7 @@ async fn command(address: SocketAddr, row: Row, extent: Extent) -> Speed {
                         region = Some(read.expect("read"));
                     }
                     count.set(count.get() + 1);
+                    is_over.set(is_over.get() || extent.is_enough(count.get()));
                 }
             })
         })
@@ -423,6 +432,7 @@ async fn command(address: SocketAddr, row: Row, extent: Extent) -> Speed {
         task.await.expect("no panic");
     }
     let per_s = count.get() as f64 / started.elapsed().as_secs_f64();
+    drop(clock);
     extent::tell(before, count.get());
     let namespace = Rc::into_inner(namespace).expect("its tasks have ended");
     namespace.close().await.expect("in order");

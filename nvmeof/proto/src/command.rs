@@ -1,6 +1,6 @@
 //! Commands as queues carry them: 64 bytes, from and to their fields.
 
-use lunette_runtime_core::codec::{Reader, Writer};
+use lunette_runtime_core::codec::Reader;
 
 /// Length of a command, in bytes.
 pub const COMMAND_BYTES: usize = 64;
@@ -215,15 +215,22 @@ impl Command {
         (self.cdw10[at + 1] as u64) << 32 | self.cdw10[at] as u64
     }
 
-    /// Appends its 64 bytes.
-    pub fn append(&self, out: &mut Vec<u8>) {
-        let mut writer = Writer::new(out);
-        writer.u8(self.opcode).u8(self.flags).u16(self.cid);
-        writer.u32(self.nsid).u32(self.cdw2).u32(self.cdw3);
-        writer.u64(self.metadata).bytes(&self.sgl.encode());
-        for dword in self.cdw10 {
-            writer.u32(dword);
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; COMMAND_BYTES] {
+        let mut bytes = [0; COMMAND_BYTES];
+        (bytes[0], bytes[1]) = (self.opcode, self.flags);
+        bytes[2..4].copy_from_slice(&self.cid.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.nsid.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.cdw2.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.cdw3.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.metadata.to_le_bytes());
+        bytes[24..40].copy_from_slice(&self.sgl.encode());
+        let (dwords, _) = bytes[40..].as_chunks_mut();
+        for (place, dword) in dwords.iter_mut().zip(self.cdw10) {
+            *place = dword.to_le_bytes();
         }
+        bytes
     }
 
     /// Reads a command. Total: any 64 bytes are one.
@@ -256,12 +263,6 @@ impl Command {
 mod tests {
     use super::*;
 
-    fn bytes_of(command: &Command) -> [u8; COMMAND_BYTES] {
-        let mut out = Vec::new();
-        command.append(&mut out);
-        out.try_into().expect("64 bytes")
-    }
-
     #[test]
     fn golden_layout() {
         let mut command = Command::new(io::READ, 0x0102_0304, [10, 11, 12, 13, 14, 15]);
@@ -274,7 +275,7 @@ mod tests {
         for (index, dword) in (10..16).enumerate() {
             golden[40 + 4 * index] = dword;
         }
-        assert_eq!(bytes_of(&command), golden);
+        assert_eq!(command.encode(), golden);
         assert_eq!(Command::decode(&golden), command);
         assert_eq!(command.wide(2), 13 << 32 | 12);
     }
@@ -284,7 +285,7 @@ mod tests {
         for seed in 0..=u8::MAX {
             let mut bytes = [seed; COMMAND_BYTES];
             bytes[39] = seed.wrapping_mul(3);
-            let again = bytes_of(&Command::decode(&bytes));
+            let again = Command::decode(&bytes).encode();
             // The reserved bytes of the two descriptors that have a meaning are not kept.
             let reserved = if matches!(bytes[39], DESCRIPTOR_IN_CAPSULE | DESCRIPTOR_TRANSPORT) {
                 36..39

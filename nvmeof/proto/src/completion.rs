@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use lunette_runtime_core::codec::{Reader, Writer};
+use lunette_runtime_core::codec::Reader;
 
 /// Length of a completion, in bytes.
 pub const COMPLETION_BYTES: usize = 16;
@@ -194,11 +194,16 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Appends its 16 bytes.
-    pub fn append(&self, out: &mut Vec<u8>) {
-        let mut writer = Writer::new(out);
-        writer.u64(self.result).u16(self.head).u16(self.queue_id);
-        writer.u16(self.cid).u16(self.status.bits() << 1);
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; COMPLETION_BYTES] {
+        let mut bytes = [0; COMPLETION_BYTES];
+        bytes[..8].copy_from_slice(&self.result.to_le_bytes());
+        bytes[8..10].copy_from_slice(&self.head.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.queue_id.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.cid.to_le_bytes());
+        bytes[14..].copy_from_slice(&(self.status.bits() << 1).to_le_bytes());
+        bytes
     }
 
     /// Reads a completion. Total: any 16 bytes are one. The phase bit has no meaning over fabrics.
@@ -231,10 +236,8 @@ mod tests {
             cid: 0x0e0d,
             status: Status::LBA_OUT_OF_RANGE.do_not_retry(),
         };
-        let mut out = Vec::new();
-        completion.append(&mut out);
         let golden = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0x00, 0x81];
-        assert_eq!(out, golden);
+        assert_eq!(completion.encode(), golden);
         assert_eq!(Completion::decode(&golden), completion);
     }
 

@@ -15,7 +15,7 @@
 mod fault;
 
 use lunette_runtime_core::checksum::crc32c;
-use lunette_runtime_core::codec::{Reader, Truncated, Writer};
+use lunette_runtime_core::codec::{Reader, Truncated};
 
 pub use fault::WireFault;
 
@@ -24,7 +24,7 @@ use crate::completion::{COMPLETION_BYTES, Completion};
 
 /// Length of the part that every header begins with, in bytes.
 pub const COMMON_HEADER_BYTES: usize = 8;
-/// Longest header, in bytes.
+/// Longest header, in bytes; with a digest and what pads it none is longer either.
 pub const HEADER_BYTES_MAX: usize = 128;
 /// Length of a digest, in bytes.
 pub const DIGEST_BYTES: usize = 4;
@@ -32,6 +32,8 @@ pub const DIGEST_BYTES: usize = 4;
 pub const ALIGN_DWORDS_MAX: u8 = 31;
 /// The smallest limit of data in one PDU that a controller may announce, in bytes.
 pub const H2C_DATA_BYTES_MIN: u32 = 4096;
+
+const _: () = assert!(HEADER_BYTES_MAX == (ALIGN_DWORDS_MAX as usize + 1) * 4);
 
 const HEADER_DIGEST_FLAG: u8 = 1 << 0;
 const DATA_DIGEST_FLAG: u8 = 1 << 1;
@@ -102,8 +104,19 @@ impl PduKind {
 
     /// The kind that the wire names `found`.
     #[must_use]
-    pub fn from_wire(found: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.to_wire() == found)
+    pub const fn from_wire(found: u8) -> Option<Self> {
+        Some(match found {
+            0 => Self::IcReq,
+            1 => Self::IcResp,
+            2 => Self::H2cTermReq,
+            3 => Self::C2hTermReq,
+            4 => Self::CapsuleCmd,
+            5 => Self::CapsuleResp,
+            6 => Self::H2cData,
+            7 => Self::C2hData,
+            9 => Self::R2t,
+            _ => return None,
+        })
     }
 
     /// Length of the header, in bytes: fixed for each kind.
@@ -311,33 +324,49 @@ impl Pdu {
         }
     }
 
-    /// Appends the part behind the common header.
-    fn append_specific(&self, out: &mut Vec<u8>) {
-        let mut writer = Writer::new(out);
+    /// Writes the part behind the common header to where it belongs in a header of zeroes.
+    fn write_specific(&self, header: &mut [u8; HEADER_BYTES_MAX]) {
         match self {
             Self::IcReq(request) => {
-                writer.u16(request.version).u8(request.align_dwords);
-                writer.u8(request.digests.to_wire()).u32(request.r2t_max);
-                writer.bytes(&[0; 112]);
+                header[8..10].copy_from_slice(&request.version.to_le_bytes());
+                (header[10], header[11]) = (request.align_dwords, request.digests.to_wire());
+                header[12..16].copy_from_slice(&request.r2t_max.to_le_bytes());
             }
             Self::IcResp(response) => {
-                writer.u16(response.version).u8(response.align_dwords);
-                writer.u8(response.digests.to_wire());
-                writer.u32(response.h2c_data_bytes_max).bytes(&[0; 112]);
+                header[8..10].copy_from_slice(&response.version.to_le_bytes());
+                (header[10], header[11]) = (response.align_dwords, response.digests.to_wire());
+                header[12..16].copy_from_slice(&response.h2c_data_bytes_max.to_le_bytes());
             }
             Self::H2cTermReq(request) | Self::C2hTermReq(request) => {
-                writer.u16(request.status).u32(request.information);
-                writer.bytes(&[0; 10]);
+                header[8..10].copy_from_slice(&request.status.to_le_bytes());
+                header[10..14].copy_from_slice(&request.information.to_le_bytes());
             }
-            Self::Command(command) => command.append(out),
-            Self::Response(completion) => completion.append(out),
-            Self::H2cData(data) | Self::C2hData(data) => {
-                writer.u16(data.cid).u16(data.ttag);
-                writer.u32(data.offset_bytes).u32(data.len_bytes).u32(0);
-            }
-            Self::R2t(r2t) => {
-                writer.u16(r2t.cid).u16(r2t.ttag);
-                writer.u32(r2t.offset_bytes).u32(r2t.len_bytes).u32(0);
+            Self::Command(command) => header[8..72].copy_from_slice(&command.encode()),
+            Self::Response(completion) => header[8..24].copy_from_slice(&completion.encode()),
+            Self::H2cData(DataHeader {
+                cid,
+                ttag,
+                offset_bytes,
+                len_bytes,
+                ..
+            })
+            | Self::C2hData(DataHeader {
+                cid,
+                ttag,
+                offset_bytes,
+                len_bytes,
+                ..
+            })
+            | Self::R2t(R2t {
+                cid,
+                ttag,
+                offset_bytes,
+                len_bytes,
+            }) => {
+                header[8..10].copy_from_slice(&cid.to_le_bytes());
+                header[10..12].copy_from_slice(&ttag.to_le_bytes());
+                header[12..16].copy_from_slice(&offset_bytes.to_le_bytes());
+                header[16..20].copy_from_slice(&len_bytes.to_le_bytes());
             }
         }
     }
@@ -436,27 +465,24 @@ impl Framing {
         let len_bytes = around_bytes
             .checked_add(data_len_bytes)
             .expect("a PDU's length fits 32 bits");
-        let start = out.len();
-        Writer::new(out)
-            .u8(kind.to_wire())
-            .u8(pdu.flags() | self.digest_flags(kind, data_len_bytes > 0))
-            .u8(u8_of(header_bytes))
-            .u8(u8_of(data_offset))
-            .u32(len_bytes);
-        pdu.append_specific(out);
-        assert_eq!(out.len() - start, header_bytes, "a header has its length");
+        let mut header = [0; HEADER_BYTES_MAX];
+        header[0] = kind.to_wire();
+        header[1] = pdu.flags() | self.digest_flags(kind, data_len_bytes > 0);
+        (header[2], header[3]) = (u8_of(header_bytes), u8_of(data_offset));
+        header[4..8].copy_from_slice(&len_bytes.to_le_bytes());
+        pdu.write_specific(&mut header);
         if has_header_digest {
-            let digest = crc32c(&out[start..]);
-            Writer::new(out).u32(digest);
+            let digest = crc32c(&header[..header_bytes]);
+            header[header_bytes..headed_bytes].copy_from_slice(&digest.to_le_bytes());
         }
-        out.resize(start + before_data_bytes, 0);
+        out.extend_from_slice(&header[..before_data_bytes]);
     }
 
     /// Appends the digest of a PDU's data, if digests of data are in use. `crc32c` is called only
     /// then.
     pub fn append_data_digest(&self, out: &mut Vec<u8>, crc32c: impl FnOnce() -> u32) {
         if self.digests.data {
-            Writer::new(out).u32(crc32c());
+            out.extend_from_slice(&crc32c().to_le_bytes());
         }
     }
 

@@ -217,7 +217,8 @@ impl Receiver {
     }
 
     fn take_header(&mut self, input: &mut &[u8]) -> Result<Option<(Pdu, u32)>, WireFault> {
-        if !self.collect(input, COMMON_HEADER_BYTES) {
+        let at_once = self.headed_at_once(input);
+        if !self.collect(input, at_once.unwrap_or(COMMON_HEADER_BYTES)) {
             return Ok(None);
         }
         self.headers.known = COMMON_HEADER_BYTES;
@@ -238,7 +239,6 @@ impl Receiver {
             Err(fault) => Err(self.failed(fault)),
             Ok(headed) => {
                 if headed.data_len_bytes > 0 {
-                    self.crc = Crc32c::new();
                     self.state = State::Pad {
                         left: headed.pad_bytes,
                         data_len_bytes: headed.data_len_bytes,
@@ -247,6 +247,14 @@ impl Receiver {
                 Ok(Some((headed.pdu, headed.data_len_bytes)))
             }
         }
+    }
+
+    /// How much of `input` is a header, if it begins with one and has all of it: then it need not be
+    /// collected in two pieces. Whether it is one to be expected is not looked at here.
+    fn headed_at_once(&self, input: &[u8]) -> Option<usize> {
+        let kind = PduKind::from_wire(*input.first()?)?;
+        let headed_bytes = self.framing.headed_bytes(kind);
+        (self.headers.filled == 0 && input.len() >= headed_bytes).then_some(headed_bytes)
     }
 
     /// Whether the first `len` bytes of a header are there.
@@ -296,6 +304,9 @@ impl Receiver {
 
     fn arrive(&mut self, bytes: &[u8], len_bytes: u32, arrived_bytes: u32) {
         if self.framing.digests.data {
+            if arrived_bytes == 0 {
+                self.crc = Crc32c::new();
+            }
             self.crc.fold(bytes);
         }
         let count = u32::try_from(bytes.len()).expect("no more than was missing");

@@ -11,6 +11,8 @@ use lunette_nvmeof_proto::completion::Status;
 use lunette_runtime::arena;
 use lunette_runtime::arena::{AllocError, Region, RegionMut};
 
+use super::Found;
+
 /// Length of a granule, in bytes.
 pub const GRANULE_BYTES: usize = 128 * 1024;
 
@@ -57,13 +59,16 @@ impl MemoryDisk {
         self.len_bytes
     }
 
-    pub(super) fn read(&self, offset: u64, len: usize) -> Result<Vec<Region>, Status> {
+    pub(super) fn read(&self, offset: u64, len: usize) -> Found {
         let granules = self.granules.borrow();
-        let slices = self.pieces(offset, len as u64).map(|piece| {
+        let mut slices = self.pieces(offset, len as u64).map(|piece| {
             let granule = granules[piece.index].as_ref().unwrap_or(&self.zeroes);
             granule.slice(piece.start, piece.len)
         });
-        Ok(slices.collect())
+        match slices.next() {
+            Some(only) if only.len() == len => Found::One(only),
+            first => Found::Several(first.into_iter().chain(slices).collect()),
+        }
     }
 
     pub(super) fn write(&self, offset: u64, bytes: RegionMut) -> Result<(), Status> {
@@ -168,7 +173,8 @@ mod tests {
         region
     }
 
-    fn bytes_of(regions: &[Region]) -> Vec<u8> {
+    fn bytes_of(found: &Found) -> Vec<u8> {
+        let regions = found.regions();
         regions
             .iter()
             .flat_map(|region| region.as_slice().to_vec())
@@ -206,7 +212,7 @@ mod tests {
                         disk.write(offset, region(&model[range])).expect("room");
                     }
                     _ => {
-                        let read = disk.read(offset, len).expect("memory");
+                        let read = disk.read(offset, len);
                         assert!(bytes_of(&read) == model[range.clone()]);
                         lent.push((read, model[range].to_vec()));
                     }

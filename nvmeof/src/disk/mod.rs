@@ -20,6 +20,23 @@ pub use memory::{GRANULE_BYTES, MemoryDisk};
 pub(crate) use room::room;
 pub use shared::{SharedDisk, SharedDiskHere};
 
+/// What a read found: regions, in order.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// As nearly always.
+    One(Region),
+    Several(Vec<Region>),
+}
+
+impl Found {
+    pub(crate) fn regions(&self) -> &[Region] {
+        match self {
+            Self::One(region) => std::slice::from_ref(region),
+            Self::Several(regions) => regions,
+        }
+    }
+}
+
 /// A disk: offsets and lengths are multiples of a block.
 #[derive(Debug)]
 pub enum Disk {
@@ -62,11 +79,11 @@ impl Disk {
     }
 
     /// The bytes of a range, in order.
-    pub(crate) async fn read(&self, offset: u64, len: usize) -> Result<Vec<Region>, Status> {
+    pub(crate) async fn read(&self, offset: u64, len: usize) -> Result<Found, Status> {
         match self {
-            Self::Memory(disk) => disk.read(offset, len),
-            Self::Shared(disk) => Ok(vec![disk.read(offset, len)?]),
-            Self::File(disk) => Ok(vec![disk.read(offset, len).await?]),
+            Self::Memory(disk) => Ok(disk.read(offset, len)),
+            Self::Shared(disk) => Ok(Found::One(disk.read(offset, len)?)),
+            Self::File(disk) => Ok(Found::One(disk.read(offset, len).await?)),
         }
     }
 

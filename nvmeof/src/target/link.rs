@@ -7,7 +7,10 @@ use lunette_nvmeof_proto::controller::{AdminReply, Attached, ControllerQueue};
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::Outbox;
 use lunette_runtime::net::TcpStream;
+use lunette_runtime::vectored::Message;
 use lunette_runtime_core::checksum::Crc32c;
+
+use crate::disk::Found;
 
 /// The answering half of a connection, which its commands share.
 #[derive(Debug)]
@@ -75,33 +78,38 @@ impl Link {
     }
 
     /// Ends a command with data that are sent from where they lie.
-    pub(super) fn send_regions(&self, slot: u16, regions: &[Region]) {
+    pub(super) fn send_found(&self, slot: u16, found: Found) {
         let mut queue = self.queue.borrow_mut();
-        let len: usize = regions.iter().map(Region::len).sum();
-        let len = u32::try_from(len).expect("a command's data are bounded");
-        let completes = queue.may_skip_completion();
-        self.outbox.append(|message| {
+        let (completes, framing) = (queue.may_skip_completion(), queue.framing());
+        let crc = framing.digests.data.then(|| crc_of(found.regions()));
+        let begin = |message: &mut Message, queue: &mut ControllerQueue, len: usize| {
+            let len = u32::try_from(len).expect("a command's data are bounded");
             message.control(|out| queue.send_data(slot, len, completes, out));
-        });
-        for region in regions {
-            self.outbox
-                .append(|message| message.payload(region.clone()));
-        }
-        let crc = || {
-            let mut crc = Crc32c::new();
-            for region in regions {
-                crc.fold(region.as_slice());
-            }
-            crc.value()
         };
-        self.outbox.append(|message| {
+        let end = |message: &mut Message, queue: &mut ControllerQueue| {
             message.control(|out| {
-                queue.framing().append_data_digest(out, crc);
+                framing.append_data_digest(out, || crc.expect("computed where it is in use"));
                 if !completes {
                     queue.complete(slot, Status::SUCCESS, 0, out);
                 }
             });
-        });
+        };
+        match found {
+            Found::One(region) => self.outbox.append(|message| {
+                begin(message, &mut queue, region.len());
+                message.payload(region);
+                end(message, &mut queue);
+            }),
+            Found::Several(regions) => {
+                let len = regions.iter().map(Region::len).sum();
+                self.outbox
+                    .append(|message| begin(message, &mut queue, len));
+                for region in regions {
+                    self.outbox.append(|message| message.payload(region));
+                }
+                self.outbox.append(|message| end(message, &mut queue));
+            }
+        }
     }
 
     /// Ends the connection, from whatever side it is looked at.
@@ -109,4 +117,12 @@ impl Link {
         self.outbox.close();
         self.stream.shutdown();
     }
+}
+
+fn crc_of(regions: &[Region]) -> u32 {
+    let mut crc = Crc32c::new();
+    for region in regions {
+        crc.fold(region.as_slice());
+    }
+    crc.value()
 }

@@ -8,7 +8,7 @@ use lunette_runtime::arena::{Region, RegionMut};
 
 use super::desk::Desk;
 use super::link::Link;
-use crate::disk::Disk;
+use crate::disk::{Disk, Found};
 
 /// A command that is ready to be carried out.
 #[derive(Debug)]
@@ -26,12 +26,12 @@ impl Work {
         let slot = self.slot;
         match self.carry_out(&desk.disk).await {
             Ok(None) => link.complete(slot, Status::SUCCESS, 0),
-            Ok(Some(regions)) => link.send_regions(slot, &regions),
+            Ok(Some(found)) => link.send_found(slot, found),
             Err(status) => link.complete(slot, status, 0),
         }
     }
 
-    async fn carry_out(self, disk: &Disk) -> Result<Option<Vec<Region>>, Status> {
+    async fn carry_out(self, disk: &Disk) -> Result<Option<Found>, Status> {
         let Self {
             request,
             geometry,
@@ -57,7 +57,7 @@ impl Work {
                 let (offset, len) = range(&geometry, blocks);
                 let found = disk.read(offset, len).await?;
                 let data = data.expect("a compare has its data");
-                if !is_same(&found, data.as_slice()) {
+                if !is_same(found.regions(), data.as_slice()) {
                     return Err(Status::COMPARE_FAILURE);
                 }
             }

@@ -3,6 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `queue` | [`ControllerQueue`]: one connection, the commands to carry out on it |
+//! | `cids` | which ids of commands are in use |
 //! | `stage` | what may happen to a command when |
 //! | `target` | [`Target`]: subsystems, controllers, and what they answer |
 //! | `view` | [`IoView`]: what commands for I/O are checked against |
@@ -12,6 +13,7 @@
 
 mod access;
 mod admin;
+mod cids;
 mod life;
 mod queue;
 mod settings;

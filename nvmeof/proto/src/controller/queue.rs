@@ -10,6 +10,7 @@ use crate::pdu::{
 };
 use crate::receiver::{Receiver, Step, Verdict};
 
+use super::cids::Cids;
 use super::stage::{Event, Stage};
 
 const SLOT_BITS: u32 = 10;
@@ -138,6 +139,8 @@ pub struct ControllerQueue {
     r2t_max: u32,
     slots: Vec<Slot>,
     free: Vec<u16>,
+    /// Ids of commands that have not been completed.
+    cids: Cids,
     entries: u16,
     head: u16,
     has_flow_control: bool,
@@ -161,6 +164,7 @@ impl ControllerQueue {
             receiver: Receiver::new(Role::Controller),
             framing: Framing::INITIAL,
             r2t_max: 1,
+            cids: Cids::new(),
             slots: vec![Slot::FREE],
             free: vec![0],
             entries: ENTRIES_BEFORE_CONNECT,
@@ -228,26 +232,27 @@ impl ControllerQueue {
                 Ok(step) => step,
                 Err(fault) => return Err(self.end(fault)),
             };
-            let answered = match step {
-                Step::NeedBytes => Ok(Some(ControllerStep::NeedBytes)),
+            let answer = match step {
+                Step::NeedBytes => return Ok(ControllerStep::NeedBytes),
                 Step::Pdu {
                     pdu,
                     data_len_bytes,
-                } => self.on_pdu(&pdu, data_len_bytes, out),
+                } => match self.on_pdu(&pdu, data_len_bytes, out) {
+                    Ok(answer) => answer,
+                    Err(fault) => return Err(self.end(fault)),
+                },
                 Step::Data {
                     offset_bytes,
                     bytes,
-                } => Ok(self.on_arrived(offset_bytes, bytes)),
+                } => self.on_arrived(offset_bytes, bytes),
                 Step::NeedData {
                     offset_bytes,
                     len_bytes,
-                } => Ok(Some(self.lend(offset_bytes, len_bytes))),
-                Step::DataEnd(verdict) => Ok(self.on_data_end(verdict, out)),
+                } => return Ok(self.lend(offset_bytes, len_bytes)),
+                Step::DataEnd(verdict) => self.on_data_end(verdict, out),
             };
-            match answered {
-                Ok(None) => {}
-                Ok(Some(step)) => return Ok(step),
-                Err(fault) => return Err(self.end(fault)),
+            if let Some(step) = answer {
+                return Ok(step);
             }
         }
     }
@@ -362,16 +367,15 @@ impl ControllerQueue {
         data_len_bytes: u32,
         out: &mut Vec<u8>,
     ) -> Result<Option<ControllerStep<'static>>, WireFault> {
-        let kind = pdu.kind();
-        match (self.state, *pdu) {
-            (_, Pdu::H2cTermReq(request)) => Err(WireFault::Terminated(request)),
-            (State::AwaitingIcReq, Pdu::IcReq(request)) => self.on_ic_req(&request, out).map(Some),
-            (State::Open, Pdu::Command(command)) => self.on_command(&command, data_len_bytes, out),
+        match (self.state, pdu) {
+            (_, Pdu::H2cTermReq(request)) => Err(WireFault::Terminated(*request)),
+            (State::AwaitingIcReq, Pdu::IcReq(request)) => self.on_ic_req(request, out).map(Some),
+            (State::Open, Pdu::Command(command)) => self.on_command(command, data_len_bytes, out),
             (State::Open, Pdu::H2cData(header)) => {
-                self.on_data_header(&header)?;
+                self.on_data_header(header)?;
                 Ok(None)
             }
-            _ => Err(WireFault::Unexpected { kind }),
+            _ => Err(WireFault::Unexpected { kind: pdu.kind() }),
         }
     }
 
@@ -414,12 +418,12 @@ impl ControllerQueue {
         if data_len_bytes > self.options.in_capsule_bytes_max {
             return Err(WireFault::LimitExceeded { kind });
         }
-        let is_known = |slot: &Slot| slot.stage != Stage::Free && slot.cid == command.cid;
-        if self.slots.iter().any(is_known) {
+        if self.cids.has(command.cid) {
             return Err(WireFault::BadField { kind, at: 10 });
         }
         let index = self.free.pop();
         let slot = index.ok_or(WireFault::LimitExceeded { kind })?;
+        self.cids.flip(command.cid);
         if self.entries > ENTRIES_BEFORE_CONNECT {
             self.head = (self.head + 1) % self.entries;
         }
@@ -573,6 +577,8 @@ impl ControllerQueue {
     fn release(&mut self, slot: u16) {
         let entry = &mut self.slots[usize::from(slot)];
         entry.advance(Event::Completed);
+        let cid = entry.cid;
+        self.cids.flip(cid);
         self.free.push(slot);
     }
 

@@ -276,6 +276,11 @@ impl Paths {
         path.set_state(path.facts.state, now);
     }
 
+    /// A command has been carried out by a path.
+    pub fn on_success(&mut self, index: usize) {
+        self.paths[index].pauses = 0;
+    }
+
     /// A command has been answered by a path. Whether the path does not do what it said, so that its
     /// states are to be read again.
     pub fn on_status(&mut self, index: usize, status: Status, now: Time) -> bool {

@@ -314,23 +314,24 @@ impl HostQueue {
                 Ok(step) => step,
                 Err(fault) => return Err(self.end(fault)),
             };
-            let answered = match step {
-                Step::NeedBytes => Ok(Some(HostStep::NeedBytes)),
-                Step::Pdu { pdu, .. } => self.on_pdu(&pdu),
+            let answer = match step {
+                Step::NeedBytes => return Ok(HostStep::NeedBytes),
+                Step::Pdu { pdu, .. } => match self.on_pdu(&pdu) {
+                    Ok(answer) => answer,
+                    Err(fault) => return Err(self.end(fault)),
+                },
                 Step::Data {
                     offset_bytes,
                     bytes,
-                } => Ok(self.on_arrived(offset_bytes, bytes)),
+                } => self.on_arrived(offset_bytes, bytes),
                 Step::NeedData {
                     offset_bytes,
                     len_bytes,
-                } => Ok(Some(self.lend(offset_bytes, len_bytes))),
-                Step::DataEnd(verdict) => Ok(self.on_data_end(verdict)),
+                } => return Ok(self.lend(offset_bytes, len_bytes)),
+                Step::DataEnd(verdict) => self.on_data_end(verdict),
             };
-            match answered {
-                Ok(None) => {}
-                Ok(Some(step)) => return Ok(step),
-                Err(fault) => return Err(self.end(fault)),
+            if let Some(step) = answer {
+                return Ok(step);
             }
         }
     }
@@ -459,20 +460,19 @@ impl HostQueue {
     }
 
     fn on_pdu(&mut self, pdu: &Pdu) -> Result<Option<HostStep<'static>>, WireFault> {
-        let kind = pdu.kind();
-        match (self.state, *pdu) {
-            (_, Pdu::C2hTermReq(request)) => Err(WireFault::Terminated(request)),
-            (State::AwaitingIcResp, Pdu::IcResp(response)) => self.on_ic_resp(&response).map(Some),
-            (State::Open, Pdu::Response(completion)) => self.on_response(completion).map(Some),
+        match (self.state, pdu) {
+            (_, Pdu::C2hTermReq(request)) => Err(WireFault::Terminated(*request)),
+            (State::AwaitingIcResp, Pdu::IcResp(response)) => self.on_ic_resp(response).map(Some),
+            (State::Open, Pdu::Response(completion)) => self.on_response(*completion).map(Some),
             (State::Open, Pdu::C2hData(header)) => {
-                self.on_data_header(&header)?;
+                self.on_data_header(header)?;
                 Ok(None)
             }
             (State::Open, Pdu::R2t(r2t)) => {
-                self.on_r2t(r2t)?;
+                self.on_r2t(*r2t)?;
                 Ok(None)
             }
-            _ => Err(WireFault::Unexpected { kind }),
+            _ => Err(WireFault::Unexpected { kind: pdu.kind() }),
         }
     }
 

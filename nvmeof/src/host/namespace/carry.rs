@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use lunette_nvmeof_proto::command::Command;
-use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::host::{Fate, fate_of};
 use lunette_nvmeof_proto::io::IoRequest;
 use lunette_runtime::time;
@@ -22,6 +21,8 @@ pub(super) type Ended = (Result<Done, CommandFailure>, Fate);
 pub(super) struct Limits {
     pub(super) deadline: Time,
     pub(super) path_timeout: Duration,
+    /// When it began, or was last tried.
+    pub(super) now: Time,
 }
 
 impl Inner {
@@ -33,9 +34,11 @@ impl Inner {
         data: Data,
         timeout: Duration,
     ) -> Result<Done, CommandFailure> {
-        let limits = Limits {
-            deadline: time::now() + timeout,
+        let now = time::now();
+        let mut limits = Limits {
+            deadline: now + timeout,
             path_timeout: self.options.path_timeout,
+            now,
         };
         let command = request.command(self.options.nsid, &self.geometry);
         let kept = match &data {
@@ -44,7 +47,7 @@ impl Inner {
         };
         let mut data = data;
         loop {
-            let way = match self.ways.chosen(limits.deadline).await {
+            let way = match self.ways.chosen(&mut limits).await {
                 Ok(way) => way,
                 Err(error) => return Err(with_region(error, data)),
             };
@@ -63,7 +66,8 @@ impl Inner {
                 Fate::NotDone => true,
                 Fate::Unknown => request.is_idempotent(),
             };
-            if !may_repeat || time::now() >= limits.deadline {
+            limits.now = time::now();
+            if !may_repeat || limits.now >= limits.deadline {
                 return Err(failure);
             }
             self.repeats.set(self.repeats.get() + 1);
@@ -73,6 +77,7 @@ impl Inner {
                 (None, None) => Data::None,
             };
             time::yield_now().await;
+            limits.now = time::now();
         }
     }
 }
@@ -82,10 +87,11 @@ pub(super) async fn carry(way: OnItsWay, command: Command, data: Data, limits: L
     let Limits {
         deadline,
         path_timeout,
+        now,
     } = limits;
     let running = way
         .queue
-        .command_within(command, data, deadline, path_timeout);
+        .command_within(command, data, deadline, (now, path_timeout));
     let mut ended = running.await;
     if let Err(failure) = &mut ended
         && failure.error == CommandError::DeadlineExceeded
@@ -103,7 +109,7 @@ pub(super) async fn carry(way: OnItsWay, command: Command, data: Data, limits: L
 fn fate(ways: &Ways, index: usize, ended: &Result<Done, CommandFailure>) -> Fate {
     let error = match ended {
         Ok(_) => {
-            ways.on_status(index, Status::SUCCESS);
+            ways.on_success(index);
             return Fate::Answered;
         }
         Err(failure) => &failure.error,

@@ -61,7 +61,7 @@ impl Hedging {
             return self.learn(answer);
         }
         // The best of the others, if one can be used now.
-        let second = ways.choose(Some(index)).ok();
+        let second = ways.choose(Some(index), time::now()).ok();
         let Some((way, room)) = second.and_then(|way| Some((way, self.room(len)?))) else {
             return self.learn(first.await);
         };
@@ -169,9 +169,10 @@ impl Both {
 
 fn asking(way: OnItsWay, command: Command, region: RegionMut, limits: Limits) -> Asking {
     Box::pin(async move {
-        let began = time::now();
+        let now = time::now();
+        let limits = Limits { now, ..limits };
         let ended = carry(way, command, Data::In(region), limits).await;
-        (ended, time::now().since(began))
+        (ended, time::now().since(now))
     })
 }
 

@@ -14,6 +14,7 @@ use lunette_runtime_core::time::Time;
 
 use super::super::controller::RemoteController;
 use super::super::queue::Queue;
+use super::carry::Limits;
 use crate::error::{CloseReason, CommandError};
 
 /// A way that works.
@@ -80,6 +81,11 @@ impl Ways {
         self.wake();
     }
 
+    /// A command was carried out by a way.
+    pub(super) fn on_success(&self, index: usize) {
+        self.paths.borrow_mut().on_success(index);
+    }
+
     /// A command was answered by a way.
     pub(super) fn on_status(&self, index: usize, status: Status) {
         let mut paths = self.paths.borrow_mut();
@@ -133,14 +139,19 @@ impl Ways {
     }
 
     /// The way that a command goes by now, which is not to be `avoided`.
-    pub(super) fn choose(self: &Rc<Self>, avoided: Option<usize>) -> Result<OnItsWay, Choice> {
+    pub(super) fn choose(
+        self: &Rc<Self>,
+        avoided: Option<usize>,
+        now: Time,
+    ) -> Result<OnItsWay, Choice> {
         loop {
-            let chosen = self.paths.borrow_mut().choose(avoided, time::now());
+            let chosen = self.paths.borrow_mut().choose(avoided, now);
             let Choice::Use(index) = chosen else {
                 return Err(chosen);
             };
-            let way = self.ways.borrow()[index].clone();
-            let queue = way.map(|way| way.queue);
+            let ways = self.ways.borrow();
+            let queue = ways[index].as_ref().map(|way| way.queue.clone());
+            drop(ways);
             match queue.filter(|queue| queue.closed().is_none()) {
                 Some(queue) => return Ok(self.began(index, queue)),
                 // Who keeps it has not seen that yet.
@@ -149,10 +160,13 @@ impl Ways {
         }
     }
 
-    /// The way that a command goes by, once there is one.
-    pub(super) async fn chosen(self: &Rc<Self>, deadline: Time) -> Result<OnItsWay, CommandError> {
+    /// The way that a command goes by, once there is one: it may be later then.
+    pub(super) async fn chosen(
+        self: &Rc<Self>,
+        limits: &mut Limits,
+    ) -> Result<OnItsWay, CommandError> {
         loop {
-            let until = match self.choose(None) {
+            let until = match self.choose(None, limits.now) {
                 Ok(on_its_way) => return Ok(on_its_way),
                 Err(Choice::Never(NoPath::Lost)) => {
                     return Err(CommandError::NotSent(self.lost.get()));
@@ -161,10 +175,11 @@ impl Ways {
                 Err(Choice::WaitUntil(at)) => at,
                 Err(Choice::Use(_)) => unreachable!("it would have been taken"),
             };
-            if time::now() >= deadline {
+            if limits.now >= limits.deadline {
                 return Err(CommandError::DeadlineExceeded);
             }
-            self.changed_until(until.min(deadline)).await;
+            self.changed_until(until.min(limits.deadline)).await;
+            limits.now = time::now();
         }
     }
 

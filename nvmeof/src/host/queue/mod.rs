@@ -185,16 +185,22 @@ impl Queue {
         Self::command_on(&self.shared, command, data, deadline).await
     }
 
-    /// As [`Queue::command_until`], and no longer in flight than `patience`.
+    /// As [`Queue::command_until`], and no longer in flight than `patience`. It is asked for at
+    /// `now`: the clock is read again only if there is something to wait for.
     pub(super) async fn command_within(
         &self,
         command: Command,
         data: Data,
         deadline: Time,
-        patience: Duration,
+        (now, patience): (Time, Duration),
     ) -> Result<Done, CommandFailure> {
-        let data = Self::slot_on(&self.shared, data, deadline).await?;
-        let deadline = deadline.min(time::now() + patience);
+        let (data, began) = if self.shared.must_wait() {
+            let data = Self::slot_on(&self.shared, data, deadline).await?;
+            (data, time::now())
+        } else {
+            (data, now)
+        };
+        let deadline = deadline.min(began + patience);
         match self.shared.start(command, data, deadline) {
             Ok(flight) => flight.await,
             Err(failure) => Err(failure),
