@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::future::pending;
     use std::io::Write as _;
     use std::net::SocketAddr;
@@ -427,6 +428,80 @@ mod tests {
             assert!(read(&namespace, 0, 1 << 20).await == bytes);
             assert_eq!(namespace.reconnects(), 0);
         });
+    }
+
+    /// Passes bytes on, the last `late` of each receive, where a digest may be, later than the rest;
+    /// damages one byte of a row of the same ones while `damages`.
+    async fn pass(from: TcpStream, to: TcpStream, late: usize, damages: Rc<Cell<bool>>) {
+        const MARKED: [u8; 64] = [0xa5; 64];
+        const PIECE_BYTES: usize = 131_072;
+        let mut buffer = vec![0; PIECE_BYTES];
+        loop {
+            let received;
+            (received, buffer) = from.recv(buffer, 0, PIECE_BYTES).await;
+            let Ok(count @ 1..) = received else { break };
+            let marked = buffer[..count].windows(64).position(|w| w == MARKED);
+            if let Some(at) = marked.filter(|_| damages.get()) {
+                buffer[at] ^= 1;
+            }
+            let early = count.saturating_sub(late);
+            let (sent, rest);
+            (sent, buffer) = to.send_all(buffer, 0, early).await;
+            if late > 0 {
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            (rest, buffer) = to.send_all(buffer, early, count - early).await;
+            if sent.and(rest).is_err() {
+                break;
+            }
+        }
+        from.shutdown();
+        to.shutdown();
+    }
+
+    /// Somebody between hosts and a server, who [passes](pass) on.
+    fn damaging(server: SocketAddr, late: usize, damages: Rc<Cell<bool>>) -> SocketAddr {
+        let any_port = "127.0.0.1:0".parse().expect("an address");
+        let listener = TcpListener::bind(any_port).expect("a port");
+        let address = listener.local_addr();
+        drop(spawn_local(async move {
+            while let Ok(host) = listener.accept().await {
+                let server = TcpStream::connect(server).await.expect("connected");
+                let back = pass(server.clone(), host.clone(), 0, Rc::default());
+                drop(spawn_local(pass(host, server, late, Rc::clone(&damages))));
+                drop(spawn_local(back));
+            }
+        }));
+        address
+    }
+
+    #[test]
+    fn a_write_that_was_damaged_leaves_the_disk_as_it_was() {
+        // In a capsule, whose digest comes with them, or later, or is cut; and asked for.
+        for (late, len) in [(0, 4096), (4, 4096), (1, 4096), (1000, 4096), (0, 65_536)] {
+            run(async move || {
+                let (_server, address) = serve_memory();
+                let damages = Rc::new(Cell::new(false));
+                let middle = damaging(address, late, Rc::clone(&damages));
+                let namespace = RemoteNamespace::connect(options(middle, Digests::BOTH)).await;
+                let namespace = namespace.expect("connected");
+                let bytes = write(&namespace, 8, len, 1).await;
+                damages.set(true);
+                let mut region = arena().alloc(len).expect("room");
+                region.as_mut_slice().fill(0xa5);
+                let region = region.freeze();
+                let written = namespace.write(8, region.clone(), false, TIMEOUT).await;
+                let error = written.map_err(|failure| failure.error);
+                let status = Status::TRANSIENT_TRANSPORT_ERROR;
+                assert_eq!(error, Err(CommandError::Status(status)));
+                assert!(read(&namespace, 8, len).await == bytes, "as it was");
+                damages.set(false);
+                let written = namespace.write(8, region.clone(), false, TIMEOUT).await;
+                written.expect("written");
+                assert!(read(&namespace, 8, len).await == region.as_slice());
+                assert_eq!(namespace.reconnects(), 0);
+            });
+        }
     }
 
     #[test]

@@ -164,7 +164,7 @@ fn main() {
         let served = runtime.spawn_on(SERVER, move || async move {
             (
                 serve_raw(row, None),
-                serve_raw(row, Some(DISK_BYTES as usize)),
+                serve_raw(row, usize::try_from(DISK_BYTES).ok()),
             )
         });
         let (raw_address, walk_address) = served.expect("started").wait().expect("served");
@@ -378,7 +378,7 @@ async fn fill(address: SocketAddr) {
     let namespace = connected(address, Digests::NONE).await;
     for granule in 0..DISK_BYTES / FILL_BYTES as u64 {
         let mut bytes = arena().alloc(FILL_BYTES).expect("room");
-        bytes.as_mut_slice().fill(granule as u8);
+        bytes.as_mut_slice().fill(1);
         let first = granule * (FILL_BYTES / BLOCK_BYTES) as u64;
         let written = namespace.write(first, bytes.freeze(), false, TIMEOUT);
         written.await.expect("written");

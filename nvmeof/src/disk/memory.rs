@@ -84,8 +84,13 @@ impl MemoryDisk {
             self.granules.borrow_mut()[index] = Some(bytes.freeze());
             return Ok(());
         }
-        let mut rest = bytes.as_slice();
-        for piece in self.pieces(offset, len as u64) {
+        self.write_bytes(offset, bytes.as_slice())
+    }
+
+    /// As [`MemoryDisk::write`], with bytes that lie elsewhere.
+    pub(super) fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), Status> {
+        let mut rest = bytes;
+        for piece in self.pieces(offset, bytes.len() as u64) {
             let (front, behind) = rest.split_at(piece.len);
             self.change(piece, |target| target.copy_from_slice(front))?;
             rest = behind;

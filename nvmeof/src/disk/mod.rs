@@ -92,10 +92,23 @@ impl Disk {
         match self {
             Self::Memory(disk) => disk.write(offset, bytes),
             Self::Shared(disk) => {
-                disk.write(offset, &bytes);
+                disk.write(offset, bytes.as_slice());
                 Ok(())
             }
             Self::File(disk) => disk.write(offset, bytes.freeze()).await,
+        }
+    }
+
+    /// Overwrites a range with bytes that are the caller's, if the disk is
+    /// [immediate](Disk::is_immediate).
+    pub(crate) fn write_at_once(&self, offset: u64, bytes: &[u8]) -> Option<Result<(), Status>> {
+        match self {
+            Self::Memory(disk) => Some(disk.write_bytes(offset, bytes)),
+            Self::Shared(disk) => {
+                disk.write(offset, bytes);
+                Some(Ok(()))
+            }
+            Self::File(_) => None,
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use lunette_nvmeof_proto::completion::Status;
 use lunette_runtime::arena;
-use lunette_runtime::arena::{Exposed, HugePages, Region, RegionMut, SharedMemory};
+use lunette_runtime::arena::{Exposed, HugePages, Region, SharedMemory};
 use rustix::io::Errno;
 
 use super::GRANULE_BYTES;
@@ -81,8 +81,8 @@ impl SharedDiskHere {
         Ok(room.freeze())
     }
 
-    pub(super) fn write(&self, offset: u64, bytes: &RegionMut) {
-        let mut rest = bytes.as_slice();
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
+        let mut rest = bytes;
         for piece in pieces(offset, rest.len() as u64) {
             let (front, behind) = rest.split_at(piece.len());
             self.put(piece.start, front);
@@ -150,7 +150,7 @@ mod tests {
                     for _ in 0..300 {
                         let mut region = arena().alloc(2 * BLOCK_BYTES).expect("room");
                         region.as_mut_slice().fill(byte);
-                        here.write(0, &region);
+                        here.write(0, region.as_slice());
                         let read = here.read(0, BLOCK_BYTES).expect("room");
                         let first = read.as_slice()[0];
                         assert!((1..=2).contains(&first));

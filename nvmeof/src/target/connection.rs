@@ -17,7 +17,7 @@ use lunette_runtime::{OpError, Scope, arena, control, time};
 use super::desk::Job;
 use super::link::Link;
 use super::server::Server;
-use super::work::Work;
+use super::work::{Work, range};
 use crate::disk::room;
 use crate::error::CloseReason;
 
@@ -52,8 +52,29 @@ enum Purpose {
 #[derive(Debug)]
 struct Arrival {
     purpose: Purpose,
-    /// None while it is lent to a receive, and for one that is refused.
+    len: usize,
+    /// None while it is lent to a receive, for one that is refused, and until there is need of it.
     room: Option<RegionMut>,
+}
+
+impl Arrival {
+    /// Room for the data, unless nobody wants them. Without memory the command is refused.
+    fn room(&mut self) -> Option<&mut RegionMut> {
+        if self.room.is_none() && !matches!(self.purpose, Purpose::Refused(_)) {
+            self.room = arena().alloc(self.len).ok();
+            if self.room.is_none() {
+                self.purpose = Purpose::Refused(Status::NAMESPACE_NOT_READY);
+            }
+        }
+        self.room.as_mut()
+    }
+}
+
+/// All data of a command, as they lie in the staging buffer.
+#[derive(Clone, Copy, Debug)]
+struct Whole<'a> {
+    slot: u16,
+    bytes: &'a [u8],
 }
 
 /// What is to be received next.
@@ -129,6 +150,8 @@ impl Connection {
     }
 
     fn step_through(&mut self, input: &mut &[u8]) -> Result<Next, CloseReason> {
+        // Data that are all there have no need of room of their own, once their digest is known to fit.
+        let mut whole: Option<Whole<'_>> = None;
         while !self.link.is_closing.get() {
             let step = self.link.queue.borrow_mut().step(input, &mut self.out);
             self.link.outbox.append_bytes(&mut self.out);
@@ -139,6 +162,9 @@ impl Connection {
                     command,
                     data_len_bytes,
                 } => self.on_command(slot, command, data_len_bytes > 0),
+                ControllerStep::Data { slot, bytes, .. } if self.is_whole(slot, bytes.len()) => {
+                    whole = Some(Whole { slot, bytes });
+                }
                 ControllerStep::Data {
                     slot,
                     offset_bytes,
@@ -149,10 +175,8 @@ impl Connection {
                     offset_bytes,
                     len_bytes,
                 } => {
-                    let has_room = self.arrivals.borrow()[usize::from(slot)]
-                        .as_ref()
-                        .is_some_and(|arrival| arrival.room.is_some());
-                    return Ok(if has_room && len_bytes >= DIRECT_BYTES_MIN {
+                    let is_direct = len_bytes >= DIRECT_BYTES_MIN && self.has_room(slot);
+                    return Ok(if is_direct {
                         Next::Direct {
                             slot,
                             offset: offset_bytes as usize,
@@ -162,8 +186,17 @@ impl Connection {
                         Next::Staging
                     });
                 }
-                ControllerStep::DataEnd { slot, is_intact } => self.on_data_end(slot, is_intact),
-                ControllerStep::NeedBytes => return Ok(Next::Staging),
+                ControllerStep::DataEnd { slot, is_intact } => {
+                    let whole = whole.take().filter(|whole| whole.slot == slot);
+                    self.on_data_end(slot, is_intact, whole.map(|whole| whole.bytes));
+                }
+                ControllerStep::NeedBytes => {
+                    // Their digest has not come with them.
+                    if let Some(Whole { slot, bytes }) = whole {
+                        self.place(slot, 0, bytes);
+                    }
+                    return Ok(Next::Staging);
+                }
             }
         }
         Ok(Next::Closing)
@@ -226,22 +259,15 @@ impl Connection {
         if arrivals.len() <= index {
             arrivals.resize_with(index + 1, || None);
         }
-        let is_refused = matches!(purpose, Purpose::Refused(_));
-        let room_now = if is_refused {
-            None
-        } else {
-            arena().alloc(len).ok()
-        };
         let arrival = arrivals[index].insert(Arrival {
             purpose,
-            room: room_now,
+            len,
+            room: None,
         });
-        if arrival.room.is_none() && data_follow && !is_refused {
-            arrival.purpose = Purpose::Refused(Status::NAMESPACE_NOT_READY);
-        }
         if data_follow {
             return;
         }
+        arrival.room = arena().alloc(len).ok();
         if arrival.room.is_some() {
             self.link.request_data(slot);
             return;
@@ -260,19 +286,44 @@ impl Connection {
         });
     }
 
+    /// Whether so many bytes are all data of a command for I/O, and none have been placed.
+    fn is_whole(&self, slot: u16, len: usize) -> bool {
+        let arrivals = self.arrivals.borrow();
+        arrivals[usize::from(slot)].as_ref().is_some_and(|arrival| {
+            let is_wanted = matches!(arrival.purpose, Purpose::Io { .. });
+            is_wanted && arrival.len == len && arrival.room.is_none()
+        })
+    }
+
+    fn has_room(&self, slot: u16) -> bool {
+        let mut arrivals = self.arrivals.borrow_mut();
+        let arrival = arrivals[usize::from(slot)].as_mut();
+        arrival.is_some_and(|arrival| arrival.room().is_some())
+    }
+
     fn place(&self, slot: u16, offset: usize, bytes: &[u8]) {
         let mut arrivals = self.arrivals.borrow_mut();
         let arrival = arrivals[usize::from(slot)]
             .as_mut()
             .expect("data of a command");
-        if let Some(room) = &mut arrival.room {
+        if let Some(room) = arrival.room() {
             room.as_mut_slice()[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
     }
 
-    fn on_data_end(&mut self, slot: u16, is_intact: bool) {
+    /// All data of a command have come: to its room, or as `whole`.
+    fn on_data_end(&mut self, slot: u16, is_intact: bool, whole: Option<&[u8]>) {
         let taken = self.arrivals.borrow_mut()[usize::from(slot)].take();
-        let Arrival { purpose, room } = taken.expect("data of a command");
+        let mut arrival = taken.expect("data of a command");
+        if let Some(bytes) = whole.filter(|_| is_intact) {
+            if self.write_at_once(slot, &arrival.purpose, bytes) {
+                return;
+            }
+            if let Some(room) = arrival.room() {
+                room.as_mut_slice().copy_from_slice(bytes);
+            }
+        }
+        let Arrival { purpose, room, .. } = arrival;
         match purpose {
             Purpose::Refused(status) => self.link.complete(slot, status, 0),
             _ if !is_intact => self
@@ -289,6 +340,30 @@ impl Connection {
             }
             Purpose::Io { nsid, request } => self.carry_out(slot, nsid, request, room),
         }
+    }
+
+    /// Carries a write out from where its data were received, if its disk does that now.
+    fn write_at_once(&self, slot: u16, purpose: &Purpose, bytes: &[u8]) -> bool {
+        let Purpose::Io {
+            nsid,
+            request: IoRequest::Write { blocks, .. },
+        } = *purpose
+        else {
+            return false;
+        };
+        let attached = self.link.attached.get().expect("commands follow a Connect");
+        let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
+        let Some((desk, geometry)) = self.server.desk(subsystem, nsid) else {
+            return false;
+        };
+        let (offset, len) = range(&geometry, blocks);
+        assert_eq!(bytes.len(), len, "all of its data");
+        let Some(written) = desk.write_at_once(offset, bytes) else {
+            return false;
+        };
+        let status = written.err().unwrap_or(Status::SUCCESS);
+        self.link.complete(slot, status, 0);
+        true
     }
 
     /// Looks into a message by which a host proves itself: beside this core, if that takes long.

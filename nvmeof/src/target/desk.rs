@@ -70,6 +70,16 @@ impl Desk {
         self.bell.raise();
     }
 
+    /// Writes bytes that lie in the connection's memory, if nobody waits and the disk is one that does
+    /// it at once.
+    pub(super) fn write_at_once(&self, offset: u64, bytes: &[u8]) -> Option<Result<(), Status>> {
+        if !self.disk.is_immediate() || !self.waiting.borrow().is_empty() || !self.has_room() {
+            return None;
+        }
+        self.begin_at_once(bytes.len().max(COST_BYTES_MIN));
+        self.disk.write_at_once(offset, bytes)
+    }
+
     /// Aborts a command of a host's connection that waits here.
     pub(super) fn abort(&self, host: HostId, link: &Rc<Link>, cid: u16) -> bool {
         let is_meant = |job: &Job| {
@@ -121,6 +131,16 @@ impl Desk {
         self.busy_bytes.get() < limit
     }
 
+    /// Counts what an immediate disk does in this turn.
+    fn begin_at_once(&self, cost_bytes: usize) {
+        let before = self.busy_bytes.get();
+        self.busy_bytes.set(before + cost_bytes);
+        if before == 0 {
+            // The next turn begins at nothing.
+            self.bell.raise();
+        }
+    }
+
     fn start(self: &Rc<Self>, job: Job, cost_bytes: usize) {
         let Job {
             work, link, tasks, ..
@@ -129,18 +149,14 @@ impl Desk {
             // Its connection has ended meanwhile.
             return;
         };
-        let before = self.busy_bytes.get();
-        self.busy_bytes.set(before + cost_bytes);
         if self.disk.is_immediate() {
-            if before == 0 {
-                // The next turn begins at nothing.
-                self.bell.raise();
-            }
+            self.begin_at_once(cost_bytes);
             let mut cx = Context::from_waker(Waker::noop());
             let polled = pin!(work.run(link, Rc::clone(self))).poll(&mut cx);
             assert!(polled.is_ready(), "an immediate disk never waits");
             return;
         }
+        self.busy_bytes.set(self.busy_bytes.get() + cost_bytes);
         let under_way = UnderWay {
             desk: Rc::clone(self),
             cost_bytes,

@@ -82,7 +82,8 @@ impl Work {
     }
 }
 
-fn range(geometry: &Geometry, blocks: Blocks) -> (u64, usize) {
+/// Where the data of a command lie on the disk.
+pub(super) fn range(geometry: &Geometry, blocks: Blocks) -> (u64, usize) {
     let (offset, len) = geometry.bytes(blocks);
     (
         offset,
