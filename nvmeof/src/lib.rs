@@ -33,8 +33,8 @@ pub use disk::{
 };
 pub use error::{CloseReason, CommandError, CommandFailure, ConnectError};
 pub use host::{
-    ControllerEvent, Data, Done, HostConfig, NamespaceOptions, PathState, Queue, RemoteController,
-    RemoteNamespace, discover,
+    ControllerEvent, Data, Done, HostConfig, NamespaceOptions, PathState, Queue, QueueSeat,
+    RemoteController, RemoteNamespace, discover,
 };
 pub use lunette_nvmeof_proto as proto;
 pub use target::{Export, ExportedDisk, Seat, Server, ServerError, ServerOptions};

@@ -48,6 +48,8 @@ statuses! {
     INTERNAL_ERROR = 0x006, "internal error";
     /// The host asked for the abort.
     ABORT_REQUESTED = 0x007, "aborted on request";
+    /// Its queue has been deleted, as a reset of the controller does.
+    ABORTED_WITH_QUEUE = 0x008, "aborted with its queue";
     /// No such namespace.
     INVALID_NAMESPACE = 0x00b, "invalid namespace";
     /// Not now.

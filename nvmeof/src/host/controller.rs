@@ -1,6 +1,6 @@
 //! A controller: brought up, kept alive, with queues.
 
-use std::cell::RefCell;
+use std::cell::{Cell, OnceCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,13 +23,16 @@ use lunette_nvmeof_proto::log_page::{
 };
 use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_nvmeof_proto::pdu::Digests;
-use lunette_runtime::{Scope, arena, control, time};
+use lunette_runtime::{Scope, Sender, arena, channel, control, time};
 use lunette_runtime_core::time::Time;
 
 use super::events::{ControllerEvent, Events, listen};
-use super::queue::{Data, Done, Queue};
+use super::queue::{Ask, Data, Done, Queue};
+use super::seat::QueueSeat;
 use crate::error::{CloseReason, CommandError, CommandFailure, ConnectError};
 
+/// Commands of queues of other cores that may wait to be aborted.
+const ABORTS_MAX: usize = 1024;
 /// Commands in flight on an admin queue: its entries, one of which stays empty.
 const ADMIN_COMMANDS_MAX: u16 = 31;
 /// Data of an admin command at most that go with it, whatever the controller says of queues for
@@ -102,9 +105,10 @@ pub struct RemoteController {
     address: SocketAddr,
     config: HostConfig,
     events: Rc<Events>,
-    /// Keeps the controller alive, and asks it for events.
-    _beside: Scope,
-    next_queue: RefCell<u16>,
+    /// Keeps the controller alive, asks it for events, and has commands aborted for other cores.
+    beside: Scope,
+    aborts: OnceCell<Sender<Ask>>,
+    next_queue: Cell<u16>,
 }
 
 impl RemoteController {
@@ -144,8 +148,9 @@ impl RemoteController {
             address,
             config,
             events,
-            _beside: beside,
-            next_queue: RefCell::new(1),
+            beside,
+            aborts: OnceCell::new(),
+            next_queue: Cell::new(1),
         }))
     }
 
@@ -166,34 +171,42 @@ impl RemoteController {
     /// # Errors
     /// [`ConnectError`]; [`CloseReason::Local`] when all that were granted have been connected.
     pub async fn queue(&self) -> Result<Queue, ConnectError> {
-        let queue_id = {
-            let mut next = self.next_queue.borrow_mut();
-            if *next > self.association.io_queues {
-                return Err(ConnectError::Closed(CloseReason::Local));
-            }
-            *next += 1;
-            *next - 1
-        };
+        let queue_id = self.next_queue_id()?;
         let queue = connect_queue(self.address, &self.association, queue_id, &self.config).await?;
         queue.abort_on(&self.admin, queue_id);
         Ok(queue)
     }
 
-    /// Connects queue `queue_id` for I/O of a controller that was brought up on another core: what
-    /// is needed for it may be sent there.
+    /// What another core needs to connect its next queue for I/O there: it may be sent to that core.
     ///
     /// # Errors
-    /// [`ConnectError`].
-    ///
-    /// # Panics
-    /// If that is no queue that was granted.
-    pub async fn queue_of(
-        address: SocketAddr,
-        association: &Association,
-        queue_id: u16,
-        config: &HostConfig,
-    ) -> Result<Queue, ConnectError> {
-        connect_queue(address, association, queue_id, config).await
+    /// [`CloseReason::Local`] when all that were granted have been connected, or given away.
+    pub fn seat(&self) -> Result<QueueSeat, ConnectError> {
+        let queue_id = self.next_queue_id()?;
+        let aborts = self.aborts.get_or_init(|| {
+            let (sender, asks) = channel(ABORTS_MAX);
+            let aborting = self.admin.clone().abort_for_others(asks);
+            if let Err(error) = self.beside.spawn(aborting) {
+                tracing::warn!(%error, "commands of other cores are not aborted");
+            }
+            sender
+        });
+        Ok(QueueSeat {
+            address: self.address,
+            association: self.association.clone(),
+            queue_id,
+            config: self.config.clone(),
+            aborts: aborts.clone(),
+        })
+    }
+
+    fn next_queue_id(&self) -> Result<u16, ConnectError> {
+        let queue_id = self.next_queue.get();
+        if queue_id > self.association.io_queues {
+            return Err(ConnectError::Closed(CloseReason::Local));
+        }
+        self.next_queue.set(queue_id + 1);
+        Ok(queue_id)
     }
 
     /// The ids of its namespaces.
@@ -516,7 +529,7 @@ fn drawn() -> Entropy {
     Entropy::draw(lunette_runtime::entropy)
 }
 
-async fn connect_queue(
+pub(super) async fn connect_queue(
     address: SocketAddr,
     association: &Association,
     queue_id: u16,

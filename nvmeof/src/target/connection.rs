@@ -43,6 +43,8 @@ enum Purpose {
     Io {
         nsid: u32,
         request: IoRequest,
+        /// How often the controller had been reset.
+        resets: u64,
     },
     /// It ends so as soon as its data have passed.
     Refused(Status),
@@ -220,7 +222,7 @@ impl Connection {
             Ok(purpose) if has_data && len > 0 => {
                 self.take_data(slot, purpose, len as usize, data_follow);
             }
-            Ok(Purpose::Io { nsid, request }) => self.carry_out(slot, nsid, request, None),
+            Ok(purpose @ Purpose::Io { .. }) => self.carry_out(slot, purpose, None),
             Ok(_) => self
                 .link
                 .complete(slot, Status::INVALID_FIELD.do_not_retry(), 0),
@@ -248,7 +250,12 @@ impl Connection {
         }
         let view = self.server.view();
         let (nsid, request) = view.io(attached.controller, attached.queue_id, command)?;
-        Ok(Purpose::Io { nsid, request })
+        let resets = view.resets(attached.controller).expect("just seen");
+        Ok(Purpose::Io {
+            nsid,
+            request,
+            resets,
+        })
     }
 
     /// Makes room for a command's data; they are on their way if `data_follow`, else asked for.
@@ -338,7 +345,7 @@ impl Connection {
                 let data = room.expect("no receive is in flight");
                 self.authenticate(slot, &command, data.as_slice());
             }
-            Purpose::Io { nsid, request } => self.carry_out(slot, nsid, request, room),
+            purpose @ Purpose::Io { .. } => self.carry_out(slot, purpose, room),
         }
     }
 
@@ -347,10 +354,14 @@ impl Connection {
         let Purpose::Io {
             nsid,
             request: IoRequest::Write { blocks, .. },
+            resets,
         } = *purpose
         else {
             return false;
         };
+        if !self.server.is_current(&self.link, resets) {
+            return false;
+        }
         let attached = self.link.attached.get().expect("commands follow a Connect");
         let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
         let Some((desk, geometry)) = self.server.desk(subsystem, nsid) else {
@@ -409,8 +420,21 @@ impl Connection {
         });
     }
 
-    /// Carries a command out, now or in its host's turn.
-    fn carry_out(&self, slot: u16, nsid: u32, request: IoRequest, data: Option<RegionMut>) {
+    /// Carries a command for I/O out, now or in its host's turn, unless its controller has been reset
+    /// since it came.
+    fn carry_out(&self, slot: u16, purpose: Purpose, data: Option<RegionMut>) {
+        let Purpose::Io {
+            nsid,
+            request,
+            resets,
+        } = purpose
+        else {
+            unreachable!("{purpose:?} is not carried out by a disk");
+        };
+        if !self.server.is_current(&self.link, resets) {
+            self.link.complete(slot, Status::ABORTED_WITH_QUEUE, 0);
+            return;
+        }
         let attached = self.link.attached.get().expect("commands follow a Connect");
         let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
         let Some((desk, geometry)) = self.server.desk(subsystem, nsid) else {
@@ -427,6 +451,7 @@ impl Connection {
         desk.take(Job {
             work,
             host: attached.host,
+            resets,
             link: Rc::clone(&self.link),
             tasks: Rc::downgrade(&self.tasks),
         });
@@ -464,6 +489,7 @@ impl Connection {
             reply => self.link.reply(slot, reply),
         }
         server.deliver_notices();
+        server.look_at_desks();
         server.keeper.raise();
     }
 

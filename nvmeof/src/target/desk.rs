@@ -32,6 +32,8 @@ const DRIVE_BYTES_MAX: usize = 8 * 1024 * 1024;
 pub(super) struct Job {
     pub(super) work: Work,
     pub(super) host: HostId,
+    /// How often its controller had been reset when it came.
+    pub(super) resets: u64,
     pub(super) link: Rc<Link>,
     /// Where it runs if it takes time; gone with its connection.
     pub(super) tasks: Weak<Scope>,
@@ -46,6 +48,8 @@ pub(super) struct Desk {
     busy_bytes: Cell<usize>,
     /// Raised when there may be something for [`Desk::serve`] to do.
     bell: Signal,
+    /// Some controller may have been reset.
+    is_in_doubt: Cell<bool>,
 }
 
 impl Desk {
@@ -55,6 +59,7 @@ impl Desk {
             waiting: RefCell::new(Shares::new(QUANTUM_BYTES)),
             busy_bytes: Cell::new(0),
             bell: Signal::default(),
+            is_in_doubt: Cell::new(false),
         })
     }
 
@@ -92,15 +97,29 @@ impl Desk {
         found.is_some()
     }
 
-    /// Carries out what waits, as the disk gets to it.
-    pub(super) async fn serve(self: Rc<Self>) {
+    /// Some controller may have been reset: what waits for it is dropped.
+    pub(super) fn look(&self) {
+        if !self.waiting.borrow().is_empty() {
+            self.is_in_doubt.set(true);
+            self.bell.raise();
+        }
+    }
+
+    /// Carries out what waits, as the disk gets to it, as long as it `is_current`.
+    pub(super) async fn serve(self: Rc<Self>, is_current: impl Fn(&Job) -> bool) {
         loop {
             self.bell.raised().await;
             loop {
                 if self.disk.is_immediate() {
                     self.busy_bytes.set(0);
                 }
-                if !self.start_waiting() {
+                if self.is_in_doubt.take() {
+                    let mut waiting = self.waiting.borrow_mut();
+                    let dropped = waiting.remove_all(|job| !is_current(job));
+                    drop(waiting);
+                    dropped.iter().for_each(Job::refuse);
+                }
+                if !self.start_waiting(&is_current) {
                     break;
                 }
                 time::yield_now().await;
@@ -109,14 +128,18 @@ impl Desk {
     }
 
     /// Whether anything was started.
-    fn start_waiting(self: &Rc<Self>) -> bool {
+    fn start_waiting(self: &Rc<Self>, is_current: impl Fn(&Job) -> bool) -> bool {
         let mut has_started = false;
         while self.has_room() {
             let next = self.waiting.borrow_mut().pop();
             let Some((cost_bytes, job)) = next else {
                 break;
             };
-            self.start(job, cost_bytes);
+            if is_current(&job) {
+                self.start(job, cost_bytes);
+            } else {
+                job.refuse();
+            }
             has_started = true;
         }
         has_started
@@ -174,6 +197,12 @@ impl Desk {
 }
 
 impl Job {
+    /// Answers it without carrying it out: its controller has been reset.
+    fn refuse(&self) {
+        self.link
+            .complete(self.work.slot, Status::ABORTED_WITH_QUEUE, 0);
+    }
+
     fn cost_bytes(&self) -> usize {
         let bytes = self.work.request.data_bytes(&self.work.geometry);
         usize::try_from(bytes).map_or(usize::MAX, |bytes| bytes.max(COST_BYTES_MIN))

@@ -31,7 +31,7 @@ use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
 use super::connection::Connection;
-use super::desk::Desk;
+use super::desk::{Desk, Job};
 use super::hub::{Call, Hub};
 use super::link::Link;
 use crate::disk::{Disk, GRANULE_BYTES};
@@ -237,7 +237,9 @@ impl Server {
             spawned(acceptors.spawn(answering));
         }
         for desk in self.desks.values() {
-            spawned(connections.spawn(Rc::clone(desk).serve()));
+            let server = Rc::clone(&self);
+            let is_current = move |job: &Job| server.is_current(&job.link, job.resets);
+            spawned(connections.spawn(Rc::clone(desk).serve(is_current)));
         }
         for (port_id, listener) in (1..).zip(listeners) {
             let serving = Rc::clone(&self).accept(port_id, listener, Rc::clone(&connections));
@@ -334,6 +336,21 @@ impl Server {
         self.keeper.raise();
         self.close_strays();
         self.deliver_notices();
+        self.look_at_desks();
+    }
+
+    /// Some controller may have been reset.
+    pub(super) fn look_at_desks(&self) {
+        for desk in self.desks.values() {
+            desk.look();
+        }
+    }
+
+    /// Whether a controller has not been reset since it had been so often.
+    pub(super) fn is_current(&self, link: &Link, resets: u64) -> bool {
+        let attached = link.attached.get();
+        let found = attached.and_then(|attached| self.view().resets(attached.controller));
+        found == Some(resets)
     }
 
     /// Aborts a command of a queue for I/O that has not begun, on whatever core, and answers the one

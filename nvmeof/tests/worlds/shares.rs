@@ -3,15 +3,22 @@
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::rc::Rc;
     use std::time::Duration;
 
+    use lunette_nvmeof::proto::command::Command;
+    use lunette_nvmeof::proto::completion::Status;
     use lunette_nvmeof::proto::controller::Secrets;
+    use lunette_nvmeof::proto::fabrics::Property;
     use lunette_nvmeof::proto::io::{Blocks, Geometry, IoRequest};
     use lunette_nvmeof::proto::pdu::Digests;
-    use lunette_nvmeof::{Data, Disk, FileDisk, Queue, RemoteController, Server, ServerOptions};
+    use lunette_nvmeof::{
+        CommandError, Data, Disk, FileDisk, Queue, RemoteController, Server, ServerOptions,
+    };
     use lunette_runtime::fs::{File, OpenOptions};
     use lunette_runtime::sim::{DiskOptions, Outcome, World, WorldOptions};
-    use lunette_runtime::{CoreOptions, arena, spawn_local, time};
+    use lunette_runtime::{CoreOptions, arena, spawn_local, spawn_on, time};
+    use lunette_runtime_core::ids::CoreIndex;
 
     use crate::ends::{WORLD_MAX, address, export, ip, name, options, serve};
 
@@ -42,15 +49,7 @@ mod tests {
         serve(server.expect("a server"), &[SERVER]).await;
     }
 
-    /// Reads that one host has had answered, and the longest that one took.
-    #[derive(Clone, Copy, Debug)]
-    struct Served {
-        reads: u64,
-        longest: Duration,
-    }
-
-    async fn keep_reading(queue: Queue, ms: u64, len_bytes: u32) -> Served {
-        let ends_at = time::now() + Duration::from_millis(ms);
+    fn read_of(len_bytes: u32) -> Command {
         let geometry = Geometry {
             blocks: 2048,
             block_bytes_log2: 9,
@@ -60,7 +59,19 @@ mod tests {
             first: 0,
             count: len_bytes / 512,
         };
-        let command = IoRequest::Read(blocks).command(1, &geometry);
+        IoRequest::Read(blocks).command(1, &geometry)
+    }
+
+    /// Reads that one host has had answered, and the longest that one took.
+    #[derive(Clone, Copy, Debug)]
+    struct Served {
+        reads: u64,
+        longest: Duration,
+    }
+
+    async fn keep_reading(queue: Queue, ms: u64, len_bytes: u32) -> Served {
+        let ends_at = time::now() + Duration::from_millis(ms);
+        let command = read_of(len_bytes);
         let mut served = Served {
             reads: 0,
             longest: Duration::ZERO,
@@ -111,14 +122,35 @@ mod tests {
         all
     }
 
-    /// Gives up all that it has in flight but for one command, and says how many were aborted.
-    async fn give_up() -> u64 {
+    async fn connected() -> Rc<RemoteController> {
         let mut config = options(Digests::NONE, &[SERVER]).config;
         config.commands_max = DEPTH;
         let subsystem = name("disk");
         let controller = RemoteController::connect(address(SERVER), &subsystem, config).await;
-        let controller = controller.expect("connected");
-        let queue = controller.queue().await.expect("granted");
+        controller.expect("connected")
+    }
+
+    async fn give_up() -> u64 {
+        let controller = connected().await;
+        give_up_on(controller.queue().await.expect("granted")).await
+    }
+
+    /// The controller is on the first core, the queue on the second.
+    async fn give_up_elsewhere() -> u64 {
+        let controller = connected().await;
+        let seat = controller.seat().expect("granted");
+        let elsewhere = move || async move {
+            let queue = seat.connect().await;
+            give_up_on(queue.expect("connected")).await
+        };
+        let gave_up = spawn_on(CoreIndex(1), elsewhere).await;
+        let aborted = gave_up.expect("no panic");
+        assert_eq!(controller.admin().aborted(), 0, "those of the other queue");
+        aborted
+    }
+
+    /// Gives up all that it has in flight but for one command, and says how many were aborted.
+    async fn give_up_on(queue: Queue) -> u64 {
         let mut tasks = Vec::new();
         for index in 0..DEPTH {
             let reading = keep_reading(queue.clone(), 1, READ_BYTES);
@@ -138,20 +170,80 @@ mod tests {
         queue.aborted()
     }
 
-    #[test]
-    fn what_waits_for_the_drive_is_aborted() {
-        let mut world = world(62);
+    /// What a host of two cores finds at a server of a file that is there.
+    fn found<T: Send + 'static, F: Future<Output = T> + 'static>(
+        seed: u64,
+        scenario: impl FnOnce() -> F + Send + 'static,
+    ) -> T {
+        let mut world = world(seed);
         let target = world.start(ip(SERVER), 1, CoreOptions::default());
         world.spawn(target, 0, serve_a_file);
         let made = world.now() + Duration::from_millis(100);
         world.run_until(made, || false);
-        let host = world.start(ip("10.0.0.3:0"), 1, CoreOptions::default());
-        let aborted = world.spawn(host, 0, give_up);
+        let host = world.start(ip("10.0.0.3:0"), 2, CoreOptions::default());
+        let found = world.spawn(host, 0, scenario);
         let end = world.now() + WORLD_MAX;
-        world.run_until(end, || aborted.is_there());
-        let aborted = aborted.take().expect("it ends");
+        world.run_until(end, || found.is_there());
+        found.take().expect("it ends")
+    }
+
+    #[test]
+    fn what_waits_for_the_drive_is_aborted() {
         // Half of them are under way at the drive, and some get there before their Abort.
+        let aborted = found(62, give_up);
         assert!((10..64).contains(&aborted), "{aborted}");
+        let aborted = found(63, give_up_elsewhere);
+        assert!((10..64).contains(&aborted), "{aborted}");
+    }
+
+    /// Resets the controller, or has it work again at once, while the drive has more to do than it does
+    /// at a time. How many reads were carried out and how many were not, and how long the latter took.
+    async fn reset(works_again: bool) -> (usize, usize, Duration) {
+        let controller = connected().await;
+        let queue = controller.queue().await.expect("granted");
+        let reads: Vec<_> = (0..DEPTH)
+            .map(|_| {
+                let queue = queue.clone();
+                spawn_local(async move {
+                    let region = arena().alloc(READ_BYTES as usize).expect("room");
+                    let read = queue.command(read_of(READ_BYTES), Data::In(region), TIMEOUT);
+                    let error = read.await.map(drop).map_err(|failure| failure.error);
+                    (error, time::now())
+                })
+            })
+            .collect();
+        time::sleep(DRIVE / 2).await;
+        let began = time::now();
+        let values = [0, 0x46_0001];
+        for value in &values[..1 + usize::from(works_again)] {
+            let set = Property::Configuration.write(*value);
+            let done = controller.admin().command(set, Data::None, TIMEOUT).await;
+            done.expect("done");
+        }
+        let (mut carried_out, mut dropped, mut longest) = (0, 0, Duration::ZERO);
+        for read in reads {
+            match read.await.expect("no panic") {
+                (Ok(()), _) => carried_out += 1,
+                (Err(error), at) => {
+                    let status = Status::ABORTED_WITH_QUEUE;
+                    assert_eq!(error, CommandError::Status(status));
+                    dropped += 1;
+                    longest = longest.max(at.since(began));
+                }
+            }
+        }
+        (carried_out, dropped, longest)
+    }
+
+    #[test]
+    fn what_waits_for_the_drive_is_dropped_with_a_reset() {
+        for works_again in [false, true] {
+            let (carried_out, dropped, longest) = found(64, move || reset(works_again));
+            // What is under way at the drive is carried out.
+            assert!((32..=65).contains(&carried_out), "{carried_out}");
+            assert_eq!(carried_out + dropped, usize::from(DEPTH));
+            assert!(longest < DRIVE / 2, "at once: {longest:?}");
+        }
     }
 
     fn world(seed: u64) -> World {

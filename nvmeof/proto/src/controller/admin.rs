@@ -151,6 +151,7 @@ impl Target {
                 controller.configuration = Configuration(command.cdw10[2]);
                 controller.life = controller.life.after(Event::of(controller.configuration));
                 if controller.life == Life::Disabled {
+                    controller.resets += 1;
                     // A reset ends what waits, and forgets what was told.
                     let waiting = core::mem::take(&mut controller.waiting);
                     controller

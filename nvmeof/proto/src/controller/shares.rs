@@ -110,6 +110,28 @@ impl<T> Shares<T> {
         Some(item)
     }
 
+    /// Takes out all that `is_meant`, of every host, each host's in its order.
+    pub fn remove_all(&mut self, is_meant: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut removed = Vec::new();
+        for share in self.shares.values_mut() {
+            for (cost_bytes, item) in core::mem::take(&mut share.waiting) {
+                if is_meant(&item) {
+                    removed.push(item);
+                } else {
+                    share.waiting.push_back((cost_bytes, item));
+                }
+            }
+        }
+        let hosts = self.shares.iter();
+        let gone = hosts.filter(|(_, share)| share.waiting.is_empty());
+        let gone: Vec<HostId> = gone.map(|(&host, _)| host).collect();
+        for host in gone {
+            self.leave(host);
+        }
+        self.len -= removed.len();
+        removed
+    }
+
     /// Nothing of a host waits any more: what it has saved up is gone.
     fn leave(&mut self, host: HostId) {
         self.shares.remove(&host);
@@ -168,6 +190,19 @@ mod tests {
         assert_eq!(shares.remove(B, |_| true), Some(3));
         assert_eq!((shares.pop(), shares.len()), (None, 0));
         assert_eq!(shares.remove(B, |_| true), None);
+    }
+
+    #[test]
+    fn what_is_taken_out_of_all_hosts_is_not_served() {
+        let mut shares = Shares::new(8);
+        for (host, item) in [(A, 1), (B, 2), (A, 3), (B, 4), (A, 5)] {
+            shares.push(host, 8, item);
+        }
+        assert_eq!(shares.remove_all(|&item| item < 3), [1, 2]);
+        assert_eq!(shares.remove_all(|&item| item == 4), [4]);
+        assert_eq!(shares.len(), 2);
+        assert_eq!([shares.pop(), shares.pop()], [Some((8, 3)), Some((8, 5))]);
+        assert!(shares.is_empty() && shares.pop().is_none());
     }
 
     proptest! {

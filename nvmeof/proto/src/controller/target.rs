@@ -269,6 +269,8 @@ pub(super) struct Controller {
     host_number: HostId,
     host_id: [u8; 16],
     pub(super) life: Life,
+    /// How often it has been disabled.
+    pub(super) resets: u64,
     pub(super) configuration: Configuration,
     pub(super) settings: Settings,
     silent_since: Time,
@@ -466,6 +468,7 @@ impl Target {
             host_number,
             host_id: data.host_id,
             life: Life::Disabled,
+            resets: 0,
             configuration: Configuration::default(),
             settings: Settings::new(queues_max, connect.keep_alive_ms, caches_writes),
             silent_since: now,

@@ -14,6 +14,7 @@ struct ControllerView {
     subsystem: Option<usize>,
     port_id: u16,
     is_ready: bool,
+    resets: u64,
     /// Queues whose commands are carried out.
     queues: BTreeSet<u16>,
 }
@@ -25,6 +26,7 @@ impl ControllerView {
             subsystem: controller.subsystem,
             port_id: controller.port_id,
             is_ready: controller.life == Life::Ready,
+            resets: controller.resets,
             queues: queues
                 .filter(|&queue_id| controller.check_access(queue_id).is_ok())
                 .collect(),
@@ -85,6 +87,13 @@ impl IoView {
     fn namespace(&self, subsystem: usize, nsid: u32) -> Option<&Namespace> {
         let mut namespaces = self.namespaces.get(subsystem)?.iter();
         namespaces.find(|namespace| namespace.nsid == nsid)
+    }
+
+    /// How often a controller has been reset, if it is there: what came before its last reset is not to be
+    /// carried out any more (NVMe Base 2.0, "Controller Level Reset").
+    #[must_use]
+    pub fn resets(&self, controller: ControllerId) -> Option<u64> {
+        Some(self.controllers.get(&controller)?.resets)
     }
 
     /// What a command of queue `queue_id` for I/O asks for, and of which namespace.

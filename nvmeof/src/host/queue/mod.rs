@@ -27,6 +27,7 @@ use lunette_runtime::net::TcpStream;
 use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::time::Time;
 
+pub(super) use self::abort::Ask;
 pub(super) use self::shared::Shared;
 use self::slot::SlotWait;
 use super::inbound::Inbound;

@@ -342,8 +342,10 @@ fn io_needs_a_namespace_that_can_be_reached_and_written() {
         target.view().io(id, 0, &flush),
         Ok((NSID_ALL, IoRequest::Flush))
     );
+    let before = target.view().resets(id).expect("there");
     let disable = Property::Configuration.write(0);
     target.admin(id, 0, 5, &disable, Time::ZERO);
+    assert_eq!(target.view().resets(id), Some(before + 1));
     let status = target.view().io(id, 0, &flush).map_err(Status::code);
     assert_eq!(status, Err(Status::COMMAND_SEQUENCE_ERROR.code()));
 }
