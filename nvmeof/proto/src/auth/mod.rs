@@ -20,6 +20,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `secret` | [`Secret`], in the form that people pass on |
+//! | `psk` | [`TlsPsk`]: keys of TLS, from which nothing is proved here |
 //! | `message` | [`Message`]: the bytes |
 //! | `hash`, `group`, `proof` | hashes, Diffie-Hellman, what is proved |
 //! | `host`, `controller` | [`HostAuth`], [`ControllerAuth`] |
@@ -30,6 +31,7 @@ mod hash;
 mod host;
 mod message;
 mod proof;
+mod psk;
 mod secret;
 #[cfg(test)]
 mod tests;
@@ -44,6 +46,7 @@ pub use group::Group;
 pub use hash::Hash;
 pub use host::{AuthNext, HostAuth};
 pub use message::{Challenge, MESSAGE_BYTES_MAX, Message, Reason, Reply};
+pub use psk::{IDENTITY_BYTES_MAX, PskFault, TlsPsk};
 pub use secret::{Secret, SecretFault};
 
 use crate::command::{Command, fabrics};

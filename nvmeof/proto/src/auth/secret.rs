@@ -118,7 +118,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-fn crc32(bytes: &[u8]) -> u32 {
+pub(super) fn crc32(bytes: &[u8]) -> u32 {
     let value = crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, bytes);
     u32::try_from(value).expect("32 bits")
 }
