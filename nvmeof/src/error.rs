@@ -28,6 +28,32 @@ pub enum CloseReason {
     /// This core's arena has no room for the connection.
     #[error("no memory for the connection")]
     NoMemory,
+    /// It was to be in TLS.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsFault),
+}
+
+/// Why a connection is not, or no longer, in TLS.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum TlsFault {
+    /// This build leaves TLS out: its feature `tls` is off.
+    #[error("this build leaves it out (feature `tls`)")]
+    Absent,
+    /// The peer does not have the key, or no TLS.
+    #[error("the peer does not share the key")]
+    Refused,
+    /// The key has 48 bytes: its cipher suite is not to be had.
+    #[error("keys of 48 bytes (SHA-384) are not to be had: take one of 32")]
+    Suite,
+    /// The names of host and subsystem are too long together.
+    #[error("the names of host and subsystem are too long together")]
+    Identity,
+    /// What came was damaged underway, or sent by somebody else.
+    #[error("a record does not fit")]
+    Record,
+    /// OpenSSL refused, as when there is no memory.
+    #[error("OpenSSL refused")]
+    Library,
 }
 
 impl CloseReason {
@@ -36,6 +62,7 @@ impl CloseReason {
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Peer | Self::Io(_) | Self::Stuck | Self::NoMemory => true,
+            Self::Tls(fault) => matches!(fault, TlsFault::Record | TlsFault::Library),
             Self::Wire(fault) => fault.is_retryable(),
             Self::Local => false,
         }
@@ -44,7 +71,17 @@ impl CloseReason {
     /// Whether bytes were damaged underway.
     #[must_use]
     pub const fn is_corruption(&self) -> bool {
-        matches!(self, Self::Wire(fault) if fault.is_corruption())
+        match self {
+            Self::Wire(fault) => fault.is_corruption(),
+            Self::Tls(fault) => matches!(fault, TlsFault::Record),
+            _ => false,
+        }
+    }
+}
+
+impl From<OpError> for CloseReason {
+    fn from(error: OpError) -> Self {
+        Self::Io(error)
     }
 }
 

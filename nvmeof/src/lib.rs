@@ -13,13 +13,15 @@
 //! ```
 //!
 //! The protocol itself is `lunette-nvmeof-proto`. Data are received straight into the region that
-//! the caller lent, and sent from where they lie. It leaves out TLS, and other transports.
+//! the caller lent, and sent from where they lie. In TLS (feature `tls`) they are copied. It leaves out
+//! other transports.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `host` | [`RemoteController`], [`Queue`], [`RemoteNamespace`], [`discover`] |
 //! | `target` | [`Server`] and what it exports |
 //! | `disk` | [`Disk`]: memory, files |
+//! | `wire` | bytes as they are, or in TLS |
 //! | `error` | [`CloseReason`], [`CommandError`], [`ConnectError`] |
 #![forbid(unsafe_code)]
 
@@ -27,11 +29,12 @@ mod disk;
 mod error;
 mod host;
 mod target;
+mod wire;
 
 pub use disk::{
     Disk, FileDisk, FileDiskError, GRANULE_BYTES, MemoryDisk, SharedDisk, SharedDiskHere,
 };
-pub use error::{CloseReason, CommandError, CommandFailure, ConnectError};
+pub use error::{CloseReason, CommandError, CommandFailure, ConnectError, TlsFault};
 pub use host::{
     ControllerEvent, Data, Done, HostConfig, NamespaceOptions, PathState, Queue, QueueSeat,
     RemoteController, RemoteNamespace, discover,

@@ -50,6 +50,7 @@ mod tests {
             keep_alive: Duration::from_secs(5),
             timeout: TIMEOUT,
             credentials: None,
+            psk: None,
         }
     }
 

@@ -357,6 +357,7 @@ async fn connected(address: SocketAddr, digests: Digests) -> RemoteNamespace {
         keep_alive: Duration::from_secs(30),
         timeout: TIMEOUT,
         credentials: None,
+        psk: None,
     };
     let options = NamespaceOptions {
         addresses: vec![address],

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lunette_nvmeof_proto::auth::{AuthNext, Credentials, Entropy, HostAuth};
+use lunette_nvmeof_proto::auth::{AuthNext, Credentials, Entropy, HostAuth, TlsPsk};
 use lunette_nvmeof_proto::command::{Command, admin, fabrics};
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::fabrics::{Configuration, Property};
@@ -30,6 +30,7 @@ use super::events::{ControllerEvent, Events, listen};
 use super::queue::{Ask, Data, Done, Queue};
 use super::seat::QueueSeat;
 use crate::error::{CloseReason, CommandError, CommandFailure, ConnectError};
+use crate::wire::Pledge;
 
 /// Commands of queues of other cores that may wait to be aborted.
 const ABORTS_MAX: usize = 1024;
@@ -67,6 +68,9 @@ pub struct HostConfig {
     pub timeout: Duration,
     /// What it proves where it is asked to; with a secret of the controller, it insists.
     pub credentials: Option<Arc<Credentials>>,
+    /// The key that it shares with controllers: every connection is in TLS 1.3 then, which needs the
+    /// feature `tls`.
+    pub psk: Option<Arc<TlsPsk>>,
 }
 
 impl HostConfig {
@@ -76,6 +80,14 @@ impl HostConfig {
             r2t_max: 1,
             commands_max,
         }
+    }
+
+    fn pledge(&self, subsystem: &Nqn) -> Option<Pledge> {
+        self.psk.as_ref().map(|psk| Pledge {
+            psk: Arc::clone(psk),
+            host: self.host.clone(),
+            subsystem: subsystem.clone(),
+        })
     }
 
     fn bring_up(&self, subsystem: &Nqn) -> BringUpOptions {
@@ -122,7 +134,8 @@ impl RemoteController {
         config: HostConfig,
     ) -> Result<Rc<Self>, ConnectError> {
         let options = config.options(ADMIN_COMMANDS_MAX);
-        let admin = Queue::open(address, options, config.timeout).await?;
+        let pledge = config.pledge(subsystem);
+        let admin = Queue::open_as(address, options, config.timeout, pledge).await?;
         admin.set_in_capsule_bytes_max(ADMIN_IN_CAPSULE_BYTES);
         let mut bring_up = BringUp::new(config.bring_up(subsystem));
         if let Some(credentials) = &config.credentials {
@@ -537,7 +550,8 @@ pub(super) async fn connect_queue(
 ) -> Result<Queue, ConnectError> {
     let commands_max = config.commands_max.min(association.entries - 1).max(1);
     let options = config.options(commands_max);
-    let queue = Queue::open(address, options, config.timeout).await?;
+    let pledge = config.pledge(association.subsystem());
+    let queue = Queue::open_as(address, options, config.timeout, pledge).await?;
     // The Connect has to go with its data whatever the controller says.
     queue.set_in_capsule_bytes_max(ADMIN_IN_CAPSULE_BYTES);
     let request = association.connect(queue_id);

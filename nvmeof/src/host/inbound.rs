@@ -88,7 +88,7 @@ impl Inbound {
                     offset_bytes,
                     len_bytes,
                 } => {
-                    return Ok(if len_bytes >= DIRECT_BYTES_MIN {
+                    return Ok(if len_bytes >= DIRECT_BYTES_MIN && shared.wire.is_plain() {
                         Next::Direct {
                             cid,
                             offset: offset_bytes as usize,
@@ -114,12 +114,12 @@ impl Inbound {
 
     async fn receive_staged(&mut self, shared: &Shared) -> Result<(), CloseReason> {
         let staging = self.staging.take().expect("one receive at a time");
-        let len = if self.expects_large {
+        let len = if self.expects_large && shared.wire.is_plain() {
             HEADERS_BYTES
         } else {
             STAGING_BYTES
         };
-        let (result, staging) = shared.stream.recv(staging, 0, len).await;
+        let (result, staging) = shared.wire.recv(&shared.stream, staging, len).await;
         self.staging = Some(staging);
         let count = check(shared, result)?;
         self.unread = 0..count;
@@ -142,7 +142,7 @@ impl Inbound {
         let (result, region) = shared.stream.recv_until(region, offset, len, stop).await;
         let count = match result {
             Err(OpError::Cancelled) => Ok(0),
-            other => check(shared, other),
+            other => check(shared, other.map_err(CloseReason::Io)),
         };
         let mut state = shared.state.borrow_mut();
         if let Ok(count) = count {
@@ -155,14 +155,13 @@ impl Inbound {
     }
 }
 
-fn check(shared: &Shared, result: Result<usize, OpError>) -> Result<usize, CloseReason> {
+fn check(shared: &Shared, result: Result<usize, CloseReason>) -> Result<usize, CloseReason> {
     match result {
         Ok(0) => match shared.state.borrow().queue.on_eof() {
             Ok(()) => Err(CloseReason::Peer),
             Err(WireFault::Truncated) => Err(CloseReason::Wire(WireFault::Truncated)),
             Err(fault) => Err(fault.into()),
         },
-        Ok(count) => Ok(count),
-        Err(error) => Err(CloseReason::Io(error)),
+        other => other,
     }
 }

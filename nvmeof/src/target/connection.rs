@@ -12,7 +12,7 @@ use lunette_nvmeof_proto::fabrics::CONNECT_DATA_BYTES;
 use lunette_nvmeof_proto::io::IoRequest;
 use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::RegionMut;
-use lunette_runtime::{OpError, Scope, arena, control, time};
+use lunette_runtime::{Scope, arena, control, time};
 
 use super::desk::Job;
 use super::link::Link;
@@ -177,7 +177,9 @@ impl Connection {
                     offset_bytes,
                     len_bytes,
                 } => {
-                    let is_direct = len_bytes >= DIRECT_BYTES_MIN && self.has_room(slot);
+                    let is_direct = len_bytes >= DIRECT_BYTES_MIN
+                        && self.link.wire().is_plain()
+                        && self.has_room(slot);
                     return Ok(if is_direct {
                         Next::Direct {
                             slot,
@@ -495,12 +497,13 @@ impl Connection {
 
     async fn receive_staged(&mut self) -> Result<(), CloseReason> {
         let staging = self.staging.take().expect("one receive at a time");
-        let len = if self.expects_large {
+        let wire = self.link.wire();
+        let len = if self.expects_large && wire.is_plain() {
             HEADERS_BYTES
         } else {
             STAGING_BYTES
         };
-        let (result, staging) = self.link.stream.recv(staging, 0, len).await;
+        let (result, staging) = wire.recv(&self.link.stream, staging, len).await;
         self.staging = Some(staging);
         let count = self.check(result)?;
         self.unread = 0..count;
@@ -518,7 +521,7 @@ impl Connection {
         let room = lend(&mut self.arrivals.borrow_mut()[index]).expect("just seen");
         let len = len.min(DIRECT_BYTES_MAX) as usize;
         let (result, room) = self.link.stream.recv(room, offset, len).await;
-        let count = self.check(result);
+        let count = self.check(result.map_err(CloseReason::Io));
         if let Ok(count) = count {
             let bytes = &room.as_slice()[offset..offset + count];
             self.link.queue.borrow_mut().on_data(bytes);
@@ -531,12 +534,11 @@ impl Connection {
         count.map(drop)
     }
 
-    fn check(&self, result: Result<usize, OpError>) -> Result<usize, CloseReason> {
+    fn check(&self, result: Result<usize, CloseReason>) -> Result<usize, CloseReason> {
         match result {
             Ok(0) if self.link.queue.borrow().is_between_pdus() => Err(CloseReason::Peer),
             Ok(0) => Err(CloseReason::Wire(WireFault::Truncated)),
-            Ok(count) => Ok(count),
-            Err(error) => Err(CloseReason::Io(error)),
+            other => other,
         }
     }
 }

@@ -1,9 +1,13 @@
 //! What answers commands of one connection, whoever does.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::sync::Arc;
 
+use lunette_nvmeof_proto::auth::TlsPsk;
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{AdminReply, Attached, ControllerQueue};
+use lunette_nvmeof_proto::fabrics::ConnectData;
+use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::Outbox;
 use lunette_runtime::net::TcpStream;
@@ -11,11 +15,17 @@ use lunette_runtime::vectored::Message;
 use lunette_runtime_core::checksum::Crc32c;
 
 use crate::disk::Found;
+use crate::error::CloseReason;
+use crate::wire::Wire;
 
 /// The answering half of a connection, which its commands share.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) stream: TcpStream,
+    /// There once both ends have agreed on it.
+    wire: OnceCell<Wire>,
+    /// The names of the host and of the subsystem that TLS's key was for.
+    pledged: OnceCell<(Nqn, Nqn)>,
     /// The port by which it came.
     pub(super) port_id: u16,
     pub(super) outbox: Outbox,
@@ -26,6 +36,41 @@ pub(super) struct Link {
 }
 
 impl Link {
+    pub(super) fn new(stream: TcpStream, port_id: u16, queue: ControllerQueue) -> Self {
+        Self {
+            stream,
+            wire: OnceCell::new(),
+            pledged: OnceCell::new(),
+            port_id,
+            outbox: Outbox::default(),
+            queue: RefCell::new(queue),
+            attached: Cell::new(None),
+            is_closing: Cell::new(false),
+        }
+    }
+
+    /// Agrees with the host on TLS, if there is a key.
+    pub(super) async fn secure(&self, psk: Option<&Arc<TlsPsk>>) -> Result<(), CloseReason> {
+        let (wire, names) = Wire::accept(&self.stream, psk).await?;
+        if let Some(names) = names {
+            self.pledged.get_or_init(|| names);
+        }
+        self.wire.get_or_init(|| wire);
+        Ok(())
+    }
+
+    pub(super) fn wire(&self) -> &Wire {
+        self.wire.get().expect("connections are secured first")
+    }
+
+    /// Whether a Connect comes from who TLS's key was for, and for what.
+    pub(super) fn is_as_pledged(&self, connect: &[u8]) -> bool {
+        self.pledged.get().is_none_or(|(host, subsystem)| {
+            let found = ConnectData::decode(connect);
+            found.is_ok_and(|found| found.host == *host && found.subsystem == *subsystem)
+        })
+    }
+
     /// Ends a command without data.
     pub(super) fn complete(&self, slot: u16, status: Status, result: u64) {
         let mut queue = self.queue.borrow_mut();
@@ -125,4 +170,55 @@ fn crc_of(regions: &[Region]) -> u32 {
         crc.fold(region.as_slice());
     }
     crc.value()
+}
+
+#[cfg(test)]
+mod tests {
+    use lunette_nvmeof_proto::controller::ControllerOptions;
+    use lunette_nvmeof_proto::pdu::Digests;
+    use lunette_runtime::net::TcpListener;
+    use lunette_runtime::{CoreOptions, block_on};
+
+    use super::*;
+
+    #[test]
+    fn who_connects_is_who_the_key_was_for() {
+        let name = |text: &str| Nqn::new(&format!("nqn.2026-01.example:{text}")).expect("a name");
+        let connect = move |host: &str, subsystem: &str| {
+            let data = ConnectData {
+                host_id: [1; 16],
+                controller_id: 1,
+                subsystem: name(subsystem),
+                host: name(host),
+            };
+            data.encode()
+        };
+        let ran = block_on(None, CoreOptions::default(), move || async move {
+            let listener = TcpListener::bind("127.0.0.1:0".parse().expect("an address"));
+            let listener = listener.expect("a port");
+            let stream = TcpStream::connect(listener.local_addr()).await;
+            let queue = ControllerQueue::new(ControllerOptions {
+                digests: Digests::NONE,
+                h2c_data_bytes_max: 4096,
+                r2t_bytes_max: 4096,
+                in_capsule_bytes_max: 4096,
+            });
+            let link = Link::new(stream.expect("connected"), 1, queue);
+            assert!(
+                link.is_as_pledged(&connect("a", "s")),
+                "without TLS, anybody"
+            );
+            link.pledged.get_or_init(|| (name("a"), name("s")));
+            assert!(link.is_as_pledged(&connect("a", "s")));
+            for other in [
+                connect("b", "s"),
+                connect("a", "t"),
+                vec![0; 1024],
+                Vec::new(),
+            ] {
+                assert!(!link.is_as_pledged(&other));
+            }
+        });
+        ran.expect("a core");
+    }
 }

@@ -1,6 +1,6 @@
 //! Subsystems, listeners, and who is connected.
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
+use lunette_nvmeof_proto::auth::TlsPsk;
 use lunette_nvmeof_proto::command::Command;
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{
@@ -24,7 +25,6 @@ use lunette_nvmeof_proto::log_page::{AnaState, DiscoveryRecord, SubsystemKind};
 use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_nvmeof_proto::pdu::Digests;
 use lunette_runtime::Signal;
-use lunette_runtime::net::Outbox;
 use lunette_runtime::net::{Accepted, TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Port, Scope, time};
 use lunette_runtime_core::time::Time;
@@ -59,6 +59,9 @@ pub struct ServerOptions {
     pub r2t_bytes_max: u32,
     /// Connections at a time.
     pub connections_max: usize,
+    /// The key that hosts share with it: every connection is in TLS 1.3 then, which needs the feature
+    /// `tls`.
+    pub psk: Option<Arc<TlsPsk>>,
 }
 
 impl Default for ServerOptions {
@@ -79,6 +82,7 @@ impl Default for ServerOptions {
             h2c_data_bytes_max: 4 << 20,
             r2t_bytes_max: 4 << 20,
             connections_max: 1024,
+            psk: None,
         }
     }
 }
@@ -429,15 +433,17 @@ impl Server {
             r2t_bytes_max: self.options.r2t_bytes_max,
             in_capsule_bytes_max: self.options.target.in_capsule_bytes.max(CAPSULE_BYTES_MIN),
         });
-        let link = Rc::new(Link {
-            stream,
-            port_id,
-            outbox: Outbox::default(),
-            queue: RefCell::new(queue),
-            attached: Cell::new(None),
-            is_closing: Cell::new(false),
-        });
+        let link = Rc::new(Link::new(stream, port_id, queue));
         let _open = Open::new(&self, &link);
+        let securing = link.secure(self.options.psk.as_ref());
+        match time::timeout(SETUP_TIMEOUT, securing).await {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => {
+                tracing::warn!(%reason, "a connection is closed");
+                return link.close();
+            }
+            Err(_late) => return link.close(),
+        }
         let beside = Scope::new();
         spawned(beside.spawn(send(Rc::clone(&link))));
         spawned(beside.spawn(Rc::clone(&self).end_unless_used(Rc::clone(&link))));
@@ -483,6 +489,11 @@ impl Server {
 
     /// Answers a Connect.
     pub(super) fn connect(&self, link: &Link, slot: u16, command: &Command, data: &[u8]) {
+        if !link.is_as_pledged(data) {
+            tracing::warn!("a host is not who its key was for");
+            let refused = Status::CONNECT_HOST.do_not_retry();
+            return link.complete(slot, refused, 0);
+        }
         let (port_id, now) = (link.port_id, time::now());
         let connected = self.target(|target| target.connect(command, data, port_id, now));
         match connected {
@@ -666,7 +677,7 @@ impl Drop for Open {
 }
 
 async fn send(link: Rc<Link>) {
-    if let Err(error) = link.outbox.run(&link.stream).await {
+    if let Err(error) = link.wire().send(&link.outbox, &link.stream).await {
         tracing::debug!(%error, "sending ended");
     }
     // The receiving half learns it from its receive.

@@ -136,6 +136,7 @@ pub(crate) fn config(digests: Digests) -> HostConfig {
         keep_alive: Duration::from_secs(30),
         timeout: Duration::from_secs(30),
         credentials: None,
+        psk: None,
     }
 }
 

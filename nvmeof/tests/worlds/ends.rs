@@ -91,6 +91,7 @@ pub(crate) fn options(digests: Digests, addresses: &[&str]) -> NamespaceOptions 
             keep_alive: Duration::from_secs(20),
             timeout: Duration::from_secs(10),
             credentials: None,
+            psk: None,
         },
         policy: PathPolicy::default(),
         path_timeout: Duration::from_secs(10),

@@ -4,7 +4,7 @@ use std::io;
 
 use lunette::runtime::arena::AllocError;
 use lunette::runtime::{CorePanicked, MeshError};
-use lunette_nvmeof::proto::auth::SecretFault;
+use lunette_nvmeof::proto::auth::{PskFault, SecretFault};
 use lunette_nvmeof::proto::host::PATHS_MAX;
 use lunette_nvmeof::proto::nqn::NqnFault;
 use lunette_nvmeof::{CommandError, ConnectError, FileDiskError, ServerError};
@@ -42,6 +42,12 @@ pub(crate) enum NvmeFailure {
     States { name: String, line: usize },
     #[error("{name}: {fault}")]
     Secret { name: String, fault: SecretFault },
+    #[error("{name}: {fault}")]
+    TlsKey { name: String, fault: PskFault },
+    #[error(
+        "{name}: this build leaves TLS out: build it with --features tls, which needs libssl-dev"
+    )]
+    NoTls { name: String },
     #[error("a controller's secret needs one of the host beside it")]
     NoHostSecret,
     #[error("{name}: {error}")]
@@ -58,6 +64,8 @@ impl NvmeFailure {
             | Self::Paths
             | Self::States { .. }
             | Self::Secret { .. }
+            | Self::TlsKey { .. }
+            | Self::NoTls { .. }
             | Self::NoHostSecret => 2,
             Self::Connect(ConnectError::Connect(_) | ConnectError::TimedOut) => 4,
             _ => 1,

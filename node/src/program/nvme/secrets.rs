@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use lunette::runtime::entropy;
-use lunette_nvmeof::proto::auth::{Credentials, Group, Hash, Secret};
+use lunette_nvmeof::proto::auth::{Credentials, Group, Hash, Secret, TlsPsk};
 
 use super::failure::{NvmeFailure, Outcome};
 
 /// The secrets themselves, where no file is given.
 const HOST_SECRET: &str = "LUNETTE_DHCHAP_SECRET";
 const CONTROLLER_SECRET: &str = "LUNETTE_DHCHAP_CTRL_SECRET";
+const TLS_KEY: &str = "LUNETTE_TLS_KEY";
 /// A secret has less than a hundred characters.
 const SECRET_FILE_BYTES_MAX: u64 = 4096;
 /// Permissions of others than a file's owner.
@@ -109,17 +110,47 @@ impl SecretArguments {
     }
 }
 
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Encryption (TLS 1.3)")]
+pub(super) struct TlsArguments {
+    /// File with the key that hosts and controllers share (NVMeTLSkey-1:...), readable by its owner
+    /// alone: every connection is in TLS then. Without it, the key in LUNETTE_TLS_KEY.
+    #[arg(long, value_name = "FILE")]
+    tls_key_file: Option<PathBuf>,
+}
+
+impl TlsArguments {
+    /// The key, if there is one.
+    pub(super) fn psk(&self) -> Outcome<Option<Arc<TlsPsk>>> {
+        let Some((name, text)) = kept(self.tls_key_file.as_deref(), TLS_KEY)? else {
+            return Ok(None);
+        };
+        if cfg!(not(feature = "tls")) {
+            return Err(NvmeFailure::NoTls { name });
+        }
+        let psk = TlsPsk::parse(&text);
+        let psk = psk.map_err(|fault| NvmeFailure::TlsKey { name, fault })?;
+        Ok(Some(Arc::new(psk)))
+    }
+}
+
 fn secret(file: Option<&Path>, variable: &str) -> Outcome<Option<Secret>> {
-    let parsed = |name: String, text: &str| {
-        Secret::parse(text).map_err(|fault| NvmeFailure::Secret { name, fault })
+    let Some((name, text)) = kept(file, variable)? else {
+        return Ok(None);
     };
+    let secret = Secret::parse(&text).map_err(|fault| NvmeFailure::Secret { name, fault });
+    secret.map(Some)
+}
+
+/// What is kept in a file, or else in a variable, and how that is called.
+fn kept(file: Option<&Path>, variable: &str) -> Outcome<Option<(String, String)>> {
     match (file, env::var(variable)) {
         (Some(path), _) => {
             let name = path.display().to_string();
             let text = read(path).map_err(|error| NvmeFailure::file(&name, error))?;
-            parsed(name, &text).map(Some)
+            Ok(Some((name, text)))
         }
-        (None, Ok(text)) => parsed(variable.to_owned(), &text).map(Some),
+        (None, Ok(text)) => Ok(Some((variable.to_owned(), text))),
         (None, Err(_)) => Ok(None),
     }
 }
@@ -142,18 +173,30 @@ pub(super) struct NewSecretArguments {
     /// Bind keys to names by this hash; its length is the secret's.
     #[arg(long, value_enum, default_value = "sha256")]
     hash: HashChoice,
+    /// A key for TLS instead, of 32 bytes, bound to hosts.
+    #[arg(long, conflicts_with = "hash")]
+    tls: bool,
 }
+
+/// Length of a key whose cipher suite is to be had, in bytes.
+const TLS_KEY_BYTES: usize = 32;
 
 /// A new secret, as a line.
 pub(super) fn new_secret(arguments: NewSecretArguments) -> Outcome<String> {
+    let drawn = |len_bytes: usize| -> Vec<u8> {
+        let words = (0..len_bytes / 8).flat_map(|_| entropy().to_le_bytes());
+        words.collect()
+    };
+    let name = "the new secret".to_owned();
+    if arguments.tls {
+        let psk = TlsPsk::new(&drawn(TLS_KEY_BYTES), true);
+        let psk = psk.map_err(|fault| NvmeFailure::TlsKey { name, fault })?;
+        return Ok(psk.reveal().to_string());
+    }
     let hash = arguments.hash.hash();
-    let words = (0..hash.len_bytes() / 8).flat_map(|_| entropy().to_le_bytes());
-    let bytes: Vec<u8> = words.collect();
+    let bytes = drawn(hash.len_bytes());
     let secret = Secret::new(&bytes, Some(hash));
-    let secret = secret.map_err(|fault| NvmeFailure::Secret {
-        name: "the new secret".into(),
-        fault,
-    })?;
+    let secret = secret.map_err(|fault| NvmeFailure::Secret { name, fault })?;
     Ok(secret.reveal().to_string())
 }
 
@@ -166,7 +209,38 @@ mod tests {
     use crate::program::nvme::core::on_core;
 
     fn fresh(hash: HashChoice) -> String {
-        on_core(async move || new_secret(NewSecretArguments { hash })).expect("a secret")
+        on_core(async move || new_secret(NewSecretArguments { hash, tls: false }))
+            .expect("a secret")
+    }
+
+    #[test]
+    fn keys_of_tls_are_read_where_tls_is_built_in() {
+        let arguments = NewSecretArguments {
+            hash: HashChoice::Sha256,
+            tls: true,
+        };
+        let made = on_core(async move || new_secret(arguments)).expect("a key");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("key");
+        fs::write(&path, &made).expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("permissions");
+        let arguments = TlsArguments {
+            tls_key_file: Some(path),
+        };
+        match arguments.psk() {
+            Ok(psk) => {
+                let psk = psk.expect("a key");
+                assert!(cfg!(feature = "tls") && *psk.reveal() == made);
+            }
+            Err(failure) => {
+                assert!(
+                    cfg!(not(feature = "tls")) && failure.exit_code() == 2,
+                    "{failure}"
+                );
+            }
+        }
+        let none = TlsArguments::default().psk();
+        assert!(none.expect("nothing to share").is_none());
     }
 
     #[test]

@@ -26,7 +26,7 @@ use signal_hook::flag;
 use super::ana::{self, StateChoice};
 use super::core::{core, run};
 use super::failure::{NvmeFailure, Outcome};
-use super::secrets::SecretArguments;
+use super::secrets::{SecretArguments, TlsArguments};
 use super::subsystem::{SUBSYSTEM, uuid_of};
 use crate::program::arguments::IdleChoice;
 use crate::program::failure::Failure;
@@ -69,6 +69,8 @@ pub(super) struct ServeArguments {
     read_only: bool,
     #[command(flatten)]
     secrets: SecretArguments,
+    #[command(flatten)]
+    tls: TlsArguments,
     /// Cores that serve. Connections go to them in turn.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     cores: u16,
@@ -166,7 +168,10 @@ async fn serve_here(arguments: ServeArguments, asked: Asked, as_json: bool) -> O
     let medium = Medium::of(&arguments)?;
     let export = export(&arguments, medium.here().await?)?;
     let len_bytes = export.disks[0].disk.len_bytes();
-    let mut options = ServerOptions::default();
+    let mut options = ServerOptions {
+        psk: arguments.tls.psk()?,
+        ..ServerOptions::default()
+    };
     if let Some(ids) = arguments.controller_ids {
         options.target.controller_ids = ids;
     }

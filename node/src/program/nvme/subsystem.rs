@@ -14,7 +14,7 @@ use lunette_nvmeof::{HostConfig, NamespaceOptions, RemoteNamespace};
 use lunette_runtime_core::random::mix;
 
 use super::failure::{NvmeFailure, Outcome};
-use super::secrets::SecretArguments;
+use super::secrets::{SecretArguments, TlsArguments};
 
 /// How long one command may take.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
@@ -109,6 +109,8 @@ pub(super) struct HostArguments {
     pub(super) host_nqn: Option<Nqn>,
     #[command(flatten)]
     pub(super) secrets: SecretArguments,
+    #[command(flatten)]
+    pub(super) tls: TlsArguments,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -155,6 +157,7 @@ pub(super) fn config(
         },
         host_id,
         credentials: arguments.secrets.credentials()?,
+        psk: arguments.tls.psk()?,
         digests,
         commands_max: depth,
         io_queues: 1,

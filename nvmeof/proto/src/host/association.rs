@@ -35,6 +35,12 @@ pub struct Association {
 }
 
 impl Association {
+    /// The subsystem that its controller belongs to.
+    #[must_use]
+    pub const fn subsystem(&self) -> &Nqn {
+        &self.subsystem
+    }
+
     /// The Connect of its queue `queue_id` for I/O.
     ///
     /// # Panics

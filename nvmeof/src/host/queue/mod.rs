@@ -32,6 +32,7 @@ pub(super) use self::shared::Shared;
 use self::slot::SlotWait;
 use super::inbound::Inbound;
 use crate::error::{CloseReason, CommandError, CommandFailure, ConnectError};
+use crate::wire::{Pledge, Wire};
 
 /// Data of a command.
 #[derive(Debug)]
@@ -91,6 +92,16 @@ impl Queue {
         options: HostOptions,
         timeout: Duration,
     ) -> Result<Self, ConnectError> {
+        Self::open_as(address, options, timeout, None).await
+    }
+
+    /// As [`Queue::open`], in TLS if there is a pledge.
+    pub(super) async fn open_as(
+        address: SocketAddr,
+        options: HostOptions,
+        timeout: Duration,
+        pledge: Option<Pledge>,
+    ) -> Result<Self, ConnectError> {
         let deadline = time::now() + timeout;
         let connected = TcpStream::connect_timeout(address, timeout).await;
         let stream = connected.map_err(|error| {
@@ -101,7 +112,10 @@ impl Queue {
             }
         })?;
         let inbound = Inbound::new().map_err(|_full| CloseReason::NoMemory)?;
-        let shared = Rc::new(Shared::new(stream, options));
+        let shaking = Wire::connect(&stream, pledge.as_ref());
+        let shaken = time::timeout(deadline.since(time::now()), shaking).await;
+        let wire = shaken.map_err(|_late| ConnectError::TimedOut)??;
+        let shared = Rc::new(Shared::new(stream, wire, options));
         let mut hello = Vec::new();
         shared.state.borrow_mut().queue.start(&mut hello);
         shared.outbox.append_bytes(&mut hello);

@@ -21,6 +21,7 @@ use super::state::{State, Waiter};
 use super::{Data, failure};
 use crate::error::{CloseReason, CommandError, CommandFailure};
 use crate::host::inbound::Inbound;
+use crate::wire::Wire;
 
 /// How long after its deadline a command may take before the controller counts as dead.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
@@ -28,6 +29,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(in crate::host) struct Shared {
     pub(in crate::host) stream: TcpStream,
+    pub(in crate::host) wire: Wire,
     pub(in crate::host) outbox: Outbox,
     pub(in crate::host) state: RefCell<State>,
     /// Stops a receive into a command's region.
@@ -40,9 +42,10 @@ pub(in crate::host) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(stream: TcpStream, options: HostOptions) -> Self {
+    pub(super) fn new(stream: TcpStream, wire: Wire, options: HostOptions) -> Self {
         Self {
             stream,
+            wire,
             outbox: Outbox::default(),
             state: RefCell::new(State::new(options)),
             fence: Signal::default(),
@@ -129,7 +132,7 @@ impl Shared {
     }
 
     pub(super) async fn send(self: Rc<Self>) {
-        if let Err(error) = self.outbox.run(&self.stream).await {
+        if let Err(error) = self.wire.send(&self.outbox, &self.stream).await {
             tracing::debug!(%error, "sending ended");
         }
         self.outbox.close();
