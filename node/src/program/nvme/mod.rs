@@ -49,6 +49,7 @@ Examples:
   lunette nvme serve --memory 1GiB --listen 127.0.0.1:4420 --listen 127.0.0.1:4421 --ana optimized --ana non-optimized
   lunette nvme bench 127.0.0.1:4420 --path 127.0.0.1:4421
   (umask 077; lunette nvme secret >secret); lunette nvme serve --memory 1GiB --dhchap-secret-file secret
+  (umask 077; lunette nvme secret --tls >key); lunette nvme serve --memory 1GiB --tls-key-file key    # built with --features tls
   nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-01.lunette:disk    # the kernel's host")]
 pub(crate) struct NvmeArguments {
     #[command(subcommand)]
