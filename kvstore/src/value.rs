@@ -134,15 +134,16 @@ impl Value {
             Pieces::None => crc32c(&[]),
             Pieces::One(region) => region.copy_out_summed(to),
             Pieces::Many(pieces) => {
-                let (mut sum, mut rest) = (crc32c(&[]), to);
+                let (mut sum, mut rest) = (None, to);
                 for piece in pieces.iter() {
                     let (now, later) = rest.split_at_mut(piece.len());
                     let then = piece.copy_out_summed(now);
-                    sum = joined_crc32c(sum, then, piece.len() as u64);
+                    let len_bytes = piece.len() as u64;
+                    sum = Some(sum.map_or(then, |sum| joined_crc32c(sum, then, len_bytes)));
                     rest = later;
                 }
                 debug_assert!(rest.is_empty(), "room for the value and no more");
-                sum
+                sum.expect("a value in pieces has some")
             }
         }
     }

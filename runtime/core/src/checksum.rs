@@ -42,16 +42,59 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 
 /// The CRC32C of bytes whose first part has the checksum `first`, and whose other part, of `len_bytes`,
 /// has the checksum `then`. Nothing is read.
+///
+/// What is appended shifts what came before: a product of polynomials for each bit of the length that is set
+/// (Adler, `crc32_combine` of zlib, for the way to do it).
 #[must_use]
-pub fn joined_crc32c(first: u32, then: u32, len_bytes: u64) -> u32 {
-    let joined = crc_fast::checksum_combine(
-        CrcAlgorithm::Crc32Iscsi,
-        first.into(),
-        then.into(),
-        len_bytes,
-    );
-    low_half(joined)
+pub const fn joined_crc32c(first: u32, then: u32, len_bytes: u64) -> u32 {
+    product(after_zeroes(len_bytes), first) ^ then
 }
+
+/// Its lowest power is in the highest bit, and the highest one is left out.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+
+/// The product of two polynomials over bits, modulo that of CRC32C. A checksum is such a polynomial.
+#[must_use]
+pub const fn product(a: u32, mut b: u32) -> u32 {
+    let (mut sum, mut bit) = (0, 1 << 31);
+    while bit != 0 {
+        if a & bit != 0 {
+            sum ^= b;
+        }
+        b = (b >> 1) ^ (POLYNOMIAL & (b & 1).wrapping_neg());
+        bit >>= 1;
+    }
+    sum
+}
+
+/// What a checksum is multiplied with ([`product`]) by so many bytes of zeroes behind it.
+#[must_use]
+pub const fn after_zeroes(len_bytes: u64) -> u32 {
+    // One, and one byte's worth.
+    let (mut power, mut bit, mut rest) = (1 << 31, 0, len_bytes);
+    while rest != 0 {
+        if rest & 1 != 0 {
+            power = product(power, BYTES[bit]);
+        }
+        // Powers repeat after 2^32 - 1 bits, so 2^n bytes and 2^(n + 32) are the same shift.
+        bit = (bit + 1) % BYTES.len();
+        rest >>= 1;
+    }
+    power
+}
+
+/// What 2^n bytes of zeroes do.
+const BYTES: [u32; 32] = {
+    let mut powers = [0; 32];
+    // Eight bits.
+    let (mut power, mut n) = (1 << 23, 0);
+    while n < powers.len() {
+        powers[n] = power;
+        power = product(power, power);
+        n += 1;
+    }
+    powers
+};
 
 /// A 32-bit checksum comes in the low half of the library's 64-bit result.
 fn low_half(value: u64) -> u32 {
@@ -77,6 +120,20 @@ mod tests {
             let joined = joined_crc32c(crc32c(first), crc32c(then), then.len() as u64);
             assert_eq!(joined, crc32c(&bytes), "cut at {cut}");
         }
+    }
+
+    /// Of lengths that nobody has the memory for, as zeroes behind one another do.
+    #[test]
+    fn shifts_add_up() {
+        for (one, other) in [(1, 1), (3, 1 << 31), (1 << 32, 7), (1 << 40, (1 << 40) + 5)] {
+            let both = product(after_zeroes(one), after_zeroes(other));
+            assert_eq!(both, after_zeroes(one + other), "{one} and {other}");
+        }
+        assert_eq!(joined_crc32c(0x1234_5678, 0, 0), 0x1234_5678);
+        let long = vec![7; 100_003];
+        let (first, then) = long.split_at(1);
+        let joined = joined_crc32c(crc32c(first), crc32c(then), then.len() as u64);
+        assert_eq!(joined, crc32c(&long));
     }
 
     #[test]

@@ -47,43 +47,18 @@ unsafe fn by_turns(from: *const u8, to: *mut u8, len: usize) -> u32 {
 mod x86 {
     use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
 
+    use lunette_runtime_core::checksum::{after_zeroes, product};
+
     /// Length of one of three stretches. Short ones keep to a few pages at a time, which is what processors
     /// fetch ahead.
     const STRETCH_BYTES: usize = 256;
 
-    /// The polynomial, its lowest power in the highest bit.
-    const POLYNOMIAL: u32 = 0x82f6_3b78;
-
     /// What a stretch of zeroes makes of each byte of a checksum.
-    static AFTER_STRETCH: [[u32; 256]; 4] = after_zeroes(STRETCH_BYTES);
+    static AFTER_STRETCH: [[u32; 256]; 4] = after(STRETCH_BYTES as u64);
 
-    /// The product of two polynomials, modulo [`POLYNOMIAL`].
-    const fn product(a: u32, mut b: u32) -> u32 {
-        let (mut sum, mut bit) = (0, 1 << 31);
-        while bit != 0 {
-            if a & bit != 0 {
-                sum ^= b;
-            }
-            b = if b & 1 == 0 {
-                b >> 1
-            } else {
-                (b >> 1) ^ POLYNOMIAL
-            };
-            bit >>= 1;
-        }
-        sum
-    }
-
-    /// By the bytes of a checksum: what it is after so many zeroes, a power of two.
-    const fn after_zeroes(bytes: usize) -> [[u32; 256]; 4] {
-        assert!(bytes.is_power_of_two());
-        // x to the power of the bits.
-        let mut power: u32 = 1 << 30;
-        let mut squared = 0;
-        while squared < (8 * bytes).trailing_zeros() {
-            power = product(power, power);
-            squared += 1;
-        }
+    /// By the bytes of a checksum: what it is after so many zeroes.
+    const fn after(bytes: u64) -> [[u32; 256]; 4] {
+        let power = after_zeroes(bytes);
         let mut table = [[0; 256]; 4];
         let (mut place, mut shift) = (0, 0);
         while place < 4 {
