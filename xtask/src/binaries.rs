@@ -28,17 +28,36 @@ impl Binary {
     }
 }
 
-/// Builds the test binaries of all packages, and these tests, which cargo builds for those alone who ask.
+/// Builds the test binaries of all packages, and these tests, which cargo builds for those alone who ask for
+/// them and for nothing else.
 ///
 /// # Errors
-/// Those of the build.
+/// Those of the build; [`TaskError::Failed`] for a test that no package has.
 pub(crate) fn build(workspace: &Workspace, on_request: &[&str]) -> Result<Vec<Binary>, TaskError> {
+    let mut binaries = targets(workspace, &["--lib", "--bins", "--tests"])?;
+    if on_request.is_empty() {
+        return Ok(binaries);
+    }
+    let named: Vec<&str> = on_request
+        .iter()
+        .flat_map(|name| ["--test", name])
+        .collect();
+    binaries.extend(targets(workspace, &named)?);
+    for wanted in on_request {
+        if !binaries.iter().any(|binary| binary.name == *wanted) {
+            return Err(TaskError::Failed {
+                command: format!("building the test `{wanted}`"),
+                status: "it is not among what cargo has built".to_owned(),
+            });
+        }
+    }
+    Ok(binaries)
+}
+
+fn targets(workspace: &Workspace, which: &[&str]) -> Result<Vec<Binary>, TaskError> {
     let mut command = workspace.cargo(["test", "--workspace", "--locked", "--no-run"]);
     command.args(["--message-format", "json-render-diagnostics"]);
-    command.args(["--lib", "--bins", "--tests"]);
-    for name in on_request {
-        command.args(["--test", name]);
-    }
+    command.args(which);
     let output = workspace::output(&mut command)?;
     let mut binaries = Vec::new();
     for message in Message::parse_stream(output.as_slice()) {

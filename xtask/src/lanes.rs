@@ -139,6 +139,10 @@ impl Lane {
                 ran.and_then(|()| verdict(self, tally, allowed_skips(workspace, self)?))
             }
             Self::Tidy => tidy::run(workspace),
+            Self::Clippy => {
+                let all = workspace::run(&mut self.command(workspace));
+                all.and_then(|()| workspace::run(&mut lints_on_request(workspace)))
+            }
             Self::Sim => sim::check(workspace),
             Self::Vm => self.run_in_machine(workspace, tally.insert(Tally::default())),
             _ => workspace::run(&mut self.command(workspace)),
@@ -172,11 +176,7 @@ impl Lane {
     fn command(self, workspace: &Workspace) -> Command {
         let words = match self {
             Self::Fmt => "fmt --all --check",
-            // Tests that run on request alone are no part of "all targets".
-            Self::Clippy => {
-                "clippy --workspace --all-targets --test soft --test kernel --test headers \
-                 --test extended --locked -- -D warnings"
-            }
+            Self::Clippy => "clippy --workspace --all-targets --locked -- -D warnings",
             Self::Docs => "doc --workspace --no-deps --locked",
             Self::Tidy => "xtask tidy",
             Self::Sim => "xtask test --lane sim",
@@ -211,6 +211,17 @@ impl Lane {
         };
         command
     }
+}
+
+/// Lints of tests that cargo builds for those alone who ask for them: they are no part of "all targets", also
+/// where they are named beside that.
+fn lints_on_request(workspace: &Workspace) -> Command {
+    let mut command = workspace.cargo(["clippy", "--workspace", "--locked"]);
+    for name in vm::suite::ON_REQUEST {
+        command.args(["--test", name]);
+    }
+    command.args(["--", "-D", "warnings"]);
+    command
 }
 
 /// Packages whose tests run on epoll too: folders below the root.

@@ -2,6 +2,10 @@
 //! the builder interface, shared receive queues, dma-bufs. Needs the machine of `cargo xtask vm`.
 //!
 //! Both queue pairs are of one process and one device, connected to each other.
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a step of these interfaces is several calls, which hold together or not at all"
+)]
 
 use std::ffi::c_int;
 use std::ptr;

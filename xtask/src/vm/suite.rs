@@ -112,7 +112,7 @@ const SETS: [Set; 7] = [
 ];
 
 /// Tests that cargo builds for those alone who ask.
-const ON_REQUEST: [&str; 4] = ["soft", "headers", "extended", "kernel"];
+pub(crate) const ON_REQUEST: [&str; 4] = ["soft", "headers", "extended", "kernel"];
 
 /// Tests that compare times, which say nothing in an emulated machine, those that spin with more threads
 /// than it has CPUs, which take minutes there, and those that run in simulated worlds alone, which know no
@@ -147,6 +147,18 @@ impl Set {
         let mut packages = self.packages.iter();
         is_wanted && packages.any(|package| binary.is_in(root, package))
     }
+
+    /// A set that lacks one would pass, and test nothing.
+    fn check(&self, binaries: &[Binary]) -> Result<(), TaskError> {
+        let is_there = |name: &&&str| binaries.iter().any(|binary| binary.name == **name);
+        match self.tests.iter().find(|name| !is_there(name)) {
+            None if !binaries.is_empty() => Ok(()),
+            lacking => Err(TaskError::Vm(format!(
+                "no binary of the tests {lacking:?} of {:?}",
+                self.packages
+            ))),
+        }
+    }
 }
 
 /// Why there is no machine here, if there is none.
@@ -178,7 +190,9 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
         let of_set = all
             .iter()
             .filter(|binary| set.has(workspace.root(), binary));
-        built.push((set, staged.keep(of_set.cloned().collect())?));
+        let of_set: Vec<Binary> = of_set.cloned().collect();
+        set.check(&of_set)?;
+        built.push((set, staged.keep(of_set)?));
     }
     let limit = if long_too { LONG_PART_MAX } else { PART_MAX };
     let mut ended = Ok(());
@@ -334,6 +348,21 @@ mod tests {
         assert!(ran[1].contains("'a-1'") && ran[1].contains("--test-threads 1"));
         assert!(ran[2].contains("'b-1'") && ran[2].contains("--test-threads 2"));
         assert!(lines(&built, IWARP).is_empty());
+    }
+
+    #[test]
+    fn a_set_that_lacks_a_test_is_refused() {
+        let of = |name: &str| Binary {
+            folder: "/folder".into(),
+            name: name.into(),
+            executable: "a".into(),
+        };
+        let [roce, ..] = SETS;
+        assert!(roce.check(&[of("soft")]).is_ok());
+        for lacking in [vec![], vec![of("sim")]] {
+            let error = roce.check(&lacking).unwrap_err().to_string();
+            assert!(error.contains("soft"), "{error}");
+        }
     }
 
     #[test]
