@@ -1,5 +1,6 @@
 //! Objects that are written in ranges.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
@@ -7,9 +8,13 @@ use lunette_kvstore::{
     ClusterClient, Fetched, PutOptions, Reservation, Reserved, StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::directory::{AskerId, ReservationId, ReserveMessage};
+use lunette_kvstore_proto::message::directory::{
+    AskerId, KEEP_MS_MAX, ReservationId, ReserveMessage,
+};
 use lunette_kvstore_proto::message::{Op, Status};
 use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::sim::{World, WorldOptions};
+use lunette_runtime::{CoreOptions, time};
 use lunette_transfer::Attachments;
 
 use super::on_each_driver::run;
@@ -277,4 +282,40 @@ fn a_length_beyond_every_limit_is_refused_and_harms_nobody() {
         scene.put(&client, 1, 1, 100).await;
         scene.expect(&client, 1, 100).await;
     });
+}
+
+/// Who asks for longer than that has as long as others; more than a system's clock has time for.
+#[test]
+fn room_is_kept_for_as_long_as_it_may_be_and_no_longer() {
+    let mut world = World::new(1, WorldOptions::default());
+    let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let process = world.start(host, 1, CoreOptions::default());
+    let done = world.spawn(process, 0, || async {
+        let scene = Scene::of(1, 64 * MIB).await;
+        let client = scene.client().await;
+        let (connection, to) = stranger(&client).await;
+        let name = key(1);
+        let message = ReserveMessage {
+            asker: AskerId(5),
+            reservation: ReservationId(1),
+            to,
+            kind: WriteKind::Put,
+            namespace: NamespaceKind::Cache,
+            wanted: 1,
+            len_bytes: 1 << 20,
+            keep_ms: u32::MAX,
+            key: Key::new(&name).expect("a key"),
+        };
+        let body = |out: &mut Vec<u8>| message.encode(out);
+        let asked = connection.call(Op::Reserve.code(), body, Attachments::default(), KEEP);
+        let reply = asked.await.expect("it answers");
+        assert_eq!(Status::from_code(reply.status), Status::Ok);
+        let most = Duration::from_millis(KEEP_MS_MAX.into());
+        time::sleep(most - Duration::from_secs(5)).await;
+        assert!(used_bytes(&client).await > 1 << 20, "it is there");
+        time::sleep(Duration::from_secs(6)).await;
+        assert_eq!(used_bytes(&client).await, 0, "it is given back");
+    });
+    let until = world.now() + Duration::from_secs(1000);
+    assert!(world.run_until(until, || done.is_there()), "it ends");
 }
