@@ -1,10 +1,5 @@
 //! Answers of a hosted engine, and why there is none.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use futures_channel::oneshot;
 use lunette_runtime::{JoinError, StartError as CoreStartError};
 use lunette_transfer_proto::engine::segment::RegisterRefusal;
 use thiserror::Error;
@@ -115,57 +110,5 @@ impl From<NotAnswered> for HandleError {
 /// What an answer is.
 pub(super) type Answered<T> = Result<T, HandleError>;
 
-/// An answer on its way: a future for any executor, or [`wait`](Self::wait). Dropping that of a
-/// transfer cancels it.
-pub struct Pending<T>(Source<T>);
-
-enum Source<T> {
-    /// A core.
-    Core(oneshot::Receiver<Answered<T>>),
-    /// What needs no core.
-    Here(Pin<Box<dyn Future<Output = Answered<T>> + Send>>),
-}
-
-impl<T> Pending<T> {
-    pub(super) const fn of_core(receiver: oneshot::Receiver<Answered<T>>) -> Self {
-        Self(Source::Core(receiver))
-    }
-
-    pub(super) fn here(answer: impl Future<Output = Answered<T>> + Send + 'static) -> Self {
-        Self(Source::Here(Box::pin(answer)))
-    }
-
-    pub(super) fn refused(error: HandleError) -> Self
-    where
-        T: Send + 'static,
-    {
-        Self::here(std::future::ready(Err(error)))
-    }
-
-    /// Blocks this thread until the answer is there. Not for a core's thread.
-    ///
-    /// # Errors
-    /// [`HandleError`].
-    pub fn wait(self) -> Result<T, HandleError> {
-        pollster::block_on(self)
-    }
-}
-
-impl<T> std::fmt::Debug for Pending<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pending").finish_non_exhaustive()
-    }
-}
-
-impl<T> Future for Pending<T> {
-    type Output = Result<T, HandleError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            Source::Core(receiver) => Pin::new(receiver)
-                .poll(cx)
-                .map(|answer| answer.unwrap_or(Err(HandleError::Ended))),
-            Source::Here(answer) => answer.as_mut().poll(cx),
-        }
-    }
-}
+/// An answer on its way: a future for any executor, or waited for. Dropping that of a transfer cancels it.
+pub type Pending<T> = lunette_runtime::Pending<Answered<T>>;

@@ -69,8 +69,8 @@ impl EngineHandle {
         let (sender, receiver) = oneshot::channel();
         let job = Box::new(move |hosted: &Rc<Hosted>| question(hosted, sender));
         match self.siblings.ask_any(cores, job) {
-            Ok(_) => Pending::of_core(receiver),
-            Err(not_asked) => Pending::refused(not_asked.into()),
+            Ok(_) => Pending::of_core(receiver, || Err(HandleError::Ended)),
+            Err(not_asked) => Pending::ready(Err(not_asked.into())),
         }
     }
 
@@ -85,7 +85,7 @@ impl EngineHandle {
     pub fn allocate(&self, len_bytes: usize, options: RegisterOptions) -> Pending<SegmentId> {
         match SharedMemory::map(len_bytes, HugePages::Prefer, &mut Vec::new()) {
             Ok(memory) => self.register_shared(memory, options),
-            Err(errno) => Pending::refused(HandleError::Map(errno.into())),
+            Err(errno) => Pending::ready(Err(HandleError::Map(errno.into()))),
         }
     }
 
@@ -188,7 +188,7 @@ impl EngineHandle {
     /// A notification, if one waits.
     #[must_use]
     pub fn take_notification(&self) -> Pending<Option<Notification>> {
-        Pending::here(std::future::ready(Ok(self.siblings.notices.take())))
+        Pending::ready(Ok(self.siblings.notices.take()))
     }
 
     /// What the engine has done so far, on all of its cores. What a core has done that has ended is not

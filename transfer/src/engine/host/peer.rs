@@ -195,7 +195,7 @@ impl PeerHandle {
         let total = total.fold(0, u64::saturating_add);
         let shares = spread(&loads, total);
         match *shares {
-            [] => Pending::refused(HandleError::Gone),
+            [] => Pending::ready(Err(HandleError::Gone)),
             [(core, bytes)] => self.post_on(core, bytes, requests, options),
             _ => parts::post(self, &shares, requests, options),
         }
