@@ -121,17 +121,19 @@ impl ReservationHandle {
     /// Makes what was written the key's value. See [`Reservation::commit`].
     ///
     /// # Errors
-    /// [`CommitHandleFailure`].
-    pub fn commit(mut self) -> Pending<Result<Stored, CommitHandleFailure>> {
+    /// [`CommitHandleFailure`]; the room is given back if [`QUESTIONS_MAX`](super::QUESTIONS_MAX) wait.
+    pub fn commit(self) -> Pending<Result<Stored, CommitHandleFailure>> {
         let (core, index) = (self.core, self.index);
         let cores = Arc::clone(&self.cores);
-        self.is_taken = true;
         let refused = |kind| {
             let error = StoreError::local(kind);
             let reservation = None;
             Err(CommitHandleFailure { error, reservation })
         };
         cores.ask(core, refused, move |hosted| async move {
+            // A question that is not put gives the room back, as this handle does that goes with it.
+            let mut handle = self;
+            handle.is_taken = true;
             let (error, reservation) = match hosted.take(index) {
                 Taken::Whole(reservation) => match reservation.commit().await {
                     Ok(stored) => return Ok(stored),
@@ -144,9 +146,9 @@ impl ReservationHandle {
                 Taken::Gone => (StoreError::local(StoreErrorKind::ReservationLost), None),
             };
             let reservation = reservation.map(|reservation| {
-                self.index = hosted.reservations.borrow_mut().insert(reservation);
-                self.is_taken = false;
-                self
+                handle.index = hosted.reservations.borrow_mut().insert(reservation);
+                handle.is_taken = false;
+                handle
             });
             Err(CommitHandleFailure { error, reservation })
         })
@@ -156,10 +158,12 @@ impl ReservationHandle {
     ///
     /// # Errors
     /// [`StoreError`]: the node does so itself after a while.
-    pub fn revoke(mut self) -> Pending<Result<(), StoreError>> {
+    pub fn revoke(self) -> Pending<Result<(), StoreError>> {
         let (core, index) = (self.core, self.index);
-        self.is_taken = true;
-        self.cores.ask(core, failed, move |hosted| async move {
+        let cores = Arc::clone(&self.cores);
+        cores.ask(core, failed, move |hosted| async move {
+            let mut handle = self;
+            handle.is_taken = true;
             match hosted.take(index) {
                 Taken::Whole(reservation) => reservation.revoke().await,
                 // It goes when the write has ended.

@@ -13,7 +13,7 @@ use lunette_kvstore::{
     PutOptions, QUESTIONS_MAX, ReservationHandle, ReservedHandle, StoreErrorKind, StoreHandle,
     Stored,
 };
-use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::message::{NodeStat, Status};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::SharedMemory;
@@ -184,6 +184,7 @@ fn more_questions_than_may_wait_are_refused() {
         let handle = client.handle().expect("room for a task");
         let put = handle.put(key(1), lent(1, 10), PutOptions::default());
         put.await.expect("written");
+        let reservation = reserve(&handle, 3, 1 << 20).await;
         let asked: Vec<_> = (0..QUESTIONS_MAX)
             .map(|_| handle.exists(vec![key(1), key(2)]))
             .collect();
@@ -195,12 +196,25 @@ fn more_questions_than_may_wait_are_refused() {
         memory.into_bytes().expect("it is let go of");
         let refused = handle.remove(vec![key(1), key(2)]).await;
         assert!(refused.iter().all(Result::is_err) && refused.len() == 2);
+        let refused = reservation.commit().await.expect_err("too many");
+        assert!(refused.error.is_backpressure() && refused.reservation.is_none());
         for asked in asked {
             assert_eq!(asked.await, [Ok(true), Ok(false)]);
         }
         let put = handle.put(key(2), lent(1, 10), PutOptions::default());
         put.await.expect("there is room again");
+        eventually("what could not be committed is given back", async || {
+            used_bytes(&handle).await < 1 << 20
+        })
+        .await;
     });
+}
+
+/// Bytes of all nodes' memory that are in use.
+async fn used_bytes(handle: &StoreHandle) -> u64 {
+    let stats = handle.stat().await.expect("asked").into_iter();
+    let used = |stat: Result<NodeStat, _>| stat.expect("it answers").shards.used_bytes;
+    stats.map(|(_, stat)| used(stat)).sum()
 }
 
 async fn reserve(handle: &StoreHandle, n: usize, len: usize) -> ReservationHandle {
@@ -268,11 +282,7 @@ fn reservations_that_threads_give_up_leave_no_room_taken() {
         // Of an answer that nobody waits for.
         drop(handle.reserve(key(4), 1 << 20, PutOptions::default(), KEEP));
         eventually("no memory is in use", async || {
-            let stats = handle.stat().await.expect("asked");
-            let used = |stat: &lunette_kvstore_proto::message::NodeStat| stat.shards.used_bytes;
-            stats
-                .iter()
-                .all(|(_, stat)| stat.as_ref().is_ok_and(|stat| used(stat) == 0))
+            used_bytes(&handle).await == 0
         })
         .await;
     });
