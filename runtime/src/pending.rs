@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
 
-/// How long a thread looks for its answer before it sleeps: a few times what a core that looks too needs
-/// for one, and far less than a scheduler's slice.
-pub const SPIN: Duration = Duration::from_micros(20);
+/// How long a thread looks for its answer before it sleeps: as long as a core that slept needs to wake up and
+/// answer. If both slept each time, neither would ever find the other awake, and each answer would take two
+/// wake-ups.
+pub const SPIN: Duration = Duration::from_micros(100);
 
 /// Looks in between which the clock is not read.
 const LOOKS: u32 = 32;
