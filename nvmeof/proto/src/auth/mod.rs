@@ -19,13 +19,15 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `secret` | [`Secret`], in the form that people pass on |
+//! | `secret` | [`Secret`] |
 //! | `psk` | [`TlsPsk`]: keys of TLS, from which nothing is proved here |
+//! | `form` | either, as people pass it on |
 //! | `message` | [`Message`]: the bytes |
 //! | `hash`, `group`, `proof` | hashes, Diffie-Hellman, what is proved |
 //! | `host`, `controller` | [`HostAuth`], [`ControllerAuth`] |
 
 mod controller;
+mod form;
 mod group;
 mod hash;
 mod host;

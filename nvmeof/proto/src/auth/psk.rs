@@ -7,17 +7,14 @@
 
 use core::fmt;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+use super::form::{self, Written};
 use super::hash::Hash;
-use super::secret::crc32;
 use crate::nqn::Nqn;
 
 const PREFIX: &str = "NVMeTLSkey-1:";
-const CRC_BYTES: usize = 4;
 /// Longest identity: what a key is bound to has one byte for its length (RFC 8446, 7.1).
 pub const IDENTITY_BYTES_MAX: usize = 255;
 /// Identities of this version, of retained keys.
@@ -71,24 +68,20 @@ impl TlsPsk {
     /// # Errors
     /// [`PskFault`].
     pub fn parse(text: &str) -> Result<Self, PskFault> {
-        let rest = text.trim().strip_prefix(PREFIX).ok_or(PskFault::Form)?;
-        let (hash, rest) = rest.split_once(':').ok_or(PskFault::Form)?;
-        let digits = rest.strip_suffix(':').ok_or(PskFault::Form)?;
-        let hash = match hash {
+        let written = Written::new(text, PREFIX).ok_or(PskFault::Form)?;
+        let hash = match written.hash {
             "00" => None,
             "01" => Some(Hash::Sha256),
             "02" => Some(Hash::Sha384),
             _ => return Err(PskFault::Hash),
         };
-        let decoded = STANDARD.decode(digits).map_err(|_| PskFault::Form)?;
-        let decoded = Zeroizing::new(decoded);
-        let split = decoded.split_last_chunk::<CRC_BYTES>();
-        let (bytes, checksum) = split.ok_or(PskFault::Length)?;
+        let decoded = written.decode().ok_or(PskFault::Form)?;
+        let (bytes, is_intact) = decoded.checked().ok_or(PskFault::Length)?;
         let psk = Self::new(bytes, hash.is_some())?;
         if hash.is_some_and(|hash| hash != psk.hash()) {
             return Err(PskFault::Length);
         }
-        if u32::from_le_bytes(*checksum) != crc32(bytes) {
+        if !is_intact {
             return Err(PskFault::Checksum);
         }
         Ok(psk)
@@ -97,11 +90,8 @@ impl TlsPsk {
     /// The form that [`TlsPsk::parse`] reads, to be kept where nobody else reads it.
     #[must_use]
     pub fn reveal(&self) -> Zeroizing<String> {
-        let mut bytes = self.bytes.clone();
-        bytes.extend_from_slice(&crc32(&self.bytes).to_le_bytes());
         let hash = if self.is_bound { self.hash().id() } else { 0 };
-        let digits = Zeroizing::new(STANDARD.encode(&*bytes));
-        Zeroizing::new(format!("{PREFIX}{hash:02}:{}:", &*digits))
+        form::write(PREFIX, hash, &self.bytes)
     }
 
     /// The hash of all that is derived from it, and of the cipher suite: SHA-256 of a key of 32 bytes,

@@ -2,17 +2,14 @@
 
 use core::fmt;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use crc_fast::CrcAlgorithm;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+use super::form::{self, Written};
 use super::hash::Hash;
 use crate::nqn::Nqn;
 
 const PREFIX: &str = "DHHC-1:";
-const CRC_BYTES: usize = 4;
 /// What a secret is mixed with beside a name (NVMe Base 2.0, "Transformed Key").
 const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 
@@ -60,22 +57,18 @@ impl Secret {
     /// # Errors
     /// [`SecretFault`].
     pub fn parse(text: &str) -> Result<Self, SecretFault> {
-        let rest = text.trim().strip_prefix(PREFIX).ok_or(SecretFault::Form)?;
-        let (transformation, rest) = rest.split_once(':').ok_or(SecretFault::Form)?;
-        let digits = rest.strip_suffix(':').ok_or(SecretFault::Form)?;
-        let transformation = match transformation {
+        let written = Written::new(text, PREFIX).ok_or(SecretFault::Form)?;
+        let transformation = match written.hash {
             "00" => None,
             "01" => Some(Hash::Sha256),
             "02" => Some(Hash::Sha384),
             "03" => Some(Hash::Sha512),
             _ => return Err(SecretFault::Transformation),
         };
-        let decoded = STANDARD.decode(digits).map_err(|_| SecretFault::Form)?;
-        let decoded = Zeroizing::new(decoded);
-        let split = decoded.split_last_chunk::<CRC_BYTES>();
-        let (bytes, checksum) = split.ok_or(SecretFault::Length)?;
+        let decoded = written.decode().ok_or(SecretFault::Form)?;
+        let (bytes, is_intact) = decoded.checked().ok_or(SecretFault::Length)?;
         let secret = Self::new(bytes, transformation)?;
-        if u32::from_le_bytes(*checksum) != crc32(bytes) {
+        if !is_intact {
             return Err(SecretFault::Checksum);
         }
         Ok(secret)
@@ -84,11 +77,8 @@ impl Secret {
     /// The form that [`Secret::parse`] reads, to be kept where nobody else reads it.
     #[must_use]
     pub fn reveal(&self) -> Zeroizing<String> {
-        let mut bytes = self.bytes.clone();
-        bytes.extend_from_slice(&crc32(&self.bytes).to_le_bytes());
         let transformation = self.transformation.map_or(0, Hash::id);
-        let digits = Zeroizing::new(STANDARD.encode(&*bytes));
-        Zeroizing::new(format!("{PREFIX}{transformation:02}:{}:", &*digits))
+        form::write(PREFIX, transformation, &self.bytes)
     }
 
     /// The key of whoever is called `name`.
@@ -116,11 +106,6 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret({} bytes)", self.bytes.len())
     }
-}
-
-pub(super) fn crc32(bytes: &[u8]) -> u32 {
-    let value = crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, bytes);
-    u32::try_from(value).expect("32 bits")
 }
 
 #[cfg(test)]
