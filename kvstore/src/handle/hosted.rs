@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::Epoch;
+use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{Receiver, Scope, spawn_local, time};
 use lunette_transfer::{Room, WriteSource};
 use slab::Slab;
@@ -98,6 +99,11 @@ impl Hosted {
     /// Room in what threads have lent.
     pub(super) fn room(&self, pieces: &[Lent]) -> Room {
         Room::exposed(pieces.iter().map(|piece| piece.here(&self.keeps)).collect())
+    }
+
+    /// The bytes of memory to which others have handles.
+    pub(super) fn copy_of(&self, memory: &SharedMemory) -> Vec<u8> {
+        memory.here(Arc::clone(&self.keeps)).to_vec()
     }
 
     fn tell_map(&self) {

@@ -197,8 +197,9 @@ impl Hosted {
             let room = self.room(&[Lent::whole(&memory)]);
             match got(self.client.get(&key[0], room).await) {
                 Ok(Got::Hit { len_bytes, .. }) => {
-                    // Its room has been let go of with the answer.
-                    let mut bytes = memory.into_bytes().expect("the last handle");
+                    // Its room has been let go of with the answer; where it has not, it is copied.
+                    let bytes = memory.into_bytes();
+                    let mut bytes = bytes.unwrap_or_else(|memory| self.copy_of(&memory));
                     bytes.truncate(len_bytes);
                     return Ok(Some(bytes));
                 }

@@ -149,6 +149,27 @@ fn room_is_made_for_a_write_without_refusing_it() {
     });
 }
 
+/// More copies have to leave than do so for one write in one turn: it is refused, and comes again.
+#[test]
+fn a_write_in_the_place_of_very_many_small_ones_comes_again() {
+    run(1, || async {
+        let scene = Scene::of(1, 4 * MIB).await;
+        for client in [scene.inside(0).await, scene.client().await] {
+            for n in 0..3900 {
+                scene.put(&client, n, 1, 700).await;
+            }
+            let large = Value::new(pattern(2, 3 << 20));
+            let put = client.put(b"large", large, PutOptions::default()).await;
+            put.expect("written");
+            let outcomes = scene.outcomes(0, Op::Write).await;
+            let refused =
+                |(outcome, count): &(Outcome, u64)| *outcome == Outcome::Full && *count > 0;
+            assert!(outcomes.iter().any(refused), "in several turns");
+            scene.clear().await;
+        }
+    });
+}
+
 #[test]
 fn a_client_inside_follows_the_map() {
     run(WORLDS, || async {

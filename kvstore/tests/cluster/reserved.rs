@@ -253,31 +253,35 @@ fn a_committed_object_has_the_copies_that_it_was_reserved_with() {
     });
 }
 
+/// Reserves room for longer than anything is kept, which no client of ours would ask for.
+async fn reserve_unbounded(client: &ClusterClient, len_bytes: u32) -> Status {
+    let (connection, to) = stranger(client).await;
+    let name = key(1);
+    let message = ReserveMessage {
+        asker: AskerId(5),
+        reservation: ReservationId(1),
+        to,
+        kind: WriteKind::Put,
+        namespace: NamespaceKind::Cache,
+        wanted: 1,
+        len_bytes,
+        keep_ms: u32::MAX,
+        key: Key::new(&name).expect("a key"),
+    };
+    let body = |out: &mut Vec<u8>| message.encode(out);
+    let asked = connection.call(Op::Reserve.code(), body, Attachments::default(), KEEP);
+    Status::from_code(asked.await.expect("it answers").status)
+}
+
 /// A length that no client of ours would send.
 #[test]
 fn a_length_beyond_every_limit_is_refused_and_harms_nobody() {
     run(0, || async {
         let scene = Scene::of(1, 8 * MIB).await;
         let client = scene.client().await;
-        let (connection, to) = stranger(&client).await;
-        let name = key(1);
         for len_bytes in [(64 << 20) + 1, u32::MAX] {
-            let message = ReserveMessage {
-                asker: AskerId(5),
-                reservation: ReservationId(1),
-                to,
-                kind: WriteKind::Put,
-                namespace: NamespaceKind::Cache,
-                wanted: 1,
-                len_bytes,
-                keep_ms: u32::MAX,
-                key: Key::new(&name).expect("a key"),
-            };
-            let body = |out: &mut Vec<u8>| message.encode(out);
-            let nothing = Attachments::default();
-            let asked = connection.call(Op::Reserve.code(), body, nothing, KEEP);
-            let reply = asked.await.expect("it answers");
-            assert_eq!(Status::from_code(reply.status), Status::TooLarge);
+            let status = reserve_unbounded(&client, len_bytes).await;
+            assert_eq!(status, Status::TooLarge);
         }
         scene.put(&client, 1, 1, 100).await;
         scene.expect(&client, 1, 100).await;
@@ -293,23 +297,7 @@ fn room_is_kept_for_as_long_as_it_may_be_and_no_longer() {
     let done = world.spawn(process, 0, || async {
         let scene = Scene::of(1, 64 * MIB).await;
         let client = scene.client().await;
-        let (connection, to) = stranger(&client).await;
-        let name = key(1);
-        let message = ReserveMessage {
-            asker: AskerId(5),
-            reservation: ReservationId(1),
-            to,
-            kind: WriteKind::Put,
-            namespace: NamespaceKind::Cache,
-            wanted: 1,
-            len_bytes: 1 << 20,
-            keep_ms: u32::MAX,
-            key: Key::new(&name).expect("a key"),
-        };
-        let body = |out: &mut Vec<u8>| message.encode(out);
-        let asked = connection.call(Op::Reserve.code(), body, Attachments::default(), KEEP);
-        let reply = asked.await.expect("it answers");
-        assert_eq!(Status::from_code(reply.status), Status::Ok);
+        assert_eq!(reserve_unbounded(&client, 1 << 20).await, Status::Ok);
         let most = Duration::from_millis(KEEP_MS_MAX.into());
         time::sleep(most - Duration::from_secs(5)).await;
         assert!(used_bytes(&client).await > 1 << 20, "it is there");

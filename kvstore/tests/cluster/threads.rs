@@ -98,6 +98,32 @@ fn what_threads_put_they_and_others_get() {
     });
 }
 
+/// Whoever reads does not know how long the next value is.
+#[test]
+fn objects_that_are_replaced_while_they_are_read_are_got_whole() {
+    run(20, || async {
+        let scene = Scene::of(1, 64 * MIB).await;
+        let (writer, reader) = (scene.client().await, scene.client().await);
+        let upsert = PutOptions {
+            kind: WriteKind::Upsert,
+            ..PutOptions::default()
+        };
+        let len = |n: usize| if n.is_multiple_of(2) { 100 } else { 9000 };
+        let writer = writer.handle().expect("room for a task");
+        let reader = reader.handle().expect("room for a task");
+        let put = writer.put(key(1), lent(0, len(0)), upsert);
+        put.await.expect("written");
+        for n in 1..40 {
+            let replacing = writer.put(key(1), lent(n, len(n)), upsert);
+            let bytes = reader.get_bytes(key(1)).await;
+            let bytes = bytes.expect("asked").expect("it is always there");
+            let is_one = |n| bytes == bytes_of(n, len(n));
+            assert!(is_one(n - 1) || is_one(n), "{} bytes", bytes.len());
+            replacing.await.expect("written");
+        }
+    });
+}
+
 #[test]
 fn batches_of_threads_answer_in_order_each_for_itself() {
     run(WORLDS, || async {
