@@ -25,6 +25,7 @@
 //! | [`range`] | ranges of an object's bytes |
 //! | [`filled`] | which bytes of a reserved object have been written |
 //! | [`extent`] | the self-describing form of an object in memory |
+//! | [`sorted`] | a map of hashes in their order, without a tree's depth |
 //! | [`lru`] | least recently used order over the slots of a slab |
 //! | [`residence`] | an owner's memory: room, pins, what leaves next |
 //! | [`shard`] | one core's slice of the store: puts, gets, pins, eviction |
@@ -44,4 +45,5 @@ pub mod placement;
 pub mod range;
 pub mod residence;
 pub mod shard;
+pub mod sorted;
 pub mod version;

@@ -32,6 +32,7 @@
 //! |---|---|
 //! | `writes` | claims and publications |
 //! | `copies` | what is held, served, retracted, dropped |
+//! | `kept` | the copies, by key and version |
 //! | `report` | what homes are told after a new map |
 //! | `holds` | what may not be evicted for a while |
 //! | `outbox` | messages to homes, batched |
@@ -39,6 +40,7 @@
 
 mod copies;
 mod holds;
+mod kept;
 mod limits;
 mod outbox;
 mod report;
@@ -56,11 +58,12 @@ use crate::answered::Answered;
 use crate::key::Fingerprint;
 use crate::message::directory::{Answer, AskerId, CopyPage, CopyPlace, OpId, ToHome, ToOwner};
 use crate::placement::{Seat, has_seat, home_of};
-use crate::version::{CopyInfo, Version};
+use crate::sorted::Sorted;
+use crate::version::CopyInfo;
 
-use copies::Held;
 pub use copies::{EvictRefusal, Read};
 use holds::Holds;
+use kept::Kept;
 pub use limits::{ANSWERED_KEEP, HOLD_MAX, OwnerLimits, RESEND};
 pub use outbox::{BATCH_ITEMS_MAX, Outbox};
 use writes::Write;
@@ -144,12 +147,12 @@ pub struct Owner {
     away_since: Option<Epoch>,
     settled: BTreeSet<Seat>,
     settle_asked: Time,
-    copies: BTreeMap<CopyPlace, Held>,
+    copies: Kept,
     writes: BTreeMap<Fingerprint, Write>,
     /// The key of each write.
     keys: BTreeMap<OpId, Fingerprint>,
     /// Copies that a home is to be told of, by home.
-    by_home: BTreeMap<Seat, BTreeSet<CopyPlace>>,
+    by_home: BTreeMap<Seat, Sorted<CopyPlace, ()>>,
     /// Copies for which a home's answer is missing.
     asking: BTreeSet<CopyPlace>,
     holds: Holds,
@@ -171,7 +174,7 @@ impl Owner {
             away_since: None,
             settled: BTreeSet::new(),
             settle_asked: Time::ZERO,
-            copies: BTreeMap::new(),
+            copies: Kept::default(),
             writes: BTreeMap::new(),
             keys: BTreeMap::new(),
             by_home: BTreeMap::new(),
@@ -351,27 +354,13 @@ impl Owner {
     /// The copies that it would serve, in the order of keys: for those who look on.
     pub fn served(&self) -> impl Iterator<Item = (CopyPlace, CopyInfo)> + '_ {
         let published = self.copies.iter().filter(|(_, held)| held.is_published());
-        published.map(|(&place, held)| (place, held.info))
+        published.map(|(place, held)| (place, held.info))
     }
 
     /// A copy that it would serve, and what its namespace wants of nodes that are cut off.
     #[must_use]
     pub fn copy(&self, place: CopyPlace) -> Option<(CopyInfo, NamespaceKind)> {
-        let held = self.copies.get(&place).filter(|held| held.is_published());
+        let held = self.copies.get(place).filter(|held| held.is_published());
         held.map(|held| (held.info, held.namespace()))
-    }
-
-    /// The latest version that it would serve of a key.
-    fn latest(&self, key: Fingerprint) -> Option<Version> {
-        let from = CopyPlace {
-            key,
-            version: Version::default(),
-        };
-        let all = self
-            .copies
-            .range(from..)
-            .take_while(|(place, _)| place.key == key);
-        let published = all.filter(|(_, held)| held.is_published());
-        published.map(|(place, _)| place.version).last()
     }
 }

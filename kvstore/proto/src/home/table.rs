@@ -5,11 +5,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_runtime_core::time::Time;
+use slab::Slab;
+use smallvec::{SmallVec, smallvec};
 
 use super::limits::COPIES_PER_KEY_MAX;
 use crate::key::Fingerprint;
 use crate::message::directory::{CopyPlace, OpId};
 use crate::placement::Seat;
+use crate::sorted::Sorted;
 use crate::version::{CopyInfo, Version};
 
 /// What a recorded copy is good for.
@@ -55,10 +58,15 @@ pub(super) struct Copy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
+/// The copies of a key. Most keys have one.
+type Record = SmallVec<[Copy; 1]>;
+
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    records: BTreeMap<Fingerprint, Vec<Copy>>,
-    by_seat: BTreeMap<Seat, BTreeSet<Fingerprint>>,
+    /// Where the record of each key is.
+    keys: Sorted<Fingerprint, u32>,
+    records: Slab<Record>,
+    by_seat: BTreeMap<Seat, Sorted<Fingerprint, ()>>,
     /// Copies that leave or join, whose owners have to say that they heard of it.
     telling: BTreeMap<Seat, BTreeSet<CopyPlace>>,
     copies: usize,
@@ -70,7 +78,11 @@ impl Table {
     }
 
     pub(super) fn copies(&self, key: Fingerprint) -> &[Copy] {
-        self.records.get(&key).map_or(&[], Vec::as_slice)
+        let record = self
+            .keys
+            .get(key)
+            .map(|record| &self.records[record as usize]);
+        record.map_or(&[], SmallVec::as_slice)
     }
 
     pub(super) fn copy(&self, key: Fingerprint, seat: Seat, version: Version) -> Option<Copy> {
@@ -86,18 +98,27 @@ impl Table {
         copy: Copy,
         copies_max: usize,
     ) -> Result<(), Full> {
-        let is_known = self.copy(key, copy.seat, copy.info.version).is_some();
-        if is_known {
+        let copies = self.copies(key);
+        let is_same =
+            |other: &Copy| (other.seat, other.info.version) == (copy.seat, copy.info.version);
+        if copies.iter().any(is_same) {
             self.set_standing(key, copy.seat, copy.info.version, copy.standing);
             return Ok(());
         }
-        if self.copies >= copies_max || self.copies(key).len() >= COPIES_PER_KEY_MAX {
+        if self.copies >= copies_max || copies.len() >= COPIES_PER_KEY_MAX {
             return Err(Full);
         }
         self.copies += 1;
-        self.records.entry(key).or_default().push(copy);
-        self.by_seat.entry(copy.seat).or_default().insert(key);
-        self.set_standing(key, copy.seat, copy.info.version, copy.standing);
+        if let Some(record) = self.keys.get(key) {
+            self.records[record as usize].push(copy);
+        } else {
+            let record = self.records.insert(smallvec![copy]);
+            let record = u32::try_from(record).expect("copies are bounded");
+            self.keys.insert(key, record);
+        }
+        self.by_seat.entry(copy.seat).or_default().insert(key, ());
+        let version = copy.info.version;
+        self.note_telling(copy.seat, CopyPlace { key, version }, copy.standing);
         Ok(())
     }
 
@@ -108,11 +129,16 @@ impl Table {
         version: Version,
         standing: Standing,
     ) {
-        let copies = self.records.get_mut(&key).into_iter().flatten();
-        for copy in copies.filter(|copy| (copy.seat, copy.info.version) == (seat, version)) {
-            copy.standing = standing;
+        if let Some(record) = self.keys.get(key) {
+            let copies = self.records[record as usize].iter_mut();
+            for copy in copies.filter(|copy| (copy.seat, copy.info.version) == (seat, version)) {
+                copy.standing = standing;
+            }
         }
-        let place = CopyPlace { key, version };
+        self.note_telling(seat, CopyPlace { key, version }, standing);
+    }
+
+    fn note_telling(&mut self, seat: Seat, place: CopyPlace, standing: Standing) {
         if matches!(
             standing,
             Standing::Leaving { .. } | Standing::Joining { .. }
@@ -134,18 +160,21 @@ impl Table {
 
     /// Forgets a copy. Whether it was known.
     pub(super) fn remove(&mut self, key: Fingerprint, seat: Seat, version: Version) -> bool {
-        let Some(copies) = self.records.get_mut(&key) else {
+        let Some(record) = self.keys.get(key) else {
             return false;
         };
+        let copies = &mut self.records[record as usize];
         let before = copies.len();
         copies.retain(|copy| (copy.seat, copy.info.version) != (seat, version));
         let was_known = copies.len() < before;
         self.copies -= before - copies.len();
-        if !copies.iter().any(|copy| copy.seat == seat) {
-            self.unlist(seat, key);
+        let is_listed = copies.iter().any(|copy| copy.seat == seat);
+        if copies.is_empty() {
+            self.records.remove(record as usize);
+            self.keys.remove(key);
         }
-        if self.copies(key).is_empty() {
-            self.records.remove(&key);
+        if !is_listed {
+            self.unlist(seat, key);
         }
         self.end_telling(seat, CopyPlace { key, version });
         was_known
@@ -153,7 +182,7 @@ impl Table {
 
     fn unlist(&mut self, seat: Seat, key: Fingerprint) {
         if let Some(keys) = self.by_seat.get_mut(&seat) {
-            keys.remove(&key);
+            keys.remove(key);
             if keys.is_empty() {
                 self.by_seat.remove(&seat);
             }
@@ -168,7 +197,7 @@ impl Table {
     }
 
     /// Forgets everything of a seat; the keys that it had.
-    pub(super) fn forget_seat(&mut self, seat: Seat) -> BTreeSet<Fingerprint> {
+    pub(super) fn forget_seat(&mut self, seat: Seat) -> Vec<Fingerprint> {
         let keys = self.keys_of(seat);
         for &key in &keys {
             for copy in self.copies(key).to_vec() {
@@ -180,8 +209,10 @@ impl Table {
         keys
     }
 
-    pub(super) fn keys_of(&self, seat: Seat) -> BTreeSet<Fingerprint> {
-        self.by_seat.get(&seat).cloned().unwrap_or_default()
+    /// The keys of which a seat has copies, in order.
+    pub(super) fn keys_of(&self, seat: Seat) -> Vec<Fingerprint> {
+        let keys = self.by_seat.get(&seat).map(Sorted::iter);
+        keys.into_iter().flatten().map(|(key, ())| key).collect()
     }
 
     pub(super) fn seats(&self) -> Vec<Seat> {
@@ -210,14 +241,16 @@ impl Table {
 
     /// The next keys after one, at most so many.
     pub(super) fn keys_after(&self, after: Option<Fingerprint>, count: usize) -> Vec<Fingerprint> {
-        let from = after.map_or(0, |key| key.0.saturating_add(1));
-        let keys = self.records.range(Fingerprint(from)..);
-        keys.take(count).map(|(&key, _)| key).collect()
+        let keys = self.keys.after(after);
+        keys.take(count).map(|(key, _)| key).collect()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Fingerprint, &Copy)> {
-        let all = self.records.iter();
-        all.flat_map(|(&key, copies)| copies.iter().map(move |copy| (key, copy)))
+        let all = self.keys.iter();
+        all.flat_map(|(key, record)| {
+            let copies = self.records[record as usize].iter();
+            copies.map(move |copy| (key, copy))
+        })
     }
 
     pub(super) fn clear(&mut self) {

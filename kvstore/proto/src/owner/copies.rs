@@ -126,11 +126,11 @@ impl Owner {
         let Ok(standing) = self.permit(now, namespace, Act::Read) else {
             return Read::Unavailable;
         };
-        let Some(version) = version.or_else(|| self.latest(key)) else {
+        let Some(version) = version.or_else(|| self.copies.latest(key)) else {
             return Read::Absent;
         };
         let place = CopyPlace { key, version };
-        match self.copies.get(&place) {
+        match self.copies.get(place) {
             Some(held) if held.is_served() => Read::Served {
                 place,
                 info: held.info,
@@ -177,7 +177,7 @@ impl Owner {
         };
         let ttl = Duration::from_millis(hold.ttl_ms.into()).min(HOLD_MAX);
         // What is leaving cannot be held any more.
-        let is_staying = self.copies.get(&place).is_some_and(Held::is_published);
+        let is_staying = self.copies.get(place).is_some_and(Held::is_published);
         let is_held = is_staying
             && self
                 .holds
@@ -197,7 +197,7 @@ impl Owner {
     }
 
     fn is_arriving(&self, place: CopyPlace) -> bool {
-        let held = self.copies.get(&place);
+        let held = self.copies.get(place);
         let is_joining = held.is_some_and(|held| matches!(held.state, State::Joining { .. }));
         is_joining || self.publishing(place).is_some()
     }
@@ -207,7 +207,7 @@ impl Owner {
     /// # Errors
     /// [`EvictRefusal`]: choose another.
     pub fn evict(&mut self, now: Time, place: CopyPlace, out: Out<'_>) -> Result<(), EvictRefusal> {
-        let held = self.copies.get(&place).filter(|held| held.is_published());
+        let held = self.copies.get(place).filter(|held| held.is_published());
         if held.is_none() {
             return Err(EvictRefusal::NotPublished);
         }
@@ -222,7 +222,7 @@ impl Owner {
     }
 
     pub(super) fn retract(&mut self, now: Time, place: CopyPlace, out: Out<'_>) {
-        let held = self.copies.get_mut(&place).expect("a copy that is here");
+        let held = self.copies.get_mut(place).expect("a copy that is here");
         let is_freed = false;
         held.state = State::Retracting {
             asked: now,
@@ -246,7 +246,7 @@ impl Owner {
             key,
             version: info.version,
         };
-        let is_known = self.copies.contains_key(&place) || self.publishing(place).is_some();
+        let is_known = self.copies.contains(place) || self.publishing(place).is_some();
         let is_full = self.copies.len() + self.writes.len() >= self.limits.copies_max;
         if is_known || is_full || info.generation < self.generation() {
             return false;
@@ -254,7 +254,7 @@ impl Owner {
         let state = State::Joining { asked: now };
         let op = self.next_op();
         let held = Held::new(op, info, namespace, state, self.map.epoch());
-        self.copies.insert(place, held);
+        self.copies.insert(key, held);
         self.asking.insert(place);
         self.ask_about(now, place, out);
         true
@@ -266,7 +266,7 @@ impl Owner {
 
     /// Asks the home about a copy that joins or leaves.
     fn ask_about(&mut self, now: Time, place: CopyPlace, out: Out<'_>) {
-        let held = self.copies.get_mut(&place).expect("a copy that is here");
+        let held = self.copies.get_mut(place).expect("a copy that is here");
         let CopyPlace { key, version } = place;
         let item = match &mut held.state {
             State::Joining { asked } => {
@@ -294,7 +294,7 @@ impl Owner {
     pub(super) fn ask_again(&mut self, now: Time, before: Time, out: Out<'_>) {
         let asking: Vec<CopyPlace> = self.asking.iter().copied().collect();
         for place in asking {
-            match self.copies[&place].state {
+            match self.copies.get(place).expect("listed").state {
                 State::Joining { asked } | State::Retracting { asked, .. } if asked <= before => {
                     self.ask_about(now, place, out);
                 }
@@ -307,7 +307,7 @@ impl Owner {
     pub(super) fn keep(&mut self, home: Seat, op: OpId, place: CopyPlace, out: Out<'_>) {
         let CopyPlace { key, version } = place;
         let epoch = self.map.epoch();
-        let item = match self.copies.get_mut(&place) {
+        let item = match self.copies.get_mut(place) {
             None => ToHome::Retract { key, version },
             // Said of one that was here before.
             Some(held) if held.op != op => return,
@@ -316,7 +316,7 @@ impl Owner {
                     held.state = State::Published;
                     held.moved_in = epoch;
                     self.asking.remove(&place);
-                    self.by_home.entry(home).or_default().insert(place);
+                    self.by_home.entry(home).or_default().insert(place, ());
                 }
                 ToHome::Kept { op, key, version }
             }
@@ -326,7 +326,7 @@ impl Owner {
 
     /// A replica is not wanted.
     pub(super) fn has_not_joined(&mut self, op: OpId, place: CopyPlace, out: Out<'_>) {
-        let held = self.copies.get(&place).filter(|held| held.op == op);
+        let held = self.copies.get(place).filter(|held| held.op == op);
         if held.is_some_and(|held| matches!(held.state, State::Joining { .. })) {
             self.free(place, FreeCause::Unrecorded, out);
         }
@@ -347,7 +347,7 @@ impl Owner {
             out.push(OwnerAction::Discard(write.op));
             self.conclude(now, key, WriteAnswer::Interrupted, out);
         }
-        if let Some(held) = self.copies.get(&place) {
+        if let Some(held) = self.copies.get(place) {
             let cause = match held.state {
                 State::Retracting { .. } => FreeCause::Evicted,
                 State::Published => FreeCause::Ordered,
@@ -365,7 +365,7 @@ impl Owner {
 
     /// Forgets a copy, and frees its bytes if they are still there.
     pub(super) fn free(&mut self, place: CopyPlace, cause: FreeCause, out: Out<'_>) {
-        let held = self.copies.remove(&place).expect("a copy that is here");
+        let held = self.copies.remove(place).expect("a copy that is here");
         self.asking.remove(&place);
         self.unlist(place);
         self.holds.forget(place);
@@ -384,7 +384,7 @@ impl Owner {
         let generation = self.generation();
         let copies = self.copies.iter();
         let dead = copies.filter(|(_, held)| held.info.generation < generation);
-        let dead: Vec<CopyPlace> = dead.map(|(&place, _)| place).collect();
+        let dead: Vec<CopyPlace> = dead.map(|(place, _)| place).collect();
         for place in dead {
             self.free(place, FreeCause::Cleared, out);
         }
@@ -397,7 +397,7 @@ impl Owner {
         for place in asking {
             self.unlist(place);
             self.holds.forget(place);
-            let held = self.copies.get_mut(&place).expect("listed");
+            let held = self.copies.get_mut(place).expect("listed");
             if let State::Retracting { is_freed, .. } = &mut held.state
                 && !*is_freed
             {

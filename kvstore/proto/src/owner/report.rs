@@ -28,7 +28,8 @@ impl Owner {
         let stale = homes.filter(|home| !has_shrunk || !has_seat(&self.map, *home));
         let stale: Vec<Seat> = stale.collect();
         for former in stale {
-            for place in self.by_home.remove(&former).unwrap_or_default() {
+            let places = self.by_home.remove(&former).unwrap_or_default();
+            for (place, ()) in places.iter() {
                 self.list(place, former);
             }
         }
@@ -37,13 +38,13 @@ impl Owner {
     fn list(&mut self, place: CopyPlace, former: Seat) {
         let Some(home) = home_of(&self.map, place.key) else {
             // Nobody is a home: it is told to the next one, whoever that is.
-            self.by_home.entry(former).or_default().insert(place);
+            self.by_home.entry(former).or_default().insert(place, ());
             return;
         };
-        self.by_home.entry(home).or_default().insert(place);
+        self.by_home.entry(home).or_default().insert(place, ());
         if home != former {
             let epoch = self.map.epoch();
-            if let Some(held) = self.copies.get_mut(&place) {
+            if let Some(held) = self.copies.get_mut(place) {
                 held.moved_in = epoch;
             }
         }
@@ -53,12 +54,12 @@ impl Owner {
     pub(super) fn unlist(&mut self, place: CopyPlace) {
         let Some(home) = home_of(&self.map, place.key) else {
             for places in self.by_home.values_mut() {
-                places.remove(&place);
+                places.remove(place);
             }
             return;
         };
         if let Some(places) = self.by_home.get_mut(&home) {
-            places.remove(&place);
+            places.remove(place);
             if places.is_empty() {
                 self.by_home.remove(&home);
             }
@@ -67,7 +68,7 @@ impl Owner {
 
     /// A listed copy: what it is, and since when its home is its home.
     fn listed(&self, place: CopyPlace) -> (CopyInfo, Epoch) {
-        if let Some(held) = self.copies.get(&place) {
+        if let Some(held) = self.copies.get(place) {
             return (held.info, held.moved_in);
         }
         let write = &self.writes[&place.key];
@@ -81,9 +82,8 @@ impl Owner {
     pub(super) fn report(&self, home: Seat, is_full: bool, after: Option<CopyPlace>, out: Out<'_>) {
         let is_full = is_full || !self.is_continuous || self.away_since.is_some();
         let epoch = self.map.epoch();
-        let places = self.by_home.get(&home).into_iter().flatten();
-        let rest = places.filter(|place| after.is_none_or(|after| **place > after));
-        let told = rest.filter_map(|&place| {
+        let places = self.by_home.get(&home).map(|places| places.after(after));
+        let told = places.into_iter().flatten().filter_map(|(place, ())| {
             let (info, moved_in) = self.listed(place);
             (is_full || moved_in == epoch).then_some((place.key, info))
         });

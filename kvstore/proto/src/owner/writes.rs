@@ -180,7 +180,8 @@ impl Owner {
             return Some(WriteAnswer::Unavailable);
         }
         let is_settled = self.away_since.is_none() || ask.namespace == NamespaceKind::Cache;
-        if let (WriteKind::Put, true, Some(version)) = (ask.kind, is_settled, self.latest(ask.key))
+        if let (WriteKind::Put, true, Some(version)) =
+            (ask.kind, is_settled, self.copies.latest(ask.key))
         {
             return Some(WriteAnswer::Exists { version });
         }
@@ -296,7 +297,7 @@ impl Owner {
             self.by_home
                 .entry(home)
                 .or_default()
-                .insert(CopyPlace { key, version });
+                .insert(CopyPlace { key, version }, ());
         }
         self.ask_home(now, key, out);
     }
@@ -328,7 +329,7 @@ impl Owner {
         };
         let state = State::Published;
         let held = Held::new(op, info, write.ask.namespace, state, write.moved_in);
-        self.copies.insert(place, held);
+        self.copies.insert(place.key, held);
         out.push(OwnerAction::Name(op, place));
         // Who lost its lease meanwhile cannot tell what others have done since.
         let answer = match self.permit(now, write.ask.namespace, write.act()) {
@@ -388,7 +389,7 @@ impl Owner {
             State::Published,
             write.moved_in,
         );
-        self.copies.insert(place, held);
+        self.copies.insert(place.key, held);
         out.push(OwnerAction::Name(write.op, place));
         self.conclude(now, key, WriteAnswer::Interrupted, out);
         self.retract(now, place, out);
