@@ -81,7 +81,9 @@ pub struct ResidenceStats {
     pub entries: u64,
     /// Bytes of all entries.
     pub used_bytes: u64,
-    /// Bytes of those that were asked to leave.
+    /// Entries that were asked to leave.
+    pub leaving_entries: u64,
+    /// Bytes of those.
     pub leaving_bytes: u64,
     /// Writes refused for want of room.
     pub refused: u64,
@@ -208,8 +210,7 @@ impl Residence {
 
     /// The driver's memory is too fragmented for an extent that was admitted: more has to leave.
     pub fn want(&mut self, extent_bytes: u32) {
-        let staying = self.stats.used_bytes - self.stats.leaving_bytes;
-        let target = staying.saturating_sub(extent_bytes.into());
+        let target = self.staying_bytes().saturating_sub(extent_bytes.into());
         let wanted = self.limits.high_watermark_bytes() - target;
         self.wanted_bytes = self.wanted_bytes.max(wanted);
     }
@@ -289,7 +290,10 @@ impl Residence {
         let bytes = u64::from(entry.extent_bytes);
         match entry.state {
             State::Resident(_) => self.lru.remove(slot_index),
-            State::Leaving(_) => self.stats.leaving_bytes -= bytes,
+            State::Leaving(_) => {
+                self.stats.leaving_entries -= 1;
+                self.stats.leaving_bytes -= bytes;
+            }
             State::Arriving | State::Dying => unreachable!("{place:?} is {:?}", entry.state),
         }
         entry.state = State::Dying;
@@ -309,14 +313,15 @@ impl Residence {
     #[must_use]
     pub fn victims(&self) -> Vec<CopyPlace> {
         let mut victims = Vec::new();
-        let mut excess = self.excess_bytes();
+        let (mut bytes, mut entries) = (self.excess_bytes(), self.excess_entries());
         for slot_index in self.lru.iter_from_tail() {
-            if excess == 0 || victims.len() == LEAVE_PER_TURN_MAX {
+            if (bytes, entries) == (0, 0) || victims.len() == LEAVE_PER_TURN_MAX {
                 break;
             }
             let entry = &self.slots[slot_index as usize];
             if let State::Resident(place) = entry.state {
-                excess = excess.saturating_sub(entry.extent_bytes.into());
+                bytes = bytes.saturating_sub(entry.extent_bytes.into());
+                entries = entries.saturating_sub(1);
                 victims.push(place);
             }
         }
@@ -326,23 +331,33 @@ impl Residence {
     /// Whether it is time to make room, so that the next writes find some: less than half of what lies
     /// between the watermarks is left.
     #[must_use]
-    pub const fn is_tight(&self) -> bool {
-        let (low, high) = (
-            self.limits.low_watermark_bytes(),
-            self.limits.high_watermark_bytes(),
-        );
-        let staying = self.stats.used_bytes - self.stats.leaving_bytes;
-        staying > low.midpoint(high)
+    pub fn is_tight(&self) -> bool {
+        let limits = &self.limits;
+        let (low, high) = (limits.low_watermark_bytes(), limits.high_watermark_bytes());
+        let is_short_of_bytes = self.staying_bytes() > low.midpoint(high);
+        let (low, high) = (limits.low_watermark_entries(), limits.entries_max());
+        is_short_of_bytes || self.staying_entries() > low.midpoint(high) as u64
+    }
+
+    const fn staying_bytes(&self) -> u64 {
+        self.stats.used_bytes - self.stats.leaving_bytes
+    }
+
+    const fn staying_entries(&self) -> u64 {
+        self.stats.entries - self.stats.leaving_entries
     }
 
     /// Bytes that are to leave beyond those that are leaving.
     fn excess_bytes(&self) -> u64 {
-        let staying = self.stats.used_bytes - self.stats.leaving_bytes;
         let low = self.limits.low_watermark_bytes();
         let room = self.limits.high_watermark_bytes() - self.wanted_bytes;
-        let is_short_of_entries = self.stats.entries >= self.limits.entries_max() as u64;
-        let excess = staying.saturating_sub(low.min(room));
-        excess.max(u64::from(is_short_of_entries))
+        self.staying_bytes().saturating_sub(low.min(room))
+    }
+
+    /// Entries that are to leave beyond those that are leaving.
+    fn excess_entries(&self) -> u64 {
+        let low = self.limits.low_watermark_entries() as u64;
+        self.staying_entries().saturating_sub(low)
     }
 
     /// A copy was asked to leave. It may be read until it is freed.
@@ -358,6 +373,7 @@ impl Residence {
         );
         entry.state = State::Leaving(place);
         self.lru.remove(slot_index);
+        self.stats.leaving_entries += 1;
         self.stats.leaving_bytes += u64::from(entry.extent_bytes);
         if self.excess_bytes() == 0 {
             self.wanted_bytes = 0;
@@ -471,6 +487,26 @@ mod tests {
         memory.leave(place(0));
         memory.free(place(0));
         assert!(memory.admit(10).is_ok());
+    }
+
+    #[test]
+    fn entries_have_watermarks_like_bytes() {
+        let mut memory = memory(64);
+        for number in 0..60 {
+            keep(&mut memory, number, 1);
+        }
+        assert_eq!(memory.victims(), [], "four are free");
+        for number in 60..62 {
+            keep(&mut memory, number, 1);
+        }
+        assert!(!memory.is_tight(), "half of them are left");
+        keep(&mut memory, 62, 1);
+        assert!(memory.is_tight());
+        assert_eq!(memory.victims(), [0, 1, 2].map(place));
+        memory.leave(place(0));
+        assert_eq!(memory.victims(), [1, 2].map(place), "one leaves already");
+        assert!(memory.free(place(0)).is_some());
+        assert_eq!(memory.stats().leaving_entries, 0);
     }
 
     #[test]

@@ -336,7 +336,7 @@ impl Bytes {
         }
     }
 
-    pub(crate) const fn is_tight(&self) -> bool {
+    pub(crate) fn is_tight(&self) -> bool {
         self.residence.is_tight()
     }
 

@@ -35,6 +35,10 @@ use super::reservations::Reservations;
 use super::waiters::{Asked, Waiters, Waiting};
 use crate::counting::{CopyCounts, Counts, MemberReport};
 
+/// How many copies the machines of a core may know for each entry of its memory: some have left memory and not yet
+/// their home, and a home may have more keys than its own memory holds.
+const COPIES_PER_ENTRY: usize = 2;
+
 /// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
 /// are there, `recorded` when its home knows of it, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
 /// `cleared` or `unrecorded` when it is no more. `node` and `core` are who has it; `key_high`, `epoch` and
@@ -87,12 +91,15 @@ impl MemberCore {
         (arena, limits): (Arena, ShardLimits),
         post: Post,
     ) -> Self {
+        // It is memory that is to run out first: there room can be made.
+        let copies_max = limits.entries_max().saturating_mul(COPIES_PER_ENTRY);
         let home_limits = HomeLimits {
             lease_ttl,
+            copies_max: copies_max.max(HomeLimits::default().copies_max),
             ..HomeLimits::default()
         };
         let owner_limits = OwnerLimits {
-            copies_max: limits.entries_max(),
+            copies_max,
             ..OwnerLimits::default()
         };
         Self {

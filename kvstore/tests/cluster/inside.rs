@@ -149,6 +149,27 @@ fn room_is_made_for_a_write_without_refusing_it() {
     });
 }
 
+/// Objects may be so small that a node runs out of entries before it runs out of bytes.
+#[test]
+fn room_is_made_for_more_small_objects_than_there_are_entries() {
+    run(1, || async {
+        let scene = Scene::of(1, MIB).await;
+        for client in [scene.inside(0).await, scene.client().await] {
+            for n in 0..3000 {
+                scene.put(&client, n, 1, 1).await;
+            }
+            let outcomes = scene.outcomes(0, Op::Write).await;
+            let full = outcomes
+                .into_iter()
+                .find(|(outcome, _)| *outcome == Outcome::Full);
+            assert_eq!(full.map(|(_, count)| count), Some(0), "none was refused");
+            let present = client.exists(&[key(0), key(2999)]).await.expect("asked");
+            assert_eq!(present, [false, true]);
+            scene.clear().await;
+        }
+    });
+}
+
 /// More copies have to leave than do so for one write in one turn: it is refused, and comes again.
 #[test]
 fn a_write_in_the_place_of_very_many_small_ones_comes_again() {

@@ -4,6 +4,8 @@ use thiserror::Error;
 
 /// Most entries of one shard.
 pub const ENTRIES_MAX: usize = 1 << 26;
+/// Which share of the entries eviction keeps free, so that small objects find room as large ones do.
+const FREE_ENTRIES_SHARE: usize = 16;
 
 /// How much a shard holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +81,12 @@ impl ShardLimits {
     #[must_use]
     pub const fn entries_max(&self) -> usize {
         self.entries_max
+    }
+
+    /// What eviction brings the number of entries down to once it has begun.
+    #[must_use]
+    pub fn low_watermark_entries(&self) -> usize {
+        self.entries_max - (self.entries_max / FREE_ENTRIES_SHARE).max(1)
     }
 }
 
