@@ -16,12 +16,15 @@
 //! Whoever may choose keys can make many of them begin alike. What would make the directory far larger than its
 //! pages goes to a tree instead: slower, and as large as what was put there.
 
+use core::hint::black_box;
 use std::collections::BTreeMap;
 
 use crate::key::Fingerprint;
 use crate::message::directory::CopyPlace;
 use crate::version::Version;
 
+/// How many keys are looked up together: more than memory has requests under way at once.
+pub const LANES: usize = 32;
 /// Entries of one page.
 const PAGE_ENTRIES: usize = 32;
 /// Two pages with no more than this together become one.
@@ -61,38 +64,45 @@ impl Spread for CopyPlace {
     }
 }
 
+/// A page is looked at in two places: where its tags are, and at the entry that they tell of.
 #[derive(Clone, Debug)]
 struct Page<K, V> {
+    /// The 16 bits of each key that follow those which all keys of the page share; the largest number where there is
+    /// no entry.
+    tags: [u16; PAGE_ENTRIES],
     /// How many first bits all its keys share.
     depth: u32,
     len: usize,
     /// Its keys are in the tree.
     is_crowded: bool,
-    heads: [u64; PAGE_ENTRIES],
-    keys: [K; PAGE_ENTRIES],
-    values: [V; PAGE_ENTRIES],
+    entries: [(K, V); PAGE_ENTRIES],
 }
 
 impl<K: Spread, V: Copy + Default> Page<K, V> {
     fn new(depth: u32) -> Self {
         Self {
+            tags: [u16::MAX; PAGE_ENTRIES],
             depth,
             len: 0,
             is_crowded: false,
-            heads: [0; PAGE_ENTRIES],
-            keys: [K::least(0); PAGE_ENTRIES],
-            values: [V::default(); PAGE_ENTRIES],
+            entries: [(K::least(0), V::default()); PAGE_ENTRIES],
         }
+    }
+
+    fn tag(&self, key: K) -> u16 {
+        let rest = key.head().checked_shl(self.depth).unwrap_or(0);
+        let [first, second, ..] = rest.to_be_bytes();
+        u16::from_be_bytes([first, second])
     }
 
     /// Where a key is, or where it belongs.
     fn find(&self, key: K) -> Result<usize, usize> {
-        let head = key.head();
-        // Counted rather than searched: nothing depends on the last comparison, so all of them run at once.
-        let heads = &self.heads[..self.len];
-        let mut at: usize = heads.iter().map(|&other| usize::from(other < head)).sum();
-        while at < self.len && self.heads[at] == head {
-            match self.keys[at].cmp(&key) {
+        let tag = self.tag(key);
+        // Counted rather than searched: no comparison depends on another, and their number is always the same.
+        let below: u16 = self.tags.iter().map(|&other| u16::from(other < tag)).sum();
+        let mut at = usize::from(below);
+        while at < self.len && self.tags[at] == tag {
+            match self.entries[at].0.cmp(&key) {
                 core::cmp::Ordering::Less => at += 1,
                 core::cmp::Ordering::Equal => return Ok(at),
                 core::cmp::Ordering::Greater => break,
@@ -104,50 +114,57 @@ impl<K: Spread, V: Copy + Default> Page<K, V> {
     /// Puts an entry where it belongs. There is room.
     fn insert(&mut self, at: usize, key: K, value: V) {
         let len = self.len;
-        self.heads.copy_within(at..len, at + 1);
-        self.keys.copy_within(at..len, at + 1);
-        self.values.copy_within(at..len, at + 1);
-        self.heads[at] = key.head();
-        self.keys[at] = key;
-        self.values[at] = value;
+        self.tags.copy_within(at..len, at + 1);
+        self.entries.copy_within(at..len, at + 1);
+        self.tags[at] = self.tag(key);
+        self.entries[at] = (key, value);
         self.len += 1;
     }
 
     fn remove(&mut self, at: usize) -> V {
-        let value = self.values[at];
+        let (_, value) = self.entries[at];
         let len = self.len;
-        self.heads.copy_within(at + 1..len, at);
-        self.keys.copy_within(at + 1..len, at);
-        self.values.copy_within(at + 1..len, at);
+        self.tags.copy_within(at + 1..len, at);
+        self.entries.copy_within(at + 1..len, at);
+        self.tags[len - 1] = u16::MAX;
         self.len -= 1;
         value
     }
 
-    /// Takes over the entries of the page that follows it.
+    /// Takes over the entries of the page that follows it, and shares one bit less.
     fn append(&mut self, other: &Self) {
+        self.depth -= 1;
         let (start, end) = (self.len, self.len + other.len);
-        self.heads[start..end].copy_from_slice(&other.heads[..other.len]);
-        self.keys[start..end].copy_from_slice(&other.keys[..other.len]);
-        self.values[start..end].copy_from_slice(&other.values[..other.len]);
+        self.entries[start..end].copy_from_slice(other.entries());
         self.len = end;
+        self.tag_all();
     }
 
     /// The entries with the next bit set, as a page of their own; those without stay.
     fn split(&mut self) -> Self {
         self.depth += 1;
         let bit = 1_u64 << (u64::BITS - self.depth);
-        let stay = self.heads[..self.len].partition_point(|head| head & bit == 0);
+        let stay = self
+            .entries()
+            .partition_point(|(key, _)| key.head() & bit == 0);
         let mut upper = Self::new(self.depth);
-        for at in stay..self.len {
-            upper.insert(at - stay, self.keys[at], self.values[at]);
-        }
+        upper.len = self.len - stay;
+        upper.entries[..upper.len].copy_from_slice(&self.entries[stay..self.len]);
         self.len = stay;
+        self.tag_all();
+        upper.tag_all();
         upper
     }
 
-    fn entries(&self) -> impl Iterator<Item = (K, V)> + '_ {
-        let keys = self.keys[..self.len].iter().copied();
-        keys.zip(self.values[..self.len].iter().copied())
+    fn tag_all(&mut self) {
+        self.tags.fill(u16::MAX);
+        for at in 0..self.len {
+            self.tags[at] = self.tag(self.entries[at].0);
+        }
+    }
+
+    fn entries(&self) -> &[(K, V)] {
+        &self.entries[..self.len]
     }
 }
 
@@ -205,11 +222,38 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
     /// The value of a key.
     #[must_use]
     pub fn get(&self, key: K) -> Option<V> {
-        let page = self.page(key.head());
+        self.get_in(self.page(key.head()), key)
+    }
+
+    /// The values of several keys, in their order.
+    ///
+    /// Memory is asked for what each of them needs before any of it is waited for, so that they cost hardly more
+    /// than the slowest.
+    ///
+    /// # Panics
+    /// If there are more than [`LANES`].
+    pub fn get_each(&self, keys: &[K]) -> [Option<V>; LANES] {
+        assert!(keys.len() <= LANES, "{} keys at a time", keys.len());
+        let mut pages = [0; LANES];
+        for (page, key) in pages.iter_mut().zip(keys) {
+            *page = self.directory[self.place(key.head())];
+        }
+        let lens = pages[..keys.len()]
+            .iter()
+            .map(|&page| self.pages[page as usize].len);
+        black_box(lens.sum::<usize>());
+        let mut values = [None; LANES];
+        for ((value, &page), &key) in values.iter_mut().zip(&pages).zip(keys) {
+            *value = self.get_in(&self.pages[page as usize], key);
+        }
+        values
+    }
+
+    fn get_in(&self, page: &Page<K, V>, key: K) -> Option<V> {
         if page.is_crowded {
             return self.crowded.get(&key).copied();
         }
-        page.find(key).ok().map(|at| page.values[at])
+        page.find(key).ok().map(|at| page.entries[at].1)
     }
 
     /// Whether there is such a key.
@@ -229,7 +273,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
                 return former;
             }
             match page.find(key) {
-                Ok(at) => return Some(core::mem::replace(&mut page.values[at], value)),
+                Ok(at) => return Some(core::mem::replace(&mut page.entries[at].1, value)),
                 Err(at) if page.len < PAGE_ENTRIES => {
                     page.insert(at, key, value);
                     self.len += 1;
@@ -279,7 +323,10 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
         let all = places.flat_map(|place| {
             let page = &self.pages[self.directory[place] as usize];
             let of_tree = page.is_crowded.then(|| self.crowded_at(place));
-            page.entries().chain(of_tree.into_iter().flatten())
+            page.entries()
+                .iter()
+                .copied()
+                .chain(of_tree.into_iter().flatten())
         });
         all.skip_while(move |(key, _)| after.is_some_and(|after| *key <= after))
     }
@@ -310,9 +357,9 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
         let index = self.directory[self.place(head)] as usize;
         if self.pages[index].depth == self.depth && !self.double() {
             let page = &mut self.pages[index];
-            self.crowded.extend(page.entries());
+            self.crowded.extend(page.entries().iter().copied());
+            *page = Page::new(page.depth);
             page.is_crowded = true;
-            page.len = 0;
             return;
         }
         let span = self.span(self.place(head));
@@ -364,7 +411,6 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
             let emptied = core::mem::replace(&mut self.pages[upper as usize], Page::new(0));
             let low = &mut self.pages[lower as usize];
             low.append(&emptied);
-            low.depth -= 1;
             self.free.push(upper);
             let both = span.start.min(neighbour)..span.end.max(neighbour + span.len());
             self.directory[both].fill(lower);

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::sorted::Sorted;
+use lunette_kvstore_proto::sorted::{LANES, Sorted};
 use proptest::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,11 @@ proptest! {
                 }
             }
             prop_assert_eq!(sorted.len(), tree.len());
+        }
+        let keys: Vec<_> = tree.keys().flat_map(|&key| [key, Fingerprint(key.0 ^ 1)]).collect();
+        for keys in keys.chunks(LANES - 1) {
+            let values = keys.iter().map(|key| tree.get(key).copied());
+            prop_assert!(sorted.get_each(keys)[..keys.len()].iter().copied().eq(values));
         }
         prop_assert!(sorted.iter().eq(tree.into_iter()));
     }

@@ -62,7 +62,7 @@ impl Local {
 
     pub(super) fn peek(
         &self,
-        keys: impl Iterator<Item = Fingerprint>,
+        keys: &[Fingerprint],
         namespace: NamespaceKind,
         tell: impl FnMut(Peek),
     ) {

@@ -241,9 +241,9 @@ impl ClusterClient {
         let keys: Vec<Key<'_>> = keys.collect::<Result<_, _>>()?;
         let mut present = Vec::with_capacity(keys.len());
         let mut elsewhere: Vec<usize> = Vec::new();
-        let fingerprints = keys.iter().map(|key| key.fingerprint());
+        let fingerprints: Vec<_> = keys.iter().map(|key| key.fingerprint()).collect();
         match self.inside() {
-            Some(local) => local.peek(fingerprints, self.asking.namespace(), |peek| {
+            Some(local) => local.peek(&fingerprints, self.asking.namespace(), |peek| {
                 if peek == Peek::Unsure {
                     elsewhere.push(present.len());
                 }

@@ -55,18 +55,15 @@ impl MemberCore {
     /// What this core knows of keys without asking anybody.
     pub(crate) fn peek(
         &self,
-        keys: impl Iterator<Item = Fingerprint>,
+        keys: &[Fingerprint],
         namespace: NamespaceKind,
         mut tell: impl FnMut(Peek),
     ) {
-        let (now, machines) = (time::now(), self.machines().borrow());
-        for key in keys {
-            tell(if self.has_left() {
-                Peek::Unsure
-            } else {
-                machines.home.peek(now, key, namespace)
-            });
+        if self.has_left() {
+            return keys.iter().for_each(|_| tell(Peek::Unsure));
         }
+        let (now, machines) = (time::now(), self.machines().borrow());
+        machines.home.peek(now, keys, namespace, tell);
     }
 
     /// Whether it is the home of a key, as far as it knows.
@@ -126,9 +123,7 @@ impl MemberCore {
             Read::Unavailable => Here::Unsure,
             Read::Absent => {
                 let mut known = Peek::Unsure;
-                self.peek(std::iter::once(key.fingerprint()), namespace, |peek| {
-                    known = peek
-                });
+                self.peek(&[key.fingerprint()], namespace, |peek| known = peek);
                 match known {
                     Peek::Absent => Here::Miss,
                     Peek::Present | Peek::Unsure => Here::Unsure,

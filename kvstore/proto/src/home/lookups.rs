@@ -5,11 +5,13 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 
 use super::limits::REBUILD_WAIT_MAX;
+use super::table::Copy;
 use super::waiting::{Request, Waiter};
 use super::{Home, HomeAction, Out};
 use crate::key::Fingerprint;
 use crate::message::directory::{Answer, AskerId, Found, Refusal, ToOwner, WAIT_MS_MAX};
 use crate::placement::Seat;
+use crate::sorted::LANES;
 use crate::version::{COPIES_WANTED_MAX, Version};
 
 /// What a home knows of a key without waiting.
@@ -86,15 +88,35 @@ impl Home {
         true
     }
 
-    /// What a plain lookup by a task of this very core would be told at once, and nothing if it would have to
-    /// wait, or if it is for another home.
-    #[must_use]
-    pub fn peek(&self, now: Time, key: Fingerprint, namespace: NamespaceKind) -> Peek {
-        if !self.is_home_of(key) || !self.may_read(now, namespace) {
+    /// What plain lookups by a task of this very core would be told at once, key by key, and [`Peek::Unsure`] where
+    /// one would have to wait, or is for another home.
+    pub fn peek(
+        &self,
+        now: Time,
+        keys: &[Fingerprint],
+        namespace: NamespaceKind,
+        mut tell: impl FnMut(Peek),
+    ) {
+        if !self.may_read(now, namespace) {
+            return keys.iter().for_each(|_| tell(Peek::Unsure));
+        }
+        if let &[key] = keys {
+            return tell(self.peek_one(key, self.table.copies(key)));
+        }
+        for keys in keys.chunks(LANES) {
+            let copies = self.table.copies_each(keys);
+            for (&key, copies) in keys.iter().zip(copies) {
+                tell(self.peek_one(key, copies));
+            }
+        }
+    }
+
+    fn peek_one(&self, key: Fingerprint, copies: &[Copy]) -> Peek {
+        if !self.is_home_of(key) {
             return Peek::Unsure;
         }
         // In the usual case there is one copy, which everybody may see.
-        if self.winner(key).is_some() {
+        if self.winner_of(key, copies).is_some() {
             return Peek::Present;
         }
         // Who asks has its copies judged first.

@@ -2,6 +2,7 @@
 //!
 //! The index is what makes the loss of a node cost in proportion to what that node held.
 
+use core::hint::black_box;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_runtime_core::time::Time;
@@ -12,7 +13,7 @@ use super::limits::COPIES_PER_KEY_MAX;
 use crate::key::Fingerprint;
 use crate::message::directory::{CopyPlace, OpId};
 use crate::placement::Seat;
-use crate::sorted::Sorted;
+use crate::sorted::{LANES, Sorted};
 use crate::version::{CopyInfo, Version};
 
 /// What a recorded copy is good for.
@@ -83,6 +84,15 @@ impl Table {
             .get(key)
             .map(|record| &self.records[record as usize]);
         record.map_or(&[], SmallVec::as_slice)
+    }
+
+    /// The copies of several keys, of at most [`LANES`], in their order.
+    pub(super) fn copies_each(&self, keys: &[Fingerprint]) -> [&[Copy]; LANES] {
+        let records = self.keys.get_each(keys);
+        let copies = records.map(|record| record.map(|record| &self.records[record as usize]));
+        let lens = copies.iter().flatten().map(|copies| copies.len());
+        black_box(lens.sum::<usize>());
+        copies.map(|copies| copies.map_or(&[][..], SmallVec::as_slice))
     }
 
     pub(super) fn copy(&self, key: Fingerprint, seat: Seat, version: Version) -> Option<Copy> {

@@ -438,7 +438,14 @@ fn peek(home: &Home, now: Time, epoch: Epoch, ask: Ask) -> Option<Peek> {
             namespace,
             hold: None,
             ..
-        } if epoch == home.epoch() => Some(home.peek(now, key, namespace)),
+        } if epoch == home.epoch() => {
+            // Beside another key: several are looked up together.
+            let mut peeks = Vec::new();
+            home.peek(now, &[Fingerprint(!key.0), key], namespace, |peek| {
+                peeks.push(peek)
+            });
+            peeks.pop()
+        }
         _ => None,
     }
 }
