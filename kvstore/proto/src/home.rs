@@ -162,7 +162,7 @@ impl Home {
             phase: Phase::Outside,
             sequence: 0,
             last_order: 0,
-            table: Table::default(),
+            table: Table::new(seat),
             tombstones: Tombstones::default(),
             claims: BTreeMap::new(),
             changes: BTreeMap::new(),
@@ -204,8 +204,7 @@ impl Home {
     pub fn is_idle(&self) -> bool {
         let is_judged = self.unjudged.is_empty() && self.sweep.is_none();
         let is_quiet = self.claims.is_empty() && self.changes.is_empty() && self.waiting.len() == 0;
-        let seats = self.table.seats();
-        is_judged && is_quiet && !seats.into_iter().any(|seat| self.table.is_telling(seat))
+        is_judged && is_quiet && !self.table.is_telling_any()
     }
 
     /// What it has counted.

@@ -1,7 +1,7 @@
 //! A map in the order of its keys, for keys that are hashes: what a tree does, without its depth.
 //!
 //! ```text
-//!  first bits of a key        pages of up to 32 entries, each in order
+//!  first bits of a key        pages of up to 28 entries
 //!  000 001 010 011 1xx ...    [ 000 | .. ]  [ 001 | .. ]  [ 01x | .. ]  [ 1xx | .. ]
 //!   |   |   +---+   +---------------------------------------+^
 //!   |   |     +------------------------------------+^
@@ -16,7 +16,6 @@
 //! Whoever may choose keys can make many of them begin alike. What would make the directory far larger than its
 //! pages goes to a tree instead: slower, and as large as what was put there.
 
-use core::hint::black_box;
 use std::collections::BTreeMap;
 
 use crate::key::Fingerprint;
@@ -26,7 +25,7 @@ use crate::version::Version;
 /// How many keys are looked up together: more than memory has requests under way at once.
 pub const LANES: usize = 32;
 /// Entries of one page.
-const PAGE_ENTRIES: usize = 32;
+const PAGE_ENTRIES: usize = 28;
 /// Two pages with no more than this together become one.
 const MERGE_ENTRIES_MAX: usize = PAGE_ENTRIES / 4;
 /// How many directory entries there may be for each page. Where keys are evenly spread, a page that cannot be split
@@ -64,24 +63,24 @@ impl Spread for CopyPlace {
     }
 }
 
-/// A page is looked at in two places: where its tags are, and at the entry that they tell of.
+/// A page is looked at in two lines of the cache: its first one, and that of the entry which the tags there tell of.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 struct Page<K, V> {
-    /// The 16 bits of each key that follow those which all keys of the page share; the largest number where there is
-    /// no entry.
+    /// The 16 bits of each key that follow those which all keys of the page share.
     tags: [u16; PAGE_ENTRIES],
     /// How many first bits all its keys share.
-    depth: u32,
-    len: usize,
+    depth: u8,
+    len: u8,
     /// Its keys are in the tree.
     is_crowded: bool,
     entries: [(K, V); PAGE_ENTRIES],
 }
 
 impl<K: Spread, V: Copy + Default> Page<K, V> {
-    fn new(depth: u32) -> Self {
+    fn new(depth: u8) -> Self {
         Self {
-            tags: [u16::MAX; PAGE_ENTRIES],
+            tags: [0; PAGE_ENTRIES],
             depth,
             len: 0,
             is_crowded: false,
@@ -89,33 +88,45 @@ impl<K: Spread, V: Copy + Default> Page<K, V> {
         }
     }
 
+    const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    fn set_len(&mut self, len: usize) {
+        self.len = u8::try_from(len).expect("a page has room for it");
+    }
+
     fn tag(&self, key: K) -> u16 {
-        let rest = key.head().checked_shl(self.depth).unwrap_or(0);
+        let rest = key.head().checked_shl(self.depth.into()).unwrap_or(0);
         let [first, second, ..] = rest.to_be_bytes();
         u16::from_be_bytes([first, second])
     }
 
-    /// Where a key is, or where it belongs.
-    fn find(&self, key: K) -> Result<usize, usize> {
+    /// One more than where an entry with the tag of a key is, 0 if there is none, and anything if there are several.
+    fn trace(&self, key: K) -> usize {
         let tag = self.tag(key);
-        // Counted rather than searched: no comparison depends on another, and their number is always the same.
-        let below: u16 = self.tags.iter().map(|&other| u16::from(other < tag)).sum();
-        let mut at = usize::from(below);
-        while at < self.len && self.tags[at] == tag {
-            match self.entries[at].0.cmp(&key) {
-                core::cmp::Ordering::Less => at += 1,
-                core::cmp::Ordering::Equal => return Ok(at),
-                core::cmp::Ordering::Greater => break,
-            }
-        }
-        Err(at)
+        // Added up rather than searched: no comparison depends on another, and their number is always the same.
+        let places = self.tags.iter().zip(1_u16..);
+        let of_tag = places.map(|(&other, place)| if other == tag { place } else { 0 });
+        of_tag.sum::<u16>().into()
     }
 
-    /// Puts an entry where it belongs. There is room.
-    fn insert(&mut self, at: usize, key: K, value: V) {
-        let len = self.len;
-        self.tags.copy_within(at..len, at + 1);
-        self.entries.copy_within(at..len, at + 1);
+    fn find(&self, key: K) -> Option<usize> {
+        self.find_at(self.trace(key), key)
+    }
+
+    fn find_at(&self, trace: usize, key: K) -> Option<usize> {
+        let at = trace.checked_sub(1)?;
+        let entries = self.entries();
+        if entries.get(at).is_some_and(|(other, _)| *other == key) {
+            return Some(at);
+        }
+        entries.iter().position(|(other, _)| *other == key)
+    }
+
+    /// Adds an entry. There is room.
+    fn push(&mut self, key: K, value: V) {
+        let at = self.len();
         self.tags[at] = self.tag(key);
         self.entries[at] = (key, value);
         self.len += 1;
@@ -123,48 +134,51 @@ impl<K: Spread, V: Copy + Default> Page<K, V> {
 
     fn remove(&mut self, at: usize) -> V {
         let (_, value) = self.entries[at];
-        let len = self.len;
-        self.tags.copy_within(at + 1..len, at);
-        self.entries.copy_within(at + 1..len, at);
-        self.tags[len - 1] = u16::MAX;
+        let last = self.len() - 1;
+        self.tags[at] = self.tags[last];
+        self.entries[at] = self.entries[last];
+        self.tags[last] = 0;
         self.len -= 1;
         value
     }
 
-    /// Takes over the entries of the page that follows it, and shares one bit less.
+    /// Takes over the entries of its neighbour, and shares one bit less.
     fn append(&mut self, other: &Self) {
         self.depth -= 1;
-        let (start, end) = (self.len, self.len + other.len);
+        let (start, end) = (self.len(), self.len() + other.len());
         self.entries[start..end].copy_from_slice(other.entries());
-        self.len = end;
+        self.set_len(end);
         self.tag_all();
     }
 
     /// The entries with the next bit set, as a page of their own; those without stay.
     fn split(&mut self) -> Self {
-        self.depth += 1;
-        let bit = 1_u64 << (u64::BITS - self.depth);
-        let stay = self
-            .entries()
-            .partition_point(|(key, _)| key.head() & bit == 0);
-        let mut upper = Self::new(self.depth);
-        upper.len = self.len - stay;
-        upper.entries[..upper.len].copy_from_slice(&self.entries[stay..self.len]);
-        self.len = stay;
-        self.tag_all();
-        upper.tag_all();
+        let depth = self.depth + 1;
+        let bit = 1_u64 << (u64::BITS - u32::from(depth));
+        let (mut lower, mut upper) = (Self::new(depth), Self::new(depth));
+        for &(key, value) in self.entries() {
+            let is_upper = key.head() & bit != 0;
+            if is_upper { &mut upper } else { &mut lower }.push(key, value);
+        }
+        *self = lower;
         upper
     }
 
     fn tag_all(&mut self) {
-        self.tags.fill(u16::MAX);
-        for at in 0..self.len {
+        for at in 0..self.len() {
             self.tags[at] = self.tag(self.entries[at].0);
         }
     }
 
     fn entries(&self) -> &[(K, V)] {
-        &self.entries[..self.len]
+        &self.entries[..self.len()]
+    }
+
+    /// The entries in the order of their keys.
+    fn in_order(&self) -> impl Iterator<Item = (K, V)> + use<K, V> {
+        let mut entries = self.entries;
+        entries[..self.len()].sort_unstable_by_key(|&(key, _)| key);
+        entries.into_iter().take(self.len())
     }
 }
 
@@ -173,7 +187,7 @@ impl<K: Spread, V: Copy + Default> Page<K, V> {
 pub struct Sorted<K, V> {
     /// The page of each combination of `depth` first bits.
     directory: Vec<u32>,
-    depth: u32,
+    depth: u8,
     pages: Vec<Page<K, V>>,
     /// Pages that are not used.
     free: Vec<u32>,
@@ -211,7 +225,9 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
     /// The place of a head in the directory.
     fn place(&self, head: u64) -> usize {
         // No bits at all cannot be shifted to.
-        let bits = head.checked_shr(u64::BITS - self.depth).unwrap_or(0);
+        let bits = head
+            .checked_shr(u64::BITS - u32::from(self.depth))
+            .unwrap_or(0);
         usize::try_from(bits).expect("the directory is in memory")
     }
 
@@ -222,7 +238,22 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
     /// The value of a key.
     #[must_use]
     pub fn get(&self, key: K) -> Option<V> {
-        self.get_in(self.page(key.head()), key)
+        let page = self.page(key.head());
+        if page.is_crowded {
+            return self.crowded.get(&key).copied();
+        }
+        page.find(key).map(|at| page.entries[at].1)
+    }
+
+    /// The value of a key, to change it.
+    pub fn get_mut(&mut self, key: K) -> Option<&mut V> {
+        let index = self.directory[self.place(key.head())] as usize;
+        let page = &mut self.pages[index];
+        if page.is_crowded {
+            return self.crowded.get_mut(&key);
+        }
+        let at = page.find(key)?;
+        Some(&mut page.entries[at].1)
     }
 
     /// The values of several keys, in their order.
@@ -238,22 +269,21 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
         for (page, key) in pages.iter_mut().zip(keys) {
             *page = self.directory[self.place(key.head())];
         }
-        let lens = pages[..keys.len()]
-            .iter()
-            .map(|&page| self.pages[page as usize].len);
-        black_box(lens.sum::<usize>());
+        let mut traces = [0; LANES];
+        for ((trace, &page), &key) in traces.iter_mut().zip(&pages).zip(keys) {
+            *trace = self.pages[page as usize].trace(key);
+        }
         let mut values = [None; LANES];
-        for ((value, &page), &key) in values.iter_mut().zip(&pages).zip(keys) {
-            *value = self.get_in(&self.pages[page as usize], key);
+        for (lane, &key) in keys.iter().enumerate() {
+            let page = &self.pages[pages[lane] as usize];
+            values[lane] = if page.is_crowded {
+                self.crowded.get(&key).copied()
+            } else {
+                let at = page.find_at(traces[lane], key);
+                at.map(|at| page.entries[at].1)
+            };
         }
         values
-    }
-
-    fn get_in(&self, page: &Page<K, V>, key: K) -> Option<V> {
-        if page.is_crowded {
-            return self.crowded.get(&key).copied();
-        }
-        page.find(key).ok().map(|at| page.entries[at].1)
     }
 
     /// Whether there is such a key.
@@ -272,15 +302,15 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
                 self.len += usize::from(former.is_none());
                 return former;
             }
-            match page.find(key) {
-                Ok(at) => return Some(core::mem::replace(&mut page.entries[at].1, value)),
-                Err(at) if page.len < PAGE_ENTRIES => {
-                    page.insert(at, key, value);
-                    self.len += 1;
-                    return None;
-                }
-                Err(_) => self.split(key.head()),
+            if let Some(at) = page.find(key) {
+                return Some(core::mem::replace(&mut page.entries[at].1, value));
             }
+            if page.len() < PAGE_ENTRIES {
+                page.push(key, value);
+                self.len += 1;
+                return None;
+            }
+            self.split(key.head());
         }
     }
 
@@ -295,7 +325,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
             }
             value
         } else {
-            let at = page.find(key).ok()?;
+            let at = page.find(key)?;
             page.remove(at)
         };
         self.len -= 1;
@@ -323,10 +353,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
         let all = places.flat_map(|place| {
             let page = &self.pages[self.directory[place] as usize];
             let of_tree = page.is_crowded.then(|| self.crowded_at(place));
-            page.entries()
-                .iter()
-                .copied()
-                .chain(of_tree.into_iter().flatten())
+            page.in_order().chain(of_tree.into_iter().flatten())
         });
         all.skip_while(move |(key, _)| after.is_some_and(|after| *key <= after))
     }
@@ -344,7 +371,8 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
         let span = self.span(place);
         let head = |place: usize| {
             let bits = u64::try_from(place).expect("a place has at most 64 bits");
-            bits.checked_shl(u64::BITS - self.depth).unwrap_or(0)
+            bits.checked_shl(u64::BITS - u32::from(self.depth))
+                .unwrap_or(0)
         };
         let (first, last) = (head(span.start), head(span.end).wrapping_sub(1));
         let rest = self.crowded.range(K::least(first)..);
@@ -372,7 +400,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
     fn double(&mut self) -> bool {
         let used = self.pages.len() - self.free.len();
         let is_sparse = self.directory.len() * 2 > DIRECTORY_PER_PAGE_MAX * used;
-        if is_sparse || self.depth + 1 == u32::BITS {
+        if is_sparse || u32::from(self.depth) + 1 == u32::BITS {
             return false;
         }
         let twice = self.directory.iter().flat_map(|&index| [index, index]);
@@ -405,7 +433,10 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
             let upper = self.directory[span.start.max(neighbour)];
             let (low, high) = (&self.pages[lower as usize], &self.pages[upper as usize]);
             let is_one_crowded = low.is_crowded || high.is_crowded;
-            if low.depth != high.depth || is_one_crowded || low.len + high.len > MERGE_ENTRIES_MAX {
+            if low.depth != high.depth
+                || is_one_crowded
+                || low.len() + high.len() > MERGE_ENTRIES_MAX
+            {
                 return;
             }
             let emptied = core::mem::replace(&mut self.pages[upper as usize], Page::new(0));

@@ -54,12 +54,14 @@ proptest! {
             match op {
                 Op::Insert(key, value) => {
                     prop_assert_eq!(sorted.insert(key, value), tree.insert(key, value));
-                    prop_assert_eq!(sorted.get(key), Some(value));
+                    *sorted.get_mut(key).expect("it is there") ^= 1;
+                    *tree.get_mut(&key).expect("it is there") ^= 1;
+                    prop_assert_eq!(sorted.get(key), Some(value ^ 1));
                 }
                 Op::Remove(key) => {
                     prop_assert_eq!(sorted.get(key), tree.get(&key).copied());
                     prop_assert_eq!(sorted.remove(key), tree.remove(&key));
-                    prop_assert!(!sorted.contains(key));
+                    prop_assert!(!sorted.contains(key) && sorted.get_mut(key).is_none());
                 }
                 Op::After(key) => {
                     let rest = tree.range(key..).filter(|(other, _)| **other > key);

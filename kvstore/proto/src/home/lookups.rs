@@ -5,7 +5,6 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 
 use super::limits::REBUILD_WAIT_MAX;
-use super::table::Copy;
 use super::waiting::{Request, Waiter};
 use super::{Home, HomeAction, Out};
 use crate::key::Fingerprint;
@@ -101,22 +100,27 @@ impl Home {
             return keys.iter().for_each(|_| tell(Peek::Unsure));
         }
         if let &[key] = keys {
-            return tell(self.peek_one(key, self.table.copies(key)));
+            return tell(self.peek_one(key));
         }
         for keys in keys.chunks(LANES) {
-            let copies = self.table.copies_each(keys);
-            for (&key, copies) in keys.iter().zip(copies) {
-                tell(self.peek_one(key, copies));
+            let shown = self.table.are_shown(keys);
+            for (&key, is_shown) in keys.iter().zip(shown) {
+                // In the usual case there is a copy that everybody may see.
+                let is_sure = is_shown && self.is_home_of(key);
+                tell(if is_sure && self.tombstones.version(key).is_none() {
+                    Peek::Present
+                } else {
+                    self.peek_one(key)
+                });
             }
         }
     }
 
-    fn peek_one(&self, key: Fingerprint, copies: &[Copy]) -> Peek {
+    fn peek_one(&self, key: Fingerprint) -> Peek {
         if !self.is_home_of(key) {
             return Peek::Unsure;
         }
-        // In the usual case there is one copy, which everybody may see.
-        if self.winner_of(key, copies).is_some() {
+        if self.winner(key).is_some() {
             return Peek::Present;
         }
         // Who asks has its copies judged first.

@@ -2,7 +2,6 @@
 //!
 //! The index is what makes the loss of a node cost in proportion to what that node held.
 
-use core::hint::black_box;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_runtime_core::time::Time;
@@ -62,10 +61,24 @@ pub(super) struct Full;
 /// The copies of a key. Most keys have one.
 type Record = SmallVec<[Copy; 1]>;
 
-#[derive(Debug, Default)]
+/// What is known of a key without a look at its record.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    record: u32,
+    /// Whether one of its copies is shown.
+    is_shown: bool,
+}
+
+fn is_shown(copies: &[Copy]) -> bool {
+    copies.iter().any(|copy| copy.standing == Standing::Shown)
+}
+
+#[derive(Debug)]
 pub(super) struct Table {
-    /// Where the record of each key is.
-    keys: Sorted<Fingerprint, u32>,
+    /// The home's own seat, which has most of the copies, as writers go where the home is. It is not in the index: what
+    /// has to be known of it is looked for in all records.
+    own: Seat,
+    keys: Sorted<Fingerprint, Mark>,
     records: Slab<Record>,
     by_seat: BTreeMap<Seat, Sorted<Fingerprint, ()>>,
     /// Copies that leave or join, whose owners have to say that they heard of it.
@@ -74,25 +87,31 @@ pub(super) struct Table {
 }
 
 impl Table {
+    pub(super) fn new(own: Seat) -> Self {
+        Self {
+            own,
+            keys: Sorted::default(),
+            records: Slab::new(),
+            by_seat: BTreeMap::new(),
+            telling: BTreeMap::new(),
+            copies: 0,
+        }
+    }
+
     pub(super) const fn len(&self) -> usize {
         self.copies
     }
 
     pub(super) fn copies(&self, key: Fingerprint) -> &[Copy] {
-        let record = self
-            .keys
-            .get(key)
-            .map(|record| &self.records[record as usize]);
+        let mark = self.keys.get(key);
+        let record = mark.map(|mark| &self.records[mark.record as usize]);
         record.map_or(&[], SmallVec::as_slice)
     }
 
-    /// The copies of several keys, of at most [`LANES`], in their order.
-    pub(super) fn copies_each(&self, keys: &[Fingerprint]) -> [&[Copy]; LANES] {
-        let records = self.keys.get_each(keys);
-        let copies = records.map(|record| record.map(|record| &self.records[record as usize]));
-        let lens = copies.iter().flatten().map(|copies| copies.len());
-        black_box(lens.sum::<usize>());
-        copies.map(|copies| copies.map_or(&[][..], SmallVec::as_slice))
+    /// Of which of several keys, at most [`LANES`], a copy is shown, in their order.
+    pub(super) fn are_shown(&self, keys: &[Fingerprint]) -> [bool; LANES] {
+        let marks = self.keys.get_each(keys);
+        marks.map(|mark| mark.is_some_and(|mark| mark.is_shown))
     }
 
     pub(super) fn copy(&self, key: Fingerprint, seat: Seat, version: Version) -> Option<Copy> {
@@ -119,14 +138,18 @@ impl Table {
             return Err(Full);
         }
         self.copies += 1;
-        if let Some(record) = self.keys.get(key) {
-            self.records[record as usize].push(copy);
+        let is_shown = copy.standing == Standing::Shown;
+        if let Some(mark) = self.keys.get_mut(key) {
+            mark.is_shown |= is_shown;
+            self.records[mark.record as usize].push(copy);
         } else {
             let record = self.records.insert(smallvec![copy]);
             let record = u32::try_from(record).expect("copies are bounded");
-            self.keys.insert(key, record);
+            self.keys.insert(key, Mark { record, is_shown });
         }
-        self.by_seat.entry(copy.seat).or_default().insert(key, ());
+        if copy.seat != self.own {
+            self.by_seat.entry(copy.seat).or_default().insert(key, ());
+        }
         let version = copy.info.version;
         self.note_telling(copy.seat, CopyPlace { key, version }, copy.standing);
         Ok(())
@@ -139,11 +162,13 @@ impl Table {
         version: Version,
         standing: Standing,
     ) {
-        if let Some(record) = self.keys.get(key) {
-            let copies = self.records[record as usize].iter_mut();
-            for copy in copies.filter(|copy| (copy.seat, copy.info.version) == (seat, version)) {
+        if let Some(mark) = self.keys.get_mut(key) {
+            let copies = &mut self.records[mark.record as usize];
+            let is_meant = |copy: &&mut Copy| (copy.seat, copy.info.version) == (seat, version);
+            for copy in copies.iter_mut().filter(is_meant) {
                 copy.standing = standing;
             }
+            mark.is_shown = is_shown(copies);
         }
         self.note_telling(seat, CopyPlace { key, version }, standing);
     }
@@ -170,17 +195,19 @@ impl Table {
 
     /// Forgets a copy. Whether it was known.
     pub(super) fn remove(&mut self, key: Fingerprint, seat: Seat, version: Version) -> bool {
-        let Some(record) = self.keys.get(key) else {
+        let Some(mark) = self.keys.get_mut(key) else {
             return false;
         };
-        let copies = &mut self.records[record as usize];
+        let record = mark.record as usize;
+        let copies = &mut self.records[record];
         let before = copies.len();
         copies.retain(|copy| (copy.seat, copy.info.version) != (seat, version));
         let was_known = copies.len() < before;
         self.copies -= before - copies.len();
         let is_listed = copies.iter().any(|copy| copy.seat == seat);
+        mark.is_shown = is_shown(copies);
         if copies.is_empty() {
-            self.records.remove(record as usize);
+            self.records.remove(record);
             self.keys.remove(key);
         }
         if !is_listed {
@@ -221,12 +248,19 @@ impl Table {
 
     /// The keys of which a seat has copies, in order.
     pub(super) fn keys_of(&self, seat: Seat) -> Vec<Fingerprint> {
+        if seat == self.own {
+            let own = self.iter().filter(|(_, copy)| copy.seat == seat);
+            let mut keys: Vec<Fingerprint> = own.map(|(key, _)| key).collect();
+            keys.dedup();
+            return keys;
+        }
         let keys = self.by_seat.get(&seat).map(Sorted::iter);
         keys.into_iter().flatten().map(|(key, ())| key).collect()
     }
 
-    pub(super) fn seats(&self) -> Vec<Seat> {
-        self.by_seat.keys().copied().collect()
+    /// Whether there is an owner that has to say that it heard of something.
+    pub(super) fn is_telling_any(&self) -> bool {
+        !self.telling.is_empty()
     }
 
     pub(super) fn is_telling(&self, seat: Seat) -> bool {
@@ -257,13 +291,13 @@ impl Table {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Fingerprint, &Copy)> {
         let all = self.keys.iter();
-        all.flat_map(|(key, record)| {
-            let copies = self.records[record as usize].iter();
+        all.flat_map(|(key, mark)| {
+            let copies = self.records[mark.record as usize].iter();
             copies.map(move |copy| (key, copy))
         })
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self::new(self.own);
     }
 }

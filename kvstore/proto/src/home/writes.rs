@@ -380,14 +380,8 @@ impl Home {
 
     /// What lives under a key: an object that all may rely on.
     pub(super) fn winner(&self, key: Fingerprint) -> Option<CopyInfo> {
-        self.winner_of(key, self.table.copies(key))
-    }
-
-    /// What lives of the copies of a key.
-    pub(super) fn winner_of(&self, key: Fingerprint, copies: &[Copy]) -> Option<CopyInfo> {
-        let shown = copies
-            .iter()
-            .filter(|copy| copy.standing == Standing::Shown);
+        let copies = self.table.copies(key).iter();
+        let shown = copies.filter(|copy| copy.standing == Standing::Shown);
         let floor = self.tombstones.version(key);
         let alive = shown.filter(|copy| Some(copy.info.version) >= floor);
         alive.map(|copy| copy.info).min_by_key(|info| info.version)
