@@ -69,7 +69,8 @@ pub fn cluster(data: &[u8]) -> Reached {
     watch(bytes, &mut reached);
     coordinator(&stream, bytes, piece, &mut reached);
     if let Ok(map) = ClusterMap::decode(bytes) {
-        assert_eq!(map.encode(), bytes, "a map has one form");
+        // Members of later versions are longer than those written here.
+        assert_eq!(ClusterMap::decode(&map.encode()), Ok(map));
         reached.maps += 1;
     }
     reached

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use lunette_cluster::proto::member::Refusal;
 use lunette_kvstore_proto::key::KeyFault;
-use lunette_kvstore_proto::message::{MessageFault, Status};
+use lunette_kvstore_proto::message::{FormatVersions, MessageFault, Status};
 use lunette_kvstore_proto::placement::MapFault;
 use lunette_kvstore_proto::range::RANGES_MAX;
 use lunette_kvstore_proto::shard::LimitsFault;
@@ -76,6 +76,14 @@ pub enum StoreErrorKind {
     /// The connection had ended, and a new one could not be made.
     #[error(transparent)]
     Reconnect(ConnectError),
+    /// The node speaks none of the versions that this program speaks: one of them is too old.
+    #[error("the node speaks versions {theirs} of the formats, this program {ours}")]
+    Versions {
+        /// What this program speaks.
+        ours: FormatVersions,
+        /// What the node speaks.
+        theirs: FormatVersions,
+    },
     /// The connection had ended, and another call is making a new one at this moment.
     #[error("reconnecting")]
     Reconnecting,
@@ -128,6 +136,7 @@ impl StoreError {
             | StoreErrorKind::Ranges { .. }
             | StoreErrorKind::OutOfRange { .. }
             | StoreErrorKind::ReservationLost
+            | StoreErrorKind::Versions { .. }
             | StoreErrorKind::Interrupted
             | StoreErrorKind::BadReply(_)
             | StoreErrorKind::ShutDown => false,
@@ -188,6 +197,16 @@ pub enum ClusterError {
         #[source]
         fault: MessageFault,
     },
+    /// The node speaks none of the versions that this program speaks: one of them is too old.
+    #[error("node {node} speaks versions {theirs} of the formats, this program {ours}")]
+    Versions {
+        /// Its address.
+        node: SocketAddr,
+        /// What this program speaks.
+        ours: FormatVersions,
+        /// What the node speaks.
+        theirs: FormatVersions,
+    },
     /// Another node or core answers where one was announced.
     #[error("node {node}: another core answers there than the one announced")]
     WrongCore {
@@ -218,7 +237,10 @@ impl ClusterError {
         match self {
             Self::Connect { error, .. } => error.is_retryable(),
             Self::WrongCore { .. } | Self::NoMap | Self::TooManyTasks => true,
-            Self::Greeting { .. } | Self::NoMember { .. } | Self::Map(_) => false,
+            Self::Greeting { .. }
+            | Self::Versions { .. }
+            | Self::NoMember { .. }
+            | Self::Map(_) => false,
         }
     }
 }

@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::ClusterMap;
-use lunette_kvstore_proto::message::{MessageFault, NodeCard};
+use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, MessageFault, NodeCard};
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_transfer::{ConnectError, Connection, Guard};
@@ -28,6 +29,15 @@ pub(crate) enum SeatFault {
     /// What listens there is no store node, or a later one.
     #[error("not a store node's greeting: {0}")]
     Greeting(#[from] MessageFault),
+    /// It speaks none of our versions.
+    #[error(
+        "it speaks versions {theirs} of the formats, and this side {}",
+        FormatVersions::OURS
+    )]
+    Versions {
+        /// Those that it speaks.
+        theirs: FormatVersions,
+    },
     /// Another node or core listens there.
     #[error("another node or core listens there")]
     Another,
@@ -44,6 +54,22 @@ pub(crate) struct Linking {
     pub(crate) in_flight_max: u32,
 }
 
+/// A connection to a node, and what is spoken on it.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    /// The newest version that both sides speak.
+    pub(crate) version: FormatVersion,
+}
+
+impl Deref for Link {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
 /// Those who wait for a connection that somebody else is making.
 type Waiting = Vec<oneshot::Sender<()>>;
 
@@ -52,7 +78,7 @@ type Waiting = Vec<oneshot::Sender<()>>;
 pub(crate) struct Seats {
     linking: Linking,
     map: RefCell<ClusterMap>,
-    open: RefCell<BTreeMap<Seat, Connection>>,
+    open: RefCell<BTreeMap<Seat, Link>>,
     connecting: RefCell<BTreeMap<Seat, Waiting>>,
 }
 
@@ -78,9 +104,9 @@ impl Seats {
     }
 
     /// The connection to a seat, made now if there is none, for at most `connect_timeout`.
-    pub(crate) async fn connection(&self, seat: Seat) -> Result<Connection, SeatFault> {
-        if let Some(connection) = self.live(seat) {
-            return Ok(connection);
+    pub(crate) async fn connection(&self, seat: Seat) -> Result<Link, SeatFault> {
+        if let Some(link) = self.live(seat) {
+            return Ok(link);
         }
         if let Some(turn) = self.wait_for(seat) {
             // Whether that succeeded or not, it has just been tried.
@@ -90,17 +116,17 @@ impl Seats {
         }
         let _turn = Turn { seats: self, seat };
         let connected = self.connect(seat).await;
-        if let Ok(connection) = &connected {
-            (self.open.borrow_mut()).insert(seat, connection.clone());
+        if let Ok(link) = &connected {
+            (self.open.borrow_mut()).insert(seat, link.clone());
         }
         connected
     }
 
     /// The connection that is open.
-    pub(crate) fn live(&self, seat: Seat) -> Option<Connection> {
+    pub(crate) fn live(&self, seat: Seat) -> Option<Link> {
         let open = self.open.borrow();
-        let connection = open.get(&seat)?;
-        connection.closed().is_none().then(|| connection.clone())
+        let link = open.get(&seat)?;
+        link.closed().is_none().then(|| link.clone())
     }
 
     /// A place in the line behind who is connecting; none if it is the caller's turn.
@@ -115,7 +141,7 @@ impl Seats {
         Some(waits)
     }
 
-    async fn connect(&self, seat: Seat) -> Result<Connection, SeatFault> {
+    async fn connect(&self, seat: Seat) -> Result<Link, SeatFault> {
         let (node, address) = self.address(seat)?;
         let first = Seat {
             core: CoreIndex(0),
@@ -145,13 +171,18 @@ impl Seats {
         address: SocketAddr,
         node: NodeId,
         core: CoreIndex,
-    ) -> Result<Connection, SeatFault> {
+    ) -> Result<Link, SeatFault> {
         let connection = connect(address, &self.linking).await?;
         let card = NodeCard::decode(&connection.agreement().greeting)?;
         if (card.node_id, card.core) != (node, core) {
             return Err(SeatFault::Another);
         }
-        Ok(connection)
+        let version = card.common_version();
+        let version = version.map_err(|theirs| SeatFault::Versions { theirs })?;
+        Ok(Link {
+            connection,
+            version,
+        })
     }
 }
 

@@ -26,6 +26,10 @@ mod reserved;
 mod threads;
 
 #[cfg(test)]
+#[path = "cluster/versions.rs"]
+mod versions;
+
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 

@@ -15,6 +15,7 @@ use lunette_cluster_proto::fence::Fence;
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_generate::{Bytes, Source};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
+use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
     AnswerMessage, Ask, AskMessage, AskerId, CopyPage, CopyPlace, OpId, SeatMessage, ToHome,
     ToOwner,
@@ -95,19 +96,22 @@ fn messages(body: &[u8], reached: &mut Reached) {
         }
         None => reached.malformed += 1,
     };
+    let Ok(version) = FormatVersion::of(body) else {
+        return judge(None);
+    };
     judge(SeatMessage::decode(body).ok().map(|message| {
         let mut again = Vec::new();
-        message.encode(&mut again);
+        message.encode(version, &mut again);
         again
     }));
     judge(AskMessage::decode(body).ok().map(|message| {
         let mut again = Vec::new();
-        message.encode(&mut again);
+        message.encode(version, &mut again);
         again
     }));
     judge(AnswerMessage::decode(body).ok().map(|message| {
         let mut again = Vec::new();
-        message.encode(&mut again);
+        message.encode(version, &mut again);
         again
     }));
 }

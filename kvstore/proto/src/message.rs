@@ -30,14 +30,15 @@
 //! | [`Op::Revoke`] | [`directory::RevokeMessage`] | empty | none |
 //!
 //! An answer whose [`Status`] carries no result has an empty body. A [`NodeCard`] travels in the
-//! connection's hello.
+//! connection's hello, and tells which versions of these formats are spoken: see [`FormatVersions`].
 //!
 //! Decoding is total: any bytes give a value within its limits or a [`MessageFault`], and a body
-//! ends where its last field does.
+//! ends where its last field does, but for a card and a stat, behind which later versions have more.
 
 mod batch;
 mod card;
 pub mod directory;
+mod format;
 mod op;
 mod reply;
 mod stat;
@@ -51,6 +52,9 @@ use crate::key::{Key, KeyFault};
 
 pub use batch::{BatchFull, KeyBatch, KeyBatchWriter};
 pub use card::NodeCard;
+#[cfg(feature = "next-version")]
+pub use format::Next;
+pub use format::{FormatVersion, FormatVersions};
 pub use op::{Op, UnknownOp};
 pub use reply::{PresenceReply, RemoveReply, VersionReply, encode_presence, encode_removals};
 pub use stat::{NodeStat, NodeState};
@@ -93,6 +97,17 @@ pub enum MessageFault {
         /// The byte.
         code: u8,
     },
+    /// The message is of a version that this package does not speak.
+    #[error("version {found} of the formats is not spoken here, but {ours}")]
+    Version {
+        /// The version.
+        found: FormatVersion,
+        /// Those that are spoken.
+        ours: FormatVersions,
+    },
+    /// The oldest version that a node speaks is 0, or newer than its newest.
+    #[error("versions {0} are no range")]
+    VersionsOutOfOrder(FormatVersions),
     /// A list is longer than messages have it.
     #[error("{found} items are above the limit of {items_max}")]
     TooManyItems {

@@ -120,6 +120,8 @@ impl ClusterMap {
             home_weight: member.weight,
             cores: member.cores,
             is_draining: false,
+            #[cfg(feature = "next-version")]
+            next: 0,
         });
         let map = map::ClusterMap::new(Epoch(1), 0, known.collect());
         let map = map.expect("what the cluster's map refuses was refused before");

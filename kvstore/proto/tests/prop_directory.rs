@@ -5,6 +5,7 @@
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found, HoldWish,
     OpId, Refusal, SeatMessage, ToHome, ToOwner, ToPeer, TombstonePage,
@@ -316,29 +317,38 @@ fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 /// Decodes as everything, and requires that what decodes encodes to the same bytes.
 fn decode_as_all(body: &[u8]) {
     if let Ok(message) = SeatMessage::decode(body) {
-        assert_eq!(encoded(|out| message.encode(out)), body);
+        assert_eq!(
+            encoded(|out| message.encode(FormatVersion::NEWEST, out)),
+            body
+        );
     }
     if let Ok(message) = AskMessage::decode(body) {
-        assert_eq!(encoded(|out| message.encode(out)), body);
+        assert_eq!(
+            encoded(|out| message.encode(FormatVersion::NEWEST, out)),
+            body
+        );
     }
     if let Ok(message) = AnswerMessage::decode(body) {
-        assert_eq!(encoded(|out| message.encode(out)), body);
+        assert_eq!(
+            encoded(|out| message.encode(FormatVersion::NEWEST, out)),
+            body
+        );
     }
 }
 
 proptest! {
     #[test]
     fn messages_between_seats_come_back(message in message(), cut: prop::sample::Index) {
-        let body = encoded(|out| message.encode(out));
+        let body = encoded(|out| message.encode(FormatVersion::NEWEST, out));
         prop_assert_eq!(SeatMessage::decode(&body), Ok(message));
         prop_assert!(SeatMessage::decode(&body[..cut.index(body.len())]).is_err());
     }
 
     #[test]
     fn questions_and_answers_come_back(question in question(), answer in answer()) {
-        let body = encoded(|out| question.encode(out));
+        let body = encoded(|out| question.encode(FormatVersion::NEWEST, out));
         prop_assert_eq!(AskMessage::decode(&body), Ok(question));
-        let body = encoded(|out| answer.encode(out));
+        let body = encoded(|out| answer.encode(FormatVersion::NEWEST, out));
         prop_assert_eq!(AnswerMessage::decode(&body), Ok(answer));
     }
 
@@ -348,7 +358,7 @@ proptest! {
         at: prop::sample::Index,
         byte: u8,
     ) {
-        let mut body = encoded(|out| message.encode(out));
+        let mut body = encoded(|out| message.encode(FormatVersion::NEWEST, out));
         let at = at.index(body.len());
         body[at] = byte;
         decode_as_all(&body);

@@ -4,11 +4,11 @@
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::MessageFault;
 use lunette_kvstore_proto::message::directory::{
     AskerId, BytesReply, CommitMessage, FillMessage, GetMessage, ReadMessage, ReplicaMessage,
     ReservationId, ReserveMessage, ReserveReply, RevokeMessage, WriteMessage,
 };
+use lunette_kvstore_proto::message::{FormatVersion, MessageFault};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
@@ -75,23 +75,43 @@ fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 macro_rules! check_all {
     ($body:ident: $($name:ident),*) => {
         $(if let Ok(message) = $name::decode($body) {
-            assert_eq!(encoded(|out| message.encode(out)), $body);
+            assert_eq!(encoded(|out| message.encode(FormatVersion::NEWEST, out)), $body);
+        })*
+    };
+}
+
+/// As [`check_all`], of answers, which are in the version of their question.
+macro_rules! check_answers {
+    ($body:ident: $($name:ident),*) => {
+        $(if let Ok(message) = $name::decode(FormatVersion::NEWEST, $body) {
+            assert_eq!(encoded(|out| message.encode(FormatVersion::NEWEST, out)), $body);
         })*
     };
 }
 
 fn decode_as_all(body: &[u8]) {
-    check_all!(body: WriteMessage, GetMessage, ReadMessage, ReplicaMessage, BytesReply, WriteAnswer);
-    check_all!(body: ReserveMessage, FillMessage, CommitMessage, RevokeMessage, ReserveReply);
+    check_all!(body: WriteMessage, GetMessage, ReadMessage, ReplicaMessage);
+    check_all!(body: ReserveMessage, FillMessage, CommitMessage, RevokeMessage);
+    check_answers!(body: BytesReply, WriteAnswer, ReserveReply);
 }
 
 /// Encodes, and wants the same back, and nothing from a part of it.
 macro_rules! expect_back {
     ($name:ident, $message:expr, $cut:expr) => {
         let message = $message;
-        let body = encoded(|out| message.encode(out));
+        let body = encoded(|out| message.encode(FormatVersion::NEWEST, out));
         prop_assert!($name::decode(&body[..$cut.index(body.len())]).is_err());
         prop_assert_eq!($name::decode(&body), Ok(message));
+    };
+}
+
+/// As [`expect_back`], of answers.
+macro_rules! expect_answer_back {
+    ($name:ident, $message:expr, $cut:expr) => {
+        let (version, message) = (FormatVersion::NEWEST, $message);
+        let body = encoded(|out| message.encode(version, out));
+        prop_assert!($name::decode(version, &body[..$cut.index(body.len())]).is_err());
+        prop_assert_eq!($name::decode(version, &body), Ok(message));
     };
 }
 
@@ -174,10 +194,10 @@ proptest! {
         object_len_bytes: u32,
         cut: prop::sample::Index,
     ) {
-        expect_back!(WriteAnswer, answer, cut);
-        expect_back!(BytesReply, BytesReply { version, is_cut_off, object_len_bytes }, cut);
-        expect_back!(ReserveReply, ReserveReply::Exists { version }, cut);
-        expect_back!(ReserveReply, ReserveReply::Reserved, cut);
+        expect_answer_back!(WriteAnswer, answer, cut);
+        expect_answer_back!(BytesReply, BytesReply { version, is_cut_off, object_len_bytes }, cut);
+        expect_answer_back!(ReserveReply, ReserveReply::Exists { version }, cut);
+        expect_answer_back!(ReserveReply, ReserveReply::Reserved, cut);
     }
 
     /// Small bytes make short keys and known codes, which decode further than random ones.
@@ -208,7 +228,7 @@ fn ranges_are_bounded_before_they_are_read() {
         ranges: vec![range; RANGES_MAX],
         key: Key::new(b"key").expect("a key"),
     };
-    let mut body = encoded(|out| message.encode(out));
+    let mut body = encoded(|out| message.encode(FormatVersion::NEWEST, out));
     assert_eq!(ReadMessage::decode(&body), Ok(message));
     let count_at = body.len() - (2 + 3) - RANGES_MAX * 8 - 2;
     let above = u16::try_from(RANGES_MAX + 1).expect("small");

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::{NodeCard, Op};
+use lunette_kvstore_proto::message::{FormatVersions, NodeCard, Op};
 use lunette_kvstore_proto::placement::{ClusterMap, Member};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::mutant::{self, Mutant};
@@ -101,6 +101,8 @@ impl Endpoint {
             // The address belongs to another core now, which would refuse our keys one by one.
             return Err(StoreErrorKind::ShutDown);
         }
+        let ours = FormatVersions::OURS;
+        (card.common_version()).map_err(|theirs| StoreErrorKind::Versions { ours, theirs })?;
         *self.connection.borrow_mut() = connection.clone();
         Ok(connection)
     }
@@ -218,6 +220,8 @@ async fn connect_core(
         .map_err(|error| ClusterError::Connect { node, error })?;
     let card = NodeCard::decode(&connection.agreement().greeting)
         .map_err(|fault| ClusterError::Greeting { node, fault })?;
+    let ours = FormatVersions::OURS;
+    (card.common_version()).map_err(|theirs| ClusterError::Versions { node, ours, theirs })?;
     Ok((connection, card))
 }
 

@@ -299,6 +299,13 @@ impl Asking {
         self.table.borrow_mut().end(id, Err(kind));
     }
 
+    /// As [`fail`](Self::fail), where only the request is known.
+    pub(super) fn fail_request(&self, request: RequestId, kind: StoreErrorKind) {
+        if let Some(id) = self.operation_of(request) {
+            self.fail(id, kind);
+        }
+    }
+
     fn operation_of(&self, request: RequestId) -> Option<OperationId> {
         self.asker.borrow().operation_of(request)
     }

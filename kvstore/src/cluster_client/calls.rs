@@ -14,7 +14,7 @@ use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, AskMessage, BytesReply, CommitMessage, Found, GetMessage,
     ReadMessage, WriteMessage,
 };
-use lunette_kvstore_proto::message::{Op, Status};
+use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, Op, Status};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_kvstore_proto::version::Version;
@@ -25,6 +25,7 @@ use lunette_transfer::{Attachments, CallError, Reply, Room};
 
 use super::asking::{Asking, News};
 use crate::error::StoreErrorKind;
+use crate::seats::SeatFault;
 use crate::value::Value;
 
 /// Longest that one request is waited for. The operation's own deadline ends it before, but for its
@@ -33,44 +34,54 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// What came of a call: a reply, or nothing.
 enum Called {
-    Reply(Reply),
+    /// In the version of the question.
+    Reply(FormatVersion, Reply),
     /// No connection: nothing was sent.
     Unsent,
     /// It was sent, and there is no answer.
     Unanswered,
-    /// Asked again, it would not fit either.
-    TooLong(CallError),
+    /// Asked again, it would end the same.
+    Never(StoreErrorKind),
 }
 
 async fn call(
     asking: &Asking,
     seat: Seat,
     op: Op,
-    body: impl FnOnce(&mut Vec<u8>),
+    body: impl FnOnce(FormatVersion, &mut Vec<u8>),
     attachments: Attachments,
 ) -> (Called, Option<Room>) {
-    let connection = match asking.seats.connection(seat).await {
-        Ok(connection) => connection,
+    let link = match asking.seats.connection(seat).await {
+        Ok(link) => link,
         Err(fault) => {
             tracing::debug!(?seat, %fault, "a node cannot be reached");
             asking.stale.raise();
-            return (Called::Unsent, attachments.room);
+            let called = match fault {
+                SeatFault::Versions { theirs } => {
+                    let ours = FormatVersions::OURS;
+                    Called::Never(StoreErrorKind::Versions { ours, theirs })
+                }
+                _ => Called::Unsent,
+            };
+            return (called, attachments.room);
         }
     };
-    let called = connection.call(op.code(), body, attachments, CALL_TIMEOUT);
+    let version = link.version;
+    let body = |out: &mut Vec<u8>| body(version, out);
+    let called = link.call(op.code(), body, attachments, CALL_TIMEOUT);
     match called.await {
         Ok(mut reply) => {
             let room = reply.room.take();
             if Status::from_code(reply.status) == Status::WrongSeat {
                 asking.stale.raise();
             }
-            (Called::Reply(reply), room)
+            (Called::Reply(version, reply), room)
         }
         Err(failure) => {
             tracing::debug!(?seat, error = %failure.error, "a request was not answered");
             let called = match failure.error {
                 CallError::TooLong { .. } | CallError::RequestTooLong { .. } => {
-                    Called::TooLong(failure.error)
+                    Called::Never(failure.error.into())
                 }
                 CallError::Disconnected(_) => {
                     asking.stale.raise();
@@ -115,14 +126,14 @@ pub(super) async fn find(
         payload: None,
         room: Some(room),
     };
-    let write = |out: &mut Vec<u8>| message.encode(out);
+    let write = |version, out: &mut Vec<u8>| message.encode(version, out);
     let (called, room) = call(&asking, seat, Op::Find, write, attachments).await;
     let again = vec![News::Answer(request, Answer::Unavailable)];
     let news = match called {
         Called::Unsent | Called::Unanswered => again,
-        Called::TooLong(error) => return end(&asking, id, room, StoreErrorKind::Call(error)),
-        Called::Reply(reply) => match Status::from_code(reply.status) {
-            Status::Ok => match BytesReply::decode(&reply.body) {
+        Called::Never(kind) => return end(&asking, id, room, kind),
+        Called::Reply(version, reply) => match Status::from_code(reply.status) {
+            Status::Ok => match BytesReply::decode(version, &reply.body) {
                 Ok(bytes) => {
                     asking.on_bytes(id, bytes, reply.payload_len_bytes);
                     vec![News::Answer(request, found_at(seat, bytes.version))]
@@ -133,7 +144,9 @@ pub(super) async fn find(
                 Ok(message) => of_answers(message),
                 Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
             },
-            Status::OutOfRange => return end(&asking, id, room, out_of_range(&reply.body)),
+            Status::OutOfRange => {
+                return end(&asking, id, room, out_of_range(version, &reply.body));
+            }
             status if is_final(status) => {
                 return end(&asking, id, room, StoreErrorKind::Refused(status));
             }
@@ -144,8 +157,8 @@ pub(super) async fn find(
     asking.on_news(news);
 }
 
-fn out_of_range(body: &[u8]) -> StoreErrorKind {
-    match BytesReply::decode(body) {
+fn out_of_range(version: FormatVersion, body: &[u8]) -> StoreErrorKind {
+    match BytesReply::decode(version, body) {
         Ok(reply) => StoreErrorKind::OutOfRange {
             object_len_bytes: reply.object_len_bytes as usize,
         },
@@ -198,13 +211,13 @@ pub(super) async fn read(
         payload: None,
         room: Some(room),
     };
-    let write = |out: &mut Vec<u8>| message.encode(out);
+    let write = |version, out: &mut Vec<u8>| message.encode(version, out);
     let (called, room) = call(&asking, seat, Op::Read, write, attachments).await;
     let answer = match called {
         Called::Unsent | Called::Unanswered => ReadAnswer::Absent,
-        Called::TooLong(error) => return end(&asking, id, room, StoreErrorKind::Call(error)),
-        Called::Reply(reply) => match Status::from_code(reply.status) {
-            Status::Ok => match BytesReply::decode(&reply.body) {
+        Called::Never(kind) => return end(&asking, id, room, kind),
+        Called::Reply(version, reply) => match Status::from_code(reply.status) {
+            Status::Ok => match BytesReply::decode(version, &reply.body) {
                 Ok(bytes) => {
                     asking.on_bytes(id, bytes, reply.payload_len_bytes);
                     ReadAnswer::Bytes
@@ -212,7 +225,9 @@ pub(super) async fn read(
                 Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
             },
             Status::Unavailable => ReadAnswer::Unavailable,
-            Status::OutOfRange => return end(&asking, id, room, out_of_range(&reply.body)),
+            Status::OutOfRange => {
+                return end(&asking, id, room, out_of_range(version, &reply.body));
+            }
             status if is_final(status) => {
                 return end(&asking, id, room, StoreErrorKind::Refused(status));
             }
@@ -232,7 +247,7 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, asks: Vec<
         to: seat,
         asks,
     };
-    let write = |out: &mut Vec<u8>| message.encode(out);
+    let write = |version, out: &mut Vec<u8>| message.encode(version, out);
     let nothing = Attachments::default();
     let (called, _) = call(&asking, seat, Op::Ask, write, nothing).await;
     let all = |of: fn(&Ask) -> Answer| {
@@ -242,12 +257,18 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, asks: Vec<
     };
     let news = match called {
         Called::Unsent => all(|_| Answer::Unavailable),
+        Called::Never(kind) => {
+            for ask in &message.asks {
+                asking.fail_request(ask.request(), kind);
+            }
+            return;
+        }
         // A lookup repeats nothing.
-        Called::Unanswered | Called::TooLong(_) => all(|ask| match ask {
+        Called::Unanswered => all(|ask| match ask {
             Ask::Lookup { .. } => Answer::Unavailable,
             Ask::Remove { .. } => Answer::Interrupted,
         }),
-        Called::Reply(reply) => match Status::from_code(reply.status) {
+        Called::Reply(_, reply) => match Status::from_code(reply.status) {
             Status::Ok => match AnswerMessage::decode(&reply.body) {
                 Ok(message) => of_answers(message),
                 Err(fault) => {
@@ -284,7 +305,7 @@ pub(super) async fn write(
                 wait_ms: ask.wait_ms,
                 key,
             };
-            let write = |out: &mut Vec<u8>| message.encode(out);
+            let write = |version, out: &mut Vec<u8>| message.encode(version, out);
             call(&asking, seat, Op::Commit, write, Attachments::default()).await
         }
         None => {
@@ -300,13 +321,15 @@ pub(super) async fn write(
                 namespace: ask.namespace,
                 wanted: ask.wanted,
                 wait_ms: ask.wait_ms,
+                #[cfg(feature = "next-version")]
+                next: lunette_kvstore_proto::message::Next,
                 key,
             };
             let attachments = Attachments {
                 payload: value.payload(),
                 room: None,
             };
-            let write = |out: &mut Vec<u8>| message.encode(out);
+            let write = |version, out: &mut Vec<u8>| message.encode(version, out);
             call(&asking, seat, Op::Write, write, attachments).await
         }
     };
@@ -319,14 +342,14 @@ pub(super) async fn write(
 
 /// What came of a write, or why it never will be.
 fn write_answer(called: Called) -> Result<WriteAnswer, StoreErrorKind> {
-    let reply = match called {
+    let (version, reply) = match called {
         Called::Unsent => return Ok(WriteAnswer::Aborted),
         Called::Unanswered => return Ok(WriteAnswer::Interrupted),
-        Called::TooLong(error) => return Err(StoreErrorKind::Call(error)),
-        Called::Reply(reply) => reply,
+        Called::Never(kind) => return Err(kind),
+        Called::Reply(version, reply) => (version, reply),
     };
     Ok(match Status::from_code(reply.status) {
-        Status::Ok => WriteAnswer::decode(&reply.body)?,
+        Status::Ok => WriteAnswer::decode(version, &reply.body)?,
         Status::WrongSeat => WriteAnswer::Aborted,
         Status::Full => WriteAnswer::Full,
         Status::Unavailable => WriteAnswer::Unavailable,
@@ -345,10 +368,10 @@ pub(super) async fn ask_owner(
     asking: &Asking,
     seat: Seat,
     op: Op,
-    body: impl Fn(&mut Vec<u8>),
+    body: impl Fn(FormatVersion, &mut Vec<u8>),
     value: Option<&Value>,
     until: Time,
-) -> Result<Reply, StoreErrorKind> {
+) -> Result<(FormatVersion, Reply), StoreErrorKind> {
     let mut why = StoreErrorKind::TimedOut;
     loop {
         if time::now() >= until {
@@ -362,11 +385,11 @@ pub(super) async fn ask_owner(
         let called = time::timeout(until.since(time::now()), called).await;
         match called {
             Err(_late) => return Err(why),
-            Ok((Called::TooLong(error), _)) => return Err(StoreErrorKind::Call(error)),
-            Ok((Called::Reply(reply), _)) => {
+            Ok((Called::Never(kind), _)) => return Err(kind),
+            Ok((Called::Reply(version, reply), _)) => {
                 let status = Status::from_code(reply.status);
                 if !status.is_retryable() {
-                    return Ok(reply);
+                    return Ok((version, reply));
                 }
                 why = StoreErrorKind::Refused(status);
             }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::map::ClusterMap;
-use lunette_kvstore_proto::message::{NodeStat, Op, Status};
+use lunette_kvstore_proto::message::{FormatVersions, NodeCard, NodeStat, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::{entropy, time};
 use lunette_runtime_core::ids::CoreIndex;
@@ -14,7 +14,7 @@ use lunette_transfer::{Attachments, Connection};
 
 use super::asking::Asking;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
-use crate::seats::{Linking, Seats, connect};
+use crate::seats::{Linking, SeatFault, Seats, connect};
 
 /// How long a member may take to tell its map.
 const MAP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -35,13 +35,16 @@ pub(super) async fn first(
         let mut is_waiting = false;
         for &seed in seeds {
             why = match connect(seed, linking).await {
-                Ok(connection) => match told(&connection).await {
-                    Ok(map) => return Ok(map),
-                    Err(Status::Unsupported) => ClusterError::NoMember { node: seed },
-                    Err(_status) => {
-                        is_waiting = true;
-                        ClusterError::NoMap
-                    }
+                Ok(connection) => match check(seed, &connection) {
+                    Err(error) => error,
+                    Ok(()) => match told(&connection).await {
+                        Ok(map) => return Ok(map),
+                        Err(Status::Unsupported) => ClusterError::NoMember { node: seed },
+                        Err(_status) => {
+                            is_waiting = true;
+                            ClusterError::NoMap
+                        }
+                    },
                 },
                 Err(error) => ClusterError::Connect { node: seed, error },
             };
@@ -62,6 +65,16 @@ async fn told(connection: &Connection) -> Result<ClusterMap, Status> {
         Status::Ok => ClusterMap::decode(&reply.body).map_err(|_fault| Status::Internal),
         status => Err(status),
     }
+}
+
+/// Whether it is a store node that speaks one of our versions.
+fn check(node: SocketAddr, connection: &Connection) -> Result<(), ClusterError> {
+    let card = NodeCard::decode(&connection.agreement().greeting)
+        .map_err(|fault| ClusterError::Greeting { node, fault })?;
+    let common = card.common_version();
+    let ours = FormatVersions::OURS;
+    common.map_err(|theirs| ClusterError::Versions { node, ours, theirs })?;
+    Ok(())
 }
 
 /// Keeps the map new: when it is known to be old, and once in a while.
@@ -122,8 +135,15 @@ pub(super) async fn stat(
     timeout: Duration,
 ) -> Result<NodeStat, StoreError> {
     let connection = seats.connection(seat).await;
-    let connection =
-        connection.map_err(|_fault| StoreError::local(StoreErrorKind::Reconnecting))?;
+    let connection = connection.map_err(|fault| {
+        StoreError::local(match fault {
+            SeatFault::Versions { theirs } => {
+                let ours = FormatVersions::OURS;
+                StoreErrorKind::Versions { ours, theirs }
+            }
+            _ => StoreErrorKind::Reconnecting,
+        })
+    })?;
     let nothing = Attachments::default();
     let reply = connection.call(Op::Stat.code(), |_| {}, nothing, timeout);
     let reply = reply

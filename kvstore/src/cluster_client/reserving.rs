@@ -9,7 +9,7 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
     FillMessage, KEEP_MS_MAX, ReservationId, ReserveMessage, ReserveReply, RevokeMessage,
 };
-use lunette_kvstore_proto::message::{Op, Status};
+use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::time;
@@ -110,10 +110,10 @@ impl ClusterClient {
                 keep_ms: keep_ms.min(KEEP_MS_MAX),
                 key: valid_key,
             };
-            let body = |out: &mut Vec<u8>| message.encode(out);
+            let body = |version, out: &mut Vec<u8>| message.encode(version, out);
             let asked = calls::ask_owner(&self.asking, seat, Op::Reserve, body, None, until).await;
-            let reply = match asked {
-                Ok(reply) if Status::from_code(reply.status) != Status::WrongSeat => reply,
+            let (version, reply) = match asked {
+                Ok(answer) if Status::from_code(answer.1.status) != Status::WrongSeat => answer,
                 Ok(_) | Err(StoreErrorKind::Refused(Status::WrongSeat)) => {
                     self.wait_for_map(until).await?;
                     continue;
@@ -130,7 +130,7 @@ impl ClusterClient {
                 is_over: Cell::new(false),
             };
             return match Status::from_code(reply.status) {
-                Status::Ok => match ReserveReply::decode(&reply.body) {
+                Status::Ok => match ReserveReply::decode(version, &reply.body) {
                     Ok(ReserveReply::Reserved) => Ok(Reserved::Room(reservation())),
                     Ok(ReserveReply::Exists { version }) => Ok(Reserved::Exists { version }),
                     Err(fault) => Err(StoreError::local(fault.into())),
@@ -178,7 +178,7 @@ impl Reservation {
             offset_bytes: u32::try_from(offset_bytes).expect("within an object"),
             key: self.key(),
         };
-        let body = |out: &mut Vec<u8>| message.encode(out);
+        let body = |version, out: &mut Vec<u8>| message.encode(version, out);
         self.ask(Op::Fill, body, Some(&value)).await
     }
 
@@ -227,18 +227,14 @@ impl Reservation {
     /// [`StoreError`]: the node does so itself after a while.
     pub async fn revoke(self) -> Result<(), StoreError> {
         self.is_over.set(true);
-        let message = self.revocation(self.key());
-        let body = |out: &mut Vec<u8>| message.encode(out);
-        self.ask(Op::Revoke, body, None).await
-    }
-
-    fn revocation<'a>(&self, key: Key<'a>) -> RevokeMessage<'a> {
-        RevokeMessage {
+        let message = RevokeMessage {
             asker: self.client.asking.id(),
             reservation: self.id,
             to: self.seat,
-            key,
-        }
+            key: self.key(),
+        };
+        let body = |version, out: &mut Vec<u8>| message.encode(version, out);
+        self.ask(Op::Revoke, body, None).await
     }
 
     fn key(&self) -> Key<'_> {
@@ -248,13 +244,13 @@ impl Reservation {
     async fn ask(
         &self,
         op: Op,
-        body: impl Fn(&mut Vec<u8>),
+        body: impl Fn(FormatVersion, &mut Vec<u8>),
         value: Option<&Value>,
     ) -> Result<(), StoreError> {
         let until = time::now() + self.client.timeout;
         let asked = calls::ask_owner(&self.client.asking, self.seat, op, body, value, until);
         let status = match asked.await {
-            Ok(reply) => Status::from_code(reply.status),
+            Ok((_, reply)) => Status::from_code(reply.status),
             Err(StoreErrorKind::Refused(status @ Status::WrongSeat)) => status,
             Err(kind) => return Err(StoreError::local(kind)),
         };
@@ -274,13 +270,17 @@ impl Drop for Reservation {
         if self.is_over.get() {
             return;
         }
-        let message = self.revocation(self.key());
-        let mut body = Vec::new();
-        message.encode(&mut body);
-        let (asking, seat) = (self.client.asking.clone(), self.seat);
+        let (asking, seat, id) = (self.client.asking.clone(), self.seat, self.id);
+        let key = std::mem::take(&mut self.key);
         let until = time::now() + self.client.timeout;
         self.client.asking.spawn(async move {
-            let write = |out: &mut Vec<u8>| out.extend_from_slice(&body);
+            let message = RevokeMessage {
+                asker: asking.id(),
+                reservation: id,
+                to: seat,
+                key: Key::new(&key).expect("it was one when it was reserved"),
+            };
+            let write = |version, out: &mut Vec<u8>| message.encode(version, out);
             let revoked = calls::ask_owner(&asking, seat, Op::Revoke, write, None, until).await;
             tracing::debug!(?revoked, "a reservation was dropped");
         });

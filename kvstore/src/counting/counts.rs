@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use lunette_kvstore_proto::message::{NodeStat, Op, Status};
+use lunette_kvstore_proto::message::{FormatVersion, NodeStat, Op, Status};
 use lunette_kvstore_proto::owner::FreeCause;
 use lunette_kvstore_proto::shard::ShardStats;
 use lunette_runtime::time;
@@ -96,6 +96,7 @@ impl Counts {
             requests: self.sum(|outcome| outcome != Outcome::Lost),
             refused: self.sum(Outcome::is_refusal),
             room_waits: self.room_waits.get(),
+            newest_version: FormatVersion::NEWEST.0.into(),
             ..NodeStat::default()
         }
     }

@@ -342,6 +342,7 @@ impl MemberCore {
             from,
             to,
             content,
+            ..
         } = message;
         if to != self.seat || self.has_left() {
             tracing::debug!(?to, "a message for another seat");

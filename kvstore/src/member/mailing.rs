@@ -99,10 +99,10 @@ enum Told {
 }
 
 async fn told(seats: &Seats, message: &SeatMessage) -> Result<Told, SeatFault> {
-    let connection = seats.connection(message.to).await?;
-    let write = |out: &mut Vec<u8>| message.encode(out);
+    let link = seats.connection(message.to).await?;
+    let write = |out: &mut Vec<u8>| message.encode(link.version, out);
     let nothing = Attachments::default();
-    let reply = connection.call(Op::Tell.code(), write, nothing, TELL_TIMEOUT);
+    let reply = link.call(Op::Tell.code(), write, nothing, TELL_TIMEOUT);
     let Ok(reply) = reply.await else {
         return Ok(Told::Not);
     };

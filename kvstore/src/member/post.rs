@@ -127,6 +127,8 @@ impl Post {
             from,
             to,
             content,
+            #[cfg(feature = "next-version")]
+            next: lunette_kvstore_proto::message::Next,
         })
     }
 

@@ -159,7 +159,7 @@ async fn send_replica(
         payload: (!value.is_empty()).then(|| Payload::region(value, extent.crc32c)),
         room: None,
     };
-    let write = |out: &mut Vec<u8>| message.encode(out);
+    let write = |out: &mut Vec<u8>| message.encode(connection.version, out);
     let reply = connection.call(Op::Replicate.code(), write, attachments, REPLICATE_TIMEOUT);
     let reply = reply.await.map_err(|_failure| "the call failed")?;
     match Status::from_code(reply.status) {

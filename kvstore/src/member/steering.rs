@@ -13,6 +13,7 @@ use lunette_cluster::proto::fence::Fence;
 use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_cluster::proto::member::{MemberOptions, Refusal};
 use lunette_cluster::{Client, ClientOptions, Membership, Security};
+use lunette_kvstore_proto::message::FormatVersions;
 use lunette_runtime::{JoinError, Sender, entropy, time};
 use lunette_runtime_core::ids::NodeId;
 
@@ -22,8 +23,8 @@ use super::{ClusterOptions, Mail};
 const FENCE_LOOK: Duration = Duration::from_millis(100);
 /// How long a coordinator may be silent before another is asked.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// Oldest and newest version of the nodes' protocols that this one speaks.
-const VERSIONS: (u8, u8) = (1, 1);
+/// Oldest and newest version of the formats that this node speaks: with each other member it has to share one.
+const VERSIONS: (u8, u8) = (FormatVersions::OURS.min.0, FormatVersions::OURS.max.0);
 
 /// What is wanted of a membership.
 pub(crate) enum Steer {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_channel::{mpsc, oneshot};
 use futures_core::Stream;
-use lunette_kvstore_proto::message::{NodeCard, NodeState};
+use lunette_kvstore_proto::message::{FormatVersions, NodeCard, NodeState};
 use lunette_kvstore_proto::placement::{ClusterMap, Seat};
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::net::{REBIND_WAIT, TcpListener};
@@ -81,6 +81,7 @@ pub(super) async fn run_core(plan: CorePlan) {
         weight: options.weight,
         core: plan.index,
         ports: announced.ports,
+        versions: FormatVersions::OURS,
     };
     let connections_max = options.connections_max;
     let Some(cluster) = options.cluster.clone() else {

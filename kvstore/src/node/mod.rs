@@ -243,6 +243,8 @@ impl SeatedNode {
                 home_weight: options.weight,
                 cores: u16::try_from(cores).expect("cores are bounded"),
                 is_draining: false,
+                #[cfg(feature = "next-version")]
+                next: lunette_kvstore_proto::message::Next::MARK,
             };
             drop(spawn_local(steer(cluster, (member, former), mail, steered)));
             steering

@@ -6,7 +6,7 @@ use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{Fetched, PutOptions, StoreErrorKind, Stored, VALUE_PIECES_MAX, Value};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{AskerId, GetMessage};
-use lunette_kvstore_proto::message::{Op, Status};
+use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
 use lunette_runtime::arena;
 use lunette_runtime::arena::Exposed;
@@ -246,7 +246,7 @@ fn ranges_that_are_too_long_together_are_refused_on_both_sides() {
                 ranges: vec![whole; count],
                 key: Key::new(&name).expect("a key"),
             };
-            let body = |out: &mut Vec<u8>| message.encode(out);
+            let body = |out: &mut Vec<u8>| message.encode(FormatVersion::NEWEST, out);
             let nothing = Attachments::default();
             let asked = connection.call(Op::Find.code(), body, nothing, Duration::from_secs(9));
             let reply = asked.await.expect("it answers");

@@ -11,7 +11,7 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
     AskerId, KEEP_MS_MAX, ReservationId, ReserveMessage,
 };
-use lunette_kvstore_proto::message::{Op, Status};
+use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::sim::{World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
@@ -268,7 +268,7 @@ async fn reserve_unbounded(client: &ClusterClient, len_bytes: u32) -> Status {
         keep_ms: u32::MAX,
         key: Key::new(&name).expect("a key"),
     };
-    let body = |out: &mut Vec<u8>| message.encode(out);
+    let body = |out: &mut Vec<u8>| message.encode(FormatVersion::NEWEST, out);
     let asked = connection.call(Op::Reserve.code(), body, Attachments::default(), KEEP);
     Status::from_code(asked.await.expect("it answers").status)
 }

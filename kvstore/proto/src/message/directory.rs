@@ -17,8 +17,10 @@
 //! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
 //! asks again, so each message may be lost, and come twice or late within its epoch.
 //!
-//! They travel as [`SeatMessage`], [`AskMessage`] and [`AnswerMessage`], whose first byte is the
-//! version of all these formats. Decoding is total, and bounds every count before it allocates.
+//! They travel as [`SeatMessage`], [`AskMessage`] and [`AnswerMessage`]. Their first byte, and that of
+//! each request above, is the version of all these formats that it is in: the newest that both sides speak,
+//! as the node's card tells. An answer is in the version of what was asked. Decoding is total, and
+//! bounds every count before it allocates.
 
 mod ask;
 mod envelope;
@@ -31,7 +33,7 @@ mod to_owner;
 mod wire;
 
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, WAIT_MS_MAX};
-pub use envelope::{AnswerMessage, AskMessage, Content, DIRECTORY_VERSION, ITEMS_MAX, SeatMessage};
+pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, WriteMessage};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};

@@ -102,9 +102,18 @@ pub struct NodeStat {
     pub lease_left_ms: u64,
     /// The code of its [`NodeState`].
     pub state_code: u64,
+    /// The newest version of the formats that it speaks, 0 if it does not say.
+    pub newest_version: u64,
+    /// Messages that it was sent in the next version.
+    #[cfg(feature = "next-version")]
+    pub next: u64,
 }
 
-const COUNTERS: usize = 27;
+const COUNTERS: usize = if cfg!(feature = "next-version") {
+    29
+} else {
+    28
+};
 /// Counters of the first version.
 const COUNTERS_MIN: usize = 20;
 
@@ -152,8 +161,8 @@ impl NodeStat {
         }
     }
 
-    /// Adds what another core, or all cores of another node, have counted. Epoch and lease are those
-    /// that all of them have, the state is the worst.
+    /// Adds what another core, or all cores of another node, have counted. Epoch, lease and
+    /// version are those that all of them have, the state is the worst.
     pub fn add(&mut self, other: &Self) {
         if *self == Self::default() {
             *self = *other;
@@ -166,6 +175,7 @@ impl NodeStat {
         self.epoch = former.epoch.min(other.epoch);
         self.lease_left_ms = former.lease_left_ms.min(other.lease_left_ms);
         self.state_code = former.state().max(other.state()).code();
+        self.newest_version = former.newest_version.min(other.newest_version);
     }
 
     /// All counters, in the order in which they travel.
@@ -183,6 +193,9 @@ impl NodeStat {
             epoch,
             lease_left_ms,
             state_code,
+            newest_version,
+            #[cfg(feature = "next-version")]
+            next,
         } = self;
         [
             &mut shards.entries,
@@ -212,6 +225,9 @@ impl NodeStat {
             epoch,
             lease_left_ms,
             state_code,
+            newest_version,
+            #[cfg(feature = "next-version")]
+            next,
         ]
     }
 }
@@ -238,7 +254,7 @@ mod tests {
     fn counters_travel_in_the_order_of_the_fields() {
         let mut body = Vec::new();
         numbered().encode(&mut body);
-        let golden: Vec<u8> = (1..=27_u64).flat_map(u64::to_le_bytes).collect();
+        let golden: Vec<u8> = (1..=28_u64).flat_map(u64::to_le_bytes).collect();
         assert_eq!(body, golden);
         assert_eq!(NodeStat::decode(&body), Ok(numbered()));
         assert_eq!(

@@ -4,6 +4,7 @@ use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::asker::{AskerAction, ReadAnswer};
 use lunette_kvstore_proto::home::{Home, HomeAction, Peek};
 use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
     ToPeer,
@@ -64,7 +65,7 @@ fn spelt(mail: Mail) -> Mail {
             to,
             content,
         }
-        .encode(&mut body);
+        .encode(FormatVersion::NEWEST, &mut body);
         SeatMessage::decode(&body).expect("a message").content
     };
     match mail {
@@ -89,7 +90,7 @@ fn spelt(mail: Mail) -> Mail {
         Mail::Answer(asker, from, request, answer) => {
             let mut body = Vec::new();
             let answers = vec![(request, answer)];
-            AnswerMessage { answers }.encode(&mut body);
+            AnswerMessage { answers }.encode(FormatVersion::NEWEST, &mut body);
             let AnswerMessage { mut answers } = AnswerMessage::decode(&body).expect("an answer");
             let (request, answer) = answers.remove(0);
             Mail::Answer(asker, from, request, answer)

@@ -13,7 +13,7 @@ mod writing;
 use std::rc::Rc;
 
 use lunette_kvstore_proto::message::directory::SeatMessage;
-use lunette_kvstore_proto::message::{NodeStat, Op, Status};
+use lunette_kvstore_proto::message::{FormatVersion, NodeStat, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::shard::ShardStats;
 use lunette_transfer::{Answer, Intake, PayloadOutcome, RequestHead, Response, Room, Service};
@@ -53,11 +53,24 @@ pub(crate) enum Pending {
 /// The service of one core.
 pub(crate) struct MemberService {
     core: Rc<MemberCore>,
+    /// Messages that came in the next version.
+    #[cfg(feature = "next-version")]
+    next: std::cell::Cell<u64>,
 }
 
 impl MemberService {
     pub(crate) const fn new(core: Rc<MemberCore>) -> Self {
-        Self { core }
+        Self {
+            core,
+            #[cfg(feature = "next-version")]
+            next: std::cell::Cell::new(0),
+        }
+    }
+
+    #[cfg(feature = "next-version")]
+    fn count_next(&self, version: FormatVersion) {
+        let is_next = version == FormatVersion::NEWEST;
+        self.next.set(self.next.get() + u64::from(is_next));
     }
 
     /// What it holds and has counted.
@@ -79,6 +92,8 @@ impl MemberService {
             epoch: self.core.map().epoch().0,
             lease_left_ms: u64::try_from(lease_left.as_millis()).unwrap_or(u64::MAX),
             state_code: state.code(),
+            #[cfg(feature = "next-version")]
+            next: self.next.get(),
             ..self.core.counts.stat(shard, capacity_bytes)
         }
     }
@@ -97,13 +112,16 @@ impl MemberService {
     /// What another seat says; what there is for it at once goes back with the answer.
     fn tell(&self, body: &[u8]) -> Result<Response, Status> {
         let message = SeatMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
+        #[cfg(feature = "next-version")]
+        self.count_next(version);
         self.check(message.to)?;
         let from = message.from;
         self.core.on_told(message);
         let mut response = Response::default();
         if let Some(message) = self.core.post.take(from) {
             self.core.post.count_sent();
-            message.encode(&mut response.body);
+            message.encode(version, &mut response.body);
         }
         Ok(response)
     }
@@ -179,6 +197,11 @@ impl Service for MemberService {
     fn on_connections(&self, open: usize) {
         self.core.counts.set_connections(open);
     }
+}
+
+/// The version of a request, in which it is answered.
+fn version_of(body: &[u8]) -> Result<FormatVersion, Status> {
+    FormatVersion::of(body).map_err(bad_request)
 }
 
 /// The answer where bytes have not come as they were sent.

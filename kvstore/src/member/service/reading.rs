@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::{
     Answer as DirectoryAnswer, AnswerMessage, Ask, AskMessage, BytesReply, GetMessage, ReadMessage,
 };
+use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::Read;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::shard::EntryId;
@@ -15,7 +15,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Intake, Later, Payload, Response, WriteSource};
 
-use super::{MemberService, Pending};
+use super::{MemberService, Pending, version_of};
 use crate::counting::{Counting, Outcome};
 use crate::member::bytes::Extent;
 use crate::member::core::MemberCore;
@@ -42,10 +42,11 @@ impl MemberService {
         counting: &mut Counting,
     ) -> Result<Intake<Pending>, Status> {
         let message = GetMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
         self.check(message.to)?;
         check_total(&message.ranges)?;
         let read = self.core.read(message.key, None, message.namespace);
-        if let Some(response) = self.bytes_of(message.key, read, &message.ranges) {
+        if let Some(response) = self.bytes_of(version, message.key, read, &message.ranges) {
             return Ok(Intake::Answer(response));
         }
         let request = message.request;
@@ -61,14 +62,14 @@ impl MemberService {
         Ok(match waiting.try_take() {
             Some(answer) => {
                 counting.end(Outcome::from(&answer));
-                Intake::Answer(answers(status, vec![(request, answer)]))
+                Intake::Answer(answers(version, status, vec![(request, answer)]))
             }
             None => {
                 let mut counting = counting.waits();
                 Intake::Later(Later::new(async move {
                     let answer = waiting.await.unwrap_or(DirectoryAnswer::Busy);
                     counting.end(Outcome::from(&answer));
-                    answers(status, vec![(request, answer)])
+                    answers(version, status, vec![(request, answer)])
                 }))
             }
         })
@@ -76,17 +77,26 @@ impl MemberService {
 
     pub(super) fn read(&self, body: &[u8]) -> Result<Response, Status> {
         let message = ReadMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
         self.check(message.to)?;
         check_total(&message.ranges)?;
         let read = (self.core).read(message.key, Some(message.version), message.namespace);
         match read {
             Read::Unavailable => Err(Status::Unavailable),
-            read => (self.bytes_of(message.key, read, &message.ranges)).ok_or(Status::NotFound),
+            read => {
+                (self.bytes_of(version, message.key, read, &message.ranges)).ok_or(Status::NotFound)
+            }
         }
     }
 
     /// What was asked for of a copy that is served here.
-    fn bytes_of(&self, key: Key<'_>, read: Read, ranges: &[ByteRange]) -> Option<Response> {
+    fn bytes_of(
+        &self,
+        version: FormatVersion,
+        key: Key<'_>,
+        read: Read,
+        ranges: &[ByteRange],
+    ) -> Option<Response> {
         let Read::Served {
             place, is_cut_off, ..
         } = read
@@ -102,8 +112,10 @@ impl MemberService {
             version: place.version,
             is_cut_off,
             object_len_bytes: extent.len_bytes(),
+            #[cfg(feature = "next-version")]
+            next: lunette_kvstore_proto::message::Next,
         };
-        reply.encode(&mut body);
+        reply.encode(version, &mut body);
         let Some(payload) = payload else {
             return Some(Response {
                 status: Status::OutOfRange.code(),
@@ -125,6 +137,7 @@ impl MemberService {
         counting: &mut Counting,
     ) -> Result<Intake<Pending>, Status> {
         let message = AskMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
         self.check(message.to)?;
         self.check_waiters()?;
         if message
@@ -145,7 +158,7 @@ impl MemberService {
             }
         }
         if waiting.is_empty() {
-            return Ok(Intake::Answer(answers(Status::Ok, done)));
+            return Ok(Intake::Answer(answers(version, Status::Ok, done)));
         }
         let mut counting = counting.waits();
         Ok(Intake::Later(Later::new(async move {
@@ -154,7 +167,7 @@ impl MemberService {
                 done.push((request, answer));
             }
             counting.end(Outcome::Ok);
-            answers(Status::Ok, done)
+            answers(version, Status::Ok, done)
         })))
     }
 }
@@ -188,9 +201,13 @@ fn parts_of(extent: &Extent, ranges: &[ByteRange]) -> Option<Payload> {
     Some(Payload::gathered(parts.collect()))
 }
 
-fn answers(status: Status, answers: Vec<(RequestId, DirectoryAnswer)>) -> Response {
+fn answers(
+    version: FormatVersion,
+    status: Status,
+    answers: Vec<(RequestId, DirectoryAnswer)>,
+) -> Response {
     let mut body = Vec::new();
-    AnswerMessage { answers }.encode(&mut body);
+    AnswerMessage { answers }.encode(version, &mut body);
     Response {
         status: status.code(),
         body,

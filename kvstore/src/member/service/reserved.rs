@@ -3,10 +3,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::{
     CommitMessage, FillMessage, KEEP_MS_MAX, ReserveMessage, ReserveReply, RevokeMessage,
 };
+use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::{Read, WriteAnswer};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
@@ -18,7 +18,7 @@ use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Response, Room};
 
 use super::writing::{status_of, written};
-use super::{MemberService, Pending, WAITERS_MAX, damaged};
+use super::{MemberService, Pending, WAITERS_MAX, damaged, version_of};
 use crate::counting::{Counting, Outcome};
 use crate::member::core::MemberCore;
 use crate::member::reservations::{Named, Seal, Terms};
@@ -41,6 +41,7 @@ pub(crate) struct PendingFill {
 /// A sealed object that is to be written.
 #[derive(Clone, Copy)]
 struct Commit {
+    version: FormatVersion,
     named: Named,
     request: RequestId,
     wait_ms: u32,
@@ -49,6 +50,7 @@ struct Commit {
 impl MemberService {
     pub(super) fn reserve(&self, body: &[u8]) -> Result<Response, Status> {
         let message = ReserveMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
         self.check(message.to)?;
         // A frame bounds the bytes that come with it; this length is a number that somebody has written.
         if message.len_bytes as usize > PAYLOAD_BYTES_MAX {
@@ -56,13 +58,15 @@ impl MemberService {
         }
         let named = (message.asker, message.reservation);
         if self.core.reservations.borrow().contains(named) {
-            return Ok(reserved(ReserveReply::Reserved));
+            return Ok(reserved(version, ReserveReply::Reserved));
         }
         if message.kind == WriteKind::Put {
             let read = self.core.read(message.key, None, message.namespace);
             if let Read::Served { place, .. } = read {
-                let version = place.version;
-                return Ok(reserved(ReserveReply::Exists { version }));
+                let exists = ReserveReply::Exists {
+                    version: place.version,
+                };
+                return Ok(reserved(version, exists));
             }
         }
         let bytes_max = self.core.bytes().borrow().limits().high_watermark_bytes() / SHARE;
@@ -81,7 +85,7 @@ impl MemberService {
         };
         let mut reservations = self.core.reservations.borrow_mut();
         reservations.add(time::now(), named, terms, carved.into_exposed());
-        Ok(reserved(ReserveReply::Reserved))
+        Ok(reserved(version, ReserveReply::Reserved))
     }
 
     pub(super) fn fill(
@@ -147,6 +151,7 @@ impl MemberService {
         counting: &mut Counting,
     ) -> Result<Intake<Pending>, Status> {
         let message = CommitMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
         self.check(message.to)?;
         if self.core.writes.len() >= WAITERS_MAX {
             return Err(Status::Busy);
@@ -154,6 +159,7 @@ impl MemberService {
         self.core.over(message.asker, message.over_below);
         let named = (message.asker, message.reservation);
         let commit = Commit {
+            version,
             named,
             request: message.request,
             wait_ms: message.wait_ms,
@@ -194,7 +200,7 @@ async fn publish(core: &MemberCore, commit: Commit, mut counting: Counting) -> R
     if !answer.is_undone() {
         core.revoke(commit.named);
     }
-    written(&mut counting, answer)
+    written(commit.version, &mut counting, answer)
 }
 
 fn begin(core: &MemberCore, commit: Commit) -> Result<Waiting<WriteAnswer>, Status> {
@@ -221,8 +227,8 @@ async fn sum(bytes: &Region) -> u32 {
     checksum.value()
 }
 
-fn reserved(reply: ReserveReply) -> Response {
+fn reserved(version: FormatVersion, reply: ReserveReply) -> Response {
     let mut response = Response::default();
-    reply.encode(&mut response.body);
+    reply.encode(version, &mut response.body);
     response
 }

@@ -2,14 +2,14 @@
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::{OpId, ReplicaMessage, WriteMessage};
+use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::residence::NoRoom;
 use lunette_kvstore_proto::version::CopyInfo;
 use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Response, Room};
 
-use super::{MemberService, Pending, WAITERS_MAX, damaged};
+use super::{MemberService, Pending, WAITERS_MAX, damaged, version_of};
 use crate::counting::{Counting, Outcome};
 use crate::member::bytes::Frame;
 use crate::member::local::NotCarved;
@@ -22,6 +22,7 @@ pub(crate) struct PendingWrite {
     frame: Frame,
     crc32c: u32,
     waiting: Waiting<WriteAnswer>,
+    version: FormatVersion,
     counting: Counting,
 }
 
@@ -41,6 +42,9 @@ impl MemberService {
         counting: &mut Counting,
     ) -> Result<Intake<Pending>, Status> {
         let message = WriteMessage::decode(request.body).map_err(bad_request)?;
+        let version = version_of(request.body)?;
+        #[cfg(feature = "next-version")]
+        self.count_next(version);
         self.check(message.to)?;
         if self.core.writes.len() >= WAITERS_MAX {
             return Err(Status::Busy);
@@ -52,8 +56,8 @@ impl MemberService {
         let Some(op) = op else {
             self.core.settle();
             return Ok(match waiting.try_take() {
-                Some(answer) => Intake::Answer(written(counting, answer)),
-                None => Intake::Later(write_ends(waiting, counting.waits())),
+                Some(answer) => Intake::Answer(written(version, counting, answer)),
+                None => Intake::Later(write_ends(version, waiting, counting.waits())),
             });
         };
         let len_bytes = request.payload_len_bytes;
@@ -62,7 +66,9 @@ impl MemberService {
             .carve_for(op, &mut waiting, message.key, len_bytes);
         let carved = match carved {
             Ok(carved) => carved,
-            Err(NotCarved::Over(answer)) => return Ok(Intake::Answer(written(counting, answer))),
+            Err(NotCarved::Over(answer)) => {
+                return Ok(Intake::Answer(written(version, counting, answer)));
+            }
             Err(NotCarved::NoRoom(no_room)) => return Err(status_of(no_room)),
         };
         let crc32c = request.payload_crc32c;
@@ -70,7 +76,11 @@ impl MemberService {
             let (frame, region) = carved.into_empty();
             self.core.bytes().borrow_mut().receive(op, frame);
             self.core.on_whole(op, frame.filled(region, crc32c));
-            return Ok(Intake::Later(write_ends(waiting, counting.waits())));
+            return Ok(Intake::Later(write_ends(
+                version,
+                waiting,
+                counting.waits(),
+            )));
         }
         let (frame, room) = carved.into_room();
         self.core.bytes().borrow_mut().receive(op, frame);
@@ -80,6 +90,7 @@ impl MemberService {
             frame,
             crc32c,
             waiting,
+            version,
             counting: counting.waits(),
         });
         Ok(Intake::Receive { pending, room })
@@ -132,6 +143,7 @@ impl MemberService {
             frame,
             crc32c,
             waiting,
+            version,
             mut counting,
         } = pending;
         if outcome != PayloadOutcome::Intact {
@@ -142,7 +154,7 @@ impl MemberService {
         let extent = frame.filled(room.into_region(), crc32c);
         self.core.counts.received(extent.len_bytes());
         self.core.on_whole(op, extent);
-        Answer::Later(write_ends(waiting, counting.waits()))
+        Answer::Later(write_ends(version, waiting, counting.waits()))
     }
 
     /// The bytes of a replica have come, or will not.
@@ -173,17 +185,25 @@ impl MemberService {
     }
 }
 
-pub(super) fn write_ends(waiting: Waiting<WriteAnswer>, mut counting: Counting) -> Later {
+pub(super) fn write_ends(
+    version: FormatVersion,
+    waiting: Waiting<WriteAnswer>,
+    mut counting: Counting,
+) -> Later {
     Later::new(async move {
         let answer = waiting.await.unwrap_or(WriteAnswer::Interrupted);
-        written(&mut counting, answer)
+        written(version, &mut counting, answer)
     })
 }
 
-pub(super) fn written(counting: &mut Counting, answer: WriteAnswer) -> Response {
+pub(super) fn written(
+    version: FormatVersion,
+    counting: &mut Counting,
+    answer: WriteAnswer,
+) -> Response {
     counting.end(Outcome::from(&answer));
     let mut response = Response::default();
-    answer.encode(&mut response.body);
+    answer.encode(version, &mut response.body);
     response
 }
 

@@ -1,14 +1,17 @@
 //! The map of an epoch: who is a member, and with what weight.
 //!
 //! ```text
-//!  0      4         6       8       16           24
-//!  | LNMP | version | count | epoch | generation | members ... | CRC32C of all before |
-//!  a member, 41 bytes:
+//!  0      4         6       8       16           24             26
+//!  | LNMP | version | count | epoch | generation | member bytes | members ... | CRC32C of all before |
+//!  a member, at least 41 bytes:
 //!  0    8             16      17 (address, IPv4 mapped)  33     35       39      41
 //!  | id | incarnation | flags | address                  | port | weight | cores |
 //! ```
 //!
-//! All numbers are little-endian; members are in the order of their ids.
+//! All numbers are little-endian; members are in the order of their ids. Members of later versions are
+//! longer: who knows fewer fields skips the rest, and who knows more takes what is missing for 0, which
+//! means that nobody told. Who writes a map writes what it knows of each member, so a field is complete when all
+//! members know it. The version changes only when what is there changes its meaning.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -20,10 +23,14 @@ use thiserror::Error;
 
 /// Most members of one cluster.
 pub const MEMBERS_MAX: usize = 1024;
-/// Length of a member in a map, in bytes.
-pub const MEMBER_BYTES: usize = 41;
-/// Longest map, in bytes.
-pub const MAP_BYTES_MAX: usize = 28 + MEMBERS_MAX * MEMBER_BYTES;
+/// Length of a member as it is written here, in bytes.
+pub const MEMBER_BYTES: usize = MEMBER_BYTES_MIN + NEXT_BYTES;
+/// Longest map as it is written here, in bytes.
+pub const MAP_BYTES_MAX: usize = 30 + MEMBERS_MAX * MEMBER_BYTES;
+/// Length of a member of the first version, in bytes.
+const MEMBER_BYTES_MIN: usize = 41;
+/// What the next version adds to it.
+const NEXT_BYTES: usize = if cfg!(feature = "next-version") { 4 } else { 0 };
 
 const MAGIC: [u8; 4] = *b"LNMP";
 const VERSION: u16 = 1;
@@ -54,6 +61,9 @@ pub struct MapMember {
     pub cores: u16,
     /// Whether it is leaving: the home of nothing, and to be emptied.
     pub is_draining: bool,
+    /// What the next version adds; 0 where nobody told.
+    #[cfg(feature = "next-version")]
+    pub next: u32,
 }
 
 /// The members of one epoch, in the order of their ids.
@@ -139,13 +149,16 @@ impl MapMember {
             .u16(self.address.port())
             .u32(self.home_weight)
             .u16(self.cores);
+        #[cfg(feature = "next-version")]
+        Writer::new(out).u32(self.next);
     }
 
-    /// Reads it.
+    /// Reads it. What follows the fields that are known here is skipped.
     ///
     /// # Errors
-    /// [`MapFault`]: it ends too early, or a field is out of range.
-    pub fn decode(reader: &mut Reader<'_>) -> Result<Self, MapFault> {
+    /// [`MapFault`]: it is shorter than those of the first version, or a field is out of range.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MapFault> {
+        let mut reader = Reader::new(bytes);
         let id = NodeId(reader.u64()?);
         let incarnation = reader.u64()?;
         let flags = reader.u8()?;
@@ -163,6 +176,8 @@ impl MapMember {
             home_weight,
             cores,
             is_draining,
+            #[cfg(feature = "next-version")]
+            next: reader.u32().unwrap_or(0),
         };
         member.check()?;
         Ok(member)
@@ -216,14 +231,16 @@ impl ClusterMap {
     /// The map as it is kept at the coordinator and told among nodes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(28 + self.members.len() * MEMBER_BYTES);
+        let mut out = Vec::with_capacity(30 + self.members.len() * MEMBER_BYTES);
         let count = u16::try_from(self.members.len()).expect("members are bounded");
+        let member_bytes = u16::try_from(MEMBER_BYTES).expect("members are short");
         Writer::new(&mut out)
             .bytes(&MAGIC)
             .u16(VERSION)
             .u16(count)
             .u64(self.epoch.0)
-            .u64(self.generation);
+            .u64(self.generation)
+            .u16(member_bytes);
         for member in &self.members {
             member.encode(&mut out);
         }
@@ -253,12 +270,13 @@ impl ClusterMap {
         }
         let count = usize::from(reader.u16()?);
         let (epoch, generation) = (Epoch(reader.u64()?), reader.u64()?);
+        let member_bytes = usize::from(reader.u16()?);
         if count > MEMBERS_MAX {
             return Err(MapFault::TooManyMembers { members: count });
         }
         let mut members = Vec::with_capacity(count);
         for _ in 0..count {
-            members.push(MapMember::decode(&mut reader)?);
+            members.push(MapMember::decode(reader.bytes(member_bytes)?)?);
         }
         if !reader.is_empty() {
             return Err(MapFault::Damaged);
@@ -316,6 +334,7 @@ mod tests {
         #[rustfmt::skip]
         let golden = [
             b'L', b'N', b'M', b'P', 1, 0, 2, 0, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0,
+            41, 0,
             8, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0,
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 192, 0, 2, 1, 0x58, 0x1b, 3, 0, 0, 0, 4, 0,
             9, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 1,
@@ -323,10 +342,35 @@ mod tests {
         ];
         let bytes = map.encode();
         assert_eq!(bytes[..bytes.len() - 4], golden);
-        assert_eq!(bytes.len(), 28 + 2 * MEMBER_BYTES);
+        assert_eq!(bytes.len(), 30 + 2 * MEMBER_BYTES);
         assert_eq!(ClusterMap::decode(&bytes), Ok(map.clone()));
         assert_eq!(map.member(NodeId(9)).map(MapMember::weight), Some(0));
         assert_eq!(map.member(NodeId(7)), None);
+    }
+
+    /// The content of a map, sealed anew after it was changed.
+    fn sealed(content: &[u8]) -> Vec<u8> {
+        [content, &crc32c(content).to_le_bytes()].concat()
+    }
+
+    #[test]
+    fn what_later_versions_say_of_members_is_skipped() {
+        let map = ClusterMap::new(Epoch(5), 6, vec![member(8), member(9)]).unwrap();
+        let bytes = map.encode();
+        let mut later = bytes[..24].to_vec();
+        later.extend_from_slice(&[44, 0]);
+        for one in 0..2 {
+            later.extend_from_slice(&bytes[26 + one * 41..][..41]);
+            later.extend_from_slice(&[7, 8, 9]);
+        }
+        assert_eq!(ClusterMap::decode(&sealed(&later)), Ok(map));
+        let mut shorter = bytes[..24].to_vec();
+        shorter.extend_from_slice(&[40, 0]);
+        for one in 0..2 {
+            shorter.extend_from_slice(&bytes[26 + one * 41..][..40]);
+        }
+        let fault = ClusterMap::decode(&sealed(&shorter)).unwrap_err();
+        assert!(matches!(fault, MapFault::Truncated(_)), "{fault}");
     }
 
     #[test]

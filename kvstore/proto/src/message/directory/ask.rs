@@ -4,13 +4,12 @@ use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
 use lunette_runtime_core::ids::RequestId;
 
-use super::wire::{Wire, put_all, take_all, unknown, variants};
+use super::wire::{Decoder, Encoder, Wire, put_all, take_all, unknown, variants};
 use crate::key::Fingerprint;
 use crate::message::MessageFault;
 use crate::placement::Seat;
 use crate::version::COPIES_WANTED_MAX;
 use crate::version::Version;
-use lunette_runtime_core::codec::Reader;
 
 /// Longest that a removal or a claim may wait at its home, in milliseconds.
 pub const WAIT_MS_MAX: u32 = 10_000;
@@ -134,7 +133,7 @@ variants!(Ask {
 });
 
 impl Wire for Found {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut Encoder<'_>) {
         self.version.put(out);
         self.len_bytes.put(out);
         self.crc32c.put(out);
@@ -142,7 +141,7 @@ impl Wire for Found {
         put_all(&self.owners, COPIES_WANTED_MAX.into(), out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(Self {
             version: Wire::take(reader)?,
             len_bytes: Wire::take(reader)?,
@@ -154,7 +153,7 @@ impl Wire for Found {
 }
 
 impl Wire for Answer {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut Encoder<'_>) {
         match self {
             Self::Found(found) => {
                 out.push(0);
@@ -178,7 +177,7 @@ impl Wire for Answer {
         }
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(match reader.u8()? {
             0 => Self::Found(Wire::take(reader)?),
             1 => Self::Miss,

@@ -8,16 +8,15 @@
 //! ```
 
 use lunette_cluster_proto::map::Epoch;
-use lunette_runtime_core::codec::Reader;
 use lunette_runtime_core::ids::RequestId;
 
-use super::wire::{Wire, put_all, take_all, unknown};
+use super::wire::{Decoder, Encoder, Wire, put_all, take_all, unknown};
+#[cfg(feature = "next-version")]
+use super::wire::{put_since, take_since};
 use super::{Answer, Ask, AskerId, CopyPage, ToHome, ToOwner, ToPeer};
-use crate::message::{MessageFault, end_of};
+use crate::message::{FormatVersion, MessageFault};
 use crate::placement::Seat;
 
-/// Version of the formats of the directory. Another one is refused.
-pub const DIRECTORY_VERSION: u8 = 1;
 /// Most items of one message.
 pub const ITEMS_MAX: usize = 256;
 
@@ -55,6 +54,9 @@ pub struct SeatMessage {
     pub to: Seat,
     /// What.
     pub content: Content,
+    /// What the next version adds.
+    #[cfg(feature = "next-version")]
+    pub next: crate::message::Next,
 }
 
 /// A message of an asker to a home.
@@ -79,15 +81,8 @@ pub struct AnswerMessage {
     pub answers: Vec<(RequestId, Answer)>,
 }
 
-pub(super) fn check_version(reader: &mut Reader<'_>) -> Result<(), MessageFault> {
-    match reader.u8()? {
-        DIRECTORY_VERSION => Ok(()),
-        code => unknown("version of the directory", code),
-    }
-}
-
 impl Wire for Content {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut Encoder<'_>) {
         match self {
             Self::ToHome(items) => {
                 out.push(0);
@@ -118,7 +113,7 @@ impl Wire for Content {
         }
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         match reader.u8()? {
             0 => Ok(Self::ToHome(take_all(reader, ITEMS_MAX)?)),
             1 => Ok(Self::ToOwner(take_all(reader, ITEMS_MAX)?)),
@@ -135,15 +130,18 @@ impl Wire for Content {
 }
 
 impl SeatMessage {
-    /// Appends the message to `out`.
+    /// Appends the message to `out`, in a version that is spoken here.
     ///
     /// # Panics
     /// If it breaks the limits that [`SeatMessage::decode`] checks.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(DIRECTORY_VERSION);
+    pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
+        let out = &mut Encoder::begin(version, out);
         self.epoch.put(out);
         self.from.put(out);
         self.to.put(out);
+        // Before what was the end: who does not know of it reads nothing sensible.
+        #[cfg(feature = "next-version")]
+        put_since(2, &self.next, out);
         self.content.put(out);
     }
 
@@ -152,26 +150,27 @@ impl SeatMessage {
     /// # Errors
     /// [`MessageFault`] if it holds anything else than one message within its limits.
     pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
-        let mut reader = Reader::new(body);
-        check_version(&mut reader)?;
+        let reader = &mut Decoder::begin(body)?;
         let message = Self {
-            epoch: Wire::take(&mut reader)?,
-            from: Wire::take(&mut reader)?,
-            to: Wire::take(&mut reader)?,
-            content: Wire::take(&mut reader)?,
+            epoch: Wire::take(reader)?,
+            from: Wire::take(reader)?,
+            to: Wire::take(reader)?,
+            #[cfg(feature = "next-version")]
+            next: take_since(2, reader)?,
+            content: Wire::take(reader)?,
         };
-        end_of(&reader)?;
+        reader.end()?;
         Ok(message)
     }
 }
 
 impl AskMessage {
-    /// Appends the message to `out`.
+    /// Appends the message to `out`, in a version that is spoken here.
     ///
     /// # Panics
     /// If it breaks the limits that [`AskMessage::decode`] checks.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(DIRECTORY_VERSION);
+    pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
+        let out = &mut Encoder::begin(version, out);
         self.epoch.put(out);
         self.asker.put(out);
         self.over_below.put(out);
@@ -184,27 +183,26 @@ impl AskMessage {
     /// # Errors
     /// [`MessageFault`] if it holds anything else than one message.
     pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
-        let mut reader = Reader::new(body);
-        check_version(&mut reader)?;
+        let reader = &mut Decoder::begin(body)?;
         let message = Self {
-            epoch: Wire::take(&mut reader)?,
-            asker: Wire::take(&mut reader)?,
-            over_below: Wire::take(&mut reader)?,
-            to: Wire::take(&mut reader)?,
-            asks: take_all(&mut reader, ITEMS_MAX)?,
+            epoch: Wire::take(reader)?,
+            asker: Wire::take(reader)?,
+            over_below: Wire::take(reader)?,
+            to: Wire::take(reader)?,
+            asks: take_all(reader, ITEMS_MAX)?,
         };
-        end_of(&reader)?;
+        reader.end()?;
         Ok(message)
     }
 }
 
 impl AnswerMessage {
-    /// Appends the message to `out`.
+    /// Appends the message to `out`, in a version that is spoken here.
     ///
     /// # Panics
     /// If it breaks the limits that [`AnswerMessage::decode`] checks.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(DIRECTORY_VERSION);
+    pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
+        let out = &mut Encoder::begin(version, out);
         put_all(&self.answers, ITEMS_MAX, out);
     }
 
@@ -213,12 +211,11 @@ impl AnswerMessage {
     /// # Errors
     /// [`MessageFault`] if it holds anything else than one message within its limits.
     pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
-        let mut reader = Reader::new(body);
-        check_version(&mut reader)?;
+        let reader = &mut Decoder::begin(body)?;
         let message = Self {
-            answers: take_all(&mut reader, ITEMS_MAX)?,
+            answers: take_all(reader, ITEMS_MAX)?,
         };
-        end_of(&reader)?;
+        reader.end()?;
         Ok(message)
     }
 }
@@ -229,6 +226,7 @@ mod tests {
 
     use super::*;
     use crate::key::Fingerprint;
+    use crate::message::FormatVersions;
     use crate::message::directory::OpId;
 
     fn seat(node: u64) -> Seat {
@@ -254,7 +252,7 @@ mod tests {
     #[test]
     fn golden_message() {
         let mut body = Vec::new();
-        message(1).encode(&mut body);
+        message(1).encode(FormatVersion(1), &mut body);
         #[rustfmt::skip]
         let golden = [
             1, 4, 0, 0, 0, 0, 0, 0, 0,
@@ -264,10 +262,10 @@ mod tests {
             1, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
         ];
         assert_eq!(body, golden);
-        body[0] = 2;
-        let fault = MessageFault::UnknownCode {
-            what: "version of the directory",
-            code: 2,
+        body[0] = FormatVersions::OURS.max.0 + 1;
+        let fault = MessageFault::Version {
+            found: FormatVersion(body[0]),
+            ours: FormatVersions::OURS,
         };
         assert_eq!(SeatMessage::decode(&body), Err(fault));
     }
@@ -275,7 +273,7 @@ mod tests {
     #[test]
     fn items_are_bounded_on_both_sides() {
         let mut body = Vec::new();
-        message(ITEMS_MAX).encode(&mut body);
+        message(ITEMS_MAX).encode(FormatVersion(1), &mut body);
         assert_eq!(SeatMessage::decode(&body), Ok(message(ITEMS_MAX)));
         // The count, and one item more.
         let at = body.len() - ITEMS_MAX * 25 - 2;
@@ -293,6 +291,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "257 items")]
     fn who_makes_a_message_bounds_it() {
-        message(ITEMS_MAX + 1).encode(&mut Vec::new());
+        message(ITEMS_MAX + 1).encode(FormatVersion(1), &mut Vec::new());
     }
 }

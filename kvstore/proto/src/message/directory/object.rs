@@ -13,11 +13,10 @@
 
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
-use lunette_runtime_core::codec::Reader;
 use lunette_runtime_core::ids::RequestId;
 
 use super::AskerId;
-use super::wire::{Wire, body, fields, keyed, put_all, take_all, variants};
+use super::wire::{Decoder, Encoder, Wire, body, fields, keyed, put_all, take_all, variants};
 use crate::key::Key;
 use crate::message::MessageFault;
 use crate::owner::{WriteAnswer, WriteAsk};
@@ -44,6 +43,9 @@ pub struct WriteMessage<'a> {
     pub wanted: u8,
     /// How long the writer waits, in milliseconds.
     pub wait_ms: u32,
+    /// What the next version adds.
+    #[cfg(feature = "next-version")]
+    pub next: crate::message::Next,
     /// The key.
     pub key: Key<'a>,
 }
@@ -104,6 +106,9 @@ pub struct BytesReply {
     pub is_cut_off: bool,
     /// Length of the whole object in bytes.
     pub object_len_bytes: u32,
+    /// What the next version adds.
+    #[cfg(feature = "next-version")]
+    pub next: crate::message::Next,
 }
 
 keyed!(WriteMessage {
@@ -114,7 +119,9 @@ keyed!(WriteMessage {
     kind,
     namespace,
     wanted,
-    wait_ms
+    wait_ms;
+    #[cfg(feature = "next-version")]
+    2 => next
 });
 keyed!(GetMessage {
     epoch,
@@ -156,11 +163,11 @@ fields!(ByteRange {
 });
 
 impl Wire for Vec<ByteRange> {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut Encoder<'_>) {
         put_all(self, RANGES_MAX, out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         take_all(reader, RANGES_MAX)
     }
 }
@@ -168,7 +175,9 @@ impl Wire for Vec<ByteRange> {
 fields!(BytesReply {
     version,
     is_cut_off,
-    object_len_bytes
+    object_len_bytes;
+    #[cfg(feature = "next-version")]
+    2 => next
 });
 body!(BytesReply);
 

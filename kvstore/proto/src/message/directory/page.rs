@@ -2,11 +2,10 @@
 
 use lunette_cluster_proto::map::Epoch;
 
-use super::wire::{Wire, put_all, take_all};
+use super::wire::{Decoder, Encoder, Wire, put_all, take_all};
 use crate::key::Fingerprint;
 use crate::message::MessageFault;
 use crate::version::{CopyInfo, Version};
-use lunette_runtime_core::codec::Reader;
 
 /// Most copies of one page.
 pub const PAGE_COPIES_MAX: usize = 512;
@@ -39,7 +38,7 @@ pub struct CopyPage {
 }
 
 impl Wire for CopyPage {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut Encoder<'_>) {
         self.after.put(out);
         self.is_full.put(out);
         self.away_since.put(out);
@@ -47,7 +46,7 @@ impl Wire for CopyPage {
         self.is_last.put(out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(Self {
             after: Wire::take(reader)?,
             is_full: Wire::take(reader)?,

@@ -2,11 +2,10 @@
 
 use lunette_cluster_proto::map::Epoch;
 
-use super::wire::{Wire, put_all, take_all, unknown};
+use super::wire::{Decoder, Encoder, Wire, put_all, take_all, unknown};
 use crate::key::Fingerprint;
 use crate::message::MessageFault;
 use crate::version::{Tombstone, Version};
-use lunette_runtime_core::codec::Reader;
 
 /// Most tombstones of one page.
 pub const PAGE_TOMBSTONES_MAX: usize = 1024;
@@ -52,14 +51,14 @@ pub enum ToPeer {
 }
 
 impl Wire for TombstonePage {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut Encoder<'_>) {
         self.after.put(out);
         self.horizon.put(out);
         put_all(&self.tombstones, PAGE_TOMBSTONES_MAX, out);
         self.next.put(out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(Self {
             after: Wire::take(reader)?,
             horizon: Wire::take(reader)?,
@@ -70,7 +69,7 @@ impl Wire for TombstonePage {
 }
 
 impl Wire for ToPeer {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut Encoder<'_>) {
         match self {
             Self::Bury { key, tombstone } => {
                 out.push(0);
@@ -93,7 +92,7 @@ impl Wire for ToPeer {
         }
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, MessageFault> {
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(match reader.u8()? {
             0 => Self::Bury {
                 key: Wire::take(reader)?,

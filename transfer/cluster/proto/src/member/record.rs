@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!  <prefix>/cluster        | LNCI | version (2) | cluster id (8) | name length (2) | name | CRC |
-//!  <prefix>/members/<id>   | LNMR | version (2) | wire min, max | ttl_s (4) | member (41) | CRC |
+//!  <prefix>/members/<id>   | LNMR | version (2) | min, max | ttl_s (4) | length (2) | member | ... | CRC |
 //!  <prefix>/map            a map
 //! ```
 //!
-//! The first is written once and says whose prefix it is; the second is bound to its member's lease.
+//! The first is written once and says whose prefix it is; the second is bound to its member's lease, and
+//! may have more behind its member, which later versions know.
 
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::codec::{Reader, Truncated, Writer};
@@ -114,7 +115,9 @@ impl Registration {
                 .u8(self.versions.0)
                 .u8(self.versions.1)
                 .u32(self.ttl_s);
-            self.member.encode(out);
+            let mut member = Vec::new();
+            self.member.encode(&mut member);
+            Writer::new(out).short_bytes(&member);
         })
     }
 
@@ -122,8 +125,8 @@ impl Registration {
         let mut reader = content(bytes, REGISTRATION_MAGIC)?;
         let versions = (reader.u8()?, reader.u8()?);
         let ttl_s = reader.u32()?;
-        let member = MapMember::decode(&mut reader)?;
-        if !reader.is_empty() || versions.0 == 0 || versions.0 > versions.1 {
+        let member = MapMember::decode(reader.short_bytes()?)?;
+        if versions.0 == 0 || versions.0 > versions.1 {
             return Err(RecordFault::Damaged);
         }
         Ok(Self {
@@ -225,11 +228,24 @@ mod tests {
         assert_eq!(ClusterIdentity::decode(&bytes), Ok(identity));
         let bytes = registration().encode();
         assert_eq!(
-            bytes[..12],
-            [b'L', b'N', b'M', b'R', 1, 0, 1, 2, 5, 0, 0, 0]
+            bytes[..14],
+            [b'L', b'N', b'M', b'R', 1, 0, 1, 2, 5, 0, 0, 0, 41, 0]
         );
-        assert_eq!(bytes.len(), 12 + 41 + 4);
+        assert_eq!(bytes.len(), 14 + 41 + 4);
         assert_eq!(Registration::decode(&bytes), Ok(registration()));
+    }
+
+    #[test]
+    fn what_later_versions_register_is_skipped() {
+        let bytes = registration().encode();
+        let content = &bytes[..bytes.len() - 4];
+        let mut member = content[14..].to_vec();
+        member.extend_from_slice(&[1, 2, 3]);
+        let mut later = content[..12].to_vec();
+        Writer::new(&mut later).short_bytes(&member).u64(9);
+        let crc = crc32c(&later);
+        Writer::new(&mut later).u32(crc);
+        assert_eq!(Registration::decode(&later), Ok(registration()));
     }
 
     #[test]
