@@ -13,6 +13,7 @@ use toml_edit::Document;
 
 use crate::binaries;
 use crate::deny_uring::without_uring;
+use crate::next_version;
 use crate::sim;
 use crate::system;
 use crate::tally::Tally;
@@ -130,7 +131,11 @@ impl Lane {
             Self::Test | Self::Loom | Self::Miri => {
                 let tally = tally.insert(Tally::default());
                 let mut command = self.command(workspace);
-                let ran = workspace::run_lines(&mut command, |line| tally.line(line));
+                let built = (self == Self::Test).then(|| next_version::build(workspace));
+                let ran = built.transpose().and_then(|program| {
+                    command.envs(program.map(|program| (next_version::SETTING, program)));
+                    workspace::run_lines(&mut command, |line| tally.line(line))
+                });
                 ran.and_then(|()| verdict(self, tally, allowed_skips(workspace, self)?))
             }
             Self::Epoll => {
@@ -231,6 +236,7 @@ const ON_EPOLL: [&str; 4] = ["runtime", "transfer", "kvstore", "node"];
 /// spare the others.
 fn run_without_uring(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
     let mut ended = Ok(());
+    let later = next_version::build(workspace)?;
     for binary in binaries::build(workspace, &[])? {
         let mut packages = ON_EPOLL.iter();
         if !packages.any(|package| binary.is_in(workspace.root(), package)) {
@@ -240,6 +246,7 @@ fn run_without_uring(workspace: &Workspace, tally: &mut Tally) -> Result<(), Tas
         command.current_dir(&binary.folder).arg("--show-output");
         // A test that runs on each driver is not skipped because it does not run on that one.
         command.env("LUNETTE_WITHOUT_URING", "1");
+        command.env(next_version::SETTING, &later);
         let ran = without_uring(|| workspace::run_lines(&mut command, |line| tally.line(line)));
         ended = ended.and(ran);
     }

@@ -11,6 +11,7 @@
 //! | [`tally`] | what `cargo test` printed: passed, failed, skipped and why |
 //! | [`tidy`] | `tidy`: the house rules that no compiler checks |
 //! | [`demo`], [`mod@bench`], [`sim`], [`fuzz`] | build and run one program each |
+//! | [`next_version`] | the program as a later version would be, for tests of clusters of two versions |
 //! | [`vm`] | a command in a throw-away machine with RDMA and NVMe devices |
 //! | [`binaries`] | test binaries by themselves, for the lanes that run them otherwise |
 //! | [`system`] | Debian packages: probe, install or name them |
@@ -24,6 +25,7 @@ mod deny_uring;
 mod fuzz;
 mod lanes;
 mod libtest;
+mod next_version;
 mod sim;
 mod system;
 mod tally;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lunette::runtime::Idle;
 use lunette::trace::generator::REQUESTS_DEFAULT;
+use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 
 use super::address::NodeAddress;
 use super::failure::Failure;
@@ -234,6 +235,10 @@ pub(crate) struct PutArguments {
     /// The file that holds the bytes; - is standard input.
     #[arg(default_value = "-")]
     pub(crate) file: PathBuf,
+    /// Copies to keep, on as many members of the cluster. Nodes that are members of none keep one.
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u8).range(1..=i64::from(COPIES_WANTED_MAX)))]
+    pub(crate) copies: u8,
 }
 
 /// Get an object.

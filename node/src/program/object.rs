@@ -20,10 +20,10 @@ use super::store::with_store;
 pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure> {
     let bytes = read_value(&arguments.file)?;
     let key = arguments.key.as_bytes().to_vec();
-    let len_bytes = bytes.len();
+    let (len_bytes, copies) = (bytes.len(), arguments.copies);
     let put = with_store(&arguments.cluster, move |store| async move {
         let value = value_of(&bytes)?;
-        Ok(store.put(&key, value).await?)
+        Ok(store.put(&key, value, copies).await?)
     })?;
     let (written, version) = (put.is_written, put.version);
     let key = shown(&arguments.key);

@@ -49,7 +49,11 @@ pub(super) fn stat(arguments: &StatArguments, as_json: bool) -> Result<(), Failu
 /// A node's statistics as a JSON object.
 pub(super) fn object(stat: &NodeStat) -> Value {
     let shards = &stat.shards;
-    json!({
+    #[cfg_attr(
+        not(feature = "next-version"),
+        expect(unused_mut, reason = "the next version says more")
+    )]
+    let mut object = json!({
         "entries": shards.entries,
         "resident_bytes": shards.resident_bytes,
         "used_bytes": shards.used_bytes,
@@ -77,7 +81,13 @@ pub(super) fn object(stat: &NodeStat) -> Value {
         "state": stat.state().word(),
         "epoch": stat.epoch,
         "lease_left_ms": stat.lease_left_ms,
-    })
+        "newest_version": stat.newest_version,
+    });
+    #[cfg(feature = "next-version")]
+    {
+        object["next"] = json!(stat.next);
+    }
+    object
 }
 
 /// A node's statistics in a few words.

@@ -34,7 +34,13 @@ pub(super) struct Done {
 }
 
 impl Store {
-    pub(super) async fn put(&self, key: &[u8], value: Value) -> Result<Done, StoreError> {
+    /// Puts an object, of which members of a cluster are to keep that many copies.
+    pub(super) async fn put(
+        &self,
+        key: &[u8],
+        value: Value,
+        copies: u8,
+    ) -> Result<Done, StoreError> {
         Ok(match self {
             Self::Listed(client) => {
                 let (is_written, version) = match client.put(key, value).await? {
@@ -48,7 +54,11 @@ impl Store {
                 }
             }
             Self::Cluster(client) => {
-                let put = client.put(key, value, PutOptions::default()).await?;
+                let options = PutOptions {
+                    copies,
+                    ..PutOptions::default()
+                };
+                let put = client.put(key, value, options).await?;
                 let (is_written, version) = match put {
                     Stored::Written { version, .. } => (true, version),
                     Stored::Exists { version } => (false, version),

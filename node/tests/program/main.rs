@@ -31,3 +31,4 @@ mod simulating;
 mod topping;
 mod town;
 mod transferring;
+mod upgrading;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -18,7 +18,12 @@ const MARK: &str = "LUNETTE_TEST_MARK";
 
 /// The program, with no environment of the tester's that it would heed.
 pub(crate) fn lunette(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lunette"));
+    program(Path::new(env!("CARGO_BIN_EXE_lunette")), arguments)
+}
+
+/// Another build of the program, as [`lunette`].
+pub(crate) fn program(path: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(path);
     command
         .args(arguments)
         .env_remove("LUNETTE_NODES")
@@ -69,7 +74,12 @@ impl Finished {
 
 /// Runs the program to its end.
 pub(crate) fn run(arguments: &[&str]) -> Finished {
-    Finished::of(lunette(arguments).output().expect("it starts"))
+    finish(&mut lunette(arguments))
+}
+
+/// Runs a command to its end.
+pub(crate) fn finish(command: &mut Command) -> Finished {
+    Finished::of(command.output().expect("it starts"))
 }
 
 /// Runs the program to its end, with these bytes on its standard input.

@@ -86,7 +86,20 @@ where
     T: 'static,
     F: Future<Output = T> + 'static,
 {
-    let seed: SocketAddr = node.address().parse().expect("an address");
+    with_client_of(node.address(), timeout, work)
+}
+
+/// As [`with_client`], of the cluster that has a member at this address.
+pub(crate) fn with_client_of<T, F>(
+    member: &str,
+    timeout: Duration,
+    work: impl FnOnce(ClusterClient) -> F + 'static,
+) -> T
+where
+    T: 'static,
+    F: Future<Output = T> + 'static,
+{
+    let seed: SocketAddr = member.parse().expect("an address");
     let options = CoreOptions {
         idle: Idle::Efficient,
         ..CoreOptions::default()

@@ -51,6 +51,10 @@ fn object(member: &MapMember, rows: &[SeatRow]) -> Value {
     object["cores"] = json!(member.cores);
     object["home_weight"] = json!(member.home_weight);
     object["is_draining"] = json!(member.is_draining);
+    #[cfg(feature = "next-version")]
+    {
+        object["next_in_map"] = json!(member.next);
+    }
     object
 }
 
@@ -63,8 +67,16 @@ fn table(map: &ClusterMap, rows: &[SeatRow]) -> String {
             map.members().len()
         ),
         format!(
-            "{:>20} {:<21} {:>5} {:>6} {:>9} {:>10} {:>10} {:>10}",
-            "node", "address", "cores", "weight", "objects", "used", "capacity", "evictions"
+            "{:>20} {:<21} {:>5} {:>6} {:>9} {:>10} {:>10} {:>10} {:>7}",
+            "node",
+            "address",
+            "cores",
+            "weight",
+            "objects",
+            "used",
+            "capacity",
+            "evictions",
+            "version"
         ),
     ];
     for member in map.members() {
@@ -77,11 +89,12 @@ fn table(map: &ClusterMap, rows: &[SeatRow]) -> String {
         );
         lines.push(match sum(member, rows) {
             Ok(total) => format!(
-                "{head} {:>9} {:>10} {:>10} {:>10}",
+                "{head} {:>9} {:>10} {:>10} {:>10} {:>7}",
                 total.shards.entries,
                 Size(total.shards.used_bytes).to_string(),
                 Size(total.capacity_bytes).to_string(),
                 total.shards.evictions,
+                total.newest_version,
             ),
             Err(error) => format!("{head} {error}"),
         });
