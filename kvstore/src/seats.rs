@@ -1,21 +1,33 @@
-//! Connections to the seats of a cluster's map: made when they are first needed, one per seat.
+//! Connections to the seats of a cluster's map: made when they are first needed, one per seat, bounded in
+//! number, and closed when nothing was asked on them for a while.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::rc::Rc;
 use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, MessageFault, NodeCard};
 use lunette_kvstore_proto::placement::{Seat, has_seat};
+use lunette_runtime::{Signal, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime_core::time::Time;
 use lunette_transfer::{ConnectError, Connection, Guard};
 use lunette_transfer_proto::hello::Hello;
 use thiserror::Error;
 
 use crate::node::hello;
+
+/// Connections to seats that one core has, where nobody says.
+pub(crate) const CONNECTIONS_MAX: usize = 1024;
+/// How long a connection is kept on which nothing is asked, where nobody says.
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often who waits for room for a connection looks for it.
+const ROOM_LOOK: Duration = Duration::from_millis(2);
 
 /// Why there is no connection to a seat. Nothing was asked of it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -41,6 +53,12 @@ pub(crate) enum SeatFault {
     /// Another node or core listens there.
     #[error("another node or core listens there")]
     Another,
+    /// There are as many as there may be, and something is asked on each. Try again.
+    #[error("{connections_max} connections are in use")]
+    TooMany {
+        /// How many there may be.
+        connections_max: usize,
+    },
 }
 
 /// How connections are made.
@@ -52,12 +70,17 @@ pub(crate) struct Linking {
     pub(crate) session_epoch: u64,
     pub(crate) connect_timeout: Duration,
     pub(crate) in_flight_max: u32,
+    /// Most connections that are open or being made. Where another is needed, the one that was asked for
+    /// the longest time ago is closed, unless it is in use.
+    pub(crate) connections_max: usize,
+    /// How long one is kept on which nothing is asked.
+    pub(crate) idle_timeout: Duration,
 }
 
-/// A connection to a node, and what is spoken on it.
+/// A connection to a node, and what is spoken on it. While somebody has it, it is in use, and stays open.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
-    pub(crate) connection: Connection,
+    connection: Rc<Connection>,
     /// The newest version that both sides speak.
     pub(crate) version: FormatVersion,
 }
@@ -70,6 +93,24 @@ impl Deref for Link {
     }
 }
 
+/// A connection that is open.
+#[derive(Debug)]
+struct Open {
+    link: Link,
+    /// When it was last wanted.
+    used: Cell<Time>,
+}
+
+impl Open {
+    fn is_in_use(&self) -> bool {
+        Rc::strong_count(&self.link.connection) > 1
+    }
+
+    fn is_ended(&self) -> bool {
+        self.link.closed().is_some()
+    }
+}
+
 /// Those who wait for a connection that somebody else is making.
 type Waiting = Vec<oneshot::Sender<()>>;
 
@@ -78,8 +119,12 @@ type Waiting = Vec<oneshot::Sender<()>>;
 pub(crate) struct Seats {
     linking: Linking,
     map: RefCell<ClusterMap>,
-    open: RefCell<BTreeMap<Seat, Link>>,
+    open: RefCell<BTreeMap<Seat, Open>>,
     connecting: RefCell<BTreeMap<Seat, Waiting>>,
+    /// Connections that are being made.
+    making: Cell<usize>,
+    /// Raised when one is opened.
+    opened: Signal,
 }
 
 impl Seats {
@@ -89,6 +134,8 @@ impl Seats {
             map: RefCell::default(),
             open: RefCell::default(),
             connecting: RefCell::default(),
+            making: Cell::new(0),
+            opened: Signal::default(),
         }
     }
 
@@ -115,18 +162,89 @@ impl Seats {
             return self.live(seat).ok_or(SeatFault::Another);
         }
         let _turn = Turn { seats: self, seat };
-        let connected = self.connect(seat).await;
-        if let Ok(link) = &connected {
-            (self.open.borrow_mut()).insert(seat, link.clone());
-        }
-        connected
+        let link = self.connect(seat).await?;
+        let open = Open {
+            link: link.clone(),
+            used: Cell::new(time::now()),
+        };
+        self.open.borrow_mut().insert(seat, open);
+        self.opened.raise();
+        Ok(link)
     }
 
     /// The connection that is open.
     pub(crate) fn live(&self, seat: Seat) -> Option<Link> {
         let open = self.open.borrow();
-        let link = open.get(&seat)?;
-        link.closed().is_none().then(|| link.clone())
+        let open = open.get(&seat).filter(|open| !open.is_ended())?;
+        open.used.set(time::now());
+        Some(open.link.clone())
+    }
+
+    /// Room for one that is about to be made, for which others' uses are waited for as long as for a peer.
+    async fn room(&self) -> Result<Making<'_>, SeatFault> {
+        let until = time::now() + self.linking.connect_timeout;
+        while !self.has_room() {
+            if time::now() >= until {
+                let connections_max = self.linking.connections_max;
+                return Err(SeatFault::TooMany { connections_max });
+            }
+            time::sleep(ROOM_LOOK).await;
+        }
+        self.making.set(self.making.get() + 1);
+        Ok(Making(&self.making))
+    }
+
+    /// Whether there is room for another, once what has ended is gone, and what is not in use.
+    fn has_room(&self) -> bool {
+        let connections_max = self.linking.connections_max;
+        let mut open = self.open.borrow_mut();
+        open.retain(|_, open| !open.is_ended());
+        while open.len() + self.making.get() >= connections_max {
+            let unused = open.iter().filter(|(_, open)| !open.is_in_use());
+            let oldest = unused.min_by_key(|(_, open)| open.used.get());
+            let Some((&oldest, _)) = oldest else {
+                return false;
+            };
+            tracing::debug!(seat = ?oldest, "a connection makes room for another");
+            open.remove(&oldest);
+        }
+        true
+    }
+
+    /// Closes connections on which nothing has been asked for a while, for as long as it is polled.
+    pub(crate) async fn close_idle(&self) {
+        loop {
+            self.opened.raised().await;
+            while let Some(wait) = self.close_idle_now() {
+                time::sleep(wait).await;
+            }
+        }
+    }
+
+    /// Closes what is idle: how long until there may be more, unless nothing is left.
+    fn close_idle_now(&self) -> Option<Duration> {
+        let now = time::now();
+        let idle_timeout = self.linking.idle_timeout;
+        let mut open = self.open.borrow_mut();
+        open.retain(|_, open| {
+            let is_idle = now >= open.used.get() + idle_timeout && !open.is_in_use();
+            !is_idle && !open.is_ended()
+        });
+        let left = open.values().map(|open| {
+            // What is in use now is looked at again, a while after its use can have ended.
+            let until = (open.used.get() + idle_timeout).max(now + idle_timeout / 4);
+            until.since(now)
+        });
+        left.min()
+    }
+
+    /// One of the connections that are open, by a number that was drawn. It is idle for no shorter than before.
+    pub(crate) fn any_open(&self, drawn: u64) -> Option<Link> {
+        let open = self.open.borrow();
+        let count = u64::try_from(open.len()).expect("bounded");
+        let index = usize::try_from(drawn.checked_rem(count)?).expect("an index");
+        let (_, open) = open.iter().nth(index)?;
+        (!open.is_ended()).then(|| open.link.clone())
     }
 
     /// A place in the line behind who is connecting; none if it is the caller's turn.
@@ -142,20 +260,19 @@ impl Seats {
     }
 
     async fn connect(&self, seat: Seat) -> Result<Link, SeatFault> {
-        let (node, address) = self.address(seat)?;
+        let (node, mut address) = self.address(seat)?;
         let first = Seat {
             core: CoreIndex(0),
             ..seat
         };
-        if seat == first {
-            return self.greet(address, node, seat.core).await;
+        if seat != first {
+            // The map has the address of the first core, which tells the others' ports.
+            let first = Box::pin(self.connection(first)).await?;
+            let card = NodeCard::decode(&first.agreement().greeting)?;
+            let port = card.ports.get(usize::from(seat.core.0));
+            address.set_port(*port.ok_or(SeatFault::NotInMap)?);
         }
-        // The map has the address of the first core, which tells the others' ports.
-        let first = Box::pin(self.connection(first)).await?;
-        let card = NodeCard::decode(&first.agreement().greeting)?;
-        let port = card.ports.get(usize::from(seat.core.0));
-        let port = *port.ok_or(SeatFault::NotInMap)?;
-        let address = SocketAddr::new(address.ip(), port);
+        let _making = self.room().await?;
         self.greet(address, node, seat.core).await
     }
 
@@ -180,7 +297,7 @@ impl Seats {
         let version = card.common_version();
         let version = version.map_err(|theirs| SeatFault::Versions { theirs })?;
         Ok(Link {
-            connection,
+            connection: Rc::new(connection),
             version,
         })
     }
@@ -198,6 +315,15 @@ pub(crate) async fn connect(
     };
     let guard = linking.guard.as_ref();
     Connection::connect_guarded(address, ours, linking.connect_timeout, guard).await
+}
+
+/// A connection that is being made, and counted as one.
+struct Making<'a>(&'a Cell<usize>);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 /// The turn of who is connecting; at its end those in line look again.

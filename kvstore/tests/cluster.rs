@@ -22,6 +22,14 @@ mod objects;
 mod reserved;
 
 #[cfg(test)]
+#[path = "cluster/connections.rs"]
+mod connections;
+
+#[cfg(test)]
+#[path = "cluster/strangers.rs"]
+mod strangers;
+
+#[cfg(test)]
 #[path = "cluster/threads.rs"]
 mod threads;
 

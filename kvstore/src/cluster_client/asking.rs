@@ -355,6 +355,11 @@ impl Asking {
         }
     }
 
+    /// Closes connections on which nothing is asked.
+    pub(super) async fn close_idle(self: Rc<Self>) {
+        self.seats.close_idle().await;
+    }
+
     /// Lets time pass while something is under way.
     pub(super) async fn keep_time(self: Rc<Self>) {
         loop {

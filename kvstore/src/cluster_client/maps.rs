@@ -18,7 +18,7 @@ use crate::seats::{Linking, SeatFault, Seats, connect};
 
 /// How long a member may take to tell its map.
 const MAP_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a client looks for a newer map that it does not know to want.
+/// How often a client that has connections looks for a newer map that it does not know to want.
 const MAP_LOOK: Duration = Duration::from_secs(5);
 /// Least pause between two looks.
 const LOOK_MIN: Duration = Duration::from_millis(20);
@@ -80,13 +80,25 @@ fn check(node: SocketAddr, connection: &Connection) -> Result<(), ClusterError> 
 /// Keeps the map new: when it is known to be old, and once in a while.
 pub(super) async fn keep(asking: Rc<Asking>, seeds: Vec<SocketAddr>) {
     loop {
-        let early = time::timeout(MAP_LOOK, asking.stale.raised()).await;
-        tracing::trace!(?early, "map");
-        if let Some(map) = newer(&asking, &seeds).await {
+        let is_wanted = time::timeout(MAP_LOOK, asking.stale.raised()).await.is_ok();
+        let map = if is_wanted {
+            newer(&asking, &seeds).await
+        } else {
+            look(&asking).await
+        };
+        if let Some(map) = map {
             asking.on_map(map);
         }
         time::sleep(LOOK_MIN).await;
     }
+}
+
+/// The map of some member to which there is a connection, if it is newer. A client that asks nobody for anything
+/// keeps no connection for this; it learns of a newer map when it has asked the wrong member.
+async fn look(asking: &Asking) -> Option<ClusterMap> {
+    let link = asking.seats.any_open(entropy())?;
+    let map = told(&link).await.ok()?;
+    (map.epoch() > asking.map().epoch()).then_some(map)
 }
 
 /// A map of a member of the one known, tried in random order, or else of a seed. The first that is

@@ -27,6 +27,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_channel::oneshot;
 use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::ClusterMap;
@@ -43,7 +44,7 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::member::MemberCore;
-use crate::seats::{Linking, Seats};
+use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use asking::{Asking, is_present};
 use local::Local;
 pub use reserving::{CommitFailure, Reservation, Reserved};
@@ -62,6 +63,11 @@ pub struct ClusterClientOptions {
     pub connect_timeout: Duration,
     /// Most requests in flight to one core; further ones wait.
     pub in_flight_max: u32,
+    /// Most connections, of which there is one for each core of a member that is asked. Where another is
+    /// needed, the one that is idle for longest is closed; where none is idle, operations wait.
+    pub connections_max: usize,
+    /// How long a connection is kept on which nothing is asked; the next question opens it anew.
+    pub idle_timeout: Duration,
     /// What is wanted of members that are cut off.
     pub namespace: NamespaceKind,
 }
@@ -76,6 +82,8 @@ impl ClusterClientOptions {
             timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(2),
             in_flight_max: IN_FLIGHT_MAX,
+            connections_max: CONNECTIONS_MAX,
+            idle_timeout: IDLE_TIMEOUT,
             namespace: NamespaceKind::Cache,
         }
     }
@@ -181,6 +189,8 @@ impl ClusterClient {
             session_epoch,
             connect_timeout: options.connect_timeout,
             in_flight_max: options.in_flight_max,
+            connections_max: options.connections_max,
+            idle_timeout: options.idle_timeout,
         });
         let asking = Rc::new(Asking::new(seats, options.namespace));
         let deadline = time::now() + options.timeout;
@@ -189,6 +199,7 @@ impl ClusterClient {
         let tasks = Scope::new();
         let begun = (tasks.spawn(Rc::clone(&asking).send_questions()))
             .and_then(|()| tasks.spawn(Rc::clone(&asking).keep_time()))
+            .and_then(|()| tasks.spawn(Rc::clone(&asking).close_idle()))
             .and_then(|()| tasks.spawn(maps::keep(Rc::clone(&asking), options.seeds)));
         begun.map_err(|_too_many| ClusterError::TooManyTasks)?;
         Ok(Self {
@@ -207,7 +218,8 @@ impl ClusterClient {
         Some(local)
     }
 
-    /// The newest map that it knows.
+    /// The newest map that it knows. One that has asked nobody for anything in a while learns of a newer one
+    /// when it does.
     #[must_use]
     pub fn map(&self) -> Rc<ClusterMap> {
         self.asking.map()
@@ -336,15 +348,26 @@ impl ClusterClient {
         objects::batch(begun, async |begun| begun.await.outcome).await
     }
 
-    /// Each seat's statistics: what its core holds and has counted.
+    /// Each seat's statistics: what its core holds and has counted. Many are asked at the same time, so one
+    /// that is silent holds up nobody's but its own.
     pub async fn stat(&self) -> Vec<(Seat, Result<NodeStat, StoreError>)> {
         let map = self.asking.map();
-        let mut stats = Vec::new();
-        for seat in seats(&map) {
-            let stat = maps::stat(&self.asking.seats, seat, self.timeout).await;
-            stats.push((seat, stat));
-        }
-        stats
+        let begun = seats(&map).map(|seat| {
+            let (told, stat) = oneshot::channel();
+            let (asking, timeout) = (Rc::clone(&self.asking), self.timeout);
+            self.asking.spawn(async move {
+                let stat = maps::stat(&asking.seats, seat, timeout).await;
+                if told.send(stat).is_err() {
+                    tracing::trace!("who asked for statistics has given up");
+                }
+            });
+            (seat, stat)
+        });
+        objects::batch(begun, async |(seat, stat)| {
+            let none = StoreError::local(StoreErrorKind::TooManyOperations);
+            (seat, stat.await.unwrap_or(Err(none)))
+        })
+        .await
     }
 }
 

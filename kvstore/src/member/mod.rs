@@ -47,7 +47,7 @@ use lunette_runtime::{JoinError, Receiver, Scope, Sender, time};
 use lunette_transfer::Guard;
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 
-use crate::seats::{Linking, Seats};
+use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 
 pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
@@ -145,6 +145,8 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
         session_epoch,
         connect_timeout: Duration::from_secs(2),
         in_flight_max: IN_FLIGHT_MAX,
+        connections_max: CONNECTIONS_MAX,
+        idle_timeout: IDLE_TIMEOUT,
     }));
     let post = post::Post::new(seat, cores);
     let core = Rc::new(MemberCore::new(seat, cluster.lease_ttl(), memory, post));
@@ -156,6 +158,8 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
         mail,
     ))?;
     scope.spawn(keep_time(Rc::clone(&core)))?;
+    let idle = Rc::clone(&seats);
+    scope.spawn(async move { idle.close_idle().await })?;
     scope.spawn(replicas::replicate(Rc::clone(&core), seats))?;
     Ok((core, scope))
 }

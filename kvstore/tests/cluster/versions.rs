@@ -1,30 +1,23 @@
 //! Nodes of which this program speaks no version, and messages of versions that nobody speaks.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
-use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore::{
     Client, ClientOptions, ClusterClient, ClusterClientOptions, ClusterError, PutOptions,
     StoreErrorKind, Value,
 };
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::ReadMessage;
-use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, NodeCard, Op, Status};
+use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, Op, Status};
 use lunette_kvstore_proto::version::Version;
-use lunette_runtime::net::TcpListener;
-use lunette_runtime::{spawn_local, time};
-use lunette_runtime_core::ids::{CoreIndex, NodeId};
-use lunette_transfer::{
-    Answer, Attachments, Drain, Intake, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response,
-    Room, ServeOptions, Service, serve,
-};
-use lunette_transfer_proto::hello::{Hello, VersionRange};
+use lunette_runtime::time;
+use lunette_transfer::Attachments;
 
 use super::on_each_driver::run;
 use super::scene::{Scene, key, pattern, room, stranger};
+use super::strangers::Stranger;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -36,67 +29,10 @@ const fn later() -> FormatVersions {
     }
 }
 
-/// Tells a map, and nothing else.
-struct Teller(Option<ClusterMap>);
-
-impl Service for Teller {
-    type Pending = ();
-
-    fn on_request(&self, request: RequestHead<'_>) -> Intake<()> {
-        let map = self.0.as_ref().filter(|_| request.op == Op::Map.code());
-        let (status, body) = match map {
-            Some(map) => (Status::Ok, map.encode()),
-            None => (Status::Unsupported, Vec::new()),
-        };
-        Intake::Answer(Response {
-            status: status.code(),
-            body,
-            payload: None,
-        })
-    }
-
-    fn on_payload(&self, _: (), _: Room, _: PayloadOutcome) -> Answer {
-        unreachable!("nothing is received")
-    }
-}
-
-/// A node that says that it speaks these versions.
-fn node(id: u64, versions: FormatVersions, map: Option<ClusterMap>) -> SocketAddr {
-    let loopback = "127.0.0.1:0".parse().expect("an address");
-    let listener = TcpListener::bind(loopback).expect("a port");
-    let address = listener.local_addr();
-    let card = NodeCard {
-        node_id: NodeId(id),
-        weight: 1,
-        core: CoreIndex(0),
-        ports: vec![address.port()],
-        versions,
-    };
-    let mut greeting = Vec::new();
-    card.encode(&mut greeting);
-    let options = ServeOptions {
-        guard: None,
-        reply_bytes_max: REPLY_BYTES_MAX,
-        hello: Hello {
-            versions: VersionRange::OURS,
-            session_epoch: id,
-            in_flight_max: 16,
-            payload_bytes_max: 1 << 20,
-            greeting,
-        },
-        connections_max: 4,
-        handshake_timeout: PATIENCE,
-        stall_timeout: PATIENCE,
-    };
-    let serving = serve(listener, Rc::new(Teller(map)), options, Drain::default());
-    drop(spawn_local(serving));
-    address
-}
-
 #[test]
 fn who_speaks_none_of_a_nodes_versions_is_told_both() {
     run(1, || async {
-        let address = node(1, later(), None);
+        let address = Stranger::start(1, later(), &Rc::default()).address();
         let refused = ClusterError::Versions {
             node: address,
             ours: FormatVersions::OURS,
@@ -116,20 +52,13 @@ fn who_speaks_none_of_a_nodes_versions_is_told_both() {
 #[test]
 fn operations_whose_home_speaks_other_versions_fail_at_once() {
     run(1, || async {
-        let stranger = MapMember {
-            id: NodeId(2),
-            incarnation: 1,
-            address: node(2, later(), None),
-            home_weight: 1,
-            cores: 1,
-            is_draining: false,
-        };
-        let map = ClusterMap::new(Epoch(1), 0, vec![stranger]).expect("a map");
-        let seed = node(1, FormatVersions::OURS, Some(map));
+        let stranger = Stranger::start(2, later(), &Rc::default());
+        let seed = Stranger::start(1, FormatVersions::OURS, &Rc::default());
+        seed.join(&[&stranger]);
         let options = ClusterClientOptions {
             // Whoever waits for it to end would not be through in time.
             timeout: 10 * PATIENCE,
-            ..ClusterClientOptions::new(vec![seed])
+            ..ClusterClientOptions::new(vec![seed.address()])
         };
         let client = ClusterClient::connect(options).await.expect("a map");
         let expected = StoreErrorKind::Versions {

@@ -1,0 +1,121 @@
+//! The connections of a client: how many there are, and for how long.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_kvstore::{ClusterClient, ClusterClientOptions};
+use lunette_kvstore_proto::message::FormatVersions;
+use lunette_runtime::sim::{World, WorldOptions};
+use lunette_runtime::{CoreOptions, time};
+
+use super::on_each_driver::run;
+use super::scene::{eventually, key};
+use super::strangers::{Counts, Stranger};
+
+const NODES: u64 = 5;
+const KEYS: usize = 100;
+
+/// Nodes of one cluster, and a client with these options otherwise.
+async fn begin(options: ClusterClientOptions) -> (ClusterClient, Rc<Counts>, Vec<Stranger>) {
+    let counts = Rc::new(Counts::default());
+    let nodes: Vec<_> = (1..=NODES)
+        .map(|id| Stranger::start(id, FormatVersions::OURS, &counts))
+        .collect();
+    let all: Vec<_> = nodes.iter().collect();
+    for node in &nodes {
+        node.join(&all);
+    }
+    let options = ClusterClientOptions {
+        seeds: vec![nodes[0].address()],
+        ..options
+    };
+    let client = ClusterClient::connect(options).await.expect("a map");
+    // The one over which it has learnt the map.
+    eventually("nothing is open", async || counts.open.get() == 0).await;
+    (client, counts, nodes)
+}
+
+async fn ask_all(client: &ClusterClient) {
+    let keys: Vec<_> = (0..KEYS).map(key).collect();
+    let present = client.exists(&keys).await.expect("all answer");
+    assert_eq!(present, [false; KEYS]);
+}
+
+#[test]
+fn connections_are_closed_when_nothing_is_asked_and_opened_again() {
+    run(2, || async {
+        let options = ClusterClientOptions {
+            idle_timeout: Duration::from_millis(150),
+            ..ClusterClientOptions::new(Vec::new())
+        };
+        let (client, counts, nodes) = begin(options).await;
+        for _ in 0..2 {
+            counts.open_max.set(0);
+            ask_all(&client).await;
+            assert_eq!(counts.open_max.get(), nodes.len(), "one for each");
+            eventually("they are closed", async || counts.open.get() == 0).await;
+        }
+    });
+}
+
+/// A client looks for newer maps more often than this, which keeps none of them open.
+#[test]
+fn looking_for_maps_is_no_use_of_a_connection() {
+    let mut world = World::new(1, WorldOptions::default());
+    let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let process = world.start(host, 1, CoreOptions::default());
+    let done = world.spawn(process, 0, || async {
+        let idle_timeout = Duration::from_secs(12);
+        let options = ClusterClientOptions {
+            idle_timeout,
+            ..ClusterClientOptions::new(Vec::new())
+        };
+        let (client, counts, nodes) = begin(options).await;
+        ask_all(&client).await;
+        time::sleep(Duration::from_secs(11)).await;
+        assert_eq!(counts.open.get(), nodes.len(), "not yet");
+        time::sleep(idle_timeout / 2).await;
+        assert_eq!(counts.open.get(), 0, "none was kept");
+        ask_all(&client).await;
+    });
+    let until = world.now() + Duration::from_secs(600);
+    assert!(world.run_until(until, || done.is_there()), "it ends");
+}
+
+#[test]
+fn connections_are_bounded_and_make_room_for_each_other() {
+    run(2, || async {
+        let options = ClusterClientOptions {
+            connections_max: 2,
+            ..ClusterClientOptions::new(Vec::new())
+        };
+        let (client, counts, nodes) = begin(options).await;
+        counts.open_max.set(0);
+        // At the same time, so that some wait until others are not in use.
+        ask_all(&client).await;
+        // And each for itself.
+        for number in 0..20 {
+            let present = client.exists(&[key(number)]).await;
+            assert_eq!(present, Ok(vec![false]));
+        }
+        // A node may learn of a connection's end after the client has made another.
+        let most = counts.open_max.get();
+        assert!(most < nodes.len(), "{most}");
+        eventually("two are left", async || counts.open.get() == 2).await;
+    });
+}
+
+#[test]
+fn nodes_are_asked_for_their_statistics_at_the_same_time() {
+    run(2, || async {
+        let (client, counts, nodes) = begin(ClusterClientOptions::new(Vec::new())).await;
+        counts.stats_awaited.set(nodes.len());
+        let stats = client.stat().await;
+        let seats: Vec<_> = stats.iter().map(|(seat, _)| seat.node.0).collect();
+        assert_eq!(seats, (1..=NODES).collect::<Vec<_>>());
+        for (seat, stat) in stats {
+            assert!(stat.is_ok(), "{seat:?}: {stat:?}");
+        }
+    });
+}

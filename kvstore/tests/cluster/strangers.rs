@@ -1,0 +1,165 @@
+//! Nodes that say and count what a test wants, and hold nothing.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_kvstore_proto::message::directory::{Answer as Told, AnswerMessage, AskMessage};
+use lunette_kvstore_proto::message::{
+    FormatVersion, FormatVersions, NodeCard, NodeStat, Op, Status,
+};
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::{spawn_local, time};
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_transfer::{
+    Answer, Drain, Intake, Later, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, Room,
+    ServeOptions, Service, serve,
+};
+use lunette_transfer_proto::hello::{Hello, VersionRange};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What strangers of one test count together.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Connections that are open.
+    pub(crate) open: Cell<usize>,
+    /// Most that were open at a time.
+    pub(crate) open_max: Cell<usize>,
+    /// Stats that were asked for.
+    pub(crate) stats: Cell<usize>,
+    /// None of them is answered before that many were asked for.
+    pub(crate) stats_awaited: Cell<usize>,
+}
+
+/// A node of one core that knows of no object.
+pub(crate) struct Stranger {
+    pub(crate) member: MapMember,
+    told: Rc<Teller>,
+}
+
+struct Teller {
+    map: RefCell<Option<ClusterMap>>,
+    counts: Rc<Counts>,
+    open: Cell<usize>,
+}
+
+fn response(status: Status, body: Vec<u8>) -> Response {
+    Response {
+        status: status.code(),
+        body,
+        payload: None,
+    }
+}
+
+fn misses(body: &[u8]) -> Response {
+    let asks = AskMessage::decode(body).expect("a question").asks;
+    let answers = asks.iter().map(|ask| (ask.request(), Told::Miss)).collect();
+    let mut body = Vec::new();
+    AnswerMessage { answers }.encode(FormatVersion::NEWEST, &mut body);
+    response(Status::Ok, body)
+}
+
+impl Service for Teller {
+    type Pending = ();
+
+    fn on_request(&self, request: RequestHead<'_>) -> Intake<()> {
+        let map = self.map.borrow();
+        match (Op::try_from(request.op), map.as_ref()) {
+            (Ok(Op::Map), Some(map)) => Intake::Answer(response(Status::Ok, map.encode())),
+            (Ok(Op::Ask), Some(_)) => {
+                let answer = misses(request.body);
+                // As long as it takes, the connection is in use.
+                Intake::Later(Later::new(async move {
+                    time::sleep(Duration::from_millis(20)).await;
+                    answer
+                }))
+            }
+            (Ok(Op::Stat), Some(_)) => {
+                let counts = Rc::clone(&self.counts);
+                counts.stats.set(counts.stats.get() + 1);
+                Intake::Later(Later::new(async move {
+                    while counts.stats.get() < counts.stats_awaited.get() {
+                        time::sleep(Duration::from_millis(1)).await;
+                    }
+                    let mut body = Vec::new();
+                    NodeStat::default().encode(&mut body);
+                    response(Status::Ok, body)
+                }))
+            }
+            _ => Intake::Answer(response(Status::Unsupported, Vec::new())),
+        }
+    }
+
+    fn on_payload(&self, (): (), _: Room, _: PayloadOutcome) -> Answer {
+        unreachable!("nothing is received")
+    }
+
+    fn on_connections(&self, open: usize) {
+        let counts = &self.counts;
+        let sum = counts.open.get() + open - self.open.replace(open);
+        counts.open.set(sum);
+        counts.open_max.set(counts.open_max.get().max(sum));
+    }
+}
+
+impl Stranger {
+    /// One that says that it speaks these versions.
+    pub(crate) fn start(id: u64, versions: FormatVersions, counts: &Rc<Counts>) -> Self {
+        let loopback = "127.0.0.1:0".parse().expect("an address");
+        let listener = TcpListener::bind(loopback).expect("a port");
+        let address = listener.local_addr();
+        let card = NodeCard {
+            node_id: NodeId(id),
+            weight: 1,
+            core: CoreIndex(0),
+            ports: vec![address.port()],
+            versions,
+        };
+        let mut greeting = Vec::new();
+        card.encode(&mut greeting);
+        let options = ServeOptions {
+            guard: None,
+            reply_bytes_max: REPLY_BYTES_MAX,
+            hello: Hello {
+                versions: VersionRange::OURS,
+                session_epoch: id,
+                in_flight_max: 16,
+                payload_bytes_max: 1 << 20,
+                greeting,
+            },
+            connections_max: 4,
+            handshake_timeout: PATIENCE,
+            stall_timeout: PATIENCE,
+        };
+        let told = Rc::new(Teller {
+            map: RefCell::default(),
+            counts: Rc::clone(counts),
+            open: Cell::new(0),
+        });
+        let serving = serve(listener, Rc::clone(&told), options, Drain::default());
+        drop(spawn_local(serving));
+        let member = MapMember {
+            id: NodeId(id),
+            incarnation: 1,
+            address,
+            home_weight: 1,
+            cores: 1,
+            is_draining: false,
+        };
+        Self { member, told }
+    }
+
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.member.address
+    }
+
+    /// From now on it is a member of the cluster of these, and tells their map.
+    pub(crate) fn join(&self, members: &[&Self]) {
+        let members = members.iter().map(|other| other.member).collect();
+        let map = ClusterMap::new(Epoch(1), 0, members).expect("a map");
+        *self.told.map.borrow_mut() = Some(map);
+    }
+}
