@@ -28,6 +28,7 @@
 //! | [`Op::Fill`] | [`directory::FillMessage`] | empty | of the request |
 //! | [`Op::Commit`] | [`directory::CommitMessage`] | [`WriteAnswer`](crate::owner::WriteAnswer) | none |
 //! | [`Op::Revoke`] | [`directory::RevokeMessage`] | empty | none |
+//! | [`Op::Clear`] | [`directory::ClearMessage`] | [`directory::ClearReply`] | none |
 //!
 //! An answer whose [`Status`] carries no result has an empty body. A [`NodeCard`] travels in the
 //! connection's hello, and tells which versions of these formats are spoken: see [`FormatVersions`].

@@ -11,8 +11,8 @@ use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::asker::{OperationId, PAUSE, ReadAnswer};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
-    Answer, AnswerMessage, Ask, AskMessage, BytesReply, CommitMessage, Found, GetMessage,
-    ReadMessage, WriteMessage,
+    Answer, AnswerMessage, Ask, AskMessage, BytesReply, ClearMessage, ClearReply, CommitMessage,
+    Found, GetMessage, ReadMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, Op, Status};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
@@ -360,6 +360,28 @@ fn write_answer(called: Called) -> Result<WriteAnswer, StoreErrorKind> {
         status if is_final(status) => return Err(StoreErrorKind::Refused(status)),
         _ => WriteAnswer::Busy,
     })
+}
+
+/// Asks a member to remove everything; `None` if it cannot, and another may.
+pub(super) async fn clear(
+    asking: &Asking,
+    message: ClearMessage,
+    until: Time,
+) -> Result<Option<ClearReply>, StoreErrorKind> {
+    let body = |version, out: &mut Vec<u8>| message.encode(version, out);
+    let called = call(asking, message.to, Op::Clear, body, Attachments::default());
+    let called = time::timeout(until.since(time::now()), called).await;
+    match called {
+        Ok((Called::Unsent, _)) => Ok(None),
+        Err(_) | Ok((Called::Unanswered, _)) => Err(StoreErrorKind::Interrupted),
+        Ok((Called::Never(kind), _)) => Err(kind),
+        Ok((Called::Reply(version, reply), _)) => match Status::from_code(reply.status) {
+            Status::Ok => Ok(Some(ClearReply::decode(version, &reply.body)?)),
+            Status::Busy | Status::Unavailable | Status::WrongSeat => Ok(None),
+            Status::Internal => Err(StoreErrorKind::Interrupted),
+            status => Err(StoreErrorKind::Refused(status)),
+        },
+    }
 }
 
 /// Asks an owner for what can be asked twice, until there is an answer: `Busy`, `Full`, a connection that is

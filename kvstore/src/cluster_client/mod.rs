@@ -13,9 +13,11 @@
 //! | `calls` | one request, and what its answer means |
 //! | `running` | operations under way, with their rooms and values |
 //! | `maps` | where newer maps come from |
+//! | `clearing` | "remove all" |
 
 mod asking;
 mod calls;
+mod clearing;
 mod local;
 mod maps;
 mod objects;
@@ -46,6 +48,7 @@ use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::member::MemberCore;
 use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use asking::{Asking, is_present};
+pub use clearing::Cleared;
 use local::Local;
 pub use reserving::{CommitFailure, Reservation, Reserved};
 use running::Brought;

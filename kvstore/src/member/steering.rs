@@ -14,6 +14,7 @@ use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_cluster::proto::member::{MemberOptions, Refusal};
 use lunette_cluster::{Client, ClientOptions, Membership, Security};
 use lunette_kvstore_proto::message::FormatVersions;
+use lunette_kvstore_proto::version::Generation;
 use lunette_runtime::{JoinError, Sender, entropy, time};
 use lunette_runtime_core::ids::NodeId;
 
@@ -23,6 +24,8 @@ use super::{ClusterOptions, Mail};
 const FENCE_LOOK: Duration = Duration::from_millis(100);
 /// How long a coordinator may be silent before another is asked.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
+/// Those who may wait for a "remove all"; further ones are told nothing.
+const CLEARING_MAX: usize = 64;
 /// Oldest and newest version of the formats that this node speaks: with each other member it has to share one.
 const VERSIONS: (u8, u8) = (FormatVersions::OURS.min.0, FormatVersions::OURS.max.0);
 
@@ -34,8 +37,9 @@ pub(crate) enum Steer {
     Drain,
     /// To leave the map at once. Answered when the coordinator knows, or the lease has run out.
     Leave(oneshot::Sender<()>),
-    /// "Remove all": the next map is of a later generation. Answered when this node knows it.
-    Clear(oneshot::Sender<()>),
+    /// "Remove all": the next map is of a later generation. Answered when this node knows it, with its epoch
+    /// and generation.
+    Clear(oneshot::Sender<(Epoch, Generation)>),
 }
 
 /// Whether a node is in the map, and the map: what there is to know.
@@ -87,12 +91,12 @@ fn drawn() -> [u8; 32] {
 }
 
 /// Keeps the node in the cluster's map, and tells its cores of maps and of the lease, until whoever
-/// steers it is gone.
+/// steers it is gone. What is asked by way of the cores is done as well, and keeps nothing alive.
 pub(crate) async fn steer(
     cluster: ClusterOptions,
     (member, former): (MapMember, Vec<u64>),
     cores: Vec<Sender<Mail>>,
-    mut steering: mpsc::Receiver<Steer>,
+    (mut steering, mut asked): (mpsc::Receiver<Steer>, mpsc::Receiver<Steer>),
 ) {
     let node = member.id.0;
     let membership = match join(&cluster, member, former) {
@@ -116,11 +120,14 @@ pub(crate) async fn steer(
         answer_joined(&membership, &mut joining);
         clearing = clear(&membership, clearing);
         let look = pin!(time::sleep(FENCE_LOOK));
-        match next(&mut changed, look, &mut steering).await {
+        match next(&mut changed, look, (&mut steering, &mut asked)).await {
             Next::Changed => changed = Box::pin(next_change(Rc::clone(&membership))),
             Next::Look => {}
             Next::Steer(Steer::Joined(answer)) => joining.push(answer),
             Next::Steer(Steer::Drain) => membership.drain(),
+            Next::Steer(Steer::Clear(_)) if clearing.len() >= CLEARING_MAX => {
+                tracing::warn!(node, "too many wait for everything to be removed");
+            }
             Next::Steer(Steer::Clear(answer)) => {
                 let clear = Clear {
                     generation: None,
@@ -151,7 +158,7 @@ async fn next_change(membership: Rc<Membership>) {
 async fn next(
     changed: &mut Pin<Box<impl Future<Output = ()>>>,
     mut look: Pin<&mut impl Future<Output = ()>>,
-    steering: &mut mpsc::Receiver<Steer>,
+    (steering, asked): (&mut mpsc::Receiver<Steer>, &mut mpsc::Receiver<Steer>),
 ) -> Next {
     poll_fn(|cx| {
         if changed.as_mut().poll(cx).is_ready() {
@@ -161,6 +168,9 @@ async fn next(
             Poll::Ready(Some(steer)) => return Poll::Ready(Next::Steer(steer)),
             Poll::Ready(None) => return Poll::Ready(Next::Over),
             Poll::Pending => {}
+        }
+        if let Poll::Ready(Some(steer)) = Pin::new(&mut *asked).poll_next(cx) {
+            return Poll::Ready(Next::Steer(steer));
         }
         look.as_mut().poll(cx).map(|()| Next::Look)
     })
@@ -189,7 +199,7 @@ fn answer_joined(
 struct Clear {
     /// Its generation, once that is known.
     generation: Option<u64>,
-    answer: oneshot::Sender<()>,
+    answer: oneshot::Sender<(Epoch, Generation)>,
 }
 
 /// Brings each further: those that are not done.
@@ -203,7 +213,8 @@ fn clear(membership: &Membership, clearing: Vec<Clear>) -> Vec<Clear> {
     for clear in clearing {
         match clear.generation {
             Some(generation) if map.generation() >= generation => {
-                if clear.answer.send(()).is_err() {
+                let done = (map.epoch(), Generation(map.generation()));
+                if clear.answer.send(done).is_err() {
                     tracing::debug!("whoever had everything removed is gone");
                 }
                 continue;

@@ -25,7 +25,7 @@ use super::inside::{Inside, NodeCore};
 use super::options::NodeOptions;
 use crate::counting::CoreReport;
 use crate::error::NodeError;
-use crate::member::{self, Beginning, Life, Mail, MemberService};
+use crate::member::{self, Beginning, Life, Mail, MemberService, Steer};
 use crate::service::CoreService;
 
 /// What the node asks of one of its cores.
@@ -50,6 +50,8 @@ pub(super) struct CorePlan {
     /// Held for as long as any core may serve.
     pub(super) life: Option<Arc<Life>>,
     pub(super) mail: Port<Mail>,
+    /// For what clients want of the membership.
+    pub(super) steering: mpsc::Sender<Steer>,
 }
 
 /// What the cores of a node learn of each other once all listen.
@@ -113,7 +115,7 @@ pub(super) async fn run_core(plan: CorePlan) {
         return tracing::error!("a core of a member has no room for its tasks");
     };
     let _inside = Inside::begin(NodeCore::new(Rc::clone(&core), first, secrets));
-    let service = Rc::new(MemberService::new(core));
+    let service = Rc::new(MemberService::new(core, plan.steering));
     let asked = Rc::clone(&service);
     let serving = serve_options(&card, connections_max, guard, plan.incarnation);
     let report = move || asked.report();

@@ -223,10 +223,12 @@ impl SeatedNode {
             .as_ref()
             .map_or_else(Vec::new, |life| life.former.clone());
         let mut starting = Starting::default();
+        let (ask, asked) = mpsc::channel(QUESTIONS_MAX);
         for index in 0..cores {
             let index = CoreIndex(u16::try_from(index).expect("cores are bounded"));
             let born = (incarnation, life.clone());
             let size = (cores, limits);
+            let born = (born, ask.clone());
             starting.start_core(index, size, born, &options).await?;
         }
         let address = starting.announce()?;
@@ -246,6 +248,7 @@ impl SeatedNode {
                 #[cfg(feature = "next-version")]
                 next: lunette_kvstore_proto::message::Next::MARK,
             };
+            let steered = (steered, asked);
             drop(spawn_local(steer(cluster, (member, former), mail, steered)));
             steering
         });
@@ -285,7 +288,8 @@ impl SeatedNode {
     pub async fn clear_cluster(&self) -> Result<(), NodeError> {
         let (answer, answered) = oneshot::channel();
         self.steer(Steer::Clear(answer))?;
-        answered.await.map_err(|_gone| NodeError::NoCluster)
+        let cleared = answered.await;
+        cleared.map_or(Err(NodeError::NoCluster), |_generation| Ok(()))
     }
 
     /// Gives the node's place in its cluster's map up. Nothing is served from here on; end the node
@@ -355,7 +359,7 @@ impl Starting {
         &mut self,
         index: CoreIndex,
         (cores, limits): (usize, ShardLimits),
-        (incarnation, life): (u64, Option<Arc<Life>>),
+        ((incarnation, life), steering): ((u64, Option<Arc<Life>>), mpsc::Sender<Steer>),
         options: &NodeOptions,
     ) -> Result<(), NodeError> {
         let port = if index.0 == 0 {
@@ -379,6 +383,7 @@ impl Starting {
             incarnation,
             life,
             mail,
+            steering,
         };
         // It runs until the runtime ends, or until it has been drained.
         drop(spawn_on(index, move || run_core(plan)));

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Node, lunette, send};
-use crate::town::member_arguments;
+use crate::process::{Node, await_that, lunette, run, run_with_input, send};
+use crate::town::{self, Town, member_arguments};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -106,6 +106,59 @@ fn members_come_and_go_and_any_of_them_is_enough_to_know() {
         stat.status.success()
     });
     assert_eq!(here.count() as u64, held, "what the others hold is found");
+}
+
+#[test]
+fn everything_is_removed_by_who_says_that_it_is_meant() {
+    let town = Town::new();
+    let nodes = [1, 2, 3].map(|id| Node::spawn(&mut town.member(id, &[])));
+    town::await_members(&nodes[0], 3);
+    let all = nodes[0].address();
+    for number in 0..20 {
+        let put = [
+            "put",
+            "--nodes",
+            all,
+            "--copies",
+            "2",
+            &format!("key-{number}"),
+        ];
+        run_with_input(&put, b"value").ended_with(0);
+    }
+    let held = || {
+        let stat = run(&["stat", "--json", "--nodes", all])
+            .ended_with(0)
+            .json();
+        let nodes = stat["nodes"].as_array().expect("three").clone();
+        let held = nodes.iter().map(|node| node["entries"].as_u64());
+        held.sum::<Option<u64>>().expect("numbers")
+    };
+    await_that("each object has its second copy", || held() == 40);
+    let unsure = run(&["cluster", "clear", "--nodes", all]).ended_with(2);
+    assert!(unsure.stderr.contains("--yes"), "{}", unsure.stderr);
+    assert_eq!(held(), 40, "nothing was removed");
+
+    let clear = ["cluster", "clear", "--yes", "--json", "--nodes", all];
+    let cleared = run(&clear).ended_with(0).json();
+    let expected = serde_json::json!({ "cleared": true, "generation": 1, "late": [] });
+    assert_eq!(cleared, expected);
+    for node in &nodes {
+        for number in 0..20 {
+            // Asked by way of each: all have been told.
+            let get = ["get", "--nodes", node.address(), &format!("key-{number}")];
+            run(&get).ended_with(3);
+        }
+    }
+    await_that("the memory is given back", || held() == 0);
+    let put = ["put", "--json", "--nodes", all, "key-1"];
+    let put = run_with_input(&put, b"again").ended_with(0).json();
+    assert_eq!(put["written"], true);
+    let text = run(&["cluster", "clear", "--yes", "--nodes", all]).ended_with(0);
+    assert_eq!(text.text(), "everything is removed: generation 2\n");
+
+    let alone = Node::start("8MiB", &[]);
+    let refused = run(&["cluster", "clear", "--yes", "--nodes", alone.address()]).ended_with(1);
+    assert!(refused.stderr.contains("no member"), "{}", refused.stderr);
 }
 
 #[test]

@@ -6,6 +6,13 @@ use std::time::{Duration, Instant};
 
 use lunette::kvstore::{Client, ClientOptions};
 use lunette::runtime::{CoreOptions, block_on};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::{KeyRequest, Op};
+use lunette_runtime_core::checksum::crc32c;
+use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::time::Time;
+use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
+use lunette_transfer_proto::hello::{Handshake, Hello, VersionRange};
 use rustix::process::Signal;
 
 use crate::process::{Node, await_that, lunette, run, run_with_input, send};
@@ -313,6 +320,53 @@ fn who_says_nothing_holds_nobody_up() {
         matches!(read, Ok(1..))
     });
     drop(silent);
+}
+
+/// A connection to a node on which an object arrives, the second half of which never does.
+fn half_a_put(node: &Node) -> TcpStream {
+    let hello = Hello {
+        versions: VersionRange::OURS,
+        session_epoch: 1,
+        in_flight_max: 1,
+        payload_bytes_max: 1 << 20,
+        greeting: Vec::new(),
+    };
+    let bytes = vec![7; 1 << 20];
+    let digest = PayloadDigest {
+        len_bytes: 1 << 20,
+        crc32c: crc32c(&bytes),
+    };
+    let (mut out, mut body) = (Vec::new(), Vec::new());
+    Handshake::initiator(hello, Time::MAX).start(&mut out);
+    let key = Key::new(b"half").expect("a key");
+    KeyRequest { key }.encode(&mut body);
+    let (kind, id) = (FrameKind::Request, RequestId(1));
+    encode_frame(&mut out, kind, Op::Put.code(), id, &body, Some(digest));
+    out.extend_from_slice(&bytes[..bytes.len() / 2]);
+    let mut stream = TcpStream::connect(node.address()).expect("it listens");
+    stream.write_all(&out).expect("it reads");
+    stream
+}
+
+#[test]
+fn a_node_that_ends_says_that_it_is_draining_while_a_connection_holds_it_up() {
+    let mut node = Node::start("8MiB", &METRICS);
+    assert_eq!(health(&node).1["state"], "alone");
+    let stream = half_a_put(&node);
+    // Otherwise it would find nothing to wait for.
+    await_above(&node, "memory_used_bytes", "{core=\"0\"}", 0.0);
+    send(&node.child, Signal::TERM);
+    await_that("it is draining", || health(&node).1["state"] == "draining");
+    let (status, object) = health(&node);
+    assert_eq!((status, &object["serving"]), (503, &false.into()));
+    let reason = object["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("draining:"), "{reason}");
+    let states = scrape(&node);
+    let draining = value(&states, "lunette_store_state", "{state=\"draining\"}");
+    assert!(draining > 0.0, "{:?}", states["lunette_store_state"]);
+    drop(stream);
+    let (code, said) = node.wait();
+    assert_eq!(code, Some(0), "{said}");
 }
 
 #[test]

@@ -12,6 +12,7 @@
 //! | [`GetMessage`] | asker | home: a lookup, or the bytes at once |
 //! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
 //! | [`ReplicaMessage`] | owner | owner |
+//! | [`ClearMessage`] | asker | any member |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
 //! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
@@ -23,6 +24,7 @@
 //! bounds every count before it allocates.
 
 mod ask;
+mod clearing;
 mod envelope;
 mod object;
 mod page;
@@ -33,6 +35,7 @@ mod to_owner;
 mod wire;
 
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, WAIT_MS_MAX};
+pub use clearing::{ClearMessage, ClearReply};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, WriteMessage};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};

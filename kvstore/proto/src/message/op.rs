@@ -38,6 +38,8 @@ pub enum Op {
     Commit = 15,
     /// To give reserved room back.
     Revoke = 16,
+    /// "Remove all".
+    Clear = 17,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -51,7 +53,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -68,6 +70,7 @@ impl Op {
         Self::Fill,
         Self::Commit,
         Self::Revoke,
+        Self::Clear,
     ];
 
     /// Its code on the wire.
@@ -103,7 +106,7 @@ mod tests {
         let codes = Op::ALL.map(Op::code);
         assert_eq!(
             codes,
-            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
         );
     }
 }

@@ -5,13 +5,16 @@
 //! | `writing` | writes and replicas, whose bytes come with them |
 //! | `reserved` | objects whose bytes come in ranges |
 //! | `reading` | reads, lookups and removals |
+//! | `clearing` | "remove all" |
 
+mod clearing;
 mod reading;
 mod reserved;
 mod writing;
 
 use std::rc::Rc;
 
+use futures_channel::mpsc;
 use lunette_kvstore_proto::message::directory::SeatMessage;
 use lunette_kvstore_proto::message::{FormatVersion, NodeStat, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
@@ -19,13 +22,14 @@ use lunette_kvstore_proto::shard::ShardStats;
 use lunette_transfer::{Answer, Intake, PayloadOutcome, RequestHead, Response, Room, Service};
 
 use super::core::MemberCore;
+use super::steering::Steer;
 use crate::counting::{CoreReport, Counting, Outcome};
 use crate::refusals::{bad_request, refusal, stat_response};
 use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
 /// What members of clusters are asked.
-const OPS: [Op; 12] = [
+const OPS: [Op; 13] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -38,6 +42,7 @@ const OPS: [Op; 12] = [
     Op::Fill,
     Op::Commit,
     Op::Revoke,
+    Op::Clear,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -53,15 +58,18 @@ pub(crate) enum Pending {
 /// The service of one core.
 pub(crate) struct MemberService {
     core: Rc<MemberCore>,
+    /// The node's membership.
+    steering: mpsc::Sender<Steer>,
     /// Messages that came in the next version.
     #[cfg(feature = "next-version")]
     next: std::cell::Cell<u64>,
 }
 
 impl MemberService {
-    pub(crate) const fn new(core: Rc<MemberCore>) -> Self {
+    pub(crate) const fn new(core: Rc<MemberCore>, steering: mpsc::Sender<Steer>) -> Self {
         Self {
             core,
+            steering,
             #[cfg(feature = "next-version")]
             next: std::cell::Cell::new(0),
         }
@@ -175,6 +183,7 @@ impl Service for MemberService {
             Ok(Op::Fill) => self.fill(&request, counted),
             Ok(Op::Commit) => self.commit(request.body, counted),
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
+            Ok(Op::Clear) => self.clear(request.body, counted),
             Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),

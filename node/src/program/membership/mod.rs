@@ -5,7 +5,9 @@
 //! |---|---|
 //! | `coordinator` | the embedded coordinator, in a process of its own |
 //! | `status` | the map, and what each member holds |
+//! | `clear` | "remove all" |
 
+mod clear;
 mod coordinator;
 mod status;
 
@@ -36,7 +38,7 @@ impl MembershipArguments {
     pub(crate) const fn log(&self) -> Option<&LogArguments> {
         match &self.command {
             MembershipCommand::Coordinator(arguments) => Some(&arguments.log),
-            MembershipCommand::Status(_) => None,
+            MembershipCommand::Status(_) | MembershipCommand::Clear(_) => None,
         }
     }
 }
@@ -45,6 +47,7 @@ impl MembershipArguments {
 enum MembershipCommand {
     Coordinator(CoordinatorArguments),
     Status(StatusArguments),
+    Clear(ClearArguments),
 }
 
 /// Run a coordinator, until SIGINT or SIGTERM: for clusters without an etcd.
@@ -78,6 +81,22 @@ Examples:
 pub(crate) struct StatusArguments {
     #[command(flatten)]
     cluster: ClusterArguments,
+}
+
+/// Remove every object of a cluster, on every member, whoever put it.
+///
+/// Waits until all members know of it. What is put meanwhile may be removed too.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette cluster clear --nodes 127.0.0.1:7400 --yes
+  lunette cluster clear --nodes 127.0.0.1:7400 --yes --json")]
+pub(crate) struct ClearArguments {
+    #[command(flatten)]
+    cluster: ClusterArguments,
+    /// That it is meant: nothing brings the objects back.
+    #[arg(long)]
+    yes: bool,
 }
 
 /// Which cluster a node is to be a member of.
@@ -174,5 +193,6 @@ pub(crate) fn membership(arguments: &MembershipArguments, as_json: bool) -> Resu
     match &arguments.command {
         MembershipCommand::Coordinator(arguments) => coordinator::run(arguments, as_json),
         MembershipCommand::Status(arguments) => status::run(arguments, as_json),
+        MembershipCommand::Clear(arguments) => clear::run(arguments, as_json),
     }
 }

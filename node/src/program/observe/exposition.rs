@@ -370,5 +370,6 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Fill) => "fill",
         Some(Op::Commit) => "commit",
         Some(Op::Revoke) => "revoke",
+        Some(Op::Clear) => "clear",
     }
 }

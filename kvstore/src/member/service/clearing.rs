@@ -1,0 +1,44 @@
+//! "Remove all", for a client that asks.
+
+use futures_channel::oneshot;
+use lunette_kvstore_proto::message::directory::{ClearMessage, ClearReply};
+use lunette_kvstore_proto::message::{NodeState, Status};
+use lunette_transfer::{Intake, Later, Response};
+
+use super::{MemberService, Pending, version_of};
+use crate::counting::{Counting, Outcome};
+use crate::member::steering::Steer;
+use crate::refusals::{bad_request, refusal};
+
+impl MemberService {
+    /// Answered when this node knows the map that says so. A node that is cut off, and could not tell when
+    /// that will be, refuses.
+    pub(super) fn clear(
+        &self,
+        body: &[u8],
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let message = ClearMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
+        self.check(message.to)?;
+        let (state, _) = self.core.standing();
+        if !matches!(state, NodeState::Serving | NodeState::Draining) {
+            return Err(Status::Unavailable);
+        }
+        let (answer, cleared) = oneshot::channel();
+        let asked = self.steering.clone().try_send(Steer::Clear(answer));
+        asked.map_err(|_full| Status::Busy)?;
+        let mut counting = counting.waits();
+        Ok(Intake::Later(Later::new(async move {
+            let Ok((epoch, generation)) = cleared.await else {
+                // It ends, or has too many to answer; perhaps it is done all the same.
+                counting.end_with(Status::Internal.code());
+                return refusal(Status::Internal);
+            };
+            counting.end(Outcome::Ok);
+            let mut response = Response::default();
+            ClearReply { epoch, generation }.encode(version, &mut response.body);
+            response
+        })))
+    }
+}
