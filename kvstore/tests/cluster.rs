@@ -18,6 +18,10 @@ mod inside;
 mod objects;
 
 #[cfg(test)]
+#[path = "cluster/repairs.rs"]
+mod repairs;
+
+#[cfg(test)]
 #[path = "cluster/reserved.rs"]
 mod reserved;
 

@@ -174,7 +174,7 @@ pub(super) fn to_home(source: &mut impl Source, known: Epoch) -> ToHome {
 }
 
 pub(super) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
-    let which = source.below(9);
+    let which = source.below(10);
     let (op, CopyPlace { key, version }) = (op(source), place(source, known));
     match which {
         0 => ToOwner::Granted {
@@ -198,6 +198,7 @@ pub(super) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
             key,
             version,
             is_cut_off: source.flag(),
+            order: source.below(16).into(),
         },
         4 => ToOwner::Lost { op, key, version },
         5 => ToOwner::Drop {
@@ -209,6 +210,14 @@ pub(super) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
         7 => ToOwner::CopiesWanted {
             is_full: source.flag(),
             after: source.flag().then(|| place(source, known)),
+        },
+        8 => ToOwner::Replicate {
+            key,
+            version,
+            missing: source.u8(),
+            holders: (0..source.below(4))
+                .map(|node| NodeId(node.into()))
+                .collect(),
         },
         _ => {
             let (asker, request) = stranger(source);

@@ -159,6 +159,8 @@ impl Core {
             waiters_per_key_max: 4,
             tombstones_max: 4,
             answered_max: 16,
+            repairs_max: COPIES_MAX,
+            repair_after: Duration::from_millis(20),
             lease_ttl: LEASE_TTL,
         };
         let owner_limits = OwnerLimits {
@@ -415,6 +417,10 @@ impl Core {
             OwnerAction::Free(place, _) => {
                 assert!(self.stored.remove(&place), "{place:?} is here");
                 self.reached.freed += 1;
+            }
+            OwnerAction::Replicate { place, .. } => {
+                assert!(self.stored.contains(&place), "{place:?} is to be copied");
+                self.reached.told += 1;
             }
             OwnerAction::Written(asker, request, _) => {
                 let asked = (asker, request);

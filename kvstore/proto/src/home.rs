@@ -36,6 +36,7 @@
 //! | `lookups` | plain, and with hold |
 //! | `judging` | which copies of a key live |
 //! | `rebuild` | the barrier |
+//! | `repairs` | copies that are missing, and made again |
 //! | `table`, `tombstones`, `waiting`, `limits` | what is kept, and how much of it |
 
 mod judging;
@@ -43,6 +44,7 @@ mod limits;
 mod lookups;
 mod rebuild;
 mod removals;
+mod repairs;
 mod table;
 mod tombstones;
 mod waiting;
@@ -64,11 +66,13 @@ use crate::version::{CopyInfo, Generation, Version};
 
 pub use limits::{
     ANSWERED_KEEP, COPIES_PER_KEY_MAX, HomeLimits, KEYS_PER_TICK_MAX, REBUILD_WAIT_MAX,
-    RECENT_MAPS_MAX, REPORTS_UNDER_WAY_MAX, RESEND, TOMBSTONE_KEEP,
+    RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX, REPORTS_UNDER_WAY_MAX,
+    RESEND, TOMBSTONE_KEEP,
 };
 pub use lookups::Peek;
 use rebuild::Rebuild;
 use removals::Change;
+use repairs::Repairs;
 use table::{Standing, Table};
 use tombstones::Tombstones;
 use waiting::{Request, Waiter, Waiting};
@@ -96,6 +100,10 @@ pub struct HomeStats {
     pub surplus: u64,
     /// Copies dropped because their owner was away for longer than tombstones are remembered.
     pub cold: u64,
+    /// Keys that have fewer copies than are wanted now, although there are nodes without one.
+    pub scarce: u64,
+    /// How often an owner was told to make copies that are missing.
+    pub repairs: u64,
     /// Lookups answered [`Answer::Unknown`].
     pub unknown: u64,
     /// Requests refused at a bound.
@@ -131,6 +139,8 @@ pub struct Home {
     unjudged: BTreeSet<Fingerprint>,
     /// Owners that were away for longer than tombstones are remembered.
     cold: BTreeSet<Seat>,
+    /// Keys with copies too few.
+    repairs: Repairs,
     /// Until when each seat that left the map may be serving.
     departed: BTreeMap<Seat, Time>,
     /// Whose reports it had when it was complete last.
@@ -169,6 +179,7 @@ impl Home {
             waiting: Waiting::default(),
             unjudged: BTreeSet::new(),
             cold: BTreeSet::new(),
+            repairs: Repairs::default(),
             departed: BTreeMap::new(),
             base: None,
             stayed: Vec::new(),
@@ -212,6 +223,7 @@ impl Home {
     pub fn stats(&self) -> HomeStats {
         HomeStats {
             copies: self.table.len() as u64,
+            scarce: self.repairs.len() as u64,
             ..self.stats
         }
     }
@@ -255,7 +267,9 @@ impl Home {
         } else {
             self.table.clear();
             self.unjudged.clear();
+            self.repairs.clear();
         }
+        self.repairs.on_map(&self.map);
         self.turn_away(now, out);
         self.carry_changes(now, is_kept && !is_raised, out);
         if !has_seat(map, self.seat) {
@@ -278,7 +292,8 @@ impl Home {
             self.judge_some(now, out);
             self.tell_again(now, out);
             self.bury_again(now, out);
-            self.sweep_some();
+            self.sweep_some(now);
+            self.repair_some(now, out);
             self.end_changes(now, out);
         }
         self.interrupt_late(now, out);

@@ -25,6 +25,8 @@
 //!   without the home knowing of this copy; publishing it later is refused then.
 //! - **Who was away tells so, and serves nothing in a strict namespace** before every home has judged
 //!   what it holds: any of it may have been removed meanwhile.
+//! - **What is ordered of a copy that was here before is not done to the one that came later.** Otherwise a
+//!   drop that is late would take what was made again, and nobody would know if its answer is lost.
 //! - **A write that ends in doubt keeps its copy until the home lets it go.** Others may have been
 //!   told that the key is taken.
 //!
@@ -50,7 +52,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_cluster_proto::fence::{Act, Fence, Fenced, NamespaceKind, Standing};
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
-use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::ids::{NodeId, RequestId};
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
@@ -108,6 +110,19 @@ pub enum OwnerAction {
     Discard(OpId),
     /// Free a copy's bytes, once nobody reads them.
     Free(CopyPlace, FreeCause),
+    /// Make replicas of this copy, as many as are missing, on nodes other than the holders.
+    Replicate {
+        /// The copy.
+        place: CopyPlace,
+        /// What it is.
+        info: CopyInfo,
+        /// What its namespace wants of nodes that are cut off.
+        namespace: NamespaceKind,
+        /// How many.
+        missing: u8,
+        /// The nodes that have one already.
+        holders: Vec<NodeId>,
+    },
     /// Tell a writer how its write ended.
     Written(AskerId, RequestId, WriteAnswer),
     /// Tell an asker what its lookup found.
@@ -298,8 +313,10 @@ impl Owner {
                 key,
                 version,
                 is_cut_off,
+                order,
             } => {
-                self.recorded(now, from, (op, CopyPlace { key, version }), is_cut_off, out);
+                let copy = (op, CopyPlace { key, version });
+                self.recorded(now, from, copy, (is_cut_off, order), out);
             }
             ToOwner::Lost { op, key, version } => {
                 self.lost(now, op, CopyPlace { key, version }, out);
@@ -324,6 +341,12 @@ impl Owner {
                 let place = CopyPlace { key, version };
                 self.serve(now, from, (asker, request), place, (namespace, hold), out);
             }
+            ToOwner::Replicate {
+                key,
+                version,
+                missing,
+                holders,
+            } => self.replicate(CopyPlace { key, version }, missing, holders, out),
         }
     }
 

@@ -252,12 +252,14 @@ impl Bench {
     }
 
     fn recorded(&mut self) {
-        let (op, key, version, is_cut_off) = (self.op, KEY, VERSION, false);
+        let (op, key, version) = (self.op, KEY, VERSION);
+        let (is_cut_off, order) = (false, 6);
         self.hear(ToOwner::Recorded {
             op,
             key,
             version,
             is_cut_off,
+            order,
         });
     }
 
@@ -463,4 +465,55 @@ fn a_writer_that_says_what_is_over_may_write_for_ever() {
     }
     assert_eq!(bench.write(52, KEY), None, "nothing more was over");
     assert!(bench.out.contains(&full(52)));
+}
+
+/// A copy that is leaving is no source of others.
+#[test]
+fn replicas_are_made_of_what_is_published() {
+    for state in STATES {
+        let mut bench = Bench::new(OwnerLimits::default());
+        bench.bring(state);
+        let (missing, holders) = (2, vec![NodeId(2)]);
+        let (key, version) = (KEY, VERSION);
+        bench.hear(ToOwner::Replicate {
+            key,
+            version,
+            missing,
+            holders: holders.clone(),
+        });
+        let replicate = OwnerAction::Replicate {
+            place: PLACE,
+            info: INFO,
+            namespace: STRICT,
+            missing,
+            holders,
+        };
+        let expected = if state == Published {
+            vec![replicate]
+        } else {
+            vec![]
+        };
+        assert_eq!(bench.out, expected, "{state:?}");
+    }
+}
+
+/// A copy is made again where there was one before, and the order to drop that one comes late.
+#[test]
+fn an_order_is_about_the_copy_that_was_there_then() {
+    for (order, is_dropped) in [(5, false), (6, false), (7, true)] {
+        let mut bench = Bench::new(OwnerLimits::default());
+        bench.bring(Published);
+        let (key, version) = (KEY, VERSION);
+        bench.hear(ToOwner::Drop {
+            key,
+            version,
+            order,
+        });
+        let freed = bench
+            .out
+            .iter()
+            .any(|action| matches!(action, OwnerAction::Free(..)));
+        assert_eq!(freed, is_dropped, "order {order}");
+        assert_eq!(bench.out.is_empty(), !is_dropped, "order {order}");
+    }
 }

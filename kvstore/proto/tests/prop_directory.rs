@@ -7,8 +7,8 @@ use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
-    Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found, HoldWish,
-    OpId, Refusal, SeatMessage, ToHome, ToOwner, ToPeer, TombstonePage,
+    Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found,
+    HOLDERS_MAX, HoldWish, OpId, Refusal, SeatMessage, ToHome, ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::{
@@ -119,12 +119,13 @@ fn to_home() -> impl Strategy<Value = ToHome> {
 
 fn to_owner() -> impl Strategy<Value = ToOwner> {
     let parts = (
-        0..9_u8,
+        0..10_u8,
         (any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>()),
         (key(), version(), namespace(), hold(), option::of(place())),
+        vec(any::<u64>(), 0..=HOLDERS_MAX),
     );
     parts.prop_map(
-        |(which, (op, asker, order, flag), (key, version, namespace, hold, after))| {
+        |(which, (op, asker, order, flag), (key, version, namespace, hold, after), nodes)| {
             let (op, asker, request) = (OpId(op), AskerId(asker), RequestId(order));
             let generation = Generation(order);
             let refusal = if flag { Refusal::Busy } else { Refusal::Fenced };
@@ -142,6 +143,7 @@ fn to_owner() -> impl Strategy<Value = ToOwner> {
                     key,
                     version,
                     is_cut_off: flag,
+                    order,
                 },
                 4 => ToOwner::Lost { op, key, version },
                 5 => ToOwner::Drop {
@@ -153,6 +155,12 @@ fn to_owner() -> impl Strategy<Value = ToOwner> {
                 7 => ToOwner::CopiesWanted {
                     is_full: flag,
                     after,
+                },
+                8 => ToOwner::Replicate {
+                    key,
+                    version,
+                    missing: u8::try_from(order % 256).expect("a byte"),
+                    holders: nodes.into_iter().map(NodeId).collect(),
                 },
                 _ => ToOwner::Serve {
                     asker,

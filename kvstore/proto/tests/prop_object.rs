@@ -141,7 +141,7 @@ proptest! {
             len_bytes: wait_ms,
             crc32c: wait_ms,
         };
-        expect_back!(ReplicaMessage, ReplicaMessage { to, info, namespace, key }, cut);
+        expect_back!(ReplicaMessage, ReplicaMessage { to, info, namespace, is_repair: is_upsert, key }, cut);
     }
 
     #[test]

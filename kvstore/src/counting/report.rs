@@ -52,6 +52,10 @@ pub struct MemberReport {
     pub cut_off: u64,
     /// Copies that this core, as their home, knows of.
     pub home_copies: u64,
+    /// Keys of them that have fewer copies than are wanted, although there are nodes without one.
+    pub scarce_keys: u64,
+    /// How often this core, as a home, had copies made that were missing.
+    pub repairs: u64,
 }
 
 /// Requests of one operation.

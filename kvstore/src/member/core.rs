@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::{Fence, NamespaceKind};
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
-use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
+use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits, REPAIR_WAIT};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::NodeState;
 use lunette_kvstore_proto::message::directory::{
@@ -29,9 +29,11 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 
 use super::bytes::{Bytes, Extent, Frame};
+use super::loading::Loading;
 use super::post::Post;
-use super::replicas::{Scarce, Scarcity};
+use super::replicas::{Cause, Scarce, Scarcity};
 use super::reservations::Reservations;
+use super::taking::Taking;
 use super::waiters::{Asked, Waiters, Waiting};
 use crate::counting::{CopyCounts, Counts, MemberReport};
 
@@ -79,6 +81,8 @@ pub(crate) struct MemberCore {
     pub(crate) writes: Waiters<WriteAnswer>,
     pub(crate) post: Post,
     pub(super) scarcity: Scarcity,
+    pub(super) taking: Taking,
+    pub(super) loading: Loading,
     pub(super) reservations: RefCell<Reservations>,
     /// Raised when something has begun that may have to be asked for again.
     pub(crate) busy: Signal,
@@ -120,6 +124,8 @@ impl MemberCore {
             writes: Waiters::default(),
             post,
             scarcity: Scarcity::default(),
+            taking: Taking::default(),
+            loading: Loading::default(),
             reservations: RefCell::default(),
             busy: Signal::default(),
         }
@@ -192,6 +198,8 @@ impl MemberCore {
             messages_dropped: dropped,
             cut_off: owner.cut_off,
             home_copies: home.copies,
+            scarce_keys: home.scarce,
+            repairs: home.repairs,
         }
     }
 
@@ -275,6 +283,25 @@ impl MemberCore {
                 bytes.free(place);
                 drop(bytes);
                 self.tell_copy(place, cause.name());
+            }
+            OwnerAction::Replicate {
+                place,
+                info,
+                namespace,
+                missing,
+                holders,
+            } => {
+                let cause = Cause::Repair {
+                    missing,
+                    holders,
+                    until: time::now() + REPAIR_WAIT,
+                };
+                self.scarcity.push(Scarce {
+                    place,
+                    info,
+                    namespace,
+                    cause,
+                });
             }
             OwnerAction::Written(asker, request, answer) => {
                 self.writes.answer((asker, request), answer);
@@ -385,6 +412,8 @@ impl MemberCore {
             return;
         }
         *self.map.borrow_mut() = Rc::new(map.clone());
+        let capacity_bytes = self.bytes.borrow().limits().high_watermark_bytes();
+        (self.taking).on_map(time::now(), map, self.seat, capacity_bytes);
         self.post.retain(|seat| has_seat(map, seat));
         self.at_owner(self.seat, |owner, now, out| owner.on_map(now, map, out));
         self.at_home(|home, now, out| home.on_map(now, map, out));
@@ -564,6 +593,7 @@ impl MemberCore {
                 place,
                 info,
                 namespace,
+                cause: Cause::Write,
             };
             self.scarcity.push(scarce);
         }

@@ -15,7 +15,10 @@
 //! | `bytes` | the memory of one core |
 //! | `post` | messages on their way to other seats |
 //! | `mailing` | sending and receiving them |
-//! | `replicas` | copies beyond the first |
+//! | `replicas` | copies beyond the first, and in place of lost ones |
+//! | `offers` | what other nodes have room for |
+//! | `taking` | which replicas this core takes |
+//! | `loading` | how busy the core is |
 //! | `reservations` | room for objects that come in ranges |
 //! | `local` | what tasks of the core itself ask |
 //! | `waiters` | requests whose answers come later |
@@ -25,13 +28,16 @@
 mod bytes;
 mod core;
 mod life;
+mod loading;
 mod local;
 mod mailing;
+mod offers;
 mod post;
 mod replicas;
 mod reservations;
 mod service;
 mod steering;
+mod taking;
 mod waiters;
 
 use std::net::SocketAddr;
@@ -172,6 +178,8 @@ async fn keep_time(core: Rc<MemberCore>) {
             let early = time::timeout(IDLE_TICK, core.busy.raised()).await;
             tracing::trace!(?early, "member");
         }
+        let until = time::now() + TICK;
         time::sleep(TICK).await;
+        core.look_at_load(time::now().since(until));
     }
 }

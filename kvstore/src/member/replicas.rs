@@ -1,4 +1,10 @@
-//! Replicas: copies beyond the first, made behind the acknowledgement of a write.
+//! Replicas: copies beyond the first, made behind the acknowledgement of a write, and copies in place of
+//! those that were lost.
+//!
+//! The replicas of writes go first, and one is made at a time. Making up for losses takes at most half of
+//! the time of whoever does it, so that what a lost node held does not come between a core and those that
+//! use it. What has no room in a queue is not forgotten: the home of a key says so, again and again, for as
+//! long as copies are missing.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -6,40 +12,91 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
-use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::message::directory::{CopyPlace, ReplicaMessage};
-use lunette_kvstore_proto::message::{NodeStat, Op, Status};
-use lunette_kvstore_proto::placement::choice::{Offer, choose};
-use lunette_kvstore_proto::placement::{Seat, seat_at};
+use lunette_kvstore_proto::message::{Op, Status};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::placement::choice::choose;
 use lunette_kvstore_proto::version::CopyInfo;
-use lunette_runtime::{Signal, entropy};
+use lunette_runtime::{Signal, entropy, time};
+use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::time::Time;
 use lunette_transfer::{Attachments, Payload};
 
 use super::core::MemberCore;
+use super::offers::{Offers, holder};
 use crate::counting::CopyCounts;
 use crate::seats::Seats;
 
-/// Copies that may wait for their replicas; further ones have none.
-const SCARCE_MAX: usize = 16 * 1024;
+/// Copies of writes that may wait for their replicas. Those of further ones are made when their homes say
+/// that they are missing.
+const WRITES_MAX: usize = 16 * 1024;
+/// Copies that may wait because others were lost. Of further ones their homes tell again.
+const REPAIRS_MAX: usize = 4 * 1024;
 /// How long making one replica may take.
 const REPLICATE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a node may take to say how much room it has.
-const STAT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Nodes that are asked for room, for each replica.
-const CANDIDATES: usize = 2;
+
+/// Why a copy is to have replicas.
+#[derive(Clone, Debug)]
+pub(super) enum Cause {
+    /// It has just been written.
+    Write,
+    /// Its home says that some are missing.
+    Repair {
+        missing: u8,
+        /// The nodes that have one.
+        holders: Vec<NodeId>,
+        /// Until then the home tells nobody else.
+        until: Time,
+    },
+}
+
+impl Cause {
+    pub(super) const fn is_repair(&self) -> bool {
+        matches!(self, Self::Repair { .. })
+    }
+}
 
 /// A copy that is to have replicas.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Scarce {
     pub(super) place: CopyPlace,
     pub(super) info: CopyInfo,
     pub(super) namespace: NamespaceKind,
+    pub(super) cause: Cause,
+}
+
+impl Scarce {
+    /// How many are to be made.
+    const fn missing(&self) -> u8 {
+        match &self.cause {
+            Cause::Write => self.info.wanted.saturating_sub(1),
+            Cause::Repair { missing, .. } => *missing,
+        }
+    }
+
+    /// The nodes that have a copy.
+    fn holders(&self, own: NodeId) -> Vec<NodeId> {
+        let mut holders = vec![own];
+        if let Cause::Repair { holders: known, .. } = &self.cause {
+            holders.extend(known.iter().filter(|node| **node != own));
+        }
+        holders
+    }
+}
+
+/// What is to be done next.
+enum Next {
+    Now(Scarce),
+    /// Nothing before then.
+    At(Time),
+    Nothing,
 }
 
 /// The copies of one core that are to have replicas, in the order in which they came.
 #[derive(Debug, Default)]
 pub(super) struct Scarcity {
-    waiting: RefCell<VecDeque<Scarce>>,
+    writes: RefCell<VecDeque<Scarce>>,
+    repairs: RefCell<VecDeque<Scarce>>,
     /// Raised when there is one.
     wake: Signal,
 }
@@ -47,101 +104,96 @@ pub(super) struct Scarcity {
 impl Scarcity {
     /// Adds a copy, if there is room for it.
     pub(super) fn push(&self, scarce: Scarce) {
-        let mut waiting = self.waiting.borrow_mut();
-        if waiting.len() >= SCARCE_MAX {
-            tracing::warn!(place = ?scarce.place, "too many copies wait for replicas: one has none");
+        let (queue, queue_max) = if scarce.cause.is_repair() {
+            (&self.repairs, REPAIRS_MAX)
+        } else {
+            (&self.writes, WRITES_MAX)
+        };
+        let mut queue = queue.borrow_mut();
+        if queue.len() >= queue_max {
+            tracing::debug!(place = ?scarce.place, "too many copies wait for replicas: its come later");
             return;
         }
-        waiting.push_back(scarce);
+        queue.push_back(scarce);
         self.wake.raise();
     }
 
-    fn next(&self) -> Option<Scarce> {
-        self.waiting.borrow_mut().pop_front()
+    /// The next one: of those whose home may have told somebody else by now, none.
+    fn next(&self, now: Time, repair_from: Time) -> Next {
+        if let Some(scarce) = self.writes.borrow_mut().pop_front() {
+            return Next::Now(scarce);
+        }
+        let mut repairs = self.repairs.borrow_mut();
+        repairs.retain(|scarce| matches!(scarce.cause, Cause::Repair { until, .. } if now < until));
+        if repairs.is_empty() {
+            return Next::Nothing;
+        }
+        if now < repair_from {
+            return Next::At(repair_from);
+        }
+        repairs.pop_front().map_or(Next::Nothing, Next::Now)
     }
 }
 
 /// Makes the replicas of copies that are to have some, one after the other.
 pub(super) async fn replicate(core: Rc<MemberCore>, seats: Rc<Seats>) {
+    let mut offers = Offers::default();
+    let mut repair_from = Time::ZERO;
     loop {
-        while let Some(scarce) = core.scarcity.next() {
-            replicate_one(&core, &seats, scarce).await;
+        match core.scarcity.next(time::now(), repair_from) {
+            Next::Now(scarce) => {
+                let begun = time::now();
+                replicate_one(&core, &seats, &mut offers, &scarce).await;
+                if scarce.cause.is_repair() {
+                    let ended = time::now();
+                    repair_from = ended + ended.since(begun);
+                }
+            }
+            Next::At(at) => {
+                let wait = at.since(time::now());
+                let early = time::timeout(wait, core.scarcity.wake.raised()).await;
+                tracing::trace!(?early, "replicas");
+            }
+            Next::Nothing => core.scarcity.wake.raised().await,
         }
-        core.scarcity.wake.raised().await;
     }
 }
 
-async fn replicate_one(core: &MemberCore, seats: &Seats, scarce: Scarce) {
-    let own = Offer {
-        node: core.seat().node,
-        free_bytes: 0,
-        load: 0,
-        rack: 0,
-        is_open: false,
-    };
-    let mut taken = vec![own];
-    for _ in 1..scarce.info.wanted {
-        let offers = offers(core, seats, scarce, &taken).await;
+async fn replicate_one(core: &MemberCore, seats: &Seats, offers: &mut Offers, scarce: &Scarce) {
+    let map = core.map();
+    let extent_bytes = core.bytes().borrow().extent_bytes(scarce.place);
+    let holders = scarce.holders(core.seat().node);
+    let holders = holders.into_iter().map(|node| holder(&map, node));
+    let mut taken: Vec<_> = holders.collect();
+    for _ in 0..scarce.missing() {
+        let found = offers.find(core, seats, scarce, &taken, extent_bytes).await;
         let draws = [entropy(), entropy()];
-        let Some(index) = choose(&offers, scarce.info.len_bytes.into(), &taken, draws) else {
+        let all: Vec<_> = found.iter().map(|(_, offer)| *offer).collect();
+        let Some(index) = choose(&all, extent_bytes, &taken, draws) else {
             tracing::debug!(place = ?scarce.place, "nobody has room for a replica");
             CopyCounts::add(&core.copies.replicas_failed);
             return;
         };
-        taken.push(offers[index]);
-        let Some(to) = seat_at(&core.map(), offers[index].node, scarce.place.key) else {
-            continue;
-        };
+        let (to, offer) = found[index];
+        taken.push(offer);
         match send_replica(core, seats, scarce, to).await {
-            Ok(()) => CopyCounts::add(&core.copies.replicas_made),
+            Ok(()) => {
+                offers.take(to, extent_bytes);
+                CopyCounts::add(&core.copies.replicas_made);
+            }
             Err(why) => {
                 tracing::debug!(?to, why, "a replica was not made");
+                offers.forget(to);
                 CopyCounts::add(&core.copies.replicas_failed);
             }
         }
     }
 }
 
-/// What some nodes that have no copy offer: as many as are drawn for one choice.
-async fn offers(core: &MemberCore, seats: &Seats, scarce: Scarce, taken: &[Offer]) -> Vec<Offer> {
-    let map: Rc<ClusterMap> = core.map();
-    let mut others: Vec<_> = map.members().iter().collect();
-    others.retain(|member| {
-        let has_copy = taken.iter().any(|offer| offer.node == member.id);
-        !member.is_draining && !has_copy
-    });
-    let mut offers = Vec::new();
-    while offers.len() < CANDIDATES && !others.is_empty() {
-        let count = others.len() as u64;
-        let drawn = usize::try_from(entropy() % count).expect("an index");
-        let node = others.swap_remove(drawn).id;
-        let Some(seat) = seat_at(&map, node, scarce.place.key) else {
-            continue;
-        };
-        if let Some(stat) = stat_of(seats, seat).await {
-            offers.push(Offer {
-                node,
-                free_bytes: stat.free_bytes(),
-                load: 0,
-                rack: 0,
-                is_open: true,
-            });
-        }
-    }
-    offers
-}
-
-async fn stat_of(seats: &Seats, seat: Seat) -> Option<NodeStat> {
-    let connection = seats.connection(seat).await.ok()?;
-    let nothing = Attachments::default();
-    let reply = connection.call(Op::Stat.code(), |_| {}, nothing, STAT_TIMEOUT);
-    NodeStat::decode(&reply.await.ok()?.body).ok()
-}
-
 async fn send_replica(
     core: &MemberCore,
     seats: &Seats,
-    scarce: Scarce,
+    scarce: &Scarce,
     to: Seat,
 ) -> Result<(), &'static str> {
     let connection = seats.connection(to).await;
@@ -152,6 +204,7 @@ async fn send_replica(
         to,
         info: scarce.info,
         namespace: scarce.namespace,
+        is_repair: scarce.cause.is_repair(),
         key: extent.key(),
     };
     let value = extent.value();
@@ -165,6 +218,7 @@ async fn send_replica(
     match Status::from_code(reply.status) {
         Status::Ok => Ok(()),
         Status::Full => Err("it has no room"),
+        Status::Busy => Err("it has just begun, and is filled slowly"),
         _ => Err("it was refused"),
     }
 }
@@ -177,7 +231,7 @@ mod tests {
 
     use super::*;
 
-    fn scarce(number: usize) -> Scarce {
+    fn scarce(number: usize, cause: Cause) -> Scarce {
         let version = Version {
             epoch: Epoch(1),
             sequence: number as u64,
@@ -189,24 +243,71 @@ mod tests {
                 version,
                 kind: WriteKind::Put,
                 generation: Generation(0),
-                wanted: 2,
+                wanted: 3,
                 len_bytes: 1,
                 crc32c: 0,
             },
             namespace: NamespaceKind::Cache,
+            cause,
+        }
+    }
+
+    fn repair(number: usize, until: u64) -> Scarce {
+        let cause = Cause::Repair {
+            missing: 1,
+            holders: vec![NodeId(1), NodeId(2)],
+            until: Time::from_ns(until),
+        };
+        scarce(number, cause)
+    }
+
+    fn next(scarcity: &Scarcity, now: u64, repair_from: u64) -> Option<u64> {
+        match scarcity.next(Time::from_ns(now), Time::from_ns(repair_from)) {
+            Next::Now(scarce) => Some(scarce.place.version.sequence),
+            Next::At(_) | Next::Nothing => None,
         }
     }
 
     #[test]
     fn copies_that_wait_are_bounded_and_keep_their_order() {
+        for (is_repair, queue_max) in [(false, WRITES_MAX), (true, REPAIRS_MAX)] {
+            let scarcity = Scarcity::default();
+            for number in 0..=queue_max {
+                scarcity.push(if is_repair {
+                    repair(number, 9)
+                } else {
+                    scarce(number, Cause::Write)
+                });
+            }
+            for number in 0..queue_max {
+                assert_eq!(next(&scarcity, 1, 0), Some(number as u64));
+            }
+            assert_eq!(next(&scarcity, 1, 0), None, "one too many");
+        }
+    }
+
+    #[test]
+    fn writes_go_first_and_repairs_wait_for_their_turn() {
         let scarcity = Scarcity::default();
-        for number in 0..=SCARCE_MAX {
-            scarcity.push(scarce(number));
-        }
-        for number in 0..SCARCE_MAX {
-            let next = scarcity.next().expect("it waits");
-            assert_eq!(next.place, scarce(number).place);
-        }
-        assert!(scarcity.next().is_none(), "one too many");
+        scarcity.push(repair(1, 9));
+        scarcity.push(repair(2, 9));
+        scarcity.push(scarce(3, Cause::Write));
+        assert_eq!(next(&scarcity, 4, 5), Some(3));
+        let waits = scarcity.next(Time::from_ns(4), Time::from_ns(5));
+        assert!(matches!(waits, Next::At(at) if at == Time::from_ns(5)));
+        assert_eq!(next(&scarcity, 5, 5), Some(1));
+        assert_eq!(next(&scarcity, 9, 5), None, "its home tells somebody else");
+    }
+
+    #[test]
+    fn as_many_are_made_as_are_missing_and_not_where_there_is_one() {
+        let written = scarce(1, Cause::Write);
+        assert_eq!(written.missing(), 2);
+        assert_eq!(written.holders(NodeId(1)), [NodeId(1)]);
+        let lost = repair(1, 9);
+        assert_eq!(lost.missing(), 1);
+        assert_eq!(lost.holders(NodeId(1)), [NodeId(1), NodeId(2)]);
+        let moved = lost.holders(NodeId(3));
+        assert_eq!(moved, [NodeId(3), NodeId(1), NodeId(2)]);
     }
 }

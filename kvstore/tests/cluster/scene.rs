@@ -9,8 +9,8 @@ use std::time::Duration;
 use lunette_auth::Secrets;
 use lunette_cluster::{Hosted, Security, serve};
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, Fetched, NodeCore,
-    NodeOptions, Outcome, PutOptions, SeatedNode, Stored, Value,
+    ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, CoreReport, Fetched,
+    NodeCore, NodeOptions, Outcome, PutOptions, SeatedNode, Stored, Value,
 };
 use lunette_kvstore_proto::message::Op;
 use lunette_kvstore_proto::placement::Seat;
@@ -135,6 +135,15 @@ impl Scene {
         requests
             .flat_map(|requests| requests.by_outcome())
             .collect()
+    }
+
+    /// What each core of each node tells of itself.
+    pub(crate) async fn reports(&self) -> Vec<CoreReport> {
+        let mut reports = Vec::new();
+        for node in &self.nodes {
+            reports.extend(node.watch().report().await.expect("it answers"));
+        }
+        reports
     }
 
     async fn start(&mut self, memory_bytes: u64) {

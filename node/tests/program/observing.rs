@@ -20,7 +20,7 @@ use crate::scrape::{Families, address, ask, get, health, scrape, value};
 use crate::town::{Town, await_members, is_there, put, with_client};
 
 /// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
-const FAMILIES: [(&str, &str); 27] = [
+const FAMILIES: [(&str, &str); 29] = [
     ("info", CONSTANT),
     ("memory_capacity_bytes", CONSTANT),
     ("state", "joining, serving, fenced"),
@@ -48,6 +48,14 @@ const FAMILIES: [(&str, &str); 27] = [
     ("lease_seconds", "the coordinator goes"),
     ("home_copies", "puts"),
     (
+        "scarce_keys",
+        "puts of two copies where there is room for one",
+    ),
+    (
+        "repairs_total",
+        "puts of two copies where there is room for one",
+    ),
+    (
         "cut_off_requests_total",
         "gets after the coordinator has gone",
     ),
@@ -59,11 +67,13 @@ const FAMILIES: [(&str, &str); 27] = [
 const CONSTANT: &str = "nothing";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 8] = [
+const OF_MEMBERS: [&str; 10] = [
     "epoch",
     "members",
     "lease_seconds",
     "home_copies",
+    "scarce_keys",
+    "repairs_total",
     "cut_off_requests_total",
     "dropped_copies_total",
     "replicas_total",
@@ -110,9 +120,13 @@ fn traffic(node: &Node) {
             assert!(removed.expect("it is removed"));
         }
         for number in 0..40 {
-            assert!(put(&client, &format!("large-{number}"), 512 * 1024, 1).await);
+            // The last ones find no room for their second copies.
+            let copies = if number < 32 { 1 } else { 2 };
+            assert!(put(&client, &format!("large-{number}"), 512 * 1024, copies).await);
         }
     });
+    await_above(node, "scarce_keys", "{core=\"0\"}", 0.0);
+    await_above(node, "repairs_total", "{core=\"0\"}", 0.0);
     // What such nodes do not know.
     let address: SocketAddr = node.address().parse().expect("an address");
     let refused = block_on(None, CoreOptions::default(), move || async move {

@@ -63,6 +63,8 @@ pub(crate) enum End {
 #[derive(Clone, Copy, Debug)]
 struct Write {
     kind: WriteKind,
+    /// How many copies it asked for.
+    wanted: u8,
     begun: Time,
     ended: Option<(Time, End)>,
     version: Option<Version>,
@@ -129,6 +131,7 @@ impl Ledger {
         self.last_value += 1;
         let write = Write {
             kind,
+            wanted: 1,
             begun: now,
             ended: None,
             version: None,
@@ -140,6 +143,13 @@ impl Ledger {
             history.doubtful += 1;
         }
         self.last_value
+    }
+
+    /// The write asks for so many copies.
+    pub(crate) fn on_wanted(&mut self, (key, value): (usize, u64), wanted: u8) {
+        let history = self.keys.get_mut(&key).expect("it has begun");
+        let write = history.writes.get_mut(&value).expect("it has begun");
+        write.wanted = wanted;
     }
 
     /// A write has ended, as this version if it was done.
@@ -325,8 +335,9 @@ impl Ledger {
         }
     }
 
-    /// Nothing has happened for a while: of each key there is one version, and not too many copies.
-    pub(crate) fn on_quiet(&mut self, now: Time, copies_max: u8) {
+    /// Nothing has happened for a while: of each key there is one version, and not too many copies; nor too
+    /// few, where as many nodes have room for all.
+    pub(crate) fn on_quiet(&mut self, now: Time, copies_max: u8, roomy_nodes: Option<u8>) {
         for key in 0..KEYS {
             let versions = self.copies.of_key(fingerprint_high(key));
             let copies: usize = versions.iter().map(|(_, count)| count).sum();
@@ -335,6 +346,22 @@ impl Ledger {
                     format!("key {key}: surplus copies, long after all faults: {versions:?}");
                 self.fail(now, &text);
             }
+            if let ([(version, count)], Some(nodes)) = (versions.as_slice(), roomy_nodes) {
+                let wanted = self.wanted(key, *version).min(nodes);
+                if *count < usize::from(wanted) {
+                    let text = format!("key {key}: {count} copies of {version:?}, not {wanted}");
+                    self.fail(now, &text);
+                }
+            }
         }
+    }
+
+    /// How many copies the write of a version asked for; 1 if it is not known which write that is.
+    fn wanted(&self, key: usize, version: Version) -> u8 {
+        let wanted = self.keys.get(&key).and_then(|history| {
+            let value = history.by_version.get(&version)?;
+            Some(history.writes.get(value)?.wanted)
+        });
+        wanted.unwrap_or(1)
     }
 }

@@ -251,6 +251,7 @@ impl Load {
         let value = self.ledger.borrow_mut().begin_write(begun, key, kind);
         let value_copies = u8::try_from(value % 3).expect("small");
         let copies = 1 + value_copies % self.copies_max;
+        self.ledger.borrow_mut().on_wanted((key, value), copies);
         let options = PutOptions { kind, copies };
         let bytes = bytes_of(value);
         let put = if value % 4 == 3 {

@@ -19,6 +19,7 @@ pub(super) const CHECKS_FROM: Time = at_ms(20_000);
 pub(super) const END: Time = at_ms(35_000);
 
 pub(super) const CLIENTS: u8 = 2;
+const MEMORY_BYTES: u64 = 64 << 20;
 
 const fn at_ms(ms: u32) -> Time {
     Time::from_ns(ms as u64 * 1_000_000)
@@ -72,6 +73,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Whether each node has room for everything.
+    pub(super) const fn is_roomy(&self) -> bool {
+        self.memory_bytes == MEMORY_BYTES
+    }
+
     /// What this seed makes.
     pub(super) fn of(seed: u64) -> Self {
         let mut random = SplitMix64::new(seed ^ 0x746f_776e);
@@ -87,7 +93,7 @@ impl Plan {
         Self {
             nodes,
             cores: 1 + usize::from(small(&mut random, 2)),
-            memory_bytes: if is_tight { 10 << 10 } else { 64 << 20 },
+            memory_bytes: if is_tight { 10 << 10 } else { MEMORY_BYTES },
             copies_max: 1 + small(&mut random, 3),
             losses_per_mille: random.below(4),
             clear_at: (random.below(4) == 0).then(|| at_ms(FAULTS_FROM_MS + random.below(5_000))),

@@ -182,12 +182,27 @@ fn hits_are_of_what_was_written_and_lives() {
 fn surplus_copies_are_gone_in_the_end() {
     let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
     tell(&mut ledger, 21, 2, 5, "kept");
-    ledger.on_quiet(at(30), 2);
+    ledger.on_quiet(at(30), 2, None);
     assert_eq!(ledger.failures, [""; 0]);
-    ledger.on_quiet(at(30), 1);
+    ledger.on_quiet(at(30), 1, None);
     assert_eq!(ledger.failures.len(), 1);
     tell(&mut ledger, 31, 2, 5, "ordered");
     tell(&mut ledger, 32, 2, 6, "kept");
-    ledger.on_quiet(at(40), 2);
+    ledger.on_quiet(at(40), 2, None);
     assert_eq!(ledger.failures.len(), 2, "of two versions one is dead");
+}
+
+#[test]
+fn copies_that_were_asked_for_are_there_in_the_end_where_there_is_room() {
+    let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
+    ledger.on_wanted((KEY, value), 3);
+    tell(&mut ledger, 21, 2, 5, "kept");
+    ledger.on_quiet(at(30), 3, None);
+    ledger.on_quiet(at(30), 3, Some(2));
+    assert_eq!(ledger.failures, [""; 0]);
+    ledger.on_quiet(at(30), 3, Some(3));
+    assert_eq!(ledger.failures.len(), 1);
+    tell(&mut ledger, 31, 3, 5, "kept");
+    ledger.on_quiet(at(40), 3, Some(3));
+    assert_eq!(ledger.failures.len(), 1);
 }

@@ -204,7 +204,8 @@ impl Town {
         all
     }
 
-    /// A client of each process puts and gets everything; then there are no copies too many.
+    /// A client of each process puts and gets everything; then there are no copies too many, nor
+    /// too few.
     fn check(&mut self, hearing: &Hearing) {
         let checks: Vec<Outcome<()>> = (0..self.clients.len())
             .map(|index| {
@@ -227,7 +228,8 @@ impl Town {
         let quiet_from = self.world.now() + Duration::from_secs(5);
         if self.advance(hearing, quiet_from) {
             let mut ledger = self.ledger.borrow_mut();
-            ledger.on_quiet(quiet_from, self.plan.copies_max);
+            let roomy_nodes = self.plan.is_roomy().then_some(self.plan.nodes);
+            ledger.on_quiet(quiet_from, self.plan.copies_max, roomy_nodes);
         }
     }
 

@@ -82,6 +82,9 @@ impl Home {
         for copy in cold.iter().chain(&losers).chain(surplus) {
             self.expel(now, key, copy.seat, copy.info.version, out);
         }
+        if wanted > 1 {
+            self.note_copies(now, key);
+        }
         self.end_change_if_done(now, key, out);
         self.wake(now, key, out);
     }
@@ -115,6 +118,9 @@ impl Home {
                 order,
             },
         ));
+        if copy.info.wanted > 1 {
+            self.note_copies(now, key);
+        }
     }
 
     pub(super) const fn next_order(&mut self) -> u64 {
@@ -146,6 +152,7 @@ impl Home {
                 key,
                 version,
                 is_cut_off,
+                order: self.last_order,
             };
             out.push(HomeAction::ToOwner(seat, recorded));
         }

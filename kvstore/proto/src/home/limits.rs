@@ -14,7 +14,13 @@ pub const RESEND: Duration = Duration::from_millis(40);
 pub const TOMBSTONE_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long an asker that says nothing, and how its removals ended, is remembered.
 pub const ANSWERED_KEEP: Duration = Duration::from_secs(20);
-/// Most keys that one tick judges or sweeps: what a turn of the loop gives to it.
+/// How long an owner that was told to make copies has for it, before it is taken for slow, or gone.
+pub const REPAIR_WAIT: Duration = Duration::from_secs(1);
+/// Longest pause before an owner is told again of a key whose copies nobody could take.
+pub const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(8);
+/// Most keys whose copies are being made again: further ones wait for them.
+pub const REPAIRS_UNDER_WAY_MAX: usize = 64;
+/// Most keys that one tick judges, sweeps or has repaired: what a turn of the loop gives to it.
 pub const KEYS_PER_TICK_MAX: usize = 256;
 /// Most copies of one key, of all versions.
 pub const COPIES_PER_KEY_MAX: usize = 32;
@@ -39,6 +45,11 @@ pub struct HomeLimits {
     pub tombstones_max: usize,
     /// Askers that are remembered, and outcomes of their removals. Beyond, removals are refused.
     pub answered_max: usize,
+    /// Keys with copies too few that are remembered. Beyond, they are looked for in the table when there
+    /// is room.
+    pub repairs_max: usize,
+    /// How long a key that has lost copies waits before an owner is told.
+    pub repair_after: Duration,
     /// How long members' leases are.
     pub lease_ttl: Duration,
 }
@@ -53,6 +64,8 @@ impl Default for HomeLimits {
             waiters_per_key_max: 64,
             tombstones_max: 256 << 10,
             answered_max: 256 << 10,
+            repairs_max: 64 << 10,
+            repair_after: Duration::from_secs(1),
             lease_ttl: Duration::from_secs(5),
         }
     }

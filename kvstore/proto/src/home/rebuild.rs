@@ -408,8 +408,9 @@ impl Home {
         }
     }
 
-    /// Forgets some of the records whose keys moved to other homes.
-    pub(super) fn sweep_some(&mut self) {
+    /// Forgets some of the records whose keys moved to other homes. Copies of the others that nobody could
+    /// take may have found somebody.
+    pub(super) fn sweep_some(&mut self, now: Time) {
         let Some(after) = self.sweep else {
             return;
         };
@@ -418,6 +419,8 @@ impl Home {
             if !self.is_home_of(key) {
                 self.table.forget_key(key);
                 self.unjudged.remove(&key);
+            } else if !self.unjudged.contains(&key) {
+                self.note_copies(now, key);
             }
         }
         self.sweep = keys.last().map(|&key| Some(key));

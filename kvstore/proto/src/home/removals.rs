@@ -261,6 +261,7 @@ impl Home {
                         key,
                         version,
                         is_cut_off: false,
+                        order: self.last_order,
                     };
                     out.push(HomeAction::ToOwner(seat, recorded));
                 }

@@ -175,6 +175,9 @@ impl Home {
         } else {
             self.acknowledge(key, seat, version, (op, lease), out);
         }
+        if info.wanted > 1 {
+            self.note_copies(now, key);
+        }
         self.wake(now, key, out);
         true
     }
@@ -234,6 +237,7 @@ impl Home {
             key,
             version,
             is_cut_off,
+            order: self.last_order,
         };
         out.push(HomeAction::ToOwner(seat, recorded));
     }
@@ -340,6 +344,10 @@ impl Home {
         match known.standing {
             Standing::Leaving { order: its, .. } if its == order => {
                 self.table.remove(key, seat, version);
+                if known.info.wanted > 1 {
+                    // Its owner may take another, of a version that lives.
+                    self.note_copies(now, key);
+                }
                 self.end_change_if_done(now, key, out);
                 self.wake(now, key, out);
             }
@@ -371,7 +379,7 @@ impl Home {
     }
 
     /// The number of copies of a key that live, or are about to.
-    fn live_count(&self, key: Fingerprint) -> usize {
+    pub(super) fn live_count(&self, key: Fingerprint) -> usize {
         let copies = self.table.copies(key).iter();
         let is_live =
             |copy: &&Copy| matches!(copy.standing, Standing::Shown | Standing::Joining { .. });

@@ -45,4 +45,4 @@ pub use reserved::{
     RevokeMessage,
 };
 pub use to_home::{OpId, ToHome};
-pub use to_owner::{Refusal, ToOwner};
+pub use to_owner::{HOLDERS_MAX, Refusal, ToOwner};

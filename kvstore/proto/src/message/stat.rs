@@ -104,15 +104,22 @@ pub struct NodeStat {
     pub state_code: u64,
     /// The newest version of the formats that it speaks, 0 if it does not say.
     pub newest_version: u64,
+    /// Bytes that replicas behind writes may still use now: what is free, and less where a node has just
+    /// begun.
+    pub replica_room_bytes: u64,
+    /// Bytes that replicas which are made again may still use now.
+    pub repair_room_bytes: u64,
+    /// How busy its cores are, in thousandths each.
+    pub load_permille: u64,
     /// Messages that it was sent in the next version.
     #[cfg(feature = "next-version")]
     pub next: u64,
 }
 
 const COUNTERS: usize = if cfg!(feature = "next-version") {
-    29
+    32
 } else {
-    28
+    31
 };
 /// Counters of the first version.
 const COUNTERS_MIN: usize = 20;
@@ -194,6 +201,9 @@ impl NodeStat {
             lease_left_ms,
             state_code,
             newest_version,
+            replica_room_bytes,
+            repair_room_bytes,
+            load_permille,
             #[cfg(feature = "next-version")]
             next,
         } = self;
@@ -226,6 +236,9 @@ impl NodeStat {
             lease_left_ms,
             state_code,
             newest_version,
+            replica_room_bytes,
+            repair_room_bytes,
+            load_permille,
             #[cfg(feature = "next-version")]
             next,
         ]
@@ -254,7 +267,7 @@ mod tests {
     fn counters_travel_in_the_order_of_the_fields() {
         let mut body = Vec::new();
         numbered().encode(&mut body);
-        let golden: Vec<u8> = (1..=28_u64).flat_map(u64::to_le_bytes).collect();
+        let golden: Vec<u8> = (1..=31_u64).flat_map(u64::to_le_bytes).collect();
         assert_eq!(body, golden);
         assert_eq!(NodeStat::decode(&body), Ok(numbered()));
         assert_eq!(

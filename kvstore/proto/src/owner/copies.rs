@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use lunette_cluster_proto::fence::{Act, NamespaceKind, Standing};
 use lunette_cluster_proto::map::Epoch;
-use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::ids::{NodeId, RequestId};
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
@@ -42,6 +42,8 @@ pub(super) struct Held {
     pub(super) state: State,
     /// In which epoch its home became its home.
     pub(super) moved_in: Epoch,
+    /// The epoch in which it was recorded, and the last order of its home by then.
+    recorded: (Epoch, u64),
 }
 
 impl Held {
@@ -58,7 +60,17 @@ impl Held {
             namespace,
             state,
             moved_in,
+            recorded: (Epoch(0), 0),
         }
+    }
+
+    pub(super) fn is_recorded(&mut self, epoch: Epoch, order: u64) {
+        self.recorded = self.recorded.max((epoch, order));
+    }
+
+    /// Whether an order was given to a copy that was here before this one.
+    const fn came_after(&self, epoch: Epoch, order: u64) -> bool {
+        self.recorded.0.0 == epoch.0 && order <= self.recorded.1
     }
 
     pub(super) const fn namespace(&self) -> NamespaceKind {
@@ -260,6 +272,31 @@ impl Owner {
         true
     }
 
+    /// The home says that copies are missing. One that is leaving is no source of others: the home asks
+    /// somebody else, or again.
+    pub(super) fn replicate(
+        &self,
+        place: CopyPlace,
+        missing: u8,
+        holders: Vec<NodeId>,
+        out: Out<'_>,
+    ) {
+        let held = self.copies.get(place).filter(|held| held.is_published());
+        let Some(&Held {
+            info, namespace, ..
+        }) = held
+        else {
+            return;
+        };
+        out.push(OwnerAction::Replicate {
+            place,
+            info,
+            namespace,
+            missing,
+            holders,
+        });
+    }
+
     pub(super) const fn generation(&self) -> Generation {
         Generation(self.map.generation())
     }
@@ -304,7 +341,13 @@ impl Owner {
     }
 
     /// A copy that no write publishes any more is recorded: a replica, or one that is gone.
-    pub(super) fn keep(&mut self, home: Seat, op: OpId, place: CopyPlace, out: Out<'_>) {
+    pub(super) fn keep(
+        &mut self,
+        home: Seat,
+        (op, order): (OpId, u64),
+        place: CopyPlace,
+        out: Out<'_>,
+    ) {
         let CopyPlace { key, version } = place;
         let epoch = self.map.epoch();
         let item = match self.copies.get_mut(place) {
@@ -312,6 +355,7 @@ impl Owner {
             // Said of one that was here before.
             Some(held) if held.op != op => return,
             Some(held) => {
+                held.is_recorded(epoch, order);
                 if matches!(held.state, State::Joining { .. }) {
                     held.state = State::Published;
                     held.moved_in = epoch;
@@ -342,6 +386,10 @@ impl Owner {
         out: Out<'_>,
     ) {
         let CopyPlace { key, version } = place;
+        let held = self.copies.get(place);
+        if held.is_some_and(|held| held.came_after(self.map.epoch(), order)) {
+            return;
+        }
         if let Some((write, _)) = self.publishing(place) {
             self.unlist(place);
             out.push(OwnerAction::Discard(write.op));

@@ -319,16 +319,17 @@ impl Owner {
         now: Time,
         home: Seat,
         (op, place): (OpId, CopyPlace),
-        is_cut_off: bool,
+        (is_cut_off, order): (bool, u64),
         out: Out<'_>,
     ) {
         let publishing = self.publishing(place).filter(|(write, _)| write.op == op);
         let Some((write, info)) = publishing else {
-            self.keep(home, op, place, out);
+            self.keep(home, (op, order), place, out);
             return;
         };
         let state = State::Published;
-        let held = Held::new(op, info, write.ask.namespace, state, write.moved_in);
+        let mut held = Held::new(op, info, write.ask.namespace, state, write.moved_in);
+        held.is_recorded(self.map.epoch(), order);
         self.copies.insert(place.key, held);
         out.push(OwnerAction::Name(op, place));
         // Who lost its lease meanwhile cannot tell what others have done since.

@@ -5,7 +5,8 @@
 //! always a little old. Randomness is an argument.
 //!
 //! A node that has just begun is empty, and would draw all writes, and soon all reads, of the
-//! cluster. So it takes copies no faster than it could be filled in [`FILL_TIME_MIN`].
+//! cluster. So it takes copies no faster than it could be filled in [`FILL_TIME_MIN`], but for a small share
+//! at once.
 
 use core::time::Duration;
 
@@ -14,10 +15,26 @@ use lunette_runtime_core::time::Time;
 
 /// The shortest time in which an empty node is filled.
 pub const FILL_TIME_MIN: Duration = Duration::from_secs(60);
+/// The share of its memory that a node which has just begun takes at once: few copies do not draw all
+/// reads, and need not wait.
+const FILL_AT_ONCE_SHARE: u64 = 16;
 /// What a free byte of a node in a rack that has a copy already is worth, beside one in another.
 const SAME_RACK_SHARE: u64 = 16;
 /// The load of a node that does nothing else, in thousandths.
 const LOAD_FULL: u64 = 1000;
+
+/// Of the memory below the low watermark, the share that copies which are made again leave free.
+const REPAIR_SPARE_SHARE: u64 = 16;
+
+/// How much of a memory may be used up by copies that are made again, in bytes.
+///
+/// They never fill it up to where eviction ends, and so bring about none; and what eviction frees, they do not
+/// take (unless an object needed more room at once than lies between the watermarks, and did not come). So the
+/// two cannot chase each other: where all memory is in use, copies stay missing.
+#[must_use]
+pub const fn repair_room_bytes(low_watermark_bytes: u64) -> u64 {
+    low_watermark_bytes - low_watermark_bytes / REPAIR_SPARE_SHARE
+}
 
 /// What is known of a node that may own a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,17 +123,24 @@ impl Fill {
 
     /// Whether a copy of that length may be taken now. It counts if it is.
     pub fn take(&mut self, now: Time, len_bytes: u64) -> bool {
-        let age = now.since(self.begun);
-        if age >= FILL_TIME_MIN {
-            return true;
-        }
-        let share = u128::from(self.capacity_bytes) * age.as_nanos() / FILL_TIME_MIN.as_nanos();
-        let taken_bytes = self.taken_bytes.saturating_add(len_bytes);
-        let is_open = u128::from(taken_bytes) <= share;
+        let is_open = len_bytes <= self.left_bytes(now);
         if is_open {
-            self.taken_bytes = taken_bytes;
+            self.taken_bytes = self.taken_bytes.saturating_add(len_bytes);
         }
         is_open
+    }
+
+    /// How many bytes may be taken now; `u64::MAX` once the node is like others.
+    #[must_use]
+    pub fn left_bytes(&self, now: Time) -> u64 {
+        let age = now.since(self.begun);
+        if age >= FILL_TIME_MIN {
+            return u64::MAX;
+        }
+        let share = u128::from(self.capacity_bytes) * age.as_nanos() / FILL_TIME_MIN.as_nanos();
+        let share = u64::try_from(share).expect("less than all of it");
+        let at_once = self.capacity_bytes / FILL_AT_ONCE_SHARE;
+        (at_once + share).saturating_sub(self.taken_bytes)
     }
 }
 
@@ -202,14 +226,24 @@ mod tests {
     }
 
     #[test]
+    fn copies_that_are_made_again_end_where_eviction_does_not_begin() {
+        assert_eq!(repair_room_bytes(1600), 1500);
+        assert_eq!((repair_room_bytes(0), repair_room_bytes(15)), (0, 15));
+        assert!(repair_room_bytes(u64::MAX) < u64::MAX);
+    }
+
+    #[test]
     fn a_fresh_node_is_filled_slowly() {
         let at = |ms: u64| Time::from_ns(ms * 1_000_000);
-        let mut fill = Fill::new(at(0), 60 * MIB);
+        let mut fill = Fill::new(at(0), 960 * MIB);
+        assert!(!fill.take(at(0), 60 * MIB + 1));
+        assert!(fill.take(at(0), 60 * MIB), "a sixteenth at once");
         assert!(!fill.take(at(0), 1));
-        assert!(fill.take(at(1000), MIB), "a sixtieth in a second");
-        assert!(!fill.take(at(1000), 1));
-        assert!(fill.take(at(3000), 2 * MIB));
-        assert!(!fill.take(at(59_999), 60 * MIB));
-        assert!(fill.take(at(60_000), 600 * MIB), "then it is like others");
+        assert!(fill.take(at(1000), 16 * MIB), "a sixtieth in a second");
+        assert_eq!(fill.left_bytes(at(1000)), 0);
+        assert!(fill.take(at(3000), 31 * MIB));
+        assert_eq!(fill.left_bytes(at(3000)), MIB);
+        assert!(!fill.take(at(59_999), 960 * MIB));
+        assert!(fill.take(at(60_000), 9600 * MIB), "then it is like others");
     }
 }

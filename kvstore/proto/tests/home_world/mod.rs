@@ -2,7 +2,8 @@
 //!
 //! Nodes have one or two cores, each a home and an owner. A coordinator renews leases, expires them,
 //! and makes a map at most once a second. The network delays, reorders, loses and doubles; nodes are
-//! cut off and come back, are killed and start again; clocks drift; "remove all" happens.
+//! cut off and come back, are killed and start again; clocks drift; "remove all" happens. Everybody has room
+//! for copies: in the end there are as many as were wanted.
 
 pub(crate) mod node;
 pub(crate) mod oracle;
@@ -33,6 +34,8 @@ const TICK_MS: u64 = 10;
 /// When the faults are over; five seconds later all is to be as it should.
 const FAULTS_END_MS: u64 = 8_000;
 const CALM_MS: u64 = 5_000;
+/// So much longer, and copies that were lost have been made again.
+const REPAIR_MS: u64 = 5_000;
 /// Operations go on for a while after the last fault, and then stop, so that the end is quiet.
 const WORK_END_MS: u64 = FAULTS_END_MS + 2_800;
 
@@ -237,7 +240,7 @@ impl World {
 
     /// Runs to the end, and judges it.
     pub(crate) fn run(&mut self) {
-        let end = at_ms(FAULTS_END_MS + CALM_MS);
+        let end = at_ms(FAULTS_END_MS + CALM_MS + REPAIR_MS);
         while let Some(entry) = self.queue.first_entry() {
             let at = entry.key().0;
             if at > end || !self.oracle.failures.is_empty() {

@@ -41,6 +41,7 @@ impl Node {
         let limits = HomeLimits {
             lease_ttl: TTL,
             tombstones_max: 64,
+            repair_after: Duration::from_millis(250),
             ..HomeLimits::default()
         };
         let cores = (0..cores).map(|core| {

@@ -10,9 +10,9 @@ use lunette_kvstore_proto::message::directory::{
     ToPeer,
 };
 use lunette_kvstore_proto::owner::{Outbox, OwnerAction, Read, WriteAnswer, WriteAsk};
-use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::placement::{Seat, seat_at};
 use lunette_kvstore_proto::version::{CopyInfo, Version};
-use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::ids::{NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
 use super::{Event, World};
@@ -250,6 +250,13 @@ impl World {
                     let local = self.nodes[node].local(self.now);
                     self.oracle.on_free(self.now, local, seat, place, cause);
                 }
+                OwnerAction::Replicate {
+                    place,
+                    info,
+                    missing,
+                    holders,
+                    ..
+                } => self.make_replicas(seat, place, info, (missing, &holders)),
                 OwnerAction::Written(asker, request, answer) => {
                     let asker = usize::try_from(asker.0).expect("few");
                     self.post(Mail::Written(asker, seat, request, answer));
@@ -262,6 +269,33 @@ impl World {
         }
         while let Some((to, items)) = outbox.pop() {
             self.post(Mail::ToHome(seat, to, epoch, items));
+        }
+    }
+
+    /// Copies are missing: each goes to another node that has none, as far as is known here.
+    fn make_replicas(
+        &mut self,
+        from: Seat,
+        place: CopyPlace,
+        info: CopyInfo,
+        (missing, holders): (u8, &[NodeId]),
+    ) {
+        self.oracle.add("repaired", missing.into());
+        let node = self.index_of(from).expect("it acts");
+        let core = &self.nodes[node].cores[usize::from(from.core.0)];
+        let value = core.stored[&place];
+        let map = self.nodes[node].map.clone();
+        let members = map.members().iter().map(|member| member.id);
+        let mut others: Vec<NodeId> = members.filter(|id| !holders.contains(id)).collect();
+        for _ in 0..missing {
+            let count = u32::try_from(others.len()).expect("few");
+            if count == 0 {
+                return;
+            }
+            let to = others.swap_remove(self.random.below(count) as usize);
+            if let Some(to) = seat_at(&map, to, place.key) {
+                self.post(Mail::Replica(from, to, place.key, info, value));
+            }
         }
     }
 

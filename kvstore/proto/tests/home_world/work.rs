@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// Five seconds after the last fault.
+    /// Long after the last fault.
     pub(crate) fn judge_end(&mut self) {
         self.oracle.judge_order_of_versions(self.now);
         let mut shown: BTreeSet<(Fingerprint, Seat, CopyPlace)> = BTreeSet::new();
@@ -217,6 +217,7 @@ impl World {
             self.oracle.add("surplus", stats.surplus);
             self.oracle.add("losers", stats.losers);
             self.oracle.add("cold", stats.cold);
+            self.oracle.add("repairs", stats.repairs);
         }
         for node in self.nodes.iter().filter(|node| node.is_alive) {
             for core in &node.cores {
@@ -248,9 +249,13 @@ impl World {
             failures.push(format!("{orphan:?} is served, and shown by no home"));
         }
         let mut keys = BTreeSet::new();
+        let alive = self.nodes.iter().filter(|node| node.is_alive).count();
         for (place, (count, wanted)) in wanted {
             if count > wanted || !keys.insert(place.key) {
                 failures.push(format!("{place:?} is surplus: {count} of {wanted}"));
+            }
+            if count < wanted.min(alive) {
+                failures.push(format!("{place:?} is scarce: {count} of {wanted}"));
             }
         }
         if self

@@ -19,6 +19,7 @@ use lunette_kvstore_proto::message::directory::SeatMessage;
 use lunette_kvstore_proto::message::{FormatVersion, NodeStat, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::shard::ShardStats;
+use lunette_runtime::time;
 use lunette_transfer::{Answer, Intake, PayloadOutcome, RequestHead, Response, Room, Service};
 
 use super::core::MemberCore;
@@ -96,10 +97,14 @@ impl MemberService {
         };
         let capacity_bytes = bytes.limits().high_watermark_bytes();
         let (state, lease_left) = self.core.standing();
+        let now = time::now();
         NodeStat {
             epoch: self.core.map().epoch().0,
             lease_left_ms: u64::try_from(lease_left.as_millis()).unwrap_or(u64::MAX),
             state_code: state.code(),
+            replica_room_bytes: self.core.replica_room_bytes(now, false),
+            repair_room_bytes: self.core.replica_room_bytes(now, true),
+            load_permille: self.core.load_permille().into(),
             #[cfg(feature = "next-version")]
             next: self.next.get(),
             ..self.core.counts.stat(shard, capacity_bytes)

@@ -1,12 +1,14 @@
 //! Writes and replicas, whose bytes come with them.
 
 use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{OpId, ReplicaMessage, WriteMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::residence::NoRoom;
 use lunette_kvstore_proto::version::CopyInfo;
+use lunette_runtime::time;
 use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Response, Room};
 
 use super::{MemberService, Pending, WAITERS_MAX, damaged, version_of};
@@ -15,6 +17,7 @@ use crate::member::bytes::Frame;
 use crate::member::local::NotCarved;
 use crate::member::waiters::Waiting;
 use crate::refusals::bad_request;
+use crate::value::carved_bytes;
 
 /// A write whose bytes arrive.
 pub(crate) struct PendingWrite {
@@ -109,6 +112,9 @@ impl MemberService {
             return Err(Status::BadRequest);
         }
         // Nothing is evicted for a replica.
+        let layout = ExtentLayout::for_object(message.key.len_bytes(), info.len_bytes);
+        let extent_bytes = carved_bytes(layout).into();
+        (self.core).takes_replica(time::now(), extent_bytes, message.is_repair)?;
         let carved = self
             .core
             .carve(message.key, info.len_bytes)

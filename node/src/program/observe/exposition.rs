@@ -115,7 +115,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 3] = [
+const OF_MEMBERS: [OfMember; 5] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
@@ -127,6 +127,18 @@ const OF_MEMBERS: [OfMember; 3] = [
         help: "Copies of whose place this core, as their home, knows.",
         is_counter: false,
         value: |member| member.home_copies,
+    },
+    OfMember {
+        name: "scarce_keys",
+        help: "Keys with fewer copies than are wanted, whose home this core is, where others could take one.",
+        is_counter: false,
+        value: |member| member.scarce_keys,
+    },
+    OfMember {
+        name: "repairs_total",
+        help: "How often this core, as a home, had copies made that were missing.",
+        is_counter: true,
+        value: |member| member.repairs,
     },
     OfMember {
         name: "cut_off_requests_total",

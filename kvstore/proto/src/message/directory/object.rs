@@ -5,7 +5,7 @@
 //!  write:    version u8 | asker u64 | request u64 | over u64 | to seat | kind | namespace | wanted u8 | wait u32 | key
 //!  get:      version u8 | epoch u64 | asker u64 | request u64 | to seat | namespace | ranges | key
 //!  read:     version u8 | to seat | version | namespace | ranges | key
-//!  replica:  version u8 | to seat | copy | namespace | key
+//!  replica:  version u8 | to seat | copy | namespace | repair | key
 //! ```
 //!
 //! A key is its bytes behind their 16-bit length, ranges are pairs of `offset u32 | length u32` behind
@@ -93,6 +93,8 @@ pub struct ReplicaMessage<'a> {
     pub info: CopyInfo,
     /// What the key's namespace wants of nodes that are cut off.
     pub namespace: NamespaceKind,
+    /// It is made in place of one that was lost, and not behind its write.
+    pub is_repair: bool,
     /// The key.
     pub key: Key<'a>,
 }
@@ -140,7 +142,8 @@ keyed!(ReadMessage {
 keyed!(ReplicaMessage {
     to,
     info,
-    namespace
+    namespace,
+    is_repair
 });
 
 impl WriteMessage<'_> {

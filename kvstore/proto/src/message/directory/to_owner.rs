@@ -1,14 +1,18 @@
 //! What a home tells an owner.
 
 use lunette_cluster_proto::fence::NamespaceKind;
-use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::ids::{NodeId, RequestId};
 
 use super::ask::{AskerId, HoldWish};
 use super::page::CopyPlace;
 use super::to_home::OpId;
-use super::wire::variants;
+use super::wire::{Decoder, Encoder, Wire, put_all, take_all, variants};
 use crate::key::Fingerprint;
+use crate::message::MessageFault;
 use crate::version::{Generation, Version};
+
+/// Most nodes that may have a copy of one key.
+pub const HOLDERS_MAX: usize = 32;
 
 /// Why a claim was not granted. Nothing was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +26,7 @@ pub enum Refusal {
 }
 
 /// A message from a home to an owner. Many travel in one batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToOwner {
     /// The key is the claimant's to write, for as long as the epoch and the claim's time last.
     Granted {
@@ -64,6 +68,9 @@ pub enum ToOwner {
         /// The home was cut off, in a cache namespace: others may not learn of the copy before it is
         /// back, and may then know better.
         is_cut_off: bool,
+        /// The last order that this home had given then: a drop of this order or an earlier one is of a
+        /// copy that was here before.
+        order: u64,
     },
     /// The copy is not recorded, and will not be: its claim is over.
     Lost {
@@ -107,6 +114,17 @@ pub enum ToOwner {
         /// The hold.
         hold: HoldWish,
     },
+    /// Copies are missing: make them on nodes that have none.
+    Replicate {
+        /// The key.
+        key: Fingerprint,
+        /// The version.
+        version: Version,
+        /// How many.
+        missing: u8,
+        /// The nodes that have one: at most [`HOLDERS_MAX`].
+        holders: Vec<NodeId>,
+    },
 }
 
 impl ToOwner {
@@ -120,9 +138,20 @@ impl ToOwner {
             | Self::Recorded { key, .. }
             | Self::Lost { key, .. }
             | Self::Drop { key, .. }
-            | Self::Serve { key, .. } => Some(*key),
+            | Self::Serve { key, .. }
+            | Self::Replicate { key, .. } => Some(*key),
             Self::Settled | Self::CopiesWanted { .. } => None,
         }
+    }
+}
+
+impl Wire for Vec<NodeId> {
+    fn put(&self, out: &mut Encoder<'_>) {
+        put_all(self, HOLDERS_MAX, out);
+    }
+
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
+        take_all(reader, HOLDERS_MAX)
     }
 }
 
@@ -131,10 +160,11 @@ variants!(ToOwner {
     0 => Granted { op, key, version, generation },
     1 => Exists { op, key, version },
     2 => Refused { op, key, refusal },
-    3 => Recorded { op, key, version, is_cut_off },
+    3 => Recorded { op, key, version, is_cut_off, order },
     4 => Lost { op, key, version },
     5 => Drop { key, version, order },
     6 => Settled {},
     7 => CopiesWanted { is_full, after },
     8 => Serve { asker, request, key, version, namespace, hold },
+    9 => Replicate { key, version, missing, holders },
 });

@@ -1,0 +1,314 @@
+//! Copies that are missing: who is told of them, when, and how many at once.
+
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
+
+use std::time::Duration;
+
+use lunette_cluster_proto::fence::{Fence, NamespaceKind};
+use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_kvstore_proto::home::{
+    Home, HomeAction, HomeLimits, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX,
+};
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{CopyPage, OpId, ToHome, ToOwner};
+use lunette_kvstore_proto::placement::{Seat, seats};
+use lunette_kvstore_proto::version::{CopyInfo, Generation, Version, WriteKind};
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime_core::time::Time;
+
+const KEY: Fingerprint = Fingerprint(77);
+const AFTER: Duration = Duration::from_secs(1);
+
+fn at(ms: u64) -> Time {
+    Time::from_ns(ms * 1_000_000)
+}
+
+fn seat(node: u64) -> Seat {
+    Seat {
+        node: NodeId(node),
+        incarnation: 1,
+        core: CoreIndex(0),
+    }
+}
+
+/// The home at node 1, and owners.
+fn map(epoch: u64, nodes: &[u64], draining: &[u64]) -> ClusterMap {
+    let members = nodes.iter().map(|&id| MapMember {
+        id: NodeId(id),
+        incarnation: 1,
+        address: ([192, 0, 2, 1], 7000).into(),
+        home_weight: u32::from(id == 1),
+        cores: 1,
+        is_draining: draining.contains(&id),
+    });
+    ClusterMap::new(Epoch(epoch), 0, members.collect()).expect("a map")
+}
+
+const fn info(wanted: u8) -> CopyInfo {
+    CopyInfo {
+        version: Version {
+            epoch: Epoch(1),
+            sequence: 1,
+        },
+        kind: WriteKind::Put,
+        generation: Generation(0),
+        wanted,
+        len_bytes: 9,
+        crc32c: 9,
+    }
+}
+
+/// Who was told of which key: how many copies are missing, and who has one.
+type Told = (u64, Fingerprint, u8, Vec<u64>);
+
+struct Bench {
+    home: Home,
+    map: ClusterMap,
+    now: Time,
+    out: Vec<HomeAction>,
+}
+
+impl Bench {
+    /// A home that is complete, and knows these copies: of which key, at which node, and how many are wanted.
+    fn with(limits: HomeLimits, map: ClusterMap, copies: &[(Fingerprint, u64, u8)]) -> Self {
+        let mut home = Home::new(seat(1), limits);
+        let mut fence = Fence::default();
+        fence.renew(at(0), Duration::from_secs(100_000));
+        home.on_fence(fence);
+        let mut bench = Self {
+            home,
+            map: ClusterMap::default(),
+            now: at(1),
+            out: Vec::new(),
+        };
+        bench.change_map(map);
+        bench.report(copies, true);
+        bench
+    }
+
+    fn change_map(&mut self, map: ClusterMap) {
+        self.home.on_map(self.now, &map, &mut self.out);
+        self.map = map;
+    }
+
+    fn report(&mut self, copies: &[(Fingerprint, u64, u8)], is_full: bool) {
+        for from in seats(&self.map).collect::<Vec<_>>() {
+            let own = copies.iter().filter(|copy| NodeId(copy.1) == from.node);
+            let copies = own.map(|&(key, _, wanted)| (key, info(wanted)));
+            let page = CopyPage {
+                after: None,
+                is_full,
+                away_since: None,
+                copies: copies.collect(),
+                is_last: true,
+            };
+            let epoch = self.map.epoch();
+            self.home
+                .on_page(self.now, from, epoch, page, &mut self.out);
+            let nothing = lunette_kvstore_proto::message::directory::TombstonePage {
+                after: None,
+                horizon: None,
+                tombstones: vec![],
+                next: None,
+            };
+            let page = lunette_kvstore_proto::message::directory::ToPeer::Tombstones(nothing);
+            self.home
+                .on_peer(self.now, from, epoch, page, &mut self.out);
+        }
+        assert!(self.home.is_complete());
+        self.told_after(Duration::ZERO);
+    }
+
+    fn say(&mut self, node: u64, item: ToHome) {
+        let epoch = self.map.epoch();
+        self.home
+            .on_owner(self.now, seat(node), epoch, item, &mut self.out);
+    }
+
+    /// A replica of the node's is recorded.
+    fn replicate(&mut self, key: Fingerprint, node: u64, wanted: u8) {
+        let (op, info, version) = (OpId(node), info(wanted), info(wanted).version);
+        let namespace = NamespaceKind::Strict;
+        self.say(
+            node,
+            ToHome::Publish {
+                op,
+                key,
+                info,
+                namespace,
+            },
+        );
+        self.say(node, ToHome::Kept { op, key, version });
+    }
+
+    /// A node gives its copy up.
+    fn leave(&mut self, key: Fingerprint, node: u64) {
+        let version = info(1).version;
+        self.say(node, ToHome::Retract { key, version });
+        let order = self.out.iter().rev().find_map(|action| match action {
+            HomeAction::ToOwner(_, ToOwner::Drop { order, .. }) => Some(*order),
+            _ => None,
+        });
+        let order = order.expect("it is ordered to");
+        self.say(
+            node,
+            ToHome::Dropped {
+                key,
+                version,
+                order,
+            },
+        );
+    }
+
+    fn told_after(&mut self, passes: Duration) -> Vec<Told> {
+        self.now = self.now + passes;
+        self.home.on_tick(self.now, &mut self.out);
+        let told = self.out.drain(..).filter_map(|action| match action {
+            HomeAction::ToOwner(
+                seat,
+                ToOwner::Replicate {
+                    key,
+                    missing,
+                    holders,
+                    ..
+                },
+            ) => {
+                let holders = holders.into_iter().map(|node| node.0).collect();
+                Some((seat.node.0, key, missing, holders))
+            }
+            _ => None,
+        });
+        told.collect()
+    }
+}
+
+#[test]
+fn an_owner_is_told_what_is_missing_once_the_key_has_waited() {
+    let mut bench = Bench::with(
+        HomeLimits::default(),
+        map(1, &[1, 2, 3, 4], &[]),
+        &[(KEY, 2, 3)],
+    );
+    assert_eq!(bench.home.stats().scarce, 1);
+    assert_eq!(bench.told_after(AFTER - Duration::from_millis(1)), []);
+    let told = bench.told_after(Duration::from_millis(1));
+    assert_eq!(told, [(2, KEY, 2, vec![2])]);
+    assert_eq!(
+        bench.told_after(Duration::from_millis(1)),
+        [],
+        "one at a time"
+    );
+    bench.replicate(KEY, 3, 3);
+    bench.replicate(KEY, 4, 3);
+    assert_eq!(bench.home.stats().scarce, 0);
+    assert_eq!(bench.told_after(REPAIR_PAUSE_MAX * 2), []);
+}
+
+#[test]
+fn a_replica_that_comes_in_time_is_not_made_twice_and_one_too_many_is_refused() {
+    let mut bench = Bench::with(
+        HomeLimits::default(),
+        map(1, &[1, 2, 3, 4], &[]),
+        &[(KEY, 2, 2)],
+    );
+    bench.replicate(KEY, 3, 2);
+    assert_eq!(bench.told_after(AFTER * 2), []);
+    bench.replicate(KEY, 4, 2);
+    let lost = bench.out.iter().any(
+        |action| matches!(action, HomeAction::ToOwner(to, ToOwner::Lost { .. }) if *to == seat(4)),
+    );
+    assert!(lost);
+}
+
+#[test]
+fn what_a_lost_node_held_is_made_again_and_so_is_what_left_for_want_of_room() {
+    let copies = [(KEY, 2, 2), (KEY, 3, 2)];
+    let mut bench = Bench::with(HomeLimits::default(), map(1, &[1, 2, 3], &[]), &copies);
+    assert_eq!(bench.told_after(AFTER), []);
+    bench.change_map(map(2, &[1, 2], &[]));
+    bench.report(&[], false);
+    let told = bench.told_after(AFTER);
+    assert_eq!(told, [(2, KEY, 1, vec![2])]);
+    bench.replicate(KEY, 1, 2);
+    assert_eq!(bench.home.stats().scarce, 0);
+    bench.leave(KEY, 2);
+    assert_eq!(bench.told_after(AFTER), [(1, KEY, 1, vec![1])]);
+}
+
+#[test]
+fn nobody_is_told_where_nobody_could_take_it_until_somebody_joins() {
+    let copies = [(KEY, 1, 3), (KEY, 2, 3)];
+    let former = map(1, &[1, 2, 3], &[3]);
+    let mut bench = Bench::with(HomeLimits::default(), former, &copies);
+    assert_eq!(bench.home.stats().scarce, 0, "the third one is leaving");
+    assert_eq!(bench.told_after(AFTER * 2), []);
+    bench.change_map(map(2, &[1, 2, 3, 4], &[3]));
+    bench.report(&[], false);
+    assert_eq!(bench.told_after(AFTER), [(1, KEY, 1, vec![1, 2])]);
+}
+
+#[test]
+fn who_has_one_is_told_by_turns_and_later_each_time() {
+    let copies = [(KEY, 2, 3), (KEY, 3, 3)];
+    let mut bench = Bench::with(HomeLimits::default(), map(1, &[1, 2, 3, 4], &[]), &copies);
+    let mut pauses = Vec::new();
+    let mut owners = Vec::new();
+    let mut since = bench.now;
+    while pauses.len() < 9 {
+        let told = bench.told_after(Duration::from_millis(500));
+        if let Some((owner, ..)) = told.first() {
+            owners.push(*owner);
+            pauses.push(bench.now.since(since).as_secs());
+            since = bench.now;
+        }
+    }
+    assert_eq!(owners, [2, 3, 2, 3, 2, 3, 2, 3, 2]);
+    let wait = REPAIR_WAIT.as_secs();
+    let expected = [0, 1, 2, 4, 8, 8, 8, 8, 8].map(|pause| pause + wait);
+    assert_eq!(pauses, expected);
+}
+
+#[test]
+fn who_is_cut_off_has_nothing_made() {
+    let mut bench = Bench::with(
+        HomeLimits::default(),
+        map(1, &[1, 2, 3], &[]),
+        &[(KEY, 2, 2)],
+    );
+    bench.home.on_fence(Fence::default());
+    assert_eq!(bench.told_after(AFTER * 2), []);
+    let mut fence = Fence::default();
+    fence.renew(bench.now, Duration::from_secs(1000));
+    bench.home.on_fence(fence);
+    assert_eq!(bench.told_after(AFTER).len(), 1);
+}
+
+/// From both sides: as many as fit, and one more, which is found again.
+#[test]
+fn what_is_under_way_and_what_is_remembered_are_bounded_and_nothing_is_forgotten() {
+    let limits = HomeLimits {
+        repairs_max: REPAIRS_UNDER_WAY_MAX + 8,
+        ..HomeLimits::default()
+    };
+    let count = REPAIRS_UNDER_WAY_MAX + 9;
+    let keys = (1..=count).map(|number| Fingerprint(number as u128));
+    let copies: Vec<_> = keys.map(|key| (key, 2, 2)).collect();
+    let mut bench = Bench::with(limits, map(1, &[1, 2, 3], &[]), &copies);
+    assert_eq!(bench.home.stats().scarce, limits.repairs_max as u64);
+    let first = bench.told_after(AFTER);
+    assert_eq!(first.len(), REPAIRS_UNDER_WAY_MAX);
+    assert_eq!(bench.told_after(Duration::from_millis(10)), []);
+    let mut all: Vec<Fingerprint> = first.iter().map(|told| told.1).collect();
+    for key in all.clone() {
+        bench.replicate(key, 3, 2);
+    }
+    while bench.home.stats().scarce > 0 {
+        for (_, key, ..) in bench.told_after(Duration::from_millis(10)) {
+            all.push(key);
+            bench.replicate(key, 3, 2);
+        }
+    }
+    all.sort_unstable();
+    let expected = (1..=count).map(|number| Fingerprint(number as u128));
+    assert!(all.into_iter().eq(expected), "each once");
+}

@@ -1,0 +1,92 @@
+//! Which replicas this core takes.
+//!
+//! Nothing is evicted for a replica. One that is made again may use memory up to the low watermark, less a
+//! share, which eviction takes nothing from: so they never chase each other. And a node that has joined a
+//! cluster whose other members are full would draw all replicas, and soon all reads: it takes them no faster
+//! than [`Fill`] allows. Under the first map of a cluster there is nobody who is fuller.
+
+use std::cell::Cell;
+
+use lunette_cluster::proto::map::{ClusterMap, Epoch};
+use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::placement::choice::{Fill, repair_room_bytes};
+use lunette_kvstore_proto::placement::{Seat, has_seat};
+use lunette_runtime_core::time::Time;
+
+use super::core::MemberCore;
+
+/// Whether the core is filled slowly.
+#[derive(Debug, Default)]
+pub(super) struct Taking {
+    has_joined: Cell<bool>,
+    fill: Cell<Option<Fill>>,
+}
+
+impl Taking {
+    /// The map is another one: perhaps the first that this core is in.
+    pub(super) fn on_map(&self, now: Time, map: &ClusterMap, seat: Seat, capacity_bytes: u64) {
+        if self.has_joined.get() || !has_seat(map, seat) {
+            return;
+        }
+        self.has_joined.set(true);
+        if map.epoch() > Epoch::FIRST {
+            self.fill.set(Some(Fill::new(now, capacity_bytes)));
+        }
+    }
+
+    /// Bytes that it may take now, if that is less than it has room for.
+    fn left_bytes(&self, now: Time) -> u64 {
+        self.fill
+            .get()
+            .map_or(u64::MAX, |fill| fill.left_bytes(now))
+    }
+
+    fn take(&self, now: Time, len_bytes: u64) -> bool {
+        let Some(mut fill) = self.fill.get() else {
+            return true;
+        };
+        let is_taken = fill.take(now, len_bytes);
+        self.fill.set(Some(fill));
+        is_taken
+    }
+}
+
+impl MemberCore {
+    /// Bytes that replicas may still use now.
+    pub(crate) fn replica_room_bytes(&self, now: Time, is_repair: bool) -> u64 {
+        let free_bytes = self.free_for_replicas(is_repair);
+        free_bytes.min(self.taking.left_bytes(now))
+    }
+
+    fn free_for_replicas(&self, is_repair: bool) -> u64 {
+        let bytes = self.bytes().borrow();
+        let limits = bytes.limits();
+        let most_bytes = if is_repair {
+            repair_room_bytes(limits.low_watermark_bytes())
+        } else {
+            limits.high_watermark_bytes()
+        };
+        let entries_most = repair_room_bytes(limits.entries_max() as u64);
+        if is_repair && bytes.stats().entries >= entries_most {
+            return 0;
+        }
+        most_bytes.saturating_sub(bytes.stats().used_bytes)
+    }
+
+    /// Whether a replica is taken now; if not, somebody else may have room, or this core later.
+    pub(crate) fn takes_replica(
+        &self,
+        now: Time,
+        extent_bytes: u64,
+        is_repair: bool,
+    ) -> Result<(), Status> {
+        if self.free_for_replicas(is_repair) < extent_bytes {
+            return Err(Status::Full);
+        }
+        if self.taking.take(now, extent_bytes) {
+            Ok(())
+        } else {
+            Err(Status::Busy)
+        }
+    }
+}
