@@ -41,6 +41,7 @@ pub(super) fn map(source: &mut impl Source, epoch: Epoch, generation: u64) -> Cl
         home_weight: u32::from(chosen >> 5) + 1,
         cores: 1 + u16::from(node % 2),
         is_draining: node != 0 && chosen & 0xc0 == 0xc0,
+        rack: lunette_cluster_proto::rack::Rack::NONE,
     });
     ClusterMap::new(epoch, generation, members.collect()).expect("ids differ, and cores are few")
 }

@@ -120,6 +120,7 @@ impl ClusterMap {
             home_weight: member.weight,
             cores: member.cores,
             is_draining: false,
+            rack: lunette_cluster_proto::rack::Rack::NONE,
             #[cfg(feature = "next-version")]
             next: 0,
         });

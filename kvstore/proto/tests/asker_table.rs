@@ -65,6 +65,7 @@ fn asker() -> Asker {
         home_weight: 1,
         cores: 1,
         is_draining: false,
+        rack: lunette_cluster_proto::rack::Rack::NONE,
     };
     let mut asker = Asker::new(AskerId(1));
     asker.on_map(&ClusterMap::new(Epoch(1), 0, vec![member]).expect("a map"));

@@ -40,6 +40,7 @@ fn map(epoch: u64, nodes: &[u64], draining: &[u64]) -> ClusterMap {
         home_weight: u32::from(id == 1),
         cores: 1,
         is_draining: draining.contains(&id),
+        rack: lunette_cluster_proto::rack::Rack::NONE,
     });
     ClusterMap::new(Epoch(epoch), 0, members.collect()).expect("a map")
 }

@@ -123,6 +123,7 @@ fn map() -> ClusterMap {
         home_weight,
         cores: 1,
         is_draining: false,
+        rack: lunette_cluster_proto::rack::Rack::NONE,
     };
     // The home, and two owners.
     ClusterMap::new(EPOCH, 0, vec![member(1, 1), member(2, 0), member(3, 0)]).expect("a map")

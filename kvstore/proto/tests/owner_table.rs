@@ -189,6 +189,7 @@ fn map(epoch: u64) -> ClusterMap {
         home_weight,
         cores: 1,
         is_draining: false,
+        rack: lunette_cluster_proto::rack::Rack::NONE,
     };
     ClusterMap::new(Epoch(epoch), 0, vec![member(1, 1), member(2, 0)]).expect("a map")
 }

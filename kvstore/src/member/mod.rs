@@ -46,6 +46,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_auth::Secrets;
+use lunette_cluster::proto::rack::Rack;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::Arena;
@@ -93,6 +94,9 @@ pub struct ClusterOptions {
     pub lease_ttl_s: u32,
     /// How long members are waited for when all leases have expired together.
     pub rejoin_wait: Duration,
+    /// What the node fails together with: copies of an object go to nodes of different racks, where there are
+    /// such.
+    pub rack: Rack,
 }
 
 impl ClusterOptions {
@@ -108,6 +112,7 @@ impl ClusterOptions {
             life_file: None,
             lease_ttl_s: 5,
             rejoin_wait: Duration::from_secs(10),
+            rack: Rack::NONE,
         }
     }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lunette_cluster::proto::map::ClusterMap;
+use lunette_cluster::proto::map::{ClusterMap, MapMember};
+use lunette_cluster::proto::rack::Rack;
 use lunette_kvstore_proto::message::{NodeStat, Op};
 use lunette_kvstore_proto::placement::choice::Offer;
 use lunette_kvstore_proto::placement::{Seat, seat_at};
@@ -35,19 +36,19 @@ pub(super) struct Offers {
 
 /// What is known of a node without asking it.
 pub(super) fn holder(map: &ClusterMap, node: NodeId) -> Offer {
-    let _member = map.member(node);
+    let member = map.member(node);
     Offer {
         node,
         free_bytes: 0,
         load: 0,
-        rack: 0,
+        rack: member.map_or(Rack::NONE, |member| member.rack),
         is_open: false,
     }
 }
 
 impl Offers {
     /// What some nodes that have no copy offer: as many as are drawn for one choice have room, if there are
-    /// such.
+    /// such, and are in racks without a copy, if some of those have.
     pub(super) async fn find(
         &mut self,
         core: &MemberCore,
@@ -62,12 +63,21 @@ impl Offers {
             let has_copy = taken.iter().any(|offer| offer.node == member.id);
             !member.is_draining && !has_copy
         });
+        // Those in racks that have a copy are asked only where no other has room.
+        let is_near = |rack| taken.iter().any(|offer| offer.rack == rack);
+        let (mut near, mut apart): (Vec<&MapMember>, Vec<&MapMember>) =
+            others.into_iter().partition(|member| is_near(member.rack));
         let mut found = Vec::new();
         let mut candidates = 0;
         for _ in 0..ASKED_MAX {
-            if others.is_empty() || candidates == CANDIDATES {
+            if candidates == CANDIDATES {
                 break;
             }
+            let others = match (apart.is_empty(), candidates) {
+                (false, _) => &mut apart,
+                (true, 0) if !near.is_empty() => &mut near,
+                (true, _) => break,
+            };
             let count = others.len() as u64;
             let drawn = usize::try_from(entropy() % count).expect("an index");
             let node = others.swap_remove(drawn).id;

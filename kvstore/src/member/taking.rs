@@ -90,3 +90,47 @@ impl MemberCore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lunette_cluster::proto::map::MapMember;
+    use lunette_cluster::proto::rack::Rack;
+    use lunette_runtime_core::ids::{CoreIndex, NodeId};
+
+    use super::*;
+
+    const SEAT: Seat = Seat {
+        node: NodeId(2),
+        incarnation: 1,
+        core: CoreIndex(0),
+    };
+
+    fn map(epoch: u64, nodes: &[u64]) -> ClusterMap {
+        let members = nodes.iter().map(|&id| MapMember {
+            id: NodeId(id),
+            incarnation: 1,
+            address: ([192, 0, 2, 1], 7000).into(),
+            home_weight: 1,
+            cores: 1,
+            is_draining: false,
+            rack: Rack::NONE,
+        });
+        ClusterMap::new(Epoch(epoch), 0, members.collect()).expect("a map")
+    }
+
+    #[test]
+    fn who_joins_others_is_filled_slowly_and_who_begins_with_them_is_not() {
+        for (epoch, is_bounded) in [(1, false), (2, true)] {
+            let taking = Taking::default();
+            let now = Time::from_ns(7);
+            taking.on_map(now, &map(epoch, &[1]), SEAT, 1600);
+            assert_eq!(taking.left_bytes(now), u64::MAX, "it is not in the map");
+            taking.on_map(now, &map(epoch, &[1, 2]), SEAT, 1600);
+            assert_eq!(taking.left_bytes(now) == 100, is_bounded);
+            assert!(taking.take(now, 100));
+            assert_eq!(taking.take(now, 1), !is_bounded);
+            taking.on_map(now, &map(epoch + 1, &[1, 2]), SEAT, 1600);
+            assert_eq!(taking.left_bytes(now) == 0, is_bounded, "it is no fresher");
+        }
+    }
+}

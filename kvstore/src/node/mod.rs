@@ -245,6 +245,7 @@ impl SeatedNode {
                 home_weight: options.weight,
                 cores: u16::try_from(cores).expect("cores are bounded"),
                 is_draining: false,
+                rack: cluster.rack,
                 #[cfg(feature = "next-version")]
                 next: lunette_kvstore_proto::message::Next::MARK,
             };

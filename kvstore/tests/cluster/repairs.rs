@@ -77,6 +77,38 @@ fn what_members_took_with_them_is_made_again() {
 }
 
 #[test]
+fn copies_are_in_different_racks_and_so_are_those_that_are_made_again() {
+    run(WORLDS, || async {
+        let mut scene = Scene::in_racks(&["a", "b", "a", "b"], 64 * MIB).await;
+        let client = scene.client().await;
+        for n in 0..30 {
+            put_copies(&client, n, 1000, 2).await;
+        }
+        let are_apart = async || {
+            let map = client.map();
+            for n in 0..30 {
+                let found = client.lookup(&key(n), None).await.ok().flatten();
+                let owners = found.map(|found| found.owners).unwrap_or_default();
+                let members = owners.iter().filter_map(|owner| map.member(owner.node));
+                let racks: Vec<_> = members.map(|member| member.rack.label()).collect();
+                assert_ne!((racks.first(), racks.len()), (racks.last(), 2));
+                if racks.len() < 2 {
+                    return false;
+                }
+            }
+            true
+        };
+        eventually("each has two copies, in different racks", are_apart).await;
+        scene.remove_first().await;
+        eventually("the client knows that it left", async || {
+            client.exists(&[key(0)]).await.is_ok() && client.map().members().len() == 3
+        })
+        .await;
+        eventually("each has two copies, in different racks", are_apart).await;
+    });
+}
+
+#[test]
 fn copies_that_nobody_could_take_are_made_where_somebody_joins_and_no_faster_than_it_is_filled() {
     run(WORLDS, || async {
         const LEN: usize = 60_000;

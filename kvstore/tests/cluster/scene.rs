@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_auth::Secrets;
+use lunette_cluster::proto::rack::Rack;
 use lunette_cluster::{Hosted, Security, serve};
 use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, CoreReport, Fetched,
@@ -76,11 +77,24 @@ pub(crate) struct Scene {
     last_id: u64,
     /// How long its clients try.
     client_timeout: Duration,
+    /// What the next node fails together with.
+    rack: Rack,
 }
 
 impl Scene {
     pub(crate) async fn of(nodes: usize, memory_bytes: u64) -> Self {
         Self::begin(nodes, memory_bytes, None).await
+    }
+
+    /// A node in each of these racks.
+    pub(crate) async fn in_racks(racks: &[&str], memory_bytes: u64) -> Self {
+        let mut scene = Self::begin(0, memory_bytes, None).await;
+        for rack in racks {
+            scene.rack = rack.parse().expect("a label");
+            scene.start(memory_bytes).await;
+        }
+        scene.agree().await;
+        scene
     }
 
     pub(crate) async fn secret(nodes: usize, memory_bytes: u64, secrets: Secrets) -> Self {
@@ -106,6 +120,7 @@ impl Scene {
             nodes: Vec::new(),
             last_id: 0,
             client_timeout: Duration::from_secs(8),
+            rack: Rack::NONE,
         };
         for _ in 0..nodes {
             scene.start(memory_bytes).await;
@@ -122,6 +137,7 @@ impl Scene {
             nodes: Vec::new(),
             last_id: 0,
             client_timeout: Duration::from_millis(300),
+            rack: Rack::NONE,
         };
         scene.start(4 << 20).await;
         scene
@@ -153,6 +169,7 @@ impl Scene {
         cluster.secrets = self.secrets.clone();
         cluster.is_coordinator_sealed = true;
         cluster.lease_ttl_s = 2;
+        cluster.rack = self.rack;
         options.cluster = Some(cluster);
         let node = SeatedNode::start(options).await.expect("a node");
         self.nodes.push(node);

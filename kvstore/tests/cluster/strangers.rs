@@ -148,6 +148,7 @@ impl Stranger {
             home_weight: 1,
             cores: 1,
             is_draining: false,
+            rack: lunette_cluster::proto::rack::Rack::NONE,
         };
         Self { member, told }
     }

@@ -33,7 +33,9 @@ fn done(secret: &Path, arguments: &[&str]) -> Value {
 fn member(secret: &Path, coordinator: &Node, id: &str) -> Node {
     let life = secret.with_file_name(format!("life-{id}"));
     let arguments = member_arguments(id, &life, coordinator);
-    let arguments = arguments.each_ref().map(String::as_str);
+    let rack = format!("row-{id}");
+    let mut arguments = arguments.each_ref().map(String::as_str).to_vec();
+    arguments.extend(["--rack", &rack]);
     Node::spawn(&mut knowing(secret, &arguments))
 }
 
@@ -67,6 +69,7 @@ fn members_come_and_go_and_any_of_them_is_enough_to_know() {
     let status = await_members(&secret, &nodes[0], 3);
     assert_eq!(status["members"][1]["node_id"], 2);
     assert_eq!(status["members"][1]["address"], nodes[1].address());
+    assert_eq!(status["members"][1]["rack"], "row-2");
 
     let value = folder.path().join("value");
     fs::write(&value, vec![7; 100_000]).expect("it is written");
@@ -166,6 +169,9 @@ fn a_cluster_needs_somewhere_to_be_coordinated() {
     let arguments = ["serve", "--memory", "8MiB", "--cluster", "test"];
     let output = lunette(&arguments).output().expect("it starts");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let somewhere = ["--coordinators", "127.0.0.1:1", "--rack", "a row"];
+    let output = lunette(&[&arguments[..], &somewhere].concat()).output();
+    assert_eq!(output.expect("it starts").status.code(), Some(2));
     let status = lunette(&["cluster", "status", "--nodes", "127.0.0.1:1"]).output();
     assert_eq!(status.expect("it starts").status.code(), Some(4));
     let node = Node::start("8MiB", &[]);

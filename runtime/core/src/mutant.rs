@@ -40,13 +40,15 @@ pub enum Mutant {
     HoldIgnored,
     /// Where there are copies too many, all of them are dropped.
     SurplusMiscounted,
+    /// Copies that are missing are not made again.
+    RepairForgotten,
     /// What was written before "remove all" lives on.
     GenerationIgnored,
 }
 
 impl Mutant {
     /// Those of the home protocol, which its own simulation is to find.
-    pub const HOME: [(&'static str, Self); 9] = [
+    pub const HOME: [(&'static str, Self); 10] = [
         ("claim-unchecked", Self::ClaimUnchecked),
         ("publish-unclaimed", Self::PublishUnclaimed),
         ("retract-unrecorded", Self::RetractUnrecorded),
@@ -55,6 +57,7 @@ impl Mutant {
         ("fence-ignored", Self::FenceIgnored),
         ("hold-ignored", Self::HoldIgnored),
         ("surplus-miscounted", Self::SurplusMiscounted),
+        ("repair-forgotten", Self::RepairForgotten),
         ("generation-ignored", Self::GenerationIgnored),
     ];
 

@@ -125,6 +125,7 @@ impl Coordination {
                 home_weight: 1,
                 cores: 1,
                 is_draining: false,
+                rack: lunette_cluster::proto::rack::Rack::NONE,
             },
             versions: (1, 1),
             former: Vec::new(),

@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_cluster_proto::map::ClusterMap;
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
 use super::limits::{
@@ -186,7 +187,7 @@ impl Home {
             };
             self.repairs.put(key, missing);
         }
-        if !self.fence.is_leased(now) {
+        if !self.fence.is_leased(now) || mutant::is_on(Mutant::RepairForgotten) {
             // Who is cut off does not know who is there.
             return;
         }

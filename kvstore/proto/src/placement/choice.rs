@@ -10,6 +10,7 @@
 
 use core::time::Duration;
 
+use lunette_cluster_proto::rack::Rack;
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
@@ -46,7 +47,7 @@ pub struct Offer {
     /// How busy it is, in thousandths.
     pub load: u16,
     /// Where it stands: what fails together.
-    pub rack: u32,
+    pub rack: Rack,
     /// Whether it may take the copy now: see [`Fill`].
     pub is_open: bool,
 }
@@ -152,12 +153,16 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    fn rack(label: &str) -> Rack {
+        label.parse().expect("a label")
+    }
+
     fn offer(node: u64, free_mib: u64) -> Offer {
         Offer {
             node: NodeId(node),
             free_bytes: free_mib * MIB,
             load: 0,
-            rack: u32::try_from(node).expect("small"),
+            rack: rack(&format!("r{node}")),
             is_open: true,
         }
     }
@@ -214,11 +219,11 @@ mod tests {
     #[test]
     fn copies_go_to_other_racks() {
         let neighbour = Offer {
-            rack: 9,
+            rack: rack("r9"),
             ..offer(1, 100)
         };
         let holder = Offer {
-            rack: 9,
+            rack: rack("r9"),
             ..offer(7, 100)
         };
         let counts = chosen(&[neighbour, offer(2, 100)], &[holder]);

@@ -404,6 +404,7 @@ impl World {
             home_weight: 1 + u32::from(index % 4 == 3),
             cores: u16::try_from(self.nodes[index].cores.len()).expect("few"),
             is_draining: false,
+            rack: lunette_cluster_proto::rack::Rack::NONE,
         });
         let members: Vec<MapMember> = members.collect();
         let is_same = members == self.map.members() && self.raised == self.map.generation();

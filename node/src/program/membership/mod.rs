@@ -20,6 +20,7 @@ use lunette::kvstore::ClusterOptions;
 use lunette::runtime::topology::user_folder;
 use lunette_auth::Secrets;
 use lunette_auth::policy::SECRET_FILE_SETTING;
+use lunette_cluster::proto::rack::Rack;
 use lunette_cluster::read_secrets;
 
 use super::address::NodeAddress;
@@ -137,6 +138,10 @@ pub(crate) struct JoinArguments {
     #[arg(long, value_name = "S", default_value_t = 5, requires = "cluster",
           value_parser = clap::value_parser!(u32).range(2..=60))]
     lease_ttl: u32,
+    /// What this node fails together with, by a name of your own: copies of an object go to different
+    /// racks, where there are such. At most 16 characters.
+    #[arg(long, value_name = "NAME", requires = "cluster")]
+    rack: Option<Rack>,
 }
 
 impl JoinArguments {
@@ -160,6 +165,7 @@ impl JoinArguments {
             advertised: advertised.transpose()?,
             life_file: self.life_file.clone().or_else(|| life_file(name, node_id?)),
             lease_ttl_s: self.lease_ttl,
+            rack: self.rack.unwrap_or_default(),
             ..ClusterOptions::new(name, coordinators?)
         }))
     }

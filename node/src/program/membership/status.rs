@@ -51,6 +51,9 @@ fn object(member: &MapMember, rows: &[SeatRow]) -> Value {
     object["cores"] = json!(member.cores);
     object["home_weight"] = json!(member.home_weight);
     object["is_draining"] = json!(member.is_draining);
+    if member.rack.is_named() {
+        object["rack"] = json!(member.rack.label());
+    }
     #[cfg(feature = "next-version")]
     {
         object["next_in_map"] = json!(member.next);

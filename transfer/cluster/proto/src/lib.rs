@@ -21,6 +21,7 @@
 //! | [`coordinator`] | the embedded coordinator: keys, leases, watches, snapshots |
 //! | [`metadata`] | metadata servers of others: redis, HTTP; models of them |
 //! | [`map`] | [`ClusterMap`]: members of an epoch, their binary form |
+//! | [`rack`] | what fails together |
 //! | [`rendezvous`] | whose a shard is |
 //! | [`fence`] | [`Fence`]: until when a member may serve what |
 //! | [`member`] | [`Member`]: join, keep alive, watch, propose, leave |
@@ -34,6 +35,7 @@ pub mod http;
 pub mod map;
 pub mod member;
 pub mod metadata;
+pub mod rack;
 pub mod rendezvous;
 
 pub use fence::Fence;

@@ -3,12 +3,13 @@
 //! ```text
 //!  0      4         6       8       16           24             26
 //!  | LNMP | version | count | epoch | generation | member bytes | members ... | CRC32C of all before |
-//!  a member, at least 41 bytes:
-//!  0    8             16      17 (address, IPv4 mapped)  33     35       39      41
-//!  | id | incarnation | flags | address                  | port | weight | cores |
+//!  a member, at least 57 bytes:
+//!  0    8             16      17 (address, IPv4 mapped)  33     35       39      41     57
+//!  | id | incarnation | flags | address                  | port | weight | cores | rack |
 //! ```
 //!
-//! All numbers are little-endian; members are in the order of their ids. Members of later versions are
+//! All numbers are little-endian; members are in the order of their ids, and a rack is its label padded with zeros.
+//! Members of later versions are
 //! longer: who knows fewer fields skips the rest, and who knows more takes what is missing for 0, which
 //! means that nobody told. Who writes a map writes what it knows of each member, so a field is complete when all
 //! members know it. The version changes only when what is there changes its meaning.
@@ -21,6 +22,8 @@ use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::limits::CORES_MAX;
 use thiserror::Error;
 
+use crate::rack::{RACK_BYTES_MAX, Rack};
+
 /// Most members of one cluster.
 pub const MEMBERS_MAX: usize = 1024;
 /// Length of a member as it is written here, in bytes.
@@ -28,7 +31,7 @@ pub const MEMBER_BYTES: usize = MEMBER_BYTES_MIN + NEXT_BYTES;
 /// Longest map as it is written here, in bytes.
 pub const MAP_BYTES_MAX: usize = 30 + MEMBERS_MAX * MEMBER_BYTES;
 /// Length of a member of the first version, in bytes.
-const MEMBER_BYTES_MIN: usize = 41;
+const MEMBER_BYTES_MIN: usize = 41 + RACK_BYTES_MAX;
 /// What the next version adds to it.
 const NEXT_BYTES: usize = if cfg!(feature = "next-version") { 4 } else { 0 };
 
@@ -61,6 +64,8 @@ pub struct MapMember {
     pub cores: u16,
     /// Whether it is leaving: the home of nothing, and to be emptied.
     pub is_draining: bool,
+    /// What it fails together with.
+    pub rack: Rack,
     /// What the next version adds; 0 where nobody told.
     #[cfg(feature = "next-version")]
     pub next: u32,
@@ -148,7 +153,8 @@ impl MapMember {
             .bytes(&ip.octets())
             .u16(self.address.port())
             .u32(self.home_weight)
-            .u16(self.cores);
+            .u16(self.cores)
+            .bytes(self.rack.bytes());
         #[cfg(feature = "next-version")]
         Writer::new(out).u32(self.next);
     }
@@ -169,6 +175,8 @@ impl MapMember {
             return Err(MapFault::OutOfRange { id, field: "flags" });
         }
         let is_draining = flags & FLAG_DRAINING != 0;
+        let rack = Rack::from_bytes(&reader.array()?);
+        let rack = rack.map_err(|_no_label| MapFault::OutOfRange { id, field: "rack" })?;
         let member = Self {
             id,
             incarnation,
@@ -176,6 +184,7 @@ impl MapMember {
             home_weight,
             cores,
             is_draining,
+            rack,
             #[cfg(feature = "next-version")]
             next: reader.u32().unwrap_or(0),
         };
@@ -319,6 +328,7 @@ mod tests {
             home_weight: 3,
             cores: 4,
             is_draining: false,
+            rack: Rack::NONE,
         }
     }
 
@@ -328,17 +338,20 @@ mod tests {
         let leaving = MapMember {
             address: "[2001:db8::1]:7001".parse().unwrap(),
             is_draining: true,
+            rack: "r7".parse().unwrap(),
             ..member(9)
         };
         let map = ClusterMap::new(Epoch(5), 6, vec![leaving, member(8)]).unwrap();
         #[rustfmt::skip]
         let golden = [
             b'L', b'N', b'M', b'P', 1, 0, 2, 0, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0,
-            41, 0,
+            57, 0,
             8, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0,
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 192, 0, 2, 1, 0x58, 0x1b, 3, 0, 0, 0, 4, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
             9, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 1,
             0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0x59, 0x1b, 3, 0, 0, 0, 4, 0,
+            b'r', b'7', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
         ];
         let bytes = map.encode();
         assert_eq!(bytes[..bytes.len() - 4], golden);
@@ -358,19 +371,37 @@ mod tests {
         let map = ClusterMap::new(Epoch(5), 6, vec![member(8), member(9)]).unwrap();
         let bytes = map.encode();
         let mut later = bytes[..24].to_vec();
-        later.extend_from_slice(&[44, 0]);
+        later.extend_from_slice(&[60, 0]);
         for one in 0..2 {
-            later.extend_from_slice(&bytes[26 + one * 41..][..41]);
+            later.extend_from_slice(&bytes[26 + one * 57..][..57]);
             later.extend_from_slice(&[7, 8, 9]);
         }
         assert_eq!(ClusterMap::decode(&sealed(&later)), Ok(map));
         let mut shorter = bytes[..24].to_vec();
-        shorter.extend_from_slice(&[40, 0]);
+        shorter.extend_from_slice(&[56, 0]);
         for one in 0..2 {
-            shorter.extend_from_slice(&bytes[26 + one * 41..][..40]);
+            shorter.extend_from_slice(&bytes[26 + one * 57..][..56]);
         }
         let fault = ClusterMap::decode(&sealed(&shorter)).unwrap_err();
         assert!(matches!(fault, MapFault::Truncated(_)), "{fault}");
+    }
+
+    #[test]
+    fn a_rack_is_told_with_its_member() {
+        let racked = MapMember {
+            rack: "r7".parse().unwrap(),
+            ..member(8)
+        };
+        let map = ClusterMap::new(Epoch(5), 6, vec![racked, member(9)]).unwrap();
+        let bytes = map.encode();
+        let label = &bytes[26 + 41..][..RACK_BYTES_MAX];
+        assert_eq!(label, b"r7\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        assert_eq!(ClusterMap::decode(&bytes), Ok(map));
+        let mut spaced = bytes[..bytes.len() - 4].to_vec();
+        spaced[26 + 41] = b' ';
+        let (id, field) = (NodeId(8), "rack");
+        let fault = MapFault::OutOfRange { id, field };
+        assert_eq!(ClusterMap::decode(&sealed(&spaced)), Err(fault));
     }
 
     #[test]
@@ -393,7 +424,12 @@ mod tests {
     #[test]
     fn members_are_bounded_and_each_is_there_once() {
         let map = |count: u64| ClusterMap::new(Epoch(1), 0, (1..=count).map(member).collect());
-        let most = map(MEMBERS_MAX as u64).unwrap();
+        let racked = |id| MapMember {
+            rack: "0123456789abcdef".parse().unwrap(),
+            ..member(id)
+        };
+        let most = (1..=MEMBERS_MAX as u64).map(racked).collect();
+        let most = ClusterMap::new(Epoch(1), 0, most).unwrap();
         assert_eq!(most.encode().len(), MAP_BYTES_MAX);
         assert_eq!(ClusterMap::decode(&most.encode()), Ok(most));
         let members = MEMBERS_MAX + 1;

@@ -111,6 +111,7 @@ mod tests {
             home_weight,
             cores: 1,
             is_draining: false,
+            rack: crate::rack::Rack::NONE,
         }
     }
 

@@ -20,6 +20,7 @@ fn members() -> impl Strategy<Value = Vec<MapMember>> {
                     home_weight,
                     cores,
                     is_draining,
+                    rack: lunette_cluster_proto::rack::Rack::NONE,
                 }
             };
         members.into_iter().map(member).collect()

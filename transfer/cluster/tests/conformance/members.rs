@@ -28,6 +28,7 @@ fn options(id: u64) -> MemberOptions {
             home_weight: 1,
             cores: 1,
             is_draining: false,
+            rack: lunette_cluster::proto::rack::Rack::NONE,
         },
         versions: (1, 1),
         former: Vec::new(),

@@ -187,6 +187,7 @@ impl Town {
                 home_weight: 1,
                 cores: 1,
                 is_draining: false,
+                rack: lunette_cluster::proto::rack::Rack::NONE,
             },
             versions: (1, 1),
             former: Vec::new(),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  <prefix>/cluster        | LNCI | version (2) | cluster id (8) | name length (2) | name | CRC |
-//!  <prefix>/members/<id>   | LNMR | version (2) | min, max | ttl_s (4) | length (2) | member | ... | CRC |
+//!  <prefix>/members/<id>   | LNMR | version (2) | wire min, max | ttl_s (4) | length (2) | member | ... | CRC |
 //!  <prefix>/map            a map
 //! ```
 //!
@@ -210,6 +210,7 @@ mod tests {
                 home_weight: 1,
                 cores: 2,
                 is_draining: false,
+                rack: crate::rack::Rack::NONE,
             },
         }
     }
@@ -229,9 +230,9 @@ mod tests {
         let bytes = registration().encode();
         assert_eq!(
             bytes[..14],
-            [b'L', b'N', b'M', b'R', 1, 0, 1, 2, 5, 0, 0, 0, 41, 0]
+            [b'L', b'N', b'M', b'R', 1, 0, 1, 2, 5, 0, 0, 0, 57, 0]
         );
-        assert_eq!(bytes.len(), 14 + 41 + 4);
+        assert_eq!(bytes.len(), 14 + 57 + 4);
         assert_eq!(Registration::decode(&bytes), Ok(registration()));
     }
 

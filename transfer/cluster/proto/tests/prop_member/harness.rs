@@ -102,6 +102,7 @@ impl Cluster {
                 home_weight: 1,
                 cores: 2,
                 is_draining: false,
+                rack: lunette_cluster_proto::rack::Rack::NONE,
             },
             versions: (1, 2),
             former: Vec::new(),
