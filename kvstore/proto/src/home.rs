@@ -373,6 +373,11 @@ impl Home {
             .over(now, asker, below, self.limits.answered_max);
     }
 
+    /// A key is about to be written, or one of its copies to leave: see [`Sorted::touch`](crate::sorted::Sorted::touch).
+    pub fn touch(&self, key: Fingerprint) {
+        self.table.touch(key);
+    }
+
     /// Somebody asks, who has the map of the given epoch.
     pub fn on_ask(&mut self, now: Time, asker: AskerId, epoch: Epoch, ask: Ask, out: Out<'_>) {
         let request = ask.request();

@@ -60,7 +60,7 @@ use crate::answered::Answered;
 use crate::key::Fingerprint;
 use crate::message::directory::{Answer, AskerId, CopyPage, CopyPlace, OpId, ToHome, ToOwner};
 use crate::placement::{Seat, has_seat, home_of};
-use crate::sorted::Sorted;
+use crate::sorted::{Sorted, Spread};
 use crate::version::CopyInfo;
 
 pub use copies::{EvictRefusal, Read};
@@ -378,6 +378,14 @@ impl Owner {
     pub fn served(&self) -> impl Iterator<Item = (CopyPlace, CopyInfo)> + '_ {
         let published = self.copies.iter().filter(|(_, held)| held.is_published());
         published.map(|(place, held)| (place, held.info))
+    }
+
+    /// A key is about to be written, or one of its copies to leave: see [`Sorted::touch`].
+    pub fn touch(&self, key: Fingerprint) {
+        self.copies.touch(key);
+        if let Some(places) = self.by_home.get(&self.seat) {
+            places.touch(CopyPlace::least(key.head()));
+        }
     }
 
     /// A copy that it would serve, and what its namespace wants of nodes that are cut off.

@@ -18,15 +18,14 @@
 //! finds no room is refused, to be tried again, while room is being made. An entry is released to
 //! the driver once, when nobody reads it any more.
 
-use std::hash::{BuildHasher, Hasher};
-
-use hashbrown::HashMap;
 use slab::Slab;
 use thiserror::Error;
 
+use crate::key::Fingerprint;
 use crate::lru::Lru;
 use crate::message::directory::CopyPlace;
 use crate::shard::{EntryId, ShardLimits};
+use crate::sorted::{Sorted, Spread};
 
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
@@ -89,48 +88,12 @@ pub struct ResidenceStats {
     pub refused: u64,
 }
 
-/// Fingerprints are well mixed, and versions are small: their sum is a hash.
-#[derive(Clone, Debug, Default)]
-struct PlaceHasher(u64);
-
-impl Hasher for PlaceHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(byte.into());
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = self.0.rotate_left(9).wrapping_add(value);
-    }
-
-    fn write_u128(&mut self, value: u128) {
-        let [a, b, c, d, e, f, g, h, ..] = value.to_le_bytes();
-        self.write_u64(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
-    }
-}
-
-impl BuildHasher for PlaceHasher {
-    type Hasher = Self;
-
-    fn build_hasher(&self) -> Self {
-        Self::default()
-    }
-}
-
-/// It is never iterated.
-type ByPlace = HashMap<CopyPlace, u32, PlaceHasher>;
-
 /// The machine of one core's memory. See the [module](self).
 #[derive(Debug)]
 pub struct Residence {
     limits: ShardLimits,
     slots: Slab<Entry>,
-    by_place: ByPlace,
+    by_place: Sorted<CopyPlace, u32>,
     /// The resident entries.
     lru: Lru,
     next_generation: u32,
@@ -140,14 +103,14 @@ pub struct Residence {
 }
 
 impl Residence {
-    /// Empty memory within `limits`. Its tables are allocated here for all entries.
+    /// Empty memory within `limits`. Its slots are allocated here for all entries.
     #[must_use]
     pub fn new(limits: ShardLimits) -> Self {
         let entries_max = limits.entries_max();
         Self {
             limits,
             slots: Slab::with_capacity(entries_max),
-            by_place: ByPlace::with_capacity_and_hasher(entries_max, PlaceHasher::default()),
+            by_place: Sorted::default(),
             lru: Lru::with_capacity(entries_max),
             next_generation: 0,
             wanted_bytes: 0,
@@ -243,7 +206,7 @@ impl Residence {
     /// The entry of a copy, as the most recently used and with one more pin, which
     /// [`unpin`](Self::unpin) takes back. Its memory stays while it is pinned.
     pub fn pin(&mut self, place: CopyPlace) -> Option<EntryId> {
-        let slot_index = *self.by_place.get(&place)?;
+        let slot_index = self.by_place.get(place)?;
         let entry = &mut self.slots[slot_index as usize];
         entry.pins = entry.pins.checked_add(1).expect("far fewer reads");
         let generation = entry.generation;
@@ -256,10 +219,15 @@ impl Residence {
         })
     }
 
+    /// A copy of this key is about to be looked for, or to be kept: see [`Sorted::touch`].
+    pub fn touch(&self, key: Fingerprint) {
+        self.by_place.touch(CopyPlace::least(key.head()));
+    }
+
     /// The entry of a copy, as it is.
     #[must_use]
     pub fn find(&self, place: CopyPlace) -> Option<EntryId> {
-        let slot_index = *self.by_place.get(&place)?;
+        let slot_index = self.by_place.get(place)?;
         let generation = self.slots[slot_index as usize].generation;
         Some(EntryId {
             slot_index,
@@ -285,7 +253,7 @@ impl Residence {
     /// A copy is no more. The entry that is released by that; none if it is being read, or there is
     /// no such copy.
     pub fn free(&mut self, place: CopyPlace) -> Option<EntryId> {
-        let slot_index = self.by_place.remove(&place)?;
+        let slot_index = self.by_place.remove(place)?;
         let entry = &mut self.slots[slot_index as usize];
         let bytes = u64::from(entry.extent_bytes);
         match entry.state {
@@ -365,7 +333,7 @@ impl Residence {
     /// # Panics
     /// If it is not resident.
     pub fn leave(&mut self, place: CopyPlace) {
-        let slot_index = self.by_place[&place];
+        let slot_index = self.by_place.get(place).expect("a copy that is here");
         let entry = &mut self.slots[slot_index as usize];
         assert!(
             entry.state == State::Resident(place),
@@ -382,7 +350,7 @@ impl Residence {
 
     /// A copy cannot leave now: it is as if it had just been read.
     pub fn spare(&mut self, place: CopyPlace) {
-        if let Some(&slot_index) = self.by_place.get(&place)
+        if let Some(slot_index) = self.by_place.get(place)
             && matches!(self.slots[slot_index as usize].state, State::Resident(_))
         {
             self.lru.touch(slot_index);
@@ -407,7 +375,6 @@ mod tests {
     use lunette_cluster_proto::map::Epoch;
 
     use super::*;
-    use crate::key::Fingerprint;
     use crate::version::Version;
 
     fn place(number: u64) -> CopyPlace {

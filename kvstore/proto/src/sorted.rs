@@ -16,6 +16,7 @@
 //! Whoever may choose keys can make many of them begin alike. What would make the directory far larger than its
 //! pages goes to a tree instead: slower, and as large as what was put there.
 
+use core::hint::black_box;
 use std::collections::BTreeMap;
 
 use crate::key::Fingerprint;
@@ -284,6 +285,12 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
             };
         }
         values
+    }
+
+    /// Asks memory for the page of a key that is about to be used, without waiting for it: several tables that are
+    /// touched one after the other answer at the same time.
+    pub fn touch(&self, key: K) {
+        black_box(self.page(key.head()).len);
     }
 
     /// Whether there is such a key.

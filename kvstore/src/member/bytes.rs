@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use lunette_kvstore_proto::extent::ExtentLayout;
-use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{CopyPlace, OpId};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
@@ -306,6 +306,11 @@ impl Bytes {
             return None;
         }
         Some((id, extent))
+    }
+
+    /// See [`Residence::touch`].
+    pub(crate) fn touch(&self, key: Fingerprint) {
+        self.residence.touch(key);
     }
 
     /// How much of the memory a copy takes.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use lunette_cluster::proto::fence::{Fence, NamespaceKind};
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits, REPAIR_WAIT};
-use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::NodeState;
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskerId, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
@@ -40,6 +40,9 @@ use crate::counting::{CopyCounts, Counts, MemberReport};
 /// How many copies the machines of a core may know for each entry of its memory: some have left memory and not yet
 /// their home, and a home may have more keys than its own memory holds.
 const COPIES_PER_ENTRY: usize = 2;
+
+/// How much is done for the machines of a core before its clock is looked at again.
+const DEEDS_AT_ONE_TIME: usize = 16;
 
 /// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
 /// are there, `recorded` when its home knows of it, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
@@ -213,12 +216,24 @@ impl MemberCore {
         machines.home.is_idle() && machines.owner.is_idle()
     }
 
+    /// A key is about to be written, or one of its copies to leave: the tables that this takes are asked for at once.
+    pub(super) fn touch(&self, key: Fingerprint) {
+        let machines = self.machines.borrow();
+        machines.home.touch(key);
+        machines.owner.touch(key);
+        self.bytes.borrow().touch(key);
+    }
+
     /// Tells the home something.
     fn at_home(&self, tell: impl FnOnce(&mut Home, Time, &mut Vec<HomeAction>)) {
+        self.at_home_at(time::now(), tell);
+    }
+
+    fn at_home_at(&self, now: Time, tell: impl FnOnce(&mut Home, Time, &mut Vec<HomeAction>)) {
         let mut out = Vec::new();
         let epoch = {
             let home = &mut self.machines.borrow_mut().home;
-            tell(home, time::now(), &mut out);
+            tell(home, now, &mut out);
             home.epoch()
         };
         for action in out {
@@ -241,10 +256,19 @@ impl MemberCore {
         sent_by: Seat,
         tell: impl FnOnce(&mut Owner, Time, &mut Vec<OwnerAction>) -> T,
     ) -> T {
+        self.at_owner_at(time::now(), sent_by, tell)
+    }
+
+    fn at_owner_at<T>(
+        &self,
+        now: Time,
+        sent_by: Seat,
+        tell: impl FnOnce(&mut Owner, Time, &mut Vec<OwnerAction>) -> T,
+    ) -> T {
         let mut out = Vec::new();
         let (told, epoch) = {
             let owner = &mut self.machines.borrow_mut().owner;
-            let told = tell(owner, time::now(), &mut out);
+            let told = tell(owner, now, &mut out);
             (told, owner.epoch())
         };
         for action in out {
@@ -325,18 +349,27 @@ impl MemberCore {
         if self.is_settling.replace(true) {
             return;
         }
-        loop {
+        let mut now = time::now();
+        for done in 1_usize.. {
             let deed = self.deeds.borrow_mut().pop_front();
+            // What follows from one event happens at one time, if it is not much: leases are looked at by this clock.
+            if done.is_multiple_of(DEEDS_AT_ONE_TIME) {
+                now = time::now();
+            }
             match deed {
                 None => break,
                 Some(Deed::ToHome(from, epoch, item)) => {
-                    self.at_home(|home, now, out| home.on_owner(now, from, epoch, item, out));
+                    self.at_home_at(now, |home, now, out| {
+                        home.on_owner(now, from, epoch, item, out)
+                    });
                 }
                 Some(Deed::Page(from, epoch, page)) => {
-                    self.at_home(|home, now, out| home.on_page(now, from, epoch, page, out));
+                    self.at_home_at(now, |home, now, out| {
+                        home.on_page(now, from, epoch, page, out)
+                    });
                 }
                 Some(Deed::ToOwner(from, epoch, item)) => {
-                    self.tell_owner(from, epoch, item);
+                    self.tell_owner(now, from, epoch, item);
                 }
             }
         }
@@ -344,12 +377,12 @@ impl MemberCore {
         self.busy.raise();
     }
 
-    fn tell_owner(&self, from: Seat, epoch: Epoch, item: ToOwner) {
+    fn tell_owner(&self, now: Time, from: Seat, epoch: Epoch, item: ToOwner) {
         let recorded = match &item {
             ToOwner::Recorded { key, version, .. } => Some((*key, *version)),
             _ => None,
         };
-        self.at_owner(from, |owner, now, out| {
+        self.at_owner_at(now, from, |owner, now, out| {
             owner.on_home(now, from, epoch, item, out);
         });
         if let Some((key, version)) = recorded
@@ -443,6 +476,9 @@ impl MemberCore {
     /// Asks homes to let go of what has to leave: how many copies.
     pub(crate) fn make_room(&self) -> usize {
         let victims = self.bytes.borrow().victims();
+        for place in &victims {
+            self.touch(place.key);
+        }
         let mut leaving = 0;
         for &place in &victims {
             let leaves = self.at_owner(self.seat, |owner, now, out| owner.evict(now, place, out));

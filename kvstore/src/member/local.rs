@@ -152,6 +152,7 @@ impl MemberCore {
         if !self.is_home_of(key) {
             return None;
         }
+        self.touch(ask.key);
         let (op, mut waiting) = self.write(asker, request, ask);
         if let Some(op) = op {
             let len_bytes = u32::try_from(value.len()).expect("a value is bounded");

@@ -108,6 +108,10 @@ impl Table {
         record.map_or(&[], SmallVec::as_slice)
     }
 
+    pub(super) fn touch(&self, key: Fingerprint) {
+        self.keys.touch(key);
+    }
+
     /// Of which of several keys, at most [`LANES`], a copy is shown, in their order.
     pub(super) fn are_shown(&self, keys: &[Fingerprint]) -> [bool; LANES] {
         let marks = self.keys.get_each(keys);

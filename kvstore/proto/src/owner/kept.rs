@@ -24,6 +24,10 @@ impl Kept {
         self.copies
     }
 
+    pub(super) fn touch(&self, key: Fingerprint) {
+        self.keys.touch(key);
+    }
+
     fn versions(&self, key: Fingerprint) -> &[Held] {
         let index = self.keys.get(key);
         let versions = index.map(|index| &self.versions[index as usize]);
