@@ -31,6 +31,18 @@ pub enum Pace {
 pub enum Measure {
     /// Median latency in microseconds.
     P50,
+    /// Median latency in microseconds, of calls of which so many are timed together.
+    P50Of {
+        /// How many.
+        calls: u32,
+    },
+    /// Operations per second.
+    Rate {
+        /// Operations of one call.
+        operations: u32,
+        /// How many of them a second are 1 of the row's unit.
+        unit: u32,
+    },
     /// Payload per second, in units of 10^9 bytes.
     Throughput {
         /// Payload of one call.
@@ -107,6 +119,11 @@ impl Calls {
         let quantile_us = |q: f64| self.latencies_ns.value_at_quantile(q) as f64 / 1000.0;
         let value = match measure {
             Measure::P50 => quantile_us(0.5),
+            Measure::P50Of { calls } => quantile_us(0.5) / f64::from(calls),
+            Measure::Rate { operations, unit } => {
+                let done = self.latencies_ns.len() as f64 * f64::from(operations);
+                done / self.busy.as_secs_f64() / f64::from(unit)
+            }
             Measure::Throughput { bytes } => {
                 let moved = self.latencies_ns.len() as f64 * bytes as f64;
                 moved / self.busy.as_secs_f64() / 1e9
@@ -116,5 +133,29 @@ impl Calls {
             value,
             p99: quantile_us(0.99),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_from_calls_agrees_with_itself() {
+        let mut calls = Calls::new(Pace::Hot);
+        for _ in 0..WARM_UP_CALLS + 50 {
+            calls.begin();
+            std::hint::black_box(vec![1; 10_000]);
+            calls.end();
+        }
+        assert_eq!(calls.latencies_ns.len(), 50, "those before warm up");
+        let value = |measure| calls.sample(measure).value;
+        let is_close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+        let grouped = value(Measure::P50Of { calls: 4 });
+        assert!(is_close(value(Measure::P50), 4.0 * grouped));
+        let (operations, unit) = (3, 1000);
+        let rate = value(Measure::Rate { operations, unit });
+        let throughput = value(Measure::Throughput { bytes: 3 });
+        assert!(is_close(rate * 1e3, throughput * 1e9));
     }
 }

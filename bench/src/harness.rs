@@ -217,6 +217,16 @@ pub fn run<S: Sides>(subject: &Subject, opened: Result<S, Failure>, plan: &Plan)
     }
 }
 
+/// The middle of so many runs of our side alone, which prove nothing.
+///
+/// # Errors
+/// That of the first run that fails.
+pub fn ours<S: Sides>(mut sides: S, plan: &Plan) -> Result<f64, Failure> {
+    let values = (0..plan.pairs).map(|_| Ok(sides.ours()?.value));
+    let middle = median(values.collect::<Result<_, Failure>>()?);
+    middle.ok_or_else(|| "no run was asked for".into())
+}
+
 /// Runs each side once.
 fn measure(sides: &mut impl Sides, ours_first: bool) -> Result<Pair, Failure> {
     if ours_first {
@@ -338,6 +348,33 @@ mod tests {
         };
         assert_eq!(of(14), Verdict::Met);
         assert_eq!(of(13), Verdict::Missed);
+    }
+
+    /// Values that it gives one after the other; then it fails.
+    struct Scripted(Vec<f64>);
+
+    impl Sides for Scripted {
+        fn ours(&mut self) -> Result<Sample, Failure> {
+            let value = self.0.pop().ok_or("nothing is left")?;
+            Ok(Sample { value, p99: value })
+        }
+
+        fn rival(&mut self) -> Result<Sample, Failure> {
+            Err("there is none".into())
+        }
+    }
+
+    #[test]
+    fn our_side_alone_is_measured_without_the_other() {
+        let plan = |pairs| Plan {
+            pairs,
+            server_cpu: 0,
+            client_cpu: 1,
+        };
+        let sides = || Scripted(vec![9.0, 2.0, 3.0]);
+        assert!(ours(sides(), &plan(3)).is_ok_and(|value| value.total_cmp(&3.0).is_eq()));
+        assert!(ours(sides(), &plan(4)).is_err(), "a run has failed");
+        assert!(ours(sides(), &plan(0)).is_err());
     }
 
     #[test]

@@ -25,6 +25,7 @@ use lunette_bench::harness::{self, Plan};
 use lunette_bench::report;
 
 use crate::peer::Serve;
+use crate::rows::Row;
 
 /// Core-pinned benchmark rows, each beside a peer or a physical limit.
 #[derive(Debug, Parser)]
@@ -41,6 +42,10 @@ struct Args {
     /// List the rows and end.
     #[arg(long)]
     list: bool,
+    /// Measure our side only, for scripts that measure another beside it: the middle of the runs of each row,
+    /// an object on a line.
+    #[arg(long)]
+    ours: bool,
     /// Count instructions (callgrind) and system calls (strace) of an exchange instead.
     #[arg(long)]
     counts: bool,
@@ -93,6 +98,9 @@ fn main() -> ExitCode {
         server_cpu: args.server_cpu,
         client_cpu: args.client_cpu,
     };
+    if args.ours {
+        return ours(&rows, &plan);
+    }
     let mut outcomes = Vec::new();
     for row in rows {
         eprintln!("{} ...", row.name);
@@ -102,6 +110,21 @@ fn main() -> ExitCode {
         println!("{}", report::json(&outcomes));
     } else {
         print!("{}", report::table(&outcomes));
+    }
+    ExitCode::SUCCESS
+}
+
+/// Measures our side of these rows.
+fn ours(rows: &[Row], plan: &Plan) -> ExitCode {
+    for row in rows {
+        let subject = row.subject();
+        match row.open(plan).and_then(|sides| harness::ours(sides, plan)) {
+            Ok(value) => println!("{}", report::ours(&subject, value)),
+            Err(error) => {
+                eprintln!("{}: {error}", subject.name);
+                return ExitCode::FAILURE;
+            }
+        }
     }
     ExitCode::SUCCESS
 }

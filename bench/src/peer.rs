@@ -10,8 +10,8 @@ use lunette_bench::harness::Plan;
 use lunette_kvstore::{ClusterOptions, Node, NodeOptions};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{CoreOptions, Idle, Placement, block_on, spawn_local, topology};
-use lunette_runtime_core::ids::NodeId;
+use lunette_runtime::{CoreOptions, Idle, Placement, Runtime, block_on, spawn_local, topology};
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_transfer::engine::{Engine, EngineOptions, RegisterOptions};
 
 use crate::raw;
@@ -113,6 +113,19 @@ impl Peer {
     }
 }
 
+impl Peer {
+    /// A number of what the system tells of the process: `Threads`, `VmRSS` in KiB.
+    pub(crate) fn told_by_system(&self, field: &str) -> io::Result<u32> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let told = status.lines().find_map(|line| {
+            let (name, rest) = line.split_once(':')?;
+            let number = rest.split_whitespace().next();
+            number.filter(|_| name == field)?.parse().ok()
+        });
+        told.ok_or_else(|| io::Error::other(format!("the system does not tell {field}")))
+    }
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         end(&mut self.child);
@@ -162,7 +175,7 @@ fn announce(address: SocketAddr) -> io::Result<()> {
     io::stdout().flush()
 }
 
-fn loopback() -> SocketAddr {
+pub(crate) fn loopback() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
@@ -238,27 +251,34 @@ fn serve_engine(cpu: usize, spin: Duration) -> io::Result<()> {
     served.map_err(io::Error::other)?
 }
 
-/// The coordinator sleeps but when it renews a lease, on a thread that is not pinned.
-fn serve_member(cpu: usize, spin: Duration) -> io::Result<()> {
+/// A coordinator, for as long as its runtime lives. It sleeps but when it renews a lease, on a thread that is not
+/// pinned.
+pub(crate) fn coordinator() -> io::Result<(Runtime, SocketAddr)> {
+    let options = CoreOptions {
+        idle: Idle::Efficient,
+        ..CoreOptions::default()
+    };
+    let runtime = Runtime::start(&Placement::Anywhere(1), options).map_err(io::Error::other)?;
     let (tell, told) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let options = CoreOptions {
-            idle: Idle::Efficient,
-            ..CoreOptions::default()
+    let serving = runtime.spawn_on(CoreIndex(0), move || async move {
+        let listener = match TcpListener::bind(loopback()) {
+            Ok(listener) => listener,
+            Err(error) => return drop(tell.send(Err(error))),
         };
-        let served = block_on(None, options, move || async move {
-            let listener = TcpListener::bind(loopback())?;
-            if tell.send(listener.local_addr()).is_err() {
-                return Ok(());
-            }
+        if tell.send(Ok(listener.local_addr())).is_ok() {
             let hosted = lunette_cluster::Hosted::in_memory();
             lunette_cluster::serve(listener, hosted, None, std::future::pending()).await;
-            Ok::<(), io::Error>(())
-        });
-        eprintln!("the coordinator has ended: {served:?}");
+        }
     });
-    let coordinator = told.recv().map_err(io::Error::other)?;
-    let cluster = ClusterOptions::new("bench", vec![coordinator]);
+    // It goes on until the runtime ends.
+    drop(serving.map_err(io::Error::other)?);
+    let address = told.recv().map_err(io::Error::other)??;
+    Ok((runtime, address))
+}
+
+fn serve_member(cpu: usize, spin: Duration) -> io::Result<()> {
+    let (_coordinator, address) = coordinator()?;
+    let cluster = ClusterOptions::new("bench", vec![address]);
     serve_store(cpu, spin, Some(cluster))
 }
 

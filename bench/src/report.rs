@@ -2,12 +2,18 @@
 
 use std::fmt::Write;
 
-use crate::harness::Outcome;
+use crate::harness::{Outcome, Subject};
 
 /// All rows as one JSON object.
 #[must_use]
 pub fn json(outcomes: &[Outcome]) -> String {
     serde_json::json!({ "rows": outcomes }).to_string()
+}
+
+/// What our side of a row came to, as a JSON object.
+#[must_use]
+pub fn ours(subject: &Subject, value: f64) -> String {
+    serde_json::json!({ "name": subject.name, "unit": subject.unit, "value": value }).to_string()
 }
 
 /// All rows as a table.
@@ -55,7 +61,10 @@ pub fn table(outcomes: &[Outcome]) -> String {
 }
 
 fn cells(outcome: &Outcome) -> [String; 13] {
-    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"));
+    let number = |value: Option<f64>| {
+        let value = value.filter(|value| value.is_finite());
+        value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"))
+    };
     [
         outcome.name.clone(),
         outcome.unit.to_owned(),

@@ -1,53 +1,106 @@
-//! The asking side of gets from a member of a cluster; every value's checksum is verified on the way.
+//! The asking side of lookups and gets at a member of a cluster; every value's checksum is verified on the way.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lunette_kvstore::{ClusterClient, ClusterClientOptions, Fetched, PutOptions, Value};
+use lunette_kvstore::{ClusterClient, ClusterClientOptions, PutOptions, Value};
 use lunette_runtime::{CoreOptions, arena, block_on, time};
 use lunette_transfer::Room;
 
+use super::inside::hit;
 use crate::peer::idle;
 use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
 use lunette_bench::harness::Failure;
 
-const KEY: &[u8] = b"bench/object/000";
+/// What is asked again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Whether that many objects are there.
+    Exists { batch: usize },
+    /// That many objects of this length.
+    Get { bytes: usize, batch: usize },
+}
 
 pub(super) fn measure(
     server: SocketAddr,
     cpu: usize,
     pace: Pace,
     spin: Duration,
-    bytes: usize,
+    wish: Wish,
 ) -> Result<Calls, Failure> {
     let options = CoreOptions {
         idle: idle(spin),
         ..CoreOptions::default()
     };
-    block_on(Some(cpu), options, move || get(server, pace, bytes))?
+    block_on(Some(cpu), options, move || async move {
+        let client = ClusterClient::connect(ClusterClientOptions::new(vec![server])).await?;
+        match wish {
+            Wish::Exists { batch } => exists(&client, pace, batch).await,
+            Wish::Get { bytes, batch } => get(&client, pace, bytes, batch).await,
+        }
+    })?
 }
 
-async fn get(server: SocketAddr, pace: Pace, bytes: usize) -> Result<Calls, Failure> {
-    let client = ClusterClient::connect(ClusterClientOptions::new(vec![server])).await?;
-    let key = [KEY, &bytes.to_string().into_bytes()].concat();
-    let mut value = arena().alloc(bytes)?;
+/// Objects that all rounds of a row share.
+async fn put(client: &ClusterClient, bytes: usize, count: usize) -> Result<Vec<Vec<u8>>, Failure> {
+    let key = |n: usize| format!("bench/object/{bytes}/{n:06}").into_bytes();
+    let keys: Vec<_> = (0..count).map(key).collect();
+    let mut value = arena().alloc(bytes.max(1))?;
     value.as_mut_slice().fill(3);
-    let value = Value::new(value.freeze());
-    client.put(&key, value, PutOptions::default()).await?;
+    let value = value.freeze().slice(0, bytes);
+    for key in &keys {
+        let value = Value::new(value.clone());
+        client.put(key, value, PutOptions::default()).await?;
+    }
+    Ok(keys)
+}
+
+async fn exists(client: &ClusterClient, pace: Pace, batch: usize) -> Result<Calls, Failure> {
+    let keys = put(client, 0, batch).await?;
     let mut calls = Calls::new(pace);
-    let mut room = Room::whole(arena().alloc(bytes)?);
     while calls.go_on() {
         if pace == Pace::Paced {
             time::sleep(PACED_PAUSE).await;
         }
         calls.begin();
-        room = match client.get(&key, room).await? {
-            Fetched::Hit {
-                room, len_bytes, ..
-            } if len_bytes == bytes => room,
-            other => return Err(format!("the object is not what was put: {other:?}").into()),
-        };
+        let present = client.exists(&keys).await?;
         calls.end();
+        if !present.into_iter().all(|is| is) {
+            return Err("a key is gone".into());
+        }
+    }
+    Ok(calls)
+}
+
+async fn get(
+    client: &ClusterClient,
+    pace: Pace,
+    bytes: usize,
+    batch: usize,
+) -> Result<Calls, Failure> {
+    let keys = put(client, bytes, batch).await?;
+    let rooms = keys.iter().map(|_| Ok(Room::whole(arena().alloc(bytes)?)));
+    let mut rooms = rooms.collect::<Result<Vec<_>, Failure>>()?;
+    let mut calls = Calls::new(pace);
+    while calls.go_on() {
+        if pace == Pace::Paced {
+            time::sleep(PACED_PAUSE).await;
+        }
+        if let [key] = &keys[..] {
+            let room = rooms.pop().ok_or("there is a room for each")?;
+            calls.begin();
+            let fetched = client.get(key, room).await;
+            calls.end();
+            rooms.push(hit(fetched, bytes)?);
+            continue;
+        }
+        let wanted = keys.iter().cloned().zip(std::mem::take(&mut rooms));
+        calls.begin();
+        let fetched = client.get_all(wanted).await;
+        calls.end();
+        for fetched in fetched {
+            rooms.push(hit(fetched, bytes)?);
+        }
     }
     Ok(calls)
 }

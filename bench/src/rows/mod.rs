@@ -2,9 +2,13 @@
 
 mod copy;
 mod engine;
+mod inside;
 mod member;
 mod ping;
+mod starting;
 mod store;
+mod store_rows;
+mod thread;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,6 +17,7 @@ use lunette_bench::calls::{Calls, Measure, PACED_PAUSE, Pace};
 use lunette_bench::harness::{Failure, Goal, Plan, Sample, Sides, Subject};
 
 use self::engine::{Moves, Path};
+use self::inside::Inside;
 use crate::peer::{Peer, Serve};
 use crate::raw::{RawClient, SPIN};
 
@@ -20,13 +25,19 @@ use crate::raw::{RawClient, SPIN};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asking {
     Ping,
-    Get { bytes: usize },
-    MemberGet { bytes: usize },
+    Get {
+        bytes: usize,
+    },
+    Member(member::Wish),
     Engine(Moves),
+    /// In this process, beside which nobody serves.
+    Inside(inside::From, inside::Work),
+    /// Nothing: what is measured is the serving side.
+    Starting(starting::Fact),
 }
 
 /// What is measured beside us.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Rival {
     /// A raw loop in a process of its own.
     Raw(Serve),
@@ -35,6 +46,10 @@ enum Rival {
         /// How many.
         bytes: usize,
     },
+    /// The node's core that copies what the row puts or gets, through the same working set.
+    Copies,
+    /// A number that is to be reached, in the row's unit.
+    Bound(f64),
 }
 
 /// A row: what is measured beside what, and what it must come to.
@@ -85,7 +100,10 @@ const GET_4K: Row = Row {
 const MEMBER_GET_4K: Row = Row {
     name: "member_get_4k_hot",
     goal: Goal::AtMost(1.3),
-    asking: Asking::MemberGet { bytes: 4096 },
+    asking: Asking::Member(member::Wish::Get {
+        bytes: 4096,
+        batch: 1,
+    }),
     ours: Serve::Member,
     ..GET_4K
 };
@@ -219,7 +237,10 @@ const ROWS: [Row; 29] = [
         name: "member_get_1m",
         unit: "GB/s",
         goal: Goal::AtLeast(0.90),
-        asking: Asking::MemberGet { bytes: 1 << 20 },
+        asking: Asking::Member(member::Wish::Get {
+            bytes: 1 << 20,
+            batch: 1,
+        }),
         rival: Rival::Raw(Serve::Raw1m),
         measure: Measure::Throughput { bytes: 1 << 20 },
         ..MEMBER_GET_4K
@@ -287,18 +308,27 @@ const ROWS: [Row; 29] = [
 
 /// The rows whose names contain `filter`.
 pub(crate) fn matching(filter: &str) -> Vec<Row> {
-    ROWS.into_iter()
-        .filter(|row| row.name.contains(filter))
-        .collect()
+    let rows = ROWS.into_iter().chain(store_rows::ROWS);
+    rows.filter(|row| row.name.contains(filter)).collect()
 }
 
 /// The serving sides of a row, running.
 pub(crate) struct Serving {
     row: Row,
     plan: Plan,
-    ours: Peer,
+    ours: Ours,
     /// `None` where nobody serves it.
     rival: Option<Peer>,
+}
+
+/// Our side.
+enum Ours {
+    /// A process that serves.
+    Peer(Peer),
+    /// A node in this process.
+    Inside(Box<Inside>),
+    /// Begun anew each time.
+    Anew,
 }
 
 impl Row {
@@ -314,10 +344,14 @@ impl Row {
 
     /// Starts the serving sides.
     pub(crate) fn open(&self, plan: &Plan) -> Result<Serving, Failure> {
-        let ours = Peer::start(self.ours, plan, self.spin)?;
+        let ours = match self.asking {
+            Asking::Inside(from, work) => Ours::Inside(Box::new(Inside::open(from, work, plan)?)),
+            Asking::Starting(_) => Ours::Anew,
+            _ => Ours::Peer(Peer::start(self.ours, plan, self.spin)?),
+        };
         let rival = match self.rival {
             Rival::Raw(serve) => Some(Peer::start(serve, plan, self.rival_spin)?),
-            Rival::Memcpy { .. } => None,
+            Rival::Memcpy { .. } | Rival::Copies | Rival::Bound(_) => None,
         };
         Ok(Serving {
             row: *self,
@@ -337,7 +371,13 @@ impl Sides for Serving {
             spin,
             ..
         } = self.row;
-        let (server, cpu) = (self.ours.address, self.plan.client_cpu);
+        let server = match (&self.ours, asking) {
+            (Ours::Inside(inside), _) => return Ok(inside.measure(pace)?.sample(measure)),
+            (Ours::Peer(peer), _) => peer.address,
+            (Ours::Anew, Asking::Starting(fact)) => return starting::measure(fact, &self.plan),
+            (Ours::Anew, _) => return Err("nobody serves".into()),
+        };
+        let cpu = self.plan.client_cpu;
         // On a thread of its own: a core keeps what it is pinned to.
         let calls =
             std::thread::spawn(move || match asking {
@@ -348,8 +388,9 @@ impl Sides for Serving {
                     .map_err(|error| error.to_string()),
                 Asking::Get { bytes } => store::measure(server, cpu, pace, spin, bytes)
                     .map_err(|error| error.to_string()),
-                Asking::MemberGet { bytes } => member::measure(server, cpu, pace, spin, bytes)
+                Asking::Member(wish) => member::measure(server, cpu, pace, spin, wish)
                     .map_err(|error| error.to_string()),
+                Asking::Inside(..) | Asking::Starting(_) => Err("nobody asks".to_owned()),
             });
         let calls = calls.join().map_err(|_| "the asking side panicked")??;
         Ok(calls.sample(measure))
@@ -363,6 +404,13 @@ impl Sides for Serving {
             measure,
             ..
         } = self.row;
+        if let Rival::Bound(value) = rival {
+            let p99 = f64::NAN;
+            return Ok(Sample { value, p99 });
+        }
+        if let (Rival::Copies, Ours::Inside(inside)) = (rival, &self.ours) {
+            return Ok(inside.copies(pace)?.sample(measure));
+        }
         let cpu = self.plan.client_cpu;
         let server = self.rival.as_ref().map(|peer| peer.address);
         let calls = std::thread::spawn(move || match (rival, server) {
@@ -370,7 +418,9 @@ impl Sides for Serving {
             (Rival::Memcpy { bytes }, _) => {
                 copy::measure(cpu, pace, bytes).map_err(|error| error.to_string())
             }
-            (Rival::Raw(_), None) => Err("nobody serves the raw loop".to_owned()),
+            (Rival::Raw(_) | Rival::Copies | Rival::Bound(_), _) => {
+                Err("nobody serves the rival".to_owned())
+            }
         });
         let calls = calls
             .join()
@@ -401,4 +451,29 @@ fn exchange(
         calls.end();
     }
     Ok(calls)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn rows_are_found_by_their_names_and_each_has_its_own() {
+        let all = matching("");
+        let names: BTreeSet<_> = all.iter().map(|row| row.name).collect();
+        assert_eq!(names.len(), all.len());
+        let exists: Vec<_> = matching("exists_500").iter().map(|row| row.name).collect();
+        assert_eq!(exists, ["member_exists_500", "inside_exists_500_task"]);
+    }
+
+    #[test]
+    fn a_bound_is_in_the_rows_unit_and_what_is_inside_has_no_process() {
+        for row in matching("inside_") {
+            assert!(matches!(row.asking, Asking::Inside(..)), "{}", row.name);
+            let copies = row.name.contains("1m");
+            assert_eq!(row.rival == Rival::Copies, copies, "{}", row.name);
+        }
+    }
 }

@@ -1,0 +1,167 @@
+//! The same by a thread that is no core: each question goes to the node's core, and its answer back.
+
+use std::hint::black_box;
+use std::ops::Range;
+
+use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
+use lunette_kvstore::{Got, Lent, PutOptions, StoreHandle};
+use lunette_runtime::arena::{HugePages, SharedMemory};
+use lunette_runtime::topology::pin_current_thread;
+
+use super::inside::{WORKING_SET_BYTES, Work, group_of, name};
+
+/// Measures on this thread, pinned.
+pub(super) fn measure(
+    handle: &StoreHandle,
+    work: Work,
+    batches: &[Vec<Vec<u8>>],
+    cpu: usize,
+    pace: Pace,
+) -> Result<Calls, String> {
+    pin_current_thread(cpu).map_err(|error| error.to_string())?;
+    match work {
+        Work::Exists { batch } => exists(handle, batch, batches, pace),
+        Work::Put { bytes, batch } => Objects::of(bytes, batch)?.put(handle, pace),
+        Work::Get { bytes, batch } => Objects::of(bytes, batch)?.get(handle, pace),
+    }
+}
+
+fn exists(
+    handle: &StoreHandle,
+    batch: usize,
+    batches: &[Vec<Vec<u8>>],
+    pace: Pace,
+) -> Result<Calls, String> {
+    let mut calls = Calls::new(pace);
+    let mut turn = 0;
+    while calls.go_on() {
+        if pace == Pace::Paced {
+            std::thread::sleep(PACED_PAUSE);
+        }
+        let keys = batches[turn % batches.len()].clone();
+        turn += 1;
+        calls.begin();
+        let present = black_box(handle.exists(keys).wait());
+        calls.end();
+        let present = present.into_iter().filter(|is| matches!(is, Ok(true)));
+        if present.count() != batch {
+            return Err("a key is gone".to_owned());
+        }
+    }
+    Ok(calls)
+}
+
+/// An object's key, and the memory that it comes from or goes to.
+type Moved = (Vec<u8>, Vec<Lent>);
+
+/// Objects of one length, put from and got into memory that is lent.
+struct Objects {
+    bytes: usize,
+    batch: usize,
+    memory: SharedMemory,
+}
+
+impl Objects {
+    fn of(bytes: usize, batch: usize) -> Result<Self, String> {
+        let memory = SharedMemory::map(WORKING_SET_BYTES, HugePages::Never, &mut Vec::new());
+        Ok(Self {
+            bytes,
+            batch,
+            memory: memory.map_err(|error| error.to_string())?,
+        })
+    }
+
+    /// Keys, each with its part of the memory.
+    fn lent(&self, objects: Range<usize>) -> Result<Vec<Moved>, String> {
+        let lent = objects.map(|n| {
+            let start = n * self.bytes % WORKING_SET_BYTES;
+            let part = Lent::part(&self.memory, start..start + self.bytes);
+            Ok((name(n), vec![part.ok_or("a part of the memory")?]))
+        });
+        lent.collect()
+    }
+
+    fn put(&self, handle: &StoreHandle, pace: Pace) -> Result<Calls, String> {
+        let mut calls = Calls::new(pace);
+        let mut next = 0;
+        let group = group_of(self.bytes, self.batch);
+        while calls.go_on() {
+            let first = next;
+            while calls.go_on() && (next - first) * self.bytes < WORKING_SET_BYTES {
+                let objects = self.lent(next..next + group * self.batch)?;
+                next += objects.len();
+                calls.begin();
+                self.put_group(handle, objects)?;
+                calls.end();
+            }
+            remove(handle, first..next)?;
+        }
+        Ok(calls)
+    }
+
+    fn put_group(&self, handle: &StoreHandle, objects: Vec<Moved>) -> Result<(), String> {
+        let options = PutOptions::default();
+        if self.batch > 1 {
+            let stored = handle.put_all(objects, options).wait();
+            return stored.into_iter().try_for_each(|stored| {
+                stored.map_err(|error| error.to_string())?;
+                Ok(())
+            });
+        }
+        for (key, value) in objects {
+            let stored = handle.put(key, value, options).wait();
+            stored.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn get(&self, handle: &StoreHandle, pace: Pace) -> Result<Calls, String> {
+        let count = WORKING_SET_BYTES / self.bytes;
+        let all = self.lent(0..count)?;
+        for objects in all.chunks(64) {
+            for stored in handle
+                .put_all(objects.to_vec(), PutOptions::default())
+                .wait()
+            {
+                stored.map_err(|error| error.to_string())?;
+            }
+        }
+        let mut calls = Calls::new(pace);
+        let mut next = 0;
+        let group = group_of(self.bytes, self.batch) * self.batch;
+        while calls.go_on() {
+            let from = next % count;
+            let wanted = self.lent(from..(from + group).min(count))?;
+            next += wanted.len();
+            calls.begin();
+            if self.batch == 1 {
+                for (key, into) in wanted {
+                    hit(handle.get(key, into).wait())?;
+                }
+            } else {
+                for got in handle.get_all(wanted).wait() {
+                    hit(got)?;
+                }
+            }
+            calls.end();
+        }
+        Ok(calls)
+    }
+}
+
+fn remove(handle: &StoreHandle, objects: Range<usize>) -> Result<(), String> {
+    let keys: Vec<_> = objects.map(name).collect();
+    for keys in keys.chunks(500) {
+        for removed in handle.remove(keys.to_vec()).wait() {
+            removed.map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+fn hit(got: Result<Got, lunette_kvstore::StoreError>) -> Result<(), String> {
+    match got.map_err(|error| error.to_string())? {
+        Got::Hit { .. } => Ok(()),
+        Got::Miss { .. } => Err("it was put".to_owned()),
+    }
+}
