@@ -54,6 +54,15 @@ pub enum StoreErrorKind {
         /// How many were wanted.
         copies: u8,
     },
+    /// A writer prefers at most [`PREFERRED_MAX`](crate::PREFERRED_MAX) nodes.
+    #[error(
+        "{count} preferred nodes are above the limit of {}",
+        crate::PREFERRED_MAX
+    )]
+    Preferred {
+        /// How many were named.
+        count: usize,
+    },
     /// A get is of at least one range, and of at most [`RANGES_MAX`].
     #[error("{ranges} ranges are not within 1 to {RANGES_MAX}")]
     Ranges {
@@ -133,6 +142,7 @@ impl StoreError {
             | StoreErrorKind::ValueTooLong { .. }
             | StoreErrorKind::TooManyPieces { .. }
             | StoreErrorKind::Copies { .. }
+            | StoreErrorKind::Preferred { .. }
             | StoreErrorKind::Ranges { .. }
             | StoreErrorKind::OutOfRange { .. }
             | StoreErrorKind::ReservationLost

@@ -18,6 +18,10 @@ mod inside;
 mod objects;
 
 #[cfg(test)]
+#[path = "cluster/placing.rs"]
+mod placing;
+
+#[cfg(test)]
 #[path = "cluster/repairs.rs"]
 mod repairs;
 

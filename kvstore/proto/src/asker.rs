@@ -44,6 +44,8 @@ pub enum Wish {
     Remove,
     /// That there be one, at this owner.
     Write(Seat, WriteAsk),
+    /// The same; an answer that nothing was done there ends it.
+    WriteOnce(Seat, WriteAsk),
 }
 
 /// What an owner says to a read.
@@ -268,7 +270,7 @@ impl Asker {
             });
             return;
         }
-        if let Wish::Write(seat, ask) = operation.wish {
+        if let Wish::Write(seat, ask) | Wish::WriteOnce(seat, ask) = operation.wish {
             let wait_ms = u32::try_from(until.since(now).as_millis()).unwrap_or(u32::MAX);
             operation.is_begun = true;
             operation.stage = Stage::Asked { seat, at: now };
@@ -394,12 +396,17 @@ impl Asker {
         let Some((id, operation)) = self.asked(request) else {
             return;
         };
-        if !matches!(operation.wish, Wish::Write(..)) {
-            return;
-        }
+        let is_once = match operation.wish {
+            Wish::Write(..) => false,
+            Wish::WriteOnce(..) => true,
+            _ => return,
+        };
         match answer {
             WriteAnswer::Interrupted => self.end(id, Outcome::Interrupted, out),
             WriteAnswer::Written { .. } | WriteAnswer::Exists { .. } | WriteAnswer::Aborted => {
+                self.end(id, Outcome::Written(answer), out);
+            }
+            WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable if is_once => {
                 self.end(id, Outcome::Written(answer), out);
             }
             WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => self.pause(now, id),

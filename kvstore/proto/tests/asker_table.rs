@@ -187,6 +187,17 @@ fn answers_of_owners_to_writes() {
             asker.on_written(Time::ZERO, RequestId(1), answer, out);
         });
         assert_eq!(then, expected, "{answer:?}");
+        // Who would try another owner next is told that nothing was done.
+        let once = match expected {
+            Again => Ends(Outcome::Written(answer)),
+            ends => ends,
+        };
+        let mut asker = self::asker();
+        begin(&mut asker, Wish::WriteOnce(SEAT, ASK));
+        let then = self::then(&mut asker, |asker, out| {
+            asker.on_written(Time::ZERO, RequestId(1), answer, out);
+        });
+        assert_eq!(then, once, "{answer:?}");
     }
 }
 
@@ -221,6 +232,7 @@ fn what_may_have_been_done_is_not_done_again() {
         (Wish::Lookup(None), Again),
         (Wish::Remove, Ends(Outcome::Interrupted)),
         (Wish::Write(SEAT, ASK), Ends(Outcome::Interrupted)),
+        (Wish::WriteOnce(SEAT, ASK), Ends(Outcome::Interrupted)),
     ] {
         let mut asker = asker();
         let first = begin(&mut asker, wish);
@@ -243,6 +255,7 @@ fn at_the_end_it_says_what_it_knows() {
         (Wish::Get, Outcome::TimedOut),
         (Wish::Remove, Outcome::Interrupted),
         (Wish::Write(SEAT, ASK), Outcome::Interrupted),
+        (Wish::WriteOnce(SEAT, ASK), Outcome::Interrupted),
     ] {
         let mut asker = asker();
         begin(&mut asker, wish);

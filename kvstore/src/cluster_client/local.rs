@@ -11,13 +11,14 @@ use lunette_kvstore_proto::home::Peek;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::AskerId;
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
+use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_runtime::entropy;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
-use crate::counting::Outcome;
-use crate::member::{Here, MemberCore, Put};
+use crate::counting::{Counting, Outcome};
+use crate::member::{Here, MemberCore, Put, Waiting};
 use crate::value::Value;
 
 /// See the [module](self).
@@ -38,7 +39,7 @@ impl fmt::Debug for Local {
 }
 
 /// A write of one client, until it is over, however that comes.
-struct Waits<'a> {
+pub(super) struct Waits<'a> {
     local: &'a Local,
     request: RequestId,
 }
@@ -47,6 +48,25 @@ impl Drop for Waits<'_> {
     fn drop(&mut self) {
         self.local.waiting.borrow_mut().remove(&self.request);
         self.local.tell_over();
+    }
+}
+
+/// A write that was begun on this core.
+pub(super) enum Begun<'a> {
+    Done(WriteAnswer),
+    Waits(Waits<'a>, Waiting<WriteAnswer>, Counting),
+}
+
+impl Begun<'_> {
+    pub(super) async fn end(self) -> WriteAnswer {
+        match self {
+            Self::Done(answer) => answer,
+            Self::Waits(_waits, waiting, mut counting) => {
+                let answer = waiting.await.unwrap_or(WriteAnswer::Interrupted);
+                counting.end(Outcome::from(&answer));
+                answer
+            }
+        }
     }
 }
 
@@ -77,9 +97,14 @@ impl Local {
         }
     }
 
-    /// Whether this core is the key's home, as far as it knows.
-    pub(super) fn is_home_of(&self, key: Key<'_>) -> bool {
-        self.core.is_home_of(key)
+    /// The core.
+    pub(super) fn seat(&self) -> Seat {
+        self.core.seat()
+    }
+
+    /// Whether so much fits without anything that would have to leave.
+    pub(super) fn has_room(&self, extent_bytes: u64) -> bool {
+        self.core.has_room(extent_bytes)
     }
 
     /// The length of an object that this core has.
@@ -97,37 +122,33 @@ impl Local {
         self.core.get_here(key, namespace, ranges, room)
     }
 
-    /// `None`: it is to be written as others do.
-    pub(super) async fn put(
+    /// Begins a write on this core; if it is not wished for, only where nothing has to leave for it, or where
+    /// this is the key's home. `None`: it is to be written elsewhere.
+    pub(super) fn begin(
         &self,
         key: Key<'_>,
         value: &Value,
         ask: WriteAsk,
-    ) -> Option<WriteAnswer> {
+        is_wished: bool,
+    ) -> Option<Begun<'_>> {
         let request = RequestId(self.last.get() + 1);
         self.last.set(request.0);
-        let put = self.core.put_here((self.asker, request), key, value, ask);
-        let answer = match put {
+        let put = (self.core).put_here((self.asker, request), key, value, (ask, is_wished));
+        match put {
             Some(Put::Done(answer)) => {
                 self.tell_over();
-                answer
+                Some(Begun::Done(answer))
             }
-            Some(Put::Waits(waiting, mut counting)) => {
+            Some(Put::Waits(waiting, counting)) => {
                 self.waiting.borrow_mut().insert(request);
-                let _waits = Waits {
-                    local: self,
-                    request,
-                };
-                let answer = waiting.await.unwrap_or(WriteAnswer::Interrupted);
-                counting.end(Outcome::from(&answer));
-                answer
+                let local = self;
+                Some(Begun::Waits(Waits { local, request }, waiting, counting))
             }
             None => {
                 self.tell_over();
-                return None;
+                None
             }
-        };
-        (!answer.is_undone()).then_some(answer)
+        }
     }
 
     fn tell_over(&self) {

@@ -7,6 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `objects` | puts, gets, ranges, batches |
+//! | `placing` | which nodes are tried for the first copy of an object |
 //! | `reserving` | [`Reservation`]: objects that are written in ranges |
 //! | `local` | what a client on a member's core finds there |
 //! | `asking` | the asker, and what it wants sent |
@@ -21,6 +22,7 @@ mod clearing;
 mod local;
 mod maps;
 mod objects;
+mod placing;
 mod reserving;
 mod running;
 
@@ -50,6 +52,7 @@ use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
 use local::Local;
+pub use placing::{PREFERRED_MAX, Preferred};
 pub use reserving::{CommitFailure, Reservation, Reserved};
 use running::Brought;
 
@@ -100,6 +103,13 @@ pub struct PutOptions {
     /// How many copies there are to be, on distinct nodes: 1 to
     /// [`COPIES_WANTED_MAX`](lunette_kvstore_proto::version::COPIES_WANTED_MAX). The write succeeds with the first; others follow while there is room.
     pub copies: u8,
+    /// Where the first copy is to be, if that can be had; not heeded by reservations, which are at the key's
+    /// home. Without, it is on the writer's own node where that is a member and has room, and else at the
+    /// key's home.
+    pub preferred: Preferred,
+    /// The first copies of one [`put_all`](ClusterClient::put_all) are to be on one node, if that can be had:
+    /// the first one preferred, or the writer's own, or else one of two that are drawn.
+    pub is_same_node: bool,
 }
 
 impl Default for PutOptions {
@@ -107,6 +117,8 @@ impl Default for PutOptions {
         Self {
             kind: WriteKind::Put,
             copies: 1,
+            preferred: Preferred::default(),
+            is_same_node: false,
         }
     }
 }
@@ -120,6 +132,8 @@ pub enum Stored {
         version: Version,
         /// It was written while a node was cut off, in a cache namespace: others may know better.
         is_cut_off: bool,
+        /// The writer had a wish where it should be, and it is on another node.
+        is_elsewhere: bool,
     },
     /// A put found the key taken; objects are immutable, so it has succeeded.
     Exists {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::WAIT_MS_MAX;
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, home_of};
@@ -15,8 +16,9 @@ use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
+use super::placing::{Place, Places};
 use super::running::{Brought, Ended};
-use super::{ClusterClient, Fetched, PutOptions, Stored, valid};
+use super::{ClusterClient, Fetched, PutOptions, Stored, local, valid};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::member::Here;
@@ -24,11 +26,13 @@ use crate::value::Value;
 
 /// How long to wait for a newer map before a write is tried elsewhere.
 const MAP_WAIT: Duration = Duration::from_millis(50);
+const TOO_LARGE: StoreErrorKind = StoreErrorKind::Refused(Status::TooLarge);
 /// How many of a batch are begun before the first has ended.
 const BATCH_AHEAD: usize = 1024;
 
 impl ClusterClient {
-    /// Writes `value` under `key`, at the key's home.
+    /// Writes `value` under `key`: where the options wish it to be, or on the own node of a client that is
+    /// inside of one and has room, or at the key's home.
     ///
     /// The value's bytes are pinned until they have been sent, also if the future is dropped; the write
     /// may happen all the same then.
@@ -53,34 +57,10 @@ impl ClusterClient {
         options: PutOptions,
         until: Time,
     ) -> Result<Stored, StoreError> {
-        if let Some(stored) = self.put_here(key, value, options, until).await? {
-            return Ok(stored);
-        }
-        let begun = self.begin_put(key, value, options, until);
-        self.put_begun(key, value, options, until, begun).await
-    }
-
-    /// Whether this very core is the key's home.
-    fn is_here(&self, key: Key<'_>) -> bool {
-        self.inside().is_some_and(|local| local.is_home_of(key))
-    }
-
-    /// On this core, if it can be done here.
-    async fn put_here(
-        &self,
-        key: Key<'_>,
-        value: &Value,
-        options: PutOptions,
-        until: Time,
-    ) -> Result<Option<Stored>, StoreError> {
-        let Some(local) = self.inside() else {
-            return Ok(None);
-        };
-        let ask = self.write_ask(key, options, until);
-        match local.put(key, value, ask).await {
-            Some(answer) => stored_as(answer),
-            None => Ok(None),
-        }
+        let mut places = self.places(key, &options, None);
+        let begun = self.begin_next(&mut places, key, value, options, until);
+        let object = (key, value, options);
+        self.put_begun(object, places, begun, until).await
     }
 
     /// As [`put`](Self::put), of many objects, whose results are in their order. Their bytes are on the way
@@ -94,61 +74,78 @@ impl ClusterClient {
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
         let until = time::now() + self.timeout;
+        let together = if options.is_same_node && options.preferred.is_empty() {
+            self.one_node(objects).await
+        } else {
+            None
+        };
         let begun = objects.iter().map(|(key, value)| {
             let key = check(key, value, options)?;
-            let is_here = self.is_here(key);
-            let begun = (!is_here).then(|| self.begin_put(key, value, options, until));
-            Ok((key, value, begun))
+            let mut places = self.places(key, &options, together);
+            let begun = self.begin_next(&mut places, key, value, options, until);
+            Ok(((key, value, options), places, begun))
         });
         let end = async |begun: Result<_, StoreError>| {
-            let (key, value, begun) = begun?;
-            let Some(begun) = begun else {
-                return self.put_by(key, value, options, until).await;
-            };
-            self.put_begun(key, value, options, until, begun).await
+            let (object, places, begun) = begun?;
+            self.put_begun(object, places, begun, until).await
         };
         batch(begun, end).await
     }
 
-    /// `None`: nobody is the key's home.
-    fn begin_put(
+    /// Begins a write at the next place that there is; `None`: nobody is the key's home.
+    fn begin_next(
         &self,
+        places: &mut Places,
         key: Key<'_>,
         value: &Value,
         options: PutOptions,
         until: Time,
-    ) -> Option<impl Future<Output = Ended> + use<>> {
-        let seat = home_of(&self.asking.map(), key.fingerprint())?;
-        let wish = self.write_at(seat, key, options, until);
+    ) -> Option<Begun<'_, impl Future<Output = Ended> + use<>>> {
+        let (seat, is_home) = loop {
+            match places.next() {
+                Place::Here { is_wished } => {
+                    let ask = self.write_ask(key, options, until);
+                    let local = self.inside();
+                    let begun = local.and_then(|local| local.begin(key, value, ask, is_wished));
+                    if let Some(begun) = begun {
+                        return Some(Begun::Here(begun));
+                    }
+                }
+                Place::At(seat) => break (seat, false),
+                Place::Home => break (home_of(&self.asking.map(), key.fingerprint())?, true),
+            }
+        };
+        let ask = self.write_ask(key, options, until);
+        let wish = if is_home {
+            Wish::Write(seat, ask)
+        } else {
+            Wish::WriteOnce(seat, ask)
+        };
         // Summed once, also if it is written again.
         let _crc32c = value.crc32c();
         let brought = Brought::Value(value.clone());
-        Some(self.asking.begin(key, wish, brought, until))
+        Some(Begun::There(self.asking.begin(key, wish, brought, until)))
     }
 
-    async fn put_begun(
+    async fn put_begun<F: Future<Output = Ended>>(
         &self,
-        key: Key<'_>,
-        value: &Value,
-        options: PutOptions,
+        (key, value, options): (Key<'_>, &Value, PutOptions),
+        mut places: Places,
+        begun: Option<Begun<'_, F>>,
         until: Time,
-        mut begun: Option<impl Future<Output = Ended>>,
     ) -> Result<Stored, StoreError> {
+        if let Some(stored) = end(begun, &places).await? {
+            return Ok(stored);
+        }
         loop {
-            let ended = match begun.take() {
-                Some(begun) => Some(begun.await),
-                None => match self.begin_put(key, value, options, until) {
-                    Some(begun) => Some(begun.await),
-                    None => None,
-                },
-            };
-            if let Some(ended) = ended
-                && let Some(stored) = stored(ended)?
-            {
+            if places.is_at_home() {
+                // Nothing was done there: perhaps the home is another node by now.
+                self.wait_for_map(until).await?;
+            }
+            let begun = self.begin_next(&mut places, key, value, options, until);
+            if let Some(stored) = end(begun, &places).await? {
                 return Ok(stored);
             }
-            // Nothing was done there: perhaps the home is another node by now.
-            self.wait_for_map(until).await?;
         }
     }
 
@@ -322,6 +319,40 @@ impl PutOptions {
     }
 }
 
+/// A write that was begun: on this core, or with somebody else.
+enum Begun<'a, F> {
+    Here(local::Begun<'a>),
+    There(F),
+}
+
+/// What came of a write at the place that was tried last; `None` if nothing was done.
+async fn end<F: Future<Output = Ended>>(
+    begun: Option<Begun<'_, F>>,
+    places: &Places,
+) -> Result<Option<Stored>, StoreError> {
+    let stored = match begun {
+        None => None,
+        Some(Begun::Here(begun)) => stored_as(begun.end().await)?,
+        Some(Begun::There(begun)) => match stored(begun.await) {
+            // Nodes have different memories.
+            Err(error) if !places.is_at_home() && error.kind == TOO_LARGE => None,
+            stored => stored?,
+        },
+    };
+    Ok(stored.map(|stored| match stored {
+        Stored::Written {
+            version,
+            is_cut_off,
+            ..
+        } => Stored::Written {
+            version,
+            is_cut_off,
+            is_elsewhere: places.is_elsewhere(),
+        },
+        exists @ Stored::Exists { .. } => exists,
+    }))
+}
+
 /// What came of a write; `None` if nothing was done.
 pub(super) fn stored(ended: Ended) -> Result<Option<Stored>, StoreError> {
     match ended.outcome.map_err(StoreError::local)? {
@@ -339,6 +370,7 @@ fn stored_as(answer: WriteAnswer) -> Result<Option<Stored>, StoreError> {
         } => Ok(Some(Stored::Written {
             version,
             is_cut_off,
+            is_elsewhere: false,
         })),
         WriteAnswer::Exists { version } => Ok(Some(Stored::Exists { version })),
         WriteAnswer::Interrupted => Err(StoreError::local(StoreErrorKind::Interrupted)),

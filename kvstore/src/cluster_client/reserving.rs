@@ -12,6 +12,7 @@ use lunette_kvstore_proto::message::directory::{
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::version::Version;
+use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::time;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use thiserror::Error;
@@ -44,7 +45,8 @@ pub struct Reservation {
     id: ReservationId,
     key: Vec<u8>,
     len_bytes: usize,
-    options: PutOptions,
+    kind: WriteKind,
+    copies: u8,
     is_over: Cell<bool>,
 }
 
@@ -126,7 +128,8 @@ impl ClusterClient {
                 id,
                 key: key.to_vec(),
                 len_bytes,
-                options,
+                kind: options.kind,
+                copies: options.copies,
                 is_over: Cell::new(false),
             };
             return match Status::from_code(reply.status) {
@@ -190,7 +193,12 @@ impl Reservation {
     pub async fn commit(self) -> Result<Stored, CommitFailure> {
         let until = time::now() + self.client.timeout;
         let key = self.key();
-        let wish = self.client.write_at(self.seat, key, self.options, until);
+        let options = PutOptions {
+            kind: self.kind,
+            copies: self.copies,
+            ..PutOptions::default()
+        };
+        let wish = self.client.write_at(self.seat, key, options, until);
         let brought = Brought::Reserved(self.id);
         let ended = self.client.asking.begin(key, wish, brought, until).await;
         let lost = StoreError::local(StoreErrorKind::ReservationLost);

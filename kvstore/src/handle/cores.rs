@@ -126,6 +126,23 @@ impl Cores {
         }
     }
 
+    /// Asks one core for all items.
+    pub(super) fn ask_all<I, T, F>(
+        &self,
+        core: usize,
+        items: Vec<I>,
+        question: impl Fn(Rc<Hosted>, Vec<I>) -> F + Clone + Send + 'static,
+    ) -> Pending<Vec<Result<T, StoreError>>>
+    where
+        I: Send + 'static,
+        T: Send + 'static,
+        F: Future<Output = Vec<Result<T, StoreError>>> + 'static,
+    {
+        let count = items.len();
+        let refused = move |kind| each_failed(count, kind);
+        self.ask(core, refused, move |hosted| question(hosted, items))
+    }
+
     /// Asks each key's core for the items of its keys; the answers are in the items' order.
     pub(super) fn ask_each<I, T, F>(
         &self,
@@ -139,11 +156,7 @@ impl Cores {
         F: Future<Output = Vec<Result<T, StoreError>>> + 'static,
     {
         let count = items.len();
-        let ask = |core, items: Vec<I>| {
-            let (count, question) = (items.len(), question.clone());
-            let refused = move |kind| each_failed(count, kind);
-            self.ask(core, refused, move |hosted| question(hosted, items))
-        };
+        let ask = |core, items: Vec<I>| self.ask_all(core, items, question.clone());
         if self.members.len() == 1 {
             return ask(0, items);
         }

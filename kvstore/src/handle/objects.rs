@@ -76,6 +76,12 @@ impl StoreHandle {
                 .collect();
             hosted.client.put_all(&objects, options).await
         };
+        if options.is_same_node {
+            // One core chooses the node for all of them.
+            let first = objects.first();
+            let core = first.map_or(0, |(key, _)| self.cores.core_of(key));
+            return self.cores.ask_all(core, objects, put);
+        }
         self.cores.ask_each(objects, |(key, _)| key, put)
     }
 

@@ -18,7 +18,7 @@ use super::bytes::Carved;
 use super::core::MemberCore;
 use super::waiters::Waiting;
 use crate::counting::{Counting, Outcome};
-use crate::value::Value;
+use crate::value::{Value, extent_bytes};
 
 /// Most copies that leave for one write in one turn of its core: beyond, it is refused, and finds more room when
 /// it comes again.
@@ -140,16 +140,33 @@ impl MemberCore {
         here
     }
 
-    /// Writes an object whose home this core is; `None` if it is not, or if nothing was done for want of
-    /// room.
+    /// Whether so much fits without anything that would have to leave for it, now or in a moment.
+    pub(crate) fn has_room(&self, extent_bytes: u64) -> bool {
+        let bytes = self.bytes().borrow();
+        let (limits, stats) = (bytes.limits(), bytes.stats());
+        let is_roomy = stats.used_bytes + extent_bytes <= limits.low_watermark_bytes();
+        is_roomy && stats.entries < limits.entries_max() as u64
+    }
+
+    /// Whether it is to keep objects of others' keys that were not wished to be here.
+    fn takes(&self, key: Key<'_>, len_bytes: usize) -> bool {
+        let (map, seat) = (self.map(), self.seat());
+        let member = map.member(seat.node);
+        let is_staying = member.is_some_and(|member| !member.is_draining);
+        is_staying && self.has_room(extent_bytes(key.bytes().len(), len_bytes))
+    }
+
+    /// Writes an object whose home this core is, or that is to be here, or that it has room for; `None` if it
+    /// is none of these, or if nothing was done for want of room.
     pub(crate) fn put_here(
         &self,
         (asker, request): (AskerId, RequestId),
         key: Key<'_>,
         value: &Value,
-        ask: WriteAsk,
+        (ask, is_wished): (WriteAsk, bool),
     ) -> Option<Put> {
-        if !self.is_home_of(key) {
+        let is_taken = is_wished || self.is_home_of(key) || self.takes(key, value.len());
+        if self.has_left() || !is_taken {
             return None;
         }
         self.touch(ask.key);

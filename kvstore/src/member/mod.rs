@@ -64,6 +64,7 @@ pub(crate) use local::{Here, Put};
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use service::MemberService;
 pub(crate) use steering::{Steer, steer};
+pub(crate) use waiters::Waiting;
 
 /// How long a core that has something under way waits before it looks again.
 const TICK: Duration = Duration::from_millis(5);

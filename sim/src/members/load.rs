@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Fetched, GetFailure, NodeCore, PutOptions, Reserved,
-    StoreError, StoreErrorKind, Stored, Value,
+    ClusterClient, ClusterClientOptions, Fetched, GetFailure, NodeCore, Preferred, PutOptions,
+    Reserved, StoreError, StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::HoldWish;
@@ -252,7 +252,16 @@ impl Load {
         let value_copies = u8::try_from(value % 3).expect("small");
         let copies = 1 + value_copies % self.copies_max;
         self.ledger.borrow_mut().on_wanted((key, value), copies);
-        let options = PutOptions { kind, copies };
+        // A third of them is wanted on one node, whatever has become of it.
+        let nodes = self.seeds.len() as u64;
+        let node = usize::try_from(value / 3 % nodes).expect("an index");
+        let named = &self.seeds[node..][..usize::from(value % 3 == 1)];
+        let options = PutOptions {
+            kind,
+            copies,
+            preferred: Preferred::new(named).expect("one"),
+            ..PutOptions::default()
+        };
         let bytes = bytes_of(value);
         let put = if value % 4 == 3 {
             put_in_parts(client, &name(key), &bytes, options).await

@@ -109,7 +109,7 @@ impl Oracle {
         }
     }
 
-    fn fail(&mut self, now: Time, text: &str) {
+    pub(crate) fn fail(&mut self, now: Time, text: &str) {
         let ms = now.as_ns() / MS;
         self.failures.push(format!("{ms} ms: {text}"));
     }

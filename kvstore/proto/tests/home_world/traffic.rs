@@ -155,8 +155,10 @@ impl World {
                     home.on_ask(now, id, epoch, ask, out);
                     compared = compare(peeked, &ask, out);
                 });
-                if let Some(compared) = compared {
-                    self.oracle.add(compared, 1);
+                match compared {
+                    Some(Ok(compared)) => self.oracle.add(compared, 1),
+                    Some(Err(text)) => self.oracle.fail(self.now, &text),
+                    None => {}
                 }
             }
             Mail::ToOwner(from, to, epoch, item) => {
@@ -488,22 +490,22 @@ fn peek(home: &Home, now: Time, epoch: Epoch, ask: Ask) -> Option<Peek> {
 /// Who looks without asking sees what who asks is told, where somebody is told anything (a late copy of a
 /// request that is over is not carried out, and that of one that waits is not answered), or that asking would
 /// tell more.
-fn compare(peeked: Option<Peek>, ask: &Ask, out: &[HomeAction]) -> Option<&'static str> {
+fn compare(
+    peeked: Option<Peek>,
+    ask: &Ask,
+    out: &[HomeAction],
+) -> Option<Result<&'static str, String>> {
     let mut answers = out.iter().filter_map(|action| match action {
         HomeAction::Answer(_, request, answer) if *request == ask.request() => Some(answer),
         _ => None,
     });
     match (peeked?, answers.next()?) {
         (_, Answer::Busy) => None,
-        (Peek::Present, answer) => {
-            assert!(matches!(answer, Answer::Found(_)), "{answer:?}");
-            Some("peeked")
+        (Peek::Present, Answer::Found(_)) | (Peek::Absent, Answer::Miss) => Some(Ok("peeked")),
+        (Peek::Unsure, Answer::Found(_) | Answer::Miss) => Some(Ok("not peeked")),
+        (Peek::Present | Peek::Absent, answer) => {
+            Some(Err(format!("{ask:?}: {peeked:?}, and yet {answer:?}")))
         }
-        (Peek::Absent, answer) => {
-            assert_eq!(answer, &Answer::Miss);
-            Some("peeked")
-        }
-        (Peek::Unsure, Answer::Found(_) | Answer::Miss) => Some("not peeked"),
         (Peek::Unsure, _) => None,
     }
 }
