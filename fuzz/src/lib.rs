@@ -5,7 +5,7 @@
 //! real machines with it and asserts what must hold for any peer. libFuzzer calls it with bytes
 //! that reach new code; `cargo test` calls it with each file of `corpus/` and `regressions/`.
 //!
-//! It leaves out its own copies of any protocol, and everything that does I/O. How to run it is in
+//! It leaves out its own copies of any protocol, and everything that does I/O outside of a simulated world. How to run it is in
 //! `README.md`.
 //!
 //! | module | subject |
@@ -14,6 +14,7 @@
 //! | [`cluster`] | etcd's gateway, both ends, and the embedded coordinator |
 //! | [`directory`] | a core of a member, home and owner, and its messages |
 //! | [`engine`] | the transfer engine: bodies, segments, and the scheduler of transfers over rails |
+//! | [`member`] | the service of a member, in a simulated world, under requests of anybody |
 //! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
 //! | [`store`] | a core's slice of the store, and its messages |
 //! | [`wire`] | the Lunette wire: receiver, handshake and the client's table of calls |
@@ -23,6 +24,7 @@ pub mod auth;
 pub mod cluster;
 pub mod directory;
 pub mod engine;
+pub mod member;
 pub mod nvme;
 pub mod store;
 pub mod wire;

@@ -15,13 +15,22 @@ use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 const KEYS: u8 = 6;
 const NODES: u8 = 4;
 
-/// Mixes its argument's bits, as a fingerprint is.
-pub(super) fn key(source: &mut impl Source) -> Fingerprint {
-    let number = u128::from(source.below(KEYS)) + 1;
+/// Mixes a number's bits, as a fingerprint's are.
+const fn fingerprint(number: u8) -> Fingerprint {
+    let number = number as u128 + 1;
     Fingerprint(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
 }
 
-pub(super) fn seat(source: &mut impl Source) -> Seat {
+pub(crate) fn key(source: &mut impl Source) -> Fingerprint {
+    fingerprint(source.below(KEYS))
+}
+
+/// Which of the keys that are drawn this is, if any.
+pub(crate) fn number_of(key: Fingerprint) -> Option<u8> {
+    (0..KEYS).find(|&number| fingerprint(number) == key)
+}
+
+pub(crate) fn seat(source: &mut impl Source) -> Seat {
     let number = source.u8();
     Seat {
         node: NodeId(u64::from(number % NODES) + 1),
@@ -31,7 +40,7 @@ pub(super) fn seat(source: &mut impl Source) -> Seat {
 }
 
 /// A map of some nodes; mostly node 1 is one of them.
-pub(super) fn map(source: &mut impl Source, epoch: Epoch, generation: u64) -> ClusterMap {
+pub(crate) fn map(source: &mut impl Source, epoch: Epoch, generation: u64) -> ClusterMap {
     let chosen = source.u8();
     let members = (0..NODES).filter(|node| chosen >> node & 1 == u8::from(*node != 0));
     let members = members.map(|node| MapMember {
@@ -46,7 +55,7 @@ pub(super) fn map(source: &mut impl Source, epoch: Epoch, generation: u64) -> Cl
     ClusterMap::new(epoch, generation, members.collect()).expect("ids differ, and cores are few")
 }
 
-pub(super) fn namespace(source: &mut impl Source) -> NamespaceKind {
+pub(crate) fn namespace(source: &mut impl Source) -> NamespaceKind {
     if source.flag() {
         NamespaceKind::Strict
     } else {
@@ -54,7 +63,7 @@ pub(super) fn namespace(source: &mut impl Source) -> NamespaceKind {
     }
 }
 
-pub(super) fn kind(source: &mut impl Source) -> WriteKind {
+pub(crate) fn kind(source: &mut impl Source) -> WriteKind {
     if source.flag() {
         WriteKind::Upsert
     } else {
@@ -63,7 +72,7 @@ pub(super) fn kind(source: &mut impl Source) -> WriteKind {
 }
 
 /// Around what the machines know; now and then far beyond.
-pub(super) fn epoch(source: &mut impl Source, known: Epoch) -> Epoch {
+pub(crate) fn epoch(source: &mut impl Source, known: Epoch) -> Epoch {
     match source.below(16) {
         0 => Epoch(known.0.saturating_sub(1)),
         1 => Epoch(known.0 + 1),
@@ -82,14 +91,14 @@ fn version(source: &mut impl Source, known: Epoch) -> Version {
     Version { epoch, sequence }
 }
 
-pub(super) fn place(source: &mut impl Source, known: Epoch) -> CopyPlace {
+pub(crate) fn place(source: &mut impl Source, known: Epoch) -> CopyPlace {
     CopyPlace {
         key: key(source),
         version: version(source, known),
     }
 }
 
-pub(super) fn info(source: &mut impl Source, known: Epoch) -> CopyInfo {
+pub(crate) fn info(source: &mut impl Source, known: Epoch) -> CopyInfo {
     CopyInfo {
         version: version(source, known),
         kind: kind(source),
@@ -100,7 +109,7 @@ pub(super) fn info(source: &mut impl Source, known: Epoch) -> CopyInfo {
     }
 }
 
-pub(super) fn hold(source: &mut impl Source) -> Option<HoldWish> {
+pub(crate) fn hold(source: &mut impl Source) -> Option<HoldWish> {
     let number = source.u8();
     (number & 1 == 1).then(|| HoldWish {
         holder: u64::from(number >> 6),
@@ -118,7 +127,7 @@ fn stranger(source: &mut impl Source) -> (AskerId, RequestId) {
     (AskerId(number >> 6), RequestId(number & 7))
 }
 
-pub(super) fn to_home(source: &mut impl Source, known: Epoch) -> ToHome {
+pub(crate) fn to_home(source: &mut impl Source, known: Epoch) -> ToHome {
     match source.below(8) {
         0 => ToHome::Claim {
             op: op(source),
@@ -174,7 +183,7 @@ pub(super) fn to_home(source: &mut impl Source, known: Epoch) -> ToHome {
     }
 }
 
-pub(super) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
+pub(crate) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
     let which = source.below(10);
     let (op, CopyPlace { key, version }) = (op(source), place(source, known));
     match which {
@@ -237,7 +246,7 @@ pub(super) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
     }
 }
 
-pub(super) fn page(source: &mut impl Source, known: Epoch) -> CopyPage {
+pub(crate) fn page(source: &mut impl Source, known: Epoch) -> CopyPage {
     let flags = source.u8();
     CopyPage {
         after: (flags & 1 != 0).then(|| place(source, known)),
@@ -250,7 +259,7 @@ pub(super) fn page(source: &mut impl Source, known: Epoch) -> CopyPage {
     }
 }
 
-pub(super) fn to_peer(source: &mut impl Source, known: Epoch) -> ToPeer {
+pub(crate) fn to_peer(source: &mut impl Source, known: Epoch) -> ToPeer {
     let CopyPlace { key, version } = place(source, known);
     let tombstone = Tombstone {
         version,

@@ -6,7 +6,7 @@
 //!   then        bytes of a body; or for each step a byte that says which, and its choices
 //! ```
 
-mod draw;
+pub(crate) mod draw;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

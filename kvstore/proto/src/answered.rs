@@ -7,6 +7,7 @@
 
 use core::time::Duration;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
@@ -81,18 +82,17 @@ impl<A: Clone> Answered<A> {
         self.answers -= over.len();
     }
 
-    /// A request has ended.
-    ///
-    /// # Panics
-    /// If it had ended before.
+    /// A request has ended. Who gives one number to several requests, of several keys, is told of one of them
+    /// from here on: the first that ended.
     pub(crate) fn remember(&mut self, now: Time, id: AskerId, request: RequestId, answer: A) {
         let asker = self.asker(now, id);
         if request < asker.below {
             return;
         }
-        let known = asker.answers.insert(request, answer);
-        assert!(known.is_none(), "a request ends once");
-        self.answers += 1;
+        if let Entry::Vacant(vacant) = asker.answers.entry(request) {
+            vacant.insert(answer);
+            self.answers += 1;
+        }
     }
 
     fn asker(&mut self, now: Time, id: AskerId) -> &mut Asker<A> {
@@ -150,6 +150,16 @@ mod tests {
         );
         answered.remember(at(1), ASKER, RequestId(2), 2);
         assert_eq!(answered.len(), 3, "nobody will ask for it");
+    }
+
+    #[test]
+    fn one_number_for_two_requests_has_one_outcome() {
+        let mut answered = Answered::new(KEEP);
+        answered.remember(at(1), ASKER, RequestId(7), "first");
+        answered.remember(at(1), ASKER, RequestId(7), "second");
+        let known = answered.get(ASKER, RequestId(7));
+        assert_eq!(known, Some(Known::Ended("first")));
+        assert_eq!(answered.len(), 2, "one outcome, of one asker");
     }
 
     #[test]
