@@ -22,10 +22,8 @@ use self::town::Town;
 use crate::hearing::Hearing;
 use crate::report::Report;
 
-/// Bugs that are to be found here: those of the home protocol. Copies are not made again yet where some
-/// were lost, so that there are hardly ever too many of a version: that bug is left to the protocol's own
-/// worlds.
-pub const MUTANTS: [(&str, Mutant); 8] = [
+/// Bugs that are to be found here: those of the home protocol.
+pub const MUTANTS: [(&str, Mutant); 10] = [
     ("claim-unchecked", Mutant::ClaimUnchecked),
     ("publish-unclaimed", Mutant::PublishUnclaimed),
     ("retract-unrecorded", Mutant::RetractUnrecorded),
@@ -33,6 +31,8 @@ pub const MUTANTS: [(&str, Mutant); 8] = [
     ("tombstone-lost", Mutant::TombstoneLost),
     ("fence-ignored", Mutant::FenceIgnored),
     ("hold-ignored", Mutant::HoldIgnored),
+    ("surplus-miscounted", Mutant::SurplusMiscounted),
+    ("repair-forgotten", Mutant::RepairForgotten),
     ("generation-ignored", Mutant::GenerationIgnored),
 ];
 
