@@ -201,6 +201,7 @@ async fn put(
     let options = PutOptions {
         kind: draw::kind(source),
         copies: 1 + source.below(2),
+        ..PutOptions::default()
     };
     let stored = client.put(&name(number), value, options).await;
     reached.borrow_mut().stored += u32::from(stored.is_ok());
@@ -496,6 +497,7 @@ fn moving(
                 to,
                 info,
                 namespace,
+                is_repair: number.is_multiple_of(2),
                 key,
             };
             message.encode(newest, body);

@@ -215,6 +215,7 @@ pub(crate) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
             key,
             version,
             order: source.below(16).into(),
+            was_recorded: source.flag(),
         },
         6 => ToOwner::Settled,
         7 => ToOwner::CopiesWanted {

@@ -325,8 +325,10 @@ impl Owner {
                 key,
                 version,
                 order,
+                was_recorded,
             } => {
-                self.drop_copy(now, from, CopyPlace { key, version }, order, out);
+                let place = CopyPlace { key, version };
+                self.drop_copy(now, from, place, (order, was_recorded), out);
             }
             ToOwner::Settled => self.has_settled(from),
             ToOwner::CopiesWanted { is_full, after } => self.report(from, is_full, after, out),

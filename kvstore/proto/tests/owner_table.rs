@@ -308,6 +308,7 @@ impl Bench {
                 key,
                 version,
                 order: 7,
+                was_recorded: false,
             }),
             Reads => {
                 let read = self.owner.read(at(0), KEY, Some(VERSION), STRICT);
@@ -509,6 +510,7 @@ fn an_order_is_about_the_copy_that_was_there_then() {
             key,
             version,
             order,
+            was_recorded: true,
         });
         let freed = bench
             .out
@@ -516,5 +518,34 @@ fn an_order_is_about_the_copy_that_was_there_then() {
             .any(|action| matches!(action, OwnerAction::Free(..)));
         assert_eq!(freed, is_dropped, "order {order}");
         assert_eq!(bench.out.is_empty(), !is_dropped, "order {order}");
+    }
+}
+
+/// What is recorded may be replaced before its writer hears that it is.
+#[test]
+fn a_write_whose_copy_has_to_go_has_succeeded_if_it_was_recorded() {
+    for was_recorded in [false, true] {
+        let mut bench = Bench::new(OwnerLimits::default());
+        bench.bring(Publishing);
+        let (key, version, order) = (KEY, VERSION, 7);
+        bench.hear(ToOwner::Drop {
+            key,
+            version,
+            order,
+            was_recorded,
+        });
+        let answers = bench.out.iter().filter_map(|action| match action {
+            OwnerAction::Written(_, _, answer) => Some(*answer),
+            _ => None,
+        });
+        let expected = if was_recorded {
+            WriteAnswer::Written {
+                version,
+                is_cut_off: false,
+            }
+        } else {
+            WriteAnswer::Interrupted
+        };
+        assert_eq!(answers.collect::<Vec<_>>(), [expected]);
     }
 }

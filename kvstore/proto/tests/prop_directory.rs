@@ -150,6 +150,7 @@ fn to_owner() -> impl Strategy<Value = ToOwner> {
                     key,
                     version,
                     order,
+                    was_recorded: flag,
                 },
                 6 => ToOwner::Settled,
                 7 => ToOwner::CopiesWanted {

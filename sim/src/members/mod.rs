@@ -22,8 +22,9 @@ use self::town::Town;
 use crate::hearing::Hearing;
 use crate::report::Report;
 
-/// Bugs that are to be found here: those of the home protocol.
-pub const MUTANTS: [(&str, Mutant); 10] = [
+/// Bugs that are to be found here: those of the home protocol, but for copies that are dropped although they
+/// are no surplus. There are seldom too many here; that bug is left to the protocol's own worlds.
+pub const MUTANTS: [(&str, Mutant); 9] = [
     ("claim-unchecked", Mutant::ClaimUnchecked),
     ("publish-unclaimed", Mutant::PublishUnclaimed),
     ("retract-unrecorded", Mutant::RetractUnrecorded),
@@ -31,7 +32,6 @@ pub const MUTANTS: [(&str, Mutant); 10] = [
     ("tombstone-lost", Mutant::TombstoneLost),
     ("fence-ignored", Mutant::FenceIgnored),
     ("hold-ignored", Mutant::HoldIgnored),
-    ("surplus-miscounted", Mutant::SurplusMiscounted),
     ("repair-forgotten", Mutant::RepairForgotten),
     ("generation-ignored", Mutant::GenerationIgnored),
 ];

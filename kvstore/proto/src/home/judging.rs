@@ -9,7 +9,7 @@ use super::{Home, HomeAction, Out};
 use crate::key::Fingerprint;
 use crate::message::directory::{CopyPlace, ToOwner};
 use crate::placement::Seat;
-use crate::version::{CopyInfo, Version, survivor};
+use crate::version::{CopyInfo, Version, WriteKind, survivor};
 
 impl Home {
     pub(super) fn judge_if_due(&mut self, now: Time, key: Fingerprint, out: Out<'_>) {
@@ -104,11 +104,19 @@ impl Home {
         if matches!(copy.standing, Standing::Departed { .. }) {
             return;
         }
-        let order = match copy.standing {
-            Standing::Leaving { order, .. } => order,
-            _ => self.next_order(),
+        let (order, was_recorded) = match copy.standing {
+            Standing::Leaving {
+                order,
+                was_recorded,
+                ..
+            } => (order, was_recorded),
+            _ => (self.next_order(), self.is_acknowledged(key, &copy)),
         };
-        let standing = Standing::Leaving { told: now, order };
+        let standing = Standing::Leaving {
+            told: now,
+            order,
+            was_recorded,
+        };
         self.table.set_standing(key, seat, version, standing);
         out.push(HomeAction::ToOwner(
             seat,
@@ -116,11 +124,22 @@ impl Home {
                 key,
                 version,
                 order,
+                was_recorded,
             },
         ));
         if copy.info.wanted > 1 {
             self.note_copies(now, key);
         }
+    }
+
+    /// Whether the write of a copy has been told that it has succeeded, if not in vain.
+    fn is_acknowledged(&self, key: Fingerprint, copy: &Copy) -> bool {
+        let (version, kind) = (copy.info.version, copy.info.kind);
+        // One of an earlier epoch may be known because it was reported.
+        let is_unsure = kind == WriteKind::Upsert && version.epoch < self.map.epoch();
+        let change = self.changes.get(&key);
+        let is_changing = change.is_some_and(|change| change.version == version);
+        copy.standing == Standing::Shown && !is_unsure && !is_changing
     }
 
     pub(super) const fn next_order(&mut self) -> u64 {

@@ -221,6 +221,7 @@ impl Home {
                     key,
                     version,
                     order,
+                    was_recorded: false,
                 };
                 out.push(HomeAction::ToOwner(from, drop));
             }

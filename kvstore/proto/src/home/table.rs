@@ -31,6 +31,8 @@ pub(super) enum Standing {
         told: Time,
         /// The order that it was given.
         order: u64,
+        /// Whether its write, if it waits to hear so, has succeeded.
+        was_recorded: bool,
     },
     /// A replica that was published without a claim. The publication may be a late copy of one whose
     /// replica has been dropped since, so it is shown once its owner has said that it is there.

@@ -323,6 +323,7 @@ impl Home {
                     key,
                     version,
                     order,
+                    was_recorded: false,
                 },
             ));
         }

@@ -382,7 +382,7 @@ impl Owner {
         now: Time,
         home: Seat,
         place: CopyPlace,
-        order: u64,
+        (order, was_recorded): (u64, bool),
         out: Out<'_>,
     ) {
         let CopyPlace { key, version } = place;
@@ -390,10 +390,23 @@ impl Owner {
         if held.is_some_and(|held| held.came_after(self.map.epoch(), order)) {
             return;
         }
-        if let Some((write, _)) = self.publishing(place) {
-            self.unlist(place);
-            out.push(OwnerAction::Discard(write.op));
-            self.conclude(now, key, WriteAnswer::Interrupted, out);
+        match self.publishing(place) {
+            // The message that it is recorded was overtaken, or is lost.
+            Some(publishing) if was_recorded => {
+                self.publish(
+                    now,
+                    publishing,
+                    (place, order.saturating_sub(1)),
+                    false,
+                    out,
+                );
+            }
+            Some((write, _)) => {
+                self.unlist(place);
+                out.push(OwnerAction::Discard(write.op));
+                self.conclude(now, key, WriteAnswer::Interrupted, out);
+            }
+            None => {}
         }
         if let Some(held) = self.copies.get(place) {
             let cause = match held.state {

@@ -327,11 +327,23 @@ impl Owner {
             self.keep(home, (op, order), place, out);
             return;
         };
+        self.publish(now, (write, info), (place, order), is_cut_off, out);
+    }
+
+    /// The copy of a write is recorded, which is so told.
+    pub(super) fn publish(
+        &mut self,
+        now: Time,
+        (write, info): (Write, CopyInfo),
+        (place, order): (CopyPlace, u64),
+        is_cut_off: bool,
+        out: Out<'_>,
+    ) {
         let state = State::Published;
-        let mut held = Held::new(op, info, write.ask.namespace, state, write.moved_in);
+        let mut held = Held::new(write.op, info, write.ask.namespace, state, write.moved_in);
         held.is_recorded(self.map.epoch(), order);
         self.copies.insert(place.key, held);
-        out.push(OwnerAction::Name(op, place));
+        out.push(OwnerAction::Name(write.op, place));
         // Who lost its lease meanwhile cannot tell what others have done since.
         let answer = match self.permit(now, write.ask.namespace, write.act()) {
             Ok(standing) => WriteAnswer::Written {

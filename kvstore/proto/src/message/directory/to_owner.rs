@@ -89,6 +89,8 @@ pub enum ToOwner {
         version: Version,
         /// The order, for the answer.
         order: u64,
+        /// It was recorded: a write that waits to hear so has succeeded, whatever came after it.
+        was_recorded: bool,
     },
     /// Everything that was reported has been judged, and what lost was dropped.
     Settled,
@@ -162,7 +164,7 @@ variants!(ToOwner {
     2 => Refused { op, key, refusal },
     3 => Recorded { op, key, version, is_cut_off, order },
     4 => Lost { op, key, version },
-    5 => Drop { key, version, order },
+    5 => Drop { key, version, order, was_recorded },
     6 => Settled {},
     7 => CopiesWanted { is_full, after },
     8 => Serve { asker, request, key, version, namespace, hold },
