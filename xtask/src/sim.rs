@@ -15,12 +15,13 @@ const LANE_SEEDS: &str = "300";
 const LANE_SEEDS_OF_MEMBERS: &str = "60";
 const MUTANT_SEEDS: &str = "2000";
 /// Bugs that worlds of members find within seconds; the others take minutes, and `--mutants`.
-const QUICK_MUTANTS: [&str; 5] = [
+const QUICK_MUTANTS: [&str; 6] = [
     "claim-unchecked",
     "retract-unrecorded",
     "barrier-skipped",
     "hold-ignored",
     "generation-ignored",
+    "repair-forgotten",
 ];
 /// Seeds that run on two machines: one of them is emulated, and slow.
 const MACHINE_SEEDS: &str = "30";

@@ -54,7 +54,7 @@ const TYPES: [&str; 19] = [
 ];
 
 /// Outside crates that do no I/O and keep no hidden state, so that pure packages may use them.
-const OUTSIDE: [&str; 17] = [
+const OUTSIDE: [&str; 18] = [
     "base64",
     "bytes",
     "crc-fast",
@@ -71,6 +71,7 @@ const OUTSIDE: [&str; 17] = [
     "serde",
     "serde_json",
     "slab",
+    "smallvec",
     "thiserror",
     "xxhash-rust",
     "zeroize",
