@@ -1,32 +1,34 @@
 //! A map in the order of its keys, for keys that are hashes: what a tree does, without its depth.
 //!
 //! ```text
-//!  first bits of a key        pages of up to 28 entries
-//!  000 001 010 011 1xx ...    [ 000 | .. ]  [ 001 | .. ]  [ 01x | .. ]  [ 1xx | .. ]
-//!   |   |   +---+   +---------------------------------------+^
-//!   |   |     +------------------------------------+^
+//!  directory, by first bits       pages of up to 28 entries, in no order
+//!    00 ------------------------> [ 00... | tags | entries ]
+//!    01 ------------------------> [ 01... | tags | entries ]
+//!    10 --+---------------------> [ 1.... | tags | entries ]
+//!    11 --+
 //! ```
 //!
 //! A directory says by the first bits of a key which page it is in, so that a key is found in one look at the
 //! directory and one at a page, however many there are. A full page is split by one bit more; where the directory
-//! has no such bit it is doubled, which copies four bytes for each page, and nothing else ever moves: no operation
+//! has no such bit it is doubled, which copies its entries of four bytes, and nothing else ever moves: no operation
 //! stops for long while the table grows. Two pages that are nearly empty become one again. This is extendible
-//! hashing (Fagin and others, 1979) with the key for its own hash.
+//! hashing (Fagin and others, 1979) with the key for its own hash. Who wants the keys in order has each page's sorted.
 //!
 //! Whoever may choose keys can make many of them begin alike. What would make the directory far larger than its
 //! pages goes to a tree instead: slower, and as large as what was put there.
 
+mod page;
+
 use core::hint::black_box;
 use std::collections::BTreeMap;
 
+use self::page::{PAGE_ENTRIES, Page, Pages};
 use crate::key::Fingerprint;
 use crate::message::directory::CopyPlace;
 use crate::version::Version;
 
 /// How many keys are looked up together: more than memory has requests under way at once.
 pub const LANES: usize = 32;
-/// Entries of one page.
-const PAGE_ENTRIES: usize = 28;
 /// Two pages with no more than this together become one.
 const MERGE_ENTRIES_MAX: usize = PAGE_ENTRIES / 4;
 /// How many directory entries there may be for each page. Where keys are evenly spread, a page that cannot be split
@@ -64,132 +66,13 @@ impl Spread for CopyPlace {
     }
 }
 
-/// A page is looked at in two lines of the cache: its first one, and that of the entry which the tags there tell of.
-#[derive(Clone, Debug)]
-#[repr(C, align(64))]
-struct Page<K, V> {
-    /// The 16 bits of each key that follow those which all keys of the page share.
-    tags: [u16; PAGE_ENTRIES],
-    /// How many first bits all its keys share.
-    depth: u8,
-    len: u8,
-    /// Its keys are in the tree.
-    is_crowded: bool,
-    entries: [(K, V); PAGE_ENTRIES],
-}
-
-impl<K: Spread, V: Copy + Default> Page<K, V> {
-    fn new(depth: u8) -> Self {
-        Self {
-            tags: [0; PAGE_ENTRIES],
-            depth,
-            len: 0,
-            is_crowded: false,
-            entries: [(K::least(0), V::default()); PAGE_ENTRIES],
-        }
-    }
-
-    const fn len(&self) -> usize {
-        self.len as usize
-    }
-
-    fn set_len(&mut self, len: usize) {
-        self.len = u8::try_from(len).expect("a page has room for it");
-    }
-
-    fn tag(&self, key: K) -> u16 {
-        let rest = key.head().checked_shl(self.depth.into()).unwrap_or(0);
-        let [first, second, ..] = rest.to_be_bytes();
-        u16::from_be_bytes([first, second])
-    }
-
-    /// One more than where an entry with the tag of a key is, 0 if there is none, and anything if there are several.
-    fn trace(&self, key: K) -> usize {
-        let tag = self.tag(key);
-        // Added up rather than searched: no comparison depends on another, and their number is always the same.
-        let places = self.tags.iter().zip(1_u16..);
-        let of_tag = places.map(|(&other, place)| if other == tag { place } else { 0 });
-        of_tag.sum::<u16>().into()
-    }
-
-    fn find(&self, key: K) -> Option<usize> {
-        self.find_at(self.trace(key), key)
-    }
-
-    fn find_at(&self, trace: usize, key: K) -> Option<usize> {
-        let at = trace.checked_sub(1)?;
-        let entries = self.entries();
-        if entries.get(at).is_some_and(|(other, _)| *other == key) {
-            return Some(at);
-        }
-        entries.iter().position(|(other, _)| *other == key)
-    }
-
-    /// Adds an entry. There is room.
-    fn push(&mut self, key: K, value: V) {
-        let at = self.len();
-        self.tags[at] = self.tag(key);
-        self.entries[at] = (key, value);
-        self.len += 1;
-    }
-
-    fn remove(&mut self, at: usize) -> V {
-        let (_, value) = self.entries[at];
-        let last = self.len() - 1;
-        self.tags[at] = self.tags[last];
-        self.entries[at] = self.entries[last];
-        self.tags[last] = 0;
-        self.len -= 1;
-        value
-    }
-
-    /// Takes over the entries of its neighbour, and shares one bit less.
-    fn append(&mut self, other: &Self) {
-        self.depth -= 1;
-        let (start, end) = (self.len(), self.len() + other.len());
-        self.entries[start..end].copy_from_slice(other.entries());
-        self.set_len(end);
-        self.tag_all();
-    }
-
-    /// The entries with the next bit set, as a page of their own; those without stay.
-    fn split(&mut self) -> Self {
-        let depth = self.depth + 1;
-        let bit = 1_u64 << (u64::BITS - u32::from(depth));
-        let (mut lower, mut upper) = (Self::new(depth), Self::new(depth));
-        for &(key, value) in self.entries() {
-            let is_upper = key.head() & bit != 0;
-            if is_upper { &mut upper } else { &mut lower }.push(key, value);
-        }
-        *self = lower;
-        upper
-    }
-
-    fn tag_all(&mut self) {
-        for at in 0..self.len() {
-            self.tags[at] = self.tag(self.entries[at].0);
-        }
-    }
-
-    fn entries(&self) -> &[(K, V)] {
-        &self.entries[..self.len()]
-    }
-
-    /// The entries in the order of their keys.
-    fn in_order(&self) -> impl Iterator<Item = (K, V)> + use<K, V> {
-        let mut entries = self.entries;
-        entries[..self.len()].sort_unstable_by_key(|&(key, _)| key);
-        entries.into_iter().take(self.len())
-    }
-}
-
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Sorted<K, V> {
     /// The page of each combination of `depth` first bits.
     directory: Vec<u32>,
     depth: u8,
-    pages: Vec<Page<K, V>>,
+    pages: Pages<K, V>,
     /// Pages that are not used.
     free: Vec<u32>,
     /// What cannot be in pages: see the [module](self).
@@ -199,10 +82,12 @@ pub struct Sorted<K, V> {
 
 impl<K: Spread, V: Copy + Default> Default for Sorted<K, V> {
     fn default() -> Self {
+        let mut pages = Pages::new();
+        pages.push(Page::new(0));
         Self {
             directory: vec![0],
             depth: 0,
-            pages: vec![Page::new(0)],
+            pages,
             free: Vec::new(),
             crowded: BTreeMap::new(),
             len: 0,
@@ -233,7 +118,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
     }
 
     fn page(&self, head: u64) -> &Page<K, V> {
-        &self.pages[self.directory[self.place(head)] as usize]
+        &self.pages[self.directory[self.place(head)]]
     }
 
     /// The value of a key.
@@ -248,7 +133,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
 
     /// The value of a key, to change it.
     pub fn get_mut(&mut self, key: K) -> Option<&mut V> {
-        let index = self.directory[self.place(key.head())] as usize;
+        let index = self.directory[self.place(key.head())];
         let page = &mut self.pages[index];
         if page.is_crowded {
             return self.crowded.get_mut(&key);
@@ -272,11 +157,11 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
         }
         let mut traces = [0; LANES];
         for ((trace, &page), &key) in traces.iter_mut().zip(&pages).zip(keys) {
-            *trace = self.pages[page as usize].trace(key);
+            *trace = self.pages[page].trace(key);
         }
         let mut values = [None; LANES];
         for (lane, &key) in keys.iter().enumerate() {
-            let page = &self.pages[pages[lane] as usize];
+            let page = &self.pages[pages[lane]];
             values[lane] = if page.is_crowded {
                 self.crowded.get(&key).copied()
             } else {
@@ -290,19 +175,13 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
     /// Asks memory for the page of a key that is about to be used, without waiting for it: several tables that are
     /// touched one after the other answer at the same time.
     pub fn touch(&self, key: K) {
-        black_box(self.page(key.head()).len);
-    }
-
-    /// Whether there is such a key.
-    #[must_use]
-    pub fn contains(&self, key: K) -> bool {
-        self.get(key).is_some()
+        black_box(self.page(key.head()).len());
     }
 
     /// Gives a key a value. The former one, if it had one.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         loop {
-            let index = self.directory[self.place(key.head())] as usize;
+            let index = self.directory[self.place(key.head())];
             let page = &mut self.pages[index];
             if page.is_crowded {
                 let former = self.crowded.insert(key, value);
@@ -324,11 +203,11 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
     /// Forgets a key. Its value, if it had one.
     pub fn remove(&mut self, key: K) -> Option<V> {
         let place = self.place(key.head());
-        let page = &mut self.pages[self.directory[place] as usize];
+        let page = &mut self.pages[self.directory[place]];
         let value = if page.is_crowded {
             let value = self.crowded.remove(&key)?;
             if self.crowded_at(place).next().is_none() {
-                self.pages[self.directory[place] as usize].is_crowded = false;
+                self.pages[self.directory[place]].is_crowded = false;
             }
             value
         } else {
@@ -338,11 +217,6 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
         self.len -= 1;
         self.merge(key.head());
         Some(value)
-    }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        *self = Self::default();
     }
 
     /// All entries, in order.
@@ -358,7 +232,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
             (next < self.directory.len()).then_some(next)
         });
         let all = places.flat_map(|place| {
-            let page = &self.pages[self.directory[place] as usize];
+            let page = &self.pages[self.directory[place]];
             let of_tree = page.is_crowded.then(|| self.crowded_at(place));
             page.in_order().chain(of_tree.into_iter().flatten())
         });
@@ -367,7 +241,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
 
     /// The places in the directory that have the same page as this one.
     fn span(&self, place: usize) -> core::ops::Range<usize> {
-        let page = &self.pages[self.directory[place] as usize];
+        let page = &self.pages[self.directory[place]];
         let count = 1_usize << (self.depth - page.depth);
         let start = place & !(count - 1);
         start..start + count
@@ -389,7 +263,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
 
     /// The page of a head is full: it becomes two, or the tree takes its keys.
     fn split(&mut self, head: u64) {
-        let index = self.directory[self.place(head)] as usize;
+        let index = self.directory[self.place(head)];
         if self.pages[index].depth == self.depth && !self.double() {
             let page = &mut self.pages[index];
             self.crowded.extend(page.entries().iter().copied());
@@ -405,7 +279,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
 
     /// One more bit for the directory, if it may be as large as that.
     fn double(&mut self) -> bool {
-        let used = self.pages.len() - self.free.len();
+        let used = self.pages.len - self.free.len();
         let is_sparse = self.directory.len() * 2 > DIRECTORY_PER_PAGE_MAX * used;
         if is_sparse || u32::from(self.depth) + 1 == u32::BITS {
             return false;
@@ -418,10 +292,10 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
 
     fn add(&mut self, page: Page<K, V>) -> u32 {
         if let Some(index) = self.free.pop() {
-            self.pages[index as usize] = page;
+            self.pages[index] = page;
             return index;
         }
-        let index = u32::try_from(self.pages.len()).expect("the directory is bounded");
+        let index = u32::try_from(self.pages.len).expect("the directory is bounded");
         self.pages.push(page);
         index
     }
@@ -430,7 +304,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
     fn merge(&mut self, head: u64) {
         loop {
             let place = self.place(head);
-            let depth = self.pages[self.directory[place] as usize].depth;
+            let depth = self.pages[self.directory[place]].depth;
             if depth == 0 {
                 return;
             }
@@ -438,7 +312,7 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
             let neighbour = span.start ^ span.len();
             let lower = self.directory[span.start.min(neighbour)];
             let upper = self.directory[span.start.max(neighbour)];
-            let (low, high) = (&self.pages[lower as usize], &self.pages[upper as usize]);
+            let (low, high) = (&self.pages[lower], &self.pages[upper]);
             let is_one_crowded = low.is_crowded || high.is_crowded;
             if low.depth != high.depth
                 || is_one_crowded
@@ -446,8 +320,8 @@ impl<K: Spread, V: Copy + Default> Sorted<K, V> {
             {
                 return;
             }
-            let emptied = core::mem::replace(&mut self.pages[upper as usize], Page::new(0));
-            let low = &mut self.pages[lower as usize];
+            let emptied = core::mem::replace(&mut self.pages[upper], Page::new(0));
+            let low = &mut self.pages[lower];
             low.append(&emptied);
             self.free.push(upper);
             let both = span.start.min(neighbour)..span.end.max(neighbour + span.len());
@@ -479,8 +353,8 @@ mod tests {
         for number in 0..10_000_u32 {
             assert_eq!(numbers.insert(alike(number.into()), number), None);
         }
-        assert!(numbers.directory.len() <= DIRECTORY_PER_PAGE_MAX * numbers.pages.len());
-        assert!(numbers.pages.len() < 8, "{}", numbers.pages.len());
+        assert!(numbers.directory.len() <= DIRECTORY_PER_PAGE_MAX * numbers.pages.len);
+        assert!(numbers.pages.len < 8, "{}", numbers.pages.len);
         assert_eq!(numbers.get(alike(777)), Some(777));
         let all = numbers.iter().map(|(_, number)| number);
         assert!(all.eq(0..10_000));
@@ -488,7 +362,8 @@ mod tests {
             assert_eq!(numbers.remove(alike(number.into())), Some(number));
         }
         assert!(numbers.is_empty() && numbers.crowded.is_empty());
-        assert!(numbers.pages.iter().all(|page| !page.is_crowded));
+        let last = u32::try_from(numbers.pages.len).expect("few");
+        assert!((0..last).all(|page| !numbers.pages[page].is_crowded));
     }
 
     #[test]
@@ -499,15 +374,15 @@ mod tests {
         }
         assert!(numbers.crowded.is_empty());
         let most = 100_000 / (PAGE_ENTRIES / 2);
-        assert!(numbers.pages.len() <= most, "{}", numbers.pages.len());
+        assert!(numbers.pages.len <= most, "{}", numbers.pages.len);
         for number in 0..100_000 {
             assert_eq!(numbers.remove(spread(number)), Some(1));
         }
-        let used = numbers.pages.len() - numbers.free.len();
+        let used = numbers.pages.len - numbers.free.len();
         assert_eq!((numbers.len(), used), (0, 1), "pages come back");
         for number in 0..100_000 {
             numbers.insert(spread(number), 2);
         }
-        assert!(numbers.pages.len() <= most, "and are used again");
+        assert!(numbers.pages.len <= most, "and are used again");
     }
 }

@@ -61,15 +61,17 @@ proptest! {
                 Op::Remove(key) => {
                     prop_assert_eq!(sorted.get(key), tree.get(&key).copied());
                     prop_assert_eq!(sorted.remove(key), tree.remove(&key));
-                    prop_assert!(!sorted.contains(key) && sorted.get_mut(key).is_none());
+                    prop_assert!(sorted.get(key).is_none() && sorted.get_mut(key).is_none());
                 }
                 Op::After(key) => {
                     let rest = tree.range(key..).filter(|(other, _)| **other > key);
                     prop_assert!(sorted.after(Some(key)).eq(rest.map(|(&key, &value)| (key, value))));
                 }
                 Op::Clear => {
-                    sorted.clear();
-                    tree.clear();
+                    let keys = tree.into_keys();
+                    let all = keys.fold(true, |all, key| all & sorted.remove(key).is_some());
+                    prop_assert!(all && sorted.is_empty());
+                    tree = BTreeMap::new();
                 }
             }
             prop_assert_eq!(sorted.len(), tree.len());
