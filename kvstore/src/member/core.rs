@@ -5,20 +5,17 @@
 //! to the [`Post`].
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::{Fence, NamespaceKind};
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
-use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits, REPAIR_WAIT};
+use lunette_kvstore_proto::home::{Home, HomeLimits};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::NodeState;
-use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskerId, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
-};
+use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, CopyPlace, OpId};
 use lunette_kvstore_proto::owner::{
-    FreeCause, Owner, OwnerAction, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
+    FreeCause, Owner, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
 };
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_kvstore_proto::shard::ShardLimits;
@@ -26,12 +23,12 @@ use lunette_kvstore_proto::version::{CopyInfo, Version};
 use lunette_runtime::arena::Arena;
 use lunette_runtime::{Signal, time};
 use lunette_runtime_core::ids::RequestId;
-use lunette_runtime_core::time::Time;
 
 use super::bytes::{Bytes, Extent, Frame};
+use super::deeds::Deeds;
 use super::loading::Loading;
 use super::post::Post;
-use super::replicas::{Cause, Scarce, Scarcity};
+use super::replicas::Scarcity;
 use super::reservations::Reservations;
 use super::taking::Taking;
 use super::waiters::{Asked, Waiters, Waiting};
@@ -41,29 +38,16 @@ use crate::counting::{CopyCounts, Counts, MemberReport};
 /// their home, and a home may have more keys than its own memory holds.
 const COPIES_PER_ENTRY: usize = 2;
 
-/// How much is done for the machines of a core before its clock is looked at again.
-const DEEDS_AT_ONE_TIME: usize = 16;
-
 /// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
 /// are there, `recorded` when its home knows of it, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
 /// `cleared` or `unrecorded` when it is no more. `node` and `core` are who has it; `key_high`, `epoch` and
 /// `sequence` say which copy it is.
 pub const COPIES: &str = "lunette_kvstore::copies";
 
-/// What concerns this core, and was said by itself or another.
-enum Deed {
-    /// To the home: from, epoch, item.
-    ToHome(Seat, Epoch, ToHome),
-    /// To the home: a part of a report.
-    Page(Seat, Epoch, CopyPage),
-    /// To the owner: from, epoch, item.
-    ToOwner(Seat, Epoch, ToOwner),
-}
-
 #[derive(Debug)]
 pub(super) struct Machines {
     pub(super) home: Home,
-    owner: Owner,
+    pub(super) owner: Owner,
 }
 
 /// See the [module](self).
@@ -72,8 +56,7 @@ pub(crate) struct MemberCore {
     machines: RefCell<Machines>,
     bytes: RefCell<Bytes>,
     map: RefCell<Rc<ClusterMap>>,
-    deeds: RefCell<VecDeque<Deed>>,
-    is_settling: Cell<bool>,
+    pub(super) deeds: Deeds,
     has_left: Cell<bool>,
     fence: Cell<Fence>,
     pub(super) copies: CopyCounts,
@@ -117,8 +100,7 @@ impl MemberCore {
             }),
             bytes: RefCell::new(Bytes::new(arena, limits)),
             map: RefCell::default(),
-            deeds: RefCell::default(),
-            is_settling: Cell::new(false),
+            deeds: Deeds::default(),
             has_left: Cell::new(false),
             fence: Cell::default(),
             copies: CopyCounts::default(),
@@ -222,221 +204,6 @@ impl MemberCore {
         machines.home.touch(key);
         machines.owner.touch(key);
         self.bytes.borrow().touch(key);
-    }
-
-    /// Tells the home something.
-    fn at_home(&self, tell: impl FnOnce(&mut Home, Time, &mut Vec<HomeAction>)) {
-        self.at_home_at(time::now(), tell);
-    }
-
-    fn at_home_at(&self, now: Time, tell: impl FnOnce(&mut Home, Time, &mut Vec<HomeAction>)) {
-        let mut out = Vec::new();
-        let epoch = {
-            let home = &mut self.machines.borrow_mut().home;
-            tell(home, now, &mut out);
-            home.epoch()
-        };
-        for action in out {
-            match action {
-                HomeAction::ToOwner(to, item) if to == self.seat => {
-                    (self.deeds.borrow_mut()).push_back(Deed::ToOwner(self.seat, epoch, item));
-                }
-                HomeAction::ToOwner(to, item) => self.post.to_owner(to, epoch, item),
-                HomeAction::ToPeer(to, item) => self.post.put(to, epoch, Content::ToPeer(item)),
-                HomeAction::Answer(asker, request, answer) => {
-                    self.asks.answer((asker, request), answer);
-                }
-            }
-        }
-    }
-
-    /// Tells the owner something. What it answers to askers goes to the home that sent them here.
-    fn at_owner<T>(
-        &self,
-        sent_by: Seat,
-        tell: impl FnOnce(&mut Owner, Time, &mut Vec<OwnerAction>) -> T,
-    ) -> T {
-        self.at_owner_at(time::now(), sent_by, tell)
-    }
-
-    fn at_owner_at<T>(
-        &self,
-        now: Time,
-        sent_by: Seat,
-        tell: impl FnOnce(&mut Owner, Time, &mut Vec<OwnerAction>) -> T,
-    ) -> T {
-        let mut out = Vec::new();
-        let (told, epoch) = {
-            let owner = &mut self.machines.borrow_mut().owner;
-            let told = tell(owner, now, &mut out);
-            (told, owner.epoch())
-        };
-        for action in out {
-            self.do_for_owner(sent_by, epoch, action);
-        }
-        told
-    }
-
-    fn do_for_owner(&self, sent_by: Seat, epoch: Epoch, action: OwnerAction) {
-        match action {
-            OwnerAction::ToHome(to, item) if to == self.seat => {
-                (self.deeds.borrow_mut()).push_back(Deed::ToHome(self.seat, epoch, item));
-            }
-            OwnerAction::ToHome(to, item) => self.post.to_home(to, epoch, item),
-            OwnerAction::Page(to, page) if to == self.seat => {
-                (self.deeds.borrow_mut()).push_back(Deed::Page(self.seat, epoch, page));
-            }
-            OwnerAction::Page(to, page) => self.post.put(to, epoch, Content::Page(page)),
-            OwnerAction::Name(op, place) => {
-                self.bytes.borrow_mut().name(op, place);
-                self.reservations.borrow_mut().committed(op);
-                self.tell_copy(place, "kept");
-                CopyCounts::add(&self.copies.written);
-                self.note_scarce(place);
-            }
-            OwnerAction::Discard(op) if self.reservations.borrow().is_commit(op) => {
-                let extent = self.bytes.borrow_mut().withdraw(op);
-                let mut reservations = self.reservations.borrow_mut();
-                reservations.take_back(time::now(), op, extent);
-            }
-            OwnerAction::Discard(op) => self.bytes.borrow_mut().discard(op),
-            OwnerAction::Free(place, cause) => {
-                tracing::trace!(?place, ?cause, "a copy is freed");
-                let mut bytes = self.bytes.borrow_mut();
-                self.copies.freed(cause, bytes.extent_bytes(place));
-                bytes.free(place);
-                drop(bytes);
-                self.tell_copy(place, cause.name());
-            }
-            OwnerAction::Replicate {
-                place,
-                info,
-                namespace,
-                missing,
-                holders,
-            } => {
-                let cause = Cause::Repair {
-                    missing,
-                    holders,
-                    until: time::now() + REPAIR_WAIT,
-                };
-                self.scarcity.push(Scarce {
-                    place,
-                    info,
-                    namespace,
-                    cause,
-                });
-            }
-            OwnerAction::Written(asker, request, answer) => {
-                self.writes.answer((asker, request), answer);
-            }
-            OwnerAction::Answer(asker, request, answer) if sent_by == self.seat => {
-                self.asks.answer((asker, request), answer);
-            }
-            OwnerAction::Answer(asker, request, answer) => {
-                let relay = Content::Relay {
-                    asker,
-                    request,
-                    answer,
-                };
-                self.post.put(sent_by, epoch, relay);
-            }
-        }
-    }
-
-    /// Does what the machines want of each other, until they want nothing more.
-    pub(super) fn settle(&self) {
-        if self.is_settling.replace(true) {
-            return;
-        }
-        let mut now = time::now();
-        for done in 1_usize.. {
-            let deed = self.deeds.borrow_mut().pop_front();
-            // What follows from one event happens at one time, if it is not much: leases are looked at by this clock.
-            if done.is_multiple_of(DEEDS_AT_ONE_TIME) {
-                now = time::now();
-            }
-            match deed {
-                None => break,
-                Some(Deed::ToHome(from, epoch, item)) => {
-                    self.at_home_at(now, |home, now, out| {
-                        home.on_owner(now, from, epoch, item, out)
-                    });
-                }
-                Some(Deed::Page(from, epoch, page)) => {
-                    self.at_home_at(now, |home, now, out| {
-                        home.on_page(now, from, epoch, page, out)
-                    });
-                }
-                Some(Deed::ToOwner(from, epoch, item)) => {
-                    self.tell_owner(now, from, epoch, item);
-                }
-            }
-        }
-        self.is_settling.set(false);
-        self.busy.raise();
-    }
-
-    fn tell_owner(&self, now: Time, from: Seat, epoch: Epoch, item: ToOwner) {
-        let recorded = match &item {
-            ToOwner::Recorded { key, version, .. } => Some((*key, *version)),
-            _ => None,
-        };
-        self.at_owner_at(now, from, |owner, now, out| {
-            owner.on_home(now, from, epoch, item, out);
-        });
-        if let Some((key, version)) = recorded
-            && tracing::enabled!(target: COPIES, tracing::Level::TRACE)
-        {
-            let place = CopyPlace { key, version };
-            if self.machines.borrow().owner.copy(place).is_some() {
-                self.tell_copy(place, "recorded");
-            }
-        }
-    }
-
-    /// Another seat says something. Messages for another life of this one are dropped.
-    pub(crate) fn on_told(&self, message: SeatMessage) {
-        let SeatMessage {
-            epoch,
-            from,
-            to,
-            content,
-            ..
-        } = message;
-        if to != self.seat || self.has_left() {
-            tracing::debug!(?to, "a message for another seat");
-            return;
-        }
-        CopyCounts::add(&self.copies.messages_received);
-        match content {
-            Content::ToHome(items) => {
-                let deeds = items
-                    .into_iter()
-                    .map(|item| Deed::ToHome(from, epoch, item));
-                self.deeds.borrow_mut().extend(deeds);
-            }
-            Content::ToOwner(items) => {
-                let deeds = items
-                    .into_iter()
-                    .map(|item| Deed::ToOwner(from, epoch, item));
-                self.deeds.borrow_mut().extend(deeds);
-            }
-            Content::Page(page) => {
-                (self.deeds.borrow_mut()).push_back(Deed::Page(from, epoch, page));
-            }
-            Content::ToPeer(item) => {
-                self.at_home(|home, now, out| home.on_peer(now, from, epoch, item, out));
-            }
-            Content::Relay {
-                asker,
-                request,
-                answer,
-            } => {
-                self.asks.answer((asker, request), answer);
-            }
-        }
-        self.settle();
     }
 
     /// The map is another one.
@@ -605,33 +372,5 @@ impl MemberCore {
             self.tell_copy(place, FreeCause::Unrecorded.name());
         }
         self.settle();
-    }
-
-    fn tell_copy(&self, place: CopyPlace, what: &'static str) {
-        tracing::trace!(
-            target: COPIES,
-            node = self.seat.node.0,
-            core = u64::from(self.seat.core.0),
-            key_high = place.key.high(),
-            epoch = place.version.epoch.0,
-            sequence = place.version.sequence,
-            what,
-        );
-    }
-
-    /// A write has become a copy: others may be wanted.
-    fn note_scarce(&self, place: CopyPlace) {
-        let copy = self.machines.borrow().owner.copy(place);
-        if let Some((info, namespace)) = copy
-            && info.wanted > 1
-        {
-            let scarce = Scarce {
-                place,
-                info,
-                namespace,
-                cause: Cause::Write,
-            };
-            self.scarcity.push(scarce);
-        }
     }
 }

@@ -145,7 +145,7 @@ impl MemberCore {
         let bytes = self.bytes().borrow();
         let (limits, stats) = (bytes.limits(), bytes.stats());
         let is_roomy = stats.used_bytes + extent_bytes <= limits.low_watermark_bytes();
-        is_roomy && stats.entries < limits.entries_max() as u64
+        is_roomy && stats.entries < limits.low_watermark_entries() as u64
     }
 
     /// Whether it is to keep objects of others' keys that were not wished to be here.

@@ -10,7 +10,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `core` | the machines of one core, and what they want of each other |
+//! | `core` | the machines of one core, and what happens to them |
+//! | `deeds` | what they want of each other and of others |
 //! | `service` | requests of clients and of other nodes |
 //! | `bytes` | the memory of one core |
 //! | `post` | messages on their way to other seats |
@@ -27,6 +28,7 @@
 
 mod bytes;
 mod core;
+mod deeds;
 mod life;
 mod loading;
 mod local;

@@ -66,7 +66,8 @@ impl MemberCore {
         } else {
             limits.high_watermark_bytes()
         };
-        let entries_most = repair_room_bytes(limits.entries_max() as u64);
+        // The share of entries that eviction keeps free is as large as the one that repair leaves.
+        let entries_most = limits.low_watermark_entries() as u64;
         if is_repair && bytes.stats().entries >= entries_most {
             return 0;
         }

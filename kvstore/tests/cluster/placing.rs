@@ -81,6 +81,25 @@ fn who_writes_inside_of_a_node_writes_there_while_nothing_has_to_leave_for_it() 
     });
 }
 
+/// Objects may be so small that entries are what a node is short of.
+#[test]
+fn who_writes_small_objects_inside_of_a_node_lets_none_leave_for_them() {
+    run(1, || async {
+        let scene = Scene::of(3, MIB).await;
+        let (inside, outside) = (scene.inside(1).await, scene.client().await);
+        for n in 0..1000 {
+            assert!(!put(&inside, n, 1, PutOptions::default()).await);
+        }
+        let held = held(&scene, &outside).await;
+        assert!(
+            held[0] > 0 && held[2] > 0,
+            "the last at their homes: {held:?}"
+        );
+        // Room is made here only for keys whose home this is.
+        assert!(held.iter().sum::<u64>() > 970, "{held:?}");
+    });
+}
+
 #[test]
 fn objects_are_where_they_are_preferred_and_who_writes_is_told_if_not() {
     run(WORLDS, || async {

@@ -165,10 +165,10 @@ fn where_all_memory_is_in_use_nothing_is_made_again_only_to_be_evicted() {
         })
         .await;
         // Copies are missing now, and there is hardly any room.
-        time::sleep(Duration::from_secs(3)).await;
+        time::sleep(Duration::from_millis(1500)).await;
         let before = evictions(&client).await;
         assert!(before > 0);
-        time::sleep(Duration::from_secs(6)).await;
+        time::sleep(Duration::from_secs(3)).await;
         assert_eq!(evictions(&client).await, before, "nobody writes");
         let mut scarce = 0;
         for report in scene.reports().await {
