@@ -10,14 +10,20 @@ use crate::workspace::{self, Workspace};
 /// Names the built program, for tests.
 pub(crate) const SETTING: &str = "LUNETTE_NEXT_VERSION";
 
+/// A small one.
+const A_TEST: &str = "loading";
+
 /// Builds it, in the profile of the tests, which share most of what is built.
 ///
 /// # Errors
 /// Those of the build; [`TaskError::Read`] if what was built cannot be kept.
 pub(crate) fn build(workspace: &Workspace) -> Result<PathBuf, TaskError> {
-    let words = ["build", "-p", "lunette", "--bin", "lunette", "--locked"];
+    // All packages, and a test among what is built: cargo then unites features as it does for the tests, and
+    // builds nothing anew but what has this one.
+    let words = ["build", "--workspace", "--locked", "--bin", "lunette"];
     let mut build = workspace.cargo(words);
-    workspace::run(build.args(["--features", "next-version"]))?;
+    build.args(["--test", A_TEST, "--features", "lunette/next-version"]);
+    workspace::run(&mut build)?;
     let built = workspace.target_dir()?.join("debug/lunette");
     // The next build without the feature has the same name.
     let kept = built.with_file_name("lunette-next-version");

@@ -25,8 +25,9 @@ pub(super) const WORKING_SET_BYTES: usize = 64 << 20;
 pub(super) const GROUP: usize = 16;
 /// Keys that are there while keys are looked up.
 const KEYS_PRESENT: usize = 1_000_000;
-/// Memory of the node: the working set, what is copied beside it, and a million empty objects.
-const MEMORY_BYTES: u64 = 1 << 30;
+/// Memory of the node: the working set, what is copied beside it, and a million empty objects, with the
+/// share of entries that eviction keeps free.
+const MEMORY_BYTES: u64 = (1 << 30) + (1 << 28);
 /// Batches of keys that are looked up, one after the other, so that none stays in a cache.
 const BATCHES: usize = 200;
 
