@@ -5,7 +5,9 @@
 
 use std::fs;
 use std::iter;
+use std::num::NonZero;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -208,6 +210,7 @@ impl Lane {
         };
         command.args(words.split_whitespace());
         match self {
+            Self::Test => command.env(TEST_THREADS, test_threads()),
             Self::Docs => command.env("RUSTDOCFLAGS", "-D warnings"),
             Self::Loom => command.env("RUSTFLAGS", "--cfg loom"),
             // Tests ask for the time, and for a pipe.
@@ -216,6 +219,13 @@ impl Lane {
         };
         command
     }
+}
+
+/// How many tests run at a time: half as many again as there are CPUs, since many of them wait for leases and
+/// for other processes.
+fn test_threads() -> String {
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    (cpus + cpus.div_ceil(2)).to_string()
 }
 
 /// Lints of tests that cargo builds for those alone who ask for them: they are no part of "all targets", also
@@ -228,6 +238,9 @@ fn lints_on_request(workspace: &Workspace) -> Command {
     command.args(["--", "-D", "warnings"]);
     command
 }
+
+/// What test binaries read of it.
+const TEST_THREADS: &str = "RUST_TEST_THREADS";
 
 /// Packages whose tests run on epoll too: folders below the root.
 const ON_EPOLL: [&str; 4] = ["runtime", "transfer", "kvstore", "node"];
@@ -246,6 +259,7 @@ fn run_without_uring(workspace: &Workspace, tally: &mut Tally) -> Result<(), Tas
         command.current_dir(&binary.folder).arg("--show-output");
         // A test that runs on each driver is not skipped because it does not run on that one.
         command.env("LUNETTE_WITHOUT_URING", "1");
+        command.env(TEST_THREADS, test_threads());
         command.env(next_version::SETTING, &later);
         let ran = without_uring(|| workspace::run_lines(&mut command, |line| tally.line(line)));
         ended = ended.and(ran);
