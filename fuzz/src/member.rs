@@ -25,8 +25,8 @@ use lunette_kvstore::{
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskMessage, AskerId, ClearMessage, CommitMessage, Content, FillMessage,
-    GetMessage, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage,
-    SeatMessage, WriteMessage,
+    GetMessage, PeekMessage, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage,
+    RevokeMessage, SeatMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
@@ -502,6 +502,11 @@ fn moving(
             };
             message.encode(newest, body);
             Op::Replicate
+        }
+        _ if number.is_multiple_of(2) => {
+            let keys = [key.fingerprint(), Fingerprint(number.into())];
+            PeekMessage::encode((to, known, namespace), keys.into_iter(), newest, body);
+            Op::Peek
         }
         _ => {
             ClearMessage { to }.encode(newest, body);

@@ -69,7 +69,6 @@ pub use limits::{
     RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX, REPORTS_UNDER_WAY_MAX,
     RESEND, TOMBSTONE_KEEP,
 };
-pub use lookups::Peek;
 use rebuild::Rebuild;
 use removals::Change;
 use repairs::Repairs;

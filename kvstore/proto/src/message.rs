@@ -29,6 +29,7 @@
 //! | [`Op::Commit`] | [`directory::CommitMessage`] | [`WriteAnswer`](crate::owner::WriteAnswer) | none |
 //! | [`Op::Revoke`] | [`directory::RevokeMessage`] | empty | none |
 //! | [`Op::Clear`] | [`directory::ClearMessage`] | [`directory::ClearReply`] | none |
+//! | [`Op::Peek`] | [`directory::PeekMessage`] | [`directory::PeekReply`] | none |
 //!
 //! An answer whose [`Status`] carries no result has an empty body. A [`NodeCard`] travels in the
 //! connection's hello, and tells which versions of these formats are spoken: see [`FormatVersions`].

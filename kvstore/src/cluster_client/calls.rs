@@ -8,11 +8,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::map::Epoch;
-use lunette_kvstore_proto::asker::{OperationId, PAUSE, ReadAnswer};
-use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::asker::{OperationId, PAUSE, RESEND, ReadAnswer};
+use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, AskMessage, BytesReply, ClearMessage, ClearReply, CommitMessage,
-    Found, GetMessage, ReadMessage, WriteMessage,
+    Found, GetMessage, Peek, PeekMessage, PeekReply, ReadMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, Op, Status};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
@@ -280,6 +280,34 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, asks: Vec<
         },
     };
     asking.on_news(news);
+}
+
+/// What a home knows of keys at once; `None` if it does not tell soon.
+pub(super) async fn peek(
+    asking: &Asking,
+    to: Seat,
+    epoch: Epoch,
+    keys: Vec<Fingerprint>,
+) -> Option<Vec<Peek>> {
+    let head = (to, epoch, asking.namespace());
+    let count = keys.len();
+    let body = |version, out: &mut Vec<u8>| {
+        PeekMessage::encode(head, keys.into_iter(), version, out);
+    };
+    let called = call(asking, to, Op::Peek, body, Attachments::default());
+    let (Called::Reply(_, reply), _) = time::timeout(RESEND, called).await.ok()? else {
+        return None;
+    };
+    if Status::from_code(reply.status) != Status::Ok {
+        return None;
+    }
+    let mut peeked = Vec::with_capacity(count);
+    let decoded = PeekReply::decode(&reply.body, count, |peek| peeked.push(peek));
+    if let Err(fault) = decoded {
+        tracing::warn!(%fault, "a node's answer makes no sense");
+        return None;
+    }
+    Some(peeked)
 }
 
 /// Writes at an owner: what the operation brings, or what was reserved there.

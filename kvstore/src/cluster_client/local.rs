@@ -7,9 +7,9 @@ use std::rc::Rc;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
-use lunette_kvstore_proto::home::Peek;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::AskerId;
+use lunette_kvstore_proto::message::directory::Peek;
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;

@@ -7,6 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `objects` | puts, gets, ranges, batches |
+//! | `peeking` | lookups in batches |
 //! | `placing` | which nodes are tried for the first copy of an object |
 //! | `reserving` | [`Reservation`]: objects that are written in ranges |
 //! | `local` | what a client on a member's core finds there |
@@ -22,6 +23,7 @@ mod clearing;
 mod local;
 mod maps;
 mod objects;
+mod peeking;
 mod placing;
 mod reserving;
 mod running;
@@ -36,9 +38,9 @@ use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
-use lunette_kvstore_proto::home::Peek;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::NodeStat;
+use lunette_kvstore_proto::message::directory::Peek;
 use lunette_kvstore_proto::message::directory::{Found, HoldWish};
 use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::version::{Version, WriteKind};
@@ -282,6 +284,10 @@ impl ClusterClient {
                 present.resize(keys.len(), false);
                 elsewhere.extend(0..keys.len());
             }
+        }
+        if !elsewhere.is_empty() {
+            let peeked = self.peek_homes(&fingerprints, elsewhere, &mut present);
+            elsewhere = peeked.await;
         }
         let asked = elsewhere.iter().map(|&index| keys[index]);
         let ended = self.ask_all(asked, Wish::Lookup(None)).await;

@@ -1,9 +1,9 @@
 //! What tasks of a member's own core ask of it: answered at once where this core can, without a message.
 
 use lunette_cluster::proto::fence::NamespaceKind;
-use lunette_kvstore_proto::home::Peek;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::Op;
+use lunette_kvstore_proto::message::directory::Peek;
 use lunette_kvstore_proto::message::directory::{AskerId, OpId};
 use lunette_kvstore_proto::owner::{Read, WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::home_of;

@@ -217,6 +217,35 @@ fn batches_are_longer_than_what_is_under_way_at_a_time() {
     });
 }
 
+#[test]
+fn lookups_of_a_batch_are_one_message_for_each_home() {
+    run(2, || async {
+        const COUNT: usize = 300;
+        let scene = Scene::of(2, 64 * MIB).await;
+        let client = scene.client().await;
+        for n in 0..COUNT {
+            scene.put(&client, n, n, 10).await;
+        }
+        let keys: Vec<_> = (0..2 * COUNT).map(key).collect();
+        let is_there = |present: &[bool]| (0..2 * COUNT).all(|n| present[n] == (n < COUNT));
+        let count = async |node, op| {
+            let outcomes = scene.outcomes(node, op).await;
+            outcomes.iter().map(|(_, count)| count).sum::<u64>()
+        };
+        for times in 1..=3 {
+            let present = client.exists(&keys).await.expect("asked");
+            assert!(is_there(&present), "{times}: {present:?}");
+            for node in 0..2 {
+                assert_eq!(count(node, Op::Peek).await, times, "node {node}");
+            }
+        }
+        assert_eq!(client.remove(&keys[..1]).await, [Ok(true)]);
+        assert_eq!(client.exists(&keys[..2]).await, Ok(vec![false, true]));
+        let asked = count(0, Op::Ask).await + count(1, Op::Ask).await;
+        assert_eq!(asked, 1, "the removal");
+    });
+}
+
 /// Ranges that overlap come to more than a frame holds.
 #[test]
 fn ranges_that_are_too_long_together_are_refused_on_both_sides() {

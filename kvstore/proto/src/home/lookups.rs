@@ -8,21 +8,10 @@ use super::limits::REBUILD_WAIT_MAX;
 use super::waiting::{Request, Waiter};
 use super::{Home, HomeAction, Out};
 use crate::key::Fingerprint;
-use crate::message::directory::{Answer, AskerId, Found, Refusal, ToOwner, WAIT_MS_MAX};
+use crate::message::directory::{Answer, AskerId, Found, Peek, Refusal, ToOwner, WAIT_MS_MAX};
 use crate::placement::Seat;
 use crate::sorted::LANES;
 use crate::version::{COPIES_WANTED_MAX, Version};
-
-/// What a home knows of a key without waiting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peek {
-    /// There is an object.
-    Present,
-    /// There is none.
-    Absent,
-    /// Ask, and wait.
-    Unsure,
-}
 
 impl Home {
     /// The request, which waits no longer than `wait_ms`, or is sure to wait no longer than is useful.

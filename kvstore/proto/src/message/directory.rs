@@ -13,6 +13,7 @@
 //! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
 //! | [`ReplicaMessage`] | owner | owner |
 //! | [`ClearMessage`] | asker | any member |
+//! | [`PeekMessage`] | asker | home: lookups that never wait |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
 //! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
@@ -28,6 +29,7 @@ mod clearing;
 mod envelope;
 mod object;
 mod page;
+mod peek;
 mod peer;
 mod reserved;
 mod to_home;
@@ -39,6 +41,7 @@ pub use clearing::{ClearMessage, ClearReply};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, WriteMessage};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
+pub use peek::{PEEKS_MAX, Peek, PeekMessage, PeekReply};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
 pub use reserved::{
     CommitMessage, FillMessage, KEEP_MS_MAX, ReservationId, ReserveMessage, ReserveReply,

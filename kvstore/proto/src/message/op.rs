@@ -40,6 +40,8 @@ pub enum Op {
     Revoke = 16,
     /// "Remove all".
     Clear = 17,
+    /// What a home knows of keys at once.
+    Peek = 18,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -53,7 +55,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -71,6 +73,7 @@ impl Op {
         Self::Commit,
         Self::Revoke,
         Self::Clear,
+        Self::Peek,
     ];
 
     /// Its code on the wire.
@@ -106,7 +109,9 @@ mod tests {
         let codes = Op::ALL.map(Op::code);
         assert_eq!(
             codes,
-            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
+            [
+                1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18
+            ]
         );
     }
 }

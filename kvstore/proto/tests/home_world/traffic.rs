@@ -2,9 +2,10 @@
 
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::asker::{AskerAction, ReadAnswer};
-use lunette_kvstore_proto::home::{Home, HomeAction, Peek};
+use lunette_kvstore_proto::home::{Home, HomeAction};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
+use lunette_kvstore_proto::message::directory::Peek;
 use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
     ToPeer,

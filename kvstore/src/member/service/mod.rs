@@ -30,7 +30,7 @@ use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
 /// What members of clusters are asked.
-const OPS: [Op; 13] = [
+const OPS: [Op; 14] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -44,6 +44,7 @@ const OPS: [Op; 13] = [
     Op::Commit,
     Op::Revoke,
     Op::Clear,
+    Op::Peek,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -189,6 +190,7 @@ impl Service for MemberService {
             Ok(Op::Commit) => self.commit(request.body, counted),
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
             Ok(Op::Clear) => self.clear(request.body, counted),
+            Ok(Op::Peek) => self.peek(request.body).map(Intake::Answer),
             Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),

@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
-    Answer as DirectoryAnswer, AnswerMessage, Ask, AskMessage, BytesReply, GetMessage, ReadMessage,
+    Answer as DirectoryAnswer, AnswerMessage, Ask, AskMessage, BytesReply, GetMessage, Peek,
+    PeekMessage, PeekReply, ReadMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::Read;
@@ -128,6 +129,24 @@ impl MemberService {
             status: Status::Ok.code(),
             body,
             payload: (!payload.is_empty()).then(|| payload.pinned(pin)),
+        })
+    }
+
+    /// What this home knows of keys at once; with another map than the asker, nothing.
+    pub(super) fn peek(&self, body: &[u8]) -> Result<Response, Status> {
+        let message = PeekMessage::decode(body).map_err(bad_request)?;
+        self.check(message.to)?;
+        let keys: Vec<_> = message.keys().collect();
+        let mut reply = PeekReply::default();
+        if message.epoch == self.core.map().epoch() {
+            let tell = |peek| reply.push(peek);
+            self.core.peek(&keys, message.namespace, tell);
+        } else {
+            keys.iter().for_each(|_| reply.push(Peek::Unsure));
+        }
+        Ok(Response {
+            body: reply.encode(),
+            ..Response::default()
         })
     }
 

@@ -383,5 +383,6 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Commit) => "commit",
         Some(Op::Revoke) => "revoke",
         Some(Op::Clear) => "clear",
+        Some(Op::Peek) => "peek",
     }
 }
