@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
-use lunette_runtime::arena::{Exposed, RegionMut};
+use lunette_runtime::arena::{Exposed, RegionMut, View};
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::vectored::Scatter;
 use lunette_runtime::{BufResult, OpError};
 use lunette_runtime_core::checksum::Crc32c;
+
+/// Bytes of exposed memory that are copied before they are summed: few enough to be in the cache still.
+const TURN_BYTES: usize = 64 * 1024;
 
 /// Memory lent for a payload to be received into: a range of a region, or pieces of exposed memory.
 #[derive(Debug)]
@@ -159,6 +162,34 @@ impl Room {
         }
     }
 
+    /// Copies `len` bytes from `start` of another process's memory to `offset`; the CRC32C of what has been
+    /// written.
+    ///
+    /// # Panics
+    /// If they do not lie inside the view, or not inside the room.
+    pub fn place_from(&mut self, offset: usize, view: &View, start: usize, len: usize) -> u32 {
+        match &mut self.place {
+            Place::Region { region, range } => {
+                let first = range.start + offset;
+                assert!(first + len <= range.end, "a payload stays inside its room");
+                view.copy_out_summed(start, &mut region.as_mut_slice()[first..first + len])
+            }
+            Place::Pieces(pieces) => {
+                let mut checksum = Crc32c::new();
+                let mut from = start;
+                for part in pieces.parts(offset, len) {
+                    for at in (0..part.len()).step_by(TURN_BYTES) {
+                        let turn = part.slice(at, TURN_BYTES.min(part.len() - at));
+                        view.copy_out(from, &turn);
+                        turn.fold(&mut checksum);
+                        from += turn.len();
+                    }
+                }
+                checksum.value()
+            }
+        }
+    }
+
     /// Folds bytes that have been received straight into the room.
     pub(crate) fn fold(&self, offset: usize, len: usize, checksum: &mut Crc32c) {
         match &self.place {
@@ -224,7 +255,7 @@ async fn receive_pieces(
 
 #[cfg(test)]
 mod tests {
-    use lunette_runtime::arena::{Arena, ArenaOptions};
+    use lunette_runtime::arena::{Arena, ArenaOptions, HugePages};
     use lunette_runtime_core::checksum::crc32c;
 
     use super::*;
@@ -266,6 +297,28 @@ mod tests {
         }
         room.place(2, b"XYZ");
         assert_eq!(all(), b"abXYZfghi");
+    }
+
+    #[test]
+    fn memory_of_another_process_is_copied_to_where_it_belongs() {
+        let bytes: Vec<u8> = (0..=250).cycle().take(3 * TURN_BYTES).collect();
+        let owner = Exposed::map(bytes.len(), HugePages::Never, &mut Vec::new()).expect("memory");
+        owner.copy_in(0, &bytes);
+        let share = owner.share().expect("a mapping");
+        let view = View::map(share.memfd, 0, share.len_bytes).expect("sealed");
+        let (start, len) = (7, 2 * TURN_BYTES + 5);
+        let part = &bytes[start..start + len];
+        let mut room = Room::of(arena().alloc(len + 20).expect("room"), 10..len + 15);
+        assert_eq!(room.place_from(5, &view, start, len), crc32c(part));
+        assert_eq!(&room.as_slice()[5..], part);
+        let arena = arena();
+        let lens = [3, len - 1, 100];
+        let pieces = lens.map(|len| arena.alloc(len).expect("room").expose());
+        let mut room = Room::exposed(pieces.to_vec());
+        assert_eq!(room.place_from(2, &view, start, len), crc32c(part));
+        let all: Vec<u8> = pieces.iter().flat_map(Exposed::to_vec).collect();
+        assert_eq!(&all[2..2 + len], part);
+        assert_eq!(room.place_from(0, &view, start, 0), 0);
     }
 
     #[test]

@@ -204,6 +204,24 @@ impl Arena {
         chunks.map(|chunk| (chunk.base(), chunk.len())).collect()
     }
 
+    /// All of a chunk, for other processes of this host to read: whatever comes to lie in it, for as long as
+    /// they keep it. `None` if there is no such chunk yet.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn share(&self, chunk_index: u32) -> Result<Option<Share>, Errno> {
+        let inner = self.inner.borrow();
+        let Some(chunk) = inner.chunks.get(chunk_index as usize) else {
+            return Ok(None);
+        };
+        Ok(Some(Share {
+            memfd: chunk.mapping().share()?,
+            offset_bytes: 0,
+            len_bytes: chunk.len() as u64,
+            is_whole: true,
+        }))
+    }
+
     /// Maps every chunk up to the limit and touches every page, so that no page fault falls into
     /// the first transfers.
     ///
@@ -325,6 +343,27 @@ mod tests {
             arena.alloc(CHUNK_BYTES_MIN + 1),
             Err(AllocError::BadLength { .. })
         ));
+    }
+
+    #[test]
+    fn a_chunk_is_shared_as_it_is_and_a_region_says_where_in_it_it_lies() {
+        let arena = small();
+        assert!(arena.share(0).expect("nothing to refuse").is_none());
+        let _first = arena.alloc(5000).expect("room");
+        let mut second = arena.alloc(5000).expect("room");
+        second.as_mut_slice()[4000..4006].copy_from_slice(b"region");
+        let part = second.freeze().slice(4000, 6);
+        let (chunk, offset) = part.place();
+        let share = arena.share(chunk).expect("a memfd").expect("it is there");
+        assert_eq!(share.len_bytes, CHUNK_BYTES_MIN as u64);
+        let view = View::map(share.memfd, 0, share.len_bytes).expect("sealed");
+        let mut copy = [0; 6];
+        view.copy_out_summed(offset, &mut copy);
+        assert_eq!(&copy, b"region");
+        assert!(arena.share(1).expect("nothing to refuse").is_none());
+        let third = arena.alloc(CHUNK_BYTES_MIN).expect("another chunk");
+        assert_eq!(third.freeze().place(), (1, 0));
+        assert!(arena.share(1).expect("a memfd").is_some());
     }
 
     #[test]

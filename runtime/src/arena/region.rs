@@ -229,6 +229,15 @@ impl Region {
         })
     }
 
+    /// Where it begins: which chunk of its arena, in the order in which they were mapped, and how many bytes
+    /// behind the chunk's first one. See [`Arena::share`](super::Arena::share).
+    #[must_use]
+    pub fn place(&self) -> (u32, usize) {
+        let chunk = &self.piece.chunk;
+        let offset = self.address.as_ptr().addr() - chunk.base().as_ptr().addr();
+        (chunk.index(), offset)
+    }
+
     /// The name of this region: a value that pins nothing and goes stale when the memory is freed.
     #[must_use]
     pub fn name(&self) -> RegionRef {

@@ -11,6 +11,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use thiserror::Error;
 
 use super::Exposed;
+use super::summed::copy_summed;
 
 /// Memory as it is handed to another process. See [`Exposed::share`].
 #[derive(Debug)]
@@ -124,6 +125,25 @@ impl View {
         // that `to` keeps; nobody holds a reference to either, and `copy` allows them to overlap, since
         // they may be one file's. Ends with the copy.
         unsafe { to.address().as_ptr().copy_from(from, to.len()) };
+    }
+
+    /// As [`copy_out`](Self::copy_out), over all of `to`; the CRC32C of what is there then.
+    ///
+    /// # Panics
+    /// If the source does not lie inside.
+    pub fn copy_out_summed(&self, start: usize, to: &mut [u8]) -> u32 {
+        let end = start.checked_add(to.len());
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{start}+{} of a view of {} bytes",
+            to.len(),
+            self.len
+        );
+        let from = self.address.as_ptr().wrapping_add(start);
+        // SAFETY: the source lies in the mapping that `self` owns (asserted), to whose bytes no reference
+        // exists, and may be written meanwhile, which `copy_summed` allows; `to` is borrowed exclusively, so
+        // it is none of that mapping. Ends with the copy.
+        unsafe { copy_summed(from, to.as_mut_ptr(), to.len()) }
     }
 }
 
@@ -258,6 +278,29 @@ mod tests {
         assert_eq!(error, MapError::BadRange);
         assert_eq!(View::map(share(), 0, 0).err(), Some(MapError::BadRange));
         assert_eq!(View::map(share(), 4000, 96).expect("it fits").len(), 96);
+    }
+
+    #[test]
+    fn a_part_is_copied_and_summed() {
+        let owner = memory(10_000);
+        let bytes: Vec<u8> = (0..=250).cycle().take(10_000).collect();
+        owner.copy_in(0, &bytes);
+        let share = owner.share().expect("a mapping of its own");
+        let view = View::map(share.memfd, 0, 10_000).expect("sealed");
+        for (start, len) in [(0, 0), (10_000, 0), (3, 1), (1, 9_999)] {
+            let mut copy = vec![0; len];
+            let crc = view.copy_out_summed(start, &mut copy);
+            assert_eq!(copy, bytes[start..start + len]);
+            assert_eq!(crc, lunette_runtime_core::checksum::crc32c(&copy));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "of a view of 4096 bytes")]
+    fn a_summed_copy_from_beyond_the_end_is_refused() {
+        let memfd = memory(4096).share().expect("a mapping").memfd;
+        let view = View::map(memfd, 0, 4096).expect("sealed");
+        view.copy_out_summed(4000, &mut [0; 97]);
     }
 
     #[test]
