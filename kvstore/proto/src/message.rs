@@ -30,6 +30,8 @@
 //! | [`Op::Revoke`] | [`directory::RevokeMessage`] | empty | none |
 //! | [`Op::Clear`] | [`directory::ClearMessage`] | [`directory::ClearReply`] | none |
 //! | [`Op::Peek`] | [`directory::PeekMessage`] | [`directory::PeekReply`] | none |
+//! | [`Op::Meet`] | [`directory::MeetMessage`] | [`directory::MeetReply`] | none |
+//! | [`Op::FindNear`], [`Op::ReadNear`] | [`directory::NearWish`], then as without it | as without it, or a [`directory::Described`] with [`Status::Described`] | of the answer |
 //!
 //! An answer whose [`Status`] carries no result has an empty body. A [`NodeCard`] travels in the
 //! connection's hello, and tells which versions of these formats are spoken: see [`FormatVersions`].
@@ -118,6 +120,9 @@ pub enum MessageFault {
         /// The limit.
         items_max: usize,
     },
+    /// No memory has such a place.
+    #[error("a descriptor names what no memory has")]
+    Descriptor,
     /// A node has 1 to [`CORES_MAX`] cores, each with its port.
     #[error("{0} ports are not within 1 to {CORES_MAX}")]
     PortsOutOfLimits(usize),

@@ -5,8 +5,9 @@ use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
-    AskerId, BytesReply, CommitMessage, FillMessage, GetMessage, ReadMessage, ReplicaMessage,
-    ReservationId, ReserveMessage, ReserveReply, RevokeMessage, WriteMessage,
+    AskerId, BytesReply, CommitMessage, Described, Descriptor, FillMessage, GetMessage, HoldWish,
+    MeetMessage, MeetReply, NearWish, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage,
+    ReserveReply, RevokeMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, MessageFault};
 use lunette_kvstore_proto::owner::WriteAnswer;
@@ -92,7 +93,12 @@ macro_rules! check_answers {
 fn decode_as_all(body: &[u8]) {
     check_all!(body: WriteMessage, GetMessage, ReadMessage, ReplicaMessage);
     check_all!(body: ReserveMessage, FillMessage, CommitMessage, RevokeMessage);
-    check_answers!(body: BytesReply, WriteAnswer, ReserveReply);
+    check_all!(body: MeetMessage);
+    check_answers!(body: BytesReply, WriteAnswer, ReserveReply, MeetReply, Described);
+    if let Ok((wish, rest)) = NearWish::split(body) {
+        let again = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
+        assert_eq!([&again[..], rest].concat(), body);
+    }
 }
 
 /// Encodes, and wants the same back, and nothing from a part of it.
@@ -198,6 +204,36 @@ proptest! {
         expect_answer_back!(BytesReply, BytesReply { version, is_cut_off, object_len_bytes }, cut);
         expect_answer_back!(ReserveReply, ReserveReply::Exists { version }, cut);
         expect_answer_back!(ReserveReply, ReserveReply::Reserved, cut);
+    }
+
+    #[test]
+    fn meetings_wishes_and_descriptors_come_back(
+        to in seat(),
+        version in version(),
+        (boot_id, proof, number, crc32c) in any::<(u128, u128, u64, u32)>(),
+        (slot, chunk, held_ms, is_again) in any::<(u32, u32, u32, bool)>(),
+        (offset_bytes, len_bytes) in (0..1_u64 << 29, 0..1_u32 << 26),
+        rest in vec(any::<u8>(), 0..20),
+        cut: prop::sample::Index,
+    ) {
+        expect_back!(MeetMessage, MeetMessage { to, boot_id, proof }, cut);
+        expect_answer_back!(MeetReply, MeetReply { ticket: boot_id, name: proof, words: slot }, cut);
+        let number = number.max(1);
+        let descriptor = Descriptor { slot, number, chunk, offset_bytes, len_bytes, crc32c, held_ms };
+        let bytes = BytesReply {
+            version,
+            is_cut_off: is_again,
+            object_len_bytes: len_bytes,
+            #[cfg(feature = "next-version")]
+            next: lunette_kvstore_proto::message::Next,
+        };
+        expect_answer_back!(Described, Described { bytes, descriptor }, cut);
+        let hold = HoldWish { holder: number, ttl_ms: held_ms };
+        let wish = NearWish { from_bytes: slot, is_again, hold };
+        let body = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
+        prop_assert!(NearWish::split(&body[..cut.index(body.len())]).is_err());
+        let body = [&body[..], &rest].concat();
+        prop_assert_eq!(NearWish::split(&body), Ok((wish, &rest[..])));
     }
 
     /// Small bytes make short keys and known codes, which decode further than random ones.

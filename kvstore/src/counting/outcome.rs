@@ -110,7 +110,7 @@ impl Outcome {
 impl From<Status> for Outcome {
     fn from(status: Status) -> Self {
         match status {
-            Status::Ok => Self::Ok,
+            Status::Ok | Status::Described => Self::Ok,
             Status::NotFound => Self::NotFound,
             Status::Touched => Self::Exists,
             Status::Busy => Self::Busy,
@@ -175,7 +175,10 @@ mod tests {
     #[test]
     fn a_status_is_a_refusal_as_its_outcome_is() {
         for status in Status::KNOWN {
-            let is_answer = matches!(status, Status::Ok | Status::NotFound | Status::Touched);
+            let is_answer = matches!(
+                status,
+                Status::Ok | Status::NotFound | Status::Touched | Status::Described
+            );
             assert_eq!(Outcome::from(status).is_refusal(), !is_answer, "{status:?}");
         }
     }

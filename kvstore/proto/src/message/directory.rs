@@ -14,6 +14,7 @@
 //! | [`ReplicaMessage`] | owner | owner |
 //! | [`ClearMessage`] | asker | any member |
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
+//! | [`MeetMessage`], [`NearWish`] | asker | owner or home on its host |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
 //! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
@@ -28,6 +29,7 @@ mod ask;
 mod clearing;
 mod envelope;
 mod object;
+mod one_sided;
 mod page;
 mod peek;
 mod peer;
@@ -40,6 +42,7 @@ pub use ask::{Answer, Ask, AskerId, Found, HoldWish, WAIT_MS_MAX};
 pub use clearing::{ClearMessage, ClearReply};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, WriteMessage};
+pub use one_sided::{Described, Descriptor, MeetMessage, MeetReply, NearWish};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peek::{PEEKS_MAX, Peek, PeekMessage, PeekReply};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};

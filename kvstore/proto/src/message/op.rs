@@ -42,6 +42,12 @@ pub enum Op {
     Clear = 17,
     /// What a home knows of keys at once.
     Peek = 18,
+    /// To meet where the node's memory can be mapped.
+    Meet = 19,
+    /// As [`Find`](Self::Find), by somebody who maps the node's memory.
+    FindNear = 20,
+    /// As [`Read`](Self::Read), by somebody who maps the node's memory.
+    ReadNear = 21,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -55,7 +61,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -74,6 +80,9 @@ impl Op {
         Self::Revoke,
         Self::Clear,
         Self::Peek,
+        Self::Meet,
+        Self::FindNear,
+        Self::ReadNear,
     ];
 
     /// Its code on the wire.
@@ -107,11 +116,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        assert_eq!(
-            codes,
-            [
-                1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18
-            ]
-        );
+        let expected: Vec<u16> = (1..=21).collect();
+        assert_eq!(codes.as_slice(), expected);
     }
 }

@@ -36,13 +36,15 @@ pub enum Status {
     OutOfRange,
     /// Not all bytes of a reserved object have been written.
     Unfinished,
+    /// The answer tells where the bytes lie, and has none.
+    Described,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 16] = [
+    pub const KNOWN: [Self; 17] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -59,6 +61,7 @@ impl Status {
         Self::WrongSeat,
         Self::OutOfRange,
         Self::Unfinished,
+        Self::Described,
     ];
 
     /// Its code on the wire.
@@ -81,6 +84,7 @@ impl Status {
             Self::WrongSeat => 13,
             Self::OutOfRange => 14,
             Self::Unfinished => 15,
+            Self::Described => 16,
             Self::Other(code) => code,
         }
     }
@@ -111,6 +115,7 @@ impl Status {
             | Self::WrongSeat
             | Self::OutOfRange
             | Self::Unfinished
+            | Self::Described
             | Self::Other(_) => false,
         }
     }

@@ -187,25 +187,32 @@ impl Owner {
                 return;
             }
         };
-        let ttl = Duration::from_millis(hold.ttl_ms.into()).min(HOLD_MAX);
-        // What is leaving cannot be held any more.
-        let is_staying = self.copies.get(place).is_some_and(Held::is_published);
-        let is_held = is_staying
-            && self
-                .holds
-                .hold(place, hold.holder, now + ttl, info.len_bytes, &self.limits);
+        let held_ms = self.hold(now, place, hold);
         let found = Found {
             version,
             len_bytes: info.len_bytes,
             crc32c: info.crc32c,
-            held_ms: if is_held {
-                u32::try_from(ttl.as_millis()).expect("HOLD_MAX fits")
-            } else {
-                0
-            },
+            held_ms,
             owners: vec![self.seat],
         };
         out.push(OwnerAction::Answer(asker, request, Answer::Found(found)));
+    }
+
+    /// Keeps a copy from eviction: for how long, in milliseconds. 0 if it is not held: it is leaving already, or
+    /// as much is held as may be.
+    pub fn hold(&mut self, now: Time, place: CopyPlace, hold: HoldWish) -> u32 {
+        let ttl = Duration::from_millis(hold.ttl_ms.into()).min(HOLD_MAX);
+        // What is leaving cannot be held any more.
+        let held = self.copies.get(place).filter(|held| held.is_published());
+        let is_held = held.is_some_and(|held| {
+            let len_bytes = held.info.len_bytes;
+            (self.holds).hold(place, hold.holder, now + ttl, len_bytes, &self.limits)
+        });
+        if is_held {
+            u32::try_from(ttl.as_millis()).expect("HOLD_MAX fits")
+        } else {
+            0
+        }
     }
 
     fn is_arriving(&self, place: CopyPlace) -> bool {

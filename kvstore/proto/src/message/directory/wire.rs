@@ -335,6 +335,16 @@ impl Wire for u64 {
     }
 }
 
+impl Wire for u128 {
+    fn put(&self, out: &mut Encoder<'_>) {
+        Writer::new(out).u128(*self);
+    }
+
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
+        Ok(reader.u128()?)
+    }
+}
+
 impl Wire for bool {
     fn put(&self, out: &mut Encoder<'_>) {
         out.push((*self).into());
