@@ -194,6 +194,7 @@ impl Service for MemberService {
             Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),
+            Ok(Op::Meet | Op::FindNear | Op::ReadNear) => Err(Status::Unsupported),
         };
         let answer = answered.unwrap_or_else(|status| Intake::Answer(refusal(status)));
         if let Intake::Answer(response) = &answer {

@@ -384,5 +384,8 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Revoke) => "revoke",
         Some(Op::Clear) => "clear",
         Some(Op::Peek) => "peek",
+        Some(Op::Meet) => "meet",
+        Some(Op::FindNear) => "find_near",
+        Some(Op::ReadNear) => "read_near",
     }
 }
