@@ -32,6 +32,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `writes` | claims, publications, retractions |
+//! | `direct` | puts by this very core, in one step |
 //! | `removals` | removals, upserts: changes that end when older copies have left |
 //! | `lookups` | plain, and with hold |
 //! | `judging` | which copies of a key live |
@@ -39,6 +40,7 @@
 //! | `repairs` | copies that are missing, and made again |
 //! | `table`, `tombstones`, `waiting`, `limits` | what is kept, and how much of it |
 
+mod direct;
 mod judging;
 mod limits;
 mod lookups;
@@ -64,6 +66,7 @@ use crate::message::directory::{Answer, Ask, AskerId, ToHome, ToOwner, ToPeer};
 use crate::placement::{Seat, has_seat, home_of};
 use crate::version::{CopyInfo, Generation, Version};
 
+pub use direct::{NotRecorded, RecordedHere};
 pub use limits::{
     ANSWERED_KEEP, COPIES_PER_KEY_MAX, HomeLimits, KEYS_PER_TICK_MAX, REBUILD_WAIT_MAX,
     RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX, REPORTS_UNDER_WAY_MAX,

@@ -33,6 +33,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `writes` | claims and publications |
+//! | `direct` | puts whose home is on this very core |
 //! | `copies` | what is held, served, retracted, dropped |
 //! | `kept` | the copies, by key and version |
 //! | `report` | what homes are told after a new map |
@@ -41,6 +42,7 @@
 //! | `limits` | how much of it |
 
 mod copies;
+mod direct;
 mod holds;
 mod kept;
 mod limits;

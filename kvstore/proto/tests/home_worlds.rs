@@ -63,7 +63,15 @@ fn what_is_promised_holds_in_every_world() {
     assert!(failed.is_empty(), "seeds with a failure: {failed:?}");
     if one.is_none() {
         for what in [
-            "hit", "miss", "unknown", "written", "exists", "removed", "evicted", "ordered",
+            "hit",
+            "miss",
+            "unknown",
+            "written",
+            "exists",
+            "removed",
+            "evicted",
+            "ordered",
+            "put at once",
         ] {
             assert!(tally.contains_key(what), "no world has seen: {what}");
         }

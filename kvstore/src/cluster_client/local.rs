@@ -131,6 +131,9 @@ impl Local {
         ask: WriteAsk,
         is_wished: bool,
     ) -> Option<Begun<'_>> {
+        if let Some(Put::Done(answer)) = self.core.put_at_once(key, value, ask) {
+            return Some(Begun::Done(answer));
+        }
         let request = RequestId(self.last.get() + 1);
         self.last.set(request.0);
         let put = (self.core).put_here((self.asker, request), key, value, (ask, is_wished));

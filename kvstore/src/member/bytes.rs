@@ -255,6 +255,11 @@ impl Bytes {
         self.keep(id, place, extent);
     }
 
+    /// The copy that lies in this frame is recorded.
+    pub(crate) fn keep_recorded(&mut self, frame: Frame, place: CopyPlace, extent: Extent) {
+        self.keep(frame.id, place, extent);
+    }
+
     /// A replica is here. `false` if there is such a copy already, and the extent is dropped.
     pub(crate) fn keep_replica(&mut self, frame: Frame, place: CopyPlace, extent: Extent) -> bool {
         if self.residence.find(place).is_some() {

@@ -189,7 +189,7 @@ impl MemberCore {
         }
     }
 
-    fn count_put(&self, answer: WriteAnswer) -> Put {
+    pub(super) fn count_put(&self, answer: WriteAnswer) -> Put {
         let mut counting = self.counts.begin(Op::Write.code());
         counting.end(Outcome::from(&answer));
         Put::Done(answer)

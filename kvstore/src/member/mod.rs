@@ -22,6 +22,7 @@
 //! | `loading` | how busy the core is |
 //! | `reservations` | room for objects that come in ranges |
 //! | `local` | what tasks of the core itself ask |
+//! | `direct` | their puts, where nothing is in the way |
 //! | `waiters` | requests whose answers come later |
 //! | `life` | a file that says which lives of the node are over |
 //! | `steering` | the membership, and what it tells the cores |
@@ -29,6 +30,7 @@
 mod bytes;
 mod core;
 mod deeds;
+mod direct;
 mod life;
 mod loading;
 mod local;

@@ -100,6 +100,11 @@ impl Waiting {
         line.any(|request| request.waiter == *waiter)
     }
 
+    /// Whether anything waits for a key.
+    pub(super) fn has_any(&self, key: Fingerprint) -> bool {
+        self.by_key.contains_key(&key)
+    }
+
     /// Takes the line of a key.
     pub(super) fn take(&mut self, key: Fingerprint) -> VecDeque<Request> {
         let line = self.by_key.remove(&key).unwrap_or_default();

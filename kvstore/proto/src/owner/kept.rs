@@ -28,7 +28,7 @@ impl Kept {
         self.keys.touch(key);
     }
 
-    fn versions(&self, key: Fingerprint) -> &[Held] {
+    pub(super) fn versions(&self, key: Fingerprint) -> &[Held] {
         let index = self.keys.get(key);
         let versions = index.map(|index| &self.versions[index as usize]);
         versions.map_or(&[], SmallVec::as_slice)

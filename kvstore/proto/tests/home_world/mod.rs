@@ -105,11 +105,13 @@ pub(crate) struct World {
     pub(crate) namespace: NamespaceKind,
     pub(crate) keys: Vec<Fingerprint>,
     leases: BTreeMap<usize, Lease>,
-    map: ClusterMap,
+    pub(crate) map: ClusterMap,
     map_changed: Time,
     raised: u64,
     is_coordinator_up: bool,
     incarnations: u64,
+    /// Whether tasks put at their own core as clients inside of nodes do.
+    pub(crate) has_direct_puts: bool,
     pub(crate) last_value: u64,
 }
 
@@ -138,6 +140,7 @@ impl World {
             raised: 0,
             is_coordinator_up: true,
             incarnations: 0,
+            has_direct_puts: !seed.is_multiple_of(2),
             last_value: 0,
         };
         for index in 0..count {

@@ -2,7 +2,7 @@
 
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::asker::{AskerAction, ReadAnswer};
-use lunette_kvstore_proto::home::{Home, HomeAction};
+use lunette_kvstore_proto::home::{Home, HomeAction, NotRecorded};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::Peek;
@@ -12,7 +12,7 @@ use lunette_kvstore_proto::message::directory::{
 };
 use lunette_kvstore_proto::owner::{Outbox, OwnerAction, Read, WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, seat_at};
-use lunette_kvstore_proto::version::{CopyInfo, Version};
+use lunette_kvstore_proto::version::{CopyInfo, Version, WriteKind};
 use lunette_runtime_core::ids::{NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -181,6 +181,9 @@ impl World {
             Mail::Write(asker, to, request, ask, value, over) => {
                 let id = self.askers[asker].machine.id();
                 self.at_owner(to, |owner, now, _| owner.over(now, id, over));
+                if self.put_at_once(asker, to, request, ask, value) {
+                    return;
+                }
                 self.begin_write(asker, to, request, ask, value);
             }
             Mail::Written(asker, _, request, answer) => {
@@ -377,6 +380,45 @@ impl World {
             Read::Unavailable => (ReadAnswer::Unavailable, (0, false)),
         };
         self.post(Mail::ReadAnswer(asker, to, request, answer, bytes));
+    }
+
+    /// As a task of the very core puts: in one step, if nothing is in the way.
+    fn put_at_once(
+        &mut self,
+        asker: usize,
+        to: Seat,
+        request: RequestId,
+        ask: WriteAsk,
+        value: u64,
+    ) -> bool {
+        let Some(node) = self.index_of(to) else {
+            return false;
+        };
+        let is_inside = self.has_direct_puts && self.askers[asker].beside == node;
+        if !is_inside || (ask.kind, ask.wanted) != (WriteKind::Put, 1) {
+            return false;
+        }
+        let local = self.nodes[node].local(self.now);
+        let core = &mut self.nodes[node].cores[usize::from(to.core.0)];
+        if !core.home.may_record(local, ask.key, ask.namespace) {
+            return false;
+        }
+        let object = (ask.key, ask.namespace);
+        let put = (core.owner).put_here(&mut core.home, local, object, (4096, 7));
+        let answer = match put {
+            Ok((place, answer)) => {
+                core.stored.insert(place, value);
+                let generation = self.nodes[node].map.generation();
+                self.oracle
+                    .on_copy(self.now, to, place, (value, generation), false);
+                self.oracle.add("put at once", 1);
+                answer
+            }
+            Err(NotRecorded::Exists(version)) => WriteAnswer::Exists { version },
+            Err(NotRecorded::Unsure) => return false,
+        };
+        self.post(Mail::Written(asker, to, request, answer));
+        true
     }
 
     fn begin_write(

@@ -6,7 +6,7 @@ use lunette_kvstore_proto::asker::{Asker, AskerAction, OperationId, Outcome, Rea
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{CopyPlace, HoldWish};
 use lunette_kvstore_proto::owner::{EvictRefusal, WriteAsk};
-use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::version::{CopyInfo, Version, WriteKind};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
@@ -36,7 +36,7 @@ impl World {
             1 => return self.repair(),
             _ => {}
         }
-        let asker = self.random.below(3) as usize;
+        let mut asker = self.random.below(3) as usize;
         let count = u32::try_from(self.keys.len()).expect("few");
         let mut key = self.keys[self.random.below(count) as usize];
         let (mut wish, what) = self.wish(key);
@@ -51,6 +51,9 @@ impl World {
             if let Wish::Write(_, ask) = &mut wish {
                 ask.key = key;
             }
+        }
+        if self.has_direct_puts {
+            asker = self.put_inside(asker, &mut wish);
         }
         let until =
             self.now + core::time::Duration::from_millis(u64::from(self.random.below(1500)) + 200);
@@ -68,6 +71,23 @@ impl World {
             self.askers[asker].values.insert(id, value);
         }
         self.do_asker(asker, out);
+    }
+
+    /// Lets an asker beside the home, if there is one, write there.
+    fn put_inside(&self, asker: usize, wish: &mut Wish) -> usize {
+        let Wish::Write(seat, ask) = wish else {
+            return asker;
+        };
+        let mut askers = self.askers.iter();
+        let inside = home_of(&self.map, ask.key).and_then(|home| {
+            let node = self.index_of(home)?;
+            let asker = askers.position(|asker| asker.beside == node)?;
+            Some((home, asker))
+        });
+        if let Some((home, _)) = inside {
+            *seat = home;
+        }
+        inside.map_or(asker, |(_, asker)| asker)
     }
 
     fn wish(&mut self, key: Fingerprint) -> (Wish, What) {
