@@ -42,7 +42,7 @@ pub use drain::Drain;
 pub use error::{CallError, CallFailure, CloseReason, ConnectError};
 pub use frames::Payload;
 pub use guard::{Guard, GuardFault};
-pub use room::Room;
+pub use room::{Room, SplitRoom};
 pub use server::{
     Answer, Closer, ConnectionId, Intake, Later, PayloadOutcome, REPLY_BYTES_MAX, RequestHead,
     Response, ServeOptions, Service, serve,

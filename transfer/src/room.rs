@@ -67,6 +67,69 @@ impl Pieces {
     }
 }
 
+/// A room of which parts are lent, each as a room of its own, so that several payloads are received at the same
+/// time. What is dropped before [`join`](Self::join) is freed when the last part is.
+#[derive(Debug)]
+pub struct SplitRoom {
+    pieces: Pieces,
+    /// Where the room lies in the region that it was of, if it was of one.
+    range: Option<Range<usize>>,
+}
+
+impl SplitRoom {
+    /// Bytes that fit.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.range
+            .as_ref()
+            .map_or(self.pieces.len(), ExactSizeIterator::len)
+    }
+
+    /// Whether nothing fits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// These ranges of it, one after the other, as a room. Ranges of rooms that are lent at the same time are not
+    /// to overlap: what lies there would be of either.
+    ///
+    /// # Panics
+    /// If a range does not lie inside.
+    #[must_use]
+    pub fn part(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Room {
+        let start = self.range.as_ref().map_or(0, |range| range.start);
+        let mut parts = Vec::new();
+        for range in ranges {
+            let is_inside = range.start <= range.end && range.end <= self.len();
+            assert!(is_inside, "a part inside its room");
+            parts.extend(self.pieces.parts(start + range.start, range.len()));
+        }
+        Room::exposed(parts)
+    }
+
+    /// The room again, if no part of it is lent any more.
+    ///
+    /// # Errors
+    /// Itself: a part is there, or a receive into one is in flight.
+    pub fn join(self) -> Result<Room, Self> {
+        let Self { mut pieces, range } = self;
+        let Some(range) = range else {
+            return Ok(Room {
+                place: Place::Pieces(pieces),
+            });
+        };
+        let memory = pieces.pieces.pop().expect("a region is one piece");
+        match memory.try_reclaim() {
+            Ok(region) => Ok(Room::of(region, range)),
+            Err(memory) => Err(Self {
+                pieces: Pieces::new(vec![memory]),
+                range: Some(range),
+            }),
+        }
+    }
+}
+
 impl Room {
     /// The whole region.
     #[must_use]
@@ -96,6 +159,21 @@ impl Room {
         pieces.retain(|piece| !piece.is_empty());
         let place = Place::Pieces(Pieces::new(pieces));
         Self { place }
+    }
+
+    /// The same room, of which parts can be lent.
+    #[must_use]
+    pub fn split(self) -> SplitRoom {
+        match self.place {
+            Place::Region { region, range } => SplitRoom {
+                pieces: Pieces::new(vec![region.expose()]),
+                range: Some(range),
+            },
+            Place::Pieces(pieces) => SplitRoom {
+                pieces,
+                range: None,
+            },
+        }
     }
 
     /// Bytes that fit.
@@ -319,6 +397,38 @@ mod tests {
         let all: Vec<u8> = pieces.iter().flat_map(Exposed::to_vec).collect();
         assert_eq!(&all[2..2 + len], part);
         assert_eq!(room.place_from(0, &view, start, 0), 0);
+    }
+
+    #[test]
+    fn parts_of_a_room_are_rooms_until_it_is_joined() {
+        let arena = arena();
+        let split = Room::of(arena.alloc(100).expect("room"), 10..20).split();
+        assert_eq!((split.len(), split.is_empty()), (10, false));
+        let (mut first, mut second) = (split.part([0..3, 8..10]), split.part([3..5, 5..8]));
+        assert_eq!((first.len(), second.len()), (5, 5));
+        first.place(0, b"abcij");
+        second.place(0, b"defgh");
+        drop(second);
+        let split = split.join().expect_err("the first is lent");
+        drop(first);
+        let room = split.join().expect("nothing is lent");
+        assert_eq!(room.as_slice(), b"abcdefghij");
+        assert_eq!(room.into_region().len(), 100);
+        let memory = arena.alloc(8).expect("room").expose();
+        let split = Room::exposed(vec![memory.slice(0, 3), memory.slice(5, 3)]).split();
+        let mut part = split.part([2..2, 1..5]);
+        part.place(0, b"wxyz");
+        let room = split.join().expect("exposed memory is never owned");
+        assert_eq!((room.len(), part.len()), (6, 4));
+        assert_eq!(memory.to_vec()[1..3], *b"wx");
+        assert_eq!(memory.to_vec()[5..7], *b"yz");
+    }
+
+    #[test]
+    #[should_panic(expected = "a part inside its room")]
+    fn a_part_beyond_the_room_is_refused() {
+        let split = Room::of(arena().alloc(100).expect("room"), 10..20).split();
+        drop(split.part([0..1, 9..11]));
     }
 
     #[test]

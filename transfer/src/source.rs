@@ -52,7 +52,8 @@ impl WriteSource {
     }
 
     /// The part `start..start + len`, which keeps the whole.
-    pub(crate) fn slice(&self, start: usize, len: usize) -> Self {
+    #[must_use]
+    pub fn slice(&self, start: usize, len: usize) -> Self {
         match self {
             Self::Exposed(memory) => Self::Exposed(memory.slice(start, len)),
             Self::Region(region) => Self::Region(region.slice(start, len)),
