@@ -384,11 +384,13 @@ impl Stranger {
             let key = draw::key(source);
             let namespace = draw::namespace(source);
             if source.below(4) == 0 {
+                let wait_ms = u32::from(source.u8()) << 4;
                 Ask::Remove {
                     request,
                     key,
                     namespace,
-                    wait_ms: u32::from(source.u8()) << 4,
+                    wait_ms,
+                    only: draw::only(wait_ms, client.map().epoch()),
                 }
             } else {
                 Ask::Lookup {
@@ -442,7 +444,7 @@ fn moving(
 ) -> Op {
     let (request, namespace) = (RequestId(source.below(8).into()), draw::namespace(source));
     let ranges = (0..source.below(3)).map(|_| ByteRange {
-        offset_bytes: u32::from(source.u8()) << 3,
+        offset_bytes: u64::from(source.u8()) << 3,
         len_bytes: u32::from(source.u8()),
     });
     let ranges = ranges.collect();
@@ -455,6 +457,7 @@ fn moving(
                 over_below: RequestId(0),
                 to,
                 kind: draw::kind(source),
+                form: draw::form(number),
                 namespace,
                 wanted: source.below(4),
                 wait_ms: source.u8().into(),

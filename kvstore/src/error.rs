@@ -12,7 +12,6 @@ use lunette_kvstore_proto::shard::LimitsFault;
 use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 use lunette_runtime::arena::AllocError;
 use lunette_runtime::{CorePanicked, MeshError, StartError};
-use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{CallError, ConnectError};
 use thiserror::Error;
 
@@ -37,10 +36,12 @@ pub enum StoreErrorKind {
     #[error(transparent)]
     Key(#[from] KeyFault),
     /// The value is longer than a value may be.
-    #[error("a value of {len_bytes} bytes exceeds the limit of {PAYLOAD_BYTES_MAX}")]
+    #[error("a value of {len_bytes} bytes exceeds the limit of {len_max_bytes}")]
     ValueTooLong {
         /// Its length.
         len_bytes: usize,
+        /// Longest that it may be, here.
+        len_max_bytes: u64,
     },
     /// The value is in more pieces than one message holds. Put it in fewer, or copy it together.
     #[error("a value of {pieces} pieces exceeds the limit of {VALUE_PIECES_MAX}")]

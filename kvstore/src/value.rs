@@ -88,11 +88,39 @@ impl Value {
         self.len_bytes == 0
     }
 
+    /// A part of it, without its checksum.
+    ///
+    /// # Panics
+    /// If it does not lie inside.
+    pub(crate) fn slice(&self, start: usize, len: usize) -> Self {
+        let end = start.checked_add(len).expect("inside a value");
+        assert!(end <= self.len_bytes, "a part of a value");
+        let pieces = match &self.pieces {
+            Pieces::None => return Self::empty(),
+            Pieces::One(region) => return Self::new(region.slice(start, len)),
+            Pieces::Many(pieces) => pieces,
+        };
+        let (mut parts, mut begins_at) = (Vec::new(), 0);
+        for piece in pieces.iter() {
+            let ends_at = begins_at + piece.len();
+            let (from, to) = (start.max(begins_at), end.min(ends_at));
+            if from < to {
+                parts.push(piece.slice(from - begins_at, to - from));
+            }
+            begins_at = ends_at;
+        }
+        Self::gathered(parts)
+    }
+
     /// Why it cannot be an object's, if it cannot.
     pub(crate) fn check(&self) -> Result<(), StoreErrorKind> {
         let len_bytes = self.len_bytes;
         if len_bytes > PAYLOAD_BYTES_MAX {
-            return Err(StoreErrorKind::ValueTooLong { len_bytes });
+            let len_max_bytes = PAYLOAD_BYTES_MAX as u64;
+            return Err(StoreErrorKind::ValueTooLong {
+                len_bytes,
+                len_max_bytes,
+            });
         }
         match &self.pieces {
             Pieces::Many(pieces) if pieces.len() > VALUE_PIECES_MAX => {

@@ -38,6 +38,10 @@ mod connections;
 mod strangers;
 
 #[cfg(test)]
+#[path = "cluster/striped.rs"]
+mod striped;
+
+#[cfg(test)]
 #[path = "cluster/threads.rs"]
 mod threads;
 

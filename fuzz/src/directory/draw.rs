@@ -6,10 +6,11 @@ use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_generate::Source;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    AskerId, CopyPage, CopyPlace, HoldWish, OpId, Refusal, ToHome, ToOwner, ToPeer, TombstonePage,
+    AskerId, CopyPage, CopyPlace, HoldWish, Only, OpId, Refusal, ToHome, ToOwner, ToPeer,
+    TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::version::{CopyInfo, Generation, Tombstone, Version, WriteKind};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Tombstone, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 
 const KEYS: u8 = 6;
@@ -99,13 +100,41 @@ pub(crate) fn place(source: &mut impl Source, known: Epoch) -> CopyPlace {
 }
 
 pub(crate) fn info(source: &mut impl Source, known: Epoch) -> CopyInfo {
-    CopyInfo {
+    let mut info = CopyInfo {
         version: version(source, known),
         kind: kind(source),
+        form: Form::Whole,
         generation: Generation(source.below(3).into()),
         wanted: 1 + source.below(3),
         len_bytes: u32::from(source.u8()) << 20,
         crc32c: 7,
+    };
+    if info.len_bytes.trailing_zeros() == 20 {
+        info.form = Form::Striped;
+    }
+    info
+}
+
+/// What a write says that its bytes are, rightly or not.
+pub(crate) fn form(number: u8) -> Form {
+    if number.is_multiple_of(16) {
+        Form::Striped
+    } else {
+        Form::Whole
+    }
+}
+
+/// What a removal is of, by how long it waits.
+pub(crate) fn only(wait_ms: u32, known: Epoch) -> Only {
+    match (wait_ms >> 4) % 8 {
+        0 => Only::Whole,
+        sequence @ 1..=2 => Only::Version {
+            version: Version {
+                epoch: known,
+                sequence: sequence.into(),
+            },
+        },
+        _ => Only::Any,
     }
 }
 

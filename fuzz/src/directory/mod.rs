@@ -22,6 +22,7 @@ use lunette_kvstore_proto::message::directory::{
 };
 use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::Form;
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -281,6 +282,7 @@ impl Core {
                 key,
                 namespace,
                 wait_ms,
+                only: draw::only(wait_ms, self.home.epoch()),
             }
         };
         self.asked.insert((asker, request));
@@ -296,6 +298,7 @@ impl Core {
         let ask = WriteAsk {
             key: draw::key(source),
             kind: draw::kind(source),
+            form: Form::Whole,
             namespace: draw::namespace(source),
             wanted: 1 + source.below(3),
             wait_ms: u32::from(source.u8()) << 4,

@@ -21,7 +21,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 
 use crate::key::Fingerprint;
-use crate::message::directory::{Answer, Ask, AskerId, Found, HoldWish};
+use crate::message::directory::{Answer, Ask, AskerId, Found, HoldWish, Only};
 use crate::owner::{WriteAnswer, WriteAsk};
 use crate::placement::{Seat, has_seat, home_of};
 use crate::version::Version;
@@ -40,8 +40,8 @@ pub enum Wish {
     Get,
     /// Where an object is, held or not.
     Lookup(Option<HoldWish>),
-    /// That there be no object.
-    Remove,
+    /// That there be no object, or no such one. Where there is another, it is [found](Outcome::Found).
+    Remove(Only),
     /// That there be one, at this owner.
     Write(Seat, WriteAsk),
     /// The same; an answer that nothing was done there ends it.
@@ -292,11 +292,12 @@ impl Asker {
         };
         let wait_ms = u32::try_from(until.since(now).as_millis()).unwrap_or(u32::MAX);
         let ask = match operation.wish {
-            Wish::Remove => Ask::Remove {
+            Wish::Remove(only) => Ask::Remove {
                 request,
                 key,
                 namespace,
                 wait_ms,
+                only,
             },
             Wish::Lookup(hold) => Ask::Lookup {
                 request,
@@ -311,7 +312,7 @@ impl Asker {
                 hold: None,
             },
         };
-        operation.is_begun |= matches!(operation.wish, Wish::Remove);
+        operation.is_begun |= matches!(operation.wish, Wish::Remove(_));
         operation.stage = Stage::Asked { seat, at: now };
         out.push(AskerAction::Ask(seat, self.map.epoch(), ask));
     }
@@ -323,7 +324,7 @@ impl Asker {
         };
         let wish = operation.wish;
         match answer {
-            Answer::Found(found) if matches!(wish, Wish::Lookup(_)) => {
+            Answer::Found(found) if matches!(wish, Wish::Lookup(_) | Wish::Remove(_)) => {
                 self.end(id, Outcome::Found(found), out);
             }
             Answer::Found(found) if !found.owners.is_empty() => {

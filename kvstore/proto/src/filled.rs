@@ -61,7 +61,7 @@ impl Filled {
         if range.len_bytes == 0 {
             return Ok(());
         }
-        let (start, end) = (u64::from(range.offset_bytes), range.end_bytes());
+        let (start, end) = (range.offset_bytes, range.end_bytes());
         if self.under_way.len() >= UNDER_WAY_MAX {
             return Err(FillRefusal::TooManyUnderWay);
         }
@@ -86,7 +86,7 @@ impl Filled {
         if range.len_bytes == 0 {
             return;
         }
-        let start = u64::from(range.offset_bytes);
+        let start = range.offset_bytes;
         let begun = self.under_way.remove(&start);
         assert_eq!(begun, Some(range.end_bytes()), "a write ends once");
         if let Some(crc32c) = crc32c {
@@ -170,7 +170,7 @@ mod tests {
 
     fn range(offset_bytes: u32, len_bytes: u32) -> ByteRange {
         ByteRange {
-            offset_bytes,
+            offset_bytes: offset_bytes.into(),
             len_bytes,
         }
     }

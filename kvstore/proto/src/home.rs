@@ -415,12 +415,16 @@ impl Home {
                 0,
             ),
             Ask::Remove {
-                namespace, wait_ms, ..
+                namespace,
+                wait_ms,
+                only,
+                ..
             } => (
                 Waiter::Remove {
                     asker,
                     request,
                     namespace,
+                    only,
                 },
                 wait_ms,
             ),

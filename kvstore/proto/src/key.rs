@@ -48,7 +48,13 @@ pub enum KeyFault {
         /// Length of what was offered.
         len_bytes: usize,
     },
+    /// It is of the form of the store's own keys.
+    #[error("keys that begin with {:?} are the store's own", RESERVED_PREFIX.escape_ascii().to_string())]
+    Reserved,
 }
+
+/// How keys begin that only the store itself makes, such as those of the parts of an object.
+pub const RESERVED_PREFIX: &[u8; 8] = b"\xfflunette";
 
 /// A valid key: 1 to [`KEY_BYTES_MAX`] bytes, any bytes. It borrows them from the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,6 +71,17 @@ impl<'a> Key<'a> {
             len_bytes if len_bytes > KEY_BYTES_MAX => Err(KeyFault::TooLong { len_bytes }),
             _ => Ok(Self(bytes)),
         }
+    }
+
+    /// The key of these bytes, which a caller has chosen.
+    ///
+    /// # Errors
+    /// [`KeyFault`]: as [`new`](Self::new), and `Reserved` if they begin with [`RESERVED_PREFIX`].
+    pub fn of_caller(bytes: &'a [u8]) -> Result<Self, KeyFault> {
+        if bytes.starts_with(RESERVED_PREFIX) {
+            return Err(KeyFault::Reserved);
+        }
+        Self::new(bytes)
     }
 
     /// Its bytes.
@@ -101,6 +118,18 @@ mod tests {
             len_bytes: KEY_BYTES_MAX + 1,
         };
         assert_eq!(Key::new(&bytes), Err(fault));
+    }
+
+    #[test]
+    fn callers_choose_no_key_of_the_store() {
+        let ours = [RESERVED_PREFIX.as_slice(), b"/part"].concat();
+        assert!(Key::new(&ours).is_ok());
+        assert_eq!(Key::of_caller(&ours), Err(KeyFault::Reserved));
+        assert_eq!(Key::of_caller(RESERVED_PREFIX), Err(KeyFault::Reserved));
+        assert!(Key::of_caller(&RESERVED_PREFIX[..7]).is_ok());
+        assert_eq!(Key::of_caller(&[]), Err(KeyFault::Empty));
+        let text = "keys that begin with \"\\\\xfflunette\" are the store's own";
+        assert_eq!(KeyFault::Reserved.to_string(), text);
     }
 
     /// Fingerprints decide where keys live, so they may never change. The values are the

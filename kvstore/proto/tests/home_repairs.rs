@@ -12,7 +12,7 @@ use lunette_kvstore_proto::home::{
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{CopyPage, OpId, ToHome, ToOwner};
 use lunette_kvstore_proto::placement::{Seat, seats};
-use lunette_kvstore_proto::version::{CopyInfo, Generation, Version, WriteKind};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::time::Time;
 
@@ -52,6 +52,7 @@ const fn info(wanted: u8) -> CopyInfo {
             sequence: 1,
         },
         kind: WriteKind::Put,
+        form: Form::Whole,
         generation: Generation(0),
         wanted,
         len_bytes: 9,

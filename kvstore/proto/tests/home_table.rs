@@ -9,10 +9,10 @@ use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskerId, CopyPage, OpId, Refusal, ToHome, ToOwner, ToPeer, TombstonePage,
+    Answer, Ask, AskerId, CopyPage, Only, OpId, Refusal, ToHome, ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::{Seat, next_of, seats};
-use lunette_kvstore_proto::version::{CopyInfo, Generation, Version, WriteKind};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -235,6 +235,10 @@ impl Bench {
     }
 
     fn remove(&mut self, asker: u64, key: Fingerprint) {
+        self.remove_only(asker, key, Only::Any);
+    }
+
+    fn remove_only(&mut self, asker: u64, key: Fingerprint, only: Only) {
         let (request, namespace, wait_ms) = (RequestId(1), STRICT, 1000);
         self.ask(
             asker,
@@ -243,6 +247,7 @@ impl Bench {
                 key,
                 namespace,
                 wait_ms,
+                only,
             },
         );
     }
@@ -343,6 +348,7 @@ const fn info(sequence: u64) -> CopyInfo {
     CopyInfo {
         version: version(sequence),
         kind: WriteKind::Put,
+        form: Form::Whole,
         generation: Generation(0),
         wanted: 1,
         len_bytes: 9,
@@ -452,6 +458,7 @@ fn a_removal_waits_for_former_homes_unless_there_were_none() {
                 key: KEY,
                 namespace,
                 wait_ms,
+                only: Only::Any,
             },
         );
         let first = if waits { Nothing } else { Removed };
@@ -527,4 +534,67 @@ fn tables_are_bounded_on_both_sides() {
         _ => None,
     });
     assert_eq!(refused.collect::<Vec<_>>(), [2, 4]);
+}
+
+#[test]
+fn a_removal_is_of_what_it_is_meant_for() {
+    let this = |sequence| Only::Version {
+        version: version(sequence),
+    };
+    let rows = [
+        (Absent, Form::Whole, Only::Any, Removed),
+        (Absent, Form::Whole, Only::Whole, Removed),
+        (Absent, Form::Whole, this(1), Miss),
+        (Claimed, Form::Whole, this(1), Miss),
+        (Held, Form::Whole, Only::Any, Nothing),
+        (Held, Form::Whole, Only::Whole, Nothing),
+        (Held, Form::Whole, this(1), Nothing),
+        (Held, Form::Whole, this(2), Found),
+        (Held, Form::Striped, Only::Any, Nothing),
+        (Held, Form::Striped, Only::Whole, Found),
+        (Held, Form::Striped, this(1), Nothing),
+        (Held, Form::Striped, this(2), Found),
+    ];
+    for (state, form, only, expected) in rows {
+        let mut bench = Bench::at_epoch(EPOCH, HomeLimits::default());
+        bench.complete();
+        if state != Absent {
+            bench.claim(3, THEIRS, KEY, WriteKind::Put);
+        }
+        if state == Held {
+            let (op, key, namespace) = (THEIRS, KEY, STRICT);
+            let info = CopyInfo { form, ..info(1) };
+            bench.tell(
+                3,
+                ToHome::Publish {
+                    op,
+                    key,
+                    info,
+                    namespace,
+                },
+            );
+        }
+        bench.out.clear();
+        bench.remove_only(8, KEY, only);
+        let said = bench.said(Remove);
+        assert_eq!(said, expected, "{state:?} {form:?} {only:?}");
+        let is_ordered = bench
+            .out
+            .iter()
+            .any(|action| matches!(action, HomeAction::ToOwner(_, ToOwner::Drop { .. })));
+        // What holds it is asked to drop it, and only then; that is what is waited for.
+        assert_eq!(
+            is_ordered,
+            expected == Nothing,
+            "{state:?} {form:?} {only:?}"
+        );
+        let found = bench.out.iter().find_map(|action| match action {
+            HomeAction::Answer(_, _, Answer::Found(found)) => Some(found),
+            _ => None,
+        });
+        if let Some(found) = found {
+            assert_eq!((found.version, found.form), (version(1), form));
+            assert_eq!(found.owners, [seat(3)]);
+        }
+    }
 }

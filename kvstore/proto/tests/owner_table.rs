@@ -12,7 +12,7 @@ use lunette_kvstore_proto::owner::{
     EvictRefusal, FreeCause, Owner, OwnerAction, OwnerLimits, Read, WriteAnswer, WriteAsk,
 };
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::version::{CopyInfo, Generation, Version, WriteKind};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -29,6 +29,7 @@ const PLACE: CopyPlace = CopyPlace {
 const INFO: CopyInfo = CopyInfo {
     version: VERSION,
     kind: WriteKind::Put,
+    form: Form::Whole,
     generation: Generation(0),
     wanted: 2,
     len_bytes: 5,
@@ -230,6 +231,7 @@ impl Bench {
         let ask = WriteAsk {
             key,
             kind,
+            form: Form::Whole,
             namespace,
             wanted,
             wait_ms,

@@ -8,11 +8,12 @@ use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found,
-    HOLDERS_MAX, HoldWish, OpId, Refusal, SeatMessage, ToHome, ToOwner, ToPeer, TombstonePage,
+    HOLDERS_MAX, HoldWish, Only, OpId, Refusal, SeatMessage, ToHome, ToOwner, ToPeer,
+    TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::{
-    COPIES_WANTED_MAX, CopyInfo, Generation, Tombstone, Version, WriteKind,
+    COPIES_WANTED_MAX, CopyInfo, Form, Generation, Tombstone, Version, WriteKind,
 };
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use proptest::collection::vec;
@@ -34,15 +35,29 @@ prop_compose! {
 prop_compose! {
     fn info()(
         version in version(),
-        is_put in any::<bool>(),
+        (is_put, is_striped) in any::<(bool, bool)>(),
         generation in any::<u64>(),
         wanted in 1..=COPIES_WANTED_MAX,
         (len_bytes, crc32c) in any::<(u32, u32)>(),
     ) -> CopyInfo {
         let kind = if is_put { WriteKind::Put } else { WriteKind::Upsert };
         let generation = Generation(generation);
-        CopyInfo { version, kind, generation, wanted, len_bytes, crc32c }
+        let form = form(is_striped);
+        CopyInfo { version, kind, form, generation, wanted, len_bytes, crc32c }
     }
+}
+
+const fn form(is_striped: bool) -> Form {
+    if is_striped {
+        Form::Striped
+    } else {
+        Form::Whole
+    }
+}
+
+fn only() -> impl Strategy<Value = Only> {
+    let version = version().prop_map(|version| Only::Version { version });
+    prop_oneof![Just(Only::Any), Just(Only::Whole), version]
 }
 
 fn key() -> impl Strategy<Value = Fingerprint> {
@@ -240,25 +255,28 @@ fn message() -> impl Strategy<Value = SeatMessage> {
 
 fn ask() -> impl Strategy<Value = Ask> {
     let parts = (any::<(u64, u32)>(), key(), namespace(), option::of(hold()));
-    let ask = (parts, any::<bool>());
-    ask.prop_map(|(((request, wait_ms), key, namespace, hold), is_lookup)| {
-        let request = RequestId(request);
-        if is_lookup {
-            Ask::Lookup {
-                request,
-                key,
-                namespace,
-                hold,
+    let ask = (parts, any::<bool>(), only());
+    ask.prop_map(
+        |(((request, wait_ms), key, namespace, hold), is_lookup, only)| {
+            let request = RequestId(request);
+            if is_lookup {
+                Ask::Lookup {
+                    request,
+                    key,
+                    namespace,
+                    hold,
+                }
+            } else {
+                Ask::Remove {
+                    request,
+                    key,
+                    namespace,
+                    wait_ms,
+                    only,
+                }
             }
-        } else {
-            Ask::Remove {
-                request,
-                key,
-                namespace,
-                wait_ms,
-            }
-        }
-    })
+        },
+    )
 }
 
 fn question() -> impl Strategy<Value = AskMessage> {
@@ -274,16 +292,19 @@ fn question() -> impl Strategy<Value = AskMessage> {
 
 fn one_answer() -> impl Strategy<Value = Answer> {
     let owners = vec(seat(), 0..=usize::from(COPIES_WANTED_MAX));
-    let found = (version(), any::<(u32, u32, u32)>(), owners);
-    let found = found.prop_map(|(version, (len_bytes, crc32c, held_ms), owners)| {
-        Answer::Found(Found {
-            version,
-            len_bytes,
-            crc32c,
-            held_ms,
-            owners,
-        })
-    });
+    let found = (version(), any::<(u32, u32, u32, bool)>(), owners);
+    let found = found.prop_map(
+        |(version, (len_bytes, crc32c, held_ms, is_striped), owners)| {
+            Answer::Found(Found {
+                version,
+                form: form(is_striped),
+                len_bytes,
+                crc32c,
+                held_ms,
+                owners,
+            })
+        },
+    );
     let removed = (any::<bool>(), version());
     prop_oneof![
         found,

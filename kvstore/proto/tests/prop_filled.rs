@@ -11,7 +11,7 @@ const LEN: usize = 48;
 
 fn range(start: usize, end: usize) -> ByteRange {
     ByteRange {
-        offset_bytes: u32::try_from(start).expect("small"),
+        offset_bytes: u64::try_from(start).expect("small"),
         len_bytes: u32::try_from(end - start).expect("small"),
     }
 }

@@ -7,13 +7,14 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
     AskerId, BytesReply, CommitMessage, Described, Descriptor, FillMessage, GetMessage, HoldWish,
     MeetMessage, MeetReply, NearWish, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage,
-    ReserveReply, RevokeMessage, WriteMessage,
+    ReserveReply, RevokeMessage, StripedReply, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, MessageFault};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
-use lunette_kvstore_proto::version::{CopyInfo, Generation, Version, WriteKind};
+use lunette_kvstore_proto::striped::{Manifest, WriteId};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -94,7 +95,7 @@ fn decode_as_all(body: &[u8]) {
     check_all!(body: WriteMessage, GetMessage, ReadMessage, ReplicaMessage);
     check_all!(body: ReserveMessage, FillMessage, CommitMessage, RevokeMessage);
     check_all!(body: MeetMessage);
-    check_answers!(body: BytesReply, WriteAnswer, ReserveReply, MeetReply, Described);
+    check_answers!(body: BytesReply, StripedReply, WriteAnswer, ReserveReply, MeetReply, Described);
     if let Ok((wish, rest)) = NearWish::split(body) {
         let again = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
         assert_eq!([&again[..], rest].concat(), body);
@@ -125,7 +126,7 @@ proptest! {
     #[test]
     fn requests_come_back(
         (asker, request, epoch) in any::<(u64, u64, u64)>(),
-        (wanted, wait_ms, is_strict, is_upsert) in any::<(u8, u32, bool, bool)>(),
+        (wanted, wait_ms, is_strict, is_upsert, is_striped) in any::<(u8, u32, bool, bool, bool)>(),
         to in seat(),
         version in version(),
         key in vec(any::<u8>(), 1..60),
@@ -133,15 +134,17 @@ proptest! {
     ) {
         let (asker, request) = (AskerId(asker), RequestId(request));
         let (namespace, kind) = (namespace(is_strict), kind(is_upsert));
+        let form = if is_striped { Form::Striped } else { Form::Whole };
         let key = Key::new(&key).expect("short");
         expect_back!(
             WriteMessage,
-            WriteMessage { asker, request, over_below: RequestId(epoch), to, kind, namespace, wanted, wait_ms, key },
+            WriteMessage { asker, request, over_below: RequestId(epoch), to, kind, form, namespace, wanted, wait_ms, key },
             cut
         );
         let info = CopyInfo {
             version,
             kind,
+            form,
             generation: Generation(epoch),
             wanted: 1 + wanted % 8,
             len_bytes: wait_ms,
@@ -153,7 +156,7 @@ proptest! {
     #[test]
     fn requests_with_ranges_come_back(
         (asker, request, epoch, is_strict) in any::<(u64, u64, u64, bool)>(),
-        ranges in vec(any::<(u32, u32)>(), 0..5),
+        ranges in vec(any::<(u64, u32)>(), 0..5),
         to in seat(),
         version in version(),
         key in vec(any::<u8>(), 1..60),
@@ -198,10 +201,14 @@ proptest! {
         version in version(),
         is_cut_off: bool,
         object_len_bytes: u32,
+        write: u128,
         cut: prop::sample::Index,
     ) {
         expect_answer_back!(WriteAnswer, answer, cut);
         expect_answer_back!(BytesReply, BytesReply { version, is_cut_off, object_len_bytes }, cut);
+        let len_bytes = 1 + u64::from(object_len_bytes);
+        let manifest = Manifest::new(len_bytes, 16 << 20, WriteId(write)).expect("within the limits");
+        expect_answer_back!(StripedReply, StripedReply { version, is_cut_off, manifest }, cut);
         expect_answer_back!(ReserveReply, ReserveReply::Exists { version }, cut);
         expect_answer_back!(ReserveReply, ReserveReply::Reserved, cut);
     }
@@ -266,7 +273,7 @@ fn ranges_are_bounded_before_they_are_read() {
     };
     let mut body = encoded(|out| message.encode(FormatVersion::NEWEST, out));
     assert_eq!(ReadMessage::decode(&body), Ok(message));
-    let count_at = body.len() - (2 + 3) - RANGES_MAX * 8 - 2;
+    let count_at = body.len() - (2 + 3) - RANGES_MAX * 12 - 2;
     let above = u16::try_from(RANGES_MAX + 1).expect("small");
     body[count_at..count_at + 2].copy_from_slice(&above.to_le_bytes());
     let fault = ReadMessage::decode(&body).expect_err("too many");

@@ -10,9 +10,7 @@ use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::asker::{Asker, AskerAction, OperationId, Outcome, ReadAnswer, Wish};
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskerId, BytesReply, ITEMS_MAX, ReservationId,
-};
+use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, ITEMS_MAX, ReservationId};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
@@ -23,7 +21,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use super::calls;
-use super::running::{Brought, Ended, Running, Table};
+use super::running::{Arrived, Brought, Ended, Running, Table};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
 use crate::value::Value;
@@ -263,13 +261,13 @@ impl Asking {
     fn has_arrived(&self, id: OperationId, version: Version) -> bool {
         let mut table = self.table.borrow_mut();
         let arrived = table.get_mut(id).and_then(|running| running.arrived);
-        arrived.is_some_and(|(reply, _)| reply.version == version)
+        arrived.is_some_and(|arrived| arrived.version() == version)
     }
 
-    /// A reply's bytes lie in the room of a get.
-    pub(super) fn on_bytes(&self, id: OperationId, reply: BytesReply, len_bytes: u32) {
+    /// A get is answered.
+    pub(super) fn on_arrived(&self, id: OperationId, arrived: Arrived) {
         if let Some(running) = self.table.borrow_mut().get_mut(id) {
-            running.arrived = Some((reply, len_bytes));
+            running.arrived = Some(arrived);
         }
     }
 

@@ -12,18 +12,19 @@ use lunette_kvstore_proto::asker::{OperationId, PAUSE, RESEND, ReadAnswer};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, AskMessage, BytesReply, ClearMessage, ClearReply, CommitMessage,
-    Found, GetMessage, Peek, PeekMessage, PeekReply, ReadMessage, WriteMessage,
+    Found, GetMessage, Peek, PeekMessage, PeekReply, ReadMessage, StripedReply, WriteMessage,
 };
-use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, Op, Status};
+use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, MessageFault, Op, Status};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, has_seat};
-use lunette_kvstore_proto::version::Version;
+use lunette_kvstore_proto::version::{Form, Version};
 use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::{Attachments, CallError, Reply, Room};
 
 use super::asking::{Asking, News};
+use super::running::Arrived;
 use crate::error::StoreErrorKind;
 use crate::seats::SeatFault;
 use crate::value::Value;
@@ -133,10 +134,10 @@ pub(super) async fn find(
         Called::Unsent | Called::Unanswered => again,
         Called::Never(kind) => return end(&asking, id, room, kind),
         Called::Reply(version, reply) => match Status::from_code(reply.status) {
-            Status::Ok => match BytesReply::decode(version, &reply.body) {
-                Ok(bytes) => {
-                    asking.on_bytes(id, bytes, reply.payload_len_bytes);
-                    vec![News::Answer(request, found_at(seat, bytes.version))]
+            status @ (Status::Ok | Status::Striped) => match arrived(status, version, &reply) {
+                Ok(arrived) => {
+                    asking.on_arrived(id, arrived);
+                    vec![News::Answer(request, found_at(seat, arrived.version()))]
                 }
                 Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
             },
@@ -157,6 +158,15 @@ pub(super) async fn find(
     asking.on_news(news);
 }
 
+/// What a get is answered with, where there is an object.
+fn arrived(status: Status, version: FormatVersion, reply: &Reply) -> Result<Arrived, MessageFault> {
+    if status == Status::Striped {
+        return StripedReply::decode(version, &reply.body).map(Arrived::Striped);
+    }
+    let bytes = BytesReply::decode(version, &reply.body)?;
+    Ok(Arrived::Bytes(bytes, reply.payload_len_bytes))
+}
+
 fn out_of_range(version: FormatVersion, body: &[u8]) -> StoreErrorKind {
     match BytesReply::decode(version, body) {
         Ok(reply) => StoreErrorKind::OutOfRange {
@@ -175,6 +185,7 @@ fn end(asking: &Asking, id: OperationId, room: Option<Room>, kind: StoreErrorKin
 fn found_at(seat: Seat, version: Version) -> Answer {
     Answer::Found(Found {
         version,
+        form: Form::Whole,
         len_bytes: 0,
         crc32c: 0,
         held_ms: 0,
@@ -217,9 +228,9 @@ pub(super) async fn read(
         Called::Unsent | Called::Unanswered => ReadAnswer::Absent,
         Called::Never(kind) => return end(&asking, id, room, kind),
         Called::Reply(version, reply) => match Status::from_code(reply.status) {
-            Status::Ok => match BytesReply::decode(version, &reply.body) {
-                Ok(bytes) => {
-                    asking.on_bytes(id, bytes, reply.payload_len_bytes);
+            status @ (Status::Ok | Status::Striped) => match arrived(status, version, &reply) {
+                Ok(arrived) => {
+                    asking.on_arrived(id, arrived);
                     ReadAnswer::Bytes
                 }
                 Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
@@ -346,6 +357,7 @@ pub(super) async fn write(
                 over_below: asking.over_below(),
                 to: seat,
                 kind: ask.kind,
+                form: ask.form,
                 namespace: ask.namespace,
                 wanted: ask.wanted,
                 wait_ms: ask.wait_ms,

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `objects` | puts, gets, ranges, batches |
 //! | `peeking` | lookups in batches |
+//! | `striping` | objects in parts: their parts, then their manifest |
 //! | `placing` | which nodes are tried for the first copy of an object |
 //! | `reserving` | [`Reservation`]: objects that are written in ranges |
 //! | `local` | what a client on a member's core finds there |
@@ -27,6 +28,7 @@ mod peeking;
 mod placing;
 mod reserving;
 mod running;
+mod striping;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -40,10 +42,9 @@ use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::NodeStat;
-use lunette_kvstore_proto::message::directory::Peek;
-use lunette_kvstore_proto::message::directory::{Found, HoldWish};
+use lunette_kvstore_proto::message::directory::{Found, HoldWish, Only, Peek};
 use lunette_kvstore_proto::placement::{Seat, seats};
-use lunette_kvstore_proto::version::{Version, WriteKind};
+use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime::{Scope, entropy, time};
 use lunette_transfer::{Guard, Room};
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
@@ -112,6 +113,12 @@ pub struct PutOptions {
     /// The first copies of one [`put_all`](ClusterClient::put_all) are to be on one node, if that can be had:
     /// the first one preferred, or the writer's own, or else one of two that are drawn.
     pub is_same_node: bool,
+    /// Objects that are longer than this, in bytes, are written in parts of this length, each at the home of its
+    /// own or where it is preferred, so that they are read from many nodes at a time. Without, in parts of
+    /// [`PART_LEN_DEFAULT`](lunette_kvstore_proto::striped::PART_LEN_DEFAULT) where they are too long for one
+    /// copy. Parts are longer where there would be more than
+    /// [`PARTS_MAX`](lunette_kvstore_proto::striped::PARTS_MAX). Not heeded by reservations.
+    pub stripe_len: Option<u32>,
 }
 
 impl Default for PutOptions {
@@ -121,6 +128,7 @@ impl Default for PutOptions {
             copies: 1,
             preferred: Preferred::default(),
             is_same_node: false,
+            stripe_len: None,
         }
     }
 }
@@ -244,7 +252,7 @@ impl ClusterClient {
         self.asking.map()
     }
 
-    /// Where the object is; with `hold`, its owner keeps it for a while, within its limits. `None`:
+    /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a while, within its limits. `None`:
     /// there is none, or its home does not know yet.
     ///
     /// # Errors
@@ -263,7 +271,8 @@ impl ClusterClient {
     }
 
     /// Whether there is an object under each of `keys`, in their order: a hint. The questions of one
-    /// home go together.
+    /// home go together. Of an object in parts it is the manifest that is asked for: that a part is lost, its
+    /// next get finds out.
     ///
     /// # Errors
     /// [`StoreError`] of the first that failed.
@@ -322,8 +331,11 @@ impl ClusterClient {
         }
         let asked = elsewhere.iter().map(|(_, key)| *key);
         let ended = self.ask_all(asked, Wish::Lookup(None)).await;
-        for ((index, _), ended) in elsewhere.into_iter().zip(ended) {
+        for ((index, key), ended) in elsewhere.into_iter().zip(ended) {
             sizes[index] = match ended {
+                Ok(Outcome::Found(found)) if found.form == Form::Striped => {
+                    self.size_of_striped(key).await
+                }
                 Ok(Outcome::Found(found)) => Ok(Some(found.len_bytes as usize)),
                 Ok(Outcome::TimedOut) => Err(StoreError::local(StoreErrorKind::TimedOut)),
                 Ok(_) => Ok(None),
@@ -340,17 +352,26 @@ impl ClusterClient {
     pub async fn remove(&self, keys: &[Vec<u8>]) -> Vec<Result<bool, StoreError>> {
         let valid_keys: Vec<_> = keys.iter().map(|key| valid(key)).collect();
         let asked = valid_keys.iter().filter_map(|key| key.ok());
-        let mut ended = self.ask_all(asked, Wish::Remove).await.into_iter();
-        let removed = valid_keys.iter().map(|key| {
-            (*key)?;
+        let mut ended = self
+            .ask_all(asked, Wish::Remove(Only::Whole))
+            .await
+            .into_iter();
+        let mut removed = Vec::with_capacity(keys.len());
+        for key in valid_keys {
+            let key = match key {
+                Ok(key) => key,
+                Err(error) => {
+                    removed.push(Err(error));
+                    continue;
+                }
+            };
             let ended = ended.next().expect("one for each key");
-            match ended.map_err(StoreError::local)? {
-                Outcome::Removed { found, .. } => Ok(found),
-                Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
-                _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
-            }
-        });
-        removed.collect()
+            removed.push(match ended.map_err(StoreError::local) {
+                Ok(Outcome::Found(found)) => self.remove_striped(key, found.version).await,
+                ended => ended.and_then(removed_as),
+            });
+        }
+        removed
     }
 
     async fn ask(&self, key: &[u8], wish: Wish) -> Result<Outcome, StoreError> {
@@ -394,6 +415,15 @@ impl ClusterClient {
     }
 }
 
+/// What came of a removal.
+fn removed_as(outcome: Outcome) -> Result<bool, StoreError> {
+    match outcome {
+        Outcome::Removed { found, .. } => Ok(found),
+        Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
+        _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
+    }
+}
+
 fn valid(key: &[u8]) -> Result<Key<'_>, StoreError> {
-    Key::new(key).map_err(|fault| StoreError::local(fault.into()))
+    Key::of_caller(key).map_err(|fault| StoreError::local(fault.into()))
 }

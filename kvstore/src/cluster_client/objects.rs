@@ -6,18 +6,18 @@ use std::time::Duration;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
-use lunette_kvstore_proto::message::directory::WAIT_MS_MAX;
+use lunette_kvstore_proto::message::directory::{StripedReply, WAIT_MS_MAX};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX, total_bytes};
-use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
+use lunette_kvstore_proto::striped::{OBJECT_LEN_MAX, part_len};
+use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Form};
 use lunette_runtime::time;
-use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use super::placing::{Place, Places};
-use super::running::{Brought, Ended};
+use super::running::{Arrived, Brought, Ended};
 use super::{ClusterClient, Fetched, PutOptions, Stored, local, valid};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
@@ -46,20 +46,28 @@ impl ClusterClient {
         options: PutOptions,
     ) -> Result<Stored, StoreError> {
         let until = time::now() + self.timeout;
-        let key = check(key, &value, options)?;
-        self.put_by(key, &value, options, until).await
+        let (key, parts) = check(key, &value, options)?;
+        let object = Writing {
+            key,
+            value: &value,
+            options,
+            form: Form::Whole,
+        };
+        if let Some(part_len) = parts {
+            return Box::pin(self.put_striped(object, part_len, None)).await;
+        }
+        let places = self.places(key, &options, None);
+        self.put_at(object, places, until).await
     }
 
-    async fn put_by(
+    /// Writes an object as it is, at the first of these places that takes it.
+    pub(super) async fn put_at(
         &self,
-        key: Key<'_>,
-        value: &Value,
-        options: PutOptions,
+        object: Writing<'_>,
+        mut places: Places,
         until: Time,
     ) -> Result<Stored, StoreError> {
-        let mut places = self.places(key, &options, None);
-        let begun = self.begin_next(&mut places, key, value, options, until);
-        let object = (key, value, options);
+        let begun = self.begin_next(&mut places, object, until);
         self.put_begun(object, places, begun, until).await
     }
 
@@ -80,31 +88,42 @@ impl ClusterClient {
             None
         };
         let begun = objects.iter().map(|(key, value)| {
-            let key = check(key, value, options)?;
+            let (key, parts) = check(key, value, options)?;
+            let object = Writing {
+                key,
+                value,
+                options,
+                form: Form::Whole,
+            };
+            if let Some(part_len) = parts {
+                return Ok((object, Err(part_len)));
+            }
             let mut places = self.places(key, &options, together);
-            let begun = self.begin_next(&mut places, key, value, options, until);
-            Ok(((key, value, options), places, begun))
+            let begun = self.begin_next(&mut places, object, until);
+            Ok((object, Ok((places, begun))))
         });
         let end = async |begun: Result<_, StoreError>| {
-            let (object, places, begun) = begun?;
-            self.put_begun(object, places, begun, until).await
+            let (object, begun) = begun?;
+            match begun {
+                Ok((places, begun)) => self.put_begun(object, places, begun, until).await,
+                Err(part_len) => Box::pin(self.put_striped(object, part_len, together)).await,
+            }
         };
         batch(begun, end).await
     }
 
     /// Begins a write at the next place that there is; `None`: nobody is the key's home.
-    fn begin_next(
+    pub(super) fn begin_next(
         &self,
         places: &mut Places,
-        key: Key<'_>,
-        value: &Value,
-        options: PutOptions,
+        object: Writing<'_>,
         until: Time,
     ) -> Option<Begun<'_, impl Future<Output = Ended> + use<>>> {
+        let Writing { key, value, .. } = object;
         let (seat, is_home) = loop {
             match places.next() {
                 Place::Here { is_wished } => {
-                    let ask = self.write_ask(key, options, until);
+                    let ask = self.write_ask(key, object.options, object.form, until);
                     let local = self.inside();
                     let begun = local.and_then(|local| local.begin(key, value, ask, is_wished));
                     if let Some(begun) = begun {
@@ -115,7 +134,7 @@ impl ClusterClient {
                 Place::Home => break (home_of(&self.asking.map(), key.fingerprint())?, true),
             }
         };
-        let ask = self.write_ask(key, options, until);
+        let ask = self.write_ask(key, object.options, object.form, until);
         let wish = if is_home {
             Wish::Write(seat, ask)
         } else {
@@ -127,9 +146,9 @@ impl ClusterClient {
         Some(Begun::There(self.asking.begin(key, wish, brought, until)))
     }
 
-    async fn put_begun<F: Future<Output = Ended>>(
+    pub(super) async fn put_begun<F: Future<Output = Ended>>(
         &self,
-        (key, value, options): (Key<'_>, &Value, PutOptions),
+        object: Writing<'_>,
         mut places: Places,
         begun: Option<Begun<'_, F>>,
         until: Time,
@@ -142,7 +161,7 @@ impl ClusterClient {
                 // Nothing was done there: perhaps the home is another node by now.
                 self.wait_for_map(until).await?;
             }
-            let begun = self.begin_next(&mut places, key, value, options, until);
+            let begun = self.begin_next(&mut places, object, until);
             if let Some(stored) = end(begun, &places).await? {
                 return Ok(stored);
             }
@@ -157,14 +176,15 @@ impl ClusterClient {
         options: PutOptions,
         until: Time,
     ) -> Wish {
-        Wish::Write(seat, self.write_ask(key, options, until))
+        Wish::Write(seat, self.write_ask(key, options, Form::Whole, until))
     }
 
-    fn write_ask(&self, key: Key<'_>, options: PutOptions, until: Time) -> WriteAsk {
+    fn write_ask(&self, key: Key<'_>, options: PutOptions, form: Form, until: Time) -> WriteAsk {
         let wait_ms = until.since(time::now()).as_millis();
         WriteAsk {
             key: key.fingerprint(),
             kind: options.kind,
+            form,
             namespace: self.asking.namespace(),
             wanted: options.copies,
             wait_ms: u32::try_from(wait_ms).map_or(WAIT_MS_MAX, |ms| ms.min(WAIT_MS_MAX)),
@@ -196,46 +216,78 @@ impl ClusterClient {
         ranges: &[ByteRange],
         room: Room,
     ) -> Result<Fetched, GetFailure> {
-        match self.get_here(key, ranges, room) {
-            Ok(ended) => ended,
-            Err(room) => fetched(self.begin_get(key, ranges.to_vec(), room)?.await),
+        let fetched = match valid(key) {
+            Ok(key) => self.fetch(key, ranges, room).await,
+            Err(error) => {
+                let room = Some(room);
+                return Err(GetFailure { error, room });
+            }
+        };
+        self.get_parts(key, ranges, fetched).await
+    }
+
+    /// The parts of an object that is in parts; what came of the get, if it is not.
+    async fn get_parts(
+        &self,
+        key: &[u8],
+        ranges: &[ByteRange],
+        fetched: Fetching,
+    ) -> Result<Fetched, GetFailure> {
+        match fetched {
+            Fetching::Done(ended) => ended,
+            Fetching::Striped(room, reply) => {
+                Box::pin(self.get_striped(key, ranges, room, reply)).await
+            }
         }
     }
 
     /// What this core knows of it; the room, if it is to be asked for.
-    fn get_here(
+    pub(super) fn get_here(
         &self,
         key: &[u8],
         ranges: &[ByteRange],
         mut room: Room,
-    ) -> Result<Result<Fetched, GetFailure>, Room> {
-        let (Some(local), Ok(key)) = (self.inside(), valid(key)) else {
+    ) -> Result<Fetching, Room> {
+        let (Some(local), Ok(key)) = (self.inside(), Key::new(key)) else {
             return Err(room);
         };
-        match local.get(key, self.asking.namespace(), ranges, &mut room) {
-            Here::Unsure => Err(room),
-            Here::Miss => Ok(Ok(Fetched::Miss {
+        let done = match local.get(key, self.asking.namespace(), ranges, &mut room) {
+            Here::Unsure => return Err(room),
+            Here::Striped {
+                version,
+                is_cut_off,
+                manifest,
+            } => {
+                let reply = StripedReply {
+                    version,
+                    is_cut_off,
+                    manifest,
+                };
+                return Ok(Fetching::Striped(room, reply));
+            }
+            Here::Miss => Ok(Fetched::Miss {
                 room,
                 is_known: true,
-            })),
+            }),
             Here::OutOfRange { object_len_bytes } => {
                 let error = StoreError::local(StoreErrorKind::OutOfRange { object_len_bytes });
                 let room = Some(room);
-                Ok(Err(GetFailure { error, room }))
+                Err(GetFailure { error, room })
             }
             Here::Hit {
                 version,
                 is_cut_off,
                 len_bytes,
                 object_len_bytes,
-            } => Ok(Ok(Fetched::Hit {
+            } => Ok(Fetched::Hit {
                 room,
                 len_bytes,
                 object_len_bytes,
                 version,
                 is_cut_off,
-            })),
-        }
+            }),
+        };
+        Ok(Fetching::Done(done))
     }
 
     /// Gets ranges of the value under `key`, one after the other, into the front of `room`: at most
@@ -245,7 +297,8 @@ impl ClusterClient {
     ///
     /// # Errors
     /// [`GetFailure`], with the room: `OutOfRange`, which tells the object's length, if a range does not lie
-    /// inside it; `ValueTooLong` if all of them are longer than an object may be.
+    /// inside it; `ValueTooLong` if all of them together are longer than an object may be, or than one copy may
+    /// be where the object is one.
     pub async fn get_ranges(
         &self,
         key: &[u8],
@@ -258,9 +311,8 @@ impl ClusterClient {
             let room = Some(room);
             return Err(GetFailure { error, room });
         }
-        let total = usize::try_from(total_bytes(ranges)).unwrap_or(usize::MAX);
-        if total > PAYLOAD_BYTES_MAX {
-            let error = StoreError::local(StoreErrorKind::ValueTooLong { len_bytes: total });
+        if total_bytes(ranges) > OBJECT_LEN_MAX {
+            let error = too_long(usize::try_from(total_bytes(ranges)).unwrap_or(usize::MAX));
             let room = Some(room);
             return Err(GetFailure { error, room });
         }
@@ -276,16 +328,22 @@ impl ClusterClient {
         wanted: impl IntoIterator<Item = (Vec<u8>, Room)>,
     ) -> Vec<Result<Fetched, GetFailure>> {
         let wanted = wanted.into_iter();
-        let begun = wanted.map(|(key, room)| match self.get_here(&key, &[], room) {
-            Ok(ended) => Err(ended),
-            Err(room) => self.begin_get(&key, Vec::new(), room).map_err(Err),
-        });
-        let end = async |begun: Result<_, Result<Fetched, GetFailure>>| {
-            let ended: Ended = match begun {
-                Ok(begun) => begun.await,
-                Err(ended) => return ended,
+        let begun = wanted.map(|(key, room)| {
+            let begun = match self.get_here(&key, &[], room) {
+                Ok(fetched) => Err(fetched),
+                Err(room) => {
+                    let begun = self.begin_get(&key, Vec::new(), room);
+                    begun.map_err(|failure| Fetching::Done(Err(failure)))
+                }
             };
-            fetched(ended)
+            (key, begun)
+        });
+        let end = async |(key, begun): (Vec<u8>, Result<_, Fetching>)| {
+            let fetched = match begun {
+                Ok(begun) => Fetching::of(begun.await),
+                Err(fetched) => fetched,
+            };
+            self.get_parts(&key, &[], fetched).await
         };
         batch(begun, end).await
     }
@@ -296,16 +354,24 @@ impl ClusterClient {
         ranges: Vec<ByteRange>,
         room: Room,
     ) -> Result<impl Future<Output = Ended> + use<>, GetFailure> {
-        let key = match valid(key) {
-            Ok(key) => key,
+        match valid(key) {
+            Ok(key) => Ok(self.begin_get_of(key, ranges, room)),
             Err(error) => {
                 let room = Some(room);
-                return Err(GetFailure { error, room });
+                Err(GetFailure { error, room })
             }
-        };
+        }
+    }
+
+    pub(super) fn begin_get_of(
+        &self,
+        key: Key<'_>,
+        ranges: Vec<ByteRange>,
+        room: Room,
+    ) -> impl Future<Output = Ended> + use<> {
         let until = time::now() + self.timeout;
         let brought = Brought::Room(room, ranges);
-        Ok(self.asking.begin(key, Wish::Get, brought, until))
+        self.asking.begin(key, Wish::Get, brought, until)
     }
 }
 
@@ -319,8 +385,24 @@ impl PutOptions {
     }
 }
 
+/// An object on its way to where it stays.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Writing<'a> {
+    pub(super) key: Key<'a>,
+    pub(super) value: &'a Value,
+    pub(super) options: PutOptions,
+    pub(super) form: Form,
+}
+
+/// What came of a get of what is under a key.
+pub(super) enum Fetching {
+    Done(Result<Fetched, GetFailure>),
+    /// It is in parts, which are to be asked for.
+    Striped(Room, StripedReply),
+}
+
 /// A write that was begun: on this core, or with somebody else.
-enum Begun<'a, F> {
+pub(super) enum Begun<'a, F> {
     Here(local::Begun<'a>),
     There(F),
 }
@@ -380,11 +462,40 @@ fn stored_as(answer: WriteAnswer) -> Result<Option<Stored>, StoreError> {
     }
 }
 
-fn check<'a>(key: &'a [u8], value: &Value, options: PutOptions) -> Result<Key<'a>, StoreError> {
+/// The key, and the length of the object's parts if it is to be in several.
+fn check<'a>(
+    key: &'a [u8],
+    value: &Value,
+    options: PutOptions,
+) -> Result<(Key<'a>, Option<u32>), StoreError> {
     let key = valid(key)?;
-    value.check().map_err(StoreError::local)?;
     options.check()?;
-    Ok(key)
+    let part_len = part_len(value.len() as u64, options.stripe_len);
+    let part_len = part_len.map_err(|_too_long| too_long(value.len()))?;
+    if part_len.is_none() {
+        value.check().map_err(StoreError::local)?;
+    }
+    Ok((key, part_len))
+}
+
+pub(super) const fn too_long(len_bytes: usize) -> StoreError {
+    StoreError::local(StoreErrorKind::ValueTooLong {
+        len_bytes,
+        len_max_bytes: OBJECT_LEN_MAX,
+    })
+}
+
+impl Fetching {
+    pub(super) fn of(ended: Ended) -> Self {
+        match ended {
+            Ended {
+                outcome: Ok(Outcome::Hit(_)),
+                room: Some(room),
+                arrived: Some(Arrived::Striped(reply)),
+            } => Self::Striped(room, reply),
+            ended => Self::Done(fetched(ended)),
+        }
+    }
 }
 
 fn fetched(ended: Ended) -> Result<Fetched, GetFailure> {
@@ -397,7 +508,7 @@ fn fetched(ended: Ended) -> Result<Fetched, GetFailure> {
         return failed(kind, None);
     };
     match (ended.outcome, ended.arrived) {
-        (Ok(Outcome::Hit(version)), Some((reply, len_bytes))) => Ok(Fetched::Hit {
+        (Ok(Outcome::Hit(version)), Some(Arrived::Bytes(reply, len_bytes))) => Ok(Fetched::Hit {
             room,
             len_bytes: len_bytes as usize,
             object_len_bytes: reply.object_len_bytes as usize,

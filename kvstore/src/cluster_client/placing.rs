@@ -143,12 +143,30 @@ impl ClusterClient {
         Places::new(wished, has_wish, own.is_some())
     }
 
+    /// Where a part of an object is tried: where it is wished to be, else at its own home, so that parts are spread.
+    pub(super) fn places_of_part(
+        &self,
+        key: Key<'_>,
+        options: &PutOptions,
+        together: Option<NodeId>,
+    ) -> Places {
+        let mut places = self.places(key, options, together);
+        places
+            .left
+            .retain(|place| *place != Place::Here { is_wished: false });
+        places
+    }
+
     /// The node that takes a whole batch: this one if it has room, else one of two that are drawn.
     pub(super) async fn one_node(&self, objects: &[(Vec<u8>, Value)]) -> Option<NodeId> {
         // What is no object is refused later.
         let valid = objects.iter();
-        let valid = valid.filter(|(key, value)| Key::new(key).is_ok() && value.check().is_ok());
-        let sizes = valid.map(|(key, value)| extent_bytes(key.len(), value.len()));
+        let valid = valid.filter(|(key, _)| Key::new(key).is_ok());
+        let sizes = valid.map(|(key, value)| match value.check() {
+            Ok(()) => extent_bytes(key.len(), value.len()),
+            // In parts.
+            Err(_) => value.len() as u64,
+        });
         let total_bytes = sizes.sum();
         if let Some(local) = self.inside()
             && local.has_room(total_bytes)

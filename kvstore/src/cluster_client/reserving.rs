@@ -88,7 +88,12 @@ impl ClusterClient {
     ) -> Result<Reserved, StoreError> {
         let valid_key = valid(key)?;
         options.check()?;
-        let too_long = || StoreError::local(StoreErrorKind::ValueTooLong { len_bytes });
+        let too_long = || {
+            StoreError::local(StoreErrorKind::ValueTooLong {
+                len_bytes,
+                len_max_bytes: PAYLOAD_BYTES_MAX as u64,
+            })
+        };
         let len = u32::try_from(len_bytes).map_err(|_above| too_long())?;
         if len_bytes > PAYLOAD_BYTES_MAX {
             return Err(too_long());

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use futures_channel::oneshot;
 use lunette_kvstore_proto::asker::{OperationId, Outcome};
-use lunette_kvstore_proto::message::directory::{BytesReply, ReservationId};
+use lunette_kvstore_proto::message::directory::{BytesReply, ReservationId, StripedReply};
 use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::version::Version;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
@@ -18,8 +19,26 @@ pub(super) struct Ended {
     pub(super) outcome: Result<Outcome, StoreErrorKind>,
     /// The room that it was given, the caller's again.
     pub(super) room: Option<Room>,
-    /// What lies in the room, for a hit.
-    pub(super) arrived: Option<(BytesReply, u32)>,
+    /// Of a hit.
+    pub(super) arrived: Option<Arrived>,
+}
+
+/// What came in answer to a get.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Arrived {
+    /// So many bytes lie in the room.
+    Bytes(BytesReply, u32),
+    /// The object is in parts; the room is as it was.
+    Striped(StripedReply),
+}
+
+impl Arrived {
+    pub(super) const fn version(&self) -> Version {
+        match self {
+            Self::Bytes(reply, _) => reply.version,
+            Self::Striped(reply) => reply.version,
+        }
+    }
 }
 
 impl Ended {
@@ -57,7 +76,7 @@ pub(super) struct Running {
     pub(super) room: Option<Room>,
     /// A call has the room: the operation ends when it is back.
     pub(super) is_lent: bool,
-    pub(super) arrived: Option<(BytesReply, u32)>,
+    pub(super) arrived: Option<Arrived>,
     /// The request that a call is under way with: sent again, it would be another one in line.
     pub(super) calling: Option<RequestId>,
     outcome: Option<Result<Outcome, StoreErrorKind>>,

@@ -110,7 +110,7 @@ impl Outcome {
 impl From<Status> for Outcome {
     fn from(status: Status) -> Self {
         match status {
-            Status::Ok | Status::Described => Self::Ok,
+            Status::Ok | Status::Described | Status::Striped => Self::Ok,
             Status::NotFound => Self::NotFound,
             Status::Touched => Self::Exists,
             Status::Busy => Self::Busy,
@@ -177,7 +177,11 @@ mod tests {
         for status in Status::KNOWN {
             let is_answer = matches!(
                 status,
-                Status::Ok | Status::NotFound | Status::Touched | Status::Described
+                Status::Ok
+                    | Status::NotFound
+                    | Status::Touched
+                    | Status::Described
+                    | Status::Striped
             );
             assert_eq!(Outcome::from(status).is_refusal(), !is_answer, "{status:?}");
         }

@@ -11,6 +11,7 @@ use lunette_kvstore_proto::message::directory::{CopyPlace, OpId};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
+use lunette_kvstore_proto::striped::Manifest;
 use lunette_runtime::arena::{Arena, Exposed, Region, RegionMut};
 use lunette_transfer::Room;
 
@@ -36,6 +37,15 @@ impl Extent {
         let start = self.layout.payload_offset_bytes as usize;
         self.region
             .slice(start, self.layout.total_bytes as usize - start)
+    }
+
+    /// The manifest that its bytes are, if they are one.
+    pub(crate) fn manifest(&self) -> Option<Manifest> {
+        let manifest = Manifest::decode(self.value().as_slice());
+        if let Err(fault) = manifest {
+            tracing::warn!(%fault, "what was written as a manifest is none");
+        }
+        manifest.ok()
     }
 
     pub(crate) fn len_bytes(&self) -> u32 {
@@ -108,8 +118,9 @@ impl Frame {
 
     /// The part of the extent's memory where a range of the value is.
     pub(crate) fn part(self, memory: &Exposed, range: ByteRange) -> Exposed {
-        let start = self.layout.payload_offset_bytes + range.offset_bytes;
-        memory.slice(start as usize, range.len_bytes as usize)
+        let offset = usize::try_from(range.offset_bytes).expect("inside the value");
+        let start = self.layout.payload_offset_bytes as usize + offset;
+        memory.slice(start, range.len_bytes as usize)
     }
 
     pub(crate) fn filled(self, region: RegionMut, crc32c: u32) -> Extent {

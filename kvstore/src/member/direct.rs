@@ -66,7 +66,7 @@ impl MemberCore {
         whole: (u32, u32),
     ) -> Result<(CopyPlace, WriteAnswer), NotRecorded> {
         let machines = &mut *self.machines().borrow_mut();
-        let object = (ask.key, ask.namespace);
+        let object = (ask.key, ask.form, ask.namespace);
         (machines.owner).put_here(&mut machines.home, now, object, whole)
     }
 }

@@ -9,12 +9,13 @@ use lunette_kvstore_proto::owner::{Read, WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::home_of;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::residence::NoRoom;
-use lunette_kvstore_proto::version::Version;
+use lunette_kvstore_proto::striped::Manifest;
+use lunette_kvstore_proto::version::{Form, Version};
 use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
-use super::bytes::Carved;
+use super::bytes::{Carved, Extent};
 use super::core::MemberCore;
 use super::waiters::Waiting;
 use crate::counting::{Counting, Outcome};
@@ -33,6 +34,12 @@ pub(crate) enum Here {
         is_cut_off: bool,
         len_bytes: usize,
         object_len_bytes: usize,
+    },
+    /// It is in parts.
+    Striped {
+        version: Version,
+        is_cut_off: bool,
+        manifest: Manifest,
     },
     /// A range does not lie inside the object.
     OutOfRange { object_len_bytes: usize },
@@ -76,9 +83,14 @@ impl MemberCore {
         if self.has_left() {
             return None;
         }
-        let Read::Served { place, .. } = self.read(key, None, namespace) else {
+        let Read::Served { place, info, .. } = self.read(key, None, namespace) else {
             return None;
         };
+        if info.form == Form::Striped {
+            let (id, extent) = self.bytes().borrow_mut().pin(place, key)?;
+            self.bytes().borrow_mut().unpin(id);
+            return usize::try_from(extent.manifest()?.len_bytes()).ok();
+        }
         let len_bytes = self.bytes().borrow().len_of(place, key)?;
         Some(len_bytes as usize)
     }
@@ -97,12 +109,19 @@ impl MemberCore {
         let mut counting = self.counts.begin(Op::Find.code());
         let here = match self.read(key, None, namespace) {
             Read::Served {
-                place, is_cut_off, ..
+                place,
+                info,
+                is_cut_off,
             } => {
                 let Some((id, extent)) = self.bytes().borrow_mut().pin(place, key) else {
                     counting.forget();
                     return Here::Unsure;
                 };
+                if info.form == Form::Striped {
+                    self.bytes().borrow_mut().unpin(id);
+                    counting.end(Outcome::Ok);
+                    return striped(place.version, is_cut_off, &extent);
+                }
                 let object_len_bytes = extent.len_bytes() as usize;
                 let copied = copy_parts(extent.value().as_slice(), ranges, room);
                 self.bytes().borrow_mut().unpin(id);
@@ -131,7 +150,7 @@ impl MemberCore {
             }
         };
         match here {
-            Here::Hit { .. } => counting.end(Outcome::Ok),
+            Here::Hit { .. } | Here::Striped { .. } => counting.end(Outcome::Ok),
             Here::Miss => counting.end(Outcome::NotFound),
             Here::OutOfRange { .. } => counting.end(Outcome::BadRequest),
             // It is counted where it is asked.
@@ -262,6 +281,17 @@ impl MemberCore {
     }
 }
 
+fn striped(version: Version, is_cut_off: bool, extent: &Extent) -> Here {
+    // Where it is damaged, others may have a copy.
+    extent
+        .manifest()
+        .map_or(Here::Unsure, |manifest| Here::Striped {
+            version,
+            is_cut_off,
+            manifest,
+        })
+}
+
 /// Why there is no room for the bytes of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NotCarved {
@@ -284,7 +314,7 @@ fn copy_parts(value: &[u8], ranges: &[ByteRange], room: &mut Room) -> Result<usi
     let ranges = if ranges.is_empty() { &whole } else { ranges };
     if !ranges
         .iter()
-        .all(|range| range.is_within(whole[0].len_bytes))
+        .all(|range| range.is_within(value.len() as u64))
     {
         return Err(NotCopied::OutOfRange);
     }
@@ -293,7 +323,8 @@ fn copy_parts(value: &[u8], ranges: &[ByteRange], room: &mut Room) -> Result<usi
     }
     let mut at = 0;
     for range in ranges {
-        let (start, len) = (range.offset_bytes as usize, range.len_bytes as usize);
+        let start = usize::try_from(range.offset_bytes).expect("inside the value");
+        let len = range.len_bytes as usize;
         room.place(at, &value[start..start + len]);
         at += len;
     }

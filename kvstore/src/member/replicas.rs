@@ -227,7 +227,7 @@ async fn send_replica(
 mod tests {
     use lunette_cluster::proto::map::Epoch;
     use lunette_kvstore_proto::key::Fingerprint;
-    use lunette_kvstore_proto::version::{Generation, Version, WriteKind};
+    use lunette_kvstore_proto::version::{Form, Generation, Version, WriteKind};
 
     use super::*;
 
@@ -242,6 +242,7 @@ mod tests {
             info: CopyInfo {
                 version,
                 kind: WriteKind::Put,
+                form: Form::Whole,
                 generation: Generation(0),
                 wanted: 3,
                 len_bytes: 1,

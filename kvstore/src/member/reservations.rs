@@ -17,7 +17,7 @@ use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::{AskerId, OpId, ReservationId};
 use lunette_kvstore_proto::owner::WriteAsk;
 use lunette_kvstore_proto::range::ByteRange;
-use lunette_kvstore_proto::version::WriteKind;
+use lunette_kvstore_proto::version::{Form, WriteKind};
 use lunette_runtime::arena::{Exposed, Region};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
@@ -47,6 +47,7 @@ impl Terms {
         WriteAsk {
             key: self.key,
             kind: self.kind,
+            form: Form::Whole,
             namespace: self.namespace,
             wanted: self.wanted,
             wait_ms,
@@ -141,7 +142,7 @@ impl Reservations {
         range: ByteRange,
     ) -> Result<Exposed, Status> {
         let found = self.find(named, key)?;
-        if !range.is_within(found.frame.len_bytes()) {
+        if !range.is_within(found.frame.len_bytes().into()) {
             return Err(Status::OutOfRange);
         }
         let State::Open { memory, filled } = &mut found.state else {

@@ -43,7 +43,7 @@ fn exposed(len: usize) -> Exposed {
     region.expose().slice(0, len)
 }
 
-const fn range(offset_bytes: u32, len_bytes: u32) -> ByteRange {
+const fn range(offset_bytes: u64, len_bytes: u32) -> ByteRange {
     ByteRange {
         offset_bytes,
         len_bytes,
@@ -125,7 +125,7 @@ fn ranges_come_from_wherever_the_object_is() {
             let whole = pattern(n, LEN);
             let expected: Vec<u8> = (ranges.iter())
                 .flat_map(|range| {
-                    let start = range.offset_bytes as usize;
+                    let start = usize::try_from(range.offset_bytes).expect("small");
                     &whole.as_slice()[start..start + range.len_bytes as usize]
                 })
                 .copied()
@@ -141,7 +141,12 @@ fn ranges_that_are_not_there_are_refused() {
         let scene = Scene::of(1, 64 * MIB).await;
         let client = scene.client().await;
         scene.put(&client, 1, 1, 100).await;
-        for bad in [range(0, 101), range(100, 1), range(u32::MAX, 1 << 20)] {
+        for bad in [
+            range(0, 101),
+            range(100, 1),
+            range(u64::MAX, 1 << 20),
+            range(1 << 40, 1),
+        ] {
             let ranges = [range(0, 1), bad];
             let failure = client.get_ranges(&key(1), &ranges, room(200)).await;
             let failure = failure.expect_err("it is not there");
@@ -260,7 +265,10 @@ fn ranges_that_are_too_long_together_are_refused_on_both_sides() {
         let len_bytes = 4 * LEN;
         assert_eq!(
             failure.error.kind,
-            StoreErrorKind::ValueTooLong { len_bytes }
+            StoreErrorKind::ValueTooLong {
+                len_bytes,
+                len_max_bytes: 64 * MIB,
+            }
         );
         assert!(failure.room.is_some());
         let (connection, to) = stranger(&client).await;

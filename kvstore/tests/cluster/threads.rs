@@ -46,7 +46,7 @@ fn empty(len: usize) -> (SharedMemory, Vec<Lent>) {
     (memory, pieces.into())
 }
 
-fn range(offset_bytes: u32, len_bytes: u32) -> ByteRange {
+fn range(offset_bytes: u64, len_bytes: u32) -> ByteRange {
     ByteRange {
         offset_bytes,
         len_bytes,

@@ -193,7 +193,7 @@ impl Load {
         let begun = self.log.now();
         let first = size_of::<u64>();
         let range = |offset: usize, len: usize| ByteRange {
-            offset_bytes: u32::try_from(offset).expect("small"),
+            offset_bytes: offset as u64,
             len_bytes: u32::try_from(len).expect("small"),
         };
         let rest = VALUE_BYTES_MIN - first;

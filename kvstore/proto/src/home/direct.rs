@@ -9,7 +9,7 @@ use lunette_runtime_core::time::Time;
 use super::Home;
 use super::table::{Copy, Standing};
 use crate::key::Fingerprint;
-use crate::version::{CopyInfo, Version, WriteKind};
+use crate::version::{CopyInfo, Form, Version, WriteKind};
 
 /// Why a copy was not recorded in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +46,7 @@ impl Home {
     pub fn record_here(
         &mut self,
         now: Time,
-        key: Fingerprint,
-        namespace: NamespaceKind,
+        (key, form, namespace): (Fingerprint, Form, NamespaceKind),
         (len_bytes, crc32c): (u32, u32),
     ) -> Result<RecordedHere, NotRecorded> {
         let permitted = self.permit(now, namespace, Act::LocalPut);
@@ -67,6 +66,7 @@ impl Home {
         let info = CopyInfo {
             version: self.next_version(),
             kind: WriteKind::Put,
+            form,
             generation: self.generation(),
             wanted: 1,
             len_bytes,

@@ -11,7 +11,7 @@ use crate::key::Fingerprint;
 use crate::message::directory::{Answer, AskerId, Found, Peek, Refusal, ToOwner, WAIT_MS_MAX};
 use crate::placement::Seat;
 use crate::sorted::LANES;
-use crate::version::{COPIES_WANTED_MAX, Version};
+use crate::version::{COPIES_WANTED_MAX, CopyInfo, Version};
 
 impl Home {
     /// The request, which waits no longer than `wait_ms`, or is sure to wait no longer than is useful.
@@ -64,15 +64,7 @@ impl Home {
             out.push(HomeAction::ToOwner(owner, serve));
             return true;
         }
-        let owners = visible.iter().map(|(seat, _)| *seat);
-        let found = Found {
-            version,
-            len_bytes: info.len_bytes,
-            crc32c: info.crc32c,
-            held_ms: 0,
-            owners: owners.take(COPIES_WANTED_MAX.into()).collect(),
-        };
-        out.push(HomeAction::Answer(asker, id, Answer::Found(found)));
+        out.push(HomeAction::Answer(asker, id, found(info, &visible)));
         true
     }
 
@@ -215,4 +207,17 @@ impl Home {
         self.answered.remember(now, asker, request, answer.clone());
         out.push(HomeAction::Answer(asker, request, answer));
     }
+}
+
+/// Where an object is.
+pub(super) fn found(info: CopyInfo, visible: &[(Seat, CopyInfo)]) -> Answer {
+    let owners = visible.iter().map(|(seat, _)| *seat);
+    Answer::Found(Found {
+        version: info.version,
+        form: info.form,
+        len_bytes: info.len_bytes,
+        crc32c: info.crc32c,
+        held_ms: 0,
+        owners: owners.take(COPIES_WANTED_MAX.into()).collect(),
+    })
 }

@@ -7,13 +7,14 @@ use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
 use super::limits::RESEND;
+use super::lookups::found;
 use super::table::Standing;
 use super::waiting::{Request, Waiter};
 use super::{Home, HomeAction, Out};
 use crate::key::Fingerprint;
-use crate::message::directory::{Answer, AskerId, OpId, ToOwner, ToPeer};
+use crate::message::directory::{Answer, AskerId, Only, OpId, ToOwner, ToPeer};
 use crate::placement::{Seat, home_of, next_of};
-use crate::version::{Tombstone, Version};
+use crate::version::{CopyInfo, Tombstone, Version};
 
 /// Who is told that a change has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +58,7 @@ impl Home {
             asker,
             request: id,
             namespace,
+            only,
         } = request.waiter
         else {
             unreachable!("a removal");
@@ -80,9 +82,14 @@ impl Home {
             out.push(HomeAction::Answer(asker, id, Answer::Full));
             return true;
         }
+        let winner = self.winner(key);
+        if let Some(answer) = self.other_than(key, only, winner) {
+            self.conclude(now, asker, id, answer, out);
+            return true;
+        }
         // What is being written has an earlier version and would be dead; its owner claims again.
         self.claims.remove(&key);
-        let found = self.winner(key).is_some();
+        let found = winner.is_some();
         let version = self.next_version();
         let author = Author::Remover {
             asker,
@@ -92,6 +99,15 @@ impl Home {
         };
         self.change(now, key, version, author, request.until, out);
         true
+    }
+
+    /// What is there instead of what is to be removed. Nothing is done then.
+    fn other_than(&self, key: Fingerprint, only: Only, winner: Option<CopyInfo>) -> Option<Answer> {
+        match winner {
+            Some(info) if !only.takes(&info) => Some(found(info, &self.visible(key))),
+            None if matches!(only, Only::Version { .. }) => Some(Answer::Miss),
+            _ => None,
+        }
     }
 
     /// An upsert's copy is recorded: older ones leave, and then its owner is told.

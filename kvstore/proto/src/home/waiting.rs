@@ -8,7 +8,7 @@ use lunette_runtime_core::time::Time;
 
 use super::table::Full;
 use crate::key::Fingerprint;
-use crate::message::directory::{AskerId, HoldWish, OpId};
+use crate::message::directory::{AskerId, HoldWish, Only, OpId};
 use crate::placement::Seat;
 use crate::version::{CopyInfo, WriteKind};
 
@@ -31,6 +31,7 @@ pub(super) enum Waiter {
         asker: AskerId,
         request: RequestId,
         namespace: NamespaceKind,
+        only: Only,
     },
     Lookup {
         asker: AskerId,
@@ -167,6 +168,7 @@ mod tests {
                 asker: AskerId(asker),
                 request: RequestId(1),
                 namespace: NamespaceKind::Strict,
+                only: Only::Any,
             },
             until: Time::from_ns(until),
         }

@@ -38,10 +38,10 @@ mod to_home;
 mod to_owner;
 mod wire;
 
-pub use ask::{Answer, Ask, AskerId, Found, HoldWish, WAIT_MS_MAX};
+pub use ask::{Answer, Ask, AskerId, Found, HoldWish, Only, WAIT_MS_MAX};
 pub use clearing::{ClearMessage, ClearReply};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
-pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, WriteMessage};
+pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, StripedReply, WriteMessage};
 pub use one_sided::{Described, Descriptor, MeetMessage, MeetReply, NearWish};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peek::{PEEKS_MAX, Peek, PeekMessage, PeekReply};

@@ -38,13 +38,15 @@ pub enum Status {
     Unfinished,
     /// The answer tells where the bytes lie, and has none.
     Described,
+    /// The object is in parts: the answer tells which.
+    Striped,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 17] = [
+    pub const KNOWN: [Self; 18] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -62,6 +64,7 @@ impl Status {
         Self::OutOfRange,
         Self::Unfinished,
         Self::Described,
+        Self::Striped,
     ];
 
     /// Its code on the wire.
@@ -85,6 +88,7 @@ impl Status {
             Self::OutOfRange => 14,
             Self::Unfinished => 15,
             Self::Described => 16,
+            Self::Striped => 17,
             Self::Other(code) => code,
         }
     }
@@ -116,6 +120,7 @@ impl Status {
             | Self::OutOfRange
             | Self::Unfinished
             | Self::Described
+            | Self::Striped
             | Self::Other(_) => false,
         }
     }

@@ -190,6 +190,7 @@ impl Owner {
         let held_ms = self.hold(now, place, hold);
         let found = Found {
             version,
+            form: info.form,
             len_bytes: info.len_bytes,
             crc32c: info.crc32c,
             held_ms,

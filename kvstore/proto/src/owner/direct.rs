@@ -10,6 +10,7 @@ use crate::home::{Home, NotRecorded, RecordedHere};
 use crate::key::Fingerprint;
 use crate::message::directory::CopyPlace;
 use crate::placement::has_seat;
+use crate::version::Form;
 
 impl Owner {
     /// Whether a put of a key could be kept at once: nothing of it is here or under way, and there is room.
@@ -32,13 +33,13 @@ impl Owner {
         &mut self,
         home: &mut Home,
         now: Time,
-        (key, namespace): (Fingerprint, NamespaceKind),
+        (key, form, namespace): (Fingerprint, Form, NamespaceKind),
         whole: (u32, u32),
     ) -> Result<(CopyPlace, WriteAnswer), NotRecorded> {
         if home.epoch() != self.map.epoch() || !self.is_free(key) {
             return Err(NotRecorded::Unsure);
         }
-        let recorded = home.record_here(now, key, namespace, whole)?;
+        let recorded = home.record_here(now, (key, form, namespace), whole)?;
         Ok(self.keep_recorded(now, (key, namespace), recorded))
     }
 

@@ -12,7 +12,7 @@ use crate::answered::Known;
 use crate::key::Fingerprint;
 use crate::message::directory::{AskerId, CopyPlace, OpId, Refusal, ToHome, WAIT_MS_MAX};
 use crate::placement::{Seat, home_of};
-use crate::version::{COPIES_WANTED_MAX, CopyInfo, Generation, Version, WriteKind};
+use crate::version::{COPIES_WANTED_MAX, CopyInfo, Form, Generation, Version, WriteKind};
 
 /// What a writer wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct WriteAsk {
     pub key: Fingerprint,
     /// What is to become of what is there.
     pub kind: WriteKind,
+    /// What its bytes are.
+    pub form: Form,
     /// What the key's namespace wants of nodes that are cut off.
     pub namespace: NamespaceKind,
     /// How many copies there are to be, this one included.
@@ -286,6 +288,7 @@ impl Owner {
         let info = CopyInfo {
             version,
             kind: write.ask.kind,
+            form: write.ask.form,
             generation,
             wanted: write.ask.wanted,
             len_bytes,

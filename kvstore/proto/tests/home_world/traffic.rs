@@ -403,7 +403,7 @@ impl World {
         if !core.home.may_record(local, ask.key, ask.namespace) {
             return false;
         }
-        let object = (ask.key, ask.namespace);
+        let object = (ask.key, ask.form, ask.namespace);
         let put = (core.owner).put_here(&mut core.home, local, object, (4096, 7));
         let answer = match put {
             Ok((place, answer)) => {

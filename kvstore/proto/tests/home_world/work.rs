@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_kvstore_proto::asker::{Asker, AskerAction, OperationId, Outcome, ReadAnswer, Wish};
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::{CopyPlace, HoldWish};
+use lunette_kvstore_proto::message::directory::{CopyPlace, HoldWish, Only};
 use lunette_kvstore_proto::owner::{EvictRefusal, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, home_of};
-use lunette_kvstore_proto::version::{CopyInfo, Version, WriteKind};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Version, WriteKind};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 
@@ -98,7 +98,7 @@ impl World {
                 let hold = HoldWish { holder: 1, ttl_ms };
                 return (Wish::Lookup(Some(hold)), What::Get);
             }
-            55..62 => return (Wish::Remove, What::Remove),
+            55..62 => return (Wish::Remove(Only::Any), What::Remove),
             62..68 => WriteKind::Upsert,
             _ => WriteKind::Put,
         };
@@ -108,6 +108,7 @@ impl World {
         let ask = WriteAsk {
             key,
             kind,
+            form: Form::Whole,
             namespace,
             wanted,
             wait_ms: 1000,

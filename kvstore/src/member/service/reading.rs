@@ -5,12 +5,13 @@ use std::rc::Rc;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
     Answer as DirectoryAnswer, AnswerMessage, Ask, AskMessage, BytesReply, GetMessage, Peek,
-    PeekMessage, PeekReply, ReadMessage,
+    PeekMessage, PeekReply, ReadMessage, StripedReply,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::Read;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::shard::EntryId;
+use lunette_kvstore_proto::version::{Form, Version};
 use lunette_runtime::net::Pin;
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
@@ -99,12 +100,18 @@ impl MemberService {
         ranges: &[ByteRange],
     ) -> Option<Response> {
         let Read::Served {
-            place, is_cut_off, ..
+            place,
+            info,
+            is_cut_off,
         } = read
         else {
             return None;
         };
         let (id, extent) = self.core.bytes().borrow_mut().pin(place, key)?;
+        if info.form == Form::Striped {
+            self.core.bytes().borrow_mut().unpin(id);
+            return striped(version, (place.version, is_cut_off), &extent);
+        }
         let core = Rc::clone(&self.core);
         let pin = Pin::new(CopyPin { core, id });
         let payload = parts_of(&extent, ranges);
@@ -191,6 +198,26 @@ impl MemberService {
     }
 }
 
+/// The manifest of an object in parts, whatever was asked for of it: its reader asks for the parts.
+fn striped(
+    format: FormatVersion,
+    (version, is_cut_off): (Version, bool),
+    extent: &Extent,
+) -> Option<Response> {
+    let reply = StripedReply {
+        version,
+        is_cut_off,
+        manifest: extent.manifest()?,
+    };
+    let mut body = Vec::new();
+    reply.encode(format, &mut body);
+    Some(Response {
+        status: Status::Striped.code(),
+        body,
+        payload: None,
+    })
+}
+
 /// Ranges may overlap, and come to more than any object has: they fit one frame all the same.
 fn check_total(ranges: &[ByteRange]) -> Result<(), Status> {
     if total_bytes(ranges) > PAYLOAD_BYTES_MAX as u64 {
@@ -208,13 +235,14 @@ fn parts_of(extent: &Extent, ranges: &[ByteRange]) -> Option<Payload> {
     }
     if !ranges
         .iter()
-        .all(|range| range.is_within(extent.len_bytes()))
+        .all(|range| range.is_within(extent.len_bytes().into()))
     {
         return None;
     }
     let parts = ranges.iter().filter(|range| range.len_bytes > 0);
     let parts = parts.map(|range| {
-        let (start, len) = (range.offset_bytes as usize, range.len_bytes as usize);
+        let start = usize::try_from(range.offset_bytes).expect("inside the object");
+        let len = range.len_bytes as usize;
         WriteSource::Region(value.slice(start, len))
     });
     Some(Payload::gathered(parts.collect()))

@@ -97,7 +97,7 @@ impl MemberService {
         self.check(message.to)?;
         let named = (message.asker, message.reservation);
         let range = ByteRange {
-            offset_bytes: message.offset_bytes,
+            offset_bytes: message.offset_bytes.into(),
             len_bytes: request.payload_len_bytes,
         };
         let key = message.key.fingerprint();

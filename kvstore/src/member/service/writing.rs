@@ -7,16 +7,18 @@ use lunette_kvstore_proto::message::directory::{OpId, ReplicaMessage, WriteMessa
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::residence::NoRoom;
-use lunette_kvstore_proto::version::CopyInfo;
+use lunette_kvstore_proto::striped::MANIFEST_BYTES;
+use lunette_kvstore_proto::version::{CopyInfo, Form};
 use lunette_runtime::time;
 use lunette_transfer::{Answer, Intake, Later, PayloadOutcome, RequestHead, Response, Room};
 
 use super::{MemberService, Pending, WAITERS_MAX, damaged, version_of};
+
 use crate::counting::{Counting, Outcome};
 use crate::member::bytes::Frame;
 use crate::member::local::NotCarved;
 use crate::member::waiters::Waiting;
-use crate::refusals::bad_request;
+use crate::refusals::{bad_request, refusal};
 use crate::value::carved_bytes;
 
 /// A write whose bytes arrive.
@@ -24,6 +26,8 @@ pub(crate) struct PendingWrite {
     op: OpId,
     frame: Frame,
     crc32c: u32,
+    /// Its bytes say which parts the object has.
+    is_manifest: bool,
     waiting: Waiting<WriteAnswer>,
     version: FormatVersion,
     counting: Counting,
@@ -49,6 +53,10 @@ impl MemberService {
         #[cfg(feature = "next-version")]
         self.count_next(version);
         self.check(message.to)?;
+        let is_manifest = message.form == Form::Striped;
+        if is_manifest && request.payload_len_bytes as usize != MANIFEST_BYTES {
+            return Err(Status::BadRequest);
+        }
         if self.core.writes.len() >= WAITERS_MAX {
             return Err(Status::Busy);
         }
@@ -92,6 +100,7 @@ impl MemberService {
             op,
             frame,
             crc32c,
+            is_manifest,
             waiting,
             version,
             counting: counting.waits(),
@@ -148,6 +157,7 @@ impl MemberService {
             op,
             frame,
             crc32c,
+            is_manifest,
             waiting,
             version,
             mut counting,
@@ -159,6 +169,11 @@ impl MemberService {
         }
         let extent = frame.filled(room.into_region(), crc32c);
         self.core.counts.received(extent.len_bytes());
+        if is_manifest && extent.manifest().is_none() {
+            self.core.on_lost(op);
+            counting.end(Outcome::BadRequest);
+            return refusal(Status::BadRequest).into();
+        }
         self.core.on_whole(op, extent);
         Answer::Later(write_ends(version, waiting, counting.waits()))
     }

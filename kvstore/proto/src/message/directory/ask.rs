@@ -9,7 +9,7 @@ use crate::key::Fingerprint;
 use crate::message::MessageFault;
 use crate::placement::Seat;
 use crate::version::COPIES_WANTED_MAX;
-use crate::version::Version;
+use crate::version::{CopyInfo, Form, Version};
 
 /// Longest that a removal or a claim may wait at its home, in milliseconds.
 pub const WAIT_MS_MAX: u32 = 10_000;
@@ -51,7 +51,35 @@ pub enum Ask {
         namespace: NamespaceKind,
         /// How long the asker waits, in milliseconds; at most [`WAIT_MS_MAX`] count.
         wait_ms: u32,
+        /// What is removed; where something else is there, that is the answer.
+        only: Only,
     },
+}
+
+/// What a removal is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Only {
+    /// Whatever is there.
+    Any,
+    /// An object that is in one piece: the manifest of a striped one is read before it is removed.
+    Whole,
+    /// This very write.
+    Version {
+        /// The write.
+        version: Version,
+    },
+}
+
+impl Only {
+    /// Whether this object is removed.
+    #[must_use]
+    pub fn takes(self, info: &CopyInfo) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Whole => info.form == Form::Whole,
+            Self::Version { version } => info.version == version,
+        }
+    }
 }
 
 impl Ask {
@@ -77,9 +105,11 @@ impl Ask {
 pub struct Found {
     /// Its version: what to ask an owner for.
     pub version: Version,
-    /// Length of its value, in bytes.
+    /// What its bytes are. Length and checksum are theirs: of a manifest, where it is one.
+    pub form: Form,
+    /// Length of its bytes.
     pub len_bytes: u32,
-    /// CRC32C of its value.
+    /// CRC32C of its bytes.
     pub crc32c: u32,
     /// For how long it is held, in milliseconds; 0 if it is not.
     pub held_ms: u32,
@@ -129,12 +159,14 @@ impl Answer {
 
 variants!(Ask {
     0 => Lookup { request, key, namespace, hold },
-    1 => Remove { request, key, namespace, wait_ms },
+    1 => Remove { request, key, namespace, wait_ms, only },
 });
+variants!(Only { 0 => Any {}, 1 => Whole {}, 2 => Version { version } });
 
 impl Wire for Found {
     fn put(&self, out: &mut Encoder<'_>) {
         self.version.put(out);
+        self.form.put(out);
         self.len_bytes.put(out);
         self.crc32c.put(out);
         self.held_ms.put(out);
@@ -144,6 +176,7 @@ impl Wire for Found {
     fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(Self {
             version: Wire::take(reader)?,
+            form: Wire::take(reader)?,
             len_bytes: Wire::take(reader)?,
             crc32c: Wire::take(reader)?,
             held_ms: Wire::take(reader)?,

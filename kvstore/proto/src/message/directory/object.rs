@@ -2,17 +2,19 @@
 //! owner compares with the one that the bytes are under: fingerprints can collide.
 //!
 //! ```text
-//!  write:    version u8 | asker u64 | request u64 | over u64 | to seat | kind | namespace | wanted u8 | wait u32 | key
+//!  write:    version u8 | asker u64 | request u64 | over u64 | to seat | kind | form |
+//!            namespace | wanted u8 | wait u32 | key
 //!  get:      version u8 | epoch u64 | asker u64 | request u64 | to seat | namespace | ranges | key
 //!  read:     version u8 | to seat | version | namespace | ranges | key
 //!  replica:  version u8 | to seat | copy | namespace | repair | key
 //! ```
 //!
-//! A key is its bytes behind their 16-bit length, ranges are pairs of `offset u32 | length u32` behind
+//! A key is its bytes behind their 16-bit length, ranges are pairs of `offset u64 | length u32` behind
 //! their 16-bit number; none means all of the object. Length and CRC32C of the bytes are in the frame.
 
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
+use lunette_runtime_core::codec::Writer;
 use lunette_runtime_core::ids::RequestId;
 
 use super::AskerId;
@@ -22,7 +24,8 @@ use crate::message::MessageFault;
 use crate::owner::{WriteAnswer, WriteAsk};
 use crate::placement::Seat;
 use crate::range::{ByteRange, RANGES_MAX};
-use crate::version::{CopyInfo, Version, WriteKind};
+use crate::striped::{MANIFEST_BYTES, Manifest};
+use crate::version::{CopyInfo, Form, Version, WriteKind};
 
 /// To write an object at an owner; its bytes follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub struct WriteMessage<'a> {
     pub to: Seat,
     /// What becomes of what is there.
     pub kind: WriteKind,
+    /// What its bytes are.
+    pub form: Form,
     /// What the key's namespace wants of nodes that are cut off.
     pub namespace: NamespaceKind,
     /// How many copies there are to be.
@@ -113,12 +118,24 @@ pub struct BytesReply {
     pub next: crate::message::Next,
 }
 
+/// What is told of an object in parts instead of its bytes, with [`Status::Striped`](crate::message::Status).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StripedReply {
+    /// The version of the manifest.
+    pub version: Version,
+    /// The owner is cut off, in a cache namespace: the object may have been removed meanwhile.
+    pub is_cut_off: bool,
+    /// The manifest.
+    pub manifest: Manifest,
+}
+
 keyed!(WriteMessage {
     asker,
     request,
     over_below,
     to,
     kind,
+    form,
     namespace,
     wanted,
     wait_ms;
@@ -153,6 +170,7 @@ impl WriteMessage<'_> {
         WriteAsk {
             key: self.key.fingerprint(),
             kind: self.kind,
+            form: self.form,
             namespace: self.namespace,
             wanted: self.wanted,
             wait_ms: self.wait_ms,
@@ -183,6 +201,23 @@ fields!(BytesReply {
     2 => next
 });
 body!(BytesReply);
+
+fields!(StripedReply {
+    version,
+    is_cut_off,
+    manifest
+});
+body!(StripedReply);
+
+impl Wire for Manifest {
+    fn put(&self, out: &mut Encoder<'_>) {
+        Writer::new(out).bytes(&self.encode());
+    }
+
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
+        Ok(Self::decode(reader.bytes(MANIFEST_BYTES)?)?)
+    }
+}
 
 variants!(WriteAnswer {
     0 => Written { version, is_cut_off },

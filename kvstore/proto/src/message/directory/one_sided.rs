@@ -141,8 +141,8 @@ impl Descriptor {
     /// Where in the chunk a range of the object begins; `None` if it does not lie inside the object.
     #[must_use]
     pub fn start_of(&self, range: ByteRange) -> Option<u64> {
-        let is_within = range.is_within(self.len_bytes);
-        is_within.then(|| self.offset_bytes + u64::from(range.offset_bytes))
+        let is_within = range.is_within(self.len_bytes.into());
+        is_within.then(|| self.offset_bytes + range.offset_bytes)
     }
 }
 
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(start(0, 100), Some(4096));
         assert_eq!(start(100, 0), Some(4196));
         assert_eq!(start(99, 2), None);
-        assert_eq!(start(u32::MAX, u32::MAX), None);
+        assert_eq!(start(u64::from(u32::MAX), u32::MAX), None);
     }
 
     #[test]

@@ -11,7 +11,9 @@ use super::{AskerId, CopyPlace, HoldWish, OpId, ReservationId};
 use crate::key::Fingerprint;
 use crate::message::{FormatVersion, FormatVersions, MessageFault, end_of};
 use crate::placement::Seat;
-use crate::version::{COPIES_WANTED_MAX, CopyInfo, Generation, Tombstone, Version, WriteKind};
+use crate::version::{
+    COPIES_WANTED_MAX, CopyInfo, Form, Generation, Tombstone, Version, WriteKind,
+};
 
 /// Where a message is written to, and in which version.
 pub(super) struct Encoder<'a> {
@@ -290,6 +292,7 @@ fields!(CopyPlace { key, version });
 fields!(HoldWish { holder, ttl_ms });
 variants!(NamespaceKind { 0 => Cache {}, 1 => Strict {} });
 variants!(WriteKind { 0 => Put {}, 1 => Upsert {} });
+variants!(Form { 0 => Whole {}, 1 => Striped {} });
 
 #[cfg(feature = "next-version")]
 impl Wire for crate::message::Next {
@@ -388,6 +391,7 @@ impl Wire for CopyInfo {
     fn put(&self, out: &mut Encoder<'_>) {
         self.version.put(out);
         self.kind.put(out);
+        self.form.put(out);
         self.generation.put(out);
         out.push(self.wanted);
         self.len_bytes.put(out);
@@ -398,6 +402,7 @@ impl Wire for CopyInfo {
         let info = Self {
             version: Wire::take(reader)?,
             kind: Wire::take(reader)?,
+            form: Wire::take(reader)?,
             generation: Wire::take(reader)?,
             wanted: reader.u8()?,
             len_bytes: Wire::take(reader)?,
