@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   byte 0      whether the rest are bodies of messages (bit 7); else how much fits
-//!   then        bytes of a body; or for each step a byte of what happens beside it, and the step
+//!   then        bytes of a body, or a manifest and ranges of its object; or for each step a byte of what happens beside it, and the step
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +11,10 @@ use lunette_generate::store::{Request, Step};
 use lunette_generate::{Bytes, Source};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::{KeyBatch, KeyBatchWriter, KeyRequest};
+use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX, total_bytes};
 use lunette_kvstore_proto::shard::{Effect, EntryId, PutStart, RemoveOutcome, Shard, ShardLimits};
+use lunette_kvstore_proto::striped::{MANIFEST_BYTES, Manifest, PARTS_MAX};
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 
 /// Keys that steps are about.
 const KEYS: u8 = 8;
@@ -41,6 +44,8 @@ pub struct Reached {
     pub understood: u32,
     /// Bodies that were not.
     pub malformed: u32,
+    /// Manifests of objects in parts.
+    pub manifests: u32,
 }
 
 /// Drives a shard, or the readers of messages, with any bytes.
@@ -73,6 +78,7 @@ fn messages(body: &[u8], reached: &mut Reached) {
         }
         Err(_) => reached.malformed += 1,
     }
+    manifest(body, reached);
     again.clear();
     match KeyBatch::decode(body) {
         Ok(batch) => {
@@ -85,6 +91,55 @@ fn messages(body: &[u8], reached: &mut Reached) {
         }
         Err(_) => reached.malformed += 1,
     }
+}
+
+/// A manifest, and behind it ranges of its object: what is read of the parts comes to what was asked for.
+fn manifest(body: &[u8], reached: &mut Reached) {
+    let (front, rest) = body.split_at(body.len().min(MANIFEST_BYTES));
+    let Ok(manifest) = Manifest::decode(front) else {
+        return;
+    };
+    reached.manifests += 1;
+    assert_eq!(manifest.encode(), front);
+    assert!((1..=PARTS_MAX).contains(&manifest.count()));
+    let parts = manifest.parts().map(|part| u64::from(part.len_bytes));
+    assert_eq!(parts.sum::<u64>(), manifest.len_bytes());
+    let ranges: Vec<ByteRange> = rest
+        .chunks_exact(12)
+        .take(RANGES_MAX)
+        .map(|bytes| {
+            let (offset, len) = bytes.split_at(8);
+            ByteRange {
+                offset_bytes: u64::from_le_bytes(offset.try_into().expect("eight")),
+                len_bytes: u32::from_le_bytes(len.try_into().expect("four")),
+            }
+        })
+        .collect();
+    let is_inside = |range: &ByteRange| range.is_within(manifest.len_bytes());
+    let reads = manifest.reads(&ranges);
+    assert_eq!(reads.is_some(), ranges.iter().all(is_inside));
+    let Some(reads) = reads else {
+        return;
+    };
+    let expected = if ranges.is_empty() {
+        manifest.len_bytes()
+    } else {
+        total_bytes(&ranges)
+    };
+    let mut read = 0;
+    for part in &reads {
+        assert!(part.ranges.len() <= RANGES_MAX && part.ranges.len() == part.to.len());
+        assert!(part.len_bytes() <= PAYLOAD_BYTES_MAX as u64);
+        let len_bytes = part.part.len_bytes.into();
+        assert!(part.ranges.iter().all(|range| range.is_within(len_bytes)));
+        let ends = part.ranges.iter().zip(&part.to);
+        assert!(
+            ends.into_iter()
+                .all(|(range, to)| to + u64::from(range.len_bytes) <= expected)
+        );
+        read += part.len_bytes();
+    }
+    assert_eq!(read, expected);
 }
 
 /// A shard, and who uses it.

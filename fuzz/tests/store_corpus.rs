@@ -10,7 +10,7 @@ mod tests {
 
     use super::replay::{Counter, reaches_everything, replayed};
 
-    const COUNTERS: [Counter<Reached>; 9] = [
+    const COUNTERS: [Counter<Reached>; 10] = [
         ("hits", |reached| reached.hits),
         ("touched", |reached| reached.touched),
         ("busy", |reached| reached.busy),
@@ -20,6 +20,7 @@ mod tests {
         ("evicted", |reached| reached.evicted),
         ("understood", |reached| reached.understood),
         ("malformed", |reached| reached.malformed),
+        ("manifests", |reached| reached.manifests),
     ];
 
     #[test]
