@@ -13,7 +13,7 @@ use lunette_transfer::{Payload, WriteSource};
 
 use crate::error::StoreErrorKind;
 
-/// Most pieces of one value: what one message to a peer can hold besides its head.
+/// Most pieces of one value, or of one part of it: what one message to a peer can hold besides its head.
 pub const VALUE_PIECES_MAX: usize = MESSAGE_PARTS_MAX - 4;
 
 /// Bytes to be put, and their checksum. Clones share the bytes, which stay until the last operation on
@@ -54,7 +54,7 @@ impl Value {
     }
 
     /// A value of the pieces' bytes, one after the other, which are sent from where they lie: at most
-    /// [`VALUE_PIECES_MAX`] of them. Empty ones are allowed.
+    /// [`VALUE_PIECES_MAX`] of them, or as many in each part of an object in parts. Empty ones are allowed.
     #[must_use]
     pub fn gathered(mut pieces: Vec<WriteSource>) -> Self {
         pieces.retain(|piece| !piece.is_empty());

@@ -9,7 +9,9 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_channel::oneshot;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{Only, StripedReply};
@@ -37,6 +39,8 @@ const PARTS_AHEAD_MAX: usize = 16;
 const PART_TRIES: usize = 3;
 /// How often an object is looked at anew that others have replaced meanwhile.
 const ROUNDS_MAX: usize = 4;
+/// How long a read waits until what it found to be lost is forgotten.
+const FORGET_WAIT: Duration = Duration::from_millis(50);
 /// Asked for, it tells what is there.
 const NOTHING: ByteRange = ByteRange {
     offset_bytes: 0,
@@ -508,18 +512,25 @@ impl ClusterClient {
 
     /// Removes the manifest of an object of which a part is lost; whether there is no object now. Otherwise another
     /// one is there.
+    ///
+    /// After a change of the map a removal waits, and whoever reads does not: it goes on behind the answer, and
+    /// what is put then waits in line behind it.
     async fn forget(&self, key: Key<'_>, reply: &StripedReply) -> bool {
         let version = reply.version;
-        match self.remove_only(key, Only::Version { version }).await {
-            Ok(Outcome::Found(_)) => false,
-            Ok(Outcome::Removed { .. }) => {
-                let count = reply.manifest.count();
-                self.drop_parts(key.fingerprint(), reply.manifest, count);
-                true
+        let removing = self.begin_removal(key, Only::Version { version });
+        let (told, outcome) = oneshot::channel();
+        let (client, key, manifest) = (self.clone(), key.fingerprint(), reply.manifest);
+        self.asking.spawn(async move {
+            let outcome = removing.await.outcome;
+            let is_removed = matches!(outcome, Ok(Outcome::Removed { .. }));
+            // Who reads may have gone on.
+            drop(told.send(outcome));
+            if is_removed {
+                client.remove_parts(key, &manifest, manifest.count()).await;
             }
-            // Who gets it next will see.
-            _ => true,
-        }
+        });
+        let outcome = time::timeout(FORGET_WAIT, outcome).await;
+        !matches!(outcome, Ok(Ok(Ok(Outcome::Found(_)))))
     }
 
     /// Removes an object that was in parts when it was found: its manifest, and then its parts.
@@ -539,7 +550,7 @@ impl ClusterClient {
                 // Nobody can tell: its parts are left to eviction.
                 Err(_) => (Only::Version { version }, None),
             };
-            let outcome = self.remove_only(key, only).await;
+            let outcome = self.begin_removal(key, only).await.outcome;
             match outcome.map_err(StoreError::local)? {
                 Outcome::Found(found) => version = found.version,
                 Outcome::Miss => return Ok(false),
@@ -556,11 +567,10 @@ impl ClusterClient {
         Err(StoreError::local(StoreErrorKind::TimedOut))
     }
 
-    async fn remove_only(&self, key: Key<'_>, only: Only) -> Result<Outcome, StoreErrorKind> {
+    fn begin_removal(&self, key: Key<'_>, only: Only) -> impl Future<Output = Ended> + use<> {
         let until = time::now() + self.timeout;
         let wish = Wish::Remove(only);
-        let ended = self.asking.begin(key, wish, Brought::Nothing, until).await;
-        ended.outcome
+        self.asking.begin(key, wish, Brought::Nothing, until)
     }
 
     /// Removes the first `count` parts, as well as it goes.
