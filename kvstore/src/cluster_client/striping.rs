@@ -239,7 +239,8 @@ impl ClusterClient {
                 && under_way.len() < PARTS_AHEAD_MAX
                 && let Some(part) = left.next()
             {
-                self.let_others_run().await;
+                // Each is summed, or copied, before it leaves.
+                time::yield_now().await;
                 let key = parts.manifest.part_key(parts.key, part.place);
                 let value = part_of(object.value, part);
                 parts.begun.set(part.place + 1);
@@ -471,7 +472,10 @@ impl ClusterClient {
                 && under_way.len() < PARTS_AHEAD_MAX
                 && let Some(read) = left.next()
             {
-                self.let_others_run().await;
+                // Those that are copied from this very core take their time.
+                if self.local.is_some() {
+                    time::yield_now().await;
+                }
                 let part_key = manifest.part_key(key, read.part.place);
                 let part = read.part;
                 under_way.push_back((part, self.begin_read(&part_key, read, split)));
@@ -595,13 +599,6 @@ impl ClusterClient {
             self.asking.spawn(async move {
                 client.remove_parts(key, &manifest, count).await;
             });
-        }
-    }
-
-    /// Parts that are copied to or from this very core take their time.
-    async fn let_others_run(&self) {
-        if self.local.is_some() {
-            time::yield_now().await;
         }
     }
 }

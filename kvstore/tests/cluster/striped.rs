@@ -490,3 +490,28 @@ fn threads_put_and_get_them() {
         }
     });
 }
+
+/// Whoever reads finds the parts of the former one gone, and looks again.
+#[test]
+fn what_is_replaced_while_it_is_read_is_read_whole() {
+    run(10, || async {
+        let scene = Scene::of(2, 64 * MIB).await;
+        let (writer, reader) = (scene.client().await, scene.client().await);
+        let writer = writer.handle().expect("room for a task");
+        let reader = reader.handle().expect("room for a task");
+        let len = |n: usize| if n.is_multiple_of(2) { 25_000 } else { 90_000 };
+        let bytes = |n: usize| pattern(n, len(n)).as_slice().to_vec();
+        let lent = |n: usize| vec![Lent::bytes(bytes(n))];
+        let upsert = striped(WriteKind::Upsert);
+        let put = writer.put(key(1), lent(0), upsert);
+        put.await.expect("written");
+        for n in 1..30 {
+            let replacing = writer.put(key(1), lent(n), upsert);
+            let got = reader.get_bytes(key(1)).await.expect("asked");
+            let got = got.expect("it is always there");
+            let is_one = |n| got == bytes(n);
+            assert!(is_one(n - 1) || is_one(n), "{} bytes", got.len());
+            replacing.await.expect("written");
+        }
+    });
+}
