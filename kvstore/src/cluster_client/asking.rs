@@ -21,6 +21,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use super::calls;
+use super::one_sided::Sights;
 use super::running::{Arrived, Brought, Ended, Running, Table};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
@@ -45,6 +46,8 @@ pub(super) struct Asking {
     asker: RefCell<Asker>,
     table: RefCell<Table>,
     pub(super) seats: Seats,
+    /// The memory of owners on this host.
+    pub(super) sights: Sights,
     /// Questions that leave at the end of the turn.
     outbox: RefCell<BTreeMap<(Seat, Epoch), Vec<Ask>>>,
     flush: Signal,
@@ -61,11 +64,12 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    pub(super) fn new(seats: Seats, namespace: NamespaceKind) -> Self {
+    pub(super) fn new(seats: Seats, sights: Sights, namespace: NamespaceKind) -> Self {
         Self {
             asker: RefCell::new(Asker::new(AskerId(entropy()))),
             table: RefCell::default(),
             seats,
+            sights,
             outbox: RefCell::default(),
             flush: Signal::default(),
             begun: Signal::default(),
@@ -106,6 +110,7 @@ impl Asking {
             return;
         }
         self.seats.on_map(&map);
+        self.sights.on_map(&map);
         self.asker.borrow_mut().on_map(&map);
         *self.map.borrow_mut() = Rc::new(map);
         for waiter in self.renewed.borrow_mut().drain(..) {

@@ -24,6 +24,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::{Attachments, CallError, Reply, Room};
 
 use super::asking::{Asking, News};
+use super::one_sided;
 use super::running::Arrived;
 use crate::error::StoreErrorKind;
 use crate::seats::SeatFault;
@@ -34,7 +35,7 @@ use crate::value::Value;
 const CALL_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// What came of a call: a reply, or nothing.
-enum Called {
+pub(super) enum Called {
     /// In the version of the question.
     Reply(FormatVersion, Reply),
     /// No connection: nothing was sent.
@@ -45,7 +46,7 @@ enum Called {
     Never(StoreErrorKind),
 }
 
-async fn call(
+pub(super) async fn call(
     asking: &Asking,
     seat: Seat,
     op: Op,
@@ -123,12 +124,9 @@ pub(super) async fn find(
         ranges: asking.ranges_of(id),
         key: Key::new(&key).expect("it was one when the operation began"),
     };
-    let attachments = Attachments {
-        payload: None,
-        room: Some(room),
-    };
     let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-    let (called, room) = call(&asking, seat, Op::Find, write, attachments).await;
+    let (called, room) =
+        one_sided::fetch(&asking, (seat, Op::Find), write, &message.ranges, room).await;
     let again = vec![News::Answer(request, Answer::Unavailable)];
     let news = match called {
         Called::Unsent | Called::Unanswered => again,
@@ -218,12 +216,9 @@ pub(super) async fn read(
         ranges: asking.ranges_of(id),
         key: Key::new(&key).expect("it was one when the operation began"),
     };
-    let attachments = Attachments {
-        payload: None,
-        room: Some(room),
-    };
     let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-    let (called, room) = call(&asking, seat, Op::Read, write, attachments).await;
+    let (called, room) =
+        one_sided::fetch(&asking, (seat, Op::Read), write, &message.ranges, room).await;
     let answer = match called {
         Called::Unsent | Called::Unanswered => ReadAnswer::Absent,
         Called::Never(kind) => return end(&asking, id, room, kind),

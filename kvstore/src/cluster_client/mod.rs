@@ -14,6 +14,7 @@
 //! | `local` | what a client on a member's core finds there |
 //! | `asking` | the asker, and what it wants sent |
 //! | `calls` | one request, and what its answer means |
+//! | `one_sided` | bytes that are copied from the memory of owners on this host |
 //! | `running` | operations under way, with their rooms and values |
 //! | `maps` | where newer maps come from |
 //! | `clearing` | "remove all" |
@@ -24,6 +25,7 @@ mod clearing;
 mod local;
 mod maps;
 mod objects;
+mod one_sided;
 mod peeking;
 mod placing;
 mod reserving;
@@ -55,6 +57,8 @@ use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
 use local::Local;
+pub use one_sided::OneSided;
+use one_sided::{FROM_BYTES, Sights};
 pub use placing::{PREFERRED_MAX, Preferred};
 pub use reserving::{CommitFailure, Reservation, Reserved};
 use running::Brought;
@@ -79,6 +83,9 @@ pub struct ClusterClientOptions {
     pub idle_timeout: Duration,
     /// What is wanted of members that are cut off.
     pub namespace: NamespaceKind,
+    /// Gets of at least so many bytes, into a room of as many, are copied from the memory of owners on this host
+    /// that share it, and not sent. `None`: never. 64 KiB by default.
+    pub one_sided_from_bytes: Option<usize>,
 }
 
 impl ClusterClientOptions {
@@ -94,6 +101,7 @@ impl ClusterClientOptions {
             connections_max: CONNECTIONS_MAX,
             idle_timeout: IDLE_TIMEOUT,
             namespace: NamespaceKind::Cache,
+            one_sided_from_bytes: Some(FROM_BYTES),
         }
     }
 }
@@ -219,7 +227,8 @@ impl ClusterClient {
             connections_max: options.connections_max,
             idle_timeout: options.idle_timeout,
         });
-        let asking = Rc::new(Asking::new(seats, options.namespace));
+        let sights = Sights::new(options.one_sided_from_bytes);
+        let asking = Rc::new(Asking::new(seats, sights, options.namespace));
         let deadline = time::now() + options.timeout;
         let map = maps::first(asking.seats.linking(), &options.seeds, deadline).await?;
         asking.on_map(map);
@@ -252,7 +261,14 @@ impl ClusterClient {
         self.asking.map()
     }
 
-    /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a while, within its limits. `None`:
+    /// What it has copied from the memory of owners on this host.
+    #[must_use]
+    pub fn one_sided(&self) -> OneSided {
+        self.asking.sights.counted()
+    }
+
+    /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a
+    /// while, within its limits. `None`:
     /// there is none, or its home does not know yet.
     ///
     /// # Errors

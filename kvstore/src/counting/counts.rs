@@ -103,8 +103,10 @@ impl Counts {
 
     /// What a member's shard would have counted.
     pub(crate) fn of_member(&self) -> ShardStats {
-        let hits = self.count(Op::Find, Outcome::Ok) + self.count(Op::Read, Outcome::Ok);
-        let misses = self.count(Op::Find, Outcome::NotFound);
+        let gets = [Op::Find, Op::Read, Op::FindNear, Op::ReadNear];
+        let hits = gets.map(|op| self.count(op, Outcome::Ok)).iter().sum();
+        let misses =
+            self.count(Op::Find, Outcome::NotFound) + self.count(Op::FindNear, Outcome::NotFound);
         let writes = |outcome| self.count(Op::Write, outcome) + self.count(Op::Commit, outcome);
         ShardStats {
             puts: writes(Outcome::Ok),
@@ -208,6 +210,8 @@ pub(crate) struct CopyCounts {
     pub(crate) replicas_made: Cell<u64>,
     pub(crate) replicas_failed: Cell<u64>,
     pub(crate) messages_received: Cell<u64>,
+    pub(crate) one_sided_reads: Cell<u64>,
+    pub(crate) one_sided_fallbacks: Cell<u64>,
 }
 
 impl CopyCounts {

@@ -30,6 +30,10 @@ pub struct CoreReport {
 pub struct MemberReport {
     /// Members in the map that it has.
     pub members: u64,
+    /// Readers of this host that were told where the bytes lie that they asked for, and not sent them.
+    pub one_sided_reads: u64,
+    /// Readers of this host that came again because what they had copied was another object, or not to be had.
+    pub one_sided_fallbacks: u64,
     /// Copies that were kept here for another node.
     pub copies_replicated: u64,
     /// Copies that their homes had dropped: removed, replaced, surplus.

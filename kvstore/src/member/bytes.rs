@@ -4,17 +4,20 @@
 //! only the key and the value are written, since the owner knows the rest.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
 
 use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
-use lunette_kvstore_proto::message::directory::{CopyPlace, OpId};
+use lunette_kvstore_proto::message::directory::{CopyPlace, Descriptor, OpId};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
-use lunette_runtime::arena::{Arena, Exposed, Region, RegionMut};
+use lunette_runtime::arena::{Arena, Exposed, Region, RegionMut, Share};
 use lunette_transfer::Room;
 
+use super::one_sided::Board;
 use crate::value::carved_bytes;
 
 /// The bytes of an object.
@@ -147,6 +150,8 @@ enum Arriving {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Bytes {
+    /// What readers of this host look at; dropped before any memory is given back.
+    board: Option<Board>,
     arena: Arena,
     residence: Residence,
     /// By slot of the entry.
@@ -155,8 +160,9 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    pub(crate) fn new(arena: Arena, limits: ShardLimits) -> Self {
+    pub(crate) fn new(arena: Arena, limits: ShardLimits, board: Option<Board>) -> Self {
         Self {
+            board,
             arena,
             residence: Residence::new(limits),
             extents: Vec::new(),
@@ -302,8 +308,45 @@ impl Bytes {
     /// A copy is no more; its memory is freed when nobody reads it.
     pub(crate) fn free(&mut self, place: CopyPlace) {
         if let Some(id) = self.residence.free(place) {
-            self.extents[id.slot_index as usize] = None;
+            self.give_up(id);
         }
+    }
+
+    /// The memory of an entry that is released is given back, and nobody is to read it any more.
+    fn give_up(&mut self, id: EntryId) {
+        if let Some(board) = &self.board {
+            board.hide(id.slot_index);
+        }
+        self.extents[id.slot_index as usize] = None;
+    }
+
+    /// Where a copy of this key lies, for readers of this host, if they can read it: not held, so far.
+    pub(crate) fn describe(&mut self, place: CopyPlace, key: Key<'_>) -> Option<Descriptor> {
+        self.board.as_ref()?;
+        let (id, extent) = self.pin(place, key)?;
+        self.unpin(id);
+        let board = self.board.as_mut()?;
+        let (chunk, start) = extent.region.place();
+        Some(Descriptor {
+            slot: id.slot_index,
+            number: board.show(id.slot_index)?,
+            chunk,
+            offset_bytes: start as u64 + u64::from(extent.layout.payload_offset_bytes),
+            len_bytes: extent.len_bytes(),
+            crc32c: extent.crc32c,
+            held_ms: 0,
+        })
+    }
+
+    /// What a reader of this host looks at.
+    pub(crate) fn board_file(&self) -> io::Result<OwnedFd> {
+        let board = self.board.as_ref();
+        board.map_or_else(|| Err(io::ErrorKind::Unsupported.into()), Board::file)
+    }
+
+    /// A chunk of the memory, for a reader of this host; none if there is no such chunk yet.
+    pub(crate) fn share(&self, chunk: u32) -> io::Result<Option<Share>> {
+        Ok(self.arena.share(chunk)?)
     }
 
     /// The copy, which is read from now on, if it is of this key.
@@ -353,7 +396,7 @@ impl Bytes {
 
     pub(crate) fn unpin(&mut self, id: EntryId) {
         if self.residence.unpin(id) {
-            self.extents[id.slot_index as usize] = None;
+            self.give_up(id);
         }
     }
 

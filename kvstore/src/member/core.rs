@@ -13,7 +13,7 @@ use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::home::{Home, HomeLimits};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::NodeState;
-use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, CopyPlace, OpId};
+use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, CopyPlace, HoldWish, OpId};
 use lunette_kvstore_proto::owner::{
     FreeCause, Owner, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
 };
@@ -27,6 +27,7 @@ use lunette_runtime_core::ids::RequestId;
 use super::bytes::{Bytes, Extent, Frame};
 use super::deeds::Deeds;
 use super::loading::Loading;
+use super::one_sided::{Board, Sharing};
 use super::post::Post;
 use super::replicas::Scarcity;
 use super::reservations::Reservations;
@@ -55,6 +56,8 @@ pub(crate) struct MemberCore {
     seat: Seat,
     machines: RefCell<Machines>,
     bytes: RefCell<Bytes>,
+    /// Lets readers of this host in, where that can be.
+    sharing: Option<Sharing>,
     map: RefCell<Rc<ClusterMap>>,
     pub(super) deeds: Deeds,
     has_left: Cell<bool>,
@@ -79,8 +82,10 @@ impl MemberCore {
         seat: Seat,
         lease_ttl: Duration,
         (arena, limits): (Arena, ShardLimits),
+        shared: Option<(Sharing, Board)>,
         post: Post,
     ) -> Self {
+        let (sharing, board) = shared.unzip();
         // It is memory that is to run out first: there room can be made.
         let copies_max = limits.entries_max().saturating_mul(COPIES_PER_ENTRY);
         let home_limits = HomeLimits {
@@ -98,7 +103,8 @@ impl MemberCore {
                 home: Home::new(seat, home_limits),
                 owner: Owner::new(seat, owner_limits),
             }),
-            bytes: RefCell::new(Bytes::new(arena, limits)),
+            bytes: RefCell::new(Bytes::new(arena, limits, board)),
+            sharing,
             map: RefCell::default(),
             deeds: Deeds::default(),
             has_left: Cell::new(false),
@@ -140,6 +146,10 @@ impl MemberCore {
         &self.bytes
     }
 
+    pub(super) const fn sharing(&self) -> Option<&Sharing> {
+        self.sharing.as_ref()
+    }
+
     pub(crate) fn map(&self) -> Rc<ClusterMap> {
         Rc::clone(&self.map.borrow())
     }
@@ -172,6 +182,8 @@ impl MemberCore {
         let (copies, sent, dropped) = (&self.copies, self.post.sent(), self.post.dropped());
         MemberReport {
             members: self.map.borrow().members().len() as u64,
+            one_sided_reads: copies.one_sided_reads.get(),
+            one_sided_fallbacks: copies.one_sided_fallbacks.get(),
             copies_replicated: copies.replicated.get(),
             copies_ordered: copies.ordered.get(),
             copies_cleared: copies.cleared.get(),
@@ -342,6 +354,11 @@ impl MemberCore {
         self.at_owner(self.seat, |owner, now, _| {
             owner.read(now, fingerprint, version, namespace)
         })
+    }
+
+    /// Keeps a copy from eviction for somebody who reads it by itself: for how long, in milliseconds.
+    pub(super) fn hold(&self, place: CopyPlace, hold: HoldWish) -> u32 {
+        self.at_owner(self.seat, |owner, now, _| owner.hold(now, place, hold))
     }
 
     /// A replica is here, whole.

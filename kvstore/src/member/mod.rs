@@ -21,6 +21,7 @@
 //! | `taking` | which replicas this core takes |
 //! | `loading` | how busy the core is |
 //! | `reservations` | room for objects that come in ranges |
+//! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
 //! | `direct` | their puts, where nothing is in the way |
 //! | `waiters` | requests whose answers come later |
@@ -36,6 +37,7 @@ mod loading;
 mod local;
 mod mailing;
 mod offers;
+mod one_sided;
 mod post;
 mod replicas;
 mod reservations;
@@ -65,6 +67,7 @@ pub(crate) use self::core::MemberCore;
 pub(crate) use life::Life;
 pub use life::LifeError;
 pub(crate) use local::{Here, Put};
+pub(crate) use one_sided::{draw, segment_of};
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use service::MemberService;
 pub(crate) use steering::{Steer, steer};
@@ -137,6 +140,8 @@ pub(crate) struct Beginning {
     pub(crate) seat: Seat,
     pub(crate) cluster: ClusterOptions,
     pub(crate) memory: (Arena, ShardLimits),
+    /// Whether readers of this host may map that memory, which holds nothing but copies then.
+    pub(crate) is_shared: bool,
     /// The cores of this node.
     pub(crate) cores: Vec<Sender<Mail>>,
     pub(crate) mail: Receiver<Mail>,
@@ -152,6 +157,7 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
         seat,
         cluster,
         memory,
+        is_shared,
         cores,
         mail,
     } = beginning;
@@ -165,8 +171,16 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
         idle_timeout: IDLE_TIMEOUT,
     }));
     let post = post::Post::new(seat, cores);
-    let core = Rc::new(MemberCore::new(seat, cluster.lease_ttl(), memory, post));
+    let entries_max = memory.1.entries_max();
+    let opened = is_shared.then(|| one_sided::open(entries_max)).flatten();
+    let opened = opened.map(|opened| ((opened.sharing, opened.board), opened.listener));
+    let (shared, listener) = opened.unzip();
+    let lease_ttl = cluster.lease_ttl();
+    let core = Rc::new(MemberCore::new(seat, lease_ttl, memory, shared, post));
     let scope = Scope::new();
+    if let Some(listener) = listener {
+        scope.spawn(one_sided::accept(Rc::clone(&core), listener))?;
+    }
     scope.spawn(mailing::send_post(Rc::clone(&core), Rc::clone(&seats)))?;
     scope.spawn(mailing::take_mail(
         Rc::clone(&core),

@@ -13,8 +13,9 @@ use futures_core::Stream;
 use lunette_kvstore_proto::message::{FormatVersions, NodeCard, NodeState};
 use lunette_kvstore_proto::placement::{ClusterMap, Seat};
 use lunette_kvstore_proto::shard::ShardLimits;
+use lunette_runtime::arena::Arena;
 use lunette_runtime::net::{REBIND_WAIT, TcpListener};
-use lunette_runtime::{Port, Sender, arena, spawn_local, time};
+use lunette_runtime::{Port, Sender, arena, boot_id, spawn_local, time};
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Drain, Guard, REPLY_BYTES_MAX, ServeOptions, Service, serve};
@@ -22,7 +23,7 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use super::inside::{Inside, NodeCore};
-use super::options::NodeOptions;
+use super::options::{NodeOptions, memory_options};
 use crate::counting::CoreReport;
 use crate::error::NodeError;
 use crate::member::{self, Beginning, Life, Mail, MemberService, Steer};
@@ -63,8 +64,8 @@ pub(super) struct Announced {
 
 /// One core: listens, learns the others' ports, serves, and answers for its statistics.
 pub(super) async fn run_core(plan: CorePlan) {
-    let listener = match open_core(&plan).await {
-        Ok(listener) => listener,
+    let (listener, memory) = match open_core(&plan).await {
+        Ok(opened) => opened,
         Err(error) => {
             // A starter that has given up does not want to know.
             drop(plan.bound.send(Err(error)));
@@ -89,7 +90,7 @@ pub(super) async fn run_core(plan: CorePlan) {
     let Some(cluster) = options.cluster.clone() else {
         let own = ClusterMap::new(vec![options.member(plan.cores)]);
         let own = own.expect("checked before the core was started");
-        let service = Rc::new(CoreService::new(plan.index, own, plan.limits, arena()));
+        let service = Rc::new(CoreService::new(plan.index, own, plan.limits, memory));
         let asked = Rc::clone(&service);
         let serving = serve_options(&card, connections_max, None, time::unix_ns());
         let report = move || asked.report();
@@ -106,7 +107,8 @@ pub(super) async fn run_core(plan: CorePlan) {
         member::begin(Beginning {
             seat,
             cluster,
-            memory: (arena(), plan.limits),
+            memory: (memory, plan.limits),
+            is_shared: options.is_shared(),
             cores: announced.mail,
             mail,
         })
@@ -138,13 +140,20 @@ async fn serve_until_drained<S: Service>(
     drained.end();
 }
 
-async fn open_core(plan: &CorePlan) -> Result<TcpListener, NodeError> {
+/// Where it listens, and the arena for its copies: one of their own, if others on this host may map it.
+async fn open_core(plan: &CorePlan) -> Result<(TcpListener, Arena), NodeError> {
+    let memory = if plan.options.is_shared() && boot_id().is_some() {
+        Arena::new(memory_options(&plan.options, plan.limits))
+    } else {
+        arena()
+    };
     if plan.options.prefault {
-        arena().prefault()?;
+        memory.prefault()?;
     }
     let address = plan.listen;
     let listener = TcpListener::bind_within(address, REBIND_WAIT).await;
-    listener.map_err(|error| NodeError::Listen { address, error })
+    let listener = listener.map_err(|error| NodeError::Listen { address, error })?;
+    Ok((listener, memory))
 }
 
 /// Who waits for the end of a drain.

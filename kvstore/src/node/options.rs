@@ -20,6 +20,9 @@ const ENTRIES_MAX: u64 = 1 << 22;
 const ARENA_SLACK_BYTES: u64 = 64 * 1024 * 1024;
 /// A core evicts down to this share below its high watermark.
 const LOW_WATERMARK_SHARE: u64 = 256;
+/// Chunks of a core's own arena where its copies lie in another one: so that little is mapped beside them. The
+/// longest payload fits, with room to spare.
+const BESIDE_CHUNK_BYTES: usize = 128 * 1024 * 1024;
 
 /// What a node is to be.
 #[derive(Clone, Debug)]
@@ -47,6 +50,10 @@ pub struct NodeOptions {
     pub lock_memory: bool,
     /// Whether all memory is mapped and touched before the node serves.
     pub prefault: bool,
+    /// Whether clients and members on the same host may map the memory of its copies, for reading, and get what
+    /// is long by copying it themselves. Of a member of a cluster only, and only where there is such a thing;
+    /// those in another network namespace are sent the bytes all the same.
+    pub one_sided: bool,
     /// The cluster that it is to be a member of. Without, it is alone, and clients list such nodes.
     pub cluster: Option<ClusterOptions>,
 }
@@ -67,6 +74,7 @@ impl NodeOptions {
             huge_pages: HugePages::Never,
             lock_memory: false,
             prefault: false,
+            one_sided: true,
             cluster: None,
         }
     }
@@ -80,6 +88,11 @@ impl NodeOptions {
     pub fn core_options(&self) -> Result<CoreOptions, NodeError> {
         let limits = core_limits(self.memory_bytes, self.placement.cores())?;
         Ok(core_options(self, limits))
+    }
+
+    /// Whether copies are kept in an arena of their own, which is shared.
+    pub(super) const fn is_shared(&self) -> bool {
+        self.one_sided && self.cluster.is_some()
     }
 
     /// What it is in a cluster map.
@@ -102,17 +115,26 @@ pub(super) fn core_limits(memory_bytes: u64, cores: usize) -> Result<ShardLimits
 }
 
 fn core_options(options: &NodeOptions, limits: ShardLimits) -> CoreOptions {
-    let resident = limits.high_watermark_bytes();
-    let bytes_max = resident + resident / 8 + ARENA_SLACK_BYTES;
+    let mut arena = memory_options(options, limits);
+    if options.is_shared() {
+        arena.chunk_bytes = arena.chunk_bytes.min(BESIDE_CHUNK_BYTES);
+    }
     CoreOptions {
         idle: options.idle,
         driver: options.driver,
-        arena: ArenaOptions {
-            bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
-            chunk_bytes: usize::try_from(bytes_max).unwrap_or(usize::MAX),
-            huge_pages: options.huge_pages,
-            lock: options.lock_memory,
-        },
+        arena,
         ..CoreOptions::default()
+    }
+}
+
+/// The arena that a core's copies are in.
+pub(super) fn memory_options(options: &NodeOptions, limits: ShardLimits) -> ArenaOptions {
+    let resident = limits.high_watermark_bytes();
+    let bytes_max = resident + resident / 8 + ARENA_SLACK_BYTES;
+    ArenaOptions {
+        bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+        chunk_bytes: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+        huge_pages: options.huge_pages,
+        lock: options.lock_memory,
     }
 }

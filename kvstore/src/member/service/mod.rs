@@ -5,9 +5,11 @@
 //! | `writing` | writes and replicas, whose bytes come with them |
 //! | `reserved` | objects whose bytes come in ranges |
 //! | `reading` | reads, lookups and removals |
+//! | `describing` | where bytes lie, for readers of this host |
 //! | `clearing` | "remove all" |
 
 mod clearing;
+mod describing;
 mod reading;
 mod reserved;
 mod writing;
@@ -30,7 +32,7 @@ use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
 /// What members of clusters are asked.
-const OPS: [Op; 14] = [
+const OPS: [Op; 17] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -45,6 +47,9 @@ const OPS: [Op; 14] = [
     Op::Revoke,
     Op::Clear,
     Op::Peek,
+    Op::Meet,
+    Op::FindNear,
+    Op::ReadNear,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -191,10 +196,12 @@ impl Service for MemberService {
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
             Ok(Op::Clear) => self.clear(request.body, counted),
             Ok(Op::Peek) => self.peek(request.body).map(Intake::Answer),
+            Ok(Op::Meet) => self.meet(request.body).map(Intake::Answer),
+            Ok(Op::FindNear) => self.find_near(request.body, counted),
+            Ok(Op::ReadNear) => self.read_near(request.body).map(Intake::Answer),
             Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),
-            Ok(Op::Meet | Op::FindNear | Op::ReadNear) => Err(Status::Unsupported),
         };
         let answer = answered.unwrap_or_else(|status| Intake::Answer(refusal(status)));
         if let Intake::Answer(response) = &answer {

@@ -1,0 +1,217 @@
+//! Reads in which this core has no part: clients and members on its host map the memory in which its copies
+//! lie, for reading, and copy out of it what they have been told the place of.
+//!
+//! ```text
+//!   reader                                              owner
+//!     Op::Meet, over the authenticated connection  -->    a ticket, the name of the local channel
+//!     the ticket, over the local channel           -->    the board's file
+//!     a chunk                                      -->    its file
+//!     Op::FindNear                                 -->    a descriptor
+//!     copies, and looks at the board
+//! ```
+//!
+//! | file | subject |
+//! |---|---|
+//! | `board` | which memory is whose |
+//! | `tickets` | who may come in |
+//!
+//! What is mapped is an arena that holds copies and nothing else: buffers of connections, and what programs on
+//! the node's cores have, lie in the cores' own arenas. Who has mapped it can read what other clients of the
+//! cluster have written, as it could by asking; so only who proved the cluster's secret gets a ticket.
+//! It can write nothing. What it has mapped it keeps for as long as it runs, whatever becomes of the secret.
+//!
+//! The packets are those of transfer engines that share memory, of which a chunk is a segment here. An engine
+//! is not used: its segments are memory that anybody may write at any time, while copies are regions that
+//! nobody writes and whose memory changes hands; and it would listen, authenticate and connect beside the
+//! connections that are there.
+
+mod board;
+mod tickets;
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::message::directory::{MeetMessage, MeetReply};
+use lunette_runtime::net::{LocalChannel, LocalListener};
+use lunette_runtime::{JoinError, Scope, boot_id, entropy, time};
+use lunette_transfer_proto::engine::same_host::packet::Packet;
+use lunette_transfer_proto::engine::segment::SegmentId;
+
+pub(crate) use board::Board;
+use tickets::Tickets;
+
+use super::core::MemberCore;
+
+/// Readers that one core lets in; others are sent the bytes.
+const READERS_MAX: usize = 1024;
+/// How long somebody who has come in may keep silent before it shows a ticket.
+const JOIN_WAIT: Duration = Duration::from_secs(2);
+/// Pause after a connection could not be accepted: no descriptor is free, say.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// A number that nobody can guess.
+pub(crate) fn draw() -> u128 {
+    u128::from(entropy()) << 64 | u128::from(entropy())
+}
+
+/// What a chunk of a core's memory is called on the local channel.
+pub(crate) fn segment_of(chunk: u32) -> SegmentId {
+    SegmentId::from_wire(1 << 32 | u64::from(chunk))
+}
+
+/// Which chunk is called so.
+fn chunk_of(segment: SegmentId) -> Option<u32> {
+    let chunk = u32::try_from(segment.index()).ok()?;
+    (segment == segment_of(chunk)).then_some(chunk)
+}
+
+/// What lets readers in.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    boot_id: u128,
+    /// Of its listener, which nobody can guess.
+    name: u128,
+    words: u32,
+    tickets: RefCell<Tickets>,
+}
+
+/// What a core needs to share its memory.
+pub(crate) struct Opened {
+    pub(crate) sharing: Sharing,
+    pub(crate) board: Board,
+    pub(crate) listener: LocalListener,
+}
+
+/// Opens a core's memory to readers. `None` where there is no such thing: in a simulated world, or where the
+/// system refuses.
+pub(crate) fn open(entries_max: usize) -> Option<Opened> {
+    let (boot_id, name) = (boot_id()?, draw());
+    let opened = Board::new(entries_max)
+        .and_then(|board| Ok((board, LocalListener::bind(&name.to_le_bytes())?)));
+    let refused = |error: &io::Error| {
+        tracing::warn!(%error, "readers on this host are sent what they could read themselves");
+    };
+    let (board, listener) = opened.inspect_err(refused).ok()?;
+    let sharing = Sharing {
+        boot_id,
+        name,
+        words: u32::try_from(board.len()).ok()?,
+        tickets: RefCell::default(),
+    };
+    Some(Opened {
+        sharing,
+        board,
+        listener,
+    })
+}
+
+impl Sharing {
+    /// Tells an authenticated reader where to go.
+    pub(crate) fn meet(&self, message: &MeetMessage) -> Result<MeetReply, Status> {
+        if message.boot_id != self.boot_id {
+            return Err(Status::Unsupported);
+        }
+        let ticket = draw();
+        let mut tickets = self.tickets.borrow_mut();
+        if !tickets.give(ticket, message.proof, time::now()) {
+            return Err(Status::Busy);
+        }
+        Ok(MeetReply {
+            ticket,
+            name: self.name,
+            words: self.words,
+        })
+    }
+
+    fn redeem(&self, ticket: u128) -> Option<u128> {
+        self.tickets.borrow_mut().redeem(ticket, time::now())
+    }
+}
+
+/// Lets readers in, for as long as it is polled.
+pub(crate) async fn accept(core: Rc<MemberCore>, listener: LocalListener) {
+    let readers = Scope::new();
+    loop {
+        match listener.accept().await {
+            // Closed at once: it is sent the bytes.
+            Ok(_) if readers.len() >= READERS_MAX => {}
+            Ok(channel) => {
+                // Without a task it is closed, and who came sees that.
+                let spawned: Result<(), JoinError> =
+                    readers.spawn(serve(Rc::clone(&core), channel));
+                if let Err(error) = spawned {
+                    tracing::warn!(%error, "a reader on this host is not let in");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accept, from this host");
+                time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve(core: Rc<MemberCore>, channel: LocalChannel) {
+    match converse(&core, &channel).await {
+        Ok(()) => tracing::debug!("a reader on this host has gone"),
+        Err(error) => tracing::debug!(%error, "a channel to a reader on this host ends"),
+    }
+}
+
+async fn converse(core: &MemberCore, channel: &LocalChannel) -> io::Result<()> {
+    let sharing = core.sharing().ok_or_else(nonsense)?;
+    let first = time::timeout(JOIN_WAIT, channel.recv()).await;
+    let Some(first) = first.map_err(|_| io::ErrorKind::TimedOut)?? else {
+        return Ok(());
+    };
+    let Ok(Packet::Join { ticket }) = Packet::decode(&first.bytes) else {
+        return Err(nonsense());
+    };
+    let proof = sharing.redeem(ticket).ok_or_else(nonsense)?;
+    let board = core.bytes().borrow().board_file()?;
+    channel.send(&Packet::Welcome { proof }.encode(), &[board.as_fd()])?;
+    while let Some(received) = channel.recv().await? {
+        let Ok(Packet::Map { segment }) = Packet::decode(&received.bytes) else {
+            return Err(nonsense());
+        };
+        let share = match chunk_of(segment) {
+            Some(chunk) => core.bytes().borrow().share(chunk)?,
+            None => None,
+        };
+        match share {
+            Some(share) => {
+                let packet = Packet::Memory {
+                    segment,
+                    offset_bytes: share.offset_bytes,
+                    len_bytes: share.len_bytes,
+                };
+                channel.send(&packet.encode(), &[share.memfd.as_fd()])?;
+            }
+            None => channel.send(&Packet::Refused { segment }.encode(), &[])?,
+        }
+    }
+    Ok(())
+}
+
+/// What a reader says that keeps no rules.
+fn nonsense() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_has_one_name() {
+        for chunk in [0, 1, 63, 1 << 19] {
+            assert_eq!(chunk_of(segment_of(chunk)), Some(chunk));
+        }
+        let other = SegmentId::from_wire(2 << 32 | 1);
+        assert_eq!(chunk_of(other), None, "of another generation");
+    }
+}

@@ -1,0 +1,114 @@
+//! Where bytes lie, for readers of this host, in place of the bytes.
+
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{
+    BytesReply, Described, GetMessage, MeetMessage, NearWish, ReadMessage,
+};
+use lunette_kvstore_proto::message::{FormatVersion, Status};
+use lunette_kvstore_proto::owner::Read;
+use lunette_kvstore_proto::range::{ByteRange, total_bytes};
+use lunette_kvstore_proto::version::Form;
+use lunette_transfer::{Intake, Response};
+
+use super::{MemberService, Pending, version_of};
+use crate::counting::{CopyCounts, Counting};
+use crate::refusals::bad_request;
+
+impl MemberService {
+    /// Tells a reader where it can map this core's memory, if it is on this host.
+    pub(super) fn meet(&self, body: &[u8]) -> Result<Response, Status> {
+        let message = MeetMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
+        self.check(message.to)?;
+        let sharing = self.core.sharing().ok_or(Status::Unsupported)?;
+        let reply = sharing.meet(&message)?;
+        let mut response = Response::default();
+        reply.encode(version, &mut response.body);
+        Ok(response)
+    }
+
+    /// As [`find`](Self::find), by a reader of this host.
+    pub(super) fn find_near(
+        &self,
+        body: &[u8],
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let (wish, rest) = self.near_wish(body)?;
+        let message = GetMessage::decode(rest).map_err(bad_request)?;
+        let version = version_of(rest)?;
+        self.check(message.to)?;
+        let read = self.core.read(message.key, None, message.namespace);
+        match self.describe(version, &wish, message.key, read, &message.ranges) {
+            Some(response) => Ok(Intake::Answer(response)),
+            None => self.find(rest, counting),
+        }
+    }
+
+    /// As [`read`](Self::read), by a reader of this host.
+    pub(super) fn read_near(&self, body: &[u8]) -> Result<Response, Status> {
+        let (wish, rest) = self.near_wish(body)?;
+        let message = ReadMessage::decode(rest).map_err(bad_request)?;
+        let version = version_of(rest)?;
+        self.check(message.to)?;
+        let read = (self.core).read(message.key, Some(message.version), message.namespace);
+        match self.describe(version, &wish, message.key, read, &message.ranges) {
+            Some(response) => Ok(response),
+            None => self.read(rest),
+        }
+    }
+
+    fn near_wish<'a>(&self, body: &'a [u8]) -> Result<(NearWish, &'a [u8]), Status> {
+        let (wish, rest) = NearWish::split(body).map_err(bad_request)?;
+        if wish.is_again {
+            CopyCounts::add(&self.core.copies.one_sided_fallbacks);
+        }
+        Ok((wish, rest))
+    }
+
+    /// Where the bytes lie that are asked for, if they are here, and many enough, and can be mapped.
+    fn describe(
+        &self,
+        version: FormatVersion,
+        wish: &NearWish,
+        key: Key<'_>,
+        read: Read,
+        ranges: &[ByteRange],
+    ) -> Option<Response> {
+        let Read::Served {
+            place,
+            info,
+            is_cut_off,
+        } = read
+        else {
+            return None;
+        };
+        let wanted_bytes = match ranges {
+            [] => u64::from(info.len_bytes),
+            ranges => total_bytes(ranges),
+        };
+        let is_inside = ranges
+            .iter()
+            .all(|range| range.is_within(info.len_bytes.into()));
+        let is_served = is_inside && info.form == Form::Whole;
+        if wanted_bytes < u64::from(wish.from_bytes) || !is_served {
+            return None;
+        }
+        let mut descriptor = self.core.bytes().borrow_mut().describe(place, key)?;
+        descriptor.held_ms = self.core.hold(place, wish.hold);
+        CopyCounts::add(&self.core.copies.one_sided_reads);
+        let bytes = BytesReply {
+            version: place.version,
+            is_cut_off,
+            object_len_bytes: descriptor.len_bytes,
+            #[cfg(feature = "next-version")]
+            next: lunette_kvstore_proto::message::Next,
+        };
+        let mut body = Vec::new();
+        Described { bytes, descriptor }.encode(version, &mut body);
+        Some(Response {
+            status: Status::Described.code(),
+            body,
+            payload: None,
+        })
+    }
+}
