@@ -18,6 +18,10 @@ mod inside;
 mod objects;
 
 #[cfg(test)]
+#[path = "cluster/one_sided.rs"]
+mod one_sided;
+
+#[cfg(test)]
 #[path = "cluster/placing.rs"]
 mod placing;
 

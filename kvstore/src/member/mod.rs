@@ -67,6 +67,8 @@ pub(crate) use self::core::MemberCore;
 pub(crate) use life::Life;
 pub use life::LifeError;
 pub(crate) use local::{Here, Put};
+#[cfg(test)]
+pub(crate) use one_sided::Board;
 pub(crate) use one_sided::{draw, segment_of};
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use service::MemberService;

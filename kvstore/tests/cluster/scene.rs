@@ -79,6 +79,8 @@ pub(crate) struct Scene {
     client_timeout: Duration,
     /// What the next node fails together with.
     rack: Rack,
+    /// Whether the next node shares its memory.
+    is_shared: bool,
 }
 
 impl Scene {
@@ -121,6 +123,7 @@ impl Scene {
             last_id: 0,
             client_timeout: Duration::from_secs(8),
             rack: Rack::NONE,
+            is_shared: true,
         };
         for _ in 0..nodes {
             scene.start(memory_bytes).await;
@@ -138,6 +141,7 @@ impl Scene {
             last_id: 0,
             client_timeout: Duration::from_millis(300),
             rack: Rack::NONE,
+            is_shared: true,
         };
         scene.start(4 << 20).await;
         scene
@@ -171,6 +175,7 @@ impl Scene {
         cluster.lease_ttl_s = 2;
         cluster.rack = self.rack;
         options.cluster = Some(cluster);
+        options.one_sided = self.is_shared;
         let node = SeatedNode::start(options).await.expect("a node");
         self.nodes.push(node);
     }
@@ -232,6 +237,22 @@ impl Scene {
         self.client_with(self.secrets.clone())
             .await
             .expect("a client")
+    }
+
+    /// The next nodes share their memory, or not.
+    pub(crate) const fn set_shared(&mut self, is_shared: bool) {
+        self.is_shared = is_shared;
+    }
+
+    /// A client that copies objects of so many bytes itself.
+    pub(crate) async fn client_from(&self, from_bytes: Option<usize>) -> ClusterClient {
+        let options = ClusterClientOptions {
+            one_sided_from_bytes: from_bytes,
+            secrets: self.secrets.clone(),
+            timeout: self.client_timeout,
+            ..ClusterClientOptions::new(self.nodes.iter().map(SeatedNode::address).collect())
+        };
+        ClusterClient::connect(options).await.expect("a client")
     }
 
     pub(crate) async fn client_with(

@@ -161,23 +161,28 @@ impl Sight {
         if !self.is_alive() {
             return None;
         }
-        let (waiter, answer) = oneshot::channel();
-        let is_first = !self.asked.borrow().contains_key(&chunk);
-        if is_first {
-            let count = self.views.borrow().len() + self.asked.borrow().len();
-            let packet = Packet::Map {
-                segment: segment_of(chunk),
-            };
-            if count >= CHUNKS_MAX || self.channel.send(&packet.encode(), &[]).is_err() {
-                return None;
-            }
-        }
-        let mut asked = self.asked.borrow_mut();
-        asked.entry(chunk).or_default().push(waiter);
-        drop(asked);
+        let answer = self.ask_for(chunk)?;
         let answered = time::timeout(PATIENCE, answer).await;
         tracing::trace!(?answered, chunk, "memory of an owner");
         known()
+    }
+
+    /// Asks for a chunk, unless that has been done; what ends when there is an answer. `None` if it cannot be
+    /// asked for.
+    fn ask_for(&self, chunk: u32) -> Option<oneshot::Receiver<()>> {
+        let (waiter, answer) = oneshot::channel();
+        let mut asked = self.asked.borrow_mut();
+        if !asked.contains_key(&chunk) {
+            let packet = Packet::Map {
+                segment: segment_of(chunk),
+            };
+            let is_full = self.views.borrow().len() + asked.len() >= CHUNKS_MAX;
+            if is_full || self.channel.send(&packet.encode(), &[]).is_err() {
+                return None;
+            }
+        }
+        asked.entry(chunk).or_default().push(waiter);
+        Some(answer)
     }
 
     /// Copies an object, or ranges of it, to the front of the room; how many bytes that was. What is in the
@@ -241,4 +246,252 @@ fn start_in(view: &View, place: &Descriptor, range: ByteRange) -> Option<usize> 
 /// What an owner says that keeps no rules.
 fn nonsense() -> io::Error {
     io::ErrorKind::InvalidData.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use lunette_runtime::arena::{Arena, ArenaOptions, RegionMut};
+    use lunette_runtime::net::LocalListener;
+    use lunette_runtime::{CoreOptions, arena, block_on, spawn_local};
+    use lunette_runtime_core::checksum::crc32c;
+
+    use super::*;
+    use crate::member::{Board, draw};
+
+    const LEN: usize = 3 * TURN_BYTES / 2;
+    const WORDS: usize = 16;
+
+    /// An owner that shares one chunk, and how it answers.
+    struct Owner {
+        arena: Arena,
+        board: RefCell<Board>,
+    }
+
+    impl Owner {
+        fn new() -> Rc<Self> {
+            Rc::new(Self {
+                arena: Arena::new(ArenaOptions::default()),
+                board: RefCell::new(Board::new(WORDS).expect("memory")),
+            })
+        }
+
+        fn object(&self, byte: u8) -> RegionMut {
+            let mut region = self.arena.alloc(LEN).expect("room");
+            region.as_mut_slice().fill(byte);
+            region
+        }
+
+        fn describe(&self, slot: u32, byte: u8, (chunk, start): (u32, usize)) -> Descriptor {
+            Descriptor {
+                slot,
+                number: self.board.borrow_mut().show(slot).expect("a word"),
+                chunk,
+                offset_bytes: start as u64,
+                len_bytes: u32::try_from(LEN).expect("short"),
+                crc32c: crc32c(&[byte; LEN]),
+                held_ms: 0,
+            }
+        }
+
+        /// Lets one reader in.
+        async fn serve(self: Rc<Self>, listener: LocalListener, proof: u128) -> io::Result<()> {
+            let channel = listener.accept().await?;
+            let _join = channel.recv().await?;
+            let board = self.board.borrow().file()?;
+            channel.send(&Packet::Welcome { proof }.encode(), &[board.as_fd()])?;
+            while let Some(packet) = channel.recv().await? {
+                let Ok(Packet::Map { segment }) = Packet::decode(&packet.bytes) else {
+                    return Err(nonsense());
+                };
+                let chunk = u32::try_from(segment.index()).expect("small");
+                match self.arena.share(chunk)? {
+                    Some(share) => {
+                        let packet = Packet::Memory {
+                            segment,
+                            offset_bytes: 0,
+                            len_bytes: share.len_bytes,
+                        };
+                        channel.send(&packet.encode(), &[share.memfd.as_fd()])?;
+                    }
+                    None => channel.send(&Packet::Refused { segment }.encode(), &[])?,
+                }
+            }
+            Ok(())
+        }
+
+        async fn met(self: &Rc<Self>, said: u128, expected: u128) -> io::Result<Rc<Sight>> {
+            let name = draw();
+            let listener = LocalListener::bind(&name.to_le_bytes()).expect("a name");
+            let serving = Rc::clone(self).serve(listener, said);
+            drop(spawn_local(async move { drop(serving.await) }));
+            let meeting = MeetReply {
+                ticket: 1,
+                name,
+                words: u32::try_from(WORDS).expect("few"),
+            };
+            let sight = Rc::new(Sight::join(meeting, expected).await?);
+            drop(spawn_local(Rc::clone(&sight).listen()));
+            Ok(sight)
+        }
+    }
+
+    fn room(len: usize) -> Room {
+        Room::whole(arena().alloc(len).expect("room"))
+    }
+
+    fn on_a_core<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
+        block_on(None, CoreOptions::default(), test).expect("a core");
+    }
+
+    #[test]
+    fn what_is_described_is_copied_until_its_memory_is_another_ones() {
+        on_a_core(|| async {
+            let owner = Owner::new();
+            let sight = owner.met(5, 5).await.expect("met");
+            let object = owner.object(b'a').freeze();
+            let place = owner.describe(3, b'a', object.place());
+            let mut room = room(LEN + 10);
+            assert_eq!(sight.read(&place, &[], &mut room).await, Ok(LEN));
+            assert!(room.as_slice()[..LEN] == [b'a'; LEN]);
+            // It is evicted, and another one is written there.
+            owner.board.borrow().hide(3);
+            drop(object);
+            let other = owner.object(b'b').freeze();
+            let again = owner.describe(3, b'b', other.place());
+            assert_eq!(again.offset_bytes, place.offset_bytes, "at the same place");
+            let gone = sight.read(&place, &[], &mut room).await;
+            assert_eq!(gone, Err(ReadFault::Gone));
+            assert_eq!(sight.read(&again, &[], &mut room).await, Ok(LEN));
+            assert!(room.as_slice()[..LEN] == [b'b'; LEN]);
+            // Between two turns of one copy.
+            let reading = {
+                let sight = Rc::clone(&sight);
+                spawn_local(async move {
+                    let mut room = self::room(LEN);
+                    let read = sight.read(&again, &[], &mut room).await;
+                    (read, room.as_slice()[0])
+                })
+            };
+            time::yield_now().await;
+            owner.board.borrow().hide(3);
+            let (read, first) = reading.await.expect("no panic");
+            assert_eq!((read, first), (Err(ReadFault::Gone), b'b'), "it had begun");
+        });
+    }
+
+    #[test]
+    fn bytes_that_are_not_what_was_described_are_noticed() {
+        on_a_core(|| async {
+            let owner = Owner::new();
+            let sight = owner.met(5, 5).await.expect("met");
+            let object = owner.object(b'a').freeze();
+            // Of an owner that breaks its own rules.
+            let place = owner.describe(3, b'x', object.place());
+            let mut room = room(LEN);
+            let read = sight.read(&place, &[], &mut room).await;
+            assert_eq!(read, Err(ReadFault::Corrupt));
+            let part = ByteRange {
+                offset_bytes: 10,
+                len_bytes: 20,
+            };
+            let read = sight.read(&place, &[part, part], &mut room).await;
+            assert_eq!(read, Ok(40), "of ranges there is no checksum");
+        });
+    }
+
+    #[test]
+    fn a_descriptor_that_cannot_be_followed_is_not() {
+        on_a_core(|| async {
+            let owner = Owner::new();
+            let sight = owner.met(5, 5).await.expect("met");
+            let object = owner.object(b'a').freeze();
+            let place = owner.describe(3, b'a', object.place());
+            let beyond = ByteRange {
+                offset_bytes: 1,
+                len_bytes: place.len_bytes,
+            };
+            let last = owner.arena.options().chunk_bytes as u64 - LEN as u64;
+            let number = place.number + 1;
+            let words = u32::try_from(WORDS).expect("few");
+            for (bad, ranges, fault) in [
+                (Descriptor { number, ..place }, &[][..], ReadFault::Gone),
+                (
+                    Descriptor {
+                        slot: words,
+                        ..place
+                    },
+                    &[],
+                    ReadFault::BadDescriptor,
+                ),
+                (
+                    Descriptor {
+                        slot: u32::MAX,
+                        ..place
+                    },
+                    &[],
+                    ReadFault::BadDescriptor,
+                ),
+                (Descriptor { chunk: 1, ..place }, &[], ReadFault::NotMapped),
+                (
+                    Descriptor {
+                        chunk: u32::MAX,
+                        ..place
+                    },
+                    &[],
+                    ReadFault::NotMapped,
+                ),
+                (
+                    Descriptor {
+                        offset_bytes: last + 1,
+                        ..place
+                    },
+                    &[],
+                    ReadFault::BadDescriptor,
+                ),
+                (
+                    Descriptor {
+                        offset_bytes: u64::MAX - 7,
+                        ..place
+                    },
+                    &[],
+                    ReadFault::BadDescriptor,
+                ),
+                (place, &[beyond], ReadFault::BadDescriptor),
+            ] {
+                let read = sight.read(&bad, ranges, &mut room(2 * LEN)).await;
+                assert_eq!(read, Err(fault), "{bad:?} {ranges:?}");
+            }
+            let small = sight.read(&place, &[], &mut room(LEN - 1)).await;
+            assert_eq!(small, Err(ReadFault::RoomTooSmall));
+            assert!(sight.is_alive(), "it was not its owner's fault");
+        });
+    }
+
+    #[test]
+    fn an_owner_that_is_gone_shows_nothing() {
+        on_a_core(|| async {
+            let owner = Owner::new();
+            let sight = owner.met(5, 5).await.expect("met");
+            let object = owner.object(b'a').freeze();
+            let place = owner.describe(3, b'a', object.place());
+            assert_eq!(sight.read(&place, &[], &mut room(LEN)).await, Ok(LEN));
+            *owner.board.borrow_mut() = Board::new(WORDS).expect("memory");
+            let read = sight.read(&place, &[], &mut room(LEN)).await;
+            assert_eq!(read, Err(ReadFault::Gone));
+            let stranger = owner.met(5, 6).await.map(drop);
+            let error = stranger.expect_err("somebody else");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            // A question that makes no sense ends the channel.
+            sight.channel.send(b"x", &[]).expect("there is room");
+            let deadline = time::now() + PATIENCE;
+            while sight.is_alive() {
+                assert!(time::now() < deadline, "in time");
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            let read = sight.read(&place, &[], &mut room(LEN)).await;
+            assert_eq!(read, Err(ReadFault::NotMapped));
+        });
+    }
 }

@@ -141,8 +141,8 @@ impl Descriptor {
     /// Where in the chunk a range of the object begins; `None` if it does not lie inside the object.
     #[must_use]
     pub fn start_of(&self, range: ByteRange) -> Option<u64> {
-        let is_within = range.is_within(self.len_bytes.into());
-        is_within.then(|| self.offset_bytes + range.offset_bytes)
+        let start = self.offset_bytes.checked_add(range.offset_bytes);
+        start.filter(|_| range.is_within(self.len_bytes.into()))
     }
 }
 
