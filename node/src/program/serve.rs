@@ -172,6 +172,7 @@ fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions
         idle: arguments.idle.policy(),
         huge_pages,
         lock_memory: arguments.lock_memory,
+        one_sided: !arguments.join.no_one_sided,
         ..NodeOptions::new(id, arguments.listen, arguments.memory.0)
     }
 }

@@ -22,6 +22,7 @@ mod machine;
 mod membership;
 mod objects;
 mod observing;
+mod one_sided;
 mod process;
 mod rails;
 mod replaying;

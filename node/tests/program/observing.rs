@@ -4,12 +4,16 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use lunette::kvstore::{Client, ClientOptions};
+use lunette::kvstore::{Client, ClientOptions, ClusterClient};
 use lunette::runtime::{CoreOptions, block_on};
+use lunette::transfer::{Attachments, Connection};
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::{KeyRequest, Op};
+use lunette_kvstore_proto::message::directory::{AskerId, GetMessage, HoldWish, NearWish};
+use lunette_kvstore_proto::message::{FormatVersion, KeyRequest, Op, Status};
+use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime_core::checksum::crc32c;
-use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::ids::{CoreIndex, RequestId};
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Handshake, Hello, VersionRange};
@@ -20,7 +24,7 @@ use crate::scrape::{Families, address, ask, get, health, scrape, value};
 use crate::town::{Town, await_members, is_there, put, with_client};
 
 /// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
-const FAMILIES: [(&str, &str); 29] = [
+const FAMILIES: [(&str, &str); 31] = [
     ("info", CONSTANT),
     ("memory_capacity_bytes", CONSTANT),
     ("state", "joining, serving, fenced"),
@@ -59,6 +63,11 @@ const FAMILIES: [(&str, &str); 29] = [
         "cut_off_requests_total",
         "gets after the coordinator has gone",
     ),
+    ("one_sided_reads_total", "gets of what is long"),
+    (
+        "one_sided_fallbacks_total",
+        "a reader that says so, of what is not there",
+    ),
     ("dropped_copies_total", "removals"),
     ("replicas_total", "puts of two copies"),
     ("messages_total", "puts of two copies"),
@@ -67,7 +76,9 @@ const FAMILIES: [(&str, &str); 29] = [
 const CONSTANT: &str = "nothing";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 10] = [
+const OF_MEMBERS: [&str; 12] = [
+    "one_sided_reads_total",
+    "one_sided_fallbacks_total",
     "epoch",
     "members",
     "lease_seconds",
@@ -97,7 +108,7 @@ fn await_above(node: &Node, family: &str, sample: &str, bound: f64) {
 }
 
 /// Each of these objects is put, with a copy on the other node too.
-async fn put_twice(client: lunette::kvstore::ClusterClient, prefix: &'static str) {
+async fn put_twice(client: ClusterClient, prefix: &'static str) {
     for number in 0..OBJECTS {
         assert!(put(&client, &format!("{prefix}{number}"), 1000, 2).await);
     }
@@ -127,6 +138,19 @@ fn traffic(node: &Node) {
     });
     await_above(node, "scarce_keys", "{core=\"0\"}", 0.0);
     await_above(node, "repairs_total", "{core=\"0\"}", 0.0);
+    with_client(node, PATIENT, |client| async move {
+        while client.one_sided().reads == 0 {
+            for number in 0..32 {
+                assert!(
+                    is_there(&client, &format!("large-{number}"))
+                        .await
+                        .is_some()
+                );
+            }
+        }
+        come_again(&client).await;
+    });
+    await_above(node, "one_sided_fallbacks_total", "{core=\"0\"}", 0.0);
     // What such nodes do not know.
     let address: SocketAddr = node.address().parse().expect("an address");
     let refused = block_on(None, CoreOptions::default(), move || async move {
@@ -135,6 +159,50 @@ fn traffic(node: &Node) {
         client.exists(&[b"key".to_vec()]).await.is_err()
     });
     assert_eq!(refused, Ok(true));
+}
+
+/// As a reader does that was told of something which it did not find.
+async fn come_again(client: &ClusterClient) {
+    let map = client.map();
+    for member in map.members() {
+        let hello = Hello {
+            versions: VersionRange::OURS,
+            session_epoch: 7,
+            in_flight_max: 4,
+            payload_bytes_max: 1 << 20,
+            greeting: Vec::new(),
+        };
+        let connected = Connection::connect(member.address, hello, PATIENT).await;
+        let connection = connected.expect("it answers");
+        let wish = NearWish {
+            from_bytes: u32::MAX,
+            is_again: true,
+            hold: HoldWish {
+                holder: 7,
+                ttl_ms: 0,
+            },
+        };
+        let message = GetMessage {
+            epoch: map.epoch(),
+            asker: AskerId(7),
+            request: RequestId(1),
+            to: Seat {
+                node: member.id,
+                incarnation: member.incarnation,
+                core: CoreIndex(0),
+            },
+            namespace: NamespaceKind::Cache,
+            ranges: Vec::new(),
+            key: Key::new(b"never").expect("a key"),
+        };
+        let body = |out: &mut Vec<u8>| {
+            wish.encode(FormatVersion(1), out);
+            message.encode(FormatVersion(1), out);
+        };
+        let asked = connection.call(Op::FindNear.code(), body, Attachments::default(), PATIENT);
+        let status = Status::from_code(asked.await.expect("it answers").status);
+        assert_eq!(status, Status::NotFound);
+    }
 }
 
 /// The other node is lost, then the coordinator.

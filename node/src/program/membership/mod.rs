@@ -142,6 +142,10 @@ pub(crate) struct JoinArguments {
     /// racks, where there are such. At most 16 characters.
     #[arg(long, value_name = "NAME", requires = "cluster")]
     rack: Option<Rack>,
+    /// Send all bytes, also to clients and members on this host, which else map the memory of this node's
+    /// objects for reading and copy what is long themselves.
+    #[arg(long, requires = "cluster")]
+    pub(crate) no_one_sided: bool,
 }
 
 impl JoinArguments {

@@ -115,7 +115,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 5] = [
+const OF_MEMBERS: [OfMember; 7] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
@@ -145,6 +145,18 @@ const OF_MEMBERS: [OfMember; 5] = [
         help: "Reads and writes that were served although the lease was over.",
         is_counter: true,
         value: |member| member.cut_off,
+    },
+    OfMember {
+        name: "one_sided_reads_total",
+        help: "Gets of readers on this host that were told where the bytes lie, and not sent them.",
+        is_counter: true,
+        value: |member| member.one_sided_reads,
+    },
+    OfMember {
+        name: "one_sided_fallbacks_total",
+        help: "Gets of readers on this host that did not find there what they had been told of, and came again.",
+        is_counter: true,
+        value: |member| member.one_sided_fallbacks,
     },
 ];
 
