@@ -15,6 +15,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::Epoch;
 use lunette_cluster::{Hosted, serve};
 use lunette_generate::{Bytes, Source};
@@ -508,15 +509,25 @@ fn moving(
             message.encode(newest, body);
             Op::Replicate
         }
-        _ if number.is_multiple_of(2) => {
-            let keys = [key.fingerprint(), Fingerprint(number.into())];
-            PeekMessage::encode((to, known, namespace), keys.into_iter(), newest, body);
-            Op::Peek
-        }
-        _ => {
-            ClearMessage { to }.encode(newest, body);
-            Op::Clear
-        }
+        _ => peeking((to, known, namespace), key, number, body),
+    }
+}
+
+/// A lookup that never waits, or the removal of everything.
+fn peeking(
+    (to, known, namespace): (Seat, Epoch, NamespaceKind),
+    key: Key<'_>,
+    number: u8,
+    body: &mut Vec<u8>,
+) -> Op {
+    let newest = FormatVersion::NEWEST;
+    if number.is_multiple_of(2) {
+        let keys = [key.fingerprint(), Fingerprint(number.into())];
+        PeekMessage::encode((to, known, namespace), keys.into_iter(), newest, body);
+        Op::Peek
+    } else {
+        ClearMessage { to }.encode(newest, body);
+        Op::Clear
     }
 }
 
