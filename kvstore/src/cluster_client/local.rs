@@ -18,7 +18,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
 use crate::counting::{Counting, Outcome};
-use crate::member::{Here, MemberCore, Put, Waiting};
+use crate::member::{AtOnce, Here, MemberCore, Put, Waiting};
 use crate::value::Value;
 
 /// See the [module](self).
@@ -131,8 +131,10 @@ impl Local {
         ask: WriteAsk,
         is_wished: bool,
     ) -> Option<Begun<'_>> {
-        if let Some(Put::Done(answer)) = self.core.put_at_once(key, value, ask) {
-            return Some(Begun::Done(answer));
+        match self.core.put_at_once(key, value, ask) {
+            AtOnce::Done(answer) => return Some(Begun::Done(answer)),
+            AtOnce::NoRoom => return None,
+            AtOnce::Unsure => {}
         }
         let request = RequestId(self.last.get() + 1);
         self.last.set(request.0);

@@ -10,24 +10,34 @@ use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
 use super::core::MemberCore;
-use super::local::Put;
 use crate::counting::CopyCounts;
 use crate::value::Value;
 
+/// What came of a put in one step.
+#[derive(Debug)]
+pub(crate) enum AtOnce {
+    Done(WriteAnswer),
+    /// Nothing was done: as much has left for it as may in one turn.
+    NoRoom,
+    /// Nothing was done: this core is not the home, or something is in the way. It is to be claimed.
+    Unsure,
+}
+
 impl MemberCore {
-    /// Puts an object whose home and owner is this core, in one step. `None`, and nothing was done, if that is not
-    /// so, or something is in the way: then it is to be [claimed](Self::put_here).
-    pub(crate) fn put_at_once(&self, key: Key<'_>, value: &Value, ask: WriteAsk) -> Option<Put> {
+    /// Puts an object whose home and owner is this core, in one step.
+    pub(crate) fn put_at_once(&self, key: Key<'_>, value: &Value, ask: WriteAsk) -> AtOnce {
         let now = time::now();
         if self.has_left() || !self.may_record(now, ask) {
-            return None;
+            return AtOnce::Unsure;
         }
         self.touch(ask.key);
         if !self.machines().borrow().owner.is_free(ask.key) {
-            return None;
+            return AtOnce::Unsure;
         }
-        let len_bytes = u32::try_from(value.len()).ok()?;
-        let carved = self.carve_or_make_room(key, len_bytes).ok()?;
+        let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
+        let Ok(carved) = self.carve_or_make_room(key, len_bytes) else {
+            return AtOnce::NoRoom;
+        };
         let (frame, mut region) = carved.into_empty();
         let crc32c = value.copy_summed(frame.value_mut(&mut region));
         match self.record_here(now, ask, (len_bytes, crc32c)) {
@@ -38,15 +48,18 @@ impl MemberCore {
                 CopyCounts::add(&self.copies.written);
                 self.tell_copy(place, "kept");
                 self.tell_copy(place, "recorded");
-                Some(self.count_put(answer))
+                self.count_put(answer);
+                AtOnce::Done(answer)
             }
             Err(not) => {
                 self.bytes().borrow_mut().drop_unused(frame);
                 match not {
                     NotRecorded::Exists(version) => {
-                        Some(self.count_put(WriteAnswer::Exists { version }))
+                        let answer = WriteAnswer::Exists { version };
+                        self.count_put(answer);
+                        AtOnce::Done(answer)
                     }
-                    NotRecorded::Unsure => None,
+                    NotRecorded::Unsure => AtOnce::Unsure,
                 }
             }
         }

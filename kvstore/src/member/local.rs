@@ -194,13 +194,19 @@ impl MemberCore {
             let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
             match self.carve_for(op, &mut waiting, key, len_bytes) {
                 Ok(carved) => self.bring(op, carved, value),
-                Err(NotCarved::Over(answer)) => return Some(self.count_put(answer)),
+                Err(NotCarved::Over(answer)) => {
+                    self.count_put(answer);
+                    return Some(Put::Done(answer));
+                }
                 Err(NotCarved::NoRoom(_)) => return None,
             }
         }
         self.settle();
         match waiting.try_take() {
-            Some(answer) => Some(self.count_put(answer)),
+            Some(answer) => {
+                self.count_put(answer);
+                Some(Put::Done(answer))
+            }
             None => {
                 let counting = self.counts.begin(Op::Write.code()).waits();
                 Some(Put::Waits(waiting, counting))
@@ -208,10 +214,9 @@ impl MemberCore {
         }
     }
 
-    pub(super) fn count_put(&self, answer: WriteAnswer) -> Put {
+    pub(super) fn count_put(&self, answer: WriteAnswer) {
         let mut counting = self.counts.begin(Op::Write.code());
         counting.end(Outcome::from(&answer));
-        Put::Done(answer)
     }
 
     /// Copies the value to where it stays.

@@ -64,6 +64,7 @@ use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 
 pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
+pub(crate) use direct::AtOnce;
 pub(crate) use life::Life;
 pub use life::LifeError;
 pub(crate) use local::{Here, Put};
