@@ -181,6 +181,7 @@ impl Core {
             holds_per_holder_max: 2,
             held_bytes_per_holder_max: 64 << 20,
             holds_max: 4,
+            relisted_per_turn_max: 3,
         };
         Self {
             seat,

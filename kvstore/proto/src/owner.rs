@@ -70,6 +70,7 @@ use holds::Holds;
 use kept::Kept;
 pub use limits::{ANSWERED_KEEP, HOLD_MAX, OwnerLimits, RESEND};
 pub use outbox::{BATCH_ITEMS_MAX, Outbox};
+use report::Relisting;
 use writes::Write;
 pub use writes::{WriteAnswer, WriteAsk};
 
@@ -170,6 +171,8 @@ pub struct Owner {
     keys: BTreeMap<OpId, Fingerprint>,
     /// Copies that a home is to be told of, by home.
     by_home: BTreeMap<Seat, Sorted<CopyPlace, ()>>,
+    /// Those that are not in `by_home` yet under the newest map.
+    relisting: Relisting,
     /// Copies for which a home's answer is missing.
     asking: BTreeSet<CopyPlace>,
     holds: Holds,
@@ -195,6 +198,7 @@ impl Owner {
             writes: BTreeMap::new(),
             keys: BTreeMap::new(),
             by_home: BTreeMap::new(),
+            relisting: Relisting::default(),
             asking: BTreeSet::new(),
             holds: Holds::default(),
             last_op: 0,
@@ -224,7 +228,11 @@ impl Owner {
     /// Whether nothing is under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.writes.is_empty() && self.asking.is_empty() && self.away_since.is_none()
+        let is_relisting = self.is_relisting();
+        self.writes.is_empty()
+            && self.asking.is_empty()
+            && self.away_since.is_none()
+            && !is_relisting
     }
 
     /// What it has counted.
@@ -283,6 +291,7 @@ impl Owner {
         self.write_again(now, before, out);
         self.ask_again(now, before, out);
         self.settle(now, out);
+        self.relist(out);
     }
 
     /// A home of the given epoch says something.

@@ -24,6 +24,8 @@ pub struct OwnerLimits {
     pub held_bytes_per_holder_max: u64,
     /// Holds in all. Beyond, lookups succeed and hold nothing.
     pub holds_max: usize,
+    /// Copies whose homes are found in one turn after a new map. Homes that ask meanwhile are answered at the end.
+    pub relisted_per_turn_max: usize,
 }
 
 impl Default for OwnerLimits {
@@ -35,6 +37,7 @@ impl Default for OwnerLimits {
             holds_per_holder_max: 16 << 10,
             held_bytes_per_holder_max: 1 << 30,
             holds_max: 256 << 10,
+            relisted_per_turn_max: 16 << 10,
         }
     }
 }

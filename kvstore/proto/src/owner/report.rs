@@ -1,17 +1,39 @@
 //! What homes are told after a new map.
 
+use std::collections::{BTreeMap, VecDeque};
+
 use lunette_runtime_core::time::Time;
 
 use super::limits::RESEND;
 use super::writes::Stage;
 use super::{Out, Owner, OwnerAction};
+use crate::key::Fingerprint;
 use crate::message::directory::{CopyPage, CopyPlace, PAGE_COPIES_MAX, ToHome};
 use crate::placement::{Seat, has_seat, home_of, seats};
+use crate::sorted::Sorted;
 use crate::version::CopyInfo;
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 
+/// Copies whose homes are not found yet under the newest map, and who wants to know of them.
+#[derive(Debug, Default)]
+pub(super) struct Relisting {
+    tables: VecDeque<Table>,
+    /// Homes that asked meanwhile: whether for all, and from where on.
+    wanted: BTreeMap<Seat, (bool, Option<CopyPlace>)>,
+}
+
+/// Copies of one former home.
+#[derive(Debug)]
+struct Table {
+    /// `None` if the map changed again before they were done: who was their home in between was never found.
+    former: Option<Seat>,
+    places: Sorted<CopyPlace, ()>,
+    /// Those up to this one are done.
+    done: Option<CopyPlace>,
+}
+
 impl Owner {
-    /// Finds the homes of all copies under the new map.
+    /// Begins to find the homes of all copies under the new map: some in this turn, the others in later ones.
     ///
     /// If the map has only lost members, only what they were the homes of has moved, so that the
     /// loss of a node costs in proportion to what that node was concerned with.
@@ -27,22 +49,67 @@ impl Owner {
         let homes = self.by_home.keys().copied();
         let stale = homes.filter(|home| !has_shrunk || !has_seat(&self.map, *home));
         let stale: Vec<Seat> = stale.collect();
+        self.relisting.wanted.clear();
+        for table in &mut self.relisting.tables {
+            table.former = None;
+        }
         for former in stale {
             let places = self.by_home.remove(&former).unwrap_or_default();
-            for (place, ()) in places.iter() {
-                self.list(place, former);
-            }
+            self.relisting.tables.push_back(Table {
+                former: Some(former),
+                places,
+                done: None,
+            });
+        }
+        self.relist_some();
+    }
+
+    /// Whether homes of copies are still to be found. Where nobody is a home, they wait for the next map.
+    pub(super) fn is_relisting(&self) -> bool {
+        !self.relisting.tables.is_empty() && home_of(&self.map, Fingerprint(0)).is_some()
+    }
+
+    /// Goes on finding homes, and tells those who have waited for that.
+    pub(super) fn relist(&mut self, out: Out<'_>) {
+        if !self.is_relisting() {
+            return;
+        }
+        self.relist_some();
+        if self.is_relisting() {
+            return;
+        }
+        for (home, (is_full, after)) in core::mem::take(&mut self.relisting.wanted) {
+            self.report(home, is_full, after, out);
         }
     }
 
-    fn list(&mut self, place: CopyPlace, former: Seat) {
+    fn relist_some(&mut self) {
+        let mut left = self.limits.relisted_per_turn_max;
+        while self.is_relisting() && left > 0 {
+            let Some(mut table) = self.relisting.tables.pop_front() else {
+                return;
+            };
+            let places = table.places.after(table.done).take(left);
+            let mut count = 0;
+            for (place, ()) in places {
+                self.list(place, table.former);
+                table.done = Some(place);
+                count += 1;
+            }
+            // A table that has fewer than there was room for has been gone through.
+            if count == left {
+                self.relisting.tables.push_front(table);
+            }
+            left -= count;
+        }
+    }
+
+    fn list(&mut self, place: CopyPlace, former: Option<Seat>) {
         let Some(home) = home_of(&self.map, place.key) else {
-            // Nobody is a home: it is told to the next one, whoever that is.
-            self.by_home.entry(former).or_default().insert(place, ());
             return;
         };
         self.by_home.entry(home).or_default().insert(place, ());
-        if home != former {
+        if former != Some(home) {
             let epoch = self.map.epoch();
             if let Some(held) = self.copies.get_mut(place) {
                 held.moved_in = epoch;
@@ -52,6 +119,9 @@ impl Owner {
 
     /// Homes need not be told of it any more.
     pub(super) fn unlist(&mut self, place: CopyPlace) {
+        for table in &mut self.relisting.tables {
+            table.places.remove(place);
+        }
         let Some(home) = home_of(&self.map, place.key) else {
             for places in self.by_home.values_mut() {
                 places.remove(place);
@@ -79,7 +149,18 @@ impl Owner {
     }
 
     /// A home wants to know what is held of its shard.
-    pub(super) fn report(&self, home: Seat, is_full: bool, after: Option<CopyPlace>, out: Out<'_>) {
+    pub(super) fn report(
+        &mut self,
+        home: Seat,
+        is_full: bool,
+        after: Option<CopyPlace>,
+        out: Out<'_>,
+    ) {
+        if self.is_relisting() {
+            // A page must not leave out what is its home's without its being known.
+            self.relisting.wanted.insert(home, (is_full, after));
+            return;
+        }
         let is_full = is_full || !self.is_continuous || self.away_since.is_some();
         let epoch = self.map.epoch();
         let places = self.by_home.get(&home).map(|places| places.after(after));

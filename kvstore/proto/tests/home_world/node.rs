@@ -44,6 +44,11 @@ impl Node {
             repair_after: Duration::from_millis(250),
             ..HomeLimits::default()
         };
+        let owner_limits = OwnerLimits {
+            // Few, so that maps change and homes ask in between.
+            relisted_per_turn_max: 3,
+            ..OwnerLimits::default()
+        };
         let cores = (0..cores).map(|core| {
             let seat = Seat {
                 node: NodeId(id),
@@ -52,7 +57,7 @@ impl Node {
             };
             Core {
                 home: Home::new(seat, limits),
-                owner: Owner::new(seat, OwnerLimits::default()),
+                owner: Owner::new(seat, owner_limits),
                 arriving: BTreeMap::new(),
                 stored: BTreeMap::new(),
             }

@@ -1,0 +1,241 @@
+//! Homes of copies are found in turns of bounded work, and no home is told less for that.
+
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use lunette_cluster_proto::fence::{Fence, NamespaceKind};
+use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{AskerId, CopyPage, CopyPlace, ToOwner};
+use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, WriteAsk};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::{Generation, Version, WriteKind};
+use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
+use lunette_runtime_core::time::Time;
+
+const PER_TURN: usize = 10;
+const NAMESPACE: NamespaceKind = NamespaceKind::Strict;
+const OWNER: u64 = 9;
+
+fn seat(node: u64) -> Seat {
+    Seat {
+        node: NodeId(node),
+        incarnation: 1,
+        core: CoreIndex(0),
+    }
+}
+
+/// A map in which these nodes are homes, and the owner is none.
+fn map(epoch: u64, homes: &[u64]) -> ClusterMap {
+    let member = |id: u64, home_weight| MapMember {
+        id: NodeId(id),
+        incarnation: 1,
+        address: ([192, 0, 2, 1], 7000).into(),
+        home_weight,
+        cores: 1,
+        is_draining: false,
+        rack: lunette_cluster_proto::rack::Rack::NONE,
+    };
+    let homes = homes.iter().map(|&id| member(id, 1));
+    let members = homes.chain([member(OWNER, 0)]).collect();
+    ClusterMap::new(Epoch(epoch), 0, members).expect("a map")
+}
+
+fn key(n: u64) -> Fingerprint {
+    Fingerprint(u128::from(n) << 64 | 7)
+}
+
+struct Bench {
+    owner: Owner,
+    out: Vec<OwnerAction>,
+    now: Time,
+}
+
+impl Bench {
+    /// An owner whose copies have this home, under map 1.
+    fn new(copies: u64, home: u64) -> Self {
+        let limits = OwnerLimits {
+            relisted_per_turn_max: PER_TURN,
+            ..OwnerLimits::default()
+        };
+        let mut owner = Owner::new(seat(OWNER), limits);
+        let mut fence = Fence::default();
+        fence.renew(Time::ZERO, Duration::from_secs(100));
+        owner.on_fence(fence);
+        let mut bench = Self {
+            owner,
+            out: Vec::new(),
+            now: Time::ZERO,
+        };
+        bench.on_map(&map(1, &[home]));
+        (0..copies).for_each(|n| bench.publish(n, home));
+        assert!(bench.owner.is_idle());
+        bench
+    }
+
+    fn publish(&mut self, n: u64, home: u64) {
+        let ask = WriteAsk {
+            key: key(n),
+            kind: WriteKind::Put,
+            namespace: NAMESPACE,
+            wanted: 1,
+            wait_ms: 1000,
+        };
+        let (request, out) = (RequestId(n + 1), &mut self.out);
+        let op = self.owner.write(self.now, AskerId(4), request, ask, out);
+        let (op, version) = (op.expect("it may"), version(n));
+        self.owner.whole(self.now, op, 5, 6, &mut self.out);
+        let (key, generation) = (key(n), Generation(0));
+        let granted = ToOwner::Granted {
+            op,
+            key,
+            version,
+            generation,
+        };
+        let recorded = ToOwner::Recorded {
+            op,
+            key,
+            version,
+            is_cut_off: false,
+            order: 1,
+        };
+        for item in [granted, recorded] {
+            self.hear(1, home, item);
+        }
+    }
+
+    fn hear(&mut self, epoch: u64, home: u64, item: ToOwner) {
+        let (owner, out) = (&mut self.owner, &mut self.out);
+        owner.on_home(self.now, seat(home), Epoch(epoch), item, out);
+    }
+
+    fn on_map(&mut self, map: &ClusterMap) {
+        self.owner.on_map(self.now, map, &mut self.out);
+    }
+
+    fn ask(&mut self, epoch: u64, home: u64) {
+        let (is_full, after) = (false, None);
+        self.hear(epoch, home, ToOwner::CopiesWanted { is_full, after });
+    }
+
+    fn tick(&mut self) {
+        self.now = self.now + Duration::from_millis(5);
+        self.owner.on_tick(self.now, &mut self.out);
+    }
+
+    /// The pages that homes were sent.
+    fn pages(&mut self) -> Vec<(Seat, CopyPage)> {
+        let out = core::mem::take(&mut self.out);
+        let pages = out.into_iter().filter_map(|action| match action {
+            OwnerAction::Page(home, page) => Some((home, page)),
+            _ => None,
+        });
+        pages.collect()
+    }
+
+    /// The one page that there is now, for this home.
+    fn page_for(&mut self, home: u64) -> BTreeSet<Fingerprint> {
+        let [(to, page)] = <[_; 1]>::try_from(self.pages()).expect("one page");
+        assert!(to == seat(home) && page.is_last, "{page:?}");
+        page.copies.iter().map(|(key, _)| *key).collect()
+    }
+}
+
+fn version(n: u64) -> Version {
+    Version {
+        epoch: Epoch(1),
+        sequence: n + 1,
+    }
+}
+
+fn keys(count: u64) -> BTreeSet<Fingerprint> {
+    (0..count).map(key).collect()
+}
+
+#[test]
+fn what_one_turn_has_room_for_is_told_at_once() {
+    for copies in [0, 1, 9] {
+        let mut bench = Bench::new(copies, 1);
+        bench.on_map(&map(2, &[3]));
+        bench.ask(2, 3);
+        assert_eq!(bench.page_for(3), keys(copies));
+        assert!(bench.owner.is_idle());
+    }
+}
+
+#[test]
+fn a_home_is_answered_when_the_homes_of_all_copies_have_been_found() {
+    for (copies, turns) in [(10, 1), (11, 1), (19, 1), (20, 2), (25, 2), (31, 3)] {
+        let mut bench = Bench::new(copies, 1);
+        bench.on_map(&map(2, &[3]));
+        for _ in 0..turns {
+            bench.ask(2, 3);
+            assert_eq!(bench.pages(), [], "{copies}: not before all is known");
+            assert!(!bench.owner.is_idle(), "{copies}: it is to be let go on");
+            bench.tick();
+        }
+        assert_eq!(bench.page_for(3), keys(copies), "unasked");
+        assert!(bench.owner.is_idle());
+        bench.tick();
+        assert_eq!(bench.pages(), [], "once");
+    }
+}
+
+#[test]
+fn a_map_that_changes_in_between_leaves_nothing_out() {
+    let mut bench = Bench::new(35, 1);
+    bench.on_map(&map(2, &[3]));
+    bench.tick();
+    // Some have been the former home's all the time, as far as this owner has found out.
+    bench.on_map(&map(3, &[1]));
+    bench.ask(2, 3);
+    bench.ask(3, 1);
+    while !bench.owner.is_idle() {
+        bench.tick();
+    }
+    assert_eq!(bench.page_for(1), keys(35), "the other has asked too late");
+}
+
+#[test]
+fn where_nobody_is_a_home_the_next_one_is_waited_for() {
+    let mut bench = Bench::new(25, 1);
+    bench.on_map(&map(2, &[]));
+    assert!(bench.owner.is_idle(), "there is nothing to find");
+    bench.tick();
+    bench.on_map(&map(3, &[1]));
+    bench.ask(3, 1);
+    while !bench.owner.is_idle() {
+        bench.tick();
+    }
+    assert_eq!(bench.page_for(1), keys(25));
+}
+
+#[test]
+fn what_goes_meanwhile_is_not_told() {
+    let mut bench = Bench::new(25, 1);
+    bench.on_map(&map(2, &[3]));
+    bench.ask(2, 3);
+    for (order, n) in [(1, 0), (2, 24)] {
+        let drop = ToOwner::Drop {
+            key: key(n),
+            version: version(n),
+            order,
+            was_recorded: true,
+        };
+        bench.hear(2, 3, drop);
+    }
+    while !bench.owner.is_idle() {
+        bench.tick();
+    }
+    let mut expected = keys(25);
+    expected.remove(&key(0));
+    expected.remove(&key(24));
+    assert_eq!(bench.page_for(3), expected);
+    let place = CopyPlace {
+        key: key(0),
+        version: version(0),
+    };
+    assert!(bench.owner.copy(place).is_none());
+}
