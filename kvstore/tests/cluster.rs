@@ -10,6 +10,10 @@ mod scene;
 mod on_each_driver;
 
 #[cfg(test)]
+#[path = "cluster/clearing.rs"]
+mod clearing;
+
+#[cfg(test)]
 #[path = "cluster/inside.rs"]
 mod inside;
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use lunette_kvstore::{ClusterClient, Preferred, PutOptions, Stored, Value};
+use lunette_kvstore::{ClusterClient, Lent, Preferred, PutOptions, Stored, Value};
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::version::WriteKind;
 
@@ -162,6 +162,36 @@ fn where_there_is_no_room_objects_are_not_although_they_are_preferred() {
         }
         assert!(count > 20, "{count}");
         scene.expect(&client, count, LEN).await;
+    });
+}
+
+#[test]
+fn a_batch_that_a_thread_puts_is_on_one_node_as_well() {
+    run(WORLDS, || async {
+        let scene = Scene::of(3, 64 * MIB).await;
+        let client = scene.client().await;
+        let handle = client.handle().expect("room for a task");
+        let together = PutOptions {
+            is_same_node: true,
+            ..PutOptions::default()
+        };
+        let mut before = [0; 3];
+        for round in 0..3 {
+            let batch = (40 * round..40 * (round + 1)).map(|n| {
+                let bytes = pattern(n, 3000).as_slice().to_vec();
+                (key(n), vec![Lent::bytes(bytes)])
+            });
+            for stored in handle.put_all(batch.collect(), together).await {
+                assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
+            }
+            let now = held(&scene, &client).await;
+            let grown = now.iter().zip(before).filter(|(now, before)| *now > before);
+            assert_eq!(grown.count(), 1, "{before:?}, {now:?}");
+            before = now;
+        }
+        for n in 0..120 {
+            scene.expect(&client, n, 3000).await;
+        }
     });
 }
 

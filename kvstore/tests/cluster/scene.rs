@@ -1,11 +1,11 @@
 //! A coordinator, some members, and clients, all on the core of the test.
 
 use std::collections::BTreeSet;
-use std::future::pending;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_channel::oneshot;
 use lunette_auth::Secrets;
 use lunette_cluster::proto::rack::Rack;
 use lunette_cluster::{Hosted, Security, serve};
@@ -81,6 +81,8 @@ pub(crate) struct Scene {
     rack: Rack,
     /// Whether the next node shares its memory.
     is_shared: bool,
+    /// Ends the coordinator when it is dropped.
+    serving: Option<oneshot::Sender<()>>,
 }
 
 impl Scene {
@@ -114,8 +116,16 @@ impl Scene {
                 bytes
             }),
         });
-        let serving = serve(listener, Hosted::in_memory(), security, pending());
-        drop(spawn_local(serving));
+        let (serving, stop) = oneshot::channel::<()>();
+        let stop = async move {
+            let _ended = stop.await;
+        };
+        drop(spawn_local(serve(
+            listener,
+            Hosted::in_memory(),
+            security,
+            stop,
+        )));
         let mut scene = Self {
             coordinator,
             secrets,
@@ -124,6 +134,7 @@ impl Scene {
             client_timeout: Duration::from_secs(8),
             rack: Rack::NONE,
             is_shared: true,
+            serving: Some(serving),
         };
         for _ in 0..nodes {
             scene.start(memory_bytes).await;
@@ -142,6 +153,7 @@ impl Scene {
             client_timeout: Duration::from_millis(300),
             rack: Rack::NONE,
             is_shared: true,
+            serving: None,
         };
         scene.start(4 << 20).await;
         scene
@@ -237,6 +249,11 @@ impl Scene {
         self.client_with(self.secrets.clone())
             .await
             .expect("a client")
+    }
+
+    /// The coordinator ends, and does not come back.
+    pub(crate) fn end_coordinator(&mut self) {
+        self.serving = None;
     }
 
     /// The next nodes share their memory, or not.
