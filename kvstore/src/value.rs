@@ -204,6 +204,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_part_of_a_value_is_its_bytes() {
+        use lunette_runtime::arena::{Arena, ArenaOptions};
+        let arena = Arena::new(ArenaOptions::default());
+        let region = |bytes: &[u8]| {
+            let mut region = arena.alloc(bytes.len()).expect("room");
+            region.as_mut_slice().copy_from_slice(bytes);
+            region
+        };
+        let pieces = vec![
+            region(b"abc").freeze().into(),
+            region(b"d").expose().into(),
+            region(b"efgh").freeze().into(),
+        ];
+        let whole = b"abcdefgh";
+        let values = [Value::new(region(whole).freeze()), Value::gathered(pieces)];
+        for value in values {
+            for start in 0..=whole.len() {
+                for end in start..=whole.len() {
+                    let part = value.slice(start, end - start);
+                    let mut bytes = vec![0; end - start];
+                    assert_eq!(part.copy_summed(&mut bytes), crc32c(&whole[start..end]));
+                    assert_eq!(bytes, whole[start..end]);
+                    assert_eq!(part.crc32c(), crc32c(&bytes));
+                }
+            }
+        }
+        assert!(Value::empty().slice(0, 0).is_empty());
+    }
+
+    #[test]
     fn the_cost_of_an_object_is_what_the_arena_takes() {
         use lunette_runtime::arena::{Arena, ArenaOptions};
         for (key_len, value_len) in [(1, 0), (16, 512), (64, 65_536), (1024, 1 << 20)] {

@@ -70,7 +70,7 @@ pub struct ClusterClientOptions {
     pub seeds: Vec<SocketAddr>,
     /// What members and clients prove to each other, if anything.
     pub secrets: Option<Secrets>,
-    /// Deadline of each operation.
+    /// Deadline of each operation, and of each part of an object in parts.
     pub timeout: Duration,
     /// Deadline of connecting to one core.
     pub connect_timeout: Duration,
@@ -267,9 +267,8 @@ impl ClusterClient {
         self.asking.sights.counted()
     }
 
-    /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a
-    /// while, within its limits. `None`:
-    /// there is none, or its home does not know yet.
+    /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a while,
+    /// within its limits. `None`: there is none, or its home does not know yet.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -361,7 +360,7 @@ impl ClusterClient {
         sizes
     }
 
-    /// Removes `keys`; tells for each, in their order, whether there was an object.
+    /// Removes `keys`, and the parts of what is in parts; tells for each, in their order, whether there was an object.
     ///
     /// # Errors
     /// One for each: `TimedOut` if nothing was done, `Interrupted` if it is not known.

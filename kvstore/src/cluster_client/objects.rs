@@ -32,13 +32,16 @@ const BATCH_AHEAD: usize = 1024;
 
 impl ClusterClient {
     /// Writes `value` under `key`: where the options wish it to be, or on the own node of a client that is
-    /// inside of one and has room, or at the key's home.
+    /// inside of one and has room, or at the key's home. What is longer than `options.stripe_len`, or too long for
+    /// one copy, is written in parts, each of which has the time of an operation: a put of what is there already
+    /// writes none, and one that fails removes those that it has written, as well as it goes.
     ///
     /// The value's bytes are pinned until they have been sent, also if the future is dropped; the write
     /// may happen all the same then.
     ///
     /// # Errors
-    /// [`StoreError`]: `TimedOut` if nothing was done in time; `Interrupted` if it may have been.
+    /// [`StoreError`]: `TimedOut` if nothing was done in time; `Interrupted` if it may have been; `ValueTooLong`
+    /// if it is longer than [`OBJECT_LEN_MAX`].
     pub async fn put(
         &self,
         key: &[u8],
@@ -199,7 +202,8 @@ impl ClusterClient {
         Ok(())
     }
 
-    /// Gets the value under `key` into the front of `room`; its checksum has been verified.
+    /// Gets the value under `key` into the front of `room`; its checksum has been verified. One that is in parts is
+    /// there if all of its parts are.
     ///
     /// The room is lent until the future ends. Dropping the future frees it as soon as no receive
     /// into it is in flight.

@@ -60,7 +60,8 @@ struct Parts<'a> {
 impl Drop for Parts<'_> {
     fn drop(&mut self) {
         if !self.is_kept.get() {
-            (self.client).drop_parts(self.key, self.manifest, self.begun.get());
+            let (client, count) = (self.client, self.begun.get());
+            drop(client.drop_parts(self.key, self.manifest, count));
         }
     }
 }
@@ -183,7 +184,7 @@ impl ClusterClient {
         };
         if let Ok(Some(former)) = former {
             let count = former.manifest.count();
-            self.drop_parts(key.fingerprint(), former.manifest, count);
+            drop(self.drop_parts(key.fingerprint(), former.manifest, count));
         }
         Ok(Stored::Written {
             version,
@@ -521,7 +522,8 @@ impl ClusterClient {
     /// what is put then waits in line behind it.
     async fn forget(&self, key: Key<'_>, reply: &StripedReply) -> bool {
         let version = reply.version;
-        let removing = self.begin_removal(key, Only::Version { version });
+        let until = time::now() + self.timeout;
+        let removing = self.begin_removal(key, Only::Version { version }, until);
         let (told, outcome) = oneshot::channel();
         let (client, key, manifest) = (self.clone(), key.fingerprint(), reply.manifest);
         self.asking.spawn(async move {
@@ -537,13 +539,15 @@ impl ClusterClient {
         !matches!(outcome, Ok(Ok(Ok(Outcome::Found(_)))))
     }
 
-    /// Removes an object that was in parts when it was found: its manifest, and then its parts.
+    /// Removes an object that was in parts when it was found: its manifest, and then its parts, which it waits for
+    /// while there is time.
     pub(super) async fn remove_striped(
         &self,
         key: Key<'_>,
         version: Version,
     ) -> Result<bool, StoreError> {
         let mut version = version;
+        let until = time::now() + self.timeout;
         for _ in 0..ROUNDS_MAX {
             let (only, manifest) = match self.manifest_of(key).await {
                 Ok(Some(reply)) => {
@@ -554,15 +558,18 @@ impl ClusterClient {
                 // Nobody can tell: its parts are left to eviction.
                 Err(_) => (Only::Version { version }, None),
             };
-            let outcome = self.begin_removal(key, only).await.outcome;
+            let outcome = self.begin_removal(key, only, until).await.outcome;
             match outcome.map_err(StoreError::local)? {
                 Outcome::Found(found) => version = found.version,
-                Outcome::Miss => return Ok(false),
+                // It was there a moment ago, and whoever has it may be away: what removes whatever there is
+                // also keeps that from coming back.
+                Outcome::Miss => {}
                 outcome => {
                     let is_found = removed_as(outcome)?;
                     if let Some(manifest) = manifest {
-                        let count = manifest.count();
-                        self.remove_parts(key.fingerprint(), &manifest, count).await;
+                        let parts = self.drop_parts(key.fingerprint(), manifest, manifest.count());
+                        let waited = time::timeout(until.since(time::now()), parts).await;
+                        tracing::trace!(?waited, "parts of what was removed");
                     }
                     return Ok(is_found);
                 }
@@ -571,8 +578,12 @@ impl ClusterClient {
         Err(StoreError::local(StoreErrorKind::TimedOut))
     }
 
-    fn begin_removal(&self, key: Key<'_>, only: Only) -> impl Future<Output = Ended> + use<> {
-        let until = time::now() + self.timeout;
+    fn begin_removal(
+        &self,
+        key: Key<'_>,
+        only: Only,
+        until: Time,
+    ) -> impl Future<Output = Ended> + use<> {
         let wish = Wish::Remove(only);
         self.asking.begin(key, wish, Brought::Nothing, until)
     }
@@ -592,14 +603,21 @@ impl ClusterClient {
         }
     }
 
-    /// As [`remove_parts`](Self::remove_parts), without waiting for it.
-    fn drop_parts(&self, key: Fingerprint, manifest: Manifest, count: u32) {
-        if count > 0 {
-            let client = self.clone();
-            self.asking.spawn(async move {
-                client.remove_parts(key, &manifest, count).await;
-            });
-        }
+    /// As [`remove_parts`](Self::remove_parts), whoever waits for it.
+    fn drop_parts(
+        &self,
+        key: Fingerprint,
+        manifest: Manifest,
+        count: u32,
+    ) -> oneshot::Receiver<()> {
+        let (told, done) = oneshot::channel();
+        let client = self.clone();
+        self.asking.spawn(async move {
+            client.remove_parts(key, &manifest, count).await;
+            let is_waited_for = told.send(()).is_ok();
+            tracing::trace!(is_waited_for, "parts are removed");
+        });
+        done
     }
 }
 

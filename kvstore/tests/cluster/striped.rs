@@ -2,7 +2,7 @@
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, Fetched, Got, Lent, PutOptions, StoreErrorKind, Stored, Value,
+    ClusterClient, Fetched, Got, Lent, Preferred, PutOptions, StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::{Key, KeyFault, RESERVED_PREFIX};
 use lunette_kvstore_proto::message::directory::{AskerId, WriteMessage};
@@ -224,6 +224,36 @@ fn where_parts_are_lost_the_object_is_and_it_can_be_put_again() {
         let again = put(&client, 1, LEN, in_parts()).await;
         assert!(matches!(again, Stored::Written { .. }));
         scene.expect(&client, 1, LEN).await;
+    });
+}
+
+#[test]
+fn parts_are_where_their_writer_prefers_them() {
+    const LEN: usize = 55_000;
+    run(WORLDS, || async {
+        let scene = Scene::of(3, 64 * MIB).await;
+        for (n, client) in [scene.client().await, scene.inside(0).await]
+            .iter()
+            .enumerate()
+        {
+            let map = client.map();
+            let member = &map.members()[1 + n];
+            let options = PutOptions {
+                preferred: Preferred::new(&[member.address]).expect("one"),
+                ..in_parts()
+            };
+            let stored = put(client, n, LEN, options).await;
+            let is_there = matches!(
+                stored,
+                Stored::Written {
+                    is_elsewhere: false,
+                    ..
+                }
+            );
+            assert!(is_there, "{stored:?}");
+            assert_eq!(scene.held_by(client, member.id.0).await, 6 + 1);
+            scene.expect(client, n, LEN).await;
+        }
     });
 }
 
@@ -494,7 +524,7 @@ fn threads_put_and_get_them() {
 /// Whoever reads finds the parts of the former one gone, and looks again.
 #[test]
 fn what_is_replaced_while_it_is_read_is_read_whole() {
-    run(10, || async {
+    run(5, || async {
         let scene = Scene::of(2, 64 * MIB).await;
         let (writer, reader) = (scene.client().await, scene.client().await);
         let writer = writer.handle().expect("room for a task");
