@@ -1,0 +1,256 @@
+//! Puts of objects in parts.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use lunette_kvstore_proto::key::{Fingerprint, Key};
+use lunette_kvstore_proto::striped::{Manifest, PART_KEY_BYTES, Part, WriteId};
+use lunette_kvstore_proto::version::{Form, WriteKind};
+use lunette_runtime::arena::SharedMemory;
+use lunette_runtime::{entropy, time};
+use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::time::Time;
+use lunette_transfer::WriteSource;
+
+use super::{PARTS_AHEAD_MAX, len};
+use crate::cluster_client::objects::{Begun, Writing};
+use crate::cluster_client::placing::Places;
+use crate::cluster_client::running::Ended;
+use crate::cluster_client::{ClusterClient, PutOptions, Stored};
+use crate::error::{StoreError, StoreErrorKind};
+use crate::value::Value;
+
+/// How often a part is written of which nobody knows whether it was. No other write is of its key.
+const PART_TRIES: usize = 3;
+
+/// The parts of a write, which are removed with it unless they are kept.
+struct Parts<'a> {
+    client: &'a ClusterClient,
+    key: Fingerprint,
+    manifest: Manifest,
+    /// So many may be there.
+    begun: Cell<u32>,
+    is_kept: Cell<bool>,
+}
+
+impl Drop for Parts<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept.get() {
+            let (client, count) = (self.client, self.begun.get());
+            drop(client.drop_parts(self.key, self.manifest, count));
+        }
+    }
+}
+
+/// A part whose write was begun.
+struct PartWrite<'a, F> {
+    key: [u8; PART_KEY_BYTES],
+    value: Value,
+    places: Places,
+    begun: Option<Begun<'a, F>>,
+    until: Time,
+}
+
+/// What the parts of a write have come to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written {
+    is_cut_off: bool,
+    is_elsewhere: bool,
+}
+
+impl ClusterClient {
+    /// Writes an object in parts of `part_len` bytes. With `together` they go to that node.
+    pub(in crate::cluster_client) async fn put_striped(
+        &self,
+        object: Writing<'_>,
+        part_len: u32,
+        together: Option<NodeId>,
+    ) -> Result<Stored, StoreError> {
+        let Writing { key, options, .. } = object;
+        let found = self.lookup(key.bytes(), None).await?;
+        let former = match found {
+            Some(found) if options.kind == WriteKind::Put => {
+                let version = found.version;
+                return Ok(Stored::Exists { version });
+            }
+            Some(found) if found.form == Form::Striped => self.manifest_of(key).await,
+            _ => Ok(None),
+        };
+        let write = u128::from(entropy()) << 64 | u128::from(entropy());
+        let manifest = Manifest::new(object.value.len() as u64, part_len, WriteId(write));
+        let manifest = manifest.expect("an object's length and that of its parts were checked");
+        for part in manifest.parts() {
+            let checked = part_of(object.value, part).check();
+            checked.map_err(StoreError::local)?;
+        }
+        let parts = Parts {
+            client: self,
+            key: key.fingerprint(),
+            manifest,
+            begun: Cell::new(0),
+            is_kept: Cell::new(false),
+        };
+        let written = self.put_parts(object, &parts, together).await?;
+        let stored = self.publish(object, &parts, together).await?;
+        let Stored::Written {
+            version,
+            is_cut_off,
+            is_elsewhere,
+        } = stored
+        else {
+            return Ok(stored);
+        };
+        if let Ok(Some(former)) = former {
+            let count = former.manifest.count();
+            drop(self.drop_parts(key.fingerprint(), former.manifest, count));
+        }
+        Ok(Stored::Written {
+            version,
+            is_cut_off: is_cut_off || written.is_cut_off,
+            is_elsewhere: is_elsewhere || written.is_elsewhere,
+        })
+    }
+
+    /// Writes the manifest. What parts are for is known from here on by who reads it.
+    async fn publish(
+        &self,
+        object: Writing<'_>,
+        parts: &Parts<'_>,
+        together: Option<NodeId>,
+    ) -> Result<Stored, StoreError> {
+        let value = value_of(&parts.manifest);
+        let object = Writing {
+            value: &value,
+            form: Form::Striped,
+            ..object
+        };
+        // Given up from now on, it may be there all the same.
+        parts.is_kept.set(true);
+        let until = time::now() + self.timeout;
+        let places = self.places(object.key, &object.options, together);
+        let stored = self.put_at(object, places, until).await;
+        let is_there = match &stored {
+            Ok(stored) => matches!(stored, Stored::Written { .. }),
+            Err(error) => matches!(
+                error.kind,
+                StoreErrorKind::Interrupted | StoreErrorKind::ShutDown
+            ),
+        };
+        parts.is_kept.set(is_there);
+        stored
+    }
+
+    /// Writes the parts; each has the time of an operation.
+    async fn put_parts(
+        &self,
+        object: Writing<'_>,
+        parts: &Parts<'_>,
+        together: Option<NodeId>,
+    ) -> Result<Written, StoreError> {
+        let options = PutOptions {
+            kind: WriteKind::Put,
+            ..object.options
+        };
+        let (mut left, mut under_way) = (parts.manifest.parts(), VecDeque::new());
+        let mut all = Ok(Written::default());
+        loop {
+            while all.is_ok()
+                && under_way.len() < PARTS_AHEAD_MAX
+                && let Some(part) = left.next()
+            {
+                // Each is summed, or copied, before it leaves.
+                time::yield_now().await;
+                let key = parts.manifest.part_key(parts.key, part.place);
+                let value = part_of(object.value, part);
+                parts.begun.set(part.place + 1);
+                under_way.push_back(self.begin_part(key, value, options, together));
+            }
+            let Some(part) = under_way.pop_front() else {
+                return all;
+            };
+            let written = self.end_part(part, options, together).await;
+            all = all.and_then(|all| {
+                let written = written?;
+                Ok(Written {
+                    is_cut_off: all.is_cut_off || written.is_cut_off,
+                    is_elsewhere: all.is_elsewhere || written.is_elsewhere,
+                })
+            });
+        }
+    }
+
+    fn begin_part(
+        &self,
+        key: [u8; PART_KEY_BYTES],
+        value: Value,
+        options: PutOptions,
+        together: Option<NodeId>,
+    ) -> PartWrite<'_, impl Future<Output = Ended> + use<>> {
+        let object = part_writing(&key, &value, options);
+        let mut places = self.places_of_part(object.key, &options, together);
+        let until = time::now() + self.timeout;
+        let begun = self.begin_next(&mut places, object, until);
+        PartWrite {
+            key,
+            value,
+            places,
+            begun,
+            until,
+        }
+    }
+
+    async fn end_part<F: Future<Output = Ended>>(
+        &self,
+        part: PartWrite<'_, F>,
+        options: PutOptions,
+        together: Option<NodeId>,
+    ) -> Result<Written, StoreError> {
+        let object = part_writing(&part.key, &part.value, options);
+        let begun = self.put_begun(object, part.places, part.begun, part.until);
+        let mut stored = begun.await;
+        for _ in 1..PART_TRIES {
+            let is_open = |error: &StoreError| error.kind == StoreErrorKind::Interrupted;
+            if !stored.as_ref().is_err_and(is_open) {
+                break;
+            }
+            let until = time::now() + self.timeout;
+            let places = self.places_of_part(object.key, &options, together);
+            stored = self.put_at(object, places, until).await;
+        }
+        Ok(match stored? {
+            Stored::Written {
+                is_cut_off,
+                is_elsewhere,
+                ..
+            } => Written {
+                is_cut_off,
+                is_elsewhere,
+            },
+            // It was written the time before.
+            Stored::Exists { .. } => Written::default(),
+        })
+    }
+}
+
+fn part_writing<'a>(
+    key: &'a [u8; PART_KEY_BYTES],
+    value: &'a Value,
+    options: PutOptions,
+) -> Writing<'a> {
+    Writing {
+        key: Key::new(key).expect("a part's key is one"),
+        value,
+        options,
+        form: Form::Whole,
+    }
+}
+
+fn part_of(value: &Value, part: Part) -> Value {
+    value.slice(len(part.offset_bytes), part.len_bytes as usize)
+}
+
+fn value_of(manifest: &Manifest) -> Value {
+    let memory = SharedMemory::owned(manifest.encode().to_vec());
+    Value::gathered(vec![WriteSource::Exposed(memory.here(Arc::new(())))])
+}
