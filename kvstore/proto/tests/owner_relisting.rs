@@ -11,7 +11,7 @@ use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{AskerId, CopyPage, CopyPlace, ToOwner};
 use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::version::{Generation, Version, WriteKind};
+use lunette_kvstore_proto::version::{Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -79,6 +79,7 @@ impl Bench {
         let ask = WriteAsk {
             key: key(n),
             kind: WriteKind::Put,
+            form: Form::Whole,
             namespace: NAMESPACE,
             wanted: 1,
             wait_ms: 1000,
