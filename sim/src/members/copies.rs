@@ -110,6 +110,19 @@ impl Copies {
         ends
     }
 
+    /// Whether a copy of any other key has been evicted, or had by who is gone or away.
+    pub(crate) fn has_ended_but_of(&self, keys: &[u64]) -> bool {
+        let copies = self.ended.keys().chain(self.living.keys());
+        let mut others = copies.filter(|(key, _)| !keys.contains(key));
+        others.any(|copy| {
+            let ended = self.ended.get(copy).copied().unwrap_or_default();
+            let holders = self.living.get(copy).into_iter().flatten();
+            let mut away =
+                holders.filter(|(holder, _)| self.may_be_away(holder.0, Time::ZERO, Time::MAX));
+            ended.is_evicted || ended.is_lost || away.next().is_some()
+        })
+    }
+
     /// The versions of a key of which there are copies, and how many.
     pub(crate) fn of_key(&self, key: u64) -> Vec<(Version, usize)> {
         let versions = self

@@ -9,7 +9,7 @@ use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime_core::time::Time;
 
 use super::copies::{Copies, Ends};
-use super::load::{KEYS, fingerprint_high};
+use super::load::{KEYS, fingerprint_high, is_striped};
 
 /// Why a key was not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,17 +22,20 @@ pub enum Cause {
     Evicted,
     /// All its holders were gone.
     HolderGone,
+    /// It was in parts, of which one was evicted, or was had by nobody any more.
+    PartGone,
     /// Its home did not know, for as long as somebody waited.
     Unknown,
 }
 
 impl Cause {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::NeverPut,
         Self::Removed,
         Self::Evicted,
         Self::HolderGone,
+        Self::PartGone,
         Self::Unknown,
     ];
 
@@ -44,6 +47,7 @@ impl Cause {
             Self::Removed => "removed",
             Self::Evicted => "evicted",
             Self::HolderGone => "holder_gone",
+            Self::PartGone => "part_gone",
             Self::Unknown => "unknown",
         }
     }
@@ -246,8 +250,17 @@ impl Ledger {
     pub(crate) fn on_miss(&mut self, now: Time, key: usize, begun: Time) {
         match self.cause_of_miss(now, key, begun) {
             Ok(cause) => *self.misses.entry(cause.name()).or_default() += 1,
+            Err(_) if is_striped(key) && self.is_part_gone() => {
+                *self.misses.entry(Cause::PartGone.name()).or_default() += 1;
+            }
             Err(text) => self.fail(now, &format!("key {key}: a miss without a cause: {text}")),
         }
+    }
+
+    /// Whether any part of any object is not where it was: which object a part is of, its key does not tell.
+    fn is_part_gone(&self) -> bool {
+        let names: Vec<u64> = (0..KEYS).map(fingerprint_high).collect();
+        self.copies.has_ended_but_of(&names)
     }
 
     fn cause_of_miss(&self, now: Time, key: usize, begun: Time) -> Result<Cause, String> {

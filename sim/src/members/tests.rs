@@ -206,3 +206,32 @@ fn copies_that_were_asked_for_are_there_in_the_end_where_there_is_room() {
     ledger.on_quiet(at(40), 3, Some(3));
     assert_eq!(ledger.failures.len(), 1);
 }
+
+#[test]
+fn of_an_object_in_parts_a_part_may_be_gone() {
+    const STRIPED: usize = 2;
+    let mut ledger = Ledger::default();
+    let value = ledger.begin_write(at(10), STRIPED, WriteKind::Put);
+    let tell_of = |ledger: &mut Ledger, ms: u64, high: u64, what: &str| {
+        let fields = [
+            ("node", 1),
+            ("key_high", high),
+            ("epoch", 1),
+            ("sequence", 5),
+        ];
+        let told = Told::of(lunette_kvstore::COPIES, &fields, what);
+        ledger.copies.on_told(at(ms), &told);
+    };
+    // The manifest, and a part, whose key nobody knows.
+    for high in [fingerprint_high(STRIPED), 77] {
+        tell_of(&mut ledger, 15, high, "kept");
+        tell_of(&mut ledger, 16, high, "recorded");
+    }
+    ledger.end_write(at(20), (STRIPED, value), End::Done, Some(version(5)));
+    ledger.on_miss(at(30), STRIPED, at(25));
+    assert_eq!(ledger.failures.len(), 1, "all of it is there");
+    tell_of(&mut ledger, 35, 77, "leaves");
+    ledger.on_miss(at(50), STRIPED, at(40));
+    assert_eq!(ledger.failures.len(), 1);
+    assert_eq!(ledger.misses.get(Cause::PartGone.name()), Some(&1));
+}
