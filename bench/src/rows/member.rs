@@ -17,8 +17,10 @@ use lunette_bench::harness::Failure;
 pub(super) enum Wish {
     /// Whether that many objects are there.
     Exists { batch: usize },
-    /// That many objects of this length.
+    /// That many objects of this length, which the member sends.
     Get { bytes: usize, batch: usize },
+    /// As many, copied out of the member's memory, which is on this host.
+    Near { bytes: usize, batch: usize },
 }
 
 pub(super) fn measure(
@@ -33,10 +35,16 @@ pub(super) fn measure(
         ..CoreOptions::default()
     };
     block_on(Some(cpu), options, move || async move {
-        let client = ClusterClient::connect(ClusterClientOptions::new(vec![server])).await?;
+        let mut options = ClusterClientOptions::new(vec![server]);
+        if matches!(wish, Wish::Get { .. }) {
+            options.one_sided_from_bytes = None;
+        }
+        let client = ClusterClient::connect(options).await?;
         match wish {
             Wish::Exists { batch } => exists(&client, pace, batch).await,
-            Wish::Get { bytes, batch } => get(&client, pace, bytes, batch).await,
+            Wish::Get { bytes, batch } | Wish::Near { bytes, batch } => {
+                get(&client, pace, bytes, batch).await
+            }
         }
     })?
 }

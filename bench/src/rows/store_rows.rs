@@ -105,8 +105,11 @@ const MEMBER_EXISTS: Row = Row {
     ..MEMBER_GET_4K
 };
 
+/// What is copied out of memory of this host, beside what would be sent otherwise.
+const NEAR: Goal = Goal::AtLeast(1.5);
+
 /// Behind the other rows.
-pub(super) const ROWS: [Row; 20] = [
+pub(super) const ROWS: [Row; 22] = [
     MEMBER_EXISTS,
     Row {
         name: "member_exists_paced",
@@ -140,6 +143,30 @@ pub(super) const ROWS: [Row; 20] = [
         unit: "GB/s",
         goal: Goal::AtLeast(0.90),
         asking: Asking::Member(Wish::Get {
+            bytes: LARGE,
+            batch: 16,
+        }),
+        rival: Rival::Raw(Serve::Raw16m),
+        measure: Measure::Throughput { bytes: 16 * LARGE },
+        ..MEMBER_GET_4K
+    },
+    Row {
+        name: "member_near_1m",
+        unit: "GB/s",
+        goal: NEAR,
+        asking: Asking::Member(Wish::Near {
+            bytes: LARGE,
+            batch: 1,
+        }),
+        rival: Rival::Raw(Serve::Raw1m),
+        measure: Measure::Throughput { bytes: LARGE },
+        ..MEMBER_GET_4K
+    },
+    Row {
+        name: "member_near_16x1m",
+        unit: "GB/s",
+        goal: NEAR,
+        asking: Asking::Member(Wish::Near {
             bytes: LARGE,
             batch: 16,
         }),
