@@ -37,7 +37,7 @@ mod server;
 mod source;
 pub mod topology;
 
-pub use client::{Attachments, Connection, Reply};
+pub use client::{Arrange, Attachments, Connection, Reply};
 pub use drain::Drain;
 pub use error::{CallError, CallFailure, CloseReason, ConnectError};
 pub use frames::Payload;

@@ -98,14 +98,7 @@ impl SplitRoom {
     /// If a range does not lie inside.
     #[must_use]
     pub fn part(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Room {
-        let start = self.range.as_ref().map_or(0, |range| range.start);
-        let mut parts = Vec::new();
-        for range in ranges {
-            let is_inside = range.start <= range.end && range.end <= self.len();
-            assert!(is_inside, "a part inside its room");
-            parts.extend(self.pieces.parts(start + range.start, range.len()));
-        }
-        Room::exposed(parts)
+        Room::of_parts(ranges.into_iter().map(|range| (self, range)))
     }
 
     /// The room again, if no part of it is lent any more.
@@ -159,6 +152,26 @@ impl Room {
         pieces.retain(|piece| !piece.is_empty());
         let place = Place::Pieces(Pieces::new(pieces));
         Self { place }
+    }
+
+    /// Parts of rooms, one after the other, as one. Those that are lent at the same time are not to overlap: what
+    /// lies there would be of either.
+    ///
+    /// # Panics
+    /// If a range does not lie inside its room.
+    #[must_use]
+    pub fn of_parts<'a, P>(parts: P) -> Self
+    where
+        P: IntoIterator<Item = (&'a SplitRoom, Range<usize>)>,
+    {
+        let mut pieces = Vec::new();
+        for (room, range) in parts {
+            let is_inside = range.start <= range.end && range.end <= room.len();
+            assert!(is_inside, "a part inside its room");
+            let start = room.range.as_ref().map_or(0, |range| range.start);
+            pieces.extend(room.pieces.parts(start + range.start, range.len()));
+        }
+        Self::exposed(pieces)
     }
 
     /// The same room, of which parts can be lent.

@@ -7,15 +7,15 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_runtime::arena::{Region, RegionMut};
+use lunette_runtime::arena::{Exposed, Region, RegionMut};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{CoreOptions, Idle, Scope, arena, block_on, can_spawn, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::{
-    Answer, Attachments, CallError, CloseReason, ConnectError, Connection, Drain, Intake, Later,
-    Payload, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, Room, ServeOptions, Service,
-    serve,
+    Answer, Arrange, Attachments, CallError, CloseReason, ConnectError, Connection, Drain, Intake,
+    Later, Payload, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, Room, ServeOptions,
+    Service, serve,
 };
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Handshake, HandshakeFault, Hello, HelloRefusal, VersionRange};
@@ -91,7 +91,7 @@ impl Service for Echo {
                 let payload = Some(Payload::region(region, crc));
                 Response {
                     status,
-                    body: Vec::new(),
+                    body: status.to_le_bytes().to_vec(),
                     payload,
                 }
             }
@@ -195,6 +195,7 @@ fn pipelined_calls_of_all_sizes_get_their_own_replies() {
                     let attachments = Attachments {
                         payload: sent.as_ref().and_then(payload),
                         room: (len > 0).then(|| room(len).expect("room")),
+                        arrange: None,
                     };
                     let body = |out: &mut Vec<u8>| out.extend_from_slice(&code.to_le_bytes());
                     let reply = connection.call(code, body, attachments, 10 * SECOND).await;
@@ -223,6 +224,58 @@ fn pipelined_calls_of_all_sizes_get_their_own_replies() {
 }
 
 #[test]
+fn a_reply_tells_where_its_payload_goes() {
+    run(|| async {
+        let (address, service) = start_echo();
+        let connection = connect(address).await;
+        // Received with the frame, and straight to where it goes.
+        for len in [100, MIB] {
+            let sent = pattern(len);
+            let half = || arena().alloc(len / 2).expect("room").expose();
+            let all =
+                |pieces: &[Exposed]| pieces.iter().flat_map(Exposed::to_vec).collect::<Vec<_>>();
+            let halves = [half(), half()];
+            let chosen: [fn([Exposed; 2]) -> Option<Room>; 3] = [
+                |[first, then]| Some(Room::exposed(vec![then, first])),
+                |[first, _]| Some(Room::exposed(vec![first])),
+                |_| None,
+            ];
+            for (n, choose) in (0..).zip(chosen) {
+                let told = Rc::new(RefCell::new(Vec::new()));
+                let (note, pieces) = (Rc::clone(&told), halves.clone());
+                let attachments = Attachments {
+                    payload: payload(&sent),
+                    room: Some(Room::exposed(halves.to_vec())),
+                    arrange: Some(Arrange::by(move |body| {
+                        note.borrow_mut().extend_from_slice(body);
+                        choose(pieces)
+                    })),
+                };
+                let reply = connection.call(n, |_| {}, attachments, SECOND).await;
+                assert_eq!(reply.expect("a reply").payload_len_bytes as usize, len);
+                assert_eq!(*told.borrow(), n.to_le_bytes(), "it is told the body");
+                let mut there = all(&halves);
+                if n == 0 {
+                    there.rotate_left(len / 2);
+                }
+                assert!(there == sent.as_slice(), "{n}: {len} bytes");
+                halves
+                    .iter()
+                    .for_each(|half| half.copy_in(0, &vec![0; len / 2]));
+            }
+        }
+        let never = Arrange::by(|_| panic!("there is no payload"));
+        let attachments = Attachments {
+            arrange: Some(never),
+            ..Attachments::default()
+        };
+        let reply = connection.call(9, |_| {}, attachments, SECOND).await;
+        assert_eq!(reply.expect("a reply").status, 9);
+        assert_eq!(service.corrupt.get(), 0);
+    });
+}
+
+#[test]
 fn damaged_payloads_are_refused_on_both_sides_and_the_connection_goes_on() {
     run(|| async {
         let (address, service) = start_echo();
@@ -233,6 +286,7 @@ fn damaged_payloads_are_refused_on_both_sides_and_the_connection_goes_on() {
             let attachments = Attachments {
                 payload: Some(wrong),
                 room: room(len),
+                arrange: None,
             };
             let reply = connection
                 .call(1, |_| {}, attachments, SECOND)
@@ -243,6 +297,7 @@ fn damaged_payloads_are_refused_on_both_sides_and_the_connection_goes_on() {
             let attachments = Attachments {
                 payload: payload(&sent),
                 room: room(len),
+                arrange: None,
             };
             let failure = connection.call(1, |_| {}, attachments, SECOND).await;
             let failure = failure.expect_err("the peer lied about its checksum");
@@ -267,6 +322,7 @@ fn payloads_beyond_the_room_or_the_limit_are_typed() {
         let attachments = Attachments {
             payload: payload(&sent),
             room: room(MIB - 1),
+            arrange: None,
         };
         let failure = connection
             .call(1, |_| {}, attachments, SECOND)
@@ -281,6 +337,7 @@ fn payloads_beyond_the_room_or_the_limit_are_typed() {
         let attachments = Attachments {
             payload: payload(&sent),
             room: None,
+            arrange: None,
         };
         let failure = connection
             .call(1, |_| {}, attachments, SECOND)
@@ -353,6 +410,7 @@ fn a_deadline_in_the_middle_of_a_payload_fences_it_and_the_connection_goes_on() 
             let attachments = Attachments {
                 payload: None,
                 room: room(MIB),
+                arrange: None,
             };
             caller.call(1, |_| {}, attachments, timeout).await
         });
@@ -378,6 +436,7 @@ fn a_deadline_in_the_middle_of_a_payload_fences_it_and_the_connection_goes_on() 
                     Attachments {
                         payload: None,
                         room: room(10),
+                        arrange: None,
                     },
                     SECOND,
                 )
@@ -405,6 +464,7 @@ fn a_dropped_call_frees_its_room_once_no_receive_is_in_flight() {
                 let attachments = Attachments {
                     payload: None,
                     room: room(MIB),
+                    arrange: None,
                 };
                 caller.call(1, |_| {}, attachments, 60 * SECOND).await
             });
@@ -429,6 +489,7 @@ fn a_dropped_call_frees_its_room_once_no_receive_is_in_flight() {
                     Attachments {
                         payload: None,
                         room: room(10),
+                        arrange: None,
                     },
                     SECOND,
                 )
@@ -455,6 +516,7 @@ fn a_peer_that_dies_mid_transfer_fails_every_call_with_its_room() {
                     let attachments = Attachments {
                         payload: None,
                         room: room(MIB),
+                        arrange: None,
                     };
                     let failure = caller.call(1, |_| {}, attachments, 60 * SECOND).await;
                     let failure = failure.expect_err("the peer is gone");

@@ -20,7 +20,7 @@ use lunette_transfer_proto::hello::Agreement;
 use slab::Slab;
 
 use super::replies::Asking;
-use super::{Attachments, Reply};
+use super::{Arrange, Attachments, Reply};
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::frames::{Payload, push_frame};
 use crate::inbound::Inbound;
@@ -84,6 +84,7 @@ pub(super) struct Waiter {
     pub(super) caller: Caller,
     /// `None` while it is lent to a receive.
     pub(super) room: Option<Room>,
+    pub(super) arrange: Option<Arrange>,
     pub(super) reply: Option<ReplyHead>,
     pub(super) outcome: Option<Result<(), CallError>>,
     /// The caller is gone; what is left goes when the call ends.
@@ -190,7 +191,11 @@ impl Shared {
         deadline: Time,
         caller: Caller,
     ) -> Result<(RequestId, usize), CallFailure> {
-        let Attachments { payload, room } = attachments;
+        let Attachments {
+            payload,
+            room,
+            arrange,
+        } = attachments;
         let payload_len_bytes = payload.as_ref().map_or(0, Payload::len);
         let payload_bytes_max = self.agreement.payload_bytes_max;
         if payload_len_bytes > payload_bytes_max as usize {
@@ -211,6 +216,7 @@ impl Shared {
         let waiter = state.waiters.insert(Waiter {
             caller,
             room,
+            arrange,
             reply: None,
             outcome: None,
             abandoned: false,

@@ -4,6 +4,7 @@ mod calls;
 mod flight;
 mod replies;
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -52,13 +53,42 @@ pub struct Attachments {
     pub payload: Option<Payload>,
     /// Where the reply's payload is to be received. Lent until the call's future ends.
     pub room: Option<Room>,
+    /// Another room for it, once it is known what it is.
+    pub arrange: Option<Arrange>,
+}
+
+/// Chooses where a payload goes by the reply's body, which comes before it: other pieces of the same memory, say,
+/// where it is made of many objects and some are missing.
+pub struct Arrange(Box<Choose>);
+
+type Choose = dyn FnOnce(&[u8]) -> Option<Room>;
+
+impl Arrange {
+    /// `choose` is told the body if a payload follows. The room that it returns takes the place of the call's own,
+    /// which is let go, and comes back in its stead; without one, or if it is too small for the payload, all stays as
+    /// it is. The call's own room must have place for as many bytes. Nothing of the connection may be used in it.
+    #[must_use]
+    pub fn by(choose: impl FnOnce(&[u8]) -> Option<Room> + 'static) -> Self {
+        Self(Box::new(choose))
+    }
+
+    fn choose(self, body: &[u8], payload_len_bytes: u32) -> Option<Room> {
+        let room = (self.0)(body)?;
+        (room.len() >= payload_len_bytes as usize).then_some(room)
+    }
+}
+
+impl fmt::Debug for Arrange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrange").finish_non_exhaustive()
+    }
 }
 
 impl Attachments {
     /// Whether nothing goes with the request.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.payload.is_none() && self.room.is_none()
+        self.payload.is_none() && self.room.is_none() && self.arrange.is_none()
     }
 }
 

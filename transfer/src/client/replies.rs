@@ -66,6 +66,11 @@ impl Sink for Asking {
         if sink == ResponseSink::Place
             && let Some(waiter) = state.waiter(header.id)
         {
+            let chosen = waiter.arrange.take().filter(|_| payload_len_bytes > 0);
+            let chosen = chosen.and_then(|arrange| arrange.choose(body, payload_len_bytes));
+            if let Some(room) = chosen {
+                waiter.room = Some(room);
+            }
             let body = body.to_vec();
             waiter.reply = Some(ReplyHead {
                 status: header.code,

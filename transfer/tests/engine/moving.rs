@@ -301,6 +301,7 @@ async fn ask(connection: &Connection, op: u16, body: &[u8], payload: Option<Expo
     let attachments = Attachments {
         payload: payload.map(|memory| Payload::exposed(vec![memory])),
         room: None,
+        arrange: None,
     };
     let write = |out: &mut Vec<u8>| out.extend_from_slice(body);
     let second = Duration::from_secs(1);
