@@ -223,6 +223,44 @@ fn a_replica_that_comes_in_time_is_not_made_twice_and_one_too_many_is_refused() 
 }
 
 #[test]
+fn a_late_publication_of_a_former_replica_does_not_take_the_place_of_the_later_one() {
+    let mut bench = Bench::with(
+        HomeLimits::default(),
+        map(1, &[1, 2, 3], &[]),
+        &[(KEY, 2, 2)],
+    );
+    let publish = |op| ToHome::Publish {
+        op: OpId(op),
+        key: KEY,
+        info: info(2),
+        namespace: NamespaceKind::Strict,
+    };
+    let recorded = |bench: &mut Bench| -> Vec<u64> {
+        let told = bench.out.drain(..).filter_map(|action| match action {
+            HomeAction::ToOwner(_, ToOwner::Recorded { op, .. }) => Some(op.0),
+            _ => None,
+        });
+        told.collect()
+    };
+    bench.say(3, publish(7));
+    assert_eq!(recorded(&mut bench), [7]);
+    // Of one that the node has dropped since, before it took this one.
+    bench.say(3, publish(6));
+    assert!(recorded(&mut bench).is_empty());
+    let version = info(2).version;
+    let kept = |op| ToHome::Kept {
+        op: OpId(op),
+        key: KEY,
+        version,
+    };
+    bench.say(3, kept(6));
+    assert_eq!(bench.home.shown().count(), 1);
+    bench.say(3, kept(7));
+    assert_eq!(bench.home.shown().count(), 2);
+    assert!(bench.home.is_idle());
+}
+
+#[test]
 fn what_a_lost_node_held_is_made_again_and_so_is_what_left_for_want_of_room() {
     let copies = [(KEY, 2, 2), (KEY, 3, 2)];
     let mut bench = Bench::with(HomeLimits::default(), map(1, &[1, 2, 3], &[]), &copies);

@@ -26,6 +26,8 @@ pub enum Mutant {
     SnapshotUntied,
     /// A home grants a claim although the key is taken or claimed.
     ClaimUnchecked,
+    /// A home records a put of its own core in one step although another write of the key is under way.
+    DirectUnchecked,
     /// A home records a copy that nobody has claimed, or whose claim is over.
     PublishUnclaimed,
     /// A home has an owner drop what it gives up, and goes on showing it.
@@ -48,8 +50,9 @@ pub enum Mutant {
 
 impl Mutant {
     /// Those of the home protocol, which its own simulation is to find.
-    pub const HOME: [(&'static str, Self); 10] = [
+    pub const HOME: [(&'static str, Self); 11] = [
         ("claim-unchecked", Self::ClaimUnchecked),
+        ("direct-unchecked", Self::DirectUnchecked),
         ("publish-unclaimed", Self::PublishUnclaimed),
         ("retract-unrecorded", Self::RetractUnrecorded),
         ("barrier-skipped", Self::BarrierSkipped),

@@ -197,6 +197,9 @@ impl Home {
         let (seat, version) = (known.seat, known.info.version);
         let is_unsure = known.info.kind == WriteKind::Upsert && version.epoch < self.map.epoch();
         match (known.standing, self.changes.get(&key)) {
+            // Of a replica that its owner has dropped since, before it took the one that is known. Believed, it would
+            // be asked for ever after, and never be there.
+            (Standing::Joining { op: its, .. }, _) if op < its => {}
             (Standing::Joining { .. }, _) => {
                 let standing = Standing::Joining { told: now, op };
                 self.table.set_standing(key, seat, version, standing);

@@ -73,11 +73,15 @@ impl World {
         self.do_asker(asker, out);
     }
 
-    /// Lets an asker beside the home, if there is one, write there.
+    /// Lets an asker beside the home, if there is one, write there: every other time, so that such writes meet those
+    /// that are claimed from elsewhere.
     fn put_inside(&self, asker: usize, wish: &mut Wish) -> usize {
         let Wish::Write(seat, ask) = wish else {
             return asker;
         };
+        if !self.last_value.is_multiple_of(2) {
+            return asker;
+        }
         let mut askers = self.askers.iter();
         let inside = home_of(&self.map, ask.key).and_then(|home| {
             let node = self.index_of(home)?;
