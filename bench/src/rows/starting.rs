@@ -1,9 +1,13 @@
 //! How soon a node serves, and what it costs while nobody asks.
 
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lunette_bench::harness::{Failure, Plan, Sample};
+use lunette_kvstore::{ClusterClient, ClusterClientOptions, PutOptions, Value};
+use lunette_runtime::{CoreOptions, arena, block_on};
 
 use crate::peer::{Peer, Serve};
 
@@ -21,6 +25,44 @@ pub(super) enum Fact {
     Threads,
     /// MB that it has in memory then.
     Memory,
+    /// Bytes that it needs for an object beside the memory that objects are in.
+    PerObject,
+}
+
+/// Objects that are put to see what each needs.
+const OBJECTS: usize = 150_000;
+/// Some that make all that is there but once.
+const FIRST: usize = 2_000;
+const TOGETHER: usize = 1_000;
+
+/// Puts small objects.
+fn put(server: SocketAddr, cpu: usize, numbers: Range<usize>) -> Result<(), Failure> {
+    block_on(Some(cpu), CoreOptions::default(), move || async move {
+        let client = ClusterClient::connect(ClusterClientOptions::new(vec![server])).await?;
+        let mut value = arena().alloc(64)?;
+        value.as_mut_slice().fill(3);
+        let value = Value::new(value.freeze());
+        let all: Vec<_> = numbers
+            .map(|n| (format!("bench/small/{n:012}").into_bytes(), value.clone()))
+            .collect();
+        for objects in all.chunks(TOGETHER) {
+            for put in client.put_all(objects, PutOptions::default()).await {
+                put?;
+            }
+        }
+        Ok(())
+    })?
+}
+
+/// Memory of arenas is shared with readers, so all that is anonymous is what is known of objects.
+fn per_object(plan: &Plan) -> Result<f64, Failure> {
+    let node = Peer::start(Serve::Member, plan, Duration::ZERO)?;
+    let cpu = plan.client_cpu;
+    put(node.address, cpu, 0..FIRST)?;
+    let before = node.told_by_system("RssAnon")?;
+    put(node.address, cpu, FIRST..FIRST + OBJECTS)?;
+    let after = node.told_by_system("RssAnon")?;
+    Ok(f64::from(after.saturating_sub(before)) * 1024.0 / OBJECTS as f64)
 }
 
 pub(super) fn measure(fact: Fact, plan: &Plan) -> Result<Sample, Failure> {
@@ -36,6 +78,7 @@ pub(super) fn measure(fact: Fact, plan: &Plan) -> Result<Sample, Failure> {
             times.sort_by(f64::total_cmp);
             times[STARTS / 2]
         }
+        Fact::PerObject => per_object(plan)?,
         Fact::Threads | Fact::Memory => {
             let node = start()?;
             thread::sleep(IDLE);

@@ -109,7 +109,7 @@ const MEMBER_EXISTS: Row = Row {
 const NEAR: Goal = Goal::AtLeast(1.5);
 
 /// Behind the other rows.
-pub(super) const ROWS: [Row; 22] = [
+pub(super) const ROWS: [Row; 23] = [
     MEMBER_EXISTS,
     Row {
         name: "member_exists_paced",
@@ -214,5 +214,10 @@ pub(super) const ROWS: [Row; 22] = [
     Row {
         asking: Asking::Starting(Fact::Memory),
         ..bound("node_idle_memory", "MB", Goal::AtMost(1.0), 55.0)
+    },
+    // A quarter of the shortest objects that are worth to be kept.
+    Row {
+        asking: Asking::Starting(Fact::PerObject),
+        ..bound("node_object", "B", Goal::AtMost(1.0), 1024.0)
     },
 ];
