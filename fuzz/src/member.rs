@@ -26,8 +26,8 @@ use lunette_kvstore::{
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskMessage, AskerId, ClearMessage, CommitMessage, Content, FillMessage,
-    GetMessage, HoldWish, NearWish, PeekMessage, ReadMessage, ReplicaMessage, ReservationId,
-    ReserveMessage, RevokeMessage, SeatMessage, WriteMessage,
+    GatherMessage, GetMessage, HoldWish, NearWish, PeekMessage, ReadMessage, ReplicaMessage,
+    ReservationId, ReserveMessage, RevokeMessage, SeatMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
@@ -258,6 +258,7 @@ impl Stranger {
         let attachments = Attachments {
             payload,
             room: Some(room),
+            arrange: None,
         };
         let write = |out: &mut Vec<u8>| out.extend_from_slice(&body);
         match self.connection.call(op, write, attachments, PATIENCE).await {
@@ -513,7 +514,7 @@ fn moving(
     }
 }
 
-/// A lookup that never waits, or the removal of everything.
+/// A lookup or a get that never waits, or the removal of everything.
 fn peeking(
     (to, known, namespace): (Seat, Epoch, NamespaceKind),
     key: Key<'_>,
@@ -521,7 +522,20 @@ fn peeking(
     body: &mut Vec<u8>,
 ) -> Op {
     let newest = FormatVersion::NEWEST;
-    if number.is_multiple_of(2) {
+    if number.is_multiple_of(4) {
+        let other = name(number / 4);
+        let other = Key::new(&other).expect("short");
+        let rooms = [u32::from(number), 0, 4096, 100];
+        let keys = [key, other, key, other];
+        let message = GatherMessage {
+            to,
+            epoch: known,
+            namespace,
+            wanted: rooms.into_iter().zip(keys).collect(),
+        };
+        message.encode(newest, body);
+        Op::Gather
+    } else if number.is_multiple_of(2) {
         let keys = [key.fingerprint(), Fingerprint(number.into())];
         PeekMessage::encode((to, known, namespace), keys.into_iter(), newest, body);
         Op::Peek

@@ -14,6 +14,14 @@ mod on_each_driver;
 mod clearing;
 
 #[cfg(test)]
+#[path = "cluster/costs.rs"]
+mod costs;
+
+#[cfg(test)]
+#[path = "cluster/gathered.rs"]
+mod gathered;
+
+#[cfg(test)]
 #[path = "cluster/inside.rs"]
 mod inside;
 

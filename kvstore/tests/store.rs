@@ -206,6 +206,7 @@ fn a_full_store_and_an_object_that_never_fits_are_typed() {
             let attachments = Attachments {
                 payload,
                 room: None,
+                arrange: None,
             };
             asking.call(Op::Put.code(), body, attachments, SECOND).await
         });

@@ -124,6 +124,9 @@ pub enum MessageFault {
         /// The limit.
         items_max: usize,
     },
+    /// More bytes than one answer has, or than there is room for.
+    #[error("{0} bytes are more than fit")]
+    TooMuchRoom(u64),
     /// No memory has such a place.
     #[error("a descriptor names what no memory has")]
     Descriptor,

@@ -124,6 +124,7 @@ impl Client {
         let attachments = Attachments {
             payload: value.payload(),
             room: None,
+            arrange: None,
         };
         let reply = ask(endpoint, Op::Put, key, attachments, self.timeout())
             .await
@@ -158,6 +159,7 @@ impl Client {
         let attachments = Attachments {
             payload: None,
             room: Some(room),
+            arrange: None,
         };
         let mut reply = ask(endpoint, Op::Get, key, attachments, self.timeout()).await?;
         let room = reply.room.take().expect("a reply gives the room back");

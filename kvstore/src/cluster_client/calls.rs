@@ -53,6 +53,17 @@ pub(super) async fn call(
     body: impl FnOnce(FormatVersion, &mut Vec<u8>),
     attachments: Attachments,
 ) -> (Called, Option<Room>) {
+    call_within(asking, seat, op, body, (attachments, CALL_TIMEOUT)).await
+}
+
+/// As [`call`], of an answer that is not waited for as long.
+pub(super) async fn call_within(
+    asking: &Asking,
+    seat: Seat,
+    op: Op,
+    body: impl FnOnce(FormatVersion, &mut Vec<u8>),
+    (attachments, timeout): (Attachments, Duration),
+) -> (Called, Option<Room>) {
     let link = match asking.seats.connection(seat).await {
         Ok(link) => link,
         Err(fault) => {
@@ -70,7 +81,7 @@ pub(super) async fn call(
     };
     let version = link.version;
     let body = |out: &mut Vec<u8>| body(version, out);
-    let called = link.call(op.code(), body, attachments, CALL_TIMEOUT);
+    let called = link.call(op.code(), body, attachments, timeout);
     match called.await {
         Ok(mut reply) => {
             let room = reply.room.take();
@@ -363,6 +374,7 @@ pub(super) async fn write(
             let attachments = Attachments {
                 payload: value.payload(),
                 room: None,
+                arrange: None,
             };
             let write = |version, out: &mut Vec<u8>| message.encode(version, out);
             call(&asking, seat, Op::Write, write, attachments).await
@@ -437,6 +449,7 @@ pub(super) async fn ask_owner(
         let attachments = Attachments {
             payload: value.and_then(Value::payload),
             room: None,
+            arrange: None,
         };
         let called = call(asking, seat, op, &body, attachments);
         let called = time::timeout(until.since(time::now()), called).await;

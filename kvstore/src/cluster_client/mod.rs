@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `objects` | puts, gets, ranges, batches |
 //! | `peeking` | lookups in batches |
+//! | `gathering` | gets of small objects in batches |
 //! | `striping` | objects in parts: their parts, then their manifest |
 //! | `placing` | which nodes are tried for the first copy of an object |
 //! | `reserving` | [`Reservation`]: objects that are written in ranges |
@@ -22,6 +23,7 @@
 mod asking;
 mod calls;
 mod clearing;
+mod gathering;
 mod local;
 mod maps;
 mod objects;

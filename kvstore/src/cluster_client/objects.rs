@@ -16,6 +16,7 @@ use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
+use super::gathering::Get;
 use super::placing::{Place, Places};
 use super::running::{Arrived, Brought, Ended};
 use super::{ClusterClient, Fetched, PutOptions, Stored, local, valid};
@@ -323,7 +324,8 @@ impl ClusterClient {
         self.get_by(key, ranges, room).await
     }
 
-    /// As [`get`](Self::get), of many objects, whose results are in their order.
+    /// As [`get`](Self::get), of many objects, whose results are in their order. Those that have little room come
+    /// together from their home.
     ///
     /// # Errors
     /// One for each, with its room.
@@ -331,9 +333,14 @@ impl ClusterClient {
         &self,
         wanted: impl IntoIterator<Item = (Vec<u8>, Room)>,
     ) -> Vec<Result<Fetched, GetFailure>> {
-        let wanted = wanted.into_iter();
-        let begun = wanted.map(|(key, room)| {
-            let begun = match self.get_here(&key, &[], room) {
+        let wanted = wanted.into_iter().map(|(key, room)| Get {
+            got: self.get_here(&key, &[], room),
+            key,
+        });
+        let mut gets: Vec<Get> = wanted.collect();
+        self.gather(&mut gets).await;
+        let begun = gets.into_iter().map(|Get { key, got }| {
+            let begun = match got {
                 Ok(fetched) => Err(fetched),
                 Err(room) => {
                     let begun = self.begin_get(&key, Vec::new(), room);

@@ -211,6 +211,7 @@ async fn send_replica(
     let attachments = Attachments {
         payload: (!value.is_empty()).then(|| Payload::region(value, extent.crc32c)),
         room: None,
+        arrange: None,
     };
     let write = |out: &mut Vec<u8>| message.encode(connection.version, out);
     let reply = connection.call(Op::Replicate.code(), write, attachments, REPLICATE_TIMEOUT);

@@ -410,6 +410,7 @@ fn what_is_described_is_held_for_a_while() {
             let attachments = Attachments {
                 payload: None,
                 room: Some(room(60_000)),
+                arrange: None,
             };
             let asked = connection.call(Op::FindNear.code(), body, attachments, PATIENCE);
             asked.await.expect("it answers")

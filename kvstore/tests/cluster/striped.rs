@@ -469,6 +469,7 @@ fn keys_of_parts_and_manifests_are_nobody_elses() {
             let attachments = Attachments {
                 payload,
                 room: None,
+                arrange: None,
             };
             let patience = std::time::Duration::from_secs(9);
             let asked = connection.call(Op::Write.code(), body, attachments, patience);

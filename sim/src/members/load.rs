@@ -31,6 +31,8 @@ const VALUE_BYTES_MAX: usize = 3000;
 /// Length of the parts of an object that is in parts.
 const STRIPE_BYTES: u32 = 1_200;
 
+/// Keys that are got in one call.
+const SEVERAL: usize = KEYS / 2;
 /// How long a node keeps room to which nothing is written.
 const RESERVED_KEEP: Duration = Duration::from_secs(2);
 /// What a client wants to be held, and for how long.
@@ -150,7 +152,8 @@ impl Load {
             let keys = u32::try_from(KEYS).expect("few");
             let key = random.below(keys) as usize;
             match random.below(18) {
-                0..5 => self.get(&client, key).await,
+                0..4 => self.get(&client, key).await,
+                4 => self.get_several(&client, key).await,
                 5 | 6 => self.get_parts(&client, key).await,
                 7..13 => self.put(&client, key, WriteKind::Put).await,
                 // Changes are of few keys, so that other objects live to see a fault.
@@ -193,6 +196,20 @@ impl Load {
         let room = Room::whole(arena().alloc(VALUE_BYTES_MAX).expect("room"));
         let fetched = client.get(&name(key), room).await;
         self.on_fetched(key, begun, fetched, value_of);
+    }
+
+    /// Neighbours, those of one home in one answer.
+    async fn get_several(&self, client: &ClusterClient, first: usize) {
+        let begun = self.log.now();
+        let keys = (first..first + SEVERAL).map(|key| key % KEYS);
+        let wanted = keys.clone().map(|key| {
+            let room = arena().alloc(VALUE_BYTES_MAX).expect("room");
+            (name(key), Room::whole(room))
+        });
+        let fetched = client.get_all(wanted).await;
+        for (key, fetched) in keys.zip(fetched) {
+            self.on_fetched(key, begun, fetched, value_of);
+        }
     }
 
     /// The end of an object's first bytes, and then its beginning, which tells which value it is.

@@ -10,6 +10,7 @@
 //! | [`Answer`] | home or owner | asker |
 //! | [`WriteMessage`], [`ReadMessage`] | asker | owner |
 //! | [`GetMessage`] | asker | home: a lookup, or the bytes at once |
+//! | [`GatherMessage`] | asker | home: the bytes of many objects at once, or nothing |
 //! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
 //! | [`ReplicaMessage`] | owner | owner |
 //! | [`ClearMessage`] | asker | any member |
@@ -28,6 +29,7 @@
 mod ask;
 mod clearing;
 mod envelope;
+mod gather;
 mod object;
 mod one_sided;
 mod page;
@@ -41,6 +43,7 @@ mod wire;
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, Only, WAIT_MS_MAX};
 pub use clearing::{ClearMessage, ClearReply};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
+pub use gather::{GATHERED_BYTES_MAX, GATHERED_MAX, GatherMessage, Gathered};
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, StripedReply, WriteMessage};
 pub use one_sided::{Described, Descriptor, MeetMessage, MeetReply, NearWish};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};

@@ -48,6 +48,8 @@ pub enum Op {
     FindNear = 20,
     /// As [`Read`](Self::Read), by somebody who maps the node's memory.
     ReadNear = 21,
+    /// To get small objects of many keys by way of their home, in one answer.
+    Gather = 22,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -61,7 +63,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -83,6 +85,7 @@ impl Op {
         Self::Meet,
         Self::FindNear,
         Self::ReadNear,
+        Self::Gather,
     ];
 
     /// Its code on the wire.
@@ -116,7 +119,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=21).collect();
+        let expected: Vec<u16> = (1..=22).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

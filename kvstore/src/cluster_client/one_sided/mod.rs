@@ -99,6 +99,11 @@ impl Sights {
         }
     }
 
+    /// Whether objects for so much room are sent, and there is at most so much of it.
+    pub(super) const fn are_sent(&self, room_bytes: usize, room_bytes_max: usize) -> bool {
+        room_bytes <= room_bytes_max && (self.boot_id.is_none() || room_bytes < self.from_bytes)
+    }
+
     /// Owners that are in the map no more are forgotten.
     pub(super) fn on_map(&self, map: &ClusterMap) {
         self.paths
@@ -266,5 +271,6 @@ const fn into(room: Room) -> Attachments {
     Attachments {
         payload: None,
         room: Some(room),
+        arrange: None,
     }
 }

@@ -5,11 +5,13 @@
 //! | `writing` | writes and replicas, whose bytes come with them |
 //! | `reserved` | objects whose bytes come in ranges |
 //! | `reading` | reads, lookups and removals |
+//! | `gathering` | objects of many keys in one answer |
 //! | `describing` | where bytes lie, for readers of this host |
 //! | `clearing` | "remove all" |
 
 mod clearing;
 mod describing;
+mod gathering;
 mod reading;
 mod reserved;
 mod writing;
@@ -32,7 +34,7 @@ use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
 /// What members of clusters are asked.
-const OPS: [Op; 17] = [
+const OPS: [Op; 18] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -50,6 +52,7 @@ const OPS: [Op; 17] = [
     Op::Meet,
     Op::FindNear,
     Op::ReadNear,
+    Op::Gather,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -196,6 +199,7 @@ impl Service for MemberService {
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
             Ok(Op::Clear) => self.clear(request.body, counted),
             Ok(Op::Peek) => self.peek(request.body).map(Intake::Answer),
+            Ok(Op::Gather) => self.gather(request.body).map(Intake::Answer),
             Ok(Op::Meet) => self.meet(request.body).map(Intake::Answer),
             Ok(Op::FindNear) => self.find_near(request.body, counted),
             Ok(Op::ReadNear) => self.read_near(request.body).map(Intake::Answer),

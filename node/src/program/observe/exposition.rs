@@ -399,5 +399,6 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Meet) => "meet",
         Some(Op::FindNear) => "find_near",
         Some(Op::ReadNear) => "read_near",
+        Some(Op::Gather) => "gather",
     }
 }
