@@ -11,6 +11,7 @@ use lunette::trace::generator::REQUESTS_DEFAULT;
 use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 
 use super::address::NodeAddress;
+use super::cache_sim::CacheSimArguments;
 use super::failure::Failure;
 use super::logs::LogArguments;
 use super::membership::{JoinArguments, MembershipArguments};
@@ -48,10 +49,10 @@ First steps:
 
 /// A store for KV caches: nodes lend memory, clients put and get objects by key.
 ///
-/// An object is immutable: bytes under a key, at most 64 MiB. When a node's memory is full, the
-/// objects used least recently make room. Nodes are members of a cluster, and come and go: clients
-/// name some of them. Or they are alone: then every client is given the whole list, and finds by
-/// itself which core of which node holds a key.
+/// An object is immutable: bytes under a key, at most 16 GiB, or 64 MiB in nodes that are alone. When a
+/// node's memory is full, the objects used least recently make room. Nodes are members of a cluster,
+/// and come and go: clients name some of them. Or they are alone: then every client is given the whole
+/// list, and finds by itself which core of which node holds a key.
 #[derive(Debug, Parser)]
 #[command(version, after_help = format!("{FIRST_STEPS}\n\n{EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -72,6 +73,7 @@ pub(crate) enum Command {
     Top(TopArguments),
     Replay(ReplayArguments),
     Simulate(SimulateArguments),
+    CacheSim(CacheSimArguments),
     Transfer(TransferArguments),
     Nvme(NvmeArguments),
     Cluster(MembershipArguments),

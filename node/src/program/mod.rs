@@ -17,6 +17,7 @@
 //! | `cluster` | nodes as child processes |
 //! | `replay` | traces against a cluster |
 //! | `simulate` | traces through a simulated cluster |
+//! | `cache_sim` | traces through caches |
 //! | `transfer` | memory that peers read and write |
 //! | `nvme` | disks over NVMe/TCP |
 //! | `doctor` | what this machine offers and lacks |
@@ -24,6 +25,7 @@
 
 mod address;
 mod arguments;
+mod cache_sim;
 mod cluster;
 mod doctor;
 mod failure;
@@ -64,6 +66,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Top(arguments) => top::top(&arguments, as_json),
         Command::Replay(arguments) => replay::replay(&arguments, as_json),
         Command::Simulate(arguments) => simulate::simulate(&arguments, as_json),
+        Command::CacheSim(arguments) => cache_sim::cache_sim(&arguments, as_json),
         Command::Transfer(arguments) => transfer::transfer(arguments, as_json),
         Command::Nvme(arguments) => nvme::nvme(arguments, as_json),
         Command::Cluster(arguments) => membership::membership(&arguments, as_json),

@@ -6,6 +6,7 @@
 //! | `serving` | `serve` |
 //! | `objects` | `put`, `get`, `rm`, `stat` |
 //! | `replaying` | `replay` |
+//! | `caching` | `cache-sim` |
 //! | `simulating` | `simulate` |
 //! | `transferring`, `rails` | `transfer`, over one network and over two |
 //! | `membership` | `cluster`, and nodes that are members of one |
@@ -16,6 +17,7 @@
 //! | `logging` | what processes that stay log |
 //! | `machine` | `doctor`, `topo` |
 
+mod caching;
 mod disks;
 mod logging;
 mod machine;

@@ -1,0 +1,217 @@
+//! The default policy: what is least likely to be used next leaves first, as learnt from what came back.
+
+use hashbrown::HashMap;
+
+use crate::Policy;
+use crate::class::{CLASSES, Class, REUSES_MAX, Use};
+use crate::hash::MixBuild;
+use crate::hazard::Hazard;
+use crate::tracks::{Ends, NIL, Standing, Tracks};
+
+/// Blocks that left and are remembered, per slot.
+pub const GHOSTS_PER_SLOT: usize = 8;
+/// Blocks that left and are remembered, at least: a small cache learns from what it never had for long.
+pub const GHOSTS_MIN: usize = 65_536;
+/// Uses between two fits of what was learnt.
+const FIT_EVERY: u64 = 1_000;
+/// Uses between two walks of the cursors that count who grew older.
+const ADVANCE_EVERY: u64 = 16;
+
+/// The default policy: what is least likely to be used next leaves first, as learnt from what came back.
+///
+/// Blocks are kept in one list per class of blocks, by their last use. The victim is the tail of
+/// one of them: that of the least chance of a use soon. Blocks that left are remembered for a while
+/// (*ghosts*), so that what is learnt does not end at the age at which blocks leave, and one that comes
+/// back is known.
+///
+/// Each call takes constant time, amortised; a [`victim`](Policy::victim) one look at each of the
+/// [`CLASSES`]. Memory: [`TRACK_BYTES`](crate::TRACK_BYTES) per block and ghost, four more per slot, and
+/// some 30 per ghost for finding it.
+#[derive(Debug)]
+pub struct Learned {
+    hazard: Hazard,
+    tracks: Tracks,
+    by_slot: Vec<u32>,
+    lists: [Ends; CLASSES],
+    ghosts: Ends,
+    ghosts_by_key: HashMap<u64, u32, MixBuild>,
+    ghosts_max: usize,
+    now: u64,
+}
+
+impl Learned {
+    /// A policy for the slots `0..slots`, more of which make it allocate. It remembers at most
+    /// [`GHOSTS_PER_SLOT`] blocks that left for each slot, or [`GHOSTS_MIN`].
+    #[must_use]
+    pub fn new(slots: usize) -> Self {
+        Self::with_ghosts(slots, GHOSTS_MIN.max(slots.saturating_mul(GHOSTS_PER_SLOT)))
+    }
+
+    /// The same that remembers at most `ghosts_max` blocks that left.
+    #[must_use]
+    pub fn with_ghosts(slots: usize, ghosts_max: usize) -> Self {
+        Self {
+            hazard: Hazard::new(),
+            tracks: Tracks::with_capacity(slots),
+            by_slot: vec![NIL; slots],
+            lists: [Ends::EMPTY; CLASSES],
+            ghosts: Ends::EMPTY,
+            ghosts_by_key: HashMap::default(),
+            ghosts_max,
+            now: 0,
+        }
+    }
+
+    /// Blocks that left and are remembered.
+    #[must_use]
+    pub fn ghosts(&self) -> usize {
+        self.ghosts_by_key.len()
+    }
+
+    /// How likely the block in a slot is used next: the chance per use of the cache. Only the order of
+    /// such chances is sure, not their size.
+    ///
+    /// # Panics
+    /// If the slot holds no block.
+    #[must_use]
+    pub fn chance(&self, slot_index: u32) -> f64 {
+        let track = self.tracks.get(self.track_of(slot_index));
+        self.hazard.chance(track.class, self.now - track.used_at)
+    }
+
+    fn track_of(&self, slot_index: u32) -> u32 {
+        let id = self.by_slot.get(slot_index as usize).copied();
+        let id = id.filter(|&id| id != NIL);
+        id.expect("the slot of a block that is here")
+    }
+
+    fn tick(&mut self) {
+        self.now += 1;
+        if self.now.is_multiple_of(ADVANCE_EVERY) {
+            self.tracks.advance(self.now, &mut self.hazard);
+        }
+        if self.now.is_multiple_of(FIT_EVERY) {
+            self.hazard.fit();
+        }
+    }
+
+    fn list(&mut self, id: u32) {
+        let track = self.tracks.get_mut(id);
+        track.standing = Standing::Listed;
+        let ends = &mut self.lists[track.class.index()];
+        self.tracks.push_front(ends, id);
+    }
+
+    fn unlist(&mut self, id: u32) {
+        let track = self.tracks.get_mut(id);
+        if track.standing == Standing::Listed {
+            track.standing = Standing::Withheld;
+            let ends = &mut self.lists[track.class.index()];
+            self.tracks.unlink(ends, id);
+        }
+    }
+
+    fn reuse(&mut self, id: u32, used: Use) {
+        self.tracks.renew(id, self.now, &mut self.hazard);
+        let track = self.tracks.get_mut(id);
+        track.reuses = (track.reuses + 1).min(REUSES_MAX);
+        track.class = Class::new(track.reuses, used);
+    }
+
+    fn forget_ghost(&mut self, id: u32) {
+        self.tracks.unlink(&mut self.ghosts, id);
+        self.ghosts_by_key.remove(&self.tracks.get(id).key);
+    }
+}
+
+impl Policy for Learned {
+    fn insert(&mut self, slot_index: u32, key: u64, used: Use) {
+        self.tick();
+        let slots = self.by_slot.len().max(slot_index as usize + 1);
+        self.by_slot.resize(slots, NIL);
+        let is_free = self.by_slot[slot_index as usize] == NIL;
+        assert!(is_free, "slot {slot_index} holds a block already");
+        let id = if let Some(&id) = self.ghosts_by_key.get(&key) {
+            self.forget_ghost(id);
+            self.reuse(id, used);
+            self.tracks.get_mut(id).slot_index = slot_index;
+            id
+        } else {
+            let id = self.tracks.add(key, slot_index, self.now);
+            self.tracks.get_mut(id).class = Class::new(0, used);
+            id
+        };
+        self.by_slot[slot_index as usize] = id;
+        self.list(id);
+    }
+
+    fn touch(&mut self, slot_index: u32, used: Use) {
+        self.tick();
+        let id = self.track_of(slot_index);
+        let was_listed = self.tracks.get(id).standing == Standing::Listed;
+        self.unlist(id);
+        self.reuse(id, used);
+        if was_listed {
+            self.list(id);
+        }
+    }
+
+    fn withhold(&mut self, slot_index: u32) {
+        self.unlist(self.track_of(slot_index));
+    }
+
+    fn offer(&mut self, slot_index: u32) {
+        let id = self.track_of(slot_index);
+        self.unlist(id);
+        self.list(id);
+    }
+
+    fn remembers(&self, key: u64) -> bool {
+        self.ghosts_by_key.contains_key(&key)
+    }
+
+    fn victim(&mut self) -> Option<u32> {
+        let mut least: Option<(f64, u64, u32)> = None;
+        for ends in &self.lists {
+            if ends.tail() == NIL {
+                continue;
+            }
+            let track = self.tracks.get(ends.tail());
+            let chance = self.hazard.chance(track.class, self.now - track.used_at);
+            let is_less = least.is_none_or(|(best, used_at, _)| {
+                chance < best || (chance == best && track.used_at < used_at)
+            });
+            if is_less {
+                least = Some((chance, track.used_at, track.slot_index));
+            }
+        }
+        least.map(|(_, _, slot_index)| slot_index)
+    }
+
+    fn evict(&mut self, slot_index: u32) {
+        let id = self.track_of(slot_index);
+        self.unlist(id);
+        self.by_slot[slot_index as usize] = NIL;
+        let track = self.tracks.get_mut(id);
+        track.slot_index = NIL;
+        track.standing = Standing::Ghost;
+        // Two blocks of one key: the older ghost makes way.
+        if let Some(former) = self.ghosts_by_key.insert(track.key, id) {
+            self.tracks.unlink(&mut self.ghosts, former);
+            self.tracks.drop(former);
+        }
+        self.tracks.push_front(&mut self.ghosts, id);
+        while self.ghosts_by_key.len() > self.ghosts_max {
+            let oldest = self.ghosts.tail();
+            self.forget_ghost(oldest);
+            self.tracks.drop(oldest);
+        }
+    }
+
+    fn remove(&mut self, slot_index: u32) {
+        let id = self.track_of(slot_index);
+        self.unlist(id);
+        self.by_slot[slot_index as usize] = NIL;
+        self.tracks.drop(id);
+    }
+}

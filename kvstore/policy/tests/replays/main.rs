@@ -1,0 +1,5 @@
+//! Replays that judge the default policy.
+
+mod judging;
+mod published_trace;
+mod synthetic;
