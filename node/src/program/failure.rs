@@ -11,7 +11,6 @@ use lunette::trace::format::TraceError;
 use lunette::transfer::topology::{LoadError, MatrixFault};
 use lunette_cluster::{OpenError, SecretFileError};
 use lunette_kvstore_proto::message::Status;
-use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use thiserror::Error;
 
 use super::address::NodeAddress;
@@ -62,8 +61,8 @@ pub(crate) enum Failure {
         #[source]
         error: io::Error,
     },
-    #[error("{name}: longer than {PAYLOAD_BYTES_MAX} bytes, which is the longest value")]
-    ValueTooLong { name: String },
+    #[error("{name}: longer than {len_max_bytes} bytes, which is the longest value there")]
+    ValueTooLong { name: String, len_max_bytes: u64 },
     /// Which keys, has been said on standard output where several were asked for.
     #[error("not found: {keys}")]
     NotFound { keys: String },

@@ -6,10 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use lunette::kvstore::Value;
-use lunette::runtime::arena;
-use lunette::transfer::Room;
-use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
+use lunette_kvstore_proto::striped::OBJECT_LEN_MAX;
 use serde_json::json;
 
 use super::arguments::{GetArguments, PutArguments, RemoveArguments};
@@ -18,12 +15,17 @@ use super::output;
 use super::store::with_store;
 
 pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure> {
-    let bytes = read_value(&arguments.file)?;
+    let (name, bytes) = read_value(&arguments.file)?;
     let key = arguments.key.as_bytes().to_vec();
     let (len_bytes, copies) = (bytes.len(), arguments.copies);
     let put = with_store(&arguments.cluster, move |store| async move {
-        let value = value_of(&bytes)?;
-        Ok(store.put(&key, value, copies).await?)
+        if len_bytes as u64 > store.value_len_max() {
+            return Err(Failure::ValueTooLong {
+                name,
+                len_max_bytes: store.value_len_max(),
+            });
+        }
+        store.put(key, bytes, copies).await
     })?;
     let (written, version) = (put.is_written, put.version);
     let key = shown(&arguments.key);
@@ -39,16 +41,8 @@ pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure
     }
 }
 
-fn value_of(bytes: &[u8]) -> Result<Value, Failure> {
-    if bytes.is_empty() {
-        return Ok(Value::empty());
-    }
-    let mut region = arena().alloc(bytes.len())?;
-    region.as_mut_slice().copy_from_slice(bytes);
-    Ok(Value::new(region.freeze()))
-}
-
-fn read_value(path: &Path) -> Result<Vec<u8>, Failure> {
+/// The bytes of a file, or a few more than any value has, and its name.
+fn read_value(path: &Path) -> Result<(String, Vec<u8>), Failure> {
     let is_stdin = path.as_os_str() == "-";
     let name = if is_stdin {
         "standard input".to_owned()
@@ -61,13 +55,10 @@ fn read_value(path: &Path) -> Result<Vec<u8>, Failure> {
     } else {
         Box::new(File::open(path).map_err(failed)?)
     };
-    let limit = u64::try_from(PAYLOAD_BYTES_MAX).expect("it fits") + 1;
+    let limit = OBJECT_LEN_MAX + 1;
     let mut bytes = Vec::new();
     source.take(limit).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() > PAYLOAD_BYTES_MAX {
-        return Err(Failure::ValueTooLong { name });
-    }
-    Ok(bytes)
+    Ok((name, bytes))
 }
 
 pub(super) fn get(arguments: &GetArguments, as_json: bool) -> Result<(), Failure> {
@@ -78,9 +69,7 @@ pub(super) fn get(arguments: &GetArguments, as_json: bool) -> Result<(), Failure
     }
     let key = arguments.key.as_bytes().to_vec();
     let found = with_store(&arguments.cluster, move |store| async move {
-        // The length is not known before; memory that nothing is received into costs nothing.
-        let room = Room::whole(arena().alloc(PAYLOAD_BYTES_MAX)?);
-        Ok(store.get(&key, room).await?)
+        store.get(key).await
     })?;
     let key = shown(&arguments.key);
     let Some(bytes) = found else {

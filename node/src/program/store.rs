@@ -4,12 +4,14 @@ use std::future::Future;
 use std::net::SocketAddr;
 
 use lunette::kvstore::{
-    Client, ClientOptions, ClusterClient, ClusterClientOptions, ClusterError, Fetched, Get, Put,
+    Client, ClientOptions, ClusterClient, ClusterClientOptions, ClusterError, Get, Lent, Put,
     PutOptions, StoreError, Stored, Value,
 };
-use lunette::runtime::{CoreOptions, block_on};
+use lunette::runtime::{CoreOptions, arena, block_on};
 use lunette::transfer::Room;
 use lunette_kvstore_proto::message::NodeStat;
+use lunette_kvstore_proto::striped::OBJECT_LEN_MAX;
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use serde_json::json;
 
 use super::arguments::ClusterArguments;
@@ -34,16 +36,25 @@ pub(super) struct Done {
 }
 
 impl Store {
+    /// Length of the longest value in bytes.
+    pub(super) const fn value_len_max(&self) -> u64 {
+        match self {
+            Self::Listed(_) => PAYLOAD_BYTES_MAX as u64,
+            // In parts.
+            Self::Cluster(_) => OBJECT_LEN_MAX,
+        }
+    }
+
     /// Puts an object, of which members of a cluster are to keep that many copies.
     pub(super) async fn put(
         &self,
-        key: &[u8],
-        value: Value,
+        key: Vec<u8>,
+        bytes: Vec<u8>,
         copies: u8,
-    ) -> Result<Done, StoreError> {
+    ) -> Result<Done, Failure> {
         Ok(match self {
             Self::Listed(client) => {
-                let (is_written, version) = match client.put(key, value).await? {
+                let (is_written, version) = match client.put(&key, value_of(&bytes)?).await? {
                     Put::Written { version } => (true, version),
                     Put::Touched { version } => (false, version),
                 };
@@ -58,7 +69,8 @@ impl Store {
                     copies,
                     ..PutOptions::default()
                 };
-                let put = client.put(key, value, options).await?;
+                let value = vec![Lent::bytes(bytes)];
+                let put = client.handle()?.put(key, value, options).await?;
                 let (is_written, version) = match put {
                     Stored::Written { version, .. } => (true, version),
                     Stored::Exists { version } => (false, version),
@@ -73,24 +85,20 @@ impl Store {
     }
 
     /// The bytes under a key, if there are any.
-    pub(super) async fn get(&self, key: &[u8], room: Room) -> Result<Option<Vec<u8>>, StoreError> {
-        let (room, len_bytes) = match self {
-            Self::Listed(client) => match client.get(key, room).await {
-                Ok(Get::Hit {
-                    room, len_bytes, ..
-                }) => (room, len_bytes),
-                Ok(Get::Miss { .. }) => return Ok(None),
-                Err(failure) => return Err(failure.error),
-            },
-            Self::Cluster(client) => match client.get(key, room).await {
-                Ok(Fetched::Hit {
-                    room, len_bytes, ..
-                }) => (room, len_bytes),
-                Ok(Fetched::Miss { .. }) => return Ok(None),
-                Err(failure) => return Err(failure.error),
-            },
+    pub(super) async fn get(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>, Failure> {
+        let client = match self {
+            Self::Listed(client) => client,
+            Self::Cluster(client) => return Ok(client.handle()?.get_bytes(key).await?),
         };
-        Ok(Some(room.as_slice()[..len_bytes].to_vec()))
+        // The length is not known before; memory that nothing is received into costs nothing.
+        let room = Room::whole(arena().alloc(PAYLOAD_BYTES_MAX)?);
+        match client.get(&key, room).await {
+            Ok(Get::Hit {
+                room, len_bytes, ..
+            }) => Ok(Some(room.as_slice()[..len_bytes].to_vec())),
+            Ok(Get::Miss { .. }) => Ok(None),
+            Err(failure) => Err(failure.error.into()),
+        }
     }
 
     pub(super) async fn exists(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, StoreError> {
@@ -159,6 +167,15 @@ where
         };
         work(store).await
     })?
+}
+
+fn value_of(bytes: &[u8]) -> Result<Value, Failure> {
+    if bytes.is_empty() {
+        return Ok(Value::empty());
+    }
+    let mut region = arena().alloc(bytes.len())?;
+    region.as_mut_slice().copy_from_slice(bytes);
+    Ok(Value::new(region.freeze()))
 }
 
 /// Runs `work` with a client of the nodes' cluster.

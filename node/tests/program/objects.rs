@@ -143,6 +143,20 @@ fn an_object_that_never_fits_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_value_that_no_answer_carries_is_refused_by_nodes_that_are_alone() {
+    let node = Node::start("8MiB", &[]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let long = folder.path().join("long");
+    let file = fs::File::create(&long).expect("it is made");
+    file.set_len((64 << 20) + 1).expect("it is as long");
+    let long = long.to_str().expect("text");
+    let refused = run(&["put", "--nodes", node.address(), "key", long]).ended_with(1);
+    let reason = "longer than 67108864 bytes, which is the longest value there";
+    assert!(refused.stderr.contains(reason), "{refused:?}");
+    run(&["get", "--nodes", node.address(), "key"]).ended_with(3);
+}
+
+#[test]
 fn a_full_store_makes_room() {
     let node = Node::start("1MiB", &[]);
     let at = ["--nodes", node.address()];
