@@ -16,6 +16,7 @@ use toml_edit::Document;
 use crate::binaries;
 use crate::deny_uring::without_uring;
 use crate::next_version;
+use crate::python;
 use crate::sim;
 use crate::system;
 use crate::tally::Tally;
@@ -49,6 +50,8 @@ enum Lane {
     Test,
     /// The tests of everything above the driver once more, where io_uring is forbidden.
     Epoll,
+    /// The wheel, and its tests in Python.
+    Python,
     /// Every interleaving of what cores share without a lock.
     Loom,
     /// Undefined behaviour in what is unsafe and needs no kernel.
@@ -107,6 +110,7 @@ impl Lane {
             Self::Tidy => "tidy",
             Self::Test => "test",
             Self::Epoll => "epoll",
+            Self::Python => "python",
             Self::Loom => "loom",
             Self::Miri => "miri",
             Self::Sim => "sim",
@@ -145,6 +149,7 @@ impl Lane {
                 let ran = run_without_uring(workspace, tally);
                 ran.and_then(|()| verdict(self, tally, allowed_skips(workspace, self)?))
             }
+            Self::Python => self.run_in_python(workspace, tally.insert(Tally::default())),
             Self::Tidy => tidy::run(workspace),
             Self::Clippy => {
                 let all = workspace::run(&mut self.command(workspace));
@@ -180,6 +185,17 @@ impl Lane {
         verdict(self, tally, allowed)
     }
 
+    /// Skipped as a whole where there is no Python to run it in.
+    fn run_in_python(self, workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
+        if let Some(reason) = python::absent(workspace)? {
+            println!("not run: {reason}");
+            *tally = Tally::of_skipped_lane(self.name(), reason);
+            return Ok(());
+        }
+        python::run(workspace, tally)?;
+        verdict(self, tally, allowed_skips(workspace, self)?)
+    }
+
     fn command(self, workspace: &Workspace) -> Command {
         let words = match self {
             Self::Fmt => "fmt --all --check",
@@ -191,6 +207,7 @@ impl Lane {
             // Output of tests that pass is shown, or their skips would be lost.
             Self::Test => "test --workspace --locked --no-fail-fast -- --show-output",
             Self::Epoll => "xtask test --lane epoll",
+            Self::Python => "xtask test --lane python",
             // Other flags, so another folder: what the other lanes share stays built.
             Self::Loom => {
                 "test -p lunette-runtime --locked --release --test loom_doorbell \

@@ -26,6 +26,7 @@ mod fuzz;
 mod lanes;
 mod libtest;
 mod next_version;
+mod python;
 mod sim;
 mod system;
 mod tally;

@@ -32,18 +32,21 @@ pub(super) enum Floor {
     Service,
     /// 4: the program.
     Node,
+    /// 5: what programs in other languages see.
+    Face,
     /// What tests draw.
     Drawn,
     /// Beside the product: measures it, attacks it, drives it.
     Side,
 }
 
-const FLOORS: [(&str, Floor); 24] = [
+const FLOORS: [(&str, Floor); 26] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-auth", Floor::Pure),
     ("lunette-cluster-proto", Floor::PureShared),
     ("lunette-kvstore-proto", Floor::Pure),
+    ("lunette-kvstore-policy", Floor::Pure),
     ("lunette-conductor-policy", Floor::Pure),
     ("lunette-verbs-proto", Floor::Pure),
     ("lunette-nvmeof-proto", Floor::Pure),
@@ -58,6 +61,7 @@ const FLOORS: [(&str, Floor); 24] = [
     ("lunette-kvstore", Floor::Service),
     ("lunette-conductor", Floor::Service),
     ("lunette", Floor::Node),
+    ("lunette-python", Floor::Face),
     ("lunette-generate", Floor::Drawn),
     ("lunette-bench", Floor::Side),
     ("lunette-fuzz", Floor::Side),

@@ -14,11 +14,12 @@ use super::tokens;
 use super::tree::{SourceFile, Tree};
 
 const RULE: &str = "unsafe";
-/// The packages that may hold unsafe code: the runtime, what talks to devices, and the raw loop that
+/// The packages that may hold unsafe code: the runtime, what talks to devices, what Python calls, and the raw loop that
 /// rows of the bench are compared with, which must not go through the runtime.
-const HOLDERS: [&str; 5] = [
+const HOLDERS: [&str; 6] = [
     "lunette-bench",
     "lunette-gpu",
+    "lunette-python",
     "lunette-runtime",
     "lunette-verbs",
     "rdma-core-sys",

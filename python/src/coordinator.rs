@@ -1,0 +1,121 @@
+//! A coordinator in this process.
+
+use std::net::SocketAddr;
+use std::process;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
+
+use futures_channel::oneshot;
+use lunette_cluster::{Hosted, serve};
+use lunette_runtime::net::{REBIND_WAIT, TcpListener};
+use lunette_runtime::{CoreOptions, Idle, block_on};
+use pyo3::prelude::*;
+
+use crate::failure::{Closed, of_start};
+
+/// A coordinator on a thread of its own, which forgets everything when it ends.
+#[pyclass(frozen, module = "lunette._native")]
+#[derive(Debug)]
+pub(crate) struct NativeCoordinator {
+    address: SocketAddr,
+    process: u32,
+    running: Mutex<Option<Running>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    end: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+#[pymethods]
+impl NativeCoordinator {
+    #[new]
+    fn start(py: Python<'_>, listen: &str) -> PyResult<Self> {
+        let listen: SocketAddr = super::store::address(listen)?;
+        if !listen.ip().is_loopback() {
+            let what = format!("{listen} is not loopback, and nobody would be authenticated");
+            return Err(of_start(&what));
+        }
+        let (end, ended) = oneshot::channel();
+        let (ready, bound) = mpsc::channel();
+        let thread = thread::Builder::new().name("lunette-coord".to_owned());
+        let thread = thread.spawn(move || run(listen, ended, &ready));
+        let thread = thread.map_err(|error| of_start(&error))?;
+        let running = Mutex::new(Some(Running { end, thread }));
+        let bound = py.detach(move || bound.recv());
+        let address = bound
+            .unwrap_or_else(|_| Err("the coordinator's core did not start".to_owned()))
+            .map_err(|said| of_start(&said))?;
+        Ok(Self {
+            address,
+            process: process::id(),
+            running,
+        })
+    }
+
+    /// Where it listens.
+    #[getter]
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Ends it. Again, it does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if self.process != process::id() {
+            return Err(Closed::new_err("used after fork"));
+        }
+        py.detach(|| self.end());
+        Ok(())
+    }
+}
+
+impl NativeCoordinator {
+    fn end(&self) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Running { end, thread }) = running.take() else {
+            return;
+        };
+        // A thread that has ended before hears nothing, and a panic of it is no panic of ours.
+        let _ended_before = end.send(());
+        drop(thread.join());
+    }
+}
+
+impl Drop for NativeCoordinator {
+    fn drop(&mut self) {
+        // A child of a fork has none of its threads.
+        if self.process == process::id() {
+            self.end();
+        }
+    }
+}
+
+type Ready = mpsc::Sender<Result<SocketAddr, String>>;
+
+fn run(listen: SocketAddr, ended: oneshot::Receiver<()>, ready: &Ready) {
+    let options = CoreOptions {
+        idle: Idle::Efficient,
+        ..CoreOptions::default()
+    };
+    let told = ready.clone();
+    let ran = block_on(None, options, move || async move {
+        let listener = match TcpListener::bind_within(listen, REBIND_WAIT).await {
+            Ok(listener) => listener,
+            Err(error) => {
+                drop(told.send(Err(format!("{listen}: {error}"))));
+                return;
+            }
+        };
+        drop(told.send(Ok(listener.local_addr())));
+        drop(told);
+        let stop = async {
+            // Whoever was to send it may be gone: an end too.
+            let _why = ended.await;
+        };
+        serve(listener, Hosted::in_memory(), None, stop).await;
+    });
+    if let Err(error) = ran {
+        drop(ready.send(Err(error.to_string())));
+    }
+}

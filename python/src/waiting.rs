@@ -1,0 +1,57 @@
+//! An answer is waited for.
+//!
+//! What comes within [`SPIN`] is had without giving the GIL up: releasing it costs a thread that has a busy
+//! neighbour its turn. What takes longer is waited for without it, and signals are looked for all along.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+/// How long the GIL is kept.
+const SPIN: Duration = Duration::from_micros(20);
+/// How often signals are looked for.
+const SIGNALS: Duration = Duration::from_millis(25);
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The answer. What has been begun is not stopped by an exception of a signal.
+///
+/// # Errors
+/// What a handler of a signal raised.
+pub(crate) fn wait<T: Send>(py: Python<'_>, answer: impl Future<Output = T> + Send) -> PyResult<T> {
+    let mut answer = pin!(answer);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let begun = Instant::now();
+    loop {
+        if let Poll::Ready(answer) = answer.as_mut().poll(&mut context) {
+            return Ok(answer);
+        }
+        if begun.elapsed() >= SPIN {
+            break;
+        }
+        std::hint::spin_loop();
+    }
+    loop {
+        let answer = answer.as_mut();
+        let waker = &waker;
+        let polled = py.detach(move || {
+            thread::park_timeout(SIGNALS);
+            answer.poll(&mut Context::from_waker(waker))
+        });
+        match polled {
+            Poll::Ready(answer) => return Ok(answer),
+            Poll::Pending => py.check_signals()?,
+        }
+    }
+}

@@ -1,0 +1,33 @@
+"""A coordinator and a member, for all tests of a file."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import lunette
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[lunette.Coordinator]:
+    with lunette.Coordinator() as coordinator:
+        yield coordinator
+
+
+@pytest.fixture(scope="module")
+def member(coordinator: lunette.Coordinator) -> Iterator[lunette.Store]:
+    with lunette.Store.member([coordinator.address], memory_bytes=64 << 20) as store:
+        yield store
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Says what `cargo xtask test` counts, as tests in Rust say it."""
+    stats = terminalreporter.stats
+    skipped = stats.get("skipped", [])
+    for report in skipped:
+        terminalreporter.write_line(f"SKIP {report.nodeid}: {report.longrepr[2]}")
+    passed = len(stats.get("passed", [])) + len(skipped)
+    failed = len(stats.get("failed", [])) + len(stats.get("error", []))
+    verdict = "FAILED" if failed else "ok"
+    terminalreporter.write_line(
+        f"test result: {verdict}. {passed} passed; {failed} failed; 0 ignored"
+    )

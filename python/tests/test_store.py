@@ -1,0 +1,116 @@
+"""Objects go in and come out, and bad input is refused without harm."""
+
+import array
+import random
+import threading
+
+import pytest
+
+import lunette
+
+
+@pytest.fixture(scope="module", params=["member", "client"])
+def store(request, member):
+    if request.param == "member":
+        yield member
+    else:
+        with lunette.Store.connect([member.address]) as client:
+            yield client
+
+
+@pytest.fixture
+def key(request):
+    return request.node.nodeid
+
+
+def test_a_random_sequence_is_that_of_a_dictionary(store, key):
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    model = {}
+    for step in range(300):
+        name = f"{key}/{draw.randrange(8)}"
+        value = draw.randbytes(draw.choice([1, 100, 4096, 70_000, 300_000]))
+        what = draw.choice(["put", "upsert", "get", "size", "exists", "remove"])
+        if what == "put":
+            assert store.put(name, value) == (name not in model), (seed, step)
+            model.setdefault(name, value)
+        elif what == "upsert":
+            assert store.upsert(name, value), (seed, step)
+            model[name] = value
+        elif what == "get":
+            assert store.get(name) == model.get(name), (seed, step)
+        elif what == "size":
+            held = model.get(name)
+            assert store.size(name) == (held and len(held)), (seed, step)
+        elif what == "exists":
+            assert store.exists([name, name]) == [name in model] * 2, (seed, step)
+        else:
+            assert store.remove([name]) == [model.pop(name, None) is not None], (seed, step)
+
+
+def test_what_has_the_buffer_protocol_is_a_value(store, key):
+    numbers = array.array("I", range(100))
+    for at, value in enumerate([numbers, bytearray(b"abc"), memoryview(b"abcdef")[::2]]):
+        store.put(f"{key}/{at}", value)
+        assert store.get(f"{key}/{at}") == memoryview(value).tobytes()
+    into = array.array("I", bytes(404))
+    assert store.get_into(f"{key}/0", into) == 400
+    assert into[:100] == numbers and into[100] == 0
+
+
+def test_room_that_does_not_do_is_refused_and_untouched(store, key):
+    store.put(key, b"abcdef")
+    short = bytearray(b"-----")
+    for room in [short, b"------", memoryview(bytearray(12))[::2]]:
+        with pytest.raises(ValueError):
+            store.get_into(key, room)
+    assert short == b"-----"
+    assert store.get_into(key + "/none", short) is None
+
+
+def test_wrong_types_and_keys_are_refused(store):
+    for wrong in [None, 1, 1.5, ["a"]]:
+        with pytest.raises(TypeError):
+            store.put(wrong, b"value")
+        with pytest.raises(TypeError):
+            store.put("key", wrong)
+    with pytest.raises(lunette.StoreError):
+        store.put(b"k" * 100_000, b"value")
+    with pytest.raises(lunette.StoreError):
+        store.put(b"", b"value")
+    with pytest.raises(OverflowError):
+        store.put(b"copies", b"value", copies=-1)
+    with pytest.raises(lunette.StoreError):
+        store.put(b"copies", b"value", copies=0)
+
+
+def test_threads_share_a_store(store, key):
+    def work(at):
+        value = bytes([at]) * 100_000
+        for step in range(20):
+            store.put(f"{key}/{at}/{step}", value)
+            assert store.get(f"{key}/{at}/{step}") == value
+        done.append(at)
+
+    done = []
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "127.0.0.1", "127.0.0.1:99999"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ValueError):
+        lunette.Store.connect([address])
+    with pytest.raises(ValueError):
+        lunette.Coordinator(address)
+
+
+def test_nobody_listens_beyond_loopback(coordinator):
+    with pytest.raises(lunette.StoreError, match="loopback"):
+        lunette.Coordinator("0.0.0.0:0")
+    with pytest.raises(lunette.StoreError, match="loopback"):
+        lunette.Store.member([coordinator.address], memory_bytes=1 << 20, listen="0.0.0.0:0")

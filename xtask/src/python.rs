@@ -1,0 +1,64 @@
+//! The lane `python`: the wheel in an environment of its own, and its tests in Python.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::tally::Tally;
+use crate::task_error::TaskError;
+use crate::workspace::{self, Workspace};
+
+/// The folder of the environment, below the target directory.
+const ENVIRONMENT: &str = "python-tests";
+/// What the environment has beside the wheel.
+const TOOLS: [&str; 2] = ["maturin>=1.7,<2", "pytest>=8,<10"];
+
+/// Makes the environment where it is not there yet; says why it cannot be had, if so.
+///
+/// # Errors
+/// [`TaskError::Metadata`], of the target directory.
+pub(crate) fn absent(workspace: &Workspace) -> Result<Option<&'static str>, TaskError> {
+    let environment = workspace.target_dir()?.join(ENVIRONMENT);
+    let python = environment.join("bin/python");
+    let is_there = |module| succeeds(&python, &["-c", module]);
+    if is_there("import maturin, pytest") {
+        return Ok(None);
+    }
+    let of_age = "import sys; sys.exit(sys.version_info < (3, 10))";
+    if !workspace::succeeds("python3", &["-c", of_age]) {
+        return Ok(Some("there is no Python of version 3.10 or later"));
+    }
+    let made = Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&environment)
+        .status();
+    if !made.is_ok_and(|status| status.success()) {
+        return Ok(Some("this Python makes no virtual environments"));
+    }
+    let install = ["-m", "pip", "install", "--quiet", TOOLS[0], TOOLS[1]];
+    Ok((!succeeds(&python, &install)).then_some("pip installs neither maturin nor pytest"))
+}
+
+/// Builds the wheel with what the lane of tests has built, installs it and runs its tests.
+///
+/// # Errors
+/// [`TaskError::Failed`]: the build, or a test.
+pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
+    let environment = workspace.target_dir()?.join(ENVIRONMENT);
+    let sources = workspace.root().join("python");
+    let mut build = Command::new(environment.join("bin/maturin"));
+    build
+        .args(["develop", "--locked", "--quiet"])
+        .current_dir(&sources)
+        .env("VIRTUAL_ENV", &environment);
+    workspace::run(&mut build)?;
+    let mut tests = Command::new(environment.join("bin/python"));
+    tests
+        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
+        .current_dir(&sources);
+    workspace::run_lines(&mut tests, |line| tally.line(line))
+}
+
+fn succeeds(program: &Path, arguments: &[&str]) -> bool {
+    let status = Command::new(program).args(arguments).status();
+    status.is_ok_and(|status| status.success())
+}
