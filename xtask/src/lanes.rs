@@ -238,11 +238,12 @@ impl Lane {
     }
 }
 
-/// How many tests run at a time: half as many again as there are CPUs, since many of them wait for leases and
-/// for other processes.
+/// How many tests run at a time, for each CPU: most of their time they wait for leases and for other processes.
+const TESTS_PER_CPU: usize = 3;
+
 fn test_threads() -> String {
     let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-    (cpus + cpus.div_ceil(2)).to_string()
+    (cpus * TESTS_PER_CPU).to_string()
 }
 
 /// Lints of tests that cargo builds for those alone who ask for them: they are no part of "all targets", also
