@@ -174,8 +174,12 @@ impl Lane {
             println!("not run: {reason}");
             *tally = Tally::of_skipped_lane(self.name(), &reason);
         } else {
-            vm::suite::run(workspace, tally)?;
-            sim::agree(workspace)?;
+            thread::scope(|scope| {
+                let agreed = scope.spawn(|| sim::agree(workspace));
+                let ran = vm::suite::run(workspace, tally);
+                let agreed = agreed.join().unwrap_or_else(|_| Err(vm::suite::panicked()));
+                ran.and(agreed)
+            })?;
         }
         let allowed = if vm::suite::is_long() {
             allowed_as(workspace, "vm-long")?

@@ -1,6 +1,6 @@
 //! One run of a machine: QEMU, its channels, its end.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,10 @@ use super::{Arguments, Rdma};
 use crate::task_error::TaskError;
 use crate::workspace::Workspace;
 
+/// Machines at a time, of all processes that work in one clone. Each leaves about half of two CPUs idle.
+pub(super) const MACHINES_MAX: usize = 2;
+/// How often a machine that waits for a place looks for one.
+const PLACE_POLL: Duration = Duration::from_millis(200);
 /// Limit of the boot and of setting devices up; a boot takes 7 to 30 s on a busy machine.
 const BOOT_MAX: Duration = Duration::from_secs(180);
 /// Limit of QEMU opening its channels.
@@ -44,8 +48,8 @@ pub(super) struct Machine {
     err: UnixStream,
     reports: Receiver<Report>,
     timeout: Duration,
-    /// One machine at a time; released when dropped.
-    _lock: File,
+    /// Its place among the machines; released when dropped.
+    _place: Place,
 }
 
 #[derive(Debug)]
@@ -63,17 +67,17 @@ enum Report {
 }
 
 impl Machine {
-    /// Boots a machine up to the start of its command. Waits while another one runs.
+    /// Boots a machine up to the start of its command. Waits while [`MACHINES_MAX`] others run. It ends with the
+    /// thread that boots it.
     pub(super) fn boot(
         workspace: &Workspace,
         kernel: &Kernel,
         arguments: &Arguments,
     ) -> Result<Self, TaskError> {
-        let cache = workspace.root().join("target/vm");
-        let lock = vm(File::create(cache.join("lock")))?;
-        vm(lock.lock())?;
+        let place = vm(Place::take(&workspace.root().join("target/vm")))?;
         let started = Instant::now();
-        let folder = std::env::temp_dir().join(format!("lunette-vm.{}", std::process::id()));
+        let name = format!("lunette-vm.{}.{}", std::process::id(), place.index);
+        let folder = std::env::temp_dir().join(name);
         vm(fs::create_dir(&folder))?;
         let listen = |name: &str| vm(UnixListener::bind(folder.join(name)));
         let (out, err, control) = (listen("out")?, listen("err")?, listen("control")?);
@@ -100,7 +104,7 @@ impl Machine {
             err,
             reports,
             timeout: Duration::from_secs(arguments.timeout),
-            _lock: lock,
+            _place: place,
         };
         match machine.reports.recv_timeout(BOOT_MAX) {
             Ok(Report::Ready) => {
@@ -123,9 +127,9 @@ impl Machine {
             err,
             reports,
             timeout,
-            _lock,
+            _place: place,
         } = self;
-        thread::scope(|scope| {
+        let ended = thread::scope(|scope| {
             // The channels end when QEMU does, so no reader outlives it.
             scope.spawn(|| pass_lines(out, &mut line));
             scope.spawn(|| io::copy(&mut &err, &mut io::stderr()));
@@ -141,7 +145,36 @@ impl Machine {
             };
             qemu.stop(ended.is_ok());
             ended.map_err(|why| qemu.failure(&why))
-        })
+        });
+        // The next one in this place has a folder of the same name.
+        drop(qemu);
+        drop(place);
+        ended
+    }
+}
+
+/// One of [`MACHINES_MAX`], for as long as it lives.
+#[derive(Debug)]
+struct Place {
+    index: usize,
+    /// Locked by this process alone.
+    _file: File,
+}
+
+impl Place {
+    /// Waits while none is free.
+    fn take(cache: &Path) -> io::Result<Self> {
+        loop {
+            for index in 0..MACHINES_MAX {
+                let file = File::create(cache.join(format!("lock.{index}")))?;
+                match file.try_lock() {
+                    Ok(()) => return Ok(Self { index, _file: file }),
+                    Err(TryLockError::WouldBlock) => {}
+                    Err(TryLockError::Error(error)) => return Err(error),
+                }
+            }
+            thread::sleep(PLACE_POLL);
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 //! They are built here and run there. Their output is libtest's, so the lane counts it like any
 //! other.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, mem, thread};
 
 use super::kernel::{Kernel, io};
 use super::{Arguments, Rdma, Series, run_lines};
@@ -177,7 +177,7 @@ pub(crate) fn is_long() -> bool {
     std::env::var_os(LONG).is_some()
 }
 
-/// Builds the binaries, and runs them in each machine.
+/// Builds the binaries, and runs them in each machine, several of which run at a time.
 ///
 /// # Errors
 /// Those of building and of [`super::run`]; a failure in one machine does not spare the others.
@@ -195,14 +195,30 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
         built.push((set, staged.keep(of_set)?));
     }
     let limit = if long_too { LONG_PART_MAX } else { PART_MAX };
-    let mut ended = Ok(());
-    for machine in MACHINES {
+    let in_machine = |machine| {
+        let mut tally = Tally::default();
         let lines = lines(&built, machine);
         let arguments = Arguments::of_script(machine, script(lines.into_iter()), limit);
         let ran = run_lines(workspace, &arguments, |line| tally.line(line));
-        ended = ended.and(ran);
-    }
-    ended
+        (tally, ran)
+    };
+    thread::scope(|scope| {
+        let runs = MACHINES.map(|machine| scope.spawn(move || in_machine(machine)));
+        let mut ended = Ok(());
+        for run in runs {
+            let (of_machine, ran) = run
+                .join()
+                .unwrap_or_else(|_| (Tally::default(), Err(panicked())));
+            *tally = mem::take(tally).and(of_machine);
+            ended = ended.and(ran);
+        }
+        ended
+    })
+}
+
+/// The thread that waits for a machine has.
+pub(crate) fn panicked() -> TaskError {
+    TaskError::Vm("the thread of a machine has panicked".into())
 }
 
 /// Where this run keeps its binaries: another build beside it may replace those that cargo made.
