@@ -46,6 +46,22 @@ pub enum Mutant {
     RepairForgotten,
     /// What was written before "remove all" lives on.
     GenerationIgnored,
+    /// The log announces a record before what is behind it has been written.
+    LogAnnouncedEarly,
+    /// The log reads headers and records without comparing their checksums.
+    LogChecksumIgnored,
+    /// The log takes what a segment held before for what it holds now.
+    LogStaleAccepted,
+    /// Recovery of the log does not heed removals.
+    LogTombstoneIgnored,
+    /// The log frees a segment whose records have not all moved or been released.
+    LogLiveFreed,
+    /// The log frees a segment that is being read.
+    LogPinIgnored,
+    /// Recovery of the log shows records of earlier generations.
+    LogGenerationIgnored,
+    /// The log frees removals of what is still on the drive.
+    LogTombstoneDropped,
 }
 
 impl Mutant {
@@ -62,6 +78,18 @@ impl Mutant {
         ("surplus-miscounted", Self::SurplusMiscounted),
         ("repair-forgotten", Self::RepairForgotten),
         ("generation-ignored", Self::GenerationIgnored),
+    ];
+
+    /// Those of the drive's log, which its own crash tests are to find.
+    pub const LOG: [(&'static str, Self); 8] = [
+        ("log-announced-early", Self::LogAnnouncedEarly),
+        ("log-checksum-ignored", Self::LogChecksumIgnored),
+        ("log-stale-accepted", Self::LogStaleAccepted),
+        ("log-tombstone-ignored", Self::LogTombstoneIgnored),
+        ("log-live-freed", Self::LogLiveFreed),
+        ("log-pin-ignored", Self::LogPinIgnored),
+        ("log-generation-ignored", Self::LogGenerationIgnored),
+        ("log-tombstone-dropped", Self::LogTombstoneDropped),
     ];
 
     /// Those that the simulator of whole clusters is to find, by the names that it takes.

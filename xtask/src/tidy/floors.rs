@@ -40,12 +40,13 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 26] = [
+const FLOORS: [(&str, Floor); 27] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-auth", Floor::Pure),
     ("lunette-cluster-proto", Floor::PureShared),
     ("lunette-kvstore-proto", Floor::Pure),
+    ("lunette-kvstore-log", Floor::Pure),
     ("lunette-kvstore-policy", Floor::Pure),
     ("lunette-conductor-policy", Floor::Pure),
     ("lunette-verbs-proto", Floor::Pure),
