@@ -40,6 +40,9 @@ pub const SEGMENT_BYTES_MIN: u32 = 64 * 1024;
 /// The longest segment.
 pub const SEGMENT_BYTES_MAX: u32 = 1 << 30;
 
+/// Mounts, segments and batches are counted from 1, and never as far as this.
+pub const COUNT_MAX: u64 = 1 << 62;
+
 /// How a drive is cut into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {

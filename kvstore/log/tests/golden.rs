@@ -57,7 +57,7 @@ fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
         "segment_freed" => include_str!("golden/segment_freed.hex"),
         "seal" => include_str!("golden/seal.hex"),
         "batch" => include_str!("golden/batch.hex"),
-        _ => panic!("no golden file {name}"),
+        _ => unreachable!("no golden file {name}"),
     };
     assert_eq!(hex(encoded), text, "{name}");
     unhex(text)

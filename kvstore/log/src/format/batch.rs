@@ -18,7 +18,7 @@ use lunette_runtime_core::codec::Reader;
 use lunette_runtime_core::limits::KEY_BYTES_MAX;
 use lunette_runtime_core::mutant::{self, Mutant};
 
-use super::checked::{FormatFault, Part, begun, ended, opened, zeros};
+use super::checked::{FormatFault, Part, begun, counted, ended, opened, zeros};
 use super::segment::SegmentTag;
 use super::{BLOCK_BYTES, SEGMENT_BYTES_MAX, SEGMENT_HEAD_BLOCKS, blocks_for};
 use crate::record::{Fingerprint, Record, Version};
@@ -159,7 +159,7 @@ impl BatchHeader {
                 sequence,
             },
             entries,
-            sequence: fields.u64().map_err(cut)?,
+            sequence: counted(part, "batch sequence", fields.u64().map_err(cut)?)?,
             at_block: fields.u32().map_err(cut)?,
             len_blocks: fields.u32().map_err(cut)?,
             table_crc32c: fields.u32().map_err(cut)?,

@@ -8,7 +8,7 @@ use lunette_runtime_core::codec::{Reader, Truncated};
 use lunette_runtime_core::mutant::{self, Mutant};
 use thiserror::Error;
 
-use super::FORMAT;
+use super::{COUNT_MAX, FORMAT};
 
 /// Which part of the drive a fault is in.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -148,5 +148,14 @@ pub(super) fn zeros(part: Part, fields: &Reader<'_>) -> Result<(), FormatFault> 
             part,
             field: "zero",
         })
+    }
+}
+
+/// Fails unless a count has room to rise.
+pub(super) fn counted(part: Part, field: &'static str, count: u64) -> Result<u64, FormatFault> {
+    if count < COUNT_MAX {
+        Ok(count)
+    } else {
+        Err(FormatFault::FieldOutOfLimits { part, field })
     }
 }

@@ -4,7 +4,7 @@
 //! whole, and whoever opens the log reads all payloads to find it, and then writes the seal: an end that was
 //! found once stays, whatever is found behind it later.
 
-use super::checked::{FormatFault, Part, begun, ended, opened, zeros};
+use super::checked::{FormatFault, Part, begun, counted, ended, opened, zeros};
 use super::{BLOCK_BYTES, SEGMENT_HEAD_BLOCKS};
 
 /// Bytes of a header, and of a seal, that are used; the rest of its block is zero.
@@ -83,7 +83,8 @@ impl SegmentHeader {
             }
         };
         let tag = take_tag(part, &mut fields)?;
-        let (first_batch, generation) = (fields.u64().map_err(cut)?, fields.u64().map_err(cut)?);
+        let first_batch = counted(part, "first_batch", fields.u64().map_err(cut)?)?;
+        let generation = fields.u64().map_err(cut)?;
         let segment_index = fields.u32().map_err(cut)?;
         zeros(part, &fields)?;
         Ok(Self {
@@ -136,7 +137,7 @@ impl Seal {
             return Err(out_of_limits("zero"));
         }
         let tag = take_tag(part, &mut fields)?;
-        let next_batch = fields.u64().map_err(cut)?;
+        let next_batch = counted(part, "next_batch", fields.u64().map_err(cut)?)?;
         let (end_blocks, segment_index) = (fields.u32().map_err(cut)?, fields.u32().map_err(cut)?);
         if end_blocks < SEGMENT_HEAD_BLOCKS {
             return Err(out_of_limits("end_blocks"));
@@ -162,8 +163,9 @@ fn take_tag(
     fields: &mut lunette_runtime_core::codec::Reader<'_>,
 ) -> Result<SegmentTag, FormatFault> {
     let cut = |cut| FormatFault::Truncated { part, cut };
-    let sequence = fields.u64().map_err(cut)?;
-    let (log_id, mount) = (fields.u64().map_err(cut)?, fields.u64().map_err(cut)?);
+    let sequence = counted(part, "segment sequence", fields.u64().map_err(cut)?)?;
+    let log_id = fields.u64().map_err(cut)?;
+    let mount = counted(part, "mount", fields.u64().map_err(cut)?)?;
     Ok(SegmentTag {
         log_id,
         mount,

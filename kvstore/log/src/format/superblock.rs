@@ -1,6 +1,6 @@
 //! The superblock: whose log it is, how it is cut, and how often it was opened.
 
-use super::checked::{FormatFault, Part, begun, ended, opened, zeros};
+use super::checked::{FormatFault, Part, begun, counted, ended, opened, zeros};
 use super::{BLOCK_BYTES, Geometry};
 
 /// Bytes of a superblock that are used; the rest of its block is zero.
@@ -63,7 +63,7 @@ impl Superblock {
         if fields.u16().map_err(cut)? != 0 {
             return Err(out_of_limits("zero"));
         }
-        let mount = fields.u64().map_err(cut)?;
+        let mount = counted(PART, "mount", fields.u64().map_err(cut)?)?;
         let identity = Identity {
             cluster: fields.u128().map_err(cut)?,
             device: fields.u128().map_err(cut)?,

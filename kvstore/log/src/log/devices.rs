@@ -1,0 +1,279 @@
+//! Operations of the drive: how they end, flushes, seals, superblocks, and a drive that fails.
+
+use lunette_runtime_core::time::Time;
+
+use super::Log;
+use super::writing::Waiting;
+use crate::effect::{AppendFailure, DeviceFault, Effect, Event, OpId, Write, WritePiece};
+use crate::format::segment::{Seal, SegmentHeader, SegmentState};
+use crate::format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS_BYTES};
+use crate::log::writing::Requester;
+use crate::segments::State;
+
+/// What an operation is for.
+#[derive(Debug)]
+pub(super) enum Op {
+    Batch {
+        sequence: u64,
+        segment_index: u32,
+    },
+    Seal {
+        segment_index: u32,
+    },
+    /// The header of a segment that is freed.
+    Header {
+        segment_index: u32,
+    },
+    /// A copy of the superblock.
+    Superblock {
+        copy: usize,
+    },
+    /// What had been written before it.
+    Flush(Vec<Self>),
+    /// A table of the segment that is reclaimed.
+    Table,
+    /// A record that is kept, by its place among the flights.
+    Kept {
+        at: usize,
+    },
+}
+
+/// How far the superblocks are.
+#[derive(Debug, Default)]
+pub(super) struct SuperblockStep {
+    is_writing: bool,
+    /// What they say has changed since.
+    is_again: bool,
+    /// Seals that were missing when the log was opened.
+    pub(super) seals_left: usize,
+    /// Both have been written in this mount.
+    is_written: bool,
+    /// Whether the owner waits for the generation.
+    is_raised: bool,
+}
+
+impl SuperblockStep {
+    pub(super) const fn is_done(&self) -> bool {
+        self.is_written && self.seals_left == 0
+    }
+}
+
+impl Log {
+    /// A write has ended: the drive does not touch its memory any more.
+    ///
+    /// # Panics
+    /// If there is no such write.
+    pub fn written(&mut self, now: Time, op: OpId, result: Result<(), DeviceFault>) {
+        let op = self.ops.remove(&op).expect("a write ends once");
+        match result {
+            Ok(()) if self.options.has_volatile_cache => {
+                self.failures = 0;
+                self.unflushed.push(op);
+            }
+            Ok(()) => {
+                self.failures = 0;
+                self.settled(op);
+            }
+            Err(DeviceFault) => {
+                self.count_failure();
+                self.failed(op);
+            }
+        }
+        self.advance(now);
+    }
+
+    /// A flush has ended.
+    ///
+    /// # Panics
+    /// If there is no such flush.
+    pub fn flushed(&mut self, now: Time, op: OpId, result: Result<(), DeviceFault>) {
+        let Some(Op::Flush(ops)) = self.ops.remove(&op) else {
+            unreachable!("a flush ends once");
+        };
+        self.is_flushing = false;
+        if result.is_err() {
+            self.count_failure();
+        }
+        for op in ops {
+            match result {
+                Ok(()) => self.settled(op),
+                Err(DeviceFault) => self.failed(op),
+            }
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn flush_on(&mut self) {
+        if self.is_flushing || self.unflushed.is_empty() {
+            return;
+        }
+        self.is_flushing = true;
+        let written = core::mem::take(&mut self.unflushed);
+        let op = self.next_op(Op::Flush(written));
+        self.effects.push_back(Effect::Flush { op });
+    }
+
+    /// What was written is durable.
+    fn settled(&mut self, op: Op) {
+        match op {
+            Op::Batch {
+                sequence,
+                segment_index,
+            } => self.batch_ended(sequence, segment_index, Ok(())),
+            Op::Seal { segment_index } => {
+                self.superblock_step.seals_left = self.superblock_step.seals_left.saturating_sub(1);
+                let segment = self.segments.get(segment_index);
+                // What could not be written lies behind the seal, and is not found again.
+                if segment.is_broken && segment.state == State::Full {
+                    self.clear_ghosts(segment_index);
+                }
+            }
+            Op::Header { segment_index } => {
+                self.clear_ghosts(segment_index);
+                self.segments.set_free(segment_index);
+            }
+            Op::Superblock { copy: 0 } => self.write_superblock_copy(1),
+            Op::Superblock { .. } => self.superblock_written(),
+            Op::Flush(_) | Op::Table | Op::Kept { .. } => unreachable!("only writes settle"),
+        }
+    }
+
+    fn failed(&mut self, op: Op) {
+        match op {
+            Op::Batch {
+                sequence,
+                segment_index,
+            } => {
+                self.batch_ended(sequence, segment_index, Err(DeviceFault));
+            }
+            _ if self.has_failed => {}
+            Op::Seal { segment_index } => self.write_seal(segment_index),
+            Op::Header { segment_index } => self.write_freed(segment_index),
+            Op::Superblock { copy } => self.write_superblock_copy(copy),
+            Op::Flush(_) | Op::Table | Op::Kept { .. } => unreachable!("only writes are retried"),
+        }
+    }
+
+    fn count_failure(&mut self) {
+        self.stats.failed_writes += 1;
+        self.failures += 1;
+        if self.failures >= self.options.failures_max {
+            self.fail_device();
+        }
+    }
+
+    /// Nothing is written any more; what waited for that has failed.
+    pub(super) fn fail_device(&mut self) {
+        if self.has_failed {
+            return;
+        }
+        self.has_failed = true;
+        self.events.push_back(Event::DeviceFailed);
+        let mut waiting = self.urgent.drain();
+        waiting.append(&mut self.appends.drain());
+        for waiting in waiting {
+            match waiting {
+                Waiting::Flight(at) => {
+                    self.end_flight(at, AppendFailure::Device(DeviceFault));
+                    self.flights.remove(at);
+                }
+                Waiting::Removal(removal, Requester::Owner(id, found_in)) => {
+                    self.fail_removal(removal.fingerprint, id, found_in);
+                }
+                Waiting::Removal(_, Requester::Reclaim) => {}
+            }
+        }
+        self.reclaim = None;
+    }
+
+    /// Says on the drive where a segment ends.
+    pub(super) fn write_seal(&mut self, segment_index: u32) {
+        let segment = self.segments.get(segment_index);
+        let seal = Seal {
+            tag: segment.tag,
+            next_batch: segment.next_batch,
+            end_blocks: segment.end_block,
+            segment_index,
+        };
+        let offset_bytes = self.superblock.geometry.offset_bytes(segment_index, 1);
+        self.write_block(
+            Op::Seal { segment_index },
+            offset_bytes,
+            seal.encode().to_vec(),
+        );
+    }
+
+    /// Says on the drive that a segment is free.
+    pub(super) fn write_freed(&mut self, segment_index: u32) {
+        let segment = self.segments.get_mut(segment_index);
+        segment.state = State::Freeing;
+        let header = SegmentHeader {
+            tag: segment.tag,
+            state: SegmentState::Freed,
+            first_batch: segment.first_batch,
+            generation: self.superblock.generation,
+            segment_index,
+        };
+        let offset_bytes = self.superblock.geometry.offset_bytes(segment_index, 0);
+        self.write_block(
+            Op::Header { segment_index },
+            offset_bytes,
+            header.encode().to_vec(),
+        );
+    }
+
+    /// Writes both superblocks, one behind the other.
+    pub(crate) fn write_superblock(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        let step = &mut self.superblock_step;
+        step.is_raised = step.is_written;
+        if step.is_writing {
+            step.is_again = true;
+            return;
+        }
+        step.is_writing = true;
+        self.write_superblock_copy(0);
+    }
+
+    fn write_superblock_copy(&mut self, copy: usize) {
+        let block = self.superblock.encode().to_vec();
+        self.write_block(
+            Op::Superblock { copy },
+            SUPERBLOCK_OFFSETS_BYTES[copy],
+            block,
+        );
+    }
+
+    fn superblock_written(&mut self) {
+        let step = &mut self.superblock_step;
+        step.is_written = true;
+        if core::mem::take(&mut step.is_again) {
+            self.write_superblock_copy(0);
+            return;
+        }
+        step.is_writing = false;
+        if core::mem::take(&mut step.is_raised) {
+            let generation = self.superblock.generation;
+            self.events
+                .push_back(Event::GenerationRaised { generation });
+        }
+    }
+
+    /// A segment that was recovered had no seal.
+    pub(crate) fn seal_found(&mut self, segment_index: u32) {
+        self.superblock_step.seals_left += 1;
+        self.write_seal(segment_index);
+    }
+
+    fn write_block(&mut self, op: Op, offset_bytes: u64, block: Vec<u8>) {
+        let op = self.next_op(op);
+        self.stats.written_bytes += u64::from(BLOCK_BYTES);
+        let pieces = vec![WritePiece::Own(0..block.len())];
+        self.effects.push_back(Effect::Write(Write {
+            op,
+            offset_bytes,
+            own: block,
+            pieces,
+        }));
+    }
+}

@@ -1,0 +1,89 @@
+//! Removals.
+
+use lunette_runtime_core::time::Time;
+
+use super::Log;
+use super::appending::Stage;
+use super::writing::{Requester, Waiting};
+use crate::effect::{AppendFailure, DeviceFault, RemovalId, RemoveRefused, Removing};
+use crate::format::batch::{ENTRY_BYTES, Removal};
+use crate::record::{Fingerprint, Version};
+
+impl Log {
+    /// Removes the record of this key and version, and with it what it replaced. It is not found from now on, and not
+    /// after a restart once the removal has ended.
+    ///
+    /// # Errors
+    /// [`RemoveRefused`].
+    pub fn remove(
+        &mut self,
+        now: Time,
+        fingerprint: Fingerprint,
+        version: Version,
+    ) -> Result<Removing, RemoveRefused> {
+        self.now = self.now.max(now);
+        let flight = self.flight_of.get(&fingerprint).copied();
+        let flight = flight.map(|at| (at, &self.flights[at]));
+        let is_placed = flight.is_some_and(|(_, flight)| flight.stage == Stage::Placed);
+        let arriving = flight
+            .filter(|(_, flight)| flight.record.version == version)
+            .map(|(at, _)| at);
+        let is_here = self.version_here(fingerprint) == Some(version);
+        let is_ghost = self.has_ghost(fingerprint);
+        if arriving.is_none() && is_placed && (is_here || is_ghost) {
+            return Err(RemoveRefused::Busy);
+        }
+        if arriving.is_none() && !is_here && !self.counts_before_index(fingerprint) {
+            return Ok(Removing::Done);
+        }
+        if self.removals_queued >= self.options.queued_records_max && !self.has_failed {
+            return Err(RemoveRefused::QueueFull {
+                queued: self.removals_queued,
+            });
+        }
+        if let Some(at) = arriving {
+            self.end_flight(at, AppendFailure::Removed);
+        }
+        let forgotten = self.forget(fingerprint);
+        let found_in = forgotten.map(|located| located.location.segment_index);
+        if found_in.is_none() && !is_ghost && !is_placed {
+            self.advance(now);
+            return Ok(Removing::Done);
+        }
+        if self.has_failed {
+            self.add_ghost(fingerprint, found_in.unwrap_or(u32::MAX));
+            return Err(RemoveRefused::Device(DeviceFault));
+        }
+        let removal = RemovalId(self.next_token());
+        self.removals_queued += 1;
+        let covers = self.next_batch - 1;
+        let entry = Removal {
+            fingerprint,
+            version,
+            covers,
+        };
+        let requester = Requester::Owner(removal, found_in);
+        self.urgent.push(
+            self.now,
+            Waiting::Removal(entry, requester),
+            ENTRY_BYTES as u64,
+        );
+        self.advance(now);
+        Ok(Removing::Written(removal))
+    }
+
+    /// Whether the drive may have a record of this key that would be found instead of the one that is here.
+    fn counts_before_index(&self, fingerprint: Fingerprint) -> bool {
+        let Some(located) = self.index.get(&fingerprint) else {
+            return self.has_ghost(fingerprint);
+        };
+        let here = self
+            .segments
+            .get(located.location.segment_index)
+            .tag
+            .sequence;
+        let ghosts = self.ghosts.range((fingerprint, 0)..(fingerprint, u32::MAX));
+        let mut sequences = ghosts.map(|(_, ghost_in)| self.segments.get(*ghost_in).tag.sequence);
+        sequences.any(|sequence| sequence >= here)
+    }
+}

@@ -1,0 +1,124 @@
+//! What a log is told when it is made, and the limits that it keeps to.
+
+use core::time::Duration;
+
+use thiserror::Error;
+
+use crate::format::superblock::Identity;
+use crate::format::{BLOCK_BYTES, Geometry};
+
+/// Longest key and payload that stay in a segment which is reclaimed, as a part of the segment: a quarter. So
+/// that segments which are filled again are at least three quarters full.
+pub const KEPT_RECORD_SHARE: u64 = 4;
+/// How much of a segment stays in all when it is reclaimed: a half. So that reclaiming makes room.
+pub const KEPT_SHARE: u64 = 2;
+/// Most records of which it is not known whether the drive still has them. Beyond, the drive has failed.
+pub const GHOSTS_MAX: usize = 65_536;
+/// Bytes of a batch that are read first, for its header and table: those of 255 records.
+pub const TABLE_READ_BYTES: u32 = 16 * 1024;
+
+/// How a log works. [`LogOptions::new`] has values for a drive.
+#[derive(Clone, Copy, Debug)]
+pub struct LogOptions {
+    /// Whose log it is.
+    pub identity: Identity,
+    /// How a drive is cut that is formatted; one that has been is cut as its superblock says.
+    pub geometry: Geometry,
+    /// A batch is written when it has this length, or when [`linger`](Self::linger) is over.
+    pub batch_bytes_max: u32,
+    /// How long a record waits for others to be written with.
+    pub linger: Duration,
+    /// Most batches that are being written.
+    pub writes_in_flight_max: usize,
+    /// Most payload bytes that wait to be written.
+    pub queued_bytes_max: u64,
+    /// Most records that wait to be written or are being written; as many removals beside them.
+    pub queued_records_max: usize,
+    /// Most records that the log has. Room for their index is reserved when it is made.
+    pub records_max: usize,
+    /// Most reads that keep a segment from being freed.
+    pub pins_max: usize,
+    /// Free segments that appends leave to reclaim: at least one.
+    pub reserve_segments: u32,
+    /// Reclaim begins when fewer segments than this are free: more than the reserve.
+    pub free_segments_low: u32,
+    /// Most records of a segment being reclaimed of which the owner is asked, or which are moving.
+    pub judged_max: usize,
+    /// Whether what has been written may be lost with the power until a flush has ended.
+    pub has_volatile_cache: bool,
+    /// How long a write may take before appends are refused until it has ended.
+    pub slow_after: Duration,
+    /// Writes that fail one after the other before the drive is taken for failed.
+    pub failures_max: u32,
+    /// Most reads under way while the log is recovered.
+    pub recovery_reads_max: usize,
+}
+
+/// Options that contradict each other.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("option {0} of the log is out of its limits")]
+pub struct OptionsFault(pub &'static str);
+
+impl LogOptions {
+    /// Options for a drive of this capacity, in segments of 64 MiB, with an index of a record for each 256 KiB.
+    #[must_use]
+    pub fn new(identity: Identity, capacity_bytes: u64) -> Self {
+        let records = usize::try_from(capacity_bytes / (256 * 1024));
+        Self {
+            identity,
+            geometry: Geometry {
+                capacity_bytes,
+                segment_bytes: 64 << 20,
+            },
+            batch_bytes_max: 4 << 20,
+            linger: Duration::from_micros(500),
+            writes_in_flight_max: 4,
+            queued_bytes_max: 64 << 20,
+            queued_records_max: 4096,
+            records_max: records.unwrap_or(usize::MAX).max(1024),
+            pins_max: 1024,
+            reserve_segments: 2,
+            free_segments_low: 4,
+            judged_max: 64,
+            has_volatile_cache: true,
+            slow_after: Duration::from_secs(1),
+            failures_max: 3,
+            recovery_reads_max: 32,
+        }
+    }
+
+    /// Whether they fit together.
+    ///
+    /// # Errors
+    /// [`OptionsFault`] with the first that does not.
+    pub fn check(&self) -> Result<(), OptionsFault> {
+        let segments = if self.geometry.is_valid() {
+            self.geometry.segments()
+        } else {
+            0
+        };
+        let checks = [
+            ("geometry", segments > 0),
+            ("batch_bytes_max", self.batch_bytes_max >= BLOCK_BYTES),
+            ("writes_in_flight_max", self.writes_in_flight_max > 0),
+            ("queued_records_max", self.queued_records_max > 0),
+            ("records_max", self.records_max > 0),
+            (
+                "reserve_segments",
+                self.reserve_segments > 0 && self.reserve_segments < segments,
+            ),
+            (
+                "free_segments_low",
+                self.free_segments_low > self.reserve_segments
+                    && self.free_segments_low <= segments,
+            ),
+            ("judged_max", self.judged_max > 0),
+            ("failures_max", self.failures_max > 0),
+            ("recovery_reads_max", self.recovery_reads_max > 0),
+        ];
+        match checks.iter().find(|(_, holds)| !holds) {
+            Some((name, _)) => Err(OptionsFault(name)),
+            None => Ok(()),
+        }
+    }
+}
