@@ -46,7 +46,7 @@ use self::devices::{Op, SuperblockStep};
 use self::reading::Pin;
 use self::reclaiming::Reclaim;
 use self::writing::{Batch, Queue};
-use crate::effect::{Effect, Event, OpId};
+use crate::effect::{Effect, Event, OpId, RemovalId};
 use crate::format::superblock::Superblock;
 use crate::index::{ByFingerprint, Located};
 use crate::options::{GHOSTS_MAX, LogOptions, OptionsFault};
@@ -104,11 +104,11 @@ pub struct Log {
     next_batch: u64,
     flights: Slab<Flight>,
     flight_of: ByFingerprint<usize>,
-    /// What reclaim keeps, and removals: it may use the reserve.
-    urgent: Queue,
-    /// What the owner appends.
-    appends: Queue,
+    /// What waits to be written, by [`Lane`](writing::Lane).
+    lanes: [Queue; 3],
     removals_queued: usize,
+    /// The removal of each key that has not ended.
+    removal_of: ByFingerprint<RemovalId>,
     /// Those that are being written, and those behind one that is.
     batches: VecDeque<Batch>,
     ops: BTreeMap<OpId, Op>,
@@ -151,7 +151,7 @@ impl Log {
         };
         let segments = Segments::new(options.geometry, 1);
         let mut log = Self::mounting(options, superblock, segments, ByFingerprint::default(), 1);
-        log.write_superblock(now);
+        log.mount(now, Vec::new());
         Ok(log)
     }
 
@@ -175,9 +175,9 @@ impl Log {
             next_batch,
             flights: Slab::with_capacity(options.queued_records_max),
             flight_of: ByFingerprint::default(),
-            urgent: Queue::default(),
-            appends: Queue::default(),
+            lanes: Default::default(),
             removals_queued: 0,
+            removal_of: ByFingerprint::default(),
             batches: VecDeque::new(),
             ops: BTreeMap::new(),
             next_op: 0,
@@ -253,8 +253,7 @@ impl Log {
     /// When [`advance`](Self::advance) is to be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        let waiting = [self.urgent.since(), self.appends.since()];
-        let oldest = waiting.into_iter().flatten().min()?;
+        let oldest = self.lanes.iter().filter_map(Queue::since).min()?;
         let is_able = self.may_write() && self.batches.len() < self.options.writes_in_flight_max;
         is_able.then(|| oldest + self.options.linger)
     }
@@ -296,7 +295,7 @@ impl Log {
                 self.forget(fingerprint);
             }
         }
-        self.write_superblock(now);
+        self.write_superblock();
         self.advance(now);
     }
 
@@ -319,9 +318,11 @@ impl Log {
         }
     }
 
-    fn has_ghost(&self, fingerprint: Fingerprint) -> bool {
+    /// Whether the drive may have a record of this key that is not here. That may be of any key as long as it is not
+    /// durable what was recovered, or that a generation has ended.
+    fn may_have(&self, fingerprint: Fingerprint) -> bool {
         let of_key = (fingerprint, 0)..=(fingerprint, u32::MAX);
-        self.ghosts.range(of_key).next().is_some()
+        !self.superblock_step.is_settled() || self.ghosts.range(of_key).next().is_some()
     }
 
     /// The drive may have a record of this key in this segment.

@@ -316,10 +316,11 @@ impl Recovery {
             segments.add_live(located.location.segment_index, located.footprint_bytes());
         }
         let mut log = Log::mounting(options, superblock, segments, index, next_batch);
-        for (segment_index, _) in self.walked.into_iter().filter(|(_, walk)| !walk.is_sealed) {
-            log.seal_found(segment_index);
-        }
-        log.write_superblock(now);
+        let unsealed = self.walked.into_iter().filter(|(_, walk)| !walk.is_sealed);
+        log.mount(
+            now,
+            unsealed.map(|(segment_index, _)| segment_index).collect(),
+        );
         Ok((log, self.report))
     }
 

@@ -167,8 +167,8 @@ impl Segments {
             .any(|(_, segment)| segment.first_batch <= sequence)
     }
 
-    /// The segment to reclaim next: where most is dead for its age; `is_pressed`, the oldest one, in which no removal
-    /// is needed any more. One that is read only if there is no other.
+    /// The segment to reclaim next: where most is dead for its age, and one that is read only if there is no other.
+    /// `is_pressed`, the oldest one: no removal in it is needed any more, so that nothing has to be written.
     ///
     /// Rosenblum and Ousterhout (1991): benefit to cost is free space times age, by what has to be read and
     /// written. Age is counted in segments that were begun since.
@@ -186,12 +186,12 @@ impl Segments {
             .zip(0_u32..)
             .filter(|(segment, _)| segment.state == State::Full);
         let best = full.max_by_key(|(segment, _)| {
-            let merit = if is_pressed { 0 } else { score(segment) };
-            (
-                segment.pins == 0,
-                merit,
-                core::cmp::Reverse(segment.tag.sequence),
-            )
+            let (is_unread, merit) = if is_pressed {
+                (true, 0)
+            } else {
+                (segment.pins == 0, score(segment))
+            };
+            (is_unread, merit, core::cmp::Reverse(segment.tag.sequence))
         });
         best.map(|(_, index)| index)
     }

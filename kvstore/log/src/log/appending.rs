@@ -4,7 +4,7 @@ use lunette_runtime_core::limits::KEY_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 
 use super::Log;
-use super::writing::Waiting;
+use super::writing::{Lane, Waiting};
 use crate::effect::{
     AppendFailure, AppendId, AppendRefused, DeviceFault, Event, Memory, MemoryId, OpId,
 };
@@ -83,12 +83,11 @@ impl Log {
             origin: Origin::Append(append),
             stage: Stage::Waiting,
             ended: None,
-            has_history: self.index.contains_key(&fingerprint) || self.has_ghost(fingerprint),
+            has_history: self.index.contains_key(&fingerprint) || self.may_have(fingerprint),
         };
-        let room_bytes = flight.room_bytes();
         let at = self.flights.insert(flight);
         self.flight_of.insert(fingerprint, at);
-        self.appends.push(self.now, Waiting::Flight(at), room_bytes);
+        self.enqueue(Lane::Appends, Waiting::Flight(at));
         self.advance(now);
         Ok(append)
     }
@@ -125,11 +124,14 @@ impl Log {
         if self.version_here(record.fingerprint) == Some(record.version) {
             return Err(AppendRefused::Here);
         }
-        self.has_room(record)
+        self.has_room_for(record)
     }
 
-    fn has_room(&self, record: &Record) -> Result<(), AppendRefused> {
-        let (queued_records, queued_bytes) = (self.flights.len(), self.appends.room_bytes);
+    fn has_room_for(&self, record: &Record) -> Result<(), AppendRefused> {
+        let (queued_records, queued_bytes) = (
+            self.flights.len(),
+            self.lanes[Lane::Appends as usize].room_bytes,
+        );
         let bytes = queued_bytes + u64::from(record.len_bytes);
         let is_alone = queued_bytes == 0;
         if queued_records >= self.options.queued_records_max
@@ -145,7 +147,7 @@ impl Log {
                 records: self.index.len(),
             });
         }
-        if !self.has_room_for_appends() {
+        if !self.has_room(Lane::Appends) {
             return Err(AppendRefused::Full {
                 free_segments: self.segments.free_count(),
             });

@@ -3,11 +3,10 @@
 use lunette_runtime_core::time::Time;
 
 use super::Log;
-use super::writing::Waiting;
+use super::writing::{Queue, Requester, Waiting};
 use crate::effect::{AppendFailure, DeviceFault, Effect, Event, OpId, Write, WritePiece};
 use crate::format::segment::{Seal, SegmentHeader, SegmentState};
 use crate::format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS_BYTES};
-use crate::log::writing::Requester;
 use crate::segments::State;
 
 /// What an operation is for.
@@ -24,6 +23,8 @@ pub(super) enum Op {
     Header {
         segment_index: u32,
     },
+    /// What was there when the log was opened, and may have been in the drive's cache.
+    Found,
     /// A copy of the superblock.
     Superblock {
         copy: usize,
@@ -44,17 +45,24 @@ pub(super) struct SuperblockStep {
     is_writing: bool,
     /// What they say has changed since.
     is_again: bool,
-    /// Seals that were missing when the log was opened.
-    pub(super) seals_left: usize,
+    /// Segments without a seal when the log was opened.
+    unsealed: Vec<u32>,
+    /// Their seals that are not durable.
+    seals_left: usize,
     /// Both have been written in this mount.
     is_written: bool,
-    /// Whether the owner waits for the generation.
+    /// Whether a new generation is not durable yet.
     is_raised: bool,
 }
 
 impl SuperblockStep {
     pub(super) const fn is_done(&self) -> bool {
         self.is_written && self.seals_left == 0
+    }
+
+    /// Whether, besides, the generation is durable.
+    pub(super) const fn is_settled(&self) -> bool {
+        self.is_done() && !self.is_raised
     }
 }
 
@@ -132,6 +140,7 @@ impl Log {
                 self.clear_ghosts(segment_index);
                 self.segments.set_free(segment_index);
             }
+            Op::Found => self.write_mount(),
             Op::Superblock { copy: 0 } => self.write_superblock_copy(1),
             Op::Superblock { .. } => self.superblock_written(),
             Op::Flush(_) | Op::Table | Op::Kept { .. } => unreachable!("only writes settle"),
@@ -150,6 +159,7 @@ impl Log {
             Op::Seal { segment_index } => self.write_seal(segment_index),
             Op::Header { segment_index } => self.write_freed(segment_index),
             Op::Superblock { copy } => self.write_superblock_copy(copy),
+            Op::Found => self.unflushed.push(op),
             Op::Flush(_) | Op::Table | Op::Kept { .. } => unreachable!("only writes are retried"),
         }
     }
@@ -169,8 +179,7 @@ impl Log {
         }
         self.has_failed = true;
         self.events.push_back(Event::DeviceFailed);
-        let mut waiting = self.urgent.drain();
-        waiting.append(&mut self.appends.drain());
+        let waiting: Vec<Waiting> = self.lanes.iter_mut().flat_map(Queue::drain).collect();
         for waiting in waiting {
             match waiting {
                 Waiting::Flight(at) => {
@@ -223,8 +232,7 @@ impl Log {
     }
 
     /// Writes both superblocks, one behind the other.
-    pub(crate) fn write_superblock(&mut self, now: Time) {
-        self.now = self.now.max(now);
+    pub(super) fn write_superblock(&mut self) {
         let step = &mut self.superblock_step;
         step.is_raised = step.is_written;
         if step.is_writing {
@@ -259,10 +267,26 @@ impl Log {
         }
     }
 
-    /// A segment that was recovered had no seal.
-    pub(crate) fn seal_found(&mut self, segment_index: u32) {
-        self.superblock_step.seals_left += 1;
-        self.write_seal(segment_index);
+    /// Makes what was recovered durable, and then says on the drive where these segments end, and that it is mounted.
+    ///
+    /// A seal that outlives the batches before it would be damage, so what a drive's cache showed is flushed first.
+    pub(crate) fn mount(&mut self, now: Time, unsealed: Vec<u32>) {
+        self.superblock_step.unsealed = unsealed;
+        if self.options.has_volatile_cache {
+            self.unflushed.push(Op::Found);
+        } else {
+            self.write_mount();
+        }
+        self.advance(now);
+    }
+
+    fn write_mount(&mut self) {
+        let unsealed = core::mem::take(&mut self.superblock_step.unsealed);
+        self.superblock_step.seals_left = unsealed.len();
+        for segment_index in unsealed {
+            self.write_seal(segment_index);
+        }
+        self.write_superblock();
     }
 
     fn write_block(&mut self, op: Op, offset_bytes: u64, block: Vec<u8>) {

@@ -9,9 +9,9 @@ use lunette_runtime_core::time::Time;
 use super::Log;
 use super::appending::{Flight, Origin, Stage};
 use super::devices::Op;
-use super::writing::{Requester, Waiting};
+use super::writing::{Lane, Requester, Waiting};
 use crate::effect::{DeviceFault, Effect, Event, KeepRefused, LossCause, Memory, OpId};
-use crate::format::batch::{BatchHeader, ENTRY_BYTES, Entry, Removal, key_room_bytes};
+use crate::format::batch::{BatchHeader, Entry, Removal, key_room_bytes};
 use crate::format::{BLOCK_BYTES, FormatFault, SEGMENT_HEAD_BLOCKS, blocks_for};
 use crate::index::{Located, Location};
 use crate::options::{KEPT_RECORD_SHARE, KEPT_SHARE, TABLE_READ_BYTES};
@@ -42,7 +42,8 @@ pub(super) struct Reclaim {
     moving: usize,
     /// Removals that are needed, and not yet durable elsewhere.
     removals: usize,
-    kept_bytes: u64,
+    /// How much more may be kept.
+    keepable_bytes: u64,
 }
 
 impl Log {
@@ -71,7 +72,7 @@ impl Log {
         if let Some(reclaim) = &mut self.reclaim {
             reclaim.judged.remove(&fingerprint);
             reclaim.moving += 1;
-            reclaim.kept_bytes += located.footprint_bytes();
+            reclaim.keepable_bytes -= located.footprint_bytes();
         }
         let window = located.window(self.superblock.geometry);
         let at = self.flights.vacant_key();
@@ -87,7 +88,7 @@ impl Log {
             },
             stage: Stage::Reading,
             ended: None,
-            has_history: located.has_history || self.has_ghost(fingerprint),
+            has_history: located.has_history || self.may_have(fingerprint),
         });
         self.flight_of.insert(fingerprint, at);
         self.spend(window.len_bytes);
@@ -109,7 +110,7 @@ impl Log {
         };
         if let Some(located) = self.forget(fingerprint) {
             let segment_index = located.location.segment_index;
-            let has_history = located.has_history || self.has_ghost(fingerprint);
+            let has_history = located.has_history || self.may_have(fingerprint);
             if has_history && self.segments.any_other_until(segment_index, judged.batch) {
                 let covers = judged.batch;
                 self.need_removal(Removal {
@@ -133,13 +134,12 @@ impl Log {
     /// Whether there is room for a record of the segment that is reclaimed to stay.
     fn may_stay(&self, located: &Located) -> bool {
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
-        let kept_bytes = self
+        let footprint_bytes = located.footprint_bytes();
+        let left_bytes = self
             .reclaim
             .as_ref()
-            .map_or(0, |reclaim| reclaim.kept_bytes);
-        let footprint_bytes = located.footprint_bytes();
-        footprint_bytes <= segment_bytes / KEPT_RECORD_SHARE
-            && kept_bytes + footprint_bytes <= segment_bytes / KEPT_SHARE
+            .map_or(0, |reclaim| reclaim.keepable_bytes);
+        footprint_bytes <= (segment_bytes / KEPT_RECORD_SHARE).min(left_bytes)
     }
 
     const fn spend(&mut self, len_bytes: u32) {
@@ -184,11 +184,18 @@ impl Log {
         if soon_free >= self.options.free_segments_low || self.reclaim_budget_bytes == 0 {
             return;
         }
-        let is_pressed = free < self.options.reserve_segments;
+        let is_pressed = free <= self.options.reserve_segments;
         let Some(segment_index) = self.segments.victim(self.superblock.geometry, is_pressed) else {
             return;
         };
         self.segments.get_mut(segment_index).state = State::Reclaiming;
+        // Where nothing is free, as after crashes while segments were reclaimed, nothing can be kept.
+        let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
+        let keepable_bytes = if free > 0 {
+            segment_bytes / KEPT_SHARE
+        } else {
+            0
+        };
         self.reclaim = Some(Reclaim {
             segment_index,
             at_block: SEGMENT_HEAD_BLOCKS,
@@ -198,7 +205,7 @@ impl Log {
             judged: BTreeMap::new(),
             moving: 0,
             removals: 0,
-            kept_bytes: 0,
+            keepable_bytes,
         });
     }
 
@@ -272,7 +279,7 @@ impl Log {
 
     pub(super) fn requeue_removal(&mut self, removal: Removal) {
         let waiting = Waiting::Removal(removal, Requester::Reclaim);
-        self.urgent.push(self.now, waiting, ENTRY_BYTES as u64);
+        self.enqueue(Lane::Reclaim, waiting);
     }
 
     /// A removal that is needed is durable elsewhere.
@@ -398,8 +405,7 @@ impl Log {
         match filled(flight, result) {
             Ok(()) => {
                 flight.stage = Stage::Waiting;
-                let room_bytes = flight.room_bytes();
-                self.urgent.push(self.now, Waiting::Flight(at), room_bytes);
+                self.enqueue(Lane::Reclaim, Waiting::Flight(at));
             }
             Err(cause) => {
                 let fingerprint = self.take_flight(at).record.fingerprint;

@@ -4,9 +4,9 @@ use lunette_runtime_core::time::Time;
 
 use super::Log;
 use super::appending::Stage;
-use super::writing::{Requester, Waiting};
+use super::writing::{Lane, Requester, Waiting};
 use crate::effect::{AppendFailure, DeviceFault, RemovalId, RemoveRefused, Removing};
-use crate::format::batch::{ENTRY_BYTES, Removal};
+use crate::format::batch::Removal;
 use crate::record::{Fingerprint, Version};
 
 impl Log {
@@ -29,12 +29,13 @@ impl Log {
             .filter(|(_, flight)| flight.record.version == version)
             .map(|(at, _)| at);
         let is_here = self.version_here(fingerprint) == Some(version);
-        let is_ghost = self.has_ghost(fingerprint);
+        let is_ghost = self.may_have(fingerprint);
         if arriving.is_none() && is_placed && (is_here || is_ghost) {
             return Err(RemoveRefused::Busy);
         }
         if arriving.is_none() && !is_here && !self.counts_before_index(fingerprint) {
-            return Ok(Removing::Done);
+            let under_way = self.removal_of.get(&fingerprint);
+            return Ok(under_way.map_or(Removing::Done, |&removal| Removing::Written(removal)));
         }
         if self.removals_queued >= self.options.queued_records_max && !self.has_failed {
             return Err(RemoveRefused::QueueFull {
@@ -48,7 +49,8 @@ impl Log {
         let found_in = forgotten.map(|located| located.location.segment_index);
         if found_in.is_none() && !is_ghost && !is_placed {
             self.advance(now);
-            return Ok(Removing::Done);
+            let under_way = self.removal_of.get(&fingerprint);
+            return Ok(under_way.map_or(Removing::Done, |&removal| Removing::Written(removal)));
         }
         if self.has_failed {
             self.add_ghost(fingerprint, found_in.unwrap_or(u32::MAX));
@@ -56,6 +58,7 @@ impl Log {
         }
         let removal = RemovalId(self.next_token());
         self.removals_queued += 1;
+        self.removal_of.insert(fingerprint, removal);
         let covers = self.next_batch - 1;
         let entry = Removal {
             fingerprint,
@@ -63,19 +66,23 @@ impl Log {
             covers,
         };
         let requester = Requester::Owner(removal, found_in);
-        self.urgent.push(
-            self.now,
-            Waiting::Removal(entry, requester),
-            ENTRY_BYTES as u64,
-        );
+        self.enqueue(Lane::Removals, Waiting::Removal(entry, requester));
         self.advance(now);
         Ok(Removing::Written(removal))
+    }
+
+    /// An owner's removal has ended.
+    pub(super) fn end_removal(&mut self, fingerprint: Fingerprint, removal: RemovalId) {
+        self.removals_queued -= 1;
+        if self.removal_of.get(&fingerprint) == Some(&removal) {
+            self.removal_of.remove(&fingerprint);
+        }
     }
 
     /// Whether the drive may have a record of this key that would be found instead of the one that is here.
     fn counts_before_index(&self, fingerprint: Fingerprint) -> bool {
         let Some(located) = self.index.get(&fingerprint) else {
-            return self.has_ghost(fingerprint);
+            return self.may_have(fingerprint);
         };
         let here = self
             .segments

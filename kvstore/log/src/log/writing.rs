@@ -37,6 +37,22 @@ pub(super) enum Requester {
     Reclaim,
 }
 
+/// Who waits, the first first. Each leaves more segments free than the one before, so that reclaim always has what
+/// it needs to free another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// What is kept of a segment that is reclaimed, and the removals that are needed of it.
+    Reclaim,
+    /// What the owner removes.
+    Removals,
+    /// What the owner appends.
+    Appends,
+}
+
+impl Lane {
+    pub(super) const ALL: [Self; 3] = [Self::Reclaim, Self::Removals, Self::Appends];
+}
+
 /// What waits, in its order.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
@@ -46,11 +62,6 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn push(&mut self, now: Time, waiting: Waiting, room_bytes: u64) {
-        self.waiting.push_back((now, waiting));
-        self.room_bytes += room_bytes;
-    }
-
     /// Since when the first has been waiting.
     pub(super) fn since(&self) -> Option<Time> {
         self.waiting.front().map(|(since, _)| *since)
@@ -93,9 +104,13 @@ impl Log {
         self.superblock_step.is_done() && !self.has_failed
     }
 
-    /// Whether what the owner appends may go to the open segment, or open one.
-    pub(super) fn has_room_for_appends(&self) -> bool {
-        let reserve = self.options.reserve_segments;
+    /// Whether what waits in this lane may go to the open segment, or open one.
+    pub(super) fn has_room(&self, lane: Lane) -> bool {
+        let reserve = match lane {
+            Lane::Reclaim => 0,
+            Lane::Removals => 1,
+            Lane::Appends => self.options.reserve_segments,
+        };
         let free = self.segments.free_count();
         if self.head.is_some() {
             free >= reserve
@@ -127,11 +142,10 @@ impl Log {
 
     /// Whether something has waited long enough, or is enough for a batch.
     fn is_due(&self) -> bool {
-        let appends = self.has_room_for_appends().then_some(&self.appends);
-        let queues = [Some(&self.urgent), appends];
-        let waiting = queues.into_iter().flatten();
-        let room_bytes: u64 = waiting.clone().map(|queue| queue.room_bytes).sum();
-        let since = waiting.filter_map(Queue::since).min();
+        let lanes = Lane::ALL.into_iter().filter(|&lane| self.has_room(lane));
+        let queues = lanes.map(|lane| &self.lanes[lane as usize]);
+        let room_bytes: u64 = queues.clone().map(|queue| queue.room_bytes).sum();
+        let since = queues.filter_map(Queue::since).min();
         since.is_some_and(|since| {
             room_bytes >= self.options.batch_bytes_max.into()
                 || self.now >= since + self.options.linger
@@ -162,22 +176,22 @@ impl Log {
         }
     }
 
-    /// What goes into the next batch, the urgent first. Nothing if there is no room for the first of it.
+    /// What goes into the next batch, lane by lane. Nothing if there is no room for the first of it.
     fn take_batch(&mut self, room_bytes: u64) -> Vec<Waiting> {
         let bound = room_bytes.min(self.options.batch_bytes_max.into());
         let (mut taken, mut bytes) = (Vec::new(), BATCH_HEADER_BYTES as u64);
-        for is_urgent in [true, false] {
-            if !is_urgent && !self.has_room_for_appends() {
+        for lane in Lane::ALL {
+            if !self.has_room(lane) {
                 break;
             }
-            while let Some((_, waiting)) = self.queue(is_urgent).waiting.front().copied() {
+            while let Some((_, waiting)) = self.lanes[lane as usize].waiting.front().copied() {
                 let needed = self.room_of(waiting);
                 // One that is longer than a batch is to be goes by itself.
                 let limit = if taken.is_empty() { room_bytes } else { bound };
                 if taken.len() == ENTRIES_MAX || bytes + needed > limit {
                     return taken;
                 }
-                let queue = self.queue(is_urgent);
+                let queue = &mut self.lanes[lane as usize];
                 queue.waiting.pop_front();
                 queue.room_bytes -= needed;
                 if !self.drop_ended(waiting) {
@@ -189,12 +203,11 @@ impl Log {
         taken
     }
 
-    const fn queue(&mut self, is_urgent: bool) -> &mut Queue {
-        if is_urgent {
-            &mut self.urgent
-        } else {
-            &mut self.appends
-        }
+    pub(super) fn enqueue(&mut self, lane: Lane, waiting: Waiting) {
+        let room_bytes = self.room_of(waiting);
+        let queue = &mut self.lanes[lane as usize];
+        queue.waiting.push_back((self.now, waiting));
+        queue.room_bytes += room_bytes;
     }
 
     fn room_of(&self, waiting: Waiting) -> u64 {
@@ -389,8 +402,8 @@ impl Log {
                 self.stats.payload_bytes += u64::from(object.record.len_bytes);
                 self.land_flight(at, &object, location);
             }
-            Written::Removal(_, Requester::Owner(removal, _)) => {
-                self.removals_queued -= 1;
+            Written::Removal(entry, Requester::Owner(removal, _)) => {
+                self.end_removal(entry.fingerprint, removal);
                 self.events.push_back(Event::Removed { removal });
             }
             Written::Removal(_, Requester::Reclaim) => self.removal_kept(),
@@ -463,7 +476,7 @@ impl Log {
         removal: RemovalId,
         found_in: Option<u32>,
     ) {
-        self.removals_queued -= 1;
+        self.end_removal(fingerprint, removal);
         // Earlier records of the key may be anywhere.
         self.add_ghost(fingerprint, found_in.unwrap_or(u32::MAX));
         self.add_ghost(fingerprint, u32::MAX);
