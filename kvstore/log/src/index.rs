@@ -5,7 +5,9 @@ use core::hash::{BuildHasherDefault, Hasher};
 use hashbrown::HashMap;
 use lunette_runtime_core::random::mix;
 
-use crate::format::batch::{ALIGN_BYTES, PlacedObject, footprint_bytes, key_room_bytes};
+use crate::format::batch::{
+    ALIGN_BYTES, PlacedObject, footprint_bytes, key_room_bytes, room_bytes_max,
+};
 use crate::format::{BLOCK_BYTES, Geometry};
 use crate::record::{Fingerprint, Record, Version};
 
@@ -103,6 +105,11 @@ impl Located {
 
     pub(crate) fn footprint_bytes(&self) -> u64 {
         footprint_bytes(self.key_len, self.len_bytes)
+    }
+
+    /// The most that it adds to a batch.
+    pub(crate) fn room_bytes_max(&self) -> u64 {
+        room_bytes_max(self.key_len, self.len_bytes)
     }
 
     /// The whole blocks in which its key and payload are.

@@ -295,7 +295,7 @@ impl Log {
                 self.forget(fingerprint);
             }
         }
-        self.write_superblock();
+        self.write_generation();
         self.advance(now);
     }
 

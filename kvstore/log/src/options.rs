@@ -38,9 +38,11 @@ pub struct LogOptions {
     pub records_max: usize,
     /// Most reads that keep a segment from being freed.
     pub pins_max: usize,
-    /// Free segments that appends leave to reclaim: at least one.
+    /// Free segments that appends and removals leave to reclaim: at least two, since what is kept of a segment and the
+    /// removals that are needed of it may take one and a half.
     pub reserve_segments: u32,
-    /// Reclaim begins when fewer segments than this are free: more than the reserve.
+    /// Reclaim begins when fewer segments than this are free: more than the reserve. As long as more than the reserve
+    /// are free it takes the segment in which most is dead for its age, then the oldest.
     pub free_segments_low: u32,
     /// Most records of a segment being reclaimed of which the owner is asked, or which are moving.
     pub judged_max: usize,
@@ -105,7 +107,7 @@ impl LogOptions {
             ("records_max", self.records_max > 0),
             (
                 "reserve_segments",
-                self.reserve_segments > 0 && self.reserve_segments < segments,
+                self.reserve_segments >= 2 && self.reserve_segments < segments,
             ),
             (
                 "free_segments_low",

@@ -234,7 +234,6 @@ impl Log {
     /// Writes both superblocks, one behind the other.
     pub(super) fn write_superblock(&mut self) {
         let step = &mut self.superblock_step;
-        step.is_raised = step.is_written;
         if step.is_writing {
             step.is_again = true;
             return;
@@ -264,6 +263,15 @@ impl Log {
             let generation = self.superblock.generation;
             self.events
                 .push_back(Event::GenerationRaised { generation });
+        }
+    }
+
+    /// Says on the drive that a generation has ended.
+    pub(super) fn write_generation(&mut self) {
+        self.superblock_step.is_raised = true;
+        // What mounts the log says it as well, if it is still to come.
+        if self.superblock_step.is_written || self.superblock_step.is_writing {
+            self.write_superblock();
         }
     }
 

@@ -11,7 +11,7 @@ use super::appending::{Flight, Origin, Stage};
 use super::devices::Op;
 use super::writing::{Lane, Requester, Waiting};
 use crate::effect::{DeviceFault, Effect, Event, KeepRefused, LossCause, Memory, OpId};
-use crate::format::batch::{BatchHeader, Entry, Removal, key_room_bytes};
+use crate::format::batch::{BATCH_HEADER_BYTES, BatchHeader, Entry, Removal, key_room_bytes};
 use crate::format::{BLOCK_BYTES, FormatFault, SEGMENT_HEAD_BLOCKS, blocks_for};
 use crate::index::{Located, Location};
 use crate::options::{KEPT_RECORD_SHARE, KEPT_SHARE, TABLE_READ_BYTES};
@@ -72,7 +72,7 @@ impl Log {
         if let Some(reclaim) = &mut self.reclaim {
             reclaim.judged.remove(&fingerprint);
             reclaim.moving += 1;
-            reclaim.keepable_bytes -= located.footprint_bytes();
+            reclaim.keepable_bytes -= alone_bytes(located.room_bytes_max());
         }
         let window = located.window(self.superblock.geometry);
         let at = self.flights.vacant_key();
@@ -134,12 +134,28 @@ impl Log {
     /// Whether there is room for a record of the segment that is reclaimed to stay.
     fn may_stay(&self, located: &Located) -> bool {
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
-        let footprint_bytes = located.footprint_bytes();
         let left_bytes = self
             .reclaim
             .as_ref()
             .map_or(0, |reclaim| reclaim.keepable_bytes);
-        footprint_bytes <= (segment_bytes / KEPT_RECORD_SHARE).min(left_bytes)
+        let alone_bytes = alone_bytes(located.room_bytes_max());
+        alone_bytes <= (segment_bytes / KEPT_RECORD_SHARE).min(left_bytes)
+    }
+
+    /// Records that were kept are in a batch of so many blocks: together they take less than they would alone.
+    pub(super) fn refund_kept(&mut self, taken: &[Waiting], len_blocks: u32) {
+        let alone = taken.iter().map(|waiting| match *waiting {
+            Waiting::Flight(at) => match self.flights[at].origin {
+                Origin::Move { .. } => alone_bytes(self.flights[at].room_bytes()),
+                Origin::Append(_) => 0,
+            },
+            Waiting::Removal(..) => 0,
+        });
+        let alone_bytes: u64 = alone.sum();
+        let together_bytes = u64::from(len_blocks) * u64::from(BLOCK_BYTES);
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.keepable_bytes += alone_bytes.saturating_sub(together_bytes);
+        }
     }
 
     const fn spend(&mut self, len_bytes: u32) {
@@ -212,7 +228,7 @@ impl Log {
     /// The next entry of the table that was read, as long as few records are undecided.
     fn next_entry(&mut self) -> Option<Entry> {
         let reclaim = self.reclaim.as_mut()?;
-        let undecided = reclaim.judged.len() + reclaim.moving + reclaim.removals;
+        let undecided = reclaim.judged.len() + reclaim.moving;
         if undecided >= self.options.judged_max {
             return None;
         }
@@ -427,6 +443,11 @@ impl Log {
             self.reclaim_on();
         }
     }
+}
+
+/// What a record takes in a batch of its own.
+const fn alone_bytes(room_bytes: u64) -> u64 {
+    (BATCH_HEADER_BYTES as u64 + room_bytes).next_multiple_of(BLOCK_BYTES as u64)
 }
 
 /// Takes the key of a record out of what was read, if all of it is right.

@@ -37,8 +37,8 @@ pub(super) enum Requester {
     Reclaim,
 }
 
-/// Who waits, the first first. Each leaves more segments free than the one before, so that reclaim always has what
-/// it needs to free another.
+/// Who waits, the first first. Only reclaim uses the reserve, so that it always has what it needs to free another
+/// segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     /// What is kept of a segment that is reclaimed, and the removals that are needed of it.
@@ -108,8 +108,7 @@ impl Log {
     pub(super) fn has_room(&self, lane: Lane) -> bool {
         let reserve = match lane {
             Lane::Reclaim => 0,
-            Lane::Removals => 1,
-            Lane::Appends => self.options.reserve_segments,
+            Lane::Removals | Lane::Appends => self.options.reserve_segments,
         };
         let free = self.segments.free_count();
         if self.head.is_some() {
@@ -241,6 +240,7 @@ impl Log {
                 });
         let written = written.collect();
         let len_blocks = encoded.header.len_blocks;
+        self.refund_kept(taken, len_blocks);
         let segment = self.segments.get_mut(segment_index);
         segment.end_block += len_blocks;
         segment.next_batch = sequence + 1;

@@ -75,9 +75,9 @@ pub(crate) struct World {
 }
 
 fn options(random: &mut SplitMix64) -> LogOptions {
-    let segments = 5 + random.below(8);
+    let segments = 7 + random.below(8);
     let capacity_bytes = SEGMENTS_OFFSET_BYTES + u64::from(segments) * u64::from(SEGMENT_BYTES);
-    let reserve_segments = 1 + random.below(2);
+    let reserve_segments = 2 + random.below(2);
     LogOptions {
         geometry: Geometry {
             capacity_bytes,
@@ -90,7 +90,7 @@ fn options(random: &mut SplitMix64) -> LogOptions {
         records_max: 200,
         pins_max: 4,
         reserve_segments,
-        free_segments_low: reserve_segments + 1 + random.below(2),
+        free_segments_low: reserve_segments + 1 + random.below(3),
         judged_max: 1 + random.below(8) as usize,
         has_volatile_cache: random.below(3) > 0,
         failures_max: 3,
@@ -151,10 +151,12 @@ impl World {
     /// Some hundred steps and a few crashes. Ends at the first failure.
     pub(crate) fn run(&mut self) {
         // A drive is formatted before it is used: a crash before that leaves nothing to recover.
+        let fails = std::mem::take(&mut self.fails);
         while !self.log.is_mounted() {
             self.pump();
             self.end_one();
         }
+        self.fails = fails;
         let steps = 100 + self.random.below(500);
         for _ in 0..steps {
             self.step();
