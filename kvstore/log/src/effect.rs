@@ -313,8 +313,9 @@ pub enum KeepRefused {
     /// The owner was not asked, or the record has been removed or replaced since.
     #[error("the record is not judged")]
     NotJudged,
-    /// A later record of the key is being written: release this one, or wait until that has ended.
-    #[error("a later record of the key is being written")]
+    /// A later record of the key is on its way: release this one. To wait for it may be to wait for the room that
+    /// this one takes.
+    #[error("a later record of the key is on its way")]
     Busy,
     /// As much of the segment stays as may: release it.
     #[error("there is no room for it to stay")]

@@ -18,8 +18,9 @@
 //! 3. There is one open segment; batches are numbered in the order in which they are begun, and end in it.
 //! 4. One record of a key at most is on its way to the drive.
 //! 5. Live bytes of a segment are those of the records that the index has there.
-//! 6. A segment is freed when nothing in it is alive, what was kept is durable elsewhere, and nobody reads it; it is
-//!    used again when that it is free is durable.
+//! 6. A segment is freed when nothing in it is alive, what was kept is durable elsewhere, what has died in it is dead
+//!    on the drive as well (removals and generations are durable), and nobody reads it; it is used again when that it
+//!    is free is durable. So what it had replaced does not come back.
 //! 7. A removal stays on the drive as long as another segment may have what it is about.
 //! 8. Appends leave [`reserve_segments`](crate::options::LogOptions::reserve_segments) free, and less is kept of a
 //!    segment than it has: so reclaim comes to an end.
@@ -106,7 +107,8 @@ pub struct Log {
     flight_of: ByFingerprint<usize>,
     /// What waits to be written, by [`Lane`](writing::Lane).
     lanes: [Queue; 3],
-    removals_queued: usize,
+    /// The owner's removals that have not ended.
+    removals: BTreeSet<RemovalId>,
     /// The removal of each key that has not ended.
     removal_of: ByFingerprint<RemovalId>,
     /// Those that are being written, and those behind one that is.
@@ -176,7 +178,7 @@ impl Log {
             flights: Slab::with_capacity(options.queued_records_max),
             flight_of: ByFingerprint::default(),
             lanes: Default::default(),
-            removals_queued: 0,
+            removals: BTreeSet::new(),
             removal_of: ByFingerprint::default(),
             batches: VecDeque::new(),
             ops: BTreeMap::new(),

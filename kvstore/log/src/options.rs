@@ -103,7 +103,11 @@ impl LogOptions {
             ("geometry", segments > 0),
             ("batch_bytes_max", self.batch_bytes_max >= BLOCK_BYTES),
             ("writes_in_flight_max", self.writes_in_flight_max > 0),
-            ("queued_records_max", self.queued_records_max > 0),
+            // As many removals are an eighth of a segment at most.
+            (
+                "queued_records_max",
+                (1..=self.geometry.segment_bytes as usize / 512).contains(&self.queued_records_max),
+            ),
             ("records_max", self.records_max > 0),
             (
                 "reserve_segments",

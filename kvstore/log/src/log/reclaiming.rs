@@ -10,7 +10,7 @@ use super::Log;
 use super::appending::{Flight, Origin, Stage};
 use super::devices::Op;
 use super::writing::{Lane, Requester, Waiting};
-use crate::effect::{DeviceFault, Effect, Event, KeepRefused, LossCause, Memory, OpId};
+use crate::effect::{DeviceFault, Effect, Event, KeepRefused, LossCause, Memory, OpId, RemovalId};
 use crate::format::batch::{BATCH_HEADER_BYTES, BatchHeader, Entry, Removal, key_room_bytes};
 use crate::format::{BLOCK_BYTES, FormatFault, SEGMENT_HEAD_BLOCKS, blocks_for};
 use crate::index::{Located, Location};
@@ -42,6 +42,8 @@ pub(super) struct Reclaim {
     moving: usize,
     /// Removals that are needed, and not yet durable elsewhere.
     removals: usize,
+    /// The last removal that may be about something in it, once everything else is settled.
+    last_removal: Option<RemovalId>,
     /// How much more may be kept.
     keepable_bytes: u64,
 }
@@ -221,6 +223,7 @@ impl Log {
             judged: BTreeMap::new(),
             moving: 0,
             removals: 0,
+            last_removal: None,
             keepable_bytes,
         });
     }
@@ -431,8 +434,31 @@ impl Log {
         }
     }
 
+    /// Whether something in the segment that is reclaimed is dead, not yet so on the drive, and may have replaced what
+    /// is in an earlier segment.
+    pub(super) fn is_reclaim_waiting(&self) -> bool {
+        let Some(reclaim) = &self.reclaim else {
+            return false;
+        };
+        let (last, first) = (reclaim.last_removal, self.removals.first());
+        if last.zip(first).is_none_or(|(last, first)| *first > last) {
+            return false;
+        }
+        let last_batch = self.segments.get(reclaim.segment_index).next_batch - 1;
+        self.segments
+            .any_other_until(reclaim.segment_index, last_batch)
+    }
+
     fn free_emptied(&mut self, segment_index: u32) {
         if self.segments.get(segment_index).pins > 0 && !mutant::is_on(Mutant::LogPinIgnored) {
+            return;
+        }
+        if let Some(reclaim) = &mut self.reclaim
+            && reclaim.last_removal.is_none()
+        {
+            reclaim.last_removal = Some(self.removals.last().copied().unwrap_or(RemovalId(0)));
+        }
+        if !self.superblock_step.is_settled() || self.is_reclaim_waiting() {
             return;
         }
         self.reclaim = None;

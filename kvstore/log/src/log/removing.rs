@@ -37,9 +37,9 @@ impl Log {
             let under_way = self.removal_of.get(&fingerprint);
             return Ok(under_way.map_or(Removing::Done, |&removal| Removing::Written(removal)));
         }
-        if self.removals_queued >= self.options.queued_records_max && !self.has_failed {
+        if self.removals.len() >= self.options.queued_records_max && !self.has_failed {
             return Err(RemoveRefused::QueueFull {
-                queued: self.removals_queued,
+                queued: self.removals.len(),
             });
         }
         if let Some(at) = arriving {
@@ -57,7 +57,7 @@ impl Log {
             return Err(RemoveRefused::Device(DeviceFault));
         }
         let removal = RemovalId(self.next_token());
-        self.removals_queued += 1;
+        self.removals.insert(removal);
         self.removal_of.insert(fingerprint, removal);
         let covers = self.next_batch - 1;
         let entry = Removal {
@@ -73,7 +73,7 @@ impl Log {
 
     /// An owner's removal has ended.
     pub(super) fn end_removal(&mut self, fingerprint: Fingerprint, removal: RemovalId) {
-        self.removals_queued -= 1;
+        self.removals.remove(&removal);
         if self.removal_of.get(&fingerprint) == Some(&removal) {
             self.removal_of.remove(&fingerprint);
         }

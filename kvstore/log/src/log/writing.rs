@@ -108,6 +108,8 @@ impl Log {
     pub(super) fn has_room(&self, lane: Lane) -> bool {
         let reserve = match lane {
             Lane::Reclaim => 0,
+            // What reclaim waits for is few, and goes before it.
+            Lane::Removals if self.is_reclaim_waiting() => 0,
             Lane::Removals | Lane::Appends => self.options.reserve_segments,
         };
         let free = self.segments.free_count();
@@ -462,9 +464,12 @@ impl Log {
                     }
                 }
             }
-            Written::Removal(removal, Requester::Reclaim) => self.requeue_removal(removal),
-            Written::Removal(removal, Requester::Owner(id, found_in)) => {
+            Written::Removal(removal, Requester::Owner(id, found_in)) if self.has_failed => {
                 self.fail_removal(removal.fingerprint, id, found_in);
+            }
+            Written::Removal(removal, Requester::Reclaim) => self.requeue_removal(removal),
+            Written::Removal(removal, requester) => {
+                self.enqueue(Lane::Removals, Waiting::Removal(removal, requester));
             }
         }
     }

@@ -59,7 +59,7 @@ pub(crate) struct World {
     lent: BTreeMap<MemoryId, Vec<u8>>,
     /// What reads of the log have filled.
     kept: BTreeMap<OpId, Vec<u8>>,
-    judged: VecDeque<(Fingerprint, Version, bool)>,
+    judged: VecDeque<(Fingerprint, Version)>,
     pins: Vec<ReadPlan>,
     keys: u32,
     next_version: u64,
@@ -332,17 +332,14 @@ impl World {
     }
 
     fn judge(&mut self) {
-        let Some((fingerprint, version, may_stay)) = self.judged.pop_front() else {
+        let Some((fingerprint, version)) = self.judged.pop_front() else {
             return;
         };
         let keeps = self.keeps;
         if self.below(100) < keeps {
             match self.log.keep(self.now, fingerprint, version) {
                 Ok(()) => return self.count("kept"),
-                Err(KeepRefused::Busy) => {
-                    return self.judged.push_back((fingerprint, version, may_stay));
-                }
-                Err(KeepRefused::NotJudged | KeepRefused::NoRoom) => {}
+                Err(KeepRefused::Busy | KeepRefused::NotJudged | KeepRefused::NoRoom) => {}
             }
         }
         if self.log.release(self.now, fingerprint, version) {
@@ -471,10 +468,8 @@ impl World {
             Event::Judge {
                 fingerprint,
                 version,
-                may_stay,
-            } => {
-                self.judged.push_back((fingerprint, version, may_stay));
-            }
+                ..
+            } => self.judged.push_back((fingerprint, version)),
             Event::Moved { .. } => self.count("moved"),
             Event::Lost { .. } => self.fail(format!("without damage: {event:?}")),
             Event::GenerationRaised { generation } => self.model.raised(generation, true),
@@ -526,7 +521,7 @@ impl World {
                 }
             }
         }
-        self.fail(format!("it does not come to rest: {:?}", self.log.stats()));
+        self.fail(format!("it does not come to rest: {:?}", self.log));
     }
 
     fn crash(&mut self, crash: Crash) {
@@ -611,7 +606,7 @@ impl World {
         }
         self.model.crashed();
         if known == self.generation {
-            self.model.raised(known, true);
+            self.model.raised(known, false);
         }
         for key in 1..=u128::from(self.keys) {
             let fingerprint = Fingerprint(key);

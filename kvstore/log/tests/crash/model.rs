@@ -67,13 +67,17 @@ impl Model {
         self.appends.remove(&append).expect("an append ends once");
     }
 
-    /// A removal of this version was begun; nothing of its key is found from now on but what is on its way.
+    /// A removal of this version was begun, unless it is under way; nothing of its key is found from now on but what
+    /// is on its way.
     pub(super) fn removing(
         &mut self,
         removal: Option<RemovalId>,
         fingerprint: Fingerprint,
         version: Version,
     ) {
+        if removal.is_some_and(|removal| self.removals.contains_key(&removal)) {
+            return;
+        }
         let moment = self.moment();
         for (record, since) in self.appends.values_mut() {
             if record.fingerprint == fingerprint && record.version != version {
