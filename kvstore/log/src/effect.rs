@@ -152,7 +152,8 @@ pub enum Event {
         removal: RemovalId,
     },
     /// The record's segment is being reclaimed: [`Log::keep`](crate::log::Log::keep) it or
-    /// [`Log::release`](crate::log::Log::release) it, in whatever time that takes. It is found meanwhile.
+    /// [`Log::release`](crate::log::Log::release) it, in whatever time that takes. It is found meanwhile. The same
+    /// may be asked again, where the record could not be written elsewhere.
     Judge {
         /// Which record.
         fingerprint: Fingerprint,
@@ -276,8 +277,9 @@ impl AppendRefused {
 /// Why a record is not removed.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum RemoveRefused {
-    /// A later record of its key is being written: ask again when that has ended.
-    #[error("a later record of the key is being written")]
+    /// A later record of its key is on its way, or is not known to be durable since the log was recovered: ask again
+    /// when that has ended.
+    #[error("a later record of the key is not durable yet")]
     Busy,
     /// As many removals wait as may.
     #[error("{queued} removals wait")]

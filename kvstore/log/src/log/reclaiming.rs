@@ -10,7 +10,9 @@ use super::Log;
 use super::appending::{Flight, Origin, Stage};
 use super::devices::Op;
 use super::writing::{Lane, Requester, Waiting};
-use crate::effect::{DeviceFault, Effect, Event, KeepRefused, LossCause, Memory, OpId, RemovalId};
+use crate::effect::{
+    AppendFailure, DeviceFault, Effect, Event, KeepRefused, LossCause, Memory, OpId, RemovalId,
+};
 use crate::format::batch::{BATCH_HEADER_BYTES, BatchHeader, Entry, Removal, key_room_bytes};
 use crate::format::{BLOCK_BYTES, FormatFault, SEGMENT_HEAD_BLOCKS, blocks_for};
 use crate::index::{Located, Location};
@@ -171,6 +173,7 @@ impl Log {
         if !self.may_write() {
             return;
         }
+        self.give_up_reclaim();
         if self.reclaim.is_none() {
             self.begin_reclaim();
         }
@@ -194,6 +197,41 @@ impl Log {
         if is_walked && (is_settled || mutant::is_on(Mutant::LogLiveFreed)) {
             self.free_emptied(segment_index);
         }
+    }
+
+    /// Writes that fail end their segments. Where that leaves no room for what is to be kept, or for removals, the
+    /// segment stays as it is, and the oldest one is reclaimed, of which nothing has to be written.
+    fn give_up_reclaim(&mut self) {
+        let has_room = self.head.is_some()
+            || self.segments.free_count() > 0
+            || self.segments.freeing_count() > 0;
+        let waiting = self.waiting_for_reclaim();
+        let Some(reclaim) = &self.reclaim else {
+            return;
+        };
+        let is_all_waiting = reclaim.moving + reclaim.removals == waiting && !reclaim.is_reading;
+        if has_room || waiting == 0 || !is_all_waiting {
+            return;
+        }
+        let segment_index = reclaim.segment_index;
+        for waiting in self.lanes[Lane::Reclaim as usize].drain() {
+            if let Waiting::Flight(at) = waiting {
+                self.end_flight(at, AppendFailure::Removed);
+                self.flights.remove(at);
+            }
+        }
+        self.reclaim = None;
+        self.segments.get_mut(segment_index).state = State::Full;
+    }
+
+    /// How much of what is to be kept, and how many removals, wait for room.
+    fn waiting_for_reclaim(&self) -> usize {
+        let waiting = self.lanes[Lane::Reclaim as usize].iter();
+        let alive = waiting.filter(|waiting| match waiting {
+            Waiting::Flight(at) => self.flights[*at].ended.is_none(),
+            Waiting::Removal(..) => true,
+        });
+        alive.count()
     }
 
     fn begin_reclaim(&mut self) {

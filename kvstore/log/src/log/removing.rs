@@ -3,7 +3,7 @@
 use lunette_runtime_core::time::Time;
 
 use super::Log;
-use super::appending::Stage;
+use super::appending::{Origin, Stage};
 use super::writing::{Lane, Requester, Waiting};
 use crate::effect::{AppendFailure, DeviceFault, RemovalId, RemoveRefused, Removing};
 use crate::format::batch::Removal;
@@ -28,9 +28,15 @@ impl Log {
         let arriving = flight
             .filter(|(_, flight)| flight.record.version == version)
             .map(|(at, _)| at);
+        // What is kept of the key is older than what is meant, and goes with it.
+        let moving = flight
+            .filter(|(_, flight)| matches!(flight.origin, Origin::Move { .. }))
+            .map(|(at, _)| at);
         let is_here = self.version_here(fingerprint) == Some(version);
         let is_ghost = self.may_have(fingerprint);
-        if arriving.is_none() && is_placed && (is_here || is_ghost) {
+        let is_unsettled =
+            !is_here && self.index.contains_key(&fingerprint) && !self.superblock_step.is_settled();
+        if arriving.is_none() && ((is_placed && (is_here || is_ghost)) || is_unsettled) {
             return Err(RemoveRefused::Busy);
         }
         if arriving.is_none() && !is_here && !self.counts_before_index(fingerprint) {
@@ -42,7 +48,7 @@ impl Log {
                 queued: self.removals.len(),
             });
         }
-        if let Some(at) = arriving {
+        if let Some(at) = arriving.or(moving) {
             self.end_flight(at, AppendFailure::Removed);
         }
         let forgotten = self.forget(fingerprint);

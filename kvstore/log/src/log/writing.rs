@@ -67,6 +67,10 @@ impl Queue {
         self.waiting.front().map(|(since, _)| *since)
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.waiting.iter().map(|(_, waiting)| waiting)
+    }
+
     pub(super) fn drain(&mut self) -> Vec<Waiting> {
         self.room_bytes = 0;
         self.waiting.drain(..).map(|(_, waiting)| waiting).collect()
