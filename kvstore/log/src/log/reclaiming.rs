@@ -210,7 +210,8 @@ impl Log {
             return;
         };
         let is_all_waiting = reclaim.moving + reclaim.removals == waiting && !reclaim.is_reading;
-        if has_room || waiting == 0 || !is_all_waiting {
+        let is_stuck = waiting > 0 || (self.is_reclaim_waiting() && self.batches.is_empty());
+        if has_room || !is_stuck || !is_all_waiting {
             return;
         }
         let segment_index = reclaim.segment_index;
