@@ -57,6 +57,7 @@ fn what_was_acknowledged_is_found_after_any_crash() {
             "busy",
             "damaged segment",
             "drive failed",
+            "dropped",
             "failed write",
             "flipped",
             "found",

@@ -47,6 +47,10 @@ pub(super) struct Flight {
 }
 
 impl Flight {
+    pub(super) const fn is_move(&self) -> bool {
+        matches!(self.origin, Origin::Move { .. })
+    }
+
     pub(super) fn room_bytes(&self) -> u64 {
         let key_len = u16::try_from(self.key.len()).expect("keys are bounded");
         room_bytes_max(key_len, self.record.len_bytes)

@@ -58,7 +58,12 @@ impl Log {
             .index
             .get(&fingerprint)
             .is_some_and(|located| located.location == location);
-        if outcome != ReadOutcome::Right && is_here {
+        // What is being moved is verified by that.
+        let is_moving = self
+            .flight_of
+            .get(&fingerprint)
+            .is_some_and(|&at| self.flights[at].is_move());
+        if outcome != ReadOutcome::Right && is_here && !is_moving {
             self.forget(fingerprint);
             // The drive says that it is there.
             self.add_ghost(fingerprint, location.segment_index);

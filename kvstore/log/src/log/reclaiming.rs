@@ -17,7 +17,7 @@ use crate::format::batch::{BATCH_HEADER_BYTES, BatchHeader, Entry, Removal, key_
 use crate::format::{BLOCK_BYTES, FormatFault, SEGMENT_HEAD_BLOCKS, blocks_for};
 use crate::index::{Located, Location};
 use crate::options::{KEPT_RECORD_SHARE, KEPT_SHARE, TABLE_READ_BYTES};
-use crate::record::{Fingerprint, Version};
+use crate::record::{Fingerprint, Record, Version};
 use crate::segments::State;
 
 /// A record of which the owner was asked.
@@ -115,13 +115,8 @@ impl Log {
         if let Some(located) = self.forget(fingerprint) {
             let segment_index = located.location.segment_index;
             let has_history = located.has_history || self.may_have(fingerprint);
-            if has_history && self.segments.any_other_until(segment_index, judged.batch) {
-                let covers = judged.batch;
-                self.need_removal(Removal {
-                    fingerprint,
-                    version,
-                    covers,
-                });
+            if has_history {
+                self.bury(fingerprint, version, judged.batch);
             }
             self.add_ghost(fingerprint, segment_index);
             self.stats.released_records += 1;
@@ -287,14 +282,11 @@ impl Log {
                 let location = Location::of(segment_index, at_block, object);
                 let fingerprint = object.record.fingerprint;
                 let located = self.index.get(&fingerprint);
+                let version = object.record.version;
                 if located.is_some_and(|located| located.location == location) {
-                    self.judge(
-                        fingerprint,
-                        Judged {
-                            version: object.record.version,
-                            batch,
-                        },
-                    );
+                    self.judge(fingerprint, Judged { version, batch });
+                } else if self.ghosts.contains(&(fingerprint, segment_index)) {
+                    self.bury(fingerprint, version, batch);
                 }
             }
             Entry::Removal(removal) => {
@@ -325,6 +317,22 @@ impl Log {
     /// A record that was kept could not be written: the owner is asked again.
     pub(super) fn judge_again(&mut self, fingerprint: Fingerprint, version: Version, batch: u64) {
         self.judge(fingerprint, Judged { version, batch });
+    }
+
+    /// A record is gone that nothing on the drive says is dead, and is in a segment that is reclaimed: what it had
+    /// replaced may be in another, and stays dead.
+    fn bury(&mut self, fingerprint: Fingerprint, version: Version, batch: u64) {
+        let segment_index = self.reclaim.as_ref().map(|reclaim| reclaim.segment_index);
+        if segment_index
+            .is_some_and(|segment_index| self.segments.any_other_until(segment_index, batch))
+        {
+            let covers = batch;
+            self.need_removal(Removal {
+                fingerprint,
+                version,
+                covers,
+            });
+        }
     }
 
     /// A removal is written again before its segment is freed.
@@ -466,8 +474,18 @@ impl Log {
                 self.enqueue(Lane::Reclaim, Waiting::Flight(at));
             }
             Err(cause) => {
-                let fingerprint = self.take_flight(at).record.fingerprint;
+                let flight = self.take_flight(at);
+                let Record {
+                    fingerprint,
+                    version,
+                    ..
+                } = flight.record;
                 self.end_move(read);
+                if let Origin::Move { batch, .. } = flight.origin
+                    && flight.has_history
+                {
+                    self.bury(fingerprint, version, batch);
+                }
                 self.lose(fingerprint, cause);
             }
         }

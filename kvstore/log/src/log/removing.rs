@@ -3,7 +3,7 @@
 use lunette_runtime_core::time::Time;
 
 use super::Log;
-use super::appending::{Origin, Stage};
+use super::appending::Stage;
 use super::writing::{Lane, Requester, Waiting};
 use crate::effect::{AppendFailure, DeviceFault, RemovalId, RemoveRefused, Removing};
 use crate::format::batch::Removal;
@@ -30,7 +30,7 @@ impl Log {
             .map(|(at, _)| at);
         // What is kept of the key is older than what is meant, and goes with it.
         let moving = flight
-            .filter(|(_, flight)| matches!(flight.origin, Origin::Move { .. }))
+            .filter(|(_, flight)| flight.is_move())
             .map(|(at, _)| at);
         let is_here = self.version_here(fingerprint) == Some(version);
         let is_ghost = self.may_have(fingerprint);

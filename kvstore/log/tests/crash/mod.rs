@@ -135,10 +135,10 @@ impl World {
             next_version: 0,
             next_memory: 0,
             generation: 1,
-            fails: if random.below(3) == 0 {
-                1 + random.below(6)
-            } else {
-                0
+            fails: match random.below(40) {
+                0 => 40,
+                1..14 => 1 + random.below(6),
+                _ => 0,
             },
             keeps: random.below(101),
             is_flipped: false,
@@ -301,7 +301,20 @@ impl World {
             self.fail(format!("a read under a pin: {what}"));
         }
         self.count("read");
-        self.log.end_read(self.now, plan.pin, ReadOutcome::Right);
+        // Now and then the drive gives other bytes than it has.
+        let is_damaged = self.below(20) == 0;
+        let outcome = if is_damaged {
+            ReadOutcome::Damaged
+        } else {
+            ReadOutcome::Right
+        };
+        let fingerprint = plan.record.fingerprint;
+        let before = self.log.get(fingerprint);
+        self.log.end_read(self.now, plan.pin, outcome);
+        if before != self.log.get(fingerprint) {
+            self.count("dropped");
+            self.model.released(fingerprint);
+        }
     }
 
     /// Whether what the drive has is the record.
