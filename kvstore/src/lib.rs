@@ -21,6 +21,7 @@
 //! | `refusals` | answers that both kinds of core have in common |
 //! | `client` | [`Client`]: nodes that are listed |
 //! | `counting` | [`CoreReport`]: what a core counts |
+//! | [`drive`] | a core's drive: the log in a file |
 //! | `value` | [`Value`], [`extent_bytes`] |
 //! | `error` | [`StoreError`], [`ClusterError`], [`NodeError`] |
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@
 mod client;
 mod cluster_client;
 mod counting;
+pub mod drive;
 mod error;
 mod handle;
 mod member;

@@ -14,7 +14,9 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, StatxFlags, fallocate, seek, statx};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, SeekFrom, StatxFlags, fallocate, flock, seek, statx,
+};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -215,6 +217,26 @@ impl File {
             Some(geometry) => self.blocking(move |fd| geometry.flush(fd)).await,
             None => self.blocking(|fd| rustix::fs::fdatasync(fd)).await,
         }
+    }
+
+    /// Locks the file, as a whole, against others who would lock it: whether nobody has. The lock is given up when
+    /// the last handle is, and each operation under way is one: so who gets it knows that nothing of its former
+    /// holder is still written. In a simulated host there is no other, and the lock is always had.
+    ///
+    /// # Errors
+    /// [`FileError`], with the system's reason.
+    pub async fn try_lock(&self) -> Result<bool, FileError> {
+        if self.simulated().await.is_some() {
+            return Ok(true);
+        }
+        let locked =
+            self.blocking(
+                |fd| match flock(fd, FlockOperation::NonBlockingLockExclusive) {
+                    Err(Errno::WOULDBLOCK) => Ok(false),
+                    locked => locked.map(|()| true),
+                },
+            );
+        locked.await
     }
 
     /// A call of the control thread on this file.

@@ -1,0 +1,178 @@
+//! An object comes back, and is compared with its checksum.
+
+use std::rc::Rc;
+
+use lunette_kvstore_log::effect::{LossCause, PinRefused, ReadOutcome, ReadPlan};
+use lunette_kvstore_log::log::Log;
+use lunette_kvstore_log::record::{Fingerprint, Record};
+use lunette_runtime::arena::{AllocError, Arena, Region, RegionMut};
+use lunette_runtime::{spawn_local, time};
+use lunette_runtime_core::checksum::Crc32c;
+use thiserror::Error;
+
+use super::driving::Shared;
+use super::ended::Ended;
+use super::{Drive, Loss};
+
+/// Bytes that are summed in one turn of the core.
+const SUMMED_PER_TURN_BYTES: usize = 1 << 20;
+
+/// An object that was read.
+#[derive(Clone, Debug)]
+pub struct OnDrive {
+    /// What is known of it.
+    pub record: Record,
+    /// Its payload, whose checksum is right.
+    pub bytes: Region,
+}
+
+/// Why nothing was read.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ReadError {
+    /// As many reads are under way as may, or no memory is free for another: later.
+    #[error("too much is being read at this time")]
+    Busy,
+    /// Longer than anything in this arena may be.
+    #[error("no memory for the object: {0}")]
+    Memory(AllocError),
+    /// The drive cannot read it. It is gone, and the owner was told.
+    #[error("the drive could not read it")]
+    Unreadable,
+    /// It is not what was written. It is gone, and the owner was told.
+    #[error("its bytes are damaged")]
+    Damaged,
+}
+
+impl ReadError {
+    /// Whether the same may succeed later.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        self.is_backpressure()
+    }
+
+    /// Whether there is too much at this time.
+    #[must_use]
+    pub const fn is_backpressure(&self) -> bool {
+        matches!(self, Self::Busy)
+    }
+
+    /// Whether bytes that were once right have changed.
+    #[must_use]
+    pub const fn is_corruption(&self) -> bool {
+        matches!(self, Self::Damaged)
+    }
+}
+
+impl Drive {
+    /// Reads the object of `key`, if it is durable here, into memory of `arena`. A read whose future is dropped goes
+    /// on to its end for nothing.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub async fn read(
+        &self,
+        fingerprint: Fingerprint,
+        key: &[u8],
+        arena: &Arena,
+    ) -> Result<Option<OnDrive>, ReadError> {
+        let shared = &self.shared;
+        let plan = match shared.with_log(|log| log.pin(fingerprint)) {
+            Ok(plan) => plan,
+            Err(PinRefused::NotHere) => return Ok(None),
+            Err(PinRefused::TooMany { .. }) => return Err(ReadError::Busy),
+        };
+        let room = match arena.alloc(plan.len_bytes as usize) {
+            Ok(room) => room,
+            Err(error) => {
+                shared.end_read(&plan, ReadOutcome::Right);
+                let is_busy = error.is_backpressure();
+                return Err(if is_busy {
+                    ReadError::Busy
+                } else {
+                    ReadError::Memory(error)
+                });
+            }
+        };
+        let ended = Ended::new();
+        let reading = read(Rc::clone(shared), plan, room, key.into(), Rc::clone(&ended));
+        if spawn_local(reading).is_finished() {
+            shared.end_read(&plan, ReadOutcome::Right);
+            return Err(ReadError::Busy);
+        }
+        ended.wait().await.map(Some)
+    }
+}
+
+/// A task of its own, since the segment is kept until the drive has done with it.
+async fn read(
+    shared: Rc<Shared>,
+    plan: ReadPlan,
+    room: RegionMut,
+    key: Box<[u8]>,
+    ended: Rc<Ended<Result<OnDrive, ReadError>>>,
+) {
+    let len = plan.len_bytes as usize;
+    let (result, room) = shared
+        .file
+        .read_exact_at(room, 0, len, plan.offset_bytes)
+        .await;
+    let outcome = match result {
+        Ok(()) => checked(&plan, &room.freeze(), &key).await,
+        Err(error) => {
+            let offset_bytes = plan.offset_bytes;
+            tracing::warn!(offset_bytes, len_bytes = len, %error, "a drive cannot read an object");
+            Err(ReadError::Unreadable)
+        }
+    };
+    let for_log = match outcome {
+        Err(ReadError::Unreadable) => ReadOutcome::Failed,
+        Err(_) => ReadOutcome::Damaged,
+        Ok(_) => ReadOutcome::Right,
+    };
+    shared.end_read(&plan, for_log);
+    ended.end(outcome);
+}
+
+async fn checked(plan: &ReadPlan, window: &Region, key: &[u8]) -> Result<OnDrive, ReadError> {
+    let found = &window.as_slice()[plan.key_at as usize..][..usize::from(plan.key_len)];
+    let bytes = window.slice(plan.payload_at as usize, plan.record.len_bytes as usize);
+    let mut checksum = Crc32c::new();
+    for part in bytes.as_slice().chunks(SUMMED_PER_TURN_BYTES) {
+        checksum.fold(part);
+        if bytes.len() > SUMMED_PER_TURN_BYTES {
+            time::yield_now().await;
+        }
+    }
+    if found != key || checksum.value() != plan.record.crc32c {
+        return Err(ReadError::Damaged);
+    }
+    let record = plan.record;
+    Ok(OnDrive { record, bytes })
+}
+
+impl Shared {
+    fn end_read(self: &Rc<Self>, plan: &ReadPlan, outcome: ReadOutcome) {
+        let Record {
+            fingerprint,
+            version,
+            ..
+        } = plan.record;
+        let is_here = |log: &mut Log| {
+            let record = log.get(fingerprint);
+            record.is_some_and(|record| record.version == version)
+        };
+        let is_lost = self.with_log(|log| {
+            let was_here = is_here(log);
+            log.end_read(time::now(), plan.pin, outcome);
+            was_here && !is_here(log)
+        });
+        let cause = match outcome {
+            ReadOutcome::Failed => LossCause::Unreadable,
+            ReadOutcome::Right | ReadOutcome::Damaged => LossCause::Damaged,
+        };
+        if is_lost {
+            self.keeper.lost(fingerprint, version, Loss::Drive(cause));
+        }
+        self.pump();
+    }
+}
