@@ -1,6 +1,7 @@
 //! The rows.
 
 mod copy;
+mod drive;
 mod engine;
 mod inside;
 mod member;
@@ -34,6 +35,8 @@ enum Asking {
     Inside(inside::From, inside::Work),
     /// Nothing: what is measured is the serving side.
     Starting(starting::Fact),
+    /// Nobody: a core and its drive.
+    Drive(drive::Work),
 }
 
 /// What is measured beside us.
@@ -48,6 +51,8 @@ enum Rival {
     },
     /// The node's core that copies what the row puts or gets, through the same working set.
     Copies,
+    /// fio, as many and as long operations of a file as long.
+    Fio,
     /// A number that is to be reached, in the row's unit.
     Bound(f64),
 }
@@ -192,7 +197,20 @@ const fn short(row: Row) -> Row {
     }
 }
 
-const ROWS: [Row; 29] = [
+/// A core's drive, beside fio.
+const fn drive(name: &'static str, work: drive::Work) -> Row {
+    Row {
+        name,
+        unit: "GB/s",
+        rival_name: "fio",
+        goal: Goal::AtLeast(0.90),
+        asking: Asking::Drive(work),
+        rival: Rival::Fio,
+        ..ENGINE_READ_1M
+    }
+}
+
+const ROWS: [Row; 31] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -304,6 +322,8 @@ const ROWS: [Row; 29] = [
     short(unmapped("window_write_4k_hot", Path::Window, true, 4096)),
     short(unmapped("trusted_read_4k_hot", Path::Trusted, false, 4096)),
     short(unmapped("trusted_write_4k_hot", Path::Trusted, true, 4096)),
+    drive("drive_append_16x1m", drive::Work::Append),
+    drive("drive_read_16x1m", drive::Work::Read),
 ];
 
 /// The rows whose names contain `filter`.
@@ -329,6 +349,8 @@ enum Ours {
     Inside(Box<Inside>),
     /// Begun anew each time.
     Anew,
+    /// Files that a drive is in, and its rival's.
+    Files(drive::Files),
 }
 
 impl Row {
@@ -347,11 +369,12 @@ impl Row {
         let ours = match self.asking {
             Asking::Inside(from, work) => Ours::Inside(Box::new(Inside::open(from, work, plan)?)),
             Asking::Starting(_) => Ours::Anew,
+            Asking::Drive(_) => Ours::Files(drive::Files::make()?),
             _ => Ours::Peer(Peer::start(self.ours, plan, self.spin)?),
         };
         let rival = match self.rival {
             Rival::Raw(serve) => Some(Peer::start(serve, plan, self.rival_spin)?),
-            Rival::Memcpy { .. } | Rival::Copies | Rival::Bound(_) => None,
+            Rival::Memcpy { .. } | Rival::Copies | Rival::Fio | Rival::Bound(_) => None,
         };
         Ok(Serving {
             row: *self,
@@ -375,7 +398,8 @@ impl Sides for Serving {
             (Ours::Inside(inside), _) => return Ok(inside.measure(pace)?.sample(measure)),
             (Ours::Peer(peer), _) => peer.address,
             (Ours::Anew, Asking::Starting(fact)) => return starting::measure(fact, &self.plan),
-            (Ours::Anew, _) => return Err("nobody serves".into()),
+            (Ours::Files(files), Asking::Drive(work)) => return files.measure(work, &self.plan),
+            (Ours::Anew | Ours::Files(_), _) => return Err("nobody serves".into()),
         };
         let cpu = self.plan.client_cpu;
         // On a thread of its own: a core keeps what it is pinned to.
@@ -390,7 +414,9 @@ impl Sides for Serving {
                     .map_err(|error| error.to_string()),
                 Asking::Member(wish) => member::measure(server, cpu, pace, spin, wish)
                     .map_err(|error| error.to_string()),
-                Asking::Inside(..) | Asking::Starting(_) => Err("nobody asks".to_owned()),
+                Asking::Inside(..) | Asking::Starting(_) | Asking::Drive(_) => {
+                    Err("nobody asks".to_owned())
+                }
             });
         let calls = calls.join().map_err(|_| "the asking side panicked")??;
         Ok(calls.sample(measure))
@@ -411,6 +437,11 @@ impl Sides for Serving {
         if let (Rival::Copies, Ours::Inside(inside)) = (rival, &self.ours) {
             return Ok(inside.copies(pace)?.sample(measure));
         }
+        if let (Rival::Fio, Ours::Files(files), Asking::Drive(work)) =
+            (rival, &self.ours, self.row.asking)
+        {
+            return files.fio(work, &self.plan);
+        }
         let cpu = self.plan.client_cpu;
         let server = self.rival.as_ref().map(|peer| peer.address);
         let calls = std::thread::spawn(move || match (rival, server) {
@@ -418,7 +449,7 @@ impl Sides for Serving {
             (Rival::Memcpy { bytes }, _) => {
                 copy::measure(cpu, pace, bytes).map_err(|error| error.to_string())
             }
-            (Rival::Raw(_) | Rival::Copies | Rival::Bound(_), _) => {
+            (Rival::Raw(_) | Rival::Copies | Rival::Fio | Rival::Bound(_), _) => {
                 Err("nobody serves the rival".to_owned())
             }
         });

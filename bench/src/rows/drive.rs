@@ -1,0 +1,242 @@
+//! A drive of a core, beside fio on a file as long: records of 1 MiB, sixteen at a time, around the page cache.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use lunette_bench::harness::{Failure, Plan, Sample};
+use lunette_kvstore::drive::{Drive, DriveOptions, Keeper, Loss};
+use lunette_kvstore_log::format::superblock::Identity;
+use lunette_kvstore_log::options::LogOptions;
+use lunette_kvstore_log::record::{Fingerprint, Record, Version};
+use lunette_runtime::arena::Region;
+use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
+use lunette_runtime_core::checksum::crc32c;
+
+/// Room of each side.
+const CAPACITY_BYTES: u64 = 2 << 30;
+const RECORD_BYTES: usize = 1 << 20;
+const AT_A_TIME: usize = 16;
+/// Longest latency that is told apart from longer ones.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// What a run appends: once and a half what there is room for.
+const APPENDED: u64 = 3 << 10;
+/// What a run reads, all of which is there.
+const READ: u64 = 1 << 10;
+
+/// What is done again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Records are appended, and the oldest make room.
+    Append,
+    /// Records are read in an order that no drive foresees.
+    Read,
+}
+
+/// Where both sides have their files; it goes with them.
+pub(super) struct Files {
+    folder: PathBuf,
+}
+
+impl Files {
+    /// Writes both files once, so that neither side is measured while the file system gives it its room.
+    pub(super) fn make() -> Result<Self, Failure> {
+        // Below the folder of builds, which is on a drive: the one of temporary files may be in memory.
+        let program = std::env::current_exe()?;
+        let builds = program.parent().ok_or("a program lies in a folder")?;
+        let folder = builds.join(format!("bench-drive.{}", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let files = Self { folder };
+        let zeros = vec![0; RECORD_BYTES];
+        for path in [files.ours(), files.rivals()] {
+            let mut file = File::create(path)?;
+            for _ in 0..CAPACITY_BYTES / RECORD_BYTES as u64 {
+                file.write_all(&zeros)?;
+            }
+            file.sync_all()?;
+        }
+        Ok(files)
+    }
+
+    fn ours(&self) -> PathBuf {
+        self.folder.join("ours")
+    }
+
+    fn rivals(&self) -> PathBuf {
+        self.folder.join("rivals")
+    }
+
+    /// Our side, once: a drive that was just formatted.
+    pub(super) fn measure(&self, work: Work, plan: &Plan) -> Result<Sample, Failure> {
+        let path = self.ours();
+        blank(&path)?;
+        let cpu = plan.client_cpu;
+        let sample = std::thread::spawn(move || {
+            block_on(Some(cpu), CoreOptions::default(), move || run(path, work))
+                .map_err(|error| error.to_string())?
+        });
+        Ok(sample.join().map_err(|_| "the core panicked")??)
+    }
+
+    /// fio's, as the program tells it.
+    pub(super) fn fio(&self, work: Work, plan: &Plan) -> Result<Sample, Failure> {
+        let (how, section, count) = match work {
+            Work::Append => ("write", "write", APPENDED),
+            Work::Read => ("randread", "read", READ),
+        };
+        let mut fio = Command::new("fio");
+        fio.args(["--name=row", "--ioengine=io_uring", "--direct=1", "--bs=1m"])
+            .args(["--output-format=json", &format!("--rw={how}")])
+            .arg(format!("--filename={}", self.rivals().display()))
+            .arg(format!("--iodepth={AT_A_TIME}"))
+            .arg(format!("--size={CAPACITY_BYTES}"))
+            .arg(format!("--io_size={}", count * RECORD_BYTES as u64))
+            .arg(format!("--cpus_allowed={}", plan.client_cpu));
+        let output = fio.output().map_err(|error| format!("fio: {error}"))?;
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .map_err(|_| format!("fio: {}", String::from_utf8_lossy(&output.stderr)))?;
+        let told = &told["jobs"][0][section];
+        let number = |value: &serde_json::Value| value.as_f64().ok_or("fio told no number");
+        Ok(Sample {
+            value: number(&told["bw_bytes"])? / 1e9,
+            p99: number(&told["clat_ns"]["percentile"]["99.000000"])? / 1e3,
+        })
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+/// Nothing where superblocks would be.
+fn blank(path: &Path) -> Result<(), Failure> {
+    let mut file = File::options().write(true).open(path)?;
+    file.write_all(&[0; 64 << 10])?;
+    Ok(file.sync_all()?)
+}
+
+/// What is oldest goes.
+struct Nothing;
+
+impl Keeper for Nothing {
+    fn keeps(&self, _record: Record) -> bool {
+        false
+    }
+
+    fn lost(&self, _fingerprint: Fingerprint, _version: Version, _loss: Loss) {}
+
+    fn failed(&self) {}
+}
+
+async fn run(path: PathBuf, work: Work) -> Result<Sample, String> {
+    let identity = Identity {
+        cluster: 1,
+        device: 1,
+    };
+    let options = DriveOptions {
+        path,
+        log: LogOptions::new(identity, CAPACITY_BYTES),
+        may_format: true,
+    };
+    let opened = Drive::open(options, 0, Rc::new(Nothing)).await;
+    let (drive, _) = opened.map_err(|error| error.to_string())?;
+    let mut region = arena()
+        .alloc(RECORD_BYTES)
+        .map_err(|error| error.to_string())?;
+    region.as_mut_slice().fill(0x5a);
+    let bytes = region.freeze();
+    let crc = crc32c(bytes.as_slice());
+    let appended = match work {
+        Work::Append => APPENDED,
+        Work::Read => READ,
+    };
+    let append = |number| append(drive.clone(), bytes.clone(), crc, number);
+    let sample = at_a_time(appended, append).await?;
+    match work {
+        Work::Append => Ok(sample),
+        Work::Read => at_a_time(READ, |number| read(drive.clone(), number)).await,
+    }
+}
+
+/// Does `count` things, [`AT_A_TIME`] of which are under way.
+async fn at_a_time<F>(count: u64, what: impl Fn(u64) -> F) -> Result<Sample, String>
+where
+    F: Future<Output = Result<(), String>> + 'static,
+{
+    let latencies = Histogram::<u64>::new_with_bounds(1, LATENCY_NS_MAX, 3)
+        .map_err(|error| error.to_string())?;
+    let latencies = Rc::new(Cell::new(Some(latencies)));
+    let begun = Instant::now();
+    let lanes: Vec<_> = (0..AT_A_TIME as u64)
+        .map(|lane| {
+            let todo: Vec<F> = (lane..count).step_by(AT_A_TIME).map(&what).collect();
+            let latencies = Rc::clone(&latencies);
+            spawn_local(async move {
+                for each in todo {
+                    let begun = Instant::now();
+                    each.await?;
+                    let took = begun.elapsed();
+                    if let Some(mut all) = latencies.take() {
+                        all.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+                        latencies.set(Some(all));
+                    }
+                }
+                Ok::<(), String>(())
+            })
+        })
+        .collect();
+    for lane in lanes {
+        lane.await.map_err(|error| error.to_string())??;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let latencies = latencies.take().ok_or("the latencies are back")?;
+    Ok(Sample {
+        value: (count * RECORD_BYTES as u64) as f64 / seconds / 1e9,
+        p99: latencies.value_at_quantile(0.99) as f64 / 1e3,
+    })
+}
+
+fn name(number: u64) -> Vec<u8> {
+    format!("model/layer/block/{number:016x}").into_bytes()
+}
+
+async fn append(drive: Drive, bytes: Region, crc: u32, number: u64) -> Result<(), String> {
+    let record = Record {
+        fingerprint: Fingerprint(u128::from(number)),
+        version: Version {
+            epoch: 1,
+            sequence: number,
+        },
+        len_bytes: u32::try_from(bytes.len()).map_err(|error| error.to_string())?,
+        crc32c: crc,
+        ..Record::default()
+    };
+    loop {
+        match drive.append(&name(number), record, bytes.clone()) {
+            Ok(durable) => return durable.await.map(drop).map_err(|error| error.to_string()),
+            Err(refused) if refused.is_backpressure() => {
+                time::sleep(Duration::from_micros(200)).await;
+            }
+            Err(refused) => return Err(refused.to_string()),
+        }
+    }
+}
+
+async fn read(drive: Drive, number: u64) -> Result<(), String> {
+    // An odd factor: each once.
+    let number = number.wrapping_mul(0x9e37_79b9) % READ;
+    let (key, arena) = (name(number), arena());
+    let fingerprint = Fingerprint(u128::from(number));
+    match drive.read(fingerprint, &key, &arena).await {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(format!("record {number} is not there")),
+        Err(error) => Err(error.to_string()),
+    }
+}
