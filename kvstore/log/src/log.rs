@@ -91,6 +91,15 @@ pub struct LogStats {
     pub has_failed: bool,
 }
 
+/// Where in its segment a record is that is not here and may be on the drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ghost {
+    /// Before its end: until the segment is freed.
+    Before,
+    /// Behind its end, since it could not be written: until the seal says so.
+    Behind,
+}
+
 /// The machine of one drive. See the [module](self).
 #[derive(Debug)]
 pub struct Log {
@@ -125,7 +134,7 @@ pub struct Log {
     reclaim: Option<Reclaim>,
     reclaim_budget_bytes: u64,
     /// Records that are not here and may be on the drive, with their segments.
-    ghosts: BTreeSet<(Fingerprint, u32)>,
+    ghosts: BTreeSet<(Fingerprint, u32, Ghost)>,
     effects: VecDeque<Effect>,
     events: VecDeque<Event>,
     stats: LogStats,
@@ -323,21 +332,31 @@ impl Log {
     /// Whether the drive may have a record of this key that is not here. That may be of any key as long as it is not
     /// durable what was recovered, or that a generation has ended.
     fn may_have(&self, fingerprint: Fingerprint) -> bool {
-        let of_key = (fingerprint, 0)..=(fingerprint, u32::MAX);
+        let of_key = (fingerprint, 0, Ghost::Before)..=(fingerprint, u32::MAX, Ghost::Behind);
         !self.superblock_step.is_settled() || self.ghosts.range(of_key).next().is_some()
     }
 
     /// The drive may have a record of this key in this segment.
     fn add_ghost(&mut self, fingerprint: Fingerprint, segment_index: u32) {
-        self.ghosts.insert((fingerprint, segment_index));
+        self.add_ghost_of(fingerprint, segment_index, Ghost::Before);
+    }
+
+    fn add_ghost_of(&mut self, fingerprint: Fingerprint, segment_index: u32, ghost: Ghost) {
+        self.ghosts.insert((fingerprint, segment_index, ghost));
         if self.ghosts.len() > GHOSTS_MAX {
             self.fail_device();
         }
     }
 
+    /// What could not be written in a segment lies behind its seal.
+    fn clear_ghosts_behind(&mut self, segment_index: u32) {
+        self.ghosts
+            .retain(|(_, ghost_in, ghost)| *ghost_in != segment_index || *ghost == Ghost::Before);
+    }
+
     fn clear_ghosts(&mut self, segment_index: u32) {
         self.ghosts
-            .retain(|(_, ghost_in)| *ghost_in != segment_index);
+            .retain(|(_, ghost_in, _)| *ghost_in != segment_index);
     }
 
     fn next_op(&mut self, op: Op) -> OpId {

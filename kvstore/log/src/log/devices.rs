@@ -133,7 +133,7 @@ impl Log {
                 let segment = self.segments.get(segment_index);
                 // What could not be written lies behind the seal, and is not found again.
                 if segment.is_broken && segment.state == State::Full {
-                    self.clear_ghosts(segment_index);
+                    self.clear_ghosts_behind(segment_index);
                 }
             }
             Op::Header { segment_index } => {

@@ -6,10 +6,10 @@ use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
-use super::Log;
 use super::appending::{Flight, Origin, Stage};
 use super::devices::Op;
 use super::writing::{Lane, Requester, Waiting};
+use super::{Ghost, Log};
 use crate::effect::{
     AppendFailure, DeviceFault, Effect, Event, KeepRefused, LossCause, Memory, OpId, RemovalId,
 };
@@ -285,7 +285,10 @@ impl Log {
                 let version = object.record.version;
                 if located.is_some_and(|located| located.location == location) {
                     self.judge(fingerprint, Judged { version, batch });
-                } else if self.ghosts.contains(&(fingerprint, segment_index)) {
+                } else if self
+                    .ghosts
+                    .contains(&(fingerprint, segment_index, Ghost::Before))
+                {
                     self.bury(fingerprint, version, batch);
                 }
             }

@@ -2,9 +2,9 @@
 
 use lunette_runtime_core::time::Time;
 
-use super::Log;
 use super::appending::Stage;
 use super::writing::{Lane, Requester, Waiting};
+use super::{Ghost, Log};
 use crate::effect::{AppendFailure, DeviceFault, RemovalId, RemoveRefused, Removing};
 use crate::format::batch::Removal;
 use crate::record::{Fingerprint, Version};
@@ -95,8 +95,11 @@ impl Log {
             .get(located.location.segment_index)
             .tag
             .sequence;
-        let ghosts = self.ghosts.range((fingerprint, 0)..(fingerprint, u32::MAX));
-        let mut sequences = ghosts.map(|(_, ghost_in)| self.segments.get(*ghost_in).tag.sequence);
+        let ghosts = self
+            .ghosts
+            .range((fingerprint, 0, Ghost::Before)..(fingerprint, u32::MAX, Ghost::Before));
+        let mut sequences =
+            ghosts.map(|(_, ghost_in, _)| self.segments.get(*ghost_in).tag.sequence);
         sequences.any(|sequence| sequence >= here)
     }
 }

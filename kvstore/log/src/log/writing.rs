@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
-use super::Log;
 use super::appending::{Origin, Stage};
 use super::devices::Op;
+use super::{Ghost, Log};
 use crate::effect::{AppendFailure, DeviceFault, Effect, Event, RemovalId, Write, WritePiece};
 use crate::format::batch::{
     self, BATCH_HEADER_BYTES, ENTRIES_MAX, ENTRY_BYTES, Encoded, Entry, Item, Piece, PlacedObject,
@@ -454,7 +454,7 @@ impl Log {
             Written::Flight(at, _) => {
                 let flight = self.take_flight(at);
                 let fingerprint = flight.record.fingerprint;
-                self.add_ghost(fingerprint, segment_index);
+                self.add_ghost_of(fingerprint, segment_index, Ghost::Behind);
                 match flight.origin {
                     Origin::Append(append) => {
                         let cause = flight.ended.unwrap_or(AppendFailure::Device(DeviceFault));
