@@ -101,7 +101,7 @@ impl Device {
                 put(write, &mut self.durable);
             }
         } else {
-            self.cached.extend(writes);
+            self.cached.splice(0..0, writes);
         }
     }
 
