@@ -64,6 +64,7 @@ impl Log {
             .get(&fingerprint)
             .is_some_and(|&at| self.flights[at].is_move());
         if outcome != ReadOutcome::Right && is_here && !is_moving {
+            self.bury_judged(fingerprint);
             self.forget(fingerprint);
             // The drive says that it is there.
             self.add_ghost(fingerprint, location.segment_index);

@@ -338,6 +338,17 @@ impl Log {
         }
     }
 
+    /// A record that is judged is gone: its entry has been passed, so that nothing else would bury it.
+    pub(super) fn bury_judged(&mut self, fingerprint: Fingerprint) {
+        let judged = self
+            .reclaim
+            .as_ref()
+            .and_then(|reclaim| reclaim.judged.get(&fingerprint));
+        if let Some(&Judged { version, batch }) = judged {
+            self.bury(fingerprint, version, batch);
+        }
+    }
+
     /// A removal is written again before its segment is freed.
     fn need_removal(&mut self, removal: Removal) {
         if let Some(reclaim) = &mut self.reclaim {
