@@ -322,7 +322,7 @@ const ROWS: [Row; 31] = [
     short(unmapped("window_write_4k_hot", Path::Window, true, 4096)),
     short(unmapped("trusted_read_4k_hot", Path::Trusted, false, 4096)),
     short(unmapped("trusted_write_4k_hot", Path::Trusted, true, 4096)),
-    drive("drive_append_16x1m", drive::Work::Append),
+    drive("drive_append_1m", drive::Work::Append),
     drive("drive_read_16x1m", drive::Work::Read),
 ];
 
