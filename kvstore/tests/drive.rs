@@ -1,6 +1,10 @@
 //! The log in a file, on each driver: what is durable is found again, and nothing else is believed.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+#[path = "drive/worlds.rs"]
+mod worlds;
+
 use std::cell::{Cell, RefCell};
 use std::fs::OpenOptions;
 use std::future::Future;
@@ -99,11 +103,11 @@ fn key(number: u64) -> Vec<u8> {
 fn object(number: u64, sequence: u64, len: usize) -> (Record, Region) {
     let mut region = arena().alloc(len.max(1)).expect("room");
     let mut state = number ^ (sequence << 32) ^ 0x9e37_79b9_7f4a_7c15;
-    for byte in region.as_mut_slice() {
+    for bytes in region.as_mut_slice().chunks_mut(8) {
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        *byte = state.to_le_bytes()[7];
+        bytes.copy_from_slice(&state.to_be_bytes()[..bytes.len()]);
     }
     let bytes = region.freeze().slice(0, len);
     let record = Record {

@@ -144,8 +144,9 @@ impl Drive {
         self.shared.with_log(|log| log.records().collect())
     }
 
-    /// Removes a record of this version or an earlier one: it is not found from now on, and not after a restart
-    /// either once the returned future says so. Dropping that changes nothing.
+    /// Removes the record of this version, and with it what it replaced: it is not found from now on, and not after a
+    /// restart either once the returned future says so. Dropping that changes nothing. Where this version is not here,
+    /// nothing is removed.
     ///
     /// # Errors
     /// [`RemoveRefused`].
