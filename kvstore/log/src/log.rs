@@ -14,7 +14,7 @@
 //!
 //! 1. A record is announced when its batch and all earlier ones of its segment have been written, and flushed where
 //!    the drive has a volatile cache; a removal likewise.
-//! 2. Nothing else is written before both superblocks of this mount, and the seals of what was recovered, are durable.
+//! 2. Nothing else is written before both superblocks of this mount, and where what was recovered ends, are durable.
 //! 3. There is one open segment; batches are numbered in the order in which they are begun, and end in it.
 //! 4. One record of a key at most is on its way to the drive.
 //! 5. Live bytes of a segment are those of the records that the index has there.
@@ -25,6 +25,9 @@
 //! 8. Appends leave [`reserve_segments`](crate::options::LogOptions::reserve_segments) free, and less is kept of a
 //!    segment than it has: so reclaim comes to an end.
 //! 9. Each queue and table has a bound, and a refusal at it; nothing waits for the drive but what was told so.
+//!
+//! A flush that fails takes with it all that was written and is not durable, and what was being written meanwhile:
+//! systems take failed pages for clean, and the next flush says nothing of them.
 //!
 //! A write that fails ends its segment before it: what was written behind it there fails as well, since recovery
 //! would not find it. Of such records it is not known whether the drive has them (*ghosts*) until the seal of their
@@ -43,6 +46,7 @@ use lunette_runtime_core::time::Time;
 use slab::Slab;
 
 use self::appending::Flight;
+pub(crate) use self::devices::Ends;
 use self::devices::{Op, SuperblockStep};
 use self::reading::Pin;
 use self::reclaiming::Reclaim;
@@ -79,7 +83,7 @@ pub struct LogStats {
     pub released_records: u64,
     /// Segments that were reclaimed.
     pub reclaimed_segments: u64,
-    /// Segments of which a table could not be read when they were reclaimed.
+    /// Segments of which a table could not be read when they were to be reclaimed.
     pub damaged_segments: u64,
     /// Records whose bytes were damaged or could not be read.
     pub lost_records: u64,
@@ -128,6 +132,8 @@ pub struct Log {
     /// Written since the last flush began.
     unflushed: Vec<Op>,
     is_flushing: bool,
+    /// Operations up to this one had been begun when a flush failed.
+    spoiled_until: OpId,
     failures: u32,
     has_failed: bool,
     pins: Slab<Pin>,
@@ -162,7 +168,7 @@ impl Log {
         };
         let segments = Segments::new(options.geometry, 1);
         let mut log = Self::mounting(options, superblock, segments, ByFingerprint::default(), 1);
-        log.mount(now, Vec::new());
+        log.mount(now, Ends::default());
         Ok(log)
     }
 
@@ -195,6 +201,7 @@ impl Log {
             next_token: 0,
             unflushed: Vec::new(),
             is_flushing: false,
+            spoiled_until: OpId(0),
             failures: 0,
             has_failed: false,
             pins: Slab::new(),
@@ -219,7 +226,7 @@ impl Log {
         &self.superblock
     }
 
-    /// Whether its superblocks, and the seals of what was recovered, are durable: then the rest is written.
+    /// Whether its superblocks, and where what was recovered ends, are durable: then the rest is written.
     #[must_use]
     pub const fn is_mounted(&self) -> bool {
         self.superblock_step.is_done()

@@ -11,14 +11,14 @@
 //! same is found the next time.
 //!
 //! What is not there any more is never made up for: a part that is damaged costs the records behind it in its segment,
-//! and [`RecoveryReport::damaged_segments`] says so. Removals among them are lost as well, so that what they were
+//! and [`RecoveryReport::damaged_segments`] says so. It is then made sure that they stay away: a segment ends before what
+//! could not be read of it, or is free, before anything else is written. Removals among them are lost as well, so that what they were
 //! about may be found again; the store's homes know of removals for a day, and judge what a node reports.
 
 mod found;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
@@ -31,7 +31,7 @@ use crate::format::superblock::{Identity, Superblock};
 use crate::format::{
     BLOCK_BYTES, FormatFault, SEGMENT_HEAD_BLOCKS, SUPERBLOCK_OFFSETS_BYTES, blocks_for,
 };
-use crate::log::Log;
+use crate::log::{Ends, Log};
 use crate::options::{LogOptions, OptionsFault, TABLE_READ_BYTES};
 use crate::segments::{Segment, Segments, State};
 
@@ -147,6 +147,7 @@ enum Reading {
 #[derive(Clone, Debug)]
 struct Walk {
     header: SegmentHeader,
+    /// Whether the drive says where it ends, and that is so.
     is_sealed: bool,
     /// Where the next batch is.
     at_block: u32,
@@ -171,6 +172,8 @@ pub struct Recovery {
     next_op: u64,
     walks: BTreeMap<u32, Walk>,
     walked: BTreeMap<u32, Walk>,
+    /// Segments whose heads could not be read.
+    unread: Vec<u32>,
     next_sequence: u64,
     found: Found,
     report: RecoveryReport,
@@ -203,6 +206,7 @@ impl Recovery {
             next_op: 0,
             walks: BTreeMap::new(),
             walked: BTreeMap::new(),
+            unread: Vec::new(),
             next_sequence: 1,
             found: Found::default(),
             report: RecoveryReport::default(),
@@ -278,7 +282,9 @@ impl Recovery {
                 || (self.superblock.is_some() && self.next_segment >= segments))
     }
 
-    /// The log, once everything has been [read](Self::is_done). It writes its superblocks and missing seals first.
+    /// The log, once everything has been [read](Self::is_done). It writes its superblocks first, the seals that are
+    /// missing, and where segments are damaged what has them end, or be free: what could not be read now and could be
+    /// the next time would come back behind what has taken its place.
     ///
     /// # Errors
     /// [`OpenFault`]; nothing has been written then.
@@ -312,15 +318,19 @@ impl Recovery {
             next_batch = next_batch.max(walk.next_batch);
             segments.found(segment_index, walk.segment());
         }
+        for &segment_index in &self.unread {
+            segments.unread(segment_index, &superblock, next_batch);
+        }
         for located in index.values() {
             segments.add_live(located.location.segment_index, located.footprint_bytes());
         }
         let mut log = Log::mounting(options, superblock, segments, index, next_batch);
         let unsealed = self.walked.into_iter().filter(|(_, walk)| !walk.is_sealed);
-        log.mount(
-            now,
-            unsealed.map(|(segment_index, _)| segment_index).collect(),
-        );
+        let ends = Ends {
+            unsealed: unsealed.map(|(segment_index, _)| segment_index).collect(),
+            unread: self.unread,
+        };
+        log.mount(now, ends);
         Ok((log, self.report))
     }
 
@@ -376,6 +386,9 @@ impl Recovery {
         let superblock = self.opened();
         let Some(bytes) = result else {
             self.report.damaged_segments += 1;
+            if !is_damage_forgotten() {
+                self.unread.push(segment_index);
+            }
             return;
         };
         let (first, second) = bytes.split_at(BLOCK_BYTES as usize);
@@ -430,6 +443,7 @@ impl Recovery {
         let mut walk = self.walks.remove(&segment_index).expect("it is walked");
         self.report.damaged_segments += u32::from(is_damaged);
         walk.end_block = walk.at_block;
+        walk.is_sealed &= !is_damaged || is_damage_forgotten();
         self.walked.insert(segment_index, walk);
     }
 
@@ -525,6 +539,7 @@ impl Walk {
             end_block: self.at_block,
             batches: 0,
             is_broken: false,
+            is_unread: false,
             live_bytes: 0,
             live_records: 0,
             pins: 0,
@@ -532,15 +547,16 @@ impl Walk {
     }
 }
 
-/// Whether all payloads of a batch are what they were.
+fn is_damage_forgotten() -> bool {
+    mutant::is_on(Mutant::LogDamageForgotten)
+}
+
+/// Whether all keys and payloads of a batch are what they were.
 fn are_whole(entries: &[Entry], bytes: &[u8]) -> bool {
     entries.iter().all(|entry| match entry {
         Entry::Removal(_) => true,
         Entry::Object(object) => {
-            let begin = object.payload_offset_bytes as usize;
-            let payload = bytes.get(begin..begin + object.record.len_bytes as usize);
-            let is_whole = payload.is_some_and(|payload| crc32c(payload) == object.record.crc32c);
-            is_whole || mutant::is_on(Mutant::LogChecksumIgnored)
+            object.is_whole(bytes) || mutant::is_on(Mutant::LogChecksumIgnored)
         }
     })
 }

@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 
 use crate::format::segment::SegmentTag;
+use crate::format::superblock::Superblock;
 use crate::format::{Geometry, SEGMENT_HEAD_BLOCKS};
 
 /// See the [module](self).
@@ -40,6 +41,8 @@ pub(crate) struct Segment {
     pub(crate) batches: u32,
     /// Whether a batch of it could not be written. Those behind are not found when the log is recovered.
     pub(crate) is_broken: bool,
+    /// Whether a table of it could not be read when it was to be reclaimed.
+    pub(crate) is_unread: bool,
     /// What records count for that are alive in it.
     pub(crate) live_bytes: u64,
     pub(crate) live_records: u32,
@@ -59,7 +62,16 @@ pub(crate) struct Segments {
 impl Segments {
     /// Of a drive that has nothing on it.
     pub(crate) fn new(geometry: Geometry, next_sequence: u64) -> Self {
-        let none = Segment {
+        let count = geometry.segments();
+        Self {
+            all: vec![Self::blank(); count as usize],
+            free: (0..count).collect(),
+            next_sequence,
+        }
+    }
+
+    const fn blank() -> Segment {
+        Segment {
             state: State::Free,
             tag: SegmentTag {
                 log_id: 0,
@@ -71,23 +83,35 @@ impl Segments {
             end_block: 0,
             batches: 0,
             is_broken: false,
+            is_unread: false,
             live_bytes: 0,
             live_records: 0,
             pins: 0,
-        };
-        let count = geometry.segments();
-        Self {
-            all: vec![none; count as usize],
-            free: (0..count).collect(),
-            next_sequence,
         }
     }
 
-    /// A segment that was found on the drive. It is full.
+    /// A segment that was found on the drive: full, or to be freed.
     pub(crate) fn found(&mut self, index: u32, segment: Segment) {
         self.next_sequence = self.next_sequence.max(segment.tag.sequence + 1);
         self.free.retain(|&free| free != index);
         self.all[index as usize] = segment;
+    }
+
+    /// A segment that cannot be read: nothing in it is alive, and it is to be freed.
+    pub(crate) fn unread(&mut self, index: u32, superblock: &Superblock, next_batch: u64) {
+        let tag = SegmentTag {
+            log_id: superblock.log_id,
+            mount: superblock.mount,
+            sequence: self.next_sequence,
+        };
+        let segment = Segment {
+            state: State::Freeing,
+            tag,
+            first_batch: next_batch,
+            next_batch,
+            ..Self::blank()
+        };
+        self.found(index, segment);
     }
 
     pub(crate) fn get(&self, index: u32) -> &Segment {
@@ -128,6 +152,7 @@ impl Segments {
             end_block: SEGMENT_HEAD_BLOCKS,
             batches: 0,
             is_broken: false,
+            is_unread: false,
             live_bytes: 0,
             live_records: 0,
             pins: 0,
@@ -168,7 +193,8 @@ impl Segments {
     }
 
     /// The segment to reclaim next: where most is dead for its age, and one that is read only if there is no other.
-    /// `is_pressed`, the oldest one: no removal in it is needed any more, so that nothing has to be written.
+    /// `is_pressed`, the oldest one: no removal in it is needed any more, so that nothing has to be written; so it is
+    /// where there is one that cannot be reclaimed before it is the oldest.
     ///
     /// Rosenblum and Ousterhout (1991): benefit to cost is free space times age, by what has to be read and
     /// written. Age is counted in segments that were begun since.
@@ -185,13 +211,18 @@ impl Segments {
             .iter()
             .zip(0_u32..)
             .filter(|(segment, _)| segment.state == State::Full);
+        let is_in_order = is_pressed || self.all.iter().any(|segment| segment.is_unread);
         let best = full.max_by_key(|(segment, _)| {
-            let (is_unread, merit) = if is_pressed {
+            let (is_free_of_reads, merit) = if is_in_order {
                 (true, 0)
             } else {
                 (segment.pins == 0, score(segment))
             };
-            (is_unread, merit, core::cmp::Reverse(segment.tag.sequence))
+            (
+                is_free_of_reads,
+                merit,
+                core::cmp::Reverse(segment.tag.sequence),
+            )
         });
         best.map(|(_, index)| index)
     }

@@ -66,6 +66,7 @@ fn what_was_acknowledged_is_found_after_any_crash() {
             "generation raised",
             "kept",
             "kill",
+            "lost",
             "moved",
             "power cut",
             "queue full",
@@ -74,6 +75,7 @@ fn what_was_acknowledged_is_found_after_any_crash() {
             "removal",
             "removal failed",
             "sealed by recovery",
+            "unread",
         ] {
             assert!(tally.contains_key(what), "no world has seen: {what}");
         }

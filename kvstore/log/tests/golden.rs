@@ -185,6 +185,31 @@ fn a_batch_of_two_objects_and_a_removal() {
 }
 
 #[test]
+fn a_key_or_a_payload_that_is_not_what_it_was_is_seen() {
+    for (key_or_payload, len_bytes) in [("key", 0), ("payload", 100)] {
+        let bytes = payload(len_bytes, 1);
+        let item = Item::Object {
+            record: record(0xf1, &bytes),
+            key: b"block/1",
+        };
+        let encoded = encode(TAG, 1, 2, &[item]);
+        let mut batch = whole(&encoded, &[&bytes]);
+        let Entry::Object(object) = encoded.entries[0] else {
+            panic!("an object");
+        };
+        assert!(object.is_whole(&batch));
+        assert!(!object.is_whole(&batch[..128]), "it is cut off");
+        let at = if len_bytes == 0 {
+            object.body().start
+        } else {
+            object.payload_offset_bytes
+        };
+        batch[at as usize] ^= 1;
+        assert!(!object.is_whole(&batch), "{key_or_payload}");
+    }
+}
+
+#[test]
 fn long_payloads_begin_at_blocks_and_their_keys_end_there() {
     let long = payload(ALIGNED_PAYLOAD_BYTES_MIN, 3);
     let item = Item::Object {

@@ -62,6 +62,10 @@ pub enum Mutant {
     LogGenerationIgnored,
     /// The log frees removals of what is still on the drive.
     LogTombstoneDropped,
+    /// What could not be read when the log was recovered is there again the next time.
+    LogDamageForgotten,
+    /// The log takes for durable what was written before a flush that failed, once a later one has not.
+    LogFlushTrusted,
 }
 
 impl Mutant {
@@ -81,7 +85,7 @@ impl Mutant {
     ];
 
     /// Those of the drive's log, which its own crash tests are to find.
-    pub const LOG: [(&'static str, Self); 8] = [
+    pub const LOG: [(&'static str, Self); 10] = [
         ("log-announced-early", Self::LogAnnouncedEarly),
         ("log-checksum-ignored", Self::LogChecksumIgnored),
         ("log-stale-accepted", Self::LogStaleAccepted),
@@ -90,6 +94,8 @@ impl Mutant {
         ("log-pin-ignored", Self::LogPinIgnored),
         ("log-generation-ignored", Self::LogGenerationIgnored),
         ("log-tombstone-dropped", Self::LogTombstoneDropped),
+        ("log-damage-forgotten", Self::LogDamageForgotten),
+        ("log-flush-trusted", Self::LogFlushTrusted),
     ];
 
     /// Those that the simulator of whole clusters is to find, by the names that it takes.

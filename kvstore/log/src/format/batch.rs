@@ -73,11 +73,25 @@ pub struct PlacedObject {
     pub record: Record,
     /// Length of its key: 1 to [`KEY_BYTES_MAX`].
     pub key_len: u16,
+    /// CRC32C of its key.
+    pub key_crc32c: u32,
     /// Where its payload begins, in bytes from the batch's first: a multiple of [`ALIGN_BYTES`].
     pub payload_offset_bytes: u32,
 }
 
 impl PlacedObject {
+    /// Whether key and payload in the `batch` are what they were.
+    #[must_use]
+    pub fn is_whole(&self, batch: &[u8]) -> bool {
+        let body = self.body();
+        let Some(body) = batch.get(body.start as usize..body.end as usize) else {
+            return false;
+        };
+        let (key, payload) = body.split_at(key_room_bytes(self.key_len) as usize);
+        crc32c(&key[..self.key_len.into()]) == self.key_crc32c
+            && crc32c(payload) == self.record.crc32c
+    }
+
     /// Where key and payload are, in bytes from the batch's first.
     #[must_use]
     pub fn body(&self) -> Range<u32> {
@@ -242,11 +256,15 @@ impl BatchHeader {
         let mut place = Reader::new(fields.bytes(8).map_err(cut)?);
         let (crc32c, notes) = (fields.u32().map_err(cut)?, fields.u32().map_err(cut)?);
         let (key_len, kind) = (fields.u16().map_err(cut)?, fields.u8().map_err(cut)?);
-        zeros(part, &fields)?;
+        let zero = fields.u8().map_err(cut)?;
+        let key_crc32c = fields.u32().map_err(cut)?;
+        if zero != 0 {
+            return Err(out_of_limits("zero"));
+        }
         match kind {
             KIND_REMOVAL => {
                 let covers = place.u64().map_err(cut)?;
-                if (generation, crc32c, notes, key_len) != (0, 0, 0, 0) {
+                if (generation, crc32c, notes, key_len, key_crc32c) != (0, 0, 0, 0, 0) {
                     return Err(out_of_limits("zero"));
                 }
                 let removal = Removal {
@@ -270,6 +288,7 @@ impl BatchHeader {
                 let object = PlacedObject {
                     record,
                     key_len,
+                    key_crc32c,
                     payload_offset_bytes,
                 };
                 self.check_object(&object)?;
@@ -312,6 +331,7 @@ fn encode_entry(entry: &Entry) -> [u8; ENTRY_BYTES] {
             out[48..52].copy_from_slice(&record.crc32c.to_le_bytes());
             out[52..56].copy_from_slice(&record.notes.to_le_bytes());
             out[56..58].copy_from_slice(&object.key_len.to_le_bytes());
+            out[60..64].copy_from_slice(&object.key_crc32c.to_le_bytes());
             (record.fingerprint, record.version, KIND_OBJECT)
         }
         Entry::Removal(removal) => {
@@ -421,6 +441,7 @@ fn placed(record: Record, key: &[u8], cursor: u32) -> PlacedObject {
     PlacedObject {
         record,
         key_len,
+        key_crc32c: crc32c(key),
         payload_offset_bytes,
     }
 }

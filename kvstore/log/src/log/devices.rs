@@ -1,5 +1,6 @@
 //! Operations of the drive: how they end, flushes, seals, superblocks, and a drive that fails.
 
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
 use super::Log;
@@ -39,16 +40,25 @@ pub(super) enum Op {
     },
 }
 
+/// What a log that is opened says of segments before it writes anything else.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    /// These end where they were found to end.
+    pub(crate) unsealed: Vec<u32>,
+    /// These are free.
+    pub(crate) unread: Vec<u32>,
+}
+
 /// How far the superblocks are.
 #[derive(Debug, Default)]
 pub(super) struct SuperblockStep {
     is_writing: bool,
     /// What they say has changed since.
     is_again: bool,
-    /// Segments without a seal when the log was opened.
-    unsealed: Vec<u32>,
-    /// Their seals that are not durable.
-    seals_left: usize,
+    /// What is to be said of segments that were found when the log was opened.
+    ends: Ends,
+    /// What of that is not durable.
+    ends_left: usize,
     /// Both have been written in this mount.
     is_written: bool,
     /// Whether a new generation is not durable yet.
@@ -57,7 +67,7 @@ pub(super) struct SuperblockStep {
 
 impl SuperblockStep {
     pub(super) const fn is_done(&self) -> bool {
-        self.is_written && self.seals_left == 0
+        self.is_written && self.ends_left == 0
     }
 
     /// Whether, besides, the generation is durable.
@@ -72,8 +82,10 @@ impl Log {
     /// # Panics
     /// If there is no such write.
     pub fn written(&mut self, now: Time, op: OpId, result: Result<(), DeviceFault>) {
+        let is_spoiled = op <= self.spoiled_until && !mutant::is_on(Mutant::LogFlushTrusted);
         let op = self.ops.remove(&op).expect("a write ends once");
         match result {
+            Ok(()) if is_spoiled => self.failed(op),
             Ok(()) if self.options.has_volatile_cache => {
                 self.failures = 0;
                 self.unflushed.push(op);
@@ -95,12 +107,16 @@ impl Log {
     /// # Panics
     /// If there is no such flush.
     pub fn flushed(&mut self, now: Time, op: OpId, result: Result<(), DeviceFault>) {
-        let Some(Op::Flush(ops)) = self.ops.remove(&op) else {
+        let Some(Op::Flush(mut ops)) = self.ops.remove(&op) else {
             unreachable!("a flush ends once");
         };
         self.is_flushing = false;
         if result.is_err() {
             self.count_failure();
+            self.spoiled_until = OpId(self.next_op);
+            if !mutant::is_on(Mutant::LogFlushTrusted) {
+                ops.append(&mut self.unflushed);
+            }
         }
         for op in ops {
             match result {
@@ -129,7 +145,7 @@ impl Log {
                 segment_index,
             } => self.batch_ended(sequence, segment_index, Ok(())),
             Op::Seal { segment_index } => {
-                self.superblock_step.seals_left = self.superblock_step.seals_left.saturating_sub(1);
+                self.end_settled();
                 let segment = self.segments.get(segment_index);
                 // What could not be written lies behind the seal, and is not found again.
                 if segment.is_broken && segment.state == State::Full {
@@ -137,6 +153,7 @@ impl Log {
                 }
             }
             Op::Header { segment_index } => {
+                self.end_settled();
                 self.clear_ghosts(segment_index);
                 self.segments.set_free(segment_index);
             }
@@ -145,6 +162,12 @@ impl Log {
             Op::Superblock { .. } => self.superblock_written(),
             Op::Flush(_) | Op::Table | Op::Kept { .. } => unreachable!("only writes settle"),
         }
+    }
+
+    /// While the log is mounted nothing else is written to segments than what is to be said of them.
+    fn end_settled(&mut self) {
+        let step = &mut self.superblock_step;
+        step.ends_left = step.ends_left.saturating_sub(1);
     }
 
     fn failed(&mut self, op: Op) {
@@ -159,7 +182,8 @@ impl Log {
             Op::Seal { segment_index } => self.write_seal(segment_index),
             Op::Header { segment_index } => self.write_freed(segment_index),
             Op::Superblock { copy } => self.write_superblock_copy(copy),
-            Op::Found => self.unflushed.push(op),
+            // What was recovered may be gone from the drive, although it is still read.
+            Op::Found => self.fail_device(),
             Op::Flush(_) | Op::Table | Op::Kept { .. } => unreachable!("only writes are retried"),
         }
     }
@@ -278,8 +302,8 @@ impl Log {
     /// Makes what was recovered durable, and then says on the drive where these segments end, and that it is mounted.
     ///
     /// A seal that outlives the batches before it would be damage, so what a drive's cache showed is flushed first.
-    pub(crate) fn mount(&mut self, now: Time, unsealed: Vec<u32>) {
-        self.superblock_step.unsealed = unsealed;
+    pub(crate) fn mount(&mut self, now: Time, ends: Ends) {
+        self.superblock_step.ends = ends;
         if self.options.has_volatile_cache {
             self.unflushed.push(Op::Found);
         } else {
@@ -289,10 +313,13 @@ impl Log {
     }
 
     fn write_mount(&mut self) {
-        let unsealed = core::mem::take(&mut self.superblock_step.unsealed);
-        self.superblock_step.seals_left = unsealed.len();
+        let Ends { unsealed, unread } = core::mem::take(&mut self.superblock_step.ends);
+        self.superblock_step.ends_left = unsealed.len() + unread.len();
         for segment_index in unsealed {
             self.write_seal(segment_index);
+        }
+        for segment_index in unread {
+            self.write_freed(segment_index);
         }
         self.write_superblock();
     }

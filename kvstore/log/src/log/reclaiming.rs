@@ -48,6 +48,8 @@ pub(super) struct Reclaim {
     last_removal: Option<RemovalId>,
     /// How much more may be kept.
     keepable_bytes: u64,
+    /// Whether a table of it cannot be read, and removals that are needed may be behind it: it stays.
+    is_unread: bool,
 }
 
 impl Log {
@@ -189,7 +191,9 @@ impl Log {
             return;
         }
         let is_settled = reclaim.judged.is_empty() && reclaim.moving == 0 && reclaim.removals == 0;
-        if is_walked && (is_settled || mutant::is_on(Mutant::LogLiveFreed)) {
+        if is_walked && is_settled && reclaim.is_unread {
+            self.leave_unread(segment_index);
+        } else if is_walked && (is_settled || mutant::is_on(Mutant::LogLiveFreed)) {
             self.free_emptied(segment_index);
         }
     }
@@ -259,6 +263,7 @@ impl Log {
             removals: 0,
             last_removal: None,
             keepable_bytes,
+            is_unread: false,
         });
     }
 
@@ -420,7 +425,7 @@ impl Log {
         };
         reclaim.is_reading = false;
         let Ok(bytes) = result else {
-            return self.lose_rest();
+            return self.pass_rest();
         };
         let (segment_index, at_block) = (reclaim.segment_index, reclaim.at_block);
         let segment = self.segments.get(segment_index);
@@ -439,18 +444,25 @@ impl Log {
                 let table_end = u32::try_from(cut.needed_bytes).expect("a table is bounded");
                 self.read_table(blocks_for(table_end) * BLOCK_BYTES);
             }
-            Err(_fault) => self.lose_rest(),
+            Err(_fault) => self.pass_rest(),
         }
     }
 
-    /// What is behind a table that cannot be read is not known: records are lost, and the segment is freed.
-    fn lose_rest(&mut self) {
+    /// What is behind a table that cannot be read is not known. Removals there may be needed as long as there is an
+    /// earlier segment: then this one stays, and its records are still read. Else they are lost, and it is freed.
+    fn pass_rest(&mut self) {
         let Some(reclaim) = &mut self.reclaim else {
             return;
         };
         let (segment_index, at_block) = (reclaim.segment_index, reclaim.at_block);
-        reclaim.at_block = self.segments.get(segment_index).end_block;
+        let segment = self.segments.get(segment_index);
+        reclaim.at_block = segment.end_block;
         self.stats.damaged_segments += 1;
+        let last_batch = segment.next_batch - 1;
+        if self.segments.any_other_until(segment_index, last_batch) {
+            reclaim.is_unread = true;
+            return;
+        }
         let lost = self.index.iter().filter(|(_, located)| {
             located.location.segment_index == segment_index && located.location.block() >= at_block
         });
@@ -461,6 +473,14 @@ impl Log {
         for (_, fingerprint) in lost {
             self.lose(fingerprint, LossCause::Unreadable);
         }
+    }
+
+    /// What could be read of a segment has been kept, released or buried. Earlier ones are reclaimed before it.
+    fn leave_unread(&mut self, segment_index: u32) {
+        self.reclaim = None;
+        let segment = self.segments.get_mut(segment_index);
+        segment.is_unread = true;
+        segment.state = State::Full;
     }
 
     fn lose(&mut self, fingerprint: Fingerprint, cause: LossCause) {

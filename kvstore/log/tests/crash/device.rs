@@ -1,6 +1,6 @@
 //! A drive that may lose, tear and reorder what it was not told to keep.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_kvstore_log::effect::OpId;
 use lunette_runtime_core::random::SplitMix64;
@@ -37,6 +37,8 @@ pub(super) struct Device {
     cached: Vec<Write>,
     /// Those that a flush is making durable.
     flushing: BTreeMap<OpId, Vec<Write>>,
+    /// Those that were under way when a flush failed.
+    spoiled: BTreeSet<OpId>,
 }
 
 impl Device {
@@ -53,6 +55,7 @@ impl Device {
             writing: BTreeMap::new(),
             cached: Vec::new(),
             flushing: BTreeMap::new(),
+            spoiled: BTreeSet::new(),
         }
     }
 
@@ -78,9 +81,13 @@ impl Device {
     /// A write ends, or has failed after some of it.
     pub(super) fn end_write(&mut self, op: OpId, is_ok: bool, random: &mut SplitMix64) {
         let write = self.writing.remove(&op).expect("it was begun");
+        let is_spoiled = self.spoiled.remove(&op);
         if !is_ok {
             scatter(&write, random, &mut self.live);
             self.keep_live(&write);
+        } else if is_spoiled {
+            put(&write, &mut self.live);
+            scatter(&write, random, &mut self.durable);
         } else if self.has_cache {
             put(&write, &mut self.live);
             self.cached.push(write);
@@ -94,18 +101,25 @@ impl Device {
         self.flushing.insert(op, std::mem::take(&mut self.cached));
     }
 
-    pub(super) fn end_flush(&mut self, op: OpId, is_ok: bool) {
+    /// A flush ends. If it has failed, what was written and is not durable is taken for that from now on, also what is
+    /// being written: systems take failed pages for clean.
+    pub(super) fn end_flush(&mut self, op: OpId, is_ok: bool, random: &mut SplitMix64) {
         let writes = self.flushing.remove(&op).expect("it was begun");
         if is_ok {
             for write in &writes {
                 put(write, &mut self.durable);
             }
         } else {
-            self.cached.splice(0..0, writes);
+            let cached = std::mem::take(&mut self.cached);
+            for write in writes.iter().chain(&cached) {
+                scatter(write, random, &mut self.durable);
+            }
+            self.spoiled.extend(self.writing.keys());
         }
     }
 
     pub(super) fn crash(&mut self, crash: Crash, random: &mut SplitMix64) {
+        self.spoiled.clear();
         let writing: Vec<Write> = std::mem::take(&mut self.writing).into_values().collect();
         match crash {
             Crash::Kill => {

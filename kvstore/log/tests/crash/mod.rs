@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use lunette_kvstore_log::effect::{
-    AppendRefused, DeviceFault, Effect, Event, KeepRefused, Memory, MemoryId, OpId, ReadOutcome,
-    ReadPlan, RemoveRefused, Removing, Write, WritePiece,
+    AppendRefused, DeviceFault, Effect, Event, KeepRefused, LossCause, Memory, MemoryId, OpId,
+    ReadOutcome, ReadPlan, RemoveRefused, Removing, Write, WritePiece,
 };
 use lunette_kvstore_log::format::batch::footprint_bytes;
 use lunette_kvstore_log::format::superblock::Identity;
@@ -70,6 +70,12 @@ pub(crate) struct World {
     /// How many of 100 judged records are kept.
     keeps: u32,
     is_flipped: bool,
+    /// How many reads of a million fail.
+    unread_per_million: u32,
+    /// Whether recovery could not read all of it.
+    is_unread: bool,
+    /// Whether a flush has failed since the power was cut: what is read may not be on the drive.
+    has_failed_flush: bool,
     pub(crate) failures: Vec<String>,
     pub(crate) tally: Tally,
 }
@@ -142,6 +148,9 @@ impl World {
             },
             keeps: random.below(101),
             is_flipped: false,
+            unread_per_million: if random.below(4) == 0 { 20_000 } else { 0 },
+            is_unread: false,
+            has_failed_flush: false,
             failures: Vec::new(),
             tally: Tally::new(),
             random,
@@ -384,7 +393,8 @@ impl World {
                 self.log.written(self.now, op, result);
             }
             Running::Flush(op) => {
-                self.device.end_flush(op, is_ok);
+                self.device.end_flush(op, is_ok, &mut self.random);
+                self.has_failed_flush |= !is_ok;
                 self.log.flushed(self.now, op, result);
             }
             Running::Read {
@@ -397,7 +407,13 @@ impl World {
                 if is_kept {
                     self.kept.insert(op, bytes.clone());
                 }
-                self.log.read_done(self.now, op, Ok(&bytes));
+                let is_unread = self.is_unread_now();
+                let result = if is_unread {
+                    Err(DeviceFault)
+                } else {
+                    Ok(&*bytes)
+                };
+                self.log.read_done(self.now, op, result);
             }
         }
         if !is_ok {
@@ -484,6 +500,14 @@ impl World {
                 ..
             } => self.judged.push_back((fingerprint, version)),
             Event::Moved { .. } => self.count("moved"),
+            Event::Lost {
+                fingerprint,
+                cause: LossCause::Unreadable,
+                ..
+            } if self.unread_per_million > 0 => {
+                self.count("lost");
+                self.model.released(fingerprint);
+            }
             Event::Lost { .. } => self.fail(format!("without damage: {event:?}")),
             Event::GenerationRaised { generation } => self.model.raised(generation, true),
             Event::DeviceFailed => self.count("drive failed"),
@@ -556,6 +580,11 @@ impl World {
                 self.device.flip(&mut self.random);
             }
         }
+        // Nobody can know better then.
+        match crash {
+            Crash::Kill => self.is_flipped |= self.has_failed_flush,
+            Crash::PowerCut => self.has_failed_flush = false,
+        }
         // The map may know more than the drive, or as much.
         let known = if self.below(2) == 0 {
             self.generation
@@ -571,6 +600,7 @@ impl World {
     fn recover(&mut self, generation: u64) -> Option<Log> {
         let options = *self.log.options();
         let mut recovery = Recovery::new(options, generation).expect("they fit together");
+        self.is_unread = false;
         let mut reading = Vec::new();
         while !recovery.is_done() {
             while let Some(effect) = recovery.poll_effect() {
@@ -588,13 +618,19 @@ impl World {
             }
             let at = self.below(u32::try_from(reading.len()).expect("few")) as usize;
             let (op, offset_bytes, len_bytes) = reading.swap_remove(at);
-            recovery.read_done(op, Ok(self.device.read(offset_bytes, len_bytes)));
+            let result = if self.is_unread_now() {
+                self.is_unread = true;
+                Err(DeviceFault)
+            } else {
+                Ok(self.device.read(offset_bytes, len_bytes))
+            };
+            recovery.read_done(op, result);
         }
         match recovery.finish(self.now) {
             Ok((log, report)) => {
                 if report.damaged_segments > 0 {
                     self.count("damaged segment");
-                    if !self.is_flipped {
+                    if !self.is_flipped && !self.is_unread {
                         self.fail(format!("damage that nobody did: {report:?}"));
                     }
                 }
@@ -602,6 +638,8 @@ impl World {
                     u64::from(report.unsealed_segments);
                 Some(log)
             }
+            // Neither superblock could be read: another attempt.
+            Err(OpenFault::Device(_)) if self.is_unread => self.recover(generation),
             Err(OpenFault::Damaged(_)) if self.is_flipped => {
                 self.count("refused");
                 None
@@ -613,11 +651,20 @@ impl World {
         }
     }
 
+    /// Whether the drive cannot read this time.
+    fn is_unread_now(&mut self) -> bool {
+        let is_unread = self.below(1_000_000) < self.unread_per_million;
+        if is_unread {
+            self.count("unread");
+        }
+        is_unread
+    }
+
     fn after_recovery(&mut self, known: u64) {
         if self.is_flipped {
             return self.nothing_is_invented();
         }
-        self.model.crashed();
+        self.model.crashed(self.is_unread);
         if known == self.generation {
             self.model.raised(known, false);
         }

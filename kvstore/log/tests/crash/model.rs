@@ -27,6 +27,8 @@ pub(super) struct Model {
     moment: u64,
     /// When the log was recovered, until that is durable.
     recovered: Option<u64>,
+    /// Whether a part of it could not be read then.
+    is_unread: bool,
 }
 
 impl Model {
@@ -150,21 +152,23 @@ impl Model {
         let Some(recovered) = self.recovered.take() else {
             return;
         };
+        self.is_unread = false;
         for key in self.keys.values_mut() {
             key.allowed.retain(|_, since| *since >= recovered);
         }
     }
 
-    /// The log was recovered, and has this of a key. What is wrong with that, if anything is.
+    /// The log was recovered, and has this of a key. What is wrong with that, if anything is. Where a part of it could
+    /// not be read, anything that was ever appended may be there, and nothing else once that is durable.
     pub(super) fn recovered(
         &mut self,
         fingerprint: Fingerprint,
         found: Option<Record>,
     ) -> Result<(), String> {
-        let moment = self.moment;
+        let (moment, is_unread) = (self.moment, self.is_unread);
         let key = self.key(fingerprint);
         let state = found.map(|record| record.version);
-        if !key.allowed.contains_key(&state) {
+        if !is_unread && !key.allowed.contains_key(&state) {
             return Err(format!(
                 "{fingerprint:?} has {state:?} after a crash, and may have {:?}",
                 key.allowed
@@ -176,7 +180,9 @@ impl Model {
     }
 
     /// Before the log is compared with [`recovered`](Self::recovered).
-    pub(super) fn crashed(&mut self) {
+    pub(super) fn crashed(&mut self, is_unread: bool) {
+        // What was made to stay away may be a part of it, until all of that is durable.
+        self.is_unread |= is_unread;
         self.appends.clear();
         self.removals.clear();
         let moment = self.moment();
