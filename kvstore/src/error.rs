@@ -15,6 +15,7 @@ use lunette_runtime::{CorePanicked, MeshError, StartError};
 use lunette_transfer::{CallError, ConnectError};
 use thiserror::Error;
 
+use crate::drive::DriveError;
 use crate::member::LifeError;
 use crate::value::VALUE_PIECES_MAX;
 
@@ -289,6 +290,12 @@ pub enum NodeError {
     /// The memory was refused.
     #[error("cannot lend memory: {0}")]
     Memory(#[from] AllocError),
+    /// A drive cannot be used.
+    #[error(transparent)]
+    Drive(#[from] DriveError),
+    /// There is a drive and no cluster.
+    #[error("drives are for members of a cluster")]
+    DriveAlone,
     /// A core ended while it was being asked.
     #[error(transparent)]
     Core(#[from] MeshError),

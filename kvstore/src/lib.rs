@@ -8,7 +8,7 @@
 //!   weighted rendezvous hashing. Nobody is authenticated, so such nodes are to listen on loopback only;
 //!   the program enforces that.
 //!
-//! It leaves out drives and tenants.
+//! What leaves the memory of a member may go to drives ([`TierOptions`]). It leaves out tenants.
 //!
 //! | module | subject |
 //! |---|---|
@@ -45,14 +45,14 @@ pub use cluster_client::{
     Preferred, PutOptions, Reservation, Reserved, Stored,
 };
 pub use counting::{
-    CoreReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
+    CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use handle::{
     ClientHost, CommitHandleFailure, Got, HandleError, Lent, QUESTIONS_MAX, ReservationHandle,
     ReservedHandle, SeatStat, StoreHandle,
 };
-pub use member::{COPIES, ClusterOptions, LifeError};
+pub use member::{COPIES, ClusterOptions, LifeError, TierOptions};
 pub use node::{Node, NodeCore, NodeOptions, NodeWatch, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
 pub use value::{VALUE_PIECES_MAX, Value, extent_bytes};

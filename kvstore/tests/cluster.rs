@@ -62,6 +62,10 @@ mod striped;
 mod threads;
 
 #[cfg(test)]
+#[path = "cluster/tier.rs"]
+mod tier;
+
+#[cfg(test)]
 #[path = "cluster/versions.rs"]
 mod versions;
 

@@ -238,7 +238,7 @@ async fn read(drive: Drive, number: u64) -> Result<(), String> {
     let number = number.wrapping_mul(0x9e37_79b9) % READ;
     let (key, arena) = (name(number), arena());
     let fingerprint = Fingerprint(u128::from(number));
-    match drive.read(fingerprint, &key, &arena).await {
+    match drive.read(fingerprint, Some(&key), &arena).await {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(format!("record {number} is not there")),
         Err(error) => Err(error.to_string()),

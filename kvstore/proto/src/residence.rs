@@ -348,6 +348,21 @@ impl Residence {
         }
     }
 
+    /// A copy that was asked to leave stays, as if it had just been read. Nothing happens if it is not leaving.
+    pub fn stay(&mut self, place: CopyPlace) {
+        let Some(slot_index) = self.by_place.get(place) else {
+            return;
+        };
+        let entry = &mut self.slots[slot_index as usize];
+        if !matches!(entry.state, State::Leaving(_)) {
+            return;
+        }
+        entry.state = State::Resident(place);
+        self.stats.leaving_entries -= 1;
+        self.stats.leaving_bytes -= u64::from(entry.extent_bytes);
+        self.lru.push_front(slot_index);
+    }
+
     /// A copy cannot leave now: it is as if it had just been read.
     pub fn spare(&mut self, place: CopyPlace) {
         if let Some(slot_index) = self.by_place.get(place)
@@ -501,6 +516,24 @@ mod tests {
         assert!(!memory.unpin(id));
         assert!(memory.unpin(id), "released");
         assert!(memory.admit(600).is_ok());
+    }
+
+    #[test]
+    fn what_was_to_leave_may_stay() {
+        let mut memory = memory(100);
+        for number in 0..9 {
+            keep(&mut memory, number, 100);
+        }
+        memory.leave(place(0));
+        assert_eq!(memory.victims(), []);
+        memory.stay(place(0));
+        assert_eq!(memory.stats().leaving_bytes, 0);
+        assert_eq!(memory.stats().leaving_entries, 0);
+        assert_eq!(memory.victims(), [place(1)], "0 is the latest one");
+        memory.stay(place(1));
+        memory.stay(place(99));
+        assert_eq!(memory.victims(), [place(1)], "it was not leaving");
+        assert!(memory.free(place(0)).is_some());
     }
 
     #[test]

@@ -16,4 +16,6 @@ mod report;
 
 pub(crate) use counts::{CopyCounts, Counting, Counts};
 pub use outcome::Outcome;
-pub use report::{CoreReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, RequestReport};
+pub use report::{
+    CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, RequestReport,
+};

@@ -60,6 +60,33 @@ pub struct MemberReport {
     pub scarce_keys: u64,
     /// How often this core, as a home, had copies made that were missing.
     pub repairs: u64,
+    /// Of a core that has a drive.
+    pub drive: Option<DriveReport>,
+}
+
+/// What the drive of a core holds, and what it has done since the core was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriveReport {
+    /// Records on it, whether or not their copies are in memory too.
+    pub records: u64,
+    /// What they take.
+    pub live_bytes: u64,
+    /// Its length.
+    pub capacity_bytes: u64,
+    /// Bytes written to it, for whatever reason.
+    pub written_bytes: u64,
+    /// Copies whose memory was freed because they were on it.
+    pub demoted: u64,
+    /// Copies that are in memory again because they were read.
+    pub promoted: u64,
+    /// Copies that were read from it.
+    pub read: u64,
+    /// Copies that it did not take when they left memory.
+    pub refused: u64,
+    /// Copies that are gone with their records: reclaimed, damaged, unreadable.
+    pub lost: u64,
+    /// Whether it has failed, and takes nothing any more.
+    pub has_failed: bool,
 }
 
 /// Requests of one operation.

@@ -17,13 +17,33 @@ use super::{Drive, Loss};
 /// Bytes that are summed in one turn of the core.
 const SUMMED_PER_TURN_BYTES: usize = 1 << 20;
 
-/// An object that was read.
+/// An object that was read, whose checksum is right.
 #[derive(Clone, Debug)]
 pub struct OnDrive {
     /// What is known of it.
     pub record: Record,
-    /// Its payload, whose checksum is right.
-    pub bytes: Region,
+    /// What was read of the drive: the key and the payload, each from where it begins, and what is around them.
+    pub window: Region,
+    /// Where the key begins in it, and its length.
+    pub key_at: u32,
+    /// Length of the key in bytes.
+    pub key_len: u16,
+    /// Where the payload begins in it.
+    pub payload_at: u32,
+}
+
+impl OnDrive {
+    /// The key that it was appended under.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        &self.window.as_slice()[self.key_at as usize..][..self.key_len.into()]
+    }
+
+    /// Its payload.
+    #[must_use]
+    pub fn bytes(&self) -> Region {
+        (self.window).slice(self.payload_at as usize, self.record.len_bytes as usize)
+    }
 }
 
 /// Why nothing was read.
@@ -64,15 +84,15 @@ impl ReadError {
 }
 
 impl Drive {
-    /// Reads the object of `key`, if it is durable here, into memory of `arena`. A read whose future is dropped goes
-    /// on to its end for nothing.
+    /// Reads an object, if it is durable here, into memory of `arena`. With a `key`, any other one that it was
+    /// appended under is damage. A read whose future is dropped goes on to its end for nothing.
     ///
     /// # Errors
     /// [`ReadError`].
     pub async fn read(
         &self,
         fingerprint: Fingerprint,
-        key: &[u8],
+        key: Option<&[u8]>,
         arena: &Arena,
     ) -> Result<Option<OnDrive>, ReadError> {
         let shared = &self.shared;
@@ -94,7 +114,8 @@ impl Drive {
             }
         };
         let ended = Ended::new();
-        let reading = read(Rc::clone(shared), plan, room, key.into(), Rc::clone(&ended));
+        let key = key.map(Box::from);
+        let reading = read(Rc::clone(shared), plan, room, key, Rc::clone(&ended));
         if spawn_local(reading).is_finished() {
             shared.end_read(&plan, ReadOutcome::Right);
             return Err(ReadError::Busy);
@@ -108,7 +129,7 @@ async fn read(
     shared: Rc<Shared>,
     plan: ReadPlan,
     room: RegionMut,
-    key: Box<[u8]>,
+    key: Option<Box<[u8]>>,
     ended: Rc<Ended<Result<OnDrive, ReadError>>>,
 ) {
     let len = plan.len_bytes as usize;
@@ -117,7 +138,7 @@ async fn read(
         .read_exact_at(room, 0, len, plan.offset_bytes)
         .await;
     let outcome = match result {
-        Ok(()) => checked(&plan, &room.freeze(), &key).await,
+        Ok(()) => checked(&plan, room.freeze(), key.as_deref()).await,
         Err(error) => {
             let offset_bytes = plan.offset_bytes;
             tracing::warn!(offset_bytes, len_bytes = len, %error, "a drive cannot read an object");
@@ -133,9 +154,19 @@ async fn read(
     ended.end(outcome);
 }
 
-async fn checked(plan: &ReadPlan, window: &Region, key: &[u8]) -> Result<OnDrive, ReadError> {
-    let found = &window.as_slice()[plan.key_at as usize..][..usize::from(plan.key_len)];
-    let bytes = window.slice(plan.payload_at as usize, plan.record.len_bytes as usize);
+async fn checked(
+    plan: &ReadPlan,
+    window: Region,
+    key: Option<&[u8]>,
+) -> Result<OnDrive, ReadError> {
+    let found = OnDrive {
+        record: plan.record,
+        window,
+        key_at: plan.key_at,
+        key_len: plan.key_len,
+        payload_at: plan.payload_at,
+    };
+    let bytes = found.bytes();
     let mut checksum = Crc32c::new();
     for part in bytes.as_slice().chunks(SUMMED_PER_TURN_BYTES) {
         checksum.fold(part);
@@ -143,11 +174,10 @@ async fn checked(plan: &ReadPlan, window: &Region, key: &[u8]) -> Result<OnDrive
             time::yield_now().await;
         }
     }
-    if found != key || checksum.value() != plan.record.crc32c {
+    if key.is_some_and(|key| found.key() != key) || checksum.value() != plan.record.crc32c {
         return Err(ReadError::Damaged);
     }
-    let record = plan.record;
-    Ok(OnDrive { record, bytes })
+    Ok(found)
 }
 
 impl Shared {

@@ -15,9 +15,11 @@ use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
 use lunette_runtime::arena::{Arena, Exposed, Region, RegionMut, Share};
+use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_transfer::Room;
 
 use super::one_sided::Board;
+use crate::drive::OnDrive;
 use crate::value::carved_bytes;
 
 /// The bytes of an object.
@@ -53,6 +55,20 @@ impl Extent {
 
     pub(crate) fn len_bytes(&self) -> u32 {
         self.layout.total_bytes - self.layout.payload_offset_bytes
+    }
+
+    /// What was read of a drive, where it has come to lie. Its key is one.
+    pub(crate) fn on_drive(found: &OnDrive) -> Self {
+        Self {
+            region: found.window.clone(),
+            layout: ExtentLayout {
+                key_offset_bytes: found.key_at,
+                payload_offset_bytes: found.payload_at,
+                total_bytes: found.payload_at + found.record.len_bytes,
+            },
+            key_len_bytes: found.key_len,
+            crc32c: found.record.crc32c,
+        }
     }
 
     /// The same, with the checksum that has been computed of it.
@@ -287,6 +303,29 @@ impl Bytes {
         true
     }
 
+    /// What was read of a drive is this copy's from now on, where it lies. Whether there is room for it.
+    pub(crate) fn adopt(&mut self, place: CopyPlace, extent: Extent) -> bool {
+        let taken_bytes = extent.region.len().next_multiple_of(GRANULE_BYTES as usize);
+        let taken_bytes = u32::try_from(taken_bytes).expect("a segment is at most 1 GiB");
+        let admitted = self.residence.admit(taken_bytes);
+        if let Ok(id) = admitted {
+            self.keep(id, place, extent);
+        }
+        admitted.is_ok()
+    }
+
+    /// What was read of a drive is copied, and is this copy's from now on. Whether there is room for it.
+    pub(crate) fn keep_copied(&mut self, place: CopyPlace, extent: &Extent) -> bool {
+        let Ok(carved) = self.carve(extent.key(), extent.len_bytes()) else {
+            return false;
+        };
+        let (frame, mut region) = carved.into_empty();
+        let value = frame.value_mut(&mut region);
+        value.copy_from_slice(extent.value().as_slice());
+        self.keep(frame.id, place, frame.filled(region, extent.crc32c));
+        true
+    }
+
     /// What was carved is not used.
     pub(crate) fn drop_unused(&mut self, frame: Frame) {
         self.residence.discard(frame.id);
@@ -351,9 +390,7 @@ impl Bytes {
 
     /// The copy, which is read from now on, if it is of this key.
     pub(crate) fn pin(&mut self, place: CopyPlace, key: Key<'_>) -> Option<(EntryId, Extent)> {
-        let id = self.residence.pin(place)?;
-        let extent = self.extents[id.slot_index as usize].clone();
-        let extent = extent.expect("a copy has its extent");
+        let (id, extent) = self.pin_any(place)?;
         if extent.key() != key {
             let fingerprint_high = key.fingerprint().high();
             tracing::warn!(
@@ -365,6 +402,18 @@ impl Bytes {
             return None;
         }
         Some((id, extent))
+    }
+
+    /// The copy, which is read from now on, of whichever key it is.
+    pub(crate) fn pin_any(&mut self, place: CopyPlace) -> Option<(EntryId, Extent)> {
+        let id = self.residence.pin(place)?;
+        let extent = self.extents[id.slot_index as usize].clone();
+        Some((id, extent.expect("a copy has its extent")))
+    }
+
+    /// Whether the bytes of a copy are here.
+    pub(crate) fn has(&self, place: CopyPlace) -> bool {
+        self.residence.find(place).is_some()
     }
 
     /// See [`Residence::touch`].
@@ -410,6 +459,10 @@ impl Bytes {
 
     pub(crate) fn leave(&mut self, place: CopyPlace) {
         self.residence.leave(place);
+    }
+
+    pub(crate) fn stay(&mut self, place: CopyPlace) {
+        self.residence.stay(place);
     }
 
     pub(crate) fn spare(&mut self, place: CopyPlace) {

@@ -4,7 +4,7 @@
 //! where it concerns this very core, one thing after the other, until nothing is left; the rest goes
 //! to the [`Post`].
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::NodeState;
 use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, CopyPlace, HoldWish, OpId};
 use lunette_kvstore_proto::owner::{
-    FreeCause, Owner, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
+    EvictRefusal, FreeCause, Owner, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
 };
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_kvstore_proto::shard::ShardLimits;
@@ -32,6 +32,7 @@ use super::post::Post;
 use super::replicas::Scarcity;
 use super::reservations::Reservations;
 use super::taking::Taking;
+use super::tier::Tier;
 use super::waiters::{Asked, Waiters, Waiting};
 use crate::counting::{CopyCounts, Counts, MemberReport};
 
@@ -73,6 +74,8 @@ pub(crate) struct MemberCore {
     pub(super) taking: Taking,
     pub(super) loading: Loading,
     pub(super) reservations: RefCell<Reservations>,
+    /// Where what leaves memory goes, if there is a drive.
+    tier: OnceCell<Tier>,
     /// Raised when something has begun that may have to be asked for again.
     pub(crate) busy: Signal,
 }
@@ -83,11 +86,13 @@ impl MemberCore {
         lease_ttl: Duration,
         (arena, limits): (Arena, ShardLimits),
         shared: Option<(Sharing, Board)>,
-        post: Post,
-    ) -> Self {
+        (post, tier): (Post, Option<Tier>),
+    ) -> Rc<Self> {
         let (sharing, board) = shared.unzip();
         // It is memory that is to run out first: there room can be made.
-        let copies_max = limits.entries_max().saturating_mul(COPIES_PER_ENTRY);
+        let in_memory_max = limits.entries_max().saturating_mul(COPIES_PER_ENTRY);
+        let on_drive_max = tier.as_ref().map_or(0, Tier::records_max);
+        let copies_max = in_memory_max + on_drive_max;
         let home_limits = HomeLimits {
             lease_ttl,
             copies_max: copies_max.max(HomeLimits::default().copies_max),
@@ -97,7 +102,7 @@ impl MemberCore {
             copies_max,
             ..OwnerLimits::default()
         };
-        Self {
+        let core = Rc::new(Self {
             seat,
             machines: RefCell::new(Machines {
                 home: Home::new(seat, home_limits),
@@ -118,8 +123,14 @@ impl MemberCore {
             taking: Taking::default(),
             loading: Loading::default(),
             reservations: RefCell::default(),
+            tier: OnceCell::new(),
             busy: Signal::default(),
+        });
+        if let Some(tier) = tier {
+            tier.begin(&core);
+            drop(core.tier.set(tier));
         }
+        core
     }
 
     pub(crate) const fn seat(&self) -> Seat {
@@ -144,6 +155,10 @@ impl MemberCore {
 
     pub(crate) const fn bytes(&self) -> &RefCell<Bytes> {
         &self.bytes
+    }
+
+    pub(super) fn tier(&self) -> Option<&Tier> {
+        self.tier.get()
     }
 
     pub(super) const fn sharing(&self) -> Option<&Sharing> {
@@ -197,6 +212,7 @@ impl MemberCore {
             home_copies: home.copies,
             scarce_keys: home.scarce,
             repairs: home.repairs,
+            drive: self.tier().map(Tier::report),
         }
     }
 
@@ -207,7 +223,8 @@ impl MemberCore {
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         let machines = self.machines.borrow();
-        machines.home.is_idle() && machines.owner.is_idle()
+        let is_told = self.tier().is_none_or(Tier::is_idle);
+        is_told && machines.home.is_idle() && machines.owner.is_idle()
     }
 
     /// A key is about to be written, or one of its copies to leave: the tables that this takes are asked for at once.
@@ -248,11 +265,14 @@ impl MemberCore {
         self.at_home(|home, now, out| home.on_tick(now, out));
         self.at_owner(self.seat, |owner, now, out| owner.on_tick(now, out));
         self.settle();
+        if let Some(tier) = self.tier() {
+            tier.on_tick(self);
+        }
         self.expire_reservations();
         self.make_room();
     }
 
-    /// Asks homes to let go of what has to leave: how many copies.
+    /// Has the drive take what has to leave, or asks homes to let go of it: how many copies.
     pub(crate) fn make_room(&self) -> usize {
         let victims = self.bytes.borrow().victims();
         for place in &victims {
@@ -260,7 +280,11 @@ impl MemberCore {
         }
         let mut leaving = 0;
         for &place in &victims {
-            let leaves = self.at_owner(self.seat, |owner, now, out| owner.evict(now, place, out));
+            if self.demote(place) {
+                leaving += 1;
+                continue;
+            }
+            let leaves = self.evict(place);
             let mut bytes = self.bytes.borrow_mut();
             match leaves {
                 Ok(()) => {
@@ -278,6 +302,11 @@ impl MemberCore {
             self.settle();
         }
         leaving
+    }
+
+    /// Asks the home to let go of a copy.
+    pub(super) fn evict(&self, place: CopyPlace) -> Result<(), EvictRefusal> {
+        self.at_owner(self.seat, |owner, now, out| owner.evict(now, place, out))
     }
 
     /// An asker asks. The answer, now or later.

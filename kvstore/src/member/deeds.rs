@@ -133,6 +133,9 @@ impl MemberCore {
                 self.copies.freed(cause, bytes.extent_bytes(place));
                 bytes.free(place);
                 drop(bytes);
+                if let Some(tier) = self.tier() {
+                    tier.forget(place);
+                }
                 self.tell_copy(place, cause.name());
             }
             OwnerAction::Replicate {

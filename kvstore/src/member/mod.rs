@@ -20,6 +20,7 @@
 //! | `offers` | what other nodes have room for |
 //! | `taking` | which replicas this core takes |
 //! | `loading` | how busy the core is |
+//! | `tier` | a drive takes what leaves memory |
 //! | `reservations` | room for objects that come in ranges |
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
@@ -44,6 +45,7 @@ mod reservations;
 mod service;
 mod steering;
 mod taking;
+mod tier;
 mod waiters;
 
 use std::net::SocketAddr;
@@ -74,6 +76,8 @@ pub(crate) use one_sided::{draw, segment_of};
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use service::MemberService;
 pub(crate) use steering::{Steer, steer};
+pub(crate) use tier::Tier;
+pub use tier::TierOptions;
 pub(crate) use waiters::Waiting;
 
 /// How long a core that has something under way waits before it looks again.
@@ -143,6 +147,8 @@ pub(crate) struct Beginning {
     pub(crate) seat: Seat,
     pub(crate) cluster: ClusterOptions,
     pub(crate) memory: (Arena, ShardLimits),
+    /// The drive that takes what leaves it.
+    pub(crate) tier: Option<Tier>,
     /// Whether readers of this host may map that memory, which holds nothing but copies then.
     pub(crate) is_shared: bool,
     /// The cores of this node.
@@ -160,6 +166,7 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
         seat,
         cluster,
         memory,
+        tier,
         is_shared,
         cores,
         mail,
@@ -179,7 +186,7 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
     let opened = opened.map(|opened| ((opened.sharing, opened.board), opened.listener));
     let (shared, listener) = opened.unzip();
     let lease_ttl = cluster.lease_ttl();
-    let core = Rc::new(MemberCore::new(seat, lease_ttl, memory, shared, post));
+    let core = MemberCore::new(seat, lease_ttl, memory, shared, (post, tier));
     let scope = Scope::new();
     if let Some(listener) = listener {
         scope.spawn(one_sided::accept(Rc::clone(&core), listener))?;

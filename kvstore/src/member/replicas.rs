@@ -19,6 +19,7 @@ use lunette_kvstore_proto::placement::choice::choose;
 use lunette_kvstore_proto::version::CopyInfo;
 use lunette_runtime::{Signal, entropy, time};
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::limits::KEY_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::{Attachments, Payload};
 
@@ -26,6 +27,7 @@ use super::core::MemberCore;
 use super::offers::{Offers, holder};
 use crate::counting::CopyCounts;
 use crate::seats::Seats;
+use crate::value::extent_bytes;
 
 /// Copies of writes that may wait for their replicas. Those of further ones are made when their homes say
 /// that they are missing.
@@ -159,9 +161,9 @@ pub(super) async fn replicate(core: Rc<MemberCore>, seats: Rc<Seats>) {
     }
 }
 
-async fn replicate_one(core: &MemberCore, seats: &Seats, offers: &mut Offers, scarce: &Scarce) {
+async fn replicate_one(core: &Rc<MemberCore>, seats: &Seats, offers: &mut Offers, scarce: &Scarce) {
     let map = core.map();
-    let extent_bytes = core.bytes().borrow().extent_bytes(scarce.place);
+    let extent_bytes = extent_bytes_of(core, scarce);
     let holders = scarce.holders(core.seat().node);
     let holders = holders.into_iter().map(|node| holder(&map, node));
     let mut taken: Vec<_> = holders.collect();
@@ -190,15 +192,23 @@ async fn replicate_one(core: &MemberCore, seats: &Seats, offers: &mut Offers, sc
     }
 }
 
+/// How much of a node's memory it takes; of one on the drive nobody knows how long its key is.
+fn extent_bytes_of(core: &MemberCore, scarce: &Scarce) -> u64 {
+    match core.bytes().borrow().extent_bytes(scarce.place) {
+        0 => extent_bytes(KEY_BYTES_MAX, scarce.info.len_bytes as usize),
+        known => known,
+    }
+}
+
 async fn send_replica(
-    core: &MemberCore,
+    core: &Rc<MemberCore>,
     seats: &Seats,
     scarce: &Scarce,
     to: Seat,
 ) -> Result<(), &'static str> {
     let connection = seats.connection(to).await;
     let connection = connection.map_err(|_fault| "it cannot be reached")?;
-    let extent = core.bytes().borrow().extent(scarce.place);
+    let extent = core.extent_of(scarce.place, scarce.info).await;
     let extent = extent.ok_or("the copy is gone")?;
     let message = ReplicaMessage {
         to,

@@ -4,6 +4,9 @@
 //! share, which eviction takes nothing from: so they never chase each other. And a node that has joined a
 //! cluster whose other members are full would draw all replicas, and soon all reads: it takes them no faster
 //! than [`Fill`] allows. Under the first map of a cluster there is nobody who is fuller.
+//!
+//! Where a drive has room, what leaves memory for a replica is not lost: such a core takes what memory it has free,
+//! and says that it has the drive's room as well.
 
 use std::cell::Cell;
 
@@ -14,6 +17,7 @@ use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_runtime_core::time::Time;
 
 use super::core::MemberCore;
+use super::tier::Tier;
 
 /// Whether the core is filled slowly.
 #[derive(Debug, Default)]
@@ -54,24 +58,30 @@ impl Taking {
 impl MemberCore {
     /// Bytes that replicas may still use now.
     pub(crate) fn replica_room_bytes(&self, now: Time, is_repair: bool) -> u64 {
-        let free_bytes = self.free_for_replicas(is_repair);
+        let free_bytes = self.free_for_replicas(is_repair) + self.drive_room_bytes();
         free_bytes.min(self.taking.left_bytes(now))
     }
 
     fn free_for_replicas(&self, is_repair: bool) -> u64 {
         let bytes = self.bytes().borrow();
         let limits = bytes.limits();
-        let most_bytes = if is_repair {
+        let is_careful = is_repair && self.drive_room_bytes() == 0;
+        let most_bytes = if is_careful {
             repair_room_bytes(limits.low_watermark_bytes())
         } else {
             limits.high_watermark_bytes()
         };
         // The share of entries that eviction keeps free is as large as the one that repair leaves.
         let entries_most = limits.low_watermark_entries() as u64;
-        if is_repair && bytes.stats().entries >= entries_most {
+        if is_careful && bytes.stats().entries >= entries_most {
             return 0;
         }
         most_bytes.saturating_sub(bytes.stats().used_bytes)
+    }
+
+    /// Bytes that a drive takes without letting anything go.
+    fn drive_room_bytes(&self) -> u64 {
+        self.tier().map_or(0, Tier::room_bytes)
     }
 
     /// Whether a replica is taken now; if not, somebody else may have room, or this core later.

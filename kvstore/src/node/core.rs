@@ -26,7 +26,7 @@ use super::inside::{Inside, NodeCore};
 use super::options::{NodeOptions, memory_options};
 use crate::counting::CoreReport;
 use crate::error::NodeError;
-use crate::member::{self, Beginning, Life, Mail, MemberService, Steer};
+use crate::member::{self, Beginning, Life, Mail, MemberService, Steer, Tier};
 use crate::service::CoreService;
 
 /// What the node asks of one of its cores.
@@ -64,7 +64,7 @@ pub(super) struct Announced {
 
 /// One core: listens, learns the others' ports, serves, and answers for its statistics.
 pub(super) async fn run_core(plan: CorePlan) {
-    let (listener, memory) = match open_core(&plan).await {
+    let (listener, memory, tier) = match open_core(&plan).await {
         Ok(opened) => opened,
         Err(error) => {
             // A starter that has given up does not want to know.
@@ -108,6 +108,7 @@ pub(super) async fn run_core(plan: CorePlan) {
             seat,
             cluster,
             memory: (memory, plan.limits),
+            tier,
             is_shared: options.is_shared(),
             cores: announced.mail,
             mail,
@@ -140,8 +141,8 @@ async fn serve_until_drained<S: Service>(
     drained.end();
 }
 
-/// Where it listens, and the arena for its copies: one of their own, if others on this host may map it.
-async fn open_core(plan: &CorePlan) -> Result<(TcpListener, Arena), NodeError> {
+/// Where it listens, the arena for its copies (one of their own, if others on this host may map it), and the drive.
+async fn open_core(plan: &CorePlan) -> Result<(TcpListener, Arena, Option<Tier>), NodeError> {
     let memory = if plan.options.is_shared() && boot_id().is_some() {
         Arena::new(memory_options(&plan.options, plan.limits))
     } else {
@@ -153,7 +154,19 @@ async fn open_core(plan: &CorePlan) -> Result<(TcpListener, Arena), NodeError> {
     let address = plan.listen;
     let listener = TcpListener::bind_within(address, REBIND_WAIT).await;
     let listener = listener.map_err(|error| NodeError::Listen { address, error })?;
-    Ok((listener, memory))
+    let tier = open_drive(plan, &memory).await?;
+    Ok((listener, memory, tier))
+}
+
+async fn open_drive(plan: &CorePlan, memory: &Arena) -> Result<Option<Tier>, NodeError> {
+    let Some(tier) = &plan.options.tier else {
+        return Ok(None);
+    };
+    let cluster = plan.options.cluster.as_ref();
+    let cluster = cluster.ok_or(NodeError::DriveAlone)?;
+    let memory = (memory.clone(), plan.limits.high_watermark_bytes());
+    let core = (plan.index, plan.cores);
+    Ok(Tier::open(tier, &cluster.name, core, memory).await?)
 }
 
 /// Who waits for the end of a drain.

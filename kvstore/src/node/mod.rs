@@ -28,7 +28,6 @@ use lunette_runtime::{
 use lunette_runtime_core::ids::CoreIndex;
 
 use self::core::{Announced, CorePlan, Question, run_core};
-use self::options::core_limits;
 use crate::cluster_client::ClusterClientOptions;
 use crate::error::{ClusterError, NodeError};
 use crate::handle::{Cores, HandleError, Seated, StoreHandle};
@@ -211,7 +210,7 @@ impl SeatedNode {
     /// Outside a runtime.
     pub async fn start(options: NodeOptions) -> Result<Self, NodeError> {
         let cores = core_count();
-        let limits = core_limits(options.memory_bytes, cores)?;
+        let limits = options.core_limits(cores)?;
         ClusterMap::new(vec![options.member(cores)])?;
         // Another one in each life, and never 0.
         let incarnation = entropy() | 1;

@@ -9,7 +9,7 @@ use lunette_runtime::{CoreOptions, DriverChoice, Idle, Placement};
 use lunette_runtime_core::ids::NodeId;
 
 use crate::error::NodeError;
-use crate::member::ClusterOptions;
+use crate::member::{ClusterOptions, TierOptions};
 
 /// Bytes per entry that a core's tables are sized for; smaller objects meet the entry limit before
 /// the memory limit.
@@ -20,6 +20,8 @@ const ENTRIES_MAX: u64 = 1 << 22;
 const ARENA_SLACK_BYTES: u64 = 64 * 1024 * 1024;
 /// A core evicts down to this share below its high watermark.
 const LOW_WATERMARK_SHARE: u64 = 256;
+/// The same where a drive takes what leaves: that takes longer.
+const DEMOTION_SHARE: u64 = 32;
 /// Chunks of a core's own arena where its copies lie in another one: so that little is mapped beside them. The
 /// longest payload fits, with room to spare.
 const BESIDE_CHUNK_BYTES: usize = 128 * 1024 * 1024;
@@ -56,6 +58,8 @@ pub struct NodeOptions {
     pub one_sided: bool,
     /// The cluster that it is to be a member of. Without, it is alone, and clients list such nodes.
     pub cluster: Option<ClusterOptions>,
+    /// Drives that take what leaves memory. Of a member of a cluster only.
+    pub tier: Option<TierOptions>,
 }
 
 impl NodeOptions {
@@ -76,6 +80,7 @@ impl NodeOptions {
             prefault: false,
             one_sided: true,
             cluster: None,
+            tier: None,
         }
     }
 }
@@ -86,7 +91,7 @@ impl NodeOptions {
     /// # Errors
     /// [`NodeError`]: memory and cores do not go together.
     pub fn core_options(&self) -> Result<CoreOptions, NodeError> {
-        let limits = core_limits(self.memory_bytes, self.placement.cores())?;
+        let limits = self.core_limits(self.placement.cores())?;
         Ok(core_options(self, limits))
     }
 
@@ -105,13 +110,20 @@ impl NodeOptions {
     }
 }
 
-/// What one core may hold.
-pub(super) fn core_limits(memory_bytes: u64, cores: usize) -> Result<ShardLimits, NodeError> {
-    let high = memory_bytes / (cores as u64).max(1);
-    let low = high - high / LOW_WATERMARK_SHARE;
-    let entries = (high / ENTRY_BYTES_MIN).clamp(ENTRIES_MIN, ENTRIES_MAX);
-    let entries = usize::try_from(entries).expect("bounded");
-    Ok(ShardLimits::new(high, low, entries)?)
+impl NodeOptions {
+    /// What one of so many cores may hold.
+    pub(super) fn core_limits(&self, cores: usize) -> Result<ShardLimits, NodeError> {
+        let high = self.memory_bytes / (cores as u64).max(1);
+        let share = if self.tier.is_some() {
+            DEMOTION_SHARE
+        } else {
+            LOW_WATERMARK_SHARE
+        };
+        let low = high - high / share;
+        let entries = (high / ENTRY_BYTES_MIN).clamp(ENTRIES_MIN, ENTRIES_MAX);
+        let entries = usize::try_from(entries).expect("bounded");
+        Ok(ShardLimits::new(high, low, entries)?)
+    }
 }
 
 fn core_options(options: &NodeOptions, limits: ShardLimits) -> CoreOptions {

@@ -11,7 +11,7 @@ use lunette_cluster::proto::rack::Rack;
 use lunette_cluster::{Hosted, Security, serve};
 use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, ClusterError, ClusterOptions, CoreReport, Fetched,
-    NodeCore, NodeOptions, Outcome, PutOptions, SeatedNode, Stored, Value,
+    NodeCore, NodeError, NodeOptions, Outcome, PutOptions, SeatedNode, Stored, TierOptions, Value,
 };
 use lunette_kvstore_proto::message::Op;
 use lunette_kvstore_proto::placement::Seat;
@@ -81,6 +81,8 @@ pub(crate) struct Scene {
     rack: Rack,
     /// Whether the next node shares its memory.
     is_shared: bool,
+    /// The drives of the next node.
+    tier: Option<TierOptions>,
     /// Ends the coordinator when it is dropped.
     serving: Option<oneshot::Sender<()>>,
 }
@@ -134,6 +136,7 @@ impl Scene {
             client_timeout: Duration::from_secs(8),
             rack: Rack::NONE,
             is_shared: true,
+            tier: None,
             serving: Some(serving),
         };
         for _ in 0..nodes {
@@ -153,6 +156,7 @@ impl Scene {
             client_timeout: Duration::from_millis(300),
             rack: Rack::NONE,
             is_shared: true,
+            tier: None,
             serving: None,
         };
         scene.start(4 << 20).await;
@@ -179,6 +183,10 @@ impl Scene {
     }
 
     async fn start(&mut self, memory_bytes: u64) {
+        self.try_start(memory_bytes).await.expect("a node");
+    }
+
+    pub(crate) async fn try_start(&mut self, memory_bytes: u64) -> Result<(), NodeError> {
         self.last_id += 1;
         let mut options = NodeOptions::new(NodeId(self.last_id), loopback(), memory_bytes);
         let mut cluster = ClusterOptions::new("scene", vec![self.coordinator]);
@@ -188,8 +196,9 @@ impl Scene {
         cluster.rack = self.rack;
         options.cluster = Some(cluster);
         options.one_sided = self.is_shared;
-        let node = SeatedNode::start(options).await.expect("a node");
-        self.nodes.push(node);
+        options.tier = self.tier.clone();
+        self.nodes.push(SeatedNode::start(options).await?);
+        Ok(())
     }
 
     /// Waits until all are in each other's map.
@@ -254,6 +263,11 @@ impl Scene {
     /// The coordinator ends, and does not come back.
     pub(crate) fn end_coordinator(&mut self) {
         self.serving = None;
+    }
+
+    /// The next nodes have these drives.
+    pub(crate) fn set_tier(&mut self, tier: Option<TierOptions>) {
+        self.tier = tier;
     }
 
     /// The next nodes share their memory, or not.

@@ -45,15 +45,19 @@ impl MemberService {
     }
 
     /// As [`read`](Self::read), by a reader of this host.
-    pub(super) fn read_near(&self, body: &[u8]) -> Result<Response, Status> {
+    pub(super) fn read_near(
+        &self,
+        body: &[u8],
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
         let (wish, rest) = self.near_wish(body)?;
         let message = ReadMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
         let read = (self.core).read(message.key, Some(message.version), message.namespace);
         match self.describe(version, &wish, message.key, read, &message.ranges) {
-            Some(response) => Ok(response),
-            None => self.read(rest),
+            Some(response) => Ok(Intake::Answer(response)),
+            None => self.read(rest, counting),
         }
     }
 

@@ -191,7 +191,7 @@ impl Service for MemberService {
             Ok(Op::Ask) => self.ask(request.body, counted),
             Ok(Op::Write) => self.write(&request, counted),
             Ok(Op::Find) => self.find(request.body, counted),
-            Ok(Op::Read) => self.read(request.body).map(Intake::Answer),
+            Ok(Op::Read) => self.read(request.body, counted),
             Ok(Op::Replicate) => self.replicate(&request, counted),
             Ok(Op::Reserve) => self.reserve(request.body).map(Intake::Answer),
             Ok(Op::Fill) => self.fill(&request, counted),
@@ -202,7 +202,7 @@ impl Service for MemberService {
             Ok(Op::Gather) => self.gather(request.body).map(Intake::Answer),
             Ok(Op::Meet) => self.meet(request.body).map(Intake::Answer),
             Ok(Op::FindNear) => self.find_near(request.body, counted),
-            Ok(Op::ReadNear) => self.read_near(request.body).map(Intake::Answer),
+            Ok(Op::ReadNear) => self.read_near(request.body, counted),
             Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),

@@ -22,7 +22,7 @@ use crate::counting::{Counting, Outcome};
 use crate::member::bytes::Extent;
 use crate::member::core::MemberCore;
 use crate::member::waiters::Waiting;
-use crate::refusals::bad_request;
+use crate::refusals::{bad_request, refusal};
 
 /// A read of a copy, over when its bytes have been sent.
 struct CopyPin {
@@ -51,6 +51,8 @@ impl MemberService {
         if let Some(response) = self.bytes_of(version, message.key, read, &message.ranges) {
             return Ok(Intake::Answer(response));
         }
+        let wanted = (version, message.key, message.ranges.as_slice());
+        let fetching = self.on_drive(wanted, read)?;
         let request = message.request;
         let ask = Ask::Lookup {
             request,
@@ -59,8 +61,22 @@ impl MemberService {
             hold: None,
         };
         self.check_waiters()?;
-        let mut waiting = self.core.ask(message.asker, message.epoch, ask);
         let status = Status::NotFound;
+        if let Some(fetching) = fetching {
+            let (asker, epoch) = (message.asker, message.epoch);
+            let (core, mut counting) = (Rc::clone(&self.core), counting.waits());
+            return Ok(Intake::Later(Later::new(async move {
+                if let Some(response) = fetching.await {
+                    counting.end_with(response.status);
+                    return response;
+                }
+                let answer = core.ask(asker, epoch, ask).await;
+                let answer = answer.unwrap_or(DirectoryAnswer::Busy);
+                counting.end(Outcome::from(&answer));
+                answers(version, status, vec![(request, answer)])
+            })));
+        }
+        let mut waiting = self.core.ask(message.asker, message.epoch, ask);
         Ok(match waiting.try_take() {
             Some(answer) => {
                 counting.end(Outcome::from(&answer));
@@ -77,18 +93,66 @@ impl MemberService {
         })
     }
 
-    pub(super) fn read(&self, body: &[u8]) -> Result<Response, Status> {
+    pub(super) fn read(
+        &self,
+        body: &[u8],
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
         let message = ReadMessage::decode(body).map_err(bad_request)?;
         let version = version_of(body)?;
         self.check(message.to)?;
         check_total(&message.ranges)?;
         let read = (self.core).read(message.key, Some(message.version), message.namespace);
-        match read {
-            Read::Unavailable => Err(Status::Unavailable),
-            read => {
-                (self.bytes_of(version, message.key, read, &message.ranges)).ok_or(Status::NotFound)
-            }
+        if read == Read::Unavailable {
+            return Err(Status::Unavailable);
         }
+        if let Some(response) = self.bytes_of(version, message.key, read, &message.ranges) {
+            return Ok(Intake::Answer(response));
+        }
+        let wanted = (version, message.key, message.ranges.as_slice());
+        let fetching = self.on_drive(wanted, read)?.ok_or(Status::NotFound)?;
+        let mut counting = counting.waits();
+        Ok(Intake::Later(Later::new(async move {
+            let response = fetching.await;
+            let response = response.unwrap_or_else(|| refusal(Status::NotFound));
+            counting.end_with(response.status);
+            response
+        })))
+    }
+
+    /// What was asked for of a copy that is served here, and whose bytes are on the drive.
+    fn on_drive(
+        &self,
+        (version, key, ranges): (FormatVersion, Key<'_>, &[ByteRange]),
+        read: Read,
+    ) -> Result<Option<impl Future<Output = Option<Response>> + use<>>, Status> {
+        let Read::Served {
+            place,
+            info,
+            is_cut_off,
+        } = read
+        else {
+            return Ok(None);
+        };
+        if !self.core.is_on_drive(place, &info) {
+            return Ok(None);
+        }
+        let fetching = self.core.begin_fetch().ok_or(Status::Busy)?;
+        let (core, ranges) = (Rc::clone(&self.core), ranges.to_vec());
+        let key = Box::from(key.bytes());
+        Ok(Some(async move {
+            let _fetching = fetching;
+            let fetched = Rc::clone(&core).fetch(place, info, Some(key)).await?;
+            let pin = fetched.pinned.map(|id| CopyPin {
+                core: Rc::clone(&core),
+                id,
+            });
+            if info.form == Form::Striped {
+                return striped(version, (place.version, is_cut_off), &fetched.extent);
+            }
+            let found = (place.version, is_cut_off);
+            Some(sent(&core, version, found, (fetched.extent, pin), &ranges))
+        }))
     }
 
     /// What was asked for of a copy that is served here.
@@ -113,30 +177,15 @@ impl MemberService {
             return striped(version, (place.version, is_cut_off), &extent);
         }
         let core = Rc::clone(&self.core);
-        let pin = Pin::new(CopyPin { core, id });
-        let payload = parts_of(&extent, ranges);
-        let mut body = Vec::new();
-        let reply = BytesReply {
-            version: place.version,
-            is_cut_off,
-            object_len_bytes: extent.len_bytes(),
-            #[cfg(feature = "next-version")]
-            next: lunette_kvstore_proto::message::Next,
-        };
-        reply.encode(version, &mut body);
-        let Some(payload) = payload else {
-            return Some(Response {
-                status: Status::OutOfRange.code(),
-                body,
-                payload: None,
-            });
-        };
-        self.core.counts.sending(payload.len());
-        Some(Response {
-            status: Status::Ok.code(),
-            body,
-            payload: (!payload.is_empty()).then(|| payload.pinned(pin)),
-        })
+        let pin = CopyPin { core, id };
+        let found = (place.version, is_cut_off);
+        Some(sent(
+            &self.core,
+            version,
+            found,
+            (extent, Some(pin)),
+            ranges,
+        ))
     }
 
     /// What this home knows of keys at once; with another map than the asker, nothing.
@@ -216,6 +265,42 @@ fn striped(
         body,
         payload: None,
     })
+}
+
+/// The answer with the bytes that were asked for, and what keeps them where they are until they have been sent.
+fn sent(
+    core: &MemberCore,
+    format: FormatVersion,
+    (version, is_cut_off): (Version, bool),
+    (extent, pin): (Extent, Option<CopyPin>),
+    ranges: &[ByteRange],
+) -> Response {
+    let mut body = Vec::new();
+    let reply = BytesReply {
+        version,
+        is_cut_off,
+        object_len_bytes: extent.len_bytes(),
+        #[cfg(feature = "next-version")]
+        next: lunette_kvstore_proto::message::Next,
+    };
+    reply.encode(format, &mut body);
+    let Some(payload) = parts_of(&extent, ranges) else {
+        return Response {
+            status: Status::OutOfRange.code(),
+            body,
+            payload: None,
+        };
+    };
+    core.counts.sending(payload.len());
+    let pinned = |payload: Payload| match pin {
+        Some(pin) => payload.pinned(Pin::new(pin)),
+        None => payload,
+    };
+    Response {
+        status: Status::Ok.code(),
+        body,
+        payload: (!payload.is_empty()).then(|| pinned(payload)),
+    }
 }
 
 /// Ranges may overlap, and come to more than any object has: they fit one frame all the same.

@@ -1,0 +1,155 @@
+//! Copies come back from the drive.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::CopyPlace;
+use lunette_kvstore_proto::shard::EntryId;
+use lunette_kvstore_proto::version::CopyInfo;
+use lunette_runtime::time;
+
+use super::{Tier, fingerprint_of, is_of};
+use crate::counting::CopyCounts;
+use crate::drive::ReadError;
+use crate::member::bytes::Extent;
+use crate::member::core::MemberCore;
+
+/// How often a read that finds the drive busy is tried, and how long apart.
+const TRIES_MAX: usize = 1000;
+const TRY_AGAIN: Duration = Duration::from_millis(1);
+/// From this length on what was read stays where it has come to lie; less is copied to where it takes no more than
+/// it needs.
+const ADOPTED_BYTES_MIN: u32 = 64 << 10;
+
+/// A copy whose bytes were on the drive.
+pub(crate) struct Fetched {
+    pub(crate) extent: Extent,
+    /// Its entry, which is pinned, if there was room for it in memory.
+    pub(crate) pinned: Option<EntryId>,
+}
+
+/// Most copies that may be on their way back: further reads are told that the core is busy.
+const FETCHES_MAX: usize = 4096;
+
+/// A copy that is on its way back, for as long as this lives.
+pub(crate) struct Fetching {
+    under_way: Rc<Cell<usize>>,
+}
+
+impl Drop for Fetching {
+    fn drop(&mut self) {
+        self.under_way.set(self.under_way.get() - 1);
+    }
+}
+
+impl MemberCore {
+    /// A copy is to come back: `None` if as many are on their way as may be.
+    pub(crate) fn begin_fetch(&self) -> Option<Fetching> {
+        let under_way = Rc::clone(&self.tier()?.fetching);
+        let fetches = under_way.get();
+        (fetches < FETCHES_MAX).then(|| {
+            under_way.set(fetches + 1);
+            Fetching { under_way }
+        })
+    }
+
+    /// Whether the bytes of a copy are on the drive.
+    pub(crate) fn is_on_drive(&self, place: CopyPlace, info: &CopyInfo) -> bool {
+        self.tier().is_some_and(|tier| tier.has(place, info))
+    }
+
+    /// The bytes of a copy that is on the drive, which are in memory from now on if there is room for them. `None` if
+    /// the copy is no more, or the drive cannot read it, or is too busy for long.
+    pub(crate) async fn fetch(
+        self: Rc<Self>,
+        place: CopyPlace,
+        info: CopyInfo,
+        key: Option<Box<[u8]>>,
+    ) -> Option<Fetched> {
+        let tier = self.tier()?;
+        let extent = tier.read(place, &info, key.as_deref()).await?;
+        // It may have been removed meanwhile, and it may be here by now.
+        let copy = self.machines().borrow().owner.copy(place);
+        copy.filter(|(now, _)| now.version == info.version)?;
+        if let Some(pinned) = self.bytes().borrow_mut().pin_any(place) {
+            let (id, extent) = pinned;
+            return Some(Fetched {
+                extent,
+                pinned: Some(id),
+            });
+        }
+        Some(self.promote(tier, place, extent))
+    }
+
+    /// The bytes of a copy, from wherever they are.
+    pub(crate) async fn extent_of(
+        self: &Rc<Self>,
+        place: CopyPlace,
+        info: CopyInfo,
+    ) -> Option<Extent> {
+        let here = self.bytes().borrow().extent(place);
+        if here.is_some() {
+            return here;
+        }
+        let _fetching = self.begin_fetch()?;
+        let fetched = Rc::clone(self).fetch(place, info, None).await?;
+        if let Some(id) = fetched.pinned {
+            self.bytes().borrow_mut().unpin(id);
+        }
+        Some(fetched.extent)
+    }
+
+    fn promote(&self, tier: &Tier, place: CopyPlace, read: Extent) -> Fetched {
+        let is_kept = if read.len_bytes() >= ADOPTED_BYTES_MIN {
+            self.bytes().borrow_mut().adopt(place, read.clone())
+        } else {
+            self.bytes().borrow_mut().keep_copied(place, &read)
+        };
+        let pinned = if is_kept {
+            CopyCounts::add(&tier.counts.promoted);
+            self.tell_copy(place, "promoted");
+            self.bytes().borrow_mut().pin_any(place)
+        } else {
+            None
+        };
+        if self.bytes().borrow().is_tight() {
+            self.make_room();
+        }
+        match pinned {
+            Some((id, extent)) => Fetched {
+                extent,
+                pinned: Some(id),
+            },
+            None => Fetched {
+                extent: read,
+                pinned: None,
+            },
+        }
+    }
+}
+
+impl Tier {
+    async fn read(&self, place: CopyPlace, info: &CopyInfo, key: Option<&[u8]>) -> Option<Extent> {
+        let fingerprint = fingerprint_of(place);
+        for _ in 0..TRIES_MAX {
+            let read = self.drive.read(fingerprint, key, &self.memory).await;
+            match read {
+                Ok(found) => {
+                    let found = found.filter(|found| is_of(&found.record, info))?;
+                    Key::new(found.key()).ok()?;
+                    CopyCounts::add(&self.counts.read);
+                    self.keeping.has_read(fingerprint);
+                    return Some(Extent::on_drive(&found));
+                }
+                Err(ReadError::Busy) => time::sleep(TRY_AGAIN).await,
+                Err(error) => {
+                    tracing::debug!(?place, %error, "a copy was not read from the drive");
+                    return None;
+                }
+            }
+        }
+        None
+    }
+}

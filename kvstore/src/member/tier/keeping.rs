@@ -1,0 +1,136 @@
+//! What stays when a segment is reclaimed, and what is lost.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::{Rc, Weak};
+
+use lunette_kvstore_log::record::{Fingerprint, Record, Version};
+use lunette_kvstore_proto::message::directory::CopyPlace;
+use lunette_kvstore_proto::owner::EvictRefusal;
+
+use super::{is_of, place_of};
+use crate::drive::{Drive, Keeper, Loss};
+use crate::member::core::MemberCore;
+
+/// As long as less than this share of a drive is alive, what is alive stays: 7 of 8 parts.
+const ROOMY_SHARE: (u64, u64) = (7, 8);
+
+/// See the [module](self).
+#[derive(Default)]
+pub(super) struct Keeping {
+    core: RefCell<Weak<MemberCore>>,
+    capacity_bytes: u64,
+    /// What it takes before it is as full as it is to be, when that was last looked at.
+    room_bytes: Cell<u64>,
+    /// Records that were read since they were written: they get another turn. As many as there are records.
+    read: RefCell<BTreeSet<Fingerprint>>,
+    /// Copies whose records are gone, until their homes are told.
+    lost: RefCell<Vec<CopyPlace>>,
+    lost_count: Cell<u64>,
+}
+
+impl Keeping {
+    pub(super) fn new(capacity_bytes: u64) -> Self {
+        Self {
+            capacity_bytes,
+            room_bytes: Cell::new(capacity_bytes),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn begin(&self, core: &Rc<MemberCore>) {
+        *self.core.borrow_mut() = Rc::downgrade(core);
+    }
+
+    pub(super) fn core(&self) -> Weak<MemberCore> {
+        self.core.borrow().clone()
+    }
+
+    pub(super) const fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    pub(super) const fn lost_count(&self) -> u64 {
+        self.lost_count.get()
+    }
+
+    pub(super) fn has_read(&self, fingerprint: Fingerprint) {
+        self.read.borrow_mut().insert(fingerprint);
+    }
+
+    pub(super) fn forget(&self, fingerprint: Fingerprint) {
+        self.read.borrow_mut().remove(&fingerprint);
+    }
+
+    /// How much of the drive is alive.
+    pub(super) fn measure(&self, drive: &Drive) {
+        let (part, whole) = ROOMY_SHARE;
+        let stats = drive.stats();
+        let room_bytes = (self.capacity_bytes / whole * part).saturating_sub(stats.live_bytes);
+        (self.room_bytes).set(if stats.has_failed { 0 } else { room_bytes });
+    }
+
+    pub(super) const fn room_bytes(&self) -> u64 {
+        self.room_bytes.get()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.lost.borrow().is_empty()
+    }
+
+    /// The homes of what is lost, and is not in memory either, are told.
+    pub(super) fn give_up_lost(&self, core: &MemberCore) {
+        let lost = self.lost.take();
+        if lost.is_empty() {
+            return;
+        }
+        for place in lost {
+            if core.bytes().borrow().has(place) {
+                continue;
+            }
+            let evicted = core.evict(place);
+            if let Err(EvictRefusal::Held { .. }) = evicted {
+                self.lost.borrow_mut().push(place);
+            }
+        }
+        core.settle();
+    }
+}
+
+impl Keeper for Keeping {
+    fn keeps(&self, record: Record) -> bool {
+        let Some(core) = self.core.borrow().upgrade() else {
+            return false;
+        };
+        let copy = core.machines().borrow().owner.copy(place_of(&record));
+        let is_served = copy.is_some_and(|(info, _)| is_of(&record, &info));
+        let was_read = self.read.borrow_mut().remove(&record.fingerprint);
+        is_served && (was_read || self.room_bytes() > 0)
+    }
+
+    fn lost(&self, fingerprint: Fingerprint, version: Version, loss: Loss) {
+        self.forget(fingerprint);
+        let Some(core) = self.core.borrow().upgrade() else {
+            return;
+        };
+        if let Loss::Drive(cause) = loss {
+            tracing::warn!(?cause, "a drive has lost a copy");
+        }
+        let record = Record {
+            fingerprint,
+            version,
+            ..Record::default()
+        };
+        let place = place_of(&record);
+        let is_served = core.machines().borrow().owner.copy(place).is_some();
+        if is_served {
+            self.lost_count.set(self.lost_count.get() + 1);
+            self.lost.borrow_mut().push(place);
+            core.busy.raise();
+        }
+    }
+
+    fn failed(&self) {
+        tracing::error!("a drive has failed: what leaves memory leaves altogether from now on");
+    }
+}

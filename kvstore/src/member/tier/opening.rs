@@ -1,0 +1,110 @@
+//! Which drives, cut how.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use lunette_kvstore_log::format::superblock::Identity;
+use lunette_kvstore_log::options::LogOptions;
+use lunette_kvstore_proto::key::Key;
+use lunette_runtime::arena::Arena;
+use lunette_runtime_core::ids::CoreIndex;
+
+use super::keeping::Keeping;
+use super::{Tier, TierCounts};
+use crate::drive::{Drive, DriveError, DriveOptions};
+
+/// Segments of a log that is cut short: enough for reclaim to choose from.
+const SEGMENTS_WANTED: u64 = 64;
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// The log has an entry of its index for each of so many bytes.
+const RECORD_BYTES: u64 = 64 << 10;
+const RECORDS_MIN: u64 = 4096;
+const RECORDS_MAX: u64 = 1 << 22;
+/// Most of a core's memory that may be on its way to the drive: a sixteenth.
+const QUEUED_SHARE: u64 = 16;
+const QUEUED_BYTES_MIN: u64 = 4 << 20;
+const QUEUED_BYTES_MAX: u64 = 64 << 20;
+
+/// The drives that a member's cores have what leaves memory written to.
+#[derive(Clone, Debug)]
+pub struct TierOptions {
+    /// Directories, each on a drive of its own: a file for each core is made there. Cores take them in turn. At least
+    /// one.
+    pub directories: Vec<PathBuf>,
+    /// What they take in all, in bytes. The cores have equal parts of it.
+    pub capacity_bytes: u64,
+}
+
+impl TierOptions {
+    /// The file of a core.
+    fn path(&self, core: CoreIndex) -> Option<PathBuf> {
+        let at = usize::from(core.0) % self.directories.len().max(1);
+        let directory = self.directories.get(at)?;
+        Some(directory.join(format!("lunette-{}.log", core.0)))
+    }
+
+    /// How the log of one of so many cores works, each with so much memory.
+    fn log(&self, cluster: &str, core: CoreIndex, cores: usize, memory_bytes: u64) -> LogOptions {
+        let capacity_bytes = self.capacity_bytes / (cores as u64).max(1);
+        let cluster = Key::new(cluster.as_bytes()).map_or(0, |key| key.fingerprint().0);
+        let identity = Identity {
+            cluster,
+            device: core.0.into(),
+        };
+        let mut log = LogOptions::new(identity, capacity_bytes);
+        let segment_bytes = (capacity_bytes / SEGMENTS_WANTED).next_power_of_two();
+        let segment_bytes = segment_bytes.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
+        let segment_bytes = u32::try_from(segment_bytes).expect("bounded");
+        log.geometry.segment_bytes = segment_bytes;
+        log.batch_bytes_max = log.batch_bytes_max.min(segment_bytes / 2);
+        // As many removals are an eighth of a segment at most.
+        log.queued_records_max = (log.queued_records_max).min(segment_bytes as usize / 512);
+        let records = (capacity_bytes / RECORD_BYTES).clamp(RECORDS_MIN, RECORDS_MAX);
+        log.records_max = usize::try_from(records).expect("bounded");
+        let queued = memory_bytes / QUEUED_SHARE;
+        log.queued_bytes_max = queued.clamp(QUEUED_BYTES_MIN, QUEUED_BYTES_MAX);
+        log
+    }
+}
+
+impl Tier {
+    /// Opens the drive of a core of a member, whose copies are in this memory.
+    ///
+    /// # Errors
+    /// [`DriveError`].
+    pub(crate) async fn open(
+        options: &TierOptions,
+        cluster: &str,
+        (core, cores): (CoreIndex, usize),
+        (memory, memory_bytes): (Arena, u64),
+    ) -> Result<Option<Self>, DriveError> {
+        let Some(path) = options.path(core) else {
+            return Ok(None);
+        };
+        let log = options.log(cluster, core, cores, memory_bytes);
+        let keeping = Rc::new(Keeping::new(log.geometry.capacity_bytes));
+        let records_max = log.records_max;
+        let options = DriveOptions {
+            path,
+            log,
+            may_format: true,
+        };
+        let path = options.path.display().to_string();
+        let (drive, opened) = Drive::open(options, 0, Rc::clone(&keeping) as _).await?;
+        tracing::info!(
+            path,
+            is_direct = opened.is_direct,
+            recovery = ?opened.recovery,
+            "a drive takes what leaves memory"
+        );
+        Ok(Some(Self {
+            drive,
+            memory,
+            keeping,
+            records_max,
+            fetching: Rc::default(),
+            counts: TierCounts::default(),
+        }))
+    }
+}

@@ -1,0 +1,248 @@
+//! Members with drives: what leaves memory is still there.
+
+use std::path::Path;
+use std::time::Duration;
+
+use lunette_kvstore::{
+    ClusterClient, DriveReport, Fetched, NodeError, PutOptions, Stored, TierOptions, Value,
+};
+use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::time;
+
+use super::on_each_driver::run;
+use super::scene::{Scene, eventually, key, pattern, room};
+
+const WORLDS: u64 = 3;
+const MIB: u64 = 1 << 20;
+const MEMORY: u64 = 8 * MIB;
+const LEN: usize = 100_000;
+/// Three times the memory.
+const COUNT: usize = 240;
+
+fn tier(folder: &Path) -> TierOptions {
+    TierOptions {
+        directories: vec![folder.to_owned()],
+        capacity_bytes: 30 * MIB,
+    }
+}
+
+async fn scene(nodes: usize, folder: &Path) -> Scene {
+    let mut scene = Scene::of(0, MEMORY).await;
+    for node in 0..nodes {
+        let folder = folder.join(node.to_string());
+        // There are no folders in a world.
+        drop(std::fs::create_dir_all(&folder));
+        scene.set_tier(Some(tier(&folder)));
+        scene.add(MEMORY).await;
+    }
+    scene
+}
+
+async fn drives(scene: &Scene) -> Vec<DriveReport> {
+    let reports = scene.reports().await.into_iter();
+    let drives = reports.map(|report| report.member.expect("a member").drive);
+    drives.flatten().collect()
+}
+
+/// Puts objects no faster than the drive takes them.
+async fn fill(client: &ClusterClient, count: usize, len: usize, options: PutOptions) {
+    for n in 0..count {
+        let put = async || {
+            let value = Value::new(pattern(n, len));
+            let put = client.put(&key(n), value, options).await;
+            matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. }))
+        };
+        eventually("it is put", put).await;
+        time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Whether an object is there. If so, it is the right one.
+async fn is_found(client: &ClusterClient, n: usize, len: usize) -> bool {
+    match client.get(&key(n), room(len)).await.expect("an answer") {
+        Fetched::Hit {
+            room, len_bytes, ..
+        } => {
+            assert!(room.as_slice()[..len_bytes] == *pattern(n, len).as_slice());
+            true
+        }
+        Fetched::Miss { .. } => false,
+    }
+}
+
+#[test]
+fn what_leaves_memory_comes_back_when_it_is_read() {
+    run(WORLDS, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let scene = scene(1, folder.path()).await;
+        let client = scene.client().await;
+        fill(&client, COUNT, LEN, PutOptions::default()).await;
+        for n in 0..COUNT {
+            scene.expect(&client, n, LEN).await;
+        }
+        // And again: most of it leaves for nothing, since the drive has it.
+        for n in (0..COUNT).rev() {
+            scene.expect(&client, n, LEN).await;
+        }
+        let [drive] = drives(&scene).await[..] else {
+            panic!("one core has a drive");
+        };
+        assert_eq!((drive.refused, drive.lost), (0, 0), "{drive:?}");
+        let left = COUNT as u64 * LEN as u64 - MEMORY;
+        assert!(drive.demoted * LEN as u64 >= left, "{drive:?}");
+        assert!(drive.promoted > 0 && drive.read >= drive.promoted);
+        assert!(drive.records <= COUNT as u64, "each is there once");
+        let all = COUNT as u64 * (LEN as u64 + 8192);
+        assert!(drive.written_bytes < all * 5 / 4, "{drive:?}");
+    });
+}
+
+#[test]
+fn small_objects_and_those_in_parts_leave_and_come_back() {
+    run(WORLDS, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let scene = scene(2, folder.path()).await;
+        let client = scene.client().await;
+        let in_parts = PutOptions {
+            stripe_len: Some(50_000),
+            ..PutOptions::default()
+        };
+        fill(&client, 10, 1_200_000, in_parts).await;
+        for n in 10..6000 {
+            scene.put(&client, n, n, 3000).await;
+            if n % 50 == 0 {
+                time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+        for n in 0..10 {
+            scene.expect(&client, n, 1_200_000).await;
+        }
+        for n in 10..6000 {
+            scene.expect(&client, n, 3000).await;
+        }
+        let demoted: u64 = drives(&scene).await.iter().map(|drive| drive.demoted).sum();
+        assert!(demoted > 1000, "{demoted}");
+    });
+}
+
+#[test]
+fn what_is_removed_or_replaced_does_not_come_back_from_the_drive() {
+    run(WORLDS, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let scene = scene(1, folder.path()).await;
+        let client = scene.client().await;
+        fill(&client, COUNT, LEN, PutOptions::default()).await;
+        for n in 0..10 {
+            let removed = client.remove(&[key(n)]).await.remove(0);
+            assert!(removed.expect("an answer"));
+            assert!(!is_found(&client, n, LEN).await);
+        }
+        for n in 10..20 {
+            let value = Value::new(pattern(n + 7, LEN));
+            let options = PutOptions {
+                kind: WriteKind::Upsert,
+                ..PutOptions::default()
+            };
+            let put = client.put(&key(n), value, options).await;
+            assert!(matches!(put, Ok(Stored::Written { .. })));
+        }
+        fill(&client, 100, LEN, PutOptions::default()).await;
+        for n in 0..COUNT {
+            let bytes = if (10..20).contains(&n) { n + 7 } else { n };
+            scene.expect_value(&client, n, bytes, LEN).await;
+        }
+        scene.clear().await;
+        for n in 0..COUNT {
+            assert!(!is_found(&client, n, LEN).await, "{n}");
+        }
+        eventually("the drive forgets", async || {
+            drives(&scene).await[0].records == 0
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_drive_that_is_full_lets_the_oldest_go_and_nothing_wrong_is_read() {
+    run(WORLDS, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut scene = Scene::of(0, MEMORY).await;
+        let capacity_bytes = 16 * MIB;
+        scene.set_tier(Some(TierOptions {
+            capacity_bytes,
+            ..tier(folder.path())
+        }));
+        scene.add(MEMORY).await;
+        let client = scene.client().await;
+        let count = 500;
+        fill(&client, count, LEN, PutOptions::default()).await;
+        let mut found = 0;
+        for n in 0..count {
+            found += u64::from(is_found(&client, n, LEN).await);
+        }
+        let [drive] = drives(&scene).await[..] else {
+            panic!("one core has a drive");
+        };
+        assert!(drive.lost > 0 && !drive.has_failed, "{drive:?}");
+        assert!(found * LEN as u64 > MEMORY * 5 / 4, "{found}: {drive:?}");
+        // Homes know of what is gone.
+        eventually("what is listed is there", async || {
+            let reports = scene.reports().await;
+            let copies: u64 = reports
+                .iter()
+                .map(|report| report.stat.shards.entries)
+                .sum();
+            let known: u64 = (reports.iter())
+                .map(|report| report.member.expect("a member").home_copies)
+                .sum();
+            let [drive] = drives(&scene).await[..] else {
+                return false;
+            };
+            known <= copies + drive.records
+        })
+        .await;
+    });
+}
+
+#[test]
+fn copies_on_a_drive_are_made_again_elsewhere() {
+    run(WORLDS, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut scene = scene(1, folder.path()).await;
+        let client = scene.client().await;
+        let options = PutOptions {
+            copies: 2,
+            ..PutOptions::default()
+        };
+        fill(&client, 120, LEN, options).await;
+        assert!(drives(&scene).await[0].demoted > 30);
+        scene.set_tier(None);
+        // Who joins takes a sixteenth of its memory at once.
+        scene.add(256 * MIB).await;
+        eventually("each has two", async || {
+            let reports = scene.reports().await.into_iter();
+            let members = reports.map(|report| report.member.expect("a member"));
+            members.map(|member| member.copies_replicated).sum::<u64>() == 120
+        })
+        .await;
+        scene.remove_first().await;
+        let client = scene.client().await;
+        for n in 0..120 {
+            scene.expect(&client, n, LEN).await;
+        }
+    });
+}
+
+#[test]
+fn a_drive_that_cannot_be_opened_is_told_and_no_node_is_left() {
+    run(1, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut scene = Scene::of(1, MEMORY).await;
+        scene.set_tier(Some(TierOptions {
+            directories: vec![folder.path().to_owned()],
+            capacity_bytes: MIB,
+        }));
+        let refused = scene.try_start(MEMORY).await;
+        assert!(matches!(refused, Err(NodeError::Drive(_))), "{refused:?}");
+    });
+}
