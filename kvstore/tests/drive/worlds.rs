@@ -224,13 +224,14 @@ async fn remove(drive: &Drive, ledger: &Ledger, number: u64) {
 }
 
 async fn read(drive: &Drive, ledger: &Ledger, number: u64) {
-    match drive.read(fingerprint(number), None, &arena()).await {
+    let key = key(number);
+    match drive.read(fingerprint(number), Some(&key), &arena()).await {
         Ok(Some(found)) => {
             let sequence = found.record.version.sequence;
             let (record, bytes) = object(number, sequence, len_of(sequence));
             let was_sent = ledger.sent.borrow().contains(&(number, sequence));
             let is_right = found.record == record
-                && found.key() == key(number)
+                && found.key() == key
                 && found.bytes().as_slice() == bytes.as_slice();
             if !was_sent || !is_right {
                 let text = format!("key {number}: bytes that nobody appended: {found:?}");

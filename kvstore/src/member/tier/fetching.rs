@@ -138,7 +138,8 @@ impl Tier {
             match read {
                 Ok(found) => {
                     let found = found.filter(|found| is_of(&found.record, info))?;
-                    Key::new(found.key()).ok()?;
+                    let key = Key::new(found.key()).ok();
+                    key.filter(|key| key.fingerprint() == place.key)?;
                     CopyCounts::add(&self.counts.read);
                     self.keeping.has_read(fingerprint);
                     return Some(Extent::on_drive(&found));
