@@ -173,6 +173,7 @@ fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions
         huge_pages,
         lock_memory: arguments.lock_memory,
         one_sided: !arguments.join.no_one_sided,
+        tier: arguments.join.tier(),
         ..NodeOptions::new(id, arguments.listen, arguments.memory.0)
     }
 }

@@ -14,11 +14,13 @@
 //! | `observing`, `scrape` | `serve --metrics`, and reading it |
 //! | `topping` | `top` |
 //! | `disks` | `nvme` |
+//! | `drives` | `serve --drive` |
 //! | `logging` | what processes that stay log |
 //! | `machine` | `doctor`, `topo` |
 
 mod caching;
 mod disks;
+mod drives;
 mod logging;
 mod machine;
 mod membership;

@@ -2,16 +2,18 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_proto::key::Key;
 use lunette_runtime::arena::Arena;
+use lunette_runtime::time;
 use lunette_runtime_core::ids::CoreIndex;
 
 use super::keeping::Keeping;
 use super::{Tier, TierCounts};
-use crate::drive::{Drive, DriveError, DriveOptions};
+use crate::drive::{Drive, DriveError, DriveOptions, Opened};
 
 /// Segments of a log that is cut short: enough for reclaim to choose from.
 const SEGMENTS_WANTED: u64 = 64;
@@ -25,6 +27,10 @@ const RECORDS_MAX: u64 = 1 << 22;
 const QUEUED_SHARE: u64 = 16;
 const QUEUED_BYTES_MIN: u64 = 4 << 20;
 const QUEUED_BYTES_MAX: u64 = 64 << 20;
+
+/// How long a drive may be taken by what a process that has ended had begun: the system ends that by and by.
+const TAKEN_WAIT: Duration = Duration::from_secs(3);
+const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 /// The drives that a member's cores have what leaves memory written to.
 #[derive(Clone, Debug)]
@@ -91,7 +97,7 @@ impl Tier {
             may_format: true,
         };
         let path = options.path.display().to_string();
-        let (drive, opened) = Drive::open(options, 0, Rc::clone(&keeping) as _).await?;
+        let (drive, opened) = open_within(TAKEN_WAIT, &options, &keeping).await?;
         tracing::info!(
             path,
             is_direct = opened.is_direct,
@@ -106,5 +112,21 @@ impl Tier {
             fetching: Rc::default(),
             counts: TierCounts::default(),
         }))
+    }
+}
+
+async fn open_within(
+    wait: Duration,
+    options: &DriveOptions,
+    keeping: &Rc<Keeping>,
+) -> Result<(Drive, Opened), DriveError> {
+    let until = time::now() + wait;
+    loop {
+        let opened = Drive::open(options.clone(), 0, Rc::clone(keeping) as _).await;
+        let is_taken = matches!(opened, Err(DriveError::Taken(_)));
+        if !is_taken || time::now() >= until {
+            return opened;
+        }
+        time::sleep(TRY_AGAIN).await;
     }
 }

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use lunette::kvstore::ClusterOptions;
+use lunette::kvstore::{ClusterOptions, TierOptions};
 use lunette::runtime::topology::user_folder;
 use lunette_auth::Secrets;
 use lunette_auth::policy::SECRET_FILE_SETTING;
@@ -27,6 +27,7 @@ use super::address::NodeAddress;
 use super::arguments::ClusterArguments;
 use super::failure::Failure;
 use super::logs::LogArguments;
+use super::size::Size;
 
 /// Clusters whose nodes come and go.
 #[derive(Args, Debug)]
@@ -146,6 +147,13 @@ pub(crate) struct JoinArguments {
     /// objects for reading and copy what is long themselves.
     #[arg(long, requires = "cluster")]
     pub(crate) no_one_sided: bool,
+    /// A folder, on a drive of its own, for what leaves the memory: a file for each core is made there.
+    /// Several folders are taken in turn.
+    #[arg(long, value_name = "FOLDER", requires_all = ["cluster", "drive_size"])]
+    drive: Vec<PathBuf>,
+    /// How much the drives take in all, like 512GiB.
+    #[arg(long, value_name = "SIZE", requires = "drive", value_parser = Size::parse)]
+    drive_size: Option<Size>,
 }
 
 impl JoinArguments {
@@ -172,6 +180,16 @@ impl JoinArguments {
             rack: self.rack.unwrap_or_default(),
             ..ClusterOptions::new(name, coordinators?)
         }))
+    }
+}
+
+impl JoinArguments {
+    /// The drives, if there are any.
+    pub(crate) fn tier(&self) -> Option<TierOptions> {
+        self.drive_size.map(|size| TierOptions {
+            directories: self.drive.clone(),
+            capacity_bytes: size.0,
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use lunette::kvstore::{CoreReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, R
 use lunette_kvstore_proto::message::{NodeStat, NodeState, Op};
 
 use super::Subject;
+use super::drives::append_drives;
 
 /// What is told of a core by one number.
 struct Single {
@@ -204,7 +205,7 @@ const LABELLED: [Labelled; 3] = [
 
 /// The text that is growing.
 #[derive(Default)]
-struct Text(String);
+pub(super) struct Text(String);
 
 impl Text {
     fn family(&mut self, name: &str, help: &str, kind: &str) {
@@ -212,11 +213,11 @@ impl Text {
         self.line(format_args!("# TYPE lunette_store_{name} {kind}"));
     }
 
-    fn single(&mut self, name: &str, help: &str, is_counter: bool) {
+    pub(super) fn single(&mut self, name: &str, help: &str, is_counter: bool) {
         self.family(name, help, if is_counter { "counter" } else { "gauge" });
     }
 
-    fn sample(&mut self, name: &str, labels: &str, value: u64) {
+    pub(super) fn sample(&mut self, name: &str, labels: &str, value: u64) {
         self.line(format_args!("lunette_store_{name}{{{labels}}} {value}"));
     }
 
@@ -247,6 +248,7 @@ pub(super) fn text(subject: Subject, reports: &[CoreReport]) -> String {
     if reports.iter().any(|report| report.member.is_some()) {
         append_members(&mut text, reports);
     }
+    append_drives(&mut text, reports);
     text.0
 }
 
@@ -371,7 +373,7 @@ fn each_request<'a>(
     reports.iter().flat_map(each)
 }
 
-fn core_label(report: &CoreReport) -> String {
+pub(super) fn core_label(report: &CoreReport) -> String {
     format!("core=\"{}\"", report.core.0)
 }
 

@@ -8,8 +8,10 @@
 //! | `server` | connections: how many, how long |
 //! | `http` | as much of HTTP/1.1 as is spoken |
 //! | `exposition` | the text of `/metrics` |
+//! | `drives` | those of drives |
 //! | `health` | the object of `/health` |
 
+mod drives;
 mod exposition;
 mod health;
 mod http;

@@ -1,0 +1,136 @@
+//! Nodes whose drives take what leaves memory.
+
+use std::path::Path;
+use std::time::Duration;
+
+use lunette::kvstore::{ClusterClient, Fetched, PutOptions, Stored, Value};
+use lunette::runtime::{arena, time};
+use lunette::transfer::Room;
+use rustix::process::Signal;
+
+use crate::process::{Node, send};
+use crate::scrape::{scrape, value};
+use crate::town::{Town, await_members, with_client};
+
+const PATIENT: Duration = Duration::from_secs(20);
+/// Three times the memory of a member.
+const OBJECTS: usize = 120;
+const LEN: usize = 200_000;
+
+fn drive(folder: &Path) -> [&str; 6] {
+    let folder = folder.to_str().expect("text");
+    let metrics = ["--metrics", "127.0.0.1:0"];
+    [
+        metrics[0],
+        metrics[1],
+        "--drive",
+        folder,
+        "--drive-size",
+        "64MiB",
+    ]
+}
+
+fn key(n: usize) -> Vec<u8> {
+    format!("object-{n}").into_bytes()
+}
+
+fn byte(n: usize) -> u8 {
+    n.to_le_bytes()[0].wrapping_add(1)
+}
+
+async fn put_all(client: &ClusterClient) {
+    for n in 0..OBJECTS {
+        let mut region = arena().alloc(LEN).expect("room");
+        region.as_mut_slice().fill(byte(n));
+        let value = Value::new(region.freeze());
+        let put = client.put(&key(n), value, PutOptions::default()).await;
+        assert!(
+            matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. })),
+            "{put:?}"
+        );
+        // The drive of the tests is slow now and then.
+        time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// How many of them are there, and right.
+async fn found(client: &ClusterClient) -> usize {
+    let mut found = 0;
+    for n in 0..OBJECTS {
+        let room = Room::whole(arena().alloc(LEN).expect("room"));
+        if let Fetched::Hit {
+            room, len_bytes, ..
+        } = client.get(&key(n), room).await.expect("told")
+        {
+            assert_eq!(len_bytes, LEN);
+            assert!(room.as_slice().iter().all(|&found| found == byte(n)), "{n}");
+            found += 1;
+        }
+    }
+    found
+}
+
+fn metric(node: &Node, name: &str) -> f64 {
+    let name = format!("lunette_store_drive_{name}");
+    value(&scrape(node), &name, "{core=\"0\"}")
+}
+
+#[test]
+fn what_has_no_room_in_memory_is_on_the_drive_and_a_crash_leaves_it_usable() {
+    let town = Town::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let more = drive(folder.path());
+    let mut node = Node::spawn(&mut town.member(1, &more));
+    for life in 0..2 {
+        await_members(&node, 1);
+        let found = with_client(&node, PATIENT, |client| async move {
+            put_all(&client).await;
+            found(&client).await
+        });
+        let left = metric(&node, "refused_total") + metric(&node, "lost_total");
+        assert_eq!(found as f64 + left, OBJECTS as f64, "life {life}");
+        assert!(found > OBJECTS / 2, "life {life}: {found}");
+        assert!(metric(&node, "promoted_total") > 0.0);
+        assert!(metric(&node, "demoted_total") >= metric(&node, "promoted_total"));
+        assert!(metric(&node, "live_bytes") <= metric(&node, "capacity_bytes"));
+        assert_eq!(metric(&node, "failed"), 0.0);
+        send(&node.child, Signal::KILL);
+        drop(node);
+        node = Node::spawn(&mut town.member(1, &more));
+    }
+}
+
+#[test]
+fn two_nodes_do_not_share_a_folder() {
+    let town = Town::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let more = drive(folder.path());
+    let node = Node::spawn(&mut town.member(1, &more));
+    await_members(&node, 1);
+    let refused = town.member(2, &more).output().expect("it ends");
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success());
+    assert!(told.contains("another process uses this drive"), "{told}");
+}
+
+#[test]
+fn a_drive_needs_a_size_and_a_cluster() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().to_str().expect("text");
+    let town = Town::new();
+    let refused = town
+        .member(1, &["--drive", folder])
+        .output()
+        .expect("it ends");
+    assert_eq!(refused.status.code(), Some(2));
+    let alone = [
+        "serve",
+        "--memory",
+        "8MiB",
+        "--drive",
+        folder,
+        "--drive-size",
+        "1GiB",
+    ];
+    assert_eq!(crate::process::run(&alone).code, Some(2));
+}
