@@ -14,7 +14,7 @@ pub struct Report {
     pub failures: Vec<String>,
     /// Whether it was the judge that found something, and not an assertion of the product.
     pub is_found_by_oracle: bool,
-    /// What was answered, by kind.
+    /// What was answered, by kind; and how many copies went to drives and came back.
     pub answers: BTreeMap<&'static str, u64>,
     /// Gets and look-ups that found nothing, by cause.
     pub misses: BTreeMap<&'static str, u64>,

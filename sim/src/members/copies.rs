@@ -34,6 +34,8 @@ pub(crate) struct Copies {
     living: BTreeMap<(u64, Version), BTreeMap<Holder, Time>>,
     ended: BTreeMap<(u64, Version), Ends>,
     absences: Vec<Absence>,
+    /// How many went to a drive, and came back.
+    pub(crate) moves: BTreeMap<&'static str, u64>,
 }
 
 impl Copies {
@@ -57,6 +59,10 @@ impl Copies {
                 holders.insert(holder, Time::MAX);
                 self.ended.entry(copy).or_default().is_evicted = true;
             }
+            // Between memory and the drive.
+            "demotes" => {}
+            "demoted" => *self.moves.entry("demoted").or_default() += 1,
+            "promoted" => *self.moves.entry("promoted").or_default() += 1,
             what => {
                 holders.remove(&holder);
                 // Who was away may come back cold: what it had is not trusted, where nobody knows any more

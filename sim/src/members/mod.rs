@@ -36,8 +36,8 @@ pub const MUTANTS: [(&str, Mutant); 9] = [
     ("generation-ignored", Mutant::GenerationIgnored),
 ];
 
-/// Whether a fault is brought about here. Connections are not sealed, so that nothing may be damaged; no
-/// member has a drive.
+/// Whether a fault is brought about here. Connections are not sealed, so that nothing may be damaged; where members have
+/// drives, these fail and do less than they are asked.
 #[must_use]
 pub fn has_fault(fault: &str) -> bool {
     [
@@ -54,6 +54,9 @@ pub fn has_fault(fault: &str) -> bool {
         "pauses",
         "slowed",
         "clock_jumps",
+        "io_errors",
+        "short_operations",
+        "failed_syncs",
     ]
     .contains(&fault)
 }
@@ -67,6 +70,7 @@ pub(crate) fn run(seed: u64, keeps_log: bool, report: &RefCell<Report>) {
     let mut ledger = town.ledger.borrow_mut();
     report.failures = std::mem::take(&mut ledger.failures);
     report.answers = ledger.answers.clone();
+    report.answers.extend(&ledger.copies.moves);
     report.misses = ledger.misses.clone();
     report.errors = ledger.errors.clone();
     drop(ledger);

@@ -64,6 +64,8 @@ pub(super) struct Plan {
     pub(super) cores: usize,
     /// Of each node. Little of it makes nodes evict.
     pub(super) memory_bytes: u64,
+    /// Whether each core has a drive for what leaves memory, which fails now and then.
+    pub(super) has_drives: bool,
     /// Most copies that a write asks for.
     pub(super) copies_max: u8,
     pub(super) losses_per_mille: u32,
@@ -90,8 +92,11 @@ impl Plan {
             let fault = any(&mut random, nodes);
             faults.push(planned(&mut random, fault));
         }
+        // Drawn apart, so that worlds without are what they have been.
+        let draws_drives = SplitMix64::new(seed ^ 0x6472_6976).below(4) < 3;
         Self {
             nodes,
+            has_drives: is_tight && draws_drives,
             cores: 1 + usize::from(small(&mut random, 2)),
             memory_bytes: if is_tight { 10 << 10 } else { MEMORY_BYTES },
             copies_max: 1 + small(&mut random, 3),

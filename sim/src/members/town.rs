@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::{Hosted, serve};
-use lunette_kvstore::{ClusterOptions, NodeOptions, SeatedNode};
+use lunette_kvstore::{ClusterOptions, NodeError, NodeOptions, SeatedNode, TierOptions};
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, Placement, time};
@@ -27,6 +27,11 @@ const LEASE_TTL_S: u16 = 2;
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Most time of an operation.
 const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Of each core.
+const DRIVE_BYTES: u64 = 6 << 20;
+const IO_ERRORS_PER_MILLION: u32 = 5_000;
+const SHORT_OPERATIONS_PER_MILLION: u32 = 20_000;
 
 /// See the [module](self).
 pub(super) struct Town {
@@ -51,6 +56,16 @@ fn host(who: Who) -> IpAddr {
     })
 }
 
+/// A node whose drive fails when it is opened is started again.
+async fn started(options: NodeOptions) -> SeatedNode {
+    loop {
+        match SeatedNode::start(options.clone()).await {
+            Err(NodeError::Drive(_)) => time::sleep(LOOK_PAUSE).await,
+            started => return started.expect("it starts"),
+        }
+    }
+}
+
 fn node_id(index: u8) -> u64 {
     1 + u64::from(index)
 }
@@ -58,10 +73,14 @@ fn node_id(index: u8) -> u64 {
 impl Town {
     /// The coordinator and its members.
     pub(super) fn start(seed: u64, plan: Plan, keeps_log: bool) -> Self {
-        let options = WorldOptions {
+        let mut options = WorldOptions {
             losses_per_mille: plan.losses_per_mille,
             ..WorldOptions::default()
         };
+        if plan.has_drives {
+            options.disk.io_errors_per_million = IO_ERRORS_PER_MILLION;
+            options.disk.short_operations_per_million = SHORT_OPERATIONS_PER_MILLION;
+        }
         let mut world = World::new(seed, options);
         if keeps_log {
             world.keep_log();
@@ -98,13 +117,17 @@ impl Town {
         let options = NodeOptions {
             placement: Placement::Anywhere(cores),
             cluster: Some(cluster),
+            tier: self.plan.has_drives.then(|| TierOptions {
+                directories: vec!["drive".into()],
+                capacity_bytes: DRIVE_BYTES * cores as u64,
+            }),
             ..NodeOptions::new(NodeId(node_id(index)), address, self.plan.memory_bytes)
         };
         let core_options = options.core_options().expect("it has memory");
         let process = self.world.start(address.ip(), cores, core_options);
         let (clears, is_cleared) = (Rc::clone(&self.clears), Rc::clone(&self.is_cleared));
         let _runs = self.world.spawn(process, 0, || async move {
-            let node = SeatedNode::start(options).await.expect("it starts");
+            let node = started(options).await;
             // For as long as the process lives.
             loop {
                 time::sleep(LOOK_PAUSE).await;

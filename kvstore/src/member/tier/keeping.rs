@@ -88,9 +88,10 @@ impl Keeping {
             if core.bytes().borrow().has(place) {
                 continue;
             }
-            let evicted = core.evict(place);
-            if let Err(EvictRefusal::Held { .. }) = evicted {
-                self.lost.borrow_mut().push(place);
+            match core.evict(place) {
+                Ok(()) => core.tell_copy(place, "leaves"),
+                Err(EvictRefusal::Held { .. }) => self.lost.borrow_mut().push(place),
+                Err(EvictRefusal::NotPublished) => {}
             }
         }
         core.settle();
