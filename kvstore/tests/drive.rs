@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::drive::{
-    Drive, DriveError, DriveOptions, Keeper, Loss, OnDrive, Opened, ReadError,
+    Drive, DriveError, DriveOptions, Format, Keeper, Loss, OnDrive, Opened, ReadError,
 };
 use lunette_kvstore_log::effect::{AppendRefused, LossCause};
 use lunette_kvstore_log::format::superblock::Identity;
@@ -49,7 +49,7 @@ fn options(path: &Path) -> DriveOptions {
     DriveOptions {
         path: path.to_owned(),
         log,
-        may_format: true,
+        format: Format::Blank,
     }
 }
 
@@ -391,7 +391,7 @@ fn what_is_no_log_is_not_written_over() {
         assert!(is_no_log, "{error}");
         assert_eq!(std::fs::read(&path).unwrap()[..text.len()], text);
         let blank = DriveOptions {
-            may_format: false,
+            format: Format::Never,
             ..options(&path.with_file_name("blank"))
         };
         let error = Drive::open(blank, 0, Rc::<Owner>::clone(&owner))

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use lunette_bench::harness::{Failure, Plan, Sample};
-use lunette_kvstore::drive::{Drive, DriveOptions, Keeper, Loss};
+use lunette_kvstore::drive::{Drive, DriveOptions, Format, Keeper, Loss};
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
@@ -147,7 +147,7 @@ async fn run(path: PathBuf, work: Work) -> Result<Sample, String> {
     let options = DriveOptions {
         path,
         log: LogOptions::new(identity, CAPACITY_BYTES),
-        may_format: true,
+        format: Format::Blank,
     };
     let opened = Drive::open(options, 0, Rc::new(Nothing)).await;
     let (drive, _) = opened.map_err(|error| error.to_string())?;

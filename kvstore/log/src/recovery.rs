@@ -123,6 +123,14 @@ pub struct RecoveryReport {
     pub read_bytes: u64,
 }
 
+impl RecoveryReport {
+    /// Whether all of it could be read.
+    #[must_use]
+    pub const fn is_whole(&self) -> bool {
+        self.damaged_segments == 0 && self.headless_segments == 0
+    }
+}
+
 /// What a read is for.
 #[derive(Clone, Copy, Debug)]
 enum Reading {

@@ -37,7 +37,7 @@ use thiserror::Error;
 
 use driving::Shared;
 use ended::Ended;
-pub use opening::{DriveError, DriveOptions, Opened};
+pub use opening::{DriveError, DriveOptions, Format, Opened};
 pub use reading::{OnDrive, ReadError};
 
 /// What the owner of a drive's records decides, and is told. It is called between two operations, and must not ask

@@ -29,15 +29,29 @@ pub struct DriveOptions {
     pub path: PathBuf,
     /// How the log works. Its capacity is the file's length, or so much of the device.
     pub log: LogOptions,
-    /// Whether a blank drive is formatted.
-    pub may_format: bool,
+    /// When it is formatted.
+    pub format: Format,
+}
+
+/// When a drive is formatted. What is not this log, whatever it is, is never overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// It has a log.
+    Never,
+    /// When it is blank.
+    Blank,
+    /// Also when a part of its log cannot be read. Removals may have been there, and what they were about would be
+    /// found; so nothing is.
+    BlankOrDamaged,
 }
 
 /// How a drive was opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
-    /// What was found, unless it was blank and has been formatted.
+    /// What was found, unless it was blank.
     pub recovery: Option<RecoveryReport>,
+    /// Whether it has been formatted.
+    pub is_formatted: bool,
     /// Whether it is read and written around the page cache.
     pub is_direct: bool,
 }
@@ -104,7 +118,7 @@ pub(super) async fn open(
     let DriveOptions {
         path,
         log: log_options,
-        may_format,
+        format,
     } = options;
     log_options.check()?;
     let (file, is_direct) = open_file(&path, log_options.geometry.capacity_bytes).await?;
@@ -123,13 +137,19 @@ pub(super) async fn open(
     });
     let staging = Staging::new(&stages, log_options.writes_in_flight_max)?;
     let recovered = recover(&file, &arena, Recovery::new(log_options, generation)?).await;
-    let (log, recovery) = match recovered {
-        Ok((log, report)) => (log, Some(report)),
-        Err(OpenFault::Blank) if may_format => {
-            let log = Log::format(log_options, entropy(), generation, time::now())?;
-            (log, None)
+    let (found, recovery) = match recovered {
+        Ok((_, report)) if format == Format::BlankOrDamaged && !report.is_whole() => {
+            tracing::warn!(path = %path.display(), ?report, "a damaged drive is formatted");
+            (None, Some(report))
         }
+        Ok((log, report)) => (Some(log), Some(report)),
+        Err(OpenFault::Blank) if format != Format::Never => (None, None),
         Err(fault) => return Err(DriveError::Log { path, fault }),
+    };
+    let is_formatted = found.is_none();
+    let log = match found {
+        Some(log) => log,
+        None => Log::format(log_options, entropy(), generation, time::now())?,
     };
     let shared = Rc::new(Shared {
         log: RefCell::new(log),
@@ -154,6 +174,7 @@ pub(super) async fn open(
         shared,
         Opened {
             recovery,
+            is_formatted,
             is_direct,
         },
     ))

@@ -23,6 +23,8 @@ const WAITING_MAX: usize = 16 * 1024;
 pub(crate) enum Mail {
     /// A message between seats.
     Told(Box<SeatMessage>),
+    /// Which cluster it is, before its first map.
+    Cluster(u64),
     /// The map is another one.
     Map(Arc<ClusterMap>),
     /// The node's lease, as it is known now.

@@ -250,6 +250,9 @@ impl Told {
         let map = membership.map().filter(|map| map.epoch() > self.epoch);
         if let Some(map) = map {
             self.log_map(&map);
+            if self.epoch == Epoch::default() {
+                self.tell_cluster(membership, cores).await;
+            }
             self.epoch = map.epoch();
             let map = Arc::new(map);
             for core in cores {
@@ -264,6 +267,17 @@ impl Told {
             }
         }
         self.log_lease();
+    }
+
+    /// Which cluster it is, whatever it is called.
+    async fn tell_cluster(&self, membership: &Membership, cores: &[Sender<Mail>]) {
+        let identity = membership.identity();
+        debug_assert!(identity.is_some(), "maps are read behind it");
+        if let Some(identity) = identity {
+            for core in cores {
+                send(core, Mail::Cluster(identity.id)).await;
+            }
+        }
     }
 
     fn log_map(&mut self, map: &ClusterMap) {

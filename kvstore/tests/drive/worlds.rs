@@ -7,7 +7,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_kvstore::drive::{Drive, DriveError, DriveOptions, Keeper, Loss, ReadError};
+use lunette_kvstore::drive::{Drive, DriveError, DriveOptions, Format, Keeper, Loss, ReadError};
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
@@ -139,7 +139,7 @@ fn options() -> DriveOptions {
     DriveOptions {
         path: Path::new("drive").to_owned(),
         log,
-        may_format: true,
+        format: Format::Blank,
     }
 }
 

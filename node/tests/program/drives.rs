@@ -8,13 +8,15 @@ use lunette::runtime::{arena, time};
 use lunette::transfer::Room;
 use rustix::process::Signal;
 
-use crate::process::{Node, send};
+use crate::process::{Node, await_that, send};
 use crate::scrape::{scrape, value};
 use crate::town::{Town, await_members, with_client};
 
 const PATIENT: Duration = Duration::from_secs(20);
 /// Three times the memory of a member.
 const OBJECTS: usize = 120;
+/// Six times that of one of two members.
+const MANY: usize = 480;
 const LEN: usize = 200_000;
 
 fn drive(folder: &Path) -> [&str; 6] {
@@ -26,7 +28,7 @@ fn drive(folder: &Path) -> [&str; 6] {
         "--drive",
         folder,
         "--drive-size",
-        "64MiB",
+        "128MiB",
     ]
 }
 
@@ -38,8 +40,8 @@ fn byte(n: usize) -> u8 {
     u8::try_from(n % 251).expect("small") + 1
 }
 
-async fn put_all(client: &ClusterClient) {
-    for n in 0..OBJECTS {
+async fn put_all(client: &ClusterClient, count: usize) {
+    for n in 0..count {
         let mut region = arena().alloc(LEN).expect("room");
         region.as_mut_slice().fill(byte(n));
         let value = Value::new(region.freeze());
@@ -54,9 +56,9 @@ async fn put_all(client: &ClusterClient) {
 }
 
 /// How many of them are there, and right.
-async fn found(client: &ClusterClient) -> usize {
+async fn found(client: &ClusterClient, count: usize) -> usize {
     let mut found = 0;
-    for n in 0..OBJECTS {
+    for n in 0..count {
         let room = Room::whole(arena().alloc(LEN).expect("room"));
         if let Fetched::Hit {
             room, len_bytes, ..
@@ -84,8 +86,8 @@ fn what_has_no_room_in_memory_is_on_the_drive_and_a_crash_leaves_it_usable() {
     for life in 0..2 {
         await_members(&node, 1);
         let found = with_client(&node, PATIENT, |client| async move {
-            put_all(&client).await;
-            found(&client).await
+            put_all(&client, OBJECTS).await;
+            found(&client, OBJECTS).await
         });
         let left = metric(&node, "refused_total") + metric(&node, "lost_total");
         assert_eq!(found as f64 + left, OBJECTS as f64, "life {life}");
@@ -98,6 +100,50 @@ fn what_has_no_room_in_memory_is_on_the_drive_and_a_crash_leaves_it_usable() {
         drop(node);
         node = Node::spawn(&mut town.member(1, &more));
     }
+}
+
+#[test]
+fn a_node_that_was_killed_comes_back_with_what_its_drive_has() {
+    let town = Town::new();
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let one = drive(folders[0].path());
+    let node = Node::spawn(&mut town.member(1, &one));
+    let other = Node::spawn(&mut town.member(2, &drive(folders[1].path())));
+    await_members(&other, 2);
+    with_client(&other, PATIENT, |client| async move {
+        put_all(&client, MANY).await;
+        assert!(
+            client
+                .remove(&[key(3), key(4), key(5)])
+                .await
+                .iter()
+                .all(Result::is_ok)
+        );
+    });
+    let demoted = metric(&node, "objects");
+    assert!(demoted > 100.0, "{demoted}");
+    send(&node.child, Signal::KILL);
+    drop(node);
+    await_members(&other, 1);
+    let without = with_client(&other, PATIENT, |client| async move {
+        found(&client, MANY).await
+    });
+    let node = Node::spawn(&mut town.member(1, &one));
+    await_members(&other, 2);
+    await_that("what its drive has is found", || {
+        let found = with_client(&other, PATIENT, |client| async move {
+            found(&client, MANY).await
+        });
+        found as f64 > without as f64 + demoted * 0.8
+    });
+    with_client(&other, PATIENT, |client| async move {
+        for n in 3..6 {
+            let room = Room::whole(arena().alloc(LEN).expect("room"));
+            let fetched = client.get(&key(n), room).await;
+            assert!(matches!(fetched, Ok(Fetched::Miss { .. })), "{fetched:?}");
+        }
+    });
+    assert!(metric(&node, "reads_total") > 0.0);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use lunette_runtime_core::time::Time;
 
+use super::copies::{Held, State};
 use super::limits::RESEND;
 use super::writes::Stage;
 use super::{Out, Owner, OwnerAction};
@@ -12,6 +13,7 @@ use crate::message::directory::{CopyPage, CopyPlace, PAGE_COPIES_MAX, ToHome};
 use crate::placement::{Seat, has_seat, home_of, seats};
 use crate::sorted::Sorted;
 use crate::version::CopyInfo;
+use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 
 /// Copies whose homes are not found yet under the newest map, and who wants to know of them.
@@ -33,6 +35,41 @@ struct Table {
 }
 
 impl Owner {
+    /// Copies that a former life of this owner had, and whose bytes are still there: at most as many as it may have.
+    /// They are reported like those of one who was away since that epoch, in which it had heard of all that had been
+    /// removed: its homes judge them, and until then they are served as such are.
+    ///
+    /// # Panics
+    /// If there has been a map already.
+    pub fn restore(
+        &mut self,
+        since: Epoch,
+        copies: impl IntoIterator<Item = (Fingerprint, CopyInfo, NamespaceKind)>,
+    ) {
+        assert!(self.map.members().is_empty(), "nobody has been told of it");
+        let mut places = Sorted::default();
+        for (key, info, namespace) in copies.into_iter().take(self.limits.copies_max) {
+            let version = info.version;
+            let place = CopyPlace { key, version };
+            if self.copies.contains(place) {
+                continue;
+            }
+            let op = self.next_op();
+            let held = Held::new(op, info, namespace, State::Published, Epoch(0));
+            self.copies.insert(key, held);
+            places.insert(place, ());
+        }
+        if places.is_empty() {
+            return;
+        }
+        self.away_since = Some(since);
+        self.relisting.tables.push_back(Table {
+            former: None,
+            places,
+            done: None,
+        });
+    }
+
     /// Begins to find the homes of all copies under the new map: some in this turn, the others in later ones.
     ///
     /// If the map has only lost members, only what they were the homes of has moved, so that the

@@ -10,7 +10,8 @@ use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::CopyInfo;
 use lunette_runtime::time;
 
-use super::{Tier, fingerprint_of, is_of};
+use super::Tier;
+use super::notes::{fingerprint_of, is_of};
 use crate::counting::CopyCounts;
 use crate::drive::ReadError;
 use crate::member::bytes::Extent;

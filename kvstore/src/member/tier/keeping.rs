@@ -8,7 +8,7 @@ use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_kvstore_proto::message::directory::CopyPlace;
 use lunette_kvstore_proto::owner::EvictRefusal;
 
-use super::{is_of, place_of};
+use super::notes::{is_of, place_of};
 use crate::drive::{Drive, Keeper, Loss};
 use crate::member::core::MemberCore;
 
@@ -19,6 +19,8 @@ const ROOMY_SHARE: (u64, u64) = (7, 8);
 #[derive(Default)]
 pub(super) struct Keeping {
     core: RefCell<Weak<MemberCore>>,
+    /// Whether it is known whose the records are: until then they stay.
+    is_settled: Cell<bool>,
     capacity_bytes: u64,
     /// What it takes before it is as full as it is to be, when that was last looked at.
     room_bytes: Cell<u64>,
@@ -40,6 +42,10 @@ impl Keeping {
 
     pub(super) fn begin(&self, core: &Rc<MemberCore>) {
         *self.core.borrow_mut() = Rc::downgrade(core);
+    }
+
+    pub(super) fn settle(&self) {
+        self.is_settled.set(true);
     }
 
     pub(super) fn core(&self) -> Weak<MemberCore> {
@@ -100,8 +106,13 @@ impl Keeping {
 
 impl Keeper for Keeping {
     fn keeps(&self, record: Record) -> bool {
-        let Some(core) = self.core.borrow().upgrade() else {
-            return false;
+        let Some(core) = self
+            .core
+            .borrow()
+            .upgrade()
+            .filter(|_| self.is_settled.get())
+        else {
+            return !self.is_settled.get();
         };
         let copy = core.machines().borrow().owner.copy(place_of(&record));
         let is_served = copy.is_some_and(|(info, _)| is_of(&record, &info));

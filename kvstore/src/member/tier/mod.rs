@@ -13,8 +13,11 @@
 //! affair. What holds at any time:
 //!
 //! - A copy's memory is freed when its record is durable, or when its home has recorded that it is gone.
-//! - A record is served if the owner has the copy, and version, length and checksum are the copy's: what an earlier
-//!   life of the core has left on the drive is nobody's.
+//! - A record is served if the owner has the copy, and version, length and checksum are the copy's.
+//! - What a former life of the core has left is told to its homes, which judge it, if it is of this very cluster and the
+//!   drive had all of it. Else it is nobody's.
+//! - What the owner lets go of is removed from the drive, in the order in which that happens: so what a drive has is no
+//!   older than the latest record on it says.
 //! - The drive has one record of a key. Another version of it goes there when the former one is no copy any more.
 //! - Nothing waits for the drive but who reads from it. A drive that is full, slow or failing takes nothing, and what
 //!   leaves memory then leaves altogether.
@@ -24,19 +27,23 @@
 //! | `opening` | [`TierOptions`]: which drives, cut how |
 //! | `keeping` | what stays when a segment is reclaimed, and what is lost |
 //! | `fetching` | copies come back |
+//! | `notes` | what a record tells of its copy |
+//! | `returning` | what a former life of the core left |
 
 mod fetching;
 mod keeping;
+mod notes;
 mod opening;
+mod returning;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_log::effect::AppendRefused;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_kvstore_proto::message::directory::CopyPlace;
-use lunette_kvstore_proto::version::{CopyInfo, Form, WriteKind};
+use lunette_kvstore_proto::version::CopyInfo;
 use lunette_runtime::arena::Arena;
 use lunette_runtime::{can_spawn, spawn_local};
 
@@ -44,6 +51,8 @@ use super::core::MemberCore;
 use crate::counting::{CopyCounts, DriveReport};
 use crate::drive::Drive;
 use keeping::Keeping;
+use notes::{fingerprint_of, is_of, place_of, version_of};
+use returning::Former;
 
 pub use opening::TierOptions;
 
@@ -54,6 +63,11 @@ pub(crate) struct Tier {
     memory: Arena,
     keeping: Rc<Keeping>,
     records_max: usize,
+    /// What was found when it was opened, and which cluster it is, once that is known.
+    former: RefCell<Former>,
+    cluster: Cell<Option<u64>>,
+    /// Dead records that the drive has not taken the removal of yet.
+    dead: RefCell<BTreeSet<(Fingerprint, Version)>>,
     /// How many copies are on their way back.
     fetching: Rc<Cell<usize>>,
     counts: TierCounts,
@@ -103,12 +117,13 @@ impl Tier {
     /// Time passes.
     pub(super) fn on_tick(&self, core: &MemberCore) {
         self.keeping.measure(&self.drive);
+        self.remove_dead();
         self.keeping.give_up_lost(core);
     }
 
-    /// Whether nothing that is lost is still to be told.
+    /// Whether nothing that is lost is still to be told, and nothing that is dead to be removed.
     pub(super) fn is_idle(&self) -> bool {
-        self.keeping.is_idle()
+        self.keeping.is_idle() && self.dead.borrow().is_empty()
     }
 
     fn demote(&self, core: &MemberCore, place: CopyPlace) -> Demotion {
@@ -127,7 +142,13 @@ impl Tier {
         if !can_spawn() {
             return Demotion::Refused;
         }
-        let record = record_of(place, &info, namespace);
+        let Some(record) = self
+            .cluster
+            .get()
+            .and_then(|id| notes::record_of(id, place, &info, namespace))
+        else {
+            return Demotion::Refused;
+        };
         match (self.drive).append(extent.key().bytes(), record, extent.value()) {
             Ok(durable) => {
                 let core = self.keeping.core();
@@ -154,13 +175,29 @@ impl Tier {
         copy.is_some_and(|(info, _)| is_of(record, &info))
     }
 
-    /// The copy is no more: its record is dead. Where the drive does not take that, the record is nobody's from now
-    /// on, and takes room until its segment is reclaimed.
+    /// The copy is no more: its record is dead.
     pub(super) fn forget(&self, place: CopyPlace) {
         let (fingerprint, version) = (fingerprint_of(place), version_of(place));
         self.keeping.forget(fingerprint);
-        if let Err(refused) = self.drive.remove(fingerprint, version) {
-            tracing::debug!(?place, %refused, "a dead record stays on the drive");
+        self.remove(fingerprint, version);
+    }
+
+    /// A drive that has failed takes no removal, and no later record either: what it has is the older for it.
+    fn remove(&self, fingerprint: Fingerprint, version: Version) {
+        match self.drive.remove(fingerprint, version) {
+            Ok(_) => {}
+            Err(refused) if refused.is_retryable() => {
+                self.dead.borrow_mut().insert((fingerprint, version));
+            }
+            Err(refused) => tracing::debug!(%refused, "a dead record stays on the drive"),
+        }
+    }
+
+    /// What the drive was too busy for is removed.
+    fn remove_dead(&self) {
+        let dead = self.dead.take();
+        for (fingerprint, version) in dead {
+            self.remove(fingerprint, version);
         }
     }
 
@@ -217,51 +254,5 @@ impl MemberCore {
         CopyCounts::add(&tier.counts.demoted);
         self.bytes().borrow_mut().free(place);
         self.tell_copy(place, "demoted");
-    }
-}
-
-fn fingerprint_of(place: CopyPlace) -> Fingerprint {
-    Fingerprint(place.key.0)
-}
-
-const fn version_of(place: CopyPlace) -> Version {
-    Version {
-        epoch: place.version.epoch.0,
-        sequence: place.version.sequence,
-    }
-}
-
-fn place_of(record: &Record) -> CopyPlace {
-    use lunette_cluster::proto::map::Epoch;
-    use lunette_kvstore_proto::{key, version};
-    CopyPlace {
-        key: key::Fingerprint(record.fingerprint.0),
-        version: version::Version {
-            epoch: Epoch(record.version.epoch),
-            sequence: record.version.sequence,
-        },
-    }
-}
-
-/// Whether a record has the bytes of a copy of its key.
-fn is_of(record: &Record, info: &CopyInfo) -> bool {
-    let is_same_version = (record.version.epoch, record.version.sequence)
-        == (info.version.epoch.0, info.version.sequence);
-    is_same_version && (record.len_bytes, record.crc32c) == (info.len_bytes, info.crc32c)
-}
-
-/// The record of a copy. Its notes have what else is known of it: in bits 0 to 7 how many copies there are to be,
-/// and then one bit each that says whether it was an upsert, in parts, and of a strict namespace.
-fn record_of(place: CopyPlace, info: &CopyInfo, namespace: NamespaceKind) -> Record {
-    let is_upsert = u32::from(info.kind == WriteKind::Upsert);
-    let is_striped = u32::from(info.form == Form::Striped);
-    let is_strict = u32::from(namespace == NamespaceKind::Strict);
-    Record {
-        fingerprint: fingerprint_of(place),
-        version: version_of(place),
-        generation: info.generation.0,
-        notes: u32::from(info.wanted) | is_upsert << 8 | is_striped << 9 | is_strict << 10,
-        len_bytes: info.len_bytes,
-        crc32c: info.crc32c,
     }
 }

@@ -1,5 +1,6 @@
 //! Which drives, cut how.
 
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,8 +13,9 @@ use lunette_runtime::time;
 use lunette_runtime_core::ids::CoreIndex;
 
 use super::keeping::Keeping;
+use super::returning::Former;
 use super::{Tier, TierCounts};
-use crate::drive::{Drive, DriveError, DriveOptions, Opened};
+use crate::drive::{Drive, DriveError, DriveOptions, Format, Opened};
 
 /// Segments of a log that is cut short: enough for reclaim to choose from.
 const SEGMENTS_WANTED: u64 = 64;
@@ -94,7 +96,7 @@ impl Tier {
         let options = DriveOptions {
             path,
             log,
-            may_format: true,
+            format: Format::BlankOrDamaged,
         };
         let path = options.path.display().to_string();
         let (drive, opened) = open_within(TAKEN_WAIT, &options, &keeping).await?;
@@ -104,11 +106,15 @@ impl Tier {
             recovery = ?opened.recovery,
             "a drive takes what leaves memory"
         );
+        let former = Former::of(&drive);
         Ok(Some(Self {
             drive,
             memory,
             keeping,
             records_max,
+            former: RefCell::new(former),
+            cluster: Cell::default(),
+            dead: RefCell::default(),
             fetching: Rc::default(),
             counts: TierCounts::default(),
         }))

@@ -1,0 +1,60 @@
+//! What a former life of the core left on its drive.
+
+use lunette_cluster::proto::map::Epoch;
+use lunette_kvstore_log::record::Record;
+use lunette_kvstore_proto::message::directory::CopyPlace;
+
+use super::Tier;
+use super::notes::copy_of;
+use crate::drive::Drive;
+use crate::member::core::MemberCore;
+
+/// Records that were found, until it is known of which cluster this core is.
+#[derive(Debug, Default)]
+pub(super) struct Former {
+    records: Vec<Record>,
+}
+
+impl Former {
+    /// Those of a drive that was opened.
+    pub(super) fn of(drive: &Drive) -> Self {
+        Self {
+            records: drive.records(),
+        }
+    }
+}
+
+impl Tier {
+    /// Whether it is known of which cluster this core is, and with that whose the records are.
+    fn is_settled(&self) -> bool {
+        self.cluster.get().is_some()
+    }
+}
+
+impl MemberCore {
+    /// It is of this cluster: what its drive has of it is told to the homes with the first map.
+    pub(crate) fn on_cluster(&self, id: u64) {
+        let Some(tier) = self.tier().filter(|tier| !tier.is_settled()) else {
+            return;
+        };
+        tier.cluster.set(Some(id));
+        let Former { mut records } = tier.former.take();
+        // The order of the drive is nobody's.
+        records.sort_unstable_by_key(|record| record.fingerprint);
+        let copies = records.iter().filter_map(|record| copy_of(id, record));
+        let copies: Vec<_> = copies.collect();
+        // When the latest of them was written it had heard of all that had been removed by then.
+        let since = copies.iter().map(|(_, info, _)| info.version.epoch).max();
+        let since = since.unwrap_or(Epoch(0));
+        let (found, count) = (records.len(), copies.len());
+        tracing::info!(found, count, since = since.0, "copies of a former life");
+        for &(key, info, _) in &copies {
+            let version = info.version;
+            self.tell_copy(CopyPlace { key, version }, "kept");
+        }
+        let mut machines = self.machines().borrow_mut();
+        machines.owner.restore(since, copies);
+        drop(machines);
+        tier.keeping.settle();
+    }
+}
