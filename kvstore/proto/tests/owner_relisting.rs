@@ -9,9 +9,9 @@ use lunette_cluster_proto::fence::{Fence, NamespaceKind};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{AskerId, CopyPage, CopyPlace, ToOwner};
-use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, WriteAsk};
+use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, Read, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::version::{Form, Generation, Version, WriteKind};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -239,4 +239,62 @@ fn what_goes_meanwhile_is_not_told() {
         version: version(0),
     };
     assert!(bench.owner.copy(place).is_none());
+}
+
+#[test]
+fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
+    let limits = OwnerLimits {
+        relisted_per_turn_max: PER_TURN,
+        copies_max: 25,
+        ..OwnerLimits::default()
+    };
+    let mut bench = Bench {
+        owner: Owner::new(seat(OWNER), limits),
+        ..Bench::new(0, 1)
+    };
+    let mut fence = Fence::default();
+    fence.renew(Time::ZERO, Duration::from_secs(100));
+    bench.owner.on_fence(fence);
+    let info = |n| CopyInfo {
+        version: version(n),
+        kind: WriteKind::Put,
+        form: Form::Whole,
+        generation: Generation(0),
+        wanted: 1,
+        len_bytes: 5,
+        crc32c: 6,
+    };
+    let copies = (0..30).map(|n| (key(n), info(n), NAMESPACE));
+    bench.owner.restore(Epoch(4), copies);
+    assert_eq!(bench.owner.stats().copies, 25, "as many as it may have");
+    bench.on_map(&map(6, &[3]));
+    bench.ask(6, 3);
+    bench.tick();
+    bench.tick();
+    let [(to, page)] = <[_; 1]>::try_from(bench.pages()).expect("one page");
+    assert_eq!(
+        (to, page.away_since, page.is_full),
+        (seat(3), Some(Epoch(4)), true)
+    );
+    let told = page.copies.iter().map(|(key, _)| *key);
+    assert_eq!(told.collect::<BTreeSet<_>>(), keys(25));
+    let read = |bench: &mut Bench, n| bench.owner.read(bench.now, key(n), None, NAMESPACE);
+    assert_eq!(
+        read(&mut bench, 7),
+        Read::Unavailable,
+        "it is not judged yet"
+    );
+    let drop = ToOwner::Drop {
+        key: key(7),
+        version: version(7),
+        order: 1,
+        was_recorded: false,
+    };
+    bench.hear(6, 3, drop);
+    bench.hear(6, 3, ToOwner::Settled);
+    assert_eq!(read(&mut bench, 8), Read::Unavailable, "not by all of them");
+    bench.hear(6, OWNER, ToOwner::Settled);
+    assert_eq!(read(&mut bench, 7), Read::Absent);
+    assert!(matches!(read(&mut bench, 8), Read::Served { .. }));
+    assert_eq!(bench.owner.away_since(), None);
 }
