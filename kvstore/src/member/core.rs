@@ -42,7 +42,7 @@ const COPIES_PER_ENTRY: usize = 2;
 
 /// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
 /// are there, `recorded` when its home knows of it, `demotes`, `demoted` and `promoted` when they go to a drive, are
-/// there alone, and are back, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
+/// there alone, and are back, `returned` when a drive has it from a former life, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
 /// `cleared` or `unrecorded` when it is no more. `node` and `core` are who has it; `key_high`, `epoch` and
 /// `sequence` say which copy it is.
 pub const COPIES: &str = "lunette_kvstore::copies";

@@ -34,7 +34,7 @@ pub(crate) struct Copies {
     living: BTreeMap<(u64, Version), BTreeMap<Holder, Time>>,
     ended: BTreeMap<(u64, Version), Ends>,
     absences: Vec<Absence>,
-    /// How many went to a drive, and came back.
+    /// How many went to a drive, came back, and were there when their node was started again.
     pub(crate) moves: BTreeMap<&'static str, u64>,
 }
 
@@ -50,6 +50,10 @@ impl Copies {
         match told.what.as_str() {
             "kept" => {
                 holders.insert(holder, Time::MAX);
+            }
+            "returned" => {
+                holders.insert(holder, Time::MAX);
+                *self.moves.entry("returned").or_default() += 1;
             }
             "recorded" => {
                 let since = holders.entry(holder).or_insert(Time::MAX);

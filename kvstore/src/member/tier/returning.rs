@@ -50,7 +50,7 @@ impl MemberCore {
         tracing::info!(found, count, since = since.0, "copies of a former life");
         for &(key, info, _) in &copies {
             let version = info.version;
-            self.tell_copy(CopyPlace { key, version }, "kept");
+            self.tell_copy(CopyPlace { key, version }, "returned");
         }
         let mut machines = self.machines().borrow_mut();
         machines.owner.restore(since, copies);
