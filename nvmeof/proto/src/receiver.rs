@@ -185,6 +185,15 @@ impl Receiver {
     /// # Panics
     /// If they are more than were missing: a bug of the caller, who chose how much to receive.
     pub fn on_data(&mut self, bytes: &[u8]) {
+        self.on_folded(bytes.len(), |crc| crc.fold(bytes));
+    }
+
+    /// As [`on_data`](Self::on_data), of so many bytes that are in nobody's hands alone: `fold` folds them in,
+    /// where there is a digest.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn on_folded(&mut self, count: usize, fold: impl FnOnce(&mut Crc32c)) {
         let State::Data {
             len_bytes,
             arrived_bytes,
@@ -193,10 +202,10 @@ impl Receiver {
             unreachable!("data outside data");
         };
         assert!(
-            bytes.len() <= (len_bytes - arrived_bytes) as usize,
+            count <= (len_bytes - arrived_bytes) as usize,
             "no more than was missing"
         );
-        self.arrive(bytes, len_bytes, arrived_bytes);
+        self.arrive(count, fold, len_bytes, arrived_bytes);
     }
 
     /// Whether the stream may end here, as far as PDUs go.
@@ -295,21 +304,27 @@ impl Receiver {
                 len_bytes: missing_bytes,
             };
         }
-        self.arrive(bytes, len_bytes, offset_bytes);
+        self.arrive(bytes.len(), |crc| crc.fold(bytes), len_bytes, offset_bytes);
         Step::Data {
             offset_bytes,
             bytes,
         }
     }
 
-    fn arrive(&mut self, bytes: &[u8], len_bytes: u32, arrived_bytes: u32) {
+    fn arrive(
+        &mut self,
+        count: usize,
+        fold: impl FnOnce(&mut Crc32c),
+        len_bytes: u32,
+        arrived_bytes: u32,
+    ) {
         if self.framing.digests.data {
             if arrived_bytes == 0 {
                 self.crc = Crc32c::new();
             }
-            self.crc.fold(bytes);
+            fold(&mut self.crc);
         }
-        let count = u32::try_from(bytes.len()).expect("no more than was missing");
+        let count = u32::try_from(count).expect("no more than was missing");
         let arrived_bytes = arrived_bytes + count;
         self.state = if arrived_bytes < len_bytes {
             State::Data {

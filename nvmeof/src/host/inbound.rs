@@ -7,7 +7,7 @@ use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::{AllocError, RegionMut};
 use lunette_runtime::{OpError, arena};
 
-use super::queue::Shared;
+use super::queue::{Incoming, Shared};
 use crate::error::CloseReason;
 
 /// Size of the staging buffer, where completions and small data arrive.
@@ -134,24 +134,50 @@ impl Inbound {
         len: u32,
     ) -> Result<(), CloseReason> {
         let lent = shared.state.borrow_mut().lend(cid);
-        let Some(region) = lent else {
+        let Some(incoming) = lent else {
             return self.receive_staged(shared).await;
         };
         let len = len.min(DIRECT_BYTES_MAX) as usize;
-        let stop = shared.fence.raised();
-        let (result, region) = shared.stream.recv_until(region, offset, len, stop).await;
+        let (result, incoming) = receive(shared, incoming, offset, len).await;
         let count = match result {
             Err(OpError::Cancelled) => Ok(0),
             other => check(shared, other.map_err(CloseReason::Io)),
         };
         let mut state = shared.state.borrow_mut();
         if let Ok(count) = count {
-            state
-                .queue
-                .on_data(&region.as_slice()[offset..offset + count]);
+            match &incoming {
+                Incoming::Region(region) => {
+                    let bytes = &region.as_slice()[offset..offset + count];
+                    state.queue.on_data(bytes);
+                }
+                Incoming::Exposed(memory) => {
+                    let part = memory.slice(offset, count);
+                    state.queue.on_folded(count, |crc| part.fold(crc));
+                }
+            }
         }
-        state.give_back(cid, region);
+        state.give_back(cid, incoming);
         count.map(drop)
+    }
+}
+
+/// Receives into the memory of a command, unless a fence ends that early.
+async fn receive(
+    shared: &Shared,
+    incoming: Incoming,
+    offset: usize,
+    len: usize,
+) -> (Result<usize, OpError>, Incoming) {
+    let stop = shared.fence.raised();
+    match incoming {
+        Incoming::Region(region) => {
+            let (result, region) = shared.stream.recv_until(region, offset, len, stop).await;
+            (result, Incoming::Region(region))
+        }
+        Incoming::Exposed(memory) => {
+            let (result, memory) = shared.stream.recv_until(memory, offset, len, stop).await;
+            (result, Incoming::Exposed(memory))
+        }
     }
 }
 

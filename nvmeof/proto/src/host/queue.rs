@@ -7,6 +7,7 @@
 
 use core::time::Duration;
 
+use lunette_runtime_core::checksum::Crc32c;
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
@@ -342,10 +343,19 @@ impl HostQueue {
     /// # Panics
     /// If they are more than were missing.
     pub fn on_data(&mut self, bytes: &[u8]) {
+        self.on_folded(bytes.len(), |crc| crc.fold(bytes));
+    }
+
+    /// As [`on_data`](Self::on_data), of so many bytes that are in nobody's hands alone: `fold` folds them in,
+    /// where there is a digest.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn on_folded(&mut self, count: usize, fold: impl FnOnce(&mut Crc32c)) {
         self.lent = None;
-        self.receiver.on_data(bytes);
+        self.receiver.on_folded(count, fold);
         if let Some(arriving) = self.arriving {
-            let count = u32::try_from(bytes.len()).expect("no more than was missing");
+            let count = u32::try_from(count).expect("no more than was missing");
             if let Some(flight) = self.flight_mut(arriving.cid) {
                 flight.moved_bytes += count;
             }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use lunette_nvmeof_proto::command::Command;
 use lunette_nvmeof_proto::host::{Fate, fate_of};
 use lunette_nvmeof_proto::io::IoRequest;
+use lunette_runtime::arena::{Exposed, Region, RegionMut};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
@@ -41,10 +42,7 @@ impl Inner {
             now,
         };
         let command = request.command(self.options.nsid, &self.geometry);
-        let kept = match &data {
-            Data::Out(region) => Some(region.clone()),
-            Data::None | Data::In(_) => None,
-        };
+        let kept = Kept::of(&data);
         let mut data = data;
         loop {
             let way = match self.ways.chosen(&mut limits).await {
@@ -71,13 +69,38 @@ impl Inner {
                 return Err(failure);
             }
             self.repeats.set(self.repeats.get() + 1);
-            data = match (kept.clone(), failure.region) {
-                (Some(region), _) => Data::Out(region),
-                (None, Some(region)) => Data::In(region),
-                (None, None) => Data::None,
-            };
+            data = kept.again(failure.region);
             time::yield_now().await;
             limits.now = time::now();
+        }
+    }
+}
+
+/// What is kept of a command's data, to repeat it.
+enum Kept {
+    /// There is none, or it comes back with the failure.
+    Nothing,
+    Out(Region),
+    OutExposed(Exposed),
+    InExposed(Exposed),
+}
+
+impl Kept {
+    fn of(data: &Data) -> Self {
+        match data {
+            Data::None | Data::In(_) => Self::Nothing,
+            Data::Out(region) => Self::Out(region.clone()),
+            Data::OutExposed(memory) => Self::OutExposed(memory.clone()),
+            Data::InExposed(memory) => Self::InExposed(memory.clone()),
+        }
+    }
+
+    fn again(&self, region: Option<RegionMut>) -> Data {
+        match self {
+            Self::Nothing => region.map_or(Data::None, Data::In),
+            Self::Out(region) => Data::Out(region.clone()),
+            Self::OutExposed(memory) => Data::OutExposed(memory.clone()),
+            Self::InExposed(memory) => Data::InExposed(memory.clone()),
         }
     }
 }
@@ -133,7 +156,7 @@ fn fate(ways: &Ways, index: usize, ended: &Result<Done, CommandFailure>) -> Fate
 fn with_region(error: CommandError, data: Data) -> CommandFailure {
     let region = match data {
         Data::In(region) => Some(region),
-        Data::None | Data::Out(_) => None,
+        Data::None | Data::Out(_) | Data::OutExposed(_) | Data::InExposed(_) => None,
     };
     CommandFailure { error, region }
 }

@@ -25,7 +25,7 @@ use lunette_nvmeof_proto::identify::{IdentifyNamespace, NamespaceNames};
 use lunette_nvmeof_proto::io::{Blocks, Geometry, IoRequest, RANGES_MAX, encode_ranges};
 use lunette_nvmeof_proto::log_page::AnaState;
 use lunette_nvmeof_proto::nqn::Nqn;
-use lunette_runtime::arena::{Region, RegionMut};
+use lunette_runtime::arena::{Exposed, Region, RegionMut};
 use lunette_runtime::{Scope, arena};
 
 use self::hedging::Hedging;
@@ -222,6 +222,50 @@ impl RemoteNamespace {
         let request = IoRequest::Read(self.blocks(first, region.len()));
         let done = self.inner.run(request, Data::In(region), timeout).await?;
         Ok(done.region.expect("a read gives its region back"))
+    }
+
+    /// As [`read`](Self::read), into counted memory that others may look at meanwhile. When it has ended,
+    /// nothing is received into it any more. It is never sent a second way.
+    ///
+    /// # Errors
+    /// [`CommandFailure`], without a region.
+    ///
+    /// # Panics
+    /// As for [`RemoteNamespace::read`].
+    pub async fn read_exposed(
+        &self,
+        first: u64,
+        memory: Exposed,
+        timeout: Duration,
+    ) -> Result<(), CommandFailure> {
+        let request = IoRequest::Read(self.blocks(first, memory.len()));
+        let data = Data::InExposed(memory);
+        self.inner.run(request, data, timeout).await?;
+        Ok(())
+    }
+
+    /// As [`write`](Self::write), from counted memory that others may write meanwhile: what is written is what
+    /// lies there when it is sent.
+    ///
+    /// # Errors
+    /// [`CommandFailure`].
+    ///
+    /// # Panics
+    /// As for [`RemoteNamespace::read`].
+    pub async fn write_exposed(
+        &self,
+        first: u64,
+        memory: Exposed,
+        must_last: bool,
+        timeout: Duration,
+    ) -> Result<(), CommandFailure> {
+        let request = IoRequest::Write {
+            blocks: self.blocks(first, memory.len()),
+            must_last,
+        };
+        let data = Data::OutExposed(memory);
+        self.inner.run(request, data, timeout).await?;
+        Ok(())
     }
 
     /// Writes all of `region` from block `first` on; `must_last` also past a loss of power.

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use lunette_nvmeof_proto::host::GiveUp;
 
 use super::Done;
+use super::lent::Incoming;
 use super::shared::Shared;
 use super::state::Waiter;
 use crate::error::{CommandError, CommandFailure};
@@ -39,7 +40,7 @@ impl Future for Flight {
             waiter.waker = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        let region = waiter.incoming.take();
+        let region = waiter.incoming.take().and_then(Incoming::into_region);
         let outcome = waiter.outcome.take().expect("just seen");
         let len = waiter.len;
         if waiter.is_over {

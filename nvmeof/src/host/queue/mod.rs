@@ -7,9 +7,11 @@
 //! | `slot` | waiting for a free slot |
 //! | `abort` | commands that nobody waits for any more |
 //! | `flight` | a command in flight, as its caller has it |
+//! | `lent` | memory that a command has |
 
 mod abort;
 mod flight;
+mod lent;
 mod shared;
 mod slot;
 mod state;
@@ -22,12 +24,13 @@ use std::time::Duration;
 
 use lunette_nvmeof_proto::command::Command;
 use lunette_nvmeof_proto::host::HostOptions;
-use lunette_runtime::arena::{Region, RegionMut};
+use lunette_runtime::arena::{Exposed, Region, RegionMut};
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::time::Time;
 
 pub(super) use self::abort::Ask;
+pub(super) use self::lent::Incoming;
 pub(super) use self::shared::Shared;
 use self::slot::SlotWait;
 use super::inbound::Inbound;
@@ -43,6 +46,12 @@ pub enum Data {
     Out(Region),
     /// From the controller, to the whole region, which is lent until the command ends.
     In(RegionMut),
+    /// As [`Out`](Self::Out), from memory that others may write meanwhile: what is sent is what lies there
+    /// then. With a digest of data, bytes that change while they are sent end the connection.
+    OutExposed(Exposed),
+    /// As [`In`](Self::In), to counted memory, which has to stay as it is until the command ends: nothing is
+    /// received into it afterwards.
+    InExposed(Exposed),
 }
 
 impl Data {
@@ -51,6 +60,7 @@ impl Data {
             Self::None => 0,
             Self::Out(region) => region.len(),
             Self::In(region) => region.len(),
+            Self::OutExposed(memory) | Self::InExposed(memory) => memory.len(),
         }
     }
 }
@@ -60,7 +70,7 @@ impl Data {
 pub struct Done {
     /// What it returned.
     pub result: u64,
-    /// The region that was to be filled, and is.
+    /// The region that was to be filled, and is; none of [`Data::InExposed`].
     pub region: Option<RegionMut>,
 }
 
@@ -255,7 +265,7 @@ impl Queue {
 fn failure(error: CommandError, data: Data) -> CommandFailure {
     let region = match data {
         Data::In(region) => Some(region),
-        Data::None | Data::Out(_) => None,
+        Data::None | Data::Out(_) | Data::OutExposed(_) | Data::InExposed(_) => None,
     };
     CommandFailure { error, region }
 }

@@ -12,7 +12,6 @@ use lunette_nvmeof_proto::host::{Expired, HostOptions};
 use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::net::{Outbox, TcpStream};
 use lunette_runtime::{Signal, time};
-use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::time::Time;
 
 use super::abort::Aborts;
@@ -88,17 +87,14 @@ impl Shared {
             return Err(failure(CommandError::NotSent(reason), data));
         }
         let len = data.len();
-        let in_capsule = matches!(data, Data::Out(_)) && len <= self.in_capsule_bytes_max.get();
+        let in_capsule = matches!(data, Data::Out(_) | Data::OutExposed(_))
+            && len <= self.in_capsule_bytes_max.get();
         command.sgl = match u32::try_from(len) {
             Ok(0) => Sgl::None,
             Ok(len_bytes) => Sgl::Transport { len_bytes },
             Err(_) => unreachable!("regions are shorter than 4 GiB"),
         };
-        let (incoming, outgoing) = match data {
-            Data::None => (None, None),
-            Data::Out(region) => (None, Some(region)),
-            Data::In(region) => (Some(region), None),
-        };
+        let (incoming, outgoing) = data.lent();
         let State { queue, scratch, .. } = &mut *state;
         scratch.clear();
         let submitted = queue.submit(command, in_capsule, deadline, scratch);
@@ -106,10 +102,9 @@ impl Shared {
         let framing = queue.framing();
         self.outbox.append(|message| {
             message.control(|out| out.extend_from_slice(scratch));
-            if let Some(region) = outgoing.as_ref().filter(|_| in_capsule) {
-                message.payload(region.clone());
-                let crc = || crc32c(region.as_slice());
-                message.control(|out| framing.append_data_digest(out, crc));
+            if let Some(outgoing) = outgoing.as_ref().filter(|_| in_capsule) {
+                outgoing.clone().append(message);
+                message.control(|out| framing.append_data_digest(out, || outgoing.crc32c()));
             }
         });
         let waiter = Waiter {

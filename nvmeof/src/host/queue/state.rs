@@ -5,11 +5,10 @@ use std::task::Waker;
 
 use lunette_nvmeof_proto::completion::Completion;
 use lunette_nvmeof_proto::host::{HostOptions, HostQueue, Transfer};
-use lunette_runtime::arena::{Region, RegionMut};
 use lunette_runtime::net::Outbox;
-use lunette_runtime_core::checksum::crc32c;
 use slab::Slab;
 
+use super::lent::{Incoming, Outgoing};
 use crate::error::{CloseReason, CommandError};
 
 #[derive(Debug)]
@@ -35,8 +34,8 @@ pub(super) struct Waiter {
     pub(super) cid: u16,
     pub(super) waker: Option<Waker>,
     /// To be filled; none while it is lent to a receive.
-    pub(super) incoming: Option<RegionMut>,
-    pub(super) outgoing: Option<Region>,
+    pub(super) incoming: Option<Incoming>,
+    pub(super) outgoing: Option<Outgoing>,
     pub(super) len: usize,
     /// How it ended: the completion and the bytes that were moved.
     pub(super) outcome: Option<Result<(Completion, u32), CommandError>>,
@@ -122,24 +121,24 @@ impl State {
     /// Places data that arrived in staging.
     pub(in crate::host) fn place(&mut self, cid: u16, offset: usize, bytes: &[u8]) {
         let waiter = self.waiter(cid).expect("data of a command in flight");
-        if let Some(region) = &mut waiter.incoming {
-            region.as_mut_slice()[offset..offset + bytes.len()].copy_from_slice(bytes);
+        if let Some(incoming) = &mut waiter.incoming {
+            incoming.place(offset, bytes);
         }
     }
 
-    /// Takes a command's region for a receive.
-    pub(in crate::host) fn lend(&mut self, cid: u16) -> Option<RegionMut> {
+    /// Takes a command's memory for a receive.
+    pub(in crate::host) fn lend(&mut self, cid: u16) -> Option<Incoming> {
         let waiter = self.waiter(cid)?;
         waiter.is_lent = true;
         waiter.incoming.take()
     }
 
-    /// A receive into a command's region has ended.
-    pub(in crate::host) fn give_back(&mut self, cid: u16, region: RegionMut) {
+    /// A receive into a command's memory has ended.
+    pub(in crate::host) fn give_back(&mut self, cid: u16, incoming: Incoming) {
         let Some(waiter) = self.waiter(cid) else {
             return;
         };
-        waiter.incoming = Some(region).filter(|_| !waiter.is_abandoned);
+        waiter.incoming = Some(incoming).filter(|_| !waiter.is_abandoned);
         waiter.is_lent = false;
         if waiter.outcome.is_some()
             && let Some(waker) = waiter.waker.take()
@@ -154,17 +153,16 @@ impl State {
         self.queue.append_transfer(transfer, &mut self.scratch);
         let framing = self.queue.framing();
         let waiter = self.waiter(transfer.cid).expect("a command in flight");
-        let region = waiter
+        let outgoing = waiter
             .outgoing
             .as_ref()
             .expect("a command with data to send");
-        let region = region.slice(transfer.offset_bytes as usize, transfer.len_bytes as usize);
+        let part = outgoing.slice(transfer.offset_bytes as usize, transfer.len_bytes as usize);
         let scratch = &self.scratch;
         outbox.append(|message| {
             message.control(|out| out.extend_from_slice(scratch));
-            message.payload(region.clone());
-            let crc = || crc32c(region.as_slice());
-            message.control(|out| framing.append_data_digest(out, crc));
+            part.clone().append(message);
+            message.control(|out| framing.append_data_digest(out, || part.crc32c()));
         });
     }
 

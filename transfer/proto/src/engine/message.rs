@@ -150,6 +150,14 @@ pub enum Refusal {
     /// go may be damaged.
     #[error("the peer's file or device could not be read or written")]
     Storage,
+    /// The segment is a disk's, and is reached in whole blocks: the request's place or its length is not a
+    /// multiple of one. Nothing was read or written.
+    #[error("the segment is reached in whole blocks, and the range is none")]
+    Unaligned,
+    /// The disk behind the segment cannot be reached now, or did not answer in time. What was to be written may
+    /// be written, also later.
+    #[error("the disk behind the segment cannot be reached now")]
+    Detached,
     /// A status of a later version.
     #[error("the peer refuses with status {0}")]
     Other(u16),
@@ -159,7 +167,7 @@ impl Refusal {
     /// Whether the same request may fare better later.
     #[must_use]
     pub const fn is_retryable(self) -> bool {
-        matches!(self, Self::Corrupt | Self::Busy)
+        matches!(self, Self::Corrupt | Self::Busy | Self::Detached)
     }
 
     /// Whether a limit was met at the peer.
@@ -191,6 +199,8 @@ impl Refusal {
             Self::BadCapability => 11,
             Self::Revoked => 12,
             Self::Storage => 13,
+            Self::Unaligned => 14,
+            Self::Detached => 15,
             Self::Other(status) => status,
         }
     }
@@ -213,6 +223,8 @@ impl Refusal {
             11 => Self::BadCapability,
             12 => Self::Revoked,
             13 => Self::Storage,
+            14 => Self::Unaligned,
+            15 => Self::Detached,
             other => Self::Other(other),
         })
     }
@@ -589,7 +601,7 @@ mod tests {
     #[test]
     fn descriptors_and_codes_come_back() {
         let mut body = Vec::new();
-        for kind in [Kind::Memory, Kind::File, Kind::Device] {
+        for kind in [Kind::Memory, Kind::File, Kind::Device, Kind::Namespace] {
             let descriptor = Descriptor {
                 segment: SegmentId::from_wire(u64::MAX),
                 len_bytes: 5,

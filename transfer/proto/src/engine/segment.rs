@@ -126,6 +126,8 @@ pub enum Kind {
     File,
     /// Memory of a device, a GPU say: adapters may reach it, and its owner does, over connections.
     Device,
+    /// A namespace of an NVMe controller: its owner reaches it, over connections, in whole blocks.
+    Namespace,
 }
 
 impl Kind {
@@ -134,6 +136,7 @@ impl Kind {
             Self::Memory => 0,
             Self::File => 1,
             Self::Device => 2,
+            Self::Namespace => 3,
         }
     }
 
@@ -142,6 +145,7 @@ impl Kind {
             0 => Some(Self::Memory),
             1 => Some(Self::File),
             2 => Some(Self::Device),
+            3 => Some(Self::Namespace),
             _ => None,
         }
     }

@@ -14,6 +14,18 @@ pub const REQUESTS_MAX: usize = 1 << 17;
 /// A request is cut only if at least this much of it fits behind others.
 const CUT_BYTES_MIN: u64 = 16 * 1024;
 
+/// Cuts lie at multiples of this from the beginning of their request, wherever slices are as long: what is
+/// aligned to blocks, of a disk say, stays so.
+pub const CUT_ALIGN_BYTES: u64 = 4096;
+
+/// So much, or a little less, to be cut off.
+const fn aligned(len_bytes: u64) -> u64 {
+    if len_bytes < CUT_ALIGN_BYTES {
+        return len_bytes;
+    }
+    len_bytes - len_bytes % CUT_ALIGN_BYTES
+}
+
 /// A piece of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -86,8 +98,10 @@ impl Slice {
         let mut kept = Vec::new();
         let mut rest = Vec::new();
         for part in &self.parts {
-            let len = u64::from(part.len_bytes).min(left);
-            left -= len;
+            let whole = u64::from(part.len_bytes);
+            let len = if whole <= left { whole } else { aligned(left) };
+            // Nothing behind a cut is kept.
+            left = if len < whole { 0 } else { left - len };
             let (first, second) = part.split(u32::try_from(len).expect("no longer than the part"));
             kept.extend(first);
             rest.extend(second);
@@ -275,10 +289,11 @@ impl Cutter {
             }
             let left = progress.request.len_bytes - progress.cut_bytes;
             // A short tail goes along; a long request is not begun in a short rest of a slice.
-            let len = if left <= room || (parts.is_empty() && left <= room + room / 4) {
+            let is_whole = left <= room || (parts.is_empty() && left <= room + room / 4);
+            let len = if is_whole {
                 left
             } else if parts.is_empty() || room >= CUT_BYTES_MIN {
-                room
+                aligned(room)
             } else {
                 break;
             };
@@ -290,7 +305,7 @@ impl Cutter {
             progress.cut_bytes += len;
             self.waiting_bytes -= len;
             room = room.saturating_sub(len);
-            if room == 0 {
+            if room == 0 || !is_whole {
                 break;
             }
         }
