@@ -214,7 +214,7 @@ impl Batch {
             local,
             segment: remote.id(),
             offset_bytes,
-            is_remote: remote.is_granted() || remote.kind() == Kind::File,
+            is_remote: remote.is_granted() || matches!(remote.kind(), Kind::File | Kind::Namespace),
             is_device: remote.kind() == Kind::Device,
         };
         if !remote.access().allows(span.way()) {

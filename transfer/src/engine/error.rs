@@ -18,6 +18,7 @@ use super::LISTENERS_MAX;
 use super::devices::DeviceSegment;
 use super::endpoint::Endpoint;
 use super::files::FileSegment;
+use super::namespaces::NamespaceSegment;
 use crate::error::{CallError, ConnectError};
 
 /// Why no engine was started.
@@ -94,6 +95,17 @@ pub struct RegisterDeviceError {
     pub refusal: RegisterRefusal,
     /// The memory.
     pub device: DeviceSegment,
+}
+
+/// A namespace that was not registered: why, and the namespace.
+#[derive(Debug, Error)]
+#[error("{refusal}")]
+pub struct RegisterNamespaceError {
+    /// Why.
+    #[source]
+    pub refusal: RegisterRefusal,
+    /// The namespace.
+    pub namespace: NamespaceSegment,
 }
 
 /// Why a peer, or a segment of it, was not opened.

@@ -66,6 +66,7 @@
 //! | `rdma` | bytes between memories by adapters ([`RdmaOptions`]) |
 //! | `files` | [`FileSegment`]: files as segments |
 //! | `devices` | [`DeviceSegment`]: memory of devices as segments |
+//! | `namespaces` | [`NamespaceSegment`]: namespaces of NVMe controllers as segments |
 //! | `copying` | transfers that are copies: within one engine, and from memory of a peer on this host |
 //! | `same_host` | peers on this host: who they are, what is mapped, writes that the peer copies |
 //! | `error` | what can go wrong |
@@ -81,6 +82,7 @@ mod files;
 mod grants;
 mod homing;
 mod host;
+mod namespaces;
 mod options;
 mod peer;
 mod posted;
@@ -118,7 +120,7 @@ pub use devices::DeviceSegment;
 pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
 pub use error::{
     BatchError, OpenError, PostError, RegisterDeviceError, RegisterError, RegisterFileError,
-    StartError, TransferError,
+    RegisterNamespaceError, StartError, TransferError,
 };
 pub use files::{FileSegment, FileSegmentError, FileSegmentOptions};
 pub use grants::{GRANTS_MAX, GrantError, Token};
@@ -133,6 +135,7 @@ pub use lunette_transfer_proto::engine::scheduler::{
     Cause, Effect, Priority, RequestFailure, SchedulerOptions,
 };
 pub use lunette_transfer_proto::engine::segment::{Access, Kind, RegisterRefusal, SegmentId, Way};
+pub use namespaces::{NamespaceSegment, NamespaceSegmentError, NamespaceSegmentOptions};
 pub use options::EngineOptions;
 pub use peer::{Peer, RemoteSegment};
 pub use posted::{Done, Transfer};

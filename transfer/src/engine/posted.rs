@@ -141,7 +141,7 @@ impl Shared {
         let registry = self.engine.registry.borrow();
         // What is gone is refused either way.
         let is_memory =
-            |span: &Span| !matches!(registry.kind(span.segment), Some(Kind::File | Kind::Device));
+            |span: &Span| matches!(registry.kind(span.segment), None | Some(Kind::Memory));
         let is_copied = posted.batch.spans().iter().all(is_memory);
         drop(registry);
         if !is_copied {

@@ -4,8 +4,9 @@ use lunette_runtime::arena::Exposed;
 use lunette_transfer_proto::engine::segment::{Kind, RegisterRefusal, SegmentId};
 
 use super::devices::DeviceSegment;
-use super::error::{RegisterDeviceError, RegisterError, RegisterFileError};
+use super::error::{RegisterDeviceError, RegisterError, RegisterFileError, RegisterNamespaceError};
 use super::files::FileSegment;
+use super::namespaces::NamespaceSegment;
 use super::registry::{Content, RegisterOptions};
 use super::{Engine, Inner};
 
@@ -32,7 +33,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`RegisterFileError`], with the file; [`RegisterRefusal::OfOneCore`] where there are siblings: a file
-    /// is the core's that has opened it.
+    /// is the core's that has opened it, and their handle opens it at each
+    /// ([`EngineHandle::register_file`](super::EngineHandle::register_file)).
     pub fn register_file(
         &self,
         file: FileSegment,
@@ -43,7 +45,8 @@ impl Engine {
             return Err(RegisterFileError { refusal, file });
         }
         let mut registry = self.inner.registry.borrow_mut();
-        registry.register_file(file, options)
+        let registered = registry.register_content(Content::File(file.clone()), options);
+        registered.map_err(|refusal| RegisterFileError { refusal, file })
     }
 
     /// Exposes memory of a device to peers, and to this engine's own transfers. Peers that come by adapters reach
@@ -62,16 +65,38 @@ impl Engine {
             return Err(RegisterDeviceError { refusal, device });
         }
         let mut registry = self.inner.registry.borrow_mut();
-        registry.register_device(device, options)
+        let registered = registry.register_content(Content::Device(device.clone()), options);
+        registered.map_err(|refusal| RegisterDeviceError { refusal, device })
+    }
+
+    /// Exposes a namespace to peers, and to this engine's own transfers, in whole blocks: what is not aligned
+    /// fails as [`Refusal::Unaligned`](super::Refusal::Unaligned). It has no addresses; nobody maps it.
+    ///
+    /// # Errors
+    /// [`RegisterNamespaceError`], with the namespace; [`RegisterRefusal::OfOneCore`] where there are siblings:
+    /// their handle connects one at each core
+    /// ([`EngineHandle::register_namespace`](super::EngineHandle::register_namespace)).
+    pub fn register_namespace(
+        &self,
+        namespace: NamespaceSegment,
+        options: &RegisterOptions,
+    ) -> Result<SegmentId, RegisterNamespaceError> {
+        if self.common().are_several() {
+            let refusal = RegisterRefusal::OfOneCore;
+            return Err(RegisterNamespaceError { refusal, namespace });
+        }
+        let mut registry = self.inner.registry.borrow_mut();
+        let registered = registry.register_content(Content::Namespace(namespace.clone()), options);
+        registered.map_err(|refusal| RegisterNamespaceError { refusal, namespace })
     }
 
     /// Takes a segment away, at all cores. From the first poll on no access begins; the future ends with the
     /// memory when those that had begun are over. Dropping the future does not bring the segment back. `None`
-    /// if there is no such segment, or if it is a file or a device's.
+    /// if there is no such segment, or if it is no memory.
     pub async fn unregister(&self, id: SegmentId) -> Option<Exposed> {
         match self.take_away(id, Kind::Memory).await? {
             Content::Memory(exposed) => Some(exposed),
-            Content::File(_) | Content::Device(_) => unreachable!("it is memory"),
+            _ => unreachable!("it is memory"),
         }
     }
 
@@ -80,7 +105,7 @@ impl Engine {
     pub async fn unregister_file(&self, id: SegmentId) -> Option<FileSegment> {
         match self.take_away(id, Kind::File).await? {
             Content::File(file) => Some(file),
-            Content::Memory(_) | Content::Device(_) => unreachable!("it is a file"),
+            _ => unreachable!("it is a file"),
         }
     }
 
@@ -89,7 +114,16 @@ impl Engine {
     pub async fn unregister_device(&self, id: SegmentId) -> Option<DeviceSegment> {
         match self.take_away(id, Kind::Device).await? {
             Content::Device(device) => Some(device),
-            Content::Memory(_) | Content::File(_) => unreachable!("it is a device's"),
+            _ => unreachable!("it is a device's"),
+        }
+    }
+
+    /// As [`unregister`](Self::unregister), of a namespace. `None` if there is no such segment, or if it is no
+    /// namespace.
+    pub async fn unregister_namespace(&self, id: SegmentId) -> Option<NamespaceSegment> {
+        match self.take_away(id, Kind::Namespace).await? {
+            Content::Namespace(namespace) => Some(namespace),
+            _ => unreachable!("it is a namespace"),
         }
     }
 

@@ -24,6 +24,9 @@ pub struct Statistics {
     pub one_sided_bytes: u64,
     /// Of the ones that were copied, the bytes that went through the session's window: copied twice.
     pub window_bytes: u64,
+    /// Of those that were read and written, the bytes that went between this engine's memory and its own
+    /// namespaces ([`NamespaceSegment`](super::NamespaceSegment)), straight over their connections.
+    pub namespace_bytes: u64,
     /// Transfers that were done.
     pub transfers_done: u64,
     /// Transfers of which something failed.
@@ -63,6 +66,7 @@ impl Statistics {
             same_host_bytes: self.same_host_bytes + other.same_host_bytes,
             one_sided_bytes: self.one_sided_bytes + other.one_sided_bytes,
             window_bytes: self.window_bytes + other.window_bytes,
+            namespace_bytes: self.namespace_bytes + other.namespace_bytes,
             transfers_done: self.transfers_done + other.transfers_done,
             transfers_failed: self.transfers_failed + other.transfers_failed,
             slices: self.slices + other.slices,
@@ -158,6 +162,11 @@ impl Counts {
     /// Of what has been moved, bytes that adapters moved.
     pub(super) fn moved_one_sided(&self, len_bytes: u64) {
         self.sums.borrow_mut().one_sided_bytes += len_bytes;
+    }
+
+    /// Of what has been moved, bytes of this engine's namespaces.
+    pub(super) fn moved_by_namespace(&self, len_bytes: u64) {
+        self.sums.borrow_mut().namespace_bytes += len_bytes;
     }
 
     /// Of those, bytes that went through the window.

@@ -18,7 +18,7 @@
 //! | `segment` | [`FileSegment`]: a range of a file, around the page cache where that goes |
 //! | `staging` | how much memory is on its way to and from files |
 //! | `serving` | what peers read and write |
-//! | `own` | transfers between a file and memory of one engine |
+//! | `own` | transfers between a file, a device or a namespace and memory of one engine |
 
 mod own;
 mod segment;

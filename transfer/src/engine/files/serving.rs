@@ -2,7 +2,9 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
+use lunette_nvmeof::CommandError;
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::net::Pin;
 use lunette_runtime::{OpError, Scope};
@@ -10,6 +12,7 @@ use thiserror::Error;
 
 use super::super::Refusal;
 use super::super::devices::{DeviceFault, DevicePart};
+use super::super::namespaces::{NamespacePart, may_still_land, refusal_of};
 use super::super::registry::InUse;
 use super::FilePart;
 use super::staging::{Staged, Staging};
@@ -26,15 +29,24 @@ pub(super) enum Unmoved {
     /// The device.
     #[error(transparent)]
     Device(#[from] DeviceFault),
+    /// The namespace's controller, or the way there.
+    #[error(transparent)]
+    Namespace(#[from] CommandError),
 }
 
 impl Unmoved {
     /// What whoever asked is told.
-    pub(super) const fn refusal(&self) -> Refusal {
+    pub(super) fn refusal(&self) -> Refusal {
         match self {
+            Self::Namespace(error) => refusal_of(error),
             Self::Device(DeviceFault::NoRoom(_)) => Refusal::Busy,
             Self::File(_) | Self::Device(_) => Refusal::Storage,
         }
+    }
+
+    /// Whether a write that failed so may still be carried out.
+    pub(super) fn may_still_land(&self) -> bool {
+        matches!(self, Self::Namespace(error) if may_still_land(error))
     }
 }
 
@@ -44,6 +56,7 @@ pub(in crate::engine) enum Piece {
     Memory(Exposed),
     File(FilePart),
     Device(DevicePart),
+    Namespace(NamespacePart),
 }
 
 impl Piece {
@@ -52,6 +65,7 @@ impl Piece {
             Self::Memory(memory) => memory.len(),
             Self::File(part) => part.len(),
             Self::Device(part) => part.len(),
+            Self::Namespace(part) => part.len(),
         }
     }
 
@@ -63,13 +77,13 @@ impl Piece {
         }
         let memory = pieces.into_iter().map(|piece| match piece {
             Self::Memory(memory) => memory,
-            Self::File(_) | Self::Device(_) => unreachable!("there is none"),
+            Self::File(_) | Self::Device(_) | Self::Namespace(_) => unreachable!("there is none"),
         });
         Ok(memory.collect())
     }
 
-    /// Reads it over `to`.
-    pub(super) async fn read(&self, to: Exposed) -> Result<(), Unmoved> {
+    /// Reads it over `to`; a namespace is not asked for longer than `limit`.
+    pub(super) async fn read(&self, to: Exposed, limit: Duration) -> Result<(), Unmoved> {
         match self {
             Self::Memory(memory) => {
                 to.copy_from(0, memory);
@@ -77,11 +91,16 @@ impl Piece {
             }
             Self::File(part) => Ok(part.read(to).await?),
             Self::Device(part) => Ok(part.read(to).await?),
+            Self::Namespace(part) => Ok(part.read(to, limit).await?),
         }
     }
 
-    /// Writes `from` over it.
-    pub(super) async fn write(&self, from: impl Into<WriteSource>) -> Result<(), Unmoved> {
+    /// Writes `from` over it; a namespace is not asked for longer than `limit`.
+    pub(super) async fn write(
+        &self,
+        from: impl Into<WriteSource>,
+        limit: Duration,
+    ) -> Result<(), Unmoved> {
         let from = from.into();
         match self {
             Self::Memory(memory) => {
@@ -90,6 +109,7 @@ impl Piece {
             }
             Self::File(part) => Ok(part.write(from).await?),
             Self::Device(part) => Ok(part.write(from).await?),
+            Self::Namespace(part) => Ok(part.write(from, limit).await?),
         }
     }
 }
@@ -106,7 +126,10 @@ pub(in crate::engine) async fn read(
     let len = pieces.iter().map(Piece::len).sum();
     let staged = staging.take(len).await.ok_or((Refusal::Busy, 0))?;
     let memory = staged.memory().clone();
-    each(&pieces, &memory, async |piece, to| piece.read(to).await).await?;
+    each(&pieces, &memory, async |piece, to| {
+        piece.read(to, Duration::MAX).await
+    })
+    .await?;
     let payload = Payload::exposed(vec![memory]);
     Ok(payload.pinned(Pin::new((staged, in_use))))
 }
@@ -138,7 +161,7 @@ impl FileWrite {
     pub(in crate::engine) async fn land(self) -> Result<(), (Refusal, usize)> {
         let memory = self.staged.memory();
         each(&self.pieces, memory, async |piece, from| {
-            piece.write(from).await
+            piece.write(from, Duration::MAX).await
         })
         .await
     }
@@ -160,7 +183,7 @@ async fn each(
         let (piece, failed) = (piece.clone(), Rc::clone(&failed));
         let spawned = scope.spawn(async move {
             if let Err(error) = work(piece, part).await {
-                tracing::warn!(%error, "a file or a device");
+                tracing::warn!(%error, "a file, a device or a namespace");
                 if failed.get().is_none_or(|(first, _)| index < first) {
                     failed.set(Some((index, error.refusal())));
                 }

@@ -149,7 +149,7 @@ impl Inner {
                 .await
                 .map(AnyWindow::Memory),
             Content::Device(device) => device.register(context, rights).map(AnyWindow::Device),
-            Content::File(_) => return Err(Refusal::Elsewhere),
+            Content::File(_) | Content::Namespace(_) => return Err(Refusal::Elsewhere),
         };
         match window {
             Ok(window) => {

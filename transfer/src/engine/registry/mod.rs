@@ -14,15 +14,16 @@ use lunette_runtime::arena::{Exposed, Share};
 use lunette_transfer_proto::engine::message::{Descriptor, Refusal};
 use lunette_transfer_proto::engine::one_sided::Window;
 use lunette_transfer_proto::engine::segment::{
-    Access, Kind, Registration, Segment, SegmentId, Segments, Way,
+    Access, Kind, RegisterRefusal, Registration, Segment, SegmentId, Segments, Way,
 };
 
 use rustix::io::Errno;
 
 use super::devices::DeviceSegment;
-use super::error::{RegisterDeviceError, RegisterError, RegisterFileError};
+use super::error::RegisterError;
 use super::files::{FileSegment, Piece};
 use super::grants::request;
+use super::namespaces::NamespaceSegment;
 use super::rdma::CountedWindow;
 use super::same_host::Board;
 use in_use::Users;
@@ -70,6 +71,7 @@ pub(super) enum Content {
     Memory(Exposed),
     File(FileSegment),
     Device(DeviceSegment),
+    Namespace(NamespaceSegment),
 }
 
 /// What is behind a segment. It lies in the table itself, so that who reaches it looks there alone.
@@ -102,6 +104,7 @@ impl Behind {
             Content::Memory(_) => Kind::Memory,
             Content::File(_) => Kind::File,
             Content::Device(_) => Kind::Device,
+            Content::Namespace(_) => Kind::Namespace,
         }
     }
 }
@@ -214,40 +217,33 @@ impl Registry {
         }
     }
 
-    /// Registers a file. It has no addresses, and nobody maps it.
-    pub(super) fn register_file(
+    /// Registers what is no memory of this machine's. Nobody maps it.
+    pub(super) fn register_content(
         &mut self,
-        file: FileSegment,
+        content: Content,
         options: &RegisterOptions,
-    ) -> Result<SegmentId, RegisterFileError> {
-        let registration = Registration {
-            name: options.name.as_deref().map(str::as_bytes),
-            start: None,
-            len_bytes: file.len_bytes(),
-            access: options.access,
-        };
-        let content = Content::File(file.clone());
+    ) -> Result<SegmentId, RegisterRefusal> {
+        let registration = of_content(&content, options);
         let behind = Behind::new(content, Showing::Hidden, first_epoch(options));
         let registered = self.segments.register(&registration, behind);
-        registered.map_err(|(refusal, _)| RegisterFileError { refusal, file })
+        registered.map_err(|(refusal, _)| refusal)
     }
 
-    /// Registers memory of a device. Nobody maps it.
-    pub(super) fn register_device(
+    /// As [`adopt`](Self::adopt), of what is no memory of this machine's, and `len_bytes` of it.
+    pub(super) fn adopt_content(
         &mut self,
-        device: DeviceSegment,
+        id: SegmentId,
+        content: Content,
+        len_bytes: u64,
         options: &RegisterOptions,
-    ) -> Result<SegmentId, RegisterDeviceError> {
+        capability_epoch: Option<Arc<AtomicU64>>,
+    ) {
         let registration = Registration {
-            name: options.name.as_deref().map(str::as_bytes),
-            start: options.by_address.then(|| device.region().address()),
-            len_bytes: device.len_bytes(),
-            access: options.access,
+            len_bytes,
+            ..of_content(&content, options)
         };
-        let content = Content::Device(device.clone());
-        let behind = Behind::new(content, Showing::Hidden, first_epoch(options));
-        let registered = self.segments.register(&registration, behind);
-        registered.map_err(|(refusal, _)| RegisterDeviceError { refusal, device })
+        let behind = Behind::new(content, Showing::Hidden, capability_epoch);
+        self.segments.adopt(id, &registration, behind);
     }
 
     /// What a segment is made of.
@@ -398,7 +394,7 @@ impl Registry {
         }
         match segment.memory.content {
             Content::Memory(_) | Content::Device(_) => Ok(segment),
-            Content::File(_) => Err(Refusal::Elsewhere),
+            Content::File(_) | Content::Namespace(_) => Err(Refusal::Elsewhere),
         }
     }
 
@@ -425,7 +421,7 @@ impl Registry {
         let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
         match &segment.memory.content {
             Content::Memory(exposed) => Some(exposed.slice(offset, len)),
-            Content::File(_) | Content::Device(_) => None,
+            Content::File(_) | Content::Device(_) | Content::Namespace(_) => None,
         }
     }
 
@@ -491,6 +487,7 @@ impl Registry {
             Content::Memory(exposed) => Piece::Memory(exposed.slice(in_memory(offset_bytes)?, len)),
             Content::File(file) => Piece::File(file.part(offset_bytes, len)),
             Content::Device(device) => Piece::Device(device.part(offset_bytes, len)),
+            Content::Namespace(namespace) => Piece::Namespace(namespace.part(offset_bytes, len)?),
         };
         Ok((piece, InUse::new(&segment.memory.users)))
     }
@@ -506,8 +503,24 @@ impl Registry {
     ) -> Result<(Exposed, InUse), Refusal> {
         match self.reach(id, way, offset_bytes, len_bytes, permit)? {
             (Piece::Memory(exposed), in_use) => Ok((exposed, in_use)),
-            (Piece::File(_) | Piece::Device(_), _) => Err(Refusal::Elsewhere),
+            (Piece::File(_) | Piece::Device(_) | Piece::Namespace(_), _) => Err(Refusal::Elsewhere),
         }
+    }
+}
+
+/// What a segment that is no memory of this machine's is to be. Memory of a device alone has addresses.
+fn of_content<'a>(content: &Content, options: &'a RegisterOptions) -> Registration<'a> {
+    let (start, len_bytes) = match content {
+        Content::Memory(_) => unreachable!("memory is registered as such"),
+        Content::File(file) => (None, file.len_bytes()),
+        Content::Namespace(namespace) => (None, namespace.len_bytes()),
+        Content::Device(device) => (Some(device.region().address()), device.len_bytes()),
+    };
+    Registration {
+        name: options.name.as_deref().map(str::as_bytes),
+        start: start.filter(|_| options.by_address),
+        len_bytes,
+        access: options.access,
     }
 }
 

@@ -411,7 +411,11 @@ impl Scheduler {
             return;
         };
         let attempts = under_way.slice.attempts + 1;
-        let is_final = !refusal.is_retryable() || attempts >= self.options.attempts_max;
+        // What may still be written must not be found behind what the program writes next: only it can say
+        // whether the same is to be written again.
+        let may_still_land = refusal == Refusal::Detached && under_way.slice.way == Way::Write;
+        let is_final =
+            !refusal.is_retryable() || may_still_land || attempts >= self.options.attempts_max;
         let cause = match refusal {
             Refusal::Corrupt => Cause::Corrupt,
             other => Cause::Refused(other),

@@ -3,6 +3,7 @@
 use lunette_runtime_core::time::Time;
 
 use super::outcome::{Cause, Effect, Outcome, RequestFailure, TransferOptions};
+use crate::engine::message::Refusal;
 use crate::engine::segment::Way;
 use crate::engine::slices::{Cutter, Slice};
 
@@ -132,10 +133,23 @@ impl Transfer {
         cause: Cause,
         attempt: Attempt,
     ) {
+        let is_detached = cause == Cause::Refused(Refusal::Detached);
+        let may_still_land = is_detached && slice.way == Way::Write;
         for part in &slice.parts {
             if culprit.is_none_or(|culprit| culprit == part.request) {
                 self.fail_request(part.request, cause, attempt);
+                if may_still_land {
+                    self.may_still_change(part.request);
+                }
             }
+        }
+    }
+
+    /// A request that has failed may still be written.
+    fn may_still_change(&mut self, request: u32) {
+        let failures = self.outcome.failures.iter_mut();
+        for failure in failures.filter(|failure| failure.request == Some(request)) {
+            failure.effect = Effect::MayStillChange;
         }
     }
 
