@@ -1,12 +1,15 @@
 //! Answers of a hosted engine, and why there is none.
 
+use lunette_nvmeof::CommandError;
 use lunette_runtime::{JoinError, StartError as CoreStartError};
 use lunette_transfer_proto::engine::segment::RegisterRefusal;
 use thiserror::Error;
 
 use super::super::error::{BatchError, OpenError, PostError, StartError, TransferError};
+use super::super::files::FileSegmentError;
 use super::super::grants::GrantError;
-use super::super::siblings::{JOBS_MAX, NotAnswered, NotAsked};
+use super::super::namespaces::NamespaceSegmentError;
+use super::super::siblings::{JOBS_MAX, NotAnswered, NotAsked, OpeningError};
 
 /// Why a hosted engine did not start.
 #[derive(Debug, Error)]
@@ -47,6 +50,15 @@ pub enum HandleError {
     /// See there.
     #[error(transparent)]
     Register(#[from] RegisterRefusal),
+    /// A core could not open the file. See there.
+    #[error(transparent)]
+    File(FileSegmentError),
+    /// A core could not connect the namespace. See there.
+    #[error(transparent)]
+    Namespace(NamespaceSegmentError),
+    /// What was written to a namespace may not be on its medium. See there.
+    #[error(transparent)]
+    Sync(CommandError),
     /// See there.
     #[error(transparent)]
     Grant(#[from] GrantError),
@@ -71,6 +83,8 @@ impl HandleError {
         match self {
             Self::Busy | Self::Ended => true,
             Self::Open(error) => error.is_retryable(),
+            Self::Namespace(error) => error.is_retryable(),
+            Self::Sync(error) => error.is_retryable(),
             Self::Transfer(error) => error.is_retryable(),
             other => other.is_backpressure(),
         }
@@ -94,6 +108,18 @@ impl From<NotAsked> for HandleError {
         match not_asked {
             NotAsked::Busy => Self::Busy,
             NotAsked::Gone => Self::Gone,
+        }
+    }
+}
+
+impl From<OpeningError> for HandleError {
+    fn from(error: OpeningError) -> Self {
+        match error {
+            OpeningError::File(error) => Self::File(error),
+            OpeningError::Namespace(error) => Self::Namespace(error),
+            OpeningError::Register(refusal) => Self::Register(refusal),
+            OpeningError::Task(error) => Self::Task(error),
+            OpeningError::Ended => Self::Ended,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -12,9 +13,11 @@ use lunette_runtime::arena::{Exposed, ForeignMemory, HugePages, SharedMemory};
 use lunette_transfer_proto::engine::segment::SegmentId;
 
 use super::super::endpoint::Endpoint;
+use super::super::files::FileSegmentOptions;
 use super::super::grants::Token;
-use super::super::registry::RegisterOptions;
-use super::super::siblings::{Hosted, NotAnswered, Siblings, answer_in_task};
+use super::super::namespaces::NamespaceSegmentOptions;
+use super::super::registry::{Content, RegisterOptions};
+use super::super::siblings::{Hosted, NotAnswered, Opening, Siblings, answer_in_task};
 use super::super::statistics::Statistics;
 use super::super::{Notification, peer::Peer};
 use super::answer::{Answered, HandleError, Pending};
@@ -109,6 +112,61 @@ impl EngineHandle {
                 .borrow_mut()
                 .register(exposed, &options);
             registered.map_err(|error| error.refusal.into())
+        })
+    }
+
+    /// Opens a range of a file at every core of the engine, and registers it as one segment: whichever core is
+    /// asked for it carries that out. The answer comes when every core has it; if one cannot open it, none has.
+    #[must_use]
+    pub fn register_file(
+        &self,
+        path: impl Into<PathBuf>,
+        file: FileSegmentOptions,
+        options: RegisterOptions,
+    ) -> Pending<SegmentId> {
+        self.open_and_register(Opening::File(path.into(), file), options)
+    }
+
+    /// Connects a namespace from every core of the engine, each over connections of its own, and registers it as
+    /// one segment, as [`register_file`](Self::register_file).
+    #[must_use]
+    pub fn register_namespace(
+        &self,
+        namespace: NamespaceSegmentOptions,
+        options: RegisterOptions,
+    ) -> Pending<SegmentId> {
+        self.open_and_register(Opening::Namespace(Box::new(namespace)), options)
+    }
+
+    fn open_and_register(&self, opening: Opening, options: RegisterOptions) -> Pending<SegmentId> {
+        self.ask_for(move |hosted| async move {
+            let inner = &hosted.inner;
+            let siblings = inner.alive.siblings();
+            if siblings.are_several() {
+                return Ok(siblings.open_and_register(&opening, &options).await?);
+            }
+            let content = opening.open().await?;
+            let mut registry = inner.registry.borrow_mut();
+            Ok(registry.register_content(content, &options)?)
+        })
+    }
+
+    /// Waits until what has been written to a file or a namespace of this engine, at any core, is on its medium.
+    /// [`HandleError::NoMemory`] if there is no such segment, or if it is neither.
+    #[must_use]
+    pub fn sync(&self, id: SegmentId) -> Pending<()> {
+        self.ask_for(move |hosted| async move {
+            let content = hosted.inner.registry.borrow().content(id);
+            match content {
+                Some(Content::File(file)) => {
+                    let synced = file.sync().await;
+                    synced.map_err(|error| HandleError::File(error.into()))
+                }
+                Some(Content::Namespace(namespace)) => {
+                    namespace.sync().await.map_err(HandleError::Sync)
+                }
+                _ => Err(HandleError::NoMemory),
+            }
         })
     }
 

@@ -74,6 +74,17 @@ pub(super) enum Content {
     Namespace(NamespaceSegment),
 }
 
+impl Content {
+    pub(super) fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Memory(memory) => memory.len() as u64,
+            Self::File(file) => file.len_bytes(),
+            Self::Device(device) => device.len_bytes(),
+            Self::Namespace(namespace) => namespace.len_bytes(),
+        }
+    }
+}
+
 /// What is behind a segment. It lies in the table itself, so that who reaches it looks there alone.
 #[derive(Debug)]
 struct Behind {
@@ -510,16 +521,15 @@ impl Registry {
 
 /// What a segment that is no memory of this machine's is to be. Memory of a device alone has addresses.
 fn of_content<'a>(content: &Content, options: &'a RegisterOptions) -> Registration<'a> {
-    let (start, len_bytes) = match content {
+    let start = match content {
         Content::Memory(_) => unreachable!("memory is registered as such"),
-        Content::File(file) => (None, file.len_bytes()),
-        Content::Namespace(namespace) => (None, namespace.len_bytes()),
-        Content::Device(device) => (Some(device.region().address()), device.len_bytes()),
+        Content::File(_) | Content::Namespace(_) => None,
+        Content::Device(device) => Some(device.region().address()),
     };
     Registration {
         name: options.name.as_deref().map(str::as_bytes),
         start: start.filter(|_| options.by_address),
-        len_bytes,
+        len_bytes: content.len_bytes(),
         access: options.access,
     }
 }

@@ -29,6 +29,23 @@ impl Directory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Gives a segment its id.
+    pub(super) fn register(
+        &self,
+        options: &RegisterOptions,
+        start: Option<u64>,
+        len_bytes: u64,
+    ) -> Result<SegmentId, RegisterRefusal> {
+        let registration = Registration {
+            name: options.name.as_deref().map(str::as_bytes),
+            start: start.filter(|_| options.by_address),
+            len_bytes,
+            access: options.access,
+        };
+        let registered = self.state().segments.register(&registration, ());
+        registered.map_err(|(refusal, ())| refusal)
+    }
+
     /// False if there is no such segment, or if it is leaving already.
     fn begin_to_leave(&self, id: SegmentId) -> bool {
         let mut state = self.state();
@@ -57,14 +74,8 @@ impl Siblings {
         memory: &SharedMemory,
         options: &RegisterOptions,
     ) -> Result<SegmentId, RegisterRefusal> {
-        let registration = Registration {
-            name: options.name.as_deref().map(str::as_bytes),
-            start: options.by_address.then_some(memory.start() as u64),
-            len_bytes: memory.len() as u64,
-            access: options.access,
-        };
-        let registered = self.directory.state().segments.register(&registration, ());
-        let id = registered.map_err(|(refusal, ())| refusal)?;
+        let (start, len_bytes) = (memory.start() as u64, memory.len() as u64);
+        let id = self.directory.register(options, Some(start), len_bytes)?;
         let epoch = first_epoch(options);
         let mut asked = Vec::new();
         for core in 0..self.members.len() {

@@ -21,6 +21,7 @@
 //! |---|---|
 //! | `notices` | notifications, which the cores remember together |
 //! | `directory` | what is registered at all cores |
+//! | `opening` | files and namespaces, which each core opens for itself |
 //! | `jobs` | what cores are asked to do |
 //! | `presence` | which peers have a connection to any core |
 //! | `serving` | the core whose adapters peers connect to |
@@ -32,6 +33,7 @@ mod directory;
 mod ended;
 mod jobs;
 mod notices;
+mod opening;
 mod presence;
 mod serving;
 
@@ -55,6 +57,7 @@ pub(super) use ended::Ended;
 pub(super) use jobs::{Hosted, JOBS_MAX, Load, NotAnswered, NotAsked, answer_in_task};
 use jobs::{Job, JobSender, job_channel, take_jobs};
 pub(super) use notices::Notices;
+pub(super) use opening::{Opening, OpeningError};
 pub(super) use presence::{Presence, Presences};
 use serving::Serving;
 
