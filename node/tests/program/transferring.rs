@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Node, lunette, send};
+use crate::process::{Node, lunette, run, run_with_input, send};
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef\n";
 
@@ -131,9 +131,50 @@ fn several_cores_serve_and_ask() {
     let done: Value = serde_json::from_str(said.trim()).expect("one object");
     assert!(done["served_read_bytes"].as_u64() > Some(0), "{done}");
     assert!(done["served_written_bytes"].as_u64() > Some(0), "{done}");
-    let file = lunette(&["transfer", "serve", "--file", "any", "--cores", "2"]).output();
-    let file = file.expect("it starts");
-    assert_eq!(file.status.code(), Some(2), "{file:?}");
+}
+
+/// Reads and writes what a server serves; the bytes are not copied on this host.
+fn reads_and_writes(server: &Node) {
+    for more in [&["--size", "64KiB", "--batch", "16"][..], &["--write"]] {
+        let output = bench(server, more).output().expect("it starts");
+        assert!(output.status.success(), "{output:?}");
+        let measured: Value = serde_json::from_slice(&output.stdout).expect("one object");
+        assert!(measured["requests"].as_u64() > Some(0), "{measured}");
+        assert_eq!(measured["same_host_bytes"], 0, "over the connection");
+    }
+}
+
+#[test]
+fn a_namespace_is_served_to_peers() {
+    let disk = Node::spawn(&mut lunette(&[
+        "nvme",
+        "serve",
+        "--json",
+        "--memory",
+        "4MiB",
+        "--listen",
+        "127.0.0.1:0",
+    ]));
+    let address = disk.ready["addresses"][0].as_str().expect("an address");
+    run_with_input(&["nvme", "write", address], &vec![1; 4 << 20]).ended_with(0);
+    let serve = |more: &[&str]| {
+        let always = ["transfer", "serve", "--json", "--listen", "127.0.0.1:0"];
+        lunette(&[&always, more].concat())
+    };
+    for cores in ["1", "2"] {
+        let more = ["--namespace", address, "--cores", cores];
+        let server = Node::spawn(&mut serve(&more));
+        assert_eq!(server.ready["bytes"], 4 << 20);
+        reads_and_writes(&server);
+    }
+    let length = ["--length", "4194304"];
+    let found = run(&[&["nvme", "read", address][..], &length].concat()).ended_with(0);
+    assert!(found.stdout.contains(&0), "it was written");
+    let missing = serve(&["--namespace", address, "--nsid", "9"]).output();
+    let missing = missing.expect("it starts");
+    assert_eq!(missing.status.code(), Some(1), "{missing:?}");
+    let both = serve(&["--namespace", address, "--memory", "1MiB"]).output();
+    assert_eq!(both.expect("it starts").status.code(), Some(2));
 }
 
 #[test]
@@ -154,16 +195,10 @@ fn a_file_is_served_to_peers() {
         ];
         lunette(&[&always, more].concat())
     };
-    for direct in [&[][..], &["--direct"]] {
+    for direct in [&[][..], &["--direct"], &["--cores", "2"]] {
         let server = Node::spawn(&mut serve(direct));
         assert_eq!(server.ready["bytes"], 2 << 20);
-        for more in [&["--size", "64KiB", "--batch", "16"][..], &["--write"]] {
-            let output = bench(&server, more).output().expect("it starts");
-            assert!(output.status.success(), "{output:?}");
-            let measured: Value = serde_json::from_slice(&output.stdout).expect("one object");
-            assert!(measured["requests"].as_u64() > Some(0), "{measured}");
-            assert_eq!(measured["same_host_bytes"], 0, "over the connection");
-        }
+        reads_and_writes(&server);
     }
     assert!(fs::read(path).expect("read").contains(&0), "it was written");
     let missing = lunette(&[

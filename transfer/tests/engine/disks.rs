@@ -21,13 +21,13 @@ fn name(text: &str) -> Nqn {
     Nqn::new(&format!("nqn.2026-01.example:{text}")).expect("a name")
 }
 
-pub(crate) fn export(disk: MemoryDisk, block_bytes: u32, is_read_only: bool) -> Export {
+pub(crate) fn export(disk: Disk, block_bytes: u32, is_read_only: bool) -> Export {
     Export {
         name: name("disk"),
         hosts: None,
         secrets: Secrets::default(),
         disks: vec![ExportedDisk {
-            disk: Disk::Memory(disk),
+            disk,
             block_bytes,
             uuid: [7; 16],
             is_read_only,
@@ -51,7 +51,7 @@ pub(crate) fn serve_at(address: SocketAddr, export: Export) -> SocketAddr {
 pub(crate) fn serve(len_bytes: usize) -> SocketAddr {
     let disk = MemoryDisk::new(len_bytes as u64).expect("room");
     let any = "127.0.0.1:0".parse().expect("an address");
-    serve_at(any, export(disk, 512, false))
+    serve_at(any, export(Disk::Memory(disk), 512, false))
 }
 
 /// The namespace at an address.

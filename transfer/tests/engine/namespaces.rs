@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use lunette_nvmeof::MemoryDisk;
 use lunette_nvmeof::proto::pdu::Digests;
+use lunette_nvmeof::{Disk, MemoryDisk};
 use lunette_runtime::arena;
 use lunette_runtime::arena::Exposed;
 use lunette_transfer::engine::{
@@ -159,7 +159,7 @@ fn what_is_no_whole_block_is_refused_and_nothing_is_touched() {
 fn what_cannot_be_opened_or_written_says_so() {
     run(0, || async {
         let any = "127.0.0.1:0".parse().expect("an address");
-        let disk = || MemoryDisk::new(MIB as u64).expect("room");
+        let disk = || Disk::Memory(MemoryDisk::new(MIB as u64).expect("room"));
         // Blocks that are longer than what requests are cut at.
         let long = namespace(serve_at(any, export(disk(), 8192, false)));
         let error = NamespaceSegment::connect(long).await.expect_err("too long");

@@ -38,6 +38,7 @@ use super::failure::Failure;
 use super::output;
 
 pub(crate) use self::failure::NvmeFailure;
+pub(super) use self::subsystem::{SUBSYSTEM, namespace_at};
 
 /// Serve and use disks over NVMe/TCP.
 #[derive(Args, Debug)]

@@ -21,7 +21,7 @@ pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a path may leave a command unanswered.
 const PATH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The name of what is served, unless another one is given.
-pub(super) const SUBSYSTEM: &str = "nqn.2026-01.lunette:disk";
+pub(in crate::program) const SUBSYSTEM: &str = "nqn.2026-01.lunette:disk";
 
 #[derive(Args, Debug)]
 pub(super) struct SubsystemArguments {
@@ -170,12 +170,16 @@ pub(super) async fn connect(
     arguments: &SubsystemArguments,
     depth: u16,
 ) -> Outcome<RemoteNamespace> {
+    Ok(RemoteNamespace::connect(options(arguments, depth)?).await?)
+}
+
+fn options(arguments: &SubsystemArguments, depth: u16) -> Outcome<NamespaceOptions> {
     let mut addresses = vec![arguments.address];
     addresses.extend(&arguments.paths.others);
     if addresses.len() > PATHS_MAX {
         return Err(NvmeFailure::Paths);
     }
-    let options = NamespaceOptions {
+    Ok(NamespaceOptions {
         addresses,
         subsystem: arguments.nqn.clone(),
         nsid: arguments.nsid,
@@ -188,8 +192,25 @@ pub(super) async fn connect(
         hedge: arguments.paths.hedge(),
         reconnect: ReconnectOptions::default(),
         seed: u64::from(process::id()),
+    })
+}
+
+/// The namespace that is behind a segment, for a host without a name and with the secrets of the environment.
+pub(in crate::program) fn namespace_at(
+    address: SocketAddr,
+    nqn: Nqn,
+    nsid: u32,
+    depth: u16,
+) -> Outcome<NamespaceOptions> {
+    let arguments = SubsystemArguments {
+        address,
+        nqn,
+        digests: DigestChoice::None,
+        nsid,
+        paths: PathArguments::default(),
+        host: HostArguments::default(),
     };
-    Ok(RemoteNamespace::connect(options).await?)
+    options(&arguments, depth)
 }
 
 #[cfg(test)]

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 
 use lunette::runtime::ControlError;
 use lunette::transfer::engine::{
-    BatchError, FileSegmentError, HandleError, HostError, OpenError, PostError, RegisterRefusal,
-    StartError, TransferError,
+    BatchError, FileSegmentError, HandleError, HostError, NamespaceSegmentError, OpenError,
+    PostError, RegisterRefusal, StartError, TransferError,
 };
 use lunette::transfer::topology::{LoadError, MatrixFault};
 use lunette_auth::policy::SettingsFault;
 use lunette_cluster::SecretFileError;
 use thiserror::Error;
+
+use crate::program::nvme::NvmeFailure;
 
 /// A command that did not do what it was asked.
 #[derive(Debug, Error)]
@@ -26,8 +28,6 @@ pub(crate) enum TransferFailure {
     Host(#[from] HostError),
     #[error(transparent)]
     Handle(#[from] HandleError),
-    #[error("a file is served by one core: leave out --cores")]
-    FileOnCores,
     #[error("RDMA adapters are reached on one core: leave out --cores")]
     AdaptersOnCores,
     #[error("{0}")]
@@ -56,6 +56,10 @@ pub(crate) enum TransferFailure {
         #[source]
         error: FileSegmentError,
     },
+    #[error(transparent)]
+    Namespace(#[from] NamespaceSegmentError),
+    #[error(transparent)]
+    Nvme(Box<NvmeFailure>),
     #[error("no memory: {0}")]
     Memory(io::Error),
     #[error("standard output: {0}")]
@@ -68,11 +72,16 @@ pub(crate) enum TransferFailure {
     },
 }
 
+impl From<NvmeFailure> for TransferFailure {
+    fn from(failure: NvmeFailure) -> Self {
+        Self::Nvme(Box::new(failure))
+    }
+}
+
 impl TransferFailure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::TooLong { .. }
-            | Self::FileOnCores
             | Self::AdaptersOnCores
             | Self::Settings(_)
             | Self::Start(StartError::NoSecret)

@@ -12,9 +12,10 @@ use clap::Args;
 use lunette::runtime::arena::{Exposed, HugePages, SharedMemory, Shortfall};
 use lunette::runtime::{CoreOptions, Placement, time};
 use lunette::transfer::engine::{
-    Access, Engine, EngineHost, EngineOptions, FileSegment, FileSegmentOptions, RegisterOptions,
-    Statistics,
+    Access, Engine, EngineHost, EngineOptions, FileSegment, FileSegmentOptions, NamespaceSegment,
+    NamespaceSegmentOptions, RegisterOptions, Statistics,
 };
+use lunette_nvmeof::proto::nqn::Nqn;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -26,11 +27,14 @@ use super::policy::{encryption, policy};
 use super::run;
 use crate::program::arguments::IdleChoice;
 use crate::program::failure::Failure;
+use crate::program::nvme::{SUBSYSTEM, namespace_at};
 use crate::program::output;
 use crate::program::size::Size;
 
 /// How often a server looks whether it is to end.
 const END_PAUSE: Duration = Duration::from_millis(50);
+/// Commands in flight to a namespace, from each core.
+const NAMESPACE_DEPTH: u16 = 64;
 
 #[derive(Args, Debug)]
 pub(super) struct ServeArguments {
@@ -47,11 +51,25 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "NAME", default_value = "memory")]
     segment: String,
     /// Serve memory of this length; with --file, so much of the file, which is made that long.
-    #[arg(long, value_name = "SIZE", value_parser = Size::parse, required_unless_present = "file")]
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, required_unless_present_any = ["file", "namespace"])]
     memory: Option<Size>,
     /// Serve this file.
     #[arg(long, value_name = "FILE", conflicts_with = "huge_pages")]
     file: Option<PathBuf>,
+    /// Serve the namespace of the NVMe/TCP controller that listens there, in whole blocks. Secrets and keys are
+    /// taken from the environment, as by `lunette nvme`.
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        conflicts_with_all = ["file", "memory", "huge_pages"]
+    )]
+    namespace: Option<SocketAddr>,
+    /// Its subsystem.
+    #[arg(long, value_name = "NQN", requires = "namespace", default_value = SUBSYSTEM, value_parser = Nqn::new)]
+    subsystem: Nqn,
+    /// Its id.
+    #[arg(long, requires = "namespace", default_value_t = 1)]
+    nsid: u32,
     /// Read and write the file around the page cache.
     #[arg(long, requires = "file")]
     direct: bool,
@@ -68,8 +86,8 @@ pub(super) struct ServeArguments {
     neighbours: Neighbours,
     #[command(flatten)]
     adapters: Adapters,
-    /// Cores to serve on, each with ports of its own: the given ones, and those after them. A file is served
-    /// by one.
+    /// Cores to serve on, each with ports of its own: the given ones, and those after them. Each opens the
+    /// file, or connects to the namespace, for itself.
     #[arg(
         long,
         value_name = "N",
@@ -88,9 +106,6 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
     for signal in [SIGINT, SIGTERM] {
         let registered = flag::register(signal, Arc::clone(&ends));
         registered.map_err(|error| Failure::file("signals", error))?;
-    }
-    if arguments.file.is_some() && arguments.cores > 1 {
-        return Err(TransferFailure::FileOnCores.into());
     }
     if arguments.adapters.are_wanted() && arguments.cores > 1 {
         return Err(TransferFailure::AdaptersOnCores.into());
@@ -124,7 +139,7 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
     })
 }
 
-/// Serves memory on several cores.
+/// Serves on several cores.
 fn serve_on_cores(
     arguments: &ServeArguments,
     options: &EngineOptions,
@@ -138,10 +153,17 @@ fn serve_on_cores(
     };
     let host = EngineHost::start(&placement, core, options)?;
     let handle = host.handle();
-    let memory = map(arguments, SharedMemory::map)?;
-    let len_bytes = memory.len() as u64;
-    let registered = handle.register_shared(memory, how(arguments));
-    registered.wait()?;
+    let options = how(arguments);
+    let id = if let Some(namespace) = namespace(arguments)? {
+        handle.register_namespace(namespace, options).wait()?
+    } else if let Some(file) = &arguments.file {
+        let opening = opening(arguments);
+        handle.register_file(file, opening, options).wait()?
+    } else {
+        let memory = map(arguments, SharedMemory::map)?;
+        handle.register_shared(memory, options).wait()?
+    };
+    let len_bytes = handle.len_bytes(id).wait()?;
     let segment = &arguments.segment;
     let none = Vec::new();
     say_ready(
@@ -186,6 +208,13 @@ fn how(arguments: &ServeArguments) -> RegisterOptions {
 /// Registers what is to be served; says how long it is.
 async fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<u64> {
     let options = how(arguments);
+    if let Some(namespace) = namespace(arguments)? {
+        let segment = NamespaceSegment::connect(namespace).await?;
+        let len_bytes = segment.len_bytes();
+        let registered = engine.register_namespace(segment, &options);
+        registered.map_err(|error| error.refusal)?;
+        return Ok(len_bytes);
+    }
     let Some(file) = &arguments.file else {
         let memory = map(arguments, Exposed::map)?;
         let len_bytes = memory.len() as u64;
@@ -193,13 +222,7 @@ async fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<u64> {
         registered.map_err(|error| error.refusal)?;
         return Ok(len_bytes);
     };
-    let opening = FileSegmentOptions {
-        write: !arguments.read_only,
-        direct: arguments.direct,
-        offset_bytes: 0,
-        len_bytes: arguments.memory.map(|size| size.0),
-    };
-    let opened = FileSegment::open(file.clone(), opening).await;
+    let opened = FileSegment::open(file.clone(), opening(arguments)).await;
     let segment = opened.map_err(|error| TransferFailure::File {
         path: file.clone(),
         error,
@@ -208,6 +231,26 @@ async fn register(engine: &Engine, arguments: &ServeArguments) -> Outcome<u64> {
     let registered = engine.register_file(segment, &options);
     registered.map_err(|error| error.refusal)?;
     Ok(len_bytes)
+}
+
+/// How the file is opened.
+fn opening(arguments: &ServeArguments) -> FileSegmentOptions {
+    FileSegmentOptions {
+        write: !arguments.read_only,
+        direct: arguments.direct,
+        offset_bytes: 0,
+        len_bytes: arguments.memory.map(|size| size.0),
+    }
+}
+
+/// The namespace that is served, if one is.
+fn namespace(arguments: &ServeArguments) -> Outcome<Option<NamespaceSegmentOptions>> {
+    let Some(address) = arguments.namespace else {
+        return Ok(None);
+    };
+    let subsystem = arguments.subsystem.clone();
+    let namespace = namespace_at(address, subsystem, arguments.nsid, NAMESPACE_DEPTH)?;
+    Ok(Some(NamespaceSegmentOptions::new(namespace)))
 }
 
 /// Maps the memory that is to be served.

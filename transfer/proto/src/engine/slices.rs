@@ -439,6 +439,44 @@ mod tests {
     }
 
     #[test]
+    fn cuts_lie_at_whole_blocks_also_behind_short_requests_and_when_cut_again() {
+        let lens_bytes = [512, 3 << 20, 1536, 700 * 1024, 12_288];
+        let requests = lens_bytes.map(|len| request(Way::Write, len));
+        let mut cutter = Cutter::new(requests);
+        let measure = |bytes, bytes_max| Measure {
+            work: Work::Any,
+            bytes,
+            bytes_max,
+        };
+        let check = |slice: &Slice| {
+            for part in &slice.parts {
+                assert!(
+                    part.offset_bytes.is_multiple_of(CUT_ALIGN_BYTES),
+                    "{part:?}"
+                );
+            }
+        };
+        let mut done_bytes = 0;
+        for bytes in [70_001, 65_537, 123_457, 300_003].into_iter().cycle() {
+            let Some(slice) = cutter.next_of(measure(bytes, 512 * 1024)) else {
+                break;
+            };
+            check(&slice);
+            // Refused, and sent again over a rail that takes less.
+            cutter.again(slice);
+            while let Some(slice) = cutter.again.front().cloned() {
+                let again = cutter.next_of(measure(50_001, 50_001)).expect("it waits");
+                check(&again);
+                assert!(again.len_bytes() <= slice.len_bytes());
+                done_bytes += again.len_bytes();
+                cutter.done(again);
+            }
+        }
+        assert!(cutter.is_finished());
+        assert_eq!(done_bytes, lens_bytes.iter().sum::<u64>());
+    }
+
+    #[test]
     fn what_goes_over_streams_alone_is_kept_apart_and_cut_as_they_take_it() {
         let mut cutter = Cutter::new([request(Way::Write, 4000), request(Way::Write, 500)]);
         let of = |work| Measure {

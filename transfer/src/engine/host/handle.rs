@@ -151,6 +151,18 @@ impl EngineHandle {
         })
     }
 
+    /// Length of a segment of this engine in bytes, whatever it is made of. [`HandleError::NoMemory`] if there is
+    /// none.
+    #[must_use]
+    pub fn len_bytes(&self, id: SegmentId) -> Pending<u64> {
+        self.ask(move |hosted| {
+            let found = hosted.inner.registry.borrow().descriptor(id);
+            found
+                .map(|descriptor| descriptor.len_bytes)
+                .ok_or(HandleError::NoMemory)
+        })
+    }
+
     /// Waits until what has been written to a file or a namespace of this engine, at any core, is on its medium.
     /// [`HandleError::NoMemory`] if there is no such segment, or if it is neither.
     #[must_use]

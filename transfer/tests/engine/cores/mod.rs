@@ -1,6 +1,8 @@
-//! Engines of several cores: one to their peers, whatever core is reached, and also when one fails (`failing`).
+//! Engines of several cores: one to their peers, whatever core is reached, and also when one fails (`failing`); files and
+//! namespaces, which each core opens (`opening`).
 
 mod failing;
+mod opening;
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;

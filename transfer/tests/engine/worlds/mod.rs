@@ -5,6 +5,7 @@
 //! | `faults` | over two rails that fail nothing is lost or written twice |
 //! | `cores` | the same between engines of two cores |
 //! | `files` | what was written to a file stays as it was written, also where links and drives fail |
+//! | `namespaces` | the same of namespaces, whose server also dies |
 //! | `crowds` | many peers, and many who never say who they are |
 //! | `grants` | capabilities, against a model |
 //! | `rdma` | over adapters of a simulated fabric, with all its faults |
@@ -15,5 +16,6 @@ mod crowds;
 mod faults;
 mod files;
 mod grants;
+mod namespaces;
 pub(crate) mod rails;
 mod rdma;

@@ -283,6 +283,41 @@ fn a_refusal_fails_its_request_and_spares_the_others() {
 }
 
 #[test]
+fn a_write_that_may_still_land_is_not_sent_again_and_a_read_is() {
+    for (request, attempts) in [(write(10), 1), (read(10), 4)] {
+        let is_write = request.way == Way::Write;
+        let mut scheduler = connected(1);
+        let submitted = scheduler.submit([request], options(Time::MAX), at(1));
+        let id = submitted.expect("room");
+        let (mut now, mut sends) = (1, 0);
+        let ended = loop {
+            let actions = drain(&mut scheduler, at(now));
+            for (slice, _) in sent(&actions) {
+                sends += 1;
+                scheduler.on_refused(slice, Refusal::Detached, 0, at(now));
+            }
+            let ended = finished(&actions);
+            if !ended.is_empty() {
+                break ended;
+            }
+            now += 1;
+            assert!(now < 10_000, "it ends");
+        };
+        let effect = if is_write {
+            Effect::MayStillChange
+        } else {
+            Effect::Partly
+        };
+        let failure = (Some(0), Cause::Refused(Refusal::Detached), effect);
+        assert_eq!(ended, [(id, vec![failure])]);
+        assert!(
+            sends >= attempts && (sends == 1) == is_write,
+            "{sends} times"
+        );
+    }
+}
+
+#[test]
 fn bytes_that_were_refused_do_not_make_a_rail_fast() {
     let mut scheduler = connected(1);
     let before = scheduler.rails()[0].bytes_per_second();
