@@ -1,6 +1,6 @@
 //! What is opened at every core of an engine, each for itself, and is one segment then: files, namespaces.
 
-use std::future::Future;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -36,7 +36,7 @@ pub(in crate::engine) enum OpeningError {
 /// What every core opens for itself.
 #[derive(Clone, Debug)]
 pub(in crate::engine) enum Opening {
-    File(std::path::PathBuf, FileSegmentOptions),
+    File(PathBuf, FileSegmentOptions),
     Namespace(Box<NamespaceSegmentOptions>),
 }
 
@@ -120,39 +120,34 @@ impl Siblings {
     }
 }
 
-fn open_here(
-    hosted: Rc<Hosted>,
-    opening: Opening,
-    sender: oneshot::Sender<Answer>,
-) -> impl Future<Output = ()> {
-    async move {
-        let content = match opening.open().await {
-            Ok(content) => content,
-            Err(error) => {
-                // Nobody waits any more: then nobody is told.
-                drop(sender.send(Err(error)));
-                return;
-            }
-        };
-        let (adopt, adopting) = oneshot::channel();
-        let len_bytes = content.len_bytes();
-        if sender.send(Ok(Opened { len_bytes, adopt })).is_err() {
+async fn open_here(hosted: Rc<Hosted>, opening: Opening, sender: oneshot::Sender<Answer>) {
+    let content = match opening.open().await {
+        Ok(content) => content,
+        Err(error) => {
+            // Nobody waits any more: then nobody is told.
+            drop(sender.send(Err(error)));
             return;
         }
-        let Ok(adopting) = adopting.await else {
-            return;
-        };
-        let Adopting {
-            id,
-            len_bytes,
-            options,
-            capability_epoch,
-            adopted,
-        } = adopting;
-        let mut registry = hosted.inner.registry.borrow_mut();
-        registry.adopt_content(id, content, len_bytes, &options, capability_epoch);
-        drop(registry);
-        // As above.
-        let _told = adopted.send(());
+    };
+    let (adopt, adopting) = oneshot::channel();
+    let len_bytes = content.len_bytes();
+    if sender.send(Ok(Opened { len_bytes, adopt })).is_err() {
+        return;
     }
+    // It is closed if it is not to be taken in.
+    let Ok(adopting) = adopting.await else {
+        return;
+    };
+    let Adopting {
+        id,
+        len_bytes,
+        options,
+        capability_epoch,
+        adopted,
+    } = adopting;
+    let mut registry = hosted.inner.registry.borrow_mut();
+    registry.adopt_content(id, content, len_bytes, &options, capability_epoch);
+    drop(registry);
+    // As above.
+    let _told = adopted.send(());
 }

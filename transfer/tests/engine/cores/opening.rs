@@ -23,7 +23,7 @@ fn write_and_read(near: &EngineHandle, addresses: &[std::net::SocketAddr], kind:
     near.fill(local, 0, pattern(LEN, seed))
         .wait()
         .expect("filled");
-    post(&peer, whole(Way::Write, local, remote.clone())).expect("written");
+    post(&peer, whole(Way::Write, local, remote)).expect("written");
     near.fill(local, 0, vec![0; LEN]).wait().expect("filled");
     post(&peer, whole(Way::Read, local, remote)).expect("read");
     let bytes = near.bytes(local, 0, LEN as u64).wait().expect("bytes");
