@@ -7,6 +7,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_nvmeof::proto::completion::Status;
 use lunette_nvmeof::proto::host::{Fate, fate_of};
 use lunette_nvmeof::{CommandError, ConnectError, NamespaceOptions, RemoteNamespace};
 use lunette_runtime::arena::Exposed;
@@ -209,11 +210,7 @@ impl NamespacePart {
 /// What whoever asked is told of a command that failed.
 pub(in crate::engine) fn refusal_of(error: &CommandError) -> Refusal {
     match error {
-        CommandError::Status(status) => match fate_of(*status) {
-            Fate::Unknown | Fate::NotDone => Refusal::Detached,
-            Fate::Answered if !status.is_retryable() => Refusal::Storage,
-            Fate::Answered => Refusal::Busy,
-        },
+        CommandError::Status(status) => refusal_of_status(*status),
         CommandError::Disconnected(_)
         | CommandError::NotSent(_)
         | CommandError::DeadlineExceeded => Refusal::Detached,
@@ -223,22 +220,34 @@ pub(in crate::engine) fn refusal_of(error: &CommandError) -> Refusal {
     }
 }
 
+fn refusal_of_status(status: Status) -> Refusal {
+    const NOT_READY: u16 = Status::NAMESPACE_NOT_READY.code();
+    const ABORTED: u16 = Status::ABORT_REQUESTED.code();
+    const ABORTED_WITH_QUEUE: u16 = Status::ABORTED_WITH_QUEUE.code();
+    if fate_of(status) != Fate::Answered {
+        return Refusal::Detached;
+    }
+    match status.code() {
+        NOT_READY => Refusal::Busy,
+        // What was under way at the drive may have been carried out.
+        ABORTED | ABORTED_WITH_QUEUE => Refusal::Detached,
+        // The others may be sent again, as NVMe has it, and would most likely end as before.
+        _ => Refusal::Storage,
+    }
+}
+
 /// Whether a write that failed so may still be carried out.
 pub(in crate::engine) fn may_still_land(error: &CommandError) -> bool {
-    match error {
-        CommandError::Status(status) => fate_of(*status) == Fate::Unknown,
-        CommandError::Disconnected(_) | CommandError::DeadlineExceeded => true,
-        CommandError::NotSent(_)
-        | CommandError::NoPath(_)
-        | CommandError::Memory(_)
-        | CommandError::Short { .. } => false,
-    }
+    let was_not_carried_out = match error {
+        CommandError::Status(status) => fate_of(*status) == Fate::NotDone,
+        error => matches!(error, CommandError::NotSent(_) | CommandError::NoPath(_)),
+    };
+    !was_not_carried_out && refusal_of(error) == Refusal::Detached
 }
 
 #[cfg(test)]
 mod tests {
     use lunette_nvmeof::CloseReason;
-    use lunette_nvmeof::proto::completion::Status;
     use lunette_nvmeof::proto::host::NoPath;
 
     use super::*;
@@ -264,6 +273,26 @@ mod tests {
             (
                 CommandError::Status(Status::LBA_OUT_OF_RANGE),
                 Refusal::Storage,
+                false,
+            ),
+            (
+                CommandError::Status(Status::UNRECOVERED_READ),
+                Refusal::Storage,
+                false,
+            ),
+            (
+                CommandError::Status(Status::NAMESPACE_NOT_READY),
+                Refusal::Busy,
+                false,
+            ),
+            (
+                CommandError::Status(Status::ABORTED_WITH_QUEUE),
+                Refusal::Detached,
+                true,
+            ),
+            (
+                CommandError::Status(Status::ANA_TRANSITION),
+                Refusal::Detached,
                 false,
             ),
             (

@@ -614,7 +614,7 @@ mod tests {
             assert_eq!(body.len(), 26);
             assert_eq!(Descriptor::decode(&mut Reader::new(&body)), Ok(descriptor));
         }
-        for (at, wrong) in [(24, 9), (25, 3)] {
+        for (at, wrong) in [(24, 9), (25, 4)] {
             let mut body = body.clone();
             body[at] = wrong;
             let decoded = Descriptor::decode(&mut Reader::new(&body));
