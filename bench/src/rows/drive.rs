@@ -20,10 +20,12 @@ use lunette_runtime::arena::Region;
 use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 
+use super::tier;
+
 /// Room of each side.
 const CAPACITY_BYTES: u64 = 2 << 30;
-const RECORD_BYTES: usize = 1 << 20;
-const AT_A_TIME: usize = 16;
+pub(super) const RECORD_BYTES: usize = 1 << 20;
+pub(super) const AT_A_TIME: usize = 16;
 /// Records that wait to be durable.
 const WAITING: usize = 48;
 /// Longest latency that is told apart from longer ones.
@@ -40,6 +42,10 @@ pub(super) enum Work {
     Append,
     /// Records are read in an order that no drive foresees.
     Read,
+    /// A member's memory is full, and what leaves it is written.
+    Demote,
+    /// What has left it is got by a client.
+    Cold,
 }
 
 /// Where both sides have their files; it goes with them.
@@ -68,7 +74,7 @@ impl Files {
     }
 
     fn ours(&self) -> PathBuf {
-        self.folder.join("ours")
+        self.folder.join("lunette-0.log")
     }
 
     fn rivals(&self) -> PathBuf {
@@ -79,6 +85,11 @@ impl Files {
     pub(super) fn measure(&self, work: Work, plan: &Plan) -> Result<Sample, Failure> {
         let path = self.ours();
         blank(&path)?;
+        match work {
+            Work::Demote => return tier::demoted(self.folder.clone(), CAPACITY_BYTES, plan),
+            Work::Cold => return tier::cold(self.folder.clone(), CAPACITY_BYTES, plan),
+            Work::Append | Work::Read => {}
+        }
         let cpu = plan.client_cpu;
         let sample = std::thread::spawn(move || {
             block_on(Some(cpu), CoreOptions::default(), move || run(path, work))
@@ -90,8 +101,8 @@ impl Files {
     /// fio's, as the program tells it.
     pub(super) fn fio(&self, work: Work, plan: &Plan) -> Result<Sample, Failure> {
         let (how, section, count) = match work {
-            Work::Append => ("write", "write", APPENDED),
-            Work::Read => ("randread", "read", READ),
+            Work::Append | Work::Demote => ("write", "write", APPENDED),
+            Work::Read | Work::Cold => ("randread", "read", READ),
         };
         let mut fio = Command::new("fio");
         fio.args(["--name=row", "--ioengine=io_uring", "--direct=1", "--bs=1m"])
@@ -157,20 +168,21 @@ async fn run(path: PathBuf, work: Work) -> Result<Sample, String> {
     region.as_mut_slice().fill(0x5a);
     let bytes = region.freeze();
     let crc = crc32c(bytes.as_slice());
-    let appended = match work {
-        Work::Append => APPENDED,
-        Work::Read => READ,
-    };
+    let appended = if work == Work::Append { APPENDED } else { READ };
     let append = |number| append(drive.clone(), bytes.clone(), crc, number);
     let sample = at_a_time(WAITING, appended, append).await?;
-    match work {
-        Work::Append => Ok(sample),
-        Work::Read => at_a_time(AT_A_TIME, READ, |number| read(drive.clone(), number)).await,
+    if work == Work::Append {
+        return Ok(sample);
     }
+    at_a_time(AT_A_TIME, READ, |number| read(drive.clone(), number)).await
 }
 
 /// Does `count` things, `lanes` of which are under way.
-async fn at_a_time<F>(lanes: usize, count: u64, what: impl Fn(u64) -> F) -> Result<Sample, String>
+pub(super) async fn at_a_time<F>(
+    lanes: usize,
+    count: u64,
+    what: impl Fn(u64) -> F,
+) -> Result<Sample, String>
 where
     F: Future<Output = Result<(), String>> + 'static,
 {

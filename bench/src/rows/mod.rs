@@ -10,6 +10,7 @@ mod starting;
 mod store;
 mod store_rows;
 mod thread;
+mod tier;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -210,7 +211,7 @@ const fn drive(name: &'static str, work: drive::Work) -> Row {
     }
 }
 
-const ROWS: [Row; 31] = [
+const ROWS: [Row; 33] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -324,6 +325,8 @@ const ROWS: [Row; 31] = [
     short(unmapped("trusted_write_4k_hot", Path::Trusted, true, 4096)),
     drive("drive_append_1m", drive::Work::Append),
     drive("drive_read_16x1m", drive::Work::Read),
+    drive("tier_demote_16x1m", drive::Work::Demote),
+    drive("tier_get_16x1m", drive::Work::Cold),
 ];
 
 /// The rows whose names contain `filter`.

@@ -1,0 +1,182 @@
+//! A member whose drive takes what leaves its memory, and a client of it over TCP, each on a CPU of its own. What is
+//! counted is what the drive took, or what came from there.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use lunette_bench::harness::{Failure, Plan, Sample};
+use lunette_kvstore::{
+    ClusterClient, ClusterClientOptions, ClusterOptions, DriveReport, Fetched, Node, NodeOptions,
+    PutOptions, TierOptions, Value,
+};
+use lunette_runtime::arena::Region;
+use lunette_runtime::{CoreOptions, Placement, Runtime, arena, block_on, time};
+use lunette_runtime_core::ids::NodeId;
+use lunette_transfer::Room;
+
+use super::drive::{AT_A_TIME, RECORD_BYTES, at_a_time};
+use super::inside::name;
+use crate::peer::{coordinator, idle, loopback};
+use crate::raw::SPIN;
+
+/// Memory of the member.
+const MEMORY_BYTES: u64 = 256 << 20;
+/// Objects that are put where the drive's writes are measured: once and a half what it has room for.
+const PUT: u64 = 3 << 10;
+/// Objects that are put before some are read, and those: the earliest, which are not in memory any more.
+const PUT_BEFORE: u64 = 1_536;
+const READ: u64 = 1 << 10;
+const TRY_AGAIN: Duration = Duration::from_millis(1);
+
+/// A member in this process, with its coordinator.
+struct Member {
+    node: Node,
+    _coordinator: Runtime,
+}
+
+impl Member {
+    fn start(folder: PathBuf, capacity_bytes: u64, plan: &Plan) -> Result<Self, Failure> {
+        let mut options = NodeOptions::new(NodeId(1), loopback(), MEMORY_BYTES);
+        let (coordinator, address) = coordinator()?;
+        options.cluster = Some(ClusterOptions::new("tier", vec![address]));
+        options.placement = Placement::Pinned(vec![plan.server_cpu]);
+        options.idle = idle(SPIN);
+        options.prefault = true;
+        options.tier = Some(TierOptions {
+            directories: vec![folder],
+            capacity_bytes,
+        });
+        let node = Node::start(options)?;
+        node.joined()?;
+        Ok(Self {
+            node,
+            _coordinator: coordinator,
+        })
+    }
+
+    fn drive(&self) -> Result<DriveReport, Failure> {
+        let reports = pollster::block_on(self.node.watch().report())?;
+        let mut members = reports.iter().filter_map(|report| report.member);
+        let drive = members.next().and_then(|member| member.drive);
+        drive.ok_or_else(|| "it has no drive".into())
+    }
+
+    /// Has a client do something.
+    fn with_client<F>(
+        &self,
+        plan: &Plan,
+        work: impl FnOnce(Rc<ClusterClient>) -> F + Send + 'static,
+    ) -> Result<Sample, Failure>
+    where
+        F: Future<Output = Result<Sample, String>> + 'static,
+    {
+        let (cpu, server) = (plan.client_cpu, self.node.address());
+        let options = CoreOptions {
+            idle: idle(SPIN),
+            ..CoreOptions::default()
+        };
+        let worked = std::thread::spawn(move || {
+            let worked = block_on(Some(cpu), options, move || async move {
+                let options = ClusterClientOptions::new(vec![server]);
+                let client = ClusterClient::connect(options).await;
+                work(Rc::new(client.map_err(|error| error.to_string())?)).await
+            });
+            worked.map_err(|error| error.to_string())?
+        });
+        Ok(worked.join().map_err(|_| "the client panicked")??)
+    }
+}
+
+/// How fast what is put leaves for the drive.
+pub(super) fn demoted(
+    folder: PathBuf,
+    capacity_bytes: u64,
+    plan: &Plan,
+) -> Result<Sample, Failure> {
+    let member = Member::start(folder, capacity_bytes, plan)?;
+    let begun = Instant::now();
+    let sample = member.with_client(plan, |client| put_all(client, PUT))?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let drive = member.drive()?;
+    let demoted_bytes = drive.demoted * RECORD_BYTES as u64;
+    Ok(Sample {
+        value: demoted_bytes as f64 / seconds / 1e9,
+        ..sample
+    })
+}
+
+/// How fast what has left comes back.
+pub(super) fn cold(folder: PathBuf, capacity_bytes: u64, plan: &Plan) -> Result<Sample, Failure> {
+    let member = Member::start(folder, capacity_bytes, plan)?;
+    // Nothing is lost on the way if the drive is not hurried.
+    member.with_client(plan, |client| async move {
+        let value = value()?;
+        for number in 0..PUT_BEFORE {
+            put(&client, number, &value).await?;
+            time::sleep(TRY_AGAIN).await;
+        }
+        Ok(Sample {
+            value: 0.0,
+            p99: 0.0,
+        })
+    })?;
+    let before = member.drive()?;
+    let sample = member.with_client(plan, |client| async move {
+        at_a_time(AT_A_TIME, READ, |number| get(Rc::clone(&client), number)).await
+    })?;
+    let read = member.drive()?.read - before.read;
+    // The last of them may still have been in memory.
+    if read < READ * 9 / 10 {
+        return Err(format!("{read} of {READ} were read from the drive").into());
+    }
+    Ok(sample)
+}
+
+async fn put_all(client: Rc<ClusterClient>, count: u64) -> Result<Sample, String> {
+    let value = value()?;
+    let put_one = |number| {
+        let (client, value) = (Rc::clone(&client), value.clone());
+        async move { put(&client, number, &value).await }
+    };
+    at_a_time(AT_A_TIME, count, put_one).await
+}
+
+fn value() -> Result<Region, String> {
+    let region = arena().alloc(RECORD_BYTES);
+    let mut region = region.map_err(|error| error.to_string())?;
+    region.as_mut_slice().fill(0x5a);
+    Ok(region.freeze())
+}
+
+fn key(number: u64) -> Result<Vec<u8>, String> {
+    let number = usize::try_from(number);
+    Ok(name(number.map_err(|error| error.to_string())?))
+}
+
+/// Where there is no room it comes again.
+async fn put(client: &ClusterClient, number: u64, value: &Region) -> Result<(), String> {
+    let key = key(number)?;
+    loop {
+        let value = Value::new(value.clone());
+        match client.put(&key, value, PutOptions::default()).await {
+            Ok(_) => return Ok(()),
+            Err(error) if error.is_backpressure() || error.is_retryable() => {
+                time::sleep(TRY_AGAIN).await;
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+async fn get(client: Rc<ClusterClient>, number: u64) -> Result<(), String> {
+    // An odd factor: each once.
+    let number = number.wrapping_mul(0x9e37_79b9) % READ;
+    let room = arena().alloc(RECORD_BYTES);
+    let room = Room::whole(room.map_err(|error| error.to_string())?);
+    match client.get(&key(number)?, room).await {
+        Ok(Fetched::Hit { .. }) => Ok(()),
+        Ok(Fetched::Miss { .. }) => Err(format!("object {number} is gone")),
+        Err(failure) => Err(failure.error.to_string()),
+    }
+}
