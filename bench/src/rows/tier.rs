@@ -1,6 +1,7 @@
 //! A member whose drive takes what leaves its memory, and a client of it over TCP, each on a CPU of its own. What is
 //! counted is what the drive took, or what came from there.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -22,7 +23,9 @@ use crate::raw::SPIN;
 
 /// Memory of the member.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// Objects that are put where the drive's writes are measured: once and a half what it has room for.
+/// Objects that fill the memory, and those that are put where the drive's writes are measured: once and a half what it
+/// has room for.
+const FILL: u64 = 256;
 const PUT: u64 = 3 << 10;
 /// Objects that are put before some are read, and those: the earliest, which are not in memory any more.
 const PUT_BEFORE: u64 = 1_536;
@@ -95,11 +98,13 @@ pub(super) fn demoted(
     plan: &Plan,
 ) -> Result<Sample, Failure> {
     let member = Member::start(folder, capacity_bytes, plan)?;
+    member.with_client(plan, |client| put_all(client, 0..FILL))?;
+    let before = member.drive()?;
     let begun = Instant::now();
-    let sample = member.with_client(plan, |client| put_all(client, PUT))?;
+    let sample = member.with_client(plan, |client| put_all(client, FILL..FILL + PUT))?;
     let seconds = begun.elapsed().as_secs_f64();
-    let drive = member.drive()?;
-    let demoted_bytes = drive.demoted * RECORD_BYTES as u64;
+    let demoted = member.drive()?.demoted - before.demoted;
+    let demoted_bytes = demoted * RECORD_BYTES as u64;
     Ok(Sample {
         value: demoted_bytes as f64 / seconds / 1e9,
         ..sample
@@ -133,13 +138,14 @@ pub(super) fn cold(folder: PathBuf, capacity_bytes: u64, plan: &Plan) -> Result<
     Ok(sample)
 }
 
-async fn put_all(client: Rc<ClusterClient>, count: u64) -> Result<Sample, String> {
+async fn put_all(client: Rc<ClusterClient>, numbers: Range<u64>) -> Result<Sample, String> {
     let value = value()?;
-    let put_one = |number| {
+    let put_one = |nth| {
+        let number = numbers.start + nth;
         let (client, value) = (Rc::clone(&client), value.clone());
         async move { put(&client, number, &value).await }
     };
-    at_a_time(AT_A_TIME, count, put_one).await
+    at_a_time(AT_A_TIME, numbers.end - numbers.start, put_one).await
 }
 
 fn value() -> Result<Region, String> {

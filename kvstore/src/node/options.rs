@@ -20,8 +20,10 @@ const ENTRIES_MAX: u64 = 1 << 22;
 const ARENA_SLACK_BYTES: u64 = 64 * 1024 * 1024;
 /// A core evicts down to this share below its high watermark.
 const LOW_WATERMARK_SHARE: u64 = 256;
-/// The same where a drive takes what leaves: that takes longer.
+/// The same where a drive takes what leaves: so much is on its way there at a time, of small memory a quarter.
 const DEMOTION_SHARE: u64 = 32;
+const DEMOTION_BYTES_MIN: u64 = 64 << 20;
+const DEMOTION_SHARE_MAX: u64 = 4;
 /// Chunks of a core's own arena where its copies lie in another one: so that little is mapped beside them. The
 /// longest payload fits, with room to spare.
 const BESIDE_CHUNK_BYTES: usize = 128 * 1024 * 1024;
@@ -114,12 +116,13 @@ impl NodeOptions {
     /// What one of so many cores may hold.
     pub(super) fn core_limits(&self, cores: usize) -> Result<ShardLimits, NodeError> {
         let high = self.memory_bytes / (cores as u64).max(1);
-        let share = if self.tier.is_some() {
-            DEMOTION_SHARE
+        let free = if self.tier.is_some() {
+            let wanted = (high / DEMOTION_SHARE).max(DEMOTION_BYTES_MIN);
+            wanted.min(high / DEMOTION_SHARE_MAX)
         } else {
-            LOW_WATERMARK_SHARE
+            high / LOW_WATERMARK_SHARE
         };
-        let low = high - high / share;
+        let low = high - free;
         let entries = (high / ENTRY_BYTES_MIN).clamp(ENTRIES_MIN, ENTRIES_MAX);
         let entries = usize::try_from(entries).expect("bounded");
         Ok(ShardLimits::new(high, low, entries)?)

@@ -25,8 +25,8 @@ const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 const RECORD_BYTES: u64 = 64 << 10;
 const RECORDS_MIN: u64 = 4096;
 const RECORDS_MAX: u64 = 1 << 22;
-/// Most of a core's memory that may be on its way to the drive: a sixteenth.
-const QUEUED_SHARE: u64 = 16;
+/// Most of a core's memory that may be on its way to the drive: a quarter.
+const QUEUED_SHARE: u64 = 4;
 const QUEUED_BYTES_MIN: u64 = 4 << 20;
 const QUEUED_BYTES_MAX: u64 = 64 << 20;
 
