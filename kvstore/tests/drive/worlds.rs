@@ -18,7 +18,7 @@ use lunette_runtime_core::random::SplitMix64;
 use super::{fingerprint, key, object};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-const SEEDS: u64 = 20;
+const SEEDS: u64 = 8;
 const LIVES: u32 = 8;
 const KEYS: u64 = 24;
 const SEGMENT_BYTES: u32 = 64 << 10;
