@@ -264,8 +264,9 @@ fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
         len_bytes: 5,
         crc32c: 6,
     };
-    let copies = (0..30).map(|n| (key(n), info(n), NAMESPACE));
-    bench.owner.restore(Epoch(4), copies);
+    let copies = |of: core::ops::Range<u64>| of.map(|n| (key(n), info(n), NAMESPACE));
+    bench.owner.restore(Epoch(4), copies(0..12));
+    bench.owner.restore(Epoch(5), copies(10..30));
     assert_eq!(bench.owner.stats().copies, 25, "as many as it may have");
     bench.on_map(&map(6, &[3]));
     bench.ask(6, 3);

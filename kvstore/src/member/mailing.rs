@@ -121,7 +121,7 @@ pub(super) async fn take_mail(core: Rc<MemberCore>, seats: Rc<Seats>, mut mail: 
     while let Some(mail) = mail.recv().await {
         match mail {
             Mail::Told(message) => core.on_told(*message),
-            Mail::Cluster(id) => core.on_cluster(id),
+            Mail::Cluster(id) => core.on_cluster(id).await,
             Mail::Map(map) => {
                 seats.on_map(&map);
                 core.on_map(&map);

@@ -35,8 +35,8 @@ struct Table {
 }
 
 impl Owner {
-    /// Copies that a former life of this owner had, and whose bytes are still there: at most as many as it may have.
-    /// They are reported like those of one who was away since that epoch, in which it had heard of all that had been
+    /// Copies that a former life of this owner had, and whose bytes are still there: in several calls as well, and at
+    /// most as many as it may have in all. They are reported like those of one who was away since that epoch, in which it had heard of all that had been
     /// removed: its homes judge them, and until then they are served as such are.
     ///
     /// # Panics
@@ -48,7 +48,10 @@ impl Owner {
     ) {
         assert!(self.map.members().is_empty(), "nobody has been told of it");
         let mut places = Sorted::default();
-        for (key, info, namespace) in copies.into_iter().take(self.limits.copies_max) {
+        for (key, info, namespace) in copies {
+            if self.copies.len() >= self.limits.copies_max {
+                break;
+            }
             let version = info.version;
             let place = CopyPlace { key, version };
             if self.copies.contains(place) {
@@ -62,7 +65,9 @@ impl Owner {
         if places.is_empty() {
             return;
         }
-        self.away_since = Some(since);
+        self.away_since = self
+            .away_since
+            .map_or(Some(since), |known| Some(known.min(since)));
         self.relisting.tables.push_back(Table {
             former: None,
             places,

@@ -1,13 +1,20 @@
 //! What a former life of the core left on its drive.
 
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_log::record::Record;
+use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::CopyPlace;
+use lunette_kvstore_proto::version::CopyInfo;
+use lunette_runtime::time;
 
 use super::Tier;
 use super::notes::copy_of;
 use crate::drive::Drive;
 use crate::member::core::MemberCore;
+
+/// Copies that are taken in at one time: others want something of the core meanwhile.
+const PER_TURN: usize = 1024;
 
 /// Records that were found, until it is known of which cluster this core is.
 #[derive(Debug, Default)]
@@ -32,8 +39,13 @@ impl Tier {
 }
 
 impl MemberCore {
-    /// It is of this cluster: what its drive has of it is told to the homes with the first map.
-    pub(crate) fn on_cluster(&self, id: u64) {
+    fn restore(&self, since: Epoch, copies: &[(Fingerprint, CopyInfo, NamespaceKind)]) {
+        let owner = &mut self.machines().borrow_mut().owner;
+        owner.restore(since, copies.iter().copied());
+    }
+
+    /// It is of this cluster: what its drive has of it is told to the homes with the first map, which waits for this.
+    pub(crate) async fn on_cluster(&self, id: u64) {
         let Some(tier) = self.tier().filter(|tier| !tier.is_settled()) else {
             return;
         };
@@ -48,13 +60,14 @@ impl MemberCore {
         let since = since.unwrap_or(Epoch(0));
         let (found, count) = (records.len(), copies.len());
         tracing::info!(found, count, since = since.0, "copies of a former life");
-        for &(key, info, _) in &copies {
-            let version = info.version;
-            self.tell_copy(CopyPlace { key, version }, "returned");
+        for some in copies.chunks(PER_TURN) {
+            for &(key, info, _) in some {
+                let version = info.version;
+                self.tell_copy(CopyPlace { key, version }, "returned");
+            }
+            self.restore(since, some);
+            time::yield_now().await;
         }
-        let mut machines = self.machines().borrow_mut();
-        machines.owner.restore(since, copies);
-        drop(machines);
         tier.keeping.settle();
     }
 }
