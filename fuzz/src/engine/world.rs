@@ -83,6 +83,8 @@ pub(super) struct World {
     pub(super) fences: Vec<Link>,
     /// Lost writes of which the peer has not said that they cannot land any more.
     may_land: BTreeMap<Link, Vec<(TransferId, Slice)>>,
+    /// Writes that the peer has passed on, and whose fate it does not know either: no fence says more.
+    late: Vec<(TransferId, Slice)>,
     posted: BTreeMap<TransferId, Posted>,
     /// All transfers, finished ones included, in the order of their submission.
     pub(super) submitted: Vec<TransferId>,
@@ -98,6 +100,7 @@ impl World {
             flights: BTreeMap::new(),
             fences: Vec::new(),
             may_land: BTreeMap::new(),
+            late: Vec::new(),
             posted: BTreeMap::new(),
             submitted: Vec::new(),
             reached: Reached::default(),
@@ -215,7 +218,7 @@ impl World {
     fn open_slices(&self, transfer: TransferId) -> impl Iterator<Item = &Slice> {
         let under_way = self.flights.values();
         let under_way = under_way.map(|flight| (flight.transfer, &flight.slice));
-        let may_land = self.may_land.values().flatten();
+        let may_land = self.may_land.values().flatten().chain(&self.late);
         let may_land = may_land.map(|(transfer, slice)| (*transfer, slice));
         let all = under_way.chain(may_land);
         all.filter_map(move |(other, slice)| (other == transfer).then_some(slice))
@@ -295,7 +298,10 @@ impl World {
     }
 
     pub(super) fn refuse(&mut self, id: SliceId, refusal: Refusal, part: usize) {
-        self.flights.remove(&id).expect("it is under way");
+        let flight = self.flights.remove(&id).expect("it is under way");
+        if refusal == Refusal::Detached && flight.slice.way == Way::Write {
+            self.late.push((flight.transfer, flight.slice));
+        }
         self.reached.refused += 1;
         self.scheduler.on_refused(id, refusal, part, self.now);
     }

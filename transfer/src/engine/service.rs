@@ -184,7 +184,11 @@ impl EngineService {
         let landing = self.inner.sessions.borrow().land(link);
         let writing = spawn_local(async move {
             let landed = files.land().await;
-            drop((in_use, landing));
+            drop(in_use);
+            // Who asked may not hear of it, and must not write there again.
+            if matches!(landed, Err((Refusal::Detached, _))) {
+                landing.may_be_late();
+            }
             landed
         });
         let service = self.clone();

@@ -67,12 +67,25 @@ impl Told {
 
 /// Something that lands, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Landing(Rc<Landings>);
+pub(super) struct Landing {
+    landings: Rc<Landings>,
+    is_late: bool,
+}
+
+impl Landing {
+    /// Nobody knows whether it has landed, or will: fences of its connection never end, so that whoever asks for one
+    /// gives up at its deadline, and does not send what might be overtaken by this.
+    pub(super) fn may_be_late(mut self) {
+        self.is_late = true;
+    }
+}
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.0.count.set(self.0.count.get() - 1);
-        self.0.settle();
+        if !self.is_late {
+            self.landings.count.set(self.landings.count.get() - 1);
+            self.landings.settle();
+        }
     }
 }
 
@@ -266,7 +279,10 @@ impl<C: Close> Sessions<C> {
             .map(|open| Rc::clone(&open.landings))
             .unwrap_or_default();
         landings.count.set(landings.count.get() + 1);
-        Landing(landings)
+        Landing {
+            landings,
+            is_late: false,
+        }
     }
 
     /// Whose session a connection belongs to, and what that has redeemed.
@@ -323,6 +339,26 @@ mod tests {
         sessions.end(link(2));
         assert!(is_raised(&fenced), "nothing lands");
         drop(sessions.land(link(9)));
+    }
+
+    #[test]
+    fn a_fence_never_ends_where_something_may_still_land() {
+        let mut sessions = Sessions::<()>::default();
+        sessions.open(link(1), 7, 1, ());
+        sessions.land(link(1)).may_be_late();
+        drop(sessions.land(link(1)));
+        let fence = sessions.fence(7, 1).expect("it is open");
+        sessions.end(link(1));
+        assert!(fence.poll(Waker::noop()).is_pending());
+        let again = sessions.fence(7, 1).expect("nobody knows better later");
+        assert!(again.poll(Waker::noop()).is_pending());
+        sessions.open(link(2), 7, 2, ());
+        let other = sessions.fence(7, 2).expect("it is open");
+        sessions.end(link(2));
+        assert!(
+            other.poll(Waker::noop()).is_ready(),
+            "nothing was lost there"
+        );
     }
 
     #[test]
