@@ -192,7 +192,7 @@ fn place(arguments: &ServeArguments) -> Placement {
 fn start(mut options: NodeOptions) -> Result<Node, NodeError> {
     match Node::start(options.clone()) {
         Err(NodeError::Start(StartError::TooFewCpus(why))) => {
-            eprintln!("lunette: warning: cores are not pinned: {why}");
+            tracing::warn!(%why, "cores are not pinned");
             options.placement = Placement::Anywhere(options.placement.cores());
             Node::start(options)
         }
