@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -30,7 +30,7 @@ impl Server {
         command: impl FnOnce(&Path, SocketAddr) -> Command,
     ) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
-        let any_port = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let any_port = TcpListener::bind((an_address_of_this_process(), 0)).expect("a port");
         let address = any_port.local_addr().expect("it is bound");
         drop(any_port);
         let mut command = command(folder.path(), address);
@@ -44,7 +44,7 @@ impl Server {
             }
             Err(error) => unreachable!("{what}: {error}"),
         };
-        let server = Self {
+        let mut server = Self {
             child,
             address,
             dialect,
@@ -52,9 +52,10 @@ impl Server {
         };
         let deadline = Instant::now() + START_MAX;
         while TcpStream::connect(address).is_err() {
+            let ended = server.child.try_wait().expect("it is a child");
             assert!(
-                Instant::now() < deadline,
-                "{test}: the server does not answer"
+                ended.is_none() && Instant::now() < deadline,
+                "{test}: the server does not answer: {ended:?}"
             );
             thread::sleep(Duration::from_millis(50));
         }
@@ -75,6 +76,13 @@ impl Drop for Server {
         let killed = self.child.kill().and_then(|()| self.child.wait());
         assert!(killed.is_ok(), "{killed:?}");
     }
+}
+
+/// Ports that were free a moment ago stay free at an address of one's own: at 127.0.0.1 whatever asks for
+/// any port may be given them.
+fn an_address_of_this_process() -> Ipv4Addr {
+    let [high, middle_high, middle, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 1 + (high ^ middle_high) % 128, middle, low | 2)
 }
 
 pub(crate) fn redis(test: &str) -> Option<Server> {
