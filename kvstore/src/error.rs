@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use lunette_cluster::proto::coordination::CoordinationFault;
 use lunette_cluster::proto::member::Refusal;
 use lunette_kvstore_proto::key::KeyFault;
 use lunette_kvstore_proto::message::{FormatVersions, MessageFault, Status};
@@ -234,6 +235,9 @@ pub enum ClusterError {
     /// No node that was named is a member of a cluster yet.
     #[error("no node knows a cluster's map yet")]
     NoMap,
+    /// The coordinators do not tell who the members are.
+    #[error(transparent)]
+    Coordinator(#[from] CoordinationFault),
     /// The core has no room for the client's tasks.
     #[error("the core has no room for the client's tasks")]
     TooManyTasks,
@@ -248,6 +252,7 @@ impl ClusterError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Connect { error, .. } => error.is_retryable(),
+            Self::Coordinator(fault) => fault.is_retryable(),
             Self::WrongCore { .. } | Self::NoMap | Self::TooManyTasks => true,
             Self::Greeting { .. }
             | Self::Versions { .. }

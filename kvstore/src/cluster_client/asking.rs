@@ -22,7 +22,7 @@ use lunette_transfer::Room;
 
 use super::calls;
 use super::one_sided::Sights;
-use super::running::{Arrived, Brought, Ended, Running, Table};
+use super::running::{Arrived, Brought, Ended, LentRoom, Running, Table};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
 use crate::value::Value;
@@ -133,8 +133,8 @@ impl Asking {
         tracing::trace!(?waited, "map");
     }
 
-    /// Begins an operation, which ends at `until` at the latest and goes on whatever becomes of the future.
-    /// Questions that are begun in one turn leave together.
+    /// Begins an operation, which ends at `until` at the latest. A get ends with the future; everything else goes
+    /// on whatever becomes of that. Questions that are begun in one turn leave together.
     pub(super) fn begin(
         self: &Rc<Self>,
         key: Key<'_>,
@@ -149,8 +149,12 @@ impl Asking {
         let begun =
             (self.asker.borrow_mut()).begin(time::now(), key, namespace, wish, until, &mut out);
         let mut refused = None;
+        let mut wanted = Wanted(None);
         match begun {
             Ok(id) => {
+                if running.is_get() {
+                    wanted = Wanted(Some((Rc::clone(self), id)));
+                }
                 self.table.borrow_mut().insert(id, running);
                 self.act(out);
                 self.begun.raise();
@@ -162,6 +166,7 @@ impl Asking {
                 None => ended.await.ok(),
                 Some((kind, room)) => return Ended::failed(kind, room),
             };
+            drop(wanted);
             ended.unwrap_or_else(|| Ended::failed(StoreErrorKind::ShutDown, None))
         }
     }
@@ -242,13 +247,15 @@ impl Asking {
         running.calling.replace(request) != Some(request)
     }
 
-    /// The room of a get, unless a call has it.
-    fn lend(&self, id: OperationId) -> Option<Room> {
+    /// The room of a get, unless a call has it, and what ends if nobody wants the get any more.
+    fn lend(&self, id: OperationId) -> Option<LentRoom> {
         let mut table = self.table.borrow_mut();
         let running = table.get_mut(id)?;
         let room = running.room.take()?;
-        running.is_lent = true;
-        Some(room)
+        Some(LentRoom {
+            room,
+            wanted: running.lent(),
+        })
     }
 
     /// A call is over that had the room of a get.
@@ -373,6 +380,19 @@ impl Asking {
             let mut out = Vec::new();
             (self.asker.borrow_mut()).on_tick(time::now(), &mut out);
             self.act(out);
+        }
+    }
+}
+
+/// A get that somebody waits for: dropped, it is given up.
+struct Wanted(Option<(Rc<Asking>, OperationId)>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        if let Some((asking, id)) = self.0.take() {
+            // Its room goes with it, or with the call that has it.
+            let given_up = asking.table.borrow_mut().give_up(id);
+            drop(given_up);
         }
     }
 }

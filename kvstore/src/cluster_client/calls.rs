@@ -25,7 +25,7 @@ use lunette_transfer::{Attachments, CallError, Reply, Room};
 
 use super::asking::{Asking, News};
 use super::one_sided;
-use super::running::Arrived;
+use super::running::{Arrived, LentRoom};
 use crate::error::StoreErrorKind;
 use crate::seats::SeatFault;
 use crate::value::Value;
@@ -121,10 +121,11 @@ pub(super) async fn find(
     id: OperationId,
     (seat, epoch): (Seat, Epoch),
     request: RequestId,
-    room: Room,
+    lent: LentRoom,
 ) {
     let Some(key) = asking.key_of(id) else {
-        return asking.give_back(id, Some(room));
+        // It was given up, or has ended.
+        return;
     };
     let message = GetMessage {
         epoch,
@@ -136,8 +137,12 @@ pub(super) async fn find(
         key: Key::new(&key).expect("it was one when the operation began"),
     };
     let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-    let (called, room) =
-        one_sided::fetch(&asking, (seat, Op::Find), write, &message.ranges, room).await;
+    let fetched = lent.call(async |room| {
+        one_sided::fetch(&asking, (seat, Op::Find), write, &message.ranges, room).await
+    });
+    let Some((called, room)) = fetched.await else {
+        return;
+    };
     let again = vec![News::Answer(request, Answer::Unavailable)];
     let news = match called {
         Called::Unsent | Called::Unanswered => again,
@@ -215,10 +220,11 @@ pub(super) async fn read(
     id: OperationId,
     (seat, version): (Seat, Version),
     request: RequestId,
-    room: Room,
+    lent: LentRoom,
 ) {
     let Some(key) = asking.key_of(id) else {
-        return asking.give_back(id, Some(room));
+        // It was given up, or has ended.
+        return;
     };
     let message = ReadMessage {
         to: seat,
@@ -228,8 +234,12 @@ pub(super) async fn read(
         key: Key::new(&key).expect("it was one when the operation began"),
     };
     let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-    let (called, room) =
-        one_sided::fetch(&asking, (seat, Op::Read), write, &message.ranges, room).await;
+    let fetched = lent.call(async |room| {
+        one_sided::fetch(&asking, (seat, Op::Read), write, &message.ranges, room).await
+    });
+    let Some((called, room)) = fetched.await else {
+        return;
+    };
     let answer = match called {
         Called::Unsent | Called::Unanswered => ReadAnswer::Absent,
         Called::Never(kind) => return end(&asking, id, room, kind),

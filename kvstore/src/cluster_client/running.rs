@@ -1,6 +1,9 @@
 //! Operations under way: what each asks with, and who waits for its end.
 
 use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
 
 use futures_channel::oneshot;
 use lunette_kvstore_proto::asker::{OperationId, Outcome};
@@ -63,6 +66,30 @@ pub(super) enum Brought {
     Room(Room, Vec<ByteRange>),
 }
 
+/// A get's room, with a call.
+#[derive(Debug)]
+pub(super) struct LentRoom {
+    pub(super) room: Room,
+    /// Ends when the get is given up.
+    pub(super) wanted: oneshot::Receiver<()>,
+}
+
+impl LentRoom {
+    /// What `call` comes to with the room; `None`, and the call is dropped, if the get is given up first.
+    pub(super) async fn call<T>(self, call: impl AsyncFnOnce(Room) -> T) -> Option<T> {
+        let Self { room, mut wanted } = self;
+        let mut call = pin!(call(room));
+        poll_fn(|cx| {
+            if let Poll::Ready(called) = call.as_mut().poll(cx) {
+                return Poll::Ready(Some(called));
+            }
+            // Its sender sends nothing: it is there, or gone.
+            Pin::new(&mut wanted).poll(cx).map(|_given_up| None)
+        })
+        .await
+    }
+}
+
 /// An operation under way.
 #[derive(Debug)]
 pub(super) struct Running {
@@ -74,8 +101,8 @@ pub(super) struct Running {
     pub(super) ranges: Vec<ByteRange>,
     /// Where a get's bytes go: here unless a call has it.
     pub(super) room: Option<Room>,
-    /// A call has the room: the operation ends when it is back.
-    pub(super) is_lent: bool,
+    /// A call has the room: the operation ends when it is back, and the call with the operation.
+    lent: Option<oneshot::Sender<()>>,
     pub(super) arrived: Option<Arrived>,
     /// The request that a call is under way with: sent again, it would be another one in line.
     pub(super) calling: Option<RequestId>,
@@ -98,7 +125,7 @@ impl Running {
             reserved,
             ranges,
             room,
-            is_lent: false,
+            lent: None,
             arrived: None,
             calling: None,
             outcome: None,
@@ -108,7 +135,14 @@ impl Running {
 
     /// Whether it is a get, whose home may send the bytes at once.
     pub(super) const fn is_get(&self) -> bool {
-        self.room.is_some() || self.is_lent
+        self.room.is_some() || self.lent.is_some()
+    }
+
+    /// A call has the room from now on. What it gets ends if the operation is given up.
+    pub(super) fn lent(&mut self) -> oneshot::Receiver<()> {
+        let (lent, wanted) = oneshot::channel();
+        self.lent = Some(lent);
+        wanted
     }
 }
 
@@ -140,13 +174,18 @@ impl Table {
             return;
         };
         running.room = room;
-        running.is_lent = false;
+        running.lent = None;
         self.tell_if_over(id);
+    }
+
+    /// Nobody waits for the operation any more, which changes nothing.
+    pub(super) fn give_up(&mut self, id: OperationId) -> Option<Running> {
+        self.0.remove(&id)
     }
 
     fn tell_if_over(&mut self, id: OperationId) {
         let running = &self.0[&id];
-        if running.is_lent || running.outcome.is_none() {
+        if running.lent.is_some() || running.outcome.is_none() {
             return;
         }
         let running = self.0.remove(&id).expect("just looked at");

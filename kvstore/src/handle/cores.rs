@@ -10,7 +10,7 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
 
-use super::hosted::{Hosted, Job};
+use super::hosted::{Hosted, Job, Until};
 use crate::cluster_client::ClusterClient;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
 
@@ -106,9 +106,20 @@ impl Cores {
         home.filter(|home| *home < count).unwrap_or_else(any)
     }
 
-    /// Asks a core. `refused` is the answer where there is none.
+    /// Asks a core for what is done to its end. `refused` is the answer where there is none.
     pub(super) fn ask<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
+        core: usize,
+        refused: impl Fn(StoreErrorKind) -> T + Clone + Send + 'static,
+        question: impl FnOnce(Rc<Hosted>) -> F + Send + 'static,
+    ) -> Pending<T> {
+        self.ask_until(Until::Done, core, refused, question)
+    }
+
+    /// As [`ask`](Self::ask).
+    pub(super) fn ask_until<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        until: Until,
         core: usize,
         refused: impl Fn(StoreErrorKind) -> T + Clone + Send + 'static,
         question: impl FnOnce(Rc<Hosted>) -> F + Send + 'static,
@@ -117,7 +128,7 @@ impl Cores {
         let job_refused = refused.clone();
         let job: Job = Box::new(move |hosted| {
             let answer = question(Rc::clone(hosted));
-            hosted.answer(answer, sender, job_refused);
+            hosted.answer(until, answer, sender, job_refused);
         });
         match self.members[core].questions.try_send(job) {
             Ok(()) => Pending::of_core(answer, move || refused(StoreErrorKind::ShutDown)),
@@ -129,6 +140,7 @@ impl Cores {
     /// Asks one core for all items.
     pub(super) fn ask_all<I, T, F>(
         &self,
+        until: Until,
         core: usize,
         items: Vec<I>,
         question: impl Fn(Rc<Hosted>, Vec<I>) -> F + Clone + Send + 'static,
@@ -140,12 +152,13 @@ impl Cores {
     {
         let count = items.len();
         let refused = move |kind| each_failed(count, kind);
-        self.ask(core, refused, move |hosted| question(hosted, items))
+        self.ask_until(until, core, refused, move |hosted| question(hosted, items))
     }
 
     /// Asks each key's core for the items of its keys; the answers are in the items' order.
     pub(super) fn ask_each<I, T, F>(
         &self,
+        until: Until,
         items: Vec<I>,
         key: impl Fn(&I) -> &[u8],
         question: impl Fn(Rc<Hosted>, Vec<I>) -> F + Clone + Send + 'static,
@@ -156,7 +169,7 @@ impl Cores {
         F: Future<Output = Vec<Result<T, StoreError>>> + 'static,
     {
         let count = items.len();
-        let ask = |core, items: Vec<I>| self.ask_all(core, items, question.clone());
+        let ask = |core, items: Vec<I>| self.ask_all(until, core, items, question.clone());
         if self.members.len() == 1 {
             return ask(0, items);
         }

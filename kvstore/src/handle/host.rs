@@ -8,6 +8,7 @@ use lunette_runtime_core::ids::CoreIndex;
 use super::cores::{Cores, Seated};
 use super::{HandleError, StoreHandle};
 use crate::cluster_client::{ClusterClient, ClusterClientOptions};
+use crate::member::ClusterOptions;
 
 /// Clients of a cluster on cores of their own, for programs that have none. They end with this value; handles
 /// then say so.
@@ -49,6 +50,30 @@ impl ClientHost {
             handle: StoreHandle::new(cores),
             _runtime: runtime,
         })
+    }
+
+    /// As [`start`](Self::start), of the cluster of that name at its coordinators, which tell who the members
+    /// are: those are the seeds, in place of what `options` have. Waits for a first member as long as an
+    /// operation may take.
+    ///
+    /// # Errors
+    /// [`HandleError`]: nothing is left running.
+    pub fn start_in(
+        cluster: ClusterOptions,
+        placement: &Placement,
+        core: CoreOptions,
+        mut options: ClusterClientOptions,
+    ) -> Result<Self, HandleError> {
+        let runtime = Runtime::start(&Placement::Anywhere(1), core.clone())?;
+        let timeout = options.timeout;
+        let asked =
+            runtime.spawn_on(
+                CoreIndex(0),
+                move || async move { cluster.seeds(timeout).await },
+            )?;
+        options.seeds = asked.wait()??;
+        drop(runtime);
+        Self::start(placement, core, &options)
     }
 
     /// A handle to them.

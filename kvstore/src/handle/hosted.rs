@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -25,6 +25,15 @@ pub(super) type Job = Box<dyn FnOnce(&Rc<Hosted>) + Send>;
 
 /// Questions that are taken before others on the core have their turn.
 const TURN_QUESTIONS: usize = 64;
+
+/// How long a question is worked on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// To its end: it changes something.
+    Done,
+    /// It only reads: until it is done, or nobody waits for it.
+    NobodyWaits,
+}
 
 /// A core's client, and what it does for threads.
 pub(super) struct Hosted {
@@ -64,6 +73,7 @@ impl Hosted {
     /// Answers at once, or in a task where that takes its time.
     pub(super) fn answer<T: 'static>(
         &self,
+        until: Until,
         answer: impl Future<Output = T> + 'static,
         sender: oneshot::Sender<T>,
         refused: impl FnOnce(StoreErrorKind) -> T,
@@ -80,8 +90,15 @@ impl Hosted {
         let task = {
             let sender = Rc::clone(&sender);
             async move {
-                let done = answer.await;
-                drop(sender.take().map(|sender| sender.send(done)));
+                let done = poll_fn(|cx| {
+                    if until == Until::NobodyWaits && is_given_up(&sender, cx) {
+                        return Poll::Ready(None);
+                    }
+                    answer.as_mut().poll(cx).map(Some)
+                });
+                if let Some(done) = done.await {
+                    drop(sender.take().map(|sender| sender.send(done)));
+                }
             }
         };
         if self.answering.spawn(task).is_err() {
@@ -130,6 +147,16 @@ impl Hosted {
             drop(reservation);
         }
     }
+}
+
+/// Whether nobody waits for the answer any more. If somebody does, the task is woken when that changes.
+fn is_given_up<T>(sender: &Cell<Option<oneshot::Sender<T>>>, cx: &mut Context<'_>) -> bool {
+    let Some(mut answered) = sender.take() else {
+        return true;
+    };
+    let given_up = answered.poll_canceled(cx).is_ready();
+    sender.set(Some(answered));
+    given_up
 }
 
 async fn answer_all(hosted: Rc<Hosted>, mut questions: Receiver<Job>) {

@@ -46,8 +46,9 @@ pub use reserving::{CommitHandleFailure, ReservationHandle, ReservedHandle};
 
 /// Asks a store, from any thread. Clones ask the same cores; with the last one their clients end.
 ///
-/// What it returns is a future for any executor, or waited for with [`Pending::wait`]. Dropping that stops
-/// nothing: a write may be done all the same, and memory is let go of when the operation has ended.
+/// What it returns is a future for any executor, or waited for with [`Pending::wait`]. Dropping that ends what
+/// only reads, as soon as the core comes to it; writes and removals are done all the same. Memory is let go of
+/// when the operation has ended.
 #[derive(Clone)]
 pub struct StoreHandle {
     cores: Arc<Cores>,

@@ -9,10 +9,10 @@ use lunette_runtime::arena::SharedMemory;
 
 use super::StoreHandle;
 use super::cores::failed;
-use super::hosted::Hosted;
+use super::hosted::{Hosted, Until};
 use super::lent::Lent;
 use crate::client::GetFailure;
-use crate::cluster_client::{Fetched, PutOptions, Stored};
+use crate::cluster_client::{Cleared, Fetched, PutOptions, Stored};
 use crate::error::StoreError;
 
 /// How often an object that is replaced while it is read is asked for again.
@@ -80,9 +80,10 @@ impl StoreHandle {
             // One core chooses the node for all of them.
             let first = objects.first();
             let core = first.map_or(0, |(key, _)| self.cores.core_of(key));
-            return self.cores.ask_all(core, objects, put);
+            return self.cores.ask_all(Until::Done, core, objects, put);
         }
-        self.cores.ask_each(objects, |(key, _)| key, put)
+        self.cores
+            .ask_each(Until::Done, objects, |(key, _)| key, put)
     }
 
     /// Gets the value under `key` to the front of what is lent, one piece after the other; its checksum has
@@ -92,9 +93,10 @@ impl StoreHandle {
     /// [`StoreError`], as of [`put`](Self::put).
     pub fn get(&self, key: Vec<u8>, into: Vec<Lent>) -> Pending<Result<Got, StoreError>> {
         let core = self.cores.core_of(&key);
-        self.cores.ask(core, failed, move |hosted| async move {
+        let get = move |hosted: Rc<Hosted>| async move {
             got(hosted.client.get(&key, hosted.room(&into)).await)
-        })
+        };
+        self.cores.ask_until(Until::NobodyWaits, core, failed, get)
     }
 
     /// As [`get`](Self::get), of ranges of the value. See
@@ -109,10 +111,11 @@ impl StoreHandle {
         into: Vec<Lent>,
     ) -> Pending<Result<Got, StoreError>> {
         let core = self.cores.core_of(&key);
-        self.cores.ask(core, failed, move |hosted| async move {
+        let get = move |hosted: Rc<Hosted>| async move {
             let room = hosted.room(&into);
             got(hosted.client.get_ranges(&key, &ranges, room).await)
-        })
+        };
+        self.cores.ask_until(Until::NobodyWaits, core, failed, get)
     }
 
     /// As [`get`](Self::get), of many objects, whose results are in their order.
@@ -129,7 +132,8 @@ impl StoreHandle {
             let fetched = hosted.client.get_all(wanted).await;
             fetched.into_iter().map(got).collect()
         };
-        self.cores.ask_each(wanted, |(key, _)| key, get)
+        self.cores
+            .ask_each(Until::NobodyWaits, wanted, |(key, _)| key, get)
     }
 
     /// The value under `key`, in memory of its own; `None` if there is none, or its home does not know.
@@ -139,7 +143,7 @@ impl StoreHandle {
     pub fn get_bytes(&self, key: Vec<u8>) -> Pending<Result<Option<Vec<u8>>, StoreError>> {
         let core = self.cores.core_of(&key);
         let get = move |hosted: Rc<Hosted>| async move { hosted.get_bytes(key).await };
-        self.cores.ask(core, failed, get)
+        self.cores.ask_until(Until::NobodyWaits, core, failed, get)
     }
 
     /// Lengths of the values under `keys` in bytes, in their order; `None` where there is none, or its home
@@ -151,7 +155,8 @@ impl StoreHandle {
         let sizes = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
             hosted.client.sizes(&keys).await
         };
-        self.cores.ask_each(keys, |key| key, sizes)
+        self.cores
+            .ask_each(Until::NobodyWaits, keys, |key| key, sizes)
     }
 
     /// Whether there is an object under each of `keys`, in their order: a hint. See
@@ -166,7 +171,20 @@ impl StoreHandle {
                 Err(error) => keys.iter().map(|_| Err(error)).collect(),
             }
         };
-        self.cores.ask_each(keys, |key| key, exists)
+        self.cores
+            .ask_each(Until::NobodyWaits, keys, |key| key, exists)
+    }
+
+    /// "Remove all". See [`ClusterClient::clear`](crate::ClusterClient::clear).
+    ///
+    /// # Errors
+    /// [`StoreError`], as there, or as of [`put`](Self::put).
+    pub fn clear(&self) -> Pending<Result<Cleared, StoreError>> {
+        self.cores.ask(
+            0,
+            failed,
+            |hosted| async move { hosted.client.clear().await },
+        )
     }
 
     /// Removes `keys`; tells for each, in their order, whether there was an object. See
@@ -178,7 +196,7 @@ impl StoreHandle {
         let remove = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
             hosted.client.remove(&keys).await
         };
-        self.cores.ask_each(keys, |key| key, remove)
+        self.cores.ask_each(Until::Done, keys, |key| key, remove)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The membership of a node, on its first core: what the cores learn from it, and what it is told.
 
 use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use lunette_runtime::{JoinError, Sender, entropy, time};
 use lunette_runtime_core::ids::NodeId;
 
 use super::{ClusterOptions, Mail};
+use crate::error::ClusterError;
 
 /// How often the cores learn how long the lease is: often enough that they never stop for want of it.
 const FENCE_LOOK: Duration = Duration::from_millis(100);
@@ -50,25 +52,57 @@ enum Next {
     Over,
 }
 
+/// How often a coordinator is asked for members, where there are none.
+const MEMBERS_PAUSE: Duration = Duration::from_millis(100);
+
+impl ClusterOptions {
+    /// A client of its coordinators, on this core.
+    fn client(&self) -> Client {
+        let secrets = self.secrets.clone();
+        let secrets = secrets.filter(|_| self.is_coordinator_sealed);
+        let security = secrets.map(|secrets| Security {
+            secrets,
+            entropy: Rc::new(drawn),
+        });
+        Client::new(ClientOptions {
+            endpoints: self.coordinators.clone(),
+            security,
+            silence_max: SILENCE_MAX,
+        })
+    }
+
+    /// Where the members listen: seeds for clients. Waits up to `timeout` for a map that has any.
+    ///
+    /// # Errors
+    /// `Coordinator`, or `NoMap`.
+    pub(crate) async fn seeds(&self, timeout: Duration) -> Result<Vec<SocketAddr>, ClusterError> {
+        let client = self.client();
+        let until = time::now() + timeout;
+        loop {
+            let map = client.map(&self.name, timeout).await;
+            let members = map.map(|map| map.map(|map| map.members().to_vec()));
+            let has_time = time::now() + MEMBERS_PAUSE < until;
+            match members {
+                Ok(Some(members)) if !members.is_empty() => {
+                    return Ok(members.iter().map(|member| member.address).collect());
+                }
+                Err(fault) if !(has_time && fault.is_retryable()) => {
+                    return Err(ClusterError::Coordinator(fault));
+                }
+                Ok(_) if !has_time => return Err(ClusterError::NoMap),
+                Ok(_) | Err(_) => time::sleep(MEMBERS_PAUSE).await,
+            }
+        }
+    }
+}
+
 /// Begins to join.
 fn join(
     cluster: &ClusterOptions,
     member: MapMember,
     former: Vec<u64>,
 ) -> Result<Membership, JoinError> {
-    let secrets = cluster
-        .secrets
-        .clone()
-        .filter(|_| cluster.is_coordinator_sealed);
-    let security = secrets.map(|secrets| Security {
-        secrets,
-        entropy: Rc::new(drawn),
-    });
-    let client = Client::new(ClientOptions {
-        endpoints: cluster.coordinators.clone(),
-        security,
-        silence_max: SILENCE_MAX,
-    });
+    let client = cluster.client();
     let options = MemberOptions {
         cluster: cluster.name.clone(),
         prefix: cluster.name.clone(),

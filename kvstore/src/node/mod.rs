@@ -131,7 +131,15 @@ impl Node {
     /// [`NodeError::Refused`]: it never will be. [`NodeError::NoCluster`]: it was not told of one, or
     /// has left.
     pub fn joined(&self) -> Result<cluster_map::ClusterMap, NodeError> {
-        pollster::block_on(self.seated.joined())
+        pollster::block_on(self.joining())
+    }
+
+    /// As [`joined`](Self::joined), for those who wait for other things too. Dropping it changes nothing.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn joining(&self) -> Result<cluster_map::ClusterMap, NodeError> {
+        self.seated.joined().await
     }
 
     /// Gives the node's place in its cluster's map up: see [`SeatedNode::leave`]. Blocks until the

@@ -18,7 +18,7 @@ use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::{CoreOptions, Placement, Runtime};
+use lunette_runtime::{CoreOptions, Placement, Runtime, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
 use super::on_each_driver::run;
@@ -314,6 +314,28 @@ fn reservations_that_threads_give_up_leave_no_room_taken() {
     });
 }
 
+#[test]
+fn a_get_that_nobody_waits_for_ends() {
+    run(WORLDS, || async {
+        let mut scene = Scene::of(1, 64 * MIB).await;
+        let handle = scene.client().await.handle().expect("a task");
+        let stored = handle.put(key(1), lent(1, 100), PutOptions::default());
+        stored.await.expect("written");
+        scene.remove_first().await;
+        let (mut memory, pieces) = empty(100);
+        let get = handle.get(key(1), pieces);
+        // Nobody answers: it goes on until its deadline, seconds from now.
+        let waited = time::timeout(Duration::from_millis(300), get).await;
+        assert!(waited.is_err(), "it has no answer: {waited:?}");
+        let ended = time::now() + Duration::from_millis(300);
+        while let Err(lent) = memory.into_bytes() {
+            assert!(time::now() < ended, "its memory is let go of");
+            memory = lent;
+            time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+}
+
 /// A coordinator on a core of its own.
 fn coordinator() -> (Runtime, SocketAddr) {
     let placement = Placement::Anywhere(1);
@@ -397,11 +419,23 @@ fn several_threads_share_a_node_of_several_cores() {
     let placement = Placement::Anywhere(2);
     let host = ClientHost::start(&placement, CoreOptions::default(), &outside);
     let host = host.expect("clients on cores of their own");
-    let threads: Vec<_> = [inside.clone(), inside.clone(), host.handle(), host.handle()]
-        .into_iter()
-        .enumerate()
-        .map(|(thread, handle)| thread::spawn(move || work(&handle, thread)))
-        .collect();
+    let by_coordinator = ClientHost::start_in(
+        ClusterOptions::new("threads", vec![coordinator]),
+        &placement,
+        CoreOptions::default(),
+        options,
+    );
+    let by_coordinator = by_coordinator.expect("the coordinator tells who the members are");
+    let threads: Vec<_> = [
+        inside.clone(),
+        inside.clone(),
+        host.handle(),
+        by_coordinator.handle(),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(thread, handle)| thread::spawn(move || work(&handle, thread)))
+    .collect();
     for thread in threads {
         thread.join().expect("no panic");
     }

@@ -6,9 +6,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_auth::AuthFault;
-use lunette_cluster_proto::coordination::{Answer, Ask, Change, CoordinationFault, WatchFrom};
+use lunette_cluster_proto::coordination::{
+    Answer, Ask, Change, CoordinationFault, KeyRange, Op, OpOutcome, Outcome, WatchFrom,
+};
 use lunette_cluster_proto::gateway::{self, WatchLine};
 use lunette_cluster_proto::http::{self, HttpFault, Part, ResponseReader};
+use lunette_cluster_proto::map::ClusterMap;
+use lunette_cluster_proto::member::map_key;
 use lunette_runtime::time;
 
 use crate::link::{Link, LinkFault, Security};
@@ -151,6 +155,28 @@ impl Client {
             self.pass_on();
         }
         answer
+    }
+
+    /// The newest map of the cluster with this prefix; `None` where it has had none yet. For those who are no
+    /// members: members follow it by a [`Membership`](crate::Membership). Asks for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`CoordinationFault`]: `Malformed` also if what lies there is no map.
+    pub async fn map(
+        &self,
+        prefix: &str,
+        timeout: Duration,
+    ) -> Result<Option<ClusterMap>, CoordinationFault> {
+        let range = KeyRange::one(map_key(prefix));
+        let answer = self.ask(&Ask::Op(Op::Range(range)), timeout).await?;
+        let Outcome::Op(OpOutcome::Range(found)) = answer.outcome else {
+            unreachable!("an answer is of the kind that was asked");
+        };
+        let map = found.first().map(|pair| ClusterMap::decode(&pair.value));
+        map.transpose()
+            .map_err(|fault| CoordinationFault::Malformed {
+                reason: fault.to_string(),
+            })
     }
 
     async fn ask_once(&self, ask: &Ask, timeout: Duration) -> Result<Answer, CoordinationFault> {

@@ -35,7 +35,7 @@ use crate::fence::Fence;
 use crate::map::MapMember;
 
 pub use machine::Member;
-pub use record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, RecordFault};
+pub use record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, RecordFault, map_key};
 
 /// Least time between two changes of the map.
 pub const MAP_CHANGE_MIN: Duration = Duration::from_secs(1);

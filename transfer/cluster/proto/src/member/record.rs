@@ -141,6 +141,13 @@ impl Registration {
     }
 }
 
+/// Under which key the cluster of this prefix has its map, a [`ClusterMap`](crate::map::ClusterMap), at its
+/// coordinator.
+#[must_use]
+pub fn map_key(prefix: &str) -> Vec<u8> {
+    Keys::new(prefix).map()
+}
+
 /// The keys of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
