@@ -1,17 +1,21 @@
 //! A coordinator in this process.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process;
+use std::rc::Rc;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 
 use futures_channel::oneshot;
-use lunette_cluster::{Hosted, serve};
+use lunette_auth::Secrets;
+use lunette_cluster::{Hosted, Security, serve, system_entropy};
 use lunette_runtime::net::{REBIND_WAIT, TcpListener};
 use lunette_runtime::{CoreOptions, Idle, block_on};
 use pyo3::prelude::*;
 
 use crate::failure::{Closed, of_start};
+use crate::opening;
 
 /// A coordinator on a thread of its own, which forgets everything when it ends.
 #[pyclass(frozen, module = "lunette._native")]
@@ -31,16 +35,14 @@ struct Running {
 #[pymethods]
 impl NativeCoordinator {
     #[new]
-    fn start(py: Python<'_>, listen: &str) -> PyResult<Self> {
-        let listen: SocketAddr = super::store::address(listen)?;
-        if !listen.ip().is_loopback() {
-            let what = format!("{listen} is not loopback, and nobody would be authenticated");
-            return Err(of_start(&what));
-        }
+    fn start(py: Python<'_>, listen: &str, secret_file: Option<PathBuf>) -> PyResult<Self> {
+        let listen = opening::address(listen)?;
+        let secrets = opening::secrets(secret_file.as_deref())?;
+        opening::check_listen(listen, secrets.is_some())?;
         let (end, ended) = oneshot::channel();
         let (ready, bound) = mpsc::channel();
         let thread = thread::Builder::new().name("lunette-coord".to_owned());
-        let thread = thread.spawn(move || run(listen, ended, &ready));
+        let thread = thread.spawn(move || run((listen, secrets), ended, &ready));
         let thread = thread.map_err(|error| of_start(&error))?;
         let running = Mutex::new(Some(Running { end, thread }));
         let bound = py.detach(move || bound.recv());
@@ -93,7 +95,11 @@ impl Drop for NativeCoordinator {
 
 type Ready = mpsc::Sender<Result<SocketAddr, String>>;
 
-fn run(listen: SocketAddr, ended: oneshot::Receiver<()>, ready: &Ready) {
+fn run(
+    (listen, secrets): (SocketAddr, Option<Secrets>),
+    ended: oneshot::Receiver<()>,
+    ready: &Ready,
+) {
     let options = CoreOptions {
         idle: Idle::Efficient,
         ..CoreOptions::default()
@@ -113,7 +119,11 @@ fn run(listen: SocketAddr, ended: oneshot::Receiver<()>, ready: &Ready) {
             // Whoever was to send it may be gone: an end too.
             let _why = ended.await;
         };
-        serve(listener, Hosted::in_memory(), None, stop).await;
+        let security = secrets.map(|secrets| Security {
+            secrets,
+            entropy: Rc::new(system_entropy),
+        });
+        serve(listener, Hosted::in_memory(), security, stop).await;
     });
     if let Err(error) = ran {
         drop(ready.send(Err(error.to_string())));

@@ -1,11 +1,13 @@
-//! Errors, as exceptions.
+//! Errors, as exceptions: one class for each thing that a caller may do then.
 
 use std::fmt::Display;
 
-use lunette_kvstore::StoreError;
-use pyo3::PyErr;
+use lunette_kvstore::{StoreError, StoreErrorKind};
+use lunette_kvstore_proto::message::Status;
+use lunette_transfer::CallError;
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
+use pyo3::{Bound, PyErr, PyResult, types::PyModule, types::PyModuleMethods};
 
 create_exception!(
     lunette,
@@ -21,6 +23,24 @@ create_exception!(
 );
 create_exception!(
     lunette,
+    NoRoom,
+    Unavailable,
+    "There is no room, and eviction makes none at the moment."
+);
+create_exception!(
+    lunette,
+    Unknown,
+    StoreException,
+    "It is not known whether a write or a removal was done, now or later."
+);
+create_exception!(
+    lunette,
+    Invalid,
+    StoreException,
+    "What was asked for breaks a limit, or does not fit the object: nothing was done."
+);
+create_exception!(
+    lunette,
     Corrupt,
     StoreException,
     "The bytes are not those that were put."
@@ -32,15 +52,39 @@ create_exception!(
     "It was closed, or belongs to the process that this one was forked from."
 );
 
+/// Adds the classes to the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("StoreError", py.get_type::<StoreException>())?;
+    module.add("Unavailable", py.get_type::<Unavailable>())?;
+    module.add("NoRoom", py.get_type::<NoRoom>())?;
+    module.add("Unknown", py.get_type::<Unknown>())?;
+    module.add("Invalid", py.get_type::<Invalid>())?;
+    module.add("Corrupt", py.get_type::<Corrupt>())?;
+    module.add("Closed", py.get_type::<Closed>())
+}
+
 /// The exception for an operation that failed.
 pub(crate) fn of_store(error: &StoreError) -> PyErr {
     let said = error.to_string();
     if error.is_corruption() {
-        Corrupt::new_err(said)
-    } else if error.is_retryable() || error.is_backpressure() {
-        Unavailable::new_err(said)
-    } else {
-        StoreException::new_err(said)
+        return Corrupt::new_err(said);
+    }
+    match error.kind {
+        StoreErrorKind::Interrupted => Unknown::new_err(said),
+        StoreErrorKind::Refused(Status::Full) => NoRoom::new_err(said),
+        StoreErrorKind::Key(_)
+        | StoreErrorKind::ValueTooLong { .. }
+        | StoreErrorKind::TooManyPieces { .. }
+        | StoreErrorKind::Copies { .. }
+        | StoreErrorKind::Preferred { .. }
+        | StoreErrorKind::Ranges { .. }
+        | StoreErrorKind::OutOfRange { .. }
+        | StoreErrorKind::Call(CallError::TooLong { .. })
+        | StoreErrorKind::Refused(Status::TooLarge) => Invalid::new_err(said),
+        StoreErrorKind::ShutDown => Closed::new_err(said),
+        _ if error.is_retryable() || error.is_backpressure() => Unavailable::new_err(said),
+        _ => StoreException::new_err(said),
     }
 }
 

@@ -8,13 +8,19 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `store` | objects, and the bytes that go in and out |
+//! | `store` | [`NativeStore`](store::NativeStore): what can be asked |
+//! | `objects` | objects from and to memory of the program |
+//! | `memory` | that memory, lent by address |
+//! | `opening` | members and clients come into being |
 //! | `coordinator` | a coordinator in this process |
 //! | `waiting` | an answer is waited for: the GIL, signals |
 //! | `failure` | errors as exceptions |
 
 mod coordinator;
 mod failure;
+mod memory;
+mod objects;
+mod opening;
 mod store;
 mod waiting;
 
@@ -23,11 +29,8 @@ use pyo3::prelude::*;
 #[pymodule]
 #[pyo3(name = "_native")]
 fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let py = module.py();
+    module.add_class::<opening::NativeCluster>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<coordinator::NativeCoordinator>()?;
-    module.add("StoreError", py.get_type::<failure::StoreException>())?;
-    module.add("Unavailable", py.get_type::<failure::Unavailable>())?;
-    module.add("Corrupt", py.get_type::<failure::Corrupt>())?;
-    module.add("Closed", py.get_type::<failure::Closed>())
+    failure::add_to(module)
 }

@@ -1,47 +1,34 @@
-//! Objects, and the bytes that go in and out.
+//! The store, as the Python half sees it.
 //!
-//! The store never has memory of Python's: what is put is copied before the call asks, and what was got is
-//! copied out when it is there. So a call that ends early (a signal, a deadline) leaves nothing behind that
-//! could touch an object's memory. Values come and go as `bytes`: the protocol of buffers is no part of the stable
-//! interface before Python 3.11, so what else holds bytes is read and written by the Python half.
+//! Keys are `bytes`. A call that ends, however it did, leaves nothing behind that touches memory which it was given.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use lunette_cluster::system_entropy;
-use lunette_kvstore::{
-    ClientHost, ClusterClientOptions, ClusterOptions, Lent, Node, NodeOptions, PutOptions,
-    StoreHandle, Stored,
-};
+use lunette_kvstore::{Preferred, PutOptions, StoreError, StoreHandle, TierOptions};
 use lunette_kvstore_proto::version::WriteKind;
-use lunette_runtime::{CoreOptions, Placement};
-use lunette_runtime_core::ids::NodeId;
-use pyo3::exceptions::PyValueError;
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 
-use crate::failure::{Closed, of_start, of_store};
+use crate::failure::{Closed, of_store};
+use crate::memory::Registered;
+use crate::objects::Asking;
+use crate::opening::{Cores, NativeCluster, Open, address};
 use crate::waiting::wait;
+
+/// How objects are written: whether over what is there, how many copies, whether all of a batch on one node, and
+/// the nodes that are preferred.
+type How = (bool, u8, bool, Vec<String>);
 
 /// A member of a cluster in this process, or clients of one.
 #[pyclass(frozen, module = "lunette._native")]
 pub(crate) struct NativeStore {
     process: u32,
     open: Mutex<Option<Open>>,
-}
-
-struct Open {
-    handle: StoreHandle,
-    /// What answers it. Its cores end with it.
-    cores: Cores,
-}
-
-enum Cores {
-    Member(Node),
-    Clients(#[expect(dead_code, reason = "kept for its cores")] ClientHost),
+    registered: Registered,
 }
 
 impl fmt::Debug for NativeStore {
@@ -52,45 +39,27 @@ impl fmt::Debug for NativeStore {
 
 #[pymethods]
 impl NativeStore {
-    /// A member that lends `memory_bytes`, of the cluster that the coordinators keep.
+    /// A member that lends `memory_bytes`, and so much of drives in these folders.
     #[staticmethod]
     fn member(
         py: Python<'_>,
-        cluster: &str,
-        coordinators: Vec<String>,
+        cluster: &NativeCluster,
         listen: &str,
         memory_bytes: u64,
-        timeout_s: f64,
+        drives: Option<(Vec<PathBuf>, u64)>,
     ) -> PyResult<Self> {
-        let listen = address(listen)?;
-        if !listen.ip().is_loopback() {
-            let what = format!("{listen} is not loopback, and nobody would be authenticated");
-            return Err(of_start(&what));
-        }
-        let cluster = ClusterOptions::new(cluster, addresses(&coordinators)?);
-        let [.., i0, i1, i2, i3, i4, i5, i6, i7] = system_entropy();
-        let id = NodeId(u64::from_be_bytes([i0, i1, i2, i3, i4, i5, i6, i7]));
-        let mut options = NodeOptions::new(id, listen, memory_bytes);
-        options.cluster = Some(cluster);
-        let asking = client_options(Vec::new(), timeout_s)?;
-        py.detach(move || {
-            let node = Node::start(options).map_err(|error| of_start(&error))?;
-            node.joined().map_err(|error| of_start(&error))?;
-            let handle = node.handle(&asking).map_err(|error| of_start(&error))?;
-            Ok(Self::of(handle, Cores::Member(node)))
-        })
+        let tier = drives.map(|(directories, capacity_bytes)| TierOptions {
+            directories,
+            capacity_bytes,
+        });
+        let open = cluster.member(py, address(listen)?, memory_bytes, tier)?;
+        Ok(Self::of(open))
     }
 
-    /// A client of the cluster that some of `nodes` are members of.
+    /// Clients of the cluster: of these members of it, or of those that its coordinators tell.
     #[staticmethod]
-    fn client(py: Python<'_>, nodes: Vec<String>, timeout_s: f64) -> PyResult<Self> {
-        let options = client_options(addresses(&nodes)?, timeout_s)?;
-        py.detach(move || {
-            let placement = Placement::Anywhere(1);
-            let host = ClientHost::start(&placement, CoreOptions::default(), &options);
-            let host = host.map_err(|error| of_start(&error))?;
-            Ok(Self::of(host.handle(), Cores::Clients(host)))
-        })
+    fn client(py: Python<'_>, cluster: &NativeCluster, nodes: Vec<String>) -> PyResult<Self> {
+        Ok(Self::of(cluster.clients(py, &nodes)?))
     }
 
     /// Where a member listens; `None` of clients.
@@ -107,26 +76,25 @@ impl NativeStore {
         &self,
         py: Python<'_>,
         key: Vec<u8>,
-        value: &[u8],
-        is_upsert: bool,
-        copies: u8,
+        value: &Bound<'_, PyBytes>,
+        how: How,
     ) -> PyResult<bool> {
-        let handle = self.handle()?;
-        let options = PutOptions {
-            kind: if is_upsert {
-                WriteKind::Upsert
-            } else {
-                WriteKind::Put
-            },
-            copies,
-            ..PutOptions::default()
-        };
-        let stored = wait(
-            py,
-            handle.put(key, vec![Lent::bytes(value.to_vec())], options),
-        )?;
-        let stored = stored.map_err(|error| of_store(&error))?;
-        Ok(matches!(stored, Stored::Written { .. }))
+        let options = put_options(&how)?;
+        self.asking()?.put_bytes(py, key, value, options)
+    }
+
+    /// Puts what lies at the addresses. For each key whether it was written, or an exception.
+    fn put_from<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Vec<u8>>,
+        addresses: Vec<Vec<usize>>,
+        lens: Vec<Vec<usize>>,
+        how: How,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let options = put_options(&how)?;
+        let pieces = (addresses, lens);
+        listed(py, self.asking()?.put_from(py, keys, pieces, options)?)
     }
 
     /// The bytes; `None` if there is no object.
@@ -136,19 +104,69 @@ impl NativeStore {
         Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 
-    /// Lengths in bytes, in the order of `keys`; `None` where there is no object.
-    fn sizes(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<Option<usize>>> {
-        each(wait(py, self.handle()?.sizes(keys))?)
+    /// Gets objects to the addresses. For each key its length, `None` if there is no object, or an exception.
+    fn get_into<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Vec<u8>>,
+        addresses: Vec<Vec<usize>>,
+        lens: Vec<Vec<usize>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let got = self.asking()?.get_into(py, keys, (addresses, lens))?;
+        listed(py, got)
     }
 
-    /// Whether there is an object, in the order of `keys`.
-    fn exists(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<bool>> {
-        each(wait(py, self.handle()?.exists(keys))?)
+    /// Gets ranges of one object that begin at `offsets`, each to its address: how many bytes, or `None` if there
+    /// is no object.
+    fn get_ranges(
+        &self,
+        py: Python<'_>,
+        key: Vec<u8>,
+        addresses: Vec<usize>,
+        lens: Vec<usize>,
+        offsets: Vec<u64>,
+    ) -> PyResult<Option<usize>> {
+        self.asking()?
+            .get_ranges(py, key, (addresses, lens), &offsets)
     }
 
-    /// Whether there was an object, in the order of `keys`.
-    fn remove(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<bool>> {
-        each(wait(py, self.handle()?.remove(keys))?)
+    /// Lengths in bytes, in the order of `keys`: of each, `None` if there is no object, or an exception.
+    fn sizes<'py>(&self, py: Python<'py>, keys: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyList>> {
+        listed(py, failures(wait(py, self.handle()?.sizes(keys))?))
+    }
+
+    /// Whether there is an object, in the order of `keys`; or an exception.
+    fn exists<'py>(&self, py: Python<'py>, keys: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyList>> {
+        listed(py, failures(wait(py, self.handle()?.exists(keys))?))
+    }
+
+    /// Whether there was an object, in the order of `keys`; or an exception.
+    fn remove<'py>(&self, py: Python<'py>, keys: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyList>> {
+        listed(py, failures(wait(py, self.handle()?.remove(keys))?))
+    }
+
+    /// Removes everything, on all members.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        let cleared = wait(py, self.handle()?.clear())?;
+        cleared.map(drop).map_err(|error| of_store(&error))
+    }
+
+    /// How many objects there are, as far as members answer: copies count.
+    fn count(&self, py: Python<'_>) -> PyResult<u64> {
+        let stats = wait(py, self.handle()?.stat())?;
+        let stats = stats.map_err(|error| of_store(&error))?;
+        let answered = stats.into_iter().filter_map(|(_, stat)| stat.ok());
+        Ok(answered.map(|stat| stat.shards.entries).sum())
+    }
+
+    /// Vouches for memory until it is taken back: it is not looked at before each call whether it is mapped.
+    fn register(&self, address: usize, len: usize) -> bool {
+        self.registered.add(address, len)
+    }
+
+    /// Takes that back; whether it was registered.
+    fn unregister(&self, address: usize) -> bool {
+        self.registered.remove(address)
     }
 
     /// Ends it: calls under way fail. Again, it does nothing.
@@ -162,12 +180,19 @@ impl NativeStore {
 }
 
 impl NativeStore {
-    fn of(handle: StoreHandle, cores: Cores) -> Self {
-        let open = Open { handle, cores };
+    fn of(open: Open) -> Self {
         Self {
             process: process::id(),
             open: Mutex::new(Some(open)),
+            registered: Registered::default(),
         }
+    }
+
+    fn asking(&self) -> PyResult<Asking<'_>> {
+        Ok(Asking {
+            handle: self.handle()?,
+            registered: &self.registered,
+        })
     }
 
     fn handle(&self) -> PyResult<StoreHandle> {
@@ -201,31 +226,40 @@ impl Drop for NativeStore {
     }
 }
 
-fn each<T>(answers: Vec<Result<T, lunette_kvstore::StoreError>>) -> PyResult<Vec<T>> {
+/// What came of each key, as values and exceptions.
+fn listed<'py, T: IntoPyObject<'py>>(
+    py: Python<'py>,
+    outcomes: Vec<PyResult<T>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let outcomes = outcomes.into_iter().map(|outcome| match outcome {
+        Ok(value) => Ok(value.into_bound_py_any(py)?),
+        Err(error) => Ok(error.into_value(py).into_bound(py).into_any()),
+    });
+    PyList::new(py, outcomes.collect::<PyResult<Vec<_>>>()?)
+}
+
+fn failures<T>(answers: Vec<Result<T, StoreError>>) -> Vec<PyResult<T>> {
     let answers = answers.into_iter();
     answers
         .map(|answer| answer.map_err(|error| of_store(&error)))
         .collect()
 }
 
-fn client_options(seeds: Vec<SocketAddr>, timeout_s: f64) -> PyResult<ClusterClientOptions> {
-    let timeout = Duration::try_from_secs_f64(timeout_s);
-    let timeout = timeout.map_err(|error| PyValueError::new_err(error.to_string()))?;
-    Ok(ClusterClientOptions {
-        timeout,
-        ..ClusterClientOptions::new(seeds)
+fn put_options((is_upsert, copies, is_same_node, preferred): &How) -> PyResult<PutOptions> {
+    let preferred: Vec<_> = preferred
+        .iter()
+        .map(|name| address(name))
+        .collect::<PyResult<_>>()?;
+    let preferred = Preferred::new(&preferred).map_err(|error| of_store(&error))?;
+    Ok(PutOptions {
+        kind: if *is_upsert {
+            WriteKind::Upsert
+        } else {
+            WriteKind::Put
+        },
+        copies: *copies,
+        preferred,
+        is_same_node: *is_same_node,
+        ..PutOptions::default()
     })
-}
-
-fn addresses(texts: &[String]) -> PyResult<Vec<SocketAddr>> {
-    if texts.is_empty() {
-        return Err(PyValueError::new_err("no address"));
-    }
-    texts.iter().map(|text| address(text)).collect()
-}
-
-/// An address and a port.
-pub(crate) fn address(text: &str) -> PyResult<SocketAddr> {
-    text.parse()
-        .map_err(|_| PyValueError::new_err(format!("{text:?} is no ADDRESS:PORT")))
 }

@@ -29,13 +29,26 @@ impl Wake for Unpark {
 /// # Errors
 /// What a handler of a signal raised.
 pub(crate) fn wait<T: Send>(py: Python<'_>, answer: impl Future<Output = T> + Send) -> PyResult<T> {
+    let answer = wait_until(py, answer, None)?;
+    Ok(answer.expect("there is no end to the waiting"))
+}
+
+/// As [`wait`], for no longer than `until`, within a look for signals: `None` then.
+///
+/// # Errors
+/// What a handler of a signal raised.
+pub(crate) fn wait_until<T: Send>(
+    py: Python<'_>,
+    answer: impl Future<Output = T> + Send,
+    until: Option<Instant>,
+) -> PyResult<Option<T>> {
     let mut answer = pin!(answer);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     let begun = Instant::now();
     loop {
         if let Poll::Ready(answer) = answer.as_mut().poll(&mut context) {
-            return Ok(answer);
+            return Ok(Some(answer));
         }
         if begun.elapsed() >= SPIN {
             break;
@@ -50,8 +63,11 @@ pub(crate) fn wait<T: Send>(py: Python<'_>, answer: impl Future<Output = T> + Se
             answer.poll(&mut Context::from_waker(waker))
         });
         match polled {
-            Poll::Ready(answer) => return Ok(answer),
+            Poll::Ready(answer) => return Ok(Some(answer)),
             Poll::Pending => py.check_signals()?,
+        }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Ok(None);
         }
     }
 }

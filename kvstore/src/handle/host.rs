@@ -1,6 +1,8 @@
 //! Clients on cores of their own.
 
 use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use lunette_runtime::{CoreOptions, Placement, Runtime};
 use lunette_runtime_core::ids::CoreIndex;
@@ -64,16 +66,27 @@ impl ClientHost {
         core: CoreOptions,
         mut options: ClusterClientOptions,
     ) -> Result<Self, HandleError> {
-        let runtime = Runtime::start(&Placement::Anywhere(1), core.clone())?;
-        let timeout = options.timeout;
+        options.seeds = Self::members(cluster, core, options.timeout)?;
+        Self::start(placement, core, &options)
+    }
+
+    /// Where the members of the cluster of that name listen, as its coordinators tell. Waits for a first one for
+    /// at most `timeout`.
+    ///
+    /// # Errors
+    /// [`HandleError`]: of the coordinators, or there is no member.
+    pub fn members(
+        cluster: ClusterOptions,
+        core: CoreOptions,
+        timeout: Duration,
+    ) -> Result<Vec<SocketAddr>, HandleError> {
+        let runtime = Runtime::start(&Placement::Anywhere(1), core)?;
         let asked =
             runtime.spawn_on(
                 CoreIndex(0),
                 move || async move { cluster.seeds(timeout).await },
             )?;
-        options.seeds = asked.wait()??;
-        drop(runtime);
-        Self::start(placement, core, &options)
+        Ok(asked.wait()??)
     }
 
     /// A handle to them.

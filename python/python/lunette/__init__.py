@@ -8,37 +8,57 @@ True
 b'hello'
 
 Keys are `bytes`, or `str` that are sent as UTF-8. Values are whatever has the buffer protocol and lies in one
-piece. What is given is copied before a call asks, and what was got is copied when it is there: a call that has
-ended, however it did, leaves nothing behind that touches the caller's memory.
+piece. They are put from where they lie, and got to where they belong: nothing is to change or free that memory
+while a call lasts. A call that has ended, however it did, leaves nothing behind that touches it.
 
-A call keeps the GIL for the first 20 us, and gives it up where that is not enough. Ctrl-C ends a call that waits;
-what it asked for may be done all the same. Stores belong to the process that made them: in a child of a fork they
+A call keeps the GIL for the first 20 us, and gives it up where that is not enough. Ctrl-C ends a call that waits
+for objects to come, and one that writes when that is done, or its time is over; what it asked for may be done all
+the same. Stores belong to the process that made them: in a child of a fork they
 raise `Closed`.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeVar, Union, cast
 
+from ._memory import readable, writable
 from ._native import (
     Closed,
     Corrupt,
+    Invalid,
+    NativeCluster,
     NativeCoordinator,
     NativeStore,
+    NoRoom,
     StoreError,
     Unavailable,
+    Unknown,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
 
-__all__ = ["Closed", "Coordinator", "Corrupt", "Store", "StoreError", "Unavailable"]
+__all__ = [
+    "Closed",
+    "Coordinator",
+    "Corrupt",
+    "Invalid",
+    "NoRoom",
+    "Store",
+    "StoreError",
+    "Unavailable",
+    "Unknown",
+    "members",
+]
 
 Key = Union[bytes, str]
+Path = Union[str, "os.PathLike[str]"]
+T = TypeVar("T")
 
 # Their threads are ended while there is an interpreter.
 _open: weakref.WeakSet[Coordinator | Store] = weakref.WeakSet()
@@ -63,8 +83,13 @@ def _key(key: Key) -> bytes:
     raise TypeError(f"a key is bytes or str, not {type(key).__name__}")
 
 
-def _bytes(value: Buffer) -> bytes:
-    return value if isinstance(value, bytes) else memoryview(value).tobytes()
+def _all(outcomes: Sequence[T | StoreError]) -> list[T]:
+    """The values. If some are exceptions, the first is raised, and has all of them as its `outcomes`."""
+    for outcome in outcomes:
+        if isinstance(outcome, StoreError):
+            outcome.outcomes = outcomes  # type: ignore[attr-defined]
+            raise outcome
+    return cast("list[T]", list(outcomes))
 
 
 class _Closing:
@@ -88,11 +113,12 @@ class _Closing:
 class Coordinator(_Closing):
     """Keeps the map of one or more clusters, in this process and in its memory only.
 
-    It listens on a loopback address, since nobody is authenticated.
+    Beyond loopback it listens only with a secret, which members and clients prove to know, or if
+    `LUNETTE_INSECURE=1`.
     """
 
-    def __init__(self, listen: str = "127.0.0.1:0") -> None:
-        self._native = NativeCoordinator(listen)
+    def __init__(self, listen: str = "127.0.0.1:0", *, secret_file: Path | None = None) -> None:
+        self._native = NativeCoordinator(listen, secret_file)
         _open.add(self)
 
     @property
@@ -103,6 +129,20 @@ class Coordinator(_Closing):
     def close(self) -> None:
         """Ends it. Again, it does nothing."""
         self._native.close()
+
+
+def members(
+    coordinators: Iterable[str],
+    *,
+    cluster: str = "lunette",
+    secret_file: Path | None = None,
+    timeout_s: float = 1.0,
+) -> list[str]:
+    """Where the members of a cluster listen. Empty if it has none within `timeout_s`, or nobody tells."""
+    try:
+        return NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s).members()
+    except Unavailable:
+        return []
 
 
 class Store(_Closing):
@@ -120,16 +160,46 @@ class Store(_Closing):
         memory_bytes: int,
         cluster: str = "lunette",
         listen: str = "127.0.0.1:0",
+        drives: Iterable[Path] = (),
+        drive_bytes: int = 0,
+        secret_file: Path | None = None,
         timeout_s: float = 5.0,
     ) -> Self:
-        """Makes this process a member, which lends `memory_bytes`, and waits until it is one."""
-        addresses = list(coordinators)
-        return cls(NativeStore.member(cluster, addresses, listen, memory_bytes, timeout_s))
+        """Makes this process a member, which lends `memory_bytes`, and waits until it is one.
+
+        What leaves the memory goes to files in the folders `drives`, `drive_bytes` in all. `Unavailable` if the
+        coordinators do not take it in within `timeout_s`.
+        """
+        of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s)
+        folders = list(drives)
+        tier = (folders, drive_bytes) if folders else None
+        return cls(NativeStore.member(of, listen, memory_bytes, tier))
 
     @classmethod
-    def connect(cls, nodes: Iterable[str], *, timeout_s: float = 5.0) -> Self:
+    def join(
+        cls,
+        coordinators: Iterable[str],
+        *,
+        cluster: str = "lunette",
+        secret_file: Path | None = None,
+        timeout_s: float = 5.0,
+    ) -> Self:
+        """Asks the cluster whose members the coordinators tell, and lends nothing."""
+        of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s)
+        return cls(NativeStore.client(of, []))
+
+    @classmethod
+    def connect(
+        cls,
+        nodes: Iterable[str],
+        *,
+        secret_file: Path | None = None,
+        timeout_s: float = 5.0,
+    ) -> Self:
         """Asks the cluster that `nodes`, one or more, are members of."""
-        return cls(NativeStore.client(list(nodes), timeout_s))
+        addresses = list(nodes)
+        of = NativeCluster("lunette", addresses, False, secret_file, timeout_s)
+        return cls(NativeStore.client(of, addresses))
 
     @property
     def address(self) -> str | None:
@@ -138,11 +208,30 @@ class Store(_Closing):
 
     def put(self, key: Key, value: Buffer, *, copies: int = 1) -> bool:
         """Writes an object unless there is one. Whether it was written."""
-        return self._native.put(_key(key), _bytes(value), False, copies)
+        return self._put(key, value, False, copies)
 
     def upsert(self, key: Key, value: Buffer, *, copies: int = 1) -> bool:
         """Writes an object, also where there is one."""
-        return self._native.put(_key(key), _bytes(value), True, copies)
+        return self._put(key, value, True, copies)
+
+    def _put(self, key: Key, value: Buffer, is_upsert: bool, copies: int) -> bool:
+        how = (is_upsert, copies, False, [])
+        if isinstance(value, bytes):
+            return self._native.put(_key(key), value, how)
+        address, length, _kept = readable(value)
+        return _all(self._native.put_from([_key(key)], [[address]], [[length]], how))[0]
+
+    def put_all(self, objects: Iterable[tuple[Key, Buffer]], *, copies: int = 1) -> list[bool]:
+        """As `put`, of many objects in one call, in no order.
+
+        If some fail, the first exception is raised; its `outcomes` tell of each object.
+        """
+        keys, lent = [], []
+        for key, value in objects:
+            keys.append(_key(key))
+            lent.append(readable(value))
+        addresses, lengths = [[at] for at, _, _ in lent], [[length] for _, length, _ in lent]
+        return _all(self._native.put_from(keys, addresses, lengths, (False, copies, False, [])))
 
     def get(self, key: Key) -> bytes | None:
         """The value, or `None`."""
@@ -153,30 +242,39 @@ class Store(_Closing):
 
         `ValueError` if `into` is too short, is read-only, or is not in one piece; it is untouched then.
         """
-        with memoryview(into) as view:
-            if view.readonly or not view.c_contiguous:
-                raise ValueError("the buffer is read-only, or not in one piece")
-            value = self._native.get(_key(key))
-            if value is None:
-                return None
-            if len(value) > view.nbytes:
-                raise ValueError(f"an object of {len(value)} bytes for a buffer of {view.nbytes}")
-            if value:
-                with view.cast("B") as room:
-                    room[: len(value)] = value
-            return len(value)
+        try:
+            return self.get_all_into([(key, into)])[0]
+        except Invalid as error:
+            raise ValueError(str(error)) from error
+
+    def get_all_into(self, objects: Iterable[tuple[Key, Buffer]]) -> list[int | None]:
+        """As `get_into`, of many objects in one call.
+
+        If some fail, the first exception is raised, `Invalid` where a buffer is too short; its `outcomes` tell of
+        each object.
+        """
+        keys, lent = [], []
+        for key, into in objects:
+            keys.append(_key(key))
+            lent.append(writable(into))
+        addresses, lengths = [[at] for at, _, _ in lent], [[length] for _, length, _ in lent]
+        return _all(self._native.get_into(keys, addresses, lengths))
 
     def size(self, key: Key) -> int | None:
         """Length of the value in bytes, or `None`."""
-        return self._native.sizes([_key(key)])[0]
+        return _all(self._native.sizes([_key(key)]))[0]
 
     def exists(self, keys: Iterable[Key]) -> list[bool]:
         """Whether there is an object, for each key: a hint, since it may be evicted before it is asked for."""
-        return self._native.exists([_key(key) for key in keys])
+        return _all(self._native.exists([_key(key) for key in keys]))
 
     def remove(self, keys: Iterable[Key]) -> list[bool]:
         """Removes objects. Whether there was one, for each key."""
-        return self._native.remove([_key(key) for key in keys])
+        return _all(self._native.remove([_key(key) for key in keys]))
+
+    def clear(self) -> None:
+        """Removes every object, on all members, whoever wrote it."""
+        self._native.clear()
 
     def close(self) -> None:
         """Ends it: calls under way raise `StoreError`. Again, it does nothing."""

@@ -1,0 +1,169 @@
+"""Settings of a store, and how one is opened."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lunette._native import NativeCluster, NativeStore
+
+LOG = logging.getLogger("mooncake")
+
+# The cluster's name at its coordinators.
+CLUSTER = "mooncake"
+MASTER_DEFAULT = "127.0.0.1:50051"
+# How long an operation may take, unless LUNETTE_TIMEOUT_S says otherwise.
+TIMEOUT_S = 10.0
+
+# Names of earlier versions, which some programs still give.
+LEGACY_KEYS = {"device_name": "rdma_devices", "master_server_address": "master_server_addr"}
+# Settings of the environment that are heeded.
+ENVIRONMENT = frozenset(
+    {"LUNETTE_DRIVE_SIZE", "LUNETTE_INSECURE", "LUNETTE_SECRET_FILE", "LUNETTE_TIMEOUT_S"}
+)
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+class SettingError(ValueError):
+    """A setting that is refused: which, and why."""
+
+
+@dataclass
+class Settings:
+    """What `setup` is given, under the names that it has there."""
+
+    local_hostname: str
+    metadata_server: str
+    global_segment_size: int
+    local_buffer_size: int
+    protocol: str
+    rdma_devices: str
+    master_server_addr: str
+    engine: object = None
+    enable_ssd_offload: bool = False
+    ssd_offload_path: str = ""
+    tenant_id: str = "default"
+    enable_client_http_server: bool = False
+    client_http_port: int = 9300
+
+
+_DICTIONARY_DEFAULTS: dict[str, object] = {
+    "metadata_server": "P2PHANDSHAKE",
+    "global_segment_size": 16 << 20,
+    "local_buffer_size": 16 << 20,
+    "protocol": "tcp",
+    "rdma_devices": "",
+    "master_server_addr": MASTER_DEFAULT,
+}
+
+
+def size_of(text: object) -> int:
+    """Bytes, as a number or as in `16MB`."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text < 0:
+            raise SettingError(f"a size of {text}")
+        return text
+    spelt = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", str(text).upper())
+    if spelt is None:
+        raise SettingError(f"{text!r} is no size")
+    return int(float(spelt[1]) * (1 << _UNITS[spelt[2]]))
+
+
+def of_dictionary(given: Mapping[str, object]) -> Settings:
+    """The form of one dictionary. Keys that are not known are named in a warning."""
+    known = {each.name for each in fields(Settings)}
+    values: dict[str, Any] = dict(_DICTIONARY_DEFAULTS)
+    for key, value in given.items():
+        name = LEGACY_KEYS.get(key, key)
+        if name not in known:
+            LOG.warning("setup: %r is no setting and is ignored", key)
+            continue
+        if name != key:
+            LOG.warning("setup: %r is called %r", key, name)
+        values[name] = value
+    if "local_hostname" not in values:
+        raise SettingError("local_hostname is missing")
+    for name in ("global_segment_size", "local_buffer_size"):
+        values[name] = size_of(values[name])
+    for name in ("enable_ssd_offload", "enable_client_http_server"):
+        if name in values:
+            values[name] = str(values[name]).strip().lower() in ("1", "true", "yes", "on")
+    return Settings(**values)
+
+
+def coordinators(master: str) -> tuple[list[str], bool]:
+    """Where the coordinators are, and whether they are etcds."""
+    scheme, separator, rest = master.rpartition("://")
+    if separator and scheme != "etcd":
+        raise SettingError(f"master_server_addr: {scheme} is not supported: etcd is, or a coordinator")
+    parts = [part.strip() for part in re.split("[,;]", rest) if part.strip()]
+    if not parts:
+        raise SettingError("master_server_addr: no address")
+    return [address_of(part, 0) for part in parts], bool(separator)
+
+
+def address_of(name: str, port: int) -> str:
+    """An address and a port, of `host` or `host:port`."""
+    host, colon, number = name.rpartition(":")
+    if not colon or name.count(":") > 1 and not name.startswith("["):
+        host, number = name, str(port)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(number), type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{name!r}: {error}") from error
+    found.sort(key=lambda each: each[0] != socket.AF_INET)
+    address = found[0][4]
+    return f"[{address[0]}]:{address[1]}" if found[0][0] == socket.AF_INET6 else f"{address[0]}:{address[1]}"
+
+
+def warn_of_what_is_ignored(settings: Settings) -> None:
+    """Names what was asked for and does nothing."""
+    if settings.protocol not in ("tcp", "rdma"):
+        raise SettingError(f"protocol: {settings.protocol!r} is not supported: tcp is")
+    if settings.protocol == "rdma":
+        LOG.warning("setup: protocol rdma: objects go over TCP and shared memory")
+    elif settings.rdma_devices:
+        LOG.warning("setup: rdma_devices are ignored")
+    if settings.engine is not None:
+        LOG.warning("setup: the store has connections of its own: engine is ignored")
+    if settings.enable_client_http_server:
+        LOG.warning("setup: enable_client_http_server is ignored")
+    if settings.tenant_id not in ("", "default"):
+        raise SettingError("tenant_id: tenants are not supported")
+    ignored = [name for name in sorted(os.environ) if name.startswith(("MC_", "MOONCAKE_"))]
+    if ignored:
+        LOG.warning("setup: settings of the environment are ignored: %s", ", ".join(ignored))
+
+
+def drives(settings: Settings) -> tuple[list[str], int] | None:
+    """Folder and size of the drive, if there is to be one: half of what is free, unless LUNETTE_DRIVE_SIZE."""
+    if not settings.enable_ssd_offload:
+        return None
+    if not settings.ssd_offload_path:
+        raise SettingError("ssd_offload_path is missing")
+    os.makedirs(settings.ssd_offload_path, exist_ok=True)
+    size = os.environ.get("LUNETTE_DRIVE_SIZE")
+    if size is not None:
+        return [settings.ssd_offload_path], size_of(size)
+    return [settings.ssd_offload_path], shutil.disk_usage(settings.ssd_offload_path).free // 2
+
+
+def open_store(settings: Settings) -> tuple[NativeStore, list[str]]:
+    """The store, and where its coordinators are: a member if it lends memory, and else a client."""
+    warn_of_what_is_ignored(settings)
+    masters, is_etcd = coordinators(settings.master_server_addr)
+    timeout_s = float(os.environ.get("LUNETTE_TIMEOUT_S", TIMEOUT_S))
+    secret_file = os.environ.get("LUNETTE_SECRET_FILE")
+    cluster = NativeCluster(CLUSTER, masters, is_etcd, secret_file, timeout_s)
+    if settings.global_segment_size == 0:
+        return NativeStore.client(cluster, []), masters
+    listen = address_of(settings.local_hostname, 0)
+    store = NativeStore.member(cluster, listen, settings.global_segment_size, drives(settings))
+    return store, masters

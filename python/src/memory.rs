@@ -1,0 +1,157 @@
+//! Memory of Python's that a call lends to the store, by its address.
+//!
+//! A call ends when everything that it lent has been let go of, whatever became of what it asked: no later
+//! access, by a core or a device, finds memory that the program has freed. Addresses are the program's to
+//! vouch for, as those that it gives `ctypes`; that something is mapped there is looked at before they are lent.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use lunette_kvstore::Lent;
+use lunette_runtime::arena::{ForeignMemory, SharedMemory};
+use pyo3::prelude::*;
+use rustix::mm::{MsyncFlags, msync};
+use rustix::param::page_size;
+
+use crate::waiting::wait;
+
+/// Most ranges that are registered.
+pub(crate) const REGISTERED_MAX: usize = 1 << 20;
+
+/// What one call has lent.
+#[derive(Debug, Default)]
+pub(crate) struct Loans(Arc<Left>);
+
+/// How many loans there still are, and who waits for their end.
+#[derive(Debug, Default)]
+struct Left {
+    loans: AtomicUsize,
+    waiting: Mutex<Option<Waker>>,
+}
+
+/// One loan: dropped with the last access to its memory, on whatever thread.
+struct Loan(Arc<Left>);
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if self.0.loans.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(waker) = self.0.take_waker()
+        {
+            waker.wake();
+        }
+    }
+}
+
+impl Left {
+    fn take_waker(&self) -> Option<Waker> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.take()
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        {
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            *waiting = Some(cx.waker().clone());
+        }
+        // After the waker is there: whoever is last sees it, or is seen.
+        if self.loans.load(Ordering::Acquire) == 0 {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+impl Loans {
+    /// `len` bytes at `address`; `None` if nothing is mapped at some of them, or there are none.
+    pub(crate) fn lend(
+        &self,
+        registered: &Registered,
+        (address, len): (usize, usize),
+    ) -> Option<Lent> {
+        let first = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address))?;
+        if len == 0 || !registered.has(address, len) && !is_mapped(address, len) {
+            return None;
+        }
+        self.0.loans.fetch_add(1, Ordering::Relaxed);
+        let loan = Box::new(Loan(Arc::clone(&self.0)));
+        // SAFETY: the program vouches for memory of so many bytes at the address that stays, and that it writes
+        // to (or reads, where it is got into) in no other way, until the call returns; it has just been seen
+        // to be mapped. The call returns after `ended`, which waits until the owner here has been dropped.
+        // Values of `bytes` are only read. Ends with the call.
+        let memory = unsafe { ForeignMemory::new(first, len, loan) };
+        Some(Lent::whole(&SharedMemory::foreign(memory)))
+    }
+
+    /// Waits until everything has been let go of.
+    ///
+    /// # Errors
+    /// What a handler of a signal raised meanwhile: after that end.
+    pub(crate) fn ended(self, py: Python<'_>) -> PyResult<()> {
+        let left = self.0;
+        let mut raised = Ok(());
+        while left.loans.load(Ordering::Acquire) > 0 {
+            let ended = std::future::poll_fn(|cx| left.poll(cx));
+            if let Err(error) = wait(py, ended) {
+                raised = Err(error);
+            }
+        }
+        raised
+    }
+}
+
+/// Ranges that the program has vouched for until it takes them back.
+#[derive(Debug, Default)]
+pub(crate) struct Registered(Mutex<BTreeMap<usize, usize>>);
+
+impl Registered {
+    /// Whether it is registered now: not if nothing is mapped at some of it, or it overlaps another one, or there
+    /// are [`REGISTERED_MAX`].
+    pub(crate) fn add(&self, address: usize, len: usize) -> bool {
+        let Some(end) = address.checked_add(len) else {
+            return false;
+        };
+        if len == 0 || !is_mapped(address, len) {
+            return false;
+        }
+        let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = ranges.range(..end).next_back();
+        let overlaps = before.is_some_and(|(start, len)| start + len > address);
+        if overlaps || ranges.len() >= REGISTERED_MAX {
+            return false;
+        }
+        ranges.insert(address, len);
+        true
+    }
+
+    /// Whether a range that begins there was registered.
+    pub(crate) fn remove(&self, address: usize) -> bool {
+        let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ranges.remove(&address).is_some()
+    }
+
+    fn has(&self, address: usize, len: usize) -> bool {
+        let ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = ranges.range(..=address).next_back();
+        before.is_some_and(|(start, range)| {
+            (address - start)
+                .checked_add(len)
+                .is_some_and(|end| end <= *range)
+        })
+    }
+}
+
+/// Whether the process has something at each of these addresses.
+fn is_mapped(address: usize, len: usize) -> bool {
+    let first = address & !(page_size() - 1);
+    let Some(len) = address.checked_add(len).map(|end| end - first) else {
+        return false;
+    };
+    let pages = std::ptr::with_exposed_provenance_mut(first);
+    // SAFETY: the system looks at its own tables of the process's memory, and begins to write back what is a
+    // file's; no byte is touched, and addresses that are nobody's are its answer. Ends with the call.
+    unsafe { msync(pages, len, MsyncFlags::ASYNC) }.is_ok()
+}

@@ -1,0 +1,80 @@
+"""What `COMPATIBILITY.md` says of Mooncake's names, held against what its modules report and ours do."""
+
+import dataclasses
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from mooncake import _setup, master, store
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+HERE = Path(__file__).parent
+THEIRS = json.loads((HERE / "data/mooncake_store_api.json").read_text())
+TEXT = (HERE.parent / "COMPATIBILITY.md").read_text()
+
+
+def table(title: str) -> dict[str, str]:
+    """What becomes of each name of a section."""
+    section = TEXT.split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = (line.split("|") for line in section.splitlines() if line.startswith("| `"))
+    return {name: row[2].strip() for row in rows for name in re.findall(r"`([^`]+)`", row[1])}
+
+
+METHODS = table("`MooncakeDistributedStore`")
+
+
+def test_every_method_of_theirs_is_listed():
+    assert sorted(METHODS) == sorted(THEIRS["MooncakeDistributedStore"])
+    assert set(METHODS.values()) == {"mapped", "refused"}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in METHODS if METHODS[name] == "refused"))
+def test_what_is_refused_says_so(name):
+    with pytest.raises(NotImplementedError, match=name):
+        getattr(MooncakeDistributedStore(), name)()
+
+
+@pytest.mark.parametrize("name", sorted(name for name in METHODS if METHODS[name] == "mapped"))
+def test_what_is_mapped_takes_the_same_parameters(name):
+    if name == "setup":
+        return  # It has two forms: `test_settings_are_listed`.
+    ours = list(inspect.signature(getattr(MooncakeDistributedStore, name)).parameters.values())[1:]
+    theirs = THEIRS["MooncakeDistributedStore"][name]
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs):
+        if their.startswith("*"):
+            assert our.kind == inspect.Parameter.VAR_POSITIONAL
+            continue
+        if not their.startswith("arg"):
+            assert our.name == their.lstrip("?")
+        assert (our.default is not inspect.Parameter.empty) == their.startswith("?")
+
+
+def test_configurations_are_listed():
+    assert sorted(table("`ReplicateConfig`")) == THEIRS["ReplicateConfig"]
+    assert sorted(field.name for field in dataclasses.fields(ReplicateConfig)) == THEIRS["ReplicateConfig"]
+
+
+def test_settings_are_listed():
+    settings = [field.name for field in dataclasses.fields(_setup.Settings)]
+    assert sorted(table("Settings")) == sorted(settings)
+    for name in [*_setup.ENVIRONMENT, *_setup.LEGACY_KEYS]:
+        assert f"`{name}" in TEXT
+
+
+def test_names_are_listed():
+    names = table("Names of `mooncake.store`")
+    assert sorted(names) == sorted(store.__all__)
+    assert set(names) <= set(THEIRS["module"])
+    for name in ("ObjectDataType", "SoftPinAction"):
+        assert sorted(getattr(store, name).__members__) == THEIRS[name]
+    for name in ("BufferHandle", "MooncakeHostMemAllocator"):
+        assert all(hasattr(getattr(store, name), method) for method in THEIRS[name])
+
+
+def test_flags_are_listed():
+    programs = TEXT.split("## Programs\n")[1]
+    assert set(re.findall(r"`--(\w+)`", programs)) - {"host", "port"} == set(master.DEFAULTS)

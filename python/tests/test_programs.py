@@ -1,0 +1,75 @@
+"""The programs, as a shell starts them."""
+
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from mooncake.store import MooncakeDistributedStore
+
+
+class Program:
+    """A program, from what it says first to a signal."""
+
+    def __init__(self, module, *flags):
+        command = [sys.executable, "-m", f"mooncake.{module}", *flags]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.said = self.process.stdout.readline()
+
+    def end(self, number=signal.SIGINT):
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=20)
+        return self.process.returncode, said
+
+
+def asked(port, path, method="GET", body=None):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_master_is_a_coordinator(number):
+    program = Program("master", "--rpc_port=0", "-metrics_port", "0", "--eviction_ratio=0.1")
+    address, http = program.said.removeprefix("mooncake_master: ").split(", HTTP at ")
+    assert address.startswith("127.0.0.1:")
+    assert asked(int(http), "/health") == (200, b"OK")
+    assert asked(int(http), "/nothing")[0] == 404
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "", 32 << 20, 0, "tcp", "", address) == 0
+    assert store.put("k", b"v") == 0
+    segments = asked(int(http), "/get_all_segments")[1].decode().split()
+    assert segments == [store.get_hostname()]
+    assert store.close() == 0
+    code, said = program.end(number)
+    assert code == 0
+    assert "--eviction_ratio is ignored" in said and "listening on 127.0.0.1" in said
+
+
+def test_flags_that_make_no_sense_are_refused():
+    for flags in (["--rpc_port"], ["rpc_port=1"], ["--rpc_port=many"]):
+        program = Program("master", *flags)
+        assert program.process.wait(20) == 1
+        assert program.process.stderr.read().startswith("mooncake_master: ")
+
+
+def test_metadata_is_kept():
+    program = Program("http_metadata_server", "--host", "127.0.0.1", "--port", "0")
+    port = int(program.said.rpartition(":")[2])
+    path = "/metadata?key=mooncake%2Fram%2Fnode"
+    assert asked(port, path)[0] == 404
+    assert asked(port, path, "PUT", b'{"a":1}')[0] == 200
+    assert asked(port, path) == (200, b'{"a":1}')
+    assert asked(port, path, "DELETE")[0] == 200
+    assert asked(port, path, "DELETE")[0] == 404
+    assert asked(port, "/metadata")[0] == 400
+    assert asked(port, "/other?key=a")[0] == 404
+    assert program.end()[0] == 0
