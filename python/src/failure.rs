@@ -41,6 +41,12 @@ create_exception!(
 );
 create_exception!(
     lunette,
+    InvalidKey,
+    Invalid,
+    "What is given as a key is none: there is no object under it, and none can be put."
+);
+create_exception!(
+    lunette,
     Corrupt,
     StoreException,
     "The bytes are not those that were put."
@@ -60,6 +66,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("NoRoom", py.get_type::<NoRoom>())?;
     module.add("Unknown", py.get_type::<Unknown>())?;
     module.add("Invalid", py.get_type::<Invalid>())?;
+    module.add("InvalidKey", py.get_type::<InvalidKey>())?;
     module.add("Corrupt", py.get_type::<Corrupt>())?;
     module.add("Closed", py.get_type::<Closed>())
 }
@@ -73,8 +80,8 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
     match error.kind {
         StoreErrorKind::Interrupted => Unknown::new_err(said),
         StoreErrorKind::Refused(Status::Full) => NoRoom::new_err(said),
-        StoreErrorKind::Key(_)
-        | StoreErrorKind::ValueTooLong { .. }
+        StoreErrorKind::Key(_) => InvalidKey::new_err(said),
+        StoreErrorKind::ValueTooLong { .. }
         | StoreErrorKind::TooManyPieces { .. }
         | StoreErrorKind::Copies { .. }
         | StoreErrorKind::Preferred { .. }

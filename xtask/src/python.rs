@@ -1,6 +1,6 @@
 //! The lane `python`: the wheel in an environment of its own, and its tests in Python.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::tally::Tally;
@@ -9,6 +9,12 @@ use crate::workspace::{self, Workspace};
 
 /// The folder of the environment, below the target directory.
 const ENVIRONMENT: &str = "python-tests";
+/// The same with Mooncake's own wheel, which ours is compared with.
+const ORIGINAL: &str = "python-original";
+/// That wheel, of the version whose interface ours has.
+const ORIGINAL_WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
+/// Names the interpreter of that environment to the tests.
+const ORIGINAL_SETTING: &str = "LUNETTE_MOONCAKE_PYTHON";
 /// What the environment has beside the wheel.
 const TOOLS: [&str; 2] = ["maturin>=1.7,<2", "pytest>=8,<10"];
 
@@ -51,11 +57,42 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
         .current_dir(&sources)
         .env("VIRTUAL_ENV", &environment);
     workspace::run(&mut build)?;
+    let original = original(workspace)?;
     let mut tests = Command::new(environment.join("bin/python"));
+    // Where it is not to be had, the tests that want it are skipped by name.
+    if let Some(original) = original {
+        tests.env(ORIGINAL_SETTING, original);
+    }
     tests
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
         .current_dir(&sources);
     workspace::run_lines(&mut tests, |line| tally.line(line))
+}
+
+/// The interpreter with Mooncake's own wheel, if there can be one: not every Python has it.
+fn original(workspace: &Workspace) -> Result<Option<PathBuf>, TaskError> {
+    let environment = workspace.target_dir()?.join(ORIGINAL);
+    let python = environment.join("bin/python");
+    let imports = ["-c", "import mooncake.store"];
+    if succeeds(&python, &imports) {
+        return Ok(Some(python));
+    }
+    let made = Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&environment)
+        .status();
+    let install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        ORIGINAL_WHEEL,
+    ];
+    let is_there = made.is_ok_and(|status| status.success())
+        && succeeds(&python, &install)
+        && succeeds(&python, &imports);
+    Ok(is_there.then_some(python))
 }
 
 fn succeeds(program: &Path, arguments: &[&str]) -> bool {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lunette._native import Closed, Corrupt, Invalid, NoRoom, StoreError, Unavailable, Unknown
+from lunette._native import Closed, Corrupt, Invalid, InvalidKey, NoRoom, StoreError, Unavailable, Unknown
 
 OK = 0
 INTERNAL_ERROR = -1
@@ -39,12 +39,18 @@ def of_writes(outcomes: Iterable[bool | StoreError]) -> list[int]:
 
 def of_reads(outcomes: Iterable[int | StoreError | None]) -> list[int]:
     """Of gets: lengths, or why there is none."""
-    return [
-        OBJECT_NOT_FOUND
-        if each is None
-        else (code_of(each) if isinstance(each, StoreError) else each)
-        for each in outcomes
-    ]
+    return [each if isinstance(each, int) else _of_miss(each) for each in outcomes]
+
+
+def of_removals(outcomes: Iterable[bool | StoreError]) -> list[int]:
+    """Of removals: whether there was one, or why that is not known."""
+    return [OK if each is True else _of_miss(each) for each in outcomes]
+
+
+def _of_miss(why: bool | StoreError | None) -> int:
+    if isinstance(why, StoreError) and not isinstance(why, InvalidKey):
+        return code_of(why)
+    return OBJECT_NOT_FOUND
 
 
 def first_failure(codes: Iterable[int]) -> int:

@@ -11,10 +11,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lunette._memory import Lent, readable, writable
-from lunette._native import Closed, NativeStore, StoreError
+from lunette._native import Closed, InvalidKey, NativeStore, StoreError
 
 from . import _codes
-from ._codes import INVALID_PARAMS, OK, code_of, first_failure, of_reads, of_writes
+from ._codes import (
+    INVALID_PARAMS,
+    OK,
+    code_of,
+    first_failure,
+    of_reads,
+    of_removals,
+    of_writes,
+)
 from ._setup import LOG, SettingError, Settings, of_dictionary, open_store
 from ._types import BufferHandle, ReplicateConfig, SoftPinAction
 
@@ -273,6 +281,8 @@ class Objects:
         native = self._native
         if isinstance(how, int) or native is None:
             return [how if isinstance(how, int) else INVALID_PARAMS] * len(names)
+        if len(addresses) == len(sizes) and any(map(_are_unequal, addresses, sizes)):
+            return [INVALID_PARAMS] * len(names)
         # An object has at least one byte.
         empty = [index for index, lengths in enumerate(sizes) if not any(lengths)]
         try:
@@ -402,7 +412,7 @@ class Objects:
             present = native.exists(names)
         except StoreError:
             return [-1] * len(names)
-        return [-1 if isinstance(each, StoreError) else int(each) for each in present]
+        return [-int(_is_failure(each)) if isinstance(each, StoreError) else int(each) for each in present]
 
     def get_size(self, key: str) -> int:
         """The length of an object."""
@@ -427,12 +437,7 @@ class Objects:
             removed = native.remove(names)
         except StoreError as error:
             return [code_of(error)] * len(names)
-        return [
-            code_of(each)
-            if isinstance(each, StoreError)
-            else (OK if each else _codes.OBJECT_NOT_FOUND)
-            for each in removed
-        ]
+        return of_removals(removed)
 
     def remove_all(self, force: bool = False) -> int:
         """Removes every object of the cluster. About how many there were: copies count."""
@@ -467,6 +472,15 @@ def _how(config: ReplicateConfig | None, is_upsert: bool, objects: int) -> How |
     preferred = [name for name in names if _is_address(name)][:PREFERRED_MAX]
     copies = min(config.replica_num, COPIES_MAX)
     return (is_upsert, copies, bool(config.prefer_alloc_in_same_node), preferred)
+
+
+def _are_unequal(some: Sequence[int], others: Sequence[int]) -> bool:
+    return len(some) != len(others)
+
+
+def _is_failure(why: StoreError) -> bool:
+    """Whether it leaves open if there is an object."""
+    return not isinstance(why, InvalidKey)
 
 
 def _is_address(name: str) -> bool:
