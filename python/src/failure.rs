@@ -5,6 +5,7 @@ use std::fmt::Display;
 use lunette_kvstore::{StoreError, StoreErrorKind};
 use lunette_kvstore_proto::message::Status;
 use lunette_transfer::CallError;
+use lunette_transfer::engine::{Cause, HandleError, TransferError};
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::{Bound, PyErr, PyResult, types::PyModule, types::PyModuleMethods};
@@ -21,6 +22,7 @@ create_exception!(
     StoreException,
     "The same again may succeed: nodes are away, or busy."
 );
+create_exception!(lunette, TimedOut, Unavailable, "Time was over.");
 create_exception!(
     lunette,
     NoRoom,
@@ -63,6 +65,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("StoreError", py.get_type::<StoreException>())?;
     module.add("Unavailable", py.get_type::<Unavailable>())?;
+    module.add("TimedOut", py.get_type::<TimedOut>())?;
     module.add("NoRoom", py.get_type::<NoRoom>())?;
     module.add("Unknown", py.get_type::<Unknown>())?;
     module.add("Invalid", py.get_type::<Invalid>())?;
@@ -80,6 +83,7 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
     match error.kind {
         StoreErrorKind::Interrupted => Unknown::new_err(said),
         StoreErrorKind::Refused(Status::Full) => NoRoom::new_err(said),
+        StoreErrorKind::TimedOut => TimedOut::new_err(said),
         StoreErrorKind::Key(_) => InvalidKey::new_err(said),
         StoreErrorKind::ValueTooLong { .. }
         | StoreErrorKind::TooManyPieces { .. }
@@ -93,6 +97,27 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
         _ if error.is_retryable() || error.is_backpressure() => Unavailable::new_err(said),
         _ => StoreException::new_err(said),
     }
+}
+
+/// The exception for a question to a transfer engine.
+pub(crate) fn of_engine(error: &HandleError) -> PyErr {
+    let said = error.to_string();
+    match error {
+        HandleError::Transfer(failed) if failed.is_corruption() => Corrupt::new_err(said),
+        HandleError::Transfer(failed) if is_late(failed) => TimedOut::new_err(said),
+        HandleError::Register(_) | HandleError::NoMemory | HandleError::Batch(_) => {
+            Invalid::new_err(said)
+        }
+        HandleError::Gone | HandleError::Ended => Closed::new_err(said),
+        _ if error.is_retryable() => Unavailable::new_err(said),
+        _ => StoreException::new_err(said),
+    }
+}
+
+fn is_late(failed: &TransferError) -> bool {
+    let late = [Cause::DeadlineExceeded, Cause::Unreachable];
+    let mut causes = failed.failures.iter().map(|failure| failure.cause);
+    causes.any(|cause| late.contains(&cause))
 }
 
 /// The exception for something that could not be started or ended.

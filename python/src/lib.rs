@@ -12,11 +12,13 @@
 //! | `objects` | objects from and to memory of the program |
 //! | `memory` | that memory, lent by address |
 //! | `opening` | members and clients come into being |
+//! | `engine` | [`NativeEngine`](engine::NativeEngine): transfers between memory here and of peers |
 //! | `coordinator` | a coordinator in this process |
 //! | `waiting` | an answer is waited for: the GIL, signals |
 //! | `failure` | errors as exceptions |
 
 mod coordinator;
+mod engine;
 mod failure;
 mod memory;
 mod objects;
@@ -31,6 +33,7 @@ use pyo3::prelude::*;
 fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<opening::NativeCluster>()?;
     module.add_class::<store::NativeStore>()?;
+    module.add_class::<engine::NativeEngine>()?;
     module.add_class::<coordinator::NativeCoordinator>()?;
     failure::add_to(module)
 }

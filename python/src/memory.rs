@@ -1,7 +1,7 @@
-//! Memory of Python's that a call lends to the store, by its address.
+//! Memory of Python's that is lent to cores, by its address.
 //!
-//! A call ends when everything that it lent has been let go of, whatever became of what it asked: no later
-//! access, by a core or a device, finds memory that the program has freed. Addresses are the program's to
+//! A call ends when everything that it lent has been let go of, whatever became of what it asked, and memory is
+//! unregistered then: no later access, by a core or a device, finds memory that the program has freed. Addresses are the program's to
 //! vouch for, as those that it gives `ctypes`; that something is mapped there is looked at before they are lent.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use lunette_kvstore::Lent;
 use lunette_runtime::arena::{ForeignMemory, SharedMemory};
 use pyo3::prelude::*;
 use rustix::mm::{MsyncFlags, msync};
@@ -21,7 +20,7 @@ use crate::waiting::wait;
 /// Most ranges that are registered.
 pub(crate) const REGISTERED_MAX: usize = 1 << 20;
 
-/// What one call has lent.
+/// What one call has lent, or one registration.
 #[derive(Debug, Default)]
 pub(crate) struct Loans(Arc<Left>);
 
@@ -66,24 +65,27 @@ impl Left {
 }
 
 impl Loans {
-    /// `len` bytes at `address`; `None` if nothing is mapped at some of them, or there are none.
+    /// `len` bytes at `address`; `None` if nothing is mapped at some of them, or there are none. What is
+    /// registered has been looked at before.
     pub(crate) fn lend(
         &self,
-        registered: &Registered,
+        registered: Option<&Registered>,
         (address, len): (usize, usize),
-    ) -> Option<Lent> {
+    ) -> Option<SharedMemory> {
         let first = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address))?;
-        if len == 0 || !registered.has(address, len) && !is_mapped(address, len) {
+        let is_known = registered.is_some_and(|registered| registered.has(address, len));
+        if len == 0 || !is_known && !is_mapped(address, len) {
             return None;
         }
         self.0.loans.fetch_add(1, Ordering::Relaxed);
         let loan = Box::new(Loan(Arc::clone(&self.0)));
-        // SAFETY: the program vouches for memory of so many bytes at the address that stays, and that it writes
-        // to (or reads, where it is got into) in no other way, until the call returns; it has just been seen
-        // to be mapped. The call returns after `ended`, which waits until the owner here has been dropped.
-        // Values of `bytes` are only read. Ends with the call.
+        // SAFETY: the program vouches for memory of so many bytes at the address that stays, and that it accesses
+        // in no way that a concurrent write would break, until it is told that the loan is over: by the return of
+        // the call that lent it, or of the one that unregisters it. Both return after `ended`, which waits until
+        // the owner here has been dropped. That something is mapped has been seen. Values of `bytes` are only
+        // read. Ends with the drop of the owner.
         let memory = unsafe { ForeignMemory::new(first, len, loan) };
-        Some(Lent::whole(&SharedMemory::foreign(memory)))
+        Some(SharedMemory::foreign(memory))
     }
 
     /// Waits until everything has been let go of.

@@ -165,7 +165,10 @@ impl Asking<'_> {
         let pieces = addresses.iter().copied().zip(lens.iter().copied());
         let pieces = pieces.filter(|(_, len)| *len > 0);
         pieces
-            .map(|piece| loans.lend(self.registered, piece))
+            .map(|piece| {
+                let memory = loans.lend(Some(self.registered), piece)?;
+                Some(Lent::whole(&memory))
+            })
             .collect::<Option<_>>()
             .ok_or("nothing is mapped at an address")
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lunette_auth::Secrets;
+use lunette_auth::policy::INSECURE_SETTING;
 use lunette_cluster::{read_secrets, system_entropy};
 use lunette_kvstore::{
     ClientHost, ClusterClientOptions, ClusterOptions, HandleError, Node, NodeOptions, StoreHandle,
@@ -18,9 +19,6 @@ use pyo3::prelude::*;
 
 use crate::failure::{Unavailable, of_start};
 use crate::waiting::wait_until;
-
-/// Lets members listen beyond loopback without a secret if it is 1.
-const INSECURE: &str = "LUNETTE_INSECURE";
 
 /// Which cluster, and how to be one of it.
 #[pyclass(frozen, module = "lunette._native")]
@@ -149,14 +147,19 @@ pub(crate) fn secrets(file: Option<&Path>) -> PyResult<Option<Secrets>> {
     secrets.map_err(|error| of_start(&error))
 }
 
+/// What the environment says of doing without secrets.
+pub(crate) fn insecure() -> Option<String> {
+    env::var(INSECURE_SETTING).ok()
+}
+
 /// Who listens beyond loopback proves who it is, or was told that it need not.
 pub(crate) fn check_listen(listen: SocketAddr, is_guarded: bool) -> PyResult<()> {
-    let insecure = env::var_os(INSECURE).is_some_and(|value| value == "1");
+    let insecure = insecure().is_some_and(|value| value == "1");
     if listen.ip().is_loopback() || is_guarded || insecure {
         return Ok(());
     }
     Err(of_start(&format!(
-        "{listen} is not loopback, and nobody would be authenticated: give a secret, or set {INSECURE}=1"
+        "{listen} is not loopback, and nobody would be authenticated: give a secret, or set {INSECURE_SETTING}=1"
     )))
 }
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mooncake import _setup, master, store
+from mooncake import _setup, engine, master, store
+from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 HERE = Path(__file__).parent
 THEIRS = json.loads((HERE / "data/mooncake_store_api.json").read_text())
+THEIR_ENGINE = json.loads((HERE / "data/mooncake_engine_api.json").read_text())
 TEXT = (HERE.parent / "COMPATIBILITY.md").read_text()
 
 
@@ -24,25 +26,30 @@ def table(title: str) -> dict[str, str]:
 
 
 METHODS = table("`MooncakeDistributedStore`")
+ENGINE_METHODS = table("`TransferEngine`")
+# What becomes of each method, of which class, and its parameters there.
+ALL = [
+    *((MooncakeDistributedStore, name, METHODS[name], THEIRS["MooncakeDistributedStore"].get(name)) for name in METHODS),
+    *((TransferEngine, name, ENGINE_METHODS[name], THEIR_ENGINE["TransferEngine"].get(name)) for name in ENGINE_METHODS),
+]
 
 
 def test_every_method_of_theirs_is_listed():
     assert sorted(METHODS) == sorted(THEIRS["MooncakeDistributedStore"])
-    assert set(METHODS.values()) == {"mapped", "refused"}
+    assert sorted(ENGINE_METHODS) == sorted(THEIR_ENGINE["TransferEngine"])
+    assert {row[2] for row in ALL} == {"mapped", "refused"}
 
 
-@pytest.mark.parametrize("name", sorted(name for name in METHODS if METHODS[name] == "refused"))
-def test_what_is_refused_says_so(name):
-    with pytest.raises(NotImplementedError, match=name):
-        getattr(MooncakeDistributedStore(), name)()
-
-
-@pytest.mark.parametrize("name", sorted(name for name in METHODS if METHODS[name] == "mapped"))
-def test_what_is_mapped_takes_the_same_parameters(name):
+@pytest.mark.parametrize(("kind", "name", "what", "theirs"), ALL)
+def test_methods_are_what_the_tables_say(kind, name, what, theirs):
     if name == "setup":
         return  # It has two forms: `test_settings_are_listed`.
-    ours = list(inspect.signature(getattr(MooncakeDistributedStore, name)).parameters.values())[1:]
-    theirs = THEIRS["MooncakeDistributedStore"][name]
+    method = getattr(kind(), name)
+    if what == "refused":
+        with pytest.raises(NotImplementedError, match=name):
+            method(*["" for each in theirs if not each.startswith(("?", "*"))])
+        return
+    ours = list(inspect.signature(method).parameters.values())
     assert len(ours) == len(theirs)
     for our, their in zip(ours, theirs):
         if their.startswith("*"):
@@ -69,6 +76,9 @@ def test_names_are_listed():
     names = table("Names of `mooncake.store`")
     assert sorted(names) == sorted(store.__all__)
     assert set(names) <= set(THEIRS["module"])
+    names = table("Names of `mooncake.engine`")
+    assert sorted(names) == sorted(engine.__all__)
+    assert set(names) <= set(THEIR_ENGINE["module"])
     for name in ("ObjectDataType", "SoftPinAction"):
         assert sorted(getattr(store, name).__members__) == THEIRS[name]
     for name in ("BufferHandle", "MooncakeHostMemAllocator"):

@@ -37,6 +37,7 @@ from ._native import (
     NativeStore,
     NoRoom,
     StoreError,
+    TimedOut,
     Unavailable,
     Unknown,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "NoRoom",
     "Store",
     "StoreError",
+    "TimedOut",
     "Unavailable",
     "Unknown",
     "members",

@@ -5,7 +5,8 @@ What is mapped, refused or ignored is in `COMPATIBILITY.md`.
 
 | module | subject |
 |---|---|
-| `store` | what programs import |
+| `store` | objects: what programs import |
+| `engine` | transfers between memory of processes: what programs import |
 | `master` | the program `mooncake_master`: a Lunette coordinator |
 | `http_metadata_server` | the program of that name |
 | `_objects` | `MooncakeDistributedStore`: objects and buffers |

@@ -165,6 +165,13 @@ impl PeerHandle {
         })
     }
 
+    /// Opens the segment in which a range of the peer's addresses lies, and says where in it. See
+    /// [`Peer::segment_at`].
+    #[must_use]
+    pub fn segment_at(&self, start: u64, len_bytes: u64) -> Pending<(RemoteSegment, u64)> {
+        self.ask_each(move |peer| async move { Ok(peer.segment_at(start, len_bytes).await?) })
+    }
+
     /// Opens what a capability is for. See [`Peer::redeem`].
     #[must_use]
     pub fn redeem(&self, token: Token) -> Pending<RemoteSegment> {
