@@ -2,12 +2,13 @@
 
     python store.py --theirs OTHER/bin/python [--rounds 5] [--cpus 0,1] [--sizes 4096,65536] [--mode local,remote]
 
+All processes of either wheel are pinned to these CPUs, and only one of the wheels has something to do at a time.
+
 Each row is measured in rounds. In each round both wheels make its calls, one after the other, and the order changes
 from round to round. A line tells the median over the rounds of what a call takes at its median under either, the ratio of
 the two in each round (more than 1: this wheel is ahead), and the share of time that the host took away meanwhile.
 
-`local`: the objects are in the memory of the process itself. `remote`: in that of another process of this host,
-which runs on the second CPU.
+`local`: the objects are in the memory of the process itself. `remote`: in that of another process of this host.
 """
 
 from __future__ import annotations
@@ -131,9 +132,9 @@ def own(master: str) -> None:
 class Child:
     """A process that says when it is ready."""
 
-    def __init__(self, command: list[str], cpu: int) -> None:
+    def __init__(self, command: list[str], cpus: str) -> None:
         pipe = subprocess.PIPE
-        command = ["taskset", "-c", str(cpu), *command]
+        command = ["taskset", "-c", cpus, *command]
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
     def line(self) -> str:
@@ -154,19 +155,20 @@ class Child:
 class Side:
     """One wheel: its master, who owns memory, who measures."""
 
-    def __init__(self, python: str, mode: str, cpus: list[int]) -> None:
+    def __init__(self, python: str, mode: str, cpus: str) -> None:
         port, metrics = free_port(), free_port()
         program = str(Path(python).parent / "mooncake_master")
         flags = [f"--rpc_port={port}", f"--metrics_port={metrics}"]
         quiet = subprocess.DEVNULL
-        self.master = subprocess.Popen([program, *flags], stdout=quiet, stderr=quiet)
+        command = ["taskset", "-c", cpus, program, *flags]
+        self.master = subprocess.Popen(command, stdout=quiet, stderr=quiet)
         wait_for(port)
         address = f"127.0.0.1:{port}"
         self.children = []
         if mode == "remote":
-            self.children.append(Child([python, str(HERE), "own", address], cpus[1]))
+            self.children.append(Child([python, str(HERE), "own", address], cpus))
             self.children[0].line()
-        self.worker = Child([python, str(HERE), "work", mode, address], cpus[0])
+        self.worker = Child([python, str(HERE), "work", mode, address], cpus)
         self.worker.line()
         self.children.append(self.worker)
 
@@ -203,8 +205,8 @@ def steal() -> tuple[int, int]:
 
 
 def compare(mode: str, given: argparse.Namespace) -> None:
-    cpus = [int(cpu) for cpu in given.cpus.split(",")]
-    sides = {"ours": Side(sys.executable, mode, cpus), "theirs": Side(given.theirs, mode, cpus)}
+    ours, theirs = Side(sys.executable, mode, given.cpus), Side(given.theirs, mode, given.cpus)
+    sides = {"ours": ours, "theirs": theirs}
     sizes = [int(size) for size in given.sizes.split(",")]
     rows = [row for row in (*SINGLE, *BATCHES) if given.rows in row]
     for size in sizes:
