@@ -12,13 +12,17 @@ use lunette_kvstore::{
     ClientHost, ClusterClientOptions, ClusterOptions, HandleError, Node, NodeOptions, StoreHandle,
     TierOptions,
 };
-use lunette_runtime::{CoreOptions, Placement};
+use lunette_runtime::{CoreOptions, Idle, Placement};
 use lunette_runtime_core::ids::NodeId;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::failure::{Unavailable, of_start};
 use crate::waiting::wait_until;
+
+/// A program that calls has as much to do between its calls as it takes a sleeping core to wake up: a core that is to
+/// be awake for the next one waits somewhat longer than by default.
+pub(crate) const IDLE: Idle = Idle::Adaptive(Duration::from_micros(100));
 
 /// Which cluster, and how to be one of it.
 #[pyclass(frozen, module = "lunette._native")]
@@ -95,6 +99,7 @@ impl NativeCluster {
         let id = NodeId(u64::from_be_bytes([i0, i1, i2, i3, i4, i5, i6, i7]));
         let mut options = NodeOptions::new(id, listen, memory_bytes);
         options.cluster = Some(self.cluster.clone());
+        options.idle = IDLE;
         options.tier = tier;
         let asking = self.client_options(Vec::new());
         let node = py.detach(move || Node::start(options));
@@ -117,7 +122,10 @@ impl NativeCluster {
     /// Clients. The coordinators are asked who the members are, or `nodes` are some of them.
     pub(crate) fn clients(&self, py: Python<'_>, nodes: &[String]) -> PyResult<Open> {
         let placement = Placement::Anywhere(1);
-        let core = CoreOptions::default();
+        let core = CoreOptions {
+            idle: IDLE,
+            ..CoreOptions::default()
+        };
         let nodes = (!nodes.is_empty()).then(|| addresses(nodes)).transpose()?;
         let host = py.detach(move || match nodes {
             Some(nodes) => ClientHost::start(&placement, core, &self.client_options(nodes)),

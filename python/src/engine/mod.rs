@@ -28,7 +28,7 @@ use lunette_transfer::engine::{
 use pyo3::prelude::*;
 
 use crate::failure::{Closed, Invalid, Unavailable, of_engine, of_start};
-use crate::opening::{address, insecure, secrets};
+use crate::opening::{IDLE, address, insecure, secrets};
 use crate::waiting::wait;
 use local::{Local, Place};
 use peers::{Peers, Range};
@@ -80,7 +80,10 @@ impl NativeEngine {
             policy: policy.map_err(|error| of_start(&error))?,
             ..EngineOptions::default()
         };
-        let core = CoreOptions::default();
+        let core = CoreOptions {
+            idle: IDLE,
+            ..CoreOptions::default()
+        };
         let host = py.detach(|| EngineHost::start(&Placement::Anywhere(1), core, &options));
         let host = host.map_err(|error| of_start(&error))?;
         let local = Arc::new(Local::new(host.handle()));
