@@ -15,6 +15,15 @@ const ORIGINAL: &str = "python-original";
 const ORIGINAL_WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 /// Names the interpreter of that environment to the tests.
 const ORIGINAL_SETTING: &str = "LUNETTE_MOONCAKE_PYTHON";
+/// The folder of serving engines' own wheels, whose modules are driven against ours.
+const ENGINES: &str = "python-engines";
+const ENGINE_WHEELS: [&str; 3] = [
+    "checkpoint-engine==0.4.2",
+    "lmcache==0.5.6",
+    "sglang==0.5.23",
+];
+/// Names that folder to the tests.
+const ENGINES_SETTING: &str = "LUNETTE_ENGINES";
 /// What the environment has beside the wheel.
 const TOOLS: [&str; 2] = ["maturin>=1.7,<2", "pytest>=8,<10"];
 
@@ -58,8 +67,10 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
         .env("VIRTUAL_ENV", &environment);
     workspace::run(&mut build)?;
     let original = original(workspace)?;
+    let engines = engines(workspace)?;
     let mut tests = Command::new(environment.join("bin/python"));
-    // Where it is not to be had, the tests that want it are skipped by name.
+    // Where one is not to be had, the tests that want it are skipped by name.
+    tests.env(ENGINES_SETTING, engines);
     if let Some(original) = original {
         tests.env(ORIGINAL_SETTING, original);
     }
@@ -93,6 +104,37 @@ fn original(workspace: &Workspace) -> Result<Option<PathBuf>, TaskError> {
         && succeeds(&python, &install)
         && succeeds(&python, &imports);
     Ok(is_there.then_some(python))
+}
+
+/// The folder of the engines' wheels, with those that can be had.
+fn engines(workspace: &Workspace) -> Result<PathBuf, TaskError> {
+    let target = workspace.target_dir()?;
+    let folder = target.join(ENGINES);
+    let python = target.join(ENVIRONMENT).join("bin/python");
+    for wheel in ENGINE_WHEELS {
+        let stem = wheel.replace('-', "_").replace("==", "-");
+        if is_in(&folder, &stem) {
+            continue;
+        }
+        let fetched = Command::new(&python)
+            .args(["-m", "pip", "download", "--quiet", "--no-deps"])
+            .args([wheel, "--only-binary", ":all:", "--dest"])
+            .arg(&folder)
+            .status();
+        if !fetched.is_ok_and(|status| status.success()) {
+            println!("{wheel} cannot be had");
+        }
+    }
+    Ok(folder)
+}
+
+/// Whether the folder has a file whose name begins so.
+fn is_in(folder: &Path, stem: &str) -> bool {
+    let Ok(entries) = folder.read_dir() else {
+        return false;
+    };
+    let mut names = entries.flatten().map(|entry| entry.file_name());
+    names.any(|name| name.to_string_lossy().starts_with(stem))
 }
 
 fn succeeds(program: &Path, arguments: &[&str]) -> bool {

@@ -165,5 +165,8 @@ def open_store(settings: Settings) -> tuple[NativeStore, list[str]]:
     if settings.global_segment_size == 0:
         return NativeStore.client(cluster, []), masters
     listen = address_of(settings.local_hostname, 0)
+    if settings.engine is not None:
+        # Then the name is the engine's, which has that port.
+        listen = f"{listen.rpartition(':')[0]}:0"
     store = NativeStore.member(cluster, listen, settings.global_segment_size, drives(settings))
     return store, masters
