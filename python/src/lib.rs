@@ -14,6 +14,7 @@
 //! | `opening` | members and clients come into being |
 //! | `engine` | [`NativeEngine`](engine::NativeEngine): transfers between memory here and of peers |
 //! | `coordinator` | a coordinator in this process |
+//! | `queue` | [`NativeQueue`](queue::NativeQueue): answers that wake an event loop |
 //! | `waiting` | an answer is waited for: the GIL, signals |
 //! | `failure` | errors as exceptions |
 
@@ -23,6 +24,7 @@ mod failure;
 mod memory;
 mod objects;
 mod opening;
+mod queue;
 mod store;
 mod waiting;
 
@@ -34,6 +36,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<opening::NativeCluster>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<engine::NativeEngine>()?;
+    module.add_class::<queue::NativeQueue>()?;
     module.add_class::<coordinator::NativeCoordinator>()?;
     failure::add_to(module)
 }

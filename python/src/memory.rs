@@ -88,16 +88,19 @@ impl Loans {
         Some(SharedMemory::foreign(memory))
     }
 
+    /// Ready when everything has been let go of. One waits at a time.
+    pub(crate) fn over(&self) -> impl Future<Output = ()> + '_ {
+        std::future::poll_fn(|cx| self.0.poll(cx))
+    }
+
     /// Waits until everything has been let go of.
     ///
     /// # Errors
     /// What a handler of a signal raised meanwhile: after that end.
-    pub(crate) fn ended(self, py: Python<'_>) -> PyResult<()> {
-        let left = self.0;
+    pub(crate) fn ended(&self, py: Python<'_>) -> PyResult<()> {
         let mut raised = Ok(());
-        while left.loans.load(Ordering::Acquire) > 0 {
-            let ended = std::future::poll_fn(|cx| left.poll(cx));
-            if let Err(error) = wait(py, ended) {
+        while self.0.loans.load(Ordering::Acquire) > 0 {
+            if let Err(error) = wait(py, self.over()) {
                 raised = Err(error);
             }
         }

@@ -16,7 +16,10 @@ use crate::waiting::wait;
 pub(crate) type Pieces = (Vec<Vec<usize>>, Vec<Vec<usize>>);
 
 /// What came of one key: a value for Python, or an exception.
-type Outcome<T> = Result<T, PyErr>;
+pub(crate) type Outcome<T> = Result<T, PyErr>;
+
+/// Why the memory for an object is not lent.
+type Refused = &'static str;
 
 /// One key with its pieces.
 type Object = (Vec<u8>, Vec<Lent>);
@@ -28,46 +31,44 @@ pub(crate) struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Puts objects; whether each was written.
+    /// Puts objects; whether each was written. What is lent is lent by `loans`.
     pub(crate) fn put_from(
         &self,
-        py: Python<'_>,
+        loans: &Loans,
         keys: Vec<Vec<u8>>,
         pieces: Pieces,
         options: PutOptions,
-    ) -> PyResult<Vec<Outcome<bool>>> {
-        self.each(py, keys, pieces, |objects| {
-            let put = self.handle.put_all(objects, options);
-            async move {
-                let stored = put.await.into_iter();
-                let written = |stored| matches!(stored, Stored::Written { .. });
-                stored.map(|stored| stored.map(written)).collect()
-            }
+    ) -> PyResult<impl Future<Output = Vec<Outcome<bool>>> + Send + use<>> {
+        let (refused, objects) = self.lent(loans, keys, pieces)?;
+        let put = self.handle.put_all(objects, options);
+        Ok(async move {
+            let stored = put.await.into_iter();
+            let written = |stored| matches!(stored, Stored::Written { .. });
+            merged(refused, stored.map(|stored| stored.map(written)))
         })
     }
 
-    /// Gets objects; the length of each, or `None` where there is none.
+    /// Gets objects; the length of each, or `None` where there is none. What is lent is lent by `loans`.
     pub(crate) fn get_into(
         &self,
-        py: Python<'_>,
+        loans: &Loans,
         keys: Vec<Vec<u8>>,
         pieces: Pieces,
-    ) -> PyResult<Vec<Outcome<Option<usize>>>> {
-        self.each(py, keys, pieces, |objects| {
-            let got = self.handle.get_all(objects);
-            async move { got.await.into_iter().map(len_of).collect() }
-        })
+    ) -> PyResult<impl Future<Output = Vec<Outcome<Option<usize>>>> + Send + use<>> {
+        let (refused, objects) = self.lent(loans, keys, pieces)?;
+        let got = self.handle.get_all(objects);
+        Ok(async move { merged(refused, got.await.into_iter().map(len_of)) })
     }
 
     /// Gets ranges of one object, each to the piece at its place; how many bytes, or `None` if there is no
-    /// object.
+    /// object. What is lent is lent by `loans`.
     pub(crate) fn get_ranges(
         &self,
-        py: Python<'_>,
+        loans: &Loans,
         key: Vec<u8>,
         (addresses, lens): (Vec<usize>, Vec<usize>),
         offsets: &[u64],
-    ) -> PyResult<Option<usize>> {
+    ) -> PyResult<impl Future<Output = Outcome<Option<usize>>> + Send + use<>> {
         if offsets.len() != lens.len() {
             return Err(unequal());
         }
@@ -79,77 +80,30 @@ impl Asking<'_> {
         });
         let ranges: Option<Vec<_>> = ranges.collect();
         let ranges = ranges.ok_or_else(|| Invalid::new_err("a range is too long"))?;
-        let got = self.each(
-            py,
-            vec![key],
-            (vec![addresses], vec![lens]),
-            |mut objects| {
-                let object = objects.pop();
-                let got = object.map(|(key, into)| self.handle.get_ranges(key, ranges, into));
-                async move {
-                    match got {
-                        Some(got) => vec![len_of(got.await)],
-                        None => Vec::new(),
-                    }
-                }
-            },
-        )?;
-        got.into_iter().next().expect("one for the key")
+        let into = self.lend(loans, &addresses, &lens);
+        let into = into.map_err(Invalid::new_err)?;
+        let got = self.handle.get_ranges(key, ranges, into);
+        Ok(async move { len_of(got.await).map_err(|error| of_store(&error)) })
     }
 
-    /// Puts the bytes where they lie, which are Python's and do not change.
-    pub(crate) fn put_bytes(
+    /// Lends the pieces of each: for each whether that is refused, and those that it is not.
+    fn lent(
         &self,
-        py: Python<'_>,
-        key: Vec<u8>,
-        value: &Bound<'_, PyBytes>,
-        options: PutOptions,
-    ) -> PyResult<bool> {
-        let bytes = value.as_bytes();
-        let (addresses, lens) = if bytes.is_empty() {
-            (Vec::new(), Vec::new())
-        } else {
-            (vec![bytes.as_ptr().expose_provenance()], vec![bytes.len()])
-        };
-        let stored = self.put_from(py, vec![key], (vec![addresses], vec![lens]), options)?;
-        stored.into_iter().next().expect("one for the key")
-    }
-
-    /// Lends the pieces, asks for those keys whose pieces are memory, and waits until all memory is the
-    /// program's again.
-    fn each<T: Send, F>(
-        &self,
-        py: Python<'_>,
+        loans: &Loans,
         keys: Vec<Vec<u8>>,
         (addresses, lens): Pieces,
-        ask: impl FnOnce(Vec<Object>) -> F,
-    ) -> PyResult<Vec<Outcome<T>>>
-    where
-        F: Future<Output = Vec<Result<T, StoreError>>> + Send,
-    {
+    ) -> PyResult<(Vec<Option<Refused>>, Vec<Object>)> {
         if keys.len() != addresses.len() || keys.len() != lens.len() {
             return Err(unequal());
         }
-        let loans = Loans::default();
-        let mut refused = Vec::new();
-        let mut objects = Vec::new();
+        let mut refused = Vec::with_capacity(keys.len());
+        let mut objects = Vec::with_capacity(keys.len());
         for ((key, addresses), lens) in keys.into_iter().zip(addresses).zip(lens) {
-            let lent = self.lend(&loans, &addresses, &lens);
+            let lent = self.lend(loans, &addresses, &lens);
             refused.push(lent.as_ref().err().copied());
             objects.extend(lent.ok().map(|pieces| (key, pieces)));
         }
-        let answers = wait(py, ask(objects));
-        let ended = loans.ended(py);
-        let mut answers = answers?.into_iter();
-        ended?;
-        let outcomes = refused.into_iter().map(|refused| match refused {
-            Some(why) => Err(Invalid::new_err(why)),
-            None => {
-                let answer = answers.next().expect("one for each that was asked");
-                answer.map_err(|error| of_store(&error))
-            }
-        });
-        Ok(outcomes.collect())
+        Ok((refused, objects))
     }
 
     /// The pieces of one object; why not, if they are not memory.
@@ -158,7 +112,7 @@ impl Asking<'_> {
         loans: &Loans,
         addresses: &[usize],
         lens: &[usize],
-    ) -> Result<Vec<Lent>, &'static str> {
+    ) -> Result<Vec<Lent>, Refused> {
         if addresses.len() != lens.len() {
             return Err("there are not as many lengths as addresses");
         }
@@ -172,6 +126,43 @@ impl Asking<'_> {
             .collect::<Option<_>>()
             .ok_or("nothing is mapped at an address")
     }
+}
+
+/// Asks, waits for the answer, and until all memory is the program's again.
+pub(crate) fn waited<T: Send, F: Future<Output = T> + Send>(
+    py: Python<'_>,
+    ask: impl FnOnce(&Loans) -> PyResult<F>,
+) -> PyResult<T> {
+    let loans = Loans::default();
+    let answer = ask(&loans).and_then(|asked| wait(py, asked));
+    let ended = loans.ended(py);
+    let answer = answer?;
+    ended.map(|()| answer)
+}
+
+/// Address and length of bytes that Python keeps and does not change, as one object's only piece.
+pub(crate) fn piece_of(value: &Bound<'_, PyBytes>) -> Pieces {
+    let bytes = value.as_bytes();
+    if bytes.is_empty() {
+        return (vec![Vec::new()], vec![Vec::new()]);
+    }
+    let address = bytes.as_ptr().expose_provenance();
+    (vec![vec![address]], vec![vec![bytes.len()]])
+}
+
+/// What came of each: of those that were not refused, the answers in their order.
+fn merged<T>(
+    refused: Vec<Option<Refused>>,
+    mut answers: impl Iterator<Item = Result<T, StoreError>>,
+) -> Vec<Outcome<T>> {
+    let outcomes = refused.into_iter().map(|refused| match refused {
+        Some(why) => Err(Invalid::new_err(why)),
+        None => {
+            let answer = answers.next().expect("one for each that was asked");
+            answer.map_err(|error| of_store(&error))
+        }
+    });
+    outcomes.collect()
 }
 
 fn unequal() -> PyErr {

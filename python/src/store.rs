@@ -14,14 +14,18 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::failure::{Closed, of_store};
-use crate::memory::Registered;
-use crate::objects::Asking;
+use crate::memory::{Loans, Registered};
+use crate::objects::{Asking, Outcome, piece_of, waited};
 use crate::opening::{Cores, NativeCluster, Open, address};
+use crate::queue::{Making, NativeQueue};
 use crate::waiting::wait;
 
 /// How objects are written: whether over what is there, how many copies, whether all of a batch on one node, and
 /// the nodes that are preferred.
 type How = (bool, u8, bool, Vec<String>);
+
+/// Keys, and for each the addresses and the lengths of its pieces.
+type Objects = (Vec<Vec<u8>>, Vec<Vec<usize>>, Vec<Vec<usize>>);
 
 /// A member of a cluster in this process, or clients of one.
 #[pyclass(frozen, module = "lunette._native")]
@@ -79,8 +83,10 @@ impl NativeStore {
         value: &Bound<'_, PyBytes>,
         how: How,
     ) -> PyResult<bool> {
-        let options = put_options(&how)?;
-        self.asking()?.put_bytes(py, key, value, options)
+        let (asking, options) = (self.asking()?, put_options(&how)?);
+        let put = |loans: &Loans| asking.put_from(loans, vec![key], piece_of(value), options);
+        let written = waited(py, put)?.into_iter().next();
+        written.expect("one for the key")
     }
 
     /// Puts what lies at the addresses. For each key whether it was written, or an exception.
@@ -92,9 +98,9 @@ impl NativeStore {
         lens: Vec<Vec<usize>>,
         how: How,
     ) -> PyResult<Bound<'py, PyList>> {
-        let options = put_options(&how)?;
-        let pieces = (addresses, lens);
-        listed(py, self.asking()?.put_from(py, keys, pieces, options)?)
+        let (asking, options) = (self.asking()?, put_options(&how)?);
+        let put = |loans: &Loans| asking.put_from(loans, keys, (addresses, lens), options);
+        listed(py, waited(py, put)?)
     }
 
     /// The bytes; `None` if there is no object.
@@ -112,8 +118,9 @@ impl NativeStore {
         addresses: Vec<Vec<usize>>,
         lens: Vec<Vec<usize>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let got = self.asking()?.get_into(py, keys, (addresses, lens))?;
-        listed(py, got)
+        let asking = self.asking()?;
+        let get = |loans: &Loans| asking.get_into(loans, keys, (addresses, lens));
+        listed(py, waited(py, get)?)
     }
 
     /// Gets ranges of one object that begin at `offsets`, each to its address: how many bytes, or `None` if there
@@ -126,8 +133,10 @@ impl NativeStore {
         lens: Vec<usize>,
         offsets: Vec<u64>,
     ) -> PyResult<Option<usize>> {
-        self.asking()?
-            .get_ranges(py, key, (addresses, lens), &offsets)
+        let asking = self.asking()?;
+        waited(py, |loans| {
+            asking.get_ranges(loans, key, (addresses, lens), &offsets)
+        })?
     }
 
     /// Lengths in bytes, in the order of `keys`: of each, `None` if there is no object, or an exception.
@@ -157,6 +166,85 @@ impl NativeStore {
         let stats = stats.map_err(|error| of_store(&error))?;
         let answered = stats.into_iter().filter_map(|(_, stat)| stat.ok());
         Ok(answered.map(|stat| stat.shards.entries).sum())
+    }
+
+    /// As `put_from`, of which the queue has the answer: under which number. `keeps` has the memory.
+    fn begin_put_from(
+        &self,
+        queue: &NativeQueue,
+        objects: Objects,
+        how: How,
+        keeps: Py<PyAny>,
+    ) -> PyResult<u64> {
+        let options = put_options(&how)?;
+        let loans = Loans::default();
+        let (keys, addresses, lens) = objects;
+        let asking = self.asking()?;
+        let put = asking.put_from(&loans, keys, (addresses, lens), options)?;
+        queue.put(Box::pin(async move { making(put.await) }), loans, keeps)
+    }
+
+    /// As `get_into`, of which the queue has the answer: under which number. `keeps` has the memory.
+    fn begin_get_into(
+        &self,
+        queue: &NativeQueue,
+        objects: Objects,
+        keeps: Py<PyAny>,
+    ) -> PyResult<u64> {
+        let loans = Loans::default();
+        let (keys, addresses, lens) = objects;
+        let got = self.asking()?.get_into(&loans, keys, (addresses, lens))?;
+        queue.put(Box::pin(async move { making(got.await) }), loans, keeps)
+    }
+
+    /// As `get`, of which the queue has the answer: under which number.
+    fn begin_get(&self, py: Python<'_>, queue: &NativeQueue, key: Vec<u8>) -> PyResult<u64> {
+        let got = self.handle()?.get_bytes(key);
+        let question = async move {
+            let got = got.await;
+            let making: Making = Box::new(move |py| {
+                let bytes = got.map_err(|error| of_store(&error))?;
+                bytes.map(|bytes| PyBytes::new(py, &bytes)).into_py_any(py)
+            });
+            making
+        };
+        queue.put(Box::pin(question), Loans::default(), py.None())
+    }
+
+    /// As `sizes`, of which the queue has the answer: under which number.
+    fn begin_sizes(
+        &self,
+        py: Python<'_>,
+        queue: &NativeQueue,
+        keys: Vec<Vec<u8>>,
+    ) -> PyResult<u64> {
+        let sizes = self.handle()?.sizes(keys);
+        let question = async move { making(failures(sizes.await)) };
+        queue.put(Box::pin(question), Loans::default(), py.None())
+    }
+
+    /// As `exists`, of which the queue has the answer: under which number.
+    fn begin_exists(
+        &self,
+        py: Python<'_>,
+        queue: &NativeQueue,
+        keys: Vec<Vec<u8>>,
+    ) -> PyResult<u64> {
+        let exists = self.handle()?.exists(keys);
+        let question = async move { making(failures(exists.await)) };
+        queue.put(Box::pin(question), Loans::default(), py.None())
+    }
+
+    /// As `remove`, of which the queue has the answer: under which number.
+    fn begin_remove(
+        &self,
+        py: Python<'_>,
+        queue: &NativeQueue,
+        keys: Vec<Vec<u8>>,
+    ) -> PyResult<u64> {
+        let removed = self.handle()?.remove(keys);
+        let question = async move { making(failures(removed.await)) };
+        queue.put(Box::pin(question), Loans::default(), py.None())
     }
 
     /// Vouches for memory until it is taken back: it is not looked at before each call whether it is mapped.
@@ -226,10 +314,18 @@ impl Drop for NativeStore {
     }
 }
 
+/// A list of what came of each key, when there is the GIL.
+fn making<T>(outcomes: Vec<Outcome<T>>) -> Making
+where
+    T: for<'py> IntoPyObject<'py> + Send + 'static,
+{
+    Box::new(|py| Ok(listed(py, outcomes)?.into_any().unbind()))
+}
+
 /// What came of each key, as values and exceptions.
 fn listed<'py, T: IntoPyObject<'py>>(
     py: Python<'py>,
-    outcomes: Vec<PyResult<T>>,
+    outcomes: Vec<Outcome<T>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let outcomes = outcomes.into_iter().map(|outcome| match outcome {
         Ok(value) => Ok(value.into_bound_py_any(py)?),
@@ -238,7 +334,7 @@ fn listed<'py, T: IntoPyObject<'py>>(
     PyList::new(py, outcomes.collect::<PyResult<Vec<_>>>()?)
 }
 
-fn failures<T>(answers: Vec<Result<T, StoreError>>) -> Vec<PyResult<T>> {
+fn failures<T>(answers: Vec<Result<T, StoreError>>) -> Vec<Outcome<T>> {
     let answers = answers.into_iter();
     answers
         .map(|answer| answer.map_err(|error| of_store(&error)))
