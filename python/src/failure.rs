@@ -92,7 +92,7 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
         | StoreErrorKind::Ranges { .. }
         | StoreErrorKind::OutOfRange { .. }
         | StoreErrorKind::Call(CallError::TooLong { .. })
-        | StoreErrorKind::Refused(Status::TooLarge) => Invalid::new_err(said),
+        | StoreErrorKind::Refused(Status::TooLarge | Status::Unfinished) => Invalid::new_err(said),
         StoreErrorKind::ShutDown => Closed::new_err(said),
         _ if error.is_retryable() || error.is_backpressure() => Unavailable::new_err(said),
         _ => StoreException::new_err(said),

@@ -14,6 +14,7 @@
 //! | `opening` | members and clients come into being |
 //! | `engine` | [`NativeEngine`](engine::NativeEngine): transfers between memory here and of peers |
 //! | `coordinator` | a coordinator in this process |
+//! | `reserving` | [`NativeReservation`](reserving::NativeReservation): objects that are written in ranges |
 //! | `queue` | [`NativeQueue`](queue::NativeQueue): answers that wake an event loop |
 //! | `waiting` | an answer is waited for: the GIL, signals |
 //! | `failure` | errors as exceptions |
@@ -25,6 +26,7 @@ mod memory;
 mod objects;
 mod opening;
 mod queue;
+mod reserving;
 mod store;
 mod waiting;
 
@@ -37,6 +39,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::NativeStore>()?;
     module.add_class::<engine::NativeEngine>()?;
     module.add_class::<queue::NativeQueue>()?;
+    module.add_class::<reserving::NativeReservation>()?;
     module.add_class::<coordinator::NativeCoordinator>()?;
     failure::add_to(module)
 }

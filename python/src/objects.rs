@@ -107,7 +107,7 @@ impl Asking<'_> {
     }
 
     /// The pieces of one object; why not, if they are not memory.
-    fn lend(
+    pub(crate) fn lend(
         &self,
         loans: &Loans,
         addresses: &[usize],

@@ -22,7 +22,7 @@ use crate::waiting::wait;
 
 /// How objects are written: whether over what is there, how many copies, whether all of a batch on one node, and
 /// the nodes that are preferred.
-type How = (bool, u8, bool, Vec<String>);
+pub(crate) type How = (bool, u8, bool, Vec<String>);
 
 /// Keys, and for each the addresses and the lengths of its pieces.
 type Objects = (Vec<Vec<u8>>, Vec<Vec<usize>>, Vec<Vec<usize>>);
@@ -276,14 +276,14 @@ impl NativeStore {
         }
     }
 
-    fn asking(&self) -> PyResult<Asking<'_>> {
+    pub(crate) fn asking(&self) -> PyResult<Asking<'_>> {
         Ok(Asking {
             handle: self.handle()?,
             registered: &self.registered,
         })
     }
 
-    fn handle(&self) -> PyResult<StoreHandle> {
+    pub(crate) fn handle(&self) -> PyResult<StoreHandle> {
         self.with_open(|open| open.handle.clone())
     }
 
@@ -341,7 +341,9 @@ fn failures<T>(answers: Vec<Result<T, StoreError>>) -> Vec<Outcome<T>> {
         .collect()
 }
 
-fn put_options((is_upsert, copies, is_same_node, preferred): &How) -> PyResult<PutOptions> {
+pub(crate) fn put_options(
+    (is_upsert, copies, is_same_node, preferred): &How,
+) -> PyResult<PutOptions> {
     let preferred: Vec<_> = preferred
         .iter()
         .map(|name| address(name))

@@ -174,6 +174,23 @@ class Calls:
         ended = self.store.batch_get_session_end(keys)
         return begun, got, ended, self.digest(2)
 
+    def put_session(self):
+        keys = self.keys(3)
+        sizes = {key: self.size() for key in keys}
+        begun = self.store.batch_put_session_start(keys, list(sizes.values()))
+        room = [key for key, code in zip(keys, begun) if code == 0]
+        places, lengths, offsets = [], [], []
+        for part, key in enumerate(room):
+            first = sizes[key] // 2
+            parts = [(0, first), (first, sizes[key] - first)] if first else [(0, 1)]
+            self.draw.shuffle(parts)
+            places.append([self.place(part) + begin for begin, _ in parts])
+            lengths.append([length for _, length in parts])
+            offsets.append([begin for begin, _ in parts])
+        written = self.store.batch_put_from_multi_buffer_ranges(room, places, lengths, offsets)
+        names = ["batch_put_session_end", "batch_put_session_revoke"]
+        return begun, written, getattr(self.store, self.draw.choice(names))(keys)
+
     def is_exist(self):
         return self.store.is_exist(self.key())
 
@@ -206,7 +223,7 @@ def hash_of(handle):
 NAMES = sorted(
     name
     for name in vars(Calls)
-    if name == "ranges" or not name.startswith("_") and hasattr(MooncakeDistributedStore, name)
+    if name in ("ranges", "put_session") or not name.startswith("_") and hasattr(MooncakeDistributedStore, name)
 )
 
 

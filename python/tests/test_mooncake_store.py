@@ -232,6 +232,31 @@ def test_sessions_and_ranges(store, key):
     assert memory.get(2) == bytes([1, 2]) and memory.get(3, 20) == bytes([3, 4, 5])
 
 
+def test_puts_in_ranges(store, key):
+    memory = Memory(100)
+    value = random.Random(4).randbytes(50)
+    memory.set(value)
+    assert store.put(key, b"there") == 0
+    names = [key + "/1", key + "/2"]
+    assert store.batch_put_session_start([names[0], key], [50, 10]) == [0, -705]
+    assert store.batch_put_session_start(names, [50, 20]) == [-600, 0]
+    assert store.is_exist(names[0]) == 0
+    halves = [[memory.at, memory.at + 30]], [[30, 20]]
+    assert store.batch_put_from_multi_buffer_ranges([names[0]], *halves, [[20, 0]]) == [50]
+    assert store.batch_put_from_multi_buffer_ranges([names[0]], *halves, [[40, 0]]) == [-600]
+    assert store.batch_put_from_multi_buffer_ranges([key], *halves, [[20, 0]]) == [-600]
+    assert store.batch_put_session_end([names[1]]) == [-600], "not all is written"
+    assert store.batch_put_from_multi_buffer_ranges([names[0]], *halves, [[20, 0]]) == [50]
+    assert store.batch_put_session_end([names[0], key + "/none"]) == [0, -600]
+    assert store.get(names[0]) == value[30:] + value[:30]
+    assert store.batch_put_session_end([names[0]]) == [-600]
+    assert store.batch_put_session_revoke([names[1], names[0]]) == [0, -600]
+    assert store.is_exist(names[1]) == 0
+    assert store.batch_put_session_start([key + "/3"], [0]) == [-600]
+    with pytest.raises(TypeError):
+        store.batch_put_session_start([key + "/4"], [-1])
+
+
 def test_threads_share_a_store(store, key):
     failures = []
 

@@ -2,24 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from lunette._native import NativeStore, StoreError
+from lunette._native import NativeReservation, NativeStore, StoreError
 
-from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, code_of, of_reads
-from ._objects import Objects, _key, _keys, _numbers
+from ._codes import (
+    INVALID_PARAMS,
+    OBJECT_ALREADY_EXISTS,
+    OBJECT_NOT_FOUND,
+    OK,
+    code_of,
+    of_reads,
+)
+from ._objects import Objects, _how, _key, _keys, _numbers
+from ._types import ReplicateConfig
 
 # Most ranges of one question.
 RANGES_MAX = 64
+# How long room is kept to which nothing is written.
+KEEP_S = 60.0
 
 
 class Sessions(Objects):
-    """Gets of ranges. A session tells which objects there are when it begins; it pins none of them, so that one that
-    is evicted meanwhile is not found."""
+    """Gets and puts of ranges. A session of gets tells which objects there are when it begins; it pins none of them, so
+    that one that is evicted meanwhile is not found. A session of puts has room for objects that nobody sees until it
+    ends."""
 
     def __init__(self) -> None:
         super().__init__()
         self._in_session: set[bytes] = set()
+        self._reserved: dict[bytes, NativeReservation] = {}
+
+    def batch_put_session_start(
+        self, keys: list[str], sizes: list[int], config: ReplicateConfig | None = None
+    ) -> list[int]:
+        """Reserves room for objects: 0 for each, or -705 where there is one."""
+        names, native = _keys(keys), self._native
+        _numbers(*sizes)
+        how = _how(config, False, len(names)) if names else INVALID_PARAMS
+        if native is None or isinstance(how, int) or len(names) != len(sizes):
+            return [how if isinstance(how, int) else INVALID_PARAMS] * len(names)
+        codes = []
+        for name, size in zip(names, sizes):
+            if size == 0 or name in self._reserved:
+                codes.append(INVALID_PARAMS)
+                continue
+            try:
+                room = NativeReservation.reserve(native, name, size, how, KEEP_S)
+            except StoreError as error:
+                codes.append(code_of(error))
+                continue
+            if room is not None:
+                self._reserved[name] = room
+            codes.append(OBJECT_ALREADY_EXISTS if room is None else OK)
+        return codes
+
+    def batch_put_from_multi_buffer_ranges(
+        self,
+        keys: list[str],
+        all_buffer_ptrs: list[list[int]],
+        all_sizes: list[list[int]],
+        all_dst_offsets: list[list[int]],
+    ) -> list[int]:
+        """Writes what lies at addresses to ranges of objects of the session: how many bytes of each object, or a code."""
+        names, native = _keys(keys), self._native
+        if native is None or not (
+            len(names) == len(all_buffer_ptrs) == len(all_sizes) == len(all_dst_offsets)
+        ):
+            return [INVALID_PARAMS] * len(names)
+        codes = []
+        for name, addresses, sizes, offsets in zip(
+            names, all_buffer_ptrs, all_sizes, all_dst_offsets
+        ):
+            room = self._reserved.get(name)
+            if room is None:
+                codes.append(INVALID_PARAMS)
+                continue
+            try:
+                room.write(native, addresses, sizes, offsets)
+                codes.append(sum(sizes))
+            except OverflowError as error:
+                raise TypeError("addresses, sizes and offsets are no negative numbers") from error
+            except StoreError as error:
+                codes.append(code_of(error))
+        return codes
+
+    def batch_put_session_end(self, keys: list[str]) -> list[int]:
+        """Lets others see the objects, all of whose bytes have been written: 0 for each."""
+        return [self._end(name, NativeReservation.commit) for name in _keys(keys)]
+
+    def batch_put_session_revoke(self, keys: list[str]) -> list[int]:
+        """Gives the room back: 0 for each."""
+        return [self._end(name, NativeReservation.revoke) for name in _keys(keys)]
+
+    def _end(self, name: bytes, how: Callable[[NativeReservation], object]) -> int:
+        room = self._reserved.get(name)
+        if room is None or self._native is None:
+            return INVALID_PARAMS
+        try:
+            how(room)
+        except StoreError as error:
+            return code_of(error)
+        del self._reserved[name]
+        return OK
 
     def batch_get_session_start(self, keys: list[str]) -> list[int]:
         """Begins with these objects: 0 for each that there is."""
