@@ -4,6 +4,7 @@ import ctypes
 import random
 import threading
 
+import lunette
 import pytest
 
 from mooncake.store import BufferHandle, MooncakeDistributedStore, MooncakeHostMemAllocator
@@ -363,6 +364,33 @@ def test_a_store_without_a_coordinator_is_refused(monkeypatch, caplog):
     monkeypatch.delenv("LUNETTE_INSECURE", raising=False)
     assert MooncakeDistributedStore().setup("0.0.0.0", "", 1 << 25, 0, "tcp", "", "127.0.0.1:1") == -1
     assert "not loopback" in caplog.text
+
+
+def test_with_a_secret_all_of_it_is_proved(tmp_path, monkeypatch):
+    secret, other = tmp_path / "secret", tmp_path / "other"
+    for file in (secret, other):
+        file.write_text(f"{random.randbytes(40).hex()}\n")
+        file.chmod(0o600)
+    with lunette.Coordinator("127.0.0.1:0", secret_file=secret) as coordinator:
+
+        def code(memory_bytes=32 << 20):
+            store = MooncakeDistributedStore()
+            code = store.setup("127.0.0.1", "", memory_bytes, 0, "tcp", "", coordinator.address)
+            return code, store
+
+        monkeypatch.setenv("LUNETTE_SECRET_FILE", str(secret))
+        (opened, member), (joined, client) = code(), code(0)
+        assert (opened, joined) == (0, 0)
+        assert member.put("k", b"value") == 0 and client.get("k") == b"value"
+        monkeypatch.setenv("LUNETTE_TIMEOUT_S", "1")
+        monkeypatch.setenv("LUNETTE_SECRET_FILE", str(other))
+        assert code()[0] == -1 and code(0)[0] == -1
+        monkeypatch.delenv("LUNETTE_SECRET_FILE")
+        assert code()[0] == -1 and code(0)[0] == -1
+        other.chmod(0o644)
+        monkeypatch.setenv("LUNETTE_SECRET_FILE", str(other))
+        assert code()[0] == -1
+        assert (client.close(), member.close()) == (0, 0)
 
 
 def test_what_leaves_memory_goes_to_a_drive(coordinator, tmp_path, monkeypatch):

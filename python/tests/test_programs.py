@@ -5,6 +5,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,13 @@ def test_a_master_is_a_coordinator(number):
     code, said = program.end(number)
     assert code == 0
     assert "--eviction_ratio is ignored" in said and "listening on 127.0.0.1" in said
+
+
+def test_the_example_runs(coordinator):
+    example = Path(__file__).parent.parent / "examples/put_get.py"
+    command = [sys.executable, str(example), coordinator.address]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "a block of a KV cache\n"), ran.stderr
 
 
 def test_flags_that_make_no_sense_are_refused():

@@ -28,6 +28,16 @@ ENVIRONMENT = frozenset(
     {"LUNETTE_DRIVE_SIZE", "LUNETTE_INSECURE", "LUNETTE_SECRET_FILE", "LUNETTE_TIMEOUT_S"}
 )
 
+# Settings of the environment that engines read themselves, and give to `setup` as arguments.
+OF_ENGINES = frozenset(
+    "MOONCAKE_" + name
+    for name in (
+        "CHECK_SERVER CLIENT CONFIG_PATH DEVICE DISK_STAGING_BUFFER_BYTES DISK_STAGING_USABLE_RATIO ENABLE_SSD_OFFLOAD "
+        "GLOBAL_SEGMENT_SIZE LOAD_RECV_THREADS LOCAL_HOSTNAME MASTER MASTER_METRICS_PORT OFFLOAD_FILE_STORAGE_PATH "
+        "PROTOCOL STANDALONE_STORAGE STORE_TIER_LOG TENANT_ID TE_META_DATA_SERVER"
+    ).split()
+) | {"MC_TE_PROTOCOL", "MC_TE_DEVICE"}
+
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -137,7 +147,8 @@ def warn_of_what_is_ignored(settings: Settings) -> None:
         LOG.warning("setup: enable_client_http_server is ignored")
     if settings.tenant_id not in ("", "default"):
         raise SettingError("tenant_id: tenants are not supported")
-    ignored = [name for name in sorted(os.environ) if name.startswith(("MC_", "MOONCAKE_"))]
+    ours = [name for name in sorted(os.environ) if name.startswith(("MC_", "MOONCAKE_"))]
+    ignored = [name for name in ours if name not in OF_ENGINES]
     if ignored:
         LOG.warning("setup: settings of the environment are ignored: %s", ", ".join(ignored))
 
