@@ -205,6 +205,7 @@ def test_how_objects_are_written(store, owner, key):
     assert code(preferred_segment=owner.get_hostname()) == 0
     assert code(preferred_segments=["nowhere:1", owner.get_hostname()]) == 0
     assert code(prefer_alloc_in_same_node=True, data_type=ObjectDataType.KVCACHE) == 0
+    assert store.put(key, bytes(100 << 20)) == -200, "more than there is memory"
 
 
 def test_sessions_and_ranges(store, key):

@@ -41,7 +41,8 @@ impl ClusterClient {
     /// may happen all the same then.
     ///
     /// # Errors
-    /// [`StoreError`]: `TimedOut` if nothing was done in time; `Interrupted` if it may have been; `ValueTooLong`
+    /// [`StoreError`]: `TimedOut` if nothing was done in time; `Interrupted` if it may have been; `Refused` as
+    /// `Full` if there is no room, or not for all parts of an object at a time; `ValueTooLong`
     /// if it is longer than [`OBJECT_LEN_MAX`].
     pub async fn put(
         &self,

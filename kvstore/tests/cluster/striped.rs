@@ -228,6 +228,21 @@ fn where_parts_are_lost_the_object_is_and_it_can_be_put_again() {
 }
 
 #[test]
+fn what_is_longer_than_all_memory_is_refused_and_leaves_nothing() {
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 2 * MIB).await;
+        let client = scene.client().await;
+        let value = Value::new(pattern(1, 6 << 20));
+        let refused = client.put(&key(1), value, in_parts()).await;
+        let refused = refused.expect_err("there is no room for it");
+        assert_eq!(refused.kind, StoreErrorKind::Refused(Status::Full));
+        assert!(refused.is_backpressure());
+        assert_eq!(client.exists(&[key(1)]).await, Ok(vec![false]));
+        eventually("its parts are gone", async || entries(&client).await == 0).await;
+    });
+}
+
+#[test]
 fn parts_are_where_their_writer_prefers_them() {
     const LEN: usize = 55_000;
     run(WORLDS, || async {

@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
+use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::striped::{Manifest, PART_KEY_BYTES, Part, WriteId};
 use lunette_kvstore_proto::version::{Form, WriteKind};
 use lunette_runtime::arena::SharedMemory;
@@ -92,6 +94,9 @@ impl ClusterClient {
             is_kept: Cell::new(false),
         };
         let written = self.put_parts(object, &parts, together).await?;
+        if self.has_lost_parts(&parts).await {
+            return Err(StoreError::local(StoreErrorKind::Refused(Status::Full)));
+        }
         let stored = self.publish(object, &parts, together).await?;
         let Stored::Written {
             version,
@@ -178,6 +183,20 @@ impl ClusterClient {
                 })
             });
         }
+    }
+
+    /// Whether a part is surely gone already: then there is not enough memory for all of them, and each makes its
+    /// room at the cost of another.
+    async fn has_lost_parts(&self, parts: &Parts<'_>) -> bool {
+        let places = parts.manifest.parts();
+        let keys: Vec<_> = places
+            .map(|part| parts.manifest.part_key(parts.key, part.place))
+            .collect();
+        let keys = keys
+            .iter()
+            .map(|key| Key::new(key).expect("a part's key is one"));
+        let found = self.ask_all(keys, Wish::Lookup(None)).await;
+        found.iter().any(|found| matches!(found, Ok(Outcome::Miss)))
     }
 
     fn begin_part(
