@@ -8,14 +8,14 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `store` | [`NativeStore`](store::NativeStore): what can be asked |
+//! | `store` | `NativeStore`: what can be asked |
 //! | `objects` | objects from and to memory of the program |
 //! | `memory` | that memory, lent by address |
 //! | `opening` | members and clients come into being |
-//! | `engine` | [`NativeEngine`](engine::NativeEngine): transfers between memory here and of peers |
+//! | `engine` | `NativeEngine`: transfers between memory here and of peers |
 //! | `coordinator` | a coordinator in this process |
-//! | `reserving` | [`NativeReservation`](reserving::NativeReservation): objects that are written in ranges |
-//! | `queue` | [`NativeQueue`](queue::NativeQueue): answers that wake an event loop |
+//! | `reserving` | `NativeReservation`: objects that are written in ranges |
+//! | `queue` | `NativeQueue`: answers that wake an event loop |
 //! | `waiting` | an answer is waited for: the GIL, signals |
 //! | `failure` | errors as exceptions |
 
