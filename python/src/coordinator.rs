@@ -2,9 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process;
 use std::rc::Rc;
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use futures_channel::oneshot;
@@ -14,22 +13,30 @@ use lunette_runtime::net::{REBIND_WAIT, TcpListener};
 use lunette_runtime::{CoreOptions, Idle, block_on};
 use pyo3::prelude::*;
 
-use crate::failure::{Closed, of_start};
+use crate::failure::of_start;
 use crate::opening;
+use crate::owned::Owned;
 
 /// A coordinator on a thread of its own, which forgets everything when it ends.
 #[pyclass(frozen, module = "lunette._native")]
 #[derive(Debug)]
 pub(crate) struct NativeCoordinator {
     address: SocketAddr,
-    process: u32,
-    running: Mutex<Option<Running>>,
+    running: Owned<Running>,
 }
 
 #[derive(Debug)]
 struct Running {
-    end: oneshot::Sender<()>,
-    thread: JoinHandle<()>,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A thread that has ended before hears nothing, and a panic of it is no panic of ours.
+        let _ended_before = self.end.take().map(|end| end.send(()));
+        drop(self.thread.take().map(JoinHandle::join));
+    }
 }
 
 #[pymethods]
@@ -44,16 +51,15 @@ impl NativeCoordinator {
         let thread = thread::Builder::new().name("lunette-coord".to_owned());
         let thread = thread.spawn(move || run((listen, secrets), ended, &ready));
         let thread = thread.map_err(|error| of_start(&error))?;
-        let running = Mutex::new(Some(Running { end, thread }));
+        let running = Owned::new(Running {
+            end: Some(end),
+            thread: Some(thread),
+        });
         let bound = py.detach(move || bound.recv());
         let address = bound
             .unwrap_or_else(|_| Err("the coordinator's core did not start".to_owned()))
             .map_err(|said| of_start(&said))?;
-        Ok(Self {
-            address,
-            process: process::id(),
-            running,
-        })
+        Ok(Self { address, running })
     }
 
     /// Where it listens.
@@ -64,32 +70,9 @@ impl NativeCoordinator {
 
     /// Ends it. Again, it does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if self.process != process::id() {
-            return Err(Closed::new_err("used after fork"));
-        }
-        py.detach(|| self.end());
+        let running = self.running.close()?;
+        py.detach(|| drop(running));
         Ok(())
-    }
-}
-
-impl NativeCoordinator {
-    fn end(&self) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Running { end, thread }) = running.take() else {
-            return;
-        };
-        // A thread that has ended before hears nothing, and a panic of it is no panic of ours.
-        let _ended_before = end.send(());
-        drop(thread.join());
-    }
-}
-
-impl Drop for NativeCoordinator {
-    fn drop(&mut self) {
-        // A child of a fork has none of its threads.
-        if self.process == process::id() {
-            self.end();
-        }
     }
 }
 

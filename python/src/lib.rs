@@ -12,6 +12,7 @@
 //! | `objects` | objects from and to memory of the program |
 //! | `memory` | that memory, lent by address |
 //! | `opening` | members and clients come into being |
+//! | `owned` | what has threads, until it is closed, and for its own process |
 //! | `engine` | `NativeEngine`: transfers between memory here and of peers |
 //! | `coordinator` | a coordinator in this process |
 //! | `reserving` | `NativeReservation`: objects that are written in ranges |
@@ -25,6 +26,7 @@ mod failure;
 mod memory;
 mod objects;
 mod opening;
+mod owned;
 mod queue;
 mod reserving;
 mod store;

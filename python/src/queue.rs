@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::{Pin, pin};
-use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -19,8 +18,9 @@ use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-use crate::failure::{Closed, Unavailable, of_start};
+use crate::failure::{Unavailable, of_start};
 use crate::memory::Loans;
+use crate::owned::Owned;
 
 /// Most questions under way on one queue.
 const QUESTIONS_MAX: usize = 1 << 16;
@@ -37,7 +37,8 @@ type Taken = (u64, bool, Py<PyAny>);
 /// Questions of one event loop.
 #[pyclass(frozen, module = "lunette._native")]
 pub(crate) struct NativeQueue {
-    process: u32,
+    /// Its descriptor is one with that of a child of a fork.
+    of_process: Owned<()>,
     ready: Arc<Ready>,
     table: Mutex<Table>,
 }
@@ -118,7 +119,7 @@ impl NativeQueue {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let descriptor = eventfd(0, flags).map_err(|error| of_start(&error))?;
         Ok(Self {
-            process: process::id(),
+            of_process: Owned::new(()),
             ready: Arc::new(Ready {
                 numbers: Mutex::default(),
                 is_told: AtomicBool::new(false),
@@ -135,7 +136,7 @@ impl NativeQueue {
 
     /// What is answered, with its numbers. Not for two threads at a time.
     fn take(&self, py: Python<'_>) -> PyResult<Vec<Taken>> {
-        self.check()?;
+        self.of_process.check()?;
         let mut taken = Vec::new();
         let mut done = Vec::new();
         for number in self.ready.take() {
@@ -162,7 +163,7 @@ impl NativeQueue {
 
     /// Nobody wants the answer any more. What is only read is not asked for any longer.
     fn give_up(&self, number: u64) -> PyResult<()> {
-        self.check()?;
+        self.of_process.check()?;
         let mut table = self.table();
         if let Some(asked) = table.asked.get_mut(&number) {
             let given_up = asked.question.take();
@@ -182,14 +183,23 @@ impl NativeQueue {
 }
 
 impl NativeQueue {
-    /// Puts a question that has lent memory of `keeps`: its number.
-    pub(crate) fn put(&self, question: Question, loans: Loans, keeps: Py<PyAny>) -> PyResult<u64> {
-        self.check()?;
-        let mut table = self.table();
-        if table.asked.len() >= QUESTIONS_MAX {
-            let said = format!("{QUESTIONS_MAX} questions are under way");
-            return Err(Unavailable::new_err(said));
+    /// Whether there is room for a question: asked before anything is lent for it. As many threads as ask at the same
+    /// time may come beyond the limit.
+    ///
+    /// # Errors
+    /// `Unavailable`; `Closed`.
+    pub(crate) fn admit(&self) -> PyResult<()> {
+        self.of_process.check()?;
+        if self.table().asked.len() < QUESTIONS_MAX {
+            return Ok(());
         }
+        let said = format!("{QUESTIONS_MAX} questions are under way");
+        Err(Unavailable::new_err(said))
+    }
+
+    /// Puts a question that has lent memory of `keeps`: its number. It cannot be refused: what it lent is lent.
+    pub(crate) fn put(&self, question: Question, loans: Loans, keeps: Py<PyAny>) -> u64 {
+        let mut table = self.table();
         table.last += 1;
         let number = table.last;
         let mut asked = Asked {
@@ -202,7 +212,7 @@ impl NativeQueue {
             self.ready.add(number);
         }
         table.asked.insert(number, asked);
-        Ok(number)
+        number
     }
 
     fn waker(&self, number: u64) -> Waker {
@@ -212,13 +222,6 @@ impl NativeQueue {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn check(&self) -> PyResult<()> {
-        if self.process == process::id() {
-            return Ok(());
-        }
-        Err(Closed::new_err("used after fork"))
     }
 }
 

@@ -4,8 +4,6 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::process;
-use std::sync::{Mutex, PoisonError};
 
 use lunette_kvstore::{Preferred, PutOptions, StoreError, StoreHandle, TierOptions};
 use lunette_kvstore_proto::version::WriteKind;
@@ -13,10 +11,11 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::failure::{Closed, of_store};
+use crate::failure::of_store;
 use crate::memory::{Loans, Registered};
 use crate::objects::{Asking, Outcome, piece_of, waited};
 use crate::opening::{Cores, NativeCluster, Open, address};
+use crate::owned::Owned;
 use crate::queue::{Making, NativeQueue};
 use crate::waiting::wait;
 
@@ -30,8 +29,7 @@ type Objects = (Vec<Vec<u8>>, Vec<Vec<usize>>, Vec<Vec<usize>>);
 /// A member of a cluster in this process, or clients of one.
 #[pyclass(frozen, module = "lunette._native")]
 pub(crate) struct NativeStore {
-    process: u32,
-    open: Mutex<Option<Open>>,
+    open: Owned<Open>,
     registered: Registered,
 }
 
@@ -69,7 +67,7 @@ impl NativeStore {
     /// Where a member listens; `None` of clients.
     #[getter]
     fn address(&self) -> PyResult<Option<String>> {
-        self.with_open(|open| match &open.cores {
+        self.open.with(|open| match &open.cores {
             Cores::Member(node) => Some(node.address().to_string()),
             Cores::Clients(_) => None,
         })
@@ -176,12 +174,13 @@ impl NativeStore {
         how: How,
         keeps: Py<PyAny>,
     ) -> PyResult<u64> {
+        queue.admit()?;
         let options = put_options(&how)?;
         let loans = Loans::default();
         let (keys, addresses, lens) = objects;
         let asking = self.asking()?;
         let put = asking.put_from(&loans, keys, (addresses, lens), options)?;
-        queue.put(Box::pin(async move { making(put.await) }), loans, keeps)
+        Ok(queue.put(Box::pin(async move { making(put.await) }), loans, keeps))
     }
 
     /// As `get_into`, of which the queue has the answer: under which number. `keeps` has the memory.
@@ -191,14 +190,16 @@ impl NativeStore {
         objects: Objects,
         keeps: Py<PyAny>,
     ) -> PyResult<u64> {
+        queue.admit()?;
         let loans = Loans::default();
         let (keys, addresses, lens) = objects;
         let got = self.asking()?.get_into(&loans, keys, (addresses, lens))?;
-        queue.put(Box::pin(async move { making(got.await) }), loans, keeps)
+        Ok(queue.put(Box::pin(async move { making(got.await) }), loans, keeps))
     }
 
     /// As `get`, of which the queue has the answer: under which number.
     fn begin_get(&self, py: Python<'_>, queue: &NativeQueue, key: Vec<u8>) -> PyResult<u64> {
+        queue.admit()?;
         let got = self.handle()?.get_bytes(key);
         let question = async move {
             let got = got.await;
@@ -208,7 +209,7 @@ impl NativeStore {
             });
             making
         };
-        queue.put(Box::pin(question), Loans::default(), py.None())
+        Ok(queue.put(Box::pin(question), Loans::default(), py.None()))
     }
 
     /// As `sizes`, of which the queue has the answer: under which number.
@@ -218,9 +219,10 @@ impl NativeStore {
         queue: &NativeQueue,
         keys: Vec<Vec<u8>>,
     ) -> PyResult<u64> {
+        queue.admit()?;
         let sizes = self.handle()?.sizes(keys);
         let question = async move { making(failures(sizes.await)) };
-        queue.put(Box::pin(question), Loans::default(), py.None())
+        Ok(queue.put(Box::pin(question), Loans::default(), py.None()))
     }
 
     /// As `exists`, of which the queue has the answer: under which number.
@@ -230,9 +232,10 @@ impl NativeStore {
         queue: &NativeQueue,
         keys: Vec<Vec<u8>>,
     ) -> PyResult<u64> {
+        queue.admit()?;
         let exists = self.handle()?.exists(keys);
         let question = async move { making(failures(exists.await)) };
-        queue.put(Box::pin(question), Loans::default(), py.None())
+        Ok(queue.put(Box::pin(question), Loans::default(), py.None()))
     }
 
     /// As `remove`, of which the queue has the answer: under which number.
@@ -242,9 +245,10 @@ impl NativeStore {
         queue: &NativeQueue,
         keys: Vec<Vec<u8>>,
     ) -> PyResult<u64> {
+        queue.admit()?;
         let removed = self.handle()?.remove(keys);
         let question = async move { making(failures(removed.await)) };
-        queue.put(Box::pin(question), Loans::default(), py.None())
+        Ok(queue.put(Box::pin(question), Loans::default(), py.None()))
     }
 
     /// Vouches for memory until it is taken back: it is not looked at before each call whether it is mapped.
@@ -259,10 +263,8 @@ impl NativeStore {
 
     /// Ends it: calls under way fail. Again, it does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if self.process != process::id() {
-            return Err(Closed::new_err("used after fork"));
-        }
-        py.detach(|| drop(self.take()));
+        let open = self.open.close()?;
+        py.detach(|| drop(open));
         Ok(())
     }
 }
@@ -270,8 +272,7 @@ impl NativeStore {
 impl NativeStore {
     fn of(open: Open) -> Self {
         Self {
-            process: process::id(),
-            open: Mutex::new(Some(open)),
+            open: Owned::new(open),
             registered: Registered::default(),
         }
     }
@@ -284,33 +285,7 @@ impl NativeStore {
     }
 
     pub(crate) fn handle(&self) -> PyResult<StoreHandle> {
-        self.with_open(|open| open.handle.clone())
-    }
-
-    fn with_open<T>(&self, ask: impl FnOnce(&Open) -> T) -> PyResult<T> {
-        if self.process != process::id() {
-            return Err(Closed::new_err("used after fork"));
-        }
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = open.as_ref().map(ask);
-        open.ok_or_else(|| Closed::new_err("closed"))
-    }
-
-    fn take(&self) -> Option<Open> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.take()
-    }
-}
-
-impl Drop for NativeStore {
-    fn drop(&mut self) {
-        let open = self.take();
-        if self.process == process::id() {
-            drop(open);
-        } else {
-            // A child of a fork has none of its threads, which would be waited for.
-            std::mem::forget(open);
-        }
+        self.open.with(|open| open.handle.clone())
     }
 }
 

@@ -1,4 +1,4 @@
-"""A coordinator and a member, for all tests of a file."""
+"""A coordinator, a member and stores, for all tests of a file."""
 
 from collections.abc import Iterator
 
@@ -17,6 +17,23 @@ def coordinator() -> Iterator[lunette.Coordinator]:
 def member(coordinator: lunette.Coordinator) -> Iterator[lunette.Store]:
     with lunette.Store.member([coordinator.address], memory_bytes=64 << 20) as store:
         yield store
+
+
+@pytest.fixture(scope="module", params=["member", "client"])
+def store(
+    request: pytest.FixtureRequest, member: lunette.Store
+) -> Iterator[lunette.Store]:
+    if request.param == "member":
+        yield member
+    else:
+        with lunette.Store.connect([member.address]) as client:
+            yield client
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A key of the test's own."""
+    return request.node.nodeid
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -11,21 +11,11 @@ import threading
 import pytest
 
 import lunette
+from lunette._native import NativeQueue
 from lunette.aio import AsyncStore, _loops
 
-
-@pytest.fixture(params=["member", "client"])
-def store(request, member):
-    if request.param == "member":
-        yield member
-    else:
-        with lunette.Store.connect([member.address]) as client:
-            yield client
-
-
-@pytest.fixture
-def key(request):
-    return request.node.nodeid
+# Most questions under way on one queue (`src/queue.rs`).
+QUESTIONS_MAX = 1 << 16
 
 
 def test_tasks_ask_side_by_side(store, key):
@@ -78,6 +68,30 @@ def test_batches_and_failures(store, key):
             await aio.get(7)
 
     asyncio.run(ask())
+
+
+def test_a_queue_has_a_bound(member, key):
+    native, queue = member._native, NativeQueue()
+    for _ in range(QUESTIONS_MAX):
+        native.begin_exists(queue, [])
+    assert queue.under_way() == QUESTIONS_MAX
+    put = ([key.encode()], [[0]], [[0]])
+    for begin in (
+        lambda: native.begin_exists(queue, []),
+        lambda: native.begin_sizes(queue, []),
+        lambda: native.begin_remove(queue, []),
+        lambda: native.begin_get(queue, key.encode()),
+        lambda: native.begin_get_into(queue, put, None),
+        lambda: native.begin_put_from(queue, put, (False, 1, False, []), None),
+    ):
+        with pytest.raises(lunette.Unavailable, match="under way"):
+            begin()
+    taken = 0
+    while taken < QUESTIONS_MAX:
+        taken += len(queue.take())
+    assert queue.under_way() == 0
+    assert member.exists([key]) == [False], "nothing was asked"
+    native.begin_exists(queue, [])
 
 
 def test_several_loops_share_a_store(store, key):

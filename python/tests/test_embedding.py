@@ -62,20 +62,28 @@ client = lunette.Store.connect([sys.argv[1]], timeout_s=30)
 client.get("key")
 import os, signal
 os.kill(int(sys.argv[2]), signal.SIGSTOP)
-signal.setitimer(signal.ITIMER_REAL, 0.2)
 def interrupt(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
-try:
-    client.get("key")
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
+room = bytearray(5)
+begun = time.monotonic()
+for ask in (lambda: client.get("key"), lambda: client.get_into("key", room)):
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        ask()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+# Long before its time is over, and nothing comes into the memory any more.
+assert time.monotonic() - begun < 10
 os.kill(int(sys.argv[2]), signal.SIGCONT)
+time.sleep(0.5)
+assert room == bytes(5)
+assert client.get("key") == b"value"
 os._exit(0)
 ''', address, member])
 os.waitpid(child, 0)
 """
-    assert run(waits) == "interrupted"
+    assert run(waits) == "interrupted\ninterrupted"
 
 
 def test_a_closed_store_says_so(coordinator):

@@ -31,6 +31,8 @@ class Side:
 
 
 SIZE = 8 << 20
+# Most transfers that have not been asked after (`src/engine/mod.rs`).
+TRANSFERS_MAX = 1 << 16
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,17 @@ def test_memory_that_is_unregistered_is_reached_no_more(here, there):
     assert here.engine.transfer_sync_write(other.name, here.at, other.at, 5) == 0
     assert other.get(5) == b"again"
     assert here.engine.transfer_sync_write(other.name, here.at, other.at + 2040, 10) == -1
+
+
+def test_transfers_that_nobody_asks_after_have_a_bound(here, there):
+    numbers = [
+        here.engine.batch_transfer_async_write(there.name, [], [], []) for _ in range(TRANSFERS_MAX)
+    ]
+    assert min(numbers) > 0
+    assert here.engine.batch_transfer_async_write(there.name, [], [], []) == 0
+    assert here.engine.get_batch_transfer_status(numbers[:1]) == 0
+    assert here.engine.batch_transfer_async_write(there.name, [], [], []) > 0
+    assert here.engine.get_batch_transfer_status(numbers[1:]) == 0
 
 
 def test_memory_of_the_engine(here):

@@ -37,11 +37,6 @@ def store(request, coordinator, owner):
         assert client.close() == 0
 
 
-@pytest.fixture
-def key(request):
-    return request.node.nodeid
-
-
 class Memory:
     """Memory at an address."""
 

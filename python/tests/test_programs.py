@@ -1,6 +1,7 @@
 """The programs, as a shell starts them."""
 
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mooncake.http_metadata_server import KEY_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_MAX, Records
 from mooncake.store import MooncakeDistributedStore
 
 
@@ -79,5 +81,20 @@ def test_metadata_is_kept():
     assert asked(port, path, "DELETE")[0] == 200
     assert asked(port, path, "DELETE")[0] == 404
     assert asked(port, "/metadata")[0] == 400
+    assert asked(port, "/metadata?key=" + "k" * KEY_BYTES_MAX, "PUT", b"1")[0] == 200
+    assert asked(port, "/metadata?key=" + "k" * (KEY_BYTES_MAX + 1), "PUT", b"1")[0] == 400
+    assert asked(port, path, "PUT", bytes(RECORD_BYTES_MAX))[0] == 200
+    head = f"PUT {path} HTTP/1.1\r\nContent-Length: {RECORD_BYTES_MAX + 1}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), 20) as longer:
+        longer.sendall(head.encode())
+        assert b" 413 " in longer.recv(1000)
     assert asked(port, "/other?key=a")[0] == 404
     assert program.end()[0] == 0
+
+
+def test_records_have_a_bound():
+    records = Records()
+    assert all(records.put(str(n), b"") for n in range(RECORDS_MAX))
+    assert not records.put("one more", b"")
+    assert records.put("0", b"another") and records.get("0") == b"another"
+    assert records.delete("0") and records.put("one more", b"")

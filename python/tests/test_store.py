@@ -9,20 +9,6 @@ import pytest
 import lunette
 
 
-@pytest.fixture(scope="module", params=["member", "client"])
-def store(request, member):
-    if request.param == "member":
-        yield member
-    else:
-        with lunette.Store.connect([member.address]) as client:
-            yield client
-
-
-@pytest.fixture
-def key(request):
-    return request.node.nodeid
-
-
 def test_a_random_sequence_is_that_of_a_dictionary(store, key):
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)

@@ -412,7 +412,7 @@ class Objects:
             present = native.exists(names)
         except StoreError:
             return [-1] * len(names)
-        return [-int(_is_failure(each)) if isinstance(each, StoreError) else int(each) for each in present]
+        return [_presence(each) for each in present]
 
     def get_size(self, key: str) -> int:
         """The length of an object."""
@@ -478,9 +478,11 @@ def _are_unequal(some: Sequence[int], others: Sequence[int]) -> bool:
     return len(some) != len(others)
 
 
-def _is_failure(why: StoreError) -> bool:
-    """Whether it leaves open if there is an object."""
-    return not isinstance(why, InvalidKey)
+def _presence(told: bool | StoreError) -> int:
+    """There is none under what is no key."""
+    if isinstance(told, StoreError):
+        return 0 if isinstance(told, InvalidKey) else -1
+    return int(told)
 
 
 def _is_address(name: str) -> bool:

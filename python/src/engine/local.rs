@@ -56,7 +56,15 @@ impl Local {
             by_capability: false,
         };
         let registering = self.engine.register_shared(memory, options);
-        let segment = wait(py, registering)?.map_err(|error| of_engine(&error))?;
+        // It takes no time of others, and is waited for whatever signal comes: nobody else would unregister it.
+        let segment = py.detach(|| registering.wait());
+        let segment = match segment {
+            Ok(segment) => segment,
+            Err(error) => {
+                loans.ended(py)?;
+                return Err(of_engine(&error));
+            }
+        };
         let registered = Registered {
             len,
             segment,

@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -23,12 +22,14 @@ use std::time::Duration;
 use lunette_auth::Policy;
 use lunette_runtime::{CoreOptions, Placement};
 use lunette_transfer::engine::{
-    Done, EngineHost, EngineOptions, HandleError, HandleRequest, Pending, PostOptions, Way,
+    Done, EngineHandle, EngineHost, EngineOptions, HandleError, HandleRequest, Pending,
+    PostOptions, Way,
 };
 use pyo3::prelude::*;
 
-use crate::failure::{Closed, Invalid, Unavailable, of_engine, of_start};
+use crate::failure::{Invalid, Unavailable, of_engine, of_start};
 use crate::opening::{IDLE, address, insecure, secrets};
+use crate::owned::Owned;
 use crate::waiting::wait;
 use local::{Local, Place};
 use peers::{Peers, Range};
@@ -44,18 +45,41 @@ type Moves = (bool, Vec<usize>, Vec<u64>, Vec<u64>);
 /// An engine on a core of its own.
 #[pyclass(frozen, module = "lunette._native")]
 pub(crate) struct NativeEngine {
-    process: u32,
-    open: Mutex<Option<Open>>,
-    transfers: Mutex<Transfers>,
+    open: Owned<Open>,
 }
 
 struct Open {
-    host: EngineHost,
+    /// There until it is dropped.
+    host: Option<EngineHost>,
+    engine: EngineHandle,
+    address: String,
     local: Arc<Local>,
     peers: Arc<Peers>,
+    transfers: Arc<Posted>,
 }
 
-/// Transfers that are under way, by the number that was given for each.
+impl Drop for Open {
+    fn drop(&mut self) {
+        drop(std::mem::take(&mut self.transfers.lock().moving));
+        if let Some(host) = self.host.take() {
+            host.close();
+        }
+        // No core is left that has any of it.
+        self.local.ended();
+    }
+}
+
+/// Transfers that have been posted and not asked after to their end.
+#[derive(Default)]
+struct Posted(Mutex<Transfers>);
+
+impl Posted {
+    fn lock(&self) -> MutexGuard<'_, Transfers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The same, by the number that was given for each.
 #[derive(Default)]
 struct Transfers {
     last: u64,
@@ -86,19 +110,23 @@ impl NativeEngine {
         };
         let host = py.detach(|| EngineHost::start(&Placement::Anywhere(1), core, &options));
         let host = host.map_err(|error| of_start(&error))?;
-        let local = Arc::new(Local::new(host.handle()));
-        let peers = Arc::new(Peers::new(host.handle()));
-        Ok(Self {
-            process: process::id(),
-            open: Mutex::new(Some(Open { host, local, peers })),
-            transfers: Mutex::default(),
-        })
+        let engine = host.handle();
+        let open = Open {
+            address: host.addresses()[0].to_string(),
+            local: Arc::new(Local::new(engine.clone())),
+            peers: Arc::new(Peers::new(engine.clone())),
+            transfers: Arc::default(),
+            host: Some(host),
+            engine,
+        };
+        let open = Owned::new(open);
+        Ok(Self { open })
     }
 
     /// Where it listens.
     #[getter]
     fn address(&self) -> PyResult<String> {
-        self.with_open(|open| open.host.addresses()[0].to_string())
+        self.open.with(|open| open.address.clone())
     }
 
     /// Lets peers read and write memory by its addresses, until it is unregistered.
@@ -154,13 +182,14 @@ impl NativeEngine {
         timeout_s: f64,
     ) -> PyResult<u64> {
         let (moving, options) = self.moving(peer, moves, note, timeout_s)?;
-        if self.transfers().moving.len() >= TRANSFERS_MAX {
+        let posted = self.transfers()?;
+        if posted.lock().moving.len() >= TRANSFERS_MAX {
             let said = format!("{TRANSFERS_MAX} transfers have not been asked after");
             return Err(Unavailable::new_err(said));
         }
-        let posted = wait(py, moving.post(options))?;
-        let pending = posted.map_err(|error| of_engine(&error))?;
-        let mut transfers = self.transfers();
+        let pending = wait(py, moving.post(options))?;
+        let pending = pending.map_err(|error| of_engine(&error))?;
+        let mut transfers = posted.lock();
         transfers.last += 1;
         let number = transfers.last;
         transfers.moving.insert(number, pending);
@@ -170,7 +199,8 @@ impl NativeEngine {
     /// Whether the transfer of that number is done; an exception if it failed, or there is none. After either it
     /// is forgotten.
     fn is_done(&self, number: u64) -> PyResult<bool> {
-        let mut transfers = self.transfers();
+        let posted = self.transfers()?;
+        let mut transfers = posted.lock();
         let Some(moving) = transfers.moving.get_mut(&number) else {
             return Err(Invalid::new_err(format!("there is no transfer {number}")));
         };
@@ -184,7 +214,7 @@ impl NativeEngine {
 
     /// Waits for the transfer of that number, and forgets it.
     fn finish(&self, py: Python<'_>, number: u64) -> PyResult<()> {
-        let moving = self.transfers().moving.remove(&number);
+        let moving = self.transfers()?.lock().moving.remove(&number);
         let Some(moving) = moving else {
             return Err(Invalid::new_err(format!("there is no transfer {number}")));
         };
@@ -194,7 +224,7 @@ impl NativeEngine {
 
     /// Whether the peer answers. An exception if not.
     fn probe(&self, py: Python<'_>, peer: &str) -> PyResult<()> {
-        let peers = self.with_open(|open| Arc::clone(&open.peers))?;
+        let peers = self.open.with(|open| Arc::clone(&open.peers))?;
         let name = peers::name(peer)?;
         let found = wait(py, async move { peers.again(&name).await })?;
         found.map_err(|error| of_engine(&error))
@@ -202,7 +232,7 @@ impl NativeEngine {
 
     /// What peers have told since, and the session of each that told it.
     fn notifications(&self, py: Python<'_>) -> PyResult<Vec<(u64, Vec<u8>)>> {
-        let handle = self.with_open(|open| open.host.handle())?;
+        let handle = self.open.with(|open| open.engine.clone())?;
         let mut told = Vec::new();
         while let Some(next) =
             wait(py, handle.take_notification())?.map_err(|error| of_engine(&error))?
@@ -214,10 +244,8 @@ impl NativeEngine {
 
     /// Ends it: transfers under way fail. Again, it does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if self.process != process::id() {
-            return Err(Closed::new_err("used after fork"));
-        }
-        py.detach(|| self.end());
+        let open = self.open.close()?;
+        py.detach(|| drop(open));
         Ok(())
     }
 }
@@ -240,8 +268,9 @@ impl NativeEngine {
             notification: note,
             ..PostOptions::default()
         };
-        let (local, peers) =
-            self.with_open(|open| (Arc::clone(&open.local), Arc::clone(&open.peers)))?;
+        let (local, peers) = self
+            .open
+            .with(|open| (Arc::clone(&open.local), Arc::clone(&open.peers)))?;
         let ranges = here.iter().zip(&lens);
         let ranges = ranges.map(|(address, len)| local.find(*address, *len));
         let found: PyResult<Vec<_>> = ranges.collect();
@@ -261,53 +290,11 @@ impl NativeEngine {
     }
 
     fn local(&self) -> PyResult<Arc<Local>> {
-        self.with_open(|open| Arc::clone(&open.local))
+        self.open.with(|open| Arc::clone(&open.local))
     }
 
-    fn with_open<T>(&self, ask: impl FnOnce(&Open) -> T) -> PyResult<T> {
-        if self.process != process::id() {
-            return Err(Closed::new_err("used after fork"));
-        }
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = open.as_ref().map(ask);
-        open.ok_or_else(|| Closed::new_err("closed"))
-    }
-
-    fn transfers(&self) -> MutexGuard<'_, Transfers> {
-        self.transfers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn end(&self) {
-        let open = {
-            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-            open.take()
-        };
-        let moving = std::mem::take(&mut self.transfers().moving);
-        drop(moving);
-        if let Some(Open { host, local, peers }) = open {
-            drop(peers);
-            host.close();
-            local.ended();
-        }
-    }
-}
-
-impl Drop for NativeEngine {
-    fn drop(&mut self) {
-        if self.process == process::id() {
-            self.end();
-        } else {
-            // A child of a fork has none of its threads, which would be waited for.
-            let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(open.take());
-            let transfers = self
-                .transfers
-                .get_mut()
-                .unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(std::mem::take(&mut transfers.moving));
-        }
+    fn transfers(&self) -> PyResult<Arc<Posted>> {
+        self.open.with(|open| Arc::clone(&open.transfers))
     }
 }
 
