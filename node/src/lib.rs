@@ -4,13 +4,14 @@
 //! The program `lunette` is built from it: it serves nodes, puts and gets objects, and replays
 //! traces against a cluster; `lunette --help` says how.
 //!
-//! It leaves out what is not there yet: conductor, drives, replicas, authentication.
+//! It leaves out what is not there yet: a conductor's service.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`kvstore`] | nodes that lend memory, clients that put and get |
 //! | [`transfer`] | calls with payloads that are received in place |
 //! | [`runtime`] | cores, tasks, arenas |
+//! | [`hwloc`] | this machine, or a saved one, as libhwloc knows it |
 //! | [`trace`] | traces of requests: reading, generating, reference hit ratios |
 //!
 //! A node and a client in one process:
@@ -46,6 +47,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub use lunette_hwloc as hwloc;
 pub use lunette_kvstore as kvstore;
 pub use lunette_transfer as transfer;
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lunette::kvstore::{ClusterError, NodeError, StoreError, StoreErrorKind};
 use lunette::runtime::StartError;
 use lunette::runtime::arena::AllocError;
-use lunette::runtime::topology::TopologyError;
+use lunette::hwloc::TopologyError;
 use lunette::trace::format::TraceError;
 use lunette::transfer::topology::{LoadError, MatrixFault};
 use lunette_cluster::{OpenError, SecretFileError};

@@ -1,18 +1,19 @@
 //! CPUs that this process may use, and pinning to them.
-//!
-//! With the `hwloc` feature the CPUs, their cores, caches and NUMA nodes come from hwloc;
-//! without it only the numbers that the system lets this process use are known.
+
+use std::path::Path;
 
 use thiserror::Error;
+
+use super::sysfs;
 
 /// A CPU that this process may run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     /// The system's number.
     pub os_index: usize,
-    /// The physical core that it belongs to, counted by hwloc.
-    pub core_index: Option<usize>,
-    /// The NUMA node that its memory is nearest on.
+    /// The physical core that it belongs to: the lowest number among that core's CPUs.
+    pub core: Option<usize>,
+    /// The NUMA node that it belongs to.
     pub numa_index: Option<usize>,
 }
 
@@ -67,7 +68,7 @@ pub(super) fn in_order_of_choice(cpus: &[Cpu]) -> Vec<usize> {
     let mut taken_cores = Vec::new();
     let (mut firsts, mut siblings) = (Vec::new(), Vec::new());
     for cpu in cpus {
-        match cpu.core_index {
+        match cpu.core {
             Some(core) if taken_cores.contains(&core) => siblings.push(cpu.os_index),
             core => {
                 taken_cores.extend(core);
@@ -111,48 +112,14 @@ pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
     }
 }
 
-#[cfg(feature = "hwloc")]
 fn locate(allowed: &[usize]) -> Vec<Cpu> {
-    use hwlocality::Topology;
-    use hwlocality::object::types::ObjectType;
-
-    let Ok(topology) = Topology::new() else {
-        return plain(allowed);
+    let cpus = Path::new(sysfs::CPUS);
+    let locate = |&os_index| Cpu {
+        os_index,
+        core: sysfs::core(cpus, os_index),
+        numa_index: sysfs::numa(cpus, os_index),
     };
-    let mut cpus = plain(allowed);
-    for unit in topology.objects_with_type(ObjectType::PU) {
-        let Some(cpu) = cpus
-            .iter_mut()
-            .find(|cpu| Some(cpu.os_index) == unit.os_index())
-        else {
-            continue;
-        };
-        cpu.core_index = unit
-            .ancestors()
-            .find(|object| object.object_type() == ObjectType::Core)
-            .map(|core| core.logical_index());
-        cpu.numa_index = unit
-            .nodeset()
-            .and_then(|set| set.first_set())
-            .map(usize::from);
-    }
-    cpus
-}
-
-#[cfg(not(feature = "hwloc"))]
-fn locate(allowed: &[usize]) -> Vec<Cpu> {
-    plain(allowed)
-}
-
-fn plain(allowed: &[usize]) -> Vec<Cpu> {
-    allowed
-        .iter()
-        .map(|&os_index| Cpu {
-            os_index,
-            core_index: None,
-            numa_index: None,
-        })
-        .collect()
+    allowed.iter().map(locate).collect()
 }
 
 #[cfg(test)]
@@ -203,7 +170,7 @@ mod tests {
     fn physical_cores_come_before_their_siblings() {
         let cpu = |os_index, core| Cpu {
             os_index,
-            core_index: Some(core),
+            core: Some(core),
             numa_index: None,
         };
         let cpus = [cpu(0, 0), cpu(1, 0), cpu(2, 1), cpu(3, 1)];
@@ -219,17 +186,9 @@ mod tests {
         );
         let unknown = [0, 1].map(|os_index| Cpu {
             os_index,
-            core_index: None,
+            core: None,
             numa_index: None,
         });
         assert_eq!(choose_from(&unknown, 2), Ok(vec![0, 1]));
-    }
-
-    #[cfg(feature = "hwloc")]
-    #[test]
-    fn hwloc_knows_where_each_cpu_is() {
-        for cpu in cpus() {
-            assert!(cpu.core_index.is_some(), "{cpu:?}");
-        }
     }
 }

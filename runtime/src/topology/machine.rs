@@ -1,14 +1,6 @@
 //! What a machine consists of, as plain data.
 
-use std::io;
-use std::path::{Path, PathBuf};
-
 use lunette_runtime_core::pci::PciAddress;
-use thiserror::Error;
-
-/// The longest saved topology that is read; those of machines with hundreds of cores have some 1 MiB.
-/// libxml2, which hwloc uses where it can, gives up at 10 MB.
-pub const XML_BYTES_MAX: usize = 8 << 20;
 
 /// A machine. Lists are in hwloc's logical order, in which neighbours share most.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,7 +65,7 @@ pub struct Cache {
 /// A physical core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Core {
-    /// Its place in hwloc's logical order, as [`super::Cpu::core_index`] counts.
+    /// Its place in hwloc's logical order.
     pub index: usize,
     /// Where it is.
     pub locality: Locality,
@@ -126,59 +118,4 @@ pub struct Gpu {
     pub bridges: Vec<PciAddress>,
     /// What it is next to.
     pub locality: Locality,
-}
-
-/// Why there is no topology.
-#[derive(Debug, Error)]
-pub enum TopologyError {
-    /// The library was built without hwloc.
-    #[error("built without hwloc, so the topology is not known: build with feature `hwloc`")]
-    NotBuiltIn,
-    /// A saved topology could not be read.
-    #[error("{}: {error}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        error: io::Error,
-    },
-    /// A saved topology is longer than [`XML_BYTES_MAX`].
-    #[error("{}: longer than {XML_BYTES_MAX} bytes", .0.display())]
-    TooLong(PathBuf),
-    /// A file is not a topology saved by hwloc 2.
-    #[error("{}: not a topology saved by hwloc 2 (lstopo FILE.xml)", .0.display())]
-    NotATopology(PathBuf),
-    /// hwloc could not read this machine.
-    #[error("hwloc could not read this machine's topology: {0}")]
-    Refused(String),
-}
-
-impl Topology {
-    /// Reads this machine's topology, devices included. Takes some 10 to 200 ms: for starts and
-    /// for people, not for the data path.
-    ///
-    /// # Errors
-    /// [`TopologyError::NotBuiltIn`] or [`TopologyError::Refused`]: [`super::cpus`] still knows the
-    /// CPUs' numbers.
-    pub fn load() -> Result<Self, TopologyError> {
-        #[cfg(feature = "hwloc")]
-        return super::hwloc::load();
-        #[cfg(not(feature = "hwloc"))]
-        return Err(TopologyError::NotBuiltIn);
-    }
-
-    /// Reads a topology that hwloc 2 has saved (`lstopo FILE.xml`), of this machine or another one.
-    ///
-    /// # Errors
-    /// [`TopologyError`]: the file cannot be read or is something else.
-    pub fn load_xml(path: &Path) -> Result<Self, TopologyError> {
-        #[cfg(feature = "hwloc")]
-        return super::hwloc::load_xml(path);
-        #[cfg(not(feature = "hwloc"))]
-        {
-            let _unread = path;
-            return Err(TopologyError::NotBuiltIn);
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! This machine's adapters and memories, and what the operator says about them.
 //!
-//! What hwloc knows is completed from sysfs: virtual interfaces, RDMA devices over them, bonds. Where
-//! hwloc is missing, sysfs is all there is. Addresses are those of the moment.
+//! It comes from sysfs, and from hwloc where a program asks it (`lunette-hwloc`): what that knows is completed
+//! then by virtual interfaces, RDMA devices over them, bonds. Addresses are those of the moment.
 //!
 //! Reading a machine takes a while and blocks: [`discover`] does it on the control thread. Choosing
 //! among the adapters is [`Matrix`]'s and [`Sources`]'s, in `lunette-transfer-proto`.
@@ -11,7 +11,7 @@
 //! use lunette_transfer::topology::{Sources, discover, here, load_override};
 //!
 //! # async fn options() -> Result<EngineOptions, Box<dyn std::error::Error>> {
-//! let machine = discover().await?;
+//! let machine = discover(|| None).await?;
 //! let said = load_override("/etc/lunette/topology.json".as_ref())?;
 //! let matrix = said.apply(&machine.matrix()?)?;
 //! let options = EngineOptions {
@@ -46,31 +46,30 @@ pub use lunette_transfer_proto::topology::{
 
 use sysfs::Sysfs;
 
-/// Reads this machine. It blocks for some 10 to 200 ms: for the control thread ([`discover`]), or a
-/// program's start.
+/// Reads this machine, of which a program may know a topology. It blocks for a while: for the control thread
+/// ([`discover`]), or a program's start.
 #[must_use]
-pub fn load() -> Machine {
-    let topology = Topology::load();
-    if let Err(error) = &topology {
-        tracing::debug!(%error, "adapters from sysfs alone");
-    }
+pub fn load(topology: Option<&Topology>) -> Machine {
     let addresses = interface_addresses().unwrap_or_else(|error| {
         tracing::warn!(%error, "addresses of this host");
         Vec::new()
     });
     devices::machine(
-        topology.as_ref().ok(),
+        topology,
         &Sysfs::read(Path::new("/sys")),
         &addresses,
     )
 }
 
-/// Reads this machine, on the control thread. Not for simulated worlds, which have no devices.
+/// Reads this machine, on the control thread, where `topology` is asked as well for what a library like hwloc knows.
+/// Not for simulated worlds, which have no devices.
 ///
 /// # Errors
 /// [`ControlError`].
-pub async fn discover() -> Result<Machine, ControlError> {
-    control(load).await
+pub async fn discover(
+    topology: impl FnOnce() -> Option<Topology> + Send + 'static,
+) -> Result<Machine, ControlError> {
+    control(move || load(topology().as_ref())).await
 }
 
 /// The machine of a topology that was saved elsewhere: its adapters have no addresses.
@@ -96,7 +95,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory_and_a_row_for_it() {
-        let machine = load();
+        let machine = load(None);
         let matrix = machine.matrix().expect("a matrix");
         assert!(!machine.memories.is_empty());
         for memory in &machine.memories {

@@ -40,7 +40,7 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 27] = [
+const FLOORS: [(&str, Floor); 28] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-auth", Floor::Pure),
@@ -54,6 +54,7 @@ const FLOORS: [(&str, Floor); 27] = [
     ("lunette-gpu-proto", Floor::Pure),
     ("rdma-core-sys", Floor::Abi),
     ("lunette-runtime", Floor::Runtime),
+    ("lunette-hwloc", Floor::Device),
     ("lunette-verbs", Floor::Device),
     ("lunette-nvmeof", Floor::Device),
     ("lunette-gpu", Floor::Device),

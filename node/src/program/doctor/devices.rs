@@ -1,6 +1,6 @@
 //! NICs, RDMA devices, GPUs, and the topology that says what they are next to.
 
-use lunette::runtime::topology::Topology;
+use lunette::hwloc;
 
 use super::check::Check;
 use super::system::System;
@@ -17,7 +17,7 @@ pub(super) fn checks(system: &System) -> [Check; 4] {
 
 fn topology() -> Check {
     let name = "topology";
-    match Topology::load() {
+    match hwloc::load() {
         Ok(machine) => Check::ok(
             name,
             format!(

@@ -10,6 +10,7 @@ mod matrix;
 pub(super) mod ranges;
 mod tree;
 
+use lunette::hwloc;
 use lunette::runtime::topology::{self, Locality, PciAddress, Topology};
 use lunette::transfer::topology as adapters;
 use serde_json::{Value, json};
@@ -22,11 +23,15 @@ use matrix::Nearness;
 pub(super) fn topo(arguments: &TopoArguments, as_json: bool) -> Result<(), Failure> {
     let (machine, usable, with_adapters) = match &arguments.xml {
         Some(path) => {
-            let machine = Topology::load_xml(path)?;
+            let machine = hwloc::load_xml(path)?;
             let with_adapters = adapters::saved(&machine);
             (machine, None, with_adapters)
         }
-        None => (Topology::load()?, Some(usable_cpus()), adapters::load()),
+        None => {
+            let machine = hwloc::load()?;
+            let with_adapters = adapters::load(Some(&machine));
+            (machine, Some(usable_cpus()), with_adapters)
+        }
     };
     let (said, peer) = (arguments.matrix.as_deref(), arguments.peer.as_deref());
     let nearness = Nearness::new(with_adapters, said, peer)?;

@@ -10,6 +10,7 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use lunette::runtime::spawn_local;
 use lunette::transfer::engine::{Endpoint, EngineOptions, RailStatistics};
+use lunette::hwloc;
 use lunette::transfer::topology::{Sources, discover, here, load_override};
 use serde_json::{Value, json};
 
@@ -137,7 +138,7 @@ async fn sources(arguments: &BenchArguments) -> Outcome<Option<Sources>> {
     let Some(said) = &arguments.topology else {
         return Ok(None);
     };
-    let machine = discover().await?;
+    let machine = discover(|| hwloc::load().ok()).await?;
     let found = machine.matrix()?;
     let matrix = if said.as_os_str() == AS_FOUND {
         found

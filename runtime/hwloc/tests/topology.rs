@@ -1,18 +1,16 @@
 //! Topologies saved by hwloc, read by libhwloc: a server with two sockets, a laptop, a socket split
 //! into four NUMA nodes; and this machine.
-#![cfg(feature = "hwloc")]
 #![forbid(unsafe_code)]
 
 use std::fs;
 use std::path::PathBuf;
 
-use lunette_runtime::topology::{
-    Cache, Core, Locality, PciAddress, Topology, TopologyError, XML_BYTES_MAX, cpus,
-};
+use lunette_hwloc::{TopologyError, XML_BYTES_MAX, load, load_xml};
+use lunette_runtime::topology::{Cache, Core, Locality, PciAddress, Topology, cpus};
 
 fn saved(name: &str) -> Topology {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/topology");
-    Topology::load_xml(&folder.join(name)).expect("a saved topology")
+    load_xml(&folder.join(name)).expect("a saved topology")
 }
 
 fn at(package: usize, numa: usize) -> Locality {
@@ -173,11 +171,12 @@ fn numa_nodes_of_one_socket_keep_their_devices_apart() {
 
 #[test]
 fn this_machine_has_the_cpus_that_this_process_uses() {
-    let machine = Topology::load().expect("hwloc is built in");
+    let machine = load().expect("hwloc reads it");
     for cpu in cpus() {
         let holds = |core: &&Core| core.cpus.contains(&cpu.os_index);
         let core = machine.cores.iter().find(holds).expect("a core");
-        assert_eq!(Some(core.index), cpu.core_index);
+        assert_eq!(core.cpus.first(), cpu.core.as_ref(), "hwloc and the system agree");
+        assert!(cpu.numa_index.is_none() || core.locality.numa == cpu.numa_index);
     }
     assert!(machine.numa_nodes.iter().any(|node| node.memory_bytes > 0));
 }
@@ -186,7 +185,7 @@ fn this_machine_has_the_cpus_that_this_process_uses() {
 fn what_is_no_saved_topology_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("file.xml");
-    let missing = Topology::load_xml(&path).expect_err("it is not there");
+    let missing = load_xml(&path).expect_err("it is not there");
     assert!(matches!(missing, TopologyError::File { .. }), "{missing}");
     let texts: [&[u8]; 5] = [
         b"",
@@ -197,7 +196,7 @@ fn what_is_no_saved_topology_says_so() {
     ];
     for text in texts {
         fs::write(&path, text).expect("our own");
-        let error = Topology::load_xml(&path).expect_err("it is something else");
+        let error = load_xml(&path).expect_err("it is something else");
         assert!(
             matches!(error, TopologyError::NotATopology(_)),
             "{error} ({text:?})"
@@ -215,7 +214,7 @@ fn saved_topologies_are_read_up_to_their_limit() {
         let mut text = saved.to_owned();
         text.extend(std::iter::repeat_n(' ', len - saved.len()));
         fs::write(&path, text).expect("our own");
-        Topology::load_xml(&path)
+        load_xml(&path)
     };
     let longest = with_length(XML_BYTES_MAX).expect("not too long");
     assert_eq!(longest.cores.len(), 12);

@@ -1,4 +1,4 @@
-//! Reading a topology with libhwloc.
+//! From hwloc's objects to a topology.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -11,12 +11,11 @@ use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes, Upst
 use hwlocality::object::types::{OSDeviceType, ObjectType};
 use hwlocality::topology::builder::{TopologyBuilder, TypeFilter};
 
-use lunette_runtime_core::pci::PciAddress;
-
-use super::machine::{
-    Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, Topology, TopologyError,
-    XML_BYTES_MAX,
+use lunette_runtime::topology::{
+    Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, PciAddress, Topology,
 };
+
+use super::{TopologyError, XML_BYTES_MAX};
 
 /// PCI classes, the upper 16 bits of the class code (PCI Code and ID Assignment Specification).
 const CLASS_NETWORK: u16 = 0x02;
@@ -30,14 +29,14 @@ const VENDORS_OF_GPUS: [u16; 3] = [0x10de, 0x1002, 0x8086];
 /// hwloc gives sizes of block devices in this unit.
 const BLOCK_SIZE_UNIT_BYTES: u64 = 1024;
 
-pub(super) fn load() -> Result<Topology, TopologyError> {
+pub(crate) fn load() -> Result<Topology, TopologyError> {
     let refused = |error: &dyn std::error::Error| TopologyError::Refused(error.to_string());
     let builder = with_devices(TopologyBuilder::new()).map_err(|error| refused(&error))?;
     let hwloc = builder.build().map_err(|error| refused(&error))?;
     Ok(read(&hwloc))
 }
 
-pub(super) fn load_xml(path: &Path) -> Result<Topology, TopologyError> {
+pub(crate) fn load_xml(path: &Path) -> Result<Topology, TopologyError> {
     let not_a_topology = || TopologyError::NotATopology(path.to_owned());
     let text = String::from_utf8(read_bounded(path)?).map_err(|_| not_a_topology())?;
     // hwloc's own parser takes an empty buffer for the end of a good one.
