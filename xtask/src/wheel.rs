@@ -4,6 +4,7 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -76,8 +77,10 @@ fn build(
     tools: &Path,
     folder: &Path,
 ) -> Result<PathBuf, TaskError> {
-    // What an earlier run left there is nobody's.
-    let _ = fs::remove_dir_all(folder);
+    if folder.exists() {
+        // What an earlier run has left.
+        fs::remove_dir_all(folder).map_err(|source| unreadable(folder, source))?;
+    }
     let mut command = Command::new(tools.join("maturin"));
     command
         .args(["build", "--release", "--locked", "--strip", "--zig"])
@@ -97,10 +100,7 @@ fn build(
         command.env("PATH", paths);
     }
     workspace::run(&mut command)?;
-    let built = fs::read_dir(folder).map_err(|source| TaskError::Read {
-        path: folder.to_path_buf(),
-        source,
-    })?;
+    let built = fs::read_dir(folder).map_err(|source| unreadable(folder, source))?;
     let wheel = built.flatten().map(|entry| entry.path()).next();
     wheel.ok_or_else(|| malformed(folder, "no wheel was built"))
 }
@@ -135,6 +135,13 @@ fn import(place: &Path, wheel: &Path) -> Result<(), TaskError> {
         .arg(wheel);
     workspace::run(&mut install)?;
     workspace::run(Command::new(&python).args(["-I", "-c", IMPORTS]))
+}
+
+fn unreadable(folder: &Path, source: io::Error) -> TaskError {
+    TaskError::Read {
+        path: folder.to_path_buf(),
+        source,
+    }
 }
 
 fn malformed(file: &Path, reason: &str) -> TaskError {
