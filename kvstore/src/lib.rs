@@ -41,8 +41,8 @@ mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{
-    Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, OneSided, PREFERRED_MAX,
-    Preferred, PutOptions, Reservation, Reserved, Stored,
+    Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, Located, OneSided,
+    PREFERRED_MAX, Preferred, PutOptions, Reservation, Reserved, Stored,
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
