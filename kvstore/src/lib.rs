@@ -53,6 +53,6 @@ pub use handle::{
     ReservedHandle, SeatStat, StoreHandle,
 };
 pub use member::{COPIES, ClusterOptions, LifeError, TierOptions};
-pub use node::{Node, NodeCore, NodeOptions, NodeWatch, SeatedNode};
+pub use node::{Node, NodeCore, NodeOptions, NodeWatch, Prefault, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
 pub use value::{VALUE_PIECES_MAX, Value, extent_bytes};
