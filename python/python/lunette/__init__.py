@@ -7,8 +7,8 @@
 True
 b'hello'
 
-Keys are `bytes`, or `str` that are sent as UTF-8. Values are whatever has the buffer protocol and lies in one
-piece. They are put from where they lie, and got to where they belong: nothing is to change or free that memory
+Keys are `bytes`, or `str` that are sent as UTF-8. Values are whatever has the buffer protocol, or is a tensor that tells
+its memory by DLPack, and lies in one piece in the host's memory. They are put from where they lie, and got to where they belong: nothing is to change or free that memory
 while a call lasts. A call that has ended, however it did, leaves nothing behind that touches it.
 
 A call keeps the GIL for the first 20 us, and gives it up where that is not enough. Ctrl-C ends a call that waits
@@ -34,6 +34,7 @@ from ._native import (
     InvalidKey,
     NativeCluster,
     NativeCoordinator,
+    NativeReservation,
     NativeStore,
     NoRoom,
     StoreError,
@@ -43,7 +44,9 @@ from ._native import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer, Self
+    from typing_extensions import Self
+
+    from ._memory import Memory
 
 __all__ = [
     "Closed",
@@ -53,6 +56,7 @@ __all__ = [
     "InvalidKey",
     "Location",
     "NoRoom",
+    "Reservation",
     "Store",
     "StoreError",
     "TimedOut",
@@ -66,7 +70,7 @@ Path = Union[str, "os.PathLike[str]"]
 T = TypeVar("T")
 
 # Their threads are ended while there is an interpreter.
-_open: weakref.WeakSet[Coordinator | Store] = weakref.WeakSet()
+_open: weakref.WeakSet[_Closing] = weakref.WeakSet()
 
 
 def _close_all() -> None:
@@ -160,6 +164,37 @@ def members(
         return []
 
 
+class Reservation(_Closing):
+    """Room for an object, of which nobody knows before it is committed."""
+
+    def __init__(self, store: NativeStore, native: NativeReservation) -> None:
+        self._store = store
+        self._native: NativeReservation | None = native
+
+    def write(self, offset: int, value: Memory) -> None:
+        """Writes a range of it, that begins at the offset."""
+        address, length, _kept = readable(value)
+        self._of_use().write(self._store, [address], [length], [offset])
+
+    def commit(self) -> bool:
+        """Makes it the key's value, all of whose bytes have been written. Whether it was: not if there is an object by
+        now. `Invalid` if some are missing: it can be written on then."""
+        committed = self._of_use().commit()
+        self._native = None
+        return committed
+
+    def close(self) -> None:
+        """Gives the room back, unless it is committed. Again, it does nothing."""
+        native, self._native = self._native, None
+        if native is not None:
+            native.revoke()
+
+    def _of_use(self) -> NativeReservation:
+        if self._native is None:
+            raise Invalid("it is committed, or given back")
+        return self._native
+
+
 class Store(_Closing):
     """Objects under keys, of a cluster. Made by `Store.member` or `Store.connect`, asked from any thread."""
 
@@ -221,22 +256,22 @@ class Store(_Closing):
         """Where a member listens; `None` of a client."""
         return self._native.address
 
-    def put(self, key: Key, value: Buffer, *, copies: int = 1) -> bool:
+    def put(self, key: Key, value: Memory, *, copies: int = 1) -> bool:
         """Writes an object unless there is one. Whether it was written."""
         return self._put(key, value, False, copies)
 
-    def upsert(self, key: Key, value: Buffer, *, copies: int = 1) -> bool:
+    def upsert(self, key: Key, value: Memory, *, copies: int = 1) -> bool:
         """Writes an object, also where there is one."""
         return self._put(key, value, True, copies)
 
-    def _put(self, key: Key, value: Buffer, is_upsert: bool, copies: int) -> bool:
+    def _put(self, key: Key, value: Memory, is_upsert: bool, copies: int) -> bool:
         how = (is_upsert, copies, False, [])
         if isinstance(value, bytes):
             return self._native.put(_key(key), value, how)
         address, length, _kept = readable(value)
         return _all(self._native.put_from([_key(key)], [[address]], [[length]], how))[0]
 
-    def put_all(self, objects: Iterable[tuple[Key, Buffer]], *, copies: int = 1) -> list[bool]:
+    def put_all(self, objects: Iterable[tuple[Key, Memory]], *, copies: int = 1) -> list[bool]:
         """As `put`, of many objects in one call, in no order.
 
         If some fail, the first exception is raised; its `outcomes` tell of each object.
@@ -252,7 +287,7 @@ class Store(_Closing):
         """The value, or `None`."""
         return self._native.get(_key(key))
 
-    def get_into(self, key: Key, into: Buffer) -> int | None:
+    def get_into(self, key: Key, into: Memory) -> int | None:
         """Gets the value to the front of `into`: its length, or `None` if there is no object.
 
         `ValueError` if `into` is too short, is read-only, or is not in one piece; it is untouched then.
@@ -262,7 +297,31 @@ class Store(_Closing):
         except Invalid as error:
             raise ValueError(str(error)) from error
 
-    def get_all_into(self, objects: Iterable[tuple[Key, Buffer]]) -> list[int | None]:
+    def get_ranges_into(self, key: Key, ranges: Iterable[tuple[int, Memory]]) -> int | None:
+        """Gets ranges of one value, each from an offset on to a buffer that it fills: how many bytes, or `None` if there
+        is no object.
+
+        `Invalid` if a range does not lie inside the value.
+        """
+        offsets, lent = [], []
+        for offset, into in ranges:
+            offsets.append(offset)
+            lent.append(writable(into))
+        addresses, lengths = [at for at, _, _ in lent], [length for _, length, _ in lent]
+        return self._native.get_ranges(_key(key), addresses, lengths, offsets)
+
+    def reserve(
+        self, key: Key, size: int, *, copies: int = 1, keep_s: float = 60.0
+    ) -> Reservation | None:
+        """Room for an object of so many bytes, that is written in ranges; `None` if there is an object.
+
+        It is given back when nothing has been written to it for `keep_s`.
+        """
+        how = (False, copies, False, [])
+        native = NativeReservation.reserve(self._native, _key(key), size, how, keep_s)
+        return Reservation(self._native, native) if native is not None else None
+
+    def get_all_into(self, objects: Iterable[tuple[Key, Memory]]) -> list[int | None]:
         """As `get_into`, of many objects in one call.
 
         If some fail, the first exception is raised, `Invalid` where a buffer is too short; its `outcomes` tell of

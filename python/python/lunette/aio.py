@@ -28,7 +28,7 @@ from ._memory import Lent, readable, writable
 from ._native import Invalid, NativeQueue
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from ._memory import Memory
 
 __all__ = ["AsyncStore"]
 
@@ -85,20 +85,20 @@ class AsyncStore:
     def __init__(self, store: Store) -> None:
         self._native = store._native
 
-    async def put(self, key: Key, value: Buffer, *, copies: int = 1) -> bool:
+    async def put(self, key: Key, value: Memory, *, copies: int = 1) -> bool:
         """Writes an object unless there is one. Whether it was written."""
         return (await self._put([(key, value)], False, copies))[0]
 
-    async def upsert(self, key: Key, value: Buffer, *, copies: int = 1) -> bool:
+    async def upsert(self, key: Key, value: Memory, *, copies: int = 1) -> bool:
         """Writes an object, also where there is one."""
         return (await self._put([(key, value)], True, copies))[0]
 
-    async def put_all(self, objects: Iterable[tuple[Key, Buffer]], *, copies: int = 1) -> list[bool]:
+    async def put_all(self, objects: Iterable[tuple[Key, Memory]], *, copies: int = 1) -> list[bool]:
         """As `put`, of many objects in one question."""
         return await self._put(objects, False, copies)
 
     async def _put(
-        self, objects: Iterable[tuple[Key, Buffer]], is_upsert: bool, copies: int
+        self, objects: Iterable[tuple[Key, Memory]], is_upsert: bool, copies: int
     ) -> list[bool]:
         keys, lent = _lent(objects, readable)
         how = (is_upsert, copies, False, [])
@@ -111,14 +111,14 @@ class AsyncStore:
         here = _running()
         return await here.answer(self._native.begin_get(here.queue, _key(key)))
 
-    async def get_into(self, key: Key, into: Buffer) -> int | None:
+    async def get_into(self, key: Key, into: Memory) -> int | None:
         """Gets the value to the front of `into`: its length, or `None` if there is no object."""
         try:
             return (await self.get_all_into([(key, into)]))[0]
         except Invalid as error:
             raise ValueError(str(error)) from error
 
-    async def get_all_into(self, objects: Iterable[tuple[Key, Buffer]]) -> list[int | None]:
+    async def get_all_into(self, objects: Iterable[tuple[Key, Memory]]) -> list[int | None]:
         """As `get_into`, of many objects in one question."""
         keys, lent = _lent(objects, writable)
         here = _running()
@@ -143,7 +143,7 @@ class AsyncStore:
         return _all(await here.answer(self._native.begin_remove(here.queue, names)))
 
 
-def _lent(objects: Iterable[tuple[Key, Buffer]], lend: Any) -> tuple[list[bytes], list[Lent]]:
+def _lent(objects: Iterable[tuple[Key, Memory]], lend: Any) -> tuple[list[bytes], list[Lent]]:
     keys, lent = [], []
     for key, buffer in objects:
         keys.append(_key(key))
