@@ -1,6 +1,7 @@
 """`mooncake.store` of this wheel beside Mooncake's own: the same calls, in the same run, on the same CPUs.
 
-    python store.py --theirs OTHER/bin/python [--rounds 5] [--cpus 0,1] [--sizes 4096,65536] [--mode local,remote]
+    python store.py --theirs OTHER/bin/python [--rounds 5] [--cpus 0,1] [--sizes 4096,65536]
+        [--mode local,remote,tcp] [--pause-us 0] [--busy]
 
 All processes of either wheel are pinned to these CPUs, and only one of the wheels has something to do at a time.
 
@@ -8,7 +9,11 @@ Each row is measured in rounds. In each round both wheels make its calls, one af
 from round to round. A line tells the median over the rounds of what a call takes at its median under either, the ratio of
 the two in each round (more than 1: this wheel is ahead), and the share of time that the host took away meanwhile.
 
-`local`: the objects are in the memory of the process itself. `remote`: in that of another process of this host.
+`local`: the objects are in the memory of the process itself. `remote`: in that of another process of this host. `tcp`: the
+same, and all bytes go over TCP, as Mooncake's do anyway.
+
+With a pause, calls are paced: each begins so long after the one before it has ended, and what had something to do has gone
+to sleep. With `--busy`, another thread of the process that measures runs Python all the time.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -36,7 +42,7 @@ BATCHES = ("batch_put_from", "batch_get_into", "batch_put_from_multi_buffers", "
 class Worker:
     """One wheel, in the process that measures."""
 
-    def __init__(self, mode: str, master: str) -> None:
+    def __init__(self, mode: str, master: str, pause_s: float) -> None:
         import ctypes
 
         from mooncake.store import MooncakeDistributedStore
@@ -45,6 +51,7 @@ class Worker:
         memory = MEMORY_BYTES if mode == "local" else 0
         code = self.store.setup("127.0.0.1", "P2PHANDSHAKE", memory, 256 << 20, "tcp", "", master)
         assert code == 0, code
+        self.pause_s = pause_s
         self.bytes = ctypes.create_string_buffer(b"\x01" * BUFFER_BYTES, BUFFER_BYTES)
         self.at = ctypes.addressof(self.bytes)
         assert self.store.register_buffer(self.at, BUFFER_BYTES) == 0
@@ -88,16 +95,19 @@ class Worker:
     def measure(self, row: str, size: int) -> list[float]:
         """What each call took, in seconds."""
         keys, items, put, get, (put_answer, get_answer) = self.calls(row, size)
-        took_put = timed(put, items, put_answer)
-        took = took_put if "put" in row else timed(get, items, get_answer)
+        is_put = "put" in row
+        took_put = timed(put, items, put_answer, self.pause_s if is_put else 0)
+        took = took_put if is_put else timed(get, items, get_answer, self.pause_s)
         self.store.batch_remove(keys, True)
         return took
 
 
-def timed(call, items, answer) -> list[float]:
+def timed(call, items, answer, pause_s) -> list[float]:
     took = []
     clock = time.perf_counter
     for item in items:
+        if pause_s:
+            time.sleep(pause_s)
         begun = clock()
         got = call(item)
         took.append(clock() - begun)
@@ -106,9 +116,18 @@ def timed(call, items, answer) -> list[float]:
     return took
 
 
-def work(mode: str, master: str) -> None:
+def run_always() -> None:
+    """Python that wants the interpreter all the time."""
+    count = 0
+    while True:
+        count += 1
+
+
+def work(mode: str, master: str, pause_us: str, is_busy: str) -> None:
     """Measures rows that standard input names, until it ends."""
-    worker = Worker(mode, master)
+    worker = Worker(mode, master, float(pause_us) / 1e6)
+    if is_busy == "busy":
+        threading.Thread(target=run_always, daemon=True).start()
     print("ready", flush=True)
     for line in sys.stdin:
         row, size = line.split()
@@ -132,10 +151,11 @@ def own(master: str) -> None:
 class Child:
     """A process that says when it is ready."""
 
-    def __init__(self, command: list[str], cpus: str) -> None:
-        pipe = subprocess.PIPE
+    def __init__(self, command: list[str], cpus: str, mode: str) -> None:
+        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
         command = ["taskset", "-c", cpus, *command]
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        settings = {**os.environ, "LUNETTE_ONE_SIDED": "0"} if mode == "tcp" else None
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, env=settings)
 
     def line(self) -> str:
         line = self.process.stdout.readline()
@@ -155,7 +175,8 @@ class Child:
 class Side:
     """One wheel: its master, who owns memory, who measures."""
 
-    def __init__(self, python: str, mode: str, cpus: str) -> None:
+    def __init__(self, python: str, mode: str, given: argparse.Namespace) -> None:
+        cpus = given.cpus
         port, metrics = free_port(), free_port()
         program = str(Path(python).parent / "mooncake_master")
         flags = [f"--rpc_port={port}", f"--metrics_port={metrics}"]
@@ -165,10 +186,11 @@ class Side:
         wait_for(port)
         address = f"127.0.0.1:{port}"
         self.children = []
-        if mode == "remote":
-            self.children.append(Child([python, str(HERE), "own", address], cpus))
+        if mode != "local":
+            self.children.append(Child([python, str(HERE), "own", address], cpus, mode))
             self.children[0].line()
-        self.worker = Child([python, str(HERE), "work", mode, address], cpus)
+        how = [str(given.pause_us), "busy" if given.busy else "alone"]
+        self.worker = Child([python, str(HERE), "work", mode, address, *how], cpus, mode)
         self.worker.line()
         self.children.append(self.worker)
 
@@ -205,7 +227,7 @@ def steal() -> tuple[int, int]:
 
 
 def compare(mode: str, given: argparse.Namespace) -> None:
-    ours, theirs = Side(sys.executable, mode, given.cpus), Side(given.theirs, mode, given.cpus)
+    ours, theirs = Side(sys.executable, mode, given), Side(given.theirs, mode, given)
     sides = {"ours": ours, "theirs": theirs}
     sizes = [int(size) for size in given.sizes.split(",")]
     rows = [row for row in (*SINGLE, *BATCHES) if given.rows in row]
@@ -222,6 +244,8 @@ def compare(mode: str, given: argparse.Namespace) -> None:
                 json.dumps(
                     {
                         "mode": mode,
+                        "pause_us": given.pause_us,
+                        "busy": given.busy,
                         "row": row,
                         "bytes": size,
                         "objects": BATCH[size] if row.startswith("batch") else 1,
@@ -250,6 +274,8 @@ def main() -> None:
     flags.add_argument("--sizes", default=",".join(map(str, SIZES)))
     flags.add_argument("--rows", default="", help="only those whose name has this")
     flags.add_argument("--mode", default="local,remote")
+    flags.add_argument("--pause-us", type=int, default=0)
+    flags.add_argument("--busy", action="store_true")
     given = flags.parse_args()
     for mode in given.mode.split(","):
         compare(mode, given)

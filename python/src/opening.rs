@@ -79,10 +79,13 @@ pub(crate) struct Open {
 
 impl NativeCluster {
     fn client_options(&self, seeds: Vec<SocketAddr>) -> ClusterClientOptions {
+        let options = ClusterClientOptions::new(seeds);
+        let one_sided_from_bytes = options.one_sided_from_bytes.filter(|_| is_one_sided());
         ClusterClientOptions {
             timeout: self.timeout,
             secrets: self.cluster.secrets.clone(),
-            ..ClusterClientOptions::new(seeds)
+            one_sided_from_bytes,
+            ..options
         }
     }
 
@@ -101,6 +104,7 @@ impl NativeCluster {
         options.cluster = Some(self.cluster.clone());
         options.idle = IDLE;
         options.tier = tier;
+        options.one_sided = is_one_sided();
         let asking = self.client_options(Vec::new());
         let node = py.detach(move || Node::start(options));
         let node = node.map_err(|error| of_start(&error))?;
@@ -158,6 +162,13 @@ pub(crate) fn secrets(file: Option<&Path>) -> PyResult<Option<Secrets>> {
 /// What the environment says of doing without secrets.
 pub(crate) fn insecure() -> Option<String> {
     env::var(INSECURE_SETTING).ok()
+}
+
+/// Whether programs of a host may share memory: not if this is 0.
+const ONE_SIDED_SETTING: &str = "LUNETTE_ONE_SIDED";
+
+fn is_one_sided() -> bool {
+    env::var(ONE_SIDED_SETTING).ok().is_none_or(|value| value != "0")
 }
 
 /// Who listens beyond loopback proves who it is, or was told that it need not.

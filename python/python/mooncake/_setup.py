@@ -27,7 +27,7 @@ TIMEOUT_S = 10.0
 LEGACY_KEYS = {"device_name": "rdma_devices", "master_server_address": "master_server_addr"}
 # Settings of the environment that are heeded.
 ENVIRONMENT = frozenset(
-    {"LUNETTE_DRIVE_SIZE", "LUNETTE_INSECURE", "LUNETTE_SECRET_FILE", "LUNETTE_TIMEOUT_S"}
+    {"LUNETTE_DRIVE_SIZE", "LUNETTE_INSECURE", "LUNETTE_ONE_SIDED", "LUNETTE_SECRET_FILE", "LUNETTE_TIMEOUT_S"}
 )
 
 # Settings of the environment that engines read themselves, and give to `setup` as arguments.
