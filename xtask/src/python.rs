@@ -27,8 +27,20 @@ const ENGINE_MEMBERS: [(&str, &str, &[&str]); 1] = [(
     "vllm",
     "0.33.0",
     &[
+        "vllm/distributed/kv_transfer/kv_connector/utils.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/metrics.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/mooncake/",
         "vllm/distributed/mooncake_store.py",
+        "vllm/envs.py",
+        "vllm/utils/math_utils.py",
+        "vllm/utils/network_utils.py",
+        "vllm/utils/torch_utils.py",
+        "vllm/v1/core/block_pool.py",
+        "vllm/v1/core/kv_cache_coordinator.py",
+        "vllm/v1/core/kv_cache_utils.py",
+        "vllm/v1/core/single_type_kv_cache_manager.py",
+        "vllm/v1/kv_cache_",
     ],
 )];
 /// What fetches them, below the folder `python`.

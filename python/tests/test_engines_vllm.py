@@ -1,0 +1,202 @@
+"""vLLM's own connectors, driven against this wheel."""
+
+import itertools
+import json
+import random
+import tempfile
+import time
+from types import SimpleNamespace
+
+import pytest
+import vllm_modules
+from vllm_modules import BLOCK_TOKENS, MOONCAKE
+
+LAYERS, BLOCKS = 3, 32
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    with vllm_modules.importing() as imported:
+        yield imported
+
+
+def until(condition, timeout_s=20):
+    """What it yields, when that is something."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return found
+
+
+class Request(SimpleNamespace):
+    """A request of so many tokens, whose blocks have hashes of the caller's choice."""
+
+    def __init__(self, name, tokens, hashes, **kwargs):
+        ids = list(range(tokens))
+        super().__init__(
+            request_id=name,
+            num_tokens=tokens,
+            num_prompt_tokens=tokens,
+            prompt_token_ids=ids,
+            all_token_ids=ids,
+            block_hashes=hashes,
+            num_computed_tokens=0,
+            **kwargs,
+        )
+
+
+class Blocks:
+    """The GPU's blocks, and which of them a connector holds."""
+
+    def __init__(self):
+        self.blocks = list(range(BLOCKS))
+        self.held = []
+
+    def touch(self, blocks):
+        self.held.extend(blocks)
+
+    def free_blocks(self, blocks):
+        for block in list(blocks):
+            self.held.remove(block)
+
+
+def step(request, blocks, is_new):
+    """What vLLM's scheduler has decided for one step, in which the request is computed, or else waits."""
+    data = SimpleNamespace(
+        req_id=request.request_id,
+        num_computed_tokens=0,
+        block_ids=(blocks,),
+        prefill_token_ids=None,
+        prompt_token_ids=request.prompt_token_ids,
+    )
+    nothing = SimpleNamespace(
+        req_ids=[], new_block_ids=[], resumed_req_ids=set(), num_computed_tokens=[]
+    )
+    state = SimpleNamespace(boundary_state_offloads=[], get_block_ids=lambda _name: (blocks,))
+    return SimpleNamespace(
+        finished_req_ids=set(),
+        preempted_req_ids=set(),
+        scheduled_new_reqs=[data] if is_new else [],
+        scheduled_cached_reqs=nothing,
+        num_scheduled_tokens={request.request_id: request.num_tokens},
+        kv_connector_block_state=state,
+    )
+
+
+class StoreSides:
+    """A process of vLLM with the store's connector: the scheduler's side and the worker's."""
+
+    number = itertools.count(1)
+
+    def __init__(self, imported, caches, **extra):
+        connector = imported(f"{MOONCAKE}.store.connector")
+        roles = imported("vllm.distributed.kv_transfer.kv_connector.v1.base").KVConnectorRole
+        config = vllm_modules.config(
+            "kv_both", "engine", len(caches), lookup_rpc_port=next(self.number), **extra
+        )
+        config.cache_config.num_gpu_blocks = BLOCKS
+        kv = vllm_modules.cache_config(imported, BLOCKS, len(caches))
+        self.caches, self.pool = caches, Blocks()
+        self.worker = connector.MooncakeStoreConnector(config, roles.WORKER, kv)
+        self.scheduler = connector.MooncakeStoreConnector(config, roles.SCHEDULER, kv)
+        self.scheduler.bind_gpu_block_pool(self.pool)
+        self.worker.register_kv_caches(caches)
+
+    def save(self, request, blocks):
+        """Computes a request, whose blocks are stored then."""
+        assert self.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+        self.scheduler.update_state_after_alloc(request, None, 0)
+        self.run(step(request, blocks, True))
+        assert self.pool.held, "blocks are held while they are read"
+        output = until(self.worker.build_connector_worker_meta)
+        told = SimpleNamespace(kv_connector_worker_meta=output, kv_cache_events=None)
+        self.scheduler.update_connector_output(told)
+        assert not self.pool.held and not self.scheduler.has_pending_push_work()
+
+    def plan_load(self, request, blocks):
+        """Looks a request up, and finds blocks for what is stored of it: the tokens."""
+        tokens, is_async = self.scheduler.get_num_new_matched_tokens(request, 0)
+        if tokens:
+            assert is_async
+            found = SimpleNamespace(get_block_ids=lambda group_ids: (blocks,))
+            self.scheduler.update_state_after_alloc(request, found, tokens)
+        return tokens
+
+    def load(self, request, blocks):
+        """Loads what has been planned: the blocks that could not be."""
+        self.run(step(request, blocks, False))
+        until(lambda: request.request_id in self.worker.get_finished(set())[1])
+        return self.worker.get_block_ids_with_load_errors()
+
+    def run(self, decided):
+        self.worker.bind_connector_metadata(self.scheduler.build_connector_meta(decided))
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+
+    def close(self):
+        server, client = self.worker.connector_worker.lookup_server, self.scheduler.connector_scheduler.client
+        server.running = False
+        client.lookup("the last", 0, [])
+        server.thread.join()
+        server.close()
+        client.close()
+        self.worker.shutdown()
+
+
+def are_equal(some, others, blocks):
+    """Whether blocks of two caches are of the same bytes; pairs of numbers."""
+    return all(
+        (some[layer].array[ours] == others[layer].array[theirs]).all()
+        for layer in some
+        for ours, theirs in blocks
+    )
+
+
+@pytest.fixture
+def settings(coordinator, monkeypatch, tmp_path):
+    """vLLM's file of settings, as examples/README.md has it."""
+    path = tmp_path / "mooncake.json"
+    given = {
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": coordinator.address,
+        "protocol": "tcp",
+        "device_name": "",
+        "global_segment_size": "64MB",
+        "local_buffer_size": "1MB",
+    }
+    path.write_text(json.dumps(given))
+    monkeypatch.setenv("MOONCAKE_CONFIG_PATH", str(path))
+    # A socket's name is short.
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
+        yield given
+
+
+@pytest.mark.parametrize("group_semantics", ["False", "True"])
+def test_blocks_are_stored_and_loaded_elsewhere(imported, settings, group_semantics):
+    extra = {"enable_group_semantics": group_semantics, "cache_prefix": group_semantics}
+    one = StoreSides(imported, vllm_modules.caches(1, BLOCKS, LAYERS), **extra)
+    two = StoreSides(imported, vllm_modules.caches(None, BLOCKS, LAYERS), **extra)
+    hashes = [random.Random(n).randbytes(32) for n in range(7)]
+    saved, loaded = [9, 3, 4, 5, 20, 1], [30, 2, 8, 7, 6]
+    one.save(Request("first", 5 * BLOCK_TOKENS + 3, hashes[:5]), saved)
+    assert len(one.worker.get_kv_connector_kv_cache_events().get_all_events()) == 5
+    # Two more blocks are not stored, and the last token of what is stored is computed again.
+    again = Request("second", 7 * BLOCK_TOKENS, hashes)
+    assert two.plan_load(again, loaded) == 5 * BLOCK_TOKENS
+    assert not are_equal(two.caches, one.caches, zip(loaded, saved))
+    assert two.load(again, loaded) == set()
+    assert are_equal(two.caches, one.caches, zip(loaded, saved))
+    untouched = [block for block in range(BLOCKS) if block not in loaded]
+    assert not any(two.caches[layer].array[untouched].any() for layer in two.caches)
+    other = Request("other", 3 * BLOCK_TOKENS, hashes[4:])
+    assert two.plan_load(other, loaded) == BLOCK_TOKENS
+    third = Request("third", 5 * BLOCK_TOKENS + 3, hashes[:5])
+    assert two.plan_load(third, loaded) == 5 * BLOCK_TOKENS
+    assert one.scheduler.reset_cache()
+    assert two.load(third, loaded) == set(loaded), "what is gone meanwhile is told"
+    assert two.plan_load(Request("fourth", 90, hashes[:5]), loaded) == 0
+    one.close()
+    two.close()
