@@ -90,7 +90,7 @@ class StoreSides:
 
     number = itertools.count(1)
 
-    def __init__(self, imported, caches, **extra):
+    def __init__(self, imported, caches, layout="LBHNC", **extra):
         connector = imported(f"{MOONCAKE}.store.connector")
         roles = imported("vllm.distributed.kv_transfer.kv_connector.v1.base").KVConnectorRole
         config = vllm_modules.config(
@@ -98,6 +98,8 @@ class StoreSides:
         )
         config.cache_config.num_gpu_blocks = BLOCKS
         kv = vllm_modules.cache_config(imported, BLOCKS, len(caches))
+        layouts = imported("vllm.v1.kv_cache_layout").KVCacheLayout
+        config.cache_config.get_resolved_kv_cache_layout = lambda: layouts[layout]
         self.caches, self.pool = caches, Blocks()
         self.worker = connector.MooncakeStoreConnector(config, roles.WORKER, kv)
         self.scheduler = connector.MooncakeStoreConnector(config, roles.SCHEDULER, kv)
@@ -198,5 +200,31 @@ def test_blocks_are_stored_and_loaded_elsewhere(imported, settings, group_semant
     assert one.scheduler.reset_cache()
     assert two.load(third, loaded) == set(loaded), "what is gone meanwhile is told"
     assert two.plan_load(Request("fourth", 90, hashes[:5]), loaded) == 0
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("layout, pieces", [("LBHNC", 40), ("LBNHC", 640)])
+def test_blocks_are_in_shards_for_other_numbers_of_gpus(imported, settings, layout, pieces):
+    """With the heads of a token side by side, each layer and token is a piece of the object."""
+    layers = 40
+    one, two = (
+        StoreSides(
+            imported,
+            vllm_modules.caches(seed, BLOCKS, layers, layout),
+            layout,
+            store_tp_size=2,
+        )
+        for seed in (1, None)
+    )
+    hashes = [bytes([n]) * 32 for n in range(3)]
+    one.save(Request("first", 3 * BLOCK_TOKENS + 1, hashes), [7, 3, 4])
+    again = Request("second", 3 * BLOCK_TOKENS + 1, hashes)
+    assert two.plan_load(again, [1, 9, 5]) == 3 * BLOCK_TOKENS
+    assert two.load(again, [1, 9, 5]) == set()
+    assert are_equal(two.caches, one.caches, [(1, 7), (9, 3), (5, 4)])
+    shards = two.worker.connector_worker.token_dbs[0].store_layout
+    (places,), _, _ = shards.prepare_values([(0, BLOCK_TOKENS)], [1], [0])
+    assert len(places) == pieces
     one.close()
     two.close()

@@ -245,17 +245,19 @@ def config(role, engine_id, layers, **extra):
     )
 
 
-def caches(seed, blocks, layers):
-    """A cache for each layer: blocks, heads, tokens, and what there is of each. Noise, or zeros without a seed."""
+def caches(seed, blocks, layers, layout="LBHNC"):
+    """A cache for each layer: blocks, heads, tokens, and what there is of each. Noise, or zeros without a seed. Of the
+    layouts, `LBNHC` has the heads of a token side by side."""
     import numpy
 
     shape = (blocks, 2, BLOCK_TOKENS, 128)
+    order = (0, 1, 2, 3) if layout == "LBHNC" else (0, 2, 1, 3)
     made = {}
     for layer in range(layers):
-        array = numpy.zeros(shape, numpy.int16)
+        array = numpy.zeros([shape[axis] for axis in order], numpy.int16)
         if seed is not None:
-            array[:] = numpy.random.default_rng([seed, layer]).integers(-99, 99, shape)
-        made[f"layers.{layer}"] = Tensor(array)
+            array[:] = numpy.random.default_rng([seed, layer]).integers(-99, 99, array.shape)
+        made[f"layers.{layer}"] = Tensor(array.transpose(order))
     return made
 
 

@@ -23,6 +23,7 @@ from ._codes import (
     of_removals,
     of_writes,
 )
+from ._pieces import are_unequal, with_few_pieces
 from ._setup import LOG, SettingError, Settings, of_dictionary, open_store
 from ._types import BufferHandle, ReplicateConfig, SoftPinAction
 
@@ -281,8 +282,9 @@ class Objects:
         native = self._native
         if isinstance(how, int) or native is None:
             return [how if isinstance(how, int) else INVALID_PARAMS] * len(names)
-        if len(addresses) == len(sizes) and any(map(_are_unequal, addresses, sizes)):
+        if len(addresses) == len(sizes) and any(map(are_unequal, addresses, sizes)):
             return [INVALID_PARAMS] * len(names)
+        addresses, sizes, _joined = with_few_pieces(addresses, sizes)
         # An object has at least one byte.
         empty = [index for index, lengths in enumerate(sizes) if not any(lengths)]
         try:
@@ -472,10 +474,6 @@ def _how(config: ReplicateConfig | None, is_upsert: bool, objects: int) -> How |
     preferred = [name for name in names if _is_address(name)][:PREFERRED_MAX]
     copies = min(config.replica_num, COPIES_MAX)
     return (is_upsert, copies, bool(config.prefer_alloc_in_same_node), preferred)
-
-
-def _are_unequal(some: Sequence[int], others: Sequence[int]) -> bool:
-    return len(some) != len(others)
 
 
 def _presence(told: bool | StoreError) -> int:
