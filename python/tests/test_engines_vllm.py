@@ -1,5 +1,7 @@
 """vLLM's own connectors, driven against this wheel."""
 
+import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -12,13 +14,23 @@ import vllm_modules
 from vllm_modules import BLOCK_TOKENS, MOONCAKE
 
 LAYERS, BLOCKS = 3, 32
+# Where workers of the prefill side are looked up: nothing listens there.
+PORT = 8998
 
 
 @pytest.fixture
 def imported(monkeypatch):
     monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    monkeypatch.setenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(PORT))
     with vllm_modules.importing() as imported:
         yield imported
+
+
+@pytest.fixture
+def closed_later(imported):
+    """Closes what it is given, also when the test has failed."""
+    with contextlib.ExitStack() as stack:
+        yield lambda sides: stack.enter_context(contextlib.closing(sides))
 
 
 def until(condition, timeout_s=20):
@@ -147,6 +159,69 @@ class StoreSides:
         self.worker.shutdown()
 
 
+class TransferSides:
+    """A process of vLLM of one role, with the connector that moves blocks from prefill to decode: the scheduler's side and
+    the worker's."""
+
+    def __init__(self, imported, role, caches):
+        module = imported(f"{MOONCAKE}.mooncake_connector")
+        roles = imported("vllm.distributed.kv_transfer.kv_connector.v1.base").KVConnectorRole
+        config = vllm_modules.config(role, f"engine of a {role}", LAYERS, mooncake_protocol="tcp")
+        kv = vllm_modules.cache_config(imported, BLOCKS, LAYERS)
+        # It would shut down where a test has failed, and wait for ever.
+        module.MooncakeConnectorWorker.__del__ = lambda _self: None
+        self.caches = caches
+        self.worker = module.MooncakeConnector(config, roles.WORKER, kv)
+        self.scheduler = module.MooncakeConnector(config, roles.SCHEDULER, kv)
+        self.finished = imported("vllm.v1.request").RequestStatus.FINISHED_LENGTH_CAPPED
+        self.worker.register_kv_caches(caches)
+
+    def prefill(self, name, blocks):
+        """Computes a request, whose blocks wait then for the other side."""
+        params = {"do_remote_decode": True, "transfer_id": f"{name} moves"}
+        request = Request(name, 70, [], kv_transfer_params=params, status=self.finished)
+        assert self.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+        self.scheduler.update_state_after_alloc(request, None, 0)
+        self.run()
+        assert self.scheduler.request_finished(request, blocks) == (True, None)
+        self.run()
+
+    def decode(self, name, blocks, source):
+        """Asks the other side for as many blocks of that request: what could not be had."""
+        params = {
+            "do_remote_prefill": True,
+            "remote_bootstrap_addr": f"http://127.0.0.1:{PORT}",
+            "remote_engine_id": source.worker.engine_id,
+            "transfer_id": f"{name} moves",
+        }
+        request = Request(name, 70, [], kv_transfer_params=params)
+        assert self.scheduler.get_num_new_matched_tokens(request, 0) == (70, True)
+        found = SimpleNamespace(get_unhashed_block_ids_all_groups=lambda: [blocks])
+        self.scheduler.update_state_after_alloc(request, found, 70)
+        self.run()
+        told = until(lambda: self.worker.get_transfer_results(set()).finished_recving)
+        assert told == {name}
+        return self.worker.get_block_ids_with_load_errors()
+
+    def run(self):
+        self.worker.bind_connector_metadata(self.scheduler.build_connector_meta(None))
+        self.worker.start_load_kv(None)
+
+    def close(self):
+        worker = self.worker.connector_worker
+        if not worker.is_kv_consumer:
+            asyncio.run_coroutine_threadsafe(end_tasks(), worker.sender_loop).result(20)
+        worker.shutdown()
+
+
+async def end_tasks():
+    """Ends what listens: `shutdown` waits for its sockets."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def are_equal(some, others, blocks):
     """Whether blocks of two caches are of the same bytes; pairs of numbers."""
     return all(
@@ -177,10 +252,10 @@ def settings(coordinator, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("group_semantics", ["False", "True"])
-def test_blocks_are_stored_and_loaded_elsewhere(imported, settings, group_semantics):
+def test_blocks_are_stored_and_loaded_elsewhere(imported, settings, closed_later, group_semantics):
     extra = {"enable_group_semantics": group_semantics, "cache_prefix": group_semantics}
-    one = StoreSides(imported, vllm_modules.caches(1, BLOCKS, LAYERS), **extra)
-    two = StoreSides(imported, vllm_modules.caches(None, BLOCKS, LAYERS), **extra)
+    one = closed_later(StoreSides(imported, vllm_modules.caches(1, BLOCKS, LAYERS), **extra))
+    two = closed_later(StoreSides(imported, vllm_modules.caches(None, BLOCKS, LAYERS), **extra))
     hashes = [random.Random(n).randbytes(32) for n in range(7)]
     saved, loaded = [9, 3, 4, 5, 20, 1], [30, 2, 8, 7, 6]
     one.save(Request("first", 5 * BLOCK_TOKENS + 3, hashes[:5]), saved)
@@ -200,22 +275,15 @@ def test_blocks_are_stored_and_loaded_elsewhere(imported, settings, group_semant
     assert one.scheduler.reset_cache()
     assert two.load(third, loaded) == set(loaded), "what is gone meanwhile is told"
     assert two.plan_load(Request("fourth", 90, hashes[:5]), loaded) == 0
-    one.close()
-    two.close()
 
 
 @pytest.mark.parametrize("layout, pieces", [("LBHNC", 40), ("LBNHC", 640)])
-def test_blocks_are_in_shards_for_other_numbers_of_gpus(imported, settings, layout, pieces):
+def test_blocks_are_in_shards_for_other_numbers_of_gpus(imported, settings, closed_later, layout, pieces):
     """With the heads of a token side by side, each layer and token is a piece of the object."""
     layers = 40
+    caches = [vllm_modules.caches(seed, BLOCKS, layers, layout) for seed in (1, None)]
     one, two = (
-        StoreSides(
-            imported,
-            vllm_modules.caches(seed, BLOCKS, layers, layout),
-            layout,
-            store_tp_size=2,
-        )
-        for seed in (1, None)
+        closed_later(StoreSides(imported, each, layout, store_tp_size=2)) for each in caches
     )
     hashes = [bytes([n]) * 32 for n in range(3)]
     one.save(Request("first", 3 * BLOCK_TOKENS + 1, hashes), [7, 3, 4])
@@ -226,5 +294,30 @@ def test_blocks_are_in_shards_for_other_numbers_of_gpus(imported, settings, layo
     shards = two.worker.connector_worker.token_dbs[0].store_layout
     (places,), _, _ = shards.prepare_values([(0, BLOCK_TOKENS)], [1], [0])
     assert len(places) == pieces
-    one.close()
-    two.close()
+
+
+def test_blocks_are_moved_from_prefill_to_decode(imported, closed_later):
+    caches = [vllm_modules.caches(seed, BLOCKS, LAYERS) for seed in (1, None)]
+    source = closed_later(TransferSides(imported, "kv_producer", caches[0]))
+    target = closed_later(TransferSides(imported, "kv_consumer", caches[1]))
+    source.prefill("first", [4, 5, 6, 20, 3])
+    assert target.decode("first", [30, 31, 7, 1, 2], source) == set()
+    moved = [(30, 4), (31, 5), (7, 6), (1, 20), (2, 3)]
+    assert are_equal(target.caches, source.caches, moved)
+    assert until(lambda: source.worker.get_finished(set())[0]) == {"first"}
+    # The decode side has the first ones of these already.
+    source.prefill("second", [8, 9, 10, 11, 12])
+    assert target.decode("second", [18, 17], source) == set()
+    assert are_equal(target.caches, source.caches, [*moved, (18, 11), (17, 12)])
+    untouched = [block for block in range(BLOCKS) if block not in (30, 31, 7, 1, 2, 18, 17)]
+    assert not any(target.caches[layer].array[untouched].any() for layer in target.caches)
+    stats = source.worker.get_kv_connector_stats().data
+    block_bytes = target.caches["layers.0"].array[0].nbytes
+    assert sum(stats["bytes_transferred"]) == 7 * LAYERS * block_bytes, stats
+    source.prefill("third", [8])
+    target.worker.unregister_kv_caches()
+    assert target.decode("third", [19], source) == {19}, "its memory is no longer the peer's"
+    target.worker.restore_kv_caches()
+    source.prefill("fourth", [8])
+    assert target.decode("fourth", [19], source) == set()
+    assert are_equal(target.caches, source.caches, [(19, 8)])

@@ -161,7 +161,9 @@ def names():
         "vllm.model_executor.models.utils": {
             "extract_layer_index": lambda name: int(name.rpartition(".")[2])
         },
+        "vllm.utils.torch_utils": {"get_dtype_size": lambda dtype: dtype.itemsize},
         "vllm.v1.attention.backends.utils": {"NULL_BLOCK_ID": 0},
+        "vllm.v1.request": {"RequestStatus": SimpleNamespace(FINISHED_LENGTH_CAPPED=1)},
         "vllm.v1.worker.utils": {"select_common_block_size": lambda size, *_: size},
         f"{CONNECTORS}.utils": {
             "get_current_attn_backends": lambda _config: [],
