@@ -43,6 +43,13 @@ class Tensor:
         return self.bytes.raw
 
 
+def example(heading, kind):
+    """The settings that examples/README.md has below a heading."""
+    text = (Path(__file__).parent.parent / "examples/README.md").read_text()
+    (part,) = [each for each in text.split("\n## ") if each.startswith(heading)]
+    return part.partition(f"```{kind}\n")[2].partition("```")[0]
+
+
 def noise(size, seed=0):
     return random.Random(seed).randbytes(size)
 
