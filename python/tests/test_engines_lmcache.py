@@ -15,6 +15,7 @@ OWN = (
     f"{CONNECTOR}base_connector.py",
     f"{CONNECTOR}mooncakestore_connector.py",
     "lmcache/utils.py",
+    "lmcache/v1/lookup_client/mooncake_lookup_client.py",
     "lmcache/v1/memory_management.py",
     "lmcache/v1/metadata.py",
     "lmcache/v1/protocol.py",
@@ -104,6 +105,16 @@ def frombuffer(buffer, dtype, offset, count):
     return memoryview(buffer)[offset : offset + count]
 
 
+class TokenDatabase:
+    """Takes keys for tokens: one is the key of a chunk."""
+
+    def __init__(self, _config, _metadata):
+        pass
+
+    def process_tokens(self, keys):
+        return [(n * TOKENS, (n + 1) * TOKENS, key) for n, key in enumerate(keys)]
+
+
 @pytest.fixture
 def imported():
     names = {
@@ -111,6 +122,7 @@ def imported():
         "lmcache.integration.vllm.utils": {
             "get_size_bytes": lambda shapes, _dtypes: sum(2 * math.prod(each) for each in shapes)
         },
+        "lmcache.v1.token_database": {"ChunkedTokenDatabase": TokenDatabase},
         "torch": {"Size": tuple, "frombuffer": frombuffer},
     }
     roots = {"cachetools", "lmcache", "sortedcontainers", "torch"}
@@ -178,3 +190,18 @@ def test_chunks_are_stored_and_loaded_elsewhere(imported, coordinator, save_chun
             assert side.connector.registered_buffer_ptr is None
 
     asyncio.run(scenario())
+
+
+def test_a_scheduler_looks_up(imported, coordinator):
+    """Its client lends no memory, and is told of the coordinator only."""
+    side = Side(imported, coordinator, False)
+    asyncio.run(side.connector.batched_put(side.keys[2:4], [side.chunk(1), side.chunk(2)]))
+    config = imported("lmcache.v1.config").LMCacheEngineConfig()
+    config.enable_blending = False
+    module = imported("lmcache.v1.lookup_client.mooncake_lookup_client")
+    client = module.MooncakeLookupClient(config, None, coordinator.address)
+    keys = [*side.keys[2:4], side.keys[7], side.keys[2]]
+    assert client.lookup(keys) == 2 * TOKENS
+    assert client.lookup(keys[:1]) == TOKENS and client.lookup(keys[2:]) == 0
+    assert client.store.close() == 0
+    asyncio.run(side.connector.close())

@@ -9,9 +9,12 @@ import tempfile
 import time
 from types import SimpleNamespace
 
+import engines
 import pytest
 import vllm_modules
 from vllm_modules import BLOCK_TOKENS, MOONCAKE
+
+from mooncake.store import MooncakeDistributedStore
 
 LAYERS, BLOCKS = 3, 32
 # Where workers of the prefill side are looked up: nothing listens there.
@@ -152,7 +155,8 @@ class StoreSides:
     def close(self):
         server, client = self.worker.connector_worker.lookup_server, self.scheduler.connector_scheduler.client
         server.running = False
-        client.lookup("the last", 0, [])
+        if server.thread.is_alive():
+            client.executor.submit(client._lookup, 0, []).result(20)
         server.thread.join()
         server.close()
         client.close()
@@ -235,20 +239,18 @@ def are_equal(some, others, blocks):
 def settings(coordinator, monkeypatch, tmp_path):
     """vLLM's file of settings, as examples/README.md has it."""
     path = tmp_path / "mooncake.json"
-    given = {
-        "metadata_server": "P2PHANDSHAKE",
-        "master_server_address": coordinator.address,
-        "protocol": "tcp",
-        "device_name": "",
-        "global_segment_size": "64MB",
-        "local_buffer_size": "1MB",
-    }
-    path.write_text(json.dumps(given))
+    given = json.loads(engines.example("vLLM 0.33: MooncakeStoreConnector", "json"))
+    assert given["master_server_address"] and given["global_segment_size"] == "64GB"
+
+    def write(**changes):
+        path.write_text(json.dumps({**given, **changes}))
+
+    write(master_server_address=coordinator.address, global_segment_size="64MB")
     monkeypatch.setenv("MOONCAKE_CONFIG_PATH", str(path))
     # A socket's name is short.
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
-        yield given
+        yield write
 
 
 @pytest.mark.parametrize("group_semantics", ["False", "True"])
@@ -294,6 +296,29 @@ def test_blocks_are_in_shards_for_other_numbers_of_gpus(imported, settings, clos
     shards = two.worker.connector_worker.token_dbs[0].store_layout
     (places,), _, _ = shards.prepare_values([(0, BLOCK_TOKENS)], [1], [0])
     assert len(places) == pieces
+
+
+def test_blocks_are_in_a_node_of_its_own(
+    imported, settings, closed_later, coordinator, monkeypatch, caplog
+):
+    """The workers lend nothing, and name the node."""
+    node = MooncakeDistributedStore()
+    master = coordinator.address
+    assert node.setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 0, "tcp", "", master) == 0
+    settings(master_server_address=master, global_segment_size=0, mode="standalone-store")
+    monkeypatch.setenv("VLLM_HOST_IP", "192.0.2.1")
+    monkeypatch.setenv("MOONCAKE_REQUESTER_LOCAL_HOSTNAME", "127.0.0.1")
+    monkeypatch.setenv("MOONCAKE_PREFERRED_SEGMENT", node.get_hostname())
+    caches = [vllm_modules.caches(seed, BLOCKS, LAYERS) for seed in (1, None)]
+    one, two = (closed_later(StoreSides(imported, each)) for each in caches)
+    assert "settings of the environment" not in caplog.text, "vLLM heeds them"
+    hashes = [bytes([n]) * 32 for n in (100, 200)]
+    one.save(Request("first", 2 * BLOCK_TOKENS + 1, hashes), [4, 7])
+    again = Request("second", 2 * BLOCK_TOKENS + 1, hashes)
+    assert two.plan_load(again, [1, 2]) == 2 * BLOCK_TOKENS
+    assert two.load(again, [1, 2]) == set()
+    assert are_equal(two.caches, one.caches, [(1, 4), (2, 7)])
+    assert node.close() == 0
 
 
 def test_blocks_are_moved_from_prefill_to_decode(imported, closed_later):
