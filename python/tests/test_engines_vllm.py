@@ -17,6 +17,7 @@ from vllm_modules import BLOCK_TOKENS, MOONCAKE
 from mooncake.store import MooncakeDistributedStore
 
 LAYERS, BLOCKS = 3, 32
+TIMEOUT_S = 20
 # Where workers of the prefill side are looked up: nothing listens there.
 PORT = 8998
 
@@ -36,9 +37,9 @@ def closed_later(imported):
         yield lambda sides: stack.enter_context(contextlib.closing(sides))
 
 
-def until(condition, timeout_s=20):
+def until(condition):
     """What it yields, when that is something."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + TIMEOUT_S
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -119,6 +120,8 @@ class StoreSides:
         self.worker = connector.MooncakeStoreConnector(config, roles.WORKER, kv)
         self.scheduler = connector.MooncakeStoreConnector(config, roles.SCHEDULER, kv)
         self.scheduler.bind_gpu_block_pool(self.pool)
+        # Where the worker's side has failed, it would wait for ever.
+        self.scheduler.connector_scheduler.client.socket.rcvtimeo = TIMEOUT_S * 1000
         self.worker.register_kv_caches(caches)
 
     def save(self, request, blocks):
@@ -153,10 +156,16 @@ class StoreSides:
         self.worker.wait_for_save()
 
     def close(self):
-        server, client = self.worker.connector_worker.lookup_server, self.scheduler.connector_scheduler.client
-        server.running = False
+        worker, client = self.worker.connector_worker, self.scheduler.connector_scheduler.client
+        server, lookup = worker.lookup_server, worker.lookup
+
+        def the_last(*asked):
+            server.running = False
+            return lookup(*asked)
+
+        worker.lookup = the_last
         if server.thread.is_alive():
-            client.executor.submit(client._lookup, 0, []).result(20)
+            client.lookup("the last", 0, [])
         server.thread.join()
         server.close()
         client.close()
@@ -214,7 +223,7 @@ class TransferSides:
     def close(self):
         worker = self.worker.connector_worker
         if not worker.is_kv_consumer:
-            asyncio.run_coroutine_threadsafe(end_tasks(), worker.sender_loop).result(20)
+            asyncio.run_coroutine_threadsafe(end_tasks(), worker.sender_loop).result(TIMEOUT_S)
         worker.shutdown()
 
 
