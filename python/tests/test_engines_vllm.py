@@ -166,7 +166,7 @@ class StoreSides:
         worker.lookup = the_last
         if server.thread.is_alive():
             client.lookup("the last", 0, [])
-        server.thread.join()
+        server.thread.join(TIMEOUT_S)
         server.close()
         client.close()
         self.worker.shutdown()

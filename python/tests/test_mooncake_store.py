@@ -183,6 +183,8 @@ def test_objects_in_many_pieces(store, key, pieces):
     assert store.get(keys[0]) == value and store.get(keys[1]) == memory.get(5)
     codes = store.batch_put_from_multi_buffers(keys[2:], [[4096, *places[1:]]], [sizes])
     assert codes == [-600] and store.is_exist(keys[2]) == 0
+    too_long = [[1 << 42] * pieces]
+    assert store.batch_put_from_multi_buffers(keys[2:], [places], too_long) == [-600]
     ctypes.memset(memory.at, 0, pieces * 300)
     assert store.batch_get_into_multi_buffers(keys[:1], [places], [sizes]) == [len(value)]
     assert b"".join(ctypes.string_at(*piece) for piece in zip(places, sizes)) == value

@@ -42,7 +42,7 @@ def _joined(addresses: Sequence[int], sizes: Sequence[int]) -> bytearray | None:
     try:
         room = memoryview(bytearray(sum(sizes)))
         descriptor = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, OverflowError, ValueError):
+    except (MemoryError, OSError, OverflowError, ValueError):
         return None
     try:
         end = 0
