@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import engines
 import pytest
 import vllm_modules
-from vllm_modules import BLOCK_TOKENS, MOONCAKE
+from vllm_modules import BLOCK_TOKENS, ENCODERS, MOONCAKE
 
 from mooncake.store import MooncakeDistributedStore
 
@@ -355,3 +355,36 @@ def test_blocks_are_moved_from_prefill_to_decode(imported, closed_later):
     source.prefill("fourth", [8])
     assert target.decode("fourth", [19], source) == set()
     assert are_equal(target.caches, source.caches, [(19, 8)])
+
+
+def test_outputs_of_encoders_are_stored_and_loaded_elsewhere(imported, settings):
+    """Its client takes some codes only for a sign that buffers are free again, and after others asks to be ended."""
+    import numpy
+
+    module = imported(f"{ENCODERS}.store_client")
+    data = imported(f"{ENCODERS}.data")
+    backend = imported(f"{ENCODERS}.backend").MooncakeEmbeddingStoreBackend
+    one, two = (module.create_mooncake_embedding_store_client(1 << 20) for _ in range(2))
+    ours, theirs = (
+        backend(client, "a/model", max_pending_items=8, max_pending_bytes=1 << 24)
+        for client in (one, two)
+    )
+    arrays = [numpy.random.default_rng(n).integers(-99, 99, (n + 1, 700), "int16") for n in range(6)]
+    outputs = {f"{n}": vllm_modules.Tensor(array, "torch.bfloat16") for n, array in enumerate(arrays)}
+    specs = {
+        name: data.TensorSpec(each.shape, each.dtype, each.nbytes) for name, each in outputs.items()
+    }
+    assert ours.resolve_inputs(specs, {}, "cpu") == set()
+    for name, output in outputs.items():
+        ours.save_output(name, output)
+    until(lambda: ours.reap() or not ours._pending)
+    specs["none"] = specs["0"]
+    cache = {}
+    assert theirs.resolve_inputs(specs, cache, "cpu") == set(outputs) == set(cache)
+    assert all((cache[name].array == outputs[name].array).all() for name in outputs)
+    shorter = data.TensorSpec((1, 500), "torch.bfloat16", 1000)
+    assert theirs.resolve_inputs({"3": shorter}, {}, "cpu") == set(), "there is not room enough"
+    key = data.make_embedding_key("a/model", "3")
+    assert two.load_tensors({key: specs["3"], "gone": specs["3"]}, "cpu").keys() == {key}
+    for each in (ours, theirs):
+        each.shutdown()

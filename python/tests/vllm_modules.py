@@ -18,6 +18,7 @@ import pytest
 BLOCK_TOKENS = 16
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 MOONCAKE = f"{CONNECTORS}.v1.mooncake"
+ENCODERS = "vllm.distributed.ec_transfer.ec_connector.mooncake_store_embedding"
 ROOTS = {
     "fastapi",
     "huggingface_hub",
@@ -35,8 +36,10 @@ ROOTS = {
 class Tensor:
     """As much of a tensor as its modules look at, over an array."""
 
-    def __init__(self, array):
-        self.array = array
+    device = SimpleNamespace(type="cpu")
+
+    def __init__(self, array, dtype=None):
+        self.array, self.dtype = array, dtype
         self.shape, self.ndim, self.nbytes = array.shape, array.ndim, array.nbytes
 
     def __getitem__(self, index):
@@ -48,6 +51,18 @@ class Tensor:
     def element_size(self):
         return self.array.itemsize
 
+    def numel(self):
+        return self.array.size
+
+    def is_contiguous(self):
+        return self.array.flags.c_contiguous
+
+    def view(self, how):
+        return Tensor(self.array.reshape(-1) if how == -1 else self.array.view("uint8"))
+
+    def copy_(self, other, non_blocking):
+        self.array[...] = other.array
+
     def stride(self, dimension=None):
         strides = [each // self.array.itemsize for each in self.array.strides]
         return tuple(strides) if dimension is None else strides[dimension]
@@ -55,6 +70,13 @@ class Tensor:
     def untyped_storage(self):
         array = self.array if self.array.base is None else self.array.base
         return SimpleNamespace(data_ptr=lambda: array.ctypes.data, nbytes=lambda: array.nbytes)
+
+
+def empty(shape, dtype, **_kwargs):
+    """A new tensor, of zeros."""
+    import numpy
+
+    return Tensor(numpy.zeros(shape, "uint8" if dtype == "torch.uint8" else "int16"), dtype)
 
 
 class BlockStored(SimpleNamespace):
@@ -152,7 +174,13 @@ def names():
         },
         "psutil": {"virtual_memory": lambda: SimpleNamespace(total=1 << 33, available=1 << 32)},
         "regex": {"match": re.match},
-        "torch": {"Tensor": Tensor},
+        "torch": {
+            "Tensor": Tensor,
+            "bfloat16": "torch.bfloat16",
+            "device": lambda _name: Tensor.device,
+            "empty": empty,
+            "uint8": "torch.uint8",
+        },
         "urllib3.util": {"parse_url": parse_url},
         "vllm.distributed": {**ranks, **groups},
         "vllm.distributed.kv_events": {"BlockStored": BlockStored},

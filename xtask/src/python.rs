@@ -27,6 +27,7 @@ const ENGINE_MEMBERS: [(&str, &str, &[&str]); 1] = [(
     "vllm",
     "0.33.0",
     &[
+        "vllm/distributed/ec_transfer/ec_connector/mooncake_store_embedding/",
         "vllm/distributed/kv_transfer/kv_connector/utils.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/metrics.py",
