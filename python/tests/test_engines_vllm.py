@@ -370,9 +370,10 @@ def test_outputs_of_encoders_are_stored_and_loaded_elsewhere(imported, settings)
         for client in (one, two)
     )
     arrays = [numpy.random.default_rng(n).integers(-99, 99, (n + 1, 700), "int16") for n in range(6)]
-    outputs = {f"{n}": vllm_modules.Tensor(array, "torch.bfloat16") for n, array in enumerate(arrays)}
+    dtype = vllm_modules.Dtype("bfloat16", 2)
+    outputs = {f"{n}": vllm_modules.Tensor(array, dtype) for n, array in enumerate(arrays)}
     specs = {
-        name: data.TensorSpec(each.shape, each.dtype, each.nbytes) for name, each in outputs.items()
+        name: data.TensorSpec(each.shape, str(dtype), each.nbytes) for name, each in outputs.items()
     }
     assert ours.resolve_inputs(specs, {}, "cpu") == set()
     for name, output in outputs.items():

@@ -33,10 +33,27 @@ ROOTS = {
 }
 
 
+class Device:
+    """Where a tensor lies."""
+
+    def __init__(self, kind):
+        self.type = kind if isinstance(kind, str) else kind.type
+
+
+class Dtype:
+    """What a tensor is of."""
+
+    def __init__(self, name, itemsize):
+        self.name, self.itemsize = name, itemsize
+
+    def __str__(self):
+        return f"torch.{self.name}"
+
+
 class Tensor:
     """As much of a tensor as its modules look at, over an array."""
 
-    device = SimpleNamespace(type="cpu")
+    device = Device("cpu")
 
     def __init__(self, array, dtype=None):
         self.array, self.dtype = array, dtype
@@ -58,7 +75,7 @@ class Tensor:
         return self.array.flags.c_contiguous
 
     def view(self, how):
-        return Tensor(self.array.reshape(-1) if how == -1 else self.array.view("uint8"))
+        return Tensor(self.array.reshape(-1) if how == -1 else self.array.view("int8"))
 
     def copy_(self, other, non_blocking):
         self.array[...] = other.array
@@ -76,7 +93,7 @@ def empty(shape, dtype, **_kwargs):
     """A new tensor, of zeros."""
     import numpy
 
-    return Tensor(numpy.zeros(shape, "uint8" if dtype == "torch.uint8" else "int16"), dtype)
+    return Tensor(numpy.zeros(shape, f"int{dtype.itemsize * 8}"), dtype)
 
 
 class BlockStored(SimpleNamespace):
@@ -176,10 +193,10 @@ def names():
         "regex": {"match": re.match},
         "torch": {
             "Tensor": Tensor,
-            "bfloat16": "torch.bfloat16",
-            "device": lambda _name: Tensor.device,
+            "bfloat16": Dtype("bfloat16", 2),
+            "device": Device,
             "empty": empty,
-            "uint8": "torch.uint8",
+            "uint8": Dtype("uint8", 1),
         },
         "urllib3.util": {"parse_url": parse_url},
         "vllm.distributed": {**ranks, **groups},
@@ -295,7 +312,7 @@ def cache_config(imported, blocks, layers):
     """Its own description of such caches."""
     interface = imported("vllm.v1.kv_cache_interface")
     spec = interface.FullAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=64, dtype=SimpleNamespace(itemsize=2)
+        block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=64, dtype=Dtype("bfloat16", 2)
     )
     names = [f"layers.{layer}" for layer in range(layers)]
     group = interface.KVCacheGroupSpec(names, spec)
