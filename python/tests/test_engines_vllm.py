@@ -236,8 +236,9 @@ async def end_tasks():
 
 
 def are_equal(some, others, blocks):
-    """Whether blocks of two caches are of the same bytes; pairs of numbers."""
-    return all(
+    """Whether blocks of two caches are of the same bytes, in all layers; pairs of numbers."""
+    blocks = list(blocks)
+    return bool(blocks) and all(
         (some[layer].array[ours] == others[layer].array[theirs]).all()
         for layer in some
         for ours, theirs in blocks
