@@ -41,8 +41,8 @@ mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{
-    Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, OneSided, PREFERRED_MAX,
-    Preferred, PutOptions, Reservation, Reserved, Stored,
+    Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, Located, OneSided,
+    PREFERRED_MAX, Preferred, PutOptions, Reservation, Reserved, Stored,
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
@@ -53,6 +53,6 @@ pub use handle::{
     ReservedHandle, SeatStat, StoreHandle,
 };
 pub use member::{COPIES, ClusterOptions, LifeError, TierOptions};
-pub use node::{Node, NodeCore, NodeOptions, NodeWatch, SeatedNode};
+pub use node::{Node, NodeCore, NodeOptions, NodeWatch, Prefault, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
 pub use value::{VALUE_PIECES_MAX, Value, extent_bytes};

@@ -26,6 +26,10 @@ mod gathered;
 mod inside;
 
 #[cfg(test)]
+#[path = "cluster/located.rs"]
+mod located;
+
+#[cfg(test)]
 #[path = "cluster/objects.rs"]
 mod objects;
 

@@ -3,9 +3,10 @@
 //! Keys are `bytes`. A call that ends, however it did, leaves nothing behind that touches memory which it was given.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use lunette_kvstore::{Preferred, PutOptions, StoreError, StoreHandle, TierOptions};
+use lunette_kvstore::{Located, Preferred, PutOptions, StoreError, StoreHandle, TierOptions};
 use lunette_kvstore_proto::version::WriteKind;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -140,6 +141,18 @@ impl NativeStore {
     /// Lengths in bytes, in the order of `keys`: of each, `None` if there is no object, or an exception.
     fn sizes<'py>(&self, py: Python<'py>, keys: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyList>> {
         listed(py, failures(wait(py, self.handle()?.sizes(keys))?))
+    }
+
+    /// Lengths in bytes and where the members listen that have copies, in the order of `keys`: of each, `None` if there
+    /// is no object, or an exception.
+    fn locate<'py>(&self, py: Python<'py>, keys: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyList>> {
+        let located = wait(py, self.handle()?.locate(keys))?.into_iter();
+        let told = |located: Located| {
+            let nodes = located.nodes.iter().map(SocketAddr::to_string);
+            (located.len_bytes, nodes.collect::<Vec<_>>())
+        };
+        let located = located.map(|located| located.map(|located| located.map(told)));
+        listed(py, failures(located.collect()))
     }
 
     /// Whether there is an object, in the order of `keys`; or an exception.

@@ -200,6 +200,13 @@ class Calls:
     def get_size(self):
         return self.store.get_size(self.key())
 
+    def get_replica_desc(self):
+        return [told_of(copy) for copy in self.store.get_replica_desc(self.key())]
+
+    def batch_get_replica_desc(self):
+        told = self.store.batch_get_replica_desc(self.keys())
+        return {key: [told_of(copy) for copy in told[key]] for key in sorted(told)}
+
     def remove(self):
         return self.store.remove(self.key(), True)
 
@@ -214,6 +221,11 @@ class Calls:
     def unregister_buffer(self):
         place = ctypes.addressof(self.others) + self.draw.randrange(8) * PART_BYTES
         return self.store.unregister_buffer(place)
+
+
+def told_of(copy):
+    kinds = [copy.is_memory_replica(), copy.is_disk_replica(), copy.is_local_disk_replica()]
+    return [copy.status.name, kinds, copy.get_memory_descriptor().buffer_descriptor.size]
 
 
 def hash_of(handle):

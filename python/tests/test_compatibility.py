@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake import _setup, engine, master, store
+from mooncake import _setup, client, engine, master, store
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
@@ -86,5 +86,9 @@ def test_names_are_listed():
 
 
 def test_flags_are_listed():
-    programs = TEXT.split("## Programs\n")[1]
-    assert set(re.findall(r"`--(\w+)`", programs)) - {"host", "port"} == set(master.DEFAULTS)
+    rows = TEXT.split("## Programs\n")[1].splitlines()
+    listed = {row.split("`")[1]: set(re.findall(r"`--(\w+)`", row)) for row in rows if row.startswith("| `")}
+    assert listed.pop("mooncake_http_metadata_server") == {"host", "port"}
+    assert listed.pop("mooncake_master") == set(master.DEFAULTS)
+    assert listed.pop("mooncake_client") == {*client.DEFAULTS, *client.NOT_NEEDED}
+    assert not listed

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import random
 import tempfile
 import time
@@ -319,6 +320,8 @@ def test_blocks_are_in_a_node_of_its_own(
     monkeypatch.setenv("VLLM_HOST_IP", "192.0.2.1")
     monkeypatch.setenv("MOONCAKE_REQUESTER_LOCAL_HOSTNAME", "127.0.0.1")
     monkeypatch.setenv("MOONCAKE_PREFERRED_SEGMENT", node.get_hostname())
+    monkeypatch.setenv("VLLM_MOONCAKE_STORE_TIER_LOG", "1")
+    caplog.set_level(logging.INFO, logger="vllm")
     caches = [vllm_modules.caches(seed, BLOCKS, LAYERS) for seed in (1, None)]
     one, two = (closed_later(StoreSides(imported, each)) for each in caches)
     assert "settings of the environment" not in caplog.text, "vLLM heeds them"
@@ -328,6 +331,7 @@ def test_blocks_are_in_a_node_of_its_own(
     assert two.plan_load(again, [1, 2]) == 2 * BLOCK_TOKENS
     assert two.load(again, [1, 2]) == set()
     assert are_equal(two.caches, one.caches, [(1, 4), (2, 7)])
+    assert "memory_keys=2 disk_keys=0 unknown_keys=0 success_keys=2" in caplog.text
     assert node.close() == 0
 
 

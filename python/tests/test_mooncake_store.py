@@ -8,7 +8,7 @@ import lunette
 import pytest
 
 from mooncake.store import BufferHandle, MooncakeDistributedStore, MooncakeHostMemAllocator
-from mooncake.store import ObjectDataType, ReplicateConfig, SoftPinAction
+from mooncake.store import ObjectDataType, ReplicaStatus, ReplicateConfig, SoftPinAction
 
 
 def opened(coordinator, memory_bytes=64 << 20):
@@ -442,3 +442,25 @@ def test_memory_by_its_address():
     assert allocator.free(address) == 0
     assert allocator.free(address) == -1
     assert allocator.alloc(1 << 60) == 0
+
+
+def test_copies_are_told_by_their_members(store, owner, key):
+    assert store.get_replica_desc(key) == []
+    assert store.batch_put_from([], [], []) == [] and store.batch_get_replica_desc([]) == {}
+    assert store.put(key, b"x" * 1000) == 0
+    (replica,) = store.get_replica_desc(key)
+    assert replica.status == ReplicaStatus.COMPLETE
+    assert replica.is_memory_replica() and not replica.is_disk_replica() and not replica.is_local_disk_replica()
+    placed = replica.get_memory_descriptor().buffer_descriptor
+    assert (placed.size, placed.transport_endpoint) == (1000, owner.get_hostname())
+    with pytest.raises(RuntimeError):
+        replica.get_disk_descriptor()
+    both = store.batch_get_replica_desc([key, "none", "k" * 2000])
+    assert both == {key: [replica]}
+    with pytest.raises(TypeError):
+        store.get_replica_desc(b"bytes")
+
+
+def test_a_closed_store_tells_of_no_copies():
+    assert MooncakeDistributedStore().get_replica_desc("k") == []
+    assert MooncakeDistributedStore().batch_get_replica_desc(["k"]) == {}

@@ -1,5 +1,6 @@
 """The programs, as a shell starts them."""
 
+import ctypes
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mooncake.client import address_towards
 from mooncake.http_metadata_server import KEY_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_MAX, Records
 from mooncake.store import MooncakeDistributedStore
 
@@ -57,6 +59,74 @@ def test_a_master_is_a_coordinator(number):
     assert "--eviction_ratio is ignored" in said and "listening on 127.0.0.1" in said
 
 
+class Client:
+    """A `mooncake_client`, and a store that asks it."""
+
+    def __init__(self, coordinator, *flags):
+        given = ["--master_server_address", coordinator.address, "--port=0", "--host=127.0.0.1", *flags]
+        self.program = Program("client", *given)
+        said = self.program.said.removeprefix("mooncake_client: ").strip()
+        self.address, _, self.http = said.partition(", HTTP at ")
+        self.store = MooncakeDistributedStore()
+
+    def setup(self, pool_bytes=1 << 20):
+        return self.store.setup_dummy(pool_bytes, 0, self.address)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_client_lends_memory_to_those_who_lend_none(coordinator, number):
+    client = Client(coordinator, "--global_segment_size=64MB", "-enable_http_server", "--http_port", "0", "--color=blue")
+    assert asked(int(client.http), "/health") == (200, b"OK")
+    assert asked(int(client.http), "/metrics")[0] == 404
+    store = client.store
+    assert client.setup(3 << 20) == 0 and client.setup() == 0
+    assert store.health_check() == 0
+    at = store.alloc_from_mem_pool(1 << 20)
+    into = store.alloc_from_mem_pool(2 << 20)
+    assert at and into and store.alloc_from_mem_pool(1) == 0 and store.alloc_from_mem_pool(0) == 0
+    ctypes.memmove(at, bytes(range(256)) * 4096, 1 << 20)
+    assert store.register_buffer(at, 1 << 20) == store.register_buffer(into, 2 << 20) == 0
+    assert store.put_from("block", at, 1 << 20) == 0
+    assert store.get_into("block", into, 2 << 20) == 1 << 20
+    assert ctypes.string_at(into, 1 << 20) == bytes(range(256)) * 4096
+    (replica,) = store.get_replica_desc("block")
+    assert replica.get_memory_descriptor().buffer_descriptor.transport_endpoint == client.address
+    assert store.close() == 0
+    assert store.alloc_from_mem_pool(1) == 0
+    ctypes.memset(into, 0, 2 << 20)
+    code, said = client.program.end(number)
+    assert code == 0
+    assert "--color is ignored" in said and "threads" not in said
+
+
+def test_a_client_has_a_drive(coordinator, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setenv("LUNETTE_DRIVE_SIZE", "64MB")
+    client = Client(coordinator, "--global_segment_size", "64MB", "--enable_offload=true")
+    assert [file.stat().st_size > 0 for file in tmp_path.iterdir()] == [True]
+    assert client.setup() == 0
+    assert client.store.put("k", b"v") == 0 and client.store.get("k") == b"v"
+    client.store.close()
+    assert client.program.end()[0] == 0
+
+
+def test_who_asks_a_client_that_is_not_there_is_told_so():
+    store = MooncakeDistributedStore()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert store.setup_dummy(0, 0, f"127.0.0.1:{port}") != 0
+    assert store.setup_dummy(0, 0, "no such host:1") == -600
+    assert store.is_exist("k") == -1 and store.alloc_from_mem_pool(0) == 0
+    with pytest.raises(TypeError):
+        store.setup_dummy(-1, 0, "127.0.0.1:1")
+    with pytest.raises(TypeError):
+        store.setup_dummy(0, 0, 1)
+
+
+def test_where_a_client_is_reached(coordinator):
+    assert address_towards(coordinator.address) == "127.0.0.1"
+
+
 def test_the_example_runs(coordinator):
     example = Path(__file__).parent.parent / "examples/put_get.py"
     command = [sys.executable, str(example), coordinator.address]
@@ -65,10 +135,14 @@ def test_the_example_runs(coordinator):
 
 
 def test_flags_that_make_no_sense_are_refused():
-    for flags in (["--rpc_port"], ["rpc_port=1"], ["--rpc_port=many"]):
-        program = Program("master", *flags)
+    wrong = {
+        "master": (["--rpc_port"], ["rpc_port=1"], ["--rpc_port=many"]),
+        "client": (["--global_segment_size=0"], ["--global_segment_size=much"], ["--tenant_id=a"], ["--port"]),
+    }
+    for name, flags in ((name, flags) for name in wrong for flags in wrong[name]):
+        program = Program(name, *flags)
         assert program.process.wait(20) == 1
-        assert program.process.stderr.read().startswith("mooncake_master: ")
+        assert program.process.stderr.read().splitlines()[-1].startswith(f"mooncake_{name}: ")
 
 
 def test_metadata_is_kept():

@@ -28,6 +28,8 @@ def test_a_random_sequence_is_that_of_a_dictionary(store, key):
         elif what == "size":
             held = model.get(name)
             assert store.size(name) == (held and len(held)), (seed, step)
+            (place,) = store.locate([name])
+            assert (place and (place.size, len(place.nodes))) == (held and (len(held), 1)), (seed, step)
         elif what == "exists":
             assert store.exists([name, name]) == [name in model] * 2, (seed, step)
         else:

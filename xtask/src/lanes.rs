@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use toml_edit::Document;
 
+use crate::aarch64;
 use crate::binaries;
 use crate::deny_uring::without_uring;
 use crate::next_version;
@@ -42,6 +43,8 @@ enum Lane {
     Fmt,
     /// Lints, with warnings as errors.
     Clippy,
+    /// What is embedded elsewhere compiles for the other kind of processor.
+    Aarch64,
     /// Documentation builds without a warning.
     Docs,
     /// The house rules.
@@ -106,6 +109,7 @@ impl Lane {
         match self {
             Self::Fmt => "fmt",
             Self::Clippy => "clippy",
+            Self::Aarch64 => "aarch64",
             Self::Docs => "docs",
             Self::Tidy => "tidy",
             Self::Test => "test",
@@ -155,6 +159,14 @@ impl Lane {
                 let all = workspace::run(&mut self.command(workspace));
                 all.and_then(|()| workspace::run(&mut lints_on_request(workspace)))
             }
+            Self::Aarch64 => match aarch64::absent() {
+                Some(reason) => {
+                    println!("not run: {reason}");
+                    tally = Some(Tally::of_skipped_lane(self.name(), reason));
+                    Ok(())
+                }
+                None => aarch64::check(workspace),
+            },
             Self::Sim => sim::check(workspace),
             Self::Vm => self.run_in_machine(workspace, tally.insert(Tally::default())),
             _ => workspace::run(&mut self.command(workspace)),
@@ -204,6 +216,7 @@ impl Lane {
         let words = match self {
             Self::Fmt => "fmt --all --check",
             Self::Clippy => "clippy --workspace --all-targets --locked -- -D warnings",
+            Self::Aarch64 => "xtask test --lane aarch64",
             Self::Docs => "doc --workspace --no-deps --locked",
             Self::Tidy => "xtask tidy",
             Self::Sim => "xtask test --lane sim",

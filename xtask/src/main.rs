@@ -12,12 +12,15 @@
 //! | [`tidy`] | `tidy`: the house rules that no compiler checks |
 //! | [`demo`], [`mod@bench`], [`sim`], [`fuzz`] | build and run one program each |
 //! | [`next_version`] | the program as a later version would be, for tests of clusters of two versions |
+//! | [`aarch64`] | what is embedded elsewhere, compiled for the other kind of processor |
+//! | [`wheel`] | the wheel as it is given away |
 //! | [`vm`] | a command in a throw-away machine with RDMA and NVMe devices |
 //! | [`binaries`] | test binaries by themselves, for the lanes that run them otherwise |
 //! | [`system`] | Debian packages: probe, install or name them |
 //! | [`workspace`] | the root folder, the cargo binary, children with their output streamed |
 #![forbid(unsafe_code)]
 
+mod aarch64;
 mod bench;
 mod binaries;
 mod demo;
@@ -33,6 +36,7 @@ mod tally;
 mod task_error;
 mod tidy;
 mod vm;
+mod wheel;
 mod workspace;
 
 use std::process::ExitCode;
@@ -66,6 +70,8 @@ enum Command {
     Fuzz(fuzz::Arguments),
     /// Runs a command in a throw-away machine that has RDMA and NVMe devices.
     Vm(vm::Arguments),
+    /// Builds the wheel that runs on every Linux of manylinux_2_28.
+    Wheel(wheel::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -89,6 +95,7 @@ fn dispatch(command: Command) -> Result<(), TaskError> {
         Command::Sim(arguments) => sim::run(&workspace, &arguments),
         Command::Fuzz(arguments) => fuzz::run(&workspace, &arguments),
         Command::Vm(arguments) => vm::run(&workspace, &arguments),
+        Command::Wheel(arguments) => wheel::run(&workspace, &arguments),
     }
 }
 

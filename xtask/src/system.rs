@@ -40,8 +40,19 @@ const GXX: Need = Need {
     probe: &["c++", "--version"],
 };
 
-/// To build the product: the runtime reads the topology through hwloc, which reads udev.
+/// To build the product: the program reads the topology through hwloc, which reads udev.
 pub(crate) const PRODUCT: &[Need] = &[PKG_CONFIG, GCC, HWLOC, UDEV];
+/// To compile C for aarch64, which some of the product's dependencies have.
+pub(crate) const CROSS: &[Need] = &[
+    Need::new(
+        "gcc-aarch64-linux-gnu",
+        &["aarch64-linux-gnu-gcc", "--version"],
+    ),
+    Need::new(
+        "libc6-dev-arm64-cross",
+        &["test", "-f", "/usr/aarch64-linux-gnu/include/stdio.h"],
+    ),
+];
 /// To count instructions and system calls.
 pub(crate) const COUNTS: &[Need] = &[
     Need::new("valgrind", &["valgrind", "--version"]),

@@ -8,7 +8,7 @@ use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
 use lunette_bench::harness::{Failure, Plan};
 use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, ClusterOptions, Fetched, Node, NodeCore, NodeOptions,
-    PutOptions, StoreHandle, Value,
+    Prefault, PutOptions, StoreHandle, Value,
 };
 use lunette_runtime::arena::{Region, RegionMut};
 use lunette_runtime::{Placement, Runtime, arena, time};
@@ -84,7 +84,7 @@ impl Inside {
         options.placement = Placement::Pinned(vec![cpu]);
         options.idle = idle(SPIN);
         // Or puts would be about the system's pages.
-        options.prefault = true;
+        options.prefault = Prefault::All;
         let node = Node::start(options)?;
         node.joined()?;
         let batches = match work {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lunette_bench::harness::{Failure, Plan, Sample};
 use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, ClusterOptions, DriveReport, Fetched, Node, NodeOptions,
-    PutOptions, TierOptions, Value,
+    Prefault, PutOptions, TierOptions, Value,
 };
 use lunette_runtime::arena::Region;
 use lunette_runtime::{CoreOptions, Placement, Runtime, arena, block_on, time};
@@ -45,7 +45,7 @@ impl Member {
         options.cluster = Some(ClusterOptions::new("tier", vec![address]));
         options.placement = Placement::Pinned(vec![plan.server_cpu]);
         options.idle = idle(SPIN);
-        options.prefault = true;
+        options.prefault = Prefault::All;
         options.tier = Some(TierOptions {
             directories: vec![folder],
             capacity_bytes,

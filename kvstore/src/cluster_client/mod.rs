@@ -12,6 +12,7 @@
 //! | `striping` | objects in parts: their parts, then their manifest |
 //! | `placing` | which nodes are tried for the first copy of an object |
 //! | `reserving` | [`Reservation`]: objects that are written in ranges |
+//! | `locating` | [`Located`]: where objects are |
 //! | `local` | what a client on a member's core finds there |
 //! | `asking` | the asker, and what it wants sent |
 //! | `calls` | one request, and what its answer means |
@@ -25,6 +26,7 @@ mod calls;
 mod clearing;
 mod gathering;
 mod local;
+mod locating;
 mod maps;
 mod objects;
 mod one_sided;
@@ -59,6 +61,7 @@ use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
 use local::Local;
+pub use locating::Located;
 pub use one_sided::OneSided;
 use one_sided::{FROM_BYTES, Sights};
 pub use placing::{PREFERRED_MAX, Preferred};

@@ -12,7 +12,7 @@ use super::cores::failed;
 use super::hosted::{Hosted, Until};
 use super::lent::Lent;
 use crate::client::GetFailure;
-use crate::cluster_client::{Cleared, Fetched, PutOptions, Stored};
+use crate::cluster_client::{Cleared, Fetched, Located, PutOptions, Stored};
 use crate::error::StoreError;
 
 /// How often an object that is replaced while it is read is asked for again.
@@ -157,6 +157,18 @@ impl StoreHandle {
         };
         self.cores
             .ask_each(Until::NobodyWaits, keys, |key| key, sizes)
+    }
+
+    /// Where the objects under `keys` are, in their order. See [`ClusterClient::locate`](crate::ClusterClient::locate).
+    ///
+    /// # Errors
+    /// One for each: [`StoreError`], as of [`put`](Self::put).
+    pub fn locate(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<Option<Located>, StoreError>>> {
+        let locate = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
+            hosted.client.locate(&keys).await
+        };
+        self.cores
+            .ask_each(Until::NobodyWaits, keys, |key| key, locate)
     }
 
     /// Whether there is an object under each of `keys`, in their order: a hint. See

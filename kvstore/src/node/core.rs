@@ -23,7 +23,7 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
 use super::inside::{Inside, NodeCore};
-use super::options::{NodeOptions, memory_options};
+use super::options::{NodeOptions, Prefault, ahead_bytes, memory_options};
 use crate::counting::CoreReport;
 use crate::error::NodeError;
 use crate::member::{self, Beginning, Life, Mail, MemberService, Steer, Tier};
@@ -148,8 +148,14 @@ async fn open_core(plan: &CorePlan) -> Result<(TcpListener, Arena, Option<Tier>)
     } else {
         arena()
     };
-    if plan.options.prefault {
-        memory.prefault()?;
+    match plan.options.prefault {
+        Prefault::Never => {}
+        Prefault::Ahead => {
+            let (memory, bytes) = (memory.clone(), ahead_bytes(plan.limits));
+            // Where there is no room for the task, puts touch the memory themselves.
+            drop(spawn_local(async move { memory.touch_ahead(bytes).await }));
+        }
+        Prefault::All => memory.prefault()?,
     }
     let address = plan.listen;
     let listener = TcpListener::bind_within(address, REBIND_WAIT).await;

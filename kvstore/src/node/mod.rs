@@ -35,7 +35,7 @@ use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
 
 pub(crate) use self::core::hello;
 pub use inside::NodeCore;
-pub use options::NodeOptions;
+pub use options::{NodeOptions, Prefault};
 pub use watch::NodeWatch;
 
 /// Questions that may wait at one core.

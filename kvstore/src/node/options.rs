@@ -28,6 +28,24 @@ const DEMOTION_SHARE_MAX: u64 = 4;
 /// longest payload fits, with room to spare.
 const BESIDE_CHUNK_BYTES: usize = 128 * 1024 * 1024;
 
+/// How far the pages of a core's memory are found before it is used: this share of it, within bounds.
+const AHEAD_SHARE: u64 = 16;
+const AHEAD_BYTES_MIN: u64 = 16 << 20;
+const AHEAD_BYTES_MAX: u64 = 256 << 20;
+
+/// When the system is to find pages for a node's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefault {
+    /// When something first comes to lie there: who puts it waits for that.
+    Never,
+    /// Beside the cores, for a sixteenth of the memory beyond what has been used so far, and at least 16 and at most
+    /// 256 MiB for each core: see [`Arena::touch_ahead`](lunette_runtime::arena::Arena::touch_ahead).
+    #[default]
+    Ahead,
+    /// All of it, before the node serves.
+    All,
+}
+
 /// What a node is to be.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
@@ -52,8 +70,8 @@ pub struct NodeOptions {
     pub huge_pages: HugePages,
     /// Whether memory is locked.
     pub lock_memory: bool,
-    /// Whether all memory is mapped and touched before the node serves.
-    pub prefault: bool,
+    /// When the system is to find pages for the memory.
+    pub prefault: Prefault,
     /// Whether clients and members on the same host may map the memory of its copies, for reading, and get what
     /// is long by copying it themselves. Of a member of a cluster only, and only where there is such a thing;
     /// those in another network namespace are sent the bytes all the same.
@@ -79,7 +97,7 @@ impl NodeOptions {
             connections_max: 1024,
             huge_pages: HugePages::Never,
             lock_memory: false,
-            prefault: false,
+            prefault: Prefault::default(),
             one_sided: true,
             cluster: None,
             tier: None,
@@ -140,6 +158,13 @@ fn core_options(options: &NodeOptions, limits: ShardLimits) -> CoreOptions {
         arena,
         ..CoreOptions::default()
     }
+}
+
+/// How far the pages of a core's memory are to be found before it is used.
+pub(super) fn ahead_bytes(limits: ShardLimits) -> usize {
+    let share = limits.high_watermark_bytes() / AHEAD_SHARE;
+    let bytes = share.clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
+    usize::try_from(bytes).expect("bounded")
 }
 
 /// The arena that a core's copies are in.

@@ -139,6 +139,9 @@ pub(crate) struct ServeArguments {
     /// Back the memory with huge pages where the system has them.
     #[arg(long)]
     pub(crate) huge_pages: bool,
+    /// Find all pages of the memory before serving; without, those that are needed next are found beside it.
+    #[arg(long)]
+    pub(crate) prefault: bool,
     /// Lock the memory, so that it is never swapped out.
     #[arg(long)]
     pub(crate) lock_memory: bool,

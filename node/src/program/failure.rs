@@ -3,10 +3,10 @@
 use std::io;
 use std::net::SocketAddr;
 
+use lunette::hwloc::TopologyError;
 use lunette::kvstore::{ClusterError, NodeError, StoreError, StoreErrorKind};
 use lunette::runtime::StartError;
 use lunette::runtime::arena::AllocError;
-use lunette::hwloc::TopologyError;
 use lunette::trace::format::TraceError;
 use lunette::transfer::topology::{LoadError, MatrixFault};
 use lunette_cluster::{OpenError, SecretFileError};

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lunette::kvstore::{Node, NodeError, NodeOptions};
+use lunette::kvstore::{Node, NodeError, NodeOptions, Prefault};
 use lunette::runtime::arena::HugePages;
 use lunette::runtime::{NodeId, Placement, StartError};
 use lunette_cluster::proto::map::ClusterMap;
@@ -172,6 +172,11 @@ fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions
         idle: arguments.idle.policy(),
         huge_pages,
         lock_memory: arguments.lock_memory,
+        prefault: if arguments.prefault {
+            Prefault::All
+        } else {
+            Prefault::default()
+        },
         one_sided: !arguments.join.no_one_sided,
         tier: arguments.join.tier(),
         ..NodeOptions::new(id, arguments.listen, arguments.memory.0)

@@ -9,7 +9,7 @@ use crate::process::{lunette, run};
 
 fn saved(name: &str) -> String {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("../runtime/tests/topology").join(name);
+    let path = root.join("../runtime/hwloc/tests/topology").join(name);
     path.to_str().expect("text").to_owned()
 }
 

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -59,6 +61,37 @@ fn nodes_of_one_host_choose_cpus_of_their_own_as_long_as_there_are_any() {
     }
     chosen.dedup();
     assert_eq!(chosen.len(), nodes.len(), "{chosen:?}");
+}
+
+/// Memory of a node that has pages and that others may map, in bytes.
+fn shared_pages(node: &Node) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", node.child.id()));
+    let status = status.expect("a process");
+    let mut fields = status.lines().filter_map(|line| line.split_once(':'));
+    let (_, size) = fields
+        .find(|(name, _)| *name == "RssShmem")
+        .expect("it is told");
+    let kib: u64 = size
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .expect("a number");
+    kib << 10
+}
+
+#[test]
+fn pages_are_found_before_they_are_needed_and_all_of_them_where_that_is_wished() {
+    let node = Node::start("256MiB", &["--prefault"]);
+    assert!(shared_pages(&node) >= 256 << 20, "before it serves");
+    drop(node);
+    let node = Node::start("256MiB", &[]);
+    let begun = Instant::now();
+    while shared_pages(&node) < 16 << 20 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "they are found");
+        thread::sleep(Duration::from_millis(5));
+    }
+    thread::sleep(Duration::from_millis(100));
+    assert!(shared_pages(&node) < 64 << 20, "it lends more than it uses");
 }
 
 #[test]

@@ -24,7 +24,7 @@ import os
 import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, Union, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, Union, cast
 
 from ._memory import readable, writable
 from ._native import (
@@ -51,6 +51,7 @@ __all__ = [
     "Corrupt",
     "Invalid",
     "InvalidKey",
+    "Location",
     "NoRoom",
     "Store",
     "StoreError",
@@ -94,6 +95,16 @@ def _all(outcomes: Sequence[T | StoreError]) -> list[T]:
             outcome.outcomes = outcomes  # type: ignore[attr-defined]
             raise outcome
     return cast("list[T]", list(outcomes))
+
+
+class Location(NamedTuple):
+    """Where an object is."""
+
+    size: int
+    """Length of the value in bytes."""
+    nodes: list[str]
+    """The members that have a copy, as `ADDRESS:PORT`, the best first. Of a long object, which is in parts, those that
+    have parts, most of them first."""
 
 
 class _Closing:
@@ -267,6 +278,11 @@ class Store(_Closing):
     def size(self, key: Key) -> int | None:
         """Length of the value in bytes, or `None`."""
         return _all(self._native.sizes([_key(key)]))[0]
+
+    def locate(self, keys: Iterable[Key]) -> list[Location | None]:
+        """Where objects are, for each key, or `None`: a hint, since copies come and go."""
+        located = _all(self._native.locate([_key(key) for key in keys]))
+        return [Location(*each) if each is not None else None for each in located]
 
     def exists(self, keys: Iterable[Key]) -> list[bool]:
         """Whether there is an object, for each key: a hint, since it may be evicted before it is asked for."""

@@ -7,7 +7,7 @@ import inspect
 import socket
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lunette._memory import Lent, readable, writable
@@ -23,20 +23,19 @@ from ._codes import (
     of_removals,
     of_writes,
 )
+from ._how import How, how_of
 from ._pieces import are_unequal, with_few_pieces
 from ._setup import LOG, SettingError, Settings, of_dictionary, open_store
-from ._types import BufferHandle, ReplicateConfig, SoftPinAction
+from ._types import BufferHandle, ReplicateConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Most copies of an object, and most nodes that one may prefer.
-COPIES_MAX = 8
-PREFERRED_MAX = 4
 # How long a coordinator may take to accept a connection, for `health_check`.
 HEALTH_TIMEOUT_S = 1.0
 
-How = tuple[bool, int, bool, list[str]]
+# A store, who is asked whether it is well, and its name.
+Opened = tuple[NativeStore, list[str], str]
 
 # Their threads are ended while there is an interpreter.
 _open: weakref.WeakSet[Objects] = weakref.WeakSet()
@@ -95,19 +94,23 @@ class Objects:
         with self._lock:
             if self._native is not None:
                 return OK
-            return self._open(given)
+            return self._open(lambda: self._of(given))
 
-    def _open(self, given: Settings | dict[str, object]) -> int:
+    @staticmethod
+    def _of(given: Settings | dict[str, object]) -> Opened:
+        settings = given if isinstance(given, Settings) else of_dictionary(given)
+        return (*open_store(settings), settings.local_hostname)
+
+    def _open(self, opening: Callable[[], Opened]) -> int:
         try:
-            settings = given if isinstance(given, Settings) else of_dictionary(given)
-            self._native, self._masters = open_store(settings)
+            self._native, self._masters, hostname = opening()
         except SettingError as error:
             LOG.error("setup: %s", error)
             return INVALID_PARAMS
         except (StoreError, OSError, ValueError) as error:
             LOG.error("setup: %s", error)
             return _codes.INTERNAL_ERROR
-        self._hostname = self._native.address or settings.local_hostname
+        self._hostname = self._native.address or hostname
         _open.add(self)
         return OK
 
@@ -278,7 +281,7 @@ class Objects:
         names = _keys(keys)
         if not names:
             return []
-        how = _how(config, is_upsert, len(names))
+        how = how_of(config, is_upsert, len(names))
         native = self._native
         if isinstance(how, int) or native is None:
             return [how if isinstance(how, int) else INVALID_PARAMS] * len(names)
@@ -454,44 +457,8 @@ class Objects:
         return count
 
 
-def _how(config: ReplicateConfig | None, is_upsert: bool, objects: int) -> How | int:
-    """How to write so many objects; a code, if that makes no sense."""
-    if config is None:
-        return (is_upsert, 1, False, [])
-    if not isinstance(config, ReplicateConfig):
-        raise TypeError(f"a ReplicateConfig, not {type(config).__name__}")
-    is_timed = config.soft_pin_ttl_ms is not None
-    if (
-        config.replica_num < 1
-        or config.nof_replica_num
-        or is_timed and config.soft_pin_action != SoftPinAction.ENABLE
-        or config.group_ids is not None and len(config.group_ids) != objects
-    ):
-        return INVALID_PARAMS
-    if config.dfs_replica_num:
-        return _codes.DFS_UNAVAILABLE
-    names = [*config.preferred_segments, config.preferred_segment]
-    preferred = [name for name in names if _is_address(name)][:PREFERRED_MAX]
-    copies = min(config.replica_num, COPIES_MAX)
-    return (is_upsert, copies, bool(config.prefer_alloc_in_same_node), preferred)
-
-
 def _presence(told: bool | StoreError) -> int:
     """There is none under what is no key."""
     if isinstance(told, StoreError):
         return 0 if isinstance(told, InvalidKey) else -1
     return int(told)
-
-
-def _is_address(name: str) -> bool:
-    """Whether it is of the kind that `get_hostname` tells: others are nobody's here."""
-    host, _, port = name.rpartition(":")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    try:
-        socket.inet_pton(family, host.strip("[]"))
-    except OSError:
-        return False
-    return port.isdigit() and int(port) < 1 << 16
-
-
-

@@ -14,7 +14,8 @@ from ._codes import (
     code_of,
     of_reads,
 )
-from ._objects import Objects, _how, _key, _keys, _numbers
+from ._how import how_of
+from ._objects import Objects, _key, _keys, _numbers
 from ._types import ReplicateConfig
 
 # Most ranges of one question.
@@ -39,7 +40,7 @@ class Sessions(Objects):
         """Reserves room for objects: 0 for each, or -705 where there is one."""
         names, native = _keys(keys), self._native
         _numbers(*sizes)
-        how = _how(config, False, len(names)) if names else INVALID_PARAMS
+        how = how_of(config, False, len(names)) if names else INVALID_PARAMS
         if native is None or isinstance(how, int) or len(names) != len(sizes):
             return [how if isinstance(how, int) else INVALID_PARAMS] * len(names)
         codes = []

@@ -18,6 +18,8 @@ LOG = logging.getLogger("mooncake")
 # The cluster's name at its coordinators.
 CLUSTER = "mooncake"
 MASTER_DEFAULT = "127.0.0.1:50051"
+# Where a member listens that is a program of its own.
+CLIENT_PORT = 50052
 # How long an operation may take, unless LUNETTE_TIMEOUT_S says otherwise.
 TIMEOUT_S = 10.0
 
@@ -166,13 +168,26 @@ def drives(settings: Settings) -> tuple[list[str], int] | None:
     return [settings.ssd_offload_path], shutil.disk_usage(settings.ssd_offload_path).free // 2
 
 
+def cluster_of(coordinators: list[str], is_etcd: bool) -> NativeCluster:
+    """The cluster at its coordinators, with what the environment says of secrets and of time."""
+    timeout_s = float(os.environ.get("LUNETTE_TIMEOUT_S", TIMEOUT_S))
+    secret_file = os.environ.get("LUNETTE_SECRET_FILE")
+    return NativeCluster(CLUSTER, coordinators, is_etcd, secret_file, timeout_s)
+
+
+def open_beside(member: str) -> tuple[NativeStore, list[str], str]:
+    """A client of the cluster of that member, who is to be asked whether all is well, and the client's name."""
+    member = address_of(member, CLIENT_PORT)
+    # It asks no coordinator: the member tells who the others are.
+    store = NativeStore.client(cluster_of([member], False), [member])
+    return store, [member], socket.gethostname()
+
+
 def open_store(settings: Settings) -> tuple[NativeStore, list[str]]:
     """The store, and where its coordinators are: a member if it lends memory, and else a client."""
     warn_of_what_is_ignored(settings)
     masters, is_etcd = coordinators(settings.master_server_addr)
-    timeout_s = float(os.environ.get("LUNETTE_TIMEOUT_S", TIMEOUT_S))
-    secret_file = os.environ.get("LUNETTE_SECRET_FILE")
-    cluster = NativeCluster(CLUSTER, masters, is_etcd, secret_file, timeout_s)
+    cluster = cluster_of(masters, is_etcd)
     if settings.global_segment_size == 0:
         return NativeStore.client(cluster, []), masters
     listen = address_of(settings.local_hostname, 0)

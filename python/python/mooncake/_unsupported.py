@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 # Serving engines call none of them; see `COMPATIBILITY.md`.
 REFUSED = (
-    "_get_pyclient_capsule alloc_from_mem_pool allocate_and_mount_segment batch_get_replica_desc batch_get_tensor "
+    "_get_pyclient_capsule allocate_and_mount_segment batch_get_tensor "
     "batch_get_tensor_into batch_get_tensor_into_cuda batch_get_tensor_with_parallelism "
     "batch_get_tensor_with_parallelism_into batch_get_tensor_with_tp batch_get_tensor_with_tp_into batch_pub_tensor "
     "batch_pub_tensor_with_tp "
@@ -15,11 +15,11 @@ REFUSED = (
     "batch_put_tensor_with_parallelism_from batch_put_tensor_with_tp batch_put_tensor_with_tp_from "
     "batch_replica_clear batch_upsert_pub_tensor batch_upsert_tensor batch_upsert_tensor_from "
     "batch_upsert_tensor_with_parallelism batch_upsert_tensor_with_parallelism_from create_copy_task "
-    "create_move_task get_offload_rpc_read_count get_replica_desc get_tensor get_tensor_into get_tensor_into_cuda "
+    "create_move_task get_offload_rpc_read_count get_tensor get_tensor_into get_tensor_into_cuda "
     "get_tensor_with_parallelism get_tensor_with_parallelism_into get_tensor_with_tp get_tensor_with_tp_into init_all "
     "load_tensor_from_safetensor mount_segment pub_tensor pub_tensor_with_tp put_tensor put_tensor_from "
     "put_tensor_with_parallelism put_tensor_with_parallelism_from put_tensor_with_tp put_tensor_with_tp_from "
-    "query_task remove_by_regex save_tensor_to_safetensor setup_dummy unmount_and_free_segment "
+    "query_task remove_by_regex save_tensor_to_safetensor unmount_and_free_segment "
     "unmount_local_disk_segment unmount_segment upsert_pub_tensor upsert_tensor upsert_tensor_from "
     "upsert_tensor_with_parallelism upsert_tensor_with_parallelism_from"
 ).split()

@@ -1,6 +1,7 @@
 """`mooncake.store`: objects in the memory of many nodes."""
 
-from ._sessions import Sessions
+from ._replicas import Descriptor, MemoryDescriptor, ReplicaDescriptor
+from ._standalone import Standalone
 from ._types import (
     BufferHandle,
     MooncakeHostMemAllocator,
@@ -14,9 +15,12 @@ from ._unsupported import Unsupported
 
 __all__ = [
     "BufferHandle",
+    "Descriptor",
+    "MemoryDescriptor",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
@@ -24,5 +28,5 @@ __all__ = [
 ]
 
 
-class MooncakeDistributedStore(Sessions, Unsupported):
+class MooncakeDistributedStore(Standalone, Unsupported):
     """A member of a cluster in this process, or a client of one, with Mooncake's methods and codes."""

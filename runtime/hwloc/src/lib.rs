@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `read` | from hwloc's objects to a [`Topology`] |
 //! | `failure` | [`TopologyError`] |
+#![forbid(unsafe_code)]
 
 mod failure;
 mod read;

@@ -175,7 +175,11 @@ fn this_machine_has_the_cpus_that_this_process_uses() {
     for cpu in cpus() {
         let holds = |core: &&Core| core.cpus.contains(&cpu.os_index);
         let core = machine.cores.iter().find(holds).expect("a core");
-        assert_eq!(core.cpus.first(), cpu.core.as_ref(), "hwloc and the system agree");
+        assert_eq!(
+            core.cpus.first(),
+            cpu.core.as_ref(),
+            "hwloc and the system agree"
+        );
         assert!(cpu.numa_index.is_none() || core.locality.numa == cpu.numa_index);
     }
     assert!(machine.numa_nodes.iter().any(|node| node.memory_bytes > 0));

@@ -1,7 +1,9 @@
 //! One mapping, carved.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use lunette_runtime_core::carve::{Carved, Carver};
 use rustix::io::Errno;
@@ -12,8 +14,13 @@ use super::{ArenaOptions, Shortfall};
 /// A mapped chunk. The mapping lives as long as the chunk; regions hold the chunk by count.
 pub(super) struct Chunk {
     index: u32,
-    mapping: Mapping,
+    /// Counted for calls on other threads, which outlast whoever waits for them.
+    mapping: Arc<Mapping>,
     carver: RefCell<Carver>,
+    /// Where what has ever been handed out ends.
+    used_end: Cell<usize>,
+    /// Where what was touched beforehand ends.
+    touched_end: Cell<usize>,
 }
 
 impl Chunk {
@@ -29,8 +36,10 @@ impl Chunk {
         let mapping = Mapping::new(len, options.huge_pages, options.lock, shortfalls)?;
         Ok(Self {
             index,
-            mapping,
+            mapping: Arc::new(mapping),
             carver,
+            used_end: Cell::new(0),
+            touched_end: Cell::new(0),
         })
     }
 
@@ -38,15 +47,15 @@ impl Chunk {
         self.index
     }
 
-    pub(super) const fn base(&self) -> NonNull<u8> {
+    pub(super) fn base(&self) -> NonNull<u8> {
         self.mapping.base()
     }
 
-    pub(super) const fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.mapping.len()
     }
 
-    pub(super) const fn mapping(&self) -> &Mapping {
+    pub(super) fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
@@ -54,13 +63,42 @@ impl Chunk {
         usize::try_from(self.carver.borrow().used_bytes()).expect("a chunk fits memory")
     }
 
+    pub(super) fn counted(&self) -> Arc<Mapping> {
+        Arc::clone(&self.mapping)
+    }
+
     /// Populates every page.
     pub(super) fn prefault(&self) -> Result<(), Errno> {
-        self.mapping.prefault()
+        self.mapping.populate(0..self.len())?;
+        self.set_touched(self.len());
+        Ok(())
     }
 
     pub(super) fn carve(&self, len: u32) -> Option<Carved> {
-        self.carver.borrow_mut().alloc(len)
+        let carved = self.carver.borrow_mut().alloc(len)?;
+        let end = carved.offset_bytes as usize + carved.len_bytes as usize;
+        self.used_end.set(self.used_end.get().max(end));
+        Some(carved)
+    }
+
+    /// Where what has ever been handed out ends.
+    pub(super) fn used_end(&self) -> usize {
+        self.used_end.get()
+    }
+
+    /// What was touched beforehand and has not been handed out yet.
+    pub(super) fn lead_bytes(&self) -> usize {
+        self.touched_end.get().saturating_sub(self.used_end.get())
+    }
+
+    /// What has neither been handed out nor been touched.
+    pub(super) fn untouched(&self) -> Option<Range<usize>> {
+        let start = self.touched_end.get().max(self.used_end.get());
+        (start < self.len()).then(|| start..self.len())
+    }
+
+    pub(super) fn set_touched(&self, end: usize) {
+        self.touched_end.set(self.touched_end.get().max(end));
     }
 
     /// Takes a piece back.

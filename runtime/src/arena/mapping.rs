@@ -1,6 +1,7 @@
 //! One memfd, mapped.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
 
@@ -19,6 +20,14 @@ pub(super) struct Mapping {
     /// Kept open: peers of the same host and devices get the memory through its descriptor.
     memfd: OwnedFd,
 }
+
+// SAFETY: what it does on any thread is a call of the system on a range of addresses, whose bytes it neither reads
+// nor changes; it has no state that changes, and is unmapped once, by its last owner. Who reaches the bytes is the
+// business of those who hand them out. Holds as long as the value.
+unsafe impl Send for Mapping {}
+
+// SAFETY: as above. Holds as long as the value.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes, falling back from huge pages to plain ones unless they are required. A
@@ -39,7 +48,7 @@ impl Mapping {
         };
         // Owned from here on, so that an early return unmaps.
         let mapping = Self { base, len, memfd };
-        mapping.advise(Advice::LinuxDontFork)?;
+        mapping.advise(0..len, Advice::LinuxDontFork)?;
         if lock {
             // SAFETY: base..base+len is the live mapping that `mapping` owns; locking changes no
             // byte of it. Ends with the call.
@@ -56,7 +65,7 @@ impl Mapping {
     pub(super) fn of_file(memfd: OwnedFd, len: usize) -> Result<Self, Errno> {
         let base = map_shared(&memfd, len)?;
         let mapping = Self { base, len, memfd };
-        mapping.advise(Advice::LinuxDontFork)?;
+        mapping.advise(0..len, Advice::LinuxDontFork)?;
         Ok(mapping)
     }
 
@@ -83,18 +92,35 @@ impl Mapping {
         rustix::io::fcntl_dupfd_cloexec(&self.memfd, 0)
     }
 
-    /// Populates every page.
-    pub(super) fn prefault(&self) -> Result<(), Errno> {
-        self.advise(Advice::LinuxPopulateWrite)
+    /// Populates the pages of a part.
+    pub(super) fn populate(&self, part: Range<usize>) -> Result<(), Errno> {
+        self.advise(part, Advice::LinuxPopulateWrite)
     }
 
-    fn advise(&self, advice: Advice) -> Result<(), Errno> {
+    /// How many bytes have pages.
+    #[cfg(test)]
+    pub(super) fn resident(&self) -> usize {
+        let page_bytes = rustix::param::page_size();
+        let mut pages = vec![0_u8; self.len.div_ceil(page_bytes)];
+        // SAFETY: base..base+len is the live mapping that `self` owns, and `pages` has a byte for each page
+        // of it. Ends with the call.
+        let told =
+            unsafe { libc::mincore(self.base.as_ptr().cast(), self.len, pages.as_mut_ptr()) };
+        assert_eq!(told, 0, "it is mapped");
+        pages.iter().filter(|page| *page & 1 == 1).count() * page_bytes
+    }
+
+    fn advise(&self, part: Range<usize>, advice: Advice) -> Result<(), Errno> {
+        assert!(part.start <= part.end && part.end <= self.len, "{part:?}");
         if cfg!(miri) {
             return Ok(());
         }
-        // SAFETY: base..base+len is the live mapping that `self` owns, and neither advice used
+        // SAFETY: the assert keeps the part in the live mapping that `self` owns, and neither advice used
         // here (do not inherit, populate) discards its content. Ends with the call.
-        unsafe { mm::madvise(self.base.as_ptr().cast::<c_void>(), self.len, advice) }
+        unsafe {
+            let start = self.base.as_ptr().add(part.start);
+            mm::madvise(start.cast::<c_void>(), part.end - part.start, advice)
+        }
     }
 }
 

@@ -12,6 +12,7 @@
 //! and is only copied; [`SharedMemory`] is such memory for several cores. Memory returns to its chunk when the last handle to it drops, so an
 //! operation in flight that holds a handle keeps the memory, whatever else happens.
 
+mod ahead;
 mod chunk;
 mod exposed;
 mod extent;
@@ -33,6 +34,7 @@ use lunette_runtime_core::limits::{CHUNK_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use ahead::Ahead;
 use chunk::Chunk;
 pub use exposed::{Exposed, ForeignMemory};
 pub use extent::{Extent, ExtentGuard};
@@ -146,6 +148,7 @@ struct Inner {
     options: ArenaOptions,
     chunks: Vec<Rc<Chunk>>,
     shortfalls: Vec<Shortfall>,
+    ahead: Option<Ahead>,
 }
 
 impl Arena {
@@ -164,6 +167,7 @@ impl Arena {
             options,
             chunks: Vec::new(),
             shortfalls: Vec::new(),
+            ahead: None,
         };
         Self {
             inner: Rc::new(RefCell::new(inner)),
@@ -262,11 +266,16 @@ impl Inner {
         }
         let len = u32::try_from(len_bytes).expect("a region's length is bounded");
         loop {
-            if let Some(region) = self
-                .chunks
-                .iter()
-                .find_map(|chunk| RegionMut::carve(chunk, len))
-            {
+            let mut chunks = self.chunks.iter();
+            let carved = chunks.find_map(|chunk| {
+                let used_end = chunk.used_end();
+                let region = RegionMut::carve(chunk, len)?;
+                Some((region, chunk.used_end() > used_end))
+            });
+            if let Some((region, is_first_use)) = carved {
+                if is_first_use {
+                    self.on_first_use();
+                }
                 return Ok(region);
             }
             if !self.add_chunk()? {

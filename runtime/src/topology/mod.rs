@@ -22,9 +22,7 @@ mod sysfs;
 pub(crate) use claim::choose_and_claim;
 pub use claim::{ChooseError, ClaimError, CoreClaim, choose_unclaimed, user_folder};
 pub use cpus::{Cpu, PinError, TooFewCpus, choose, cpus, pin_current_thread};
-pub use machine::{
-    Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, Topology,
-};
+pub use machine::{Cache, Core, Gpu, Locality, Nic, NumaNode, NvmeDrive, Package, Topology};
 
 #[doc(no_inline)]
 pub use lunette_runtime_core::pci::PciAddress;

@@ -67,7 +67,12 @@ mod tests {
     fn the_node_is_the_one_that_is_linked() {
         let root = tempfile::tempdir().expect("a folder");
         let root = root.path();
-        for entry in ["cpu0/node_of_something", "cpu0/power", "cpu0/node12", "cpu1/power"] {
+        for entry in [
+            "cpu0/node_of_something",
+            "cpu0/power",
+            "cpu0/node12",
+            "cpu1/power",
+        ] {
             fs::create_dir_all(root.join(entry)).expect("our own");
         }
         let nodes = [0, 1, 2].map(|cpu| numa(root, cpu));

@@ -54,11 +54,7 @@ pub fn load(topology: Option<&Topology>) -> Machine {
         tracing::warn!(%error, "addresses of this host");
         Vec::new()
     });
-    devices::machine(
-        topology,
-        &Sysfs::read(Path::new("/sys")),
-        &addresses,
-    )
+    devices::machine(topology, &Sysfs::read(Path::new("/sys")), &addresses)
 }
 
 /// Reads this machine, on the control thread, where `topology` is asked as well for what a library like hwloc knows.

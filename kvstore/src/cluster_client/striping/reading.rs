@@ -166,7 +166,7 @@ impl ClusterClient {
     }
 
     /// The manifest under a key; `None` if there is none.
-    pub(super) async fn manifest_of(
+    pub(in crate::cluster_client) async fn manifest_of(
         &self,
         key: Key<'_>,
     ) -> Result<Option<StripedReply>, StoreError> {

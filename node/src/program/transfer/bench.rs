@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use hdrhistogram::Histogram;
+use lunette::hwloc;
 use lunette::runtime::spawn_local;
 use lunette::transfer::engine::{Endpoint, EngineOptions, RailStatistics};
-use lunette::hwloc;
 use lunette::transfer::topology::{Sources, discover, here, load_override};
 use serde_json::{Value, json};
 
