@@ -4,10 +4,14 @@
 is not there is stood in for by names that can be called, subclassed and given parameters, and do nothing.
 """
 
+import abc
+import contextlib
+import ctypes
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import random
 import sys
 import types
 import zipfile
@@ -18,7 +22,50 @@ import pytest
 FOLDER = os.environ.get("LUNETTE_ENGINES", "")
 
 
-class Anything:
+class Tensor:
+    """As much of a tensor as most modules look at: its address, and how long it is."""
+
+    def __init__(self, value):
+        self.bytes = ctypes.create_string_buffer(value, len(value))
+        self.nbytes = len(value)
+
+    def data_ptr(self):
+        return ctypes.addressof(self.bytes)
+
+    def numel(self):
+        return self.nbytes
+
+    def element_size(self):
+        return 1
+
+    @property
+    def value(self):
+        return self.bytes.raw
+
+
+def example(heading, kind):
+    """The settings that examples/README.md has below a heading."""
+    text = (Path(__file__).parent.parent / "examples/README.md").read_text()
+    (part,) = [each for each in text.split("\n## ") if each.startswith(heading)]
+    return part.partition(f"```{kind}\n")[2].partition("```")[0]
+
+
+def noise(size, seed=0):
+    return random.Random(seed).randbytes(size)
+
+
+class Named(abc.ABCMeta):
+    """Names of a class that is not there are such classes too."""
+
+    def __getattr__(cls, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        made = type(name, (Anything,), {})
+        setattr(cls, name, made)
+        return made
+
+
+class Anything(metaclass=Named):
     """What is imported and not there."""
 
     def __init__(self, *_args, **_kwargs):
@@ -40,34 +87,46 @@ class Anything:
 
 
 class StandIn(types.ModuleType):
-    """A module of such names."""
+    """A module of such names, and of the modules below it whose sources are given."""
 
     __path__ = ()
+
+    def __init__(self, name, sources):
+        super().__init__(name)
+        self.__sources = sources
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        below = f"{self.__name__}.{name}"
+        if below in self.__sources:
+            return importlib.import_module(below)
         made = type(name, (Anything,), {})
         setattr(self, name, made)
         return made
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds stand-ins below these packages, where nothing else does."""
+    """Finds modules below these packages where nothing else does: those whose sources are given, and stand-ins.
+    `names` has what some names of stand-ins are."""
 
-    def __init__(self, roots):
-        self.roots = roots
+    def __init__(self, roots, sources=None, names=None):
+        self.roots, self.sources, self.names = roots, sources or {}, names or {}
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.roots:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+            return importlib.machinery.ModuleSpec(name, self, is_package=name not in self.sources)
         return None
 
     def create_module(self, spec):
-        return StandIn(spec.name)
+        return None if spec.name in self.sources else StandIn(spec.name, self.sources)
 
     def exec_module(self, module):
-        pass
+        name = module.__name__
+        if name in self.sources:
+            path = name.replace(".", "/") + ".py"
+            exec(compile(self.sources[name], path, "exec"), module.__dict__)
+        vars(module).update(self.names.get(name, {}))
 
 
 def wheel(package):
@@ -76,6 +135,26 @@ def wheel(package):
     if not found:
         pytest.skip(f"LUNETTE_ENGINES has no wheel of {package}")
     return zipfile.ZipFile(found[0])
+
+
+@contextlib.contextmanager
+def importing(package, prefixes, roots, names):
+    """While it lasts, the modules of a wheel below these paths can be imported, and stand-ins for all others below
+    `roots`. `names` has names of modules that are replaced, by the modules' names."""
+    with wheel(package) as files:
+        members = [each for each in files.namelist() if each.startswith(prefixes) and each.endswith(".py")]
+        plain = [each for each in members if not each.endswith("__init__.py")]
+        sources = {each[:-3].replace("/", "."): files.read(each).decode() for each in plain}
+    finder = Finder(roots, sources, names)
+    before = set(sys.modules)
+    sys.meta_path.append(finder)
+    try:
+        yield importlib.import_module
+    finally:
+        sys.meta_path.remove(finder)
+        for added in set(sys.modules) - before:
+            if added.partition(".")[0] in roots:
+                del sys.modules[added]
 
 
 def load(package, path, roots, **names):

@@ -1,37 +1,12 @@
 """Serving engines' own modules, driven against this wheel."""
 
-import ctypes
 import random
 import time
 from types import SimpleNamespace
 
 import engines
 import pytest
-
-
-class Tensor:
-    """As much of a tensor as the modules look at: its address, and how long it is."""
-
-    def __init__(self, value):
-        self.bytes = ctypes.create_string_buffer(value, len(value))
-        self.nbytes = len(value)
-
-    def data_ptr(self):
-        return ctypes.addressof(self.bytes)
-
-    def numel(self):
-        return self.nbytes
-
-    def element_size(self):
-        return 1
-
-    @property
-    def value(self):
-        return self.bytes.raw
-
-
-def noise(size, seed=0):
-    return random.Random(seed).randbytes(size)
+from engines import Tensor, noise
 
 
 def test_checkpoint_engine_reads_weights_of_a_peer(monkeypatch):

@@ -166,6 +166,32 @@ def test_objects_in_pieces(store, key):
     assert store.get(key + "/4")[:4] == b"meta" and store.get_size(key + "/4") == 13
 
 
+@pytest.mark.parametrize("pieces", [508, 509, 1280])
+def test_objects_in_many_pieces(store, key, pieces):
+    """As of layouts with a piece for each layer and token."""
+    memory = Memory(pieces * 300)
+    memory.set(random.Random(pieces).randbytes(pieces * 300))
+    places = [memory.at + 300 * n for n in random.Random(1).sample(range(pieces), pieces)]
+    sizes = [random.Random(n).randrange(1, 300) for n in range(pieces)]
+    value = b"".join(ctypes.string_at(*piece) for piece in zip(places, sizes))
+    keys = [key + "/1", key + "/2", key + "/3"]
+    unmapped = [*places[:-1], 4096]
+    codes = store.batch_put_from_multi_buffers(
+        keys, [places, [memory.at], unmapped], [sizes, [5], sizes]
+    )
+    assert codes == [0, 0, -600]
+    assert store.get(keys[0]) == value and store.get(keys[1]) == memory.get(5)
+    codes = store.batch_put_from_multi_buffers(keys[2:], [[4096, *places[1:]]], [sizes])
+    assert codes == [-600] and store.is_exist(keys[2]) == 0
+    too_long = [[1 << 42] * pieces]
+    assert store.batch_put_from_multi_buffers(keys[2:], [places], too_long) == [-600]
+    ctypes.memset(memory.at, 0, pieces * 300)
+    assert store.batch_get_into_multi_buffers(keys[:1], [places], [sizes]) == [len(value)]
+    assert b"".join(ctypes.string_at(*piece) for piece in zip(places, sizes)) == value
+    parts = [bytes([n % 256]) for n in range(pieces)]
+    assert store.upsert_parts(key, *parts) == 0 and store.get(key) == b"".join(parts)
+
+
 def test_batches_of_values(store, key):
     keys = [f"{key}/{n}" for n in range(3)]
     assert store.put_batch(keys[:2], [b"1", memoryview(bytearray(b"22"))]) == 0

@@ -22,10 +22,41 @@ const ENGINE_WHEELS: [&str; 3] = [
     "lmcache==0.5.6",
     "sglang==0.5.23",
 ];
+/// What is fetched of a wheel that is too large to fetch whole: package, version, and what the members' names begin with.
+const ENGINE_MEMBERS: [(&str, &str, &[&str]); 1] = [(
+    "vllm",
+    "0.33.0",
+    &[
+        "vllm/distributed/ec_transfer/ec_connector/mooncake_store_embedding/",
+        "vllm/distributed/kv_transfer/kv_connector/utils.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/metrics.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/mooncake/",
+        "vllm/distributed/mooncake_store.py",
+        "vllm/envs.py",
+        "vllm/utils/math_utils.py",
+        "vllm/utils/network_utils.py",
+        "vllm/utils/torch_utils.py",
+        "vllm/v1/core/block_pool.py",
+        "vllm/v1/core/kv_cache_coordinator.py",
+        "vllm/v1/core/kv_cache_utils.py",
+        "vllm/v1/core/single_type_kv_cache_manager.py",
+        "vllm/v1/kv_cache_",
+    ],
+)];
+/// What fetches them, below the folder `python`.
+const FETCH_MEMBERS: &str = "tests/fetch_members.py";
 /// Names that folder to the tests.
 const ENGINES_SETTING: &str = "LUNETTE_ENGINES";
 /// What the environment has beside the wheel.
-const TOOLS: [&str; 2] = ["maturin>=1.7,<2", "pytest>=8,<10"];
+const TOOLS: [&str; 5] = [
+    "maturin>=1.7,<2",
+    "pytest>=8,<10",
+    // What modules of engines compute and speak with.
+    "msgspec<1",
+    "numpy<3",
+    "pyzmq<28",
+];
 
 /// Makes the environment where it is not there yet; says why it cannot be had, if so.
 ///
@@ -35,7 +66,7 @@ pub(crate) fn absent(workspace: &Workspace) -> Result<Option<&'static str>, Task
     let environment = workspace.target_dir()?.join(ENVIRONMENT);
     let python = environment.join("bin/python");
     let is_there = |module| succeeds(&python, &["-c", module]);
-    if is_there("import maturin, pytest") {
+    if is_there("import maturin, pytest, msgspec, numpy, zmq") {
         return Ok(None);
     }
     let of_age = "import sys; sys.exit(sys.version_info < (3, 10))";
@@ -49,8 +80,8 @@ pub(crate) fn absent(workspace: &Workspace) -> Result<Option<&'static str>, Task
     if !made.is_ok_and(|status| status.success()) {
         return Ok(Some("this Python makes no virtual environments"));
     }
-    let install = ["-m", "pip", "install", "--quiet", TOOLS[0], TOOLS[1]];
-    Ok((!succeeds(&python, &install)).then_some("pip installs neither maturin nor pytest"))
+    let install = [&["-m", "pip", "install", "--quiet"], TOOLS.as_slice()].concat();
+    Ok((!succeeds(&python, &install)).then_some("pip does not install what the tests need"))
 }
 
 /// Builds the wheel with what the lane of tests has built, installs it and runs its tests.
@@ -123,6 +154,18 @@ fn engines(workspace: &Workspace) -> Result<PathBuf, TaskError> {
             .status();
         if !fetched.is_ok_and(|status| status.success()) {
             println!("{wheel} cannot be had");
+        }
+    }
+    let fetch = workspace.root().join("python").join(FETCH_MEMBERS);
+    for (package, version, prefixes) in ENGINE_MEMBERS {
+        let fetched = Command::new(&python)
+            .arg(&fetch)
+            .args([package, version])
+            .arg(&folder)
+            .args(prefixes)
+            .status();
+        if !fetched.is_ok_and(|status| status.success()) {
+            println!("members of {package} cannot be had");
         }
     }
     Ok(folder)

@@ -24,6 +24,7 @@ from ._codes import (
     of_writes,
 )
 from ._how import How, how_of
+from ._pieces import are_unequal, with_few_pieces
 from ._setup import LOG, SettingError, Settings, of_dictionary, open_store
 from ._types import BufferHandle, ReplicateConfig
 
@@ -284,8 +285,9 @@ class Objects:
         native = self._native
         if isinstance(how, int) or native is None:
             return [how if isinstance(how, int) else INVALID_PARAMS] * len(names)
-        if len(addresses) == len(sizes) and any(map(_are_unequal, addresses, sizes)):
+        if len(addresses) == len(sizes) and any(map(are_unequal, addresses, sizes)):
             return [INVALID_PARAMS] * len(names)
+        addresses, sizes, _joined = with_few_pieces(addresses, sizes)
         # An object has at least one byte.
         empty = [index for index, lengths in enumerate(sizes) if not any(lengths)]
         try:
@@ -453,10 +455,6 @@ class Objects:
         except StoreError as error:
             return code_of(error)
         return count
-
-
-def _are_unequal(some: Sequence[int], others: Sequence[int]) -> bool:
-    return len(some) != len(others)
 
 
 def _presence(told: bool | StoreError) -> int:
