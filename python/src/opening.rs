@@ -168,7 +168,9 @@ pub(crate) fn insecure() -> Option<String> {
 const ONE_SIDED_SETTING: &str = "LUNETTE_ONE_SIDED";
 
 fn is_one_sided() -> bool {
-    env::var(ONE_SIDED_SETTING).ok().is_none_or(|value| value != "0")
+    env::var(ONE_SIDED_SETTING)
+        .ok()
+        .is_none_or(|value| value != "0")
 }
 
 /// Who listens beyond loopback proves who it is, or was told that it need not.

@@ -115,12 +115,11 @@ impl Mapping {
         if cfg!(miri) {
             return Ok(());
         }
-        // SAFETY: the assert keeps the part in the live mapping that `self` owns, and neither advice used
-        // here (do not inherit, populate) discards its content. Ends with the call.
-        unsafe {
-            let start = self.base.as_ptr().add(part.start);
-            mm::madvise(start.cast::<c_void>(), part.end - part.start, advice)
-        }
+        // SAFETY: the assert keeps the part in the live mapping that `self` owns. Ends with the call.
+        let start = unsafe { self.base.add(part.start) };
+        let start = start.as_ptr().cast::<c_void>();
+        // SAFETY: as above, and neither advice used here (do not inherit, populate) discards what is there.
+        unsafe { mm::madvise(start, part.end - part.start, advice) }
     }
 }
 
