@@ -10,7 +10,9 @@ use thiserror::Error;
 
 use crate::arena::Arena;
 use crate::driver::DriverKind;
-use crate::executor::{Class, Core, CoreCounts, CoreWaker, JoinHandle, Source, SourceGuard};
+use crate::executor::{
+    Class, Core, CoreCounts, CoreWaker, JoinHandle, Scheduler, Source, SourceGuard,
+};
 #[cfg(doc)]
 use crate::executor::{JoinError, SOURCES_MAX, TASKS_MAX};
 
@@ -28,7 +30,7 @@ where
     F::Output: 'static,
 {
     let here = Location::caller();
-    Core::with_current(|core| core.spawn_at(here, None, future))
+    Scheduler::with_current(|scheduler| scheduler.spawn(None, here, future))
 }
 
 /// As [`spawn_local`], with a [`Class`] of its own, which the tasks that it spawns inherit.
@@ -42,7 +44,7 @@ where
     F::Output: 'static,
 {
     let here = Location::caller();
-    Core::with_current(|core| core.spawn_at(here, Some(class), future))
+    Scheduler::with_current(|scheduler| scheduler.spawn(Some(class), here, future))
 }
 
 /// Whether a task that is started now on the current core will run: there are fewer than [`TASKS_MAX`], and the

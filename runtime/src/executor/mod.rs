@@ -48,8 +48,8 @@ use source::Sources;
 pub use source::{CoreWaker, SOURCES_MAX, Source, SourceGuard};
 pub(crate) use stall::Pulse;
 pub use stall::{Stall, StallWatch};
-pub(crate) use task::Header;
-use task::{Current, Scheduler};
+use task::{Current, NO_RUNTIME};
+pub(crate) use task::{Header, Scheduler};
 pub use task::{JoinError, JoinHandle};
 pub(crate) use turn::Step;
 
@@ -172,9 +172,7 @@ impl Core {
     /// # Panics
     /// Outside a runtime's thread.
     pub(crate) fn current() -> Rc<Self> {
-        CURRENT
-            .with_borrow(Option::clone)
-            .expect("this call needs a runtime: use it inside `block_on` or a core's task")
+        CURRENT.with_borrow(Option::clone).expect(NO_RUNTIME)
     }
 
     /// As [`Core::current`], for the length of a call.
@@ -183,12 +181,7 @@ impl Core {
     /// Outside a runtime's thread.
     #[track_caller]
     pub(crate) fn with_current<T>(then: impl FnOnce(&Rc<Self>) -> T) -> T {
-        CURRENT.with_borrow(|current| {
-            let core = current.as_ref();
-            then(
-                core.expect("this call needs a runtime: use it inside `block_on` or a core's task"),
-            )
-        })
+        CURRENT.with_borrow(|current| then(current.as_ref().expect(NO_RUNTIME)))
     }
 
     /// Makes this core the calling thread's until the guard drops.
@@ -225,7 +218,6 @@ impl Core {
         F: Future + 'static,
         F::Output: 'static,
     {
-        let class = class.unwrap_or(self.scheduler.class());
         self.scheduler.spawn(class, spawned_at, future)
     }
 

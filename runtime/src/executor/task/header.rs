@@ -319,6 +319,27 @@ pub(super) unsafe fn wake(task: NonNull<Header>) {
     }
 }
 
+/// Makes the task ready, from any thread, and gives a reference up.
+///
+/// # Safety
+/// The caller has a reference, and does not use it again.
+pub(super) unsafe fn wake_and_release(task: NonNull<Header>) {
+    // SAFETY: the caller's promise.
+    let header = unsafe { task.as_ref() };
+    if !header.is_home() || header.is_done() {
+        // SAFETY: the caller's reference.
+        unsafe { wake(task) };
+        // SAFETY: the caller's reference, which ends here.
+        unsafe { release(task) };
+    } else if header.is_queued.replace(true) {
+        header.local.set(header.local.get() - 1);
+    } else {
+        // SAFETY: the task is not done and this is its core; it was not queued until now, and the caller's
+        // reference, which is counted, is the queue's from here on.
+        unsafe { push_at_home(header, task) };
+    }
+}
+
 /// The core takes a task that another thread has woken, and the reference with it.
 ///
 /// # Safety
@@ -346,9 +367,16 @@ unsafe fn wake_at_home(task: NonNull<Header>) {
         return;
     }
     header.local.set(header.local.get() + 1);
+    // SAFETY: the caller is its core; it was not queued until now, and the queue's reference has been counted.
+    unsafe { push_at_home(header, task) };
+}
+
+/// # Safety
+/// The caller is the task's core; the task is in no queue, and a reference was counted for the queue.
+unsafe fn push_at_home(header: &Header, task: NonNull<Header>) {
     // SAFETY: the calling thread runs this scheduler (the caller's promise), which therefore lives.
     let home = unsafe { &*header.home };
-    // SAFETY: it was not queued until now, and the queue's reference has been counted.
+    // SAFETY: the caller's promise.
     unsafe { home.push(header.class, task) };
 }
 

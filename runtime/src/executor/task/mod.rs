@@ -16,6 +16,7 @@ use std::task::{Context, RawWaker, RawWakerVTable, Waker};
 
 pub use handle::{JoinError, JoinHandle};
 pub(crate) use header::Header;
+pub(super) use scheduler::NO_RUNTIME;
 pub(crate) use scheduler::{Current, Scheduler};
 
 /// A task in its core's queue.
@@ -107,10 +108,8 @@ unsafe fn clone(data: *const ()) -> RawWaker {
 /// # Safety
 /// As for [`clone`]; the waker is not used again.
 unsafe fn wake(data: *const ()) {
-    // SAFETY: the waker's reference.
-    unsafe { header::wake(task_of(data)) };
     // SAFETY: the waker's reference, which ends here.
-    unsafe { header::release(task_of(data)) };
+    unsafe { header::wake_and_release(task_of(data)) };
 }
 
 /// # Safety

@@ -23,6 +23,10 @@ thread_local! {
     static CURRENT: Cell<*const Scheduler> = const { Cell::new(ptr::null()) };
 }
 
+/// What is said to who needs a runtime and has none.
+pub(in super::super) const NO_RUNTIME: &str =
+    "this call needs a runtime: use it inside `block_on` or a core's task";
+
 /// Most ready tasks of a class among which a world draws the next one, so that a crowd of them does
 /// not cost the square of its number.
 pub(super) const DRAWN_AMONG_MAX: usize = 256;
@@ -84,6 +88,18 @@ impl Scheduler {
         Current
     }
 
+    /// The scheduler that the calling thread runs, for the length of a call.
+    ///
+    /// # Panics
+    /// Outside a runtime's thread.
+    #[track_caller]
+    pub(crate) fn with_current<T>(then: impl FnOnce(&Self) -> T) -> T {
+        // SAFETY: while the thread runs it, it lives and does not move (`enter`); that ends with a guard which the
+        // thread's own loop has, and which is not dropped within this call.
+        let current = unsafe { CURRENT.get().as_ref() };
+        then(current.expect(NO_RUNTIME))
+    }
+
     /// Whether the calling thread runs `scheduler`.
     pub(super) fn is_current(scheduler: *const Self) -> bool {
         ptr::eq(CURRENT.get(), scheduler)
@@ -105,20 +121,16 @@ impl Scheduler {
         self.queues.iter().all(Queue::is_empty)
     }
 
-    /// The class of the task that runs now, or ran last.
-    pub(crate) const fn class(&self) -> Class {
-        self.class.get()
-    }
-
     /// Whether a task that is spawned now will run.
     pub(in super::super) fn can_spawn(&self) -> bool {
         self.all.len() < TASKS_MAX && !self.inbox.is_closed()
     }
 
-    /// Starts a task of `class`, unless there are too many or the core shuts down.
+    /// Starts a task of `class`, or of that of the task that runs, unless there are too many or the core shuts
+    /// down.
     pub(crate) fn spawn<F>(
         &self,
-        class: Class,
+        class: Option<Class>,
         spawned_at: &'static Location<'static>,
         future: F,
     ) -> JoinHandle<F::Output>
@@ -126,6 +138,7 @@ impl Scheduler {
         F: Future + 'static,
         F::Output: 'static,
     {
+        let class = class.unwrap_or(self.class.get());
         if !self.can_spawn() {
             return JoinHandle::new(None);
         }

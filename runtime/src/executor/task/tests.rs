@@ -37,7 +37,8 @@ impl Bench {
 
     #[track_caller]
     fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
-        self.home.spawn(Class::Normal, Location::caller(), future)
+        self.home
+            .spawn(Some(Class::Normal), Location::caller(), future)
     }
 
     /// Runs what is ready until nothing is.
