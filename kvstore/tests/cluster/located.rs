@@ -119,11 +119,10 @@ fn objects_in_parts_are_where_most_of_their_parts_are() {
         put(&client, 1, LEN, options).await;
         let told = located(&client, 1).await.expect("it is there");
         assert_eq!(told.len_bytes, LEN);
+        // Where each part goes is drawn: a node may have none of the 13.
         let everywhere: BTreeSet<_> = members(&client).into_iter().collect();
-        assert_eq!(
-            told.nodes.iter().copied().collect::<BTreeSet<_>>(),
-            everywhere
-        );
+        let nodes: BTreeSet<_> = told.nodes.iter().copied().collect();
+        assert!(nodes.len() > 1 && nodes.is_subset(&everywhere), "{told:?}");
         let mut held = Vec::new();
         for node in told.nodes {
             let map = client.map();
@@ -136,7 +135,8 @@ fn objects_in_parts_are_where_most_of_their_parts_are() {
             );
         }
         // The manifest is the fourteenth, and anywhere.
-        assert_eq!(held.iter().sum::<u64>(), 14);
+        let all = held.iter().sum::<u64>();
+        assert!(all == 14 || all == 13 && nodes != everywhere, "{held:?}");
         assert!(held.windows(2).all(|two| two[0] + 1 >= two[1]), "{held:?}");
         // All on one, as it was wished for.
         let preferred = Preferred::new(&[members(&client)[1]]).expect("one");
