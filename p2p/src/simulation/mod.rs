@@ -10,6 +10,7 @@
 //! | `events` | what happens next |
 //! | `world` | holders, each with its machine, and who drives them: [`simulate`] |
 //! | `mooncake` | [`simulate_mooncake`] |
+//! | `suite` | [`Case`]: the scenarios that are measured |
 //! | `report` | [`Report`]: what was measured |
 
 mod events;
@@ -17,9 +18,11 @@ mod mooncake;
 mod network;
 mod report;
 mod scenario;
+mod suite;
 mod world;
 
 pub use mooncake::simulate_mooncake;
 pub use report::Report;
 pub use scenario::{Faults, Scenario};
+pub use suite::{Case, adversities, equal_lines};
 pub use world::simulate;
