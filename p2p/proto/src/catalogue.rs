@@ -15,14 +15,17 @@
 use core::net::SocketAddr;
 
 use lunette_cluster_proto::coordination::{
-    Compare, KEY_BYTES_MAX, KeyRange, LeaseId, Op, Txn, VALUE_BYTES_MAX,
+    Compare, Expected, KEY_BYTES_MAX, KeyRange, LeaseId, Op, Revision, TXN_OPS_MAX, Txn,
+    VALUE_BYTES_MAX,
 };
 use lunette_cluster_proto::rack::{RACK_BYTES_MAX, Rack};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::codec::{Reader, Truncated, Writer};
 use thiserror::Error;
 
-use crate::object::{BUFFERS_MAX, GROUP_CHUNKS, NAME_BYTES_MAX, ObjectName, Shape, Version};
+use crate::object::{
+    BUFFERS_MAX, CHUNKS_MAX, GROUP_CHUNKS, NAME_BYTES_MAX, ObjectName, Shape, Version,
+};
 use crate::swarm::PeerId;
 
 /// Most addresses of a holder.
@@ -37,6 +40,9 @@ const RECORD_VERSION: u16 = 1;
 
 const _: () = assert!(PREFIX_BYTES_MAX + "/p2p/objects/".len() + NAME_BYTES_MAX <= KEY_BYTES_MAX);
 const _: () = assert!(64 + BUFFERS_MAX * 8 <= VALUE_BYTES_MAX);
+// An object and its checksums are one transaction, of less than etcd's 1.5 MiB in base64.
+const _: () = assert!((CHUNKS_MAX / GROUP_CHUNKS) as usize + 2 <= TXN_OPS_MAX);
+const _: () = assert!((CHUNKS_MAX as usize * 4 + BUFFERS_MAX * 8) / 3 * 4 < 1024 * 1024);
 
 /// A value that is not what its key is for: something else writes under the prefix, or a later version does.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -313,16 +319,6 @@ impl Catalogue {
         u64::from_str_radix(epoch, 16).ok().map(PeerId)
     }
 
-    /// Writes a group's checksums. It changes nothing that is known: sums of a version are always the same.
-    #[must_use]
-    pub fn put_sums(&self, version: Version, group: u32, sums: &[u32], lease: LeaseId) -> Op {
-        Op::Put {
-            key: self.sums_key(version, group),
-            value: encode_sums(sums),
-            lease: Some(lease),
-        }
-    }
-
     /// Writes what is said of a holder.
     #[must_use]
     pub fn put_holder(
@@ -339,30 +335,66 @@ impl Catalogue {
         }
     }
 
-    /// Writes an object whose checksums are written, unless the name is taken; the answer is then who has it.
+    /// Writes an object with its checksums, all together: unless the name is taken, or in the place of whatever has
+    /// it. Where it is taken the answer is who has it.
+    ///
+    /// # Panics
+    /// If there are more or fewer checksums than chunks.
     #[must_use]
-    pub fn claim(&self, name: &ObjectName, record: &ObjectRecord, lease: LeaseId) -> Txn {
+    pub fn claim(
+        &self,
+        name: &ObjectName,
+        record: &ObjectRecord,
+        sums: &[u32],
+        lease: LeaseId,
+        may_replace: bool,
+    ) -> Txn {
+        assert_eq!(sums.len(), record.shape.chunks() as usize);
         let key = self.object_key(name);
+        let groups = sums.chunks(GROUP_CHUNKS as usize).zip(0..);
+        let puts = groups.map(|(sums, group)| Op::Put {
+            key: self.sums_key(record.version, group),
+            value: encode_sums(sums),
+            lease: Some(lease),
+        });
+        let object = Op::Put {
+            key: key.clone(),
+            value: record.encode(),
+            lease: Some(lease),
+        };
+        let is_free = (!may_replace).then(|| Compare::absent(key.clone()));
         Txn {
-            compare: vec![Compare::absent(key.clone())],
-            success: vec![self.put_object(name, record, lease)],
+            compare: is_free.into_iter().collect(),
+            success: puts.chain([object]).collect(),
             failure: vec![Op::Range(KeyRange::one(key))],
         }
     }
 
-    /// Writes an object whose checksums are written, in the place of whatever has its name.
+    /// Removes an object with its checksums, if its key was last changed at `modified`.
     #[must_use]
-    pub fn put_object(&self, name: &ObjectName, record: &ObjectRecord, lease: LeaseId) -> Op {
-        Op::Put {
-            key: self.object_key(name),
-            value: record.encode(),
-            lease: Some(lease),
+    pub fn remove(&self, name: &ObjectName, version: Version, modified: Revision) -> Txn {
+        let key = self.object_key(name);
+        let sums = format!("{}/p2p/sums/{version}/", self.prefix);
+        Txn {
+            compare: vec![Compare {
+                key: key.clone(),
+                expected: Expected::Modified(modified),
+            }],
+            success: vec![
+                Op::Delete(KeyRange::one(key)),
+                Op::Delete(KeyRange::prefix(sums)),
+            ],
+            failure: Vec::new(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use lunette_cluster_proto::coordination::{Answer, Ask, Outcome};
+    use lunette_cluster_proto::coordinator::Coordinator;
+    use lunette_runtime_core::time::Time;
+
     use super::*;
 
     fn shape() -> Shape {
@@ -432,6 +464,48 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_object_is_written_with_its_checksums_if_its_name_is_free() {
+        let mut coordinator = Coordinator::default();
+        let mut ask = |txn: Txn| {
+            let answer = coordinator.handle(Time::from_ns(0), &Ask::Txn(txn));
+            let Ok(Answer {
+                revision,
+                outcome: Outcome::Txn { succeeded, .. },
+            }) = answer
+            else {
+                panic!("a transaction's: {answer:?}");
+            };
+            (succeeded, revision)
+        };
+        let catalogue = Catalogue::new("c").unwrap();
+        let name = "a".parse().unwrap();
+        let record = |version| ObjectRecord {
+            version: Version(version),
+            shape: shape(),
+        };
+        let lease = LeaseId::new(1);
+        let claim = |version, may_replace| {
+            catalogue.claim(&name, &record(version), &[1, 2, 3], lease, may_replace)
+        };
+        assert!(!ask(catalogue.remove(&name, Version(1), Revision(9))).0);
+        let mut free = claim(1, false);
+        for op in &mut free.success {
+            if let Op::Put { lease, .. } = op {
+                *lease = None;
+            }
+        }
+        assert!(ask(free.clone()).0);
+        assert!(!ask(free.clone()).0, "it is taken");
+        free.compare.clear();
+        let (replaced, revision) = ask(free);
+        assert!(replaced);
+        assert!(!ask(catalogue.remove(&name, Version(1), Revision(1))).0);
+        assert!(ask(catalogue.remove(&name, Version(1), revision)).0);
+        assert!(claim(1, true).compare.is_empty());
+        assert_eq!(claim(1, false).success.len(), 2);
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub const NAME_BYTES_MAX: usize = 200;
 /// Most buffers of an object.
 pub const BUFFERS_MAX: usize = 16 * 1024;
 /// Most chunks of an object.
-pub const CHUNKS_MAX: u32 = 1 << 20;
+pub const CHUNKS_MAX: u32 = 1 << 17;
 /// Shortest chunk, in bytes. Chunks are powers of two.
 pub const CHUNK_BYTES_MIN: u32 = 4 * 1024;
 /// Longest chunk, in bytes.
