@@ -51,6 +51,11 @@ impl Books {
         self.client.ask(&ask, ASK_MAX).await.map(|_| ())
     }
 
+    pub(super) async fn revoke(&self, lease: LeaseId) -> Result<(), CoordinationFault> {
+        let ask = Ask::Revoke(lease);
+        self.client.ask(&ask, ASK_MAX).await.map(|_| ())
+    }
+
     async fn range(&self, range: KeyRange) -> Result<Vec<KeyValue>, CoordinationFault> {
         let answer = self.client.ask(&Ask::Op(Op::Range(range)), ASK_MAX).await?;
         let Outcome::Op(OpOutcome::Range(pairs)) = answer.outcome else {

@@ -245,6 +245,19 @@ impl Store {
         Ok(Held::new(self.clone(), local))
     }
 
+    /// Lets all go that is held here, as [`Held::unregister`] does, and ends: the catalogue knows nothing of this store
+    /// any more. Other handles hold nothing from then on.
+    pub async fn close(self) {
+        let locals: Vec<_> = self.inner.locals.borrow().values().cloned().collect();
+        for local in locals {
+            drop(self.inner.let_go(&local).await);
+        }
+        if let Err(error) = self.inner.books.revoke(self.inner.lease.get()).await {
+            tracing::debug!(%error, "the lease ends by itself");
+        }
+        self.inner.engine.clone().close().await;
+    }
+
     /// What the catalogue says of an object; `None` if there is none of this name.
     ///
     /// # Errors
