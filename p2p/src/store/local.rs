@@ -38,6 +38,8 @@ pub(super) struct Local {
     closed: Signal,
     is_closing: Cell<bool>,
     is_closed: Cell<bool>,
+    let_go: Signal,
+    is_let_go: Cell<bool>,
 }
 
 impl Local {
@@ -66,11 +68,31 @@ impl Local {
             closed: Signal::default(),
             is_closing: Cell::default(),
             is_closed: Cell::default(),
+            let_go: Signal::default(),
+            is_let_go: Cell::default(),
         }
     }
 
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing.get()
+    }
+
+    /// From now on the catalogue is told nothing of it.
+    pub(super) fn begin_closing(&self) {
+        assert!(!self.is_closing.replace(true), "it is let go once");
+    }
+
+    /// It is let go.
+    pub(super) fn gone(&self) {
+        self.is_let_go.set(true);
+        self.let_go.raise();
+    }
+
+    /// Waits until it is let go, by whoever does that.
+    pub(super) async fn is_gone(&self) {
+        while !self.is_let_go.get() {
+            self.let_go.raised().await;
+        }
     }
 
     pub(super) fn held_chunks(&self) -> u32 {
@@ -214,7 +236,6 @@ impl Local {
 
     /// Lets nobody read any more, and waits for those who do.
     pub(super) async fn close(self: &Rc<Self>, inner: &Rc<Inner>) {
-        self.is_closing.set(true);
         self.on(inner, |swarm| swarm.close(time::now()));
         while !self.is_closed.get() {
             self.closed.raised().await;

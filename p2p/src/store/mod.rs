@@ -404,6 +404,12 @@ impl Inner {
     /// Takes what is held out of everything, when no reader is left, and gives the buffers back.
     async fn let_go(self: &Rc<Self>, local: &Rc<Local>) -> Vec<Exposed> {
         let version = local.record.version;
+        if local.is_closing() {
+            // By the store, while its handle is still there.
+            local.is_gone().await;
+            return local.buffers.clone();
+        }
+        local.begin_closing();
         let forgotten = self.books.remove_holder(version, self.me()).await;
         if let Err(error) = forgotten {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
@@ -415,6 +421,7 @@ impl Inner {
         if let Err(error) = self.books.remove_if_last(local, lease).await {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
         }
+        local.gone();
         local.buffers.clone()
     }
 

@@ -153,6 +153,30 @@ fn what_is_let_go_in_part_is_received_on() {
 }
 
 #[test]
+fn a_store_that_is_closed_has_let_all_go() {
+    run(async || {
+        let coordinator = Coordinator::start();
+        let origin = coordinator.store().await;
+        let object = name("o");
+        let registered = origin
+            .register(&object, patterned_buffers(), in_chunks())
+            .await;
+        let registered = registered.expect("registered");
+        let receiver = coordinator.store().await;
+        let (held, buffers) = fetch(&receiver, "o").await;
+        origin.clone().close().await;
+        assert_eq!(origin.engine().segments(), 0);
+        assert_is_the_object(&registered.unregister().await);
+        let found = receiver.find(&object).await.expect("asked");
+        // Its lease has ended, and the survivor has not looked yet, or has.
+        assert!(found.is_none_or(|found| found.holders == 1));
+        receiver.close().await;
+        drop(held);
+        assert_is_the_object(&buffers);
+    });
+}
+
+#[test]
 fn without_a_source_a_receiver_waits_and_says_so() {
     run(async || {
         let coordinator = Coordinator::start();
