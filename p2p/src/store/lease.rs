@@ -42,6 +42,13 @@ impl Inner {
         let locals: Vec<_> = self.locals.borrow().values().cloned().collect();
         for local in locals.iter().filter(|local| !local.is_closing()) {
             self.put_holder(local).await?;
+            if local.is_closing() {
+                // It was let go meanwhile, and must not come back.
+                self.books
+                    .remove_holder(local.record.version, self.me())
+                    .await?;
+                continue;
+            }
             // What is here in part is written again as well: its sums were verified by no one else.
             self.books.claim(local, self.lease.get(), false).await?;
         }
