@@ -17,6 +17,7 @@
 //! | [`log`] | recovery of the drive's log, from what anybody left on a drive |
 //! | [`member`] | the service of a member, in a simulated world, under requests of anybody |
 //! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
+//! | [`p2p`] | a holder of an object, and the records and messages of objects |
 //! | [`store`] | a core's slice of the store, and its messages |
 //! | [`wire`] | the Lunette wire: receiver, handshake and the client's table of calls |
 #![forbid(unsafe_code)]
@@ -28,5 +29,6 @@ pub mod engine;
 pub mod log;
 pub mod member;
 pub mod nvme;
+pub mod p2p;
 pub mod store;
 pub mod wire;

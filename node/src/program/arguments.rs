@@ -16,6 +16,7 @@ use super::failure::Failure;
 use super::logs::LogArguments;
 use super::membership::{JoinArguments, MembershipArguments};
 use super::nvme::NvmeArguments;
+use super::p2p::P2pArguments;
 use super::simulate::SimulateArguments;
 use super::size::Size;
 use super::top::TopArguments;
@@ -75,6 +76,7 @@ pub(crate) enum Command {
     Simulate(SimulateArguments),
     CacheSim(CacheSimArguments),
     Transfer(TransferArguments),
+    P2p(P2pArguments),
     Nvme(NvmeArguments),
     Cluster(MembershipArguments),
     Doctor(DoctorArguments),

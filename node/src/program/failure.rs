@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use super::address::NodeAddress;
 use super::nvme::NvmeFailure;
+use super::p2p::P2pFailure;
 use super::transfer::TransferFailure;
 
 /// A command that did not do what it was asked.
@@ -75,6 +76,8 @@ pub(crate) enum Failure {
     #[error("node process {index}: {problem}")]
     Child { index: usize, problem: String },
     #[error(transparent)]
+    P2p(#[from] P2pFailure),
+    #[error(transparent)]
     Transfer(#[from] TransferFailure),
     #[error(transparent)]
     Nvme(#[from] NvmeFailure),
@@ -108,6 +111,7 @@ impl Failure {
             Self::NotFound { .. } => 3,
             Self::Transfer(failure) => failure.exit_code(),
             Self::Nvme(failure) => failure.exit_code(),
+            Self::P2p(failure) => failure.exit_code(),
             Self::Resolve { .. } | Self::Cluster(ClusterError::Connect { .. }) => 4,
             Self::Store { error } if error.is_unreachable() => 4,
             _ => 1,

@@ -19,6 +19,7 @@
 //! | `simulate` | traces through a simulated cluster |
 //! | `cache_sim` | traces through caches |
 //! | `transfer` | memory that peers read and write |
+//! | `p2p` | objects that receivers pass on to each other |
 //! | `nvme` | disks over NVMe/TCP |
 //! | `doctor` | what this machine offers and lacks |
 //! | `topo` | the machine's topology |
@@ -35,6 +36,7 @@ mod nvme;
 mod object;
 mod observe;
 mod output;
+mod p2p;
 mod replay;
 mod serve;
 mod simulate;
@@ -68,6 +70,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Simulate(arguments) => simulate::simulate(&arguments, as_json),
         Command::CacheSim(arguments) => cache_sim::cache_sim(&arguments, as_json),
         Command::Transfer(arguments) => transfer::transfer(arguments, as_json),
+        Command::P2p(arguments) => p2p::p2p(arguments, as_json),
         Command::Nvme(arguments) => nvme::nvme(arguments, as_json),
         Command::Cluster(arguments) => membership::membership(&arguments, as_json),
         Command::Doctor(_) => doctor::doctor(as_json),

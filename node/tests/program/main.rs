@@ -9,6 +9,7 @@
 //! | `caching` | `cache-sim` |
 //! | `simulating` | `simulate` |
 //! | `transferring`, `rails` | `transfer`, over one network and over two |
+//! | `passing_on` | `p2p` |
 //! | `membership` | `cluster`, and nodes that are members of one |
 //! | `town` | members of a cluster, and a client of them |
 //! | `observing`, `scrape` | `serve --metrics`, and reading it |
@@ -27,6 +28,7 @@ mod membership;
 mod objects;
 mod observing;
 mod one_sided;
+mod passing_on;
 mod process;
 mod rails;
 mod replaying;

@@ -40,7 +40,7 @@ pub(super) enum Floor {
     Side,
 }
 
-const FLOORS: [(&str, Floor); 28] = [
+const FLOORS: [(&str, Floor); 30] = [
     ("lunette-runtime-core", Floor::PureBase),
     ("lunette-transfer-proto", Floor::Pure),
     ("lunette-auth", Floor::Pure),
@@ -48,6 +48,7 @@ const FLOORS: [(&str, Floor); 28] = [
     ("lunette-kvstore-proto", Floor::Pure),
     ("lunette-kvstore-log", Floor::Pure),
     ("lunette-kvstore-policy", Floor::PureShared),
+    ("lunette-p2p-proto", Floor::Pure),
     ("lunette-conductor-policy", Floor::Pure),
     ("lunette-verbs-proto", Floor::Pure),
     ("lunette-nvmeof-proto", Floor::Pure),
@@ -61,6 +62,7 @@ const FLOORS: [(&str, Floor); 28] = [
     ("lunette-transfer", Floor::Transfer),
     ("lunette-cluster", Floor::Transfer),
     ("lunette-kvstore", Floor::Service),
+    ("lunette-p2p", Floor::Service),
     ("lunette-conductor", Floor::Service),
     ("lunette", Floor::Node),
     ("lunette-python", Floor::Face),

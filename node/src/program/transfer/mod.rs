@@ -27,6 +27,7 @@ use super::failure::Failure;
 use super::output;
 
 pub(crate) use self::failure::TransferFailure;
+pub(crate) use self::policy::policy;
 
 /// Serve memory to peers, and measure how fast it is read and written.
 #[derive(Args, Debug)]

@@ -7,10 +7,10 @@ use lunette_auth::policy::{INSECURE_SETTING, SECRET_FILE_SETTING};
 use lunette_auth::{Encryption, Policy};
 use lunette_cluster::read_secrets;
 
-use super::failure::Outcome;
+use super::failure::TransferFailure;
 
 /// The policy of the settings.
-pub(super) fn policy() -> Outcome<Policy> {
+pub(crate) fn policy() -> Result<Policy, TransferFailure> {
     let secrets = match env::var_os(SECRET_FILE_SETTING) {
         Some(path) => Some(read_secrets(Path::new(&path))?),
         None => None,

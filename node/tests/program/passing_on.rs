@@ -1,0 +1,193 @@
+//! `lunette p2p`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::{Finished, Node, await_that, lunette, run, send};
+
+/// A coordinator, and a folder for files.
+struct Place {
+    coordinator: Node,
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let arguments = [
+            "cluster",
+            "coordinator",
+            "--json",
+            "--listen",
+            "127.0.0.1:0",
+        ];
+        Self {
+            coordinator: Node::spawn(&mut lunette(&arguments)),
+            folder: tempfile::tempdir().expect("a folder"),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn arguments<'a>(&'a self, command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        let at = self.coordinator.address();
+        let always = ["p2p", command, "--json", "--coordinators", at];
+        [&always, more].concat()
+    }
+
+    fn run(&self, command: &str, more: &[&str]) -> Finished {
+        run(&self.arguments(command, more))
+    }
+
+    fn start(&self, command: &str, more: &[&str]) -> Node {
+        let short_lease = [more, &["--lease-ttl", "1"]].concat();
+        Node::spawn(&mut lunette(&self.arguments(command, &short_lease)))
+    }
+
+    /// Two files that are served as `name`.
+    fn serve(&self, name: &str) -> Node {
+        let (one, two) = (self.path("one"), self.path("two"));
+        fs::write(&one, pattern(300_000)).expect("written");
+        fs::write(&two, b"short").expect("written");
+        self.start("serve", &[name, text(&one), text(&two), "--chunk", "16KiB"])
+    }
+
+    fn is_copied(&self, one: &Path, two: &Path) -> bool {
+        let is_same = |copy: &Path, of: &str| {
+            fs::read(copy).expect("a copy") == fs::read(self.path(of)).expect("a file")
+        };
+        is_same(one, "one") && is_same(two, "two")
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..=250).cycle().take(len).collect()
+}
+
+#[test]
+fn files_are_served_listed_received_and_gone_on_with() {
+    let place = Place::new();
+    let mut server = place.serve("model/a");
+    assert_eq!(server.ready["bytes"], 300_005);
+    assert_eq!(server.ready["chunks"], 20);
+    let listed = place.run("ls", &["model/"]).ended_with(0).json();
+    let object = &listed["objects"][0];
+    assert_eq!(object["name"], "model/a");
+    assert_eq!(
+        (&object["whole"], &object["holders"]),
+        (&1.into(), &1.into())
+    );
+    let (one, two) = (place.path("copy-1"), place.path("copy-2"));
+    // The first chunk is there already, and the rest of what is there is not the object's.
+    let mut part = pattern(16 << 10);
+    part.extend(vec![0; 100_000]);
+    fs::write(&one, part).expect("written");
+    let files = ["model/a", text(&one), text(&two)];
+    let got = place.run("get", &files).ended_with(0).json();
+    assert_eq!(
+        (&got["bytes"], &got["resumed_bytes"]),
+        (&300_005.into(), &(16 << 10).into())
+    );
+    assert!(place.is_copied(&one, &two));
+    let again = place.run("get", &files).ended_with(0).json();
+    assert_eq!(again["resumed_bytes"], 300_005, "nothing is fetched");
+    send(&server.child, Signal::TERM);
+    assert_eq!(server.wait().0, Some(0));
+    let listed = place.run("ls", &[]).ended_with(0).json();
+    assert_eq!(
+        listed["objects"],
+        Value::Array(Vec::new()),
+        "it is gone with its last holder"
+    );
+}
+
+#[test]
+fn who_received_serves_on_when_the_origin_is_killed() {
+    let place = Place::new();
+    let server = place.serve("o");
+    let (one, two) = (place.path("copy-1"), place.path("copy-2"));
+    let receiver = place.start("get", &["o", text(&one), text(&two), "--serve"]);
+    assert_eq!(receiver.ready["done"], true);
+    assert!(place.is_copied(&one, &two));
+    send(&server.child, Signal::KILL);
+    await_that("the survivor alone holds it", || {
+        let listed = place.run("ls", &[]).ended_with(0).json();
+        let object = &listed["objects"][0];
+        (&object["whole"], &object["holders"]) == (&1.into(), &1.into())
+    });
+    let (three, four) = (place.path("copy-3"), place.path("copy-4"));
+    place
+        .run("get", &["o", text(&three), text(&four)])
+        .ended_with(0);
+    assert!(place.is_copied(&three, &four));
+}
+
+#[test]
+fn what_cannot_be_had_is_told_by_its_code() {
+    let place = Place::new();
+    let copy = place.path("copy");
+    let missing = place
+        .run("get", &["none", text(&copy)])
+        .ended_with(3)
+        .json();
+    assert_eq!(missing["exit_code"], 3);
+    assert!(!copy.exists(), "nothing was written");
+    let _server = place.serve("o");
+    place.run("get", &["o", text(&copy)]).ended_with(2);
+    let one = place.path("one");
+    let taken = place.run("serve", &["o", text(&one)]).ended_with(1).json();
+    assert!(
+        taken["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("taken")),
+        "{taken}"
+    );
+    place.run("get", &["no name", text(&copy)]).ended_with(2);
+    run(&["p2p", "ls", "--coordinators", "127.0.0.1:1"]).ended_with(4);
+    run(&["p2p", "ls"]).ended_with(2);
+}
+
+#[test]
+fn swarms_are_simulated() {
+    let arguments = [
+        "p2p",
+        "simulate",
+        "--receivers",
+        "4",
+        "--object",
+        "512MiB",
+        "--json",
+    ];
+    let simulated = run(&arguments).ended_with(0);
+    let rows: Vec<Value> = simulated
+        .text()
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    assert_eq!(rows.len(), 3 + 7);
+    let ratio = |row: &Value, of: &str| row[of]["ratio"].as_f64().expect("a number");
+    assert!(
+        ratio(&rows[2], "swarm") < 1.3 && ratio(&rows[2], "mooncake") > 3.0,
+        "{}",
+        rows[2]
+    );
+    let table = run(&[
+        "p2p",
+        "simulate",
+        "--receivers",
+        "1",
+        "--object",
+        "64MiB",
+        "--no-mooncake",
+    ]);
+    assert!(table.ended_with(0).text().contains("1 on equal lines"));
+    run(&["p2p", "simulate", "--chunk", "4KiB"]).ended_with(2);
+}

@@ -1,0 +1,35 @@
+//! Objects (checkpoints, weights) spread over many receivers in about the time of one.
+//!
+//! A [`Store`] registers objects of many buffers and receives those of others. Whoever receives serves each chunk as
+//! soon as it is here and verified, so receivers feed each other. Which chunk comes from whom is decided by the machine
+//! of `lunette-p2p-proto`; here are its memory, its engine, its clock, and the catalogue at the cluster's coordinator.
+//!
+//! ```text
+//!   Store -- register, receive --> Held   (an object's buffers, its Swarm, its fetches)
+//!     |                              |
+//!     |  catalogue, under a lease    |  messages: notifications of the engine
+//!     v                              v  chunks: reads of the engine
+//!   etcd, or the embedded         Engine of lunette-transfer
+//!   coordinator
+//! ```
+//!
+//! It leaves out layouts of tensors, memory of devices, and engines of several cores.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `store` | [`Store`], [`Held`]: what is held, and who drives it |
+//! | `error` | what can go wrong |
+//! | [`simulation`] | the machine in a simulated network, beside Mooncake's scheme |
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod simulation;
+mod store;
+
+pub use error::{CatalogueError, HoldError, HoldFault, Incomplete, StartError};
+pub use lunette_p2p_proto as proto;
+pub use lunette_p2p_proto::object::{NameFault, ObjectName, Shape, ShapeFault, Version};
+pub use store::{
+    Found, Held, LEASE_TTL_S_DEFAULT, Progress, ReceiveOptions, RegisterOptions, Store,
+    StoreOptions,
+};

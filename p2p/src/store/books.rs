@@ -1,0 +1,244 @@
+//! The catalogue, asked and written.
+
+use lunette_cluster::Client;
+use lunette_cluster::proto::coordination::{
+    Ask, CoordinationFault, KeyRange, KeyValue, LeaseId, Op, OpOutcome, Outcome, Revision, Txn,
+};
+use lunette_p2p_proto::catalogue::{
+    Catalogue, HolderRecord, ObjectRecord, PrefixFault, decode_sums,
+};
+use lunette_p2p_proto::{ObjectName, PeerId, Version};
+
+use super::local::Local;
+use super::{ASK_MAX, Found};
+use crate::error::CatalogueError;
+
+/// What came of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claimed {
+    /// The name is this object's.
+    Ours,
+    /// It is another's.
+    Taken(Version),
+}
+
+/// An object's key as it was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    modified: Revision,
+    lease: Option<LeaseId>,
+}
+
+#[derive(Debug)]
+pub(super) struct Books {
+    client: Client,
+    keys: Catalogue,
+}
+
+impl Books {
+    pub(super) fn new(client: Client, prefix: &str) -> Result<Self, PrefixFault> {
+        let keys = Catalogue::new(prefix)?;
+        Ok(Self { client, keys })
+    }
+
+    pub(super) async fn grant(&self, lease: LeaseId, ttl_s: u32) -> Result<(), CoordinationFault> {
+        let ask = Ask::Grant { lease, ttl_s };
+        self.client.ask(&ask, ASK_MAX).await.map(|_| ())
+    }
+
+    pub(super) async fn keep_alive(&self, lease: LeaseId) -> Result<(), CoordinationFault> {
+        let ask = Ask::KeepAlive(lease);
+        self.client.ask(&ask, ASK_MAX).await.map(|_| ())
+    }
+
+    pub(super) async fn revoke(&self, lease: LeaseId) -> Result<(), CoordinationFault> {
+        let ask = Ask::Revoke(lease);
+        self.client.ask(&ask, ASK_MAX).await.map(|_| ())
+    }
+
+    async fn range(&self, range: KeyRange) -> Result<Vec<KeyValue>, CoordinationFault> {
+        let answer = self.client.ask(&Ask::Op(Op::Range(range)), ASK_MAX).await?;
+        let Outcome::Op(OpOutcome::Range(pairs)) = answer.outcome else {
+            unreachable!("an answer is of the kind that was asked");
+        };
+        Ok(pairs)
+    }
+
+    async fn op(&self, op: Op) -> Result<(), CatalogueError> {
+        self.client.ask(&Ask::Op(op), ASK_MAX).await?;
+        Ok(())
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<(bool, Vec<OpOutcome>), CatalogueError> {
+        let answer = self.client.ask(&Ask::Txn(txn), ASK_MAX).await?;
+        let Outcome::Txn {
+            succeeded,
+            outcomes,
+        } = answer.outcome
+        else {
+            unreachable!("an answer is of the kind that was asked");
+        };
+        Ok((succeeded, outcomes))
+    }
+
+    /// What has a name.
+    pub(super) async fn object(
+        &self,
+        name: &ObjectName,
+    ) -> Result<Option<(ObjectRecord, Written)>, CatalogueError> {
+        let found = self
+            .range(KeyRange::one(self.keys.object_key(name)))
+            .await?;
+        let Some(pair) = found.first() else {
+            return Ok(None);
+        };
+        let record = ObjectRecord::decode(&pair.value)?;
+        let written = Written {
+            modified: pair.modified,
+            lease: pair.lease,
+        };
+        Ok(Some((record, written)))
+    }
+
+    /// The objects whose names begin so. What is none of ours is left out.
+    pub(super) async fn objects(
+        &self,
+        beginning: &str,
+    ) -> Result<Vec<(ObjectName, ObjectRecord)>, CatalogueError> {
+        let pairs = self.range(self.keys.objects(beginning)).await?;
+        let objects = pairs.iter().filter_map(|pair| {
+            let name = self.keys.name_of(&pair.key)?;
+            let record = ObjectRecord::decode(&pair.value).ok()?;
+            Some((name, record))
+        });
+        Ok(objects.collect())
+    }
+
+    /// The checksums of all chunks; `None` if some are gone.
+    pub(super) async fn sums(
+        &self,
+        record: &ObjectRecord,
+    ) -> Result<Option<Vec<u32>>, CatalogueError> {
+        let mut sums = Vec::new();
+        for group in 0..record.shape.groups() {
+            let key = self.keys.sums_key(record.version, group);
+            let found = self.range(KeyRange::one(key)).await?;
+            let Some(pair) = found.first() else {
+                return Ok(None);
+            };
+            let len = record.shape.group_len(group);
+            sums.extend(decode_sums(&pair.value, len)?);
+        }
+        Ok(Some(sums))
+    }
+
+    /// Who has chunks of a version. What is none of ours is left out.
+    pub(super) async fn holders(
+        &self,
+        version: Version,
+    ) -> Result<Vec<(PeerId, HolderRecord)>, CatalogueError> {
+        let pairs = self.range(self.keys.holders(version)).await?;
+        let holders = pairs.iter().filter_map(|pair| {
+            let holder = self.keys.holder_of(version, &pair.key)?;
+            let record = HolderRecord::decode(&pair.value).ok()?;
+            Some((holder, record))
+        });
+        Ok(holders.collect())
+    }
+
+    /// What is written of one holder.
+    pub(super) async fn holder(
+        &self,
+        version: Version,
+        holder: PeerId,
+    ) -> Result<Option<HolderRecord>, CatalogueError> {
+        let key = self.keys.holder_key(version, holder);
+        let found = self.range(KeyRange::one(key)).await?;
+        let record = found.first().map(|pair| HolderRecord::decode(&pair.value));
+        Ok(record.transpose()?)
+    }
+
+    pub(super) async fn found(
+        &self,
+        name: ObjectName,
+        record: ObjectRecord,
+    ) -> Result<Found, CatalogueError> {
+        let ObjectRecord { version, shape } = record;
+        let holders = self.holders(version).await?;
+        let all = shape.chunks();
+        let whole = holders.iter().filter(|(_, holder)| holder.chunks == all);
+        Ok(Found {
+            name,
+            version,
+            whole: whole.count(),
+            holders: holders.len(),
+            shape,
+        })
+    }
+
+    pub(super) async fn claim(
+        &self,
+        local: &Local,
+        lease: LeaseId,
+        may_replace: bool,
+    ) -> Result<Claimed, CatalogueError> {
+        let Local {
+            name, record, sums, ..
+        } = local;
+        let txn = self.keys.claim(name, record, sums, lease, may_replace);
+        let (succeeded, outcomes) = self.txn(txn).await?;
+        if succeeded {
+            return Ok(Claimed::Ours);
+        }
+        let Some(OpOutcome::Range(pairs)) = outcomes.first() else {
+            unreachable!("a range was asked");
+        };
+        let Some(pair) = pairs.first() else {
+            unreachable!("it was there in the same transaction");
+        };
+        let other = ObjectRecord::decode(&pair.value)?.version;
+        if other == record.version {
+            return Ok(Claimed::Ours);
+        }
+        Ok(Claimed::Taken(other))
+    }
+
+    pub(super) async fn put_holder(
+        &self,
+        version: Version,
+        holder: PeerId,
+        record: &HolderRecord,
+        lease: LeaseId,
+    ) -> Result<(), CatalogueError> {
+        self.op(self.keys.put_holder(version, holder, record, lease))
+            .await
+    }
+
+    pub(super) async fn remove_holder(
+        &self,
+        version: Version,
+        holder: PeerId,
+    ) -> Result<(), CatalogueError> {
+        let key = self.keys.holder_key(version, holder);
+        self.op(Op::Delete(KeyRange::one(key))).await
+    }
+
+    /// Removes an object that nobody holds any more, if its key is ours: else whoever has written it does that, or its
+    /// lease.
+    pub(super) async fn remove_if_last(
+        &self,
+        local: &Local,
+        lease: LeaseId,
+    ) -> Result<(), CatalogueError> {
+        let version = local.record.version;
+        let Some((record, written)) = self.object(&local.name).await? else {
+            return Ok(());
+        };
+        let is_ours = record.version == version && written.lease == Some(lease);
+        if is_ours && self.holders(version).await?.is_empty() {
+            let txn = self.keys.remove(&local.name, version, written.modified);
+            self.txn(txn).await?;
+        }
+        Ok(())
+    }
+}

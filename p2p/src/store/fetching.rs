@@ -1,0 +1,169 @@
+//! One chunk, from being granted to being verified.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_p2p_proto::PeerId;
+use lunette_p2p_proto::swarm::{FetchId, Fetched};
+use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::{Signal, time};
+use lunette_transfer::engine::{Batch, Intent, Peer, PostOptions, Priority, RemoteSegment};
+
+use super::Inner;
+use super::local::Local;
+
+/// When a read ends in any case: the machine gives up before.
+const READ_MAX: Duration = Duration::from_secs(600);
+
+/// A chunk that is being fetched.
+#[derive(Debug)]
+pub(super) struct Flight {
+    source: PeerId,
+    chunk: u32,
+    is_copy: bool,
+    cancelled: Signal,
+    is_cancelled: Cell<bool>,
+    /// Its bytes have stopped coming, and it is told.
+    ended: Signal,
+}
+
+impl Flight {
+    pub(super) fn new(source: PeerId, chunk: u32, is_copy: bool) -> Self {
+        Self {
+            source,
+            chunk,
+            is_copy,
+            cancelled: Signal::default(),
+            is_cancelled: Cell::default(),
+            ended: Signal::default(),
+        }
+    }
+
+    pub(super) fn cancel(&self) {
+        self.is_cancelled.set(true);
+        self.cancelled.raise();
+    }
+}
+
+/// How a read ended; of a copy that is right, also where it is.
+struct Read {
+    fetched: Fetched,
+    copy: Option<Exposed>,
+}
+
+impl From<Fetched> for Read {
+    fn from(fetched: Fetched) -> Self {
+        let copy = None;
+        Self { fetched, copy }
+    }
+}
+
+impl Local {
+    /// Reads a chunk, verifies it, and tells the machine how that ended.
+    pub(super) async fn fetch(self: Rc<Self>, inner: Rc<Inner>, id: FetchId, flight: Rc<Flight>) {
+        let Read { fetched, copy } = self.read(&inner, &flight).await;
+        if let Some(copy) = copy {
+            self.put_in_place(&flight, &copy).await;
+        }
+        self.flights.borrow_mut().remove(&id);
+        self.on(&inner, |swarm| swarm.on_fetched(time::now(), id, fetched));
+        flight.ended.raise();
+    }
+
+    async fn read(&self, inner: &Inner, flight: &Flight) -> Read {
+        let (version, chunk) = (self.record.version, flight.chunk);
+        let place = self
+            .record
+            .shape
+            .place(chunk)
+            .expect("a chunk of the object");
+        let Some((peer, segment)) = inner.remote(flight.source, version, place.buffer).await else {
+            return Fetched::Failed.into();
+        };
+        let Some(room) = self.room_for(flight) else {
+            return Fetched::Failed.into();
+        };
+        let is_read = carry(&peer, &segment, room.clone(), place.offset_bytes, flight).await;
+        if !is_read {
+            inner.ways.forget_segments(flight.source, version);
+            let is_cancelled = flight.is_cancelled.get();
+            return if is_cancelled {
+                Fetched::Cancelled
+            } else {
+                Fetched::Failed
+            }
+            .into();
+        }
+        if room.crc32c() != self.sums[chunk as usize] {
+            let source = flight.source.0;
+            tracing::warn!(source, chunk, "a chunk is not what it should be");
+            return Fetched::Corrupt.into();
+        }
+        Read {
+            fetched: Fetched::Held,
+            copy: flight.is_copy.then_some(room),
+        }
+    }
+
+    /// Where a chunk is read to: its place, or memory of its own while its place is another fetch's.
+    fn room_for(&self, flight: &Flight) -> Option<Exposed> {
+        let room = self.room(flight.chunk);
+        if !flight.is_copy {
+            return Some(room);
+        }
+        Exposed::map(room.len(), HugePages::Never, &mut Vec::new()).ok()
+    }
+
+    /// The fetch that has the place of a copy's chunk, if it is still under way.
+    fn other(&self, copy: &Flight) -> Option<Rc<Flight>> {
+        let flights = self.flights.borrow();
+        let mut others = flights.values();
+        let other = others.find(|it| it.chunk == copy.chunk && !it.is_copy);
+        other.cloned()
+    }
+
+    /// Puts a chunk where it belongs, once nothing of the other fetch can land there any more.
+    async fn put_in_place(&self, flight: &Flight, copy: &Exposed) {
+        let other = self.other(flight);
+        if let Some(other) = other {
+            other.cancel();
+            other.ended.raised().await;
+        }
+        if !self.holds(flight.chunk) {
+            self.room(flight.chunk).copy_from(0, copy);
+        }
+    }
+}
+
+/// Whether all bytes were read. If the fetch is cancelled meanwhile it ends when nothing of them lands any more.
+async fn carry(
+    peer: &Peer,
+    segment: &RemoteSegment,
+    room: Exposed,
+    offset_bytes: u64,
+    flight: &Flight,
+) -> bool {
+    let mut batch = Batch::new();
+    if batch.read(room, segment, offset_bytes).is_err() {
+        return false;
+    }
+    let options = PostOptions {
+        timeout: READ_MAX,
+        intent: Intent::Weights,
+        priority: Some(Priority::Background),
+        notification: None,
+    };
+    let Ok(mut transfer) = peer.post(&batch, options) else {
+        return false;
+    };
+    let read = poll_fn(|cx| {
+        if flight.cancelled.poll(cx.waker()).is_ready() {
+            transfer.cancel();
+        }
+        Pin::new(&mut transfer).poll(cx)
+    });
+    read.await.is_ok()
+}

@@ -1,0 +1,96 @@
+//! What the program has of an object that is held here.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_p2p_proto::{ObjectName, Shape, Version};
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::time;
+
+use super::Store;
+use super::local::Local;
+use crate::error::Incomplete;
+
+/// How far an object has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that are here, and verified.
+    pub held_bytes: u64,
+    /// Of how many.
+    pub len_bytes: u64,
+    /// Holders that answer.
+    pub neighbours: usize,
+}
+
+/// An object that is held here, whole or in part, and served. Dropping it lets nothing go: the store serves it until it
+/// ends itself.
+#[derive(Debug)]
+pub struct Held {
+    store: Store,
+    local: Rc<Local>,
+}
+
+impl Held {
+    pub(super) const fn new(store: Store, local: Rc<Local>) -> Self {
+        Self { store, local }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &ObjectName {
+        &self.local.name
+    }
+
+    /// Which registration it is.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.local.record.version
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.local.record.shape
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress {
+            held_bytes: self.local.held_bytes(),
+            len_bytes: self.local.record.shape.len_bytes(),
+            neighbours: self.local.neighbours(),
+        }
+    }
+
+    /// Waits until all of it is here, for at most `patience`. One at a time waits. Dropping the future changes nothing.
+    ///
+    /// # Errors
+    /// [`Incomplete`]: what came stays, and more comes on.
+    pub async fn whole(&self, patience: Duration) -> Result<(), Incomplete> {
+        let until = time::now() + patience;
+        while !self.local.is_whole() {
+            let left = until.since(time::now());
+            let raised = time::timeout(left, self.local.whole.raised()).await;
+            if raised.is_err() && !self.local.is_whole() {
+                return Err(Incomplete {
+                    held: self.local.held_chunks(),
+                    chunks: self.local.record.shape.chunks(),
+                    neighbours: self.local.neighbours(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves it no more, and gives the buffers back. Others are told, and grants that they have are waited for, as
+    /// long as those usually take or for ten seconds at most where nothing is known; then nobody reads the memory any
+    /// more: who is late is refused by the engine. What came of an object in part can be received on later
+    /// ([`ReceiveOptions::resume`](crate::ReceiveOptions::resume)).
+    ///
+    /// The object stays in the catalogue as long as somebody else holds it. Dropping the future leaves it half let go:
+    /// not found here, and registered until the store ends.
+    pub async fn unregister(self) -> Vec<Exposed> {
+        self.store.inner.let_go(&self.local).await
+    }
+}

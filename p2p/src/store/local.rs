@@ -1,0 +1,318 @@
+//! An object that is held here: its machine, driven.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_p2p_proto::catalogue::ObjectRecord;
+use lunette_p2p_proto::swarm::{Action, FetchId, Fetched, Member};
+use lunette_p2p_proto::{ChunkSet, ObjectName, Shape, Swarm, Version};
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::{Signal, entropy, time};
+use lunette_runtime_core::time::Time;
+use lunette_transfer::engine::{Access, Engine, RegisterOptions, RegisterRefusal, SegmentId};
+
+use super::Inner;
+use super::fetching::Flight;
+
+/// How often a receiver reads who else holds an object: at first, then twice as long each time up to the second.
+const FOLLOW: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// An object that is held here, whole or in part.
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) name: ObjectName,
+    pub(super) record: ObjectRecord,
+    pub(super) sums: Vec<u32>,
+    pub(super) buffers: Vec<Exposed>,
+    pub(super) segments: Vec<SegmentId>,
+    pub(super) flights: RefCell<BTreeMap<FetchId, Rc<Flight>>>,
+    swarm: RefCell<Swarm>,
+    /// There is an earlier time than the keeper sleeps for.
+    keeper: Signal,
+    sleeps_until: Cell<Option<Time>>,
+    /// All chunks are here.
+    pub(super) whole: Signal,
+    /// Nobody reads any more.
+    closed: Signal,
+    is_closing: Cell<bool>,
+    is_closed: Cell<bool>,
+    let_go: Signal,
+    is_let_go: Cell<bool>,
+}
+
+impl Local {
+    pub(super) fn new(
+        inner: &Inner,
+        name: ObjectName,
+        record: ObjectRecord,
+        sums: Vec<u32>,
+        buffers: Vec<Exposed>,
+        segments: Vec<SegmentId>,
+        held: ChunkSet,
+    ) -> Self {
+        let (rack, options) = (inner.rack, inner.swarm);
+        let swarm = Swarm::new(time::now(), inner.me(), rack, held, options, entropy());
+        Self {
+            name,
+            record,
+            sums,
+            buffers,
+            segments,
+            flights: RefCell::default(),
+            swarm: RefCell::new(swarm),
+            keeper: Signal::default(),
+            sleeps_until: Cell::default(),
+            whole: Signal::default(),
+            closed: Signal::default(),
+            is_closing: Cell::default(),
+            is_closed: Cell::default(),
+            let_go: Signal::default(),
+            is_let_go: Cell::default(),
+        }
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing.get()
+    }
+
+    /// From now on the catalogue is told nothing of it.
+    pub(super) fn begin_closing(&self) {
+        assert!(!self.is_closing.replace(true), "it is let go once");
+    }
+
+    /// It is let go.
+    pub(super) fn gone(&self) {
+        self.is_let_go.set(true);
+        self.let_go.raise();
+    }
+
+    /// Waits until it is let go, by whoever does that.
+    pub(super) async fn is_gone(&self) {
+        while !self.is_let_go.get() {
+            self.let_go.raised().await;
+        }
+    }
+
+    pub(super) fn held_chunks(&self) -> u32 {
+        self.swarm.borrow().held().count()
+    }
+
+    pub(super) fn holds(&self, chunk: u32) -> bool {
+        self.swarm.borrow().held().contains(chunk)
+    }
+
+    pub(super) fn neighbours(&self) -> usize {
+        self.swarm.borrow().neighbours()
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.swarm.borrow().held().is_full()
+    }
+
+    /// Bytes of the chunks that are here.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let swarm = self.swarm.borrow();
+        if swarm.held().is_full() {
+            return self.record.shape.len_bytes();
+        }
+        let places = swarm
+            .held()
+            .iter()
+            .filter_map(|chunk| self.record.shape.place(chunk));
+        places.map(|place| u64::from(place.len_bytes)).sum()
+    }
+
+    /// Tells the machine something, and does what it asks for.
+    pub(super) fn on(self: &Rc<Self>, inner: &Rc<Inner>, event: impl FnOnce(&mut Swarm)) {
+        event(&mut self.swarm.borrow_mut());
+        loop {
+            let action = self.swarm.borrow_mut().poll_action();
+            let Some(action) = action else {
+                break;
+            };
+            self.act(inner, action);
+        }
+        let deadline = self.swarm.borrow().deadline();
+        let sleeps_until = self.sleeps_until.get();
+        let is_earlier = deadline.is_some_and(|at| sleeps_until.is_none_or(|until| at < until));
+        if is_earlier {
+            self.keeper.raise();
+        }
+    }
+
+    fn act(self: &Rc<Self>, inner: &Rc<Inner>, action: Action) {
+        let version = self.record.version;
+        match action {
+            Action::Send { to, message } => inner.say(to, version, &message),
+            Action::Fetch {
+                fetch,
+                source,
+                chunk,
+                is_copy,
+            } => {
+                let flight = Rc::new(Flight::new(source, chunk, is_copy));
+                self.flights.borrow_mut().insert(fetch, Rc::clone(&flight));
+                let fetching = Rc::clone(self).fetch(Rc::clone(inner), fetch, flight);
+                if !inner.spawn(fetching) {
+                    self.flights.borrow_mut().remove(&fetch);
+                    let mut swarm = self.swarm.borrow_mut();
+                    swarm.on_fetched(time::now(), fetch, Fetched::Failed);
+                }
+            }
+            Action::Cancel(fetch) => {
+                if let Some(flight) = self.flights.borrow().get(&fetch) {
+                    flight.cancel();
+                }
+            }
+            Action::Whole => {
+                self.whole.raise();
+                let told = Rc::clone(self).tell_whole(Rc::clone(inner));
+                if !inner.spawn(told) {
+                    tracing::warn!("the core takes no more tasks");
+                }
+            }
+            Action::Closed => {
+                self.is_closed.set(true);
+                self.closed.raise();
+                self.keeper.raise();
+            }
+        }
+    }
+
+    /// Those who come later greet whole holders rather.
+    async fn tell_whole(self: Rc<Self>, inner: Rc<Inner>) {
+        if let Err(error) = inner.put_holder(&self).await {
+            tracing::debug!(%error, "the catalogue learns it with the lease");
+        }
+    }
+
+    /// Keeps the machine's times.
+    pub(super) async fn drive(self: Rc<Self>, inner: Rc<Inner>) {
+        while !self.is_closed.get() {
+            let deadline = self.swarm.borrow().deadline();
+            self.sleeps_until.set(deadline);
+            let is_due = match deadline {
+                Some(at) => {
+                    let left = at.since(time::now());
+                    time::timeout(left, self.keeper.raised()).await.is_err()
+                }
+                None => {
+                    self.keeper.raised().await;
+                    false
+                }
+            };
+            if is_due && !self.is_closed.get() {
+                self.on(&inner, |swarm| swarm.on_time(time::now()));
+            }
+        }
+    }
+
+    /// Reads who else holds the object, as long as something is lacking.
+    pub(super) async fn follow(self: Rc<Self>, inner: Rc<Inner>) {
+        let version = self.record.version;
+        let (mut pause, pause_max) = FOLLOW;
+        while !self.is_whole() && !self.is_closing() {
+            match inner.books.holders(version).await {
+                Ok(holders) => {
+                    let members = holders.into_iter().map(|(id, holder)| {
+                        inner.ways.know(id, &holder.addresses);
+                        Member {
+                            id,
+                            rack: holder.rack,
+                            is_whole: holder.chunks == self.record.shape.chunks(),
+                        }
+                    });
+                    let members: Vec<_> = members.collect();
+                    self.on(&inner, |swarm| swarm.on_members(time::now(), &members));
+                }
+                Err(error) => tracing::debug!(%error, "who holds {version}"),
+            }
+            time::sleep(pause).await;
+            pause = (pause * 2).min(pause_max);
+        }
+    }
+
+    /// Lets nobody read any more, and waits for those who do.
+    pub(super) async fn close(self: &Rc<Self>, inner: &Rc<Inner>) {
+        self.on(inner, |swarm| swarm.close(time::now()));
+        while !self.is_closed.get() {
+            self.closed.raised().await;
+        }
+    }
+}
+
+/// What a buffer of a version is called at its holders' engines.
+pub(super) fn segment_name(version: Version, buffer: u32) -> String {
+    format!("p2p/{version}/{buffer}")
+}
+
+/// Registers buffers for reading, those without a byte apart.
+///
+/// # Errors
+/// Why one was not, and what was registered before.
+pub(super) fn register(
+    engine: &Engine,
+    version: Version,
+    buffers: &[Exposed],
+) -> Result<Vec<SegmentId>, (Vec<SegmentId>, RegisterRefusal)> {
+    let mut segments = Vec::new();
+    for (buffer, index) in buffers.iter().zip(0..) {
+        if buffer.is_empty() {
+            continue;
+        }
+        let options = RegisterOptions {
+            access: Access::Read,
+            ..RegisterOptions::named(&segment_name(version, index))
+        };
+        match engine.register(buffer.clone(), &options) {
+            Ok(segment) => segments.push(segment),
+            Err(error) => return Err((segments, error.refusal)),
+        }
+    }
+    Ok(segments)
+}
+
+/// Takes segments away; ends when no reader of them is left.
+pub(super) async fn unregister(engine: &Engine, segments: &[SegmentId]) {
+    for &segment in segments {
+        let memory = engine.unregister(segment).await;
+        assert!(memory.is_some(), "it was registered by us");
+    }
+}
+
+fn chunk_of(shape: &Shape, buffers: &[Exposed], chunk: u32) -> Exposed {
+    let place = shape.place(chunk).expect("a chunk of the object");
+    let offset = usize::try_from(place.offset_bytes).expect("it is in memory");
+    buffers[place.buffer as usize].slice(offset, place.len_bytes as usize)
+}
+
+/// The checksums of all chunks. Others run between chunks.
+pub(super) async fn sums(shape: &Shape, buffers: &[Exposed]) -> Vec<u32> {
+    let mut sums = Vec::new();
+    for chunk in 0..shape.chunks() {
+        sums.push(chunk_of(shape, buffers, chunk).crc32c());
+        time::yield_now().await;
+    }
+    sums
+}
+
+/// The chunks that are right already. Others run between chunks.
+pub(super) async fn verified(shape: &Shape, sums: &[u32], buffers: &[Exposed]) -> ChunkSet {
+    let mut held = ChunkSet::empty(shape.chunks());
+    for (chunk, &sum) in (0..shape.chunks()).zip(sums) {
+        if chunk_of(shape, buffers, chunk).crc32c() == sum {
+            held.insert(chunk);
+        }
+        time::yield_now().await;
+    }
+    held
+}
+
+impl Local {
+    /// Where a chunk goes.
+    pub(super) fn room(&self, chunk: u32) -> Exposed {
+        chunk_of(&self.record.shape, &self.buffers, chunk)
+    }
+}

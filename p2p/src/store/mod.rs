@@ -1,0 +1,455 @@
+//! What one core holds, and who drives it.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `books` | [`Books`]: the catalogue, asked and written |
+//! | `lease` | keeping the lease, and writing again what is gone |
+//! | `ways` | the way to each other holder: what is said to it |
+//! | `local` | an object that is held here: its machine, driven |
+//! | `fetching` | one chunk, from being granted to being verified |
+//! | `held` | [`Held`]: what the program has of it |
+
+mod books;
+mod fetching;
+mod held;
+mod lease;
+mod local;
+mod ways;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use lunette_cluster::proto::coordination::LeaseId;
+use lunette_cluster::proto::rack::Rack;
+use lunette_cluster::{Client, ClientOptions};
+use lunette_p2p_proto::catalogue::{HolderRecord, ObjectRecord};
+use lunette_p2p_proto::message::Message;
+use lunette_p2p_proto::swarm::Options;
+use lunette_p2p_proto::{ChunkSet, ObjectName, PeerId, Shape, Version};
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::{Scope, entropy, time};
+use lunette_transfer::engine::{Engine, EngineOptions};
+
+use self::books::{Books, Claimed};
+pub use self::held::{Held, Progress};
+use self::local::Local;
+use self::ways::Ways;
+use crate::error::{CatalogueError, HoldError, HoldFault, StartError};
+
+/// The lease of a store, in seconds, unless it is told otherwise.
+pub const LEASE_TTL_S_DEFAULT: u32 = 10;
+/// Chunks of what is registered, unless it is told otherwise: 8 MiB.
+const CHUNK_BYTES_DEFAULT: u32 = 8 << 20;
+
+/// What a store is to be.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Its engine: it listens, and its notifications are the store's alone.
+    pub engine: EngineOptions,
+    /// Where the catalogue is: an etcd, or the embedded coordinator.
+    pub coordinator: ClientOptions,
+    /// Before all keys there: the cluster's name.
+    pub prefix: String,
+    /// Where others find its engine; empty for the addresses at which it listens.
+    pub advertised: Vec<SocketAddr>,
+    /// What is near it.
+    pub rack: Rack,
+    /// How long it is in the catalogue after it was last heard of, in seconds.
+    pub lease_ttl_s: u32,
+    /// Bounds of each object's machine.
+    pub swarm: Options,
+}
+
+impl StoreOptions {
+    /// One with an engine and a coordinator, and else what is usual.
+    #[must_use]
+    pub fn new(engine: EngineOptions, coordinator: ClientOptions) -> Self {
+        Self {
+            engine,
+            coordinator,
+            prefix: "lunette".to_owned(),
+            advertised: Vec::new(),
+            rack: Rack::NONE,
+            lease_ttl_s: LEASE_TTL_S_DEFAULT,
+            swarm: Options::default(),
+        }
+    }
+}
+
+/// How an object is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterOptions {
+    /// Length of its chunks, in bytes.
+    pub chunk_bytes: u32,
+    /// Whether it takes the place of whatever has its name. Who holds that goes on with it.
+    pub may_replace: bool,
+}
+
+impl Default for RegisterOptions {
+    fn default() -> Self {
+        Self {
+            chunk_bytes: CHUNK_BYTES_DEFAULT,
+            may_replace: false,
+        }
+    }
+}
+
+/// How an object is received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveOptions {
+    /// Whether the buffers may hold chunks already: all are verified first, and those that are right are not
+    /// fetched.
+    pub resume: bool,
+    /// This version and no other, if given.
+    pub version: Option<Version>,
+}
+
+/// An object in the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its name.
+    pub name: ObjectName,
+    /// Which registration has the name now.
+    pub version: Version,
+    /// What it is made of.
+    pub shape: Shape,
+    /// Who has all of it.
+    pub whole: usize,
+    /// Who has it or some of it.
+    pub holders: usize,
+}
+
+/// One core's store. Clones are handles to the same one; with the last it ends, and is found no more within a lease.
+#[derive(Clone, Debug)]
+pub struct Store {
+    inner: Rc<Inner>,
+    /// They end with it.
+    _tasks: Rc<Scope>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    engine: Engine,
+    books: Books,
+    rack: Rack,
+    addresses: Vec<SocketAddr>,
+    swarm: Options,
+    lease_ttl_s: u32,
+    lease: Cell<LeaseId>,
+    locals: RefCell<BTreeMap<Version, Rc<Local>>>,
+    ways: Ways,
+    tasks: Weak<Scope>,
+}
+
+impl Store {
+    /// Starts a store on this core.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(options: StoreOptions) -> Result<Self, StartError> {
+        if options.engine.listen.is_empty() {
+            return Err(StartError::NoAddress);
+        }
+        let books = Books::new(Client::new(options.coordinator), &options.prefix)?;
+        let engine = Engine::start(options.engine)?;
+        let lease = LeaseId::new(entropy());
+        let granted = books.grant(lease, options.lease_ttl_s).await;
+        granted.map_err(StartError::Lease)?;
+        let addresses = if options.advertised.is_empty() {
+            engine.addresses().to_vec()
+        } else {
+            options.advertised
+        };
+        let tasks = Rc::new(Scope::new());
+        let inner = Rc::new(Inner {
+            engine,
+            books,
+            rack: options.rack,
+            addresses,
+            swarm: options.swarm,
+            lease_ttl_s: options.lease_ttl_s,
+            lease: Cell::new(lease),
+            locals: RefCell::default(),
+            ways: Ways::default(),
+            tasks: Rc::downgrade(&tasks),
+        });
+        tasks.spawn(Rc::clone(&inner).listen())?;
+        tasks.spawn(Rc::clone(&inner).keep_lease())?;
+        Ok(Self {
+            inner,
+            _tasks: tasks,
+        })
+    }
+
+    /// Its engine.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    /// Registers an object: computes its checksums, and serves it from then on. The buffers must not change until
+    /// they are given back ([`Held::unregister`]).
+    ///
+    /// # Errors
+    /// [`HoldError`], with the buffers: [`HoldFault::NameTaken`] unless it may replace what has the name.
+    pub async fn register(
+        &self,
+        name: &ObjectName,
+        buffers: Vec<Exposed>,
+        options: RegisterOptions,
+    ) -> Result<Held, HoldError> {
+        let lens = buffers.iter().map(|buffer| buffer.len() as u64).collect();
+        let shape = match Shape::new(options.chunk_bytes, lens) {
+            Ok(shape) => shape,
+            Err(fault) => return Err(failed(fault.into(), buffers)),
+        };
+        let version = Version(entropy());
+        let record = ObjectRecord { version, shape };
+        let sums = local::sums(&record.shape, &buffers).await;
+        let held = ChunkSet::full(record.shape.chunks());
+        let local = self.inner.hold(name, record, sums, buffers, held).await?;
+        match self.inner.announce(&local, options.may_replace).await {
+            Ok(()) => Ok(Held::new(self.clone(), local)),
+            Err(fault) => Err(failed(fault, self.inner.let_go(&local).await)),
+        }
+    }
+
+    /// Joins those who hold an object, and receives it into `buffers`, which have the lengths of the object's
+    /// ([`find`](Self::find)). What has come is served from then on; [`Held::whole`] waits for all of it.
+    ///
+    /// # Errors
+    /// [`HoldError`], with the buffers.
+    pub async fn receive(
+        &self,
+        name: &ObjectName,
+        buffers: Vec<Exposed>,
+        options: ReceiveOptions,
+    ) -> Result<Held, HoldError> {
+        let (record, sums) = match self.inner.look_up(name, &buffers, options).await {
+            Ok(found) => found,
+            Err(fault) => return Err(failed(fault, buffers)),
+        };
+        let held = if options.resume {
+            local::verified(&record.shape, &sums, &buffers).await
+        } else {
+            ChunkSet::empty(record.shape.chunks())
+        };
+        let local = self.inner.hold(name, record, sums, buffers, held).await?;
+        let put = self.inner.put_holder(&local).await;
+        if let Err(fault) = put {
+            return Err(failed(fault.into(), self.inner.let_go(&local).await));
+        }
+        Ok(Held::new(self.clone(), local))
+    }
+
+    /// Lets all go that is held here, as [`Held::unregister`] does, and ends: the catalogue knows nothing of this store
+    /// any more. Other handles hold nothing from then on.
+    pub async fn close(self) {
+        let locals: Vec<_> = self.inner.locals.borrow().values().cloned().collect();
+        for local in locals {
+            drop(self.inner.let_go(&local).await);
+        }
+        if let Err(error) = self.inner.books.revoke(self.inner.lease.get()).await {
+            tracing::debug!(%error, "the lease ends by itself");
+        }
+        self.inner.engine.clone().close().await;
+    }
+
+    /// What the catalogue says of an object; `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// [`CatalogueError`].
+    pub async fn find(&self, name: &ObjectName) -> Result<Option<Found>, CatalogueError> {
+        let books = &self.inner.books;
+        match books.object(name).await? {
+            None => Ok(None),
+            Some((record, _)) => books.found(name.clone(), record).await.map(Some),
+        }
+    }
+
+    /// The objects whose names begin so, in the order of their names.
+    ///
+    /// # Errors
+    /// [`CatalogueError`].
+    pub async fn list(&self, beginning: &str) -> Result<Vec<Found>, CatalogueError> {
+        let mut found = Vec::new();
+        for (name, record) in self.inner.books.objects(beginning).await? {
+            found.push(self.inner.books.found(name, record).await?);
+        }
+        Ok(found)
+    }
+}
+
+/// Whether buffers are as an object's.
+fn check(shape: &Shape, buffers: &[Exposed]) -> Result<(), HoldFault> {
+    let (given, wanted) = (buffers.len(), shape.buffers().len());
+    if given != wanted {
+        return Err(HoldFault::WrongCount { given, wanted });
+    }
+    let lens = buffers.iter().map(|buffer| buffer.len() as u64);
+    let mut both = lens.zip(shape.buffers().iter().copied()).enumerate();
+    let differs = both.find(|(_, (given, wanted))| given != wanted);
+    differs.map_or(Ok(()), |(buffer, (given_bytes, wanted_bytes))| {
+        Err(HoldFault::WrongLength {
+            buffer,
+            given_bytes,
+            wanted_bytes,
+        })
+    })
+}
+
+const fn failed(fault: HoldFault, buffers: Vec<Exposed>) -> HoldError {
+    HoldError { fault, buffers }
+}
+
+impl Inner {
+    fn me(&self) -> PeerId {
+        PeerId(self.engine.epoch())
+    }
+
+    fn local(&self, version: Version) -> Option<Rc<Local>> {
+        self.locals.borrow().get(&version).cloned()
+    }
+
+    /// Runs a task until the store ends. Whether it was started.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) -> bool {
+        let tasks = self.tasks.upgrade();
+        tasks.is_some_and(|tasks| tasks.spawn(task).is_ok())
+    }
+
+    /// What is received is what the catalogue has.
+    async fn look_up(
+        &self,
+        name: &ObjectName,
+        buffers: &[Exposed],
+        options: ReceiveOptions,
+    ) -> Result<(ObjectRecord, Vec<u32>), HoldFault> {
+        let found = self.books.object(name).await?;
+        let record = found.map(|(record, _)| record);
+        let wanted = |record: &ObjectRecord| {
+            let version = options.version;
+            version.is_none_or(|version| version == record.version)
+        };
+        let name = name.clone();
+        let not_found = HoldFault::NotFound { name };
+        let record = record.filter(wanted).ok_or(not_found.clone())?;
+        check(&record.shape, buffers)?;
+        let sums = self.books.sums(&record).await?;
+        Ok((record, sums.ok_or(not_found)?))
+    }
+
+    /// Registers the buffers, and begins to answer for them.
+    async fn hold(
+        self: &Rc<Self>,
+        name: &ObjectName,
+        record: ObjectRecord,
+        sums: Vec<u32>,
+        buffers: Vec<Exposed>,
+        held: ChunkSet,
+    ) -> Result<Rc<Local>, HoldError> {
+        let version = record.version;
+        if self.local(version).is_some() {
+            return Err(failed(HoldFault::Held { version }, buffers));
+        }
+        let registered = local::register(&self.engine, version, &buffers);
+        let segments = match registered {
+            Ok(segments) => segments,
+            Err((segments, refusal)) => {
+                local::unregister(&self.engine, &segments).await;
+                return Err(failed(refusal.into(), buffers));
+            }
+        };
+        let local = Local::new(self, name.clone(), record, sums, buffers, segments, held);
+        let local = Rc::new(local);
+        let before = self.locals.borrow_mut().insert(version, Rc::clone(&local));
+        assert!(before.is_none(), "a version is held once");
+        let driving = Rc::clone(&local).drive(Rc::clone(self));
+        let following = Rc::clone(&local).follow(Rc::clone(self));
+        if !(self.spawn(driving) && self.spawn(following)) {
+            return Err(failed(HoldFault::Task, self.let_go(&local).await));
+        }
+        Ok(local)
+    }
+
+    /// Writes what is held into the catalogue.
+    async fn announce(&self, local: &Local, may_replace: bool) -> Result<(), HoldFault> {
+        self.put_holder(local).await?;
+        let lease = self.lease.get();
+        let claimed = self.books.claim(local, lease, may_replace).await?;
+        match claimed {
+            Claimed::Ours => Ok(()),
+            Claimed::Taken(version) => Err(HoldFault::NameTaken {
+                name: local.name.clone(),
+                version,
+            }),
+        }
+    }
+
+    async fn put_holder(&self, local: &Local) -> Result<(), CatalogueError> {
+        let record = HolderRecord {
+            rack: self.rack,
+            chunks: local.held_chunks(),
+            addresses: self.addresses.clone(),
+        };
+        let version = local.record.version;
+        let put = self
+            .books
+            .put_holder(version, self.me(), &record, self.lease.get());
+        put.await
+    }
+
+    /// Takes what is held out of everything, when no reader is left, and gives the buffers back.
+    async fn let_go(self: &Rc<Self>, local: &Rc<Local>) -> Vec<Exposed> {
+        let version = local.record.version;
+        if local.is_closing() {
+            // By the store, while its handle is still there.
+            local.is_gone().await;
+            return local.buffers.clone();
+        }
+        local.begin_closing();
+        let forgotten = self.books.remove_holder(version, self.me()).await;
+        if let Err(error) = forgotten {
+            tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
+        }
+        local.close(self).await;
+        local::unregister(&self.engine, &local.segments).await;
+        self.locals.borrow_mut().remove(&version);
+        let lease = self.lease.get();
+        if let Err(error) = self.books.remove_if_last(local, lease).await {
+            tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
+        }
+        local.gone();
+        local.buffers.clone()
+    }
+
+    /// Hears what others say.
+    async fn listen(self: Rc<Self>) {
+        loop {
+            let note = self.engine.notified().await;
+            let from = PeerId(note.from);
+            let (version, message) = match Message::decode(&note.bytes) {
+                Ok(said) => said,
+                Err(error) => {
+                    tracing::debug!(from = note.from, %error, "a message");
+                    continue;
+                }
+            };
+            match self.local(version) {
+                Some(local) => local.on(&self, |swarm| {
+                    swarm.on_message(time::now(), from, message);
+                }),
+                // Who still takes us for a holder is told; nothing else is answered.
+                None if matches!(message, Message::Hello | Message::Want { .. }) => {
+                    self.say(from, version, &Message::Bye);
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+/// How long the coordinator is waited for, each time.
+const ASK_MAX: Duration = Duration::from_secs(3);
