@@ -36,8 +36,10 @@ pub const LEAVE_PER_TURN_MAX: usize = 64;
 /// A copy that was spared may be told again when so many others have been, or when there are no others.
 pub const SPARED_FOR: u64 = LEAVE_PER_TURN_MAX as u64;
 
-/// Of so many bytes of memory, one is spent on remembering what left, at most.
+/// Of so many bytes of memory, one is spent on remembering what left, at most, or [`REMEMBERED_MIN`].
 pub const REMEMBERING_SHARE: u64 = 128;
+/// So many copies that left are remembered by the smallest memory: some 1.3 MB.
+pub const REMEMBERED_MIN: u64 = 16_384;
 
 /// Why there is no room.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -121,7 +123,8 @@ impl Residence {
     pub fn new(limits: ShardLimits) -> Self {
         let entries_max = limits.entries_max();
         let remembered_max = limits.high_watermark_bytes() / REMEMBERING_SHARE / GHOST_BYTES as u64;
-        let remembered_max = usize::try_from(remembered_max).unwrap_or(usize::MAX);
+        let remembered_max = usize::try_from(remembered_max.max(REMEMBERED_MIN));
+        let remembered_max = remembered_max.unwrap_or(usize::MAX);
         Self {
             limits,
             slots: Slab::with_capacity(entries_max),
@@ -666,18 +669,21 @@ mod tests {
         keep(&mut memory, 0, 100);
         assert!(memory.free(place(0)).is_some());
         assert!(!memory.policy.remembers(0), "it does not come back");
-        let room = 1 << 20;
-        let limits = ShardLimits::new(room, room / 2, 100).expect("limits");
-        let remembered_max = room / REMEMBERING_SHARE / GHOST_BYTES as u64;
-        let mut memory = Residence::new(limits);
-        for number in 0..2 * remembered_max {
-            keep(&mut memory, number, 100);
-            memory.leave(place(number));
-            assert!(memory.free(place(number)).is_some());
+        let room = 1 << 28;
+        let of_large = room / REMEMBERING_SHARE / GHOST_BYTES as u64;
+        assert!(of_large > REMEMBERED_MIN);
+        for (room, remembered_max) in [(1 << 20, REMEMBERED_MIN), (room, of_large)] {
+            let limits = ShardLimits::new(room, room / 2, 100).expect("limits");
+            let mut memory = Residence::new(limits);
+            for number in 0..2 * remembered_max {
+                keep(&mut memory, number, 100);
+                memory.leave(place(number));
+                assert!(memory.free(place(number)).is_some());
+            }
+            assert_eq!(memory.policy.ghosts() as u64, remembered_max);
+            assert!(memory.policy.remembers(2 * remembered_max - 1));
+            assert!(!memory.policy.remembers(remembered_max - 1));
         }
-        assert_eq!(memory.policy.ghosts() as u64, remembered_max);
-        assert!(memory.policy.remembers(2 * remembered_max - 1));
-        assert!(!memory.policy.remembers(remembered_max - 1));
     }
 
     #[test]
