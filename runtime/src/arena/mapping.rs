@@ -115,12 +115,10 @@ impl Mapping {
         if cfg!(miri) {
             return Ok(());
         }
+        let start = self.base.as_ptr().wrapping_add(part.start).cast::<c_void>();
         // SAFETY: the assert keeps the part in the live mapping that `self` owns, and neither advice used
         // here (do not inherit, populate) discards its content. Ends with the call.
-        unsafe {
-            let start = self.base.as_ptr().add(part.start);
-            mm::madvise(start.cast::<c_void>(), part.end - part.start, advice)
-        }
+        unsafe { mm::madvise(start, part.end - part.start, advice) }
     }
 }
 
