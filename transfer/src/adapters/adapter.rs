@@ -1,4 +1,4 @@
-//! An opened adapter, and what is registered with it for own transfers.
+//! An opened adapter, its queue pairs, and what is registered with it for own requests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,12 +20,19 @@ use super::options::{AdapterFault, RdmaOptions};
 
 /// Entries of an adapter's completion queue: room for all requests of so many queue pairs.
 const COMPLETIONS: u32 = 16 * 1024;
+/// Of a queue pair over which peers ask: what they reach says each window.
+const READ_AND_WRITTEN: Access = Access {
+    remote_read: true,
+    remote_write: true,
+    remote_atomic: false,
+    relaxed_ordering: false,
+};
 /// How often memory that is gone is looked for, while any is registered.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// An adapter that this core uses.
+/// An adapter that this core uses. See the [module](super).
 #[derive(Debug)]
-pub(in crate::engine) struct Adapter {
+pub struct Adapter {
     name: String,
     context: Context,
     queue: CompletionQueue,
@@ -64,7 +71,7 @@ impl State {
 }
 
 impl Adapter {
-    pub(super) fn new(context: Context, options: &RdmaOptions) -> Result<Self, AdapterFault> {
+    pub(crate) fn new(context: Context, options: &RdmaOptions) -> Result<Self, AdapterFault> {
         let info = context.info()?;
         if info.is_iwarp {
             return Err(AdapterFault::Iwarp);
@@ -87,46 +94,49 @@ impl Adapter {
         })
     }
 
-    pub(super) fn name(&self) -> &str {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
         &self.name
     }
 
-    pub(super) const fn context(&self) -> &Context {
+    /// The opened device.
+    #[must_use]
+    pub const fn context(&self) -> &Context {
         &self.context
     }
 
     /// An epoch that no handshake here had before, but for one chance in 2^64.
-    pub(super) fn epoch(&self) -> u64 {
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
         self.random.borrow_mut().next()
     }
 
     /// A queue pair over which we ask, and of which the peer reaches nothing.
-    pub(super) fn asking(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+    ///
+    /// # Errors
+    /// [`SetupError`]: the adapter's, or that its completion queue has no room for another one.
+    pub fn asking(&self) -> Result<QueuePair<Unconnected>, SetupError> {
         self.pair(self.requests_max, Access::default())
     }
 
     /// A queue pair over which a peer asks, and we do not.
-    pub(super) fn asked(&self) -> Result<QueuePair<Unconnected>, SetupError> {
-        let access = Access {
-            remote_read: true,
-            remote_write: true,
-            ..Access::default()
-        };
-        self.pair(2, access)
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn asked(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+        self.pair(2, READ_AND_WRITTEN)
     }
 
     fn pair(&self, sends: u32, access: Access) -> Result<QueuePair<Unconnected>, SetupError> {
-        let sizes = QueueSizes {
-            sends,
-            receives: 1,
-            ..QueueSizes::default()
-        };
         let mut random = self.random.borrow_mut();
+        let sizes = sizes(sends);
         QueuePair::new(&self.context, &self.queue, sizes, access, &mut random)
     }
 
     /// Memory for a request, if it is registered.
-    pub(super) fn lend(&self, memory: Lender, start: usize) -> Option<Lent> {
+    #[must_use]
+    pub fn lend(&self, memory: Lender, start: usize) -> Option<Lent> {
         let registrations = self.registrations.borrow();
         let (_, found) = registrations.range(..=start).next_back()?;
         let State::Registered(registered) = &found.state else {
@@ -139,7 +149,8 @@ impl Adapter {
     }
 
     /// Whether memory is registered, or was refused: there is nothing to be done for it.
-    pub(super) fn is_settled(&self, start: usize, len: usize) -> bool {
+    #[must_use]
+    pub fn is_settled(&self, start: usize, len: usize) -> bool {
         let registrations = self.registrations.borrow();
         let found = registrations.range(..=start).next_back();
         found.is_some_and(|(_, found)| match &found.state {
@@ -153,7 +164,7 @@ impl Adapter {
     }
 
     /// Registers memory, unless that is so already, or refused. Goes on when nobody waits for it any more.
-    pub(super) async fn register(self: &Rc<Self>, extent: Extent) {
+    pub async fn register(self: &Rc<Self>, extent: Extent) {
         let (start, len) = (extent.start().as_ptr().addr(), extent.len_bytes());
         if self.is_settled(start, len) || !extent.is_alive() {
             return;
@@ -235,6 +246,14 @@ impl Adapter {
     #[cfg(test)]
     pub(super) fn registrations(&self) -> usize {
         self.registrations.borrow().len()
+    }
+}
+
+fn sizes(sends: u32) -> QueueSizes {
+    QueueSizes {
+        sends,
+        receives: 1,
+        ..QueueSizes::default()
     }
 }
 

@@ -14,7 +14,8 @@ use super::super::Inner;
 use super::super::peer::asking_peer;
 use super::super::registry::Content;
 use super::super::siblings::{Hosted, Presences, answer_in_task};
-use super::{Adapter, AnyWindow, Counted, CountedWindow};
+use super::{AnyWindow, Counted, CountedWindow};
+use crate::adapters::Adapter;
 
 /// What adapters let peers do.
 const fn rights(access: Access) -> Rights {
