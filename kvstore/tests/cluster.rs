@@ -42,6 +42,10 @@ mod one_sided;
 mod placing;
 
 #[cfg(test)]
+#[path = "cluster/pushed.rs"]
+mod pushed;
+
+#[cfg(test)]
 #[path = "cluster/repairs.rs"]
 mod repairs;
 

@@ -281,8 +281,21 @@ impl Room {
         }
     }
 
-    /// Folds bytes that have been received straight into the room.
-    pub(crate) fn fold(&self, offset: usize, len: usize, checksum: &mut Crc32c) {
+    /// The pieces that it is of, one after the other; `None` if it is of a region, which nobody but its receiver
+    /// writes.
+    #[must_use]
+    pub fn pieces(&self) -> Option<&[Exposed]> {
+        match &self.place {
+            Place::Region { .. } => None,
+            Place::Pieces(pieces) => Some(&pieces.pieces),
+        }
+    }
+
+    /// Folds bytes that have come into the room.
+    ///
+    /// # Panics
+    /// If they do not lie inside the room.
+    pub fn fold(&self, offset: usize, len: usize, checksum: &mut Crc32c) {
         match &self.place {
             Place::Region { region, range } => {
                 let start = range.start + offset;

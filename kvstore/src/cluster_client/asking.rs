@@ -22,6 +22,7 @@ use lunette_transfer::Room;
 
 use super::calls;
 use super::one_sided::Sights;
+use super::pushed::Pushes;
 use super::running::{Arrived, Brought, Ended, LentRoom, Running, Table};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
@@ -48,6 +49,8 @@ pub(super) struct Asking {
     pub(super) seats: Seats,
     /// The memory of owners on this host.
     pub(super) sights: Sights,
+    /// Bytes that owners' adapters write.
+    pub(super) pushes: Pushes,
     /// Questions that leave at the end of the turn.
     outbox: RefCell<BTreeMap<(Seat, Epoch), Vec<Ask>>>,
     flush: Signal,
@@ -64,12 +67,17 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    pub(super) fn new(seats: Seats, sights: Sights, namespace: NamespaceKind) -> Self {
+    pub(super) fn new(
+        seats: Seats,
+        (sights, pushes): (Sights, Pushes),
+        namespace: NamespaceKind,
+    ) -> Self {
         Self {
             asker: RefCell::new(Asker::new(AskerId(entropy()))),
             table: RefCell::default(),
             seats,
             sights,
+            pushes,
             outbox: RefCell::default(),
             flush: Signal::default(),
             begun: Signal::default(),

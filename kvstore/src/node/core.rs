@@ -110,6 +110,7 @@ pub(super) async fn run_core(plan: CorePlan) {
             memory: (memory, plan.limits),
             tier,
             is_shared: options.is_shared(),
+            rdma: options.rdma.clone(),
             cores: announced.mail,
             mail,
         })

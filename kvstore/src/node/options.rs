@@ -7,6 +7,7 @@ use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::{ArenaOptions, HugePages};
 use lunette_runtime::{CoreOptions, DriverChoice, Idle, Placement};
 use lunette_runtime_core::ids::NodeId;
+use lunette_transfer::adapters::RdmaOptions;
 
 use crate::error::NodeError;
 use crate::member::{ClusterOptions, TierOptions};
@@ -76,6 +77,10 @@ pub struct NodeOptions {
     /// is long by copying it themselves. Of a member of a cluster only, and only where there is such a thing;
     /// those in another network namespace are sent the bytes all the same.
     pub one_sided: bool,
+    /// RDMA: by default none. With adapters, each of its cores opens them, and what clients get that have some too
+    /// is written to their memory. Of a member of a cluster only. Of
+    /// [`RdmaOptions::windows_max`](lunette_transfer::adapters::RdmaOptions::windows_max) nothing is used here.
+    pub rdma: RdmaOptions,
     /// The cluster that it is to be a member of. Without, it is alone, and clients list such nodes.
     pub cluster: Option<ClusterOptions>,
     /// Drives that take what leaves memory. Of a member of a cluster only.
@@ -99,6 +104,7 @@ impl NodeOptions {
             lock_memory: false,
             prefault: Prefault::default(),
             one_sided: true,
+            rdma: RdmaOptions::default(),
             cluster: None,
             tier: None,
         }

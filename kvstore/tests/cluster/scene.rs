@@ -21,6 +21,8 @@ use lunette_runtime::{arena, entropy, spawn_local, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_transfer::{Connection, Room};
 use lunette_transfer_proto::hello::{Hello, VersionRange};
+use lunette_verbs::Context;
+use lunette_verbs::sim::Fabric;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -81,6 +83,8 @@ pub(crate) struct Scene {
     rack: Rack,
     /// Whether the next node shares its memory.
     is_shared: bool,
+    /// What the nodes' adapters belong to, and how many each of them has.
+    fabric: Option<(Fabric, usize)>,
     /// The drives of the next node.
     tier: Option<TierOptions>,
     /// Ends the coordinator when it is dropped.
@@ -136,6 +140,7 @@ impl Scene {
             client_timeout: Duration::from_secs(8),
             rack: Rack::NONE,
             is_shared: true,
+            fabric: None,
             tier: None,
             serving: Some(serving),
         };
@@ -156,6 +161,7 @@ impl Scene {
             client_timeout: Duration::from_millis(300),
             rack: Rack::NONE,
             is_shared: true,
+            fabric: None,
             tier: None,
             serving: None,
         };
@@ -273,6 +279,41 @@ impl Scene {
     /// The next nodes share their memory, or not.
     pub(crate) const fn set_shared(&mut self, is_shared: bool) {
         self.is_shared = is_shared;
+    }
+
+    /// From now on each node has so many adapters of a fabric of this seed, and so may clients
+    /// ([`fabric_client`](Self::fabric_client)): those of the first node come first, and clients' last.
+    pub(crate) fn set_fabric(&mut self, seed: u64, adapters: usize) -> Fabric {
+        let fabric = Fabric::new(seed);
+        let open = || {
+            let opened = (0..adapters).map(|_| {
+                let device = fabric.add_device();
+                Context::simulated(&fabric, device).expect("it was added")
+            });
+            opened.collect::<Vec<_>>()
+        };
+        for node in NodeCore::here() {
+            node.use_adapters(open());
+        }
+        self.fabric = Some((fabric.clone(), adapters));
+        fabric
+    }
+
+    /// A client with as many adapters of the fabric as nodes have, and how the first of them is numbered.
+    pub(crate) async fn fabric_client(&self) -> (ClusterClient, usize) {
+        let (fabric, adapters) = self.fabric.as_ref().expect("a fabric");
+        let devices: Vec<usize> = (0..*adapters).map(|_| fabric.add_device()).collect();
+        let contexts = devices
+            .iter()
+            .map(|device| Context::simulated(fabric, *device).expect("it was added"));
+        let options = ClusterClientOptions {
+            one_sided_from_bytes: None,
+            secrets: self.secrets.clone(),
+            timeout: self.client_timeout,
+            ..ClusterClientOptions::new(self.nodes.iter().map(SeatedNode::address).collect())
+        };
+        let client = ClusterClient::connect_with(options, contexts.collect()).await;
+        (client.expect("a client"), devices[0])
     }
 
     /// A client that copies objects of so many bytes itself.

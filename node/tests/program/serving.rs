@@ -52,7 +52,7 @@ fn nodes_of_one_host_choose_cpus_of_their_own_as_long_as_there_are_any() {
         ];
         Node::spawn(lunette(&arguments).env("XDG_RUNTIME_DIR", claims.path()))
     };
-    let usable = std::thread::available_parallelism().expect("known").get();
+    let usable = thread::available_parallelism().expect("known").get();
     let nodes: Vec<Node> = (0..usable.min(2)).map(|_| start()).collect();
     let mut chosen: Vec<String> = nodes.iter().flat_map(cpus_of_cores).collect();
     assert_eq!(chosen.len(), nodes.len(), "{chosen:?}");

@@ -12,7 +12,7 @@ use lunette_runtime::{can_spawn, entropy, spawn_local, time};
 use lunette_runtime_core::random::SplitMix64;
 use lunette_verbs::{
     Access, CompletionQueue, Context, Lender, Lent, QueuePair, QueueSizes, RegisteredExtent,
-    SetupError, Unconnected,
+    SetupError, SharedReceives, Unconnected,
 };
 
 use super::Waiting;
@@ -128,6 +128,36 @@ impl Adapter {
         self.pair(2, READ_AND_WRITTEN)
     }
 
+    /// A queue pair over which both sides ask: the peer writes memory of ours, of which its writes with immediates
+    /// tell in the order of `receives`.
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn written(&self, receives: &SharedReceives) -> Result<QueuePair<Unconnected>, SetupError> {
+        let access = Access {
+            remote_write: true,
+            ..Access::default()
+        };
+        let (mut random, sizes) = (self.random.borrow_mut(), sizes(self.requests_max));
+        QueuePair::sharing(&self.context, receives, sizes, access, &mut random)
+    }
+
+    /// A queue pair over which we write memory of the peer's.
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn writing(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+        self.pair(self.requests_max, Access::default())
+    }
+
+    /// A pool of receives that complete to this core.
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn receives(&self, depth: u32) -> Result<SharedReceives, SetupError> {
+        SharedReceives::new(&self.context, &self.queue, depth)
+    }
+
     fn pair(&self, sends: u32, access: Access) -> Result<QueuePair<Unconnected>, SetupError> {
         let mut random = self.random.borrow_mut();
         let sizes = sizes(sends);
@@ -163,33 +193,36 @@ impl Adapter {
         })
     }
 
-    /// Registers memory, unless that is so already, or refused. Goes on when nobody waits for it any more.
-    pub async fn register(self: &Rc<Self>, extent: Extent) {
+    /// Begins to register memory, unless that is so already, or refused, or under way. Where there is no task for
+    /// it, it is tried again when it is wanted next.
+    pub fn begin_register(self: &Rc<Self>, extent: Extent) {
         let (start, len) = (extent.start().as_ptr().addr(), extent.len_bytes());
-        if self.is_settled(start, len) || !extent.is_alive() {
+        let is_begun = self.is_settled(start, len) || self.is_under_way(start);
+        if is_begun || !extent.is_alive() || !can_spawn() || !self.make_room() {
             return;
         }
-        let is_under_way = |adapter: &Self| {
-            let registrations = adapter.registrations.borrow();
-            let found = registrations.get(&start);
-            found.is_some_and(|found| matches!(found.state, State::UnderWay))
-        };
-        if !is_under_way(self) {
-            // Where there is no task for it, it is tried again with the next transfer.
-            if !can_spawn() || !self.make_room() {
-                return;
-            }
-            self.put(start, State::UnderWay);
-            drop(spawn_local(Rc::clone(self).registering(start, extent)));
-        }
+        self.put(start, State::UnderWay);
+        drop(spawn_local(Rc::clone(self).registering(start, extent)));
+    }
+
+    /// Registers memory, unless that is so already, or refused. Goes on when nobody waits for it any more.
+    pub async fn register(self: &Rc<Self>, extent: Extent) {
+        let start = extent.start().as_ptr().addr();
+        self.begin_register(extent);
         poll_fn(|cx| {
-            if !is_under_way(self) {
+            if !self.is_under_way(start) {
                 return Poll::Ready(());
             }
             self.waiting.wait(cx.waker());
             Poll::Pending
         })
         .await;
+    }
+
+    fn is_under_way(&self, start: usize) -> bool {
+        let registrations = self.registrations.borrow();
+        let found = registrations.get(&start);
+        found.is_some_and(|found| matches!(found.state, State::UnderWay))
     }
 
     async fn registering(self: Rc<Self>, start: usize, extent: Extent) {

@@ -26,6 +26,7 @@ use super::arguments::IdleChoice;
 use super::failure::Failure;
 use super::output;
 
+pub(crate) use self::adapters::rdma_options;
 pub(crate) use self::failure::TransferFailure;
 
 /// Serve memory to peers, and measure how fast it is read and written.

@@ -1,0 +1,175 @@
+//! Objects that adapters of this core write to where their readers want them.
+//!
+//! ```text
+//!   reader                                                  owner
+//!     Op::Adapters, Op::Pair, over the connection      -->    a queue pair, of that connection
+//!     Op::FindPushed: places, an immediate             -->    pins the copy
+//!     the object, then the answer with the immediate   <--    by one-sided writes
+//!     the answer, over the connection                  <--    nothing is under way any more: unpins
+//! ```
+//!
+//! Nothing is waited for on the way of bytes: where the memory is not registered yet, or as much is under way as a
+//! queue pair takes, the bytes are sent over the connection. A queue pair ends with its connection, with an earlier
+//! one's successor, and when a write over it fails; what its reader is told then has it give up its end.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `pairs` | the queue pairs of those who came |
+
+mod pairs;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::message::directory::{PairMessage, PushWish};
+use lunette_runtime::arena::Region;
+use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
+use lunette_transfer::ConnectionId;
+use lunette_transfer::adapters::{Adapter, AdapterChoice, Adapters, RdmaOptions};
+use lunette_verbs::{Context, QueuePair, Ready, RemoteMemory, Request, RequestError};
+
+use pairs::Pairs;
+
+/// How long a write may take, those before it on its queue pair included. There is time left then to send the bytes.
+const PUSH_MAX: Duration = Duration::from_secs(2);
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Pushing {
+    options: RdmaOptions,
+    /// Those that the options name, and those that the program has given.
+    adapters: RefCell<Vec<Adapters>>,
+    pairs: RefCell<Pairs>,
+    /// Numbers of queue pairs, so that what fails ends the one that it was of.
+    last_number: Cell<u64>,
+}
+
+/// A write that is under way.
+pub(crate) struct Pushed {
+    /// Behind all others of it.
+    last: Request,
+    over: (ConnectionId, u64, u64),
+}
+
+impl Pushing {
+    pub(crate) fn open(options: RdmaOptions) -> Self {
+        let adapters = Adapters::open(&options, false, Vec::new());
+        Self {
+            options,
+            adapters: RefCell::new(vec![adapters]),
+            pairs: RefCell::default(),
+            last_number: Cell::new(0),
+        }
+    }
+
+    /// Uses adapters that the program has opened on this core, behind those that are used already.
+    pub(crate) fn add(&self, given: Vec<Context>) {
+        let nothing_else = RdmaOptions {
+            adapters: AdapterChoice::None,
+            ..self.options.clone()
+        };
+        let more = Adapters::open(&nothing_else, false, given);
+        self.adapters.borrow_mut().push(more);
+    }
+
+    /// How many adapters readers may connect to.
+    pub(crate) fn adapters(&self) -> usize {
+        let adapters = self.adapters.borrow();
+        adapters.iter().map(|some| some.all().len()).sum()
+    }
+
+    /// How many queue pairs there are.
+    pub(crate) fn queue_pairs(&self) -> usize {
+        self.pairs.borrow().len()
+    }
+
+    fn adapter(&self, index: usize) -> Option<Rc<Adapter>> {
+        let adapters = self.adapters.borrow();
+        let mut all = adapters.iter().flat_map(Adapters::all);
+        all.nth(index).cloned()
+    }
+
+    /// Takes a step of a handshake, and says what the reader is to be told.
+    pub(crate) fn step(
+        &self,
+        connection: ConnectionId,
+        message: &PairMessage<'_>,
+    ) -> Result<Vec<u8>, Status> {
+        let adapter = self.adapter(usize::from(message.adapter));
+        let adapter = adapter.ok_or(Status::Unsupported)?;
+        let number = self.last_number.get() + 1;
+        self.last_number.set(number);
+        let (most, patience) = (self.options.queue_pairs_max, self.options.patience);
+        let mut pairs = self.pairs.borrow_mut();
+        pairs.step((connection, number), &adapter, message, (most, patience))
+    }
+
+    /// A connection has ended, and its queue pairs with it.
+    pub(crate) fn on_ended(&self, connection: ConnectionId) {
+        let ended = self.pairs.borrow_mut().end_all(connection);
+        // What was under way ends here.
+        drop(ended);
+    }
+
+    /// Begins to write an object to where it is wanted, and then its answer. `None` if it is to be sent over the
+    /// connection: nothing was begun.
+    pub(crate) fn begin(
+        &self,
+        connection: ConnectionId,
+        wish: &PushWish,
+        value: &Region,
+        answer: &[u8],
+    ) -> Option<Pushed> {
+        let pairs = self.pairs.borrow();
+        let (pair, index, number) = pairs.ready(connection, wish.connection)?;
+        let parts = wish.parts(u32::try_from(value.len()).ok()?)?;
+        if !pair.is_open() || (pair.credits() as usize) < parts.len() + 1 {
+            return None;
+        }
+        let adapter = self.adapter(index)?;
+        let mut lent = Vec::with_capacity(parts.len());
+        let mut start = 0;
+        for part in &parts {
+            let region = value.slice(start, part.len_bytes as usize);
+            start += region.len();
+            let address = region.as_slice().as_ptr().addr();
+            let Some(some) = adapter.lend(region.into(), address) else {
+                adapter.begin_register(value.extent());
+                return None;
+            };
+            lent.push((some, remote(part.address, part.key)));
+        }
+        let deadline = time::now() + PUSH_MAX;
+        for (some, there) in lent {
+            // It ends before the last one does, or that one fails too.
+            drop(pair.write_lent(some, there, deadline));
+        }
+        Some(Pushed {
+            last: answered(pair, wish, answer, deadline),
+            over: (connection, wish.connection, number),
+        })
+    }
+
+    /// What came of a write. If it failed, its queue pair has ended.
+    pub(crate) async fn ended(&self, pushed: Pushed) -> Result<(), RequestError> {
+        let Pushed { last, over } = pushed;
+        let (result, _nothing) = last.await;
+        if result.is_err() {
+            let ended = self.pairs.borrow_mut().end(over);
+            drop(ended);
+        }
+        result
+    }
+}
+
+fn answered(pair: &QueuePair<Ready>, wish: &PushWish, answer: &[u8], deadline: Time) -> Request {
+    let there = remote(wish.answer.address, wish.answer.key);
+    pair.write_inline_immediate(answer, there, wish.immediate, deadline)
+}
+
+const fn remote(address: u64, rkey: u32) -> RemoteMemory {
+    RemoteMemory { address, rkey }
+}
