@@ -43,8 +43,8 @@ mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{
-    Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, Landing, Located,
-    OneSided, PREFERRED_MAX, Preferred, PushedGets, PutOptions, Reservation, Reserved, Stored,
+    AdapterGets, Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, Landing,
+    Located, OneSided, PREFERRED_MAX, Preferred, PutOptions, Reservation, Reserved, Stored,
     TooManyLandings,
 };
 pub use counting::{

@@ -6,6 +6,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_kvstore_proto::paths::{Chooser, Path};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_verbs::{QueuePair, Ready};
@@ -52,6 +53,12 @@ impl Rail {
     pub(crate) fn is_open(&self) -> bool {
         let pair = self.pair.borrow();
         pair.as_ref().is_some_and(QueuePair::is_open)
+    }
+
+    /// What comes of something with the queue pair; `None` if it was given up.
+    pub(crate) fn with<T>(&self, some: impl FnOnce(&QueuePair<Ready>) -> T) -> Option<T> {
+        let pair = self.pair.borrow();
+        pair.as_ref().map(some)
     }
 
     /// Gives it up: nothing lands over it any more.
@@ -113,13 +120,16 @@ pub(crate) enum Picked {
 
 /// The rails of one connection. See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct Rails(RefCell<State>);
+pub(crate) struct Rails {
+    state: RefCell<State>,
+    chooser: RefCell<Chooser>,
+}
 
 impl Rails {
     /// The rail over which least comes, and what is to be done beside that.
     pub(crate) fn pick(&self) -> Picked {
         let now = time::now();
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         match &mut *state {
             State::Asking => return Picked::Nothing,
             State::None(until) if now < *until => return Picked::Nothing,
@@ -140,9 +150,19 @@ impl Rails {
         Picked::Rails(missing, least.cloned())
     }
 
+    /// The way of a get of at most so many bytes, of those that there are.
+    pub(crate) fn choose(&self, len_bytes: usize, is_there: impl Fn(Path) -> bool) -> Path {
+        self.chooser.borrow_mut().choose(len_bytes, is_there)
+    }
+
+    /// How long it took.
+    pub(crate) fn ended(&self, path: Path, len_bytes: usize, took: Duration) {
+        self.chooser.borrow_mut().ended(path, len_bytes, took);
+    }
+
     /// The seat has so many adapters, and we have as many: each of the side that has more is on one rail.
     pub(crate) fn on_adapters(&self, ours: usize, theirs: usize) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         if ours == 0 || theirs == 0 {
             *state = State::None(time::now() + RETRY_PAUSE);
             return;
@@ -160,7 +180,7 @@ impl Rails {
 
     /// A rail has been connected, or has not.
     pub(crate) fn on_connected(&self, missing: Missing, rail: Option<Rc<Rail>>) {
-        let State::Known(places) = &mut *self.0.borrow_mut() else {
+        let State::Known(places) = &mut *self.state.borrow_mut() else {
             return;
         };
         let place = &mut places[missing.rail as usize];

@@ -18,6 +18,10 @@ mod clearing;
 mod costs;
 
 #[cfg(test)]
+#[path = "cluster/far.rs"]
+mod far;
+
+#[cfg(test)]
 #[path = "cluster/gathered.rs"]
 mod gathered;
 

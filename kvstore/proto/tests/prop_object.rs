@@ -5,10 +5,10 @@ use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
-    AdaptersMessage, AskerId, BytesReply, CommitMessage, Described, Descriptor, FillMessage,
-    GetMessage, HoldWish, MeetMessage, MeetReply, NearWish, PLACES_MAX, PairMessage, PushPlace,
-    PushWish, PushedReply, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage,
-    ReserveReply, RevokeMessage, StripedReply, WriteMessage,
+    AdaptersMessage, AskerId, BytesReply, CommitMessage, Described, Descriptor, FarWish,
+    FillMessage, GetMessage, HoldWish, MeetMessage, MeetReply, NearWish, PLACES_MAX, PairMessage,
+    PushPlace, PushWish, PushedReply, Reach, Reached, ReadMessage, ReplicaMessage, ReservationId,
+    ReserveMessage, ReserveReply, RevokeMessage, StripedReply, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, MessageFault};
 use lunette_kvstore_proto::owner::WriteAnswer;
@@ -97,7 +97,11 @@ fn decode_as_all(body: &[u8]) {
     check_all!(body: ReserveMessage, FillMessage, CommitMessage, RevokeMessage);
     check_all!(body: MeetMessage, AdaptersMessage, PairMessage);
     check_answers!(body: BytesReply, StripedReply, WriteAnswer, ReserveReply, MeetReply, Described);
-    check_answers!(body: PushedReply);
+    check_answers!(body: PushedReply, Reached);
+    if let Ok((wish, rest)) = FarWish::split(body) {
+        let again = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
+        assert_eq!([&again[..], rest].concat(), body);
+    }
     if let Ok((wish, rest)) = PushWish::split(body) {
         let again = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
         assert_eq!([&again[..], rest].concat(), body);
@@ -247,6 +251,25 @@ proptest! {
         prop_assert!(NearWish::split(&body[..cut.index(body.len())]).is_err());
         let body = [&body[..], &rest].concat();
         prop_assert_eq!(NearWish::split(&body), Ok((wish, &rest[..])));
+        let far = FarWish { connection: number, near: wish };
+        let body = encoded(|out| far.encode(FormatVersion::NEWEST, out));
+        prop_assert!(FarWish::split(&body[..cut.index(body.len())]).is_err());
+        let body = [&body[..], &rest].concat();
+        prop_assert_eq!(FarWish::split(&body), Ok((far, &rest[..])));
+        let reach = Reach {
+            address: offset_bytes,
+            key: slot,
+            word_address: offset_bytes,
+            word_key: chunk,
+            number,
+            len_bytes,
+            crc32c,
+            held_ms,
+        };
+        expect_answer_back!(Reached, Reached { bytes, reach }, cut);
+        let nobodys = Reached { bytes, reach: Reach { number: 0, ..reach } };
+        let body = encoded(|out| nobodys.encode(FormatVersion::NEWEST, out));
+        prop_assert!(Reached::decode(FormatVersion::NEWEST, &body).is_err());
     }
 
     #[test]

@@ -20,9 +20,9 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
+use super::adapters::ByAdapters;
 use super::calls;
 use super::one_sided::Sights;
-use super::pushed::Pushes;
 use super::running::{Arrived, Brought, Ended, LentRoom, Running, Table};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
@@ -49,8 +49,8 @@ pub(super) struct Asking {
     pub(super) seats: Seats,
     /// The memory of owners on this host.
     pub(super) sights: Sights,
-    /// Bytes that owners' adapters write.
-    pub(super) pushes: Pushes,
+    /// Bytes that adapters bring.
+    pub(super) adapters: ByAdapters,
     /// Questions that leave at the end of the turn.
     outbox: RefCell<BTreeMap<(Seat, Epoch), Vec<Ask>>>,
     flush: Signal,
@@ -69,7 +69,7 @@ pub(super) struct Asking {
 impl Asking {
     pub(super) fn new(
         seats: Seats,
-        (sights, pushes): (Sights, Pushes),
+        (sights, adapters): (Sights, ByAdapters),
         namespace: NamespaceKind,
     ) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl Asking {
             table: RefCell::default(),
             seats,
             sights,
-            pushes,
+            adapters,
             outbox: RefCell::default(),
             flush: Signal::default(),
             begun: Signal::default(),

@@ -16,12 +16,13 @@
 //! | `local` | what a client on a member's core finds there |
 //! | `asking` | the asker, and what it wants sent |
 //! | `calls` | one request, and what its answer means |
+//! | `adapters` | bytes that RDMA adapters bring |
 //! | `one_sided` | bytes that are copied from the memory of owners on this host |
-//! | `pushed` | bytes that owners' adapters write to where they belong |
 //! | `running` | operations under way, with their rooms and values |
 //! | `maps` | where newer maps come from |
 //! | `clearing` | "remove all" |
 
+mod adapters;
 mod asking;
 mod calls;
 mod clearing;
@@ -33,7 +34,6 @@ mod objects;
 mod one_sided;
 mod peeking;
 mod placing;
-mod pushed;
 mod reserving;
 mod running;
 mod striping;
@@ -51,6 +51,7 @@ use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::NodeStat;
 use lunette_kvstore_proto::message::directory::{Found, HoldWish, Only, Peek};
+use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime::arena::Exposed;
@@ -63,6 +64,8 @@ use lunette_verbs::Context;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::member::MemberCore;
 use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
+use adapters::ByAdapters;
+pub use adapters::{AdapterGets, Landing, TooManyLandings};
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
 use local::Local;
@@ -70,8 +73,6 @@ pub use locating::Located;
 pub use one_sided::OneSided;
 use one_sided::{FROM_BYTES, Sights};
 pub use placing::{PREFERRED_MAX, Preferred};
-use pushed::Pushes;
-pub use pushed::{Landing, PushedGets, TooManyLandings};
 pub use reserving::{CommitFailure, Reservation, Reserved};
 use running::Brought;
 
@@ -98,9 +99,12 @@ pub struct ClusterClientOptions {
     /// Gets of at least so many bytes, into a room of as many, are copied from the memory of owners on this host
     /// that share it, and not sent. `None`: never. 64 KiB by default.
     pub one_sided_from_bytes: Option<usize>,
-    /// RDMA: by default none. With adapters, what is got into [landed](ClusterClient::land) memory is written there
-    /// by owners that have some too.
+    /// RDMA: by default none. With adapters, gets from owners that have some too come by them: what goes into
+    /// [landed](ClusterClient::land) memory is written there by the owner, and what goes to memory to which gets
+    /// came before is read; of the ways that there are the one that was quickest lately is gone.
     pub rdma: RdmaOptions,
+    /// The only one of these ways, besides the connection, if it is not to be chosen.
+    pub rdma_path: Option<Path>,
 }
 
 impl ClusterClientOptions {
@@ -118,6 +122,7 @@ impl ClusterClientOptions {
             namespace: NamespaceKind::Cache,
             one_sided_from_bytes: Some(FROM_BYTES),
             rdma: RdmaOptions::default(),
+            rdma_path: None,
         }
     }
 }
@@ -257,8 +262,8 @@ impl ClusterClient {
             idle_timeout: options.idle_timeout,
         });
         let sights = Sights::new(options.one_sided_from_bytes);
-        let pushes = Pushes::open(&options.rdma, adapters);
-        let asking = Asking::new(seats, (sights, pushes), options.namespace);
+        let by = ByAdapters::open(&options.rdma, options.rdma_path, adapters);
+        let asking = Asking::new(seats, (sights, by), options.namespace);
         let asking = Rc::new(asking);
         let deadline = time::now() + options.timeout;
         let map = maps::first(asking.seats.linking(), &options.seeds, deadline).await?;
@@ -268,9 +273,9 @@ impl ClusterClient {
             .and_then(|()| tasks.spawn(Rc::clone(&asking).keep_time()))
             .and_then(|()| tasks.spawn(Rc::clone(&asking).close_idle()))
             .and_then(|()| tasks.spawn(maps::keep(Rc::clone(&asking), options.seeds)));
-        let mut ears = 0..asking.pushes.adapters();
+        let mut ears = 0..asking.adapters.len();
         let begun = begun.and_then(|()| {
-            ears.try_for_each(|index| tasks.spawn(pushed::hear(Rc::clone(&asking), index)))
+            ears.try_for_each(|index| tasks.spawn(adapters::hear(Rc::clone(&asking), index)))
         });
         begun.map_err(|_too_many| ClusterError::TooManyTasks)?;
         Ok(Self {
@@ -311,13 +316,13 @@ impl ClusterClient {
     /// # Errors
     /// [`TooManyLandings`].
     pub async fn land(&self, memory: Exposed) -> Result<Landing, TooManyLandings> {
-        self.asking.pushes.land(memory).await
+        self.asking.adapters.land(memory).await
     }
 
-    /// What owners' adapters have written.
+    /// What adapters have brought.
     #[must_use]
-    pub fn pushed(&self) -> PushedGets {
-        self.asking.pushes.counted()
+    pub fn by_adapters(&self) -> AdapterGets {
+        self.asking.adapters.counted()
     }
 
     /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a while,

@@ -104,9 +104,9 @@ impl Counts {
 
     /// What a member's shard would have counted.
     pub(crate) fn of_member(&self) -> ShardStats {
-        let finds = [Op::Find, Op::FindNear, Op::FindPushed];
-        let reads = [Op::Read, Op::ReadNear, Op::ReadPushed];
-        let found = |ops: [Op; 3], outcome| -> u64 {
+        let finds = [Op::Find, Op::FindNear, Op::FindPushed, Op::FindFar];
+        let reads = [Op::Read, Op::ReadNear, Op::ReadPushed, Op::ReadFar];
+        let found = |ops: [Op; 4], outcome| -> u64 {
             let counted = ops.map(|op| self.count(op, outcome));
             counted.iter().sum()
         };

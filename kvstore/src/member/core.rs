@@ -89,10 +89,9 @@ impl MemberCore {
         seat: Seat,
         lease_ttl: Duration,
         (arena, limits): (Arena, ShardLimits),
-        (shared, pushing): (Option<(Sharing, Board)>, Pushing),
+        (board, sharing, pushing): (Option<Board>, Option<Sharing>, Pushing),
         (post, tier): (Post, Option<Tier>),
     ) -> Rc<Self> {
-        let (sharing, board) = shared.unzip();
         // It is memory that is to run out first: there room can be made.
         let in_memory_max = limits.entries_max().saturating_mul(COPIES_PER_ENTRY);
         let on_drive_max = tier.as_ref().map_or(0, Tier::records_max);

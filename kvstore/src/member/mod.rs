@@ -187,12 +187,17 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
     }));
     let post = post::Post::new(seat, cores);
     let entries_max = memory.1.entries_max();
-    let opened = is_shared.then(|| one_sided::open(entries_max)).flatten();
-    let opened = opened.map(|opened| ((opened.sharing, opened.board), opened.listener));
-    let (shared, listener) = opened.unzip();
+    let board = is_shared.then(|| one_sided::board(entries_max)).flatten();
+    let (sharing, listener) = board.as_ref().and_then(one_sided::open).unzip();
     let lease_ttl = cluster.lease_ttl();
     let pushing = pushing::Pushing::open(rdma);
-    let core = MemberCore::new(seat, lease_ttl, memory, (shared, pushing), (post, tier));
+    let core = MemberCore::new(
+        seat,
+        lease_ttl,
+        memory,
+        (board, sharing, pushing),
+        (post, tier),
+    );
     let scope = Scope::new();
     if let Some(listener) = listener {
         scope.spawn(one_sided::accept(Rc::clone(&core), listener))?;

@@ -7,8 +7,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::{
-    ClusterClient, Fetched, Landing, PushedGets, PutOptions, Stored, TooManyLandings, Value,
+    AdapterGets, ClusterClient, Fetched, Landing, PutOptions, Stored, TooManyLandings, Value,
 };
+use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::{Exposed, HugePages};
@@ -24,7 +25,10 @@ const MIB: u64 = 1 << 20;
 const WORLDS: u64 = 4;
 
 /// In simulated worlds alone: it takes its time.
-fn run_in_worlds<F: Future<Output = ()> + 'static>(seeds: u64, scenario: impl Fn(u64) -> F) {
+pub(crate) fn run_in_worlds<F: Future<Output = ()> + 'static>(
+    seeds: u64,
+    scenario: impl Fn(u64) -> F,
+) {
     for seed in 0..seeds {
         let mut world = World::new(seed, WorldOptions::default());
         let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -36,26 +40,35 @@ fn run_in_worlds<F: Future<Output = ()> + 'static>(seeds: u64, scenario: impl Fn
     }
 }
 
-fn memory(len: usize) -> Exposed {
+pub(crate) fn memory(len: usize) -> Exposed {
     Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
 }
 
 /// Nodes and a client with so many adapters each, and memory of the client's that owners may write.
-struct Pushing {
-    scene: Nodes,
-    fabric: Fabric,
-    client: ClusterClient,
+pub(crate) struct Pushing {
+    pub(crate) scene: Nodes,
+    pub(crate) fabric: Fabric,
+    pub(crate) client: ClusterClient,
     /// The first of the client's adapters.
-    device: usize,
-    memory: Exposed,
+    pub(crate) device: usize,
+    pub(crate) memory: Exposed,
     _landing: Landing,
 }
 
 impl Pushing {
     async fn of(nodes: usize, adapters: usize, len: usize) -> Self {
+        Self::by(Some(Path::Written), (nodes, adapters), len).await
+    }
+
+    /// Of which gets go this way alone.
+    pub(crate) async fn by(
+        path: Option<Path>,
+        (nodes, adapters): (usize, usize),
+        len: usize,
+    ) -> Self {
         let mut scene = Nodes::of(nodes, 64 * MIB).await;
         let fabric = scene.set_fabric(7, adapters);
-        let (client, device) = scene.fabric_client().await;
+        let (client, device) = scene.fabric_client(path).await;
         let memory = memory(len);
         let landing = client.land(memory.clone()).await.expect("room");
         assert_eq!(landing.adapters(), adapters);
@@ -70,7 +83,7 @@ impl Pushing {
     }
 
     /// Gets an object into pieces of the memory, which are compared with what it is.
-    async fn get(&self, n: usize, bytes: usize, len: usize, pieces: Vec<Exposed>) {
+    pub(crate) async fn get(&self, n: usize, bytes: usize, len: usize, pieces: Vec<Exposed>) {
         let fetched = self
             .client
             .get(&key(n), Room::exposed(pieces.clone()))
@@ -84,16 +97,16 @@ impl Pushing {
     /// Gets an object until its bytes are written.
     async fn until_written(&self, n: usize, len: usize) {
         eventually("owners write", async || {
-            let before = self.client.pushed().gets;
+            let before = self.client.by_adapters().written;
             self.get(n, n, len, vec![self.memory.slice(0, len)]).await;
-            self.client.pushed().gets > before
+            self.client.by_adapters().written > before
         })
         .await;
     }
 
     /// Gets that were written, bytes of them, and those that failed, as the nodes count them, and bytes that
     /// were sent.
-    async fn told(&self) -> (u64, u64, u64, u64) {
+    pub(crate) async fn told(&self) -> (u64, u64, u64, u64) {
         let reports = self.scene.reports().await;
         let mut told = (0, 0, 0, 0);
         for report in reports {
@@ -122,7 +135,7 @@ fn what_is_written_is_what_would_have_been_sent() {
             scene.scene.put(&scene.client, n, n, len).await;
             scene.until_written(n, len).await;
         }
-        let (before, told) = (scene.client.pushed(), scene.told().await);
+        let (before, told) = (scene.client.by_adapters(), scene.told().await);
         let mut expected = before;
         for (n, len) in lens.into_iter().enumerate() {
             let whole = scene.memory.slice(1000, len + 5);
@@ -131,14 +144,17 @@ fn what_is_written_is_what_would_have_been_sent() {
             let parts = [(0, first), (first + 7, 0), (first + 20, len - first + 9)];
             let parts = parts.map(|(start, len)| scene.memory.slice(start, len));
             scene.get(n, n, len, parts.to_vec()).await;
-            expected.gets += 2;
-            expected.bytes += 2 * len as u64;
+            expected.written += 2;
+            expected.written_bytes += 2 * len as u64;
         }
-        assert_eq!(scene.client.pushed(), expected);
+        assert_eq!(scene.client.by_adapters(), expected);
         let after = scene.told().await;
         assert_eq!(after.3, told.3, "no core has sent a byte");
-        assert_eq!(after.0 - told.0, expected.gets - before.gets);
-        assert_eq!(after.1 - told.1, expected.bytes - before.bytes);
+        assert_eq!(after.0 - told.0, expected.written - before.written);
+        assert_eq!(
+            after.1 - told.1,
+            expected.written_bytes - before.written_bytes
+        );
         assert_eq!((after.2, expected.fallbacks), (0, 0));
         // Two adapters of either side, with two nodes.
         assert_eq!(scene.queue_pairs().await, 4);
@@ -153,7 +169,7 @@ fn what_adapters_do_not_reach_is_sent() {
         scene.scene.put(client, 1, 1, 50_000).await;
         scene.scene.put(client, 2, 2, 0).await;
         scene.until_written(1, 50_000).await;
-        let before = client.pushed();
+        let before = client.by_adapters();
         // A region, memory that was not landed, pieces of which one is elsewhere, too many of them, ranges, nothing.
         scene.scene.expect(client, 1, 50_000).await;
         let other = self::memory(50_000);
@@ -183,13 +199,13 @@ fn what_adapters_do_not_reach_is_sent() {
             .get(&key(9), Room::exposed(vec![memory.clone()]))
             .await;
         assert!(matches!(missing, Ok(Fetched::Miss { is_known: true, .. })));
-        assert_eq!(client.pushed(), before, "none of it was written");
+        assert_eq!(client.by_adapters(), before, "none of it was written");
         scene.get(1, 1, 50_000, vec![memory.slice(7, 50_000)]).await;
-        assert_eq!(client.pushed().gets, before.gets + 1);
+        assert_eq!(client.by_adapters().written, before.written + 1);
         // Who has no adapters goes on as ever.
         let without = scene.scene.client_from(None).await;
         scene.scene.expect(&without, 1, 50_000).await;
-        assert_eq!(without.pushed(), PushedGets::default());
+        assert_eq!(without.by_adapters(), AdapterGets::default());
     });
 }
 
@@ -206,13 +222,17 @@ fn memory_is_landed_once_and_given_back() {
         let other = memory(10_000);
         let landing = scene.client.land(other.clone()).await.expect("room");
         assert_eq!(scene.fabric.registrations(scene.device), registered + 1);
-        let before = scene.client.pushed().gets;
+        let before = scene.client.by_adapters().written;
         scene.get(1, 1, 5000, vec![other.slice(5000, 5000)]).await;
-        assert_eq!(scene.client.pushed().gets, before + 1);
+        assert_eq!(scene.client.by_adapters().written, before + 1);
         drop(landing);
         assert_eq!(scene.fabric.registrations(scene.device), registered);
         scene.get(1, 1, 5000, vec![other.slice(5000, 5000)]).await;
-        assert_eq!(scene.client.pushed().gets, before + 1, "it was sent");
+        assert_eq!(
+            scene.client.by_adapters().written,
+            before + 1,
+            "it was sent"
+        );
     });
 }
 
@@ -307,7 +327,7 @@ fn when_adapters_fail_bytes_come_over_the_connection() {
             }
             time::sleep(Duration::from_millis(60)).await;
         }
-        let counted = scene.client.pushed();
+        let counted = scene.client.by_adapters();
         assert!(counted.fallbacks > 0, "{counted:?}");
         let (_, _, failed, _) = scene.told().await;
         assert!(
@@ -331,7 +351,7 @@ fn an_adapter_that_never_speaks_again_is_done_without() {
             .await;
         let took = time::now().since(began);
         assert!(took < Duration::from_secs(5), "{took:?}");
-        assert_eq!(scene.client.pushed().fallbacks, 1);
+        assert_eq!(scene.client.by_adapters().fallbacks, 1);
         let began = time::now();
         scene
             .get(1, 1, 9000, vec![scene.memory.slice(0, 9000)])
@@ -354,7 +374,7 @@ fn a_replaced_object_is_got_as_one_of_its_versions() {
             let room = Room::exposed(vec![scene.memory.slice(0, LEN)]);
             let fetched = scene.client.get(&key(1), room).await;
             assert!(matches!(fetched, Ok(Fetched::Hit { .. })));
-            scene.client.pushed().gets > 0
+            scene.client.by_adapters().written > 0
         })
         .await;
         let writer = scene.client.clone();

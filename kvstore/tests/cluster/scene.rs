@@ -14,6 +14,7 @@ use lunette_kvstore::{
     NodeCore, NodeError, NodeOptions, Outcome, PutOptions, SeatedNode, Stored, TierOptions, Value,
 };
 use lunette_kvstore_proto::message::Op;
+use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
@@ -299,8 +300,9 @@ impl Scene {
         fabric
     }
 
-    /// A client with as many adapters of the fabric as nodes have, and how the first of them is numbered.
-    pub(crate) async fn fabric_client(&self) -> (ClusterClient, usize) {
+    /// A client with as many adapters of the fabric as nodes have, whose gets go this way alone, and how the first of
+    /// them is numbered.
+    pub(crate) async fn fabric_client(&self, path: Option<Path>) -> (ClusterClient, usize) {
         let (fabric, adapters) = self.fabric.as_ref().expect("a fabric");
         let devices: Vec<usize> = (0..*adapters).map(|_| fabric.add_device()).collect();
         let contexts = devices
@@ -308,6 +310,7 @@ impl Scene {
             .map(|device| Context::simulated(fabric, *device).expect("it was added"));
         let options = ClusterClientOptions {
             one_sided_from_bytes: None,
+            rdma_path: path,
             secrets: self.secrets.clone(),
             timeout: self.client_timeout,
             ..ClusterClientOptions::new(self.nodes.iter().map(SeatedNode::address).collect())

@@ -128,8 +128,8 @@ impl Adapter {
         self.pair(2, READ_AND_WRITTEN)
     }
 
-    /// A queue pair over which both sides ask: the peer writes memory of ours, of which its writes with immediates
-    /// tell in the order of `receives`.
+    /// A queue pair over which both sides ask: we read memory of the peer's, and it writes ours, of which its
+    /// immediates tell at `receives`.
     ///
     /// # Errors
     /// As [`asking`](Self::asking).
@@ -142,12 +142,16 @@ impl Adapter {
         QueuePair::sharing(&self.context, receives, sizes, access, &mut random)
     }
 
-    /// A queue pair over which we write memory of the peer's.
+    /// A queue pair over which we write memory of the peer's, and it reads ours.
     ///
     /// # Errors
     /// As [`asking`](Self::asking).
     pub fn writing(&self) -> Result<QueuePair<Unconnected>, SetupError> {
-        self.pair(self.requests_max, Access::default())
+        let access = Access {
+            remote_read: true,
+            ..Access::default()
+        };
+        self.pair(self.requests_max, access)
     }
 
     /// A pool of receives that complete to this core.
@@ -176,6 +180,20 @@ impl Adapter {
         self.uses.set(self.uses.get() + 1);
         found.used.set(self.uses.get());
         Some(lent)
+    }
+
+    /// Whether requests can be made of this memory now.
+    #[must_use]
+    pub fn is_registered(&self, start: usize, len: usize) -> bool {
+        let registrations = self.registrations.borrow();
+        let found = registrations.range(..=start).next_back();
+        found.is_some_and(|(_, found)| match &found.state {
+            State::Registered(registered) => {
+                let extent = registered.extent();
+                extent.is_alive() && extent.covers(start, len)
+            }
+            State::UnderWay | State::Refused(_) => false,
+        })
     }
 
     /// Whether memory is registered, or was refused: there is nothing to be done for it.

@@ -16,7 +16,7 @@
 //! | [`ClearMessage`] | asker | any member |
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
 //! | [`MeetMessage`], [`NearWish`] | asker | owner or home on its host |
-//! | [`AdaptersMessage`], [`PairMessage`], [`PushWish`] | asker | owner or home with adapters |
+//! | [`AdaptersMessage`], [`PairMessage`], [`PushWish`], [`FarWish`] | asker | owner or home with adapters |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
 //! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
@@ -43,8 +43,8 @@ mod to_owner;
 mod wire;
 
 pub use adapters::{
-    ADAPTERS_MAX, AdaptersMessage, AdaptersReply, PLACES_MAX, PUSHED_BYTES_MAX, PairMessage,
-    PushPlace, PushWish, PushedReply,
+    ADAPTERS_MAX, AdaptersMessage, AdaptersReply, FarWish, PLACES_MAX, PUSHED_BYTES_MAX,
+    PairMessage, PushPlace, PushWish, PushedReply, Reach, Reached,
 };
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, Only, WAIT_MS_MAX};
 pub use clearing::{ClearMessage, ClearReply};

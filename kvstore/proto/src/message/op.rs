@@ -58,6 +58,10 @@ pub enum Op {
     FindPushed = 25,
     /// As [`Read`](Self::Read), of bytes that are to be written to the asker's memory.
     ReadPushed = 26,
+    /// As [`Find`](Self::Find), by somebody who reads the node's memory by an adapter.
+    FindFar = 27,
+    /// As [`Read`](Self::Read), by somebody who reads the node's memory by an adapter.
+    ReadFar = 28,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -71,7 +75,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -98,6 +102,8 @@ impl Op {
         Self::Pair,
         Self::FindPushed,
         Self::ReadPushed,
+        Self::FindFar,
+        Self::ReadFar,
     ];
 
     /// Its code on the wire.
@@ -131,7 +137,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=26).collect();
+        let expected: Vec<u16> = (1..=28).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

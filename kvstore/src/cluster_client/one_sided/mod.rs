@@ -27,9 +27,9 @@ use lunette_runtime::{boot_id, time};
 use lunette_runtime_core::time::Time;
 use lunette_transfer::{Attachments, Reply, Room};
 
+use super::adapters;
 use super::asking::Asking;
 use super::calls::{Called, call, into};
-use super::pushed;
 use crate::member::draw;
 use sight::{ReadFault, Sight};
 
@@ -209,7 +209,7 @@ pub(super) async fn fetch(
 ) -> (Called, Option<Room>) {
     let sights = &asking.sights;
     let Some(sight) = sights.of(asking, seat, room.len()) else {
-        return pushed::fetch(asking, (seat, op), body, ranges, room).await;
+        return adapters::fetch(asking, (seat, op), body, ranges, room).await;
     };
     let near = if op == Op::Find {
         Op::FindNear

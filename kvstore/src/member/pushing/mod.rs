@@ -1,4 +1,5 @@
-//! Objects that adapters of this core write to where their readers want them.
+//! Objects that adapters of this core write to where their readers want them, and those that readers' adapters read
+//! where they lie.
 //!
 //! ```text
 //!   reader                                                  owner
@@ -15,8 +16,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `pairs` | the queue pairs of those who came |
+//! | `windows` | what readers' adapters may read |
 
 mod pairs;
+mod windows;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -29,9 +32,12 @@ use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::ConnectionId;
 use lunette_transfer::adapters::{Adapter, AdapterChoice, Adapters, RdmaOptions};
-use lunette_verbs::{Context, QueuePair, Ready, RemoteMemory, Request, RequestError};
+use lunette_verbs::{Context, Lent, QueuePair, Ready, RemoteMemory, Request, RequestError};
 
+use super::bytes::Reachable;
+use super::core::MemberCore;
 use pairs::Pairs;
+use windows::{Wanted, Windows};
 
 /// How long a write may take, those before it on its queue pair included. There is time left then to send the bytes.
 const PUSH_MAX: Duration = Duration::from_secs(2);
@@ -43,6 +49,7 @@ pub(crate) struct Pushing {
     /// Those that the options name, and those that the program has given.
     adapters: RefCell<Vec<Adapters>>,
     pairs: RefCell<Pairs>,
+    windows: RefCell<Windows>,
     /// Numbers of queue pairs, so that what fails ends the one that it was of.
     last_number: Cell<u64>,
 }
@@ -61,6 +68,7 @@ impl Pushing {
             options,
             adapters: RefCell::new(vec![adapters]),
             pairs: RefCell::default(),
+            windows: RefCell::default(),
             last_number: Cell::new(0),
         }
     }
@@ -118,10 +126,10 @@ impl Pushing {
     /// connection: nothing was begun.
     pub(crate) fn begin(
         &self,
+        core: &Rc<MemberCore>,
         connection: ConnectionId,
         wish: &PushWish,
-        value: &Region,
-        answer: &[u8],
+        (value, answer): (&Region, &[u8]),
     ) -> Option<Pushed> {
         let pairs = self.pairs.borrow();
         let (pair, index, number) = pairs.ready(connection, wish.connection)?;
@@ -135,11 +143,7 @@ impl Pushing {
         for part in &parts {
             let region = value.slice(start, part.len_bytes as usize);
             start += region.len();
-            let address = region.as_slice().as_ptr().addr();
-            let Some(some) = adapter.lend(region.into(), address) else {
-                adapter.begin_register(value.extent());
-                return None;
-            };
+            let some = self.lend(core, (index, &adapter), region)?;
             lent.push((some, remote(part.address, part.key)));
         }
         let deadline = time::now() + PUSH_MAX;
@@ -151,6 +155,59 @@ impl Pushing {
             last: answered(pair, wish, answer, deadline),
             over: (connection, wish.connection, number),
         })
+    }
+
+    /// A copy's memory, for a request, if it is registered; else that is begun.
+    fn lend(
+        &self,
+        core: &Rc<MemberCore>,
+        adapter: (usize, &Rc<Adapter>),
+        region: Region,
+    ) -> Option<Lent> {
+        if core.bytes().borrow().is_readable() {
+            let wanted = self.wanted(core, adapter);
+            return self.windows.borrow_mut().lend(&wanted, region);
+        }
+        // What lies beside it is nobody's to read.
+        let (extent, address) = (region.extent(), region.as_slice().as_ptr().addr());
+        let lent = adapter.1.lend(region.into(), address);
+        if lent.is_none() {
+            adapter.1.begin_register(extent);
+        }
+        lent
+    }
+
+    const fn wanted<'a>(
+        &self,
+        core: &'a Rc<MemberCore>,
+        adapter: (usize, &'a Rc<Adapter>),
+    ) -> Wanted<'a> {
+        Wanted {
+            core,
+            adapter,
+            windows_max: self.options.windows_max,
+        }
+    }
+
+    /// What the reader at the other end of a queue pair names a copy by, and the word that says whose its memory is.
+    /// `None` if they are not registered: that is begun then.
+    pub(crate) fn reach(
+        &self,
+        core: &Rc<MemberCore>,
+        (connection, name): (ConnectionId, u64),
+        reachable: &Reachable,
+    ) -> Option<(RemoteMemory, RemoteMemory)> {
+        let pairs = self.pairs.borrow();
+        let (_, index, _) = pairs.ready(connection, name)?;
+        let adapter = self.adapter(index)?;
+        let wanted = self.wanted(core, (index, &adapter));
+        let mut windows = self.windows.borrow_mut();
+        let (value, (board, word)) = (&reachable.value, &reachable.word);
+        let start = value.as_slice().as_ptr().addr();
+        let bytes = windows.remote(&wanted, value.extent(), start);
+        let whole = board.part(board.start().as_ptr().addr(), board.len_bytes())?;
+        let word = windows.remote(&wanted, whole, *word);
+        Some((bytes?, word?))
     }
 
     /// What came of a write. If it failed, its queue pair has ended.

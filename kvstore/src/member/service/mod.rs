@@ -7,7 +7,7 @@
 //! | `reading` | reads, lookups and removals |
 //! | `gathering` | objects of many keys in one answer |
 //! | `pushing` | bytes that adapters write to the reader's memory |
-//! | `describing` | where bytes lie, for readers of this host |
+//! | `describing` | where bytes lie, for readers of this host and by adapters |
 //! | `clearing` | "remove all" |
 
 mod clearing;
@@ -38,7 +38,7 @@ use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
 /// What members of clusters are asked.
-const OPS: [Op; 22] = [
+const OPS: [Op; 24] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -61,6 +61,8 @@ const OPS: [Op; 22] = [
     Op::Pair,
     Op::FindPushed,
     Op::ReadPushed,
+    Op::FindFar,
+    Op::ReadFar,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -215,6 +217,8 @@ impl Service for MemberService {
             Ok(Op::Pair) => self.pair(&request).map(Intake::Answer),
             Ok(Op::FindPushed) => self.find_pushed(&request, counted),
             Ok(Op::ReadPushed) => self.read_pushed(&request, counted),
+            Ok(Op::FindFar) => self.find_far(&request, counted),
+            Ok(Op::ReadFar) => self.read_far(&request, counted),
             Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),

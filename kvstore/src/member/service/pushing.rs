@@ -115,7 +115,8 @@ impl MemberService {
         let mut body = Vec::new();
         reply.encode(version, &mut body);
         let pushing = self.core.pushing();
-        let pushed = pushing.begin(connection, wish, &extent.value(), &body)?;
+        let written = (&extent.value(), body.as_slice());
+        let pushed = pushing.begin(&self.core, connection, wish, written)?;
         let (core, mut counting) = (Rc::clone(&self.core), counting.waits());
         Some(Later::new(async move {
             let ended = core.pushing().ended(pushed).await;

@@ -149,13 +149,13 @@ const OF_MEMBERS: [OfMember; 11] = [
     },
     OfMember {
         name: "one_sided_reads_total",
-        help: "Gets of readers on this host that were told where the bytes lie, and not sent them.",
+        help: "Gets that were told where the bytes lie, and not sent them: of readers on this host, or by RDMA.",
         is_counter: true,
         value: |member| member.one_sided_reads,
     },
     OfMember {
         name: "one_sided_fallbacks_total",
-        help: "Gets of readers on this host that did not find there what they had been told of, and came again.",
+        help: "Gets that did not find there what they had been told of, and came again.",
         is_counter: true,
         value: |member| member.one_sided_fallbacks,
     },
@@ -430,5 +430,7 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Pair) => "pair",
         Some(Op::FindPushed) => "find_pushed",
         Some(Op::ReadPushed) => "read_pushed",
+        Some(Op::FindFar) => "find_far",
+        Some(Op::ReadFar) => "read_far",
     }
 }

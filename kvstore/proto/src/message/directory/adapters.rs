@@ -1,4 +1,5 @@
-//! Reads whose bytes RDMA adapters move: an owner writes an object to where its asker wants it.
+//! Reads whose bytes RDMA adapters move: an owner writes an object to where its asker wants it, or tells where it
+//! lies, and the asker reads it there.
 //!
 //! ```text
 //!  adapters: version u8 | to seat                                           -> count u16
@@ -6,20 +7,28 @@
 //!  push:     version u8 | connection u64 | immediate u32 | answer place | count u16 | places | a get or a read
 //!  place:    address u64 | key u32 | length u32
 //!  pushed:   bytes reply | length u32 | crc32c u32
+//!  far:      version u8 | connection u64 | from u32 | again u8 | hold | a get or a read
+//!  reached:  bytes reply | reach
+//!  reach:    address u64 | key u32 | word address u64 | word key u32 | number u64 | length u32 | crc32c u32 | held u32
 //! ```
 //!
 //! Messages of the handshake are between the adapters' own machines; an empty one says that nothing more is to be
 //! said. The owner writes the object to the places, one after the other, then the answer ([`PushedReply`]) to its
 //! own place, with the immediate, which names the call to the asker: adapters keep that order. Behind that, or in
 //! place of it, the request is answered over its connection as any other.
+//!
+//! What is read far away is judged as what is read on the owner's host ([`Descriptor`](super::Descriptor)): the word
+//! says `number` for as long as the memory is the object's.
 
 use lunette_runtime_core::codec::Writer;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 
+use super::NearWish;
 use super::object::BytesReply;
 use super::wire::{Decoder, Encoder, Wire, body, fields};
 use crate::message::{FormatVersion, MessageFault};
 use crate::placement::Seat;
+use crate::range::ByteRange;
 
 /// Places of one object.
 pub const PLACES_MAX: usize = 16;
@@ -89,6 +98,119 @@ pub struct PushedReply {
     pub len_bytes: u32,
     /// CRC32C of all of them.
     pub crc32c: u32,
+}
+
+/// That a place to read is wanted rather than the bytes. A [`GetMessage`](super::GetMessage) or a
+/// [`ReadMessage`](super::ReadMessage) follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FarWish {
+    /// Over which queue pair it is read.
+    pub connection: u64,
+    /// Of what, and for how long it is held.
+    pub near: NearWish,
+}
+
+/// Where the bytes of an object can be read. All of it is its owner's word, and the asker's to check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// What its first byte is named by.
+    pub address: u64,
+    /// With which key.
+    pub key: u32,
+    /// What the word is named by that says whether it is the object still.
+    pub word_address: u64,
+    /// With which key.
+    pub word_key: u32,
+    /// What the word says as long as it is; never 0.
+    pub number: u64,
+    /// Length of the object in bytes.
+    pub len_bytes: u32,
+    /// CRC32C of all of it.
+    pub crc32c: u32,
+    /// For how long it is kept from eviction, in milliseconds; 0 if it is not.
+    pub held_ms: u32,
+}
+
+/// The answer in place of the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// What would have gone with them.
+    pub bytes: BytesReply,
+    /// Where they are.
+    pub reach: Reach,
+}
+
+impl Wire for Reach {
+    fn put(&self, out: &mut Encoder<'_>) {
+        self.address.put(out);
+        self.key.put(out);
+        self.word_address.put(out);
+        self.word_key.put(out);
+        self.number.put(out);
+        self.len_bytes.put(out);
+        self.crc32c.put(out);
+        self.held_ms.put(out);
+    }
+
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
+        let reach = Self {
+            address: Wire::take(reader)?,
+            key: Wire::take(reader)?,
+            word_address: Wire::take(reader)?,
+            word_key: Wire::take(reader)?,
+            number: Wire::take(reader)?,
+            len_bytes: Wire::take(reader)?,
+            crc32c: Wire::take(reader)?,
+            held_ms: Wire::take(reader)?,
+        };
+        if reach.is_valid() {
+            Ok(reach)
+        } else {
+            Err(MessageFault::Descriptor)
+        }
+    }
+}
+
+fields!(Reached { bytes, reach });
+body!(Reached);
+
+impl Reach {
+    /// Whether there can be such a place.
+    const fn is_valid(&self) -> bool {
+        let end = self.address.checked_add(self.len_bytes as u64);
+        let word_end = self.word_address.checked_add(8);
+        self.number != 0
+            && self.len_bytes as usize <= PAYLOAD_BYTES_MAX
+            && end.is_some()
+            && word_end.is_some()
+    }
+
+    /// What the first byte of a range of the object is named by; `None` if it does not lie inside the object.
+    #[must_use]
+    pub fn start_of(&self, range: ByteRange) -> Option<u64> {
+        let start = self.address.checked_add(range.offset_bytes);
+        start.filter(|_| range.is_within(self.len_bytes.into()))
+    }
+}
+
+impl FarWish {
+    /// Appends the wish to `out`, in a version that is spoken here: what it is about follows.
+    pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
+        let out = &mut Encoder::begin(version, out);
+        Writer::new(out).u64(self.connection);
+        self.near.put(out);
+    }
+
+    /// The wish at the front of `body`, and what follows it.
+    ///
+    /// # Errors
+    /// [`MessageFault`] if there is none.
+    pub fn split(body: &[u8]) -> Result<(Self, &[u8]), MessageFault> {
+        let reader = &mut Decoder::begin(body)?;
+        let connection = reader.u64()?;
+        let near = Wire::take(reader)?;
+        Ok((Self { connection, near }, reader.rest()))
+    }
 }
 
 fields!(PushPlace {

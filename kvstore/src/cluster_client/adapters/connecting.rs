@@ -44,7 +44,7 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, link: Link) {
         reply.ok().map(|reply| usize::from(reply.count))
     });
     link.rails
-        .on_adapters(asking.pushes.adapters(), theirs.unwrap_or(0));
+        .on_adapters(asking.adapters.len(), theirs.unwrap_or(0));
 }
 
 async fn called(link: &Link, op: Op, body: impl FnOnce(&mut Vec<u8>)) -> Result<Reply, PairError> {
@@ -72,7 +72,7 @@ async fn pair_up(
     link: &Link,
     (name, missing): (u64, Missing),
 ) -> Result<QueuePair<Ready>, PairError> {
-    let (ears, patience) = (&asking.pushes.ears, asking.pushes.options.patience);
+    let (ears, patience) = (&asking.adapters.ears, asking.adapters.options.patience);
     let adapter = ears.adapter(missing.ours);
     let pair = adapter.written(ears.receives(missing.ours))?;
     let deadline = time::now() + HANDSHAKE_MAX;

@@ -11,7 +11,7 @@ use lunette_runtime::arena::{Arena, ArenaOptions, CHUNK_BYTES_MIN, Exposed, Huge
 use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_transfer::adapters::{Adapter, Adapters};
-use lunette_verbs::{Access, Arrival, ExposedWindow, SetupError, SharedReceives, Slab};
+use lunette_verbs::{Access, Arrival, ExposedWindow, Piece, SetupError, SharedReceives, Slab};
 use lunette_verbs_proto::status::Status;
 use rustix::io::Errno;
 use slab::Slab as Table;
@@ -21,6 +21,9 @@ use crate::rails::Rail;
 
 /// Calls of one client at a time; what further ones ask for is sent. Each adapter has as many receives.
 const CALLS_MAX: usize = 256;
+/// Words that are being read by one adapter.
+const WORDS_MAX: usize = 256;
+const WORD_BYTES: usize = 8;
 /// Calls take turns with the places of the table, and so do their numbers.
 const INDEX_BITS: u32 = 16;
 
@@ -28,6 +31,8 @@ const INDEX_BITS: u32 = 16;
 struct Ear {
     adapter: Rc<Adapter>,
     receives: SharedReceives,
+    /// Of receives, and of words that are read.
+    slab: Slab,
     /// Where answers are written: once it has been registered.
     answers: OnceCell<ExposedWindow>,
     /// Nothing is heard there any more.
@@ -122,6 +127,18 @@ impl Ears {
         waker.into_iter().for_each(Waker::wake);
     }
 
+    /// Memory for a word that is read by this adapter; `None` if as many are being read as may be.
+    pub(super) fn word(&self, adapter: usize) -> Option<Piece> {
+        self.ears[adapter].slab.alloc(WORD_BYTES).ok()
+    }
+
+    /// Gives a queue pair up: nothing lands over it any more. The calls that would come over it are told.
+    pub(super) fn give_up(&self, rail: &Rail) {
+        tracing::debug!(?rail, "a queue pair is given up");
+        rail.close();
+        self.close(|other| std::ptr::eq(other, rail));
+    }
+
     /// Gives queue pairs up, and tells the calls that would come over them.
     fn close(&self, is_lost: impl Fn(&Rail) -> bool) {
         let mut wakers = Vec::new();
@@ -148,7 +165,7 @@ impl Ear {
             chunk_bytes: CHUNK_BYTES_MIN,
             ..ArenaOptions::default()
         });
-        let region = arena.alloc(CALLS_MAX * GRANULE_BYTES as usize);
+        let region = arena.alloc((CALLS_MAX + WORDS_MAX) * GRANULE_BYTES as usize);
         let region = region.map_err(|_full| SetupError::Refused(Errno::NOMEM))?;
         let slab = Slab::register(adapter.context(), region)?;
         for _ in 0..CALLS_MAX {
@@ -160,6 +177,7 @@ impl Ear {
         Ok(Self {
             adapter: Rc::clone(adapter),
             receives,
+            slab,
             answers: OnceCell::new(),
             is_deaf: Cell::new(false),
         })
@@ -179,7 +197,7 @@ impl Ear {
 
 /// Takes in the notices of one adapter, for as long as it is polled.
 pub(in crate::cluster_client) async fn hear(asking: Rc<Asking>, index: usize) {
-    let ears = &asking.pushes.ears;
+    let ears = &asking.adapters.ears;
     let ear = &ears.ears[index];
     let name = ear.adapter.name();
     let answers = ears.answers.as_ref().expect("there are ears");
@@ -220,7 +238,7 @@ impl PushCall {
         rail: Rc<Rail>,
         windows: Vec<Rc<ExposedWindow>>,
     ) -> Option<(Self, PushPlace)> {
-        let ears = &asking.pushes.ears;
+        let ears = &asking.adapters.ears;
         let ear = &ears.ears[rail.adapter];
         let answers = ear.answers.get().filter(|_| !ear.is_deaf.get())?;
         let mut calls = ears.calls.borrow_mut();
@@ -261,13 +279,9 @@ impl PushCall {
         self.immediate
     }
 
-    pub(super) fn rail(&self) -> &Rail {
-        &self.rail
-    }
-
     /// What has happened to it beside its answer.
     pub(super) fn happened(&self) -> Option<PushEvent> {
-        let calls = self.asking.pushes.ears.calls.borrow();
+        let calls = self.asking.adapters.ears.calls.borrow();
         happened(&calls[self.key])
     }
 
@@ -275,7 +289,7 @@ impl PushCall {
     pub(super) fn told(&self) -> impl Future<Output = ()> + use<> {
         let (asking, key) = (Rc::clone(&self.asking), self.key);
         poll_fn(move |cx| {
-            let mut calls = asking.pushes.ears.calls.borrow_mut();
+            let mut calls = asking.adapters.ears.calls.borrow_mut();
             let call = &mut calls[key];
             if happened(call).is_some() {
                 return Poll::Ready(());
@@ -289,16 +303,14 @@ impl PushCall {
     pub(super) fn on(&mut self, event: PushEvent) -> PushStep {
         let step = self.get.on(time::now(), event);
         if step.is_fenced() {
-            tracing::debug!(rail = ?self.rail, ?event, "a queue pair is given up");
-            let ears = &self.asking.pushes.ears;
-            ears.close(|rail| std::ptr::eq(rail, &raw const *self.rail));
+            self.asking.adapters.ears.give_up(&self.rail);
         }
         step
     }
 
     /// The answer that came with the notice.
     pub(super) fn answer(&self) -> Option<Vec<u8>> {
-        let ears = &self.asking.pushes.ears;
+        let ears = &self.asking.adapters.ears;
         let len = ears.calls.borrow()[self.key].noticed? as usize;
         let answers = ears.answers.as_ref()?;
         let place = answers.slice(self.key * PUSHED_BYTES_MAX, PUSHED_BYTES_MAX);
@@ -310,7 +322,13 @@ impl Drop for PushCall {
     fn drop(&mut self) {
         // Nothing follows of one that is over.
         let _step = self.on(PushEvent::GivenUp);
-        let gone = self.asking.pushes.ears.calls.borrow_mut().remove(self.key);
+        let gone = self
+            .asking
+            .adapters
+            .ears
+            .calls
+            .borrow_mut()
+            .remove(self.key);
         let rail = &gone.rail;
         rail.under_way.set(rail.under_way.get() - 1);
     }

@@ -118,13 +118,6 @@ impl Landings {
         })
     }
 
-    /// Whether the first byte of a room lies in it: then it is worth to look further.
-    pub(super) fn has_any_of(&self, room: &Room) -> bool {
-        let all = self.all.borrow();
-        let first = room.pieces().and_then(<[Exposed]>::first);
-        first.is_some_and(|piece| find(&all, piece).is_some())
-    }
-
     /// How an owner names a room to reach it by this adapter, and what makes it so; `None` if not all of it is.
     pub(super) fn places(
         &self,
