@@ -30,6 +30,10 @@ mod gathered;
 mod inside;
 
 #[cfg(test)]
+#[path = "cluster/latency.rs"]
+mod latency;
+
+#[cfg(test)]
 #[path = "cluster/located.rs"]
 mod located;
 
