@@ -259,6 +259,32 @@ fn queue_pairs_end_with_their_connection() {
 }
 
 #[test]
+fn queue_pairs_are_closed_with_a_connection_on_which_nothing_is_asked_and_come_back() {
+    run(WORLDS, || async {
+        let mut scene = Nodes::of(1, 64 * MIB).await;
+        let fabric = scene.set_fabric(7, 2);
+        scene.set_client_idle(Duration::from_millis(400));
+        let (client, device) = scene.fabric_client(Some(Path::Written)).await;
+        scene.put(&client, 1, 1, 5000).await;
+        let memory = memory(5000);
+        let _landing = client.land(memory.clone()).await.expect("room");
+        for _ in 0..2 {
+            let before = client.by_adapters().written;
+            eventually("the owner writes", async || {
+                let room = Room::exposed(vec![memory.clone()]);
+                let fetched = client.get(&key(1), room).await;
+                assert!(matches!(fetched, Ok(Fetched::Hit { .. })), "{fetched:?}");
+                client.by_adapters().written > before
+            })
+            .await;
+            let both = || [0, device].map(|device| fabric.queue_pairs(device).len());
+            assert_eq!(both(), [1, 1]);
+            eventually("they are gone on both sides", async || both() == [0, 0]).await;
+        }
+    });
+}
+
+#[test]
 fn whoever_drops_a_get_has_its_memory_and_nothing_lands_there() {
     run(WORLDS, || async {
         let scene = Pushing::of(1, 1, 1 << 20).await;

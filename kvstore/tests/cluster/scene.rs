@@ -80,6 +80,8 @@ pub(crate) struct Scene {
     last_id: u64,
     /// How long its clients try.
     client_timeout: Duration,
+    /// How long those with adapters keep connections on which nothing is asked.
+    client_idle: Duration,
     /// What the next node fails together with.
     rack: Rack,
     /// Whether the next node shares its memory.
@@ -139,6 +141,7 @@ impl Scene {
             nodes: Vec::new(),
             last_id: 0,
             client_timeout: Duration::from_secs(8),
+            client_idle: Duration::from_secs(60),
             rack: Rack::NONE,
             is_shared: true,
             fabric: None,
@@ -160,6 +163,7 @@ impl Scene {
             nodes: Vec::new(),
             last_id: 0,
             client_timeout: Duration::from_millis(300),
+            client_idle: Duration::from_secs(60),
             rack: Rack::NONE,
             is_shared: true,
             fabric: None,
@@ -222,6 +226,10 @@ impl Scene {
 
     pub(crate) const fn set_client_timeout(&mut self, timeout: Duration) {
         self.client_timeout = timeout;
+    }
+
+    pub(crate) const fn set_client_idle(&mut self, idle: Duration) {
+        self.client_idle = idle;
     }
 
     pub(crate) async fn add(&mut self, memory_bytes: u64) {
@@ -311,6 +319,7 @@ impl Scene {
         let options = ClusterClientOptions {
             one_sided_from_bytes: None,
             rdma_path: path,
+            idle_timeout: self.client_idle,
             secrets: self.secrets.clone(),
             timeout: self.client_timeout,
             ..ClusterClientOptions::new(self.nodes.iter().map(SeatedNode::address).collect())
