@@ -149,7 +149,10 @@ impl Inner {
             Content::Memory(memory) => ExposedWindow::register(context, memory, rights)
                 .await
                 .map(AnyWindow::Memory),
-            Content::Device(device) => device.register(context, rights).map(AnyWindow::Device),
+            Content::Device(device) => {
+                let registered = device.register(context, rights).await;
+                registered.map(AnyWindow::Device)
+            }
             Content::File(_) | Content::Namespace(_) => return Err(Refusal::Elsewhere),
         };
         match window {
