@@ -35,6 +35,8 @@ pub(crate) struct Rail {
     pub(crate) number: u32,
     /// Gets that come over it.
     pub(crate) under_way: Cell<usize>,
+    /// When it was picked last, as its connection counts.
+    picked: Cell<u64>,
     pair: RefCell<Option<QueuePair<Ready>>>,
 }
 
@@ -46,6 +48,7 @@ impl Rail {
             adapter,
             number: pair.number()?,
             under_way: Cell::new(0),
+            picked: Cell::new(0),
             pair: RefCell::new(Some(pair)),
         }))
     }
@@ -123,10 +126,11 @@ pub(crate) enum Picked {
 pub(crate) struct Rails {
     state: RefCell<State>,
     chooser: RefCell<Chooser>,
+    picks: Cell<u64>,
 }
 
 impl Rails {
-    /// The rail over which least comes, and what is to be done beside that.
+    /// The rail over which least comes, each in turn, and what is to be done beside that.
     pub(crate) fn pick(&self) -> Picked {
         let now = time::now();
         let mut state = self.state.borrow_mut();
@@ -146,7 +150,11 @@ impl Rails {
         let missing = missing.filter_map(|(rail, place)| place.missing(rail, now));
         let missing = missing.collect();
         let open = places.iter().filter_map(|place| place.rail.as_ref());
-        let least = open.min_by_key(|rail| rail.under_way.get());
+        let least = open.min_by_key(|rail| (rail.under_way.get(), rail.picked.get()));
+        if let Some(rail) = least {
+            self.picks.set(self.picks.get() + 1);
+            rail.picked.set(self.picks.get());
+        }
         Picked::Rails(missing, least.cloned())
     }
 

@@ -269,6 +269,21 @@ fn whoever_drops_a_get_has_its_memory_and_nothing_lands_there() {
 }
 
 #[test]
+fn an_adapter_that_never_speaks_again_is_done_without() {
+    run_in_worlds(WORLDS, |_seed| async {
+        let scene = reading(1, 1).await;
+        scene.scene.put(&scene.client, 1, 1, 9000).await;
+        scene.until_read(1, 9000).await;
+        scene.fabric.inject(scene.device, Fault::Silence);
+        let began = time::now();
+        scene.scene.expect(&scene.client, 1, 9000).await;
+        let took = time::now().since(began);
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        assert_eq!(scene.client.by_adapters().fallbacks, 1);
+    });
+}
+
+#[test]
 fn buffers_that_are_made_for_one_get_are_not_registered() {
     run(1, || async {
         let scene = reading(1, 1).await;

@@ -16,6 +16,7 @@ use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
 use lunette_transfer::{Reply, Room, SplitRoom};
 use lunette_verbs::{Lent, Piece, RemoteMemory, Request, RequestError};
 use thiserror::Error;
@@ -138,7 +139,9 @@ async fn bring(
         return (Err(FarFault::RoomTooSmall), Some(room));
     }
     let split = room.split();
-    let read = read_into(asking, rail, reach, (parts, ranges.is_empty()), &split).await;
+    let reading = read_into(asking, rail, reach, (parts, ranges.is_empty()), &split);
+    let read = time::timeout(READ_MAX, reading).await;
+    let read = read.unwrap_or(Err(FarFault::Read(RequestError::TimedOut)));
     let Ok(room) = split.join() else {
         return (read.map(|()| len), None);
     };
@@ -163,7 +166,8 @@ async fn read_into(
     let word = asking.adapters.ears.word(rail.adapter);
     let word = word.ok_or(FarFault::Busy)?;
     let mut under_way = UnderWay::begin(asking, rail);
-    let deadline = time::now() + READ_MAX;
+    // What bounds their time is given up with the queue pair.
+    let deadline = Time::MAX;
     let begun = rail.with(|pair| {
         let is_room = pair.is_open() && pair.credits() as usize > lent.len();
         is_room.then(|| {

@@ -59,6 +59,8 @@ pub(crate) struct Pushed {
     /// Behind all others of it.
     last: Request,
     over: (ConnectionId, u64, u64),
+    /// When it is given up.
+    until: Time,
 }
 
 impl Pushing {
@@ -146,14 +148,14 @@ impl Pushing {
             let some = self.lend(core, (index, &adapter), region)?;
             lent.push((some, remote(part.address, part.key)));
         }
-        let deadline = time::now() + PUSH_MAX;
         for (some, there) in lent {
             // It ends before the last one does, or that one fails too.
-            drop(pair.write_lent(some, there, deadline));
+            drop(pair.write_lent(some, there, Time::MAX));
         }
         Some(Pushed {
-            last: answered(pair, wish, answer, deadline),
+            last: answered(pair, wish, answer),
             over: (connection, wish.connection, number),
+            until: time::now() + PUSH_MAX,
         })
     }
 
@@ -210,10 +212,12 @@ impl Pushing {
         Some((bytes?, word?))
     }
 
-    /// What came of a write. If it failed, its queue pair has ended.
+    /// What came of a write. If it failed, or took too long, its queue pair has ended: an adapter that never speaks
+    /// again is not waited for.
     pub(crate) async fn ended(&self, pushed: Pushed) -> Result<(), RequestError> {
-        let Pushed { last, over } = pushed;
-        let (result, _nothing) = last.await;
+        let Pushed { last, over, until } = pushed;
+        let ended = time::timeout(until.since(time::now()), last).await;
+        let result = ended.map_or(Err(RequestError::TimedOut), |(result, _nothing)| result);
         if result.is_err() {
             let ended = self.pairs.borrow_mut().end(over);
             drop(ended);
@@ -222,9 +226,9 @@ impl Pushing {
     }
 }
 
-fn answered(pair: &QueuePair<Ready>, wish: &PushWish, answer: &[u8], deadline: Time) -> Request {
+fn answered(pair: &QueuePair<Ready>, wish: &PushWish, answer: &[u8]) -> Request {
     let there = remote(wish.answer.address, wish.answer.key);
-    pair.write_inline_immediate(answer, there, wish.immediate, deadline)
+    pair.write_inline_immediate(answer, there, wish.immediate, Time::MAX)
 }
 
 const fn remote(address: u64, rkey: u32) -> RemoteMemory {
