@@ -16,7 +16,8 @@ use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::sim::{World, WorldOptions};
 use lunette_runtime::{CoreOptions, Scope, spawn_local, time};
 use lunette_transfer::Room;
-use lunette_verbs::sim::{Fabric, Fault};
+use lunette_verbs::PairEvent;
+use lunette_verbs::sim::{Fabric, Fault, Raised};
 
 use super::on_each_driver::run;
 use super::scene::{Scene as Nodes, eventually, key, pattern};
@@ -282,6 +283,34 @@ fn queue_pairs_are_closed_with_a_connection_on_which_nothing_is_asked_and_come_b
             eventually("they are gone on both sides", async || both() == [0, 0]).await;
         }
     });
+}
+
+#[test]
+fn a_queue_pair_that_only_the_owner_has_lost_is_connected_anew() {
+    for path in [Path::Written, Path::Read] {
+        run_in_worlds(2, move |_seed| async move {
+            let scene = Pushing::by(Some(path), (1, 1), 1 << 20).await;
+            scene.scene.put(&scene.client, 1, 1, 5000).await;
+            let brought = async || {
+                eventually("adapters bring it", async || {
+                    let before = scene.client.by_adapters();
+                    scene
+                        .get(1, 1, 5000, vec![scene.memory.slice(0, 5000)])
+                        .await;
+                    let after = scene.client.by_adapters();
+                    after.written + after.read > before.written + before.read
+                })
+                .await;
+            };
+            brought().await;
+            let number = scene.fabric.queue_pairs(0)[0];
+            scene
+                .fabric
+                .raise(0, Raised::Pair(number, PairEvent::Fatal));
+            time::sleep(Duration::from_millis(10)).await;
+            brought().await;
+        });
+    }
 }
 
 #[test]

@@ -88,6 +88,11 @@ pub(super) async fn read(
         (Called::Reply(_, reply), Some(room)) if reply.status == Status::Described.code() => {
             (reply, room)
         }
+        // The other end has been given up.
+        (Called::Reply(_, reply), Some(room)) if reply.status == Status::PushFailed.code() => {
+            asking.adapters.ears.give_up(rail);
+            return Err(NotBrought::Failed(room));
+        }
         others => return Ok(others),
     };
     let Ok(Reached { bytes, reach }) = Reached::decode(version, &reply.body) else {

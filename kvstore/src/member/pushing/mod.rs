@@ -124,6 +124,14 @@ impl Pushing {
         drop(ended);
     }
 
+    /// Whether a reader's queue pair is there still; else the reader is to be told, who cannot know.
+    pub(crate) fn check(&self, connection: ConnectionId, name: u64) -> Result<(), Status> {
+        let pairs = self.pairs.borrow();
+        let pair = pairs.ready(connection, name);
+        let is_open = pair.is_some_and(|(pair, ..)| pair.is_open());
+        is_open.then_some(()).ok_or(Status::PushFailed)
+    }
+
     /// Begins to write an object to where it is wanted, and then its answer. `None` if it is to be sent over the
     /// connection: nothing was begun.
     pub(crate) fn begin(

@@ -105,7 +105,7 @@ impl MemberService {
         request: &RequestHead<'_>,
         counting: &mut Counting,
     ) -> Result<Intake<Pending>, Status> {
-        let (wish, rest) = self.far_wish(request.body)?;
+        let (wish, rest) = self.far_wish(request)?;
         let message = GetMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
@@ -123,7 +123,7 @@ impl MemberService {
         request: &RequestHead<'_>,
         counting: &mut Counting,
     ) -> Result<Intake<Pending>, Status> {
-        let (wish, rest) = self.far_wish(request.body)?;
+        let (wish, rest) = self.far_wish(request)?;
         let message = ReadMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
@@ -135,8 +135,11 @@ impl MemberService {
         }
     }
 
-    fn far_wish<'a>(&self, body: &'a [u8]) -> Result<(FarWish, &'a [u8]), Status> {
-        let (wish, rest) = FarWish::split(body).map_err(bad_request)?;
+    fn far_wish<'a>(&self, request: &RequestHead<'a>) -> Result<(FarWish, &'a [u8]), Status> {
+        let (wish, rest) = FarWish::split(request.body).map_err(bad_request)?;
+        self.core
+            .pushing()
+            .check(request.connection, wish.connection)?;
         if wish.near.is_again {
             CopyCounts::add(&self.core.copies.one_sided_fallbacks);
         }

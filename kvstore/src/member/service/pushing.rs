@@ -51,6 +51,9 @@ impl MemberService {
         let message = GetMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
+        self.core
+            .pushing()
+            .check(request.connection, wish.connection)?;
         let read = self.core.read(message.key, None, message.namespace);
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.push(request.connection, version, &wish, wanted, counting) {
@@ -69,6 +72,9 @@ impl MemberService {
         let message = ReadMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
+        self.core
+            .pushing()
+            .check(request.connection, wish.connection)?;
         let read = (self.core).read(message.key, Some(message.version), message.namespace);
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.push(request.connection, version, &wish, wanted, counting) {
