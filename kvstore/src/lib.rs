@@ -17,6 +17,7 @@
 //! | `cluster_client` | [`ClusterClient`]: homes and owners by the newest map |
 //! | `handle` | [`StoreHandle`]: clients on cores, asked from any thread |
 //! | `seats` | connections to the seats of a map, of members and of clients |
+//! | `rails` | queue pairs that belong to such a connection |
 //! | `service` | a core of a node that is alone: requests against shard and extents |
 //! | `refusals` | answers that both kinds of core have in common |
 //! | `client` | [`Client`]: nodes that are listed |
@@ -34,6 +35,7 @@ mod error;
 mod handle;
 mod member;
 mod node;
+mod rails;
 mod refusals;
 mod seats;
 mod service;
@@ -41,8 +43,9 @@ mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{
-    Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, Located, OneSided,
-    PREFERRED_MAX, Preferred, PutOptions, Reservation, Reserved, Stored,
+    AdapterGets, Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, Landing,
+    Located, OneSided, PREFERRED_MAX, Preferred, PutOptions, Reservation, Reserved, Stored,
+    TooManyLandings,
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,

@@ -20,6 +20,7 @@ use lunette_transfer_proto::hello::Hello;
 use thiserror::Error;
 
 use crate::node::hello;
+use crate::rails::Rails;
 
 /// Connections to seats that one core has, where nobody says.
 pub(crate) const CONNECTIONS_MAX: usize = 1024;
@@ -83,6 +84,8 @@ pub(crate) struct Link {
     connection: Rc<Connection>,
     /// The newest version that both sides speak.
     pub(crate) version: FormatVersion,
+    /// Its queue pairs, which end with it.
+    pub(crate) rails: Rc<Rails>,
 }
 
 impl Deref for Link {
@@ -299,6 +302,7 @@ impl Seats {
         Ok(Link {
             connection: Rc::new(connection),
             version,
+            rails: Rc::default(),
         })
     }
 }

@@ -18,12 +18,20 @@ mod clearing;
 mod costs;
 
 #[cfg(test)]
+#[path = "cluster/far.rs"]
+mod far;
+
+#[cfg(test)]
 #[path = "cluster/gathered.rs"]
 mod gathered;
 
 #[cfg(test)]
 #[path = "cluster/inside.rs"]
 mod inside;
+
+#[cfg(test)]
+#[path = "cluster/latency.rs"]
+mod latency;
 
 #[cfg(test)]
 #[path = "cluster/located.rs"]
@@ -40,6 +48,10 @@ mod one_sided;
 #[cfg(test)]
 #[path = "cluster/placing.rs"]
 mod placing;
+
+#[cfg(test)]
+#[path = "cluster/pushed.rs"]
+mod pushed;
 
 #[cfg(test)]
 #[path = "cluster/repairs.rs"]

@@ -6,11 +6,12 @@
 //! each miss to a cause; a miss without one is a failure, and so is an operation that fails when
 //! the faults are long over.
 //!
-//! There are two kinds of worlds ([`scenario`]): nodes that are alone, with a coordinator beside them that
-//! keeps what it acknowledges on a simulated drive, which fails, fills up, lies and loses its power; and
-//! members of a cluster, whose map changes while they work.
+//! There are three kinds of worlds ([`scenario`]): nodes that are alone, with a coordinator beside them that
+//! keeps what it acknowledges on a simulated drive, which fails, fills up, lies and loses its power;
+//! members of a cluster, whose map changes while they work; and members and clients with RDMA adapters, which fail
+//! as well.
 //!
-//! It leaves out what the simulated world leaves out: RDMA, GPUs, drives that are polled.
+//! It leaves out what the simulated world leaves out: GPUs, drives that are polled.
 //!
 //! | module | subject |
 //! |---|---|
@@ -22,6 +23,7 @@
 //! | `nodes::clients`, `nodes::value` | the load, and values that say who put them |
 //! | [`nodes::oracle`] | the history of each key, and the judge of each answer |
 //! | [`members`]: `town`, `plan` | hosts, members and clients of a world, and what befalls them |
+//! | `members::adapters` | adapters of members and clients, and what befalls them |
 //! | `members::load` | the load |
 //! | `members::ledger`, `members::copies` | what everybody was told, who has which copy, and whether that can be |
 #![forbid(unsafe_code)]

@@ -12,11 +12,17 @@ pub enum Scenario {
     Nodes,
     /// Members of a cluster and its clients: maps change while they work.
     Members,
+    /// The same with RDMA adapters, which fail as well: gets are written by owners, read by clients, or sent.
+    Adapters,
 }
 
 impl Scenario {
     /// All of them, by the names that programs take.
-    pub const ALL: [(&'static str, Self); 2] = [("nodes", Self::Nodes), ("members", Self::Members)];
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("nodes", Self::Nodes),
+        ("members", Self::Members),
+        ("adapters", Self::Adapters),
+    ];
 
     /// Its name.
     #[must_use]
@@ -24,6 +30,7 @@ impl Scenario {
         match self {
             Self::Nodes => "nodes",
             Self::Members => "members",
+            Self::Adapters => "adapters",
         }
     }
 
@@ -32,7 +39,8 @@ impl Scenario {
     pub fn run(self, seed: u64, keeps_log: bool) -> Report {
         Report::of(|report| match self {
             Self::Nodes => nodes::run(seed, keeps_log, report),
-            Self::Members => members::run(seed, keeps_log, report),
+            Self::Members => members::run(seed, keeps_log, false, report),
+            Self::Adapters => members::run(seed, keeps_log, true, report),
         })
     }
 
@@ -43,7 +51,7 @@ impl Scenario {
             Self::Nodes => nodes::oracle::Cause::ALL
                 .map(nodes::oracle::Cause::name)
                 .into(),
-            Self::Members => members::Cause::ALL.map(members::Cause::name).into(),
+            Self::Members | Self::Adapters => members::Cause::ALL.map(members::Cause::name).into(),
         }
     }
 
@@ -53,7 +61,7 @@ impl Scenario {
         match self {
             Self::Nodes => true,
             // Their connections are not sealed, so that nothing may be damaged; nobody has a drive.
-            Self::Members => members::has_fault(fault),
+            Self::Members | Self::Adapters => members::has_fault(fault),
         }
     }
 
@@ -62,7 +70,7 @@ impl Scenario {
     pub const fn mutants(self) -> &'static [(&'static str, Mutant)] {
         match self {
             Self::Nodes => &Mutant::ALL,
-            Self::Members => &members::MUTANTS,
+            Self::Members | Self::Adapters => &members::MUTANTS,
         }
     }
 }

@@ -5,11 +5,11 @@
 //! for each request what to answer, or where its payload is to be received first.
 //!
 //! The protocol itself (frames, handshake, table of calls) is `lunette-transfer-proto`; what a
-//! request means is the business of the layer above: of the [`engine`], or of the store. Other
-//! transports than TCP are not here yet.
+//! request means is the business of the layer above: of the [`engine`], or of the store.
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`adapters`] | [`Adapters`](adapters::Adapters): RDMA adapters of a core, for the engine and the store |
 //! | [`engine`] | [`Engine`](engine::Engine): memories that peers read and write, batches over rails |
 //! | [`topology`] | [`topology::Machine`]: which adapters there are, and which is near which memory |
 //! | `client` | [`Connection`]: calls, deadlines, fencing of lent regions |
@@ -24,6 +24,7 @@
 //! | `error` | [`ConnectError`], [`CallError`], [`CloseReason`] |
 #![forbid(unsafe_code)]
 
+pub mod adapters;
 mod client;
 mod drain;
 pub mod engine;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lunette_runtime::arena::{Exposed, RegionMut, View};
+use lunette_runtime::arena::{Exposed, Extent, RegionMut, View};
 use lunette_runtime::net::TcpStream;
 use lunette_runtime::vectored::Scatter;
 use lunette_runtime::{BufResult, OpError};
@@ -281,8 +281,37 @@ impl Room {
         }
     }
 
-    /// Folds bytes that have been received straight into the room.
-    pub(crate) fn fold(&self, offset: usize, len: usize, checksum: &mut Crc32c) {
+    /// The pieces that it is of, one after the other; `None` if it is of a region, which nobody but its receiver
+    /// writes.
+    #[must_use]
+    pub fn pieces(&self) -> Option<&[Exposed]> {
+        match &self.place {
+            Place::Region { .. } => None,
+            Place::Pieces(pieces) => Some(&pieces.pieces),
+        }
+    }
+
+    /// The extents in which it lies, and where in memory its part of each begins, and how long that is.
+    #[must_use]
+    pub fn extents(&self) -> Vec<(Extent, usize, usize)> {
+        match &self.place {
+            Place::Region { region, range } => {
+                let start = region.as_slice().as_ptr().addr() + range.start;
+                vec![(region.extent(), start, range.len())]
+            }
+            Place::Pieces(pieces) => {
+                let pieces = pieces.pieces.iter();
+                let pieces = pieces.map(|piece| (piece.extent(), piece.start(), piece.len()));
+                pieces.collect()
+            }
+        }
+    }
+
+    /// Folds bytes that have come into the room.
+    ///
+    /// # Panics
+    /// If they do not lie inside the room.
+    pub fn fold(&self, offset: usize, len: usize, checksum: &mut Crc32c) {
         match &self.place {
             Place::Region { region, range } => {
                 let start = range.start + offset;

@@ -6,8 +6,9 @@
 //! is the way round.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use rustix::io::Errno;
@@ -34,14 +35,15 @@ struct Inner {
 
 impl DeviceMemory {
     /// Registers the bytes of a dma-buf in `range`, for own requests and as `access` says for
-    /// peers. The descriptor is not needed afterwards.
+    /// peers, on the control thread where that takes long. The descriptor is not needed afterwards. Best left to run
+    /// to its end: what is dropped while that thread is at work stays registered for ever.
     ///
     /// # Errors
     /// [`SetupError::Unsupported`] where this cannot be done at all; [`SetupError::Size`] of an
     /// empty range; [`SetupError::Refused`] as the system has it.
-    pub fn register(
+    pub async fn register(
         context: &Context,
-        dma_buf: BorrowedFd<'_>,
+        dma_buf: OwnedFd,
         range: Range<u64>,
         access: Access,
     ) -> Result<Self, SetupError> {
@@ -51,7 +53,12 @@ impl DeviceMemory {
             return Err(SetupError::Size);
         }
         let device = Rc::clone(context.device());
-        let registered = device.register_dma_buf(dma_buf, range.start, len, access);
+        // If nobody waits for its end any more, that cannot be known, so the device is kept for ever.
+        let kept = ManuallyDrop::new(Rc::clone(&device));
+        // SAFETY: `kept` keeps the device until the call has ended, and if the future is dropped.
+        let registering = unsafe { device.register_dma_buf(dma_buf, range.start, len, access) };
+        let registered = registering.await;
+        drop(ManuallyDrop::into_inner(kept));
         let (memory, keys) = registered.map_err(|errno| match errno {
             Errno::OPNOTSUPP | Errno::NOSYS => SetupError::Unsupported,
             errno => SetupError::Refused(errno),

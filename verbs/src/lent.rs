@@ -8,6 +8,7 @@
 //! ```text
 //!   Extent ──register──▶ RegisteredExtent ──lend(memory)──▶ Lent ──▶ a request, which owns it
 //!   Exposed ──register──▶ ExposedWindow  (peers, until it is dropped)
+//!   Extent ──register──▶ ReadableExtent  (peers read it, until it is dropped)
 //! ```
 
 use std::fmt;
@@ -46,11 +47,19 @@ impl RegisteredExtent {
     /// [`SetupError::Unsupported`] over iWARP, whose reads need rights that this memory does not give;
     /// [`SetupError::Size`] of memory that is gone.
     pub async fn register(context: &Context, extent: Extent) -> Result<Self, SetupError> {
+        Self::register_for(context, extent, Access::default()).await
+    }
+
+    async fn register_for(
+        context: &Context,
+        extent: Extent,
+        access: Access,
+    ) -> Result<Self, SetupError> {
         if context.is_iwarp()? {
             return Err(SetupError::Unsupported);
         }
         let guard = extent.guard().ok_or(SetupError::Size)?;
-        let (memory, keys) = register(context, &extent, Access::default(), guard).await?;
+        let (memory, keys) = register(context, &extent, access, guard).await?;
         let inner = ExtentInner {
             _memory: memory,
             keys,
@@ -84,6 +93,51 @@ impl RegisteredExtent {
     }
 }
 
+/// A registered extent that peers read as well, whatever lies there, until this is dropped, which keeps it. They get
+/// a mixture of what is written meanwhile, and of nothing else is anybody's use of the memory concerned. Clones share
+/// the registration.
+#[derive(Clone, Debug)]
+pub struct ReadableExtent {
+    // Goes before what it covers.
+    registered: RegisteredExtent,
+    _kept: ExtentGuard,
+}
+
+impl ReadableExtent {
+    /// As [`RegisteredExtent::register`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn register(context: &Context, extent: Extent) -> Result<Self, SetupError> {
+        let kept = extent.guard().ok_or(SetupError::Size)?;
+        let access = Access {
+            remote_read: true,
+            ..Access::default()
+        };
+        let registered = RegisteredExtent::register_for(context, extent, access).await?;
+        Ok(Self {
+            registered,
+            _kept: kept,
+        })
+    }
+
+    /// See [`RegisteredExtent::lend`].
+    #[must_use]
+    pub fn lend(&self, memory: impl Into<Lender>) -> Option<Lent> {
+        self.registered.lend(memory)
+    }
+
+    /// What a peer names a byte by that lies there; `None` if it does not.
+    #[must_use]
+    pub fn remote(&self, start: usize) -> Option<RemoteMemory> {
+        let inner = &self.registered.inner;
+        inner.extent.covers(start, 1).then(|| RemoteMemory {
+            address: start as u64,
+            rkey: inner.keys.rkey,
+        })
+    }
+}
+
 /// Registers an extent, or a part of one, where it blocks nobody.
 async fn register(
     context: &Context,
@@ -97,8 +151,9 @@ async fn register(
     let under_way = UnderWay::new(context.device(), guard);
     // SAFETY: the guard keeps the extent mapped until the registration has been made. Afterwards the adapter
     // reaches it only in requests that own a handle to a part of it (`Lent`), or, with rights for peers, as
-    // long as the `ExposedWindow` that owns the memory has the registration.
-    // Whoever has exposed memory agreed to others that write it, and of regions only reads are made.
+    // long as the `ExposedWindow` or the `ReadableExtent` that keeps the memory has the registration.
+    // Whoever has exposed memory agreed to others that write it, and of regions only reads are made: by a
+    // `ReadableExtent` also while somebody else has them borrowed, as by another process that maps them.
     let registered = unsafe {
         let device = context.device();
         device

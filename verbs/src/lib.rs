@@ -22,7 +22,7 @@
 //! | [`context`] | [`Context`], devices of this machine |
 //! | [`memory`] | [`Slab`], [`Piece`], [`Window`]: registered memory |
 //! | [`device_memory`] | [`DeviceMemory`], registered memory of a GPU |
-//! | [`lent`] | [`RegisteredExtent`], [`Lent`], [`ExposedWindow`]: memory that the program has exposed |
+//! | [`lent`] | [`RegisteredExtent`], [`Lent`], [`ExposedWindow`], [`ReadableExtent`]: memory of the program's |
 //! | [`completion`] | [`CompletionQueue`], a source of the core's loop |
 //! | [`queue_pair`] | [`QueuePair`], its states and requests |
 //! | [`shared_receives`] | [`SharedReceives`], one pool of receives for many queue pairs |
@@ -52,7 +52,7 @@ pub use context::{Context, devices};
 pub use device_memory::DeviceMemory;
 pub use error::{OpenError, RequestError, SetupError};
 pub use events::PairNotices;
-pub use lent::{ExposedWindow, Lender, Lent, RegisteredExtent};
+pub use lent::{ExposedWindow, Lender, Lent, ReadableExtent, RegisteredExtent};
 pub use memory::{MemoryName, Piece, Slab, SlabFull, Window};
 pub use provider::{
     Access, Calls, Cause, DeviceEvent, DeviceInfo, PairEvent, Patience, QueueSizes, RemoteMemory,

@@ -13,6 +13,7 @@ use crate::workspace::{self, Workspace};
 const LANE_SEEDS: &str = "300";
 /// These last longer, and have more processes.
 const LANE_SEEDS_OF_MEMBERS: &str = "60";
+const LANE_SEEDS_OF_ADAPTERS: &str = "8";
 const MUTANT_SEEDS: &str = "2000";
 /// Bugs that worlds of members find within seconds; the others take minutes, and `--mutants`.
 const QUICK_MUTANTS: [&str; 6] = [
@@ -36,7 +37,7 @@ pub(crate) struct Arguments {
     /// Runs a few seeds here and in a machine with another kernel and CPU: the worlds are the same.
     #[arg(long, conflicts_with = "mutants")]
     machine: bool,
-    /// Passed on: `--scenario nodes|members`, `--seeds N`, `--first S`, `--seed S [--log]`, `--json`, `--mutant NAME`.
+    /// Passed on: `--scenario nodes|members|adapters`, `--seeds N`, `--first S`, `--seed S [--log]`, `--json`, `--mutant NAME`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     extra: Vec<String>,
 }
@@ -69,7 +70,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
 /// As for [`run`].
 pub(crate) fn check(workspace: &Workspace) -> Result<(), TaskError> {
     let program = build(workspace, true)?;
-    for (scenario, seeds) in [("nodes", LANE_SEEDS), ("members", LANE_SEEDS_OF_MEMBERS)] {
+    let seeds = [
+        ("nodes", LANE_SEEDS),
+        ("members", LANE_SEEDS_OF_MEMBERS),
+        ("adapters", LANE_SEEDS_OF_ADAPTERS),
+    ];
+    for (scenario, seeds) in seeds {
         let mut run = Command::new(program.get_program());
         workspace::run(run.args(["--scenario", scenario, "--seeds", seeds]))?;
     }

@@ -17,8 +17,8 @@ use lunette_generate::{Bytes, Source};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
-    AnswerMessage, Ask, AskMessage, AskerId, CopyPage, CopyPlace, MeetMessage, NearWish, OpId,
-    SeatMessage, ToHome, ToOwner,
+    AnswerMessage, Ask, AskMessage, AskerId, CopyPage, CopyPlace, FarWish, MeetMessage, NearWish,
+    OpId, PairMessage, PushWish, SeatMessage, ToHome, ToOwner,
 };
 use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
@@ -111,6 +111,21 @@ fn messages(body: &[u8], reached: &mut Reached) {
         again
     }));
     judge(NearWish::split(body).ok().map(|(wish, rest)| {
+        let mut again = Vec::new();
+        wish.encode(version, &mut again);
+        [again.as_slice(), rest].concat()
+    }));
+    judge(PairMessage::decode(body).ok().map(|message| {
+        let mut again = Vec::new();
+        message.encode(version, &mut again);
+        again
+    }));
+    judge(FarWish::split(body).ok().map(|(wish, rest)| {
+        let mut again = Vec::new();
+        wish.encode(version, &mut again);
+        [again.as_slice(), rest].concat()
+    }));
+    judge(PushWish::split(body).ok().map(|(wish, rest)| {
         let mut again = Vec::new();
         wish.encode(version, &mut again);
         [again.as_slice(), rest].concat()

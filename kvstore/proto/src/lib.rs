@@ -23,6 +23,8 @@
 //! | [`owner`] | what has copies: claims, publications, evictions, reports |
 //! | [`asker`] | what asks: retries, and when there are none |
 //! | [`range`] | ranges of an object's bytes |
+//! | [`paths`] | which way an object comes, by what was measured |
+//! | [`pushed`] | a get whose bytes the owner's adapter writes: its ends, and when it is fenced |
 //! | [`striped`] | objects in parts: manifests, and which parts a read is of |
 //! | [`filled`] | which bytes of a reserved object have been written |
 //! | [`extent`] | the self-describing form of an object in memory |
@@ -42,7 +44,9 @@ pub mod key;
 pub mod lru;
 pub mod message;
 pub mod owner;
+pub mod paths;
 pub mod placement;
+pub mod pushed;
 pub mod range;
 pub mod residence;
 pub mod shard;

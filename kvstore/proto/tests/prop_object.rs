@@ -5,9 +5,10 @@ use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
-    AskerId, BytesReply, CommitMessage, Described, Descriptor, FillMessage, GetMessage, HoldWish,
-    MeetMessage, MeetReply, NearWish, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage,
-    ReserveReply, RevokeMessage, StripedReply, WriteMessage,
+    AdaptersMessage, AskerId, BytesReply, CommitMessage, Described, Descriptor, FarWish,
+    FillMessage, GetMessage, HoldWish, MeetMessage, MeetReply, NearWish, PLACES_MAX, PairMessage,
+    PushPlace, PushWish, PushedReply, Reach, Reached, ReadMessage, ReplicaMessage, ReservationId,
+    ReserveMessage, ReserveReply, RevokeMessage, StripedReply, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, MessageFault};
 use lunette_kvstore_proto::owner::WriteAnswer;
@@ -94,8 +95,17 @@ macro_rules! check_answers {
 fn decode_as_all(body: &[u8]) {
     check_all!(body: WriteMessage, GetMessage, ReadMessage, ReplicaMessage);
     check_all!(body: ReserveMessage, FillMessage, CommitMessage, RevokeMessage);
-    check_all!(body: MeetMessage);
+    check_all!(body: MeetMessage, AdaptersMessage, PairMessage);
     check_answers!(body: BytesReply, StripedReply, WriteAnswer, ReserveReply, MeetReply, Described);
+    check_answers!(body: PushedReply, Reached);
+    if let Ok((wish, rest)) = FarWish::split(body) {
+        let again = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
+        assert_eq!([&again[..], rest].concat(), body);
+    }
+    if let Ok((wish, rest)) = PushWish::split(body) {
+        let again = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
+        assert_eq!([&again[..], rest].concat(), body);
+    }
     if let Ok((wish, rest)) = NearWish::split(body) {
         let again = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
         assert_eq!([&again[..], rest].concat(), body);
@@ -241,6 +251,57 @@ proptest! {
         prop_assert!(NearWish::split(&body[..cut.index(body.len())]).is_err());
         let body = [&body[..], &rest].concat();
         prop_assert_eq!(NearWish::split(&body), Ok((wish, &rest[..])));
+        let far = FarWish { connection: number, near: wish };
+        let body = encoded(|out| far.encode(FormatVersion::NEWEST, out));
+        prop_assert!(FarWish::split(&body[..cut.index(body.len())]).is_err());
+        let body = [&body[..], &rest].concat();
+        prop_assert_eq!(FarWish::split(&body), Ok((far, &rest[..])));
+        let reach = Reach {
+            address: offset_bytes,
+            key: slot,
+            word_address: offset_bytes,
+            word_key: chunk,
+            number,
+            len_bytes,
+            crc32c,
+            held_ms,
+        };
+        expect_answer_back!(Reached, Reached { bytes, reach }, cut);
+        let nobodys = Reached { bytes, reach: Reach { number: 0, ..reach } };
+        let body = encoded(|out| nobodys.encode(FormatVersion::NEWEST, out));
+        prop_assert!(Reached::decode(FormatVersion::NEWEST, &body).is_err());
+    }
+
+    #[test]
+    fn wishes_of_bytes_that_are_written_come_back(
+        (connection, immediate, crc32c) in any::<(u64, u32, u32)>(),
+        places in vec((0..u64::MAX >> 1, any::<u32>(), 1..=u32::MAX), 1..=PLACES_MAX),
+        (version, is_cut_off) in (version(), any::<bool>()),
+        rest in vec(any::<u8>(), 0..20),
+        cut: prop::sample::Index,
+    ) {
+        let place = |(address, key, len_bytes)| PushPlace { address, key, len_bytes };
+        let places: Vec<_> = places.into_iter().map(place).collect();
+        let answer = PushPlace { len_bytes: 64, ..places[0] };
+        let total: u64 = places.iter().map(|place| u64::from(place.len_bytes)).sum();
+        let wish = PushWish { connection, immediate, answer, places };
+        let body = encoded(|out| wish.encode(FormatVersion::NEWEST, out));
+        prop_assert!(PushWish::split(&body[..cut.index(body.len())]).is_err());
+        let len_bytes = immediate % (64 << 20);
+        let parts = wish.parts(len_bytes);
+        prop_assert_eq!(parts.is_some(), len_bytes > 0 && u64::from(len_bytes) <= total);
+        let covered = |parts: Vec<PushPlace>| parts.iter().map(|part| part.len_bytes).sum::<u32>();
+        prop_assert!(parts.is_none_or(|parts| covered(parts) == len_bytes));
+        let body = [&body[..], &rest].concat();
+        prop_assert_eq!(PushWish::split(&body), Ok((wish, &rest[..])));
+        let bytes = BytesReply {
+            version,
+            is_cut_off,
+            object_len_bytes: immediate,
+            #[cfg(feature = "next-version")]
+            next: lunette_kvstore_proto::message::Next,
+        };
+        expect_answer_back!(PushedReply, PushedReply { bytes, len_bytes: immediate, crc32c }, cut);
     }
 
     /// Small bytes make short keys and known codes, which decode further than random ones.

@@ -20,6 +20,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
+use super::adapters::ByAdapters;
 use super::calls;
 use super::one_sided::Sights;
 use super::running::{Arrived, Brought, Ended, LentRoom, Running, Table};
@@ -48,6 +49,8 @@ pub(super) struct Asking {
     pub(super) seats: Seats,
     /// The memory of owners on this host.
     pub(super) sights: Sights,
+    /// Bytes that adapters bring.
+    pub(super) adapters: ByAdapters,
     /// Questions that leave at the end of the turn.
     outbox: RefCell<BTreeMap<(Seat, Epoch), Vec<Ask>>>,
     flush: Signal,
@@ -64,12 +67,17 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    pub(super) fn new(seats: Seats, sights: Sights, namespace: NamespaceKind) -> Self {
+    pub(super) fn new(
+        seats: Seats,
+        (sights, adapters): (Sights, ByAdapters),
+        namespace: NamespaceKind,
+    ) -> Self {
         Self {
             asker: RefCell::new(Asker::new(AskerId(entropy()))),
             table: RefCell::default(),
             seats,
             sights,
+            adapters,
             outbox: RefCell::default(),
             flush: Signal::default(),
             begun: Signal::default(),

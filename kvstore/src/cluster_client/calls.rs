@@ -21,7 +21,7 @@ use lunette_kvstore_proto::version::{Form, Version};
 use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
-use lunette_transfer::{Attachments, CallError, Reply, Room};
+use lunette_transfer::{Attachments, CallError, CallFailure, Reply, Room};
 
 use super::asking::{Asking, News};
 use super::one_sided;
@@ -32,7 +32,7 @@ use crate::value::Value;
 
 /// Longest that one request is waited for. The operation's own deadline ends it before, but for its
 /// room.
-const CALL_TIMEOUT: Duration = Duration::from_secs(12);
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// What came of a call: a reply, or nothing.
 pub(super) enum Called {
@@ -82,7 +82,17 @@ pub(super) async fn call_within(
     let version = link.version;
     let body = |out: &mut Vec<u8>| body(version, out);
     let called = link.call(op.code(), body, attachments, timeout);
-    match called.await {
+    called_of(asking, seat, version, called.await)
+}
+
+/// What a call came to, and its room.
+pub(super) fn called_of(
+    asking: &Asking,
+    seat: Seat,
+    version: FormatVersion,
+    called: Result<Reply, CallFailure>,
+) -> (Called, Option<Room>) {
+    match called {
         Ok(mut reply) => {
             let room = reply.room.take();
             if Status::from_code(reply.status) == Status::WrongSeat {
@@ -104,6 +114,15 @@ pub(super) async fn call_within(
             };
             (called, failure.room)
         }
+    }
+}
+
+/// With a room for the answer's bytes.
+pub(super) const fn into(room: Room) -> Attachments {
+    Attachments {
+        payload: None,
+        room: Some(room),
+        arrange: None,
     }
 }
 

@@ -16,11 +16,13 @@
 //! | `local` | what a client on a member's core finds there |
 //! | `asking` | the asker, and what it wants sent |
 //! | `calls` | one request, and what its answer means |
+//! | `adapters` | bytes that RDMA adapters bring |
 //! | `one_sided` | bytes that are copied from the memory of owners on this host |
 //! | `running` | operations under way, with their rooms and values |
 //! | `maps` | where newer maps come from |
 //! | `clearing` | "remove all" |
 
+mod adapters;
 mod asking;
 mod calls;
 mod clearing;
@@ -49,15 +51,21 @@ use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::NodeStat;
 use lunette_kvstore_proto::message::directory::{Found, HoldWish, Only, Peek};
+use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
+use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, entropy, time};
+use lunette_transfer::adapters::RdmaOptions;
 use lunette_transfer::{Guard, Room};
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
+use lunette_verbs::Context;
 
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::member::MemberCore;
 use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
+use adapters::ByAdapters;
+pub use adapters::{AdapterGets, Landing, TooManyLandings};
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
 use local::Local;
@@ -91,6 +99,12 @@ pub struct ClusterClientOptions {
     /// Gets of at least so many bytes, into a room of as many, are copied from the memory of owners on this host
     /// that share it, and not sent. `None`: never. 64 KiB by default.
     pub one_sided_from_bytes: Option<usize>,
+    /// RDMA: by default none. With adapters, gets from owners that have some too come by them: what goes into
+    /// [landed](ClusterClient::land) memory is written there by the owner, and what goes to memory to which gets
+    /// came before is read; of the ways that there are the one that was quickest lately is gone.
+    pub rdma: RdmaOptions,
+    /// The only one of these ways, besides the connection, if it is not to be chosen.
+    pub rdma_path: Option<Path>,
 }
 
 impl ClusterClientOptions {
@@ -107,6 +121,8 @@ impl ClusterClientOptions {
             idle_timeout: IDLE_TIMEOUT,
             namespace: NamespaceKind::Cache,
             one_sided_from_bytes: Some(FROM_BYTES),
+            rdma: RdmaOptions::default(),
+            rdma_path: None,
         }
     }
 }
@@ -214,13 +230,26 @@ impl ClusterClient {
     /// # Errors
     /// [`ClusterError`]: none does.
     pub async fn connect(options: ClusterClientOptions) -> Result<Self, ClusterError> {
-        Self::connect_from(options, None).await
+        Self::connect_with(options, Vec::new()).await
+    }
+
+    /// The same, with adapters that the program has opened on this core, besides those that the options name: those
+    /// of a simulated fabric, say.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_with(
+        options: ClusterClientOptions,
+        adapters: Vec<Context>,
+    ) -> Result<Self, ClusterError> {
+        Self::connect_from(options, None, adapters).await
     }
 
     /// As [`connect`](Self::connect), of a client on the core of a member.
     pub(crate) async fn connect_from(
         options: ClusterClientOptions,
         core: Option<Rc<MemberCore>>,
+        adapters: Vec<Context>,
     ) -> Result<Self, ClusterError> {
         let session_epoch = entropy() | 1;
         let guard = options.secrets.clone();
@@ -233,7 +262,9 @@ impl ClusterClient {
             idle_timeout: options.idle_timeout,
         });
         let sights = Sights::new(options.one_sided_from_bytes);
-        let asking = Rc::new(Asking::new(seats, sights, options.namespace));
+        let by = ByAdapters::open(&options.rdma, options.rdma_path, adapters);
+        let asking = Asking::new(seats, (sights, by), options.namespace);
+        let asking = Rc::new(asking);
         let deadline = time::now() + options.timeout;
         let map = maps::first(asking.seats.linking(), &options.seeds, deadline).await?;
         asking.on_map(map);
@@ -242,6 +273,10 @@ impl ClusterClient {
             .and_then(|()| tasks.spawn(Rc::clone(&asking).keep_time()))
             .and_then(|()| tasks.spawn(Rc::clone(&asking).close_idle()))
             .and_then(|()| tasks.spawn(maps::keep(Rc::clone(&asking), options.seeds)));
+        let mut ears = 0..asking.adapters.len();
+        let begun = begun.and_then(|()| {
+            ears.try_for_each(|index| tasks.spawn(adapters::hear(Rc::clone(&asking), index)))
+        });
         begun.map_err(|_too_many| ClusterError::TooManyTasks)?;
         Ok(Self {
             asking,
@@ -270,6 +305,24 @@ impl ClusterClient {
     #[must_use]
     pub fn one_sided(&self) -> OneSided {
         self.asking.sights.counted()
+    }
+
+    /// Lets owners' adapters write what is got into rooms of this memory
+    /// ([`Room::exposed`](lunette_transfer::Room::exposed)): it is registered with each of the client's adapters, as
+    /// a whole and with nothing beside it, where that holds up nobody. Who owns an object is trusted with that
+    /// memory for as long as the answer lives: with its key any member could write there. Nothing lands in a
+    /// room any more once its get has ended; dropping that has the connection's queue pair given up first.
+    ///
+    /// # Errors
+    /// [`TooManyLandings`].
+    pub async fn land(&self, memory: Exposed) -> Result<Landing, TooManyLandings> {
+        self.asking.adapters.land(memory).await
+    }
+
+    /// What adapters have brought.
+    #[must_use]
+    pub fn by_adapters(&self) -> AdapterGets {
+        self.asking.adapters.counted()
     }
 
     /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a while,

@@ -74,7 +74,8 @@ impl Counts {
 
     /// How many requests for objects ended with `is_it`.
     fn sum(&self, is_it: impl Fn(Outcome) -> bool) -> u64 {
-        let is_for_object = |op: &Op| !matches!(op, Op::Stat | Op::Map | Op::Tell);
+        let is_for_object =
+            |op: &Op| !matches!(op, Op::Stat | Op::Map | Op::Tell | Op::Adapters | Op::Pair);
         let ops = Op::ALL.iter().zip(&self.ops);
         let ops = ops.filter(|(op, _)| is_for_object(op));
         let counted = ops.flat_map(|(_, op)| Outcome::ALL.into_iter().zip(&op.outcomes));
@@ -103,10 +104,14 @@ impl Counts {
 
     /// What a member's shard would have counted.
     pub(crate) fn of_member(&self) -> ShardStats {
-        let gets = [Op::Find, Op::Read, Op::FindNear, Op::ReadNear];
-        let hits = gets.map(|op| self.count(op, Outcome::Ok)).iter().sum();
-        let misses =
-            self.count(Op::Find, Outcome::NotFound) + self.count(Op::FindNear, Outcome::NotFound);
+        let finds = [Op::Find, Op::FindNear, Op::FindPushed, Op::FindFar];
+        let reads = [Op::Read, Op::ReadNear, Op::ReadPushed, Op::ReadFar];
+        let found = |ops: [Op; 4], outcome| -> u64 {
+            let counted = ops.map(|op| self.count(op, outcome));
+            counted.iter().sum()
+        };
+        let hits = found(finds, Outcome::Ok) + found(reads, Outcome::Ok);
+        let misses = found(finds, Outcome::NotFound);
         let writes = |outcome| self.count(Op::Write, outcome) + self.count(Op::Commit, outcome);
         ShardStats {
             puts: writes(Outcome::Ok),
@@ -212,11 +217,20 @@ pub(crate) struct CopyCounts {
     pub(crate) messages_received: Cell<u64>,
     pub(crate) one_sided_reads: Cell<u64>,
     pub(crate) one_sided_fallbacks: Cell<u64>,
+    pub(crate) pushed: Cell<u64>,
+    pub(crate) pushed_bytes: Cell<u64>,
+    pub(crate) pushes_failed: Cell<u64>,
 }
 
 impl CopyCounts {
     pub(crate) fn add(counter: &Cell<u64>) {
         add(counter, 1);
+    }
+
+    /// A copy of this length has been written to its reader's memory.
+    pub(crate) fn has_pushed(&self, len_bytes: u32) {
+        Self::add(&self.pushed);
+        add(&self.pushed_bytes, len_bytes.into());
     }
 
     /// A copy of this length has gone.

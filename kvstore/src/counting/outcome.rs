@@ -110,7 +110,8 @@ impl Outcome {
 impl From<Status> for Outcome {
     fn from(status: Status) -> Self {
         match status {
-            Status::Ok | Status::Described | Status::Striped => Self::Ok,
+            Status::Ok | Status::Described | Status::Striped | Status::Pushed => Self::Ok,
+            Status::PushFailed => Self::Interrupted,
             Status::NotFound => Self::NotFound,
             Status::Touched => Self::Exists,
             Status::Busy => Self::Busy,
@@ -182,6 +183,7 @@ mod tests {
                     | Status::Touched
                     | Status::Described
                     | Status::Striped
+                    | Status::Pushed
             );
             assert_eq!(Outcome::from(status).is_refusal(), !is_answer, "{status:?}");
         }

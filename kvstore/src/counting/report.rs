@@ -34,6 +34,14 @@ pub struct MemberReport {
     pub one_sided_reads: u64,
     /// Readers of this host that came again because what they had copied was another object, or not to be had.
     pub one_sided_fallbacks: u64,
+    /// Gets whose bytes an adapter of this core has written to where they belong.
+    pub pushed: u64,
+    /// How many bytes that was.
+    pub pushed_bytes: u64,
+    /// Gets that were to be written so, and had to be asked for once more.
+    pub pushes_failed: u64,
+    /// Queue pairs over which that is done, now.
+    pub queue_pairs: u64,
     /// Copies that were kept here for another node.
     pub copies_replicated: u64,
     /// Copies that their homes had dropped: removed, replaced, surplus.

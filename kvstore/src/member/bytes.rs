@@ -14,7 +14,7 @@ use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
-use lunette_runtime::arena::{Arena, Exposed, Region, RegionMut, Share};
+use lunette_runtime::arena::{self, Arena, Exposed, Region, RegionMut, Share};
 use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_transfer::Room;
 
@@ -75,6 +75,16 @@ impl Extent {
     pub(crate) fn summed(self, crc32c: u32) -> Self {
         Self { crc32c, ..self }
     }
+}
+
+/// A copy that readers' adapters may read.
+pub(crate) struct Reachable {
+    pub(crate) value: Region,
+    pub(crate) crc32c: u32,
+    /// The board, and where on it the word is that says whose the memory is.
+    pub(crate) word: (arena::Extent, usize),
+    /// What it says as long as it is this copy's.
+    pub(crate) number: u64,
 }
 
 /// Room for an object whose value is to come.
@@ -374,6 +384,26 @@ impl Bytes {
             len_bytes: extent.len_bytes(),
             crc32c: extent.crc32c,
             held_ms: 0,
+        })
+    }
+
+    /// Whether readers may read this memory, which holds nothing but copies then.
+    pub(crate) const fn is_readable(&self) -> bool {
+        self.board.is_some()
+    }
+
+    /// Where a copy of this key lies, for readers by an adapter, if they may read it.
+    pub(crate) fn reach(&mut self, place: CopyPlace, key: Key<'_>) -> Option<Reachable> {
+        self.board.as_ref()?;
+        let (id, extent) = self.pin(place, key)?;
+        self.unpin(id);
+        let board = self.board.as_mut()?;
+        let number = board.show(id.slot_index)?;
+        Some(Reachable {
+            word: board.word(id.slot_index),
+            number,
+            crc32c: extent.crc32c,
+            value: extent.value(),
         })
     }
 

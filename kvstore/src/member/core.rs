@@ -29,6 +29,7 @@ use super::deeds::Deeds;
 use super::loading::Loading;
 use super::one_sided::{Board, Sharing};
 use super::post::Post;
+use super::pushing::Pushing;
 use super::replicas::Scarcity;
 use super::reservations::Reservations;
 use super::taking::Taking;
@@ -63,6 +64,8 @@ pub(crate) struct MemberCore {
     bytes: RefCell<Bytes>,
     /// Lets readers of this host in, where that can be.
     sharing: Option<Sharing>,
+    /// Adapters that write copies to where readers want them.
+    pushing: Pushing,
     map: RefCell<Rc<ClusterMap>>,
     pub(super) deeds: Deeds,
     has_left: Cell<bool>,
@@ -89,10 +92,9 @@ impl MemberCore {
         seat: Seat,
         lease_ttl: Duration,
         (arena, limits): (Arena, ShardLimits),
-        shared: Option<(Sharing, Board)>,
+        (board, sharing, pushing): (Option<Board>, Option<Sharing>, Pushing),
         (post, tier): (Post, Option<Tier>),
     ) -> Rc<Self> {
-        let (sharing, board) = shared.unzip();
         // It is memory that is to run out first: there room can be made.
         let in_memory_max = limits.entries_max().saturating_mul(COPIES_PER_ENTRY);
         let on_drive_max = tier.as_ref().map_or(0, Tier::records_max);
@@ -114,6 +116,7 @@ impl MemberCore {
             }),
             bytes: RefCell::new(Bytes::new(arena, limits, board)),
             sharing,
+            pushing,
             map: RefCell::default(),
             deeds: Deeds::default(),
             has_left: Cell::new(false),
@@ -165,6 +168,10 @@ impl MemberCore {
         self.tier.get()
     }
 
+    pub(crate) const fn pushing(&self) -> &Pushing {
+        &self.pushing
+    }
+
     pub(super) const fn sharing(&self) -> Option<&Sharing> {
         self.sharing.as_ref()
     }
@@ -203,6 +210,10 @@ impl MemberCore {
             members: self.map.borrow().members().len() as u64,
             one_sided_reads: copies.one_sided_reads.get(),
             one_sided_fallbacks: copies.one_sided_fallbacks.get(),
+            pushed: copies.pushed.get(),
+            pushed_bytes: copies.pushed_bytes.get(),
+            pushes_failed: copies.pushes_failed.get(),
+            queue_pairs: self.pushing.queue_pairs() as u64,
             copies_replicated: copies.replicated.get(),
             copies_ordered: copies.ordered.get(),
             copies_cleared: copies.cleared.get(),

@@ -40,6 +40,7 @@ mod mailing;
 mod offers;
 mod one_sided;
 mod post;
+mod pushing;
 mod replicas;
 mod reservations;
 mod service;
@@ -60,6 +61,7 @@ use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::Arena;
 use lunette_runtime::{JoinError, Receiver, Scope, Sender, time};
 use lunette_transfer::Guard;
+use lunette_transfer::adapters::RdmaOptions;
 use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 
 use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
@@ -151,6 +153,8 @@ pub(crate) struct Beginning {
     pub(crate) tier: Option<Tier>,
     /// Whether readers of this host may map that memory, which holds nothing but copies then.
     pub(crate) is_shared: bool,
+    /// The adapters of this core.
+    pub(crate) rdma: RdmaOptions,
     /// The cores of this node.
     pub(crate) cores: Vec<Sender<Mail>>,
     pub(crate) mail: Receiver<Mail>,
@@ -168,6 +172,7 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
         memory,
         tier,
         is_shared,
+        rdma,
         cores,
         mail,
     } = beginning;
@@ -182,11 +187,17 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
     }));
     let post = post::Post::new(seat, cores);
     let entries_max = memory.1.entries_max();
-    let opened = is_shared.then(|| one_sided::open(entries_max)).flatten();
-    let opened = opened.map(|opened| ((opened.sharing, opened.board), opened.listener));
-    let (shared, listener) = opened.unzip();
+    let board = is_shared.then(|| one_sided::board(entries_max)).flatten();
+    let (sharing, listener) = board.as_ref().and_then(one_sided::open).unzip();
     let lease_ttl = cluster.lease_ttl();
-    let core = MemberCore::new(seat, lease_ttl, memory, shared, (post, tier));
+    let pushing = pushing::Pushing::open(rdma);
+    let core = MemberCore::new(
+        seat,
+        lease_ttl,
+        memory,
+        (board, sharing, pushing),
+        (post, tier),
+    );
     let scope = Scope::new();
     if let Some(listener) = listener {
         scope.spawn(one_sided::accept(Rc::clone(&core), listener))?;

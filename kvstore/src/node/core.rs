@@ -15,7 +15,7 @@ use lunette_kvstore_proto::placement::{ClusterMap, Seat};
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::Arena;
 use lunette_runtime::net::{REBIND_WAIT, TcpListener};
-use lunette_runtime::{Port, Sender, arena, boot_id, spawn_local, time};
+use lunette_runtime::{Port, Sender, arena, spawn_local, time};
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Drain, Guard, REPLY_BYTES_MAX, ServeOptions, Service, serve};
@@ -110,6 +110,7 @@ pub(super) async fn run_core(plan: CorePlan) {
             memory: (memory, plan.limits),
             tier,
             is_shared: options.is_shared(),
+            rdma: options.rdma.clone(),
             cores: announced.mail,
             mail,
         })
@@ -141,9 +142,9 @@ async fn serve_until_drained<S: Service>(
     drained.end();
 }
 
-/// Where it listens, the arena for its copies (one of their own, if others on this host may map it), and the drive.
+/// Where it listens, the arena for its copies (one of their own, if others may read it), and the drive.
 async fn open_core(plan: &CorePlan) -> Result<(TcpListener, Arena, Option<Tier>), NodeError> {
-    let memory = if plan.options.is_shared() && boot_id().is_some() {
+    let memory = if plan.options.is_shared() {
         Arena::new(memory_options(&plan.options, plan.limits))
     } else {
         arena()

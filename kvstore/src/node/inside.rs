@@ -8,6 +8,7 @@ use std::rc::Rc;
 use lunette_auth::Secrets;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::core_local;
+use lunette_verbs::Context;
 
 use crate::cluster_client::{ClusterClient, ClusterClientOptions};
 use crate::error::ClusterError;
@@ -84,6 +85,13 @@ impl NodeCore {
         self.core.seat()
     }
 
+    /// Adapters that the program has opened on this core serve its readers, besides those that the node's options
+    /// name: those of a simulated fabric, say. One that cannot be used is told in the log. Readers that have
+    /// connected theirs before go on with those that they found.
+    pub fn use_adapters(&self, adapters: Vec<Context>) {
+        self.core.pushing().add(adapters);
+    }
+
     /// A client of the cluster on this core, with the cluster's secret. What this core is the home of or
     /// has is asked of it by calls, without a message and at once; what it has is copied out, and not
     /// verified: it has not left this memory since it was.
@@ -105,6 +113,7 @@ impl NodeCore {
             secrets,
             ..options
         };
-        ClusterClient::connect_from(options, Some(Rc::clone(&self.core))).await
+        let core = Some(Rc::clone(&self.core));
+        ClusterClient::connect_from(options, core, Vec::new()).await
     }
 }

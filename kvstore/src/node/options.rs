@@ -7,6 +7,7 @@ use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::{ArenaOptions, HugePages};
 use lunette_runtime::{CoreOptions, DriverChoice, Idle, Placement};
 use lunette_runtime_core::ids::NodeId;
+use lunette_transfer::adapters::RdmaOptions;
 
 use crate::error::NodeError;
 use crate::member::{ClusterOptions, TierOptions};
@@ -73,9 +74,13 @@ pub struct NodeOptions {
     /// When the system is to find pages for the memory.
     pub prefault: Prefault,
     /// Whether clients and members on the same host may map the memory of its copies, for reading, and get what
-    /// is long by copying it themselves. Of a member of a cluster only, and only where there is such a thing;
+    /// is long by copying it themselves, and others read it by their RDMA adapters where this node has some
+    /// ([`rdma`](Self::rdma)). Of a member of a cluster only, and only where there is such a thing;
     /// those in another network namespace are sent the bytes all the same.
     pub one_sided: bool,
+    /// RDMA: by default none. With adapters, each of its cores opens them, and what clients get that have some too
+    /// is written to their memory, or read by them. Of a member of a cluster only.
+    pub rdma: RdmaOptions,
     /// The cluster that it is to be a member of. Without, it is alone, and clients list such nodes.
     pub cluster: Option<ClusterOptions>,
     /// Drives that take what leaves memory. Of a member of a cluster only.
@@ -99,6 +104,7 @@ impl NodeOptions {
             lock_memory: false,
             prefault: Prefault::default(),
             one_sided: true,
+            rdma: RdmaOptions::default(),
             cluster: None,
             tier: None,
         }

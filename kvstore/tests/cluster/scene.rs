@@ -14,6 +14,7 @@ use lunette_kvstore::{
     NodeCore, NodeError, NodeOptions, Outcome, PutOptions, SeatedNode, Stored, TierOptions, Value,
 };
 use lunette_kvstore_proto::message::Op;
+use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
@@ -21,6 +22,8 @@ use lunette_runtime::{arena, entropy, spawn_local, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_transfer::{Connection, Room};
 use lunette_transfer_proto::hello::{Hello, VersionRange};
+use lunette_verbs::Context;
+use lunette_verbs::sim::Fabric;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -77,10 +80,14 @@ pub(crate) struct Scene {
     last_id: u64,
     /// How long its clients try.
     client_timeout: Duration,
+    /// How long those with adapters keep connections on which nothing is asked.
+    client_idle: Duration,
     /// What the next node fails together with.
     rack: Rack,
     /// Whether the next node shares its memory.
     is_shared: bool,
+    /// What the nodes' adapters belong to, and how many each of them has.
+    fabric: Option<(Fabric, usize)>,
     /// The drives of the next node.
     tier: Option<TierOptions>,
     /// Ends the coordinator when it is dropped.
@@ -134,8 +141,10 @@ impl Scene {
             nodes: Vec::new(),
             last_id: 0,
             client_timeout: Duration::from_secs(8),
+            client_idle: Duration::from_secs(60),
             rack: Rack::NONE,
             is_shared: true,
+            fabric: None,
             tier: None,
             serving: Some(serving),
         };
@@ -154,8 +163,10 @@ impl Scene {
             nodes: Vec::new(),
             last_id: 0,
             client_timeout: Duration::from_millis(300),
+            client_idle: Duration::from_secs(60),
             rack: Rack::NONE,
             is_shared: true,
+            fabric: None,
             tier: None,
             serving: None,
         };
@@ -217,6 +228,10 @@ impl Scene {
         self.client_timeout = timeout;
     }
 
+    pub(crate) const fn set_client_idle(&mut self, idle: Duration) {
+        self.client_idle = idle;
+    }
+
     pub(crate) async fn add(&mut self, memory_bytes: u64) {
         self.start(memory_bytes).await;
         self.agree().await;
@@ -273,6 +288,44 @@ impl Scene {
     /// The next nodes share their memory, or not.
     pub(crate) const fn set_shared(&mut self, is_shared: bool) {
         self.is_shared = is_shared;
+    }
+
+    /// From now on each node has so many adapters of a fabric of this seed, and so may clients
+    /// ([`fabric_client`](Self::fabric_client)): those of the first node come first, and clients' last.
+    pub(crate) fn set_fabric(&mut self, seed: u64, adapters: usize) -> Fabric {
+        let fabric = Fabric::new(seed);
+        let open = || {
+            let opened = (0..adapters).map(|_| {
+                let device = fabric.add_device();
+                Context::simulated(&fabric, device).expect("it was added")
+            });
+            opened.collect::<Vec<_>>()
+        };
+        for node in NodeCore::here() {
+            node.use_adapters(open());
+        }
+        self.fabric = Some((fabric.clone(), adapters));
+        fabric
+    }
+
+    /// A client with as many adapters of the fabric as nodes have, whose gets go this way alone, and how the first of
+    /// them is numbered.
+    pub(crate) async fn fabric_client(&self, path: Option<Path>) -> (ClusterClient, usize) {
+        let (fabric, adapters) = self.fabric.as_ref().expect("a fabric");
+        let devices: Vec<usize> = (0..*adapters).map(|_| fabric.add_device()).collect();
+        let contexts = devices
+            .iter()
+            .map(|device| Context::simulated(fabric, *device).expect("it was added"));
+        let options = ClusterClientOptions {
+            one_sided_from_bytes: None,
+            rdma_path: path,
+            idle_timeout: self.client_idle,
+            secrets: self.secrets.clone(),
+            timeout: self.client_timeout,
+            ..ClusterClientOptions::new(self.nodes.iter().map(SeatedNode::address).collect())
+        };
+        let client = ClusterClient::connect_with(options, contexts.collect()).await;
+        (client.expect("a client"), devices[0])
     }
 
     /// A client that copies objects of so many bytes itself.

@@ -179,6 +179,7 @@ fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions
         },
         one_sided: !arguments.join.no_one_sided,
         tier: arguments.join.tier(),
+        rdma: arguments.join.rdma(),
         ..NodeOptions::new(id, arguments.listen, arguments.memory.0)
     }
 }

@@ -9,6 +9,7 @@ use super::chunk::Chunk;
 use super::exposed::Foreign;
 use super::mapping::Mapping;
 use super::shared::Here;
+use super::words::Mapped;
 
 /// What is asked whether the memory is still there.
 #[derive(Clone)]
@@ -17,6 +18,7 @@ enum Keeper {
     Mapping(Weak<Mapping>),
     Shared(Weak<Here>),
     Foreign(Weak<Foreign>),
+    Words(Weak<Mapped>),
 }
 
 /// The whole chunk, mapping or foreign memory in which exposed memory or a region lies. It keeps nothing:
@@ -66,6 +68,15 @@ impl Extent {
         }
     }
 
+    pub(super) fn of_words(words: &Rc<Mapped>) -> Self {
+        let (address, len) = words.whole();
+        Self {
+            address,
+            len,
+            keeper: Keeper::Words(Rc::downgrade(words)),
+        }
+    }
+
     /// Its first byte. It lends nothing: who may read and write what lies there is up to the handles.
     #[must_use]
     pub const fn start(&self) -> NonNull<u8> {
@@ -86,6 +97,7 @@ impl Extent {
             Keeper::Mapping(mapping) => mapping.strong_count() > 0,
             Keeper::Shared(here) => here.strong_count() > 0,
             Keeper::Foreign(foreign) => foreign.strong_count() > 0,
+            Keeper::Words(words) => words.strong_count() > 0,
         }
     }
 
@@ -121,6 +133,7 @@ impl Extent {
             Keeper::Mapping(mapping) => mapping.upgrade()?,
             Keeper::Shared(here) => here.upgrade()?,
             Keeper::Foreign(foreign) => foreign.upgrade()?,
+            Keeper::Words(words) => words.upgrade()?,
         };
         Some(ExtentGuard(kept))
     }
@@ -142,7 +155,9 @@ impl fmt::Debug for ExtentGuard {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{Arena, ArenaOptions, Exposed, ForeignMemory, HugePages, SharedMemory};
+    use super::super::{
+        Arena, ArenaOptions, Exposed, ForeignMemory, HugePages, SharedMemory, Words,
+    };
     use super::*;
 
     #[test]
@@ -184,5 +199,10 @@ mod tests {
         drop(here);
         assert!(!extent.is_alive(), "this core's hold is what counts");
         drop(bytes);
+        let words = Words::new(5, true).expect("memory");
+        let extent = words.extent();
+        assert_eq!((extent.len_bytes(), extent.is_alive()), (40, true));
+        drop(words);
+        assert!(!extent.is_alive());
     }
 }

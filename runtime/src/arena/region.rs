@@ -107,6 +107,12 @@ impl RegionMut {
         self.piece.chunk()
     }
 
+    /// All of the chunk in which it lies.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        self.piece.extent()
+    }
+
     /// Ends writing: from here on the piece is shared and read-only.
     #[must_use]
     pub fn freeze(self) -> Region {

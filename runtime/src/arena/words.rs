@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::rc::Rc;
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -12,17 +13,18 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
 
+use super::extent::Extent;
 use super::share::{MapError, check_file};
 
 /// A mapped file of words.
-struct Mapped {
+pub(super) struct Mapped {
     base: NonNull<AtomicU64>,
     count: usize,
     memfd: OwnedFd,
 }
 
 /// Words that this process and those that it gives their file to read and write.
-pub struct Words(Mapped);
+pub struct Words(Rc<Mapped>);
 
 /// Words of another process, which this one only reads.
 pub struct WordsView(Mapped);
@@ -42,11 +44,8 @@ impl Words {
         ftruncate(&memfd, len as u64)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW;
         fcntl_add_seals(&memfd, seals)?;
-        let words = Self(Mapped::new(
-            memfd,
-            count,
-            ProtFlags::READ | ProtFlags::WRITE,
-        )?);
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let words = Self(Rc::new(Mapped::new(memfd, count, both)?));
         if is_ours {
             fcntl_add_seals(&words, SealFlags::FUTURE_WRITE)?;
         }
@@ -59,7 +58,15 @@ impl Words {
     /// [`MapError`]; the file is closed.
     pub fn map(memfd: OwnedFd, count: usize) -> Result<Self, MapError> {
         let both = ProtFlags::READ | ProtFlags::WRITE;
-        Mapped::foreign(memfd, count, both).map(Self)
+        Mapped::foreign(memfd, count, both).map(|mapped| Self(Rc::new(mapped)))
+    }
+}
+
+impl Words {
+    /// All of them, for a device that reads them.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        Extent::of_words(&self.0)
     }
 }
 
@@ -109,6 +116,11 @@ impl WordsView {
 }
 
 impl Mapped {
+    /// Where it begins, and its length in bytes.
+    pub(super) const fn whole(&self) -> (NonNull<u8>, usize) {
+        (self.base.cast(), self.count * size_of::<AtomicU64>())
+    }
+
     fn foreign(memfd: OwnedFd, count: usize, protection: ProtFlags) -> Result<Self, MapError> {
         let len = count.checked_mul(8).filter(|&len| len > 0);
         check_file(memfd.as_fd(), len.ok_or(MapError::BadRange)? as u64)?;

@@ -7,20 +7,21 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Fetched, GetFailure, NodeCore, Preferred, PutOptions,
-    Reserved, StoreError, StoreErrorKind, Stored, Value,
+    ClusterClient, ClusterClientOptions, Fetched, GetFailure, Landing, NodeCore, Preferred,
+    PutOptions, Reserved, StoreError, StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
-use lunette_runtime::arena::Region;
+use lunette_runtime::arena::{Exposed, HugePages, Region};
 use lunette_runtime::sim::Log;
 use lunette_runtime::{arena, spawn_local, time};
 use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
+use super::adapters::Adapters;
 use super::ledger::{End, Hold, Ledger};
 
 pub(crate) const KEYS: usize = 12;
@@ -54,6 +55,38 @@ pub(crate) struct Load {
     pub(crate) timeout: Duration,
     /// How many copies writes ask for at most.
     pub(crate) copies_max: u8,
+    /// The adapters of its world, and which client it is.
+    pub(crate) adapters: Option<(Rc<Adapters>, u8)>,
+}
+
+/// Memory into which owners' adapters may write.
+struct Landed {
+    memory: Exposed,
+    _landing: Landing,
+}
+
+/// What has come, where its bytes can be looked at.
+fn in_region(fetched: Fetched, memory: &Exposed) -> Fetched {
+    match fetched {
+        Fetched::Hit {
+            len_bytes,
+            object_len_bytes,
+            version,
+            is_cut_off,
+            ..
+        } => {
+            let mut region = arena().alloc(len_bytes.max(1)).expect("room");
+            memory.copy_out(0, &mut region.as_mut_slice()[..len_bytes]);
+            Fetched::Hit {
+                room: Room::whole(region),
+                len_bytes,
+                object_len_bytes,
+                version,
+                is_cut_off,
+            }
+        }
+        miss @ Fetched::Miss { .. } => miss,
+    }
 }
 
 /// How members name a key in what they tell.
@@ -130,7 +163,11 @@ impl Load {
             // In the process of a member, on its core.
             let connected = match NodeCore::here().pop() {
                 Some(core) => core.client(options).await,
-                None => ClusterClient::connect(options).await,
+                None => {
+                    let adapters = self.adapters.as_ref();
+                    let adapters = adapters.map(|(adapters, client)| adapters.of_client(*client));
+                    ClusterClient::connect_with(options, adapters.unwrap_or_default()).await
+                }
             };
             match connected {
                 Ok(client) => return client,
@@ -147,12 +184,13 @@ impl Load {
 
     async fn work(self, mut random: SplitMix64) {
         let client = self.connect().await;
+        let landed = self.land(&client).await;
         while self.log.now() < self.until {
             time::sleep(Duration::from_micros(random.below(40_000).into())).await;
             let keys = u32::try_from(KEYS).expect("few");
             let key = random.below(keys) as usize;
             match random.below(18) {
-                0..4 => self.get(&client, key).await,
+                0..4 => self.get_into(&client, key, landed.as_ref()).await,
                 4 => self.get_several(&client, key).await,
                 5 | 6 => self.get_parts(&client, key).await,
                 7..13 => self.put(&client, key, WriteKind::Put).await,
@@ -163,6 +201,32 @@ impl Load {
                 _ => self.look(&client).await,
             }
         }
+        if let Some((adapters, _)) = &self.adapters {
+            adapters.count(client.by_adapters());
+        }
+    }
+
+    /// Memory that owners write, where there are adapters.
+    async fn land(&self, client: &ClusterClient) -> Option<Landed> {
+        self.adapters.as_ref()?;
+        let map = Exposed::map(VALUE_BYTES_MAX, HugePages::Never, &mut Vec::new());
+        let memory = map.expect("memory");
+        let landing = client.land(memory.clone()).await;
+        Some(Landed {
+            memory,
+            _landing: landing.expect("it is the first"),
+        })
+    }
+
+    async fn get_into(&self, client: &ClusterClient, key: usize, landed: Option<&Landed>) {
+        let Some(Landed { memory, .. }) = landed else {
+            return self.get(client, key).await;
+        };
+        let begun = self.log.now();
+        let room = Room::exposed(vec![memory.clone()]);
+        let fetched = client.get(&name(key), room).await;
+        let fetched = fetched.map(|fetched| in_region(fetched, memory));
+        self.on_fetched(key, begun, fetched, value_of);
     }
 
     /// Every key is put and got, by a fresh client: nothing may fail.

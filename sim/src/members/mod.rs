@@ -1,8 +1,10 @@
 //! Members of a cluster: one seed from beginning to end.
 //!
 //! Three to seven members and their clients, in processes of their own and beside a member's cores; a
-//! coordinator, which works throughout. Each world has a kill, a partition, and so a change of the map.
+//! coordinator, which works throughout. Each world has a kill, a partition, and so a change of the map. In worlds with
+//! adapters members and clients have two each, of one fabric.
 
+mod adapters;
 mod copies;
 mod ledger;
 mod load;
@@ -12,10 +14,12 @@ mod tests;
 mod town;
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use lunette_runtime_core::mutant::Mutant;
 use lunette_runtime_core::time::Time;
 
+use self::adapters::Adapters;
 pub use self::ledger::Cause;
 use self::plan::Plan;
 use self::town::Town;
@@ -61,21 +65,26 @@ pub fn has_fault(fault: &str) -> bool {
     .contains(&fault)
 }
 
-/// Runs the world of a seed.
-pub(crate) fn run(seed: u64, keeps_log: bool, report: &RefCell<Report>) {
+/// Runs the world of a seed, in which everybody may have adapters.
+pub(crate) fn run(seed: u64, keeps_log: bool, has_adapters: bool, report: &RefCell<Report>) {
     let hearing = Hearing::begin();
-    let mut town = Town::start(seed, Plan::of(seed), keeps_log);
+    let plan = Plan::of(seed);
+    let adapters = has_adapters.then(|| Rc::new(Adapters::of(seed, plan.nodes)));
+    let mut town = Town::start(seed, plan, adapters, keeps_log);
     town.live(&hearing);
     let mut report = report.borrow_mut();
     let mut ledger = town.ledger.borrow_mut();
     report.failures = std::mem::take(&mut ledger.failures);
     report.answers = ledger.answers.clone();
     report.answers.extend(&ledger.copies.moves);
+    if let Some(adapters) = &town.adapters {
+        report.answers.extend(adapters.counted());
+    }
     report.misses = ledger.misses.clone();
     report.errors = ledger.errors.clone();
     drop(ledger);
     report.faults = town.world.fault_counts();
-    report.trace_hash = town.world.trace_hash();
+    report.trace_hash = town.world.trace_hash() ^ town.adapters_hash();
     report.log = town.world.take_log();
     report.simulated = town.world.now().since(Time::ZERO);
 }

@@ -14,6 +14,7 @@ use lunette_runtime::{CoreOptions, Placement, time};
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
+use super::adapters::Adapters;
 use super::ledger::Ledger;
 use super::load::Load;
 use super::plan::{
@@ -37,6 +38,8 @@ const SHORT_OPERATIONS_PER_MILLION: u32 = 20_000;
 pub(super) struct Town {
     pub(super) world: World,
     pub(super) ledger: Rc<RefCell<Ledger>>,
+    /// Where there are any.
+    pub(super) adapters: Option<Rc<Adapters>>,
     plan: Plan,
     nodes: Vec<ProcessId>,
     /// When everything began to be removed.
@@ -72,7 +75,12 @@ fn node_id(index: u8) -> u64 {
 
 impl Town {
     /// The coordinator and its members.
-    pub(super) fn start(seed: u64, plan: Plan, keeps_log: bool) -> Self {
+    pub(super) fn start(
+        seed: u64,
+        plan: Plan,
+        adapters: Option<Rc<Adapters>>,
+        keeps_log: bool,
+    ) -> Self {
         let mut options = WorldOptions {
             losses_per_mille: plan.losses_per_mille,
             ..WorldOptions::default()
@@ -94,6 +102,7 @@ impl Town {
         let mut town = Self {
             world,
             ledger: Rc::default(),
+            adapters,
             nodes: Vec::new(),
             cleared: None,
             is_cleared: Rc::default(),
@@ -137,7 +146,19 @@ impl Town {
                 }
             }
         });
+        for core in 0..self.plan.cores {
+            if let Some(adapters) = self.adapters.clone() {
+                let equipping = async move || adapters.equip(index).await;
+                let _equips = self.world.spawn(process, core, equipping);
+            }
+        }
         process
+    }
+
+    /// What the adapters have done, and in which order.
+    pub(super) fn adapters_hash(&self) -> u64 {
+        let adapters = self.adapters.as_ref();
+        adapters.map_or(0, |adapters| adapters.trace_hash())
     }
 
     fn load(&self) -> Load {
@@ -152,6 +173,16 @@ impl Town {
             calm_from: CALM_FROM,
             timeout: TIMEOUT,
             copies_max: self.plan.copies_max,
+            adapters: None,
+        }
+    }
+
+    /// As [`load`](Self::load), of a client with adapters where there are any.
+    fn load_of(&self, client: u8) -> Load {
+        let adapters = self.adapters.clone();
+        Load {
+            adapters: adapters.map(|adapters| (adapters, client)),
+            ..self.load()
         }
     }
 
@@ -161,7 +192,18 @@ impl Town {
             return;
         }
         self.start_load();
+        let adapters = self.adapters.clone();
+        let mut failing = adapters
+            .iter()
+            .flat_map(|adapters| adapters.faults())
+            .peekable();
         for (at, begins, number) in self.timeline() {
+            while let Some(fails) = failing.next_if(|fails| fails.at < at) {
+                if !self.advance(hearing, fails.at) {
+                    return;
+                }
+                fails.happen(&self.world.log());
+            }
             if !self.advance(hearing, at) {
                 return;
             }
@@ -175,6 +217,12 @@ impl Town {
             } else {
                 self.end(planned.fault);
             }
+        }
+        for fails in failing {
+            if !self.advance(hearing, fails.at) {
+                return;
+            }
+            fails.happen(&self.world.log());
         }
         if !self.advance(hearing, FAULTS_UNTIL) {
             return;
@@ -207,7 +255,7 @@ impl Town {
         for index in 0..CLIENTS {
             let address = host(Who::Client(index));
             let process = self.world.start(address, 1, CoreOptions::default());
-            let (load, random) = (self.load(), self.world.draw());
+            let (load, random) = (self.load_of(index), self.world.draw());
             let _works = self.world.spawn(process, 0, || load.run(random));
             self.clients.push(process);
         }
@@ -231,8 +279,9 @@ impl Town {
     /// too few.
     fn check(&mut self, hearing: &Hearing) {
         let checks: Vec<Outcome<()>> = (0..self.clients.len())
-            .map(|index| {
-                let load = self.load();
+            .zip(0..)
+            .map(|(index, client)| {
+                let load = self.load_of(client);
                 self.world.spawn(self.clients[index], 0, || load.check())
             })
             .collect();

@@ -4,7 +4,6 @@
 //! do memory. Else its bytes go over connections, by way of memory of this machine: piece by piece through
 //! memory that the device knows, a copy more than files need.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use lunette_gpu::share::AdapterWay;
@@ -82,7 +81,7 @@ impl DeviceSegment {
     /// # Errors
     /// [`SetupError::Unsupported`] where device, library or kernel has no dma-buf for it; else what the adapter
     /// says.
-    pub(in crate::engine) fn register(
+    pub(in crate::engine) async fn register(
         &self,
         adapter: &Context,
         rights: Rights,
@@ -94,7 +93,7 @@ impl DeviceSegment {
             } = way
             {
                 let range = offset_bytes..offset_bytes + self.region.len();
-                return DeviceMemory::register(adapter, dma_buf.as_fd(), range, rights);
+                return DeviceMemory::register(adapter, dma_buf, range, rights).await;
             }
         }
         Err(SetupError::Unsupported)

@@ -114,6 +114,7 @@ use crate::drain::Drain;
 use crate::guard::Guard;
 use crate::server::{ServeOptions, serve};
 
+pub use crate::adapters::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
 pub use crate::source::WriteSource;
 pub use batch::{Batch, Intent, PostOptions};
 pub use devices::DeviceSegment;
@@ -139,7 +140,6 @@ pub use namespaces::{NamespaceSegment, NamespaceSegmentError, NamespaceSegmentOp
 pub use options::EngineOptions;
 pub use peer::{Peer, RemoteSegment};
 pub use posted::{Done, Transfer};
-pub use rdma::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
 pub use registry::RegisterOptions;
 pub use resolver::{Resolve, Resolver, Resolving};
 pub use siblings::Sibling;

@@ -8,8 +8,8 @@ use lunette_auth::{Encryption, Policy};
 use lunette_transfer_proto::engine::scheduler::SchedulerOptions;
 use lunette_transfer_proto::topology::Sources;
 
-use super::rdma::RdmaOptions;
 use super::resolver::Resolver;
+use crate::adapters::RdmaOptions;
 
 /// What an engine is to be.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ pub(crate) mod real;
 mod requests;
 mod settings;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::task::Waker;
 
 use lunette_runtime_core::time::Time;
@@ -116,20 +116,27 @@ impl RawDevice {
         }
     }
 
-    /// Registers a part of a dma-buf, whose first byte requests then name by `offset`.
-    pub(crate) fn register_dma_buf(
+    /// Registers a part of a dma-buf, whose first byte requests then name by `offset`; on the control thread where
+    /// that takes long.
+    ///
+    /// # Safety
+    /// The device stays until the call has ended, also if the future is dropped.
+    pub(crate) async unsafe fn register_dma_buf(
         &self,
-        dma_buf: BorrowedFd<'_>,
+        dma_buf: OwnedFd,
         offset: u64,
         len: usize,
         access: Access,
     ) -> Result<(RawMemory, Keys), Errno> {
         match self {
             Self::Real(device) => {
-                let (memory, keys) = device.register_dma_buf(dma_buf, offset, len, access)?;
+                // SAFETY: passed on from the caller.
+                let registering = unsafe { device.register_dma_buf(dma_buf, offset, len, access) };
+                let (memory, keys) = registering.await?;
                 Ok((RawMemory::Real(memory), keys))
             }
             Self::Sim(device) => {
+                let dma_buf = dma_buf.as_fd();
                 let (memory, keys) = device.register_dma_buf(dma_buf, offset, len, access)?;
                 Ok((RawMemory::Sim(memory), keys))
             }

@@ -241,6 +241,33 @@ impl Device {
         access: Access,
     ) -> Result<(Memory, Keys), Errno> {
         let job = Job::new(&self.shared, address, len, access);
+        // SAFETY: passed on from the caller.
+        unsafe { self.elsewhere(job) }.await
+    }
+
+    /// A part of a dma-buf, whose first byte is named by `offset`, so that both lie at the same
+    /// place of their page; on the control thread too.
+    ///
+    /// # Safety
+    /// The device stays until the call has ended, also if the future is dropped.
+    pub(crate) async unsafe fn register_dma_buf(
+        &self,
+        dma_buf: OwnedFd,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<(Memory, Keys), Errno> {
+        let job = Job {
+            dma_buf: Some((dma_buf, offset)),
+            ..Job::new(&self.shared, std::ptr::null_mut(), len, access)
+        };
+        // SAFETY: passed on from the caller; nothing of this machine's memory is named.
+        unsafe { self.elsewhere(job) }.await
+    }
+
+    /// # Safety
+    /// As [`Self::register_elsewhere`].
+    async unsafe fn elsewhere(&self, job: Job) -> Result<(Memory, Keys), Errno> {
         // SAFETY: the caller keeps the device, and so the domain, and what is registered.
         let made = control(move || unsafe { job.run() }).await;
         match made {
@@ -248,24 +275,6 @@ impl Device {
             Err(error) if error.is_backpressure() => Err(Errno::AGAIN),
             Err(_) => Err(Errno::IO),
         }
-    }
-
-    /// A part of a dma-buf, whose first byte is named by `offset`, so that both lie at the same
-    /// place of their page.
-    pub(crate) fn register_dma_buf(
-        &self,
-        dma_buf: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        access: Access,
-    ) -> Result<(Memory, Keys), Errno> {
-        let register = self.shared.library.ibv_reg_dmabuf_mr.ok_or(Errno::NOSYS)?;
-        let domain = self.shared.domain.as_ptr();
-        let bits = c_int::try_from(access_bits(access)).expect("low bits");
-        // SAFETY: the domain is live. What a dma-buf names is memory of its exporter, which the
-        // kernel keeps for the registration; nothing of it is borrowed by safe code.
-        let region = unsafe { register(domain, offset, len, offset, dma_buf.as_raw_fd(), bits) };
-        Ok(self.registered(made(region)?))
     }
 
     fn registered(&self, region: NonNull<sys::ibv_mr>) -> (Memory, Keys) {
@@ -308,6 +317,8 @@ struct Job {
     library: &'static Library,
     domain: NonNull<sys::ibv_pd>,
     address: *mut u8,
+    /// Of a dma-buf instead: where in it.
+    dma_buf: Option<(OwnedFd, u64)>,
     len: usize,
     bits: u32,
 }
@@ -328,6 +339,7 @@ impl Job {
             library: shared.library,
             domain: shared.domain,
             address,
+            dma_buf: None,
             len,
             bits: access_bits(access),
         }
@@ -340,10 +352,20 @@ impl Job {
             library,
             domain,
             address,
+            dma_buf,
             len,
             bits,
         } = self;
         let (domain, start) = (domain.as_ptr(), address.cast());
+        if let Some((dma_buf, offset)) = dma_buf {
+            let register = library.ibv_reg_dmabuf_mr.ok_or(Errno::NOSYS)?;
+            let bits = c_int::try_from(bits).expect("low bits");
+            // SAFETY: the domain is live. What a dma-buf names is memory of its exporter, which the
+            // kernel keeps for the registration; nothing of it is borrowed by safe code.
+            let region =
+                unsafe { register(domain, offset, len, offset, dma_buf.as_raw_fd(), bits) };
+            return made(region).map(Made);
+        }
         let optional = bits & sys::IBV_ACCESS_OPTIONAL_RANGE != 0;
         let region = match library.ibv_reg_mr_iova2 {
             // Bits that a kernel may not know go this way alone.

@@ -367,6 +367,19 @@ impl QueuePair<Ready> {
         self.request(Operation::Write(to), Inline(bytes), deadline)
     }
 
+    /// As [`QueuePair::write_inline`]; the peer's next receive ends with `immediate` when the bytes are there, and
+    /// those of the writes before it.
+    pub fn write_inline_immediate(
+        &self,
+        bytes: &[u8],
+        to: RemoteMemory,
+        immediate: u32,
+        deadline: Time,
+    ) -> Request {
+        let operation = Operation::WriteImmediate(to, immediate);
+        self.request_if(self.has_immediates(), operation, Inline(bytes), deadline)
+    }
+
     /// Ends the peer's next receive with `immediate`, without bytes.
     pub fn notify(&self, immediate: u32, deadline: Time) -> Request {
         let nowhere = RemoteMemory {

@@ -76,20 +76,26 @@ pub(crate) async fn messages_meet_receives(a: &End, b: &End) {
 
 /// Notices end receives in order, with bytes or without.
 pub(crate) async fn notices_meet_receives(a: &End, b: &End) {
-    for _ in 0..2 {
+    for _ in 0..3 {
         b.pair.post_receive(b.piece(&[0; 16])).expect("room");
     }
     let remote = b.window.remote();
     let bulk = a
         .pair
         .write_immediate(a.piece(b"bulk"), 4, remote, 77, soon());
+    let few = a
+        .pair
+        .write_inline_immediate(b"few", remote.at(8), 78, soon());
     let bare = a.pair.notify(0x0102_0304, soon());
-    assert_eq!((bulk.await.0, bare.await.0), (Ok(()), Ok(())));
+    let ended = (bulk.await.0, few.await.0, bare.await.0);
+    assert_eq!(ended, (Ok(()), Ok(()), Ok(())));
     let first = b.pair.arrival().await.expect("open");
     assert_eq!(
         (first.immediate, b.seen(0, 4)),
         (Some(77), b"bulk".to_vec())
     );
+    let next = b.pair.arrival().await.expect("open");
+    assert_eq!((next.immediate, b.seen(8, 3)), (Some(78), b"few".to_vec()));
     let second = b.pair.arrival().await.expect("open");
     assert_eq!((second.immediate, second.len_bytes), (Some(0x0102_0304), 0));
 }

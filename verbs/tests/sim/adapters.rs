@@ -2,7 +2,6 @@
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::time::Duration;
 
     use lunette_runtime::{Idle, spawn_local, time};
@@ -54,9 +53,10 @@ mod tests {
             let device = memfd_create("device", MemfdFlags::CLOEXEC).expect("a file");
             ftruncate(&device, 12_288).expect("room");
             pwrite(&device, b"from afar", 4100).expect("room");
-            let empty = DeviceMemory::register(&a, device.as_fd(), 8192..8192, ALL).err();
-            assert_eq!(empty, Some(SetupError::Size));
-            let memory = DeviceMemory::register(&a, device.as_fd(), 4096..12_288, ALL);
+            let again = || device.try_clone().expect("a descriptor");
+            let empty = DeviceMemory::register(&a, again(), 8192..8192, ALL).await;
+            assert_eq!(empty.err(), Some(SetupError::Size));
+            let memory = DeviceMemory::register(&a, again(), 4096..12_288, ALL).await;
             let memory = memory.expect("a file can be mapped");
             let remote = other.window.remote();
             let written = one.pair.write_device(&memory, 4..13, remote, soon()).await;

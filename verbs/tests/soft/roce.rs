@@ -2,7 +2,6 @@
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::process::{Child, Command, Stdio};
     use std::sync::{Mutex, PoisonError};
     use std::time::Duration;
@@ -303,8 +302,8 @@ mod tests {
     fn an_adapter_that_takes_no_dma_bufs_says_so() {
         alone(|a, _b| async move {
             let file = std::fs::File::open("/proc/self/exe").expect("this program");
-            let refused = DeviceMemory::register(&a, file.as_fd(), 0..4096, ALL).err();
-            assert_eq!(refused, Some(SetupError::Unsupported));
+            let refused = DeviceMemory::register(&a, file.into(), 0..4096, ALL).await;
+            assert_eq!(refused.err(), Some(SetupError::Unsupported));
         });
     }
 

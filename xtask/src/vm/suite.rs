@@ -45,7 +45,7 @@ const MACHINES: [Kind; 3] = [OLDEST, NEWEST, IWARP];
 /// Asks for the long sets as well.
 const LONG: &str = "LUNETTE_VM_LONG";
 
-const SETS: [Set; 8] = [
+const SETS: [Set; 9] = [
     Set {
         packages: &["verbs"],
         tests: &["soft"],
@@ -71,6 +71,14 @@ const SETS: [Set; 8] = [
         // It holds on the oldest as well, and takes two minutes.
         machines: &[NEWEST],
         // As above.
+        threads: 1,
+        is_long: false,
+    },
+    Set {
+        packages: &["kvstore"],
+        tests: &["soft"],
+        filter: "",
+        machines: &[NEWEST],
         threads: 1,
         is_long: false,
     },

@@ -16,6 +16,7 @@
 //! | [`ClearMessage`] | asker | any member |
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
 //! | [`MeetMessage`], [`NearWish`] | asker | owner or home on its host |
+//! | [`AdaptersMessage`], [`PairMessage`], [`PushWish`], [`FarWish`] | asker | owner or home with adapters |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
 //! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
@@ -26,6 +27,7 @@
 //! as the node's card tells. An answer is in the version of what was asked. Decoding is total, and
 //! bounds every count before it allocates.
 
+mod adapters;
 mod ask;
 mod clearing;
 mod envelope;
@@ -40,6 +42,10 @@ mod to_home;
 mod to_owner;
 mod wire;
 
+pub use adapters::{
+    ADAPTERS_MAX, AdaptersMessage, AdaptersReply, FarWish, PLACES_MAX, PUSHED_BYTES_MAX,
+    PairMessage, PushPlace, PushWish, PushedReply, Reach, Reached,
+};
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, Only, WAIT_MS_MAX};
 pub use clearing::{ClearMessage, ClearReply};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};

@@ -50,6 +50,18 @@ pub enum Op {
     ReadNear = 21,
     /// To get small objects of many keys by way of their home, in one answer.
     Gather = 22,
+    /// To be told by how many adapters the node's core is reached.
+    Adapters = 23,
+    /// To connect two adapters.
+    Pair = 24,
+    /// As [`Find`](Self::Find), of bytes that are to be written to the asker's memory.
+    FindPushed = 25,
+    /// As [`Read`](Self::Read), of bytes that are to be written to the asker's memory.
+    ReadPushed = 26,
+    /// As [`Find`](Self::Find), by somebody who reads the node's memory by an adapter.
+    FindFar = 27,
+    /// As [`Read`](Self::Read), by somebody who reads the node's memory by an adapter.
+    ReadFar = 28,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -63,7 +75,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 28] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -86,6 +98,12 @@ impl Op {
         Self::FindNear,
         Self::ReadNear,
         Self::Gather,
+        Self::Adapters,
+        Self::Pair,
+        Self::FindPushed,
+        Self::ReadPushed,
+        Self::FindFar,
+        Self::ReadFar,
     ];
 
     /// Its code on the wire.
@@ -119,7 +137,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=22).collect();
+        let expected: Vec<u16> = (1..=28).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

@@ -40,13 +40,18 @@ pub enum Status {
     Described,
     /// The object is in parts: the answer tells which.
     Striped,
+    /// The bytes have been written to where the asker wants them.
+    Pushed,
+    /// Bytes were being written, and an adapter has failed. The queue pair is to be given up: until then what is
+    /// on its way may land.
+    PushFailed,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 18] = [
+    pub const KNOWN: [Self; 20] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -65,6 +70,8 @@ impl Status {
         Self::Unfinished,
         Self::Described,
         Self::Striped,
+        Self::Pushed,
+        Self::PushFailed,
     ];
 
     /// Its code on the wire.
@@ -89,6 +96,8 @@ impl Status {
             Self::Unfinished => 15,
             Self::Described => 16,
             Self::Striped => 17,
+            Self::Pushed => 18,
+            Self::PushFailed => 19,
             Self::Other(code) => code,
         }
     }
@@ -107,7 +116,12 @@ impl Status {
     #[must_use]
     pub const fn is_retryable(self) -> bool {
         match self {
-            Self::Busy | Self::Full | Self::Corrupt | Self::Draining | Self::Unavailable => true,
+            Self::Busy
+            | Self::Full
+            | Self::Corrupt
+            | Self::Draining
+            | Self::Unavailable
+            | Self::PushFailed => true,
             Self::Ok
             | Self::NotFound
             | Self::Touched
@@ -121,6 +135,7 @@ impl Status {
             | Self::Unfinished
             | Self::Described
             | Self::Striped
+            | Self::Pushed
             | Self::Other(_) => false,
         }
     }
@@ -162,6 +177,6 @@ mod tests {
                 .filter(|status| status.is_backpressure())
                 .all(Status::is_retryable)
         );
-        assert_eq!(statuses().filter(|status| status.is_retryable()).count(), 5);
+        assert_eq!(statuses().filter(|status| status.is_retryable()).count(), 6);
     }
 }

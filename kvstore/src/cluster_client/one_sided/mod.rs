@@ -27,8 +27,9 @@ use lunette_runtime::{boot_id, time};
 use lunette_runtime_core::time::Time;
 use lunette_transfer::{Attachments, Reply, Room};
 
+use super::adapters;
 use super::asking::Asking;
-use super::calls::{Called, call};
+use super::calls::{Called, call, into};
 use crate::member::draw;
 use sight::{ReadFault, Sight};
 
@@ -208,7 +209,7 @@ pub(super) async fn fetch(
 ) -> (Called, Option<Room>) {
     let sights = &asking.sights;
     let Some(sight) = sights.of(asking, seat, room.len()) else {
-        return call(asking, seat, op, body, into(room)).await;
+        return adapters::fetch(asking, (seat, op), body, ranges, room).await;
     };
     let near = if op == Op::Find {
         Op::FindNear
@@ -265,12 +266,4 @@ pub(super) async fn fetch(
 
 const fn is_described(reply: &Reply) -> bool {
     reply.status == Status::Described.code()
-}
-
-const fn into(room: Room) -> Attachments {
-    Attachments {
-        payload: None,
-        room: Some(room),
-        arrange: None,
-    }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
-use lunette_runtime::arena::Words;
+use lunette_runtime::arena::{Extent, Words};
 
 /// One core's board. A word is 0, or a number that was never on the board before: as long as it stands there,
 /// the memory that was described with it is one copy's. It shows nothing any more when it is dropped.
@@ -32,6 +32,12 @@ impl Board {
     /// How many words it has.
     pub(super) fn len(&self) -> usize {
         self.words.len()
+    }
+
+    /// All of it, and where a word of it is, for a reader by an adapter.
+    pub(crate) fn word(&self, slot_index: u32) -> (Extent, usize) {
+        let word = &raw const self.words[slot_index as usize];
+        (self.words.extent(), word.addr())
     }
 
     /// For a reader.

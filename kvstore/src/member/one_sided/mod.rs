@@ -79,34 +79,30 @@ pub(crate) struct Sharing {
     tickets: RefCell<Tickets>,
 }
 
-/// What a core needs to share its memory.
-pub(crate) struct Opened {
-    pub(crate) sharing: Sharing,
-    pub(crate) board: Board,
-    pub(crate) listener: LocalListener,
+/// The board of a core whose memory readers may read. `None` where the system refuses.
+pub(crate) fn board(entries_max: usize) -> Option<Board> {
+    let refused = |error: &io::Error| {
+        tracing::warn!(%error, "readers are sent what they could read themselves");
+    };
+    Board::new(entries_max).inspect_err(refused).ok()
 }
 
-/// Opens a core's memory to readers. `None` where there is no such thing: in a simulated world, or where the
-/// system refuses.
-pub(crate) fn open(entries_max: usize) -> Option<Opened> {
+/// Lets readers of this host in, who look at this board. `None` where there is no such thing: in a simulated world,
+/// or where the system refuses.
+pub(crate) fn open(board: &Board) -> Option<(Sharing, LocalListener)> {
     let (boot_id, name) = (boot_id()?, draw());
-    let opened = Board::new(entries_max)
-        .and_then(|board| Ok((board, LocalListener::bind(&name.to_le_bytes())?)));
     let refused = |error: &io::Error| {
         tracing::warn!(%error, "readers on this host are sent what they could read themselves");
     };
-    let (board, listener) = opened.inspect_err(refused).ok()?;
+    let listener = LocalListener::bind(&name.to_le_bytes());
+    let listener = listener.inspect_err(refused).ok()?;
     let sharing = Sharing {
         boot_id,
         name,
         words: u32::try_from(board.len()).ok()?,
         tickets: RefCell::default(),
     };
-    Some(Opened {
-        sharing,
-        board,
-        listener,
-    })
+    Some((sharing, listener))
 }
 
 impl Sharing {

@@ -1,14 +1,15 @@
-//! Where bytes lie, for readers of this host, in place of the bytes.
+//! Where bytes lie, for readers of this host and readers by an adapter, in place of the bytes.
 
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
-    BytesReply, Described, GetMessage, MeetMessage, NearWish, ReadMessage,
+    BytesReply, CopyPlace, Described, FarWish, GetMessage, MeetMessage, NearWish, Reach, Reached,
+    ReadMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::Read;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::version::Form;
-use lunette_transfer::{Intake, Response};
+use lunette_transfer::{ConnectionId, Intake, RequestHead, Response};
 
 use super::{MemberService, Pending, version_of};
 use crate::counting::{CopyCounts, Counting};
@@ -78,25 +79,7 @@ impl MemberService {
         read: Read,
         ranges: &[ByteRange],
     ) -> Option<Response> {
-        let Read::Served {
-            place,
-            info,
-            is_cut_off,
-        } = read
-        else {
-            return None;
-        };
-        let wanted_bytes = match ranges {
-            [] => u64::from(info.len_bytes),
-            ranges => total_bytes(ranges),
-        };
-        let is_inside = ranges
-            .iter()
-            .all(|range| range.is_within(info.len_bytes.into()));
-        let is_served = is_inside && info.form == Form::Whole;
-        if wanted_bytes < u64::from(wish.from_bytes) || !is_served {
-            return None;
-        }
+        let (place, is_cut_off) = is_described(wish, read, ranges)?;
         let mut descriptor = self.core.bytes().borrow_mut().describe(place, key)?;
         descriptor.held_ms = self.core.hold(place, wish.hold);
         CopyCounts::add(&self.core.copies.one_sided_reads);
@@ -115,4 +98,115 @@ impl MemberService {
             payload: None,
         })
     }
+
+    /// As [`find`](Self::find), by a reader by an adapter.
+    pub(super) fn find_far(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let (wish, rest) = self.far_wish(request)?;
+        let message = GetMessage::decode(rest).map_err(bad_request)?;
+        let version = version_of(rest)?;
+        self.check(message.to)?;
+        let read = self.core.read(message.key, None, message.namespace);
+        let wanted = (message.key, read, message.ranges.as_slice());
+        match self.reach(request.connection, version, &wish, wanted) {
+            Some(response) => Ok(Intake::Answer(response)),
+            None => self.find(rest, counting),
+        }
+    }
+
+    /// As [`read`](Self::read), by a reader by an adapter.
+    pub(super) fn read_far(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let (wish, rest) = self.far_wish(request)?;
+        let message = ReadMessage::decode(rest).map_err(bad_request)?;
+        let version = version_of(rest)?;
+        self.check(message.to)?;
+        let read = (self.core).read(message.key, Some(message.version), message.namespace);
+        let wanted = (message.key, read, message.ranges.as_slice());
+        match self.reach(request.connection, version, &wish, wanted) {
+            Some(response) => Ok(Intake::Answer(response)),
+            None => self.read(rest, counting),
+        }
+    }
+
+    fn far_wish<'a>(&self, request: &RequestHead<'a>) -> Result<(FarWish, &'a [u8]), Status> {
+        let (wish, rest) = FarWish::split(request.body).map_err(bad_request)?;
+        self.core
+            .pushing()
+            .check(request.connection, wish.connection)?;
+        if wish.near.is_again {
+            CopyCounts::add(&self.core.copies.one_sided_fallbacks);
+        }
+        Ok((wish, rest))
+    }
+
+    /// Where an adapter of the reader's reads the bytes that are asked for, if they are here, and it may.
+    fn reach(
+        &self,
+        connection: ConnectionId,
+        version: FormatVersion,
+        wish: &FarWish,
+        (key, read, ranges): (Key<'_>, Read, &[ByteRange]),
+    ) -> Option<Response> {
+        let (place, is_cut_off) = is_described(&wish.near, read, ranges)?;
+        let reachable = self.core.bytes().borrow_mut().reach(place, key)?;
+        let pushing = self.core.pushing();
+        let over = (connection, wish.connection);
+        let (there, word) = pushing.reach(&self.core, over, &reachable)?;
+        let len_bytes = u32::try_from(reachable.value.len()).ok()?;
+        let reach = Reach {
+            address: there.address,
+            key: there.rkey,
+            word_address: word.address,
+            word_key: word.rkey,
+            number: reachable.number,
+            len_bytes,
+            crc32c: reachable.crc32c,
+            held_ms: self.core.hold(place, wish.near.hold),
+        };
+        CopyCounts::add(&self.core.copies.one_sided_reads);
+        let bytes = BytesReply {
+            version: place.version,
+            is_cut_off,
+            object_len_bytes: len_bytes,
+            #[cfg(feature = "next-version")]
+            next: lunette_kvstore_proto::message::Next,
+        };
+        let mut body = Vec::new();
+        Reached { bytes, reach }.encode(version, &mut body);
+        Some(Response {
+            status: Status::Described.code(),
+            body,
+            payload: None,
+        })
+    }
+}
+
+/// Which copy is described to a reader, and whether its owner is cut off: one that is here, whole, and has the
+/// ranges, of as many bytes as are wished for.
+fn is_described(wish: &NearWish, read: Read, ranges: &[ByteRange]) -> Option<(CopyPlace, bool)> {
+    let Read::Served {
+        place,
+        info,
+        is_cut_off,
+    } = read
+    else {
+        return None;
+    };
+    let wanted_bytes = match ranges {
+        [] => u64::from(info.len_bytes),
+        ranges => total_bytes(ranges),
+    };
+    let is_inside = ranges
+        .iter()
+        .all(|range| range.is_within(info.len_bytes.into()));
+    let is_served = is_inside && info.form == Form::Whole;
+    let is_wished = wanted_bytes >= u64::from(wish.from_bytes);
+    (is_served && is_wished).then_some((place, is_cut_off))
 }

@@ -6,12 +6,14 @@
 //! | `reserved` | objects whose bytes come in ranges |
 //! | `reading` | reads, lookups and removals |
 //! | `gathering` | objects of many keys in one answer |
-//! | `describing` | where bytes lie, for readers of this host |
+//! | `pushing` | bytes that adapters write to the reader's memory |
+//! | `describing` | where bytes lie, for readers of this host and by adapters |
 //! | `clearing` | "remove all" |
 
 mod clearing;
 mod describing;
 mod gathering;
+mod pushing;
 mod reading;
 mod reserved;
 mod writing;
@@ -24,7 +26,9 @@ use lunette_kvstore_proto::message::{FormatVersion, NodeStat, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::shard::ShardStats;
 use lunette_runtime::time;
-use lunette_transfer::{Answer, Intake, PayloadOutcome, RequestHead, Response, Room, Service};
+use lunette_transfer::{
+    Answer, ConnectionId, Intake, PayloadOutcome, RequestHead, Response, Room, Service,
+};
 
 use super::core::MemberCore;
 use super::steering::Steer;
@@ -34,7 +38,7 @@ use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
 /// What members of clusters are asked.
-const OPS: [Op; 18] = [
+const OPS: [Op; 24] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -53,6 +57,12 @@ const OPS: [Op; 18] = [
     Op::FindNear,
     Op::ReadNear,
     Op::Gather,
+    Op::Adapters,
+    Op::Pair,
+    Op::FindPushed,
+    Op::ReadPushed,
+    Op::FindFar,
+    Op::ReadFar,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -203,6 +213,12 @@ impl Service for MemberService {
             Ok(Op::Meet) => self.meet(request.body).map(Intake::Answer),
             Ok(Op::FindNear) => self.find_near(request.body, counted),
             Ok(Op::ReadNear) => self.read_near(request.body, counted),
+            Ok(Op::Adapters) => self.adapters(request.body).map(Intake::Answer),
+            Ok(Op::Pair) => self.pair(&request).map(Intake::Answer),
+            Ok(Op::FindPushed) => self.find_pushed(&request, counted),
+            Ok(Op::ReadPushed) => self.read_pushed(&request, counted),
+            Ok(Op::FindFar) => self.find_far(&request, counted),
+            Ok(Op::ReadFar) => self.read_far(&request, counted),
             Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),
@@ -224,6 +240,10 @@ impl Service for MemberService {
 
     fn on_connections(&self, open: usize) {
         self.core.counts.set_connections(open);
+    }
+
+    fn on_ended(&self, connection: ConnectionId) {
+        self.core.pushing().on_ended(connection);
     }
 }
 

@@ -25,9 +25,17 @@ use crate::member::waiters::Waiting;
 use crate::refusals::{bad_request, refusal};
 
 /// A read of a copy, over when its bytes have been sent.
-struct CopyPin {
+pub(super) struct CopyPin {
     core: Rc<MemberCore>,
     id: EntryId,
+}
+
+impl CopyPin {
+    /// Of a copy that has been pinned.
+    pub(super) fn new(core: &Rc<MemberCore>, id: EntryId) -> Self {
+        let core = Rc::clone(core);
+        Self { core, id }
+    }
 }
 
 impl Drop for CopyPin {
@@ -143,10 +151,7 @@ impl MemberService {
         Ok(Some(async move {
             let _fetching = fetching;
             let fetched = Rc::clone(&core).fetch(place, info, Some(key)).await?;
-            let pin = fetched.pinned.map(|id| CopyPin {
-                core: Rc::clone(&core),
-                id,
-            });
+            let pin = fetched.pinned.map(|id| CopyPin::new(&core, id));
             if info.form == Form::Striped {
                 return striped(version, (place.version, is_cut_off), &fetched.extent);
             }
@@ -176,8 +181,7 @@ impl MemberService {
             self.core.bytes().borrow_mut().unpin(id);
             return striped(version, (place.version, is_cut_off), &extent);
         }
-        let core = Rc::clone(&self.core);
-        let pin = CopyPin { core, id };
+        let pin = CopyPin::new(&self.core, id);
         let found = (place.version, is_cut_off);
         Some(sent(
             &self.core,

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use lunette::kvstore::{ClusterOptions, TierOptions};
 use lunette::runtime::topology::user_folder;
+use lunette::transfer::adapters::RdmaOptions;
 use lunette_auth::Secrets;
 use lunette_auth::policy::SECRET_FILE_SETTING;
 use lunette_cluster::proto::rack::Rack;
@@ -28,6 +29,7 @@ use super::arguments::ClusterArguments;
 use super::failure::Failure;
 use super::logs::LogArguments;
 use super::size::Size;
+use super::transfer::rdma_options;
 
 /// Clusters whose nodes come and go.
 #[derive(Args, Debug)]
@@ -147,6 +149,15 @@ pub(crate) struct JoinArguments {
     /// objects for reading and copy what is long themselves.
     #[arg(long, requires = "cluster")]
     pub(crate) no_one_sided: bool,
+    /// RDMA devices over which objects are written to the memory of clients that have some too, as `ibv_devices`
+    /// names them; `all` for all that are there. What cannot be used is said, and connections carry the bytes.
+    #[arg(
+        long,
+        value_name = "DEVICE,...",
+        value_delimiter = ',',
+        requires = "cluster"
+    )]
+    rdma: Vec<String>,
     /// A folder, on a drive of its own, for what leaves the memory: a file for each core is made there.
     /// Several folders are taken in turn.
     #[arg(long, value_name = "FOLDER", requires_all = ["cluster", "drive_size"])]
@@ -157,6 +168,11 @@ pub(crate) struct JoinArguments {
 }
 
 impl JoinArguments {
+    /// Which adapters the node uses.
+    pub(crate) fn rdma(&self) -> RdmaOptions {
+        rdma_options(&self.rdma)
+    }
+
     /// The options of the cluster, if there is to be one. `node_id` is the node's identity, if it is
     /// the same after a restart.
     pub(crate) fn options(&self, node_id: Option<u64>) -> Result<Option<ClusterOptions>, Failure> {

@@ -116,7 +116,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 7] = [
+const OF_MEMBERS: [OfMember; 11] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
@@ -149,15 +149,39 @@ const OF_MEMBERS: [OfMember; 7] = [
     },
     OfMember {
         name: "one_sided_reads_total",
-        help: "Gets of readers on this host that were told where the bytes lie, and not sent them.",
+        help: "Gets that were told where the bytes lie, and not sent them: of readers on this host, or by RDMA.",
         is_counter: true,
         value: |member| member.one_sided_reads,
     },
     OfMember {
         name: "one_sided_fallbacks_total",
-        help: "Gets of readers on this host that did not find there what they had been told of, and came again.",
+        help: "Gets that did not find there what they had been told of, and came again.",
         is_counter: true,
         value: |member| member.one_sided_fallbacks,
+    },
+    OfMember {
+        name: "pushed_gets_total",
+        help: "Gets whose bytes an RDMA adapter of this core has written to where they belong.",
+        is_counter: true,
+        value: |member| member.pushed,
+    },
+    OfMember {
+        name: "pushed_bytes_total",
+        help: "Bytes that RDMA adapters of this core have written to where they belong.",
+        is_counter: true,
+        value: |member| member.pushed_bytes,
+    },
+    OfMember {
+        name: "pushes_failed_total",
+        help: "Gets that an RDMA adapter of this core was to write, and that had to be asked for once more.",
+        is_counter: true,
+        value: |member| member.pushes_failed,
+    },
+    OfMember {
+        name: "queue_pairs",
+        help: "RDMA queue pairs with this core.",
+        is_counter: false,
+        value: |member| member.queue_pairs,
     },
 ];
 
@@ -402,5 +426,11 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::FindNear) => "find_near",
         Some(Op::ReadNear) => "read_near",
         Some(Op::Gather) => "gather",
+        Some(Op::Adapters) => "adapters",
+        Some(Op::Pair) => "pair",
+        Some(Op::FindPushed) => "find_pushed",
+        Some(Op::ReadPushed) => "read_pushed",
+        Some(Op::FindFar) => "find_far",
+        Some(Op::ReadFar) => "read_far",
     }
 }

@@ -29,17 +29,22 @@ impl Adapters {
 
     /// As an engine takes it.
     pub(super) fn options(&self) -> RdmaOptions {
-        let adapters = if self.rdma.is_empty() {
-            AdapterChoice::None
-        } else if self.rdma.iter().any(|name| name == ALL) {
-            AdapterChoice::All
-        } else {
-            AdapterChoice::Named(self.rdma.clone())
-        };
-        RdmaOptions {
-            adapters,
-            ..RdmaOptions::default()
-        }
+        rdma_options(&self.rdma)
+    }
+}
+
+/// Those of these names.
+pub(crate) fn rdma_options(names: &[String]) -> RdmaOptions {
+    let adapters = if names.is_empty() {
+        AdapterChoice::None
+    } else if names.iter().any(|name| name == ALL) {
+        AdapterChoice::All
+    } else {
+        AdapterChoice::Named(names.to_vec())
+    };
+    RdmaOptions {
+        adapters,
+        ..RdmaOptions::default()
     }
 }
 

@@ -26,6 +26,7 @@ use super::arguments::IdleChoice;
 use super::failure::Failure;
 use super::output;
 
+pub(crate) use self::adapters::rdma_options;
 pub(crate) use self::failure::TransferFailure;
 pub(crate) use self::policy::policy;
 

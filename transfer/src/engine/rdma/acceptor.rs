@@ -14,7 +14,7 @@ use lunette_verbs::{Patience, QueuePair, Ready};
 
 use super::super::peer::is_same_rail;
 use super::super::siblings::Presence;
-use super::Adapter;
+use crate::adapters::Adapter;
 
 /// By the session's epoch, and what its peer calls the connection.
 type Name = (u64, u64);

@@ -16,7 +16,7 @@ use super::super::peer::{Shared, connection_number};
 use super::super::{Inner, spawned};
 use super::rail::Rail;
 use super::windows::Windows;
-use super::{Adapter, Waiting};
+use crate::adapters::{Adapter, Waiting};
 use crate::client::{Attachments, Connection};
 use crate::error::CallError;
 

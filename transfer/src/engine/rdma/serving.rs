@@ -14,7 +14,8 @@ use super::super::Inner;
 use super::super::peer::asking_peer;
 use super::super::registry::Content;
 use super::super::siblings::{Hosted, Presences, answer_in_task};
-use super::{Adapter, AnyWindow, Counted, CountedWindow};
+use super::{AnyWindow, Counted, CountedWindow};
+use crate::adapters::Adapter;
 
 /// What adapters let peers do.
 const fn rights(access: Access) -> Rights {
@@ -148,7 +149,10 @@ impl Inner {
             Content::Memory(memory) => ExposedWindow::register(context, memory, rights)
                 .await
                 .map(AnyWindow::Memory),
-            Content::Device(device) => device.register(context, rights).map(AnyWindow::Device),
+            Content::Device(device) => {
+                let registered = device.register(context, rights).await;
+                registered.map(AnyWindow::Device)
+            }
             Content::File(_) | Content::Namespace(_) => return Err(Refusal::Elsewhere),
         };
         match window {

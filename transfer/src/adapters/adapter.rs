@@ -1,4 +1,4 @@
-//! An opened adapter, and what is registered with it for own transfers.
+//! An opened adapter, its queue pairs, and what is registered with it for own requests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use lunette_runtime::{can_spawn, entropy, spawn_local, time};
 use lunette_runtime_core::random::SplitMix64;
 use lunette_verbs::{
     Access, CompletionQueue, Context, Lender, Lent, QueuePair, QueueSizes, RegisteredExtent,
-    SetupError, Unconnected,
+    SetupError, SharedReceives, Unconnected,
 };
 
 use super::Waiting;
@@ -20,12 +20,19 @@ use super::options::{AdapterFault, RdmaOptions};
 
 /// Entries of an adapter's completion queue: room for all requests of so many queue pairs.
 const COMPLETIONS: u32 = 16 * 1024;
+/// Of a queue pair over which peers ask: what they reach says each window.
+const READ_AND_WRITTEN: Access = Access {
+    remote_read: true,
+    remote_write: true,
+    remote_atomic: false,
+    relaxed_ordering: false,
+};
 /// How often memory that is gone is looked for, while any is registered.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// An adapter that this core uses.
+/// An adapter that this core uses. See the [module](super).
 #[derive(Debug)]
-pub(in crate::engine) struct Adapter {
+pub struct Adapter {
     name: String,
     context: Context,
     queue: CompletionQueue,
@@ -64,7 +71,7 @@ impl State {
 }
 
 impl Adapter {
-    pub(super) fn new(context: Context, options: &RdmaOptions) -> Result<Self, AdapterFault> {
+    pub(crate) fn new(context: Context, options: &RdmaOptions) -> Result<Self, AdapterFault> {
         let info = context.info()?;
         if info.is_iwarp {
             return Err(AdapterFault::Iwarp);
@@ -87,46 +94,83 @@ impl Adapter {
         })
     }
 
-    pub(super) fn name(&self) -> &str {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
         &self.name
     }
 
-    pub(super) const fn context(&self) -> &Context {
+    /// The opened device.
+    #[must_use]
+    pub const fn context(&self) -> &Context {
         &self.context
     }
 
     /// An epoch that no handshake here had before, but for one chance in 2^64.
-    pub(super) fn epoch(&self) -> u64 {
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
         self.random.borrow_mut().next()
     }
 
     /// A queue pair over which we ask, and of which the peer reaches nothing.
-    pub(super) fn asking(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+    ///
+    /// # Errors
+    /// [`SetupError`]: the adapter's, or that its completion queue has no room for another one.
+    pub fn asking(&self) -> Result<QueuePair<Unconnected>, SetupError> {
         self.pair(self.requests_max, Access::default())
     }
 
     /// A queue pair over which a peer asks, and we do not.
-    pub(super) fn asked(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn asked(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+        self.pair(2, READ_AND_WRITTEN)
+    }
+
+    /// A queue pair over which both sides ask: we read memory of the peer's, and it writes ours, of which its
+    /// immediates tell at `receives`.
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn written(&self, receives: &SharedReceives) -> Result<QueuePair<Unconnected>, SetupError> {
         let access = Access {
-            remote_read: true,
             remote_write: true,
             ..Access::default()
         };
-        self.pair(2, access)
+        let (mut random, sizes) = (self.random.borrow_mut(), sizes(self.requests_max));
+        QueuePair::sharing(&self.context, receives, sizes, access, &mut random)
+    }
+
+    /// A queue pair over which we write memory of the peer's, and it reads ours.
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn writing(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+        let access = Access {
+            remote_read: true,
+            ..Access::default()
+        };
+        self.pair(self.requests_max, access)
+    }
+
+    /// A pool of receives that complete to this core.
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn receives(&self, depth: u32) -> Result<SharedReceives, SetupError> {
+        SharedReceives::new(&self.context, &self.queue, depth)
     }
 
     fn pair(&self, sends: u32, access: Access) -> Result<QueuePair<Unconnected>, SetupError> {
-        let sizes = QueueSizes {
-            sends,
-            receives: 1,
-            ..QueueSizes::default()
-        };
         let mut random = self.random.borrow_mut();
+        let sizes = sizes(sends);
         QueuePair::new(&self.context, &self.queue, sizes, access, &mut random)
     }
 
     /// Memory for a request, if it is registered.
-    pub(super) fn lend(&self, memory: Lender, start: usize) -> Option<Lent> {
+    #[must_use]
+    pub fn lend(&self, memory: Lender, start: usize) -> Option<Lent> {
         let registrations = self.registrations.borrow();
         let (_, found) = registrations.range(..=start).next_back()?;
         let State::Registered(registered) = &found.state else {
@@ -138,8 +182,23 @@ impl Adapter {
         Some(lent)
     }
 
+    /// Whether requests can be made of this memory now.
+    #[must_use]
+    pub fn is_registered(&self, start: usize, len: usize) -> bool {
+        let registrations = self.registrations.borrow();
+        let found = registrations.range(..=start).next_back();
+        found.is_some_and(|(_, found)| match &found.state {
+            State::Registered(registered) => {
+                let extent = registered.extent();
+                extent.is_alive() && extent.covers(start, len)
+            }
+            State::UnderWay | State::Refused(_) => false,
+        })
+    }
+
     /// Whether memory is registered, or was refused: there is nothing to be done for it.
-    pub(super) fn is_settled(&self, start: usize, len: usize) -> bool {
+    #[must_use]
+    pub fn is_settled(&self, start: usize, len: usize) -> bool {
         let registrations = self.registrations.borrow();
         let found = registrations.range(..=start).next_back();
         found.is_some_and(|(_, found)| match &found.state {
@@ -152,33 +211,36 @@ impl Adapter {
         })
     }
 
-    /// Registers memory, unless that is so already, or refused. Goes on when nobody waits for it any more.
-    pub(super) async fn register(self: &Rc<Self>, extent: Extent) {
+    /// Begins to register memory, unless that is so already, or refused, or under way. Where there is no task for
+    /// it, it is tried again when it is wanted next.
+    pub fn begin_register(self: &Rc<Self>, extent: Extent) {
         let (start, len) = (extent.start().as_ptr().addr(), extent.len_bytes());
-        if self.is_settled(start, len) || !extent.is_alive() {
+        let is_begun = self.is_settled(start, len) || self.is_under_way(start);
+        if is_begun || !extent.is_alive() || !can_spawn() || !self.make_room() {
             return;
         }
-        let is_under_way = |adapter: &Self| {
-            let registrations = adapter.registrations.borrow();
-            let found = registrations.get(&start);
-            found.is_some_and(|found| matches!(found.state, State::UnderWay))
-        };
-        if !is_under_way(self) {
-            // Where there is no task for it, it is tried again with the next transfer.
-            if !can_spawn() || !self.make_room() {
-                return;
-            }
-            self.put(start, State::UnderWay);
-            drop(spawn_local(Rc::clone(self).registering(start, extent)));
-        }
+        self.put(start, State::UnderWay);
+        drop(spawn_local(Rc::clone(self).registering(start, extent)));
+    }
+
+    /// Registers memory, unless that is so already, or refused. Goes on when nobody waits for it any more.
+    pub async fn register(self: &Rc<Self>, extent: Extent) {
+        let start = extent.start().as_ptr().addr();
+        self.begin_register(extent);
         poll_fn(|cx| {
-            if !is_under_way(self) {
+            if !self.is_under_way(start) {
                 return Poll::Ready(());
             }
             self.waiting.wait(cx.waker());
             Poll::Pending
         })
         .await;
+    }
+
+    fn is_under_way(&self, start: usize) -> bool {
+        let registrations = self.registrations.borrow();
+        let found = registrations.get(&start);
+        found.is_some_and(|found| matches!(found.state, State::UnderWay))
     }
 
     async fn registering(self: Rc<Self>, start: usize, extent: Extent) {
@@ -235,6 +297,14 @@ impl Adapter {
     #[cfg(test)]
     pub(super) fn registrations(&self) -> usize {
         self.registrations.borrow().len()
+    }
+}
+
+fn sizes(sends: u32) -> QueueSizes {
+    QueueSizes {
+        sends,
+        receives: 1,
+        ..QueueSizes::default()
     }
 }
 

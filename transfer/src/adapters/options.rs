@@ -4,7 +4,7 @@ use lunette_verbs::{Context, OpenError, Patience, SetupError, devices};
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Which adapters of this machine an engine uses.
+/// Which adapters of this machine a core uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AdapterChoice {
     /// None.
@@ -16,11 +16,11 @@ pub enum AdapterChoice {
     Named(Vec<String>),
 }
 
-/// What an engine may do with RDMA.
+/// What an engine, or a core of the store, may do with RDMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaOptions {
-    /// With which adapters. One that cannot be used is told by
-    /// [`Engine::adapters`](crate::engine::Engine::adapters), and bytes take the next best way.
+    /// With which adapters. One that cannot be used is told ([`Engine::adapters`](crate::engine::Engine::adapters)),
+    /// and bytes take the next best way.
     pub adapters: AdapterChoice,
     /// Queue pairs of one adapter to one peer, those that it asked for and those that were asked for alike;
     /// beyond, the peer is told that we are busy, and tries again later. A peer of several cores asks for one per
@@ -70,7 +70,7 @@ pub enum AdapterFault {
     /// What goes over connections is to be sealed, and adapters do not.
     #[error("bytes are to be sealed, and adapters do not")]
     Sealed,
-    /// There are more than an engine can use.
+    /// There are more than can be used.
     #[error("too many adapters")]
     TooMany,
 }

@@ -1,0 +1,150 @@
+//! Memory that owners may write, since the program said so.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+
+use lunette_kvstore_proto::message::directory::{PLACES_MAX, PushPlace};
+use lunette_runtime::arena::Exposed;
+use lunette_transfer::Room;
+use lunette_transfer::adapters::Adapter;
+use lunette_verbs::{Access, ExposedWindow};
+use thiserror::Error;
+
+/// What peers may do.
+const WRITTEN: Access = Access {
+    remote_read: false,
+    remote_write: true,
+    remote_atomic: false,
+    relaxed_ordering: false,
+};
+
+/// There is as much memory as there may be that owners write
+/// ([`RdmaOptions::windows_max`](lunette_transfer::adapters::RdmaOptions::windows_max)), or it begins where other
+/// such memory does.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("there are {landings_max} pieces of memory that owners write, or one that begins there")]
+pub struct TooManyLandings {
+    /// How many there may be.
+    pub landings_max: usize,
+}
+
+/// Memory into which owners' adapters write what is got: see [`ClusterClient::land`](super::super::ClusterClient::land).
+/// When it is dropped, no get begins to be written there any more; those that are under way end first, and keep the
+/// memory until then.
+pub struct Landing {
+    landings: Rc<Landings>,
+    start: usize,
+    adapters: usize,
+}
+
+impl Landing {
+    /// With how many adapters it is registered. What others would bring is sent.
+    #[must_use]
+    pub const fn adapters(&self) -> usize {
+        self.adapters
+    }
+}
+
+impl fmt::Debug for Landing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Landing({:#x}, {} adapters)", self.start, self.adapters)
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        let gone = self.landings.all.borrow_mut().remove(&self.start);
+        drop(gone);
+    }
+}
+
+/// One piece of such memory.
+struct Landed {
+    memory: Exposed,
+    /// By our adapters.
+    windows: Vec<Option<Rc<ExposedWindow>>>,
+}
+
+impl Landed {
+    /// Where in it a piece lies; `None` if it does not.
+    fn offset_of(&self, piece: &Exposed) -> Option<u64> {
+        let offset = piece.start().checked_sub(self.memory.start())?;
+        (offset + piece.len() <= self.memory.len()).then_some(offset as u64)
+    }
+}
+
+/// All of it, by where it begins.
+pub(super) struct Landings {
+    all: RefCell<BTreeMap<usize, Landed>>,
+    landings_max: usize,
+}
+
+impl Landings {
+    pub(super) fn new(landings_max: usize) -> Self {
+        Self {
+            all: RefCell::default(),
+            landings_max,
+        }
+    }
+
+    /// Registers memory with these adapters. What one of them refuses, it does without.
+    pub(super) async fn land(
+        self: &Rc<Self>,
+        memory: Exposed,
+        adapters: impl Iterator<Item = Rc<Adapter>>,
+    ) -> Result<Landing, TooManyLandings> {
+        let landings_max = self.landings_max;
+        let mut windows = Vec::new();
+        for adapter in adapters {
+            let window = ExposedWindow::register(adapter.context(), memory.clone(), WRITTEN).await;
+            let name = adapter.name();
+            let refused =
+                |error: &_| tracing::warn!(%name, %error, "memory is not written by adapters");
+            windows.push(window.inspect_err(refused).ok().map(Rc::new));
+        }
+        let start = memory.start();
+        let count = windows.iter().flatten().count();
+        let mut all = self.all.borrow_mut();
+        if all.len() >= landings_max || all.contains_key(&start) {
+            return Err(TooManyLandings { landings_max });
+        }
+        all.insert(start, Landed { memory, windows });
+        Ok(Landing {
+            landings: Rc::clone(self),
+            start,
+            adapters: count,
+        })
+    }
+
+    /// How an owner names a room to reach it by this adapter, and what makes it so; `None` if not all of it is.
+    pub(super) fn places(
+        &self,
+        room: &Room,
+        adapter: usize,
+    ) -> Option<(Vec<PushPlace>, Vec<Rc<ExposedWindow>>)> {
+        let pieces = room.pieces().filter(|pieces| pieces.len() <= PLACES_MAX)?;
+        let all = self.all.borrow();
+        let mut places = Vec::with_capacity(pieces.len());
+        let mut windows = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let (landed, offset) = find(&all, piece)?;
+            let window = landed.windows.get(adapter)?.as_ref()?;
+            let remote = window.remote().at(offset);
+            places.push(PushPlace {
+                address: remote.address,
+                key: remote.rkey,
+                len_bytes: u32::try_from(piece.len()).ok()?,
+            });
+            windows.push(Rc::clone(window));
+        }
+        Some((places, windows))
+    }
+}
+
+/// The memory in which a piece lies, and where.
+fn find<'a>(all: &'a BTreeMap<usize, Landed>, piece: &Exposed) -> Option<(&'a Landed, u64)> {
+    let (_, landed) = all.range(..=piece.start()).next_back()?;
+    Some((landed, landed.offset_of(piece)?))
+}

@@ -1,0 +1,234 @@
+//! Gets whose bytes RDMA adapters move: the owner's, which writes them to where they belong, or the client's, which
+//! reads them where they lie.
+//!
+//! ```text
+//!   get ── a rail to the owner? ── ways that there are ── the quickest lately ──┬── Sent: over the connection
+//!                                    (memory landed,                            ├── Written: `pushing`
+//!                                     memory registered)                        └── Read: `reading`
+//! ```
+//!
+//! Whatever comes of an adapter's way, the bytes are asked for over the connection where it did not bring them. Queue
+//! pairs are those of the connection to the seat: made when the first get asks for them, in the background; so is
+//! memory registered. Nothing waits for either.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `connecting` | queue pairs: asking for adapters, handshakes |
+//! | `landing` | [`Landing`]: memory that owners may write |
+//! | `notices` | the calls under way, and the notices that name them |
+//! | `pushing` | bytes that the owner writes |
+//! | `reading` | bytes that this side reads |
+//! | `sightings` | memory that is worth to be registered |
+
+mod connecting;
+mod landing;
+mod notices;
+mod pushing;
+mod reading;
+mod sightings;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use lunette_kvstore_proto::message::{FormatVersion, Op};
+use lunette_kvstore_proto::paths::Path;
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::range::ByteRange;
+use lunette_runtime::arena::Exposed;
+use lunette_runtime::time;
+use lunette_runtime_core::checksum::Crc32c;
+use lunette_transfer::Room;
+use lunette_transfer::adapters::{Adapters, RdmaOptions};
+use lunette_verbs::Context;
+
+use super::asking::Asking;
+use super::calls::{Called, call, into};
+use crate::rails::{Picked, Rail};
+use crate::seats::Link;
+use landing::Landings;
+pub use landing::{Landing, TooManyLandings};
+use notices::Ears;
+pub(super) use notices::hear;
+use sightings::Sightings;
+
+/// Bytes that are summed before others on this core have their turn.
+const TURN_BYTES: usize = 1024 * 1024;
+
+/// What a client has got by RDMA.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterGets {
+    /// Gets whose bytes owners' adapters have written to where they belong.
+    pub written: u64,
+    /// How many bytes that was.
+    pub written_bytes: u64,
+    /// Gets whose bytes the client's adapters have read where they lie.
+    pub read: u64,
+    /// How many bytes that was.
+    pub read_bytes: u64,
+    /// Gets that had to ask for the bytes after all.
+    pub fallbacks: u64,
+}
+
+/// What a client has for it.
+pub(super) struct ByAdapters {
+    ears: Ears,
+    landings: Rc<Landings>,
+    sightings: Sightings,
+    options: RdmaOptions,
+    /// The only way besides the connection, if there is to be but one.
+    only: Option<Path>,
+    counted: Cell<AdapterGets>,
+}
+
+impl ByAdapters {
+    /// With the adapters that the options name, and those that are given.
+    pub(super) fn open(options: &RdmaOptions, only: Option<Path>, given: Vec<Context>) -> Self {
+        let adapters = Adapters::open(options, false, given);
+        Self {
+            ears: Ears::open(&adapters),
+            landings: Rc::new(Landings::new(options.windows_max)),
+            sightings: Sightings::default(),
+            options: options.clone(),
+            only,
+            counted: Cell::default(),
+        }
+    }
+
+    /// How many adapters it has.
+    pub(super) const fn len(&self) -> usize {
+        self.ears.len()
+    }
+
+    /// See [`ClusterClient::land`](super::ClusterClient::land).
+    pub(super) async fn land(&self, memory: Exposed) -> Result<Landing, TooManyLandings> {
+        self.landings.land(memory, self.ears.adapters()).await
+    }
+
+    pub(super) const fn counted(&self) -> AdapterGets {
+        self.counted.get()
+    }
+
+    fn count(&self, change: impl FnOnce(&mut AdapterGets)) {
+        let mut counted = self.counted.get();
+        change(&mut counted);
+        self.counted.set(counted);
+    }
+
+    /// The connection to a seat, and a rail of it, if both are there now. What is missing is begun.
+    fn rail(asking: &Rc<Asking>, seat: Seat) -> Option<(Link, Rc<Rail>)> {
+        if asking.adapters.len() == 0 {
+            return None;
+        }
+        let link = asking.seats.live(seat)?;
+        let (missing, rail) = match link.rails.pick() {
+            Picked::Nothing => return None,
+            Picked::Ask => {
+                asking.spawn(connecting::ask(Rc::clone(asking), seat, link));
+                return None;
+            }
+            Picked::Rails(missing, rail) => (missing, rail),
+        };
+        for missing in missing {
+            let connecting = connecting::connect(Rc::clone(asking), seat, link.clone(), missing);
+            asking.spawn(connecting);
+        }
+        Some((link, rail?))
+    }
+
+    /// Whether all of a room is registered with this adapter. What is not, and has been seen before, is begun to be.
+    fn is_registered(&self, room: &Room, adapter: usize) -> bool {
+        let adapter = self.ears.adapter(adapter);
+        let mut is_registered = true;
+        for (extent, start, len) in room.extents() {
+            if !adapter.is_registered(start, len) {
+                is_registered = false;
+                if let Some(extent) = self.sightings.again(extent) {
+                    adapter.begin_register(extent);
+                }
+            }
+        }
+        is_registered
+    }
+
+    fn may_go(&self, path: Path) -> bool {
+        self.only.is_none_or(|only| only == path)
+    }
+}
+
+/// Asks for bytes, which an adapter brings or which are received, as if they had been received. `op` is
+/// [`Op::Find`] or [`Op::Read`], and `body` the request's.
+pub(super) async fn fetch(
+    asking: &Rc<Asking>,
+    (seat, op): (Seat, Op),
+    body: impl Fn(FormatVersion, &mut Vec<u8>),
+    ranges: &[ByteRange],
+    room: Room,
+) -> (Called, Option<Room>) {
+    let by = &asking.adapters;
+    let Some((link, rail)) = ByAdapters::rail(asking, seat) else {
+        return call(asking, seat, op, body, into(room)).await;
+    };
+    let is_whole = ranges.is_empty() && by.may_go(Path::Written);
+    let places = is_whole.then(|| by.landings.places(&room, rail.adapter));
+    let places = places.flatten();
+    let is_registered = by.may_go(Path::Read) && by.is_registered(&room, rail.adapter);
+    if places.is_none() && !is_registered {
+        return call(asking, seat, op, body, into(room)).await;
+    }
+    let (len_bytes, began) = (room.len(), time::now());
+    let path = match by.only {
+        Some(only) => only,
+        None => link.rails.choose(len_bytes, |path| match path {
+            Path::Sent => true,
+            Path::Written => places.is_some(),
+            Path::Read => is_registered,
+        }),
+    };
+    let brought = match (path, places) {
+        (Path::Written, Some(places)) => {
+            let over = (&link, &rail, places);
+            pushing::push(asking, (seat, op), over, &body, room).await
+        }
+        (Path::Read, _) => {
+            let over = (&link, &rail);
+            reading::read(asking, (seat, op), over, &body, ranges, room).await
+        }
+        _ => Err(NotBrought::Wanted(room)),
+    };
+    let called = match brought {
+        Ok(called) => called,
+        Err(not) => {
+            let room = match not {
+                NotBrought::Wanted(room) => room,
+                NotBrought::Failed(room) => {
+                    tracing::debug!(?seat, "bytes are asked for after all");
+                    by.count(|counted| counted.fallbacks += 1);
+                    room
+                }
+            };
+            call(asking, seat, op, body, into(room)).await
+        }
+    };
+    link.rails.ended(path, len_bytes, time::now().since(began));
+    called
+}
+
+/// A get whose bytes no adapter has brought: they are to be asked for over the connection.
+enum NotBrought {
+    /// That is the way, or none was to be had.
+    Wanted(Room),
+    /// It was tried.
+    Failed(Room),
+}
+
+/// CRC32C of the first bytes of a room.
+async fn sum_of(room: &Room, len: usize) -> u32 {
+    let mut checksum = Crc32c::new();
+    for start in (0..len).step_by(TURN_BYTES) {
+        if start > 0 {
+            time::yield_now().await;
+        }
+        room.fold(start, TURN_BYTES.min(len - start), &mut checksum);
+    }
+    checksum.value()
+}

@@ -1,0 +1,149 @@
+//! Reads whose bytes are written to the reader's memory, by an adapter.
+
+use std::rc::Rc;
+
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{
+    AdaptersMessage, AdaptersReply, BytesReply, GetMessage, PairMessage, PushWish, PushedReply,
+    ReadMessage,
+};
+use lunette_kvstore_proto::message::{FormatVersion, Status};
+use lunette_kvstore_proto::owner::Read;
+use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::version::Form;
+use lunette_transfer::{ConnectionId, Intake, Later, RequestHead, Response};
+
+use super::reading::CopyPin;
+use super::{MemberService, Pending, version_of};
+use crate::counting::{CopyCounts, Counting};
+use crate::refusals::{bad_request, refusal};
+
+impl MemberService {
+    /// By how many adapters this core is reached.
+    pub(super) fn adapters(&self, body: &[u8]) -> Result<Response, Status> {
+        let message = AdaptersMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
+        self.check(message.to)?;
+        let count = u16::try_from(self.core.pushing().adapters()).map_err(|_| Status::Internal)?;
+        let mut response = Response::default();
+        AdaptersReply { count }.encode(version, &mut response.body);
+        Ok(response)
+    }
+
+    /// A step of the handshake of two adapters.
+    pub(super) fn pair(&self, request: &RequestHead<'_>) -> Result<Response, Status> {
+        let message = PairMessage::decode(request.body).map_err(bad_request)?;
+        self.check(message.to)?;
+        let body = self.core.pushing().step(request.connection, &message)?;
+        Ok(Response {
+            body,
+            ..Response::default()
+        })
+    }
+
+    /// As [`find`](Self::find), of bytes that are to be written.
+    pub(super) fn find_pushed(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let (wish, rest) = PushWish::split(request.body).map_err(bad_request)?;
+        let message = GetMessage::decode(rest).map_err(bad_request)?;
+        let version = version_of(rest)?;
+        self.check(message.to)?;
+        self.core
+            .pushing()
+            .check(request.connection, wish.connection)?;
+        let read = self.core.read(message.key, None, message.namespace);
+        let wanted = (message.key, read, message.ranges.as_slice());
+        match self.push(request.connection, version, &wish, wanted, counting) {
+            Some(later) => Ok(Intake::Later(later)),
+            None => self.find(rest, counting),
+        }
+    }
+
+    /// As [`read`](Self::read), of bytes that are to be written.
+    pub(super) fn read_pushed(
+        &self,
+        request: &RequestHead<'_>,
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
+        let (wish, rest) = PushWish::split(request.body).map_err(bad_request)?;
+        let message = ReadMessage::decode(rest).map_err(bad_request)?;
+        let version = version_of(rest)?;
+        self.check(message.to)?;
+        self.core
+            .pushing()
+            .check(request.connection, wish.connection)?;
+        let read = (self.core).read(message.key, Some(message.version), message.namespace);
+        let wanted = (message.key, read, message.ranges.as_slice());
+        match self.push(request.connection, version, &wish, wanted, counting) {
+            Some(later) => Ok(Intake::Later(later)),
+            None => self.read(rest, counting),
+        }
+    }
+
+    /// Begins to write a copy to where it is wanted, if it is here, and whole. It is pinned until nothing of it
+    /// is under way. `None`: nothing was begun.
+    fn push(
+        &self,
+        connection: ConnectionId,
+        version: FormatVersion,
+        wish: &PushWish,
+        (key, read, ranges): (Key<'_>, Read, &[ByteRange]),
+        counting: &mut Counting,
+    ) -> Option<Later> {
+        let Read::Served {
+            place,
+            info,
+            is_cut_off,
+        } = read
+        else {
+            return None;
+        };
+        if info.form != Form::Whole || !ranges.is_empty() {
+            return None;
+        }
+        let (id, extent) = self.core.bytes().borrow_mut().pin(place, key)?;
+        let pin = CopyPin::new(&self.core, id);
+        let len_bytes = extent.len_bytes();
+        let reply = PushedReply {
+            bytes: BytesReply {
+                version: place.version,
+                is_cut_off,
+                object_len_bytes: len_bytes,
+                #[cfg(feature = "next-version")]
+                next: lunette_kvstore_proto::message::Next,
+            },
+            len_bytes,
+            crc32c: extent.crc32c,
+        };
+        let mut body = Vec::new();
+        reply.encode(version, &mut body);
+        let pushing = self.core.pushing();
+        let written = (&extent.value(), body.as_slice());
+        let pushed = pushing.begin(&self.core, connection, wish, written)?;
+        let (core, mut counting) = (Rc::clone(&self.core), counting.waits());
+        Some(Later::new(async move {
+            let ended = core.pushing().ended(pushed).await;
+            drop(pin);
+            let response = match ended {
+                Ok(()) => {
+                    core.copies.has_pushed(len_bytes);
+                    Response {
+                        status: Status::Pushed.code(),
+                        body,
+                        payload: None,
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "an object is not written to where it is wanted");
+                    CopyCounts::add(&core.copies.pushes_failed);
+                    refusal(Status::PushFailed)
+                }
+            };
+            counting.end_with(response.status);
+            response
+        }))
+    }
+}

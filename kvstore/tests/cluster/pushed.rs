@@ -1,0 +1,502 @@
+//! Gets whose bytes owners' adapters write to where they belong.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use lunette_kvstore::{
+    AdapterGets, ClusterClient, Fetched, Landing, PutOptions, Stored, TooManyLandings, Value,
+};
+use lunette_kvstore_proto::paths::Path;
+use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::sim::{World, WorldOptions};
+use lunette_runtime::{CoreOptions, Scope, spawn_local, time};
+use lunette_transfer::Room;
+use lunette_verbs::PairEvent;
+use lunette_verbs::sim::{Fabric, Fault, Raised};
+
+use super::on_each_driver::run;
+use super::scene::{Scene as Nodes, eventually, key, pattern};
+
+const MIB: u64 = 1 << 20;
+const WORLDS: u64 = 4;
+
+/// In simulated worlds alone: it takes its time.
+pub(crate) fn run_in_worlds<F: Future<Output = ()> + 'static>(
+    seeds: u64,
+    scenario: impl Fn(u64) -> F,
+) {
+    for seed in 0..seeds {
+        let mut world = World::new(seed, WorldOptions::default());
+        let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let process = world.start(host, 1, CoreOptions::default());
+        let done = world.spawn(process, 0, || scenario(seed));
+        let until = world.now() + Duration::from_secs(600);
+        let ended = world.run_until(until, || done.is_there());
+        assert!(ended, "in a world of seed {seed} it does not end");
+    }
+}
+
+pub(crate) fn memory(len: usize) -> Exposed {
+    Exposed::map(len, HugePages::Never, &mut Vec::new()).expect("memory")
+}
+
+/// Nodes and a client with so many adapters each, and memory of the client's that owners may write.
+pub(crate) struct Pushing {
+    pub(crate) scene: Nodes,
+    pub(crate) fabric: Fabric,
+    pub(crate) client: ClusterClient,
+    /// The first of the client's adapters.
+    pub(crate) device: usize,
+    pub(crate) memory: Exposed,
+    _landing: Landing,
+}
+
+impl Pushing {
+    async fn of(nodes: usize, adapters: usize, len: usize) -> Self {
+        Self::by(Some(Path::Written), (nodes, adapters), len).await
+    }
+
+    /// Of which gets go this way alone.
+    pub(crate) async fn by(
+        path: Option<Path>,
+        (nodes, adapters): (usize, usize),
+        len: usize,
+    ) -> Self {
+        let mut scene = Nodes::of(nodes, 64 * MIB).await;
+        let fabric = scene.set_fabric(7, adapters);
+        let (client, device) = scene.fabric_client(path).await;
+        let memory = memory(len);
+        let landing = client.land(memory.clone()).await.expect("room");
+        assert_eq!(landing.adapters(), adapters);
+        Self {
+            scene,
+            fabric,
+            client,
+            device,
+            memory,
+            _landing: landing,
+        }
+    }
+
+    /// Gets an object into pieces of the memory, which are compared with what it is.
+    pub(crate) async fn get(&self, n: usize, bytes: usize, len: usize, pieces: Vec<Exposed>) {
+        let fetched = self
+            .client
+            .get(&key(n), Room::exposed(pieces.clone()))
+            .await;
+        let is_hit = matches!(fetched, Ok(Fetched::Hit { len_bytes, .. }) if len_bytes == len);
+        assert!(is_hit, "{n}: {fetched:?}");
+        let got: Vec<u8> = pieces.iter().flat_map(Exposed::to_vec).collect();
+        assert!(got[..len] == *pattern(bytes, len).as_slice(), "{n}");
+    }
+
+    /// Gets an object until its bytes are written.
+    async fn until_written(&self, n: usize, len: usize) {
+        eventually("owners write", async || {
+            let before = self.client.by_adapters().written;
+            self.get(n, n, len, vec![self.memory.slice(0, len)]).await;
+            self.client.by_adapters().written > before
+        })
+        .await;
+    }
+
+    /// Gets that were written, bytes of them, and those that failed, as the nodes count them, and bytes that
+    /// were sent.
+    pub(crate) async fn told(&self) -> (u64, u64, u64, u64) {
+        let reports = self.scene.reports().await;
+        let mut told = (0, 0, 0, 0);
+        for report in reports {
+            let member = report.member.expect("a member");
+            told.0 += member.pushed;
+            told.1 += member.pushed_bytes;
+            told.2 += member.pushes_failed;
+            told.3 += report.stat.payload_out_bytes;
+        }
+        told
+    }
+
+    async fn queue_pairs(&self) -> u64 {
+        let reports = self.scene.reports().await;
+        let members = reports.iter().filter_map(|report| report.member);
+        members.map(|member| member.queue_pairs).sum()
+    }
+}
+
+#[test]
+fn what_is_written_is_what_would_have_been_sent() {
+    run(WORLDS, || async {
+        let lens = [1, 100, 4096, 65_537, 1 << 20, 4095, 3_000_000];
+        let scene = Pushing::of(2, 2, 4 << 20).await;
+        for (n, len) in lens.into_iter().enumerate() {
+            scene.scene.put(&scene.client, n, n, len).await;
+            scene.until_written(n, len).await;
+        }
+        let (before, told) = (scene.client.by_adapters(), scene.told().await);
+        let mut expected = before;
+        for (n, len) in lens.into_iter().enumerate() {
+            let whole = scene.memory.slice(1000, len + 5);
+            scene.get(n, n, len, vec![whole]).await;
+            let first = len / 3;
+            let parts = [(0, first), (first + 7, 0), (first + 20, len - first + 9)];
+            let parts = parts.map(|(start, len)| scene.memory.slice(start, len));
+            scene.get(n, n, len, parts.to_vec()).await;
+            expected.written += 2;
+            expected.written_bytes += 2 * len as u64;
+        }
+        assert_eq!(scene.client.by_adapters(), expected);
+        let after = scene.told().await;
+        assert_eq!(after.3, told.3, "no core has sent a byte");
+        assert_eq!(after.0 - told.0, expected.written - before.written);
+        assert_eq!(
+            after.1 - told.1,
+            expected.written_bytes - before.written_bytes
+        );
+        assert_eq!((after.2, expected.fallbacks), (0, 0));
+        // Two adapters of either side, with two nodes.
+        assert_eq!(scene.queue_pairs().await, 4);
+    });
+}
+
+#[test]
+fn what_adapters_do_not_reach_is_sent() {
+    run(1, || async {
+        let scene = Pushing::of(1, 1, 1 << 20).await;
+        let (client, memory) = (&scene.client, &scene.memory);
+        scene.scene.put(client, 1, 1, 50_000).await;
+        scene.scene.put(client, 2, 2, 0).await;
+        scene.until_written(1, 50_000).await;
+        let before = client.by_adapters();
+        // A region, memory that was not landed, pieces of which one is elsewhere, too many of them, ranges, nothing.
+        scene.scene.expect(client, 1, 50_000).await;
+        let other = self::memory(50_000);
+        scene.get(1, 1, 50_000, vec![other.clone()]).await;
+        let pieces = vec![memory.slice(0, 40_000), other.slice(0, 10_000)];
+        scene.get(1, 1, 50_000, pieces).await;
+        let many = (0..17).map(|n| memory.slice(n * 3000, 3000)).collect();
+        scene.get(1, 1, 50_000, many).await;
+        let range = ByteRange {
+            offset_bytes: 10,
+            len_bytes: 1000,
+        };
+        let part = Room::exposed(vec![memory.slice(0, 1000)]);
+        let fetched = client.get_ranges(&key(1), &[range], part).await;
+        assert!(matches!(
+            fetched,
+            Ok(Fetched::Hit {
+                len_bytes: 1000,
+                ..
+            })
+        ));
+        scene.get(2, 2, 0, vec![memory.slice(0, 10)]).await;
+        let short = Room::exposed(vec![memory.slice(0, 49_999)]);
+        let failure = client.get(&key(1), short).await.expect_err("too long");
+        assert!(failure.room.is_some(), "the room comes back");
+        let missing = client
+            .get(&key(9), Room::exposed(vec![memory.clone()]))
+            .await;
+        assert!(matches!(missing, Ok(Fetched::Miss { is_known: true, .. })));
+        assert_eq!(client.by_adapters(), before, "none of it was written");
+        scene.get(1, 1, 50_000, vec![memory.slice(7, 50_000)]).await;
+        assert_eq!(client.by_adapters().written, before.written + 1);
+        // Who has no adapters goes on as ever.
+        let without = scene.scene.client_from(None).await;
+        scene.scene.expect(&without, 1, 50_000).await;
+        assert_eq!(without.by_adapters(), AdapterGets::default());
+    });
+}
+
+#[test]
+fn memory_is_landed_once_and_given_back() {
+    run(1, || async {
+        let scene = Pushing::of(1, 2, 1 << 20).await;
+        scene.scene.put(&scene.client, 1, 1, 5000).await;
+        scene.until_written(1, 5000).await;
+        let again = scene.client.land(scene.memory.clone()).await;
+        let refused = again.expect_err("it begins there");
+        assert_eq!(refused, TooManyLandings { landings_max: 4096 });
+        let registered = scene.fabric.registrations(scene.device);
+        let other = memory(10_000);
+        let landing = scene.client.land(other.clone()).await.expect("room");
+        assert_eq!(scene.fabric.registrations(scene.device), registered + 1);
+        let before = scene.client.by_adapters().written;
+        scene.get(1, 1, 5000, vec![other.slice(5000, 5000)]).await;
+        assert_eq!(scene.client.by_adapters().written, before + 1);
+        drop(landing);
+        assert_eq!(scene.fabric.registrations(scene.device), registered);
+        scene.get(1, 1, 5000, vec![other.slice(5000, 5000)]).await;
+        assert_eq!(
+            scene.client.by_adapters().written,
+            before + 1,
+            "it was sent"
+        );
+    });
+}
+
+#[test]
+fn queue_pairs_end_with_their_connection() {
+    run(WORLDS, || async {
+        let scene = Pushing::of(1, 1, 1 << 20).await;
+        scene.scene.put(&scene.client, 1, 1, 5000).await;
+        scene.until_written(1, 5000).await;
+        assert_eq!(scene.queue_pairs().await, 1);
+        let Pushing {
+            scene,
+            client,
+            _landing,
+            ..
+        } = scene;
+        drop((client, _landing));
+        eventually("its queue pair is gone", async || {
+            let reports = scene.reports().await;
+            reports[0].member.expect("a member").queue_pairs == 0
+        })
+        .await;
+    });
+}
+
+#[test]
+fn queue_pairs_are_closed_with_a_connection_on_which_nothing_is_asked_and_come_back() {
+    run(WORLDS, || async {
+        let mut scene = Nodes::of(1, 64 * MIB).await;
+        let fabric = scene.set_fabric(7, 2);
+        scene.set_client_idle(Duration::from_millis(400));
+        let (client, device) = scene.fabric_client(Some(Path::Written)).await;
+        scene.put(&client, 1, 1, 5000).await;
+        let memory = memory(5000);
+        let _landing = client.land(memory.clone()).await.expect("room");
+        for _ in 0..2 {
+            let before = client.by_adapters().written;
+            eventually("the owner writes", async || {
+                let room = Room::exposed(vec![memory.clone()]);
+                let fetched = client.get(&key(1), room).await;
+                assert!(matches!(fetched, Ok(Fetched::Hit { .. })), "{fetched:?}");
+                client.by_adapters().written > before
+            })
+            .await;
+            let both = || [0, device].map(|device| fabric.queue_pairs(device).len());
+            assert_eq!(both(), [1, 1]);
+            eventually("they are gone on both sides", async || both() == [0, 0]).await;
+        }
+    });
+}
+
+#[test]
+fn a_queue_pair_that_only_the_owner_has_lost_is_connected_anew() {
+    for path in [Path::Written, Path::Read] {
+        run_in_worlds(2, move |_seed| async move {
+            let scene = Pushing::by(Some(path), (1, 1), 1 << 20).await;
+            scene.scene.put(&scene.client, 1, 1, 5000).await;
+            let brought = async || {
+                eventually("adapters bring it", async || {
+                    let before = scene.client.by_adapters();
+                    scene
+                        .get(1, 1, 5000, vec![scene.memory.slice(0, 5000)])
+                        .await;
+                    let after = scene.client.by_adapters();
+                    after.written + after.read > before.written + before.read
+                })
+                .await;
+            };
+            brought().await;
+            let number = scene.fabric.queue_pairs(0)[0];
+            scene
+                .fabric
+                .raise(0, Raised::Pair(number, PairEvent::Fatal));
+            time::sleep(Duration::from_millis(10)).await;
+            brought().await;
+        });
+    }
+}
+
+#[test]
+fn whoever_drops_a_get_has_its_memory_and_nothing_lands_there() {
+    run(WORLDS, || async {
+        let scene = Pushing::of(1, 1, 1 << 20).await;
+        let (client, memory) = (&scene.client, &scene.memory);
+        scene.scene.put(client, 1, 1, 9000).await;
+        scene.until_written(1, 9000).await;
+        // The owner's adapter takes its time.
+        scene.fabric.inject(0, Fault::Slow { steps: u32::MAX });
+        let asked = Rc::new(Cell::new(false));
+        let (getting, is_asked) = (client.clone(), Rc::clone(&asked));
+        let room = Room::exposed(vec![memory.slice(0, 9000)]);
+        let gets = Scope::new();
+        let get = async move {
+            is_asked.set(true);
+            drop(getting.get(&key(1), room).await);
+        };
+        gets.spawn(get).expect("a task");
+        eventually("it is asked for", async || asked.get()).await;
+        let pinned = scene.fabric.trace().0;
+        time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(scene.fabric.trace().0, pinned, "it is under way");
+        drop(gets);
+        eventually("its queue pair is given up", async || {
+            scene.fabric.queue_pairs(scene.device).is_empty()
+        })
+        .await;
+        memory.copy_in(0, &[0x55; 9000]);
+        scene.fabric.inject(0, Fault::Slow { steps: 1 });
+        for _ in 0..50 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(
+            memory.slice(0, 9000).to_vec() == [0x55; 9000],
+            "nothing has landed"
+        );
+        scene.get(1, 1, 9000, vec![memory.slice(0, 9000)]).await;
+        scene.until_written(1, 9000).await;
+    });
+}
+
+#[test]
+fn when_adapters_fail_bytes_come_over_the_connection() {
+    run_in_worlds(12, |seed| async move {
+        let seed = usize::try_from(seed).expect("small");
+        let scene = Pushing::of(2, 2, 1 << 20).await;
+        let lens: Vec<usize> = (0..12).map(|n| 1 + n * 7919).collect();
+        for (n, &len) in lens.iter().enumerate() {
+            scene.scene.put(&scene.client, n, n, len).await;
+        }
+        scene.until_written(0, 1).await;
+        let faults = [
+            Fault::RetryExceeded,
+            Fault::Flush,
+            Fault::RemoteAccess,
+            Fault::ReceiverNotReady,
+            Fault::PartialPost { taken: 1 },
+            Fault::Code(9),
+        ];
+        for round in 0..18 {
+            let device = (round + seed) % 6;
+            scene
+                .fabric
+                .inject(device, faults[(round * 5 + seed) % faults.len()]);
+            for (n, &len) in lens.iter().enumerate() {
+                scene.get(n, n, len, vec![scene.memory.slice(n, len)]).await;
+            }
+            time::sleep(Duration::from_millis(60)).await;
+        }
+        let counted = scene.client.by_adapters();
+        assert!(counted.fallbacks > 0, "{counted:?}");
+        let (_, _, failed, _) = scene.told().await;
+        assert!(
+            failed > 0 && failed <= counted.fallbacks,
+            "{failed} {counted:?}"
+        );
+        scene.until_written(3, lens[3]).await;
+    });
+}
+
+#[test]
+fn an_adapter_that_never_speaks_again_is_done_without() {
+    run_in_worlds(WORLDS, |_seed| async {
+        let scene = Pushing::of(1, 1, 1 << 20).await;
+        scene.scene.put(&scene.client, 1, 1, 9000).await;
+        scene.until_written(1, 9000).await;
+        scene.fabric.inject(0, Fault::Silence);
+        let began = time::now();
+        scene
+            .get(1, 1, 9000, vec![scene.memory.slice(0, 9000)])
+            .await;
+        let took = time::now().since(began);
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        assert_eq!(scene.client.by_adapters().fallbacks, 1);
+        let began = time::now();
+        scene
+            .get(1, 1, 9000, vec![scene.memory.slice(0, 9000)])
+            .await;
+        assert!(time::now().since(began) < Duration::from_secs(1), "at once");
+    });
+}
+
+#[test]
+fn a_replaced_object_is_got_as_one_of_its_versions() {
+    run(WORLDS, || async {
+        let scene = Pushing::of(2, 1, 4 << 20).await;
+        const LEN: usize = 200_000;
+        let upsert = PutOptions {
+            kind: WriteKind::Upsert,
+            ..PutOptions::default()
+        };
+        scene.scene.put(&scene.client, 1, 0, LEN).await;
+        eventually("owners write", async || {
+            let room = Room::exposed(vec![scene.memory.slice(0, LEN)]);
+            let fetched = scene.client.get(&key(1), room).await;
+            assert!(matches!(fetched, Ok(Fetched::Hit { .. })));
+            scene.client.by_adapters().written > 0
+        })
+        .await;
+        let writer = scene.client.clone();
+        let writing = spawn_local(async move {
+            for n in 1..40 {
+                let stored = writer
+                    .put(&key(1), Value::new(pattern(n, LEN)), upsert)
+                    .await;
+                assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
+            }
+        });
+        let mut slots = (0..).map(|n| scene.memory.slice(n % 8 * LEN, LEN));
+        for _ in 0..60 {
+            let slot = slots.next().expect("there are always more");
+            let fetched = scene
+                .client
+                .get(&key(1), Room::exposed(vec![slot.clone()]))
+                .await;
+            match fetched.expect("asked") {
+                Fetched::Hit { len_bytes, .. } => {
+                    assert_eq!(len_bytes, LEN);
+                    let got = slot.to_vec();
+                    let is_one = (0..40).any(|n| got == pattern(n, LEN).as_slice());
+                    assert!(is_one, "it is of one version");
+                }
+                Fetched::Miss { .. } => panic!("it is there"),
+            }
+        }
+        writing.await.expect("written");
+    });
+}
+
+#[test]
+fn when_its_owner_is_gone_a_get_ends_and_memory_is_the_callers() {
+    run(WORLDS, || async {
+        let mut scene = Pushing::of(2, 1, 1 << 20).await;
+        let twice = PutOptions {
+            copies: 2,
+            ..PutOptions::default()
+        };
+        for n in 0..8 {
+            let value = Value::new(pattern(n, 9000));
+            let put = scene.client.put(&key(n), value, twice).await;
+            assert!(matches!(put, Ok(Stored::Written { .. })), "{put:?}");
+        }
+        eventually("each has two copies", async || {
+            for n in 0..8 {
+                let found = scene.client.lookup(&key(n), None).await.expect("asked");
+                if found.expect("found").owners.len() != 2 {
+                    return false;
+                }
+            }
+            true
+        })
+        .await;
+        for n in 0..8 {
+            scene.until_written(n, 9000).await;
+        }
+        scene.scene.remove_first().await;
+        eventually("the client knows that it left", async || {
+            scene.client.exists(&[key(0)]).await.is_ok() && scene.client.map().members().len() == 1
+        })
+        .await;
+        for n in 0..8 {
+            scene
+                .get(n, n, 9000, vec![scene.memory.slice(0, 9000)])
+                .await;
+        }
+    });
+}
