@@ -349,6 +349,7 @@ fn whoever_drops_a_get_has_its_memory_and_nothing_lands_there() {
             memory.slice(0, 9000).to_vec() == [0x55; 9000],
             "nothing has landed"
         );
+        eventually("its owner counts it", async || scene.told().await.2 > 0).await;
         scene.get(1, 1, 9000, vec![memory.slice(0, 9000)]).await;
         scene.until_written(1, 9000).await;
     });
