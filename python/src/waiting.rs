@@ -3,7 +3,7 @@
 //! What comes within [`SPIN`] is had without giving the GIL up: releasing it costs a thread that has a busy
 //! neighbour its turn. What takes longer is waited for without it, and signals are looked for all along.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -13,8 +13,6 @@ use pyo3::prelude::*;
 
 /// How long the GIL is kept.
 const SPIN: Duration = Duration::from_micros(20);
-/// Until when it is looked for on without the GIL, beside others who want the processor: being woken takes longer.
-const YIELD: Duration = Duration::from_micros(60);
 /// How often signals are looked for.
 const SIGNALS: Duration = Duration::from_millis(25);
 
@@ -57,13 +55,13 @@ pub(crate) fn wait_until<T: Send>(
         }
         std::hint::spin_loop();
     }
-    let mut yields_until = Some(begun + YIELD);
     loop {
         let answer = answer.as_mut();
         let waker = &waker;
-        let yields_until = yields_until.take();
-        let polled =
-            py.detach(move || sleep(answer, &mut Context::from_waker(waker), yields_until));
+        let polled = py.detach(move || {
+            thread::park_timeout(SIGNALS);
+            answer.poll(&mut Context::from_waker(waker))
+        });
         match polled {
             Poll::Ready(answer) => return Ok(Some(answer)),
             Poll::Pending => py.check_signals()?,
@@ -72,20 +70,4 @@ pub(crate) fn wait_until<T: Send>(
             return Ok(None);
         }
     }
-}
-
-/// Waits for the answer until the next look for signals: awake at first, if it is to be.
-fn sleep<T>(
-    mut answer: Pin<&mut impl Future<Output = T>>,
-    context: &mut Context<'_>,
-    yields_until: Option<Instant>,
-) -> Poll<T> {
-    while yields_until.is_some_and(|until| Instant::now() < until) {
-        thread::yield_now();
-        if let Poll::Ready(answer) = answer.as_mut().poll(context) {
-            return Poll::Ready(answer);
-        }
-    }
-    thread::park_timeout(SIGNALS);
-    answer.poll(context)
 }
