@@ -12,6 +12,9 @@ use crate::tracks::{Ends, NIL, Standing, Tracks};
 pub const GHOSTS_PER_SLOT: usize = 8;
 /// Blocks that left and are remembered, at least: a small cache learns from what it never had for long.
 pub const GHOSTS_MIN: usize = 65_536;
+/// Bytes that one of them takes, at most: its track, and its place in the table by keys, which is half empty when it
+/// has just grown.
+pub const GHOST_BYTES: usize = crate::TRACK_BYTES + 2 * (size_of::<(u64, u32)>() + 1) * 8 / 7;
 /// Uses between two fits of what was learnt.
 const FIT_EVERY: u64 = 1_000;
 /// Uses between two walks of the cursors that count who grew older.

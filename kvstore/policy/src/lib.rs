@@ -34,6 +34,6 @@ pub mod replay;
 pub mod tiers;
 mod tracks;
 
-pub use learned::{GHOSTS_MIN, GHOSTS_PER_SLOT, Learned};
+pub use learned::{GHOST_BYTES, GHOSTS_MIN, GHOSTS_PER_SLOT, Learned};
 pub use policy::Policy;
 pub use tracks::TRACK_BYTES;

@@ -18,17 +18,28 @@
 //! finds no room is refused, to be tried again, while room is being made. An entry is released to
 //! the driver once, when nobody reads it any more.
 
+use std::collections::VecDeque;
+
+use lunette_kvstore_policy::class::Use;
+use lunette_kvstore_policy::{GHOST_BYTES, Learned, Policy as _};
 use slab::Slab;
 use thiserror::Error;
 
 use crate::key::Fingerprint;
-use crate::lru::Lru;
 use crate::message::directory::CopyPlace;
 use crate::shard::{EntryId, ShardLimits};
 use crate::sorted::{Sorted, Spread};
 
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
+
+/// A copy that was spared may be told again when so many others have been, or when there are no others.
+pub const SPARED_FOR: u64 = LEAVE_PER_TURN_MAX as u64;
+
+/// Of so many bytes of memory, one is spent on remembering what left, at most, or [`REMEMBERED_MIN`].
+pub const REMEMBERING_SHARE: u64 = 128;
+/// So many copies that left are remembered by the smallest memory: some 1.3 MB.
+pub const REMEMBERED_MIN: u64 = 16_384;
 
 /// Why there is no room.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -94,8 +105,12 @@ pub struct Residence {
     limits: ShardLimits,
     slots: Slab<Entry>,
     by_place: Sorted<CopyPlace, u32>,
-    /// The resident entries.
-    lru: Lru,
+    /// Which of the resident entries leaves next.
+    policy: Learned,
+    /// Victims that were told, ever.
+    told: u64,
+    /// Those that could not leave, the first one first, and how many had been told by then.
+    spared: VecDeque<(EntryId, u64)>,
     next_generation: u32,
     /// Bytes that a write was refused for.
     wanted_bytes: u64,
@@ -107,11 +122,16 @@ impl Residence {
     #[must_use]
     pub fn new(limits: ShardLimits) -> Self {
         let entries_max = limits.entries_max();
+        let remembered_max = limits.high_watermark_bytes() / REMEMBERING_SHARE / GHOST_BYTES as u64;
+        let remembered_max = usize::try_from(remembered_max.max(REMEMBERED_MIN));
+        let remembered_max = remembered_max.unwrap_or(usize::MAX);
         Self {
             limits,
             slots: Slab::with_capacity(entries_max),
             by_place: Sorted::default(),
-            lru: Lru::with_capacity(entries_max),
+            policy: Learned::with_ghosts(entries_max, remembered_max),
+            told: 0,
+            spared: VecDeque::new(),
             next_generation: 0,
             wanted_bytes: 0,
             stats: ResidenceStats::default(),
@@ -178,7 +198,7 @@ impl Residence {
         self.wanted_bytes = self.wanted_bytes.max(wanted);
     }
 
-    /// A filled entry is this copy from now on, the most recently used.
+    /// A filled entry is this copy from now on.
     ///
     /// # Panics
     /// If the entry is not arriving, or there is such a copy: the owner has each once.
@@ -188,7 +208,8 @@ impl Residence {
         entry.state = State::Resident(place);
         let former = self.by_place.insert(place, id.slot_index);
         assert!(former.is_none(), "{place:?} is here twice");
-        self.lru.push_front(id.slot_index);
+        self.policy
+            .insert(id.slot_index, place.key.low(), Use::default());
     }
 
     /// A write is given up: its entry is released.
@@ -203,16 +224,14 @@ impl Residence {
         self.release(id.slot_index);
     }
 
-    /// The entry of a copy, as the most recently used and with one more pin, which
+    /// The entry of a copy, which is used once more, with one more pin, which
     /// [`unpin`](Self::unpin) takes back. Its memory stays while it is pinned.
     pub fn pin(&mut self, place: CopyPlace) -> Option<EntryId> {
         let slot_index = self.by_place.get(place)?;
         let entry = &mut self.slots[slot_index as usize];
         entry.pins = entry.pins.checked_add(1).expect("far fewer reads");
         let generation = entry.generation;
-        if matches!(entry.state, State::Resident(_)) {
-            self.lru.touch(slot_index);
-        }
+        self.policy.touch(slot_index, Use::default());
         Some(EntryId {
             slot_index,
             generation,
@@ -257,8 +276,10 @@ impl Residence {
         let entry = &mut self.slots[slot_index as usize];
         let bytes = u64::from(entry.extent_bytes);
         match entry.state {
-            State::Resident(_) => self.lru.remove(slot_index),
+            State::Resident(_) => self.policy.remove(slot_index),
             State::Leaving(_) => {
+                // It was not removed: it may come back.
+                self.policy.evict(slot_index);
                 self.stats.leaving_entries -= 1;
                 self.stats.leaving_bytes -= bytes;
             }
@@ -276,24 +297,49 @@ impl Residence {
         })
     }
 
-    /// Copies that are to leave now, the least recently used first: at most [`LEAVE_PER_TURN_MAX`].
-    /// Say [`leave`](Self::leave) for each that does, and [`spare`](Self::spare) for each that cannot.
+    /// Copies that are to leave now, those first that are least likely to be used again: at most
+    /// [`LEAVE_PER_TURN_MAX`]. They are told once: say [`leave`](Self::leave) for each that does, and
+    /// [`spare`](Self::spare) for each that cannot.
     #[must_use]
-    pub fn victims(&self) -> Vec<CopyPlace> {
+    pub fn victims(&mut self) -> Vec<CopyPlace> {
         let mut victims = Vec::new();
         let (mut bytes, mut entries) = (self.excess_bytes(), self.excess_entries());
-        for slot_index in self.lru.iter_from_tail() {
-            if (bytes, entries) == (0, 0) || victims.len() == LEAVE_PER_TURN_MAX {
+        self.offer_spared(self.told);
+        while (bytes, entries) != (0, 0) && victims.len() < LEAVE_PER_TURN_MAX {
+            let Some(slot_index) = self.policy.victim() else {
+                if victims.is_empty() && !self.spared.is_empty() {
+                    self.offer_spared(u64::MAX);
+                    continue;
+                }
                 break;
-            }
+            };
+            self.told += 1;
+            self.policy.withhold(slot_index);
             let entry = &self.slots[slot_index as usize];
-            if let State::Resident(place) = entry.state {
-                bytes = bytes.saturating_sub(entry.extent_bytes.into());
-                entries = entries.saturating_sub(1);
-                victims.push(place);
-            }
+            let State::Resident(place) = entry.state else {
+                unreachable!("{slot_index} is offered and {:?}", entry.state)
+            };
+            bytes = bytes.saturating_sub(entry.extent_bytes.into());
+            entries = entries.saturating_sub(1);
+            victims.push(place);
         }
         victims
+    }
+
+    /// Those that were spared [`SPARED_FOR`] victims before `told` may leave again.
+    fn offer_spared(&mut self, told: u64) {
+        while let Some(&(id, since)) = self.spared.front()
+            && told - since >= SPARED_FOR
+        {
+            self.spared.pop_front();
+            let entry = self.slots.get(id.slot_index as usize);
+            let is_here = entry.is_some_and(|entry| {
+                entry.generation == id.generation && matches!(entry.state, State::Resident(_))
+            });
+            if is_here {
+                self.policy.offer(id.slot_index);
+            }
+        }
     }
 
     /// Whether it is time to make room, so that the next writes find some: less than half of what lies
@@ -340,7 +386,7 @@ impl Residence {
             "{place:?} is not resident"
         );
         entry.state = State::Leaving(place);
-        self.lru.remove(slot_index);
+        self.policy.withhold(slot_index);
         self.stats.leaving_entries += 1;
         self.stats.leaving_bytes += u64::from(entry.extent_bytes);
         if self.excess_bytes() == 0 {
@@ -360,15 +406,17 @@ impl Residence {
         entry.state = State::Resident(place);
         self.stats.leaving_entries -= 1;
         self.stats.leaving_bytes -= u64::from(entry.extent_bytes);
-        self.lru.push_front(slot_index);
+        self.policy.offer(slot_index);
     }
 
-    /// A copy cannot leave now: it is as if it had just been read.
+    /// A copy that was told cannot leave now: [`SPARED_FOR`] others are told first, and then it is as if it had just
+    /// been read.
     pub fn spare(&mut self, place: CopyPlace) {
-        if let Some(slot_index) = self.by_place.get(place)
-            && matches!(self.slots[slot_index as usize].state, State::Resident(_))
+        if let Some(id) = self.find(place)
+            && matches!(self.slots[id.slot_index as usize].state, State::Resident(_))
         {
-            self.lru.touch(slot_index);
+            self.policy.withhold(id.slot_index);
+            self.spared.push_back((id, self.told));
         }
     }
 
@@ -486,7 +534,22 @@ mod tests {
         assert!(memory.is_tight());
         assert_eq!(memory.victims(), [0, 1, 2].map(place));
         memory.leave(place(0));
-        assert_eq!(memory.victims(), [1, 2].map(place), "one leaves already");
+        memory.spare(place(1));
+        memory.spare(place(2));
+        assert_eq!(memory.victims(), [3, 4].map(place), "one leaves already");
+        memory.spare(place(3));
+        memory.spare(place(4));
+        let mut others = 4;
+        loop {
+            let told = memory.victims();
+            if told.contains(&place(1)) {
+                break;
+            }
+            assert_eq!(told.len(), 2);
+            others += told.len();
+            told.into_iter().for_each(|place| memory.spare(place));
+        }
+        assert_eq!(others, 62, "all others have been told by then");
         assert!(memory.free(place(0)).is_some());
         assert_eq!(memory.stats().leaving_entries, 0);
     }
@@ -532,8 +595,95 @@ mod tests {
         assert_eq!(memory.victims(), [place(1)], "0 is the latest one");
         memory.stay(place(1));
         memory.stay(place(99));
-        assert_eq!(memory.victims(), [place(1)], "it was not leaving");
+        assert_eq!(
+            memory.victims(),
+            [place(2)],
+            "1 was told, and was not leaving"
+        );
+        memory.spare(place(1));
+        memory.leave(place(2));
         assert!(memory.free(place(0)).is_some());
+    }
+
+    /// Puts what is not there, after making room as an owner does; whether it was.
+    fn get_or_put(memory: &mut Residence, number: u64) -> bool {
+        if let Some(id) = memory.pin(place(number)) {
+            memory.unpin(id);
+            return true;
+        }
+        keep(memory, number, 1 << 17);
+        for victim in memory.victims() {
+            memory.leave(victim);
+            assert!(memory.free(victim).is_some());
+        }
+        false
+    }
+
+    #[test]
+    fn what_comes_back_stays_while_what_does_not_passes_by() {
+        let limits = ShardLimits::new(9 << 17, 8 << 17, 100).expect("limits");
+        let mut memory = Residence::new(limits);
+        let mut hits = 0;
+        for round in 0..4000 {
+            // Each of these is back after 20 uses, by when eight others would have pushed it out.
+            for often in 0..4 {
+                let hit = get_or_put(&mut memory, often);
+                hits += u64::from(hit && round >= 2000);
+            }
+            for once in 0..16 {
+                get_or_put(&mut memory, 1000 + round * 16 + once);
+            }
+        }
+        assert!(hits > 7000, "{hits} of 8000; the least recently used: none");
+    }
+
+    #[test]
+    fn what_cannot_leave_is_asked_again_after_others() {
+        let limits = ShardLimits::new(100_000, 99_000, 1000).expect("limits");
+        let mut memory = Residence::new(limits);
+        for number in 0..199 {
+            keep(&mut memory, number, 500);
+        }
+        let told = memory.victims();
+        assert_eq!(told, [place(0)]);
+        memory.spare(place(0));
+        let mut others = 0;
+        loop {
+            let told = memory.victims();
+            if told == [place(0)] {
+                break;
+            }
+            memory.leave(told[0]);
+            memory.free(told[0]);
+            keep(&mut memory, 1000 + others, 500);
+            others += 1;
+        }
+        let most = SPARED_FOR + 199;
+        assert!((SPARED_FOR..=most).contains(&others), "{others} of {most}");
+        assert!(memory.spared.is_empty());
+    }
+
+    #[test]
+    fn what_is_removed_is_forgotten_and_what_left_is_not() {
+        let mut memory = memory(100);
+        keep(&mut memory, 0, 100);
+        assert!(memory.free(place(0)).is_some());
+        assert!(!memory.policy.remembers(0), "it does not come back");
+        let room = 1 << 28;
+        let of_large = room / REMEMBERING_SHARE / GHOST_BYTES as u64;
+        assert!(of_large > REMEMBERED_MIN);
+        for (room, remembered_max) in [(1 << 20, REMEMBERED_MIN), (room, of_large)] {
+            let limits = ShardLimits::new(room, room / 2, 100).expect("limits");
+            let mut memory = Residence::new(limits);
+            for number in 0..2 * remembered_max {
+                keep(&mut memory, number, 100);
+                memory.leave(place(number));
+                assert!(memory.free(place(number)).is_some());
+            }
+            assert_eq!(memory.policy.ghosts() as u64, remembered_max);
+            assert!(memory.policy.remembers(2 * remembered_max - 1));
+            assert!(!memory.policy.remembers(remembered_max - 1));
+        }
     }
 
     #[test]

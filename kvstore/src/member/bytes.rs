@@ -483,7 +483,7 @@ impl Bytes {
         self.residence.is_tight()
     }
 
-    pub(crate) fn victims(&self) -> Vec<CopyPlace> {
+    pub(crate) fn victims(&mut self) -> Vec<CopyPlace> {
         self.residence.victims()
     }
 

@@ -48,6 +48,9 @@ const COPIES_PER_ENTRY: usize = 2;
 /// `sequence` say which copy it is.
 pub const COPIES: &str = "lunette_kvstore::copies";
 
+/// Victims are asked for so often in a turn, if none of them can leave.
+const SPARED_TURNS_MAX: usize = 4;
+
 #[derive(Debug)]
 pub(super) struct Machines {
     pub(super) home: Home,
@@ -286,12 +289,26 @@ impl MemberCore {
 
     /// Has the drive take what has to leave, or asks homes to let go of it: how many copies.
     pub(crate) fn make_room(&self) -> usize {
-        let victims = self.bytes.borrow().victims();
-        for place in &victims {
+        for _ in 0..SPARED_TURNS_MAX {
+            let victims = self.bytes.borrow_mut().victims();
+            if victims.is_empty() {
+                break;
+            }
+            let leaving = self.let_go(&victims);
+            if leaving > 0 {
+                return leaving;
+            }
+        }
+        0
+    }
+
+    /// How many of the copies leave; the others cannot now.
+    fn let_go(&self, victims: &[CopyPlace]) -> usize {
+        for place in victims {
             self.touch(place.key);
         }
         let mut leaving = 0;
-        for &place in &victims {
+        for &place in victims {
             if self.demote(place) {
                 leaving += 1;
                 continue;
@@ -310,9 +327,7 @@ impl MemberCore {
                 }
             }
         }
-        if !victims.is_empty() {
-            self.settle();
-        }
+        self.settle();
         leaving
     }
 

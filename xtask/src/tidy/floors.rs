@@ -47,7 +47,7 @@ const FLOORS: [(&str, Floor); 30] = [
     ("lunette-cluster-proto", Floor::PureShared),
     ("lunette-kvstore-proto", Floor::Pure),
     ("lunette-kvstore-log", Floor::Pure),
-    ("lunette-kvstore-policy", Floor::Pure),
+    ("lunette-kvstore-policy", Floor::PureShared),
     ("lunette-p2p-proto", Floor::Pure),
     ("lunette-conductor-policy", Floor::Pure),
     ("lunette-verbs-proto", Floor::Pure),

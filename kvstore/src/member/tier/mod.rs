@@ -226,7 +226,10 @@ impl MemberCore {
             return false;
         };
         match tier.demote(self, place) {
-            Demotion::There => self.free_memory(tier, place),
+            Demotion::There => {
+                self.bytes().borrow_mut().leave(place);
+                self.free_memory(tier, place);
+            }
             Demotion::OnItsWay => {
                 self.bytes().borrow_mut().leave(place);
                 self.tell_copy(place, "demotes");
