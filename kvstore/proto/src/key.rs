@@ -78,10 +78,17 @@ impl<'a> Key<'a> {
     /// # Errors
     /// [`KeyFault`]: as [`new`](Self::new), and `Reserved` if they begin with [`RESERVED_PREFIX`].
     pub fn of_caller(bytes: &'a [u8]) -> Result<Self, KeyFault> {
-        if bytes.starts_with(RESERVED_PREFIX) {
+        let key = Self::new(bytes)?;
+        if key.is_of_part() {
             return Err(KeyFault::Reserved);
         }
-        Self::new(bytes)
+        Ok(key)
+    }
+
+    /// Whether it is the store's own: that of a [part](crate::striped) of an object.
+    #[must_use]
+    pub fn is_of_part(self) -> bool {
+        self.0.starts_with(RESERVED_PREFIX)
     }
 
     /// Its bytes.

@@ -18,10 +18,9 @@
 //! finds no room is refused, to be tried again, while room is being made. An entry is released to
 //! the driver once, when nobody reads it any more.
 
-use std::collections::VecDeque;
+mod order;
 
-use lunette_kvstore_policy::class::Use;
-use lunette_kvstore_policy::{GHOST_BYTES, Learned, Policy as _};
+use lunette_runtime_core::time::Time;
 use slab::Slab;
 use thiserror::Error;
 
@@ -30,16 +29,11 @@ use crate::message::directory::CopyPlace;
 use crate::shard::{EntryId, ShardLimits};
 use crate::sorted::{Sorted, Spread};
 
+use order::Order;
+pub use order::{PART_STAYS, REMEMBERED_MIN, REMEMBERING_SHARE, SPARED_FOR};
+
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
-
-/// A copy that was spared may be told again when so many others have been, or when there are no others.
-pub const SPARED_FOR: u64 = LEAVE_PER_TURN_MAX as u64;
-
-/// Of so many bytes of memory, one is spent on remembering what left, at most, or [`REMEMBERED_MIN`].
-pub const REMEMBERING_SHARE: u64 = 128;
-/// So many copies that left are remembered by the smallest memory: some 1.3 MB.
-pub const REMEMBERED_MIN: u64 = 16_384;
 
 /// Why there is no room.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -106,11 +100,7 @@ pub struct Residence {
     slots: Slab<Entry>,
     by_place: Sorted<CopyPlace, u32>,
     /// Which of the resident entries leaves next.
-    policy: Learned,
-    /// Victims that were told, ever.
-    told: u64,
-    /// Those that could not leave, the first one first, and how many had been told by then.
-    spared: VecDeque<(EntryId, u64)>,
+    order: Order,
     next_generation: u32,
     /// Bytes that a write was refused for.
     wanted_bytes: u64,
@@ -122,16 +112,11 @@ impl Residence {
     #[must_use]
     pub fn new(limits: ShardLimits) -> Self {
         let entries_max = limits.entries_max();
-        let remembered_max = limits.high_watermark_bytes() / REMEMBERING_SHARE / GHOST_BYTES as u64;
-        let remembered_max = usize::try_from(remembered_max.max(REMEMBERED_MIN));
-        let remembered_max = remembered_max.unwrap_or(usize::MAX);
         Self {
             limits,
             slots: Slab::with_capacity(entries_max),
             by_place: Sorted::default(),
-            policy: Learned::with_ghosts(entries_max, remembered_max),
-            told: 0,
-            spared: VecDeque::new(),
+            order: Order::new(entries_max, limits.high_watermark_bytes()),
             next_generation: 0,
             wanted_bytes: 0,
             stats: ResidenceStats::default(),
@@ -198,18 +183,22 @@ impl Residence {
         self.wanted_bytes = self.wanted_bytes.max(wanted);
     }
 
-    /// A filled entry is this copy from now on.
+    /// A filled entry is this copy from now on. A part of an object leaves after all others for [`PART_STAYS`].
     ///
     /// # Panics
     /// If the entry is not arriving, or there is such a copy: the owner has each once.
-    pub fn reside(&mut self, id: EntryId, place: CopyPlace) {
+    pub fn reside(&mut self, now: Time, id: EntryId, place: CopyPlace, is_part: bool) {
         let entry = self.entry_mut(id);
         assert!(entry.state == State::Arriving, "{id:?} is not arriving");
         entry.state = State::Resident(place);
         let former = self.by_place.insert(place, id.slot_index);
         assert!(former.is_none(), "{place:?} is here twice");
-        self.policy
-            .insert(id.slot_index, place.key.low(), Use::default());
+        self.order.insert(id.slot_index, place.key.low());
+        if is_part {
+            let slots = &self.slots;
+            self.order
+                .keep_to_the_last(now, id, |id| is_resident(slots, id));
+        }
     }
 
     /// A write is given up: its entry is released.
@@ -231,7 +220,7 @@ impl Residence {
         let entry = &mut self.slots[slot_index as usize];
         entry.pins = entry.pins.checked_add(1).expect("far fewer reads");
         let generation = entry.generation;
-        self.policy.touch(slot_index, Use::default());
+        self.order.touch(slot_index);
         Some(EntryId {
             slot_index,
             generation,
@@ -276,10 +265,10 @@ impl Residence {
         let entry = &mut self.slots[slot_index as usize];
         let bytes = u64::from(entry.extent_bytes);
         match entry.state {
-            State::Resident(_) => self.policy.remove(slot_index),
+            State::Resident(_) => self.order.remove(slot_index),
             State::Leaving(_) => {
                 // It was not removed: it may come back.
-                self.policy.evict(slot_index);
+                self.order.evict(slot_index);
                 self.stats.leaving_entries -= 1;
                 self.stats.leaving_bytes -= bytes;
             }
@@ -301,45 +290,28 @@ impl Residence {
     /// [`LEAVE_PER_TURN_MAX`]. They are told once: say [`leave`](Self::leave) for each that does, and
     /// [`spare`](Self::spare) for each that cannot.
     #[must_use]
-    pub fn victims(&mut self) -> Vec<CopyPlace> {
+    pub fn victims(&mut self, now: Time) -> Vec<CopyPlace> {
         let mut victims = Vec::new();
         let (mut bytes, mut entries) = (self.excess_bytes(), self.excess_entries());
-        self.offer_spared(self.told);
+        if (bytes, entries) == (0, 0) {
+            return victims;
+        }
+        let slots = &self.slots;
+        self.order.begin(now, |id| is_resident(slots, id));
         while (bytes, entries) != (0, 0) && victims.len() < LEAVE_PER_TURN_MAX {
-            let Some(slot_index) = self.policy.victim() else {
-                if victims.is_empty() && !self.spared.is_empty() {
-                    self.offer_spared(u64::MAX);
-                    continue;
-                }
+            let is_first = victims.is_empty();
+            let next = self.order.next(is_first, |id| is_resident(slots, id));
+            let Some(entry) = next.map(|slot_index| &slots[slot_index as usize]) else {
                 break;
             };
-            self.told += 1;
-            self.policy.withhold(slot_index);
-            let entry = &self.slots[slot_index as usize];
             let State::Resident(place) = entry.state else {
-                unreachable!("{slot_index} is offered and {:?}", entry.state)
+                unreachable!("{entry:?} was told to leave")
             };
             bytes = bytes.saturating_sub(entry.extent_bytes.into());
             entries = entries.saturating_sub(1);
             victims.push(place);
         }
         victims
-    }
-
-    /// Those that were spared [`SPARED_FOR`] victims before `told` may leave again.
-    fn offer_spared(&mut self, told: u64) {
-        while let Some(&(id, since)) = self.spared.front()
-            && told - since >= SPARED_FOR
-        {
-            self.spared.pop_front();
-            let entry = self.slots.get(id.slot_index as usize);
-            let is_here = entry.is_some_and(|entry| {
-                entry.generation == id.generation && matches!(entry.state, State::Resident(_))
-            });
-            if is_here {
-                self.policy.offer(id.slot_index);
-            }
-        }
     }
 
     /// Whether it is time to make room, so that the next writes find some: less than half of what lies
@@ -386,7 +358,7 @@ impl Residence {
             "{place:?} is not resident"
         );
         entry.state = State::Leaving(place);
-        self.policy.withhold(slot_index);
+        self.order.withhold(slot_index);
         self.stats.leaving_entries += 1;
         self.stats.leaving_bytes += u64::from(entry.extent_bytes);
         if self.excess_bytes() == 0 {
@@ -406,7 +378,7 @@ impl Residence {
         entry.state = State::Resident(place);
         self.stats.leaving_entries -= 1;
         self.stats.leaving_bytes -= u64::from(entry.extent_bytes);
-        self.policy.offer(slot_index);
+        self.order.offer(slot_index);
     }
 
     /// A copy that was told cannot leave now: [`SPARED_FOR`] others are told first, and then it is as if it had just
@@ -415,8 +387,7 @@ impl Residence {
         if let Some(id) = self.find(place)
             && matches!(self.slots[id.slot_index as usize].state, State::Resident(_))
         {
-            self.policy.withhold(id.slot_index);
-            self.spared.push_back((id, self.told));
+            self.order.spare(id);
         }
     }
 
@@ -433,267 +404,11 @@ impl Residence {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use lunette_cluster_proto::map::Epoch;
-
-    use super::*;
-    use crate::version::Version;
-
-    fn place(number: u64) -> CopyPlace {
-        CopyPlace {
-            key: Fingerprint(number.into()),
-            version: Version {
-                epoch: Epoch(1),
-                sequence: number,
-            },
-        }
-    }
-
-    /// 1000 bytes, evicted down to 800.
-    fn memory(entries_max: usize) -> Residence {
-        Residence::new(ShardLimits::new(1000, 800, entries_max).expect("limits"))
-    }
-
-    fn keep(memory: &mut Residence, number: u64, bytes: u32) -> EntryId {
-        let id = memory.admit(bytes).expect("room");
-        memory.reside(id, place(number));
-        id
-    }
-
-    #[test]
-    fn the_least_recently_used_leaves_first_and_before_memory_is_full() {
-        let mut memory = memory(100);
-        for number in 0..8 {
-            keep(&mut memory, number, 100);
-        }
-        assert_eq!(memory.victims(), [], "at the low watermark");
-        keep(&mut memory, 8, 100);
-        let pinned = memory.pin(place(0)).expect("here");
-        assert_eq!(memory.victims(), [place(1)]);
-        memory.leave(place(1));
-        assert_eq!(memory.victims(), [], "one that leaves is enough");
-        assert!(memory.pin(place(1)).is_some(), "it is read until it left");
-        memory.spare(place(2));
-        keep(&mut memory, 9, 100);
-        assert_eq!(memory.victims(), [place(3)], "2 was spared, 0 was read");
-        assert!(!memory.unpin(pinned));
-    }
-
-    #[test]
-    fn who_finds_no_room_is_refused_until_enough_has_left() {
-        let mut memory = memory(100);
-        for number in 0..10 {
-            keep(&mut memory, number, 100);
-        }
-        let needed_bytes = 450;
-        assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
-        let victims = memory.victims();
-        assert_eq!(victims, [0, 1, 2, 3, 4].map(place));
-        for &victim in &victims {
-            memory.leave(victim);
-        }
-        assert_eq!(memory.victims(), []);
-        assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
-        for victim in victims {
-            assert!(memory.free(victim).is_some());
-        }
-        assert!(memory.admit(450).is_ok());
-        let too_large = NoRoom::TooLarge {
-            needed_bytes: 1001,
-            max_bytes: 1000,
-        };
-        assert_eq!(memory.admit(1001), Err(too_large));
-        assert!(!too_large.is_retryable());
-    }
-
-    #[test]
-    fn entries_are_bounded_like_bytes() {
-        let mut memory = memory(2);
-        keep(&mut memory, 0, 10);
-        keep(&mut memory, 1, 10);
-        assert_eq!(memory.admit(10), Err(NoRoom::Full { needed_bytes: 10 }));
-        assert_eq!(memory.victims(), [place(0)]);
-        memory.leave(place(0));
-        memory.free(place(0));
-        assert!(memory.admit(10).is_ok());
-    }
-
-    #[test]
-    fn entries_have_watermarks_like_bytes() {
-        let mut memory = memory(64);
-        for number in 0..60 {
-            keep(&mut memory, number, 1);
-        }
-        assert_eq!(memory.victims(), [], "four are free");
-        for number in 60..62 {
-            keep(&mut memory, number, 1);
-        }
-        assert!(!memory.is_tight(), "half of them are left");
-        keep(&mut memory, 62, 1);
-        assert!(memory.is_tight());
-        assert_eq!(memory.victims(), [0, 1, 2].map(place));
-        memory.leave(place(0));
-        memory.spare(place(1));
-        memory.spare(place(2));
-        assert_eq!(memory.victims(), [3, 4].map(place), "one leaves already");
-        memory.spare(place(3));
-        memory.spare(place(4));
-        let mut others = 4;
-        loop {
-            let told = memory.victims();
-            if told.contains(&place(1)) {
-                break;
-            }
-            assert_eq!(told.len(), 2);
-            others += told.len();
-            told.into_iter().for_each(|place| memory.spare(place));
-        }
-        assert_eq!(others, 62, "all others have been told by then");
-        assert!(memory.free(place(0)).is_some());
-        assert_eq!(memory.stats().leaving_entries, 0);
-    }
-
-    #[test]
-    fn fragmented_memory_makes_more_leave_than_bytes_alone() {
-        let mut memory = memory(100);
-        for number in 0..3 {
-            keep(&mut memory, number, 100);
-        }
-        let id = memory.admit(150).expect("room");
-        memory.discard(id);
-        memory.want(150);
-        assert_eq!(memory.victims(), [place(0), place(1)]);
-    }
-
-    #[test]
-    fn what_is_read_is_released_when_it_is_read() {
-        let mut memory = memory(100);
-        let id = keep(&mut memory, 0, 600);
-        assert_eq!(memory.pin(place(0)), Some(id));
-        assert_eq!(memory.pin(place(0)), Some(id));
-        assert_eq!(memory.free(place(0)), None);
-        assert_eq!(memory.free(place(0)), None, "it is freed once");
-        assert_eq!(memory.find(place(0)), None);
-        assert!(memory.admit(600).is_err(), "its bytes count");
-        assert!(!memory.unpin(id));
-        assert!(memory.unpin(id), "released");
-        assert!(memory.admit(600).is_ok());
-    }
-
-    #[test]
-    fn what_was_to_leave_may_stay() {
-        let mut memory = memory(100);
-        for number in 0..9 {
-            keep(&mut memory, number, 100);
-        }
-        memory.leave(place(0));
-        assert_eq!(memory.victims(), []);
-        memory.stay(place(0));
-        assert_eq!(memory.stats().leaving_bytes, 0);
-        assert_eq!(memory.stats().leaving_entries, 0);
-        assert_eq!(memory.victims(), [place(1)], "0 is the latest one");
-        memory.stay(place(1));
-        memory.stay(place(99));
-        assert_eq!(
-            memory.victims(),
-            [place(2)],
-            "1 was told, and was not leaving"
-        );
-        memory.spare(place(1));
-        memory.leave(place(2));
-        assert!(memory.free(place(0)).is_some());
-    }
-
-    /// Puts what is not there, after making room as an owner does; whether it was.
-    fn get_or_put(memory: &mut Residence, number: u64) -> bool {
-        if let Some(id) = memory.pin(place(number)) {
-            memory.unpin(id);
-            return true;
-        }
-        keep(memory, number, 1 << 17);
-        for victim in memory.victims() {
-            memory.leave(victim);
-            assert!(memory.free(victim).is_some());
-        }
-        false
-    }
-
-    #[test]
-    fn what_comes_back_stays_while_what_does_not_passes_by() {
-        let limits = ShardLimits::new(9 << 17, 8 << 17, 100).expect("limits");
-        let mut memory = Residence::new(limits);
-        let mut hits = 0;
-        for round in 0..4000 {
-            // Each of these is back after 20 uses, by when eight others would have pushed it out.
-            for often in 0..4 {
-                let hit = get_or_put(&mut memory, often);
-                hits += u64::from(hit && round >= 2000);
-            }
-            for once in 0..16 {
-                get_or_put(&mut memory, 1000 + round * 16 + once);
-            }
-        }
-        assert!(hits > 7000, "{hits} of 8000; the least recently used: none");
-    }
-
-    #[test]
-    fn what_cannot_leave_is_asked_again_after_others() {
-        let limits = ShardLimits::new(100_000, 99_000, 1000).expect("limits");
-        let mut memory = Residence::new(limits);
-        for number in 0..199 {
-            keep(&mut memory, number, 500);
-        }
-        let told = memory.victims();
-        assert_eq!(told, [place(0)]);
-        memory.spare(place(0));
-        let mut others = 0;
-        loop {
-            let told = memory.victims();
-            if told == [place(0)] {
-                break;
-            }
-            memory.leave(told[0]);
-            memory.free(told[0]);
-            keep(&mut memory, 1000 + others, 500);
-            others += 1;
-        }
-        let most = SPARED_FOR + 199;
-        assert!((SPARED_FOR..=most).contains(&others), "{others} of {most}");
-        assert!(memory.spared.is_empty());
-    }
-
-    #[test]
-    fn what_is_removed_is_forgotten_and_what_left_is_not() {
-        let mut memory = memory(100);
-        keep(&mut memory, 0, 100);
-        assert!(memory.free(place(0)).is_some());
-        assert!(!memory.policy.remembers(0), "it does not come back");
-        let room = 1 << 28;
-        let of_large = room / REMEMBERING_SHARE / GHOST_BYTES as u64;
-        assert!(of_large > REMEMBERED_MIN);
-        for (room, remembered_max) in [(1 << 20, REMEMBERED_MIN), (room, of_large)] {
-            let limits = ShardLimits::new(room, room / 2, 100).expect("limits");
-            let mut memory = Residence::new(limits);
-            for number in 0..2 * remembered_max {
-                keep(&mut memory, number, 100);
-                memory.leave(place(number));
-                assert!(memory.free(place(number)).is_some());
-            }
-            assert_eq!(memory.policy.ghosts() as u64, remembered_max);
-            assert!(memory.policy.remembers(2 * remembered_max - 1));
-            assert!(!memory.policy.remembers(remembered_max - 1));
-        }
-    }
-
-    #[test]
-    fn a_write_that_is_given_up_leaves_nothing() {
-        let mut memory = memory(100);
-        let id = memory.admit(1000).expect("room");
-        memory.discard(id);
-        assert_eq!(memory.stats().used_bytes, 0);
-        assert_eq!(memory.victims(), []);
-        let other = memory.admit(1000).expect("room");
-        assert_ne!(id, other, "an id goes stale");
-    }
+fn is_resident(slots: &Slab<Entry>, id: EntryId) -> bool {
+    slots.get(id.slot_index as usize).is_some_and(|entry| {
+        entry.generation == id.generation && matches!(entry.state, State::Resident(_))
+    })
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
 use lunette_runtime::arena::{self, Arena, Exposed, Region, RegionMut, Share};
+use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_transfer::Room;
 
@@ -350,8 +351,9 @@ impl Bytes {
             self.extents[slot].is_none(),
             "a slot is reused when it is free"
         );
+        let is_part = extent.key().is_of_part();
         self.extents[slot] = Some(extent);
-        self.residence.reside(id, place);
+        self.residence.reside(time::now(), id, place, is_part);
     }
 
     /// A copy is no more; its memory is freed when nobody reads it.
@@ -484,7 +486,7 @@ impl Bytes {
     }
 
     pub(crate) fn victims(&mut self) -> Vec<CopyPlace> {
-        self.residence.victims()
+        self.residence.victims(time::now())
     }
 
     pub(crate) fn leave(&mut self, place: CopyPlace) {

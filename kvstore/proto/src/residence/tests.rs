@@ -1,0 +1,345 @@
+//! The machine of one core's memory, call by call.
+
+use core::time::Duration;
+
+use lunette_cluster_proto::map::Epoch;
+
+use lunette_kvstore_policy::GHOST_BYTES;
+
+use super::*;
+use crate::version::Version;
+
+fn place(number: u64) -> CopyPlace {
+    CopyPlace {
+        key: Fingerprint(number.into()),
+        version: Version {
+            epoch: Epoch(1),
+            sequence: number,
+        },
+    }
+}
+
+/// 1000 bytes, evicted down to 800.
+fn memory(entries_max: usize) -> Residence {
+    Residence::new(ShardLimits::new(1000, 800, entries_max).expect("limits"))
+}
+
+fn keep(memory: &mut Residence, number: u64, bytes: u32) -> EntryId {
+    let id = memory.admit(bytes).expect("room");
+    memory.reside(Time::ZERO, id, place(number), false);
+    id
+}
+
+#[test]
+fn the_least_recently_used_leaves_first_and_before_memory_is_full() {
+    let mut memory = memory(100);
+    for number in 0..8 {
+        keep(&mut memory, number, 100);
+    }
+    assert_eq!(memory.victims(Time::ZERO), [], "at the low watermark");
+    keep(&mut memory, 8, 100);
+    let pinned = memory.pin(place(0)).expect("here");
+    assert_eq!(memory.victims(Time::ZERO), [place(1)]);
+    memory.leave(place(1));
+    assert_eq!(memory.victims(Time::ZERO), [], "one that leaves is enough");
+    assert!(memory.pin(place(1)).is_some(), "it is read until it left");
+    memory.spare(place(2));
+    keep(&mut memory, 9, 100);
+    assert_eq!(
+        memory.victims(Time::ZERO),
+        [place(3)],
+        "2 was spared, 0 was read"
+    );
+    assert!(!memory.unpin(pinned));
+}
+
+#[test]
+fn who_finds_no_room_is_refused_until_enough_has_left() {
+    let mut memory = memory(100);
+    for number in 0..10 {
+        keep(&mut memory, number, 100);
+    }
+    let needed_bytes = 450;
+    assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
+    let victims = memory.victims(Time::ZERO);
+    assert_eq!(victims, [0, 1, 2, 3, 4].map(place));
+    for &victim in &victims {
+        memory.leave(victim);
+    }
+    assert_eq!(memory.victims(Time::ZERO), []);
+    assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
+    for victim in victims {
+        assert!(memory.free(victim).is_some());
+    }
+    assert!(memory.admit(450).is_ok());
+    let too_large = NoRoom::TooLarge {
+        needed_bytes: 1001,
+        max_bytes: 1000,
+    };
+    assert_eq!(memory.admit(1001), Err(too_large));
+    assert!(!too_large.is_retryable());
+}
+
+#[test]
+fn entries_are_bounded_like_bytes() {
+    let mut memory = memory(2);
+    keep(&mut memory, 0, 10);
+    keep(&mut memory, 1, 10);
+    assert_eq!(memory.admit(10), Err(NoRoom::Full { needed_bytes: 10 }));
+    assert_eq!(memory.victims(Time::ZERO), [place(0)]);
+    memory.leave(place(0));
+    memory.free(place(0));
+    assert!(memory.admit(10).is_ok());
+}
+
+#[test]
+fn entries_have_watermarks_like_bytes() {
+    let mut memory = memory(64);
+    for number in 0..60 {
+        keep(&mut memory, number, 1);
+    }
+    assert_eq!(memory.victims(Time::ZERO), [], "four are free");
+    for number in 60..62 {
+        keep(&mut memory, number, 1);
+    }
+    assert!(!memory.is_tight(), "half of them are left");
+    keep(&mut memory, 62, 1);
+    assert!(memory.is_tight());
+    assert_eq!(memory.victims(Time::ZERO), [0, 1, 2].map(place));
+    memory.leave(place(0));
+    memory.spare(place(1));
+    memory.spare(place(2));
+    assert_eq!(
+        memory.victims(Time::ZERO),
+        [3, 4].map(place),
+        "one leaves already"
+    );
+    memory.spare(place(3));
+    memory.spare(place(4));
+    let mut others = 4;
+    loop {
+        let told = memory.victims(Time::ZERO);
+        if told.contains(&place(1)) {
+            break;
+        }
+        assert_eq!(told.len(), 2);
+        others += told.len();
+        told.into_iter().for_each(|place| memory.spare(place));
+    }
+    assert_eq!(others, 62, "all others have been told by then");
+    assert!(memory.free(place(0)).is_some());
+    assert_eq!(memory.stats().leaving_entries, 0);
+}
+
+#[test]
+fn fragmented_memory_makes_more_leave_than_bytes_alone() {
+    let mut memory = memory(100);
+    for number in 0..3 {
+        keep(&mut memory, number, 100);
+    }
+    let id = memory.admit(150).expect("room");
+    memory.discard(id);
+    memory.want(150);
+    assert_eq!(memory.victims(Time::ZERO), [place(0), place(1)]);
+}
+
+#[test]
+fn what_is_read_is_released_when_it_is_read() {
+    let mut memory = memory(100);
+    let id = keep(&mut memory, 0, 600);
+    assert_eq!(memory.pin(place(0)), Some(id));
+    assert_eq!(memory.pin(place(0)), Some(id));
+    assert_eq!(memory.free(place(0)), None);
+    assert_eq!(memory.free(place(0)), None, "it is freed once");
+    assert_eq!(memory.find(place(0)), None);
+    assert!(memory.admit(600).is_err(), "its bytes count");
+    assert!(!memory.unpin(id));
+    assert!(memory.unpin(id), "released");
+    assert!(memory.admit(600).is_ok());
+}
+
+#[test]
+fn what_was_to_leave_may_stay() {
+    let mut memory = memory(100);
+    for number in 0..9 {
+        keep(&mut memory, number, 100);
+    }
+    memory.leave(place(0));
+    assert_eq!(memory.victims(Time::ZERO), []);
+    memory.stay(place(0));
+    assert_eq!(memory.stats().leaving_bytes, 0);
+    assert_eq!(memory.stats().leaving_entries, 0);
+    assert_eq!(
+        memory.victims(Time::ZERO),
+        [place(1)],
+        "0 is the latest one"
+    );
+    memory.stay(place(1));
+    memory.stay(place(99));
+    assert_eq!(
+        memory.victims(Time::ZERO),
+        [place(2)],
+        "1 was told, and was not leaving"
+    );
+    memory.spare(place(1));
+    memory.leave(place(2));
+    assert!(memory.free(place(0)).is_some());
+}
+
+/// Puts what is not there, after making room as an owner does; whether it was.
+fn get_or_put(memory: &mut Residence, number: u64) -> bool {
+    if let Some(id) = memory.pin(place(number)) {
+        memory.unpin(id);
+        return true;
+    }
+    keep(memory, number, 1 << 17);
+    for victim in memory.victims(Time::ZERO) {
+        memory.leave(victim);
+        assert!(memory.free(victim).is_some());
+    }
+    false
+}
+
+#[test]
+fn what_comes_back_stays_while_what_does_not_passes_by() {
+    let limits = ShardLimits::new(9 << 17, 8 << 17, 100).expect("limits");
+    let mut memory = Residence::new(limits);
+    let mut hits = 0;
+    for round in 0..4000 {
+        // Each of these is back after 20 uses, by when eight others would have pushed it out.
+        for often in 0..4 {
+            let hit = get_or_put(&mut memory, often);
+            hits += u64::from(hit && round >= 2000);
+        }
+        for once in 0..16 {
+            get_or_put(&mut memory, 1000 + round * 16 + once);
+        }
+    }
+    assert!(hits > 7000, "{hits} of 8000; the least recently used: none");
+}
+
+#[test]
+fn what_cannot_leave_is_asked_again_after_others() {
+    let limits = ShardLimits::new(100_000, 99_000, 1000).expect("limits");
+    let mut memory = Residence::new(limits);
+    for number in 0..199 {
+        keep(&mut memory, number, 500);
+    }
+    let told = memory.victims(Time::ZERO);
+    assert_eq!(told, [place(0)]);
+    memory.spare(place(0));
+    let mut others = 0;
+    loop {
+        let told = memory.victims(Time::ZERO);
+        if told == [place(0)] {
+            break;
+        }
+        memory.leave(told[0]);
+        memory.free(told[0]);
+        keep(&mut memory, 1000 + others, 500);
+        others += 1;
+    }
+    let most = SPARED_FOR + 199;
+    assert!((SPARED_FOR..=most).contains(&others), "{others} of {most}");
+    assert_eq!(memory.order.spared(), 0);
+}
+
+#[test]
+fn what_is_removed_is_forgotten_and_what_left_is_not() {
+    let mut memory = memory(100);
+    keep(&mut memory, 0, 100);
+    assert!(memory.free(place(0)).is_some());
+    assert!(!memory.order.remembers(0), "it does not come back");
+    let room = 1 << 28;
+    let of_large = room / REMEMBERING_SHARE / GHOST_BYTES as u64;
+    assert!(of_large > REMEMBERED_MIN);
+    for (room, remembered_max) in [(1 << 20, REMEMBERED_MIN), (room, of_large)] {
+        let limits = ShardLimits::new(room, room / 2, 100).expect("limits");
+        let mut memory = Residence::new(limits);
+        for number in 0..2 * remembered_max {
+            keep(&mut memory, number, 100);
+            memory.leave(place(number));
+            assert!(memory.free(place(number)).is_some());
+        }
+        assert_eq!(memory.order.remembered() as u64, remembered_max);
+        assert!(memory.order.remembers(2 * remembered_max - 1));
+        assert!(!memory.order.remembers(remembered_max - 1));
+    }
+}
+
+fn keep_part(memory: &mut Residence, now: Time, number: u64) {
+    let id = memory.admit(100).expect("room");
+    memory.reside(now, id, place(number), true);
+}
+
+#[test]
+fn parts_leave_after_all_others_until_their_object_must_have_come() {
+    let mut memory = memory(100);
+    let (early, late) = (Time::ZERO, Time::ZERO + PART_STAYS);
+    keep_part(&mut memory, early, 0);
+    keep_part(&mut memory, early + Duration::from_secs(1), 1);
+    for number in 2..10 {
+        keep(&mut memory, number, 100);
+    }
+    assert!(memory.admit(950).is_err(), "all but 50 bytes are wanted");
+    let others: Vec<CopyPlace> = (2..10).map(place).collect();
+    let told = memory.victims(early);
+    assert_eq!(
+        told[..8],
+        others,
+        "least recently used, as nothing is learnt"
+    );
+    assert_eq!(told[8..], [0, 1].map(place), "the oldest part first");
+}
+
+#[test]
+fn parts_of_an_object_that_must_have_come_leave_as_others() {
+    let (early, late) = (Time::ZERO, Time::ZERO + PART_STAYS);
+    let mut memory = memory(100);
+    for number in 10..17 {
+        keep_part(&mut memory, early, number);
+    }
+    keep(&mut memory, 17, 100);
+    keep(&mut memory, 18, 100);
+    let told = memory.victims(late);
+    assert_eq!(told, [place(17)], "the parts are offered after it");
+    memory.leave(told[0]);
+    assert!(memory.free(told[0]).is_some());
+    keep(&mut memory, 19, 100);
+    assert_eq!(memory.victims(late), [place(18)]);
+    memory.spare(place(18));
+    assert_eq!(memory.victims(late), [place(10)], "used before 19");
+}
+
+#[test]
+fn parts_that_stand_by_are_as_many_as_there_are_entries() {
+    let mut memory = memory(10);
+    for number in 0..3 {
+        keep_part(&mut memory, Time::ZERO, number);
+    }
+    for number in 3..50 {
+        keep_part(&mut memory, Time::ZERO, number);
+        assert!(memory.free(place(number)).is_some());
+    }
+    assert_eq!(memory.order.standing_by(), 10);
+    for number in 50..56 {
+        keep(&mut memory, number, 100);
+    }
+    let told = memory.victims(Time::ZERO);
+    assert_eq!(
+        told,
+        [place(0)],
+        "too many came meanwhile: it is like others"
+    );
+}
+
+#[test]
+fn a_write_that_is_given_up_leaves_nothing() {
+    let mut memory = memory(100);
+    let id = memory.admit(1000).expect("room");
+    memory.discard(id);
+    assert_eq!(memory.stats().used_bytes, 0);
+    assert_eq!(memory.victims(Time::ZERO), []);
+    let other = memory.admit(1000).expect("room");
+    assert_ne!(id, other, "an id goes stale");
+}
