@@ -30,7 +30,7 @@ use crate::shard::{EntryId, ShardLimits};
 use crate::sorted::{Sorted, Spread};
 
 use order::Order;
-pub use order::{PART_STAYS, REMEMBERED_MIN, REMEMBERING_SHARE, SPARED_FOR};
+pub use order::{REMEMBERED_MIN, REMEMBERING_SHARE, SPARED_FOR, STANDS_BY};
 
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
@@ -183,21 +183,20 @@ impl Residence {
         self.wanted_bytes = self.wanted_bytes.max(wanted);
     }
 
-    /// A filled entry is this copy from now on. A part of an object leaves after all others for [`PART_STAYS`].
+    /// A filled entry is this copy from now on. What `stands_by` leaves after all others for [`STANDS_BY`]: the parts of
+    /// an object that is being written, and its manifest.
     ///
     /// # Panics
     /// If the entry is not arriving, or there is such a copy: the owner has each once.
-    pub fn reside(&mut self, now: Time, id: EntryId, place: CopyPlace, is_part: bool) {
+    pub fn reside(&mut self, now: Time, id: EntryId, place: CopyPlace, stands_by: bool) {
         let entry = self.entry_mut(id);
         assert!(entry.state == State::Arriving, "{id:?} is not arriving");
         entry.state = State::Resident(place);
         let former = self.by_place.insert(place, id.slot_index);
         assert!(former.is_none(), "{place:?} is here twice");
         self.order.insert(id.slot_index, place.key.low());
-        if is_part {
-            let slots = &self.slots;
-            self.order
-                .keep_to_the_last(now, id, |id| is_resident(slots, id));
+        if stands_by {
+            self.order.stand_by(now, id.slot_index);
         }
     }
 
@@ -288,9 +287,10 @@ impl Residence {
 
     /// Copies that are to leave now, those first that are least likely to be used again: at most
     /// [`LEAVE_PER_TURN_MAX`]. They are told once: say [`leave`](Self::leave) for each that does, and
-    /// [`spare`](Self::spare) for each that cannot.
+    /// [`spare`](Self::spare) for each that cannot. If none could, ask again, with `asks_again` the first time only:
+    /// then those are told that could not leave a while ago, if there are no others.
     #[must_use]
-    pub fn victims(&mut self, now: Time) -> Vec<CopyPlace> {
+    pub fn victims(&mut self, now: Time, asks_again: bool) -> Vec<CopyPlace> {
         let mut victims = Vec::new();
         let (mut bytes, mut entries) = (self.excess_bytes(), self.excess_entries());
         if (bytes, entries) == (0, 0) {
@@ -299,8 +299,8 @@ impl Residence {
         let slots = &self.slots;
         self.order.begin(now, |id| is_resident(slots, id));
         while (bytes, entries) != (0, 0) && victims.len() < LEAVE_PER_TURN_MAX {
-            let is_first = victims.is_empty();
-            let next = self.order.next(is_first, |id| is_resident(slots, id));
+            let asks_again = asks_again && victims.is_empty();
+            let next = self.order.next(asks_again, |id| is_resident(slots, id));
             let Some(entry) = next.map(|slot_index| &slots[slot_index as usize]) else {
                 break;
             };

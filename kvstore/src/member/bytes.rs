@@ -14,6 +14,7 @@ use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
+use lunette_kvstore_proto::version::Form;
 use lunette_runtime::arena::{self, Arena, Exposed, Region, RegionMut, Share};
 use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
@@ -174,6 +175,15 @@ enum Arriving {
     Whole(Extent),
 }
 
+/// Where a copy comes from.
+#[derive(Clone, Copy, Debug)]
+enum Origin {
+    /// A write, its own or another node's.
+    Written(Form),
+    /// This core's drive.
+    Drive,
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Bytes {
@@ -290,27 +300,40 @@ impl Bytes {
         extent
     }
 
-    /// A write has become a copy.
-    pub(crate) fn name(&mut self, op: OpId, place: CopyPlace) {
+    /// A write has become a copy, of this form.
+    pub(crate) fn name(&mut self, op: OpId, place: CopyPlace, form: Form) {
         let (id, arriving) = self.arriving.remove(&op).expect("a write has its bytes");
         let Arriving::Whole(extent) = arriving else {
             unreachable!("only what is whole is recorded");
         };
-        self.keep(id, place, extent);
+        let origin = Origin::Written(form);
+        self.keep(id, place, extent, origin);
     }
 
-    /// The copy that lies in this frame is recorded.
-    pub(crate) fn keep_recorded(&mut self, frame: Frame, place: CopyPlace, extent: Extent) {
-        self.keep(frame.id, place, extent);
+    /// The copy that lies in this frame is recorded, of this form.
+    pub(crate) fn keep_recorded(
+        &mut self,
+        frame: Frame,
+        place: CopyPlace,
+        extent: Extent,
+        form: Form,
+    ) {
+        self.keep(frame.id, place, extent, Origin::Written(form));
     }
 
-    /// A replica is here. `false` if there is such a copy already, and the extent is dropped.
-    pub(crate) fn keep_replica(&mut self, frame: Frame, place: CopyPlace, extent: Extent) -> bool {
+    /// A replica of this form is here. `false` if there is such a copy already, and the extent is dropped.
+    pub(crate) fn keep_replica(
+        &mut self,
+        frame: Frame,
+        place: CopyPlace,
+        extent: Extent,
+        form: Form,
+    ) -> bool {
         if self.residence.find(place).is_some() {
             self.residence.discard(frame.id);
             return false;
         }
-        self.keep(frame.id, place, extent);
+        self.keep(frame.id, place, extent, Origin::Written(form));
         true
     }
 
@@ -320,7 +343,7 @@ impl Bytes {
         let taken_bytes = u32::try_from(taken_bytes).expect("a segment is at most 1 GiB");
         let admitted = self.residence.admit(taken_bytes);
         if let Ok(id) = admitted {
-            self.keep(id, place, extent);
+            self.keep(id, place, extent, Origin::Drive);
         }
         admitted.is_ok()
     }
@@ -333,7 +356,8 @@ impl Bytes {
         let (frame, mut region) = carved.into_empty();
         let value = frame.value_mut(&mut region);
         value.copy_from_slice(extent.value().as_slice());
-        self.keep(frame.id, place, frame.filled(region, extent.crc32c));
+        let copied = frame.filled(region, extent.crc32c);
+        self.keep(frame.id, place, copied, Origin::Drive);
         true
     }
 
@@ -342,7 +366,7 @@ impl Bytes {
         self.residence.discard(frame.id);
     }
 
-    fn keep(&mut self, id: EntryId, place: CopyPlace, extent: Extent) {
+    fn keep(&mut self, id: EntryId, place: CopyPlace, extent: Extent, origin: Origin) {
         let slot = id.slot_index as usize;
         if self.extents.len() <= slot {
             self.extents.resize_with(slot + 1, || None);
@@ -351,9 +375,13 @@ impl Bytes {
             self.extents[slot].is_none(),
             "a slot is reused when it is free"
         );
-        let is_part = extent.key().is_of_part();
+        let stands_by = match origin {
+            Origin::Written(Form::Striped) => true,
+            Origin::Written(Form::Whole) => extent.key().is_of_part(),
+            Origin::Drive => false,
+        };
         self.extents[slot] = Some(extent);
-        self.residence.reside(time::now(), id, place, is_part);
+        self.residence.reside(time::now(), id, place, stands_by);
     }
 
     /// A copy is no more; its memory is freed when nobody reads it.
@@ -485,8 +513,8 @@ impl Bytes {
         self.residence.is_tight()
     }
 
-    pub(crate) fn victims(&mut self) -> Vec<CopyPlace> {
-        self.residence.victims(time::now())
+    pub(crate) fn victims(&mut self, asks_again: bool) -> Vec<CopyPlace> {
+        self.residence.victims(time::now(), asks_again)
     }
 
     pub(crate) fn leave(&mut self, place: CopyPlace) {

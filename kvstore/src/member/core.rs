@@ -289,8 +289,8 @@ impl MemberCore {
 
     /// Has the drive take what has to leave, or asks homes to let go of it: how many copies.
     pub(crate) fn make_room(&self) -> usize {
-        for _ in 0..SPARED_TURNS_MAX {
-            let victims = self.bytes.borrow_mut().victims();
+        for turn in 0..SPARED_TURNS_MAX {
+            let victims = self.bytes.borrow_mut().victims(turn == 0);
             if victims.is_empty() {
                 break;
             }
@@ -431,7 +431,7 @@ impl MemberCore {
             version: info.version,
         };
         // Its bytes are there before anybody hears of it.
-        if !(self.bytes.borrow_mut()).keep_replica(frame, place, extent) {
+        if !(self.bytes.borrow_mut()).keep_replica(frame, place, extent, info.form) {
             return;
         }
         self.tell_copy(place, "kept");

@@ -13,6 +13,7 @@ use lunette_kvstore_proto::message::directory::{
 };
 use lunette_kvstore_proto::owner::{Owner, OwnerAction};
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::Form;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
@@ -115,7 +116,10 @@ impl MemberCore {
             }
             OwnerAction::Page(to, page) => self.post.put(to, epoch, Content::Page(page)),
             OwnerAction::Name(op, place) => {
-                self.bytes().borrow_mut().name(op, place);
+                let copy = self.machines().borrow().owner.copy(place);
+                // What made it a copy may have ended it as well.
+                let form = copy.map_or(Form::Whole, |(info, _)| info.form);
+                self.bytes().borrow_mut().name(op, place, form);
                 self.reservations.borrow_mut().committed(op);
                 self.tell_copy(place, "kept");
                 CopyCounts::add(&self.copies.written);

@@ -43,7 +43,7 @@ impl MemberCore {
         match self.record_here(now, ask, (len_bytes, crc32c)) {
             Ok((place, answer)) => {
                 let extent = frame.filled(region, crc32c);
-                (self.bytes().borrow_mut()).keep_recorded(frame, place, extent);
+                (self.bytes().borrow_mut()).keep_recorded(frame, place, extent, ask.form);
                 self.counts.received(frame.len_bytes());
                 CopyCounts::add(&self.copies.written);
                 self.tell_copy(place, "kept");

@@ -169,7 +169,7 @@ fn what_has_lost_a_part_is_nowhere() {
         assert!(located(&client, 1).await.is_some());
         // The manifest is asked for again and again, its parts are not.
         for n in 100..200 {
-            put(&client, n, 40_000, PutOptions::default()).await;
+            put(&client, n, 40_000, options).await;
             assert_eq!(client.sizes(&[key(1)]).await, [Ok(Some(LEN))]);
         }
         assert_eq!(located(&client, 1).await, None);

@@ -1,5 +1,8 @@
 //! Objects in parts, on several nodes.
 
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
     ClusterClient, Fetched, Got, Lent, Preferred, PutOptions, StoreErrorKind, Stored, Value,
@@ -8,10 +11,13 @@ use lunette_kvstore_proto::key::{Key, KeyFault, RESERVED_PREFIX};
 use lunette_kvstore_proto::message::directory::{AskerId, WriteMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::residence::STANDS_BY;
 use lunette_kvstore_proto::striped::{MANIFEST_BYTES, Manifest, OBJECT_LEN_MAX, WriteId};
 use lunette_kvstore_proto::version::{Form, WriteKind};
 use lunette_runtime::arena;
 use lunette_runtime::arena::{Exposed, SharedMemory};
+use lunette_runtime::sim::{World, WorldOptions};
+use lunette_runtime::{CoreOptions, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::{Attachments, CallError, Payload, Room, WriteSource};
@@ -219,7 +225,7 @@ fn where_parts_are_lost_the_object_is_and_it_can_be_put_again() {
         scene.expect(&client, 1, LEN).await;
         // The manifest is asked for again and again, its parts are not.
         for n in 100..200 {
-            put(&client, n, 40_000, PutOptions::default()).await;
+            put(&client, n, 40_000, in_parts()).await;
             assert_eq!(client.sizes(&[key(1)]).await, [Ok(Some(LEN))]);
         }
         assert_eq!(client.exists(&[key(1)]).await, Ok(vec![true]), "a hint");
@@ -229,6 +235,41 @@ fn where_parts_are_lost_the_object_is_and_it_can_be_put_again() {
         assert!(matches!(again, Stored::Written { .. }));
         scene.expect(&client, 1, LEN).await;
     });
+}
+
+/// It takes ten seconds and more to write all parts, while others' objects fill the memory again and again.
+#[test]
+fn parts_stay_until_their_object_is_written_however_long_that_takes() {
+    const LEN: usize = 1_000_000;
+    let options = WorldOptions {
+        bytes_per_second: 100_000,
+        ..WorldOptions::default()
+    };
+    let mut world = World::new(1, options);
+    let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let process = world.start(host, 1, CoreOptions::default());
+    let done = world.spawn(process, 0, || async {
+        let scene = Scene::of(1, 2 * MIB).await;
+        let (client, others) = (scene.client().await, scene.inside(0).await);
+        let begun = time::now();
+        let writing = spawn_local(async move {
+            put(&client, 1, LEN, in_parts()).await;
+            client
+        });
+        let mut filled = 0;
+        while !writing.is_finished() {
+            filled += 1;
+            put(&others, 100 + filled, 60_000, PutOptions::default()).await;
+            time::sleep(Duration::from_millis(50)).await;
+        }
+        let took = time::now().since(begun);
+        assert!(took > 2 * STANDS_BY, "{took:?}");
+        assert!(filled * 60_000 > 4 * MIB as usize, "{filled} others");
+        drop(writing.await);
+        scene.expect(&others, 1, LEN).await;
+    });
+    let until = world.now() + Duration::from_secs(100);
+    assert!(world.run_until(until, || done.is_there()), "it ends");
 }
 
 #[test]
@@ -420,7 +461,7 @@ fn what_is_longer_than_an_object_may_be_is_refused() {
 fn what_there_is_no_room_for_leaves_nothing() {
     run(0, || async {
         let mut scene = Scene::of(1, 2 * MIB).await;
-        scene.set_client_timeout(std::time::Duration::from_millis(300));
+        scene.set_client_timeout(Duration::from_millis(300));
         let client = scene.client().await;
         let options = PutOptions {
             stripe_len: Some(3 << 20),
@@ -490,7 +531,7 @@ fn keys_of_parts_and_manifests_are_nobody_elses() {
                 room: None,
                 arrange: None,
             };
-            let patience = std::time::Duration::from_secs(9);
+            let patience = Duration::from_secs(9);
             let asked = connection.call(Op::Write.code(), body, attachments, patience);
             let reply = asked.await.expect("it answers");
             assert_eq!(Status::from_code(reply.status), status, "{bytes:?}");

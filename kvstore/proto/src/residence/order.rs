@@ -4,17 +4,18 @@
 //!               insert, offer                     next
 //!  (arriving) -----------------> offered -----------------> told ---> leaves, or is
 //!      |                            ^  ^                                   |
-//!      |  a part         PART_STAYS |  | SPARED_FOR others were told       |
+//!      |     unused for STANDS_BY   |  | SPARED_FOR others were told       |
 //!      +----------> standing by ----+  +------------- spared <-------------+
 //! ```
 //!
 //! Of those that are offered, the one goes first that is least likely to be used again, as the policy has
-//! learnt. Parts of an object stand by: until its manifest is written, nobody can ask for them, and one that
-//! makes room for the next would undo the write that it belongs to. What has been told is told once, and
-//! is not offered again before others have been.
+//! learnt. What belongs to an object in parts stands by for a while, and leaves when nothing else can, the least
+//! recently used first: it has just come, so it would seem least likely to be used again, but a part that makes room
+//! for the next one undoes the write that both belong to. What has been told is told once, and is not offered
+//! again before others have been.
 
 use core::time::Duration;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use lunette_kvstore_policy::class::Use;
 use lunette_kvstore_policy::{GHOST_BYTES, Learned, Policy as _};
@@ -25,9 +26,9 @@ use crate::shard::EntryId;
 
 /// A copy that was spared may be told again when so many others have been, or when there are no others.
 pub const SPARED_FOR: u64 = LEAVE_PER_TURN_MAX as u64;
-/// For so long after it came, a part of an object leaves after all that are no parts, the oldest part first. Who
-/// takes longer to write all parts has them [held](crate::owner::Owner::hold).
-pub const PART_STAYS: Duration = Duration::from_secs(5);
+/// For so long after it came or was used, a piece of an object in parts leaves after all others, if it came by a write.
+/// Who takes longer to write all parts has them [held](crate::owner::Owner::hold).
+pub const STANDS_BY: Duration = Duration::from_secs(5);
 
 /// Of so many bytes of memory, one is spent on remembering what left, at most, or [`REMEMBERED_MIN`].
 pub const REMEMBERING_SHARE: u64 = 128;
@@ -42,9 +43,51 @@ pub(super) struct Order {
     told: u64,
     /// Those that could not leave, the first one first, and how many had been told by then.
     spared: VecDeque<(EntryId, u64)>,
-    /// Parts that stand by, the oldest one first, and until when. Some of them may be no more.
-    parts: VecDeque<(EntryId, Time)>,
-    parts_max: usize,
+    standing: Standing,
+    /// As it was told last.
+    now: Time,
+}
+
+/// Those that stand by.
+#[derive(Debug, Default)]
+struct Standing {
+    /// By their last use: when it was, and which use it was.
+    by_use: BTreeMap<(Time, u64), u32>,
+    of_slot: BTreeMap<u32, (Time, u64)>,
+    uses: u64,
+}
+
+impl Standing {
+    fn push(&mut self, now: Time, slot_index: u32) {
+        self.uses += 1;
+        let used = (now, self.uses);
+        self.by_use.insert(used, slot_index);
+        let former = self.of_slot.insert(slot_index, used);
+        assert!(former.is_none(), "{slot_index} stands by twice");
+    }
+
+    fn touch(&mut self, now: Time, slot_index: u32) {
+        if self.remove(slot_index) {
+            self.push(now, slot_index);
+        }
+    }
+
+    fn remove(&mut self, slot_index: u32) -> bool {
+        let used = self.of_slot.remove(&slot_index);
+        used.is_some_and(|used| self.by_use.remove(&used).is_some())
+    }
+
+    /// The least recently used one, if it has not been used for so long.
+    fn pop(&mut self, now: Time, unused_for: Duration) -> Option<u32> {
+        let first = self.by_use.first_entry()?;
+        let (used_at, _) = *first.key();
+        if now.since(used_at) < unused_for {
+            return None;
+        }
+        let slot_index = first.remove();
+        self.of_slot.remove(&slot_index);
+        Some(slot_index)
+    }
 }
 
 impl Order {
@@ -57,8 +100,8 @@ impl Order {
             policy: Learned::with_ghosts(entries_max, remembered_max),
             told: 0,
             spared: VecDeque::new(),
-            parts: VecDeque::new(),
-            parts_max: entries_max,
+            standing: Standing::default(),
+            now: Time::ZERO,
         }
     }
 
@@ -66,29 +109,21 @@ impl Order {
         self.policy.insert(slot_index, key, Use::default());
     }
 
-    /// What has just been inserted is a part.
-    pub(super) fn keep_to_the_last(
-        &mut self,
-        now: Time,
-        id: EntryId,
-        is_resident: impl Fn(EntryId) -> bool,
-    ) {
-        if self.parts.len() == self.parts_max {
-            let (oldest, _) = self.parts.pop_front().expect("there are some");
-            if is_resident(oldest) {
-                self.policy.offer(oldest.slot_index);
-            }
-        }
-        self.policy.withhold(id.slot_index);
-        self.parts.push_back((id, now + PART_STAYS));
+    /// What has just been inserted stands by.
+    pub(super) fn stand_by(&mut self, now: Time, slot_index: u32) {
+        self.now = self.now.max(now);
+        self.policy.withhold(slot_index);
+        self.standing.push(self.now, slot_index);
     }
 
     pub(super) fn touch(&mut self, slot_index: u32) {
         self.policy.touch(slot_index, Use::default());
+        self.standing.touch(self.now, slot_index);
     }
 
     pub(super) fn withhold(&mut self, slot_index: u32) {
         self.policy.withhold(slot_index);
+        self.standing.remove(slot_index);
     }
 
     pub(super) fn offer(&mut self, slot_index: u32) {
@@ -98,60 +133,46 @@ impl Order {
     /// A copy has left to make room.
     pub(super) fn evict(&mut self, slot_index: u32) {
         self.policy.evict(slot_index);
+        self.standing.remove(slot_index);
     }
 
     /// A copy is no more, and does not come back.
     pub(super) fn remove(&mut self, slot_index: u32) {
         self.policy.remove(slot_index);
+        self.standing.remove(slot_index);
     }
 
     /// A copy that was told cannot leave.
     pub(super) fn spare(&mut self, id: EntryId) {
-        self.policy.withhold(id.slot_index);
+        self.withhold(id.slot_index);
         self.spared.push_back((id, self.told));
     }
 
     /// Offers those whose time it is: say so before [`next`](Self::next).
     pub(super) fn begin(&mut self, now: Time, is_resident: impl Fn(EntryId) -> bool) {
-        self.offer_spared(self.told, &is_resident);
-        while let Some(&(id, until)) = self.parts.front()
-            && until <= now
-        {
-            self.parts.pop_front();
-            if is_resident(id) {
-                self.policy.offer(id.slot_index);
-            }
+        self.now = self.now.max(now);
+        self.offer_spared(self.told, is_resident);
+        while let Some(slot_index) = self.standing.pop(self.now, STANDS_BY) {
+            self.policy.offer(slot_index);
         }
     }
 
-    /// Who leaves next. It is told once, unless it is spared. If it is the first one that is asked for in a turn,
-    /// those that were spared are told again rather than nobody.
+    /// Who leaves next. It is told once, unless it is spared. If `asks_again`, those that were spared are told again
+    /// rather than anything that stands by, or nobody.
     pub(super) fn next(
         &mut self,
-        is_first: bool,
+        asks_again: bool,
         is_resident: impl Fn(EntryId) -> bool,
     ) -> Option<u32> {
-        let mut next = self
-            .policy
-            .victim()
-            .or_else(|| self.oldest_part(&is_resident));
-        if next.is_none() && is_first {
-            self.offer_spared(u64::MAX, &is_resident);
+        let mut next = self.policy.victim();
+        if next.is_none() && asks_again {
+            self.offer_spared(u64::MAX, is_resident);
             next = self.policy.victim();
         }
-        let slot_index = next?;
+        let slot_index = next.or_else(|| self.standing.pop(self.now, Duration::ZERO))?;
         self.told += 1;
         self.policy.withhold(slot_index);
         Some(slot_index)
-    }
-
-    fn oldest_part(&mut self, is_resident: impl Fn(EntryId) -> bool) -> Option<u32> {
-        while let Some((id, _)) = self.parts.pop_front() {
-            if is_resident(id) {
-                return Some(id.slot_index);
-            }
-        }
-        None
     }
 
     /// Those that were spared [`SPARED_FOR`] victims before `told` may leave again.
@@ -183,6 +204,7 @@ impl Order {
 
     #[cfg(test)]
     pub(super) fn standing_by(&self) -> usize {
-        self.parts.len()
+        assert_eq!(self.standing.by_use.len(), self.standing.of_slot.len());
+        self.standing.by_use.len()
     }
 }

@@ -36,17 +36,21 @@ fn the_least_recently_used_leaves_first_and_before_memory_is_full() {
     for number in 0..8 {
         keep(&mut memory, number, 100);
     }
-    assert_eq!(memory.victims(Time::ZERO), [], "at the low watermark");
+    assert_eq!(memory.victims(Time::ZERO, true), [], "at the low watermark");
     keep(&mut memory, 8, 100);
     let pinned = memory.pin(place(0)).expect("here");
-    assert_eq!(memory.victims(Time::ZERO), [place(1)]);
+    assert_eq!(memory.victims(Time::ZERO, true), [place(1)]);
     memory.leave(place(1));
-    assert_eq!(memory.victims(Time::ZERO), [], "one that leaves is enough");
+    assert_eq!(
+        memory.victims(Time::ZERO, true),
+        [],
+        "one that leaves is enough"
+    );
     assert!(memory.pin(place(1)).is_some(), "it is read until it left");
     memory.spare(place(2));
     keep(&mut memory, 9, 100);
     assert_eq!(
-        memory.victims(Time::ZERO),
+        memory.victims(Time::ZERO, true),
         [place(3)],
         "2 was spared, 0 was read"
     );
@@ -61,12 +65,12 @@ fn who_finds_no_room_is_refused_until_enough_has_left() {
     }
     let needed_bytes = 450;
     assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
-    let victims = memory.victims(Time::ZERO);
+    let victims = memory.victims(Time::ZERO, true);
     assert_eq!(victims, [0, 1, 2, 3, 4].map(place));
     for &victim in &victims {
         memory.leave(victim);
     }
-    assert_eq!(memory.victims(Time::ZERO), []);
+    assert_eq!(memory.victims(Time::ZERO, true), []);
     assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
     for victim in victims {
         assert!(memory.free(victim).is_some());
@@ -86,7 +90,7 @@ fn entries_are_bounded_like_bytes() {
     keep(&mut memory, 0, 10);
     keep(&mut memory, 1, 10);
     assert_eq!(memory.admit(10), Err(NoRoom::Full { needed_bytes: 10 }));
-    assert_eq!(memory.victims(Time::ZERO), [place(0)]);
+    assert_eq!(memory.victims(Time::ZERO, true), [place(0)]);
     memory.leave(place(0));
     memory.free(place(0));
     assert!(memory.admit(10).is_ok());
@@ -98,19 +102,19 @@ fn entries_have_watermarks_like_bytes() {
     for number in 0..60 {
         keep(&mut memory, number, 1);
     }
-    assert_eq!(memory.victims(Time::ZERO), [], "four are free");
+    assert_eq!(memory.victims(Time::ZERO, true), [], "four are free");
     for number in 60..62 {
         keep(&mut memory, number, 1);
     }
     assert!(!memory.is_tight(), "half of them are left");
     keep(&mut memory, 62, 1);
     assert!(memory.is_tight());
-    assert_eq!(memory.victims(Time::ZERO), [0, 1, 2].map(place));
+    assert_eq!(memory.victims(Time::ZERO, true), [0, 1, 2].map(place));
     memory.leave(place(0));
     memory.spare(place(1));
     memory.spare(place(2));
     assert_eq!(
-        memory.victims(Time::ZERO),
+        memory.victims(Time::ZERO, true),
         [3, 4].map(place),
         "one leaves already"
     );
@@ -118,7 +122,7 @@ fn entries_have_watermarks_like_bytes() {
     memory.spare(place(4));
     let mut others = 4;
     loop {
-        let told = memory.victims(Time::ZERO);
+        let told = memory.victims(Time::ZERO, true);
         if told.contains(&place(1)) {
             break;
         }
@@ -140,7 +144,7 @@ fn fragmented_memory_makes_more_leave_than_bytes_alone() {
     let id = memory.admit(150).expect("room");
     memory.discard(id);
     memory.want(150);
-    assert_eq!(memory.victims(Time::ZERO), [place(0), place(1)]);
+    assert_eq!(memory.victims(Time::ZERO, true), [place(0), place(1)]);
 }
 
 #[test]
@@ -165,19 +169,19 @@ fn what_was_to_leave_may_stay() {
         keep(&mut memory, number, 100);
     }
     memory.leave(place(0));
-    assert_eq!(memory.victims(Time::ZERO), []);
+    assert_eq!(memory.victims(Time::ZERO, true), []);
     memory.stay(place(0));
     assert_eq!(memory.stats().leaving_bytes, 0);
     assert_eq!(memory.stats().leaving_entries, 0);
     assert_eq!(
-        memory.victims(Time::ZERO),
+        memory.victims(Time::ZERO, true),
         [place(1)],
         "0 is the latest one"
     );
     memory.stay(place(1));
     memory.stay(place(99));
     assert_eq!(
-        memory.victims(Time::ZERO),
+        memory.victims(Time::ZERO, true),
         [place(2)],
         "1 was told, and was not leaving"
     );
@@ -193,7 +197,7 @@ fn get_or_put(memory: &mut Residence, number: u64) -> bool {
         return true;
     }
     keep(memory, number, 1 << 17);
-    for victim in memory.victims(Time::ZERO) {
+    for victim in memory.victims(Time::ZERO, true) {
         memory.leave(victim);
         assert!(memory.free(victim).is_some());
     }
@@ -225,12 +229,12 @@ fn what_cannot_leave_is_asked_again_after_others() {
     for number in 0..199 {
         keep(&mut memory, number, 500);
     }
-    let told = memory.victims(Time::ZERO);
+    let told = memory.victims(Time::ZERO, true);
     assert_eq!(told, [place(0)]);
     memory.spare(place(0));
     let mut others = 0;
     loop {
-        let told = memory.victims(Time::ZERO);
+        let told = memory.victims(Time::ZERO, true);
         if told == [place(0)] {
             break;
         }
@@ -275,61 +279,80 @@ fn keep_part(memory: &mut Residence, now: Time, number: u64) {
 #[test]
 fn parts_leave_after_all_others_until_their_object_must_have_come() {
     let mut memory = memory(100);
-    let (early, late) = (Time::ZERO, Time::ZERO + PART_STAYS);
-    keep_part(&mut memory, early, 0);
-    keep_part(&mut memory, early + Duration::from_secs(1), 1);
+    keep_part(&mut memory, Time::ZERO, 0);
+    keep_part(&mut memory, Time::ZERO, 1);
     for number in 2..10 {
         keep(&mut memory, number, 100);
     }
+    let read = memory.pin(place(0)).expect("here");
+    assert!(!memory.unpin(read));
     assert!(memory.admit(950).is_err(), "all but 50 bytes are wanted");
+    let told = memory.victims(Time::ZERO, true);
     let others: Vec<CopyPlace> = (2..10).map(place).collect();
-    let told = memory.victims(early);
+    assert_eq!(told[..8], others, "in order, as nothing is learnt");
     assert_eq!(
-        told[..8],
-        others,
-        "least recently used, as nothing is learnt"
+        told[8..],
+        [1, 0].map(place),
+        "the least recently used first"
     );
-    assert_eq!(told[8..], [0, 1].map(place), "the oldest part first");
+    assert_eq!(memory.order.standing_by(), 0, "they were told");
 }
 
 #[test]
 fn parts_of_an_object_that_must_have_come_leave_as_others() {
-    let (early, late) = (Time::ZERO, Time::ZERO + PART_STAYS);
+    let (early, late) = (Time::ZERO, Time::ZERO + STANDS_BY);
     let mut memory = memory(100);
-    for number in 10..17 {
+    for number in 10..16 {
         keep_part(&mut memory, early, number);
     }
+    keep_part(&mut memory, early + Duration::from_nanos(1), 16);
     keep(&mut memory, 17, 100);
     keep(&mut memory, 18, 100);
-    let told = memory.victims(late);
+    let told = memory.victims(late, true);
     assert_eq!(told, [place(17)], "the parts are offered after it");
+    assert_eq!(memory.order.standing_by(), 1);
     memory.leave(told[0]);
     assert!(memory.free(told[0]).is_some());
     keep(&mut memory, 19, 100);
-    assert_eq!(memory.victims(late), [place(18)]);
+    assert_eq!(memory.victims(late, true), [place(18)]);
     memory.spare(place(18));
-    assert_eq!(memory.victims(late), [place(10)], "used before 19");
+    let told = memory.victims(late, true);
+    assert_eq!(told, [place(10)], "used before 19");
 }
 
 #[test]
-fn parts_that_stand_by_are_as_many_as_there_are_entries() {
-    let mut memory = memory(10);
-    for number in 0..3 {
+fn what_could_not_leave_is_asked_once_more_before_a_part_is() {
+    let mut memory = memory(100);
+    keep(&mut memory, 0, 100);
+    for number in 1..9 {
         keep_part(&mut memory, Time::ZERO, number);
     }
-    for number in 3..50 {
+    let told = memory.victims(Time::ZERO, true);
+    assert_eq!(told, [place(0)]);
+    memory.spare(place(0));
+    let told = memory.victims(Time::ZERO, true);
+    assert_eq!(told, [place(0)], "it may be able to by now");
+    memory.spare(place(0));
+    let told = memory.victims(Time::ZERO, false);
+    assert_eq!(told, [place(1)], "it was asked a moment ago");
+}
+
+#[test]
+fn what_is_no_more_does_not_stand_by() {
+    let mut memory = memory(100);
+    for number in 0..4 {
         keep_part(&mut memory, Time::ZERO, number);
-        assert!(memory.free(place(number)).is_some());
     }
-    assert_eq!(memory.order.standing_by(), 10);
-    for number in 50..56 {
-        keep(&mut memory, number, 100);
-    }
-    let told = memory.victims(Time::ZERO);
+    assert!(memory.free(place(0)).is_some());
+    memory.leave(place(1));
+    assert!(memory.free(place(1)).is_some());
+    memory.leave(place(2));
+    assert_eq!(memory.order.standing_by(), 1);
+    memory.stay(place(2));
     assert_eq!(
-        told,
-        [place(0)],
-        "too many came meanwhile: it is like others"
+        memory.order.standing_by(),
+        1,
+        "it is like others from now on"
     );
 }
 
@@ -339,7 +362,7 @@ fn a_write_that_is_given_up_leaves_nothing() {
     let id = memory.admit(1000).expect("room");
     memory.discard(id);
     assert_eq!(memory.stats().used_bytes, 0);
-    assert_eq!(memory.victims(Time::ZERO), []);
+    assert_eq!(memory.victims(Time::ZERO, true), []);
     let other = memory.admit(1000).expect("room");
     assert_ne!(id, other, "an id goes stale");
 }

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::message::directory::HoldWish;
+use lunette_kvstore_proto::residence::STANDS_BY;
 use lunette_kvstore_proto::striped::{Manifest, PART_KEY_BYTES, Part, WriteId};
 use lunette_kvstore_proto::version::{Form, WriteKind};
 use lunette_runtime::arena::SharedMemory;
@@ -26,6 +28,9 @@ use crate::value::Value;
 /// How often a part is written of which nobody knows whether it was. No other write is of its key.
 const PART_TRIES: usize = 3;
 
+/// How often parts are written that are gone by the time that all others are there.
+const ROUNDS_MAX: usize = 3;
+
 /// The parts of a write, which are removed with it unless they are kept.
 struct Parts<'a> {
     client: &'a ClusterClient,
@@ -33,7 +38,16 @@ struct Parts<'a> {
     manifest: Manifest,
     /// So many may be there.
     begun: Cell<u32>,
+    /// Since when those that are there stay where they are, without being held.
+    since: Cell<Time>,
     is_kept: Cell<bool>,
+}
+
+impl Parts<'_> {
+    /// Whether those that came first may leave soon.
+    fn take_long(&self) -> bool {
+        time::now().since(self.since.get()) > STANDS_BY / 2
+    }
 }
 
 impl Drop for Parts<'_> {
@@ -47,6 +61,7 @@ impl Drop for Parts<'_> {
 
 /// A part whose write was begun.
 struct PartWrite<'a, F> {
+    place: u32,
     key: [u8; PART_KEY_BYTES],
     value: Value,
     places: Places,
@@ -91,12 +106,10 @@ impl ClusterClient {
             key: key.fingerprint(),
             manifest,
             begun: Cell::new(0),
+            since: Cell::new(time::now()),
             is_kept: Cell::new(false),
         };
         let written = self.put_parts(object, &parts, together).await?;
-        if self.has_lost_parts(&parts).await {
-            return Err(StoreError::local(StoreErrorKind::Refused(Status::Full)));
-        }
         let stored = self.publish(object, &parts, together).await?;
         let Stored::Written {
             version,
@@ -146,18 +159,40 @@ impl ClusterClient {
         stored
     }
 
-    /// Writes the parts; each has the time of an operation.
+    /// Writes the parts; each has the time of an operation. Those that are gone by the end are written again.
     async fn put_parts(
         &self,
         object: Writing<'_>,
         parts: &Parts<'_>,
         together: Option<NodeId>,
     ) -> Result<Written, StoreError> {
+        let count = parts.manifest.count();
+        let mut all = Written::default();
+        let mut left: Vec<Part> = parts.manifest.parts().collect();
+        for _ in 0..ROUNDS_MAX {
+            let written = self.put_some(object, parts, left, together).await?;
+            all.is_cut_off |= written.is_cut_off;
+            all.is_elsewhere |= written.is_elsewhere;
+            left = self.lost_parts(parts, count).await?;
+            if left.is_empty() {
+                return Ok(all);
+            }
+        }
+        Err(too_full())
+    }
+
+    async fn put_some(
+        &self,
+        object: Writing<'_>,
+        parts: &Parts<'_>,
+        some: Vec<Part>,
+        together: Option<NodeId>,
+    ) -> Result<Written, StoreError> {
         let options = PutOptions {
             kind: WriteKind::Put,
             ..object.options
         };
-        let (mut left, mut under_way) = (parts.manifest.parts(), VecDeque::new());
+        let (mut left, mut under_way) = (some.into_iter(), VecDeque::new());
         let mut all = Ok(Written::default());
         loop {
             while all.is_ok()
@@ -166,15 +201,20 @@ impl ClusterClient {
             {
                 // Each is summed, or copied, before it leaves.
                 time::yield_now().await;
-                let key = parts.manifest.part_key(parts.key, part.place);
+                parts.begun.set(parts.begun.get().max(part.place + 1));
                 let value = part_of(object.value, part);
-                parts.begun.set(part.place + 1);
-                under_way.push_back(self.begin_part(key, value, options, together));
+                let key = parts.manifest.part_key(parts.key, part.place);
+                under_way.push_back(self.begin_part((part.place, key), value, options, together));
             }
             let Some(part) = under_way.pop_front() else {
                 return all;
             };
-            let written = self.end_part(part, options, together).await;
+            let place = part.place;
+            let mut written = self.end_part(part, options, together).await;
+            if written.is_ok() && parts.take_long() {
+                // What is gone is written again with the others that are by the end.
+                written = self.lost_parts(parts, place + 1).await.and(written);
+            }
             all = all.and_then(|all| {
                 let written = written?;
                 Ok(Written {
@@ -185,23 +225,36 @@ impl ClusterClient {
         }
     }
 
-    /// Whether a part is surely gone already: then there is not enough memory for all of them, and each makes its
-    /// room at the cost of another.
-    async fn has_lost_parts(&self, parts: &Parts<'_>) -> bool {
-        let places = parts.manifest.parts();
-        let keys: Vec<_> = places
-            .map(|part| parts.manifest.part_key(parts.key, part.place))
+    /// Those of the first `count` parts that are surely gone already. If these are most of them, there is not
+    /// enough memory for all, and each makes its room at the cost of another. Where writing them takes long, parts
+    /// are held from now on, within what one holder may hold, and until it takes long again.
+    async fn lost_parts(&self, parts: &Parts<'_>, count: u32) -> Result<Vec<Part>, StoreError> {
+        let hold = parts.take_long().then(|| HoldWish {
+            holder: self.asking.id().0,
+            ttl_ms: u32::try_from(STANDS_BY.as_millis()).expect("seconds"),
+        });
+        if hold.is_some() {
+            parts.since.set(time::now());
+        }
+        let keys: Vec<_> = (0..count)
+            .map(|place| parts.manifest.part_key(parts.key, place))
             .collect();
         let keys = keys
             .iter()
             .map(|key| Key::new(key).expect("a part's key is one"));
-        let found = self.ask_all(keys, Wish::Lookup(None)).await;
-        found.iter().any(|found| matches!(found, Ok(Outcome::Miss)))
+        let found = self.ask_all(keys, Wish::Lookup(hold)).await;
+        let found = parts.manifest.parts().zip(found);
+        let lost = found.filter(|(_, found)| matches!(found, Ok(Outcome::Miss)));
+        let lost: Vec<Part> = lost.map(|(part, _)| part).collect();
+        if lost.len() * 2 > count as usize {
+            return Err(too_full());
+        }
+        Ok(lost)
     }
 
     fn begin_part(
         &self,
-        key: [u8; PART_KEY_BYTES],
+        (place, key): (u32, [u8; PART_KEY_BYTES]),
         value: Value,
         options: PutOptions,
         together: Option<NodeId>,
@@ -211,6 +264,7 @@ impl ClusterClient {
         let until = time::now() + self.timeout;
         let begun = self.begin_next(&mut places, object, until);
         PartWrite {
+            place,
             key,
             value,
             places,
@@ -250,6 +304,10 @@ impl ClusterClient {
             Stored::Exists { .. } => Written::default(),
         })
     }
+}
+
+const fn too_full() -> StoreError {
+    StoreError::local(StoreErrorKind::Refused(Status::Full))
 }
 
 fn part_writing<'a>(
