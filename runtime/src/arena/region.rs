@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::slice;
+use std::sync::Arc;
 
 use lunette_runtime_core::carve::Carved;
 use lunette_runtime_core::region::RegionRef;
@@ -12,6 +13,7 @@ use super::chunk::Chunk;
 use super::exposed::Exposed;
 use super::extent::Extent;
 use super::handle::ChunkHandle;
+use super::mapping::Mapping;
 use super::summed::copy_summed;
 
 /// One carved piece; returns to its chunk when the last handle drops.
@@ -242,6 +244,11 @@ impl Region {
         let chunk = &self.piece.chunk;
         let offset = self.address.as_ptr().addr() - chunk.base().as_ptr().addr();
         (chunk.index(), offset)
+    }
+
+    /// The mapping in which it lies.
+    pub(super) fn mapping(&self) -> Arc<Mapping> {
+        self.piece.chunk.counted()
     }
 
     /// The name of this region: a value that pins nothing and goes stale when the memory is freed.

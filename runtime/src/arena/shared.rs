@@ -164,6 +164,20 @@ impl SharedMemory {
         self.0.len == 0
     }
 
+    /// Copies `bytes` to `start`, on whatever thread.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    pub fn copy_in(&self, start: usize, bytes: &[u8]) {
+        let end = start.checked_add(bytes.len());
+        let is_inside = end.is_some_and(|end| end <= self.0.len);
+        assert!(is_inside, "{start}+{} of {}", bytes.len(), self.0.len);
+        let to = self.0.address.as_ptr().wrapping_add(start);
+        // SAFETY: the assert keeps the target inside memory that `self` keeps, and no reference to it exists, so
+        // `bytes` lies elsewhere. Ends with the copy.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
     /// A handle for this core. `keeps` is kept by it, its slices and the operations that hold them: it is let
     /// go when no operation of this core reaches the memory any more.
     #[must_use]
@@ -184,6 +198,7 @@ impl fmt::Debug for SharedMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::thread;
 
     use super::*;
@@ -237,6 +252,20 @@ mod tests {
         assert!(SharedMemory::owned(Vec::new()).is_empty());
         let mapped = SharedMemory::map(1, HugePages::Never, &mut Vec::new()).expect("memory");
         assert!(mapped.into_bytes().is_err(), "never was a vector");
+    }
+
+    #[test]
+    fn any_thread_copies_to_it() {
+        let memory = SharedMemory::owned(vec![0; 4]);
+        let theirs = memory.clone();
+        let thread = thread::spawn(move || theirs.copy_in(1, b"abc"));
+        thread.join().expect("no panic");
+        for (start, len) in [(2, 3), (5, 0), (usize::MAX, 1)] {
+            let bytes = vec![1; len];
+            let outside = AssertUnwindSafe(|| memory.copy_in(start, &bytes));
+            assert!(catch_unwind(outside).is_err(), "{start}+{len}");
+        }
+        assert_eq!(memory.into_bytes().ok(), Some(b"\0abc".to_vec()));
     }
 
     #[test]
