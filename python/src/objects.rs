@@ -3,7 +3,9 @@
 //! One question for each batch. Pieces of an object are given as two lists for each key, addresses and lengths.
 //! What came of each key is a value or an exception, in a list: one that fails does not hide the others.
 
-use lunette_kvstore::{Got, Lent, PutOptions, StoreError, StoreHandle, Stored};
+use lunette_kvstore::{
+    Brought, Got, Lent, ObjectBytes, PutOptions, StoreError, StoreHandle, Stored,
+};
 use lunette_kvstore_proto::range::ByteRange;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -17,6 +19,9 @@ pub(crate) type Pieces = (Vec<Vec<usize>>, Vec<Vec<usize>>);
 
 /// What came of one key: a value for Python, or an exception.
 pub(crate) type Outcome<T> = Result<T, PyErr>;
+
+/// Most bytes that are copied without giving the GIL up.
+const COPIED_WITH_GIL_MAX: usize = 64 << 10;
 
 /// Why the memory for an object is not lent.
 type Refused = &'static str;
@@ -45,6 +50,21 @@ impl Asking<'_> {
             let stored = put.await.into_iter();
             let written = |stored| matches!(stored, Stored::Written { .. });
             merged(refused, stored.map(|stored| stored.map(written)))
+        })
+    }
+
+    /// As [`get_into`](Self::get_into), but that what is left is copied by who [finishes](Bringing::finish).
+    pub(crate) fn bring_into(
+        &self,
+        loans: &Loans,
+        keys: Vec<Vec<u8>>,
+        pieces: Pieces,
+    ) -> PyResult<impl Future<Output = Bringing> + Send + use<>> {
+        let (refused, objects) = self.lent(loans, keys, pieces)?;
+        let brought = self.handle.bring_all(objects);
+        Ok(async move {
+            let brought = brought.await;
+            Bringing { refused, brought }
         })
     }
 
@@ -128,13 +148,53 @@ impl Asking<'_> {
     }
 }
 
+/// What came of gets, some of which may still be to be copied.
+pub(crate) struct Bringing {
+    refused: Vec<Option<Refused>>,
+    brought: Brought,
+}
+
+impl Bringing {
+    /// Copies that, without the GIL if it is long. What came of each get.
+    pub(crate) fn finish(self, py: Python<'_>) -> Vec<Outcome<Option<usize>>> {
+        let brought = self.brought;
+        let got = if brought.left_bytes() > COPIED_WITH_GIL_MAX {
+            py.detach(move || brought.finish())
+        } else {
+            brought.finish()
+        };
+        merged(self.refused, got.into_iter().map(len_of))
+    }
+}
+
+/// The bytes, as Python's; copied without the GIL if they are long.
+pub(crate) fn bytes_of<'py>(py: Python<'py>, bytes: &ObjectBytes) -> PyResult<Bound<'py, PyBytes>> {
+    let from = bytes.as_slice();
+    if from.len() <= COPIED_WITH_GIL_MAX {
+        return Ok(PyBytes::new(py, from));
+    }
+    PyBytes::new_with(py, from.len(), |to| {
+        py.detach(|| to.copy_from_slice(from));
+        Ok(())
+    })
+}
+
 /// Asks, waits for the answer, and until all memory is the program's again.
 pub(crate) fn waited<T: Send, F: Future<Output = T> + Send>(
     py: Python<'_>,
     ask: impl FnOnce(&Loans) -> PyResult<F>,
 ) -> PyResult<T> {
+    waited_and(py, ask, |answer| answer)
+}
+
+/// As [`waited`], with something to do before the memory is the program's again.
+pub(crate) fn waited_and<T: Send, U, F: Future<Output = T> + Send>(
+    py: Python<'_>,
+    ask: impl FnOnce(&Loans) -> PyResult<F>,
+    finish: impl FnOnce(T) -> U,
+) -> PyResult<U> {
     let loans = Loans::default();
-    let answer = ask(&loans).and_then(|asked| wait(py, asked));
+    let answer = ask(&loans).and_then(|asked| wait(py, asked)).map(finish);
     let ended = loans.ended(py);
     let answer = answer?;
     ended.map(|()| answer)

@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::failure::of_store;
 use crate::memory::{Loans, Registered};
-use crate::objects::{Asking, Outcome, piece_of, waited};
+use crate::objects::{Asking, Outcome, bytes_of, piece_of, waited, waited_and};
 use crate::opening::{Cores, NativeCluster, Open, address};
 use crate::owned::Owned;
 use crate::queue::{Making, NativeQueue};
@@ -104,9 +104,9 @@ impl NativeStore {
 
     /// The bytes; `None` if there is no object.
     fn get<'py>(&self, py: Python<'py>, key: Vec<u8>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let bytes = wait(py, self.handle()?.get_bytes(key))?;
+        let bytes = wait(py, self.handle()?.bring_bytes(key))?;
         let bytes = bytes.map_err(|error| of_store(&error))?;
-        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+        bytes.map(|bytes| bytes_of(py, &bytes)).transpose()
     }
 
     /// Gets objects to the addresses. For each key its length, `None` if there is no object, or an exception.
@@ -118,8 +118,8 @@ impl NativeStore {
         lens: Vec<Vec<usize>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let asking = self.asking()?;
-        let get = |loans: &Loans| asking.get_into(loans, keys, (addresses, lens));
-        listed(py, waited(py, get)?)
+        let get = |loans: &Loans| asking.bring_into(loans, keys, (addresses, lens));
+        listed(py, waited_and(py, get, |brought| brought.finish(py))?)
     }
 
     /// Gets ranges of one object that begin at `offsets`, each to its address: how many bytes, or `None` if there

@@ -18,7 +18,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
 use crate::counting::{Counting, Outcome};
-use crate::member::{AtOnce, Here, MemberCore, Put, Waiting};
+use crate::member::{AtOnce, Here, LentCopy, MemberCore, Put, Waiting};
 use crate::value::Value;
 
 /// See the [module](self).
@@ -120,6 +120,16 @@ impl Local {
         room: &mut Room,
     ) -> Here {
         self.core.get_here(key, namespace, ranges, room)
+    }
+
+    /// An object that is long, but no longer than that, for a thread to read.
+    pub(super) fn lend(
+        &self,
+        key: Key<'_>,
+        namespace: NamespaceKind,
+        len_max: usize,
+    ) -> Option<LentCopy> {
+        self.core.lend_here(key, namespace, len_max)
     }
 
     /// Begins a write on this core; if it is not wished for, only where nothing has to leave for it, or where

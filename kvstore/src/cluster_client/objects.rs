@@ -22,7 +22,7 @@ use super::running::{Arrived, Brought, Ended};
 use super::{ClusterClient, Fetched, PutOptions, Stored, local, valid};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::member::Here;
+use crate::member::{Here, LentCopy};
 use crate::value::Value;
 
 /// How long to wait for a newer map before a write is tried elsewhere.
@@ -294,6 +294,13 @@ impl ClusterClient {
             }),
         };
         Ok(Fetching::Done(done))
+    }
+
+    /// The object, for a thread of this process to read where it lies, if this core has it in one piece, and it is long
+    /// but not longer than that.
+    pub(crate) fn lend(&self, key: &[u8], len_max: usize) -> Option<LentCopy> {
+        let local = self.inside()?;
+        local.lend(Key::new(key).ok()?, self.asking.namespace(), len_max)
     }
 
     /// Gets ranges of the value under `key`, one after the other, into the front of `room`: at most

@@ -54,6 +54,12 @@ impl Lent {
         self.len() == 0
     }
 
+    /// Copies `bytes`, which are no longer, to its front.
+    pub(super) fn copy_in(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len(), "{} do not fit", bytes.len());
+        self.memory.copy_in(self.range.start, bytes);
+    }
+
     /// A handle for this core.
     pub(super) fn here(&self, keeps: &Arc<dyn Any + Send + Sync>) -> Exposed {
         let memory = self.memory.here(Arc::clone(keeps));

@@ -11,6 +11,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `objects` | puts, gets, lookups, removals |
+//! | `bringing` | [`Brought`]: large objects that are copied by who asked |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
 //! | `lent` | [`Lent`]: memory of threads |
 //! | `cores` | which core is asked, and how |
@@ -19,6 +20,7 @@
 //!
 //! [`Node::handle`]: crate::Node::handle
 
+mod bringing;
 mod cores;
 mod host;
 mod hosted;
@@ -37,6 +39,7 @@ use thiserror::Error;
 use crate::cluster_client::ClusterClient;
 use crate::error::{ClusterError, StoreError};
 
+pub use bringing::{Brought, ObjectBytes};
 pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
 pub use host::ClientHost;

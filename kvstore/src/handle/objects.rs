@@ -213,7 +213,7 @@ impl StoreHandle {
 }
 
 impl Hosted {
-    async fn get_bytes(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>, StoreError> {
+    pub(super) async fn get_bytes(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>, StoreError> {
         let key = [key];
         let mut before = None;
         let mut failure = None;
@@ -248,7 +248,7 @@ impl Hosted {
 }
 
 /// What came of a get, without its room: that is let go of here.
-fn got(fetched: Result<Fetched, GetFailure>) -> Result<Got, StoreError> {
+pub(super) fn got(fetched: Result<Fetched, GetFailure>) -> Result<Got, StoreError> {
     match fetched.map_err(|failure| failure.error)? {
         Fetched::Hit {
             len_bytes,

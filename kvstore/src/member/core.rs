@@ -26,6 +26,7 @@ use lunette_runtime_core::ids::RequestId;
 
 use super::bytes::{Bytes, Extent, Frame};
 use super::deeds::Deeds;
+use super::lending::Lending;
 use super::loading::Loading;
 use super::one_sided::{Board, Sharing};
 use super::post::Post;
@@ -81,6 +82,7 @@ pub(crate) struct MemberCore {
     pub(super) taking: Taking,
     pub(super) loading: Loading,
     pub(super) reservations: RefCell<Reservations>,
+    pub(super) lending: Lending,
     /// Where what leaves memory goes, if there is a drive.
     tier: OnceCell<Tier>,
     /// Raised when something has begun that may have to be asked for again.
@@ -130,6 +132,7 @@ impl MemberCore {
             taking: Taking::default(),
             loading: Loading::default(),
             reservations: RefCell::default(),
+            lending: Lending::default(),
             tier: OnceCell::new(),
             busy: Signal::default(),
         });
@@ -284,6 +287,7 @@ impl MemberCore {
             tier.on_tick(self);
         }
         self.expire_reservations();
+        self.take_back();
         self.make_room();
     }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use lunette_cluster::{Hosted, serve};
 use lunette_kvstore::{
     ClientHost, ClusterClientOptions, ClusterOptions, Got, HandleError, Lent, Node, NodeOptions,
-    PutOptions, QUESTIONS_MAX, ReservationHandle, ReservedHandle, StoreErrorKind, StoreHandle,
-    Stored,
+    ObjectBytes, PutOptions, QUESTIONS_MAX, ReservationHandle, ReservedHandle, StoreErrorKind,
+    StoreHandle, Stored,
 };
 use lunette_kvstore_proto::message::{NodeStat, Status};
 use lunette_kvstore_proto::range::ByteRange;
@@ -162,6 +162,76 @@ fn batches_of_threads_answer_in_order_each_for_itself() {
             assert_eq!(removed[7], Ok(false));
             handle.remove(vec![key(3)]).await;
         }
+    });
+}
+
+#[test]
+fn long_objects_are_copied_by_who_asked_and_stay_until_then() {
+    const LONG: usize = 100_000;
+    run(WORLDS, || async {
+        let scene = Scene::of(1, 64 * MIB).await;
+        let client = scene.inside(0).await;
+        let handle = client.handle().expect("room for a task");
+        let lens = [LONG, 64 << 10, 0, LONG + 1];
+        for (n, len) in lens.into_iter().enumerate() {
+            let put = handle.put(key(n), lent(n, len), PutOptions::default());
+            put.await.expect("written");
+        }
+        let memory: Vec<_> = (0..6).map(|_| empty(LONG)).collect();
+        let (memory, pieces): (Vec<_>, Vec<_>) = memory.into_iter().unzip();
+        // The last but one does not fit, the last one is not there.
+        let wanted = [0, 1, 2, 0, 3, 9].map(key).into_iter().zip(pieces);
+        let brought = handle.bring_all(wanted.collect()).await;
+        assert_eq!(brought.left_bytes(), 2 * LONG);
+        let bytes = handle.bring_bytes(key(0)).await.expect("asked");
+        let bytes = bytes.expect("it is there");
+        assert!(matches!(bytes, ObjectBytes::Lent(_)));
+        let removed = handle.remove((0..4).map(key).collect()).await;
+        assert!(removed.iter().all(|removed| *removed == Ok(true)));
+        assert!(used_bytes(&handle).await >= LONG as u64, "it is read");
+        let got = brought.finish();
+        let hit = |len| matches!(len, Ok(Got::Hit { object_len_bytes, len_bytes, .. }) if object_len_bytes == len_bytes);
+        assert!(got[..4].iter().copied().all(hit), "{got:?}");
+        assert!(
+            got[4].is_err() && matches!(got[5], Ok(Got::Miss { .. })),
+            "{got:?}"
+        );
+        for (memory, n) in memory.into_iter().zip([0, 1, 2, 0]) {
+            let bytes = memory.into_bytes().expect("it is let go of");
+            assert_eq!(bytes[..lens[n]], bytes_of(n, lens[n]));
+            assert!(bytes[lens[n]..].iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(bytes.as_slice(), bytes_of(0, LONG));
+        assert!(used_bytes(&handle).await >= LONG as u64, "it is read");
+        drop(bytes);
+        eventually("its memory is free", async || {
+            used_bytes(&handle).await == 0
+        })
+        .await;
+        assert!(matches!(handle.bring_bytes(key(0)).await, Ok(None)));
+    });
+}
+
+#[test]
+fn so_many_copies_are_lent_and_no_more() {
+    run(1, || async {
+        let scene = Scene::of(1, 64 * MIB).await;
+        let client = scene.inside(0).await;
+        let handle = client.handle().expect("room for a task");
+        let put = handle.put(key(0), lent(0, 70_000), PutOptions::default());
+        put.await.expect("written");
+        let mut lent = Vec::new();
+        let own = loop {
+            match handle.bring_bytes(key(0)).await.expect("asked") {
+                Some(ObjectBytes::Lent(bytes)) => lent.push(bytes),
+                own => break own,
+            }
+        };
+        assert_eq!(lent.len(), 4096);
+        assert_eq!(own.expect("it is there").as_slice(), bytes_of(0, 70_000));
+        lent.pop();
+        let again = handle.bring_bytes(key(0)).await.expect("asked");
+        assert!(matches!(again, Some(ObjectBytes::Lent(_))));
     });
 }
 
