@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
@@ -29,7 +30,11 @@ use crate::value::Value;
 const PART_TRIES: usize = 3;
 
 /// How often parts are written that are gone by the time that all others are there.
-const ROUNDS_MAX: usize = 3;
+const ROUNDS_MAX: u32 = 4;
+/// How long others have to end what they are writing before that is done, the first time; then twice as long.
+const ROUND_WAIT: Duration = Duration::from_millis(2);
+/// Of an object of more parts, more than half of which are gone, no part is written again.
+const ALL_AGAIN_MAX: u32 = 16;
 
 /// The parts of a write, which are removed with it unless they are kept.
 struct Parts<'a> {
@@ -169,7 +174,10 @@ impl ClusterClient {
         let count = parts.manifest.count();
         let mut all = Written::default();
         let mut left: Vec<Part> = parts.manifest.parts().collect();
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..ROUNDS_MAX {
+            if round > 0 {
+                time::sleep(ROUND_WAIT * (1 << (round - 1))).await;
+            }
             let written = self.put_some(object, parts, left, together).await?;
             all.is_cut_off |= written.is_cut_off;
             all.is_elsewhere |= written.is_elsewhere;
@@ -225,8 +233,8 @@ impl ClusterClient {
         }
     }
 
-    /// Those of the first `count` parts that are surely gone already. If these are most of them, there is not
-    /// enough memory for all, and each makes its room at the cost of another. Where writing them takes long, parts
+    /// Those of the first `count` parts that are surely gone already. If these are most of many, there is not enough
+    /// memory for all, and each makes its room at the cost of another. Where writing them takes long, parts
     /// are held from now on, within what one holder may hold, and until it takes long again.
     async fn lost_parts(&self, parts: &Parts<'_>, count: u32) -> Result<Vec<Part>, StoreError> {
         let hold = parts.take_long().then(|| HoldWish {
@@ -246,7 +254,7 @@ impl ClusterClient {
         let found = parts.manifest.parts().zip(found);
         let lost = found.filter(|(_, found)| matches!(found, Ok(Outcome::Miss)));
         let lost: Vec<Part> = lost.map(|(part, _)| part).collect();
-        if lost.len() * 2 > count as usize {
+        if count > ALL_AGAIN_MAX && lost.len() * 2 > count as usize {
             return Err(too_full());
         }
         Ok(lost)
