@@ -52,8 +52,8 @@ pub use counting::{
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use handle::{
-    Brought, ClientHost, CommitHandleFailure, Got, HandleError, Lent, ObjectBytes, QUESTIONS_MAX,
-    ReservationHandle, ReservedHandle, SeatStat, StoreHandle,
+    Brought, ClientHost, CommitHandleFailure, Got, HandleError, Lent, ObjectBytes, Placing,
+    QUESTIONS_MAX, ReservationHandle, ReservedHandle, SeatStat, StoreHandle,
 };
 pub use member::{COPIES, ClusterOptions, LifeError, TierOptions};
 pub use node::{Node, NodeCore, NodeOptions, NodeWatch, Prefault, SeatedNode};

@@ -4,7 +4,7 @@
 //! What came of each key is a value or an exception, in a list: one that fails does not hide the others.
 
 use lunette_kvstore::{
-    Brought, Got, Lent, ObjectBytes, PutOptions, StoreError, StoreHandle, Stored,
+    Brought, Got, Lent, ObjectBytes, Placing, PutOptions, StoreError, StoreHandle, Stored,
 };
 use lunette_kvstore_proto::range::ByteRange;
 use pyo3::prelude::*;
@@ -20,6 +20,8 @@ pub(crate) type Pieces = (Vec<Vec<usize>>, Vec<Vec<usize>>);
 /// What came of one key: a value for Python, or an exception.
 pub(crate) type Outcome<T> = Result<T, PyErr>;
 
+/// Longest object that is not worth a second question: its core copies it.
+const COPIED_BY_CORE_MAX: usize = 64 << 10;
 /// Most bytes that are copied without giving the GIL up.
 const COPIED_WITH_GIL_MAX: usize = 64 << 10;
 
@@ -46,10 +48,22 @@ impl Asking<'_> {
     ) -> PyResult<impl Future<Output = Vec<Outcome<bool>>> + Send + use<>> {
         let (refused, objects) = self.lent(loans, keys, pieces)?;
         let put = self.handle.put_all(objects, options);
+        Ok(async move { written(refused, put.await) })
+    }
+
+    /// As [`put_from`](Self::put_from), but that what is left is copied by who [finishes](Putting::finish).
+    pub(crate) fn place_from(
+        &self,
+        loans: &Loans,
+        keys: Vec<Vec<u8>>,
+        pieces: Pieces,
+        options: PutOptions,
+    ) -> PyResult<impl Future<Output = Putting> + Send + use<>> {
+        let (refused, objects) = self.lent(loans, keys, pieces)?;
+        let placing = self.handle.place_all(objects, options);
         Ok(async move {
-            let stored = put.await.into_iter();
-            let written = |stored| matches!(stored, Stored::Written { .. });
-            merged(refused, stored.map(|stored| stored.map(written)))
+            let placing = placing.await;
+            Putting { refused, placing }
         })
     }
 
@@ -148,6 +162,25 @@ impl Asking<'_> {
     }
 }
 
+/// Objects that are about to be put, some of which are to be copied before.
+pub(crate) struct Putting {
+    refused: Vec<Option<Refused>>,
+    placing: Placing,
+}
+
+impl Putting {
+    /// Copies them, without the GIL if they are long, and puts all; whether each was written.
+    pub(crate) fn finish(self, py: Python<'_>) -> impl Future<Output = Vec<Outcome<bool>>> + Send {
+        let Self { refused, placing } = self;
+        let put = if placing.left_bytes() > COPIED_WITH_GIL_MAX {
+            py.detach(move || placing.finish())
+        } else {
+            placing.finish()
+        };
+        async move { written(refused, put.await) }
+    }
+}
+
 /// What came of gets, some of which may still be to be copied.
 pub(crate) struct Bringing {
     refused: Vec<Option<Refused>>,
@@ -208,6 +241,38 @@ pub(crate) fn piece_of(value: &Bound<'_, PyBytes>) -> Pieces {
     }
     let address = bytes.as_ptr().expose_provenance();
     (vec![vec![address]], vec![vec![bytes.len()]])
+}
+
+/// Whether each was written.
+fn written(
+    refused: Vec<Option<Refused>>,
+    stored: Vec<Result<Stored, StoreError>>,
+) -> Vec<Outcome<bool>> {
+    let written = |stored| matches!(stored, Stored::Written { .. });
+    merged(
+        refused,
+        stored.into_iter().map(|stored| stored.map(written)),
+    )
+}
+
+/// Puts objects and waits: long ones are copied by this thread.
+pub(crate) fn put_waited(
+    py: Python<'_>,
+    asking: &Asking<'_>,
+    keys: Vec<Vec<u8>>,
+    pieces: Pieces,
+    options: PutOptions,
+) -> PyResult<Vec<Outcome<bool>>> {
+    let (_, lens) = &pieces;
+    let is_long = |lens: &Vec<usize>| {
+        lens.iter().copied().fold(0, usize::saturating_add) > COPIED_BY_CORE_MAX
+    };
+    if !lens.iter().any(is_long) {
+        return waited(py, |loans| asking.put_from(loans, keys, pieces, options));
+    }
+    let place = |loans: &Loans| asking.place_from(loans, keys, pieces, options);
+    let put = |putting: Putting| wait(py, putting.finish(py));
+    waited_and(py, place, put)?
 }
 
 /// What came of each: of those that were not refused, the answers in their order.

@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::failure::of_store;
 use crate::memory::{Loans, Registered};
-use crate::objects::{Asking, Outcome, bytes_of, piece_of, waited, waited_and};
+use crate::objects::{Asking, Outcome, bytes_of, piece_of, put_waited, waited, waited_and};
 use crate::opening::{Cores, NativeCluster, Open, address};
 use crate::owned::Owned;
 use crate::queue::{Making, NativeQueue};
@@ -83,8 +83,8 @@ impl NativeStore {
         how: How,
     ) -> PyResult<bool> {
         let (asking, options) = (self.asking()?, put_options(&how)?);
-        let put = |loans: &Loans| asking.put_from(loans, vec![key], piece_of(value), options);
-        let written = waited(py, put)?.into_iter().next();
+        let written = put_waited(py, &asking, vec![key], piece_of(value), options)?;
+        let written = written.into_iter().next();
         written.expect("one for the key")
     }
 
@@ -98,8 +98,8 @@ impl NativeStore {
         how: How,
     ) -> PyResult<Bound<'py, PyList>> {
         let (asking, options) = (self.asking()?, put_options(&how)?);
-        let put = |loans: &Loans| asking.put_from(loans, keys, (addresses, lens), options);
-        listed(py, waited(py, put)?)
+        let written = put_waited(py, &asking, keys, (addresses, lens), options)?;
+        listed(py, written)
     }
 
     /// The bytes; `None` if there is no object.

@@ -18,7 +18,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
 use crate::counting::{Counting, Outcome};
-use crate::member::{AtOnce, Here, LentCopy, MemberCore, Put, Waiting};
+use crate::member::{AtOnce, Here, LentCopy, LentRoom, MemberCore, Placed, Put, Waiting};
 use crate::value::Value;
 
 /// See the [module](self).
@@ -132,12 +132,21 @@ impl Local {
         self.core.lend_here(key, namespace, len_max)
     }
 
+    /// Room for an object that this core takes, for a thread to fill.
+    pub(super) fn lend_room(&self, key: Key<'_>, len_bytes: u32) -> Option<LentRoom> {
+        self.core.lend_room(key, len_bytes)
+    }
+
+    pub(super) fn filled(&self, room: LentRoom, crc32c: u32) -> Placed {
+        self.core.filled(room, crc32c)
+    }
+
     /// Begins a write on this core; if it is not wished for, only where nothing has to leave for it, or where
     /// this is the key's home. `None`: it is to be written elsewhere.
     pub(super) fn begin(
         &self,
         key: Key<'_>,
-        value: &Value,
+        value: (&Value, Option<&Placed>),
         ask: WriteAsk,
         is_wished: bool,
     ) -> Option<Begun<'_>> {

@@ -6,12 +6,13 @@ use std::time::Duration;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
-use lunette_kvstore_proto::message::directory::{StripedReply, WAIT_MS_MAX};
+
+use lunette_kvstore_proto::message::directory::{Peek, StripedReply, WAIT_MS_MAX};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX, total_bytes};
 use lunette_kvstore_proto::striped::{OBJECT_LEN_MAX, part_len};
-use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Form};
+use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Form, WriteKind};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
@@ -22,7 +23,7 @@ use super::running::{Arrived, Brought, Ended};
 use super::{ClusterClient, Fetched, PutOptions, Stored, local, valid};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::member::{Here, LentCopy};
+use crate::member::{Here, LENT_MIN, LentCopy, LentRoom, Placed};
 use crate::value::Value;
 
 /// How long to wait for a newer map before a write is tried elsewhere.
@@ -55,6 +56,7 @@ impl ClusterClient {
         let object = Writing {
             key,
             value: &value,
+            placed: None,
             options,
             form: Form::Whole,
         };
@@ -86,17 +88,31 @@ impl ClusterClient {
         objects: &[(Vec<u8>, Value)],
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
+        let objects = objects.iter();
+        let objects = objects.map(|(key, value)| (key.as_slice(), value, None));
+        self.put_each(objects, options).await
+    }
+
+    /// As [`put_all`](Self::put_all), of objects some of which have been placed.
+    pub(crate) async fn put_each<'a>(
+        &self,
+        objects: impl Iterator<Item = (&'a [u8], &'a Value, Option<&'a Placed>)> + Clone,
+        options: PutOptions,
+    ) -> Vec<Result<Stored, StoreError>> {
         let until = time::now() + self.timeout;
         let together = if options.is_same_node && options.preferred.is_empty() {
-            self.one_node(objects).await
+            let objects = objects.clone();
+            self.one_node(objects.map(|(key, value, _)| (key, value)))
+                .await
         } else {
             None
         };
-        let begun = objects.iter().map(|(key, value)| {
+        let begun = objects.map(|(key, value, placed)| {
             let (key, parts) = check(key, value, options)?;
             let object = Writing {
                 key,
                 value,
+                placed,
                 options,
                 form: Form::Whole,
             };
@@ -124,13 +140,16 @@ impl ClusterClient {
         object: Writing<'_>,
         until: Time,
     ) -> Option<Begun<'_, impl Future<Output = Ended> + use<>>> {
-        let Writing { key, value, .. } = object;
+        let Writing {
+            key, value, placed, ..
+        } = object;
         let (seat, is_home) = loop {
             match places.next() {
                 Place::Here { is_wished } => {
                     let ask = self.write_ask(key, object.options, object.form, until);
                     let local = self.inside();
-                    let begun = local.and_then(|local| local.begin(key, value, ask, is_wished));
+                    let begun =
+                        local.and_then(|local| local.begin(key, (value, placed), ask, is_wished));
                     if let Some(begun) = begun {
                         return Some(Begun::Here(begun));
                     }
@@ -303,6 +322,35 @@ impl ClusterClient {
         local.lend(Key::new(key).ok()?, self.asking.namespace(), len_max)
     }
 
+    /// Room for a long object in one piece that stays on this core, for a thread of this process to fill; none for one
+    /// that a put would find to be there.
+    pub(crate) fn lend_room(
+        &self,
+        key: &[u8],
+        len_bytes: usize,
+        options: &PutOptions,
+    ) -> Option<LentRoom> {
+        let (local, key) = (self.inside()?, valid(key).ok()?);
+        options.check().ok()?;
+        let is_placed_elsewhere = options.is_same_node || !options.preferred.is_empty();
+        let in_parts = part_len(len_bytes as u64, options.stripe_len).ok()?;
+        if is_placed_elsewhere || in_parts.is_some() || len_bytes < LENT_MIN {
+            return None;
+        }
+        let mut known = Peek::Unsure;
+        let namespace = self.asking.namespace();
+        local.peek(&[key.fingerprint()], namespace, |peek| known = peek);
+        if options.kind == WriteKind::Put && known == Peek::Present {
+            return None;
+        }
+        local.lend_room(key, u32::try_from(len_bytes).ok()?)
+    }
+
+    /// The room has been filled with a value of this checksum: by that it is placed.
+    pub(crate) fn filled(&self, room: LentRoom, crc32c: u32) -> Option<Placed> {
+        Some(self.inside()?.filled(room, crc32c))
+    }
+
     /// Gets ranges of the value under `key`, one after the other, into the front of `room`: at most
     /// [`RANGES_MAX`] of them. A room of several pieces takes each where it belongs.
     ///
@@ -409,6 +457,8 @@ impl PutOptions {
 pub(super) struct Writing<'a> {
     pub(super) key: Key<'a>,
     pub(super) value: &'a Value,
+    /// The same bytes, if they lie already where they are to stay.
+    pub(super) placed: Option<&'a Placed>,
     pub(super) options: PutOptions,
     pub(super) form: Form,
 }

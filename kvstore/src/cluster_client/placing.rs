@@ -158,10 +158,12 @@ impl ClusterClient {
     }
 
     /// The node that takes a whole batch: this one if it has room, else one of two that are drawn.
-    pub(super) async fn one_node(&self, objects: &[(Vec<u8>, Value)]) -> Option<NodeId> {
+    pub(super) async fn one_node<'a>(
+        &self,
+        objects: impl Iterator<Item = (&'a [u8], &'a Value)>,
+    ) -> Option<NodeId> {
         // What is no object is refused later.
-        let valid = objects.iter();
-        let valid = valid.filter(|(key, _)| Key::new(key).is_ok());
+        let valid = objects.filter(|(key, _)| Key::new(key).is_ok());
         let sizes = valid.map(|(key, value)| match value.check() {
             Ok(()) => extent_bytes(key.len(), value.len()),
             // In parts.

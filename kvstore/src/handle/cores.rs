@@ -168,6 +168,22 @@ impl Cores {
         T: Send + 'static,
         F: Future<Output = Vec<Result<T, StoreError>>> + 'static,
     {
+        self.ask_at(until, items, |item| self.core_of(key(item)), question)
+    }
+
+    /// Asks each item's core for its items; the answers are in the items' order.
+    pub(super) fn ask_at<I, T, F>(
+        &self,
+        until: Until,
+        items: Vec<I>,
+        core: impl Fn(&I) -> usize,
+        question: impl Fn(Rc<Hosted>, Vec<I>) -> F + Clone + Send + 'static,
+    ) -> Pending<Vec<Result<T, StoreError>>>
+    where
+        I: Send + 'static,
+        T: Send + 'static,
+        F: Future<Output = Vec<Result<T, StoreError>>> + 'static,
+    {
         let count = items.len();
         let ask = |core, items: Vec<I>| self.ask_all(until, core, items, question.clone());
         if self.members.len() == 1 {
@@ -176,7 +192,7 @@ impl Cores {
         let mut parts: Vec<(Vec<usize>, Vec<I>)> = Vec::new();
         parts.resize_with(self.members.len(), Default::default);
         for (index, item) in items.into_iter().enumerate() {
-            let (indices, part) = &mut parts[self.core_of(key(&item))];
+            let (indices, part) = &mut parts[core(&item)];
             indices.push(index);
             part.push(item);
         }

@@ -60,6 +60,12 @@ impl Lent {
         self.memory.copy_in(self.range.start, bytes);
     }
 
+    /// Copies all of it over `bytes`, which are as many; the CRC32C of the copy.
+    pub(super) fn copy_out_summed(&self, bytes: &mut [u8]) -> u32 {
+        assert_eq!(bytes.len(), self.len(), "as many bytes");
+        self.memory.copy_out_summed(self.range.start, bytes)
+    }
+
     /// A handle for this core.
     pub(super) fn here(&self, keeps: &Arc<dyn Any + Send + Sync>) -> Exposed {
         let memory = self.memory.here(Arc::clone(keeps));

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `objects` | puts, gets, lookups, removals |
 //! | `bringing` | [`Brought`]: large objects that are copied by who asked |
+//! | `placing` | [`Placing`]: the same for puts |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
 //! | `lent` | [`Lent`]: memory of threads |
 //! | `cores` | which core is asked, and how |
@@ -26,6 +27,7 @@ mod host;
 mod hosted;
 mod lent;
 mod objects;
+mod placing;
 mod reserving;
 
 use std::fmt;
@@ -45,6 +47,7 @@ pub(crate) use cores::{Cores, Seated};
 pub use host::ClientHost;
 pub use lent::Lent;
 pub use objects::Got;
+pub use placing::Placing;
 pub use reserving::{CommitHandleFailure, ReservationHandle, ReservedHandle};
 
 /// Asks a store, from any thread. Clones ask the same cores; with the last one their clients end.

@@ -141,6 +141,11 @@ impl Frame {
         self.layout.total_bytes - self.layout.payload_offset_bytes
     }
 
+    /// Where in the extent's memory the value begins.
+    pub(crate) const fn value_at(self) -> usize {
+        self.layout.payload_offset_bytes as usize
+    }
+
     /// The part of the extent's memory where the value is.
     pub(crate) fn value_mut(self, region: &mut RegionMut) -> &mut [u8] {
         let start = self.layout.payload_offset_bytes as usize;

@@ -9,7 +9,9 @@ use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
+use super::bytes::{Extent, Frame};
 use super::core::MemberCore;
+use super::lending::Placed;
 use crate::counting::CopyCounts;
 use crate::value::Value;
 
@@ -24,8 +26,13 @@ pub(crate) enum AtOnce {
 }
 
 impl MemberCore {
-    /// Puts an object whose home and owner is this core, in one step.
-    pub(crate) fn put_at_once(&self, key: Key<'_>, value: &Value, ask: WriteAsk) -> AtOnce {
+    /// Puts an object whose home and owner is this core, in one step. What is placed is not copied.
+    pub(crate) fn put_at_once(
+        &self,
+        key: Key<'_>,
+        (value, placed): (&Value, Option<&Placed>),
+        ask: WriteAsk,
+    ) -> AtOnce {
         let now = time::now();
         if self.has_left() || !self.may_record(now, ask) {
             return AtOnce::Unsure;
@@ -34,15 +41,12 @@ impl MemberCore {
         if !self.machines().borrow().owner.is_free(ask.key) {
             return AtOnce::Unsure;
         }
-        let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
-        let Ok(carved) = self.carve_or_make_room(key, len_bytes) else {
+        let placed_here = placed.and_then(|placed| placed.take(self, key));
+        let Some((frame, extent)) = placed_here.or_else(|| self.copied(key, value)) else {
             return AtOnce::NoRoom;
         };
-        let (frame, mut region) = carved.into_empty();
-        let crc32c = value.copy_summed(frame.value_mut(&mut region));
-        match self.record_here(now, ask, (len_bytes, crc32c)) {
+        match self.record_here(now, ask, (frame.len_bytes(), extent.crc32c)) {
             Ok((place, answer)) => {
-                let extent = frame.filled(region, crc32c);
                 (self.bytes().borrow_mut()).keep_recorded(frame, place, extent, ask.form);
                 self.counts.received(frame.len_bytes());
                 CopyCounts::add(&self.copies.written);
@@ -52,7 +56,10 @@ impl MemberCore {
                 AtOnce::Done(answer)
             }
             Err(not) => {
-                self.bytes().borrow_mut().drop_unused(frame);
+                match placed.filter(|placed| placed.is_of(self)) {
+                    Some(placed) => placed.put_back(frame, extent),
+                    None => self.bytes().borrow_mut().drop_unused(frame),
+                }
                 match not {
                     NotRecorded::Exists(version) => {
                         let answer = WriteAnswer::Exists { version };
@@ -63,6 +70,15 @@ impl MemberCore {
                 }
             }
         }
+    }
+
+    /// The value, copied to where it stays, if there is room.
+    fn copied(&self, key: Key<'_>, value: &Value) -> Option<(Frame, Extent)> {
+        let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
+        let carved = self.carve_or_make_room(key, len_bytes).ok()?;
+        let (frame, mut region) = carved.into_empty();
+        let crc32c = value.copy_summed(frame.value_mut(&mut region));
+        Some((frame, frame.filled(region, crc32c)))
     }
 
     fn may_record(&self, now: Time, ask: WriteAsk) -> bool {

@@ -1,6 +1,9 @@
-//! Copies that threads of this process read where they lie: large ones, which their core does not copy for them.
+//! Memory of this core that threads of its process reach: large copies are read where they lie, and written to where
+//! they stay, so that no core copies them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::Key;
@@ -8,14 +11,16 @@ use lunette_kvstore_proto::message::Op;
 use lunette_kvstore_proto::owner::Read;
 use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::{Form, Version};
-use lunette_runtime::arena::{Borrowed, Lender};
+use lunette_runtime::arena::{Borrowed, BorrowedMut, Lender, LenderMut};
+use slab::Slab;
 
+use super::bytes::{Extent, Frame};
 use super::core::MemberCore;
 use crate::counting::Outcome;
 
 /// Shortest value in bytes that is lent: copying what is shorter takes a core less than keeping books.
 pub(crate) const LENT_MIN: usize = (64 << 10) + 1;
-/// Copies that are lent at a time. Others are copied by their core.
+/// Copies that are lent at a time, and as many rooms for others. What is beyond is copied by its core.
 pub(crate) const LENT_MAX: usize = 4096;
 
 /// A copy that a thread reads.
@@ -26,9 +31,73 @@ pub(crate) struct LentCopy {
     pub(crate) is_cut_off: bool,
 }
 
+/// Room for an object, which a thread fills.
+#[derive(Debug)]
+pub(crate) struct LentRoom {
+    number: usize,
+    memory: BorrowedMut,
+    value_at: usize,
+}
+
+impl LentRoom {
+    /// Where the value goes.
+    pub(crate) fn value_mut(&mut self) -> &mut [u8] {
+        &mut self.memory.as_mut_slice()[self.value_at..]
+    }
+}
+
+/// An object's bytes that are where they stay, before it is known whether it is written. Its room is given back unless
+/// it is.
+pub(crate) struct Placed {
+    core: Rc<MemberCore>,
+    whole: Cell<Option<(Frame, Extent)>>,
+}
+
+impl fmt::Debug for Placed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Placed")
+            .field("seat", &self.core.seat())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Placed {
+    /// For a write of this core and key.
+    pub(super) fn take(&self, core: &MemberCore, key: Key<'_>) -> Option<(Frame, Extent)> {
+        if !self.is_of(core) {
+            return None;
+        }
+        let (frame, extent) = self.whole.take()?;
+        assert!(extent.key() == key, "it was placed for another key");
+        Some((frame, extent))
+    }
+
+    /// Whether it is that core's memory.
+    pub(super) fn is_of(&self, core: &MemberCore) -> bool {
+        std::ptr::eq(Rc::as_ptr(&self.core), core)
+    }
+
+    /// It was not written, and stays where it is, in that core's memory.
+    pub(super) fn put_back(&self, frame: Frame, extent: Extent) {
+        self.whole.set(Some((frame, extent)));
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        if let Some((frame, extent)) = self.whole.take() {
+            drop(extent);
+            self.core.bytes().borrow_mut().drop_unused(frame);
+        }
+    }
+}
+
 /// What is lent. A copy that leaves meanwhile keeps its memory until it is read.
 #[derive(Debug, Default)]
-pub(super) struct Lending(RefCell<Vec<(EntryId, Lender)>>);
+pub(super) struct Lending {
+    copies: RefCell<Vec<(EntryId, Lender)>>,
+    rooms: RefCell<Slab<(Frame, LenderMut)>>,
+}
 
 impl MemberCore {
     /// Lends the object, if it is one of [`LENT_MIN`] to `len_max` bytes that this core has. It is pinned until the
@@ -40,7 +109,7 @@ impl MemberCore {
         len_max: usize,
     ) -> Option<LentCopy> {
         self.take_back();
-        if self.has_left() || self.lending.0.borrow().len() == LENT_MAX {
+        if self.has_left() || self.lending.copies.borrow().len() == LENT_MAX {
             return None;
         }
         let Read::Served {
@@ -57,7 +126,7 @@ impl MemberCore {
         }
         let (id, extent) = self.bytes().borrow_mut().pin(place, key)?;
         let (value, lender) = extent.value().lend();
-        self.lending.0.borrow_mut().push((id, lender));
+        self.lending.copies.borrow_mut().push((id, lender));
         let mut counting = self.counts.begin(Op::Find.code());
         self.counts.sending(value.as_slice().len());
         counting.end(Outcome::Ok);
@@ -68,9 +137,50 @@ impl MemberCore {
         })
     }
 
-    /// Unpins what has been read: looked at with the next copy that is lent, and when time passes.
+    /// Room for an object, if this core takes it: as its home, or because nothing has to leave for it. It is there until
+    /// the thread [has filled it](Self::filled), or dropped it and this core [has seen that](Self::take_back).
+    pub(crate) fn lend_room(&self, key: Key<'_>, len_bytes: u32) -> Option<LentRoom> {
+        self.take_back();
+        let is_full = self.lending.rooms.borrow().len() == LENT_MAX;
+        let is_taken = self.is_home_of(key) || self.takes(key, len_bytes as usize);
+        if self.has_left() || is_full || !is_taken {
+            return None;
+        }
+        let carved = self.carve_or_make_room(key, len_bytes).ok()?;
+        let (frame, region) = carved.into_empty();
+        let value_at = frame.value_at();
+        let (memory, lender) = region.lend();
+        let number = self.lending.rooms.borrow_mut().insert((frame, lender));
+        Some(LentRoom {
+            number,
+            memory,
+            value_at,
+        })
+    }
+
+    /// What was lent has been filled with a value of this checksum.
+    pub(crate) fn filled(self: &Rc<Self>, room: LentRoom, crc32c: u32) -> Placed {
+        let LentRoom { number, memory, .. } = room;
+        let (frame, lender) = self.lending.rooms.borrow_mut().remove(number);
+        let region = lender.end(memory).expect("the room of this number");
+        Placed {
+            core: Rc::clone(self),
+            whole: Cell::new(Some((frame, frame.filled(region, crc32c)))),
+        }
+    }
+
+    /// Unpins what has been read, and frees what will not be filled: looked at with the next copy or room that is
+    /// lent, and when time passes.
     pub(super) fn take_back(&self) {
-        let mut lent = self.lending.0.borrow_mut();
+        let mut rooms = self.lending.rooms.borrow_mut();
+        rooms.retain(|_, (frame, lender)| {
+            let is_over = lender.is_over();
+            if is_over {
+                self.bytes().borrow_mut().drop_unused(*frame);
+            }
+            !is_over
+        });
+        let mut lent = self.lending.copies.borrow_mut();
         if lent.is_empty() {
             return;
         }

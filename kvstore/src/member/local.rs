@@ -15,8 +15,9 @@ use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
-use super::bytes::{Carved, Extent};
+use super::bytes::{Carved, Extent, Frame};
 use super::core::MemberCore;
+use super::lending::Placed;
 use super::waiters::Waiting;
 use crate::counting::{Counting, Outcome};
 use crate::value::{Value, extent_bytes};
@@ -168,7 +169,7 @@ impl MemberCore {
     }
 
     /// Whether it is to keep objects of others' keys that were not wished to be here.
-    fn takes(&self, key: Key<'_>, len_bytes: usize) -> bool {
+    pub(super) fn takes(&self, key: Key<'_>, len_bytes: usize) -> bool {
         let (map, seat) = (self.map(), self.seat());
         let member = map.member(seat.node);
         let is_staying = member.is_some_and(|member| !member.is_draining);
@@ -181,16 +182,22 @@ impl MemberCore {
         &self,
         (asker, request): (AskerId, RequestId),
         key: Key<'_>,
-        value: &Value,
+        (value, placed): (&Value, Option<&Placed>),
         (ask, is_wished): (WriteAsk, bool),
     ) -> Option<Put> {
+        // For what is placed there is room already.
+        let is_wished = is_wished || placed.is_some();
         let is_taken = is_wished || self.is_home_of(key) || self.takes(key, value.len());
         if self.has_left() || !is_taken {
             return None;
         }
         self.touch(ask.key);
         let (op, mut waiting) = self.write(asker, request, ask);
-        if let Some(op) = op {
+        let placed = placed.filter(|_| op.is_some());
+        let placed = placed.and_then(|placed| placed.take(self, key));
+        if let (Some(op), Some((frame, extent))) = (op, placed) {
+            self.brought(op, frame, extent);
+        } else if let Some(op) = op {
             let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
             match self.carve_for(op, &mut waiting, key, len_bytes) {
                 Ok(carved) => self.bring(op, carved, value),
@@ -223,9 +230,14 @@ impl MemberCore {
     fn bring(&self, op: OpId, carved: Carved, value: &Value) {
         let (frame, mut region) = carved.into_empty();
         let crc32c = value.copy_summed(frame.value_mut(&mut region));
+        self.brought(op, frame, frame.filled(region, crc32c));
+    }
+
+    /// The value is where it stays.
+    fn brought(&self, op: OpId, frame: Frame, extent: Extent) {
         self.bytes().borrow_mut().receive(op, frame);
         self.counts.received(frame.len_bytes());
-        self.on_whole(op, frame.filled(region, crc32c));
+        self.on_whole(op, extent);
     }
 
     /// Room for the bytes of a write. Without, the write is given up.

@@ -25,7 +25,7 @@
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
 //! | `direct` | their puts, where nothing is in the way |
-//! | `lending` | large copies that threads of the process read where they lie |
+//! | `lending` | memory that threads of the process read and write |
 //! | `waiters` | requests whose answers come later |
 //! | `life` | a file that says which lives of the node are over |
 //! | `steering` | the membership, and what it tells the cores |
@@ -71,7 +71,7 @@ use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
 pub(crate) use direct::AtOnce;
-pub(crate) use lending::LentCopy;
+pub(crate) use lending::{LENT_MIN, LentCopy, LentRoom, Placed};
 pub(crate) use life::Life;
 pub use life::LifeError;
 pub(crate) use local::{Here, Put};

@@ -213,13 +213,82 @@ fn long_objects_are_copied_by_who_asked_and_stay_until_then() {
 }
 
 #[test]
+fn long_objects_are_copied_to_where_they_stay_by_who_puts_them() {
+    const LONG: usize = 100_000;
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 64 * MIB).await;
+        let client = scene.inside(0).await;
+        let handle = client.handle().expect("room for a task");
+        let lens = [LONG, 64 << 10, LONG, 0, 3 * LONG];
+        let value = |n: usize| {
+            let memory = SharedMemory::owned(bytes_of(n, lens[n]));
+            let middle = lens[n] / 3;
+            let pieces = [0..middle, middle..lens[n]];
+            pieces
+                .map(|at| Lent::part(&memory, at).expect("inside"))
+                .into()
+        };
+        let mut objects: Vec<_> = (0..5).map(|n| (key(n), value(n))).collect();
+        objects.push((Vec::new(), value(0)));
+        let upsert = PutOptions {
+            kind: WriteKind::Upsert,
+            ..PutOptions::default()
+        };
+        for (options, long) in [(PutOptions::default(), 5 * LONG), (upsert, 5 * LONG)] {
+            let placing = handle.place_all(objects.clone(), options).await;
+            assert_eq!(placing.left_bytes(), long);
+            assert!(used_bytes(&handle).await >= long as u64);
+            let stored = placing.finish().await;
+            let is_written = |stored| matches!(stored, &Ok(Stored::Written { .. }));
+            assert!(stored[..5].iter().all(is_written), "{stored:?}");
+            assert!(stored[5].is_err(), "it is no key");
+            for (n, len) in lens.into_iter().enumerate() {
+                assert_eq!(handle.get_bytes(key(n)).await, Ok(Some(bytes_of(n, len))));
+            }
+        }
+        // What is there already is not copied again, nor is what goes elsewhere.
+        let elsewhere = PutOptions {
+            is_same_node: true,
+            ..upsert
+        };
+        for options in [PutOptions::default(), elsewhere] {
+            let placing = handle.place_all(objects.clone(), options).await;
+            assert_eq!(placing.left_bytes(), 0);
+            let stored = placing.finish().await;
+            assert!(stored[..5].iter().all(Result::is_ok), "{stored:?}");
+        }
+        // What is not finished, or is too late, leaves nothing.
+        let before = used_bytes(&handle).await;
+        drop(handle.place_all(vec![(key(7), value(0))], upsert).await);
+        let late = handle.place_all(vec![(key(8), value(0))], PutOptions::default());
+        let late = late.await;
+        let put = handle.put(key(8), lent(1, 10), PutOptions::default());
+        put.await.expect("written");
+        let stored = late.finish().await;
+        assert!(matches!(stored[0], Ok(Stored::Exists { .. })), "{stored:?}");
+        eventually("their room is free", async || {
+            used_bytes(&handle).await < before + LONG as u64
+        })
+        .await;
+        assert_eq!(handle.get_bytes(key(8)).await, Ok(Some(bytes_of(1, 10))));
+    });
+}
+
+#[test]
 fn so_many_copies_are_lent_and_no_more() {
     run(1, || async {
-        let scene = Scene::of(1, 64 * MIB).await;
+        let scene = Scene::of(1, 512 * MIB).await;
         let client = scene.inside(0).await;
         let handle = client.handle().expect("room for a task");
         let put = handle.put(key(0), lent(0, 70_000), PutOptions::default());
         put.await.expect("written");
+        let value = lent(1, 70_000);
+        let objects = (1..4100).map(|n| (key(n), value.clone()));
+        let placing = handle.place_all(objects.collect(), PutOptions::default());
+        let placing = placing.await;
+        assert_eq!(placing.left_bytes(), 4096 * 70_000);
+        let stored = placing.finish().await;
+        assert!(stored.iter().all(Result::is_ok));
         let mut lent = Vec::new();
         let own = loop {
             match handle.bring_bytes(key(0)).await.expect("asked") {

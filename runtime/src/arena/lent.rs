@@ -1,4 +1,4 @@
-//! Regions that another thread reads.
+//! Regions that another thread reads, or writes.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::Arc;
 
 use super::mapping::Mapping;
-use super::region::Region;
+use super::region::{Region, RegionMut};
 
 /// A region's bytes, to be read by whatever thread has this. The memory stays until it is dropped.
 pub struct Borrowed {
@@ -82,6 +82,89 @@ impl Region {
     }
 }
 
+/// A region's bytes, to be written by whatever thread has this. The memory stays until it is dropped.
+pub struct BorrowedMut {
+    address: NonNull<u8>,
+    len: usize,
+    /// The bytes are there even if the core ends meanwhile.
+    _mapping: Arc<Mapping>,
+    /// Dropped with the last access.
+    accesses: Arc<()>,
+}
+
+// SAFETY: the bytes are those of a region whose only handle its `LenderMut` has, which reaches them only when this is
+// no more. Holds as long as the value.
+unsafe impl Send for BorrowedMut {}
+
+impl BorrowedMut {
+    /// The bytes.
+    #[must_use]
+    pub const fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: address..+len lies in the region that the lender has, and leaks rather than frees while this is
+        // there, in a mapping that this keeps; nobody else reaches it, and `self` is borrowed exclusively. Ends with
+        // the borrow.
+        unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for BorrowedMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BorrowedMut({:?}+{:#x})", self.address, self.len)
+    }
+}
+
+/// The core's half of a region that another thread writes. Dropped before that has ended, it leaks the memory.
+#[derive(Debug)]
+pub struct LenderMut {
+    region: Option<RegionMut>,
+    accesses: Arc<()>,
+}
+
+impl LenderMut {
+    /// Whether nobody writes it any more: what was lent was dropped.
+    #[must_use]
+    pub fn is_over(&mut self) -> bool {
+        Arc::get_mut(&mut self.accesses).is_some()
+    }
+
+    /// The region again, as it was written.
+    ///
+    /// # Errors
+    /// Both, if what was lent is not this region.
+    pub fn end(mut self, borrowed: BorrowedMut) -> Result<RegionMut, (Self, BorrowedMut)> {
+        if !Arc::ptr_eq(&self.accesses, &borrowed.accesses) {
+            return Err((self, borrowed));
+        }
+        drop(borrowed);
+        Ok(self.region.take().expect("it is taken once"))
+    }
+}
+
+impl Drop for LenderMut {
+    fn drop(&mut self) {
+        if !self.is_over() {
+            std::mem::forget(self.region.take());
+        }
+    }
+}
+
+impl RegionMut {
+    /// Has another thread write it: what that thread gets, and what this core keeps until it is given back, or
+    /// dropped.
+    #[must_use]
+    pub fn lend(self) -> (BorrowedMut, LenderMut) {
+        let accesses = Arc::new(());
+        let borrowed = BorrowedMut {
+            address: self.address(),
+            len: self.len(),
+            _mapping: self.mapping(),
+            accesses: Arc::clone(&accesses),
+        };
+        let region = Some(self);
+        (borrowed, LenderMut { region, accesses })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread;
@@ -102,6 +185,36 @@ mod tests {
         assert_eq!(reader.join().expect("no panic"), 7);
         assert!(lender.is_over(), "it dropped it");
         assert!(arena.used_bytes() > 0);
+        drop(lender);
+        assert_eq!(arena.used_bytes(), 0);
+    }
+
+    #[test]
+    fn another_thread_writes_and_gives_back() {
+        let arena = Arena::new(ArenaOptions::default());
+        let (mut borrowed, mut lender) = arena.alloc(100).expect("room").lend();
+        assert!(format!("{borrowed:?}").starts_with("BorrowedMut("));
+        let writer = thread::spawn(move || {
+            borrowed.as_mut_slice().fill(7);
+            borrowed
+        });
+        let borrowed = writer.join().expect("no panic");
+        assert!(!lender.is_over());
+        let (_other, others) = arena.alloc(100).expect("room").lend();
+        let (others, borrowed) = others.end(borrowed).expect_err("it is not of that region");
+        let region = lender.end(borrowed).expect("it is of this one");
+        assert_eq!(region.as_slice(), [7; 100]);
+        drop(others);
+        drop(region);
+        assert!(arena.used_bytes() > 0, "what is written still is leaked");
+    }
+
+    #[test]
+    fn what_is_not_given_back_is_over_when_it_is_dropped() {
+        let arena = Arena::new(ArenaOptions::default());
+        let (borrowed, mut lender) = arena.alloc(100).expect("room").lend();
+        drop(borrowed);
+        assert!(lender.is_over());
         drop(lender);
         assert_eq!(arena.used_bytes(), 0);
     }

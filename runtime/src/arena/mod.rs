@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A [`RegionMut`] has one owner and may be written, by the program or by a device; a [`Region`] is
-//! shared and read-only, also by other threads ([`Borrowed`]); [`Exposed`] memory, which need not be an arena's, may be written by anybody
+//! shared and read-only, also by other threads ([`Borrowed`], and [`BorrowedMut`] before); [`Exposed`] memory, which need not be an arena's, may be written by anybody
 //! and is only copied; [`SharedMemory`] is such memory for several cores. Memory returns to its chunk when the last handle to it drops, so an
 //! operation in flight that holds a handle keeps the memory, whatever else happens.
 
@@ -40,7 +40,7 @@ use chunk::Chunk;
 pub use exposed::{Exposed, ForeignMemory};
 pub use extent::{Extent, ExtentGuard};
 pub use handle::ChunkHandle;
-pub use lent::{Borrowed, Lender};
+pub use lent::{Borrowed, BorrowedMut, Lender, LenderMut};
 pub use process::ProcessMemory;
 pub use region::{Region, RegionMut};
 pub use share::{MapError, Share, View};

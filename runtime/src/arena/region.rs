@@ -148,6 +148,11 @@ impl RegionMut {
         }
     }
 
+    /// The mapping in which it lies.
+    pub(super) fn mapping(&self) -> Arc<Mapping> {
+        self.piece.chunk.counted()
+    }
+
     /// The first byte, for a device that owns the region while it writes.
     pub(crate) const fn address(&self) -> NonNull<u8> {
         self.address

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::exposed::{Exposed, ForeignMemory};
 use super::mapping::Mapping;
+use super::summed::copy_summed;
 use super::{HugePages, Shortfall};
 
 /// Memory that several cores of this process are to reach. Each makes a handle of its own
@@ -169,13 +170,29 @@ impl SharedMemory {
     /// # Panics
     /// If they do not lie inside.
     pub fn copy_in(&self, start: usize, bytes: &[u8]) {
-        let end = start.checked_add(bytes.len());
-        let is_inside = end.is_some_and(|end| end <= self.0.len);
-        assert!(is_inside, "{start}+{} of {}", bytes.len(), self.0.len);
+        self.check(start, bytes.len());
         let to = self.0.address.as_ptr().wrapping_add(start);
-        // SAFETY: the assert keeps the target inside memory that `self` keeps, and no reference to it exists, so
+        // SAFETY: the check keeps the target inside memory that `self` keeps, and no reference to it exists, so
         // `bytes` lies elsewhere. Ends with the copy.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Copies from `start` on over all of `bytes`, on whatever thread; the CRC32C of the copy.
+    ///
+    /// # Panics
+    /// If the source does not lie inside.
+    pub fn copy_out_summed(&self, start: usize, bytes: &mut [u8]) -> u32 {
+        self.check(start, bytes.len());
+        let from = self.0.address.as_ptr().wrapping_add(start);
+        // SAFETY: the check keeps the source inside memory that `self` keeps; `bytes` is borrowed exclusively, so it
+        // lies elsewhere. Ends with the copy.
+        unsafe { copy_summed(from, bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    fn check(&self, start: usize, len: usize) {
+        let end = start.checked_add(len);
+        let is_inside = end.is_some_and(|end| end <= self.0.len);
+        assert!(is_inside, "{start}+{len} of {}", self.0.len);
     }
 
     /// A handle for this core. `keeps` is kept by it, its slices and the operations that hold them: it is let
@@ -200,6 +217,8 @@ impl fmt::Debug for SharedMemory {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::thread;
+
+    use lunette_runtime_core::checksum::crc32c;
 
     use super::*;
 
@@ -265,6 +284,11 @@ mod tests {
             let outside = AssertUnwindSafe(|| memory.copy_in(start, &bytes));
             assert!(catch_unwind(outside).is_err(), "{start}+{len}");
         }
+        let mut copied = [0; 2];
+        let sum = memory.copy_out_summed(2, &mut copied);
+        assert_eq!((copied, sum), (*b"bc", crc32c(b"bc")));
+        let outside = AssertUnwindSafe(|| memory.copy_out_summed(3, &mut [0; 2]));
+        assert!(catch_unwind(outside).is_err());
         assert_eq!(memory.into_bytes().ok(), Some(b"\0abc".to_vec()));
     }
 

@@ -326,6 +326,7 @@ fn part_writing<'a>(
     Writing {
         key: Key::new(key).expect("a part's key is one"),
         value,
+        placed: None,
         options,
         form: Form::Whole,
     }

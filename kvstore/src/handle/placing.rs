@@ -1,0 +1,185 @@
+//! Large objects, for threads that copy them themselves to where they stay: see [`bringing`](super::bringing).
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use lunette_runtime::Pending;
+use lunette_runtime_core::checksum::joined_crc32c;
+
+use super::StoreHandle;
+use super::cores::Cores;
+use super::hosted::{Hosted, Until};
+use super::lent::Lent;
+use crate::cluster_client::{PutOptions, Stored};
+use crate::error::StoreError;
+use crate::member::LentRoom;
+
+/// Objects that are about to be put. There is room for those that are long and stay in this process; it is filled, and
+/// all of them are put, by [`finish`](Self::finish).
+#[must_use = "nothing is put unless it is finished"]
+pub struct Placing {
+    cores: Arc<Cores>,
+    options: PutOptions,
+    objects: Vec<Result<Object, StoreError>>,
+}
+
+/// One of them.
+struct Object {
+    core: usize,
+    key: Vec<u8>,
+    value: Vec<Lent>,
+    room: Option<LentRoom>,
+}
+
+/// One that is to be put.
+struct Filled {
+    key: Vec<u8>,
+    value: Vec<Lent>,
+    /// The room that has the value, and its checksum.
+    room: Option<(LentRoom, u32)>,
+}
+
+impl fmt::Debug for Placing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Placing")
+            .field("objects", &self.objects.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Object {
+    fn len_bytes(&self) -> usize {
+        self.value.iter().map(Lent::len).sum()
+    }
+
+    fn fill(self) -> Filled {
+        let room = self.room.map(|mut room| {
+            let crc32c = copy_summed(&self.value, room.value_mut());
+            (room, crc32c)
+        });
+        Filled {
+            key: self.key,
+            value: self.value,
+            room,
+        }
+    }
+}
+
+/// Copies the pieces, which fill `to`; the CRC32C of the copy.
+fn copy_summed(pieces: &[Lent], to: &mut [u8]) -> u32 {
+    let (mut sum, mut rest) = (None, to);
+    for piece in pieces {
+        let (now, later) = rest.split_at_mut(piece.len());
+        let then = piece.copy_out_summed(now);
+        let len_bytes = piece.len() as u64;
+        sum = Some(sum.map_or(then, |sum| joined_crc32c(sum, then, len_bytes)));
+        rest = later;
+    }
+    assert!(rest.is_empty(), "room for the value and no more");
+    sum.expect("what is long has pieces")
+}
+
+impl Placing {
+    /// How many bytes are to be copied.
+    #[must_use]
+    pub fn left_bytes(&self) -> usize {
+        let objects = self.objects.iter().flatten();
+        let left = objects.filter(|object| object.room.is_some());
+        left.map(Object::len_bytes).sum()
+    }
+
+    /// Copies them, on this thread, and puts all objects. What came of each, in their order.
+    ///
+    /// # Errors
+    /// [`StoreError`] for each: as of [`StoreHandle::put`].
+    pub fn finish(self) -> Pending<Vec<Result<Stored, StoreError>>> {
+        let options = self.options;
+        let mut failed = Vec::with_capacity(self.objects.len());
+        let mut filled = Vec::with_capacity(self.objects.len());
+        for object in self.objects {
+            failed.push(object.as_ref().err().copied());
+            filled.extend(object.map(|object| (object.core, object.fill())));
+        }
+        let put = move |hosted: Rc<Hosted>, objects: Vec<(usize, Filled)>| async move {
+            hosted.put_filled(objects, options).await
+        };
+        let stored = (self.cores).ask_at(Until::Done, filled, |(core, _)| *core, put);
+        if failed.iter().all(Option::is_none) {
+            return stored;
+        }
+        Pending::here(async move {
+            let mut stored = stored.await.into_iter();
+            let merged = failed.into_iter().map(|failed| match failed {
+                Some(error) => Err(error),
+                None => stored.next().expect("one for each that was put"),
+            });
+            merged.collect()
+        })
+    }
+}
+
+impl StoreHandle {
+    /// As [`put_all`](Self::put_all), but that objects of more than 64 KiB that stay in this process are copied by the
+    /// thread that [finishes](Placing::finish). Preferred nodes, or all on the same one, leave that to the cores.
+    ///
+    /// # Errors
+    /// With `finish`.
+    pub fn place_all(
+        &self,
+        objects: Vec<(Vec<u8>, Vec<Lent>)>,
+        options: PutOptions,
+    ) -> Pending<Placing> {
+        let cores = Arc::clone(&self.cores);
+        let first = objects.first().map_or(0, |(key, _)| cores.core_of(key));
+        let objects = objects.into_iter().map(|(key, value)| Object {
+            // One core chooses the node for all of them.
+            core: if options.is_same_node {
+                first
+            } else {
+                cores.core_of(&key)
+            },
+            key,
+            value,
+            room: None,
+        });
+        let place = move |hosted: Rc<Hosted>, mut objects: Vec<Object>| async move {
+            for object in &mut objects {
+                let len_bytes = object.len_bytes();
+                object.room = hosted.client.lend_room(&object.key, len_bytes, &options);
+            }
+            objects.into_iter().map(Ok).collect()
+        };
+        let core = |object: &Object| object.core;
+        let placed = self
+            .cores
+            .ask_at(Until::NobodyWaits, objects.collect(), core, place);
+        Pending::here(async move {
+            let objects = placed.await;
+            Placing {
+                cores,
+                options,
+                objects,
+            }
+        })
+    }
+}
+
+impl Hosted {
+    async fn put_filled(
+        &self,
+        objects: Vec<(usize, Filled)>,
+        options: PutOptions,
+    ) -> Vec<Result<Stored, StoreError>> {
+        let objects = objects.into_iter().map(|(_, filled)| {
+            let room = filled.room;
+            let placed = room.and_then(|(room, crc32c)| self.client.filled(room, crc32c));
+            let value = self.value(&filled.value);
+            (filled.key, value, placed)
+        });
+        let objects: Vec<_> = objects.collect();
+        let objects = objects.iter();
+        let objects = objects.map(|(key, value, placed)| (key.as_slice(), value, placed.as_ref()));
+        self.client.put_each(objects, options).await
+    }
+}
