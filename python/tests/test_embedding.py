@@ -62,6 +62,12 @@ client = lunette.Store.connect([sys.argv[1]], timeout_s=30)
 client.get("key")
 import os, signal
 os.kill(int(sys.argv[2]), signal.SIGSTOP)
+tasks = f"/proc/{sys.argv[2]}/task"
+def state(task):
+    with open(f"{tasks}/{task}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+while any(state(task) != "T" for task in os.listdir(tasks)):
+    time.sleep(0.001)
 def interrupt(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)

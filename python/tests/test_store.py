@@ -72,6 +72,39 @@ def test_wrong_types_and_keys_are_refused(store):
         store.put(b"copies", b"value", copies=0)
 
 
+def test_threads_read_long_objects_whole_while_others_replace_them(store, key):
+    long = 1 << 20
+    store.put(key, bytes(long))
+    failures = []
+    ended = threading.Event()
+
+    def replace(at):
+        for number in range(40):
+            value = bytes([at * 40 + number + 1]) * long
+            if not store.upsert(key, value):
+                failures.append((at, number))
+
+    def read():
+        room = bytearray(long)
+        while not ended.is_set():
+            (len_bytes,) = store.get_all_into([(key, room)])
+            value = store.get(key)
+            for whole in (room, value):
+                if len_bytes != long or len(set(whole)) != 1:
+                    failures.append((len_bytes, set(whole)))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    writers = [threading.Thread(target=replace, args=(at,)) for at in range(2)]
+    for thread in readers + writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    ended.set()
+    for thread in readers:
+        thread.join()
+    assert failures == []
+
+
 def test_threads_share_a_store(store, key):
     def work(at):
         value = bytes([at]) * 100_000
