@@ -18,6 +18,9 @@ MEMORY_BYTES = 1 << 20
 # Each object of a batch has a part of the memory of its own.
 PART_BYTES = MEMORY_BYTES // 8
 SIZES = [1, 2, 100, 4096, 5000, 70_000]
+# Of three pieces, the last one may be as long as the longest object, and lies within the part.
+PIECE_BYTES = 30_000
+assert 2 * PIECE_BYTES + max(SIZES) <= PART_BYTES
 
 
 class Calls:
@@ -107,7 +110,7 @@ class Calls:
         """One to three pieces of each object, in its part of the memory."""
         counts = [self.draw.choice([1, 2, 3]) for _ in keys]
         places = [
-            [self.place(part) + piece * 40_000 for piece in range(count)]
+            [self.place(part) + piece * PIECE_BYTES for piece in range(count)]
             for part, count in enumerate(counts)
         ]
         sizes = [[self.draw.choice([1, 50, 4096, 30_000]) for _ in range(count)] for count in counts]
