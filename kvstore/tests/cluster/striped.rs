@@ -264,7 +264,7 @@ fn parts_stay_until_their_object_is_written_however_long_that_takes() {
         }
         let took = time::now().since(begun);
         assert!(took > 2 * STANDS_BY, "{took:?}");
-        assert!(filled * 60_000 > 4 * MIB as usize, "{filled} others");
+        assert!(filled * 60_000 > 4 << 20, "{filled} others");
         drop(writing.await);
         scene.expect(&others, 1, LEN).await;
     });
