@@ -298,7 +298,7 @@ impl NativeStore {
     }
 
     pub(crate) fn handle(&self) -> PyResult<StoreHandle> {
-        self.open.with(|open| open.handle.clone())
+        self.open.with(|open| open.handle.giving_up())
     }
 }
 

@@ -73,7 +73,13 @@ def interrupt(*_):
 signal.signal(signal.SIGALRM, interrupt)
 room = bytearray(5)
 begun = time.monotonic()
-for ask in (lambda: client.get("key"), lambda: client.get_into("key", room)):
+asks = (
+    lambda: client.get("key"),
+    lambda: client.get_into("key", room),
+    lambda: client.put("other", bytes(5)),
+    lambda: client.upsert("other", bytes(100_000)),
+)
+for ask in asks:
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         ask()
@@ -89,7 +95,7 @@ os._exit(0)
 ''', address, member])
 os.waitpid(child, 0)
 """
-    assert run(waits) == "interrupted\ninterrupted"
+    assert run(waits) == "\n".join(["interrupted"] * 4)
 
 
 def test_a_closed_store_says_so(coordinator):

@@ -45,6 +45,7 @@ pub use bringing::{Brought, ObjectBytes};
 pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
 pub use host::ClientHost;
+use hosted::Until;
 pub use lent::Lent;
 pub use objects::Got;
 pub use placing::Placing;
@@ -53,11 +54,14 @@ pub use reserving::{CommitHandleFailure, ReservationHandle, ReservedHandle};
 /// Asks a store, from any thread. Clones ask the same cores; with the last one their clients end.
 ///
 /// What it returns is a future for any executor, or waited for with [`Pending::wait`]. Dropping that ends what
-/// only reads, as soon as the core comes to it; writes and removals are done all the same. Memory is let go of
+/// only reads, as soon as the core comes to it; writes and removals are done all the same, but for
+/// [puts](Self::giving_up). Memory is let go of
 /// when the operation has ended.
 #[derive(Clone)]
 pub struct StoreHandle {
     cores: Arc<Cores>,
+    /// How long puts are worked on.
+    puts: Until,
 }
 
 impl fmt::Debug for StoreHandle {
@@ -70,7 +74,21 @@ impl fmt::Debug for StoreHandle {
 
 impl StoreHandle {
     pub(crate) const fn new(cores: Arc<Cores>) -> Self {
-        Self { cores }
+        Self {
+            cores,
+            puts: Until::Done,
+        }
+    }
+
+    /// One of the same cores whose puts are given up when their [`Pending`] is dropped, for programs whose people
+    /// do not wait. What is given up may have been done, or be done still; its memory is let go of as soon as
+    /// what has been handed to a connection has been sent, or the connection has ended.
+    #[must_use]
+    pub fn giving_up(&self) -> Self {
+        Self {
+            cores: Arc::clone(&self.cores),
+            puts: Until::NobodyWaits,
+        }
     }
 
     /// Each seat's statistics. See [`ClusterClient::stat`].

@@ -53,10 +53,11 @@ impl StoreHandle {
         options: PutOptions,
     ) -> Pending<Result<Stored, StoreError>> {
         let core = self.cores.core_of(&key);
-        self.cores.ask(core, failed, move |hosted| async move {
+        let put = move |hosted: Rc<Hosted>| async move {
             let value = hosted.value(&value);
             hosted.client.put(&key, value, options).await
-        })
+        };
+        self.cores.ask_until(self.puts, core, failed, put)
     }
 
     /// As [`put`](Self::put), of many objects, whose results are in their order. There is no order between
@@ -80,10 +81,9 @@ impl StoreHandle {
             // One core chooses the node for all of them.
             let first = objects.first();
             let core = first.map_or(0, |(key, _)| self.cores.core_of(key));
-            return self.cores.ask_all(Until::Done, core, objects, put);
+            return self.cores.ask_all(self.puts, core, objects, put);
         }
-        self.cores
-            .ask_each(Until::Done, objects, |(key, _)| key, put)
+        self.cores.ask_each(self.puts, objects, |(key, _)| key, put)
     }
 
     /// Gets the value under `key` to the front of what is lent, one piece after the other; its checksum has

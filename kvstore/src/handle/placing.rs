@@ -20,6 +20,7 @@ use crate::member::LentRoom;
 #[must_use = "nothing is put unless it is finished"]
 pub struct Placing {
     cores: Arc<Cores>,
+    until: Until,
     options: PutOptions,
     objects: Vec<Result<Object, StoreError>>,
 }
@@ -104,7 +105,7 @@ impl Placing {
         let put = move |hosted: Rc<Hosted>, objects: Vec<(usize, Filled)>| async move {
             hosted.put_filled(objects, options).await
         };
-        let stored = (self.cores).ask_at(Until::Done, filled, |(core, _)| *core, put);
+        let stored = (self.cores).ask_at(self.until, filled, |(core, _)| *core, put);
         if failed.iter().all(Option::is_none) {
             return stored;
         }
@@ -130,7 +131,7 @@ impl StoreHandle {
         objects: Vec<(Vec<u8>, Vec<Lent>)>,
         options: PutOptions,
     ) -> Pending<Placing> {
-        let cores = Arc::clone(&self.cores);
+        let (cores, until) = (Arc::clone(&self.cores), self.puts);
         let first = objects.first().map_or(0, |(key, _)| cores.core_of(key));
         let objects = objects.into_iter().map(|(key, value)| Object {
             // One core chooses the node for all of them.
@@ -158,6 +159,7 @@ impl StoreHandle {
             let objects = placed.await;
             Placing {
                 cores,
+                until,
                 options,
                 objects,
             }

@@ -461,18 +461,60 @@ fn a_get_that_nobody_waits_for_ends() {
         let stored = handle.put(key(1), lent(1, 100), PutOptions::default());
         stored.await.expect("written");
         scene.remove_first().await;
-        let (mut memory, pieces) = empty(100);
+        let (memory, pieces) = empty(100);
         let get = handle.get(key(1), pieces);
         // Nobody answers: it goes on until its deadline, seconds from now.
         let waited = time::timeout(Duration::from_millis(300), get).await;
         assert!(waited.is_err(), "it has no answer: {waited:?}");
-        let ended = time::now() + Duration::from_millis(300);
-        while let Err(lent) = memory.into_bytes() {
-            assert!(time::now() < ended, "its memory is let go of");
-            memory = lent;
-            time::sleep(Duration::from_millis(1)).await;
+        is_let_go_of(memory).await;
+    });
+}
+
+/// Soon.
+async fn is_let_go_of(mut memory: SharedMemory) {
+    let ended = time::now() + Duration::from_millis(300);
+    while let Err(lent) = memory.into_bytes() {
+        assert!(time::now() < ended, "its memory is let go of");
+        memory = lent;
+        time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[test]
+fn puts_that_nobody_waits_for_go_on_unless_they_are_to_be_given_up() {
+    run(WORLDS, || async {
+        let mut scene = Scene::of(1, 64 * MIB).await;
+        let handle = scene.client().await.handle().expect("a task");
+        for options in [PutOptions::default(), upsert()] {
+            drop(handle.put(key(1), lent(1, 100), options));
+        }
+        eventually("it is written", async || {
+            handle.get_bytes(key(1)).await == Ok(Some(bytes_of(1, 100)))
+        })
+        .await;
+        scene.remove_first().await;
+        let handle = handle.giving_up();
+        for at_once in [true, false] {
+            let (memory, pieces) = empty(100);
+            let waited = if at_once {
+                let put = handle.put(key(1), pieces, upsert());
+                time::timeout(Duration::from_millis(300), put).await.is_ok()
+            } else {
+                let placing = handle.place_all(vec![(key(2), pieces)], upsert());
+                let put = placing.await.finish();
+                time::timeout(Duration::from_millis(300), put).await.is_ok()
+            };
+            assert!(!waited, "it has no answer");
+            is_let_go_of(memory).await;
         }
     });
+}
+
+fn upsert() -> PutOptions {
+    PutOptions {
+        kind: WriteKind::Upsert,
+        ..PutOptions::default()
+    }
 }
 
 /// A coordinator on a core of its own.

@@ -12,7 +12,7 @@ its memory by DLPack, and lies in one piece in the host's memory. They are put f
 while a call lasts. A call that has ended, however it did, leaves nothing behind that touches it.
 
 A call keeps the GIL for the first 20 us, and gives it up where that is not enough. Ctrl-C ends a call that waits
-for objects to come, and one that writes when that is done, or its time is over; what it asked for may be done all
+for objects to come or go, and one that removes when that is done, or its time is over; what it asked for may be done all
 the same. Stores belong to the process that made them: in a child of a fork they
 raise `Closed`.
 """
