@@ -126,12 +126,24 @@ from lunette.aio import AsyncStore, _loops
 store = lunette.Store.connect([sys.argv[1]], timeout_s=30)
 aio = AsyncStore(store)
 
+def state(path):
+    with open(path) as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+
 async def main():
     assert await aio.put("key", b"value" * 1000)
     os.kill(int(sys.argv[2]), signal.SIGSTOP)
+    tasks = f"/proc/{sys.argv[2]}/task"
+    while any(state(f"{tasks}/{task}/stat") != "T" for task in os.listdir(tasks)):
+        await asyncio.sleep(0.001)
     queue = _loops[asyncio.get_running_loop()].queue
     room = bytearray(5000)
-    for question in (lambda: aio.get("key"), lambda: aio.get_into("key", room)):
+    questions = (
+        lambda: aio.get("key"),
+        lambda: aio.get_into("key", room),
+        lambda: aio.upsert("other", bytes(100_000)),
+    )
+    for question in questions:
         try:
             await asyncio.wait_for(question(), 0.2)
         except asyncio.TimeoutError:

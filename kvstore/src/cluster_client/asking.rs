@@ -23,10 +23,9 @@ use lunette_transfer::Room;
 use super::adapters::ByAdapters;
 use super::calls;
 use super::one_sided::Sights;
-use super::running::{Arrived, Brought, Ended, LentRoom, Running, Table};
+use super::running::{Arrived, Brought, Ended, LentRoom, Running, SentValue, Table};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
-use crate::value::Value;
 
 /// How often the asker looks whether something is overdue.
 const TICK: Duration = Duration::from_millis(5);
@@ -160,7 +159,7 @@ impl Asking {
         let mut wanted = Wanted(None);
         match begun {
             Ok(id) => {
-                if running.is_get() {
+                if running.may_be_given_up() {
                     wanted = Wanted(Some((Rc::clone(self), id)));
                 }
                 self.table.borrow_mut().insert(id, running);
@@ -296,9 +295,10 @@ impl Asking {
         table.get_mut(id).map(|running| running.key.clone())
     }
 
-    pub(super) fn value_of(&self, id: OperationId) -> Option<Value> {
+    /// The value of a write, for a call.
+    pub(super) fn send(&self, id: OperationId) -> Option<SentValue> {
         let mut table = self.table.borrow_mut();
-        table.get_mut(id).and_then(|running| running.value.clone())
+        table.get_mut(id).and_then(Running::send)
     }
 
     pub(super) fn reserved_of(&self, id: OperationId) -> Option<ReservationId> {
@@ -392,13 +392,13 @@ impl Asking {
     }
 }
 
-/// A get that somebody waits for: dropped, it is given up.
+/// A get or a write that somebody waits for: dropped, it is given up.
 struct Wanted(Option<(Rc<Asking>, OperationId)>);
 
 impl Drop for Wanted {
     fn drop(&mut self) {
         if let Some((asking, id)) = self.0.take() {
-            // Its room goes with it, or with the call that has it.
+            // Its room and its value go with it, or with the call that has them.
             let given_up = asking.table.borrow_mut().give_up(id);
             drop(given_up);
         }

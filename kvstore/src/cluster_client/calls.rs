@@ -383,7 +383,7 @@ pub(super) async fn write(
             call(&asking, seat, Op::Commit, write, Attachments::default()).await
         }
         None => {
-            let Some(value) = asking.value_of(id) else {
+            let Some(value) = asking.send(id) else {
                 return;
             };
             let message = WriteMessage {
@@ -400,13 +400,19 @@ pub(super) async fn write(
                 next: lunette_kvstore_proto::message::Next,
                 key,
             };
-            let attachments = Attachments {
-                payload: value.payload(),
-                room: None,
-                arrange: None,
+            let sent = value.call(async |value| {
+                let attachments = Attachments {
+                    payload: value.payload(),
+                    room: None,
+                    arrange: None,
+                };
+                let write = |version, out: &mut Vec<u8>| message.encode(version, out);
+                call(&asking, seat, Op::Write, write, attachments).await
+            });
+            let Some(called) = sent.await else {
+                return;
             };
-            let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-            call(&asking, seat, Op::Write, write, attachments).await
+            called
         }
     };
     asking.has_called(id);

@@ -77,17 +77,41 @@ pub(super) struct LentRoom {
 impl LentRoom {
     /// What `call` comes to with the room; `None`, and the call is dropped, if the get is given up first.
     pub(super) async fn call<T>(self, call: impl AsyncFnOnce(Room) -> T) -> Option<T> {
-        let Self { room, mut wanted } = self;
-        let mut call = pin!(call(room));
-        poll_fn(|cx| {
-            if let Poll::Ready(called) = call.as_mut().poll(cx) {
-                return Poll::Ready(Some(called));
-            }
-            // Its sender sends nothing: it is there, or gone.
-            Pin::new(&mut wanted).poll(cx).map(|_given_up| None)
-        })
-        .await
+        let Self { room, wanted } = self;
+        while_wanted(call(room), wanted).await
     }
+}
+
+/// A write's value, with a call.
+#[derive(Debug)]
+pub(super) struct SentValue {
+    pub(super) value: Value,
+    /// Ends when the write is given up.
+    wanted: oneshot::Receiver<()>,
+}
+
+impl SentValue {
+    /// What `call` comes to; `None`, and the call is dropped, if the write is given up first.
+    pub(super) async fn call<T>(self, call: impl AsyncFnOnce(Value) -> T) -> Option<T> {
+        let Self { value, wanted } = self;
+        while_wanted(call(value), wanted).await
+    }
+}
+
+/// What it comes to, unless nobody waits for that any more.
+async fn while_wanted<T>(
+    call: impl Future<Output = T>,
+    mut wanted: oneshot::Receiver<()>,
+) -> Option<T> {
+    let mut call = pin!(call);
+    poll_fn(|cx| {
+        if let Poll::Ready(called) = call.as_mut().poll(cx) {
+            return Poll::Ready(Some(called));
+        }
+        // Its sender sends nothing: it is there, or gone.
+        Pin::new(&mut wanted).poll(cx).map(|_given_up| None)
+    })
+    .await
 }
 
 /// An operation under way.
@@ -103,6 +127,8 @@ pub(super) struct Running {
     pub(super) room: Option<Room>,
     /// A call has the room: the operation ends when it is back, and the call with the operation.
     lent: Option<oneshot::Sender<()>>,
+    /// A call sends the value, and ends with the operation.
+    sent: Option<oneshot::Sender<()>>,
     pub(super) arrived: Option<Arrived>,
     /// The request that a call is under way with: sent again, it would be another one in line.
     pub(super) calling: Option<RequestId>,
@@ -126,6 +152,7 @@ impl Running {
             ranges,
             room,
             lent: None,
+            sent: None,
             arrived: None,
             calling: None,
             outcome: None,
@@ -136,6 +163,19 @@ impl Running {
     /// Whether it is a get, whose home may send the bytes at once.
     pub(super) const fn is_get(&self) -> bool {
         self.room.is_some() || self.lent.is_some()
+    }
+
+    /// Whether it ends when nobody waits for it: a get, or a write of bytes that are the caller's.
+    pub(super) const fn may_be_given_up(&self) -> bool {
+        self.is_get() || self.value.is_some()
+    }
+
+    /// A call sends the value from now on, one after the other.
+    pub(super) fn send(&mut self) -> Option<SentValue> {
+        let value = self.value.clone()?;
+        let (sent, wanted) = oneshot::channel();
+        self.sent = Some(sent);
+        Some(SentValue { value, wanted })
     }
 
     /// A call has the room from now on. What it gets ends if the operation is given up.
