@@ -1,12 +1,19 @@
 //! `lunette p2p`.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use lunette::runtime::{CoreOptions, StartError, block_on};
+use lunette_cluster::proto::coordination::{Ask, LeaseId};
+use lunette_cluster::{Client, ClientOptions};
+use lunette_p2p::proto::catalogue::{Catalogue, ObjectRecord};
+use lunette_p2p::{Shape, Version};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Finished, Node, await_that, lunette, run, send};
+use crate::process::{Finished, Node, await_that, finish, lunette, run, send};
 
 /// A coordinator, and a folder for files.
 struct Place {
@@ -153,6 +160,59 @@ fn what_cannot_be_had_is_told_by_its_code() {
     place.run("get", &["no name", text(&copy)]).ended_with(2);
     run(&["p2p", "ls", "--coordinators", "127.0.0.1:1"]).ended_with(4);
     run(&["p2p", "ls"]).ended_with(2);
+}
+
+/// Writes into the catalogue that there is an object which no machine has the memory for.
+fn claim_what_is_huge(coordinator: SocketAddr) {
+    let shape = Shape::new(1 << 30, vec![4096 << 30]).expect("a shape");
+    let sums = vec![0; shape.chunks() as usize];
+    let version = Version(1);
+    let record = ObjectRecord { version, shape };
+    let wrote: Result<_, StartError> = block_on(None, CoreOptions::default(), move || async move {
+        let ask_max = Duration::from_secs(10);
+        let client = Client::new(ClientOptions {
+            endpoints: vec![coordinator],
+            security: None,
+            silence_max: ask_max,
+        });
+        let lease = LeaseId::new(1);
+        let granted = client.ask(&Ask::Grant { lease, ttl_s: 60 }, ask_max).await;
+        granted.expect("a lease");
+        let catalogue = Catalogue::new("lunette").expect("a prefix");
+        let name = "huge".parse().expect("a name");
+        let claim = catalogue.claim(&name, &record, &sums, lease, false);
+        client.ask(&Ask::Txn(claim), ask_max).await
+    });
+    wrote.expect("a core").expect("written");
+}
+
+#[test]
+fn a_receiver_without_memory_says_so_and_others_go_on() {
+    let place = Place::new();
+    let _server = place.serve("o");
+    let at = place.coordinator.address();
+    claim_what_is_huge(at.parse().expect("an address"));
+    let copy = place.path("huge");
+    let get = lunette(&place.arguments("get", &["huge", text(&copy)]));
+    // Whatever the system would promise it is not let have more than 64 GiB of addresses.
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .args(["-c", "ulimit -v 67108864 && exec \"$@\"", "sh"])
+        .arg(get.get_program())
+        .args(get.get_args());
+    let refused = finish(&mut limited).ended_with(1).json();
+    assert!(
+        refused["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("no memory")),
+        "{refused}"
+    );
+    assert!(!copy.exists(), "nothing was written");
+    let (one, two) = (place.path("copy-1"), place.path("copy-2"));
+    place
+        .run("get", &["o", text(&one), text(&two)])
+        .ended_with(0);
+    assert!(place.is_copied(&one, &two));
 }
 
 #[test]
