@@ -55,9 +55,9 @@ async fn receive(
     let store = plan.start().await?;
     let found = store.find(&arguments.name).await?;
     let found = found.ok_or_else(|| P2pFailure::NotFound(arguments.name.clone()))?;
-    let buffers = prepare(&found, &arguments.files).await?;
+    let (buffers, resume) = prepare(&found, &arguments.files).await?;
     let options = ReceiveOptions {
-        resume: true,
+        resume,
         version: Some(found.version),
     };
     let received = store
@@ -92,8 +92,8 @@ async fn receive(
     Ok(())
 }
 
-/// Buffers as the object's, with what the files have.
-async fn prepare(found: &Found, paths: &[PathBuf]) -> Outcome<Vec<Exposed>> {
+/// Buffers as the object's, with what the files have, and whether there was a file: what is new is not looked through.
+async fn prepare(found: &Found, paths: &[PathBuf]) -> Outcome<(Vec<Exposed>, bool)> {
     let lens = found.shape.buffers();
     if lens.len() != paths.len() {
         return Err(P2pFailure::Files {
@@ -102,15 +102,16 @@ async fn prepare(found: &Found, paths: &[PathBuf]) -> Outcome<Vec<Exposed>> {
             given: paths.len(),
         });
     }
-    let mut buffers = Vec::new();
+    let (mut buffers, mut is_any_there) = (Vec::new(), false);
     for (&len_bytes, path) in lens.iter().zip(paths) {
         let buffer = files::buffer(len_bytes)?;
         if files::read_into(path, &buffer).await? {
             tracing::info!(path = %path.display(), "going on with what is there");
+            is_any_there = true;
         }
         buffers.push(buffer);
     }
-    Ok(buffers)
+    Ok((buffers, is_any_there))
 }
 
 /// Waits for all of it, and shows how it goes.
