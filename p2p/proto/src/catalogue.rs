@@ -209,7 +209,7 @@ fn read_address(reader: &mut Reader<'_>) -> Result<SocketAddr, RecordFault> {
 }
 
 /// The content of a record, behind its magic and version and before its checksum.
-fn content(bytes: &[u8], magic: [u8; 4]) -> Result<Reader<'_>, RecordFault> {
+pub(crate) fn content(bytes: &[u8], magic: [u8; 4]) -> Result<Reader<'_>, RecordFault> {
     let Some((content, crc)) = bytes.split_last_chunk::<4>() else {
         return Err(Truncated {
             needed_bytes: 4,
@@ -227,7 +227,7 @@ fn content(bytes: &[u8], magic: [u8; 4]) -> Result<Reader<'_>, RecordFault> {
     Ok(reader)
 }
 
-fn record(magic: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+pub(crate) fn record(magic: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
     Writer::new(&mut out).bytes(&magic).u16(RECORD_VERSION);
     write(&mut out);
@@ -236,7 +236,7 @@ fn record(magic: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-const fn end(reader: &Reader<'_>) -> Result<(), RecordFault> {
+pub(crate) const fn end(reader: &Reader<'_>) -> Result<(), RecordFault> {
     if reader.is_empty() {
         Ok(())
     } else {
