@@ -43,6 +43,10 @@ struct Town {
     faults: Faults,
     downloads_max: usize,
     whole: BTreeSet<PeerId>,
+    /// What each wants.
+    wanted: BTreeMap<PeerId, ChunkSet>,
+    /// Those who serve nothing, and are not in the catalogue.
+    mute: BTreeSet<PeerId>,
 }
 
 impl Town {
@@ -105,6 +109,8 @@ impl Town {
 
     fn fetch(&mut self, me: PeerId, fetch: FetchId, source: PeerId, chunk: u32) {
         assert!(!self.swarms[&me].held().contains(chunk), "it has it");
+        assert!(self.wanted[&me].contains(chunk), "it wants it");
+        assert!(!self.mute.contains(&source), "it serves nothing");
         assert!(self.fetches.insert((me, fetch)), "numbers differ");
         let mine = self.fetches.iter().filter(|(whose, _)| *whose == me);
         assert!(mine.count() <= self.downloads_max, "downloads are bounded");
@@ -172,13 +178,15 @@ impl Town {
         let members: Vec<_> = self
             .swarms
             .iter()
+            .filter(|(id, _)| !self.mute.contains(id))
             .map(|(&id, swarm)| Member {
                 id,
                 rack: self.racks[&id],
                 is_whole: swarm.held().is_full(),
             })
             .collect();
-        for id in members.iter().map(|member| member.id) {
+        let all: Vec<_> = self.swarms.keys().copied().collect();
+        for id in all {
             let now = self.now;
             let swarm = self.swarms.get_mut(&id).expect("it lives");
             swarm.on_members(now, &members);
@@ -187,7 +195,7 @@ impl Town {
     }
 
     fn is_over(&self) -> bool {
-        self.swarms.values().all(|swarm| swarm.held().is_full())
+        self.swarms.values().all(Swarm::is_complete)
     }
 }
 
@@ -199,6 +207,11 @@ struct Case {
     racks: u64,
     dying: u64,
     resumed: u32,
+    /// How many receivers want a part of the chunks, and of how many one.
+    partial: u64,
+    part: u32,
+    /// Whether those of odd numbers among them serve nothing.
+    is_mute: bool,
     faults: Faults,
     options: Options,
 }
@@ -225,16 +238,23 @@ fn case() -> impl Strategy<Value = Case> {
         },
     );
     let sizes = (1..8_u64, 1..130_u32, 1..3_u64, 0..3_u64, 0..100_u32);
-    (any::<u64>(), sizes, faults, options).prop_map(
-        |(seed, (receivers, chunks, racks, dying, resumed), faults, options)| Case {
-            seed,
-            receivers,
-            chunks,
-            racks,
-            dying,
-            resumed,
-            faults,
-            options,
+    let parts = (0..6_u64, 1..6_u32, any::<bool>());
+    (any::<u64>(), sizes, parts, faults, options).prop_map(
+        |(seed, sizes, (partial, part, is_mute), faults, options)| {
+            let (receivers, chunks, racks, dying, resumed) = sizes;
+            Case {
+                seed,
+                receivers,
+                chunks,
+                racks,
+                dying,
+                resumed,
+                partial,
+                part,
+                is_mute,
+                faults,
+                options,
+            }
         },
     )
 }
@@ -251,6 +271,8 @@ fn town(case: &Case) -> Town {
         faults: case.faults,
         downloads_max: case.options.downloads_max,
         whole: BTreeSet::new(),
+        wanted: BTreeMap::new(),
+        mute: BTreeSet::new(),
     };
     for id in 0..=case.receivers {
         let mut held = ChunkSet::empty(case.chunks);
@@ -264,7 +286,21 @@ fn town(case: &Case) -> Town {
             .parse()
             .expect("it is a label");
         town.racks.insert(peer, rack);
-        let swarm = Swarm::new(town.now, peer, rack, held, case.options, case.seed ^ id);
+        let is_partial = id > 0 && id <= case.partial;
+        let mut wanted = ChunkSet::empty(case.chunks);
+        for chunk in 0..case.chunks {
+            if !is_partial || u64::from(chunk % case.part) == id % u64::from(case.part) {
+                wanted.insert(chunk);
+            }
+        }
+        let mut options = case.options;
+        if is_partial && case.is_mute && id % 2 == 1 {
+            options.is_serving = false;
+            town.mute.insert(peer);
+        }
+        let swarm = Swarm::new(town.now, peer, rack, held, options, case.seed ^ id);
+        let swarm = swarm.wanting(wanted.clone());
+        town.wanted.insert(peer, wanted);
         town.swarms.insert(peer, swarm);
     }
     for id in 0..case.dying.min(case.receivers.saturating_sub(1)) {
@@ -278,7 +314,7 @@ fn town(case: &Case) -> Town {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 100, ..ProptestConfig::default() })]
 
-    /// As long as an origin lives, all who live get everything, whatever is lost.
+    /// As long as an origin lives, all who live get everything that they want, whatever is lost.
     #[test]
     fn everybody_gets_everything(case in case()) {
         let mut town = town(&case);
@@ -291,8 +327,13 @@ proptest! {
         for (id, swarm) in &town.swarms {
             prop_assert!(swarm.load() < 256);
             prop_assert!(swarm.neighbours() <= case.options.neighbours_max);
-            let was_whole = *id == PeerId(0) || (*id == PeerId(1) && case.resumed >= case.chunks);
-            prop_assert_eq!(town.whole.contains(id), !was_whole);
+            let is_resumed = |chunk| *id == PeerId(1) && chunk < case.resumed;
+            let had_all = *id == PeerId(0) || town.wanted[id].iter().all(is_resumed);
+            prop_assert_eq!(town.whole.contains(id), !had_all);
+            let is_lean = swarm.held().iter().all(|chunk| {
+                town.wanted[id].contains(chunk) || is_resumed(chunk)
+            });
+            prop_assert!(is_lean, "nothing is fetched that is not wanted");
         }
     }
 

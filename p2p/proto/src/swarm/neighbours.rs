@@ -126,7 +126,8 @@ impl Swarm {
             return;
         }
         let is_linked = self.is_neighbour(from);
-        if !is_linked && self.neighbours() >= self.options.neighbours_max {
+        let is_crowded = !is_linked && self.neighbours() >= self.options.neighbours_max;
+        if is_crowded || !self.options.is_serving {
             self.send(from, Message::Refuse(Refusal::Full));
             return;
         }
@@ -223,7 +224,7 @@ impl Swarm {
 
     /// A neighbour has a chunk.
     pub(super) fn note_held(&mut self, peer: PeerId, chunk: u32) {
-        let is_lacking = !self.held.contains(chunk);
+        let is_lacking = self.is_lacked(chunk);
         let Some(neighbour) = self.linked_mut(peer) else {
             return;
         };
@@ -240,7 +241,7 @@ impl Swarm {
 
     /// What a neighbour said that it has is not so.
     pub(super) fn note_lost(&mut self, peer: PeerId, chunk: u32) {
-        let is_lacking = !self.held.contains(chunk);
+        let is_lacking = self.is_lacked(chunk);
         let Some(neighbour) = self.linked_mut(peer) else {
             return;
         };
@@ -354,7 +355,7 @@ impl Swarm {
 
     /// Greets as many as it should, unless there is nothing to be had.
     pub(super) fn greet(&mut self) {
-        if self.held.is_full() {
+        if self.is_complete() {
             return;
         }
         let is_ours = |neighbour: &&Neighbour| neighbour.is_greeted && !neighbour.is_resting();
@@ -484,6 +485,9 @@ impl Swarm {
 
     /// Tells a neighbour all that is here.
     pub(super) fn tell_all(&mut self, to: PeerId) {
+        if !self.options.is_serving {
+            return;
+        }
         let load = self.uploads.load();
         if self.held.is_full() {
             self.send(to, Message::All { load });
@@ -508,6 +512,11 @@ impl Swarm {
         }
         if !self.is_neighbour(from) {
             self.disown(from);
+            return;
+        }
+        if !self.options.is_serving {
+            let load = self.load();
+            self.send(from, Message::Busy { want, load });
             return;
         }
         let ask = Ask { peer: from, want };
@@ -555,7 +564,10 @@ impl Swarm {
     /// A chunk is here that was not.
     pub(super) fn hold(&mut self, chunk: u32) {
         assert!(self.held.insert(chunk), "it was fetched once");
-        self.order.push(chunk);
+        self.missing -= 1;
+        if self.options.is_serving {
+            self.order.push(chunk);
+        }
         for neighbour in self.neighbours.values_mut() {
             neighbour.useful -= u32::from(neighbour.held.contains(chunk));
         }
@@ -574,17 +586,17 @@ impl Swarm {
     }
 }
 
-/// Chunks that `held` has and neither `own` nor `taken`, from word `start` on and round.
+/// Chunks that a neighbour has and that are wanted, not here, and not under way; from word `start` on and round.
 pub(super) fn lacking(
-    held: &ChunkSet,
-    own: &ChunkSet,
-    taken: &ChunkSet,
+    neighbour: &Neighbour,
+    swarm: &Swarm,
     start: usize,
 ) -> impl Iterator<Item = u32> {
-    let words = held.words().len();
-    (0..words).flat_map(move |step| {
-        let index = (start + step) % words;
-        let word = held.words()[index] & !own.words()[index] & !taken.words()[index];
+    let (held, wanted) = (neighbour.held.words(), swarm.wanted.words());
+    let (own, taken) = (swarm.held.words(), swarm.taken.words());
+    (0..held.len()).flat_map(move |step| {
+        let index = (start + step) % held.len();
+        let word = held[index] & wanted[index] & !own[index] & !taken[index];
         bits(index, word)
     })
 }
