@@ -5,5 +5,6 @@
 mod etcd;
 mod faults;
 mod real_etcd;
+mod resharding;
 mod scene;
 mod spreading;
