@@ -157,6 +157,7 @@ impl Holder {
                     .parse()
                     .expect("a label"),
                 is_whole: source.flag(),
+                keeps_all: true,
             })
             .collect();
         self.swarm.on_members(self.now, &members);

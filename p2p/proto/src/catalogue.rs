@@ -4,7 +4,7 @@
 //!  <prefix>/p2p/objects/<name>                | LNPO | 1 | version (8) | chunk bytes (4) | n (4) | n lengths (8) | layout's writer (8), groups (4) | CRC |
 //!  <prefix>/p2p/sums/<version>/<group>        | LNPS | 1 | n (4) | n CRC32C (4) | CRC |
 //!  <prefix>/p2p/layouts/<version>/<epoch>/<group> | LNPL | 1 | n (4) | n tensors | CRC |
-//!  <prefix>/p2p/holders/<version>/<epoch>     | LNPH | 1 | chunks (4) | serves (1) | rack | n (1) | n addresses | CRC |
+//!  <prefix>/p2p/holders/<version>/<epoch>     | LNPH | 1 | chunks (4) | keeps (1) | rack | n (1) | n addresses | CRC |
 //! ```
 //!
 //! Each key is bound to the lease of a holder. An object's own keys are bound to whoever wrote them last: when that
@@ -169,6 +169,42 @@ pub fn decode_sums(bytes: &[u8], expected: u32) -> Result<Vec<u32>, RecordFault>
     Ok(sums)
 }
 
+/// Which chunks of an object somebody is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeps {
+    /// All of them.
+    All,
+    /// Those with parts of tensors that it wants.
+    Some,
+    /// It takes parts of tensors and keeps no chunk. It is in the catalogue so that it can be answered.
+    Nothing,
+}
+
+impl Keeps {
+    const fn to_wire(self) -> u8 {
+        match self {
+            Self::All => 1,
+            Self::Some => 2,
+            Self::Nothing => 3,
+        }
+    }
+
+    const fn from_wire(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::All),
+            2 => Some(Self::Some),
+            3 => Some(Self::Nothing),
+            _ => None,
+        }
+    }
+
+    /// Whether others may have something from there.
+    #[must_use]
+    pub const fn is_serving(self) -> bool {
+        !matches!(self, Self::Nothing)
+    }
+}
+
 /// What is written of one who has an object, or some of its chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderRecord {
@@ -176,8 +212,8 @@ pub struct HolderRecord {
     pub rack: Rack,
     /// How many chunks it had when it wrote this.
     pub chunks: u32,
-    /// Whether others may have them. Who takes parts of tensors and keeps no chunks is there to be answered.
-    pub is_serving: bool,
+    /// What it will have of them.
+    pub keeps: Keeps,
     /// Where its engine listens.
     pub addresses: Vec<SocketAddr>,
 }
@@ -189,7 +225,7 @@ impl HolderRecord {
         let count = self.addresses.len().min(ADDRESSES_MAX);
         record(HOLDER_MAGIC, |out| {
             let mut out = Writer::new(out);
-            out.u32(self.chunks).u8(u8::from(self.is_serving));
+            out.u32(self.chunks).u8(self.keeps.to_wire());
             out.short_bytes(self.rack.label().as_bytes());
             out.u8(u8::try_from(count).expect("it is at most 16"));
             for address in self.addresses.iter().take(count) {
@@ -205,11 +241,8 @@ impl HolderRecord {
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
         let mut reader = content(bytes, HOLDER_MAGIC)?;
         let chunks = reader.u32()?;
-        let is_serving = match reader.u8()? {
-            0 => false,
-            1 => true,
-            _ => return Err(RecordFault::Nonsense { what: "serves" }),
-        };
+        let keeps = Keeps::from_wire(reader.u8()?);
+        let keeps = keeps.ok_or(RecordFault::Nonsense { what: "keeps" })?;
         let rack = read_rack(&mut reader)?;
         let count = usize::from(reader.u8()?);
         if !(1..=ADDRESSES_MAX).contains(&count) {
@@ -221,7 +254,7 @@ impl HolderRecord {
         Ok(Self {
             rack,
             chunks,
-            is_serving,
+            keeps,
             addresses,
         })
     }
@@ -492,7 +525,7 @@ mod tests {
         HolderRecord {
             rack: "r1".parse().unwrap(),
             chunks: 7,
-            is_serving: true,
+            keeps: Keeps::All,
             addresses: vec!["[::1]:7600".parse().unwrap(); addresses],
         }
     }
@@ -510,13 +543,14 @@ mod tests {
         let sums = vec![1, 2, u32::MAX];
         assert_eq!(decode_sums(&encode_sums(&sums), 3), Ok(sums));
         for rack in [Rack::NONE, "a-rack".parse().unwrap()] {
-            let is_serving = rack == Rack::NONE;
-            let record = HolderRecord {
-                rack,
-                is_serving,
-                ..holder(2)
-            };
-            assert_eq!(HolderRecord::decode(&record.encode()), Ok(record));
+            for keeps in [Keeps::All, Keeps::Some, Keeps::Nothing] {
+                let record = HolderRecord {
+                    rack,
+                    keeps,
+                    ..holder(2)
+                };
+                assert_eq!(HolderRecord::decode(&record.encode()), Ok(record));
+            }
         }
     }
 
@@ -551,9 +585,9 @@ mod tests {
         });
         assert_eq!(HolderRecord::decode(&long), Err(nonsense("rack")));
         let odd = record(HOLDER_MAGIC, |out| {
-            Writer::new(out).u32(1).u8(2);
+            Writer::new(out).u32(1).u8(4);
         });
-        assert_eq!(HolderRecord::decode(&odd), Err(nonsense("serves")));
+        assert_eq!(HolderRecord::decode(&odd), Err(nonsense("keeps")));
     }
 
     #[test]

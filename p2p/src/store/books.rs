@@ -196,7 +196,7 @@ impl Books {
     ) -> Result<Found, CatalogueError> {
         let ObjectRecord { version, shape, .. } = record;
         let mut holders = self.holders(version).await?;
-        holders.retain(|(_, holder)| holder.is_serving);
+        holders.retain(|(_, holder)| holder.keeps.is_serving());
         let all = shape.chunks();
         let whole = holders.iter().filter(|(_, holder)| holder.chunks == all);
         Ok(Found {
@@ -286,7 +286,7 @@ impl Books {
         };
         let is_ours = record.version == version && written.lease == Some(lease);
         let holders = self.holders(version).await?;
-        if is_ours && !holders.iter().any(|(_, holder)| holder.is_serving) {
+        if is_ours && !holders.iter().any(|(_, holder)| holder.keeps.is_serving()) {
             let txn = self.keys.remove(&local.name, version, written.modified);
             self.txn(txn).await?;
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_p2p_proto::catalogue::{LayoutPlace, ObjectRecord};
+use lunette_p2p_proto::catalogue::{Keeps, LayoutPlace, ObjectRecord};
 use lunette_p2p_proto::layout::{Layout, encode_groups};
 use lunette_p2p_proto::swarm::{Action, FetchId, Fetched, Member};
 use lunette_p2p_proto::{ChunkSet, ObjectName, PeerId, Shape, Swarm, Version};
@@ -131,6 +131,15 @@ impl Local {
             is_closed: Cell::default(),
             let_go: Signal::default(),
             is_let_go: Cell::default(),
+        }
+    }
+
+    /// Which chunks it is to have.
+    pub(super) fn keeps(&self) -> Keeps {
+        match (&self.slicing, self.is_serving()) {
+            (None, _) => Keeps::All,
+            (Some(_), true) => Keeps::Some,
+            (Some(_), false) => Keeps::Nothing,
         }
     }
 
@@ -318,9 +327,10 @@ impl Local {
                 Ok(holders) => {
                     let members = holders.into_iter().filter_map(|(id, holder)| {
                         inner.ways.know(id, &holder.addresses);
-                        holder.is_serving.then(|| Member {
+                        holder.keeps.is_serving().then(|| Member {
                             id,
                             rack: holder.rack,
+                            keeps_all: holder.keeps == Keeps::All,
                             is_whole: holder.chunks == self.content.record.shape.chunks(),
                         })
                     });

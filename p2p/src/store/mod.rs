@@ -519,7 +519,7 @@ impl Inner {
         let record = HolderRecord {
             rack: self.rack,
             chunks: local.held_chunks(),
-            is_serving: local.is_serving(),
+            keeps: local.keeps(),
             addresses: self.addresses.clone(),
         };
         let version = local.content.record.version;

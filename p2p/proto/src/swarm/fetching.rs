@@ -365,6 +365,7 @@ impl Swarm {
                 self.withdraw(id);
             }
             self.actions.push_back(Action::Whole);
+            self.part_from_whole();
         }
     }
 }

@@ -73,6 +73,8 @@ pub struct Member {
     pub rack: Rack,
     /// Whether it has all chunks.
     pub is_whole: bool,
+    /// Whether it is to have all of them. Who wants some is relied on for none.
+    pub keeps_all: bool,
 }
 
 /// Bounds of one holder.

@@ -70,6 +70,8 @@ pub(super) struct Neighbour {
     pub(super) load: u16,
     /// When it last said something.
     pub(super) heard: Time,
+    /// When it last wanted something of us, or became a neighbour.
+    wanted: Time,
     /// Our wants there.
     pub(super) asked: usize,
     /// It is not asked before then.
@@ -96,6 +98,7 @@ impl Neighbour {
             pace: Pace::default(),
             load: 0,
             heard: now,
+            wanted: now,
             asked: 0,
             ask_after: now,
             strikes: 0,
@@ -126,7 +129,7 @@ impl Swarm {
             return;
         }
         let is_linked = self.is_neighbour(from);
-        let is_crowded = !is_linked && self.neighbours() >= self.options.neighbours_max;
+        let is_crowded = !is_linked && !self.has_room_for_one();
         if is_crowded || !self.options.is_serving {
             self.send(from, Message::Refuse(Refusal::Full));
             return;
@@ -137,6 +140,48 @@ impl Swarm {
         }
         self.send(from, Message::Welcome);
         self.link(from);
+    }
+
+    /// Whether there is room for one more neighbour, also by letting go of one that has wanted nothing for long and has
+    /// nothing for us: who has all that it wants stays as long as nobody else comes.
+    fn has_room_for_one(&mut self) -> bool {
+        if self.neighbours() < self.options.neighbours_max {
+            return true;
+        }
+        let (now, silence_max) = (self.now, self.options.silence_max);
+        let is_of_use = !self.is_complete();
+        let idle = self.neighbours.iter().filter(|&(&peer, it)| {
+            let is_wanting = self.uploads.of(peer) > 0 || it.wanted + silence_max > now;
+            let is_wanted = it.asked > 0 || (is_of_use && it.useful > 0);
+            it.is_linked() && !is_wanting && !is_wanted
+        });
+        let idlest = idle.min_by_key(|&(&peer, it)| (it.wanted, peer));
+        let Some(peer) = idlest.map(|(&peer, _)| peer) else {
+            return false;
+        };
+        self.part_from(peer);
+        true
+    }
+
+    /// Somebody is no neighbour any more, and may greet us again.
+    fn part_from(&mut self, peer: PeerId) {
+        self.send(peer, Message::Refuse(Refusal::Full));
+        self.rest(peer, Rest::Full);
+    }
+
+    /// Who has all needs nothing of one that wants no more than the parts that it has, and its places are for others.
+    pub(super) fn part_from_whole(&mut self) {
+        if self.held.is_full() {
+            return;
+        }
+        let whole = self.neighbours.iter().filter(|(_, it)| {
+            let is_idle = it.asked == 0;
+            it.is_linked() && is_idle && it.held.is_full()
+        });
+        let whole: Vec<_> = whole.map(|(&peer, _)| peer).collect();
+        for peer in whole {
+            self.part_from(peer);
+        }
     }
 
     pub(super) fn on_welcome(&mut self, from: PeerId) {
@@ -268,6 +313,7 @@ impl Swarm {
         neighbour.link = Link::Linked;
         neighbour.is_near = is_near;
         neighbour.heard = now;
+        neighbour.wanted = now;
         neighbour.spoken = now;
         neighbour.strikes = 0;
         neighbour.told = self.order.len();
@@ -349,7 +395,8 @@ impl Swarm {
         let near = self
             .members
             .iter()
-            .filter(|member| member.rack == self.rack && !member.is_whole && !rests(member.id));
+            .filter(|member| member.rack == self.rack && member.keeps_all)
+            .filter(|member| !member.is_whole && !rests(member.id));
         self.mates = near.map(|member| member.id).collect();
     }
 
@@ -513,6 +560,10 @@ impl Swarm {
         if !self.is_neighbour(from) {
             self.disown(from);
             return;
+        }
+        let now = self.now;
+        if let Some(neighbour) = self.linked_mut(from) {
+            neighbour.wanted = now;
         }
         if !self.options.is_serving {
             let load = self.load();

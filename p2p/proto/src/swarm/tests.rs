@@ -16,6 +16,7 @@ fn member(id: u64, is_whole: bool) -> Member {
         id: PeerId(id),
         rack: Rack::NONE,
         is_whole,
+        keeps_all: true,
     }
 }
 
@@ -546,21 +547,55 @@ fn who_does_not_serve_tells_nobody_and_grants_nothing() {
         ..Options::default()
     };
     let mut swarm = wanting_two(options);
-    let (said, is_whole) = fetch_all(&mut swarm);
-    assert!(is_whole);
-    let is_unwanted = |message: &Message| match message {
-        Message::Hello => true,
-        Message::Done { ending, .. } => *ending == Ending::Unwanted,
-        _ => false,
-    };
-    assert!(said.iter().all(is_unwanted), "{said:?}");
     let (want, candidates) = (9, vec![1]);
-    swarm.on_message(at(3), OTHER, Message::Want { want, candidates });
-    assert_eq!(sent(&mut swarm), [Message::Busy { want, load: 0 }]);
-    swarm.on_message(at(3), PeerId(3), Message::Hello);
-    assert_eq!(sent(&mut swarm), [Message::Refuse(Refusal::Full)]);
+    sent(&mut swarm);
+    swarm.on_message(at(0), OTHER, Message::Want { want, candidates });
+    swarm.on_message(at(0), PeerId(3), Message::Hello);
+    let refused = Message::Refuse(Refusal::Full);
+    assert_eq!(
+        sent(&mut swarm),
+        [Message::Busy { want, load: 0 }, refused.clone()]
+    );
     // It says that it lives, and no more.
     swarm.on_time(at(3_000));
-    let chunks = Vec::new();
-    assert_eq!(sent(&mut swarm), [Message::Have { load: 0, chunks }]);
+    let alive = Message::Have {
+        load: 0,
+        chunks: Vec::new(),
+    };
+    assert!(sent(&mut swarm).contains(&alive));
+    let mut swarm = wanting_two(options);
+    let (said, is_whole) = fetch_all(&mut swarm);
+    assert!(is_whole);
+    // Nor is it a holder of what it has had; and it leaves its place to others.
+    let ending = Ending::Unwanted;
+    let done = |want| Message::Done { want, ending };
+    assert_eq!(said, [Message::Hello, done(0), done(1), refused]);
+}
+
+#[test]
+fn who_has_wanted_nothing_for_long_makes_room() {
+    let options = Options {
+        neighbours_max: 2,
+        ..Options::default()
+    };
+    let mut swarm = swarm(ChunkSet::full(4), options);
+    let full = [Message::Refuse(Refusal::Full)];
+    for id in [2, 3] {
+        swarm.on_message(at(0), PeerId(id), Message::Hello);
+    }
+    sent(&mut swarm);
+    swarm.on_message(at(5_000), PeerId(4), Message::Hello);
+    assert!(sent(&mut swarm).contains(&full[0]));
+    // One of the two has asked meanwhile, and the other has only said that it lives.
+    let (want, candidates, load, chunks) = (1, vec![1], 0, Vec::new());
+    swarm.on_message(at(5_000), PeerId(2), Message::Want { want, candidates });
+    swarm.on_message(at(5_000), PeerId(3), Message::Have { load, chunks });
+    sent(&mut swarm);
+    swarm.on_message(at(6_000), PeerId(4), Message::Hello);
+    let neighbours = [2, 3, 4].map(|id| swarm.is_neighbour(PeerId(id)));
+    assert_eq!(neighbours, [true, false, true]);
+    assert_eq!(sent(&mut swarm)[..2], [full[0].clone(), Message::Welcome]);
+    // Who has asked within that time stays.
+    swarm.on_message(at(10_500), PeerId(5), Message::Hello);
+    assert!(swarm.is_neighbour(PeerId(2)) && !swarm.is_neighbour(PeerId(5)));
 }
