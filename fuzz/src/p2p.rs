@@ -36,6 +36,7 @@ const OPTIONS: Options = Options {
         max: Duration::from_secs(10),
     },
     silence_max: Duration::from_secs(6),
+    is_serving: true,
 };
 
 /// What a script reached. A corpus is judged by what its files reach together.
