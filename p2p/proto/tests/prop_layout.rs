@@ -195,78 +195,84 @@ mod tests {
         }
     }
 
-    #[test]
-    fn wrong_wants_are_told() {
+    /// Plans for a matrix, and for one of elements of four bits.
+    fn plan(slices: &[Slice]) -> Result<(), PlanFault> {
         let shape = Shape::new(4096, vec![1000]).unwrap();
         let tensor = |name: &str, dtype, at| Tensor::whole(name.into(), dtype, vec![4, 4], 0, at);
         let tensors = vec![tensor("t", Dtype::F32, 0), tensor("packed", Dtype::F4, 100)];
         let layout = Layout::new(tensors, &shape).unwrap();
-        let good = Slice {
+        Plan::new(&shape, &layout, slices, &[32]).map(|_| ())
+    }
+
+    /// Two columns of the matrix, changed.
+    fn planned(change: fn(&mut Slice)) -> Result<(), PlanFault> {
+        let mut slice = columns();
+        change(&mut slice);
+        plan(&[slice])
+    }
+
+    fn columns() -> Slice {
+        Slice {
             tensor: "t".into(),
             dtype: Dtype::F32,
             shape: vec![4, 4],
             block: Block::shard(&[4, 4], 1, 0, 2),
             buffer: 0,
             offset_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn what_is_wanted_is_to_be_what_there_is() {
+        let tensor = || "t".to_owned();
+        assert_eq!(planned(|_| {}), Ok(()));
+        let none = planned(|it| it.tensor = "u".into());
+        let unknown = "u".to_owned();
+        assert_eq!(none, Err(PlanFault::NoTensor { tensor: unknown }));
+        let other = planned(|it| it.dtype = Dtype::I32);
+        let fault = PlanFault::Dtype {
+            tensor: tensor(),
+            wanted: Dtype::I32,
+            has: Dtype::F32,
         };
-        let plan = |slices: &[Slice]| Plan::new(&shape, &layout, slices, &[32]).map(|_| ());
-        let fault = |change: fn(&mut Slice)| {
-            let mut wrong = good.clone();
-            change(&mut wrong);
-            plan(&[wrong]).unwrap_err()
+        assert_eq!(other, Err(fault));
+        let other = planned(|it| it.shape = vec![4, 5]);
+        let fault = PlanFault::Shape {
+            tensor: tensor(),
+            wanted: vec![4, 5],
+            has: vec![4, 4],
         };
-        assert_eq!(plan(core::slice::from_ref(&good)), Ok(()));
-        let tensor = "t".to_owned();
-        assert_eq!(
-            fault(|it| it.tensor = "u".into()),
-            PlanFault::NoTensor { tensor: "u".into() }
-        );
-        let (wanted, has) = (Dtype::I32, Dtype::F32);
-        let t = || tensor.clone();
-        assert_eq!(
-            fault(|it| it.dtype = Dtype::I32),
-            PlanFault::Dtype {
-                tensor: t(),
-                wanted,
-                has
-            }
-        );
-        let (wanted, has) = (vec![4, 5], vec![4, 4]);
-        assert_eq!(
-            fault(|it| it.shape = vec![4, 5]),
-            PlanFault::Shape {
-                tensor: t(),
-                wanted,
-                has
-            }
-        );
-        assert_eq!(
-            fault(|it| it.block.start[1] = 3),
-            PlanFault::Block { tensor: t() }
-        );
-        assert_eq!(
-            fault(|it| it.block.shape.clear()),
-            PlanFault::Block { tensor: t() }
-        );
+        assert_eq!(other, Err(fault));
+        let block = Err(PlanFault::Block { tensor: tensor() });
+        assert_eq!(planned(|it| it.block.start[1] = 3), block);
+        assert_eq!(planned(|it| it.block.shape.clear()), block);
+    }
+
+    #[test]
+    fn what_is_wanted_is_to_fit_where_it_is_wanted() {
+        let tensor = || "t".to_owned();
         for change in [
             |it: &mut Slice| it.buffer = 1,
             |it: &mut Slice| it.offset_bytes = 1,
             |it: &mut Slice| it.offset_bytes = u64::MAX,
         ] {
-            assert_eq!(fault(change), PlanFault::Target { tensor: t() });
+            let fault = PlanFault::Target { tensor: tensor() };
+            assert_eq!(planned(change), Err(fault));
         }
-        assert_eq!(
-            plan(&[good.clone(), good.clone()]),
-            Err(PlanFault::Overlap { tensor: t() })
-        );
+        let twice = plan(&[columns(), columns()]);
+        assert_eq!(twice, Err(PlanFault::Overlap { tensor: tensor() }));
         assert_eq!(plan(&[]), Err(PlanFault::Empty));
-        let nothing = |it: &mut Slice| it.block.shape = vec![4, 0];
-        assert_eq!(fault(nothing), PlanFault::Empty);
+        let nothing = planned(|it| it.block.shape = vec![4, 0]);
+        assert_eq!(nothing, Err(PlanFault::Empty));
+    }
+
+    #[test]
+    fn elements_of_less_than_a_byte_are_had_as_they_lie() {
         let mut packed = Slice {
             tensor: "packed".into(),
             dtype: Dtype::F4,
             block: Block::whole(&[4, 4]),
-            ..good
+            ..columns()
         };
         assert_eq!(plan(core::slice::from_ref(&packed)), Ok(()));
         packed.block = Block::shard(&[4, 4], 0, 0, 2);

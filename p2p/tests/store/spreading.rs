@@ -143,7 +143,7 @@ pub(crate) async fn replace(coordinator: &Coordinator) {
     };
     let second = two.register(&object, patterned_buffers(), replacing).await;
     let second = second.expect("replaced");
-    let found = one.find(&object).await.unwrap().expect("found");
+    let found = one.find(&object).await.expect("asked").expect("found");
     assert_eq!(found.version, second.version());
     let receiver = coordinator.store().await;
     fetch(&receiver, "o").await;

@@ -76,7 +76,7 @@ impl Dtype {
     #[must_use]
     pub fn bytes_of(self, elements: u64) -> Option<u64> {
         let bits = elements.checked_mul(self.bits())?;
-        (bits % 8 == 0).then_some(bits / 8)
+        bits.is_multiple_of(8).then_some(bits / 8)
     }
 
     pub(super) fn to_wire(self) -> u8 {

@@ -280,7 +280,7 @@ fn gather(slice: &Slice, parts: &[Tensor], pieces: &mut Vec<Piece>) -> Result<()
     if elements(slice) == 0 {
         return Ok(());
     }
-    if slice.dtype.bits() % 8 != 0 {
+    if !slice.dtype.bits().is_multiple_of(8) {
         return gather_packed(slice, parts, pieces);
     }
     let mut missing = vec![slice.block.clone()];
