@@ -11,7 +11,7 @@
 //!
 //! ```text
 //! cargo build --release -p lunette
-//! LUNETTE_SWARM_PROGRAM=$PWD/target/release/lunette LUNETTE_SWARM_MIB=256 LUNETTE_SWARM_MBIT=400 \
+//! LUNETTE_SWARM_PROGRAM=$PWD/target/release/lunette LUNETTE_SWARM_MIB=256 LUNETTE_SWARM_MBIT=200 \
 //!   LUNETTE_SWARM_RATIO_MAX=1.25 cargo test -p lunette --test program nine_hosts -- --nocapture
 //! ```
 
