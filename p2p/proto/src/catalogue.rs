@@ -21,8 +21,8 @@ use lunette_cluster_proto::coordination::{
     Compare, Expected, KEY_BYTES_MAX, KeyRange, LeaseId, Op, Revision, TXN_OPS_MAX, Txn,
     VALUE_BYTES_MAX,
 };
+use lunette_cluster_proto::framing::{Frame, FrameFault};
 use lunette_cluster_proto::rack::{RACK_BYTES_MAX, Rack};
-use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::codec::{Reader, Truncated, Writer};
 use thiserror::Error;
 
@@ -37,9 +37,9 @@ pub const ADDRESSES_MAX: usize = 16;
 /// Longest prefix of a cluster's keys, in bytes.
 pub const PREFIX_BYTES_MAX: usize = 128;
 
-const OBJECT_MAGIC: [u8; 4] = *b"LNPO";
-const SUMS_MAGIC: [u8; 4] = *b"LNPS";
-const HOLDER_MAGIC: [u8; 4] = *b"LNPH";
+const OBJECT: Frame = frame(*b"LNPO");
+const SUMS: Frame = frame(*b"LNPS");
+const HOLDER: Frame = frame(*b"LNPH");
 const RECORD_VERSION: u16 = 1;
 
 const _: () = assert!(PREFIX_BYTES_MAX + "/p2p/objects/".len() + NAME_BYTES_MAX <= KEY_BYTES_MAX);
@@ -97,7 +97,7 @@ impl ObjectRecord {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let buffers = self.shape.buffers();
-        record(OBJECT_MAGIC, |out| {
+        OBJECT.seal(|out| {
             let count = u32::try_from(buffers.len()).expect("buffers are bounded");
             let mut out = Writer::new(out);
             out.u64(self.version.0).u32(self.shape.chunk_bytes());
@@ -116,7 +116,7 @@ impl ObjectRecord {
     /// # Errors
     /// [`RecordFault`].
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
-        let mut reader = content(bytes, OBJECT_MAGIC)?;
+        let mut reader = OBJECT.open(bytes)?;
         let version = Version(reader.u64()?);
         let chunk_bytes = reader.u32()?;
         let count = reader.u32()? as usize;
@@ -145,7 +145,7 @@ impl ObjectRecord {
 pub fn encode_sums(sums: &[u32]) -> Vec<u8> {
     let count = u32::try_from(sums.len()).expect("a group is bounded");
     assert!(count <= GROUP_CHUNKS, "a group is bounded");
-    record(SUMS_MAGIC, |out| {
+    SUMS.seal(|out| {
         Writer::new(out).u32(count);
         for &sum in sums {
             Writer::new(out).u32(sum);
@@ -158,7 +158,7 @@ pub fn encode_sums(sums: &[u32]) -> Vec<u8> {
 /// # Errors
 /// [`RecordFault`]; also if there are more or fewer.
 pub fn decode_sums(bytes: &[u8], expected: u32) -> Result<Vec<u32>, RecordFault> {
-    let mut reader = content(bytes, SUMS_MAGIC)?;
+    let mut reader = SUMS.open(bytes)?;
     let count = reader.u32()?;
     if count != expected || count > GROUP_CHUNKS {
         return Err(RecordFault::Nonsense { what: "sums" });
@@ -223,7 +223,7 @@ impl HolderRecord {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let count = self.addresses.len().min(ADDRESSES_MAX);
-        record(HOLDER_MAGIC, |out| {
+        HOLDER.seal(|out| {
             let mut out = Writer::new(out);
             out.u32(self.chunks).u8(self.keeps.to_wire());
             out.short_bytes(self.rack.label().as_bytes());
@@ -239,7 +239,7 @@ impl HolderRecord {
     /// # Errors
     /// [`RecordFault`].
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
-        let mut reader = content(bytes, HOLDER_MAGIC)?;
+        let mut reader = HOLDER.open(bytes)?;
         let chunks = reader.u32()?;
         let keeps = Keeps::from_wire(reader.u8()?);
         let keeps = keeps.ok_or(RecordFault::Nonsense { what: "keeps" })?;
@@ -279,32 +279,22 @@ fn read_address(reader: &mut Reader<'_>) -> Result<SocketAddr, RecordFault> {
     address.ok_or(RecordFault::Nonsense { what: "address" })
 }
 
-/// The content of a record, behind its magic and version and before its checksum.
-pub(crate) fn content(bytes: &[u8], magic: [u8; 4]) -> Result<Reader<'_>, RecordFault> {
-    let Some((content, crc)) = bytes.split_last_chunk::<4>() else {
-        return Err(Truncated {
-            needed_bytes: 4,
-            left_bytes: bytes.len(),
+impl From<FrameFault> for RecordFault {
+    fn from(fault: FrameFault) -> Self {
+        match fault {
+            FrameFault::Truncated(fault) => Self::Truncated(fault),
+            FrameFault::Unknown => Self::Unknown,
+            FrameFault::Damaged => Self::Damaged,
         }
-        .into());
-    };
-    let mut reader = Reader::new(content);
-    if reader.array()? != magic || reader.u16()? != RECORD_VERSION {
-        return Err(RecordFault::Unknown);
     }
-    if crc32c(content) != u32::from_le_bytes(*crc) {
-        return Err(RecordFault::Damaged);
-    }
-    Ok(reader)
 }
 
-pub(crate) fn record(magic: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut out = Vec::new();
-    Writer::new(&mut out).bytes(&magic).u16(RECORD_VERSION);
-    write(&mut out);
-    let crc = crc32c(&out);
-    Writer::new(&mut out).u32(crc);
-    out
+/// Records of one kind.
+pub(crate) const fn frame(magic: [u8; 4]) -> Frame {
+    Frame {
+        magic,
+        version: RECORD_VERSION,
+    }
 }
 
 pub(crate) const fn end(reader: &Reader<'_>) -> Result<(), RecordFault> {
@@ -565,7 +555,7 @@ mod tests {
         assert_eq!(none, Err(nonsense("addresses")));
         let many = HolderRecord::decode(&holder(ADDRESSES_MAX + 1).encode()).unwrap();
         assert_eq!(many.addresses.len(), ADDRESSES_MAX, "the first ones");
-        let buffers = record(OBJECT_MAGIC, |out| {
+        let buffers = OBJECT.seal(|out| {
             Writer::new(out).u64(1).u32(4096).u32(u32::MAX);
         });
         let decoded = ObjectRecord::decode(&buffers);
@@ -580,11 +570,11 @@ mod tests {
         };
         let decoded = ObjectRecord::decode(&many.encode());
         assert_eq!(decoded, Err(nonsense("groups")));
-        let long = record(HOLDER_MAGIC, |out| {
+        let long = HOLDER.seal(|out| {
             Writer::new(out).u32(1).u8(1).short_bytes(&[b'r'; 17]);
         });
         assert_eq!(HolderRecord::decode(&long), Err(nonsense("rack")));
-        let odd = record(HOLDER_MAGIC, |out| {
+        let odd = HOLDER.seal(|out| {
             Writer::new(out).u32(1).u8(4);
         });
         assert_eq!(HolderRecord::decode(&odd), Err(nonsense("keeps")));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lunette_p2p_proto::PeerId;
 use lunette_p2p_proto::swarm::{FetchId, Fetched};
-use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Signal, time};
 use lunette_transfer::engine::{Batch, Intent, Peer, PostOptions, Priority, RemoteSegment};
 
@@ -70,7 +70,7 @@ impl Local {
                 self.put_in_place(&flight, &chunk).await;
             }
             if !self.holds(flight.chunk) {
-                self.take_slices(flight.chunk, &chunk);
+                self.take_slices(flight.chunk, chunk);
             }
         }
         self.flights.borrow_mut().remove(&id);
@@ -118,11 +118,7 @@ impl Local {
     fn room_for(&self, flight: &Flight) -> Option<Exposed> {
         match self.room(flight.chunk) {
             Some(room) if !flight.is_copy => Some(room),
-            Some(_) | None => {
-                let place = self.content.record.shape.place(flight.chunk);
-                let len = place.expect("a chunk of the object").len_bytes as usize;
-                Exposed::map(len, HugePages::Never, &mut Vec::new()).ok()
-            }
+            Some(_) | None => self.own_room(flight.chunk),
         }
     }
 

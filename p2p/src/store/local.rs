@@ -9,7 +9,7 @@ use lunette_p2p_proto::catalogue::{Keeps, LayoutPlace, ObjectRecord};
 use lunette_p2p_proto::layout::{Layout, encode_groups};
 use lunette_p2p_proto::swarm::{Action, FetchId, Fetched, Member};
 use lunette_p2p_proto::{ChunkSet, ObjectName, PeerId, Shape, Swarm, Version};
-use lunette_runtime::arena::Exposed;
+use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::{Signal, entropy, time};
 use lunette_runtime_core::time::Time;
 use lunette_transfer::engine::{Access, Engine, RegisterOptions, RegisterRefusal, SegmentId};
@@ -173,9 +173,31 @@ impl Local {
     }
 
     /// Takes what is wanted out of a chunk that is right.
-    pub(super) fn take_slices(&self, chunk: u32, bytes: &Exposed) {
-        if let Some(slicing) = &self.slicing {
-            slicing.take(chunk, bytes);
+    pub(super) fn take_slices(&self, chunk: u32, bytes: Exposed) {
+        let Some(slicing) = &self.slicing else {
+            return;
+        };
+        slicing.take(chunk, &bytes);
+        let chunk_bytes = self.content.record.shape.chunk_bytes() as usize;
+        if !self.is_serving() && bytes.len() == chunk_bytes {
+            slicing.reuse(bytes);
+        }
+    }
+
+    /// Memory of its own for a chunk; `None` if there is none.
+    pub(super) fn own_room(&self, chunk: u32) -> Option<Exposed> {
+        let place = self.content.record.shape.place(chunk);
+        let len = place.expect("a chunk of the object").len_bytes as usize;
+        let slicing = self.slicing.as_ref();
+        if let Some(room) = slicing.and_then(|slicing| slicing.used_room(len)) {
+            return Some(room);
+        }
+        match Exposed::map(len, HugePages::Prefer, &mut Vec::new()) {
+            Ok(room) => Some(room),
+            Err(error) => {
+                tracing::warn!(chunk, %error, "no memory for a chunk");
+                None
+            }
         }
     }
 

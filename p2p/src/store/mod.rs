@@ -340,7 +340,7 @@ impl Store {
         let holding = Holding {
             buffers: chunks,
             held: ChunkSet::empty(content.record.shape.chunks()),
-            slicing: Some(Slicing { plan, targets }),
+            slicing: Some(Slicing::new(plan, targets)),
         };
         self.join(name, content, holding).await
     }

