@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::scene::{
     Coordinator, LONG, assert_is_the_object, empty_buffers, fetch, in_chunks, name,
-    patterned_buffers, receive, resumed, run, until,
+    patterned_buffers, receive, resumed, run, until, until_alone,
 };
 
 #[test]
@@ -14,7 +14,6 @@ fn survivors_serve_when_the_origin_is_gone() {
 
 /// Who has received serves on.
 pub(crate) async fn outlive_the_origin(coordinator: &Coordinator) {
-    let object = name("o");
     let (origin, registered) = coordinator.origin("o").await;
     let survivor = coordinator.store().await;
     let (_held, _) = fetch(&survivor, "o").await;
@@ -22,11 +21,7 @@ pub(crate) async fn outlive_the_origin(coordinator: &Coordinator) {
     drop(registered);
     drop(origin);
     let late = coordinator.store().await;
-    until("the survivor alone holds it", async || {
-        let found = late.find(&object).await.expect("asked");
-        found.is_some_and(|found| (found.whole, found.holders) == (1, 1))
-    })
-    .await;
+    until_alone(&late, "o", true).await;
     fetch(&late, "o").await;
 }
 

@@ -6,7 +6,7 @@ use crate::faults::{lose_the_catalogue, outlive_the_origin};
 use crate::resharding::reshard;
 use crate::scene::{
     Coordinator, LONG, assert_is_the_object, fetch, in_chunks, name, patterned_buffers, receive,
-    resumed, run, until,
+    resumed, run, until_alone,
 };
 use crate::spreading::{find_and_list, give_wrong_buffers, replace, take_a_name};
 
@@ -56,11 +56,7 @@ fn what_came_of_an_origin_that_died_at_half_is_not_fetched_again() {
         }
         drop(registered);
         drop(origin);
-        until("the receiver alone holds it", async || {
-            let found = receiver.find(&name("o")).await.expect("asked");
-            found.is_some_and(|found| (found.whole, found.holders) == (0, 1))
-        })
-        .await;
+        until_alone(&receiver, "o", false).await;
         let waited = held.whole(std::time::Duration::ZERO).await;
         let incomplete = waited.expect_err("nobody has the rest");
         assert!(incomplete.is_retryable() && incomplete.held > 0);

@@ -2,11 +2,11 @@
 
 use lunette_p2p::{
     Block, Dtype, Held, HoldFault, LayoutFault, PlanFault, RegisterOptions, Slice, SliceOptions,
-    Store, Tensor, TensorFault,
+    Store, StoreOptions, Tensor, TensorFault,
 };
 use lunette_runtime::arena::Exposed;
 
-use crate::scene::{Coordinator, LONG, fetch, memory, name, patterned, run, until};
+use crate::scene::{Coordinator, LONG, fetch, memory, name, patterned, run, until, until_alone};
 
 /// A matrix that two ranks have in halves of its rows, and a vector that the first has whole.
 const ROWS: u64 = 128;
@@ -179,6 +179,35 @@ fn receivers_of_parts_feed_each_other_what_they_keep() {
 const HALF_CHUNKS: u32 = 7;
 
 #[test]
+fn ranks_that_share_chunks_do_not_all_ask_the_origin() {
+    run(async || {
+        let coordinator = Coordinator::start();
+        // Over connections, where who serves counts what it serves.
+        let start = async || {
+            let options = |options: &mut StoreOptions| options.engine.same_host = false;
+            coordinator.store_with(options).await
+        };
+        let origin = start().await;
+        let registered = register_model(&origin).await;
+        let mut ranks = Vec::new();
+        for rank in 0..6 {
+            let (store, block) = (start().await, columns(rank, 6));
+            let (held, target) = receive_block(&store, &block, SliceOptions::default()).await;
+            ranks.push((store, held, target, block));
+        }
+        for (_, held, target, block) in &ranks {
+            held.whole(LONG).await.expect("all of it");
+            assert_is_block(target, block);
+        }
+        // Each needs nearly every chunk of the matrix, for a sixth of its bytes.
+        let served = |store: &Store| store.engine().statistics().served_read_bytes;
+        let by_ranks: u64 = ranks.iter().map(|(store, ..)| served(store)).sum();
+        let len_bytes = registered.shape().len_bytes();
+        assert!(by_ranks > len_bytes, "{by_ranks} of {len_bytes} bytes");
+    });
+}
+
+#[test]
 fn who_keeps_no_chunks_is_no_holder() {
     run(async || {
         let coordinator = Coordinator::start();
@@ -222,11 +251,7 @@ fn survivors_tell_of_the_tensors_too() {
         drop(registered);
         drop(origin);
         let late = coordinator.store().await;
-        until("the survivor alone holds it", async || {
-            let found = late.find(&name("model")).await.expect("asked");
-            found.is_some_and(|found| (found.whole, found.holders) == (1, 1))
-        })
-        .await;
+        until_alone(&late, "model", true).await;
         let found = late.find(&name("model")).await.unwrap().expect("found");
         let layout = late.layout(&found).await.unwrap().expect("it is there");
         assert_eq!(layout.tensors().len(), 3);

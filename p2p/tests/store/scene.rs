@@ -220,3 +220,19 @@ pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     }
     unreachable!("{what}");
 }
+
+/// Waits until one holder is left of an object, which is written as its own: when the lease of another ends the object
+/// may be gone for a moment with it.
+pub(crate) async fn until_alone(store: &Store, object: &str, is_whole: bool) {
+    let object = name(object);
+    let expected = (usize::from(is_whole), 1);
+    let is_alone = async || {
+        let found = store.find(&object).await.expect("asked");
+        found.is_some_and(|found| (found.whole, found.holders) == expected)
+    };
+    // What is there when it has been seen to be alone is not the other's.
+    until("one alone holds it", async || {
+        is_alone().await && is_alone().await
+    })
+    .await;
+}

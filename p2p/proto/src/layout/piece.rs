@@ -186,4 +186,28 @@ mod tests {
         assert_eq!(runs(&piece, 20..60), [(20, 4, 4), (56, 8, 4)]);
         assert!(runs(&piece, 24..56).is_empty(), "between two rows");
     }
+
+    #[test]
+    fn of_any_range_there_is_what_is_within_it() {
+        // Two by two by three of four by three by five, into two by two by three in rows of four.
+        let extents = Extents {
+            block: &[2, 2, 3],
+            from: &[4, 3, 5],
+            to: &[2, 2, 4],
+        };
+        let piece = Piece::new((0, 7), (0, 3), 2, extents);
+        let all = runs(&piece, 0..u64::MAX);
+        assert_eq!((all.len(), piece.span()), (4, 7..7 + 30 + 10 + 6));
+        for start in 0..=60 {
+            for end in start..=61 {
+                let clipped = all.iter().filter_map(|&(from, to, len)| {
+                    let first = from.max(start);
+                    let last = (from + len).min(end);
+                    (first < last).then(|| (first, to + first - from, last - first))
+                });
+                let clipped: Vec<_> = clipped.collect();
+                assert_eq!(runs(&piece, start..end), clipped, "{start}..{end}");
+            }
+        }
+    }
 }
