@@ -41,7 +41,7 @@ pub enum PlanFault {
     /// Nothing is wanted.
     #[error("no byte is wanted")]
     Empty,
-    /// More than [`TENSORS_MAX`](super::TENSORS_MAX) slices.
+    /// More than [`TENSORS_MAX`] slices.
     #[error("{count} slices: at most {TENSORS_MAX} are wanted at a time")]
     TooManySlices {
         /// How many.
