@@ -14,6 +14,7 @@
 //! | [`cluster`] | etcd's gateway, both ends, and the embedded coordinator |
 //! | [`directory`] | a core of a member, home and owner, and its messages |
 //! | [`engine`] | the transfer engine: bodies, segments, and the scheduler of transfers over rails |
+//! | [`layout`] | tensors of an object, as files and the catalogue tell of them, and parts of them |
 //! | [`log`] | recovery of the drive's log, from what anybody left on a drive |
 //! | [`member`] | the service of a member, in a simulated world, under requests of anybody |
 //! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
@@ -26,6 +27,7 @@ pub mod auth;
 pub mod cluster;
 pub mod directory;
 pub mod engine;
+pub mod layout;
 pub mod log;
 pub mod member;
 pub mod nvme;

@@ -36,6 +36,7 @@ const OPTIONS: Options = Options {
         max: Duration::from_secs(10),
     },
     silence_max: Duration::from_secs(6),
+    is_serving: true,
 };
 
 /// What a script reached. A corpus is judged by what its files reach together.
@@ -157,6 +158,7 @@ impl Holder {
                     .parse()
                     .expect("a label"),
                 is_whole: source.flag(),
+                keeps_all: true,
             })
             .collect();
         self.swarm.on_members(self.now, &members);

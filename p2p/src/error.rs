@@ -3,6 +3,7 @@
 use lunette_cluster::proto::coordination::CoordinationFault;
 use lunette_p2p_proto::Version;
 use lunette_p2p_proto::catalogue::{PrefixFault, RecordFault};
+use lunette_p2p_proto::layout::{LayoutFault, PlanFault};
 use lunette_p2p_proto::object::{ObjectName, ShapeFault};
 use lunette_runtime::JoinError;
 use lunette_runtime::arena::Exposed;
@@ -38,6 +39,9 @@ pub enum CatalogueError {
     /// What lies there is no record of ours.
     #[error("in the catalogue: {0}")]
     Record(#[from] RecordFault),
+    /// The tensors that are told of there are none of the object.
+    #[error("in the catalogue: {0}")]
+    Layout(#[from] LayoutFault),
 }
 
 impl CatalogueError {
@@ -46,7 +50,7 @@ impl CatalogueError {
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Coordination(fault) => fault.is_retryable(),
-            Self::Record(_) => false,
+            Self::Record(_) | Self::Layout(_) => false,
         }
     }
 }
@@ -57,6 +61,15 @@ pub enum HoldFault {
     /// The buffers make no object.
     #[error(transparent)]
     Shape(#[from] ShapeFault),
+    /// The tensors are none of the object.
+    #[error(transparent)]
+    Layout(#[from] LayoutFault),
+    /// There is more to tell of its tensors than the catalogue takes.
+    #[error("there is more to tell of the tensors than the catalogue takes: 64 MiB")]
+    LongLayout,
+    /// What is wanted of its tensors is not to be had of it, or does not fit.
+    #[error(transparent)]
+    Slices(#[from] PlanFault),
     /// Somebody has registered something else under this name: take another name, or replace it.
     #[error("the name {name} is taken, by version {version}")]
     NameTaken {
@@ -95,6 +108,9 @@ pub enum HoldFault {
         /// Which.
         version: Version,
     },
+    /// The system has no memory for the chunks that are fetched.
+    #[error("no memory for chunks: {0}")]
+    NoMemory(String),
     /// The engine does not take the memory.
     #[error("memory was not registered: {0}")]
     Memory(#[from] RegisterRefusal),
@@ -112,8 +128,11 @@ impl HoldFault {
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Catalogue(fault) => fault.is_retryable(),
-            Self::NotFound { .. } | Self::Task => true,
+            Self::NotFound { .. } | Self::NoMemory(_) | Self::Task => true,
             Self::Shape(_)
+            | Self::Layout(_)
+            | Self::LongLayout
+            | Self::Slices(_)
             | Self::NameTaken { .. }
             | Self::WrongCount { .. }
             | Self::WrongLength { .. }

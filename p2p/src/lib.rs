@@ -13,7 +13,9 @@
 //!   coordinator
 //! ```
 //!
-//! It leaves out layouts of tensors, memory of devices, and engines of several cores.
+//! A receiver takes all of an object, or parts of the tensors that it is told to have ([`Store::receive_slices`]).
+//!
+//! It leaves out memory of devices, and engines of several cores.
 //!
 //! | module | subject |
 //! |---|---|
@@ -28,8 +30,11 @@ mod store;
 
 pub use error::{CatalogueError, HoldError, HoldFault, Incomplete, StartError};
 pub use lunette_p2p_proto as proto;
+pub use lunette_p2p_proto::layout::{
+    Block, Dtype, Layout, LayoutFault, PlanFault, Slice, Tensor, TensorFault,
+};
 pub use lunette_p2p_proto::object::{NameFault, ObjectName, Shape, ShapeFault, Version};
 pub use store::{
-    Found, Held, LEASE_TTL_S_DEFAULT, Progress, ReceiveOptions, RegisterOptions, Store,
-    StoreOptions,
+    Found, Held, LEASE_TTL_S_DEFAULT, Progress, ReceiveOptions, RegisterOptions, SliceOptions,
+    Store, StoreOptions,
 };

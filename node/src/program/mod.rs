@@ -14,6 +14,7 @@
 //! | `logs` | what is logged, and how |
 //! | `store` | nodes that are listed, or a cluster that they are members of |
 //! | `membership` | coordinators, members, what a cluster is like |
+//! | `coordination` | where coordinators are, as commands are told |
 //! | `cluster` | nodes as child processes |
 //! | `replay` | traces against a cluster |
 //! | `simulate` | traces through a simulated cluster |
@@ -28,6 +29,7 @@ mod address;
 mod arguments;
 mod cache_sim;
 mod cluster;
+mod coordination;
 mod doctor;
 mod failure;
 mod logs;

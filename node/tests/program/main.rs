@@ -9,7 +9,8 @@
 //! | `caching` | `cache-sim` |
 //! | `simulating` | `simulate` |
 //! | `transferring`, `rails` | `transfer`, over one network and over two |
-//! | `passing_on` | `p2p` |
+//! | `passing_on`, `swarming` | `p2p`, on one host and on nine with shaped lines |
+//! | `namespaces` | network namespaces to run it in |
 //! | `membership` | `cluster`, and nodes that are members of one |
 //! | `town` | members of a cluster, and a client of them |
 //! | `observing`, `scrape` | `serve --metrics`, and reading it |
@@ -25,6 +26,7 @@ mod drives;
 mod logging;
 mod machine;
 mod membership;
+mod namespaces;
 mod objects;
 mod observing;
 mod one_sided;
@@ -35,6 +37,7 @@ mod replaying;
 mod scrape;
 mod serving;
 mod simulating;
+mod swarming;
 mod topping;
 mod town;
 mod transferring;

@@ -118,7 +118,11 @@ impl Node {
     }
 
     pub(crate) fn spawn(command: &mut Command) -> Self {
-        let mut child = command.spawn().expect("it starts");
+        Self::of(command.spawn().expect("it starts"))
+    }
+
+    /// Waits until a process that was started says that it is ready.
+    pub(crate) fn of(mut child: Child) -> Self {
         let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut line = String::new();
         stdout.read_line(&mut line).expect("it says that it serves");

@@ -3,14 +3,14 @@
 //! It takes root, `ip` and `tc`, and is skipped by name where they are missing.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::namespaces::{ip, secret, shape, within};
 use crate::process::{Node, lunette};
 
 /// The server's address on each of the two networks; the client's ends in 1.
@@ -20,16 +20,6 @@ const SERVER: [&str; 2] = ["10.231.0.2", "10.231.1.2"];
 struct Networks {
     client: String,
     server: String,
-}
-
-fn ip(arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments).output();
-    let output = output.map_err(|error| format!("ip: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("ip {}: {}", arguments.join(" "), said.trim()))
 }
 
 impl Networks {
@@ -68,15 +58,12 @@ impl Networks {
     }
 
     /// Lets a pair carry so many bits per second, each way.
-    fn shape(&self, pair: usize, rate: &str) -> Result<(), String> {
+    fn limit(&self, pair: usize, rate: &str) -> Result<(), String> {
         for (namespace, link) in [
             (&self.client, Self::near(pair)),
             (&self.server, Self::far(pair)),
         ] {
-            ip(&[
-                "netns", "exec", namespace, "tc", "qdisc", "add", "dev", &link, "root", "tbf",
-                "rate", rate, "burst", "128kb", "latency", "20ms",
-            ])?;
+            shape(namespace, &link, rate)?;
         }
         Ok(())
     }
@@ -84,20 +71,6 @@ impl Networks {
     fn set(&self, pair: usize, state: &str) {
         let link = Self::far(pair);
         ip(&["-n", &self.server, "link", "set", &link, state]).expect("the link is there");
-    }
-
-    /// The command, in a namespace and with the secret.
-    fn within(namespace: &str, command: &Command, secret: &TempDir) -> Command {
-        let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", namespace]);
-        inside.arg(command.get_program()).args(command.get_args());
-        inside
-            .env_remove("LUNETTE_INSECURE")
-            .env("LUNETTE_SECRET_FILE", secret.path().join("secret"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        inside
     }
 }
 
@@ -110,19 +83,11 @@ impl Drop for Networks {
     }
 }
 
-fn secret() -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("secret");
-    fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("written");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("set");
-    folder
-}
-
 fn bench(networks: &Networks, secret: &TempDir, more: &[&str]) -> Child {
     let peer = SERVER.map(|address| format!("{address}:7600")).join(",");
     let always = ["transfer", "bench", &peer, "--size", "4MiB"];
     let command = lunette(&[&always, more].concat());
-    let mut inside = Networks::within(&networks.client, &command, secret);
+    let mut inside = within(&networks.client, &command, secret);
     inside.spawn().expect("it starts")
 }
 
@@ -179,9 +144,9 @@ fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
     let command = lunette(&[
         "transfer", "serve", "--json", "--listen", &listen, "--memory", "8MiB",
     ]);
-    let _server = Node::spawn(&mut Networks::within(&networks.server, &command, &secret));
+    let _server = Node::spawn(&mut within(&networks.server, &command, &secret));
     leave_from_the_adapters_of_choice(&networks, &secret, &folder);
-    if let Err(problem) = networks.shape(1, "400mbit") {
+    if let Err(problem) = networks.limit(1, "400mbit") {
         println!(
             "SKIP rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other: {problem}"
         );
@@ -232,10 +197,10 @@ fn processes_in_two_network_namespaces_meet_in_a_folder_and_copy() {
         "--same-host-dir",
         meeting,
     ]);
-    let _server = Node::spawn(&mut Networks::within(&networks.server, &serve, &secret));
+    let _server = Node::spawn(&mut within(&networks.server, &serve, &secret));
     for (flags, is_met) in [(&["--same-host-dir", meeting][..], true), (&[], false)] {
         let bench = lunette(&[&["transfer", "bench", peer, "--seconds", "1"], flags].concat());
-        let mut inside = Networks::within(&networks.client, &bench, &secret);
+        let mut inside = within(&networks.client, &bench, &secret);
         let done = measured(inside.spawn().expect("it starts"));
         let copied = done["same_host_bytes"].as_u64();
         assert_eq!(copied > Some(0), is_met, "{done}");

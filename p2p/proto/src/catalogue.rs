@@ -1,13 +1,16 @@
 //! What is written of objects at the cluster's coordinator, in small keys.
 //!
 //! ```text
-//!  <prefix>/p2p/objects/<name>                | LNPO | 1 | version (8) | chunk bytes (4) | n (4) | n lengths (8) | CRC |
+//!  <prefix>/p2p/objects/<name>                | LNPO | 1 | version (8) | chunk bytes (4) | n (4) | n lengths (8) | layout's writer (8), groups (4) | CRC |
 //!  <prefix>/p2p/sums/<version>/<group>        | LNPS | 1 | n (4) | n CRC32C (4) | CRC |
-//!  <prefix>/p2p/holders/<version>/<epoch>     | LNPH | 1 | chunks (4) | rack | n (1) | n addresses | CRC |
+//!  <prefix>/p2p/layouts/<version>/<epoch>/<group> | LNPL | 1 | n (4) | n tensors | CRC |
+//!  <prefix>/p2p/holders/<version>/<epoch>     | LNPH | 1 | chunks (4) | keeps (1) | rack | n (1) | n addresses | CRC |
 //! ```
 //!
 //! Each key is bound to the lease of a holder. An object's own keys are bound to whoever wrote them last: when that
-//! one is gone, any other holder writes them again, so that an object is there as long as somebody has it. Sums are of
+//! one is gone, any other holder writes them again, so that an object is there as long as somebody has it. A layout may be
+//! too long for one transaction, so each who writes it has keys of its own, which are there before the object says whose
+//! they are, and end with the same lease. Sums are of
 //! at most [`GROUP_CHUNKS`] chunks, 16 KiB; nobody writes a key that another holder writes as it goes along. Which chunks
 //! a holder has is not written here, for it changes with each: holders tell each other
 //! ([`message`](crate::message)).
@@ -18,11 +21,12 @@ use lunette_cluster_proto::coordination::{
     Compare, Expected, KEY_BYTES_MAX, KeyRange, LeaseId, Op, Revision, TXN_OPS_MAX, Txn,
     VALUE_BYTES_MAX,
 };
+use lunette_cluster_proto::framing::{Frame, FrameFault};
 use lunette_cluster_proto::rack::{RACK_BYTES_MAX, Rack};
-use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::codec::{Reader, Truncated, Writer};
 use thiserror::Error;
 
+use crate::layout::{GROUP_BYTES_MAX, GROUPS_MAX};
 use crate::object::{
     BUFFERS_MAX, CHUNKS_MAX, GROUP_CHUNKS, NAME_BYTES_MAX, ObjectName, Shape, Version,
 };
@@ -33,13 +37,17 @@ pub const ADDRESSES_MAX: usize = 16;
 /// Longest prefix of a cluster's keys, in bytes.
 pub const PREFIX_BYTES_MAX: usize = 128;
 
-const OBJECT_MAGIC: [u8; 4] = *b"LNPO";
-const SUMS_MAGIC: [u8; 4] = *b"LNPS";
-const HOLDER_MAGIC: [u8; 4] = *b"LNPH";
+const OBJECT: Frame = frame(*b"LNPO");
+const SUMS: Frame = frame(*b"LNPS");
+const HOLDER: Frame = frame(*b"LNPH");
 const RECORD_VERSION: u16 = 1;
 
 const _: () = assert!(PREFIX_BYTES_MAX + "/p2p/objects/".len() + NAME_BYTES_MAX <= KEY_BYTES_MAX);
 const _: () = assert!(64 + BUFFERS_MAX * 8 <= VALUE_BYTES_MAX);
+/// How many records of a layout go in one transaction: half a MiB.
+const LAYOUT_TXN_GROUPS: usize = 8;
+const _: () = assert!(LAYOUT_TXN_GROUPS <= TXN_OPS_MAX);
+const _: () = assert!(LAYOUT_TXN_GROUPS * GROUP_BYTES_MAX / 3 * 4 < 1024 * 1024);
 // An object and its checksums are one transaction, of less than etcd's 1.5 MiB in base64.
 const _: () = assert!((CHUNKS_MAX / GROUP_CHUNKS) as usize + 2 <= TXN_OPS_MAX);
 const _: () = assert!((CHUNKS_MAX as usize * 4 + BUFFERS_MAX * 8) / 3 * 4 < 1024 * 1024);
@@ -71,6 +79,17 @@ pub struct ObjectRecord {
     pub version: Version,
     /// What it is made of.
     pub shape: Shape,
+    /// Where its tensors are told of, if they are.
+    pub layout: Option<LayoutPlace>,
+}
+
+/// Where an object's layout is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayoutPlace {
+    /// By whom.
+    pub writer: PeerId,
+    /// In how many records: 1 to [`GROUPS_MAX`].
+    pub groups: u32,
 }
 
 impl ObjectRecord {
@@ -78,7 +97,7 @@ impl ObjectRecord {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let buffers = self.shape.buffers();
-        record(OBJECT_MAGIC, |out| {
+        OBJECT.seal(|out| {
             let count = u32::try_from(buffers.len()).expect("buffers are bounded");
             let mut out = Writer::new(out);
             out.u64(self.version.0).u32(self.shape.chunk_bytes());
@@ -86,6 +105,9 @@ impl ObjectRecord {
             for &len_bytes in buffers {
                 out.u64(len_bytes);
             }
+            let layout = self.layout.map(|it| (it.writer.0, it.groups));
+            let (writer, groups) = layout.unwrap_or_default();
+            out.u64(writer).u32(groups);
         })
     }
 
@@ -94,7 +116,7 @@ impl ObjectRecord {
     /// # Errors
     /// [`RecordFault`].
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
-        let mut reader = content(bytes, OBJECT_MAGIC)?;
+        let mut reader = OBJECT.open(bytes)?;
         let version = Version(reader.u64()?);
         let chunk_bytes = reader.u32()?;
         let count = reader.u32()? as usize;
@@ -105,8 +127,16 @@ impl ObjectRecord {
         let buffers = lens.collect::<Result<_, _>>()?;
         let shape = Shape::new(chunk_bytes, buffers);
         let shape = shape.map_err(|_| RecordFault::Nonsense { what: "shape" })?;
+        let (writer, groups) = (PeerId(reader.u64()?), reader.u32()?);
+        if groups > GROUPS_MAX || (groups == 0 && writer.0 != 0) {
+            return Err(RecordFault::Nonsense { what: "groups" });
+        }
         end(&reader)?;
-        Ok(Self { version, shape })
+        Ok(Self {
+            version,
+            shape,
+            layout: (groups > 0).then_some(LayoutPlace { writer, groups }),
+        })
     }
 }
 
@@ -115,7 +145,7 @@ impl ObjectRecord {
 pub fn encode_sums(sums: &[u32]) -> Vec<u8> {
     let count = u32::try_from(sums.len()).expect("a group is bounded");
     assert!(count <= GROUP_CHUNKS, "a group is bounded");
-    record(SUMS_MAGIC, |out| {
+    SUMS.seal(|out| {
         Writer::new(out).u32(count);
         for &sum in sums {
             Writer::new(out).u32(sum);
@@ -128,7 +158,7 @@ pub fn encode_sums(sums: &[u32]) -> Vec<u8> {
 /// # Errors
 /// [`RecordFault`]; also if there are more or fewer.
 pub fn decode_sums(bytes: &[u8], expected: u32) -> Result<Vec<u32>, RecordFault> {
-    let mut reader = content(bytes, SUMS_MAGIC)?;
+    let mut reader = SUMS.open(bytes)?;
     let count = reader.u32()?;
     if count != expected || count > GROUP_CHUNKS {
         return Err(RecordFault::Nonsense { what: "sums" });
@@ -139,6 +169,42 @@ pub fn decode_sums(bytes: &[u8], expected: u32) -> Result<Vec<u32>, RecordFault>
     Ok(sums)
 }
 
+/// Which chunks of an object somebody is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeps {
+    /// All of them.
+    All,
+    /// Those with parts of tensors that it wants.
+    Some,
+    /// It takes parts of tensors and keeps no chunk. It is in the catalogue so that it can be answered.
+    Nothing,
+}
+
+impl Keeps {
+    const fn to_wire(self) -> u8 {
+        match self {
+            Self::All => 1,
+            Self::Some => 2,
+            Self::Nothing => 3,
+        }
+    }
+
+    const fn from_wire(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::All),
+            2 => Some(Self::Some),
+            3 => Some(Self::Nothing),
+            _ => None,
+        }
+    }
+
+    /// Whether others may have something from there.
+    #[must_use]
+    pub const fn is_serving(self) -> bool {
+        !matches!(self, Self::Nothing)
+    }
+}
+
 /// What is written of one who has an object, or some of its chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderRecord {
@@ -146,6 +212,8 @@ pub struct HolderRecord {
     pub rack: Rack,
     /// How many chunks it had when it wrote this.
     pub chunks: u32,
+    /// What it will have of them.
+    pub keeps: Keeps,
     /// Where its engine listens.
     pub addresses: Vec<SocketAddr>,
 }
@@ -155,9 +223,9 @@ impl HolderRecord {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let count = self.addresses.len().min(ADDRESSES_MAX);
-        record(HOLDER_MAGIC, |out| {
+        HOLDER.seal(|out| {
             let mut out = Writer::new(out);
-            out.u32(self.chunks);
+            out.u32(self.chunks).u8(self.keeps.to_wire());
             out.short_bytes(self.rack.label().as_bytes());
             out.u8(u8::try_from(count).expect("it is at most 16"));
             for address in self.addresses.iter().take(count) {
@@ -171,8 +239,10 @@ impl HolderRecord {
     /// # Errors
     /// [`RecordFault`].
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
-        let mut reader = content(bytes, HOLDER_MAGIC)?;
+        let mut reader = HOLDER.open(bytes)?;
         let chunks = reader.u32()?;
+        let keeps = Keeps::from_wire(reader.u8()?);
+        let keeps = keeps.ok_or(RecordFault::Nonsense { what: "keeps" })?;
         let rack = read_rack(&mut reader)?;
         let count = usize::from(reader.u8()?);
         if !(1..=ADDRESSES_MAX).contains(&count) {
@@ -184,6 +254,7 @@ impl HolderRecord {
         Ok(Self {
             rack,
             chunks,
+            keeps,
             addresses,
         })
     }
@@ -208,35 +279,25 @@ fn read_address(reader: &mut Reader<'_>) -> Result<SocketAddr, RecordFault> {
     address.ok_or(RecordFault::Nonsense { what: "address" })
 }
 
-/// The content of a record, behind its magic and version and before its checksum.
-fn content(bytes: &[u8], magic: [u8; 4]) -> Result<Reader<'_>, RecordFault> {
-    let Some((content, crc)) = bytes.split_last_chunk::<4>() else {
-        return Err(Truncated {
-            needed_bytes: 4,
-            left_bytes: bytes.len(),
+impl From<FrameFault> for RecordFault {
+    fn from(fault: FrameFault) -> Self {
+        match fault {
+            FrameFault::Truncated(fault) => Self::Truncated(fault),
+            FrameFault::Unknown => Self::Unknown,
+            FrameFault::Damaged => Self::Damaged,
         }
-        .into());
-    };
-    let mut reader = Reader::new(content);
-    if reader.array()? != magic || reader.u16()? != RECORD_VERSION {
-        return Err(RecordFault::Unknown);
     }
-    if crc32c(content) != u32::from_le_bytes(*crc) {
-        return Err(RecordFault::Damaged);
-    }
-    Ok(reader)
 }
 
-fn record(magic: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut out = Vec::new();
-    Writer::new(&mut out).bytes(&magic).u16(RECORD_VERSION);
-    write(&mut out);
-    let crc = crc32c(&out);
-    Writer::new(&mut out).u32(crc);
-    out
+/// Records of one kind.
+pub(crate) const fn frame(magic: [u8; 4]) -> Frame {
+    Frame {
+        magic,
+        version: RECORD_VERSION,
+    }
 }
 
-const fn end(reader: &Reader<'_>) -> Result<(), RecordFault> {
+pub(crate) const fn end(reader: &Reader<'_>) -> Result<(), RecordFault> {
     if reader.is_empty() {
         Ok(())
     } else {
@@ -292,6 +353,45 @@ impl Catalogue {
     #[must_use]
     pub fn sums_key(&self, version: Version, group: u32) -> Vec<u8> {
         format!("{}/p2p/sums/{version}/{group:08x}", self.prefix).into_bytes()
+    }
+
+    /// The key of a group of a layout, as somebody has written it.
+    #[must_use]
+    pub fn layout_key(&self, version: Version, writer: PeerId, group: u32) -> Vec<u8> {
+        let epoch = writer.0;
+        let all = format!("{}/p2p/layouts/{version}", self.prefix);
+        format!("{all}/{epoch:016x}/{group:08x}").into_bytes()
+    }
+
+    /// Writes a layout's records, in a few transactions. It goes before [`claim`](Self::claim).
+    #[must_use]
+    pub fn put_layout(
+        &self,
+        version: Version,
+        writer: PeerId,
+        groups: &[Vec<u8>],
+        lease: LeaseId,
+    ) -> Vec<Txn> {
+        let puts = groups.iter().zip(0..).map(|(group, index)| Op::Put {
+            key: self.layout_key(version, writer, index),
+            value: group.clone(),
+            lease: Some(lease),
+        });
+        let puts: Vec<_> = puts.collect();
+        let txns = puts.chunks(LAYOUT_TXN_GROUPS).map(|puts| Txn {
+            compare: Vec::new(),
+            success: puts.to_vec(),
+            failure: Vec::new(),
+        });
+        txns.collect()
+    }
+
+    /// Removes a layout as somebody has written it.
+    #[must_use]
+    pub fn remove_layout(&self, version: Version, writer: PeerId) -> Op {
+        let epoch = writer.0;
+        let all = format!("{}/p2p/layouts/{version}/{epoch:016x}/", self.prefix);
+        Op::Delete(KeyRange::prefix(all))
     }
 
     /// The key of a holder.
@@ -375,6 +475,7 @@ impl Catalogue {
     pub fn remove(&self, name: &ObjectName, version: Version, modified: Revision) -> Txn {
         let key = self.object_key(name);
         let sums = format!("{}/p2p/sums/{version}/", self.prefix);
+        let layouts = format!("{}/p2p/layouts/{version}/", self.prefix);
         Txn {
             compare: vec![Compare {
                 key: key.clone(),
@@ -383,6 +484,7 @@ impl Catalogue {
             success: vec![
                 Op::Delete(KeyRange::one(key)),
                 Op::Delete(KeyRange::prefix(sums)),
+                Op::Delete(KeyRange::prefix(layouts)),
             ],
             failure: Vec::new(),
         }
@@ -401,26 +503,44 @@ mod tests {
         Shape::new(4096, vec![5000, 0, 1]).unwrap()
     }
 
+    fn object(version: u64) -> ObjectRecord {
+        ObjectRecord {
+            version: Version(version),
+            shape: shape(),
+            layout: None,
+        }
+    }
+
     fn holder(addresses: usize) -> HolderRecord {
         HolderRecord {
             rack: "r1".parse().unwrap(),
             chunks: 7,
+            keeps: Keeps::All,
             addresses: vec!["[::1]:7600".parse().unwrap(); addresses],
         }
     }
 
     #[test]
     fn records_come_back() {
-        let object = ObjectRecord {
-            version: Version(9),
-            shape: shape(),
-        };
-        assert_eq!(ObjectRecord::decode(&object.encode()), Ok(object));
+        let (writer, groups) = (PeerId(u64::MAX), GROUPS_MAX);
+        for layout in [None, Some(LayoutPlace { writer, groups })] {
+            let object = ObjectRecord {
+                layout,
+                ..object(9)
+            };
+            assert_eq!(ObjectRecord::decode(&object.encode()), Ok(object));
+        }
         let sums = vec![1, 2, u32::MAX];
         assert_eq!(decode_sums(&encode_sums(&sums), 3), Ok(sums));
         for rack in [Rack::NONE, "a-rack".parse().unwrap()] {
-            let record = HolderRecord { rack, ..holder(2) };
-            assert_eq!(HolderRecord::decode(&record.encode()), Ok(record));
+            for keeps in [Keeps::All, Keeps::Some, Keeps::Nothing] {
+                let record = HolderRecord {
+                    rack,
+                    keeps,
+                    ..holder(2)
+                };
+                assert_eq!(HolderRecord::decode(&record.encode()), Ok(record));
+            }
         }
     }
 
@@ -435,23 +555,34 @@ mod tests {
         assert_eq!(none, Err(nonsense("addresses")));
         let many = HolderRecord::decode(&holder(ADDRESSES_MAX + 1).encode()).unwrap();
         assert_eq!(many.addresses.len(), ADDRESSES_MAX, "the first ones");
-        let buffers = record(OBJECT_MAGIC, |out| {
+        let buffers = OBJECT.seal(|out| {
             Writer::new(out).u64(1).u32(4096).u32(u32::MAX);
         });
         let decoded = ObjectRecord::decode(&buffers);
         assert_eq!(decoded, Err(nonsense("buffers")));
-        let long = record(HOLDER_MAGIC, |out| {
-            Writer::new(out).u32(1).short_bytes(&[b'r'; 17]).u8(1);
+        let layout = Some(LayoutPlace {
+            writer: PeerId(1),
+            groups: GROUPS_MAX + 1,
+        });
+        let many = ObjectRecord {
+            layout,
+            ..object(1)
+        };
+        let decoded = ObjectRecord::decode(&many.encode());
+        assert_eq!(decoded, Err(nonsense("groups")));
+        let long = HOLDER.seal(|out| {
+            Writer::new(out).u32(1).u8(1).short_bytes(&[b'r'; 17]);
         });
         assert_eq!(HolderRecord::decode(&long), Err(nonsense("rack")));
+        let odd = HOLDER.seal(|out| {
+            Writer::new(out).u32(1).u8(4);
+        });
+        assert_eq!(HolderRecord::decode(&odd), Err(nonsense("keeps")));
     }
 
     #[test]
     fn damage_is_found_wherever_it_is() {
-        let object = ObjectRecord {
-            version: Version(9),
-            shape: shape(),
-        };
+        let object = object(9);
         let records = [object.encode(), encode_sums(&[1, 2, 3]), holder(2).encode()];
         for bytes in &records {
             for at in 0..bytes.len() {
@@ -482,10 +613,7 @@ mod tests {
         };
         let catalogue = Catalogue::new("c").unwrap();
         let name = "a".parse().unwrap();
-        let record = |version| ObjectRecord {
-            version: Version(version),
-            shape: shape(),
-        };
+        let record = object;
         let lease = LeaseId::new(1);
         let claim = |version, may_replace| {
             catalogue.claim(&name, &record(version), &[1, 2, 3], lease, may_replace)
@@ -506,6 +634,23 @@ mod tests {
         assert!(ask(catalogue.remove(&name, Version(1), revision)).0);
         assert!(claim(1, true).compare.is_empty());
         assert_eq!(claim(1, false).success.len(), 2);
+    }
+
+    #[test]
+    fn layouts_are_written_in_short_transactions() {
+        let catalogue = Catalogue::new("c").unwrap();
+        let (version, writer, lease) = (Version(1), PeerId(2), LeaseId::new(3));
+        let groups = vec![vec![0; 9]; 2 * LAYOUT_TXN_GROUPS + 1];
+        let txns = catalogue.put_layout(version, writer, &groups, lease);
+        let lens: Vec<_> = txns.iter().map(|txn| txn.success.len()).collect();
+        assert_eq!(lens, [LAYOUT_TXN_GROUPS, LAYOUT_TXN_GROUPS, 1]);
+        let Op::Delete(all) = catalogue.remove_layout(version, writer) else {
+            panic!("it deletes");
+        };
+        for group in [0, 16] {
+            assert!(all.contains(&catalogue.layout_key(version, writer, group)));
+        }
+        assert!(!all.contains(&catalogue.layout_key(version, PeerId(3), 0)));
     }
 
     #[test]

@@ -18,6 +18,8 @@
 //! |---|---|
 //! | [`object`] | names, versions, buffers, and how they are cut into chunks |
 //! | [`chunks`] | [`ChunkSet`]: which chunks somebody has |
+//! | [`layout`] | tensors of an object, and which bytes go where for a receiver that wants parts of them |
+//! | [`safetensors`] | which tensors a safetensors file has |
 //! | [`catalogue`] | keys and records at the coordinator |
 //! | [`message`] | what holders say to each other |
 //! | [`pace`] | how long a chunk takes, and how long one waits for it |
@@ -26,9 +28,11 @@
 
 pub mod catalogue;
 pub mod chunks;
+pub mod layout;
 pub mod message;
 pub mod object;
 pub mod pace;
+pub mod safetensors;
 pub mod swarm;
 
 pub use chunks::ChunkSet;

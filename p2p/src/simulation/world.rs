@@ -186,6 +186,7 @@ impl<'a> World<'a> {
                 id: peer(index),
                 rack: rack(self.scenario, index),
                 is_whole: host.whole.is_some(),
+                keeps_all: true,
             })
             .collect();
         for index in 0..self.hosts.len() {

@@ -5,8 +5,9 @@ use lunette_cluster::proto::coordination::{
     Ask, CoordinationFault, KeyRange, KeyValue, LeaseId, Op, OpOutcome, Outcome, Revision, Txn,
 };
 use lunette_p2p_proto::catalogue::{
-    Catalogue, HolderRecord, ObjectRecord, PrefixFault, decode_sums,
+    Catalogue, HolderRecord, LayoutPlace, ObjectRecord, PrefixFault, decode_sums,
 };
+use lunette_p2p_proto::layout::{Layout, decode_group};
 use lunette_p2p_proto::{ObjectName, PeerId, Version};
 
 use super::local::Local;
@@ -20,6 +21,16 @@ pub(super) enum Claimed {
     Ours,
     /// It is another's.
     Taken(Version),
+}
+
+impl Claimed {
+    fn of(version: Version, found: Version) -> Self {
+        if found == version {
+            Self::Ours
+        } else {
+            Self::Taken(found)
+        }
+    }
 }
 
 /// An object's key as it was read.
@@ -132,7 +143,27 @@ impl Books {
         Ok(Some(sums))
     }
 
-    /// Who has chunks of a version. What is none of ours is left out.
+    /// The tensors that an object has, as they are told of; `None` if some of that is gone.
+    pub(super) async fn layout(
+        &self,
+        record: &ObjectRecord,
+    ) -> Result<Option<Layout>, CatalogueError> {
+        let Some(LayoutPlace { writer, groups }) = record.layout else {
+            return Ok(Some(Layout::default()));
+        };
+        let mut tensors = Vec::new();
+        for group in 0..groups {
+            let key = self.keys.layout_key(record.version, writer, group);
+            let found = self.range(KeyRange::one(key)).await?;
+            let Some(pair) = found.first() else {
+                return Ok(None);
+            };
+            tensors.extend(decode_group(&pair.value)?);
+        }
+        Ok(Some(Layout::new(tensors, &record.shape)?))
+    }
+
+    /// Who has chunks of a version, or takes parts of them. What is none of ours is left out.
     pub(super) async fn holders(
         &self,
         version: Version,
@@ -163,8 +194,9 @@ impl Books {
         name: ObjectName,
         record: ObjectRecord,
     ) -> Result<Found, CatalogueError> {
-        let ObjectRecord { version, shape } = record;
-        let holders = self.holders(version).await?;
+        let ObjectRecord { version, shape, .. } = record;
+        let mut holders = self.holders(version).await?;
+        holders.retain(|(_, holder)| holder.keeps.is_serving());
         let all = shape.chunks();
         let whole = holders.iter().filter(|(_, holder)| holder.chunks == all);
         Ok(Found {
@@ -176,19 +208,40 @@ impl Books {
         })
     }
 
+    /// Writes an object as ours: unless its name is taken, also by itself, or in the place of whatever has it.
     pub(super) async fn claim(
         &self,
         local: &Local,
+        me: PeerId,
         lease: LeaseId,
         may_replace: bool,
     ) -> Result<Claimed, CatalogueError> {
-        let Local {
-            name, record, sums, ..
-        } = local;
-        let txn = self.keys.claim(name, record, sums, lease, may_replace);
+        let content = &local.content;
+        let mut record = content.record.clone();
+        record.layout = content.layout_place(me);
+        let version = record.version;
+        if record.layout.is_some() {
+            // It may be long: where somebody else has written it nothing of it is sent.
+            let found = self.object(&local.name).await?;
+            if let Some((found, _)) = found.filter(|_| !may_replace) {
+                return Ok(Claimed::of(version, found.version));
+            }
+            for txn in self
+                .keys
+                .put_layout(version, me, &content.layout_groups, lease)
+            {
+                self.txn(txn).await?;
+            }
+        }
+        let txn = self
+            .keys
+            .claim(&local.name, &record, &content.sums, lease, may_replace);
         let (succeeded, outcomes) = self.txn(txn).await?;
         if succeeded {
             return Ok(Claimed::Ours);
+        }
+        if record.layout.is_some() {
+            self.op(self.keys.remove_layout(version, me)).await?;
         }
         let Some(OpOutcome::Range(pairs)) = outcomes.first() else {
             unreachable!("a range was asked");
@@ -197,10 +250,7 @@ impl Books {
             unreachable!("it was there in the same transaction");
         };
         let other = ObjectRecord::decode(&pair.value)?.version;
-        if other == record.version {
-            return Ok(Claimed::Ours);
-        }
-        Ok(Claimed::Taken(other))
+        Ok(Claimed::of(version, other))
     }
 
     pub(super) async fn put_holder(
@@ -230,12 +280,13 @@ impl Books {
         local: &Local,
         lease: LeaseId,
     ) -> Result<(), CatalogueError> {
-        let version = local.record.version;
+        let version = local.content.record.version;
         let Some((record, written)) = self.object(&local.name).await? else {
             return Ok(());
         };
         let is_ours = record.version == version && written.lease == Some(lease);
-        if is_ours && self.holders(version).await?.is_empty() {
+        let holders = self.holders(version).await?;
+        if is_ours && !holders.iter().any(|(_, holder)| holder.keeps.is_serving()) {
             let txn = self.keys.remove(&local.name, version, written.modified);
             self.txn(txn).await?;
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lunette_p2p_proto::PeerId;
 use lunette_p2p_proto::swarm::{FetchId, Fetched};
-use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Signal, time};
 use lunette_transfer::engine::{Batch, Intent, Peer, PostOptions, Priority, RemoteSegment};
 
@@ -48,25 +48,30 @@ impl Flight {
     }
 }
 
-/// How a read ended; of a copy that is right, also where it is.
+/// How a read ended; of a chunk that is right, also where it is.
 struct Read {
     fetched: Fetched,
-    copy: Option<Exposed>,
+    chunk: Option<Exposed>,
 }
 
 impl From<Fetched> for Read {
     fn from(fetched: Fetched) -> Self {
-        let copy = None;
-        Self { fetched, copy }
+        let chunk = None;
+        Self { fetched, chunk }
     }
 }
 
 impl Local {
     /// Reads a chunk, verifies it, and tells the machine how that ended.
     pub(super) async fn fetch(self: Rc<Self>, inner: Rc<Inner>, id: FetchId, flight: Rc<Flight>) {
-        let Read { fetched, copy } = self.read(&inner, &flight).await;
-        if let Some(copy) = copy {
-            self.put_in_place(&flight, &copy).await;
+        let Read { fetched, chunk } = self.read(&inner, &flight).await;
+        if let Some(chunk) = chunk {
+            if flight.is_copy {
+                self.put_in_place(&flight, &chunk).await;
+            }
+            if !self.holds(flight.chunk) {
+                self.take_slices(flight.chunk, chunk);
+            }
         }
         self.flights.borrow_mut().remove(&id);
         self.on(&inner, |swarm| swarm.on_fetched(time::now(), id, fetched));
@@ -74,8 +79,9 @@ impl Local {
     }
 
     async fn read(&self, inner: &Inner, flight: &Flight) -> Read {
-        let (version, chunk) = (self.record.version, flight.chunk);
+        let (version, chunk) = (self.content.record.version, flight.chunk);
         let place = self
+            .content
             .record
             .shape
             .place(chunk)
@@ -97,24 +103,23 @@ impl Local {
             }
             .into();
         }
-        if room.crc32c() != self.sums[chunk as usize] {
+        if room.crc32c() != self.content.sums[chunk as usize] {
             let source = flight.source.0;
             tracing::warn!(source, chunk, "a chunk is not what it should be");
             return Fetched::Corrupt.into();
         }
         Read {
             fetched: Fetched::Held,
-            copy: flight.is_copy.then_some(room),
+            chunk: Some(room),
         }
     }
 
-    /// Where a chunk is read to: its place, or memory of its own while its place is another fetch's.
+    /// Where a chunk is read to: its place, or memory of its own while its place is another fetch's, or if it has none.
     fn room_for(&self, flight: &Flight) -> Option<Exposed> {
-        let room = self.room(flight.chunk);
-        if !flight.is_copy {
-            return Some(room);
+        match self.room(flight.chunk) {
+            Some(room) if !flight.is_copy => Some(room),
+            Some(_) | None => self.own_room(flight.chunk),
         }
-        Exposed::map(room.len(), HugePages::Never, &mut Vec::new()).ok()
     }
 
     /// The fetch that has the place of a copy's chunk, if it is still under way.
@@ -132,8 +137,9 @@ impl Local {
             other.cancel();
             other.ended.raised().await;
         }
-        if !self.holds(flight.chunk) {
-            self.room(flight.chunk).copy_from(0, copy);
+        let room = self.room(flight.chunk);
+        if let Some(room) = room.filter(|_| !self.holds(flight.chunk)) {
+            room.copy_from(0, copy);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_p2p_proto::layout::Layout;
 use lunette_p2p_proto::{ObjectName, Shape, Version};
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::time;
@@ -16,7 +17,7 @@ use crate::error::Incomplete;
 pub struct Progress {
     /// Bytes that are here, and verified.
     pub held_bytes: u64,
-    /// Of how many.
+    /// Of how many: for a receiver of slices those of the chunks that they are in.
     pub len_bytes: u64,
     /// Holders that answer.
     pub neighbours: usize,
@@ -44,13 +45,19 @@ impl Held {
     /// Which registration it is.
     #[must_use]
     pub fn version(&self) -> Version {
-        self.local.record.version
+        self.local.content.record.version
     }
 
     /// What it is made of.
     #[must_use]
     pub fn shape(&self) -> &Shape {
-        &self.local.record.shape
+        &self.local.content.record.shape
+    }
+
+    /// The tensors that it has, as they are told of: none, if whoever registered it told of none.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.local.content.layout
     }
 
     /// How far it has come.
@@ -58,12 +65,12 @@ impl Held {
     pub fn progress(&self) -> Progress {
         Progress {
             held_bytes: self.local.held_bytes(),
-            len_bytes: self.local.record.shape.len_bytes(),
+            len_bytes: self.local.len_bytes(),
             neighbours: self.local.neighbours(),
         }
     }
 
-    /// Waits until all of it is here, for at most `patience`. One at a time waits. Dropping the future changes nothing.
+    /// Waits until all of it that is wanted is here, for at most `patience`. One at a time waits. Dropping the future changes nothing.
     ///
     /// # Errors
     /// [`Incomplete`]: what came stays, and more comes on.
@@ -75,7 +82,7 @@ impl Held {
             if raised.is_err() && !self.local.is_whole() {
                 return Err(Incomplete {
                     held: self.local.held_chunks(),
-                    chunks: self.local.record.shape.chunks(),
+                    chunks: self.local.wanted_chunks(),
                     neighbours: self.local.neighbours(),
                 });
             }

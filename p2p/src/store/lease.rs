@@ -45,12 +45,16 @@ impl Inner {
             if local.is_closing() {
                 // It was let go meanwhile, and must not come back.
                 self.books
-                    .remove_holder(local.record.version, self.me())
+                    .remove_holder(local.content.record.version, self.me())
                     .await?;
                 continue;
             }
+            if !local.is_serving() {
+                continue;
+            }
             // What is here in part is written again as well: its sums were verified by no one else.
-            self.books.claim(local, self.lease.get(), false).await?;
+            let (me, lease) = (self.me(), self.lease.get());
+            self.books.claim(local, me, lease, false).await?;
         }
         Ok(())
     }

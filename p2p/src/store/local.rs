@@ -5,27 +5,81 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_p2p_proto::catalogue::ObjectRecord;
+use lunette_p2p_proto::catalogue::{Keeps, LayoutPlace, ObjectRecord};
+use lunette_p2p_proto::layout::{Layout, encode_groups};
 use lunette_p2p_proto::swarm::{Action, FetchId, Fetched, Member};
-use lunette_p2p_proto::{ChunkSet, ObjectName, Shape, Swarm, Version};
-use lunette_runtime::arena::Exposed;
+use lunette_p2p_proto::{ChunkSet, ObjectName, PeerId, Shape, Swarm, Version};
+use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::{Signal, entropy, time};
 use lunette_runtime_core::time::Time;
 use lunette_transfer::engine::{Access, Engine, RegisterOptions, RegisterRefusal, SegmentId};
 
 use super::Inner;
 use super::fetching::Flight;
+use super::slicing::Slicing;
+use crate::error::HoldFault;
 
 /// How often a receiver reads who else holds an object: at first, then twice as long each time up to the second.
 const FOLLOW: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// What the catalogue says of an object, or is to say.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) record: ObjectRecord,
+    pub(super) sums: Vec<u32>,
+    pub(super) layout: Layout,
+    /// The layout, as it is written.
+    pub(super) layout_groups: Vec<Vec<u8>>,
+}
+
+impl Content {
+    pub(super) fn new(
+        record: ObjectRecord,
+        sums: Vec<u32>,
+        layout: Layout,
+    ) -> Result<Self, HoldFault> {
+        let groups = encode_groups(&layout);
+        Ok(Self {
+            record,
+            sums,
+            layout,
+            layout_groups: groups.ok_or(HoldFault::LongLayout)?,
+        })
+    }
+
+    /// Where the layout is if it is `writer` that writes it.
+    pub(super) fn layout_place(&self, writer: PeerId) -> Option<LayoutPlace> {
+        let groups = u32::try_from(self.layout_groups.len()).expect("groups are bounded");
+        (groups > 0).then_some(LayoutPlace { writer, groups })
+    }
+}
+
+/// What is held of an object, and what of it is here.
+#[derive(Debug)]
+pub(super) struct Holding {
+    /// Where its chunks are: none, if they are not kept.
+    pub(super) buffers: Vec<Exposed>,
+    /// The chunks that are here.
+    pub(super) held: ChunkSet,
+    /// What is taken of them, if it is not all.
+    pub(super) slicing: Option<Slicing>,
+}
+
+impl Holding {
+    /// What the program is given back: what it lent.
+    pub(super) fn into_lent(self) -> Vec<Exposed> {
+        self.slicing.map_or(self.buffers, |it| it.targets)
+    }
+}
 
 /// An object that is held here, whole or in part.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) name: ObjectName,
-    pub(super) record: ObjectRecord,
-    pub(super) sums: Vec<u32>,
-    pub(super) buffers: Vec<Exposed>,
+    pub(super) content: Content,
+    /// Where its chunks are: none, if they are not kept.
+    buffers: Vec<Exposed>,
+    slicing: Option<Slicing>,
     pub(super) segments: Vec<SegmentId>,
     pub(super) flights: RefCell<BTreeMap<FetchId, Rc<Flight>>>,
     swarm: RefCell<Swarm>,
@@ -46,19 +100,26 @@ impl Local {
     pub(super) fn new(
         inner: &Inner,
         name: ObjectName,
-        record: ObjectRecord,
-        sums: Vec<u32>,
-        buffers: Vec<Exposed>,
+        content: Content,
+        holding: Holding,
         segments: Vec<SegmentId>,
-        held: ChunkSet,
     ) -> Self {
-        let (rack, options) = (inner.rack, inner.swarm);
-        let swarm = Swarm::new(time::now(), inner.me(), rack, held, options, entropy());
+        let Holding {
+            buffers,
+            held,
+            slicing,
+        } = holding;
+        let (rack, mut options) = (inner.rack, inner.swarm);
+        options.is_serving = !buffers.is_empty();
+        let mut swarm = Swarm::new(time::now(), inner.me(), rack, held, options, entropy());
+        if let Some(slicing) = &slicing {
+            swarm = swarm.wanting(slicing.plan.chunks().clone());
+        }
         Self {
             name,
-            record,
-            sums,
+            content,
             buffers,
+            slicing,
             segments,
             flights: RefCell::default(),
             swarm: RefCell::new(swarm),
@@ -70,6 +131,73 @@ impl Local {
             is_closed: Cell::default(),
             let_go: Signal::default(),
             is_let_go: Cell::default(),
+        }
+    }
+
+    /// Which chunks it is to have.
+    pub(super) fn keeps(&self) -> Keeps {
+        match (&self.slicing, self.is_serving()) {
+            (None, _) => Keeps::All,
+            (Some(_), true) => Keeps::Some,
+            (Some(_), false) => Keeps::Nothing,
+        }
+    }
+
+    /// Whether it keeps its chunks, and others have them from here.
+    pub(super) fn is_serving(&self) -> bool {
+        !self.buffers.is_empty()
+    }
+
+    /// What the program is given back: what it lent.
+    pub(super) fn lent(&self) -> Vec<Exposed> {
+        let slicing = self.slicing.as_ref();
+        slicing.map_or_else(|| self.buffers.clone(), |it| it.targets.clone())
+    }
+
+    /// How many chunks are wanted.
+    pub(super) fn wanted_chunks(&self) -> u32 {
+        let slicing = self.slicing.as_ref();
+        slicing.map_or_else(
+            || self.content.record.shape.chunks(),
+            |it| it.plan.chunks().count(),
+        )
+    }
+
+    /// How many bytes these have.
+    pub(super) fn len_bytes(&self) -> u64 {
+        let slicing = self.slicing.as_ref();
+        slicing.map_or_else(
+            || self.content.record.shape.len_bytes(),
+            |it| it.plan.fetched_bytes(),
+        )
+    }
+
+    /// Takes what is wanted out of a chunk that is right.
+    pub(super) fn take_slices(&self, chunk: u32, bytes: Exposed) {
+        let Some(slicing) = &self.slicing else {
+            return;
+        };
+        slicing.take(chunk, &bytes);
+        let chunk_bytes = self.content.record.shape.chunk_bytes() as usize;
+        if !self.is_serving() && bytes.len() == chunk_bytes {
+            slicing.reuse(bytes);
+        }
+    }
+
+    /// Memory of its own for a chunk; `None` if there is none.
+    pub(super) fn own_room(&self, chunk: u32) -> Option<Exposed> {
+        let place = self.content.record.shape.place(chunk);
+        let len = place.expect("a chunk of the object").len_bytes as usize;
+        let slicing = self.slicing.as_ref();
+        if let Some(room) = slicing.and_then(|slicing| slicing.used_room(len)) {
+            return Some(room);
+        }
+        match Exposed::map(len, HugePages::Prefer, &mut Vec::new()) {
+            Ok(room) => Some(room),
+            Err(error) => {
+                tracing::warn!(chunk, %error, "no memory for a chunk");
+                None
+            }
         }
     }
 
@@ -108,19 +236,19 @@ impl Local {
     }
 
     pub(super) fn is_whole(&self) -> bool {
-        self.swarm.borrow().held().is_full()
+        self.swarm.borrow().is_complete()
     }
 
     /// Bytes of the chunks that are here.
     pub(super) fn held_bytes(&self) -> u64 {
         let swarm = self.swarm.borrow();
         if swarm.held().is_full() {
-            return self.record.shape.len_bytes();
+            return self.content.record.shape.len_bytes();
         }
         let places = swarm
             .held()
             .iter()
-            .filter_map(|chunk| self.record.shape.place(chunk));
+            .filter_map(|chunk| self.content.record.shape.place(chunk));
         places.map(|place| u64::from(place.len_bytes)).sum()
     }
 
@@ -143,7 +271,7 @@ impl Local {
     }
 
     fn act(self: &Rc<Self>, inner: &Rc<Inner>, action: Action) {
-        let version = self.record.version;
+        let version = self.content.record.version;
         match action {
             Action::Send { to, message } => inner.say(to, version, &message),
             Action::Fetch {
@@ -183,6 +311,9 @@ impl Local {
 
     /// Those who come later greet whole holders rather.
     async fn tell_whole(self: Rc<Self>, inner: Rc<Inner>) {
+        if !self.is_serving() {
+            return;
+        }
         if let Err(error) = inner.put_holder(&self).await {
             tracing::debug!(%error, "the catalogue learns it with the lease");
         }
@@ -211,18 +342,19 @@ impl Local {
 
     /// Reads who else holds the object, as long as something is lacking.
     pub(super) async fn follow(self: Rc<Self>, inner: Rc<Inner>) {
-        let version = self.record.version;
+        let version = self.content.record.version;
         let (mut pause, pause_max) = FOLLOW;
         while !self.is_whole() && !self.is_closing() {
             match inner.books.holders(version).await {
                 Ok(holders) => {
-                    let members = holders.into_iter().map(|(id, holder)| {
+                    let members = holders.into_iter().filter_map(|(id, holder)| {
                         inner.ways.know(id, &holder.addresses);
-                        Member {
+                        holder.keeps.is_serving().then(|| Member {
                             id,
                             rack: holder.rack,
-                            is_whole: holder.chunks == self.record.shape.chunks(),
-                        }
+                            keeps_all: holder.keeps == Keeps::All,
+                            is_whole: holder.chunks == self.content.record.shape.chunks(),
+                        })
                     });
                     let members: Vec<_> = members.collect();
                     self.on(&inner, |swarm| swarm.on_members(time::now(), &members));
@@ -311,8 +443,9 @@ pub(super) async fn verified(shape: &Shape, sums: &[u32], buffers: &[Exposed]) -
 }
 
 impl Local {
-    /// Where a chunk goes.
-    pub(super) fn room(&self, chunk: u32) -> Exposed {
-        chunk_of(&self.record.shape, &self.buffers, chunk)
+    /// Where a chunk goes; `None` if it is not kept.
+    pub(super) fn room(&self, chunk: u32) -> Option<Exposed> {
+        self.is_serving()
+            .then(|| chunk_of(&self.content.record.shape, &self.buffers, chunk))
     }
 }

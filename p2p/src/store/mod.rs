@@ -6,6 +6,7 @@
 //! | `lease` | keeping the lease, and writing again what is gone |
 //! | `ways` | the way to each other holder: what is said to it |
 //! | `local` | an object that is held here: its machine, driven |
+//! | `slicing` | parts of tensors, taken out of chunks as they come |
 //! | `fetching` | one chunk, from being granted to being verified |
 //! | `held` | [`Held`]: what the program has of it |
 
@@ -14,6 +15,7 @@ mod fetching;
 mod held;
 mod lease;
 mod local;
+mod slicing;
 mod ways;
 
 use std::cell::{Cell, RefCell};
@@ -26,6 +28,7 @@ use lunette_cluster::proto::coordination::LeaseId;
 use lunette_cluster::proto::rack::Rack;
 use lunette_cluster::{Client, ClientOptions};
 use lunette_p2p_proto::catalogue::{HolderRecord, ObjectRecord};
+use lunette_p2p_proto::layout::{Layout, Plan, Slice, Tensor};
 use lunette_p2p_proto::message::Message;
 use lunette_p2p_proto::swarm::Options;
 use lunette_p2p_proto::{ChunkSet, ObjectName, PeerId, Shape, Version};
@@ -35,7 +38,8 @@ use lunette_transfer::engine::{Engine, EngineOptions};
 
 use self::books::{Books, Claimed};
 pub use self::held::{Held, Progress};
-use self::local::Local;
+use self::local::{Content, Holding, Local};
+use self::slicing::{Slicing, room_for_chunks};
 use self::ways::Ways;
 use crate::error::{CatalogueError, HoldError, HoldFault, StartError};
 
@@ -105,6 +109,26 @@ pub struct ReceiveOptions {
     pub resume: bool,
     /// This version and no other, if given.
     pub version: Option<Version>,
+}
+
+/// How parts of an object's tensors are received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceOptions {
+    /// Whether the chunks that they are in are kept in memory, as long as the object is held, and served to others: that
+    /// takes as much memory again as these chunks have. Otherwise a chunk is let go as soon as what is wanted has been
+    /// taken out of it, and nobody has anything from here.
+    pub keep_chunks: bool,
+    /// This version and no other, if given.
+    pub version: Option<Version>,
+}
+
+impl Default for SliceOptions {
+    fn default() -> Self {
+        Self {
+            keep_chunks: true,
+            version: None,
+        }
+    }
 }
 
 /// An object in the catalogue.
@@ -201,16 +225,45 @@ impl Store {
         buffers: Vec<Exposed>,
         options: RegisterOptions,
     ) -> Result<Held, HoldError> {
+        self.register_tensors(name, buffers, Vec::new(), options)
+            .await
+    }
+
+    /// Registers an object, and tells which tensors it has where: receivers may then ask for parts of these
+    /// ([`receive_slices`](Self::receive_slices)). Else as [`register`](Self::register).
+    ///
+    /// # Errors
+    /// [`HoldError`], with the buffers; [`HoldFault::Layout`] if the tensors are none of them.
+    pub async fn register_tensors(
+        &self,
+        name: &ObjectName,
+        buffers: Vec<Exposed>,
+        tensors: Vec<Tensor>,
+        options: RegisterOptions,
+    ) -> Result<Held, HoldError> {
         let lens = buffers.iter().map(|buffer| buffer.len() as u64).collect();
-        let shape = match Shape::new(options.chunk_bytes, lens) {
-            Ok(shape) => shape,
-            Err(fault) => return Err(failed(fault.into(), buffers)),
+        let described = Shape::new(options.chunk_bytes, lens).map_err(HoldFault::from);
+        let described = described.and_then(|shape| {
+            let layout = Layout::new(tensors, &shape)?;
+            let (version, layout_place) = (Version(entropy()), None);
+            let record = ObjectRecord {
+                version,
+                shape,
+                layout: layout_place,
+            };
+            Content::new(record, Vec::new(), layout)
+        });
+        let mut content = match described {
+            Ok(content) => content,
+            Err(fault) => return Err(failed(fault, buffers)),
         };
-        let version = Version(entropy());
-        let record = ObjectRecord { version, shape };
-        let sums = local::sums(&record.shape, &buffers).await;
-        let held = ChunkSet::full(record.shape.chunks());
-        let local = self.inner.hold(name, record, sums, buffers, held).await?;
+        content.sums = local::sums(&content.record.shape, &buffers).await;
+        let holding = Holding {
+            held: ChunkSet::full(content.record.shape.chunks()),
+            buffers,
+            slicing: None,
+        };
+        let local = self.inner.hold(name, content, holding).await?;
         match self.inner.announce(&local, options.may_replace).await {
             Ok(()) => Ok(Held::new(self.clone(), local)),
             Err(fault) => Err(failed(fault, self.inner.let_go(&local).await)),
@@ -228,16 +281,78 @@ impl Store {
         buffers: Vec<Exposed>,
         options: ReceiveOptions,
     ) -> Result<Held, HoldError> {
-        let (record, sums) = match self.inner.look_up(name, &buffers, options).await {
-            Ok(found) => found,
+        let found = self.inner.look_up(name, options.version).await;
+        let found = found.and_then(|content| {
+            check(&content.record.shape, &buffers)?;
+            Ok(content)
+        });
+        let content = match found {
+            Ok(content) => content,
             Err(fault) => return Err(failed(fault, buffers)),
         };
+        let shape = &content.record.shape;
         let held = if options.resume {
-            local::verified(&record.shape, &sums, &buffers).await
+            local::verified(shape, &content.sums, &buffers).await
         } else {
-            ChunkSet::empty(record.shape.chunks())
+            ChunkSet::empty(shape.chunks())
         };
-        let local = self.inner.hold(name, record, sums, buffers, held).await?;
+        let holding = Holding {
+            buffers,
+            held,
+            slicing: None,
+        };
+        self.join(name, content, holding).await
+    }
+
+    /// Joins those who hold an object, and receives parts of its tensors into `buffers`, each part to where its slice
+    /// says. So a receiver may be sharded, or laid out, otherwise than who registered the object; nothing is converted.
+    ///
+    /// What is fetched and verified are the chunks that the parts are in; how many bytes these have is
+    /// [`Progress::len_bytes`]. A chunk's part is in its place when the chunk has been verified. See
+    /// [`SliceOptions::keep_chunks`] for what others have from here.
+    ///
+    /// # Errors
+    /// [`HoldError`], with the buffers; [`HoldFault::Slices`] if the object does not have that, or it does not fit.
+    pub async fn receive_slices(
+        &self,
+        name: &ObjectName,
+        buffers: Vec<Exposed>,
+        slices: &[Slice],
+        options: SliceOptions,
+    ) -> Result<Held, HoldError> {
+        let lens: Vec<_> = buffers.iter().map(|buffer| buffer.len() as u64).collect();
+        let found = self.inner.look_up(name, options.version).await;
+        let planned = found.and_then(|content| {
+            let shape = &content.record.shape;
+            let plan = Plan::new(shape, &content.layout, slices, &lens)?;
+            let chunks = if options.keep_chunks {
+                room_for_chunks(shape)?
+            } else {
+                Vec::new()
+            };
+            Ok((content, plan, chunks))
+        });
+        let (content, plan, chunks) = match planned {
+            Ok(planned) => planned,
+            Err(fault) => return Err(failed(fault, buffers)),
+        };
+        let targets = buffers;
+        let holding = Holding {
+            buffers: chunks,
+            held: ChunkSet::empty(content.record.shape.chunks()),
+            slicing: Some(Slicing::new(plan, targets)),
+        };
+        self.join(name, content, holding).await
+    }
+
+    /// Begins to receive.
+    async fn join(
+        &self,
+        name: &ObjectName,
+        content: Content,
+        holding: Holding,
+    ) -> Result<Held, HoldError> {
+        let local = self.inner.hold(name, content, holding).await?;
         let put = self.inner.put_holder(&local).await;
         if let Err(fault) = put {
             return Err(failed(fault.into(), self.inner.let_go(&local).await));
@@ -267,6 +382,19 @@ impl Store {
         match books.object(name).await? {
             None => Ok(None),
             Some((record, _)) => books.found(name.clone(), record).await.map(Some),
+        }
+    }
+
+    /// The tensors of an object that was found, as whoever registered it told of them; `None` if the object is gone by
+    /// now.
+    ///
+    /// # Errors
+    /// [`CatalogueError`].
+    pub async fn layout(&self, found: &Found) -> Result<Option<Layout>, CatalogueError> {
+        let books = &self.inner.books;
+        match books.object(&found.name).await? {
+            Some((record, _)) if record.version == found.version => books.layout(&record).await,
+            Some(_) | None => Ok(None),
         }
     }
 
@@ -324,45 +452,41 @@ impl Inner {
     async fn look_up(
         &self,
         name: &ObjectName,
-        buffers: &[Exposed],
-        options: ReceiveOptions,
-    ) -> Result<(ObjectRecord, Vec<u32>), HoldFault> {
+        version: Option<Version>,
+    ) -> Result<Content, HoldFault> {
         let found = self.books.object(name).await?;
         let record = found.map(|(record, _)| record);
-        let wanted = |record: &ObjectRecord| {
-            let version = options.version;
-            version.is_none_or(|version| version == record.version)
-        };
+        let is_wanted =
+            |record: &ObjectRecord| version.is_none_or(|version| version == record.version);
         let name = name.clone();
         let not_found = HoldFault::NotFound { name };
-        let record = record.filter(wanted).ok_or(not_found.clone())?;
-        check(&record.shape, buffers)?;
+        let record = record.filter(is_wanted).ok_or(not_found.clone())?;
         let sums = self.books.sums(&record).await?;
-        Ok((record, sums.ok_or(not_found)?))
+        let layout = self.books.layout(&record).await?;
+        let (sums, layout) = sums.zip(layout).ok_or(not_found)?;
+        Content::new(record, sums, layout)
     }
 
-    /// Registers the buffers, and begins to answer for them.
+    /// Registers the chunks' memory, and begins to answer for it.
     async fn hold(
         self: &Rc<Self>,
         name: &ObjectName,
-        record: ObjectRecord,
-        sums: Vec<u32>,
-        buffers: Vec<Exposed>,
-        held: ChunkSet,
+        content: Content,
+        holding: Holding,
     ) -> Result<Rc<Local>, HoldError> {
-        let version = record.version;
+        let version = content.record.version;
         if self.local(version).is_some() {
-            return Err(failed(HoldFault::Held { version }, buffers));
+            return Err(failed(HoldFault::Held { version }, holding.into_lent()));
         }
-        let registered = local::register(&self.engine, version, &buffers);
+        let registered = local::register(&self.engine, version, &holding.buffers);
         let segments = match registered {
             Ok(segments) => segments,
             Err((segments, refusal)) => {
                 local::unregister(&self.engine, &segments).await;
-                return Err(failed(refusal.into(), buffers));
+                return Err(failed(refusal.into(), holding.into_lent()));
             }
         };
-        let local = Local::new(self, name.clone(), record, sums, buffers, segments, held);
+        let local = Local::new(self, name.clone(), content, holding, segments);
         let local = Rc::new(local);
         let before = self.locals.borrow_mut().insert(version, Rc::clone(&local));
         assert!(before.is_none(), "a version is held once");
@@ -378,7 +502,10 @@ impl Inner {
     async fn announce(&self, local: &Local, may_replace: bool) -> Result<(), HoldFault> {
         self.put_holder(local).await?;
         let lease = self.lease.get();
-        let claimed = self.books.claim(local, lease, may_replace).await?;
+        let claimed = self
+            .books
+            .claim(local, self.me(), lease, may_replace)
+            .await?;
         match claimed {
             Claimed::Ours => Ok(()),
             Claimed::Taken(version) => Err(HoldFault::NameTaken {
@@ -392,22 +519,30 @@ impl Inner {
         let record = HolderRecord {
             rack: self.rack,
             chunks: local.held_chunks(),
+            keeps: local.keeps(),
             addresses: self.addresses.clone(),
         };
-        let version = local.record.version;
+        let version = local.content.record.version;
         let put = self
             .books
             .put_holder(version, self.me(), &record, self.lease.get());
         put.await
     }
 
+    async fn forget_object(&self, local: &Local) -> Result<(), CatalogueError> {
+        if !local.is_serving() {
+            return Ok(());
+        }
+        self.books.remove_if_last(local, self.lease.get()).await
+    }
+
     /// Takes what is held out of everything, when no reader is left, and gives the buffers back.
     async fn let_go(self: &Rc<Self>, local: &Rc<Local>) -> Vec<Exposed> {
-        let version = local.record.version;
+        let version = local.content.record.version;
         if local.is_closing() {
             // By the store, while its handle is still there.
             local.is_gone().await;
-            return local.buffers.clone();
+            return local.lent();
         }
         local.begin_closing();
         let forgotten = self.books.remove_holder(version, self.me()).await;
@@ -417,12 +552,11 @@ impl Inner {
         local.close(self).await;
         local::unregister(&self.engine, &local.segments).await;
         self.locals.borrow_mut().remove(&version);
-        let lease = self.lease.get();
-        if let Err(error) = self.books.remove_if_last(local, lease).await {
+        if let Err(error) = self.forget_object(local).await {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
         }
         local.gone();
-        local.buffers.clone()
+        local.lent()
     }
 
     /// Hears what others say.

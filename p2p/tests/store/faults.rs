@@ -2,47 +2,34 @@
 
 use std::time::Duration;
 
-use lunette_p2p::ReceiveOptions;
-
 use crate::scene::{
     Coordinator, LONG, assert_is_the_object, empty_buffers, fetch, in_chunks, name,
-    patterned_buffers, receive, run, until,
+    patterned_buffers, receive, resumed, run, until, until_alone,
 };
 
 #[test]
 fn survivors_serve_when_the_origin_is_gone() {
-    run(async || {
-        let coordinator = Coordinator::start();
-        let origin = coordinator.store().await;
-        let object = name("o");
-        let registered = origin
-            .register(&object, patterned_buffers(), in_chunks())
-            .await;
-        let registered = registered.expect("registered");
-        let survivor = coordinator.store().await;
-        let (_held, _) = fetch(&survivor, "o").await;
-        // Without a word: its lease ends, and with it what it has written.
-        drop(registered);
-        drop(origin);
-        let late = coordinator.store().await;
-        until("the survivor alone holds it", async || {
-            let found = late.find(&object).await.expect("asked");
-            found.is_some_and(|found| (found.whole, found.holders) == (1, 1))
-        })
-        .await;
-        fetch(&late, "o").await;
-    });
+    run(async || outlive_the_origin(&Coordinator::start()).await);
+}
+
+/// Who has received serves on.
+pub(crate) async fn outlive_the_origin(coordinator: &Coordinator) {
+    let (origin, registered) = coordinator.origin("o").await;
+    let survivor = coordinator.store().await;
+    let (_held, _) = fetch(&survivor, "o").await;
+    // Without a word: its lease ends, and with it what it has written.
+    drop(registered);
+    drop(origin);
+    let late = coordinator.store().await;
+    until_alone(&late, "o", true).await;
+    fetch(&late, "o").await;
 }
 
 #[test]
 fn an_origin_may_let_go_while_others_receive() {
     run(async || {
         let coordinator = Coordinator::start();
-        let origin = coordinator.store().await;
-        let registered = origin
-            .register(&name("o"), patterned_buffers(), in_chunks())
-            .await;
-        let registered = registered.expect("registered");
+        let (origin, registered) = coordinator.origin("o").await;
         let survivor = coordinator.store().await;
         fetch(&survivor, "o").await;
         let late = coordinator.store().await;
@@ -60,35 +47,33 @@ fn an_origin_may_let_go_while_others_receive() {
 
 #[test]
 fn a_catalogue_that_is_away_costs_nothing_to_those_who_know_each_other() {
-    run(async || {
-        let coordinator = Coordinator::start();
-        let origin = coordinator.store().await;
-        let object = name("o");
-        let registered = origin
-            .register(&object, patterned_buffers(), in_chunks())
-            .await;
-        registered.expect("registered");
-        let receiver = coordinator.store().await;
-        let (held, buffers) = receive(&receiver, "o").await;
-        until("they know each other", async || {
-            held.progress().neighbours > 0
-        })
-        .await;
-        coordinator.lose();
-        held.whole(LONG).await.expect("all of it");
-        assert_is_the_object(&buffers);
-        let lost = receiver.find(&object).await.expect_err("nobody answers");
-        assert!(lost.is_retryable());
-        coordinator.come_back().await;
-        // It knows nothing. Those who hold the object write it again, under new leases.
-        let late = coordinator.store().await;
-        until("it is written again", async || {
-            let found = late.find(&object).await;
-            found.is_ok_and(|found| found.is_some_and(|found| found.whole == 2))
-        })
-        .await;
-        fetch(&late, "o").await;
-    });
+    run(async || lose_the_catalogue(&Coordinator::start()).await);
+}
+
+/// It is lost while an object is received, and comes back.
+pub(crate) async fn lose_the_catalogue(coordinator: &Coordinator) {
+    let object = name("o");
+    let (_origin, _registered) = coordinator.origin("o").await;
+    let receiver = coordinator.store().await;
+    let (held, buffers) = receive(&receiver, "o").await;
+    until("they know each other", async || {
+        held.progress().neighbours > 0
+    })
+    .await;
+    coordinator.lose();
+    held.whole(LONG).await.expect("all of it");
+    assert_is_the_object(&buffers);
+    let lost = receiver.find(&object).await.expect_err("nobody answers");
+    assert!(lost.is_retryable());
+    coordinator.come_back().await;
+    // If it knows nothing those who hold the object write it again, under new leases.
+    let late = coordinator.store().await;
+    until("it is there again, and its holders", async || {
+        let found = late.find(&object).await;
+        found.is_ok_and(|found| found.is_some_and(|found| found.whole == 2))
+    })
+    .await;
+    fetch(&late, "o").await;
 }
 
 #[test]
@@ -125,21 +110,15 @@ fn damage_at_a_source_is_found_and_not_served_on() {
 fn what_is_let_go_in_part_is_received_on() {
     run(async || {
         let coordinator = Coordinator::start();
-        let origin = coordinator.store().await;
-        let registered = origin
-            .register(&name("o"), patterned_buffers(), in_chunks())
-            .await;
-        registered.expect("registered");
+        let (_origin, _registered) = coordinator.origin("o").await;
         let receiver = coordinator.store().await;
         let (held, _) = receive(&receiver, "o").await;
         until("something is here", async || held.progress().held_bytes > 0).await;
         let buffers = held.unregister().await;
         let before = receiver.engine().statistics().read_bytes;
-        let options = ReceiveOptions {
-            resume: true,
-            ..ReceiveOptions::default()
-        };
-        let held = receiver.receive(&name("o"), buffers.clone(), options).await;
+        let held = receiver
+            .receive(&name("o"), buffers.clone(), resumed())
+            .await;
         let held = held.expect("received");
         assert!(
             held.progress().held_bytes > 0,
@@ -156,12 +135,8 @@ fn what_is_let_go_in_part_is_received_on() {
 fn a_store_that_is_closed_has_let_all_go() {
     run(async || {
         let coordinator = Coordinator::start();
-        let origin = coordinator.store().await;
         let object = name("o");
-        let registered = origin
-            .register(&object, patterned_buffers(), in_chunks())
-            .await;
-        let registered = registered.expect("registered");
+        let (origin, registered) = coordinator.origin("o").await;
         let receiver = coordinator.store().await;
         let (held, buffers) = fetch(&receiver, "o").await;
         origin.clone().close().await;
@@ -180,12 +155,7 @@ fn a_store_that_is_closed_has_let_all_go() {
 fn without_a_source_a_receiver_waits_and_says_so() {
     run(async || {
         let coordinator = Coordinator::start();
-        let origin = coordinator.store().await;
-        let object = name("o");
-        let registered = origin
-            .register(&object, patterned_buffers(), in_chunks())
-            .await;
-        let registered = registered.expect("registered");
+        let (_origin, registered) = coordinator.origin("o").await;
         let receiver = coordinator.store().await;
         let (held, _) = receive(&receiver, "o").await;
         registered.unregister().await;

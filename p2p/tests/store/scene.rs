@@ -1,6 +1,6 @@
-//! Stores, a coordinator, and objects.
+//! Stores, a coordinator (the embedded one, or a real etcd), and objects.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{CoreOptions, Scope, block_on};
 use lunette_transfer::engine::EngineOptions;
+
+use crate::etcd::Etcd;
 
 pub(crate) const KIB: usize = 1024;
 /// Longer than anything takes, also on a busy machine.
@@ -32,41 +34,61 @@ fn any() -> SocketAddr {
 /// A coordinator that can be taken away.
 pub(crate) struct Coordinator {
     address: SocketAddr,
-    serving: RefCell<Option<Scope>>,
+    kind: RefCell<Kind>,
+    /// Which cluster's keys its stores see.
+    cluster: Cell<u32>,
+}
+
+enum Kind {
+    /// On this core, while there is a scope.
+    Embedded(Option<Scope>),
+    Etcd(Etcd),
 }
 
 impl Coordinator {
+    /// The embedded one, on this core.
     pub(crate) fn start() -> Self {
-        let coordinator = Self {
-            address: any(),
-            serving: RefCell::default(),
-        };
         let listener = TcpListener::bind(any()).expect("a port");
         let address = listener.local_addr();
-        coordinator.serve(listener);
+        Self::new(address, Kind::Embedded(Some(serve_on(listener))))
+    }
+
+    /// A real etcd; says that `test` is skipped where none is installed.
+    pub(crate) fn etcd(test: &str) -> Option<Self> {
+        let etcd = Etcd::start(test)?;
+        Some(Self::new(etcd.address(), Kind::Etcd(etcd)))
+    }
+
+    fn new(address: SocketAddr, kind: Kind) -> Self {
         Self {
             address,
-            ..coordinator
+            kind: RefCell::new(kind),
+            cluster: Cell::default(),
         }
     }
 
-    fn serve(&self, listener: TcpListener) {
-        let scope = Scope::new();
-        let hosted = Hosted::in_memory();
-        let serving = serve(listener, hosted, None, std::future::pending());
-        scope.spawn(serving).expect("a task");
-        *self.serving.borrow_mut() = Some(scope);
+    /// From now on its stores are another cluster's, which has nothing yet.
+    pub(crate) fn begin_anew(&self) {
+        self.cluster.set(self.cluster.get() + 1);
     }
 
-    /// It goes, with all it knew.
+    /// It goes without a word: the embedded one with all it knew.
     pub(crate) fn lose(&self) {
-        self.serving.borrow_mut().take();
+        match &mut *self.kind.borrow_mut() {
+            Kind::Embedded(serving) => drop(serving.take()),
+            Kind::Etcd(etcd) => etcd.kill(),
+        }
     }
 
-    /// Another one is where it was, and knows nothing.
+    /// It is where it was again: an etcd with what it knew, or an embedded one that knows nothing.
     pub(crate) async fn come_back(&self) {
+        if let Kind::Etcd(etcd) = &mut *self.kind.borrow_mut() {
+            etcd.restart();
+            return;
+        }
         let bound = TcpListener::bind_within(self.address, LONG).await;
-        self.serve(bound.expect("the port of before"));
+        let serving = serve_on(bound.expect("the port of before"));
+        *self.kind.borrow_mut() = Kind::Embedded(Some(serving));
     }
 
     pub(crate) async fn store(&self) -> Store {
@@ -84,6 +106,7 @@ impl Coordinator {
             silence_max: LONG,
         };
         let mut options = StoreOptions::new(engine, coordinator);
+        options.prefix = format!("cluster-{}", self.cluster.get());
         options.lease_ttl_s = 1;
         options.swarm.patience = Patience {
             min: Duration::from_millis(20),
@@ -92,6 +115,27 @@ impl Coordinator {
         change(&mut options);
         Store::start(options).await.expect("a store")
     }
+
+    /// A store that has registered the object of most tests.
+    pub(crate) async fn origin(&self, object: &str) -> (Store, Held) {
+        let store = self.store().await;
+        let held = register(&store, object).await;
+        (store, held)
+    }
+}
+
+fn serve_on(listener: TcpListener) -> Scope {
+    let scope = Scope::new();
+    let serving = serve(listener, Hosted::in_memory(), None, std::future::pending());
+    scope.spawn(serving).expect("a task");
+    scope
+}
+
+/// Registers the object of most tests.
+pub(crate) async fn register(store: &Store, object: &str) -> Held {
+    let object = name(object);
+    let registering = store.register(&object, patterned_buffers(), in_chunks());
+    registering.await.expect("registered")
 }
 
 pub(crate) fn name(name: &str) -> ObjectName {
@@ -103,6 +147,14 @@ pub(crate) fn in_chunks() -> RegisterOptions {
     RegisterOptions {
         chunk_bytes: 64 << 10,
         may_replace: false,
+    }
+}
+
+/// What is right already is not fetched.
+pub(crate) fn resumed() -> ReceiveOptions {
+    ReceiveOptions {
+        resume: true,
+        ..ReceiveOptions::default()
     }
 }
 
@@ -167,4 +219,20 @@ pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
         lunette_runtime::time::sleep(Duration::from_millis(20)).await;
     }
     unreachable!("{what}");
+}
+
+/// Waits until one holder is left of an object, which is written as its own: when the lease of another ends the object
+/// may be gone for a moment with it.
+pub(crate) async fn until_alone(store: &Store, object: &str, is_whole: bool) {
+    let object = name(object);
+    let expected = (usize::from(is_whole), 1);
+    let is_alone = async || {
+        let found = store.find(&object).await.expect("asked");
+        found.is_some_and(|found| (found.whole, found.holders) == expected)
+    };
+    // What is there when it has been seen to be alone is not the other's.
+    until("one alone holds it", async || {
+        is_alone().await && is_alone().await
+    })
+    .await;
 }

@@ -26,6 +26,7 @@ use lunette_cluster::read_secrets;
 
 use super::address::NodeAddress;
 use super::arguments::ClusterArguments;
+use super::coordination::CoordinationArguments;
 use super::failure::Failure;
 use super::logs::LogArguments;
 use super::size::Size;
@@ -109,26 +110,8 @@ pub(crate) struct JoinArguments {
     /// Be a member of the cluster of this name: nodes of it come and go, and clients follow.
     #[arg(long, value_name = "NAME", requires = "coordination")]
     cluster: Option<String>,
-    /// Where the cluster's coordinators answer.
-    #[arg(
-        long,
-        value_name = "HOST:PORT,...",
-        value_delimiter = ',',
-        value_parser = NodeAddress::parse,
-        env = "LUNETTE_COORDINATORS",
-        group = "coordination"
-    )]
-    coordinators: Vec<NodeAddress>,
-    /// Where an etcd answers, instead of coordinators. It is spoken to in plain HTTP.
-    #[arg(
-        long,
-        value_name = "HOST:PORT,...",
-        value_delimiter = ',',
-        value_parser = NodeAddress::parse,
-        env = "LUNETTE_ETCD",
-        group = "coordination"
-    )]
-    etcd: Vec<NodeAddress>,
+    #[command(flatten)]
+    coordination: CoordinationArguments,
     /// Where others reach this node, if that is not where it listens.
     #[arg(long, value_name = "HOST:PORT", value_parser = NodeAddress::parse, requires = "cluster")]
     advertise: Option<NodeAddress>,
@@ -179,22 +162,16 @@ impl JoinArguments {
         let Some(name) = &self.cluster else {
             return Ok(None);
         };
-        let is_coordinator_sealed = self.etcd.is_empty();
-        let addresses = if is_coordinator_sealed {
-            &self.coordinators
-        } else {
-            &self.etcd
-        };
-        let coordinators: Result<Vec<_>, _> = addresses.iter().map(NodeAddress::resolve).collect();
+        let coordinators = self.coordination.endpoints()?;
         let advertised = self.advertise.as_ref().map(NodeAddress::resolve);
         Ok(Some(ClusterOptions {
             secrets: secrets()?,
-            is_coordinator_sealed,
+            is_coordinator_sealed: self.coordination.is_embedded(),
             advertised: advertised.transpose()?,
             life_file: self.life_file.clone().or_else(|| life_file(name, node_id?)),
             lease_ttl_s: self.lease_ttl,
             rack: self.rack.unwrap_or_default(),
-            ..ClusterOptions::new(name, coordinators?)
+            ..ClusterOptions::new(name, coordinators)
         }))
     }
 }

@@ -3,7 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
-use lunette_p2p::{CatalogueError, HoldError, HoldFault, Incomplete, ObjectName, StartError};
+use lunette_p2p::proto::safetensors::SafetensorsFault;
+use lunette_p2p::{
+    CatalogueError, Dtype, HoldError, HoldFault, Incomplete, ObjectName, StartError,
+};
 use thiserror::Error;
 
 /// A command that did not do what it was asked.
@@ -22,6 +25,23 @@ pub(crate) enum P2pFailure {
         #[source]
         incomplete: Incomplete,
     },
+    #[error("not all came: {incomplete}; nothing was written")]
+    IncompleteParts {
+        #[source]
+        incomplete: Incomplete,
+    },
+    #[error("{}: no safetensors file: {fault}; --bytes serves it as it is", path.display())]
+    NotSafetensors {
+        path: PathBuf,
+        #[source]
+        fault: SafetensorsFault,
+    },
+    #[error("the object has no tensor that is wanted: `lunette p2p ls NAME` lists those of one")]
+    NoTensors,
+    #[error("tensor {name:?} is of {dtype}, and its part no whole number of bytes")]
+    NotCut { name: String, dtype: Dtype },
+    #[error("parts of tensors go into one file: {0} are named")]
+    OneFile(usize),
     #[error("there is no object {0}")]
     NotFound(ObjectName),
     #[error("{name} has {wanted} buffers, each for a file: {given} files are named")]
@@ -47,8 +67,8 @@ pub(crate) enum P2pFailure {
 impl P2pFailure {
     pub(crate) const fn exit_code(&self) -> u8 {
         match self {
-            Self::Files { .. } | Self::ChunkTooLong(_) => 2,
-            Self::NotFound(_) | Self::Hold(HoldFault::NotFound { .. }) => 3,
+            Self::Files { .. } | Self::OneFile(_) | Self::ChunkTooLong(_) => 2,
+            Self::NotFound(_) | Self::NoTensors | Self::Hold(HoldFault::NotFound { .. }) => 3,
             Self::Start(StartError::Lease(fault)) if fault.is_retryable() => 4,
             Self::Catalogue(error) if error.is_retryable() => 4,
             _ => 1,

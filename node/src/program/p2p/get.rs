@@ -9,12 +9,13 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use lunette::runtime::arena::Exposed;
 use lunette::runtime::time;
-use lunette_p2p::{Found, Held, Incomplete, ObjectName, ReceiveOptions};
+use lunette_p2p::{Found, Held, Incomplete, ObjectName, ReceiveOptions, SliceOptions, Store};
 use serde_json::json;
 
 use super::failure::{Outcome, P2pFailure};
 use super::place::{Place, Plan, Presence};
 use super::serve::{ends, say, say_ready, until_ended};
+use super::tensors::{PartArguments, Wanted};
 use super::{files, run};
 use crate::program::failure::Failure;
 
@@ -25,7 +26,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(super) struct GetArguments {
     /// The object's name.
     name: ObjectName,
-    /// Files, one for each of the object's buffers. What is right in those that are there is not fetched again.
+    /// Files, one for each of the object's buffers. What is right in those that are there is not fetched again. One
+    /// file for parts of tensors.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// When it is given up, in seconds; what has come is in the files then.
@@ -34,6 +36,8 @@ pub(super) struct GetArguments {
     /// Serve it on when it is here, until SIGINT or SIGTERM. It is served while it comes in any case.
     #[arg(long)]
     serve: bool,
+    #[command(flatten)]
+    parts: PartArguments,
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
@@ -55,15 +59,12 @@ async fn receive(
     let store = plan.start().await?;
     let found = store.find(&arguments.name).await?;
     let found = found.ok_or_else(|| P2pFailure::NotFound(arguments.name.clone()))?;
-    let buffers = prepare(&found, &arguments.files).await?;
-    let options = ReceiveOptions {
-        resume: true,
-        version: Some(found.version),
+    let is_in_parts = arguments.parts.is_any();
+    let (held, buffers) = if is_in_parts {
+        begin_parts(&store, &found, &arguments).await?
+    } else {
+        begin(&store, &found, &arguments.files).await?
     };
-    let received = store
-        .receive(&arguments.name, buffers.clone(), options)
-        .await;
-    let held = received?;
     let resumed_bytes = held.progress().held_bytes;
     let began = time::now();
     let came = follow(
@@ -77,9 +78,15 @@ async fn receive(
     if let Err(incomplete) = came {
         // Nothing lands in the buffers any more before they are written.
         let buffers = held.unregister().await;
-        files::write(&arguments.files, &buffers).await?;
+        if !is_in_parts {
+            files::write(&arguments.files, &buffers).await?;
+        }
         store.close().await;
-        return Err(P2pFailure::Incomplete { incomplete });
+        return Err(if is_in_parts {
+            P2pFailure::IncompleteParts { incomplete }
+        } else {
+            P2pFailure::Incomplete { incomplete }
+        });
     }
     files::write(&arguments.files, &buffers).await?;
     say_done(&held, resumed_bytes, took, as_json)?;
@@ -92,8 +99,41 @@ async fn receive(
     Ok(())
 }
 
-/// Buffers as the object's, with what the files have.
-async fn prepare(found: &Found, paths: &[PathBuf]) -> Outcome<Vec<Exposed>> {
+/// Begins to receive all of an object.
+async fn begin(store: &Store, found: &Found, paths: &[PathBuf]) -> Outcome<(Held, Vec<Exposed>)> {
+    let (buffers, resume) = prepare(found, paths).await?;
+    let options = ReceiveOptions {
+        resume,
+        version: Some(found.version),
+    };
+    let receiving = store.receive(&found.name, buffers.clone(), options);
+    Ok((receiving.await?, buffers))
+}
+
+/// Begins to receive parts of its tensors.
+async fn begin_parts(
+    store: &Store,
+    found: &Found,
+    arguments: &GetArguments,
+) -> Outcome<(Held, Vec<Exposed>)> {
+    let files = arguments.files.len();
+    if files != 1 {
+        return Err(P2pFailure::OneFile(files));
+    }
+    let layout = store.layout(found).await?;
+    let layout = layout.ok_or_else(|| P2pFailure::NotFound(found.name.clone()))?;
+    let Wanted { file, slices } = arguments.parts.wanted(&layout)?;
+    let options = SliceOptions {
+        keep_chunks: arguments.parts.keep_chunks(),
+        version: Some(found.version),
+    };
+    let buffers = vec![file];
+    let receiving = store.receive_slices(&found.name, buffers.clone(), &slices, options);
+    Ok((receiving.await?, buffers))
+}
+
+/// Buffers as the object's, with what the files have, and whether there was a file: what is new is not looked through.
+async fn prepare(found: &Found, paths: &[PathBuf]) -> Outcome<(Vec<Exposed>, bool)> {
     let lens = found.shape.buffers();
     if lens.len() != paths.len() {
         return Err(P2pFailure::Files {
@@ -102,15 +142,16 @@ async fn prepare(found: &Found, paths: &[PathBuf]) -> Outcome<Vec<Exposed>> {
             given: paths.len(),
         });
     }
-    let mut buffers = Vec::new();
+    let (mut buffers, mut is_any_there) = (Vec::new(), false);
     for (&len_bytes, path) in lens.iter().zip(paths) {
         let buffer = files::buffer(len_bytes)?;
         if files::read_into(path, &buffer).await? {
             tracing::info!(path = %path.display(), "going on with what is there");
+            is_any_there = true;
         }
         buffers.push(buffer);
     }
-    Ok(buffers)
+    Ok((buffers, is_any_there))
 }
 
 /// Waits for all of it, and shows how it goes.
@@ -151,7 +192,7 @@ fn bar(len_bytes: u64, as_json: bool) -> ProgressBar {
 }
 
 fn say_done(held: &Held, resumed_bytes: u64, took: Duration, as_json: bool) -> Outcome<()> {
-    let len_bytes = held.shape().len_bytes();
+    let len_bytes = held.progress().len_bytes;
     let (name, version) = (held.name(), held.version());
     let seconds = took.as_secs_f64();
     say(&if as_json {

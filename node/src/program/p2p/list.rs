@@ -1,17 +1,18 @@
 //! Listing objects.
 
 use clap::Args;
-use lunette_p2p::Found;
+use lunette_p2p::{Found, Layout, Store};
 use serde_json::json;
 
+use super::failure::Outcome;
 use super::place::{Place, Presence};
-use super::run;
 use super::serve::say;
+use super::{run, tensors};
 use crate::program::failure::Failure;
 
 #[derive(Args, Debug)]
 pub(super) struct ListArguments {
-    /// How their names begin.
+    /// How their names begin. Of one that is named in full the tensors are listed too.
     #[arg(value_name = "BEGINNING", default_value = "")]
     beginning: String,
     #[command(flatten)]
@@ -22,16 +23,33 @@ pub(super) fn list(arguments: ListArguments, as_json: bool) -> Result<(), Failur
     let plan = arguments.place.plan(&Presence::default())?;
     run(async move || {
         let store = plan.start().await?;
-        let found = store.list(&arguments.beginning).await;
+        let listed = list_all(&store, &arguments.beginning).await;
         store.close().await;
-        let found = found?;
+        let (found, layout) = listed?;
         say(&if as_json {
             let objects: Vec<_> = found.iter().map(object).collect();
-            json!({ "objects": objects }).to_string()
+            match &layout {
+                Some(layout) => json!({ "objects": objects, "tensors": tensors::objects(layout) }),
+                None => json!({ "objects": objects }),
+            }
+            .to_string()
         } else {
-            table(&found)
+            let tensors = layout.as_ref().map(tensors::table);
+            let tensors = tensors.map_or_else(String::new, |table| format!("\n\n{table}"));
+            table(&found) + &tensors
         })
     })
+}
+
+/// The objects, and the tensors of one that was named.
+async fn list_all(store: &Store, beginning: &str) -> Outcome<(Vec<Found>, Option<Layout>)> {
+    let found = store.list(beginning).await?;
+    let layout = match &found[..] {
+        [only] if only.name.as_str() == beginning => store.layout(only).await?,
+        _ => None,
+    };
+    let layout = layout.filter(|layout| !layout.is_empty());
+    Ok((found, layout))
 }
 
 fn object(found: &Found) -> serde_json::Value {

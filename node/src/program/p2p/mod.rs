@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `place` | where the catalogue is, and who we are there |
 //! | `files` | buffers from files, and files from buffers |
+//! | `tensors` | what safetensors files tell, and a rank's part of it |
 //! | `serve`, `get`, `list` | the commands |
 //! | `simulate` | swarms in virtual time |
 //! | `failure` | what can go wrong |
@@ -15,6 +16,7 @@ mod list;
 mod place;
 mod serve;
 mod simulate;
+mod tensors;
 
 use clap::{Args, Subcommand};
 use lunette::runtime::{CoreOptions, Idle, StartError, block_on};
@@ -38,6 +40,8 @@ Examples:
   lunette p2p ls
   lunette p2p get llama/70b copy-1.safetensors copy-2.safetensors
   lunette p2p get llama/70b copy-1.safetensors copy-2.safetensors --serve &    # and serves it on
+  lunette p2p ls llama/70b                                       # and its tensors
+  lunette p2p get llama/70b rank-3.safetensors --shard 3/8 --split '*.o_proj.weight=1' --split '*proj.weight=0'
   lunette p2p simulate --receivers 64
 
 Beyond loopback all need LUNETTE_SECRET_FILE (or LUNETTE_INSECURE=1).")]

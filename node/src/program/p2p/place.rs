@@ -12,6 +12,7 @@ use lunette_p2p::{Store, StoreOptions};
 
 use super::failure::Outcome;
 use crate::program::address::NodeAddress;
+use crate::program::coordination::CoordinationArguments;
 use crate::program::failure::Failure;
 use crate::program::membership::secrets;
 use crate::program::transfer::policy;
@@ -22,26 +23,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Where the catalogue is.
 #[derive(Args, Debug)]
 pub(super) struct Place {
-    /// Where the cluster's coordinators answer.
-    #[arg(
-        long,
-        value_name = "HOST:PORT,...",
-        value_delimiter = ',',
-        value_parser = NodeAddress::parse,
-        env = "LUNETTE_COORDINATORS",
-        required_unless_present = "etcd"
-    )]
-    coordinators: Vec<NodeAddress>,
-    /// Where an etcd answers, instead of coordinators. It is spoken to in plain HTTP.
-    #[arg(
-        long,
-        value_name = "HOST:PORT,...",
-        value_delimiter = ',',
-        value_parser = NodeAddress::parse,
-        env = "LUNETTE_ETCD",
-        conflicts_with = "coordinators"
-    )]
-    etcd: Vec<NodeAddress>,
+    #[command(flatten)]
+    coordination: CoordinationArguments,
     /// The cluster's name: those of one see each other's objects.
     #[arg(long, value_name = "NAME", default_value = "lunette")]
     cluster: String,
@@ -93,13 +76,12 @@ pub(super) struct Plan {
 
 impl Place {
     pub(super) fn plan(&self, presence: &Presence) -> Result<Plan, Failure> {
-        let is_embedded = self.etcd.is_empty();
-        let addresses = if is_embedded {
-            &self.coordinators
-        } else {
-            &self.etcd
-        };
-        let endpoints: Result<_, _> = addresses.iter().map(NodeAddress::resolve).collect();
+        let endpoints = self.coordination.endpoints()?;
+        if endpoints.is_empty() {
+            return Err(Failure::Usage(
+                "where the catalogue is: --coordinators or --etcd, LUNETTE_COORDINATORS or LUNETTE_ETCD",
+            ));
+        }
         let advertised = presence.advertise.as_ref().map(NodeAddress::resolve);
         let engine = EngineOptions {
             listen: vec![presence.listen],
@@ -108,8 +90,8 @@ impl Place {
         };
         Ok(Plan {
             engine,
-            endpoints: endpoints?,
-            is_embedded,
+            endpoints,
+            is_embedded: self.coordination.is_embedded(),
             secrets: secrets()?,
             cluster: self.cluster.clone(),
             advertised: advertised.transpose()?.into_iter().collect(),

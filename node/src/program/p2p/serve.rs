@@ -15,7 +15,7 @@ use signal_hook::flag;
 
 use super::failure::{Outcome, P2pFailure};
 use super::place::{Place, Presence};
-use super::{files, run};
+use super::{files, run, tensors};
 use crate::program::failure::Failure;
 use crate::program::output;
 use crate::program::size::Size;
@@ -33,6 +33,9 @@ pub(super) struct ServeArguments {
     /// Length of its chunks: a power of two. An object has at most 131,072.
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = Size::parse)]
     chunk: Size,
+    /// Tell of no tensors: otherwise those of safetensors files are told of, and receivers may ask for parts of them.
+    #[arg(long)]
+    bytes: bool,
     /// Take the place of whatever has the name.
     #[arg(long)]
     replace: bool,
@@ -58,16 +61,21 @@ pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Fail
     let chunk_bytes = u32::try_from(arguments.chunk.0);
     let chunk_bytes = chunk_bytes.map_err(|_| P2pFailure::ChunkTooLong(arguments.chunk.0))?;
     run(async move || {
-        let mut buffers = Vec::new();
-        for path in &arguments.files {
-            buffers.push(files::read(path).await?);
+        let (mut buffers, mut tensors) = (Vec::new(), Vec::new());
+        for (path, index) in arguments.files.iter().zip(0..) {
+            let buffer = files::read(path).await?;
+            if !arguments.bytes {
+                tensors.extend(tensors::of_file(path, index, &buffer)?);
+            }
+            buffers.push(buffer);
         }
         let store = plan.start().await?;
         let options = RegisterOptions {
             chunk_bytes,
             may_replace: arguments.replace,
         };
-        let held = store.register(&arguments.name, buffers, options).await?;
+        let registering = store.register_tensors(&arguments.name, buffers, tensors, options);
+        let held = registering.await?;
         say_ready(&store, &held, as_json)?;
         until_ended(store, &ends).await;
         Ok(())
@@ -87,14 +95,21 @@ pub(super) fn say_ready(store: &Store, held: &Held, as_json: bool) -> Outcome<()
     let addresses: Vec<String> = addresses.map(ToString::to_string).collect();
     let (name, version, shape) = (held.name(), held.version(), held.shape());
     let (len_bytes, chunks) = (shape.len_bytes(), shape.chunks());
+    let tensors = held.layout().each().count();
     say(&if as_json {
         json!({ "ready": true, "addresses": addresses, "name": name.as_str(),
-                "version": version.to_string(), "bytes": len_bytes, "chunks": chunks })
+                "version": version.to_string(), "bytes": len_bytes, "chunks": chunks,
+                "tensors": tensors })
         .to_string()
     } else {
         let addresses = addresses.join(",");
+        let tensors = match tensors {
+            0 => String::new(),
+            count => format!(", {count} tensors"),
+        };
         format!(
-            "serving {name}, version {version}: {len_bytes} bytes in {chunks} chunks, on {addresses}"
+            "serving {name}, version {version}: {len_bytes} bytes in {chunks} chunks{tensors}, on \
+             {addresses}"
         )
     })
 }

@@ -22,7 +22,7 @@ const STUCK_FAR_CHUNKS: u32 = 4;
 impl Swarm {
     /// Whether something is to be had.
     pub(super) fn is_wanting(&self) -> bool {
-        self.phase == Phase::Open && !self.held.is_full()
+        self.phase == Phase::Open && !self.is_complete()
     }
 
     /// Asks for as much as there may be under way.
@@ -116,7 +116,7 @@ impl Swarm {
         let start = mix(salt) % u64::from(words);
         let start = usize::try_from(start).expect("it is below the words");
         let is_far = !neighbour.is_near && !self.is_stuck();
-        let chunks = lacking(&neighbour.held, &self.held, &self.taken, start);
+        let chunks = lacking(neighbour, self, start);
         let chunks = chunks.filter(|&chunk| !is_far || self.is_ours(chunk));
         // Asked for the same chunk twice a source can only say so.
         let chunks = chunks

@@ -87,7 +87,7 @@ impl Swarm {
 
     /// Asks for what is slow a second time, if there is nothing else left to ask for.
     pub(super) fn duplicate(&mut self) {
-        if self.held.count() + self.taken.count() < self.held.len() {
+        if self.taken.count() < self.missing {
             return;
         }
         let slow: Vec<u32> = self.slow().collect();
@@ -341,7 +341,13 @@ impl Swarm {
             self.far_pace.note(took);
         }
         self.absolve(source);
-        self.send_done(source, id, Ending::Held);
+        // Who does not serve it on is no holder of it.
+        let ending = if self.options.is_serving {
+            Ending::Held
+        } else {
+            Ending::Unwanted
+        };
+        self.send_done(source, id, ending);
         self.progressed = self.now;
         if self.held.contains(chunk) {
             // A second copy, which came before it could be cancelled.
@@ -353,12 +359,13 @@ impl Swarm {
         for other in others {
             self.withdraw(other);
         }
-        if self.held.is_full() {
+        if self.is_complete() {
             let rest: Vec<_> = self.wants.keys().copied().collect();
             for id in rest {
                 self.withdraw(id);
             }
             self.actions.push_back(Action::Whole);
+            self.part_from_whole();
         }
     }
 }

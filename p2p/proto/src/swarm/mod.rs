@@ -73,6 +73,8 @@ pub struct Member {
     pub rack: Rack,
     /// Whether it has all chunks.
     pub is_whole: bool,
+    /// Whether it is to have all of them. Who wants some is relied on for none.
+    pub keeps_all: bool,
 }
 
 /// Bounds of one holder.
@@ -96,6 +98,8 @@ pub struct Options {
     pub patience: Patience,
     /// After how long a neighbour that says nothing is none any more. A sign of life is sent three times as often.
     pub silence_max: Duration,
+    /// Whether it keeps what it fetches, and serves it. Who does not tells nobody of it.
+    pub is_serving: bool,
 }
 
 impl Default for Options {
@@ -110,6 +114,7 @@ impl Default for Options {
             neighbours_max: 64,
             patience: Patience::default(),
             silence_max: Duration::from_secs(6),
+            is_serving: true,
         }
     }
 }
@@ -154,7 +159,7 @@ pub enum Action {
     },
     /// A fetch is not wanted any more. It is still to be told how it ended.
     Cancel(FetchId),
-    /// The last chunk is here.
+    /// The last chunk that is wanted is here.
     Whole,
     /// After [`Swarm::close`]: nobody reads here by a grant any more, and no fetch is under way.
     Closed,
@@ -177,6 +182,10 @@ pub struct Swarm {
     now: Time,
     phase: Phase,
     held: ChunkSet,
+    /// What is to be here: all, unless it is a receiver of parts.
+    wanted: ChunkSet,
+    /// How many of these are not.
+    missing: u32,
     /// What is here, in the order in which it came: neighbours are told of it in this order.
     order: Vec<u32>,
     /// What is being fetched.
@@ -235,7 +244,9 @@ impl Swarm {
             random: SplitMix64::new(seed),
             now,
             phase: Phase::Open,
-            order: held.iter().collect(),
+            wanted: ChunkSet::full(chunks),
+            missing: chunks - held.count(),
+            order: held.iter().filter(|_| options.is_serving).collect(),
             taken: ChunkSet::empty(chunks),
             named: vec![0; chunks as usize],
             copies: vec![0; chunks as usize],
@@ -253,6 +264,32 @@ impl Swarm {
             held,
             options,
         }
+    }
+
+    /// The same, of which only these chunks are wanted: others are not asked for, and those that are here are served all
+    /// the same. For what has just been made.
+    ///
+    /// # Panics
+    /// If they are chunks of another object, or something has happened already.
+    #[must_use]
+    pub fn wanting(mut self, wanted: ChunkSet) -> Self {
+        assert_eq!(wanted.len(), self.held.len(), "chunks of the same object");
+        assert!(self.neighbours.is_empty() && self.actions.is_empty());
+        let missing = wanted.iter().filter(|&chunk| !self.held.contains(chunk));
+        self.missing = u32::try_from(missing.count()).expect("chunks are bounded");
+        self.wanted = wanted;
+        self
+    }
+
+    /// Whether all that is wanted is here.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.missing == 0
+    }
+
+    /// Whether a chunk is wanted and not here.
+    fn is_lacked(&self, chunk: u32) -> bool {
+        self.wanted.contains(chunk) && !self.held.contains(chunk)
     }
 
     /// What is here.

@@ -70,6 +70,8 @@ pub(super) struct Neighbour {
     pub(super) load: u16,
     /// When it last said something.
     pub(super) heard: Time,
+    /// When it last wanted something of us, or became a neighbour.
+    wanted: Time,
     /// Our wants there.
     pub(super) asked: usize,
     /// It is not asked before then.
@@ -96,6 +98,7 @@ impl Neighbour {
             pace: Pace::default(),
             load: 0,
             heard: now,
+            wanted: now,
             asked: 0,
             ask_after: now,
             strikes: 0,
@@ -126,7 +129,8 @@ impl Swarm {
             return;
         }
         let is_linked = self.is_neighbour(from);
-        if !is_linked && self.neighbours() >= self.options.neighbours_max {
+        let is_crowded = !is_linked && !self.has_room_for_one();
+        if is_crowded || !self.options.is_serving {
             self.send(from, Message::Refuse(Refusal::Full));
             return;
         }
@@ -136,6 +140,48 @@ impl Swarm {
         }
         self.send(from, Message::Welcome);
         self.link(from);
+    }
+
+    /// Whether there is room for one more neighbour, also by letting go of one that has wanted nothing for long and has
+    /// nothing for us: who has all that it wants stays as long as nobody else comes.
+    fn has_room_for_one(&mut self) -> bool {
+        if self.neighbours() < self.options.neighbours_max {
+            return true;
+        }
+        let (now, silence_max) = (self.now, self.options.silence_max);
+        let is_of_use = !self.is_complete();
+        let idle = self.neighbours.iter().filter(|&(&peer, it)| {
+            let is_wanting = self.uploads.of(peer) > 0 || it.wanted + silence_max > now;
+            let is_wanted = it.asked > 0 || (is_of_use && it.useful > 0);
+            it.is_linked() && !is_wanting && !is_wanted
+        });
+        let idlest = idle.min_by_key(|&(&peer, it)| (it.wanted, peer));
+        let Some(peer) = idlest.map(|(&peer, _)| peer) else {
+            return false;
+        };
+        self.part_from(peer);
+        true
+    }
+
+    /// Somebody is no neighbour any more, and may greet us again.
+    fn part_from(&mut self, peer: PeerId) {
+        self.send(peer, Message::Refuse(Refusal::Full));
+        self.rest(peer, Rest::Full);
+    }
+
+    /// Who has all needs nothing of one that wants no more than the parts that it has, and its places are for others.
+    pub(super) fn part_from_whole(&mut self) {
+        if self.held.is_full() {
+            return;
+        }
+        let whole = self.neighbours.iter().filter(|(_, it)| {
+            let is_idle = it.asked == 0;
+            it.is_linked() && is_idle && it.held.is_full()
+        });
+        let whole: Vec<_> = whole.map(|(&peer, _)| peer).collect();
+        for peer in whole {
+            self.part_from(peer);
+        }
     }
 
     pub(super) fn on_welcome(&mut self, from: PeerId) {
@@ -223,7 +269,7 @@ impl Swarm {
 
     /// A neighbour has a chunk.
     pub(super) fn note_held(&mut self, peer: PeerId, chunk: u32) {
-        let is_lacking = !self.held.contains(chunk);
+        let is_lacking = self.is_lacked(chunk);
         let Some(neighbour) = self.linked_mut(peer) else {
             return;
         };
@@ -240,7 +286,7 @@ impl Swarm {
 
     /// What a neighbour said that it has is not so.
     pub(super) fn note_lost(&mut self, peer: PeerId, chunk: u32) {
-        let is_lacking = !self.held.contains(chunk);
+        let is_lacking = self.is_lacked(chunk);
         let Some(neighbour) = self.linked_mut(peer) else {
             return;
         };
@@ -267,6 +313,7 @@ impl Swarm {
         neighbour.link = Link::Linked;
         neighbour.is_near = is_near;
         neighbour.heard = now;
+        neighbour.wanted = now;
         neighbour.spoken = now;
         neighbour.strikes = 0;
         neighbour.told = self.order.len();
@@ -348,13 +395,14 @@ impl Swarm {
         let near = self
             .members
             .iter()
-            .filter(|member| member.rack == self.rack && !member.is_whole && !rests(member.id));
+            .filter(|member| member.rack == self.rack && member.keeps_all)
+            .filter(|member| !member.is_whole && !rests(member.id));
         self.mates = near.map(|member| member.id).collect();
     }
 
     /// Greets as many as it should, unless there is nothing to be had.
     pub(super) fn greet(&mut self) {
-        if self.held.is_full() {
+        if self.is_complete() {
             return;
         }
         let is_ours = |neighbour: &&Neighbour| neighbour.is_greeted && !neighbour.is_resting();
@@ -484,6 +532,9 @@ impl Swarm {
 
     /// Tells a neighbour all that is here.
     pub(super) fn tell_all(&mut self, to: PeerId) {
+        if !self.options.is_serving {
+            return;
+        }
         let load = self.uploads.load();
         if self.held.is_full() {
             self.send(to, Message::All { load });
@@ -508,6 +559,15 @@ impl Swarm {
         }
         if !self.is_neighbour(from) {
             self.disown(from);
+            return;
+        }
+        let now = self.now;
+        if let Some(neighbour) = self.linked_mut(from) {
+            neighbour.wanted = now;
+        }
+        if !self.options.is_serving {
+            let load = self.load();
+            self.send(from, Message::Busy { want, load });
             return;
         }
         let ask = Ask { peer: from, want };
@@ -555,7 +615,10 @@ impl Swarm {
     /// A chunk is here that was not.
     pub(super) fn hold(&mut self, chunk: u32) {
         assert!(self.held.insert(chunk), "it was fetched once");
-        self.order.push(chunk);
+        self.missing -= 1;
+        if self.options.is_serving {
+            self.order.push(chunk);
+        }
         for neighbour in self.neighbours.values_mut() {
             neighbour.useful -= u32::from(neighbour.held.contains(chunk));
         }
@@ -574,17 +637,17 @@ impl Swarm {
     }
 }
 
-/// Chunks that `held` has and neither `own` nor `taken`, from word `start` on and round.
+/// Chunks that a neighbour has and that are wanted, not here, and not under way; from word `start` on and round.
 pub(super) fn lacking(
-    held: &ChunkSet,
-    own: &ChunkSet,
-    taken: &ChunkSet,
+    neighbour: &Neighbour,
+    swarm: &Swarm,
     start: usize,
 ) -> impl Iterator<Item = u32> {
-    let words = held.words().len();
-    (0..words).flat_map(move |step| {
-        let index = (start + step) % words;
-        let word = held.words()[index] & !own.words()[index] & !taken.words()[index];
+    let (held, wanted) = (neighbour.held.words(), swarm.wanted.words());
+    let (own, taken) = (swarm.held.words(), swarm.taken.words());
+    (0..held.len()).flat_map(move |step| {
+        let index = (start + step) % held.len();
+        let word = held[index] & wanted[index] & !own[index] & !taken[index];
         bits(index, word)
     })
 }

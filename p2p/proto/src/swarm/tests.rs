@@ -16,6 +16,7 @@ fn member(id: u64, is_whole: bool) -> Member {
         id: PeerId(id),
         rack: Rack::NONE,
         is_whole,
+        keeps_all: true,
     }
 }
 
@@ -454,4 +455,147 @@ fn what_is_slow_at_the_end_is_asked_for_twice() {
     let ended = actions(&mut swarm);
     assert!(ended.contains(&Action::Cancel(FetchId(second))));
     assert!(ended.contains(&Action::Whole));
+}
+
+/// A receiver of four chunks, of which it wants the second and the last, from [`OTHER`], which has all.
+fn wanting_two(options: Options) -> Swarm {
+    let mut some = ChunkSet::empty(4);
+    some.insert(1);
+    some.insert(3);
+    let mut swarm = swarm(ChunkSet::empty(4), options).wanting(some);
+    swarm.on_members(at(0), &[member(2, true)]);
+    swarm.on_message(at(0), OTHER, Message::Welcome);
+    swarm.on_message(at(0), OTHER, Message::All { load: 0 });
+    swarm
+}
+
+/// Fetches all that is asked for; what else was said, and whether that was all.
+fn fetch_all(swarm: &mut Swarm) -> (Vec<Message>, bool) {
+    let (mut said, mut is_whole) = (Vec::new(), false);
+    while let Some(action) = swarm.poll_action() {
+        match action {
+            Action::Send {
+                message: Message::Want { want, candidates },
+                ..
+            } => {
+                let (chunk, load) = (candidates[0], 0);
+                swarm.on_message(at(1), OTHER, Message::Grant { want, chunk, load });
+            }
+            Action::Send { message, .. } => said.push(message),
+            Action::Fetch { fetch, .. } => swarm.on_fetched(at(2), fetch, Fetched::Held),
+            Action::Whole => is_whole = true,
+            Action::Cancel(_) | Action::Closed => {}
+        }
+    }
+    (said, is_whole)
+}
+
+#[test]
+fn a_receiver_of_some_asks_for_those_and_is_through_with_them() {
+    let mut swarm = wanting_two(Options::default());
+    let (said, is_whole) = fetch_all(&mut swarm);
+    assert!(is_whole && swarm.is_complete() && !swarm.held().is_full());
+    assert_eq!(swarm.held().iter().collect::<Vec<_>>(), [1, 3]);
+    let is_had = |message: &&Message| {
+        matches!(
+            message,
+            Message::Done {
+                ending: Ending::Held,
+                ..
+            }
+        )
+    };
+    assert_eq!(said.iter().filter(is_had).count(), 2);
+    // Nothing more is wanted of whoever comes.
+    swarm.on_members(at(3), &[member(2, true), member(3, true)]);
+    assert_eq!(sent(&mut swarm), []);
+    // And others have them from here.
+    let third = PeerId(3);
+    swarm.on_message(at(4), third, Message::Hello);
+    let words = vec![0b1010];
+    let (load, first) = (0, 0);
+    let told = [Message::Welcome, Message::Map { load, first, words }];
+    assert_eq!(sent(&mut swarm), told);
+    let (want, candidates) = (9, vec![0, 3]);
+    swarm.on_message(at(4), third, Message::Want { want, candidates });
+    let (chunk, load) = (3, 1);
+    assert_eq!(sent(&mut swarm), [Message::Grant { want, chunk, load }]);
+}
+
+#[test]
+fn a_neighbour_with_nothing_that_is_wanted_is_not_asked() {
+    let mut swarm = wanting_two(Options::default());
+    fetch_all(&mut swarm);
+    let mut some = ChunkSet::empty(4);
+    some.insert(0);
+    let mut other = self::swarm(ChunkSet::empty(4), Options::default()).wanting(some);
+    other.on_members(at(0), &[member(2, false)]);
+    other.on_message(at(0), OTHER, Message::Welcome);
+    sent(&mut other);
+    let (load, chunks) = (0, vec![1, 2, 3]);
+    other.on_message(at(0), OTHER, Message::Have { load, chunks });
+    assert_eq!(sent(&mut other), []);
+    let chunks = vec![0];
+    other.on_message(at(0), OTHER, Message::Have { load, chunks });
+    assert_eq!(wanted(&mut other).1, [0]);
+}
+
+#[test]
+fn who_does_not_serve_tells_nobody_and_grants_nothing() {
+    let options = Options {
+        is_serving: false,
+        ..Options::default()
+    };
+    let mut swarm = wanting_two(options);
+    let (want, candidates) = (9, vec![1]);
+    sent(&mut swarm);
+    swarm.on_message(at(0), OTHER, Message::Want { want, candidates });
+    swarm.on_message(at(0), PeerId(3), Message::Hello);
+    let refused = Message::Refuse(Refusal::Full);
+    assert_eq!(
+        sent(&mut swarm),
+        [Message::Busy { want, load: 0 }, refused.clone()]
+    );
+    // It says that it lives, and no more.
+    swarm.on_time(at(3_000));
+    let alive = Message::Have {
+        load: 0,
+        chunks: Vec::new(),
+    };
+    assert!(sent(&mut swarm).contains(&alive));
+    let mut swarm = wanting_two(options);
+    let (said, is_whole) = fetch_all(&mut swarm);
+    assert!(is_whole);
+    // Nor is it a holder of what it has had; and it leaves its place to others.
+    let ending = Ending::Unwanted;
+    let done = |want| Message::Done { want, ending };
+    assert_eq!(said, [Message::Hello, done(0), done(1), refused]);
+}
+
+#[test]
+fn who_has_wanted_nothing_for_long_makes_room() {
+    let options = Options {
+        neighbours_max: 2,
+        ..Options::default()
+    };
+    let mut swarm = swarm(ChunkSet::full(4), options);
+    let full = [Message::Refuse(Refusal::Full)];
+    for id in [2, 3] {
+        swarm.on_message(at(0), PeerId(id), Message::Hello);
+    }
+    sent(&mut swarm);
+    swarm.on_message(at(5_000), PeerId(4), Message::Hello);
+    assert!(sent(&mut swarm).contains(&full[0]));
+    // One of the two has asked meanwhile, and the other has only said that it lives.
+    let (want, candidates, load, chunks) = (1, vec![1], 0, Vec::new());
+    swarm.on_message(at(5_000), PeerId(2), Message::Want { want, candidates });
+    swarm.on_message(at(5_000), PeerId(3), Message::Have { load, chunks });
+    sent(&mut swarm);
+    swarm.on_message(at(6_000), PeerId(4), Message::Hello);
+    let neighbours = [2, 3, 4].map(|id| swarm.is_neighbour(PeerId(id)));
+    assert_eq!(neighbours, [true, false, true]);
+    assert_eq!(sent(&mut swarm)[..2], [full[0].clone(), Message::Welcome]);
+    // Who has asked within that time stays.
+    swarm.on_message(at(10_500), PeerId(5), Message::Hello);
+    assert!(swarm.is_neighbour(PeerId(2)) && !swarm.is_neighbour(PeerId(5)));
 }

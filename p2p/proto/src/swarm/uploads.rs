@@ -124,7 +124,7 @@ impl Uploads {
     }
 
     /// How many one neighbour waits for or has under way.
-    fn of(&self, peer: PeerId) -> usize {
+    pub(super) fn of(&self, peer: PeerId) -> usize {
         let queued = self.queue.iter().filter(|queued| queued.ask.peer == peer);
         let granted = self.granted.keys().filter(|ask| ask.peer == peer);
         queued.count() + granted.count()

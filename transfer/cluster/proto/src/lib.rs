@@ -21,6 +21,7 @@
 //! | [`coordinator`] | the embedded coordinator: keys, leases, watches, snapshots |
 //! | [`metadata`] | metadata servers of others: redis, HTTP; models of them |
 //! | [`map`] | [`ClusterMap`]: members of an epoch, their binary form |
+//! | [`framing`] | what frames a record at the coordinator, this crate's and others' |
 //! | [`rack`] | what fails together |
 //! | [`rendezvous`] | whose a shard is |
 //! | [`fence`] | [`Fence`]: until when a member may serve what |
@@ -30,6 +31,7 @@
 pub mod coordination;
 pub mod coordinator;
 pub mod fence;
+pub mod framing;
 pub mod gateway;
 pub mod http;
 pub mod map;

@@ -9,19 +9,19 @@
 //! The first is written once and says whose prefix it is; the second is bound to its member's lease, and
 //! may have more behind its member, which later versions know.
 
-use lunette_runtime_core::checksum::crc32c;
-use lunette_runtime_core::codec::{Reader, Truncated, Writer};
+use lunette_runtime_core::codec::{Truncated, Writer};
 use lunette_runtime_core::ids::NodeId;
 use thiserror::Error;
 
+use crate::framing::{Frame, FrameFault};
 use crate::map::{MapFault, MapMember};
 
 /// Longest name of a cluster, in bytes.
 pub const CLUSTER_NAME_BYTES_MAX: usize = 128;
 
-const IDENTITY_MAGIC: [u8; 4] = *b"LNCI";
-const REGISTRATION_MAGIC: [u8; 4] = *b"LNMR";
 const RECORD_VERSION: u16 = 1;
+const IDENTITY: Frame = frame(*b"LNCI");
+const REGISTRATION: Frame = frame(*b"LNMR");
 
 /// Whose prefix it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,37 +60,26 @@ pub enum RecordFault {
     Map(#[from] MapFault),
 }
 
-/// The content of a record, behind its magic and version and before its checksum.
-fn content(bytes: &[u8], magic: [u8; 4]) -> Result<Reader<'_>, RecordFault> {
-    let Some((content, crc)) = bytes.split_last_chunk::<4>() else {
-        return Err(Truncated {
-            needed_bytes: 4,
-            left_bytes: bytes.len(),
+impl From<FrameFault> for RecordFault {
+    fn from(fault: FrameFault) -> Self {
+        match fault {
+            FrameFault::Truncated(fault) => Self::Truncated(fault),
+            FrameFault::Unknown => Self::Unknown,
+            FrameFault::Damaged => Self::Damaged,
         }
-        .into());
-    };
-    let mut reader = Reader::new(content);
-    if reader.array()? != magic || reader.u16()? != RECORD_VERSION {
-        return Err(RecordFault::Unknown);
     }
-    if crc32c(content) != u32::from_le_bytes(*crc) {
-        return Err(RecordFault::Damaged);
-    }
-    Ok(reader)
 }
 
-fn record(magic: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut out = Vec::new();
-    Writer::new(&mut out).bytes(&magic).u16(RECORD_VERSION);
-    write(&mut out);
-    let crc = crc32c(&out);
-    Writer::new(&mut out).u32(crc);
-    out
+const fn frame(magic: [u8; 4]) -> Frame {
+    Frame {
+        magic,
+        version: RECORD_VERSION,
+    }
 }
 
 impl ClusterIdentity {
     pub(super) fn encode(&self) -> Vec<u8> {
-        record(IDENTITY_MAGIC, |out| {
+        IDENTITY.seal(|out| {
             Writer::new(out)
                 .u64(self.id)
                 .short_bytes(self.name.as_bytes());
@@ -98,7 +87,7 @@ impl ClusterIdentity {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
-        let mut reader = content(bytes, IDENTITY_MAGIC)?;
+        let mut reader = IDENTITY.open(bytes)?;
         let id = reader.u64()?;
         let name = reader.short_bytes()?;
         let is_bounded = name.len() <= CLUSTER_NAME_BYTES_MAX && reader.is_empty();
@@ -110,7 +99,7 @@ impl ClusterIdentity {
 
 impl Registration {
     pub(super) fn encode(&self) -> Vec<u8> {
-        record(REGISTRATION_MAGIC, |out| {
+        REGISTRATION.seal(|out| {
             Writer::new(out)
                 .u8(self.versions.0)
                 .u8(self.versions.1)
@@ -122,7 +111,7 @@ impl Registration {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, RecordFault> {
-        let mut reader = content(bytes, REGISTRATION_MAGIC)?;
+        let mut reader = REGISTRATION.open(bytes)?;
         let versions = (reader.u8()?, reader.u8()?);
         let ttl_s = reader.u32()?;
         let member = MapMember::decode(reader.short_bytes()?)?;
@@ -204,6 +193,8 @@ impl Keys {
 
 #[cfg(test)]
 mod tests {
+    use lunette_runtime_core::checksum::crc32c;
+
     use super::*;
 
     fn registration() -> Registration {
