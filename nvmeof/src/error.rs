@@ -1,7 +1,7 @@
 //! What can go wrong, and what the caller may do then.
 
 use lunette_nvmeof_proto::completion::Status;
-use lunette_nvmeof_proto::host::{BringUpFault, NoPath};
+use lunette_nvmeof_proto::host::{BringUpFault, Fate, NoPath, fate_of};
 use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::{AllocError, RegionMut};
 use lunette_runtime::{ControlError, OpError};
@@ -131,6 +131,29 @@ impl CommandError {
         }
     }
 
+    /// Whether it speaks of the way to the namespace, or of this moment, and not of what the medium has or takes: the
+    /// same command may do what was asked once there is a way again, unless the namespace has been given up
+    /// ([`RemoteNamespace::is_given_up`](crate::RemoteNamespace::is_given_up)). The command may have been carried out
+    /// already.
+    #[must_use]
+    pub fn is_of_the_way(&self) -> bool {
+        match self {
+            Self::Status(status) => {
+                let moments = [
+                    Status::NAMESPACE_NOT_READY,
+                    Status::ABORT_REQUESTED,
+                    Status::ABORTED_WITH_QUEUE,
+                ];
+                let is_of_moment = moments.iter().any(|of| of.code() == status.code());
+                is_of_moment || fate_of(*status) != Fate::Answered
+            }
+            Self::Disconnected(_) | Self::NotSent(_) | Self::DeadlineExceeded => true,
+            Self::NoPath(reason) => reason.is_retryable(),
+            Self::Memory(error) => error.is_backpressure(),
+            Self::Short { .. } => false,
+        }
+    }
+
     /// Whether a limit was met.
     #[must_use]
     pub const fn is_backpressure(&self) -> bool {
@@ -207,6 +230,31 @@ impl ConnectError {
             Self::BringUp(fault) => fault.is_retryable(),
             Self::Command(error) => error.is_retryable(),
             Self::Busy(error) => error.is_backpressure(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_speaks_of_the_way_and_what_of_the_medium() {
+        let peer = CloseReason::Peer;
+        for (error, is_of_the_way) in [
+            (CommandError::Disconnected(peer), true),
+            (CommandError::NotSent(peer), true),
+            (CommandError::DeadlineExceeded, true),
+            (CommandError::NoPath(NoPath::Inaccessible), true),
+            (CommandError::NoPath(NoPath::Lost), false),
+            (CommandError::Status(Status::NAMESPACE_NOT_READY), true),
+            (CommandError::Status(Status::ABORTED_WITH_QUEUE), true),
+            (CommandError::Status(Status::ANA_TRANSITION), true),
+            (CommandError::Status(Status::LBA_OUT_OF_RANGE), false),
+            (CommandError::Status(Status::UNRECOVERED_READ), false),
+            (CommandError::Status(Status::WRITE_FAULT), false),
+        ] {
+            assert_eq!(error.is_of_the_way(), is_of_the_way, "{error}");
         }
     }
 }

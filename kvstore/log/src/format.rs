@@ -14,12 +14,14 @@
 //! | module | subject |
 //! |---|---|
 //! | [`superblock`] | whose log it is, and how it is cut |
+//! | [`claim`] | who may write to the drive, where nothing else keeps others from it |
 //! | [`segment`] | where a segment begins, and where it ends |
 //! | [`batch`] | what is written at once: records, removals, their table |
 //! | `checked` | the frame that all of them share: magic, format, fields, CRC32C |
 
 pub mod batch;
 mod checked;
+pub mod claim;
 pub mod segment;
 pub mod superblock;
 

@@ -6,7 +6,7 @@
 //! what a drive has. Both ask for reads and writes and are told how these ended; everything is deterministic.
 //!
 //! It leaves out files and drives, memory, clocks and threads, which belong to its driver; and which objects are
-//! worth a write or a place, which is for the owner to say. Nothing drives it yet but tests and a fuzz target.
+//! worth a write or a place, which is for the owner to say.
 //!
 //! | module | subject |
 //! |---|---|
@@ -16,10 +16,12 @@
 //! | [`effect`] | what it asks of the drive, tells its owner, and refuses |
 //! | [`log`] | the machine of one drive: appends, removals, reads, reclaim |
 //! | [`recovery`] | a drive that has a log, or has not |
+//! | [`claim`] | how one of several who could write to a drive comes to be the only one who does |
 //! | `index` | where each record is |
 //! | `segments` | what state each segment is in, and what is alive in it |
 #![forbid(unsafe_code)]
 
+pub mod claim;
 pub mod effect;
 pub mod format;
 mod index;

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use lunette_kvstore_log::format::batch::{
     ALIGNED_PAYLOAD_BYTES_MIN, BatchHeader, Encoded, Entry, Item, Piece, Removal, encode,
 };
+use lunette_kvstore_log::format::claim::{CLAIM_BYTES, ClaimRecord, HolderName};
 use lunette_kvstore_log::format::segment::{Seal, SegmentHeader, SegmentState, SegmentTag};
 use lunette_kvstore_log::format::superblock::{Identity, Superblock};
 use lunette_kvstore_log::format::{BLOCK_BYTES, FormatFault, Geometry, Part};
@@ -53,6 +54,7 @@ fn unhex(text: &str) -> Vec<u8> {
 fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
     let text = match name {
         "superblock" => include_str!("golden/superblock.hex"),
+        "claim" => include_str!("golden/claim.hex"),
         "segment_used" => include_str!("golden/segment_used.hex"),
         "segment_freed" => include_str!("golden/segment_freed.hex"),
         "seal" => include_str!("golden/seal.hex"),
@@ -80,6 +82,32 @@ fn a_superblock() {
     };
     let bytes = golden("superblock", &superblock.encode());
     assert_eq!(Superblock::decode(&bytes), Ok(superblock));
+}
+
+#[test]
+fn a_claim() {
+    let claim = ClaimRecord {
+        holder: 0xa1 << 120 | 0x1a,
+        taken: 0x0506,
+        beat: 0x0708,
+        lapse_ms: 8000,
+        is_held: true,
+        name: HolderName::new("node-7/4711"),
+    };
+    let bytes = golden("claim", &claim.encode());
+    assert_eq!(ClaimRecord::decode(&bytes), Ok(claim));
+    let released = ClaimRecord {
+        is_held: false,
+        name: HolderName::new(&"x".repeat(100)),
+        ..claim
+    };
+    assert_eq!(ClaimRecord::decode(&released.encode()), Ok(released));
+    for at in 0..CLAIM_BYTES {
+        let mut changed = bytes.clone();
+        changed[at] ^= 1;
+        ClaimRecord::decode(&changed).expect_err("a flipped bit");
+        ClaimRecord::decode(&bytes[..at]).expect_err("cut");
+    }
 }
 
 #[test]

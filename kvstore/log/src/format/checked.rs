@@ -16,6 +16,9 @@ pub enum Part {
     /// One of the two superblocks.
     #[error("superblock")]
     Superblock,
+    /// The claim of a drive.
+    #[error("claim")]
+    Claim,
     /// The first block of a segment.
     #[error("segment header")]
     SegmentHeader,

@@ -327,6 +327,18 @@ impl Paths {
         (path.link == Link::Up).then_some(path.state())
     }
 
+    /// Whether a path works, and says that the namespace can be reached.
+    #[must_use]
+    pub fn is_any_open(&self) -> bool {
+        self.paths.iter().any(Path::is_open)
+    }
+
+    /// Whether all paths have been given up.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.paths.iter().all(|path| path.link == Link::Lost)
+    }
+
     /// The path of a command, which is not to be `avoided`.
     pub fn choose(&mut self, avoided: Option<usize>, now: Time) -> Choice {
         let best = [AnaState::Optimized, AnaState::NonOptimized]

@@ -191,6 +191,18 @@ impl RemoteNamespace {
         self.inner.hedging.as_ref().map_or(0, Hedging::bytes)
     }
 
+    /// Whether a command would go by a path at once, as far as is known. Where this is false commands wait, or fail.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        self.inner.ways.is_any_open()
+    }
+
+    /// Whether it has been given up: no path is made again.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.inner.ways.is_lost()
+    }
+
     /// Its paths, in the order of their addresses.
     #[must_use]
     pub fn paths(&self) -> Vec<PathState> {

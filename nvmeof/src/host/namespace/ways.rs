@@ -118,6 +118,19 @@ impl Ways {
         self.ways.borrow().iter().any(Option::is_some)
     }
 
+    /// Whether one works by which the namespace can be reached.
+    pub(super) fn is_any_open(&self) -> bool {
+        let is_closed = |way: &Way| way.queue.closed().is_some();
+        // Who keeps it may not have seen the end of its queue yet.
+        let is_up = (self.ways.borrow().iter().flatten()).any(|way| !is_closed(way));
+        is_up && self.paths.borrow().is_any_open()
+    }
+
+    /// Whether all have been given up.
+    pub(super) fn is_lost(&self) -> bool {
+        self.paths.borrow().is_lost()
+    }
+
     /// Ends the ways that have been changing for too long, and says when to look again.
     pub(super) fn end_overdue(&self) -> Option<Time> {
         let mut paths = self.paths.borrow_mut();

@@ -194,3 +194,20 @@ fn a_change_that_takes_too_long_is_told_once() {
     paths.on_down(1);
     assert_eq!(paths.poll_timeout(), None);
 }
+
+#[test]
+fn it_is_known_whether_any_path_is_open_and_whether_all_are_lost() {
+    let told = |paths: &Paths| (paths.is_any_open(), paths.is_lost());
+    let mut paths = Paths::new(2, PathPolicy::RoundRobin);
+    assert_eq!(told(&paths), (false, false), "connecting");
+    paths.on_up(0, facts(AnaState::Inaccessible), at(1));
+    assert_eq!(told(&paths), (false, false));
+    paths.on_up(1, facts(AnaState::NonOptimized), at(1));
+    assert_eq!(told(&paths), (true, false));
+    paths.on_lost(0);
+    assert_eq!(told(&paths), (true, false));
+    paths.on_down(1);
+    assert_eq!(told(&paths), (false, false), "it may come back");
+    paths.on_lost(1);
+    assert_eq!(told(&paths), (false, true));
+}

@@ -1,0 +1,346 @@
+//! Claims of one drive by several, with operations that take any time, fail, and are carried out long after they were
+//! said to have failed: at no time two of them may write.
+
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
+
+use std::time::Duration;
+
+use lunette_kvstore_log::claim::{Claim, ClaimEffect, ClaimRefused, ClaimState, ClaimTerms};
+use lunette_kvstore_log::effect::DeviceFault;
+use lunette_kvstore_log::format::BLOCK_BYTES;
+use lunette_kvstore_log::format::claim::{ClaimRecord, HolderName};
+use lunette_runtime_core::random::SplitMix64;
+use lunette_runtime_core::time::Time;
+
+const TERMS: ClaimTerms = ClaimTerms {
+    beat: Duration::from_millis(100),
+    lapse: Duration::from_millis(800),
+    settle: Duration::from_millis(100),
+};
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn at(time_ms: u64) -> Time {
+    Time::ZERO + ms(time_ms)
+}
+
+/// An operation on its way: when the drive does it, when that is told, and whether it is said to have failed.
+struct Underway {
+    effect: ClaimEffect,
+    done_at: Time,
+    told_at: Time,
+    fails: bool,
+    read: Option<Vec<u8>>,
+}
+
+struct Claimant {
+    claim: Claim,
+    underway: Option<Underway>,
+}
+
+impl Claimant {
+    fn new(holder: u128, now: Time) -> Self {
+        let name = HolderName::new(&format!("host{holder}"));
+        Self {
+            claim: Claim::new(TERMS, holder, name, now),
+            underway: None,
+        }
+    }
+}
+
+/// A drive's block, and what will still be written to it.
+struct Scene {
+    block: Vec<u8>,
+    late: Vec<(Time, Vec<u8>)>,
+    claimants: Vec<Claimant>,
+    now: Time,
+    draw: SplitMix64,
+    /// Of a thousand operations, so many are slow, and so many fail.
+    slow: u32,
+    failing: u32,
+    held: u64,
+}
+
+impl Scene {
+    fn new(seed: u64, slow: u32, failing: u32) -> Self {
+        Self {
+            block: vec![0; BLOCK],
+            late: Vec::new(),
+            claimants: Vec::new(),
+            now: at(1),
+            draw: SplitMix64::new(seed),
+            slow,
+            failing,
+            held: 0,
+        }
+    }
+
+    fn start(&mut self, holder: u128) {
+        self.claimants.push(Claimant::new(holder, self.now));
+    }
+
+    fn latency(&mut self) -> Duration {
+        let longest = if self.draw.below(1000) < self.slow {
+            3000
+        } else {
+            20
+        };
+        ms(self.draw.below(longest).into())
+    }
+
+    fn begin(&mut self, effect: ClaimEffect) -> Underway {
+        let done_at = self.now + self.latency();
+        let told_at = done_at + self.latency();
+        let fails = self.draw.below(1000) < self.failing;
+        Underway {
+            effect,
+            done_at,
+            // What is said to have failed may be carried out later.
+            told_at: if fails {
+                self.now + self.latency()
+            } else {
+                told_at
+            },
+            fails,
+            read: None,
+        }
+    }
+
+    /// A millisecond passes.
+    fn step(&mut self) {
+        self.now = self.now + ms(1);
+        let now = self.now;
+        let due: Vec<_> = self.late.extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, block) in due {
+            self.block = block;
+        }
+        for index in 0..self.claimants.len() {
+            self.advance(index);
+        }
+        let writers = self.claimants.iter().filter(|one| one.claim.may_write(now));
+        let writers: Vec<_> = writers.map(|one| one.claim.state()).collect();
+        assert!(writers.len() <= 1, "{:?}: {writers:?}", self.now);
+        self.held += writers.len() as u64;
+    }
+
+    fn advance(&mut self, index: usize) {
+        let now = self.now;
+        if let Some(underway) = &mut self.claimants[index].underway {
+            if let ClaimEffect::Read = underway.effect
+                && underway.done_at <= now
+                && underway.read.is_none()
+            {
+                underway.read = Some(self.block.clone());
+            }
+            if let ClaimEffect::Write(block) = &underway.effect
+                && underway.done_at <= now
+                && underway.read.is_none()
+            {
+                self.block = block.to_vec();
+                underway.read = Some(Vec::new());
+            }
+            if underway.told_at > now {
+                return;
+            }
+        }
+        let claimant = &mut self.claimants[index];
+        if let Some(underway) = claimant.underway.take() {
+            let is_done = underway.read.is_some();
+            match underway.effect {
+                ClaimEffect::Read if underway.fails => {
+                    claimant.claim.read_done(now, Err(DeviceFault));
+                }
+                ClaimEffect::Read => {
+                    let bytes = underway.read.expect("it was read before that is told");
+                    claimant.claim.read_done(now, Ok(&bytes));
+                }
+                ClaimEffect::Write(block) => {
+                    if !is_done {
+                        self.late.push((underway.done_at, block.to_vec()));
+                    }
+                    let result = if underway.fails {
+                        Err(DeviceFault)
+                    } else {
+                        Ok(())
+                    };
+                    claimant.claim.written(now, result);
+                }
+            }
+        }
+        if let Some(effect) = self.claimants[index].claim.poll_effect(now) {
+            let underway = self.begin(effect);
+            self.claimants[index].underway = Some(underway);
+        }
+    }
+
+    fn run(&mut self, for_ms: u64) {
+        for _ in 0..for_ms {
+            self.step();
+        }
+    }
+
+    fn state(&self, index: usize) -> ClaimState {
+        self.claimants[index].claim.state()
+    }
+}
+
+#[test]
+fn at_no_time_two_claims_may_write() {
+    let mut held = 0;
+    for seed in 0..300 {
+        let (slow, failing) = [(0, 0), (50, 20), (200, 100), (10, 300)][seed as usize % 4];
+        let mut scene = Scene::new(seed, slow, failing);
+        for holder in 1..=60 {
+            // Some give up, some are killed, others come.
+            let count = scene.claimants.len();
+            if count >= 3 {
+                let index = scene.draw.below(3) as usize;
+                let now = scene.now;
+                if scene.draw.below(2) == 0 && scene.claimants[index].underway.is_none() {
+                    scene.claimants[index].claim.release(now);
+                    scene.run(200);
+                }
+                let gone = scene.claimants.swap_remove(index);
+                if let Some(underway) = gone.underway
+                    && let ClaimEffect::Write(block) = underway.effect
+                    && underway.read.is_none()
+                {
+                    scene.late.push((underway.done_at, block.to_vec()));
+                }
+            }
+            scene.start(holder);
+            let for_ms = scene.draw.below(600).into();
+            scene.run(for_ms);
+        }
+        held += scene.held;
+    }
+    assert!(held > 300 * 2000, "it is held for most of the time: {held}");
+}
+
+#[test]
+fn a_free_drive_is_taken_and_one_that_is_held_refused() {
+    let mut scene = Scene::new(1, 0, 0);
+    scene.start(1);
+    scene.run(400);
+    assert_eq!(scene.state(0), ClaimState::Held);
+    scene.start(2);
+    scene.run(400);
+    let by = HolderName::new("host1");
+    let refused = ClaimState::Refused(ClaimRefused::Taken { by });
+    assert_eq!(scene.state(1), refused);
+    scene.run(10_000);
+    assert_eq!(scene.state(0), ClaimState::Held, "it stays held");
+}
+
+#[test]
+fn who_is_gone_is_followed_after_a_lapse_and_who_gives_up_at_once() {
+    let mut scene = Scene::new(2, 0, 0);
+    scene.start(1);
+    scene.run(400);
+    drop(scene.claimants.remove(0));
+    scene.start(2);
+    scene.run(500);
+    assert_eq!(scene.state(0), ClaimState::Claiming, "it watches");
+    scene.run(1000);
+    assert_eq!(scene.state(0), ClaimState::Held);
+    while scene.claimants[0].underway.is_some() {
+        scene.run(1);
+    }
+    let now = scene.now;
+    scene.claimants[0].claim.release(now);
+    scene.run(200);
+    assert_eq!(scene.state(0), ClaimState::Released);
+    scene.start(3);
+    scene.run(300);
+    assert_eq!(scene.state(1), ClaimState::Held);
+    let record = ClaimRecord::decode(&scene.block).expect("a claim");
+    assert_eq!((record.holder, record.taken), (3, 3));
+}
+
+#[test]
+fn two_who_come_at_the_same_time_are_told_apart() {
+    let (mut one, mut none) = (0, 0);
+    for seed in 0..100 {
+        let mut scene = Scene::new(seed, 0, 0);
+        scene.start(1);
+        scene.start(2);
+        scene.run(2000);
+        let states = [scene.state(0), scene.state(1)];
+        match states
+            .iter()
+            .filter(|state| **state == ClaimState::Held)
+            .count()
+        {
+            1 => one += 1,
+            _ => none += 1,
+        }
+    }
+    assert!(one > 90, "{one} and {none}");
+}
+
+#[test]
+fn a_drive_that_is_away_is_not_written_and_held_again_when_it_is_back() {
+    let mut scene = Scene::new(3, 0, 0);
+    scene.start(1);
+    scene.run(400);
+    scene.failing = 1000;
+    scene.run(3000);
+    assert!(!scene.claimants[0].claim.may_write(scene.now));
+    scene.failing = 0;
+    scene.run(1500);
+    assert_eq!(scene.state(0), ClaimState::Held);
+    assert!(scene.claimants[0].claim.may_write(scene.now));
+    // Somebody else has come meanwhile.
+    scene.failing = 1000;
+    scene.run(3000);
+    scene.failing = 0;
+    let record = ClaimRecord {
+        holder: 9,
+        taken: 8,
+        beat: 7,
+        lapse_ms: 800,
+        is_held: true,
+        name: HolderName::new("another"),
+    };
+    for beat in 0..20 {
+        scene.block = ClaimRecord { beat, ..record }.encode().to_vec();
+        scene.run(100);
+    }
+    let by = HolderName::new("another");
+    let refused = ClaimState::Refused(ClaimRefused::Taken { by });
+    assert_eq!(scene.state(0), refused);
+    let left = ClaimRecord::decode(&scene.block).expect("a claim");
+    assert_eq!(left.holder, 9, "it was left alone");
+}
+
+#[test]
+fn a_claim_that_is_gone_or_newer_or_cannot_be_written_is_refused() {
+    let held = |seed| {
+        let mut scene = Scene::new(seed, 0, 0);
+        scene.start(1);
+        scene.run(400);
+        scene
+    };
+    let mut scene = held(4);
+    scene.block = vec![0; BLOCK];
+    scene.run(300);
+    assert_eq!(scene.state(0), ClaimState::Refused(ClaimRefused::Gone));
+    let mut scene = held(5);
+    scene.block = vec![7; BLOCK];
+    scene.run(300);
+    assert_eq!(scene.state(0), ClaimState::Refused(ClaimRefused::Gone));
+    // Damage, and nobody who keeps it alive.
+    let mut scene = Scene::new(6, 0, 0);
+    scene.block = vec![7; BLOCK];
+    scene.start(1);
+    scene.run(1500);
+    assert_eq!(scene.state(0), ClaimState::Held);
+    let mut scene = Scene::new(7, 0, 1000);
+    scene.start(1);
+    scene.run(5000);
+    let refused = ClaimState::Refused(ClaimRefused::Device(DeviceFault));
+    assert_eq!(scene.state(0), refused);
+}
