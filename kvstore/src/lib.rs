@@ -22,7 +22,7 @@
 //! | `refusals` | answers that both kinds of core have in common |
 //! | `client` | [`Client`]: nodes that are listed |
 //! | `counting` | [`CoreReport`]: what a core counts |
-//! | [`drive`] | a core's drive: the log in a file |
+//! | [`drive`] | a core's drive: the log in a file, on a device or in a remote namespace |
 //! | `value` | [`Value`], [`extent_bytes`] |
 //! | `error` | [`StoreError`], [`ClusterError`], [`NodeError`] |
 #![forbid(unsafe_code)]
@@ -55,7 +55,7 @@ pub use handle::{
     Brought, ClientHost, CommitHandleFailure, Got, HandleError, Lent, ObjectBytes, Placing,
     QUESTIONS_MAX, ReservationHandle, ReservedHandle, SeatStat, StoreHandle,
 };
-pub use member::{COPIES, ClusterOptions, LifeError, TierOptions};
+pub use member::{COPIES, ClusterOptions, LifeError, TierOptions, TierPlace};
 pub use node::{Node, NodeCore, NodeOptions, NodeWatch, Prefault, SeatedNode};
 pub use service::{ANSWERS, RELEASES};
 pub use value::{VALUE_PIECES_MAX, Value, extent_bytes};

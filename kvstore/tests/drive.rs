@@ -2,6 +2,12 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
+#[path = "../../runtime/tests/on_each_driver/mod.rs"]
+mod on_each_driver;
+#[cfg(test)]
+#[path = "drive/remote.rs"]
+mod remote;
+#[cfg(test)]
 #[path = "drive/worlds.rs"]
 mod worlds;
 
@@ -14,7 +20,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::drive::{
-    Drive, DriveError, DriveOptions, Format, Keeper, Loss, OnDrive, Opened, ReadError,
+    ClaimTerms, Drive, DriveError, DriveOptions, Format, Keeper, Loss, Medium, OnDrive, Opened,
+    ReadError,
 };
 use lunette_kvstore_log::effect::{AppendRefused, LossCause};
 use lunette_kvstore_log::format::superblock::Identity;
@@ -47,7 +54,9 @@ fn options(path: &Path) -> DriveOptions {
     log.queued_records_max = 64;
     log.records_max = 10_000;
     DriveOptions {
-        path: path.to_owned(),
+        medium: Medium::File(path.to_owned()),
+        begin_bytes: 0,
+        claim: ClaimTerms::default(),
         log,
         format: Format::Blank,
     }
@@ -85,7 +94,7 @@ async fn reopen(path: &Path, owner: &Rc<Owner>) -> (Drive, Opened) {
     loop {
         let keeper = Rc::clone(owner);
         match Drive::open(options(path), 0, keeper).await {
-            Err(DriveError::Taken(_)) => time::sleep(Duration::from_millis(1)).await,
+            Err(DriveError::Taken { .. }) => time::sleep(Duration::from_millis(1)).await,
             opened => return opened.expect("the drive opens"),
         }
     }
@@ -342,7 +351,7 @@ fn a_drive_has_one_process_and_is_of_one_cluster() {
         let second = Drive::open(options(&path), 0, Rc::<Owner>::clone(&owner)).await;
         let error = second.unwrap_err();
         assert!(
-            matches!(error, DriveError::Taken(_)) && error.is_retryable(),
+            matches!(error, DriveError::Taken { .. }) && error.is_retryable(),
             "{error}"
         );
         drop(drive);

@@ -51,9 +51,8 @@ impl NativeStore {
         memory_bytes: u64,
         drives: Option<(Vec<PathBuf>, u64)>,
     ) -> PyResult<Self> {
-        let tier = drives.map(|(directories, capacity_bytes)| TierOptions {
-            directories,
-            capacity_bytes,
+        let tier = drives.map(|(directories, capacity_bytes)| {
+            TierOptions::in_folders(directories, capacity_bytes)
         });
         let open = cluster.member(py, address(listen)?, memory_bytes, tier)?;
         Ok(Self::of(open))

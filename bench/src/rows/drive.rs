@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use lunette_bench::harness::{Failure, Plan, Sample};
-use lunette_kvstore::drive::{Drive, DriveOptions, Format, Keeper, Loss};
+use lunette_kvstore::drive::{ClaimTerms, Drive, DriveOptions, Format, Keeper, Loss, Medium};
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
@@ -156,7 +156,9 @@ async fn run(path: PathBuf, work: Work) -> Result<Sample, String> {
         device: 1,
     };
     let options = DriveOptions {
-        path,
+        medium: Medium::File(path),
+        begin_bytes: 0,
+        claim: ClaimTerms::default(),
         log: LogOptions::new(identity, CAPACITY_BYTES),
         format: Format::Blank,
     };

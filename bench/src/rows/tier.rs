@@ -46,10 +46,7 @@ impl Member {
         options.placement = Placement::Pinned(vec![plan.server_cpu]);
         options.idle = idle(SPIN);
         options.prefault = Prefault::All;
-        options.tier = Some(TierOptions {
-            directories: vec![folder],
-            capacity_bytes,
-        });
+        options.tier = Some(TierOptions::in_folders(vec![folder], capacity_bytes));
         let node = Node::start(options)?;
         node.joined()?;
         Ok(Self {

@@ -352,7 +352,6 @@ impl Claim {
     }
 
     fn look(&mut self, now: Time, began: Time, found: Option<Seen>) {
-        self.failures = 0;
         let Some(seen) = found else {
             // A drive that was ours does not become blank.
             return if self.was_held || self.watch.is_some() {

@@ -343,4 +343,16 @@ fn a_claim_that_is_gone_or_newer_or_cannot_be_written_is_refused() {
     scene.run(5000);
     let refused = ClaimState::Refused(ClaimRefused::Device(DeviceFault));
     assert_eq!(scene.state(0), refused);
+    // It can be read.
+    let mut scene = Scene::new(8, 0, 0);
+    let mut claimant = Claimant::new(1, scene.now);
+    for _ in 0..100 {
+        scene.now = scene.now + ms(100);
+        match claimant.claim.poll_effect(scene.now) {
+            Some(ClaimEffect::Read) => claimant.claim.read_done(scene.now, Ok(&scene.block)),
+            Some(ClaimEffect::Write(_)) => claimant.claim.written(scene.now, Err(DeviceFault)),
+            None => {}
+        }
+    }
+    assert_eq!(claimant.claim.state(), refused);
 }

@@ -11,11 +11,12 @@ use lunette_kvstore_log::effect::{
 use lunette_kvstore_log::log::Log;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_runtime::arena::{Arena, Region, RegionMut};
-use lunette_runtime::fs::File;
 use lunette_runtime::{Signal, can_spawn, spawn_local, time};
 use lunette_runtime_core::time::Time;
 
+use super::device::{Device, ReadFault};
 use super::ended::Ended;
+use super::remote::Patience;
 use super::staging::{Gathered, Sources, Staging};
 use super::{Keeper, Loss, RemovalLost};
 
@@ -35,7 +36,7 @@ pub(super) type Removal = Rc<Ended<Result<(), RemovalLost>>>;
 /// What tasks and handles of a drive share.
 pub(super) struct Shared {
     pub(super) log: RefCell<Log>,
-    pub(super) file: File,
+    pub(super) device: Rc<Device>,
     pub(super) arena: Arena,
     pub(super) staging: Staging,
     pub(super) sources: RefCell<Sources>,
@@ -208,11 +209,10 @@ impl Shared {
             if filled == 0 {
                 return (Ok(()), stage);
             }
-            let (result, back) = self.file.write_all_at(stage, 0, filled, offset_bytes).await;
+            let (result, back) = self.device.write(stage, filled, offset_bytes).await;
             stage = back;
-            if let Err(error) = result {
-                tracing::warn!(offset_bytes, len_bytes = filled, %error, "a drive has not taken a write");
-                return (Err(DeviceFault), stage);
+            if let Err(fault) = result {
+                return (Err(fault), stage);
             }
             offset_bytes += filled as u64;
         }
@@ -225,7 +225,8 @@ impl Shared {
         len_bytes: u32,
         is_kept: bool,
     ) {
-        let read = read(&self.file, &self.arena, offset_bytes, len_bytes).await;
+        let part = (offset_bytes, len_bytes);
+        let read = read(&self.device, &self.arena, part, Patience::Lasting).await;
         if let (true, Ok(bytes)) = (is_kept, &read) {
             self.sources.borrow_mut().kept.insert(op, bytes.clone());
         }
@@ -235,10 +236,7 @@ impl Shared {
     }
 
     async fn flush(self: Rc<Self>, op: OpId) {
-        let result = self.file.sync_data().await.map_err(|error| {
-            tracing::warn!(%error, "a drive has not made durable what was written");
-            DeviceFault
-        });
+        let result = self.device.flush().await;
         self.with_log(|log| log.flushed(time::now(), op, result));
         self.pump();
     }
@@ -247,10 +245,10 @@ impl Shared {
 /// Reads into memory of `arena`. It waits while that is in use: by reads whose bytes are being written, which need
 /// no more of it.
 pub(super) async fn read(
-    file: &File,
+    device: &Device,
     arena: &Arena,
-    offset_bytes: u64,
-    len_bytes: u32,
+    (offset_bytes, len_bytes): (u64, u32),
+    patience: Patience,
 ) -> Result<Region, DeviceFault> {
     let len = len_bytes as usize;
     let room = loop {
@@ -263,12 +261,9 @@ pub(super) async fn read(
             }
         }
     };
-    let (result, room) = file.read_exact_at(room, 0, len, offset_bytes).await;
+    let (result, room) = device.read(room, len, offset_bytes, patience).await;
     match result {
         Ok(()) => Ok(room.freeze()),
-        Err(error) => {
-            tracing::warn!(offset_bytes, len_bytes, %error, "a drive cannot read");
-            Err(DeviceFault)
-        }
+        Err(ReadFault::Away | ReadFault::Failed) => Err(DeviceFault),
     }
 }

@@ -1,26 +1,36 @@
-//! A drive of a core: the log of `kvstore/log` in a file or on a block device.
+//! A drive of a core: the log of `kvstore/log` in a file, on a device, or in a namespace over NVMe/TCP.
 //!
 //! ```text
-//!   append, remove ----> Log ----> effects ----> tasks: gather, write, read, flush ----> File
-//!                         ^                                                      |
+//!   append, remove ----> Log ----> effects ----> tasks: gather, write, read, flush ----> Device
+//!                         ^                                                      |      file, device, namespace
 //!                         +---------------- how they have ended -----------------+
 //! ```
 //!
-//! It leaves out which objects go to a drive and when: that is the owner's ([`Keeper`]). The file is opened around
+//! It leaves out which objects go to a drive and when: that is the owner's ([`Keeper`]). Files are opened around
 //! the page cache where that can be.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `opening` | the lock, the room, recovery or formatting |
+//! | `medium` | [`Medium`]: what the log lies on |
+//! | `opening` | the lock or the claim, the room, recovery or formatting |
+//! | `device` | the block seam: reads and writes of whole blocks, wherever they lie |
+//! | `remote` | a namespace over NVMe/TCP behind it |
+//! | `holding` | the claim of a device, kept alive |
+//! | `recovering` | the log of a drive is read |
 //! | `driving` | effects are done, events are told |
 //! | `staging` | memory that writes are gathered in |
 //! | `reading` | an object comes back, and is compared with its checksum |
 //! | `ended` | how something has ended, for one who waits |
 
+mod device;
 mod driving;
 mod ended;
+mod holding;
+mod medium;
 mod opening;
 mod reading;
+mod recovering;
+mod remote;
 mod staging;
 
 use std::fmt;
@@ -37,6 +47,8 @@ use thiserror::Error;
 
 use driving::Shared;
 use ended::Ended;
+pub use lunette_kvstore_log::claim::{ClaimRefused, ClaimTerms};
+pub use medium::Medium;
 pub use opening::{DriveError, DriveOptions, Format, Opened};
 pub use reading::{OnDrive, ReadError};
 
@@ -166,6 +178,12 @@ impl Drive {
         }
         shared.pump();
         Ok(async move { ended.wait().await })
+    }
+
+    /// Whether it cannot be reached at this time: what is there cannot be read, and what is written waits.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        self.shared.device.is_away()
     }
 
     /// What the log holds and has done.

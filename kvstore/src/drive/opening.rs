@@ -1,32 +1,51 @@
-//! The lock, the room, recovery or formatting.
+//! The lock or the claim, the room, recovery or formatting.
 
 use std::cell::RefCell;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
-use lunette_kvstore_log::effect::Effect;
+use lunette_kvstore_log::claim::{ClaimRefused, ClaimTerms};
+use lunette_kvstore_log::format::claim::{CLAIM_OFFSET_BYTES, ClaimRecord};
+use lunette_kvstore_log::format::superblock::{Identity, Superblock};
+use lunette_kvstore_log::format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS_BYTES};
 use lunette_kvstore_log::log::Log;
 use lunette_kvstore_log::options::{LogOptions, OptionsFault};
 use lunette_kvstore_log::recovery::{OpenFault, Recovery, RecoveryReport};
-use lunette_runtime::arena::{AllocError, Arena, ArenaOptions, HugePages, Region};
+use lunette_nvmeof::ConnectError;
+use lunette_runtime::arena::{AllocError, Arena, ArenaOptions, HugePages};
 use lunette_runtime::fs::{File, FileError, OpenOptions};
-use lunette_runtime::{Signal, can_spawn, entropy, spawn_local, time};
+use lunette_runtime::{Signal, entropy, time};
 use thiserror::Error;
 
 use super::Keeper;
+use super::device::{Device, On};
 use super::driving::{self, Shared};
+use super::holding::Holding;
+use super::medium::Medium;
+use super::recovering::recover;
+use super::remote::{Patience, Remote, RemoteFault};
 use super::staging::{STAGE_BYTES, Staging};
 
 /// Memory of the log's own reads, beside the segment that it may read at once: what is being moved waits there.
 const READ_BYTES_MAX: usize = 128 << 20;
 const CHUNK_BYTES: usize = 64 << 20;
+/// What is looked at of a device before anything is written to it: also where file systems say that they are there.
+const FRONT_BYTES: u32 = 128 * 1024;
+/// How long that may take.
+const FRONT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Which drive, and how its log works.
 #[derive(Clone, Debug)]
 pub struct DriveOptions {
-    /// A file, which is made and given its room if it is not there, or a device.
-    pub path: PathBuf,
+    /// What the log lies on.
+    pub medium: Medium,
+    /// Where on it the log begins, in bytes: several logs may share a device, each in a part of its own. A multiple of
+    /// a block of 4 KiB; 0 in a file.
+    pub begin_bytes: u64,
+    /// How a device is claimed. Files are locked.
+    pub claim: ClaimTerms,
     /// How the log works. Its capacity is the file's length, or so much of the device.
     pub log: LogOptions,
     /// When it is formatted.
@@ -60,25 +79,73 @@ pub struct Opened {
 #[derive(Debug, Error)]
 pub enum DriveError {
     /// Another process has it, or the drive's former life here is still being written to its end.
-    #[error("{}: another process uses this drive", .0.display())]
-    Taken(PathBuf),
+    #[error("{drive}: another process uses this drive")]
+    Taken {
+        /// Which drive.
+        drive: String,
+    },
+    /// It is claimed, or it could not be claimed.
+    #[error("{drive}: the drive is not to be had: {why}")]
+    Claimed {
+        /// Which drive.
+        drive: String,
+        /// Why.
+        #[source]
+        why: ClaimRefused,
+    },
     /// The system refuses.
-    #[error("{}: {error}", path.display())]
+    #[error("{drive}: {error}")]
     File {
         /// Which drive.
-        path: PathBuf,
+        drive: String,
         /// What the system says; of too little room, that.
         #[source]
         error: FileError,
+    },
+    /// The namespace cannot be reached.
+    #[error("{drive}: {error}")]
+    Connect {
+        /// Which drive.
+        drive: String,
+        /// Why.
+        #[source]
+        error: ConnectError,
+    },
+    /// A block of the log is not made of whole blocks of the device.
+    #[error("{drive}: blocks of {block_bytes} bytes: a drive has blocks of at most {BLOCK_BYTES}")]
+    BlockLength {
+        /// Which drive.
+        drive: String,
+        /// Length of its blocks.
+        block_bytes: u64,
+    },
+    /// The device has too little room.
+    #[error("{drive}: {len_bytes} bytes, and {needed_bytes} are needed")]
+    Short {
+        /// Which drive.
+        drive: String,
+        /// What it has.
+        len_bytes: u64,
+        /// Where the log would end.
+        needed_bytes: u64,
+    },
+    /// Nothing is where the log would begin, but something is behind that: another's data. A device that is given to
+    /// a drive begins with zeros.
+    #[error(
+        "{drive}: something else is there: to give it to a drive, fill its first 128 KiB with zeros"
+    )]
+    NotBlank {
+        /// Which drive.
+        drive: String,
     },
     /// The options do not fit together.
     #[error(transparent)]
     Options(#[from] OptionsFault),
     /// What is on it is not its log, or nothing is and it is not to be formatted.
-    #[error("{}: {fault}", path.display())]
+    #[error("{drive}: {fault}")]
     Log {
         /// Which drive.
-        path: PathBuf,
+        drive: String,
         /// What is wrong with it.
         #[source]
         fault: OpenFault,
@@ -87,8 +154,11 @@ pub enum DriveError {
     #[error("no memory for a drive: {0}")]
     Memory(#[from] AllocError),
     /// It failed while its log was begun.
-    #[error("{}: the drive failed", .0.display())]
-    Failed(PathBuf),
+    #[error("{drive}: the drive failed")]
+    Failed {
+        /// Which drive.
+        drive: String,
+    },
 }
 
 impl DriveError {
@@ -96,10 +166,15 @@ impl DriveError {
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::Taken(_) | Self::Failed(_) => true,
+            Self::Taken { .. } | Self::Claimed { .. } | Self::Failed { .. } => true,
             Self::Memory(error) => error.is_backpressure(),
+            Self::Connect { error, .. } => error.is_retryable(),
             Self::Log { fault, .. } => fault.is_retryable(),
-            Self::File { .. } | Self::Options(_) => false,
+            Self::File { .. }
+            | Self::BlockLength { .. }
+            | Self::Short { .. }
+            | Self::NotBlank { .. }
+            | Self::Options(_) => false,
         }
     }
 
@@ -115,37 +190,26 @@ pub(super) async fn open(
     generation: u64,
     keeper: Rc<dyn Keeper>,
 ) -> Result<(Rc<Shared>, Opened), DriveError> {
-    let DriveOptions {
-        path,
-        log: log_options,
-        format,
-    } = options;
+    let log_options = options.log;
     log_options.check()?;
-    let (file, is_direct) = open_file(&path, log_options.geometry.capacity_bytes).await?;
+    if !options.begin_bytes.is_multiple_of(BLOCK_BYTES.into()) || !options.claim.is_valid() {
+        return Err(OptionsFault("begin_bytes").into());
+    }
     let chunk_bytes = CHUNK_BYTES.max(log_options.geometry.segment_bytes as usize);
-    let arena = Arena::new(ArenaOptions {
-        bytes_max: READ_BYTES_MAX + chunk_bytes,
-        chunk_bytes,
-        huge_pages: HugePages::Never,
-        lock: false,
-    });
-    let stages = Arena::new(ArenaOptions {
-        bytes_max: log_options.writes_in_flight_max * STAGE_BYTES * 2,
-        chunk_bytes: CHUNK_BYTES,
-        huge_pages: HugePages::Never,
-        lock: false,
-    });
+    let arena = arena_of(READ_BYTES_MAX + chunk_bytes, chunk_bytes);
+    let stages = arena_of(
+        log_options.writes_in_flight_max * STAGE_BYTES * 2 + CHUNK_BYTES,
+        CHUNK_BYTES,
+    );
     let staging = Staging::new(&stages, log_options.writes_in_flight_max)?;
-    let recovered = recover(&file, &arena, Recovery::new(log_options, generation)?).await;
-    let (found, recovery) = match recovered {
-        Ok((_, report)) if format == Format::BlankOrDamaged && !report.is_whole() => {
-            tracing::warn!(path = %path.display(), ?report, "a damaged drive is formatted");
-            (None, Some(report))
-        }
-        Ok((log, report)) => (Some(log), Some(report)),
-        Err(OpenFault::Blank) if format != Format::Never => (None, None),
-        Err(fault) => return Err(DriveError::Log { path, fault }),
+    let opening = Opening {
+        drive: options.medium.to_string(),
+        options,
     };
+    let (device, is_direct) = opening.device(&arena).await?;
+    let device = Rc::new(device);
+    let recovered = recover(&device, &arena, Recovery::new(log_options, generation)?).await;
+    let (found, recovery) = opening.judge(recovered, &device)?;
     let is_formatted = found.is_none();
     let log = match found {
         Some(log) => log,
@@ -153,7 +217,7 @@ pub(super) async fn open(
     };
     let shared = Rc::new(Shared {
         log: RefCell::new(log),
-        file,
+        device,
         arena,
         staging,
         sources: RefCell::default(),
@@ -166,7 +230,8 @@ pub(super) async fn open(
     shared.pump();
     while !shared.with_log(|log| log.is_mounted()) {
         if shared.with_log(|log| log.stats().has_failed) {
-            return Err(DriveError::Failed(path));
+            let drive = opening.drive;
+            return Err(DriveError::Failed { drive });
         }
         shared.moved.raised().await;
     }
@@ -180,87 +245,278 @@ pub(super) async fn open(
     ))
 }
 
-/// Opens, locks and makes room; whether that is around the page cache.
-async fn open_file(path: &Path, capacity_bytes: u64) -> Result<(File, bool), DriveError> {
-    let failed = |error| DriveError::File {
-        path: path.to_owned(),
-        error,
-    };
-    let direct = OpenOptions {
-        direct: true,
-        ..OpenOptions::READ_WRITE
-    };
-    let (file, is_direct) = match File::open(path, direct).await {
-        Err(FileError::Io(error)) if error.kind() == io::ErrorKind::InvalidInput => {
-            tracing::warn!(path = %path.display(), "no direct access here: a drive goes through the page cache");
-            let file = File::open(path, OpenOptions::READ_WRITE)
-                .await
-                .map_err(failed)?;
-            (file, false)
-        }
-        opened => (opened.map_err(failed)?, true),
-    };
-    if !file.try_lock().await.map_err(failed)? {
-        return Err(DriveError::Taken(path.to_owned()));
-    }
-    if file.len_bytes().await.map_err(failed)? < capacity_bytes {
-        file.allocate(capacity_bytes).await.map_err(failed)?;
-    }
-    Ok((file, is_direct))
+fn arena_of(bytes_max: usize, chunk_bytes: usize) -> Arena {
+    Arena::new(ArenaOptions {
+        bytes_max,
+        chunk_bytes,
+        huge_pages: HugePages::Never,
+        lock: false,
+    })
 }
 
-/// Reads the drive, many places at a time.
-async fn recover(
-    file: &File,
-    arena: &Arena,
-    recovery: Recovery,
-) -> Result<(Log, RecoveryReport), OpenFault> {
-    let recovering = Rc::new(Recovering {
-        machine: RefCell::new(recovery),
-        moved: Signal::default(),
-    });
-    loop {
-        while let Some(effect) = recovering.next() {
-            let reading = Rc::clone(&recovering).read(file.clone(), arena.clone(), effect);
-            if can_spawn() {
-                spawn_local(reading);
-            } else {
-                reading.await;
+/// A drive that is being opened.
+struct Opening {
+    options: DriveOptions,
+    /// What it is called.
+    drive: String,
+}
+
+impl Opening {
+    /// What its log lies on, which is nobody else's from now on; and whether that is around the page cache.
+    async fn device(&self, arena: &Arena) -> Result<(Device, bool), DriveError> {
+        let DriveOptions {
+            medium,
+            begin_bytes,
+            ..
+        } = &self.options;
+        let (on, len_bytes, is_direct) = match medium {
+            Medium::File(path) => {
+                let (file, is_direct) = self.locked_file(path).await?;
+                (On::File(file), u64::MAX, is_direct)
+            }
+            Medium::Device(path) => {
+                let (file, is_direct) = self.opened_file(path, false).await?;
+                let block_bytes = file.align_bytes() as u64;
+                if !u64::from(BLOCK_BYTES).is_multiple_of(block_bytes) {
+                    return Err(self.block_length(block_bytes));
+                }
+                let len_bytes = file.len_bytes().await;
+                let len_bytes = len_bytes.map_err(|error| self.file_error(error))?;
+                (On::File(file), len_bytes, is_direct)
+            }
+            Medium::Namespace(options) => {
+                let remote = Remote::connect((**options).clone()).await;
+                let remote = remote.map_err(|fault| self.remote_error(fault))?;
+                let len_bytes = remote.len_bytes();
+                (On::Remote(remote), len_bytes, true)
+            }
+        };
+        let capacity_bytes = self.options.log.geometry.capacity_bytes;
+        let needed_bytes = begin_bytes.saturating_add(capacity_bytes);
+        if needed_bytes > len_bytes {
+            let drive = self.drive.clone();
+            return Err(DriveError::Short {
+                drive,
+                len_bytes,
+                needed_bytes,
+            });
+        }
+        let mut device = Device {
+            on: Rc::new(on),
+            begin_bytes: *begin_bytes,
+            holding: None,
+        };
+        if medium.is_claimed() && self.may_be_claimed(&device, arena).await? {
+            let on = Rc::clone(&device.on);
+            let holding = Holding::take(on, *begin_bytes, self.options.claim, arena).await;
+            device.holding = Some(holding.map_err(|why| self.claimed(why))?);
+        }
+        Ok((device, is_direct))
+    }
+
+    /// What recovery has found, where that may be used: a log, or nothing, which is formatted then.
+    fn judge(
+        &self,
+        recovered: Result<(Log, RecoveryReport), OpenFault>,
+        device: &Device,
+    ) -> Result<(Option<Log>, Option<RecoveryReport>), DriveError> {
+        let DriveOptions { medium, format, .. } = &self.options;
+        let may_write = device.holding.is_some() || !medium.is_claimed();
+        match recovered {
+            // Somebody else has begun a log since the device was looked at.
+            Ok(_) if !may_write => Err(self.claimed(ClaimRefused::Gone)),
+            Ok((_, report)) if *format == Format::BlankOrDamaged && !report.is_whole() => {
+                tracing::warn!(drive = self.drive, ?report, "a damaged drive is formatted");
+                Ok((None, Some(report)))
+            }
+            Ok((log, report)) => Ok((Some(log), Some(report))),
+            Err(OpenFault::Blank) if *format != Format::Never && may_write => Ok((None, None)),
+            Err(fault) => {
+                let drive = self.drive.clone();
+                Err(DriveError::Log { drive, fault })
             }
         }
-        if recovering.machine.borrow().is_done() {
-            break;
+    }
+
+    /// Whether the claim of this log may be written to a device: where that is blank, or has this log. What else is
+    /// there is not touched, and recovery says what it is.
+    async fn may_be_claimed(&self, device: &Device, arena: &Arena) -> Result<bool, DriveError> {
+        let patience = Patience::Until(time::now() + FRONT_PATIENCE);
+        let capacity_bytes = self.options.log.geometry.capacity_bytes;
+        let len_bytes = u32::try_from(capacity_bytes).unwrap_or(FRONT_BYTES);
+        let part = (0, len_bytes.min(FRONT_BYTES));
+        let front = driving::read(device, arena, part, patience).await;
+        let front = front.map_err(|fault| self.claimed(fault.into()))?;
+        match Front::of(front.as_slice(), self.options.log.identity) {
+            Front::Ours => Ok(true),
+            Front::Blank => Ok(self.options.format != Format::Never),
+            Front::Other => Ok(false),
+            Front::SomethingBehind => {
+                let drive = self.drive.clone();
+                Err(DriveError::NotBlank { drive })
+            }
         }
-        recovering.moved.raised().await;
-    }
-    let read = Rc::into_inner(recovering).expect("each read is over, and its task");
-    read.machine.into_inner().finish(time::now())
-}
-
-/// A drive that is being read.
-struct Recovering {
-    machine: RefCell<Recovery>,
-    moved: Signal,
-}
-
-impl Recovering {
-    fn next(&self) -> Option<Effect> {
-        self.machine.borrow_mut().poll_effect()
     }
 
-    async fn read(self: Rc<Self>, file: File, arena: Arena, effect: Effect) {
-        let Effect::Read {
-            op,
-            offset_bytes,
-            len_bytes,
-            ..
-        } = effect
-        else {
-            return;
+    /// A file with its room, which nobody else has.
+    async fn locked_file(&self, path: &Path) -> Result<(File, bool), DriveError> {
+        let failed = |error| self.file_error(error);
+        let (file, is_direct) = self.opened_file(path, true).await?;
+        if !file.try_lock().await.map_err(failed)? {
+            let drive = self.drive.clone();
+            return Err(DriveError::Taken { drive });
+        }
+        let capacity_bytes = self.options.log.geometry.capacity_bytes;
+        if file.len_bytes().await.map_err(failed)? < capacity_bytes {
+            file.allocate(capacity_bytes).await.map_err(failed)?;
+        }
+        Ok((file, is_direct))
+    }
+
+    /// A file or a device, and whether it is used around the page cache.
+    async fn opened_file(&self, path: &Path, create: bool) -> Result<(File, bool), DriveError> {
+        let failed = |error| self.file_error(error);
+        let buffered = OpenOptions {
+            create,
+            ..OpenOptions::READ_WRITE
         };
-        let read = driving::read(&file, &arena, offset_bytes, len_bytes).await;
-        let bytes = read.as_ref().map(Region::as_slice).map_err(|fault| *fault);
-        self.machine.borrow_mut().read_done(op, bytes);
-        self.moved.raise();
+        let direct = OpenOptions {
+            direct: true,
+            ..buffered
+        };
+        match File::open(path, direct).await {
+            Err(FileError::Io(error)) if error.kind() == io::ErrorKind::InvalidInput => {
+                tracing::warn!(
+                    drive = self.drive,
+                    "no direct access here: a drive goes through the page cache"
+                );
+                let file = File::open(path, buffered).await.map_err(failed)?;
+                Ok((file, false))
+            }
+            opened => Ok((opened.map_err(failed)?, true)),
+        }
+    }
+
+    fn file_error(&self, error: FileError) -> DriveError {
+        let drive = self.drive.clone();
+        DriveError::File { drive, error }
+    }
+
+    fn remote_error(&self, fault: RemoteFault) -> DriveError {
+        let drive = self.drive.clone();
+        match fault {
+            RemoteFault::Connect(error) => DriveError::Connect { drive, error },
+            RemoteFault::Blocks(block_bytes) => self.block_length(block_bytes),
+        }
+    }
+
+    fn block_length(&self, block_bytes: u64) -> DriveError {
+        let drive = self.drive.clone();
+        DriveError::BlockLength { drive, block_bytes }
+    }
+
+    fn claimed(&self, why: ClaimRefused) -> DriveError {
+        let drive = self.drive.clone();
+        DriveError::Claimed { drive, why }
+    }
+}
+
+/// What is at the front of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Front {
+    /// Nothing, or a claim alone.
+    Blank,
+    /// This very log.
+    Ours,
+    /// Nothing where a log would begin, and something behind that.
+    SomethingBehind,
+    /// Something else.
+    Other,
+}
+
+impl Front {
+    fn of(bytes: &[u8], identity: Identity) -> Self {
+        let block = |offset_bytes: u64| {
+            let at = usize::try_from(offset_bytes).expect("it is in front");
+            &bytes[at..at + BLOCK_BYTES as usize]
+        };
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
+        let copies = SUPERBLOCK_OFFSETS_BYTES.map(block);
+        let is_ours = |copy: &[u8]| {
+            Superblock::decode(copy).is_ok_and(|superblock| superblock.identity == identity)
+        };
+        if copies.iter().any(|copy| is_ours(copy)) {
+            return Self::Ours;
+        }
+        if !copies.iter().all(|copy| is_zero(copy)) {
+            return Self::Other;
+        }
+        let claim = block(CLAIM_OFFSET_BYTES);
+        let at = usize::try_from(CLAIM_OFFSET_BYTES).expect("it is in front");
+        let is_claim_fine = is_zero(claim) || ClaimRecord::decode(claim).is_ok();
+        let is_rest_zero = is_zero(&bytes[..at]) && is_zero(&bytes[at + claim.len()..]);
+        if is_claim_fine && is_rest_zero {
+            Self::Blank
+        } else {
+            Self::SomethingBehind
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lunette_kvstore_log::format::Geometry;
+    use lunette_kvstore_log::format::claim::HolderName;
+
+    use super::*;
+
+    const IDENTITY: Identity = Identity {
+        cluster: 1,
+        device: 2,
+    };
+
+    fn superblock(identity: Identity) -> Vec<u8> {
+        let superblock = Superblock {
+            mount: 1,
+            identity,
+            log_id: 3,
+            generation: 0,
+            geometry: Geometry {
+                capacity_bytes: 1 << 20,
+                segment_bytes: 1 << 16,
+            },
+        };
+        superblock.encode().to_vec()
+    }
+
+    #[test]
+    fn nothing_is_claimed_that_is_neither_blank_nor_this_log() {
+        let claim = ClaimRecord {
+            holder: 1,
+            taken: 1,
+            beat: 1,
+            lapse_ms: 1,
+            is_held: true,
+            name: HolderName::new("somebody"),
+        };
+        let other = Identity {
+            cluster: 9,
+            ..IDENTITY
+        };
+        let at = |offset_bytes: usize, block: &[u8]| {
+            let mut front = vec![0; FRONT_BYTES as usize];
+            front[offset_bytes..offset_bytes + block.len()].copy_from_slice(block);
+            Front::of(&front, IDENTITY)
+        };
+        assert_eq!(at(0, &[0; 1]), Front::Blank);
+        assert_eq!(at(48 << 10, &claim.encode()), Front::Blank);
+        assert_eq!(at(0, &superblock(IDENTITY)), Front::Ours);
+        assert_eq!(at(32 << 10, &superblock(IDENTITY)), Front::Ours);
+        assert_eq!(at(0, &superblock(other)), Front::Other);
+        // The superblocks of ext4 and of btrfs, and a claim's place with something else.
+        assert_eq!(at(1024, b"ext4"), Front::Other);
+        assert_eq!(at(64 << 10, b"btrfs"), Front::SomethingBehind);
+        assert_eq!(at(48 << 10, b"LNCL"), Front::SomethingBehind);
+        assert_eq!(at((128 << 10) - 1, &[1]), Front::SomethingBehind);
     }
 }

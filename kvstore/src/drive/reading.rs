@@ -10,8 +10,10 @@ use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::checksum::Crc32c;
 use thiserror::Error;
 
+use super::device::ReadFault;
 use super::driving::Shared;
 use super::ended::Ended;
+use super::remote::Patience;
 use super::{Drive, Loss};
 
 /// Bytes that are summed in one turn of the core.
@@ -52,6 +54,9 @@ pub enum ReadError {
     /// As many reads are under way as may, or no memory is free for another: later.
     #[error("too much is being read at this time")]
     Busy,
+    /// What the drive lies on cannot be reached at this time. What is there may be read later.
+    #[error("the drive cannot be reached")]
+    Away,
     /// Longer than anything in this arena may be.
     #[error("no memory for the object: {0}")]
     Memory(AllocError),
@@ -67,7 +72,7 @@ impl ReadError {
     /// Whether the same may succeed later.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        self.is_backpressure()
+        matches!(self, Self::Away) || self.is_backpressure()
     }
 
     /// Whether there is too much at this time.
@@ -96,6 +101,9 @@ impl Drive {
         arena: &Arena,
     ) -> Result<Option<OnDrive>, ReadError> {
         let shared = &self.shared;
+        if self.is_away() && self.find(fingerprint).is_some() {
+            return Err(ReadError::Away);
+        }
         let plan = match shared.with_log(|log| log.pin(fingerprint)) {
             Ok(plan) => plan,
             Err(PinRefused::NotHere) => return Ok(None),
@@ -133,22 +141,18 @@ async fn read(
     ended: Rc<Ended<Result<OnDrive, ReadError>>>,
 ) {
     let len = plan.len_bytes as usize;
-    let (result, room) = shared
-        .file
-        .read_exact_at(room, 0, len, plan.offset_bytes)
-        .await;
+    let reading = (shared.device).read(room, len, plan.offset_bytes, Patience::Brisk);
+    let (result, room) = reading.await;
     let outcome = match result {
         Ok(()) => checked(&plan, room.freeze(), key.as_deref()).await,
-        Err(error) => {
-            let offset_bytes = plan.offset_bytes;
-            tracing::warn!(offset_bytes, len_bytes = len, %error, "a drive cannot read an object");
-            Err(ReadError::Unreadable)
-        }
+        Err(ReadFault::Away) => Err(ReadError::Away),
+        Err(ReadFault::Failed) => Err(ReadError::Unreadable),
     };
     let for_log = match outcome {
+        // Nothing is known of a record that could not be asked for.
+        Ok(_) | Err(ReadError::Away) => ReadOutcome::Right,
         Err(ReadError::Unreadable) => ReadOutcome::Failed,
         Err(_) => ReadOutcome::Damaged,
-        Ok(_) => ReadOutcome::Right,
     };
     shared.end_read(&plan, for_log);
     ended.end(outcome);

@@ -82,7 +82,7 @@ pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use service::MemberService;
 pub(crate) use steering::{Steer, steer};
 pub(crate) use tier::Tier;
-pub use tier::TierOptions;
+pub use tier::{TierOptions, TierPlace};
 pub(crate) use waiters::Waiting;
 
 /// How long a core that has something under way waits before it looks again.

@@ -20,10 +20,7 @@ const LEN: usize = 100_000;
 const COUNT: usize = 240;
 
 fn tier(folder: &Path) -> TierOptions {
-    TierOptions {
-        directories: vec![folder.to_owned()],
-        capacity_bytes: 30 * MIB,
-    }
+    TierOptions::in_folders(vec![folder.to_owned()], 30 * MIB)
 }
 
 async fn scene(nodes: usize, folder: &Path) -> Scene {
@@ -238,10 +235,8 @@ fn a_drive_that_cannot_be_opened_is_told_and_no_node_is_left() {
     run(1, || async {
         let folder = tempfile::tempdir().expect("a folder");
         let mut scene = Scene::of(1, MEMORY).await;
-        scene.set_tier(Some(TierOptions {
-            directories: vec![folder.path().to_owned()],
-            capacity_bytes: MIB,
-        }));
+        let folders = vec![folder.path().to_owned()];
+        scene.set_tier(Some(TierOptions::in_folders(folders, MIB)));
         let refused = scene.try_start(MEMORY).await;
         assert!(matches!(refused, Err(NodeError::Drive(_))), "{refused:?}");
     });

@@ -3,11 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_kvstore::drive::{Drive, DriveError, DriveOptions, Format, Keeper, Loss, ReadError};
+use lunette_kvstore::drive::{
+    ClaimTerms, Drive, DriveError, DriveOptions, Format, Keeper, Loss, Medium, ReadError,
+};
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
@@ -137,7 +138,9 @@ fn options() -> DriveOptions {
     log.queued_records_max = 32;
     log.recovery_reads_max = 4;
     DriveOptions {
-        path: Path::new("drive").to_owned(),
+        medium: Medium::File("drive".into()),
+        begin_bytes: 0,
+        claim: ClaimTerms::default(),
         log,
         format: Format::Blank,
     }
@@ -239,7 +242,7 @@ async fn read(drive: &Drive, ledger: &Ledger, number: u64) {
             }
             count(&ledger.read);
         }
-        Ok(None) | Err(ReadError::Busy) => {}
+        Ok(None) | Err(ReadError::Busy | ReadError::Away) => {}
         // The keeper was told.
         Err(ReadError::Unreadable | ReadError::Damaged) => {}
         Err(ReadError::Memory(error)) => ledger.broken.borrow_mut().push(error.to_string()),
@@ -268,9 +271,9 @@ fn run(seed: u64, disk: DiskOptions, drive: Honesty) -> (Rc<Ledger>, FaultCounts
         world.run_until(until, is_over);
         let fault = ledger.refused.take();
         if fault.is_some_and(|error| !error.is_retryable()) {
-            ledger
-                .refused
-                .replace(Some(DriveError::Taken(Path::new("drive").to_owned())));
+            ledger.refused.replace(Some(DriveError::Taken {
+                drive: "drive".to_owned(),
+            }));
             break;
         }
         let how = if draw.below(3) == 0 {

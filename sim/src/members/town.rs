@@ -126,10 +126,10 @@ impl Town {
         let options = NodeOptions {
             placement: Placement::Anywhere(cores),
             cluster: Some(cluster),
-            tier: self.plan.has_drives.then(|| TierOptions {
-                directories: vec!["drive".into()],
-                capacity_bytes: DRIVE_BYTES * cores as u64,
-            }),
+            tier: self
+                .plan
+                .has_drives
+                .then(|| TierOptions::in_folders(vec!["drive".into()], DRIVE_BYTES * cores as u64)),
             ..NodeOptions::new(NodeId(node_id(index)), address, self.plan.memory_bytes)
         };
         let core_options = options.core_options().expect("it has memory");

@@ -54,7 +54,7 @@ use keeping::Keeping;
 use notes::{fingerprint_of, is_of, place_of, version_of};
 use returning::Former;
 
-pub use opening::TierOptions;
+pub use opening::{TierOptions, TierPlace};
 
 /// See the [module](self).
 pub(crate) struct Tier {

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_kvstore_log::format::BLOCK_BYTES;
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_proto::key::Key;
+use lunette_nvmeof::NamespaceOptions;
 use lunette_runtime::arena::Arena;
 use lunette_runtime::time;
 use lunette_runtime_core::ids::CoreIndex;
@@ -15,7 +17,7 @@ use lunette_runtime_core::ids::CoreIndex;
 use super::keeping::Keeping;
 use super::returning::Former;
 use super::{Tier, TierCounts};
-use crate::drive::{Drive, DriveError, DriveOptions, Format, Opened};
+use crate::drive::{ClaimTerms, Drive, DriveError, DriveOptions, Format, Medium, Opened};
 
 /// Segments of a log that is cut short: enough for reclaim to choose from.
 const SEGMENTS_WANTED: u64 = 64;
@@ -30,6 +32,9 @@ const QUEUED_SHARE: u64 = 4;
 const QUEUED_BYTES_MIN: u64 = 4 << 20;
 const QUEUED_BYTES_MAX: u64 = 64 << 20;
 
+/// What parts of devices begin at multiples of.
+const PART_ALIGN_BYTES: u64 = 1 << 20;
+
 /// How long a drive may be taken by what a process that has ended had begun: the system ends that by and by.
 const TAKEN_WAIT: Duration = Duration::from_secs(3);
 const TRY_AGAIN: Duration = Duration::from_millis(50);
@@ -37,24 +42,58 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// The drives that a member's cores have what leaves memory written to.
 #[derive(Clone, Debug)]
 pub struct TierOptions {
-    /// Directories, each on a drive of its own: a file for each core is made there. Cores take them in turn. At least
-    /// one.
-    pub directories: Vec<PathBuf>,
+    /// Where they are. Cores take them in turn. At least one.
+    pub places: Vec<TierPlace>,
     /// What they take in all, in bytes. The cores have equal parts of it.
     pub capacity_bytes: u64,
 }
 
+/// Where a drive is.
+#[derive(Clone, Debug)]
+pub enum TierPlace {
+    /// A folder, on a drive of its own: a file for each core is made there.
+    Folder(PathBuf),
+    /// A device ([`Medium::Device`]), of which each core that takes it has a part.
+    Device(PathBuf),
+    /// A namespace ([`Medium::Namespace`]), of which each core that takes it has a part, over connections of its own.
+    Namespace(Box<NamespaceOptions>),
+}
+
 impl TierOptions {
-    /// The file of a core.
-    fn path(&self, core: CoreIndex) -> Option<PathBuf> {
-        let at = usize::from(core.0) % self.directories.len().max(1);
-        let directory = self.directories.get(at)?;
-        Some(directory.join(format!("lunette-{}.log", core.0)))
+    /// Drives in folders.
+    #[must_use]
+    pub fn in_folders(folders: Vec<PathBuf>, capacity_bytes: u64) -> Self {
+        Self {
+            places: folders.into_iter().map(TierPlace::Folder).collect(),
+            capacity_bytes,
+        }
+    }
+
+    /// What a core's log lies on, and where it begins there, if it has so many bytes.
+    fn medium(&self, core: CoreIndex, capacity_bytes: u64) -> Option<(Medium, u64)> {
+        let count = self.places.len().max(1);
+        let place = self.places.get(usize::from(core.0) % count)?;
+        // The cores before this one that have taken the same place.
+        let before = (usize::from(core.0) / count) as u64;
+        let begin_bytes = capacity_bytes.next_multiple_of(PART_ALIGN_BYTES) * before;
+        Some(match place {
+            TierPlace::Folder(folder) => {
+                let path = folder.join(format!("lunette-{}.log", core.0));
+                (Medium::File(path), 0)
+            }
+            TierPlace::Device(path) => (Medium::Device(path.clone()), begin_bytes),
+            TierPlace::Namespace(options) => {
+                let mut options = options.clone();
+                options.seed = options.seed.wrapping_add(core.0.into());
+                (Medium::Namespace(options), begin_bytes)
+            }
+        })
     }
 
     /// How the log of one of so many cores works, each with so much memory.
     fn log(&self, cluster: &str, core: CoreIndex, cores: usize, memory_bytes: u64) -> LogOptions {
-        let capacity_bytes = self.capacity_bytes / (cores as u64).max(1);
+        let part_bytes = self.capacity_bytes / (cores as u64).max(1);
+        let capacity_bytes = part_bytes - part_bytes % u64::from(BLOCK_BYTES);
         let cluster = Key::new(cluster.as_bytes()).map_or(0, |key| key.fingerprint().0);
         let identity = Identity {
             cluster,
@@ -87,21 +126,23 @@ impl Tier {
         (core, cores): (CoreIndex, usize),
         (memory, memory_bytes): (Arena, u64),
     ) -> Result<Option<Self>, DriveError> {
-        let Some(path) = options.path(core) else {
+        let log = options.log(cluster, core, cores, memory_bytes);
+        let Some((medium, begin_bytes)) = options.medium(core, log.geometry.capacity_bytes) else {
             return Ok(None);
         };
-        let log = options.log(cluster, core, cores, memory_bytes);
         let keeping = Rc::new(Keeping::new(log.geometry.capacity_bytes));
         let records_max = log.records_max;
         let options = DriveOptions {
-            path,
+            medium,
+            begin_bytes,
+            claim: ClaimTerms::default(),
             log,
             format: Format::BlankOrDamaged,
         };
-        let path = options.path.display().to_string();
+        let drive_name = options.medium.to_string();
         let (drive, opened) = open_within(TAKEN_WAIT, &options, &keeping).await?;
         tracing::info!(
-            path,
+            drive = drive_name,
             is_direct = opened.is_direct,
             recovery = ?opened.recovery,
             "a drive takes what leaves memory"
@@ -129,7 +170,7 @@ async fn open_within(
     let until = time::now() + wait;
     loop {
         let opened = Drive::open(options.clone(), 0, Rc::clone(keeping) as _).await;
-        let is_taken = matches!(opened, Err(DriveError::Taken(_)));
+        let is_taken = matches!(opened, Err(DriveError::Taken { .. }));
         if !is_taken || time::now() >= until {
             return opened;
         }
