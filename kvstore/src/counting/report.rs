@@ -95,6 +95,8 @@ pub struct DriveReport {
     pub lost: u64,
     /// Whether it has failed, and takes nothing any more.
     pub has_failed: bool,
+    /// Whether it cannot be reached at this time: it takes nothing, and what is there cannot be read.
+    pub is_away: bool,
 }
 
 /// Requests of one operation.

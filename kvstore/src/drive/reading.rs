@@ -54,13 +54,10 @@ pub enum ReadError {
     /// As many reads are under way as may, or no memory is free for another: later.
     #[error("too much is being read at this time")]
     Busy,
-    /// What the drive lies on cannot be reached at this time. What is there may be read later.
-    #[error("the drive cannot be reached")]
-    Away,
     /// Longer than anything in this arena may be.
     #[error("no memory for the object: {0}")]
     Memory(AllocError),
-    /// The drive cannot read it. It is gone, and the owner was told.
+    /// The drive cannot read it, or cannot be reached. It is gone, and the owner was told.
     #[error("the drive could not read it")]
     Unreadable,
     /// It is not what was written. It is gone, and the owner was told.
@@ -72,7 +69,7 @@ impl ReadError {
     /// Whether the same may succeed later.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Away) || self.is_backpressure()
+        self.is_backpressure()
     }
 
     /// Whether there is too much at this time.
@@ -101,9 +98,6 @@ impl Drive {
         arena: &Arena,
     ) -> Result<Option<OnDrive>, ReadError> {
         let shared = &self.shared;
-        if self.is_away() && self.find(fingerprint).is_some() {
-            return Err(ReadError::Away);
-        }
         let plan = match shared.with_log(|log| log.pin(fingerprint)) {
             Ok(plan) => plan,
             Err(PinRefused::NotHere) => return Ok(None),
@@ -145,14 +139,13 @@ async fn read(
     let (result, room) = reading.await;
     let outcome = match result {
         Ok(()) => checked(&plan, room.freeze(), key.as_deref()).await,
-        Err(ReadFault::Away) => Err(ReadError::Away),
-        Err(ReadFault::Failed) => Err(ReadError::Unreadable),
+        // What cannot be reached is as good as gone: else whoever asks would wait for it, and nobody could put it again.
+        Err(ReadFault::Away | ReadFault::Failed) => Err(ReadError::Unreadable),
     };
     let for_log = match outcome {
-        // Nothing is known of a record that could not be asked for.
-        Ok(_) | Err(ReadError::Away) => ReadOutcome::Right,
         Err(ReadError::Unreadable) => ReadOutcome::Failed,
         Err(_) => ReadOutcome::Damaged,
+        Ok(_) => ReadOutcome::Right,
     };
     shared.end_read(&plan, for_log);
     ended.end(outcome);

@@ -5,6 +5,7 @@
 //! write whose fate is not known is sent again, unlike what other users of a namespace may do. Who holds the namespace
 //! no more sends nothing.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::pin::{Pin, pin};
@@ -21,6 +22,10 @@ use lunette_runtime_core::time::Time;
 use super::device::ReadFault;
 use super::holding::Holding;
 
+/// How long after a namespace has gone away it is waited for by who reads an object.
+const GRACE: Duration = Duration::from_secs(1);
+/// How often that is looked at.
+const GRACE_POLL: Duration = Duration::from_millis(5);
 /// Longest that a read of an object may take.
 const BRISK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest that one command may take before it is sent again.
@@ -35,7 +40,7 @@ const HELD_POLL: Duration = Duration::from_micros(200);
 /// How long somebody waits for a namespace that is away.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Patience {
-    /// Not at all: somebody waits for an object.
+    /// Hardly: somebody waits for an object.
     Brisk,
     /// Until then.
     Until(Time),
@@ -48,6 +53,8 @@ pub(super) struct Remote {
     namespace: RemoteNamespace,
     block_bytes_log2: u8,
     piece_bytes: usize,
+    /// Since when it has been seen to be away.
+    away_since: Cell<Option<Time>>,
 }
 
 /// Why a namespace is no device of a drive.
@@ -75,6 +82,7 @@ impl Remote {
             namespace,
             block_bytes_log2,
             piece_bytes,
+            away_since: Cell::new(None),
         })
     }
 
@@ -84,7 +92,25 @@ impl Remote {
     }
 
     pub(super) fn is_reachable(&self) -> bool {
-        self.namespace.is_reachable()
+        let is_reachable = self.namespace.is_reachable();
+        if is_reachable {
+            self.away_since.set(None);
+        } else if self.away_since.get().is_none() {
+            self.away_since.set(Some(time::now()));
+        }
+        is_reachable
+    }
+
+    /// Waits for a namespace that has only just gone away. Whether it is back.
+    async fn is_back(&self) -> bool {
+        while !self.is_reachable() {
+            let since = self.away_since.get().unwrap_or(Time::ZERO);
+            if time::now() >= since + GRACE || self.namespace.is_given_up() {
+                return false;
+            }
+            time::sleep(GRACE_POLL).await;
+        }
+        true
     }
 
     pub(super) async fn read(
@@ -94,7 +120,7 @@ impl Remote {
         offset_bytes: u64,
         patience: Patience,
     ) -> (Result<(), ReadFault>, RegionMut) {
-        if matches!(patience, Patience::Brisk) && !self.is_reachable() {
+        if matches!(patience, Patience::Brisk) && !self.is_back().await {
             return (Err(ReadFault::Away), room);
         }
         let mut memory = room.expose();

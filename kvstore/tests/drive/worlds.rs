@@ -242,7 +242,7 @@ async fn read(drive: &Drive, ledger: &Ledger, number: u64) {
             }
             count(&ledger.read);
         }
-        Ok(None) | Err(ReadError::Busy | ReadError::Away) => {}
+        Ok(None) | Err(ReadError::Busy) => {}
         // The keeper was told.
         Err(ReadError::Unreadable | ReadError::Damaged) => {}
         Err(ReadError::Memory(error)) => ledger.broken.borrow_mut().push(error.to_string()),

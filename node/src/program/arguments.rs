@@ -106,6 +106,7 @@ Examples:
   lunette serve --listen 127.0.0.1:0 --memory 1GiB --json    # the system chooses the port
   lunette serve --memory 1GiB --cluster prod --coordinators 127.0.0.1:7300
   lunette serve --memory 64GiB --cluster prod --coordinators 127.0.0.1:7300 --drive /nvme0/lunette --drive-size 1TiB
+  lunette serve --memory 64GiB --cluster prod --coordinators 127.0.0.1:7300 --drive 'nvme://10.0.0.9:4420/nqn.2026-01.lunette:disk?nsid=1' --drive-size 1TiB
   lunette serve --memory 1GiB --metrics 127.0.0.1:7480 --log info --log-format json")]
 pub(crate) struct ServeArguments {
     /// Address and port to listen on; port 0 lets the system choose. Further cores take ports that

@@ -54,6 +54,7 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     .map_err(|error| Failure::file("signals", error))?;
     let options = NodeOptions {
         cluster,
+        tier: arguments.join.tier()?,
         ..node_options(arguments, place(arguments))
     };
     let is_member = options.cluster.is_some();
@@ -178,7 +179,6 @@ fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions
             Prefault::default()
         },
         one_sided: !arguments.join.no_one_sided,
-        tier: arguments.join.tier(),
         rdma: arguments.join.rdma(),
         ..NodeOptions::new(id, arguments.listen, arguments.memory.0)
     }

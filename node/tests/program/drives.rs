@@ -1,5 +1,7 @@
 //! Nodes whose drives take what leaves memory.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use lunette::runtime::{arena, time};
 use lunette::transfer::Room;
 use rustix::process::Signal;
 
-use crate::process::{Node, await_that, send};
+use crate::process::{Node, await_that, lunette, send};
 use crate::scrape::{scrape, value};
 use crate::town::{Town, await_members, with_client};
 
@@ -179,4 +181,119 @@ fn a_drive_needs_a_size_and_a_cluster() {
         "1GiB",
     ];
     assert_eq!(crate::process::run(&alone).code, Some(2));
+}
+
+/// A target with this much memory, and the text of its namespace.
+fn target(secret: &str) -> (Node, String) {
+    let arguments = [
+        "nvme",
+        "serve",
+        "--memory",
+        "160MiB",
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+    ];
+    let mut command = lunette(&arguments);
+    command.args(["--dhchap-secret-file", secret]);
+    let target = Node::spawn(&mut command);
+    let url = format!(
+        "nvme://{}/nqn.2026-01.lunette:disk?nsid=1&digests=header",
+        target.address()
+    );
+    (target, url)
+}
+
+#[test]
+fn a_namespace_of_a_target_is_a_drive() {
+    let town = Town::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let secret = folder.path().join("secret");
+    let made = crate::process::run(&["nvme", "secret"]).ended_with(0);
+    std::fs::write(&secret, made.stdout).expect("written");
+    std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).expect("permissions");
+    let secret = secret.to_str().expect("text");
+    let (target, url) = target(secret);
+    let more = [
+        "--metrics",
+        "127.0.0.1:0",
+        "--drive",
+        &url,
+        "--drive-size",
+        "128MiB",
+        "--dhchap-secret-file",
+        secret,
+    ];
+    // Who does not know the secret does not get there.
+    let refused = town.member(1, &more[..6]).output().expect("it ends");
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && told.contains("nvme://"),
+        "{told}"
+    );
+    let node = Node::spawn(&mut town.member(1, &more));
+    let without = ["--metrics", "127.0.0.1:0"];
+    let other = Node::spawn(&mut town.member(2, &without));
+    await_members(&other, 2);
+    with_client(&node, PATIENT, |client| async move {
+        put_all(&client, OBJECTS).await;
+    });
+    let demoted = metric(&node, "objects");
+    assert!(demoted > 10.0, "{demoted}");
+    // Another node does not get it.
+    let refused = town.member(3, &more).output().expect("it ends");
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        told.contains(&format!("/{} has it", node.child.id())),
+        "{told}"
+    );
+    send(&node.child, Signal::KILL);
+    drop(node);
+    await_members(&other, 1);
+    let left = with_client(&other, PATIENT, |client| async move {
+        found(&client, OBJECTS).await
+    });
+    let node = Node::spawn(&mut town.member(1, &more));
+    await_members(&other, 2);
+    await_that("what its drive has is found", || {
+        let found = with_client(&other, PATIENT, |client| async move {
+            found(&client, OBJECTS).await
+        });
+        found as f64 > left as f64 + demoted * 0.8
+    });
+    assert!(metric(&node, "reads_total") > 0.0);
+    assert_eq!(metric(&node, "away"), 0.0);
+    // Without its target the node goes on with its memory.
+    send(&target.child, Signal::KILL);
+    await_that("the drive is away", || metric(&node, "away") == 1.0);
+    with_client(&node, PATIENT, |client| async move {
+        put_all(&client, OBJECTS).await;
+        assert!(found(&client, OBJECTS).await > 0);
+    });
+}
+
+#[test]
+fn what_is_no_namespace_is_told() {
+    let town = Town::new();
+    for wrong in [
+        "nvme://127.0.0.1:1",
+        "nvme://127.0.0.1:1/disk",
+        "nvme://127.0.0.1:1/nqn.a:b?nsid=0",
+    ] {
+        let more = ["--drive", wrong, "--drive-size", "1GiB"];
+        let refused = town.member(1, &more).output().expect("it ends");
+        assert_eq!(refused.status.code(), Some(2), "{wrong}");
+    }
+    let nobody = [
+        "--drive",
+        "nvme://127.0.0.1:1/nqn.a:b",
+        "--drive-size",
+        "1GiB",
+    ];
+    let refused = town.member(1, &nobody).output().expect("it ends");
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        told.contains("nvme://127.0.0.1:1/nqn.a:b?nsid=1: cannot connect"),
+        "{told}"
+    );
 }

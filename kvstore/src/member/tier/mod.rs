@@ -215,6 +215,7 @@ impl Tier {
             refused: self.counts.refused.get(),
             lost: self.keeping.lost_count(),
             has_failed: stats.has_failed,
+            is_away: self.drive.is_away(),
         }
     }
 }

@@ -12,11 +12,13 @@ mod coordinator;
 mod status;
 
 use std::env;
+use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use lunette::kvstore::{ClusterOptions, TierOptions};
+use lunette::kvstore::{ClusterOptions, TierOptions, TierPlace};
 use lunette::runtime::topology::user_folder;
 use lunette::transfer::adapters::RdmaOptions;
 use lunette_auth::Secrets;
@@ -29,6 +31,7 @@ use super::arguments::ClusterArguments;
 use super::coordination::CoordinationArguments;
 use super::failure::Failure;
 use super::logs::LogArguments;
+use super::nvme::{HostArguments, NamespaceUrl, UrlFault};
 use super::size::Size;
 use super::transfer::rdma_options;
 
@@ -141,13 +144,52 @@ pub(crate) struct JoinArguments {
         requires = "cluster"
     )]
     rdma: Vec<String>,
-    /// A folder, on a drive of its own, for what leaves the memory: a file for each core is made there.
-    /// Several folders are taken in turn.
-    #[arg(long, value_name = "FOLDER", requires_all = ["cluster", "drive_size"])]
-    drive: Vec<PathBuf>,
+    /// Where what leaves the memory goes; the cores take several in turn. A folder, on a drive of its own: a file for
+    /// each core is made there. A block device, or the character device of an NVMe namespace (/dev/ng0n1), or a
+    /// namespace over NVMe/TCP (nvme://HOST:PORT/NQN?nsid=1): each core takes a part of it, which is claimed, so that
+    /// no other node writes there. Further addresses of a target follow the first with commas; digests=both may follow
+    /// the nsid, with a `&`. A device or a namespace begins with zeros when it is given to a node.
+    #[arg(long, value_name = "FOLDER|DEVICE|nvme://...", value_parser = DriveChoice::parse,
+          requires_all = ["cluster", "drive_size"])]
+    drive: Vec<DriveChoice>,
     /// How much the drives take in all, like 512GiB.
     #[arg(long, value_name = "SIZE", requires = "drive", value_parser = Size::parse)]
     drive_size: Option<Size>,
+    #[command(flatten)]
+    nvme_host: HostArguments,
+}
+
+/// Where a drive is, as it is written.
+#[derive(Clone, Debug)]
+enum DriveChoice {
+    Path(PathBuf),
+    Namespace(NamespaceUrl),
+}
+
+impl DriveChoice {
+    fn parse(text: &str) -> Result<Self, UrlFault> {
+        if NamespaceUrl::is_meant(text) {
+            NamespaceUrl::parse(text).map(Self::Namespace)
+        } else {
+            Ok(Self::Path(text.into()))
+        }
+    }
+
+    fn place(&self, host: &HostArguments) -> Result<TierPlace, Failure> {
+        match self {
+            Self::Path(path) => {
+                let kind = fs::metadata(path).map(|metadata| metadata.file_type());
+                let is_device =
+                    kind.is_ok_and(|kind| kind.is_block_device() || kind.is_char_device());
+                Ok(if is_device {
+                    TierPlace::Device(path.clone())
+                } else {
+                    TierPlace::Folder(path.clone())
+                })
+            }
+            Self::Namespace(url) => Ok(TierPlace::Namespace(Box::new(url.drive(host)?))),
+        }
+    }
 }
 
 impl JoinArguments {
@@ -178,11 +220,15 @@ impl JoinArguments {
 
 impl JoinArguments {
     /// The drives, if there are any.
-    pub(crate) fn tier(&self) -> Option<TierOptions> {
-        self.drive_size.map(|size| TierOptions {
-            directories: self.drive.clone(),
+    pub(crate) fn tier(&self) -> Result<Option<TierOptions>, Failure> {
+        let Some(size) = self.drive_size else {
+            return Ok(None);
+        };
+        let places = self.drive.iter().map(|drive| drive.place(&self.nvme_host));
+        Ok(Some(TierOptions {
+            places: places.collect::<Result<_, _>>()?,
             capacity_bytes: size.0,
-        })
+        }))
     }
 }
 

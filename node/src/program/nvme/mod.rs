@@ -10,6 +10,7 @@
 //! | `bench` | measuring reads or writes |
 //! | `secrets` | what hosts and controllers prove to each other |
 //! | `subsystem` | a subsystem and how it is reached |
+//! | `url` | a namespace by one text, for drives of the store |
 //! | `core` | the core that a command runs on |
 //! | `failure` | what can go wrong |
 
@@ -22,6 +23,7 @@ mod secrets;
 mod serve;
 mod subsystem;
 mod transfer;
+mod url;
 mod watch;
 
 use clap::{Args, Subcommand};
@@ -38,7 +40,8 @@ use super::failure::Failure;
 use super::output;
 
 pub(crate) use self::failure::NvmeFailure;
-pub(super) use self::subsystem::{SUBSYSTEM, namespace_at};
+pub(super) use self::subsystem::{HostArguments, SUBSYSTEM, namespace_at};
+pub(super) use self::url::{NamespaceUrl, UrlFault};
 
 /// Serve and use disks over NVMe/TCP.
 #[derive(Args, Debug)]

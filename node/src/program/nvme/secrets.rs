@@ -65,8 +65,8 @@ impl GroupChoice {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Authentication (DH-HMAC-CHAP)")]
-pub(super) struct SecretArguments {
+#[command(next_help_heading = "Authentication of NVMe/TCP (DH-HMAC-CHAP)")]
+pub(in crate::program) struct SecretArguments {
     /// File with the secret that hosts prove to know, readable by its owner alone. Without it, the
     /// secret in LUNETTE_DHCHAP_SECRET.
     #[arg(long, value_name = "FILE")]
@@ -111,10 +111,10 @@ impl SecretArguments {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Encryption (TLS 1.3)")]
-pub(super) struct TlsArguments {
+#[command(next_help_heading = "Encryption of NVMe/TCP (TLS 1.3)")]
+pub(in crate::program) struct TlsArguments {
     /// File with the key that hosts and controllers share (NVMeTLSkey-1:...), readable by its owner
-    /// alone: every connection is in TLS then. Without it, the key in LUNETTE_TLS_KEY.
+    /// alone: every connection over NVMe/TCP is in TLS then. Without it, the key in LUNETTE_TLS_KEY.
     #[arg(long, value_name = "FILE")]
     tls_key_file: Option<PathBuf>,
 }

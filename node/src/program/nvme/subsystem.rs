@@ -103,7 +103,7 @@ pub(super) enum PolicyChoice {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-pub(super) struct HostArguments {
+pub(in crate::program) struct HostArguments {
     /// The name of this host, where targets know hosts by name.
     #[arg(long, value_name = "NQN", value_parser = Nqn::new)]
     pub(super) host_nqn: Option<Nqn>,

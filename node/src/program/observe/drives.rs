@@ -12,7 +12,7 @@ struct OfDrive {
     value: fn(&DriveReport) -> u64,
 }
 
-const OF_DRIVES: [OfDrive; 10] = [
+const OF_DRIVES: [OfDrive; 11] = [
     OfDrive {
         name: "drive_objects",
         help: "Objects on the drive, whether or not they are in memory too.",
@@ -36,6 +36,12 @@ const OF_DRIVES: [OfDrive; 10] = [
         help: "1 if the drive has failed: it takes nothing any more.",
         is_counter: false,
         value: |drive| drive.has_failed.into(),
+    },
+    OfDrive {
+        name: "drive_away",
+        help: "1 if the drive is remote and cannot be reached at this time.",
+        is_counter: false,
+        value: |drive| drive.is_away.into(),
     },
     OfDrive {
         name: "drive_written_bytes_total",
