@@ -57,6 +57,7 @@ fn options(path: &Path) -> DriveOptions {
         medium: Medium::File(path.to_owned()),
         begin_bytes: 0,
         claim: ClaimTerms::default(),
+        holders: None,
         log,
         format: Format::Blank,
     }

@@ -159,6 +159,7 @@ async fn run(path: PathBuf, work: Work) -> Result<Sample, String> {
         medium: Medium::File(path),
         begin_bytes: 0,
         claim: ClaimTerms::default(),
+        holders: None,
         log: LogOptions::new(identity, CAPACITY_BYTES),
         format: Format::Blank,
     };

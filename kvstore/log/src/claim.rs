@@ -225,6 +225,27 @@ impl Claim {
         self.state == ClaimState::Held && now < self.valid_until
     }
 
+    /// Who holds the drive, while that is watched.
+    #[must_use]
+    pub fn watched(&self) -> Option<u128> {
+        match self.watch?.seen {
+            Seen::Record(record) => Some(record.holder),
+            Seen::Other => None,
+        }
+    }
+
+    /// This holder has ended, as is known by other means: what it claims need not be watched until it has lapsed.
+    /// Between two operations.
+    pub fn has_ended(&mut self, now: Time, holder: u128) {
+        let watched = self.watched();
+        if let (Some(watch), Step::Look(_)) = (&mut self.watch, self.step)
+            && watched == Some(holder)
+        {
+            watch.until = now;
+            self.step = Step::Look(now);
+        }
+    }
+
     /// It is not needed any more, and is given up if it is held: nothing else is written by this one. Between two
     /// operations.
     pub fn release(&mut self, now: Time) {

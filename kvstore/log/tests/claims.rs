@@ -261,6 +261,23 @@ fn who_is_gone_is_followed_after_a_lapse_and_who_gives_up_at_once() {
 }
 
 #[test]
+fn who_is_known_to_have_ended_is_not_watched() {
+    let mut scene = Scene::new(9, 0, 0);
+    scene.start(1);
+    scene.run(400);
+    drop(scene.claimants.remove(0));
+    scene.start(2);
+    scene.run(150);
+    let claim = &mut scene.claimants[0].claim;
+    assert_eq!(claim.watched(), Some(1));
+    claim.has_ended(scene.now, 3);
+    assert_eq!(claim.watched(), Some(1));
+    claim.has_ended(scene.now, 1);
+    scene.run(250);
+    assert_eq!(scene.state(0), ClaimState::Held);
+}
+
+#[test]
 fn two_who_come_at_the_same_time_are_told_apart() {
     let (mut one, mut none) = (0, 0);
     for seed in 0..100 {

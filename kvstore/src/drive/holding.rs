@@ -11,11 +11,12 @@ use lunette_kvstore_log::effect::DeviceFault;
 use lunette_kvstore_log::format::BLOCK_BYTES;
 use lunette_kvstore_log::format::claim::{CLAIM_OFFSET_BYTES, HolderName};
 use lunette_runtime::arena::{Arena, RegionMut};
-use lunette_runtime::{Signal, can_spawn, entropy, spawn_local, time};
+use lunette_runtime::{Signal, can_spawn, spawn_local, time};
 use lunette_runtime_core::time::Time;
 use rustix::system::uname;
 
 use super::device::On;
+use super::holder::Holder;
 use super::remote::Patience;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -43,11 +44,11 @@ impl Drop for Holding {
 }
 
 impl Holding {
-    /// Claims what begins there on a device. `arena` has room for a block.
+    /// Claims what begins there on a device, for `holder`. `arena` has room for a block.
     pub(super) async fn take(
-        on: Rc<On>,
-        begin_bytes: u64,
+        (on, begin_bytes): (Rc<On>, u64),
         terms: ClaimTerms,
+        holder: Holder,
         arena: &Arena,
     ) -> Result<Self, ClaimRefused> {
         let block = arena.alloc(BLOCK).map_err(|error| {
@@ -57,17 +58,17 @@ impl Holding {
         if !can_spawn() {
             return Err(DeviceFault.into());
         }
-        let holder = u128::from(entropy()) << 64 | u128::from(entropy());
         let host = uname().nodename().to_string_lossy().into_owned();
         let name = HolderName::new(&format!("{host}/{}", std::process::id()));
         let shared = Rc::new(Shared {
-            claim: RefCell::new(Claim::new(terms, holder, name, time::now())),
+            claim: RefCell::new(Claim::new(terms, holder.id, name, time::now())),
             waiters: RefCell::default(),
             is_unused: Cell::new(false),
             stopped: Signal::default(),
         });
         let keeper = Keeper {
             shared: Rc::clone(&shared),
+            holder,
             on,
             at_bytes: begin_bytes + CLAIM_OFFSET_BYTES,
             block: Some(block),
@@ -134,6 +135,7 @@ impl Shared {
 /// Who keeps a claim alive.
 struct Keeper {
     shared: Rc<Shared>,
+    holder: Holder,
     on: Rc<On>,
     at_bytes: u64,
     block: Option<RegionMut>,
@@ -152,13 +154,27 @@ impl Keeper {
                 Some(effect) => self.carry_out(effect).await,
                 None => self.wait().await,
             }
+            self.look_for_holder();
             self.shared.tell();
         }
         self.shared.tell();
+        if self.shared.state() == ClaimState::Released {
+            self.holder.end();
+        }
         if let ClaimState::Refused(why) = self.shared.state()
             && !self.shared.is_unused.get()
         {
             tracing::error!(%why, "a drive is not to be had: nothing is written to it from now on");
+        }
+    }
+
+    /// Who is watched may have ended, as this host knows.
+    fn look_for_holder(&self) {
+        let mut claim = self.shared.claim.borrow_mut();
+        if let Some(holder) = claim.watched()
+            && self.holder.is_gone(holder)
+        {
+            claim.has_ended(time::now(), holder);
         }
     }
 

@@ -16,6 +16,7 @@
 //! | `device` | the block seam: reads and writes of whole blocks, wherever they lie |
 //! | `remote` | a namespace over NVMe/TCP behind it |
 //! | `holding` | the claim of a device, kept alive |
+//! | `holder` | who holds it, as its host knows |
 //! | `recovering` | the log of a drive is read |
 //! | `driving` | effects are done, events are told |
 //! | `staging` | memory that writes are gathered in |
@@ -25,6 +26,7 @@
 mod device;
 mod driving;
 mod ended;
+mod holder;
 mod holding;
 mod medium;
 mod opening;

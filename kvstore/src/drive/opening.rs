@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use thiserror::Error;
 use super::Keeper;
 use super::device::{Device, On};
 use super::driving::{self, Shared};
+use super::holder::Holder;
 use super::holding::Holding;
 use super::medium::Medium;
 use super::recovering::recover;
@@ -46,6 +47,9 @@ pub struct DriveOptions {
     pub begin_bytes: u64,
     /// How a device is claimed. Files are locked.
     pub claim: ClaimTerms,
+    /// A folder of this host alone, in which processes say that they hold a device: what the claim of one that has
+    /// ended says need not be watched until it has lapsed.
+    pub holders: Option<PathBuf>,
     /// How the log works. Its capacity is the file's length, or so much of the device.
     pub log: LogOptions,
     /// When it is formatted.
@@ -307,8 +311,9 @@ impl Opening {
             holding: None,
         };
         if medium.is_claimed() && self.may_be_claimed(&device, arena).await? {
-            let on = Rc::clone(&device.on);
-            let holding = Holding::take(on, *begin_bytes, self.options.claim, arena).await;
+            let part = (Rc::clone(&device.on), *begin_bytes);
+            let holder = Holder::begin(self.options.holders.as_deref());
+            let holding = Holding::take(part, self.options.claim, holder, arena).await;
             device.holding = Some(holding.map_err(|why| self.claimed(why))?);
         }
         Ok((device, is_direct))

@@ -236,8 +236,9 @@ impl SeatedNode {
             let born = (incarnation, life.clone());
             let size = (cores, limits);
             let born = (born, ask.clone());
-            starting.start_core(index, size, born, &options).await?;
+            starting.start_core(index, size, born, &options);
         }
+        starting.all_listen().await?;
         let address = starting.announce()?;
         tracing::info!(node = options.id.0, %address, cores, "the node serves");
         let Starting {
@@ -355,6 +356,8 @@ impl fmt::Debug for SeatedNode {
 /// Cores on their way to serving.
 #[derive(Default)]
 struct Starting {
+    /// Cores that have not said yet where they listen.
+    bound: Vec<(CoreIndex, oneshot::Receiver<Result<SocketAddr, NodeError>>)>,
     addresses: Vec<SocketAddr>,
     announced: Vec<oneshot::Sender<Announced>>,
     questions: Vec<mpsc::Sender<Question>>,
@@ -362,14 +365,14 @@ struct Starting {
 }
 
 impl Starting {
-    /// Starts a core and waits until it listens.
-    async fn start_core(
+    /// Starts a core, which listens soon.
+    fn start_core(
         &mut self,
         index: CoreIndex,
         (cores, limits): (usize, ShardLimits),
         ((incarnation, life), steering): ((u64, Option<Arc<Life>>), mpsc::Sender<Steer>),
         options: &NodeOptions,
-    ) -> Result<(), NodeError> {
+    ) {
         let port = if index.0 == 0 {
             options.listen.port()
         } else {
@@ -395,12 +398,26 @@ impl Starting {
         };
         // It runs until the runtime ends, or until it has been drained.
         drop(spawn_on(index, move || run_core(plan)));
-        let gone = MeshError::ShutDown(index);
-        self.addresses.push(address.await.map_err(|_gone| gone)??);
+        self.bound.push((index, address));
         self.announced.push(announced);
         self.questions.push(questions);
         self.mail.push(sender);
-        Ok(())
+    }
+
+    /// Waits until all cores listen, or have failed: none is left in the middle of it. Opening drives takes its time, and
+    /// all cores do so at once.
+    async fn all_listen(&mut self) -> Result<(), NodeError> {
+        let mut outcome = Ok(());
+        for (index, address) in self.bound.drain(..) {
+            let bound = address
+                .await
+                .map_err(|_gone| MeshError::ShutDown(index).into());
+            match bound.and_then(|bound| bound) {
+                Ok(address) => self.addresses.push(address),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        outcome
     }
 
     /// Tells every core the ports of all, which lets them serve; returns the node's address.

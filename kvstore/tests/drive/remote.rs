@@ -156,6 +156,7 @@ fn options(address: SocketAddr) -> DriveOptions {
         medium: Medium::Namespace(Box::new(namespace(address))),
         begin_bytes: BEGIN_BYTES,
         claim: TERMS,
+        holders: None,
         log,
         format: Format::Blank,
     }
@@ -454,16 +455,33 @@ fn who_was_killed_is_followed_once_the_claim_has_lapsed() {
             pending::<()>().await;
         }));
     });
-    super::run(move || async move {
-        let owner = Rc::new(Owner::default());
-        let asked = time::now();
-        let (drive, opened) = try_open(options(address), &owner).await.expect("it opens");
-        assert!(time::now() - asked >= TERMS.lapse, "it was watched");
-        assert!(opened.recovery.expect("it had a log").records >= 8);
-        for number in 0..8 {
-            assert_is(&drive, number, 1, 100_000).await;
-        }
-    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let holders = Some(folder.path().to_owned());
+    // By the first of these nothing is known of who was killed.
+    for is_watched in [true, false] {
+        let options = DriveOptions {
+            holders: holders.clone(),
+            ..options(address)
+        };
+        super::run(move || async move {
+            let owner = Rc::new(Owner::default());
+            let asked = time::now();
+            let opened = try_open(options, &owner).await;
+            let (drive, opened) = opened.expect("it opens");
+            let took = time::now() - asked;
+            assert!(took >= TERMS.lapse || !is_watched, "it was watched");
+            assert!(opened.recovery.expect("it had a log").records >= 8);
+            for number in 0..8 {
+                assert_is(&drive, number, 1, 100_000).await;
+            }
+            drop(spawn_local(async move {
+                let _kept = drive;
+                pending::<()>().await;
+            }));
+        });
+        let left = std::fs::read_dir(folder.path()).expect("a folder").count();
+        assert_eq!(left, 1, "of the latest alone");
+    }
     drop(stop);
     target.join().expect("it has served");
 }

@@ -141,6 +141,7 @@ fn options() -> DriveOptions {
         medium: Medium::File("drive".into()),
         begin_bytes: 0,
         claim: ClaimTerms::default(),
+        holders: None,
         log,
         format: Format::Blank,
     }

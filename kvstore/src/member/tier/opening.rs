@@ -46,6 +46,9 @@ pub struct TierOptions {
     pub places: Vec<TierPlace>,
     /// What they take in all, in bytes. The cores have equal parts of it.
     pub capacity_bytes: u64,
+    /// [`DriveOptions::holders`]: without, a node that starts again after a crash waits until its claims of devices and
+    /// namespaces have lapsed.
+    pub holders: Option<PathBuf>,
 }
 
 /// Where a drive is.
@@ -66,6 +69,7 @@ impl TierOptions {
         Self {
             places: folders.into_iter().map(TierPlace::Folder).collect(),
             capacity_bytes,
+            holders: None,
         }
     }
 
@@ -136,6 +140,7 @@ impl Tier {
             medium,
             begin_bytes,
             claim: ClaimTerms::default(),
+            holders: options.holders.clone(),
             log,
             format: Format::BlankOrDamaged,
         };

@@ -228,6 +228,7 @@ impl JoinArguments {
         Ok(Some(TierOptions {
             places: places.collect::<Result<_, _>>()?,
             capacity_bytes: size.0,
+            holders: user_folder().ok(),
         }))
     }
 }
