@@ -87,7 +87,10 @@ mod tests {
         let ran = block_on(None, CoreOptions::default(), || async move {
             let [first, second, asks] = [(); 3].map(|()| Holder::begin(Some(folder.path())));
             assert!(!asks.is_gone(first.id) && !asks.is_gone(second.id));
-            assert!(!asks.is_gone(asks.id) && !asks.is_gone(7), "nothing is known");
+            assert!(
+                !asks.is_gone(asks.id) && !asks.is_gone(7),
+                "nothing is known"
+            );
             let id = first.id;
             drop(first);
             assert!(asks.is_gone(id));

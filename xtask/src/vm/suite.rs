@@ -45,7 +45,7 @@ const MACHINES: [Kind; 3] = [OLDEST, NEWEST, IWARP];
 /// Asks for the long sets as well.
 const LONG: &str = "LUNETTE_VM_LONG";
 
-const SETS: [Set; 9] = [
+const SETS: [Set; 10] = [
     Set {
         packages: &["verbs"],
         tests: &["soft"],
@@ -100,6 +100,15 @@ const SETS: [Set; 9] = [
         is_long: false,
     },
     Set {
+        packages: &["kvstore"],
+        tests: &["devices"],
+        filter: "",
+        machines: &[NEWEST],
+        // They share the end of one drive.
+        threads: 1,
+        is_long: false,
+    },
+    Set {
         packages: &["nvmeof"],
         tests: &["kernel"],
         filter: "",
@@ -130,7 +139,7 @@ const SETS: [Set; 9] = [
 ];
 
 /// Tests that cargo builds for those alone who ask.
-pub(crate) const ON_REQUEST: [&str; 4] = ["soft", "headers", "extended", "kernel"];
+pub(crate) const ON_REQUEST: [&str; 5] = ["soft", "headers", "extended", "kernel", "devices"];
 
 /// Tests that compare times, which say nothing in an emulated machine, those that spin with more threads
 /// than it has CPUs, which take minutes there, and those that run in simulated worlds alone, which know no
