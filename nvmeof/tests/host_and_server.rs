@@ -18,7 +18,7 @@ mod tests {
     use lunette_nvmeof::proto::controller::Secrets;
     use lunette_nvmeof::proto::host::{BringUpFault, PathPolicy, ReconnectOptions};
     use lunette_nvmeof::proto::io::Blocks;
-    use lunette_nvmeof::proto::log_page::AnaState;
+    use lunette_nvmeof::proto::log_page::{AnaState, ChannelSecurity};
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{
@@ -294,6 +294,7 @@ mod tests {
                 (&records[0].subsystem, records[0].address),
                 (&name(), address)
             );
+            assert_eq!(records[0].security, ChannelSecurity::None);
             let both = config(Digests::BOTH);
             let controller = RemoteController::connect(address, &name(), both).await;
             let controller = controller.expect("connected");

@@ -12,6 +12,7 @@ mod tests {
     use lunette_nvmeof::proto::auth::TlsPsk;
     use lunette_nvmeof::proto::controller::Secrets;
     use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
+    use lunette_nvmeof::proto::log_page::{ChannelSecurity, DiscoveryRecord};
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{
@@ -118,7 +119,10 @@ mod tests {
                 let (_server, address) = serve(Some(Arc::clone(&psk)));
                 let config = config(Some(psk), digests);
                 let offers = discover(address, config.clone()).await.expect("offers");
-                assert!(offers.iter().any(|offer| offer.subsystem == name("disk")));
+                let is_offered = |offer: &DiscoveryRecord| {
+                    offer.subsystem == name("disk") && offer.security == ChannelSecurity::Tls13
+                };
+                assert!(offers.iter().any(is_offered));
                 let namespace = Rc::new(connect(address, config).await.expect("connected"));
                 // More than a record, and more than is received at once.
                 for (seed, len) in [512, 4096, 65_536, 1 << 20].into_iter().enumerate() {

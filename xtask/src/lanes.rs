@@ -53,6 +53,8 @@ enum Lane {
     Test,
     /// The tests of everything above the driver once more, where io_uring is forbidden.
     Epoll,
+    /// NVMe/TCP in TLS, which only a build that asks for it has.
+    Tls,
     /// The wheel, and its tests in Python.
     Python,
     /// Every interleaving of what cores share without a lock.
@@ -90,6 +92,9 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
     if chosen.contains(&Lane::Test) {
         system::offer(system::PEERS);
     }
+    if chosen.contains(&Lane::Tls) {
+        system::offer(system::TLS);
+    }
     let outcomes: Vec<Outcome> = chosen.iter().map(|lane| lane.run(workspace)).collect();
     print!("\n{}", report(&outcomes));
     let failed: Vec<&str> = outcomes
@@ -114,6 +119,7 @@ impl Lane {
             Self::Tidy => "tidy",
             Self::Test => "test",
             Self::Epoll => "epoll",
+            Self::Tls => "tls",
             Self::Python => "python",
             Self::Loom => "loom",
             Self::Miri => "miri",
@@ -153,6 +159,7 @@ impl Lane {
                 let ran = run_without_uring(workspace, tally);
                 ran.and_then(|()| verdict(self, tally, allowed_skips(workspace, self)?))
             }
+            Self::Tls => self.run_in_tls(workspace, tally.insert(Tally::default())),
             Self::Python => self.run_in_python(workspace, tally.insert(Tally::default())),
             Self::Tidy => tidy::run(workspace),
             Self::Clippy => {
@@ -201,6 +208,21 @@ impl Lane {
         verdict(self, tally, allowed)
     }
 
+    /// Lints and tests of what is built in for TLS alone. Skipped as a whole where OpenSSL's headers are not there.
+    fn run_in_tls(self, workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
+        if !system::are_met(system::TLS) {
+            let reason = "OpenSSL 3 and its headers are not there (libssl-dev)";
+            println!("not run: {reason}");
+            *tally = Tally::of_skipped_lane(self.name(), reason);
+            return Ok(());
+        }
+        let mut lints = workspace.cargo(["clippy"]);
+        lints.args(OF_TLS).args(["--", "-D", "warnings"]);
+        workspace::run(&mut lints)?;
+        workspace::run_lines(&mut self.command(workspace), |line| tally.line(line))?;
+        verdict(self, tally, allowed_skips(workspace, self)?)
+    }
+
     /// Skipped as a whole where there is no Python to run it in.
     fn run_in_python(self, workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskError> {
         if let Some(reason) = python::absent(workspace)? {
@@ -224,6 +246,7 @@ impl Lane {
             // Output of tests that pass is shown, or their skips would be lost.
             Self::Test => "test --workspace --locked --no-fail-fast -- --show-output",
             Self::Epoll => "xtask test --lane epoll",
+            Self::Tls => "test",
             Self::Python => "xtask test --lane python",
             // Other flags, so another folder: what the other lanes share stays built.
             Self::Loom => {
@@ -244,6 +267,7 @@ impl Lane {
         };
         command.args(words.split_whitespace());
         match self {
+            Self::Tls => command.args(OF_TLS).args(["--", "--show-output"]),
             Self::Test => command.env(TEST_THREADS, test_threads()),
             Self::Docs => command.env("RUSTDOCFLAGS", "-D warnings"),
             Self::Loom => command.env("RUSTFLAGS", "--cfg loom"),
@@ -254,6 +278,16 @@ impl Lane {
         command
     }
 }
+
+/// What is built and run for TLS: of the whole workspace, so that what the other lanes have built serves.
+const OF_TLS: [&str; 6] = [
+    "--workspace",
+    "--features",
+    "lunette-nvmeof/tls",
+    "--test",
+    "secured",
+    "--locked",
+];
 
 /// How many tests run at a time, for each CPU: most of their time they wait for leases and for other processes.
 const TESTS_PER_CPU: usize = 3;

@@ -64,6 +64,14 @@ pub(crate) const PEERS: &[Need] = &[
     Need::new("redis-server", &["redis-server", "--version"]),
     Need::new("nginx", &["nginx", "-v"]),
 ];
+/// To build what is in TLS.
+pub(crate) const TLS: &[Need] = &[
+    PKG_CONFIG,
+    Need::new(
+        "libssl-dev",
+        &["pkg-config", "--atleast-version=3.0", "openssl"],
+    ),
+];
 /// To build libFuzzer, which is C++, into a fuzz target.
 pub(crate) const FUZZ: &[Need] = &[GCC, GXX];
 
@@ -100,6 +108,11 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<(), TaskError> {
         .args(["install", "-y", "-q", "--no-install-recommends"])
         .args(&missing);
     workspace::run(&mut install)
+}
+
+/// Whether every need is met.
+pub(crate) fn are_met(needs: &[Need]) -> bool {
+    unmet(needs, Need::is_met).is_empty()
 }
 
 /// Sees to it that these needs are met where that can be done, and says so where it cannot: what

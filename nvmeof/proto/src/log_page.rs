@@ -30,6 +30,8 @@ pub mod id {
 /// Length of one record of the discovery log, and of its header, in bytes.
 pub const DISCOVERY_RECORD_BYTES: usize = 1024;
 const TRANSPORT_TCP: u8 = 3;
+/// Where a discovery record says what connections are in: the first byte of its "Transport Specific Address Subtype".
+const SECURITY_AT: usize = 768;
 
 /// Get Log Page: which page, and which part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,6 +238,47 @@ impl SubsystemKind {
     }
 }
 
+/// What a way asks of its connections (NVMe/TCP 1.0, "Transport Specific Address Subtype": SECTYPE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChannelSecurity {
+    /// Nothing.
+    None,
+    /// TLS 1.2.
+    Tls12,
+    /// TLS 1.3.
+    Tls13,
+    /// Something newer.
+    Other(u8),
+}
+
+impl ChannelSecurity {
+    const fn to_wire(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::Tls12 => 1,
+            Self::Tls13 => 2,
+            Self::Other(other) => other,
+        }
+    }
+
+    const fn from_wire(found: u8) -> Self {
+        match found {
+            0 => Self::None,
+            1 => Self::Tls12,
+            2 => Self::Tls13,
+            other => Self::Other(other),
+        }
+    }
+
+    /// What is required of a connection (TREQ, "Transport Requirements"): that it is secured, or that it need not be.
+    const fn requirement(self) -> u8 {
+        match self {
+            Self::None => 2,
+            Self::Tls12 | Self::Tls13 | Self::Other(_) => 1,
+        }
+    }
+}
+
 /// One way to a subsystem over TCP (NVMe Base 2.0, "Discovery Log Page Entry").
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryRecord {
@@ -249,6 +292,8 @@ pub struct DiscoveryRecord {
     pub subsystem: Nqn,
     /// Where it listens.
     pub address: SocketAddr,
+    /// What connections there are in.
+    pub security: ChannelSecurity,
 }
 
 /// The discovery log with `generation`.
@@ -263,9 +308,9 @@ pub fn encode_discovery(generation: u64, records: &[DiscoveryRecord]) -> Vec<u8>
         let start = out.len();
         let family = if record.address.is_ipv4() { 1 } else { 2 };
         let mut writer = Writer::new(&mut out);
-        // Nothing is required of the connection's security.
         writer.u8(TRANSPORT_TCP).u8(family);
-        writer.u8(record.kind.to_wire()).u8(2);
+        let security = record.security;
+        writer.u8(record.kind.to_wire()).u8(security.requirement());
         writer.u16(record.port_id).u16(CONTROLLER_ANY);
         writer.u16(record.admin_entries_max);
         let mut field = |at: usize, bytes: &[u8]| {
@@ -275,6 +320,7 @@ pub fn encode_discovery(generation: u64, records: &[DiscoveryRecord]) -> Vec<u8>
         field(32, record.address.port().to_string().as_bytes());
         field(256, &record.subsystem.encode());
         field(512, record.address.ip().to_string().as_bytes());
+        field(SECURITY_AT, &[security.to_wire()]);
         out.resize(start + DISCOVERY_RECORD_BYTES, 0);
     }
     out
@@ -299,7 +345,7 @@ pub fn decode_discovery_records(bytes: &[u8]) -> Vec<DiscoveryRecord> {
 fn decode_record(record: &[u8; DISCOVERY_RECORD_BYTES]) -> Option<DiscoveryRecord> {
     let mut reader = Reader::new(record);
     let (transport, _family) = (reader.u8().ok()?, reader.u8().ok()?);
-    let (kind, _security) = (reader.u8().ok()?, reader.u8().ok()?);
+    let (kind, _requirement) = (reader.u8().ok()?, reader.u8().ok()?);
     let (port_id, _controller_id) = (reader.u16().ok()?, reader.u16().ok()?);
     let admin_entries_max = reader.u16().ok()?;
     if transport != TRANSPORT_TCP {
@@ -308,12 +354,14 @@ fn decode_record(record: &[u8; DISCOVERY_RECORD_BYTES]) -> Option<DiscoveryRecor
     let subsystem = record[256..].first_chunk::<NQN_FIELD_BYTES>()?;
     let ip: IpAddr = text(&record[512..768])?.parse().ok()?;
     let port: u16 = text(&record[32..64])?.parse().ok()?;
+    let security = ChannelSecurity::from_wire(record[SECURITY_AT]);
     Some(DiscoveryRecord {
         kind: SubsystemKind::from_wire(kind),
         port_id,
         admin_entries_max,
         subsystem: Nqn::decode(subsystem).ok()?,
         address: SocketAddr::new(ip, port),
+        security,
     })
 }
 
@@ -406,7 +454,8 @@ mod tests {
 
     #[test]
     fn discovery_records_go_through_the_log() {
-        let record = |address: &str, kind| DiscoveryRecord {
+        let record = |address: &str, kind, security| DiscoveryRecord {
+            security,
             kind,
             port_id: 1,
             admin_entries_max: 32,
@@ -414,12 +463,20 @@ mod tests {
             address: address.parse().expect("an address"),
         };
         let records = [
-            record("127.0.0.1:4420", SubsystemKind::Nvm),
-            record("[::1]:8009", SubsystemKind::CurrentDiscovery),
+            record("127.0.0.1:4420", SubsystemKind::Nvm, ChannelSecurity::Tls13),
+            record(
+                "[::1]:8009",
+                SubsystemKind::CurrentDiscovery,
+                ChannelSecurity::None,
+            ),
+            record("[::1]:1", SubsystemKind::Nvm, ChannelSecurity::Other(9)),
         ];
         let bytes = encode_discovery(5, &records);
-        assert_eq!(bytes.len(), 3 * 1024);
-        assert_eq!(decode_discovery_header(&bytes), Ok((5, 2)));
+        assert_eq!(bytes.len(), 4 * 1024);
+        assert_eq!(decode_discovery_header(&bytes), Ok((5, 3)));
+        // Whether it is required to be secured, and how.
+        let told = |record: usize| (bytes[record * 1024 + 3], bytes[record * 1024 + 768]);
+        assert_eq!([1, 2, 3].map(told), [(1, 2), (2, 0), (1, 9)]);
         assert_eq!(decode_discovery_records(&bytes[1024..]), records);
         for at in [1024, 1024 + 32, 1024 + 256, 1024 + 512] {
             let mut bytes = bytes.clone();

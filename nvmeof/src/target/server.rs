@@ -21,7 +21,7 @@ use lunette_nvmeof_proto::controller::{
 };
 use lunette_nvmeof_proto::identify::IdentifyNamespace;
 use lunette_nvmeof_proto::io::Geometry;
-use lunette_nvmeof_proto::log_page::{AnaState, DiscoveryRecord, SubsystemKind};
+use lunette_nvmeof_proto::log_page::{AnaState, ChannelSecurity, DiscoveryRecord, SubsystemKind};
 use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_nvmeof_proto::pdu::Digests;
 use lunette_runtime::Signal;
@@ -202,7 +202,7 @@ impl Server {
                 secrets: export.secrets,
             });
         }
-        let records = records(&subsystems, addresses, options.target.entries_max);
+        let records = records(&subsystems, addresses, &options);
         let target = Target::new(options.target.clone(), subsystems, records);
         let (hub, ports) = Hub::new(target, cores);
         let seat = |(core, calls)| Seat {
@@ -716,8 +716,13 @@ fn identity_of(disk: &ExportedDisk) -> Result<IdentifyNamespace, ServerError> {
 fn records(
     subsystems: &[SubsystemOptions],
     addresses: &[SocketAddr],
-    admin_entries_max: u16,
+    options: &ServerOptions,
 ) -> Vec<DiscoveryRecord> {
+    let admin_entries_max = options.target.entries_max;
+    let security = match options.psk {
+        Some(_) => ChannelSecurity::Tls13,
+        None => ChannelSecurity::None,
+    };
     let ways = addresses.iter().zip(1..);
     ways.flat_map(|(&address, port_id)| {
         subsystems.iter().map(move |subsystem| DiscoveryRecord {
@@ -726,6 +731,7 @@ fn records(
             admin_entries_max,
             subsystem: subsystem.name.clone(),
             address,
+            security,
         })
     })
     .collect()

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use lunette_nvmeof::proto::identify::IdentifyNamespace;
-use lunette_nvmeof::proto::log_page::DiscoveryRecord;
+use lunette_nvmeof::proto::log_page::{ChannelSecurity, DiscoveryRecord};
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{RemoteController, discover};
 use serde_json::{Value, json};
@@ -35,15 +35,30 @@ pub(super) fn show_offers(arguments: DiscoverArguments, as_json: bool) -> Result
 fn say_records(records: &[DiscoveryRecord], as_json: bool) -> Result<(), Failure> {
     if as_json {
         let records = records.iter().map(|record| {
-            json!({ "nqn": record.subsystem.as_str(), "address": record.address.to_string() })
+            json!({
+                "nqn": record.subsystem.as_str(),
+                "address": record.address.to_string(),
+                "security": security_of(record.security),
+            })
         });
         return output::line(&Value::from_iter(records).to_string());
     }
     for record in records {
-        let kind = record.kind;
-        output::line(&format!("{} {} {kind:?}", record.address, record.subsystem))?;
+        let (kind, security) = (record.kind, security_of(record.security));
+        let (address, subsystem) = (record.address, &record.subsystem);
+        output::line(&format!("{address} {subsystem} {kind:?} {security}"))?;
     }
     Ok(())
+}
+
+/// What connections are in, as it is told.
+const fn security_of(security: ChannelSecurity) -> &'static str {
+    match security {
+        ChannelSecurity::None => "plain",
+        ChannelSecurity::Tls12 => "tls1.2",
+        ChannelSecurity::Tls13 => "tls1.3",
+        ChannelSecurity::Other(_) => "unknown",
+    }
 }
 
 /// A controller and its namespaces.

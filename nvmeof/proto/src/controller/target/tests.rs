@@ -6,7 +6,9 @@ use crate::controller::AdminReply;
 use crate::fabrics::{CONNECT_DATA_BYTES, Property};
 use crate::identify::{IdentifyController, PAGE_BYTES, cns, decode_list, identify};
 use crate::io::IoRequest;
-use crate::log_page::{LogRequest, SubsystemKind, decode_ana, decode_discovery_records, id};
+use crate::log_page::{
+    ChannelSecurity, LogRequest, SubsystemKind, decode_ana, decode_discovery_records, id,
+};
 
 fn name(of: &str) -> Nqn {
     Nqn::new(&format!("nqn.{of}")).expect("a name")
@@ -48,6 +50,7 @@ fn target() -> Target {
         admin_entries_max: 64,
         subsystem: name("s"),
         address: "127.0.0.1:4420".parse().expect("an address"),
+        security: ChannelSecurity::None,
     };
     Target::new(options, vec![subsystem], vec![record])
 }
