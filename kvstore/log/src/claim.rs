@@ -291,6 +291,8 @@ impl Claim {
             }
             Step::Renew { .. } if self.is_to_release => {
                 self.own.is_held = false;
+                // From here on others may take it, whatever is told of this write and when.
+                self.valid_until = Time::ZERO;
                 (Step::Releasing, self.written_own())
             }
             Step::Renew { began } => {

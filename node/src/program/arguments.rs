@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Serve(ServeArguments),
+    Serve(Box<ServeArguments>),
     Put(PutArguments),
     Get(GetArguments),
     Rm(RemoveArguments),
