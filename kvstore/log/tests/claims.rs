@@ -213,11 +213,11 @@ impl Scene {
 fn at_no_time_two_claims_may_write() {
     let mut held = 0;
     for seed in 0..300 {
-        let (slow, failing) = [(0, 0), (50, 20), (200, 100), (30, 300)][seed as usize % 4];
-        let mut scene = Scene::new(seed, slow, failing);
+        let (slow, failing) = [(0, 0), (50, 20), (200, 100), (30, 300)][seed % 4];
+        let mut scene = Scene::new(seed as u64, slow, failing);
         if seed % 8 >= 4 {
             (scene.terms, scene.quick_ms) = (RARE, 8);
-            scene.slow_ms = [3000, 500][seed as usize / 8 % 2];
+            scene.slow_ms = [3000, 500][seed / 8 % 2];
         }
         for holder in 1..=60 {
             // Some give up, some are killed, others come.
@@ -250,7 +250,7 @@ fn at_no_time_two_claims_may_write() {
 fn at_no_time_two_of_those_who_come_together_may_write() {
     let mut held = 0;
     for seed in 0..600 {
-        let mut scene = Scene::new(seed, 400, 100 * (seed as u32 % 2));
+        let mut scene = Scene::new(seed.into(), 400, 100 * (seed % 2));
         (scene.terms, scene.quick_ms, scene.slow_ms) = (RARE, 8, 500);
         for holder in 1..=4 {
             scene.start(holder);

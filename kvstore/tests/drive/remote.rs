@@ -171,9 +171,10 @@ async fn open(target: &Target, owner: &Rc<Owner>) -> (Drive, Opened) {
     loop {
         match try_open(options(target.address), owner).await {
             // Who has just dropped it is giving it up.
-            Err(DriveError::Claimed { why, .. }) if matches!(why, ClaimRefused::Taken { .. }) => {
-                time::sleep(Duration::from_millis(5)).await;
-            }
+            Err(DriveError::Claimed {
+                why: ClaimRefused::Taken { .. },
+                ..
+            }) => time::sleep(Duration::from_millis(5)).await,
             opened => return opened.expect("the drive opens"),
         }
     }
