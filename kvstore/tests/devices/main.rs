@@ -128,8 +128,8 @@ fn key(number: u64) -> Vec<u8> {
 
 fn object(number: u64) -> (Record, Region) {
     let mut region = arena().alloc(LEN).expect("room");
-    for (index, byte) in region.as_mut_slice().iter_mut().enumerate() {
-        *byte = u8::try_from((index * 7 + index / 512 + number as usize) % 251).expect("a byte");
+    for (index, byte) in (number..).zip(region.as_mut_slice()) {
+        *byte = u8::try_from((index * 7 + index / 512) % 251).expect("a byte");
     }
     let bytes = region.freeze().slice(0, LEN);
     let record = Record {
