@@ -201,10 +201,8 @@ pub(super) async fn open(
     }
     let chunk_bytes = CHUNK_BYTES.max(log_options.geometry.segment_bytes as usize);
     let arena = arena_of(READ_BYTES_MAX + chunk_bytes, chunk_bytes);
-    let stages = arena_of(
-        log_options.writes_in_flight_max * STAGE_BYTES * 2 + CHUNK_BYTES,
-        CHUNK_BYTES,
-    );
+    let stages_bytes = log_options.writes_in_flight_max * STAGE_BYTES * 2;
+    let stages = arena_of(stages_bytes, CHUNK_BYTES);
     let staging = Staging::new(&stages, log_options.writes_in_flight_max)?;
     let opening = Opening {
         drive: options.medium.to_string(),
