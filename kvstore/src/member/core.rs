@@ -322,6 +322,9 @@ impl MemberCore {
             match leaves {
                 Ok(()) => {
                     bytes.leave(place);
+                    if let Some(tier) = self.tier() {
+                        tier.has_refused();
+                    }
                     self.tell_copy(place, "leaves");
                     leaving += 1;
                 }

@@ -30,7 +30,7 @@ use crate::value::Value;
 const PART_TRIES: usize = 3;
 
 /// How often parts are written that are gone by the time that all others are there.
-const ROUNDS_MAX: u32 = 4;
+const ROUNDS_MAX: u32 = 7;
 /// How long others have to end what they are writing before that is done, the first time; then twice as long.
 const ROUND_WAIT: Duration = Duration::from_millis(2);
 /// Of an object of more parts, more than half of which are gone, no part is written again.

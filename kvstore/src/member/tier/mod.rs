@@ -163,10 +163,14 @@ impl Tier {
             Err(AppendRefused::Here) => Demotion::There,
             Err(refused) => {
                 tracing::trace!(?place, %refused, "a copy is not taken by the drive");
-                CopyCounts::add(&self.counts.refused);
                 Demotion::Refused
             }
         }
+    }
+
+    /// A copy leaves that was not taken, for whatever reason.
+    pub(super) fn has_refused(&self) {
+        CopyCounts::add(&self.counts.refused);
     }
 
     /// Whether a record is that of a copy which is served.
