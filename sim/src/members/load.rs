@@ -11,6 +11,7 @@ use lunette_kvstore::{
     PutOptions, Reserved, StoreError, StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
@@ -53,6 +54,8 @@ pub(crate) struct Load {
     /// From when on nothing may fail.
     pub(crate) calm_from: Time,
     pub(crate) timeout: Duration,
+    /// Whether each node has room for everything.
+    pub(crate) is_roomy: bool,
     /// How many copies writes ask for at most.
     pub(crate) copies_max: u8,
     /// The adapters of its world, and which client it is.
@@ -243,16 +246,28 @@ impl Load {
         self.get(&client, 1).await;
     }
 
+    /// Whether there may be no room for all parts of an object at a time: where a core has room for a few objects, of
+    /// which some are held, or are parts that others are writing, for as long as the load lasts. Once it has ended,
+    /// there is.
+    fn may_lack_room(&self, begun: Time, key: usize, why: &StoreErrorKind) -> bool {
+        let is_full = *why == StoreErrorKind::Refused(Status::Full);
+        is_full && is_striped(key) && !self.is_roomy && begun < self.until
+    }
+
     fn on_failure(&self, begun: Time, what: &str, why: &StoreErrorKind) {
-        self.log.note(&format!("{what}: {why}"));
-        let mut ledger = self.ledger.borrow_mut();
-        let kind = format!("{why:?}");
-        let kind = kind.split(|letter: char| !letter.is_alphanumeric()).next();
-        ledger.count_error(kind.unwrap_or_default().to_owned());
+        self.on_error(what, why);
         if begun >= self.calm_from {
             let text = format!("{what} failed although all faults were over: {why}");
-            ledger.fail(self.log.now(), &text);
+            self.ledger.borrow_mut().fail(self.log.now(), &text);
         }
+    }
+
+    fn on_error(&self, what: &str, why: &StoreErrorKind) {
+        self.log.note(&format!("{what}: {why}"));
+        let kind = format!("{why:?}");
+        let kind = kind.split(|letter: char| !letter.is_alphanumeric()).next();
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.count_error(kind.unwrap_or_default().to_owned());
     }
 
     async fn get(&self, client: &ClusterClient, key: usize) {
@@ -364,7 +379,11 @@ impl Load {
             Ok(Stored::Exists { .. }) => ("exists", End::Undone, None),
             Err(error) => {
                 let what = format!("{kind:?} {key}");
-                self.on_failure(begun, &what, &error.kind);
+                if self.may_lack_room(begun, key, &error.kind) {
+                    self.on_error(&what, &error.kind);
+                } else {
+                    self.on_failure(begun, &what, &error.kind);
+                }
                 match error.kind {
                     StoreErrorKind::TimedOut => ("timed out", End::Undone, None),
                     StoreErrorKind::ReservationLost | StoreErrorKind::Refused(_) => {

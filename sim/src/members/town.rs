@@ -172,6 +172,7 @@ impl Town {
             until: LOAD_UNTIL,
             calm_from: CALM_FROM,
             timeout: TIMEOUT,
+            is_roomy: self.plan.is_roomy(),
             copies_max: self.plan.copies_max,
             adapters: None,
         }
