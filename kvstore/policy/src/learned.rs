@@ -56,7 +56,8 @@ impl Learned {
         Self {
             hazard: Hazard::new(),
             tracks: Tracks::with_capacity(slots),
-            by_slot: vec![NIL; slots],
+            // Of slots that are used the first time only: the memory of others is not touched.
+            by_slot: Vec::with_capacity(slots),
             lists: [Ends::EMPTY; CLASSES],
             ghosts: Ends::EMPTY,
             ghosts_by_key: HashMap::default(),
