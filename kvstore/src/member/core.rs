@@ -293,6 +293,7 @@ impl MemberCore {
 
     /// Has the drive take what has to leave, or asks homes to let go of it: how many copies.
     pub(crate) fn make_room(&self) -> usize {
+        self.take_back();
         for turn in 0..SPARED_TURNS_MAX {
             let victims = self.bytes.borrow_mut().victims(turn == 0);
             if victims.is_empty() {

@@ -20,6 +20,8 @@ use crate::counting::Outcome;
 
 /// Shortest value in bytes that is lent: copying what is shorter takes a core less than keeping books.
 pub(crate) const LENT_MIN: usize = (64 << 10) + 1;
+/// With fewer that are lent it is not looked before each whether some are over.
+const LOOKED_AT_MIN: usize = 16;
 /// Copies that are lent at a time, and as many rooms for others. What is beyond is copied by its core.
 pub(crate) const LENT_MAX: usize = 4096;
 
@@ -97,6 +99,16 @@ impl Drop for Placed {
 pub(super) struct Lending {
     copies: RefCell<Vec<(EntryId, Lender)>>,
     rooms: RefCell<Slab<(Frame, LenderMut)>>,
+    /// What was lent when it was looked at last.
+    looked_at: Cell<usize>,
+}
+
+impl Lending {
+    /// Whether to look for what is over before more is lent: when that is twice as much as the last time.
+    fn is_to_be_looked_at(&self) -> bool {
+        let lent = self.copies.borrow().len().max(self.rooms.borrow().len());
+        lent >= (self.looked_at.get() * 2).clamp(LOOKED_AT_MIN, LENT_MAX)
+    }
 }
 
 impl MemberCore {
@@ -108,7 +120,9 @@ impl MemberCore {
         namespace: NamespaceKind,
         len_max: usize,
     ) -> Option<LentCopy> {
-        self.take_back();
+        if self.lending.is_to_be_looked_at() {
+            self.take_back();
+        }
         if self.has_left() || self.lending.copies.borrow().len() == LENT_MAX {
             return None;
         }
@@ -140,7 +154,9 @@ impl MemberCore {
     /// Room for an object, if this core takes it: as its home, or because nothing has to leave for it. It is there until
     /// the thread [has filled it](Self::filled), or dropped it and this core [has seen that](Self::take_back).
     pub(crate) fn lend_room(&self, key: Key<'_>, len_bytes: u32) -> Option<LentRoom> {
-        self.take_back();
+        if self.lending.is_to_be_looked_at() {
+            self.take_back();
+        }
         let is_full = self.lending.rooms.borrow().len() == LENT_MAX;
         let is_taken = self.is_home_of(key) || self.takes(key, len_bytes as usize);
         if self.has_left() || is_full || !is_taken {
@@ -169,28 +185,30 @@ impl MemberCore {
         }
     }
 
-    /// Unpins what has been read, and frees what will not be filled: looked at with the next copy or room that is
-    /// lent, and when time passes.
+    /// Unpins what has been read, and frees what will not be filled: looked at when much has been lent since, when room is
+    /// to be made, and when time passes.
     pub(super) fn take_back(&self) {
-        let mut rooms = self.lending.rooms.borrow_mut();
-        rooms.retain(|_, (frame, lender)| {
-            let is_over = lender.is_over();
-            if is_over {
-                self.bytes().borrow_mut().drop_unused(*frame);
-            }
-            !is_over
-        });
-        let mut lent = self.lending.copies.borrow_mut();
-        if lent.is_empty() {
-            return;
+        let (mut rooms, mut copies) = (
+            self.lending.rooms.borrow_mut(),
+            self.lending.copies.borrow_mut(),
+        );
+        if !rooms.is_empty() || !copies.is_empty() {
+            let mut bytes = self.bytes().borrow_mut();
+            rooms.retain(|_, (frame, lender)| {
+                let is_over = lender.is_over();
+                if is_over {
+                    bytes.drop_unused(*frame);
+                }
+                !is_over
+            });
+            copies.retain_mut(|(id, lender)| {
+                let is_over = lender.is_over();
+                if is_over {
+                    bytes.unpin(*id);
+                }
+                !is_over
+            });
         }
-        let mut bytes = self.bytes().borrow_mut();
-        lent.retain_mut(|(id, lender)| {
-            let is_over = lender.is_over();
-            if is_over {
-                bytes.unpin(*id);
-            }
-            !is_over
-        });
+        self.lending.looked_at.set(copies.len().max(rooms.len()));
     }
 }
