@@ -2,7 +2,7 @@
 
 use lunette_p2p::{
     Block, Dtype, Held, HoldFault, LayoutFault, PlanFault, RegisterOptions, Slice, SliceOptions,
-    Store, StoreOptions, Tensor, TensorFault,
+    Store, Tensor, TensorFault,
 };
 use lunette_runtime::arena::Exposed;
 
@@ -182,11 +182,7 @@ const HALF_CHUNKS: u32 = 7;
 fn ranks_that_share_chunks_do_not_all_ask_the_origin() {
     run(async || {
         let coordinator = Coordinator::start();
-        // Over connections, where who serves counts what it serves.
-        let start = async || {
-            let options = |options: &mut StoreOptions| options.engine.same_host = false;
-            coordinator.store_with(options).await
-        };
+        let start = async || coordinator.store_over_connections().await;
         let origin = start().await;
         let registered = register_model(&origin).await;
         let mut ranks = Vec::new();

@@ -95,6 +95,12 @@ impl Coordinator {
         self.store_with(|_| {}).await
     }
 
+    /// One that is reached over connections, where who serves counts what it serves.
+    pub(crate) async fn store_over_connections(&self) -> Store {
+        let options = |options: &mut StoreOptions| options.engine.same_host = false;
+        self.store_with(options).await
+    }
+
     pub(crate) async fn store_with(&self, change: impl FnOnce(&mut StoreOptions)) -> Store {
         let engine = EngineOptions {
             listen: vec![any()],

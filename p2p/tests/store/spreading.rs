@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lunette_p2p::{HoldFault, ReceiveOptions, RegisterOptions, ShapeFault, Store, StoreOptions};
+use lunette_p2p::{HoldFault, ReceiveOptions, RegisterOptions, ShapeFault, Store};
 
 use crate::scene::{
     Coordinator, LENS, LONG, assert_is_the_object, empty_buffers, fetch, in_chunks, memory, name,
@@ -36,11 +36,7 @@ fn an_object_of_many_buffers_comes_whole() {
 fn receivers_feed_each_other() {
     run(async || {
         let coordinator = Coordinator::start();
-        // Over connections, where who serves counts what it serves.
-        let start = async || {
-            let options = |options: &mut StoreOptions| options.engine.same_host = false;
-            coordinator.store_with(options).await
-        };
+        let start = async || coordinator.store_over_connections().await;
         let origin = start().await;
         let registered = origin
             .register(&name("o"), patterned_buffers(), in_chunks())
