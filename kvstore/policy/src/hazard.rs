@@ -20,7 +20,11 @@ const FACTOR_PRIOR: f64 = 50.0;
 /// Uses that a class is held at the product of its factors by. A cell's uses are few events: see the
 /// [module](self).
 const CLASS_PRIOR: f64 = 2_000.0;
-/// What is left of the counts after a fit: the past is forgotten over some 100 fits.
+/// Uses in a bucket of which none was seen.
+const USED_MIN: f64 = 1e-4;
+/// Uses of the cache after which [`KEPT`] is left of the counts: the past is forgotten over some 100 times as many.
+pub(crate) const AGING_USES: u64 = 1_000;
+/// See [`AGING_USES`].
 const KEPT: f64 = 0.99;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,16 +52,18 @@ impl Hazard {
             curve: [0.0; BUCKETS],
             factors: [1.0; CLASSES],
         };
-        hazard.fit();
+        hazard.fit(AGING_USES);
         hazard
     }
 
-    pub(crate) fn used(&mut self, class: Class, bucket: usize) {
-        self.cells[class.index()][bucket].used += 1.0;
+    /// So many blocks were used again at this age.
+    pub(crate) fn used(&mut self, class: Class, bucket: usize, blocks: u32) {
+        self.cells[class.index()][bucket].used += f64::from(blocks);
     }
 
-    pub(crate) fn outlived(&mut self, class: Class, bucket: usize) {
-        self.cells[class.index()][bucket].outlived += 1.0;
+    /// So many blocks became older than this.
+    pub(crate) fn outlived(&mut self, class: Class, bucket: usize, blocks: u32) {
+        self.cells[class.index()][bucket].outlived += f64::from(blocks);
     }
 
     /// Chance of a use per unit of age. It never rises with the age.
@@ -69,35 +75,130 @@ impl Hazard {
         self.factors[class.index()] * (here + (next - here) * into.min(1.0))
     }
 
-    /// Fits the model to what was counted, and forgets a little of it.
-    pub(crate) fn fit(&mut self) {
+    /// Fits the model to what was counted, and forgets a little of it: of the last so many uses of the cache, which are
+    /// counted in steps of [`AGING_USES`].
+    pub(crate) fn fit(&mut self, uses: u64) {
+        let seen = Seen::of(&self.cells);
         let mut by_factor = [[1.0; Factor::VALUES_MAX]; Factor::ALL.len()];
         self.factors = [1.0; CLASSES];
+        let mut expected = [0.0; CLASSES];
         for _ in 0..ROUNDS {
-            self.curve = self.fit_curve();
+            self.curve = seen.curve(&self.factors);
+            expected = seen.expected(&self.curve);
             for factor in Factor::ALL {
-                self.fit_factor(factor, &mut by_factor[factor as usize]);
+                let values = &mut by_factor[factor as usize];
+                self.fit_factor(factor, values, &seen.used, &expected);
             }
         }
-        self.fit_classes();
-        self.keep_chains();
+        self.fit_classes(&seen.used, &expected);
+        self.keep_chains(&expected);
+        let kept = (0..uses / AGING_USES).fold(1.0, |kept, _| kept * KEPT);
         for cell in self.cells.iter_mut().flatten() {
-            cell.used *= KEPT;
-            cell.outlived *= KEPT;
+            cell.used *= kept;
+            cell.outlived *= kept;
         }
     }
 
+    /// Corrects the product of factors of each class by what was seen of that class.
+    fn fit_classes(&mut self, used: &[f64; CLASSES], expected: &[f64; CLASSES]) {
+        for ((factor, used), expected) in self.factors.iter_mut().zip(used).zip(expected) {
+            *factor *= (CLASS_PRIOR + used) / (CLASS_PRIOR + *factor * expected);
+        }
+    }
+
+    /// Makes a block that was used oftener never less likely used than one of otherwise its class: the
+    /// start of a chain was used as often as what builds on it, or oftener, and has to outlive it.
+    fn keep_chains(&mut self, expected: &[f64; CLASSES]) {
+        for first in (0..CLASSES).step_by(Factor::VALUES_MAX) {
+            let mut pools: [(f64, f64, usize); Factor::VALUES_MAX] = Default::default();
+            let mut count = 0;
+            for class in first..first + Factor::VALUES_MAX {
+                let mut weight = expected[class] + 1e-9;
+                let (mut sum, mut classes) = (self.factors[class] * weight, 1);
+                while count > 0 && pools[count - 1].0 * weight > sum * pools[count - 1].1 {
+                    count -= 1;
+                    sum += pools[count].0;
+                    weight += pools[count].1;
+                    classes += pools[count].2;
+                }
+                pools[count] = (sum, weight, classes);
+                count += 1;
+            }
+            let pooled = pools[..count]
+                .iter()
+                .flat_map(|&(sum, weight, classes)| core::iter::repeat_n(sum / weight, classes));
+            for (factor, pooled) in self.factors[first..].iter_mut().zip(pooled) {
+                *factor = pooled;
+            }
+        }
+    }
+
+    /// Fits one factor, given the curve and the others, and puts it into those of the classes.
+    fn fit_factor(
+        &mut self,
+        factor: Factor,
+        values: &mut [f64; Factor::VALUES_MAX],
+        used: &[f64; CLASSES],
+        expected: &[f64; CLASSES],
+    ) {
+        let mut used_of = [FACTOR_PRIOR; Factor::VALUES_MAX];
+        let mut expected_of = [FACTOR_PRIOR; Factor::VALUES_MAX];
+        for class in 0..CLASSES {
+            let value = factor.value(class);
+            let others = self.factors[class] / values[value];
+            used_of[value] += used[class];
+            expected_of[value] += others * expected[class];
+        }
+        for class in 0..CLASSES {
+            let value = factor.value(class);
+            self.factors[class] *= used_of[value] / expected_of[value] / values[value];
+        }
+        for value in 0..Factor::VALUES_MAX {
+            values[value] = used_of[value] / expected_of[value];
+        }
+    }
+}
+
+/// What was counted, as a fit reads it.
+struct Seen {
+    /// Uses of each class.
+    used: [f64; CLASSES],
+    /// Uses in each bucket, of all classes.
+    used_in: [f64; BUCKETS],
+    /// How long blocks were in each bucket.
+    exposed: Box<[[f64; BUCKETS]; CLASSES]>,
+}
+
+impl Seen {
+    fn of(cells: &[[Cell; BUCKETS]; CLASSES]) -> Self {
+        let mut seen = Self {
+            used: [0.0; CLASSES],
+            used_in: [0.0; BUCKETS],
+            exposed: Box::new([[0.0; BUCKETS]; CLASSES]),
+        };
+        for (class, cells) in cells.iter().enumerate() {
+            for (bucket, &cell) in cells.iter().enumerate() {
+                seen.used[class] += cell.used;
+                seen.used_in[bucket] += cell.used;
+                seen.exposed[class][bucket] = exposure(cell, to_f64(width_of(bucket)));
+            }
+        }
+        seen
+    }
+
     /// The falling curve that fits best, given the factors.
-    fn fit_curve(&self) -> [f64; BUCKETS] {
+    fn curve(&self, factors: &[f64; CLASSES]) -> [f64; BUCKETS] {
+        let mut exposed_in: [f64; BUCKETS] = core::array::from_fn(|at| to_f64(width_of(at)));
+        for (exposed, factor) in self.exposed.iter().zip(factors) {
+            for (sum, exposed) in exposed_in.iter_mut().zip(exposed) {
+                *sum += factor * exposed;
+            }
+        }
         let mut pooled: [(f64, f64, usize); BUCKETS] = [(0.0, 0.0, 0); BUCKETS];
         let mut pools = 0;
         for bucket in 0..BUCKETS {
-            let width = to_f64(width_of(bucket));
-            let (mut used, mut exposed, mut buckets) = (1e-4, width, 1);
-            for (cells, factor) in self.cells.iter().zip(self.factors) {
-                used += cells[bucket].used;
-                exposed += factor * exposure(cells[bucket], width);
-            }
+            let mut used = USED_MIN + self.used_in[bucket];
+            let (mut exposed, mut buckets) = (exposed_in[bucket], 1);
             while pools > 0 {
                 let (before_used, before_exposed, before_buckets) = pooled[pools - 1];
                 if before_used * exposed >= used * before_exposed {
@@ -121,68 +222,12 @@ impl Hazard {
         curve
     }
 
-    /// Corrects the product of factors of each class by what was seen of that class.
-    fn fit_classes(&mut self) {
-        for class in 0..CLASSES {
-            let factor = self.factors[class];
-            let used = self.cells[class].iter().map(|cell| cell.used).sum::<f64>();
-            let expected = self.expected(class, factor);
-            self.factors[class] = factor * (CLASS_PRIOR + used) / (CLASS_PRIOR + expected);
-        }
-    }
-
-    /// Makes a block that was used oftener never less likely used than one of otherwise its class: the
-    /// start of a chain was used as often as what builds on it, or oftener, and has to outlive it.
-    fn keep_chains(&mut self) {
-        for first in (0..CLASSES).step_by(Factor::VALUES_MAX) {
-            let mut pools: [(f64, f64, usize); Factor::VALUES_MAX] = Default::default();
-            let mut count = 0;
-            for class in first..first + Factor::VALUES_MAX {
-                let mut weight = self.expected(class, 1.0) + 1e-9;
-                let (mut sum, mut classes) = (self.factors[class] * weight, 1);
-                while count > 0 && pools[count - 1].0 * weight > sum * pools[count - 1].1 {
-                    count -= 1;
-                    sum += pools[count].0;
-                    weight += pools[count].1;
-                    classes += pools[count].2;
-                }
-                pools[count] = (sum, weight, classes);
-                count += 1;
-            }
-            let pooled = pools[..count]
-                .iter()
-                .flat_map(|&(sum, weight, classes)| core::iter::repeat_n(sum / weight, classes));
-            for (factor, pooled) in self.factors[first..].iter_mut().zip(pooled) {
-                *factor = pooled;
-            }
-        }
-    }
-
-    /// Uses of a class to be expected of the time that its blocks were seen, at this factor.
-    fn expected(&self, class: usize, factor: f64) -> f64 {
-        let cells = self.cells[class].iter().enumerate();
-        let exposed = cells
-            .map(|(bucket, &cell)| self.curve[bucket] * exposure(cell, to_f64(width_of(bucket))));
-        factor * exposed.sum::<f64>()
-    }
-
-    /// Fits one factor, given the curve and the others, and puts it into those of the classes.
-    fn fit_factor(&mut self, factor: Factor, values: &mut [f64; Factor::VALUES_MAX]) {
-        let mut used = [FACTOR_PRIOR; Factor::VALUES_MAX];
-        let mut expected = [FACTOR_PRIOR; Factor::VALUES_MAX];
-        for class in 0..CLASSES {
-            let value = factor.value(class);
-            let others = self.factors[class] / values[value];
-            used[value] += self.cells[class].iter().map(|cell| cell.used).sum::<f64>();
-            expected[value] += self.expected(class, others);
-        }
-        for class in 0..CLASSES {
-            let value = factor.value(class);
-            self.factors[class] *= used[value] / expected[value] / values[value];
-        }
-        for value in 0..Factor::VALUES_MAX {
-            values[value] = used[value] / expected[value];
-        }
+    /// Uses of each class to be expected of the time that its blocks were seen, if its factor were 1.
+    fn expected(&self, curve: &[f64; BUCKETS]) -> [f64; CLASSES] {
+        core::array::from_fn(|class| {
+            let exposed = self.exposed[class].iter().zip(curve);
+            exposed.map(|(exposed, rate)| rate * exposed).sum()
+        })
     }
 }
 
@@ -220,16 +265,16 @@ mod tests {
     fn chances_are_those_that_were_counted() {
         let mut hazard = Hazard::new();
         for _ in 0..90_000 {
-            hazard.outlived(class(0), 0);
-            hazard.outlived(class(1), 0);
+            hazard.outlived(class(0), 0, 1);
+            hazard.outlived(class(1), 0, 1);
         }
         for _ in 0..10_000 {
-            hazard.used(class(0), 0);
+            hazard.used(class(0), 0, 1);
             for _ in 0..4 {
-                hazard.used(class(1), 0);
+                hazard.used(class(1), 0, 1);
             }
         }
-        hazard.fit();
+        hazard.fit(AGING_USES);
         let ratio = hazard.chance(class(1), 0) / hazard.chance(class(0), 0);
         let expected = (40.0 / 110.0) / (10.0 / 95.0);
         assert!(
@@ -249,13 +294,13 @@ mod tests {
         };
         for bucket in 0..BUCKETS - 1 {
             for at in 0..1_000 {
-                hazard.outlived(class(0), bucket);
+                hazard.outlived(class(0), bucket, 1);
                 if bucket % 7 == 3 || at % (bucket + 1) == 0 {
-                    hazard.used(Class::new(2, used), bucket);
+                    hazard.used(Class::new(2, used), bucket, 1);
                 }
             }
         }
-        hazard.fit();
+        hazard.fit(AGING_USES);
         for class in [class(0), Class::new(2, used)] {
             let ages = (0..2_000).map(|at| at * at * 3);
             let chances: Vec<f64> = ages.map(|age| hazard.chance(class, age)).collect();
@@ -272,10 +317,10 @@ mod tests {
     fn the_past_is_forgotten() {
         let mut hazard = Hazard::new();
         for _ in 0..10_000 {
-            hazard.used(class(0), 0);
+            hazard.used(class(0), 0, 1);
         }
         for _ in 0..2_000 {
-            hazard.fit();
+            hazard.fit(AGING_USES);
         }
         assert!(hazard.cells[0][0].used < 1.0);
     }

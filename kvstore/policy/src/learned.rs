@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use crate::Policy;
 use crate::class::{CLASSES, Class, REUSES_MAX, Use};
 use crate::hash::MixBuild;
-use crate::hazard::Hazard;
+use crate::hazard::{AGING_USES, Hazard};
 use crate::tracks::{Ends, NIL, Standing, Tracks};
 
 /// Blocks that left and are remembered, per slot.
@@ -15,8 +15,14 @@ pub const GHOSTS_MIN: usize = 65_536;
 /// Bytes that one of them takes, at most: its track, and its place in the table by keys, which is half empty when it
 /// has just grown.
 pub const GHOST_BYTES: usize = crate::TRACK_BYTES + 2 * (size_of::<(u64, u32)>() + 1) * 8 / 7;
-/// Uses between two fits of what was learnt.
-const FIT_EVERY: u64 = 1_000;
+/// One fit per this part of all uses, within [`FIT_EVERY_MAX`]: what is known changes less, the longer it was learnt.
+const FIT_SHARE: u64 = 32;
+/// Uses between two fits of what was learnt, at most.
+const FIT_EVERY_MAX: u64 = 16_000;
+/// All blocks are counted until there were so many uses, half of them until there were twice as many, and so on.
+const COUNT_ALL_USES: u64 = 131_072;
+/// At least one block of so many is counted.
+const COUNT_ONE_OF_MAX: u32 = 8;
 /// Uses between two walks of the cursors that count who grew older.
 const ADVANCE_EVERY: u64 = 16;
 
@@ -39,6 +45,8 @@ pub struct Learned {
     ghosts: Ends,
     ghosts_by_key: HashMap<u64, u32, MixBuild>,
     ghosts_max: usize,
+    fitted_at: u64,
+    fit_at: u64,
     now: u64,
 }
 
@@ -62,6 +70,8 @@ impl Learned {
             ghosts: Ends::EMPTY,
             ghosts_by_key: HashMap::default(),
             ghosts_max,
+            fitted_at: 0,
+            fit_at: AGING_USES,
             now: 0,
         }
     }
@@ -94,8 +104,14 @@ impl Learned {
         if self.now.is_multiple_of(ADVANCE_EVERY) {
             self.tracks.advance(self.now, &mut self.hazard);
         }
-        if self.now.is_multiple_of(FIT_EVERY) {
-            self.hazard.fit();
+        if self.now == self.fit_at {
+            self.hazard.fit(self.now - self.fitted_at);
+            let steps = (self.now / FIT_SHARE).min(FIT_EVERY_MAX) / AGING_USES;
+            let one_of = (self.now / COUNT_ALL_USES + 1).next_power_of_two();
+            let one_of = u32::try_from(one_of).unwrap_or(COUNT_ONE_OF_MAX);
+            self.tracks.count_one_of(one_of.min(COUNT_ONE_OF_MAX));
+            self.fitted_at = self.now;
+            self.fit_at = self.now + steps.max(1) * AGING_USES;
         }
     }
 
