@@ -463,6 +463,7 @@ fn moving(
                 namespace,
                 wanted: source.below(4),
                 wait_ms: source.u8().into(),
+                is_last: false,
                 key,
             };
             message.encode(newest, body);

@@ -10,6 +10,10 @@ mod scene;
 mod on_each_driver;
 
 #[cfg(test)]
+#[path = "cluster/batches.rs"]
+mod batches;
+
+#[cfg(test)]
 #[path = "cluster/clearing.rs"]
 mod clearing;
 

@@ -328,6 +328,7 @@ impl Core {
             namespace: draw::namespace(source),
             wanted: 1 + source.below(3),
             wait_ms: u32::from(source.u8()) << 4,
+            is_last: false,
         };
         self.writing.insert((asker, request));
         if request.0.is_multiple_of(3) {

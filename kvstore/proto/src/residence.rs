@@ -20,6 +20,7 @@
 
 mod order;
 
+use lunette_kvstore_policy::class::Use;
 use lunette_runtime_core::time::Time;
 use slab::Slab;
 use thiserror::Error;
@@ -76,6 +77,15 @@ struct Entry {
     pins: u32,
     generation: u32,
     extent_bytes: u32,
+}
+
+/// How a copy came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrival {
+    /// It is a piece of an object in parts that has just been written: it leaves after all others for [`STANDS_BY`].
+    pub stands_by: bool,
+    /// It was the last of what was written together.
+    pub is_last: bool,
 }
 
 /// What it holds.
@@ -183,19 +193,22 @@ impl Residence {
         self.wanted_bytes = self.wanted_bytes.max(wanted);
     }
 
-    /// A filled entry is this copy from now on. What `stands_by` leaves after all others for [`STANDS_BY`]: the parts of
-    /// an object that is being written, and its manifest.
+    /// A filled entry is this copy from now on.
     ///
     /// # Panics
     /// If the entry is not arriving, or there is such a copy: the owner has each once.
-    pub fn reside(&mut self, now: Time, id: EntryId, place: CopyPlace, stands_by: bool) {
+    pub fn reside(&mut self, now: Time, id: EntryId, place: CopyPlace, arrival: Arrival) {
         let entry = self.entry_mut(id);
         assert!(entry.state == State::Arriving, "{id:?} is not arriving");
         entry.state = State::Resident(place);
         let former = self.by_place.insert(place, id.slot_index);
         assert!(former.is_none(), "{place:?} is here twice");
-        self.order.insert(id.slot_index, place.key.low());
-        if stands_by {
+        let used = Use {
+            is_last: arrival.is_last,
+            ..Use::default()
+        };
+        self.order.insert(id.slot_index, place.key.low(), used);
+        if arrival.stands_by {
             self.order.stand_by(now, id.slot_index);
         }
     }

@@ -34,6 +34,7 @@ const ASK: WriteAsk = WriteAsk {
     namespace: CACHE,
     wanted: 1,
     wait_ms: 100,
+    is_last: false,
 };
 
 /// What comes of an answer.

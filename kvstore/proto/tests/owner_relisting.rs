@@ -83,6 +83,7 @@ impl Bench {
             namespace: NAMESPACE,
             wanted: 1,
             wait_ms: 1000,
+            is_last: false,
         };
         let (request, out) = (RequestId(n + 1), &mut self.out);
         let op = self.owner.write(self.now, AskerId(4), request, ask, out);

@@ -235,6 +235,7 @@ impl Bench {
             namespace,
             wanted,
             wait_ms,
+            is_last: false,
         };
         self.owner.write(at(0), asker, request, ask, &mut self.out)
     }

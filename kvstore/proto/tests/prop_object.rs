@@ -136,7 +136,8 @@ proptest! {
     #[test]
     fn requests_come_back(
         (asker, request, epoch) in any::<(u64, u64, u64)>(),
-        (wanted, wait_ms, is_strict, is_upsert, is_striped) in any::<(u8, u32, bool, bool, bool)>(),
+        (wanted, wait_ms, is_strict) in any::<(u8, u32, bool)>(),
+        (is_upsert, is_striped, is_last) in any::<(bool, bool, bool)>(),
         to in seat(),
         version in version(),
         key in vec(any::<u8>(), 1..60),
@@ -148,7 +149,7 @@ proptest! {
         let key = Key::new(&key).expect("short");
         expect_back!(
             WriteMessage,
-            WriteMessage { asker, request, over_below: RequestId(epoch), to, kind, form, namespace, wanted, wait_ms, key },
+            WriteMessage { asker, request, over_below: RequestId(epoch), to, kind, form, namespace, wanted, wait_ms, is_last, key },
             cut
         );
         let info = CopyInfo {

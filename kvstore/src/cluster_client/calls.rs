@@ -396,6 +396,7 @@ pub(super) async fn write(
                 namespace: ask.namespace,
                 wanted: ask.wanted,
                 wait_ms: ask.wait_ms,
+                is_last: ask.is_last,
                 #[cfg(feature = "next-version")]
                 next: lunette_kvstore_proto::message::Next,
                 key,

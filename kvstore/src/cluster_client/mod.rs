@@ -70,6 +70,7 @@ use asking::{Asking, is_present};
 pub use clearing::Cleared;
 use local::Local;
 pub use locating::Located;
+pub(crate) use objects::{Putting, is_last};
 pub use one_sided::OneSided;
 use one_sided::{FROM_BYTES, Sights};
 pub use placing::{PREFERRED_MAX, Preferred};

@@ -59,6 +59,7 @@ impl ClusterClient {
             placed: None,
             options,
             form: Form::Whole,
+            is_last: false,
         };
         if let Some(part_len) = parts {
             return Box::pin(self.put_striped(object, part_len, None)).await;
@@ -79,7 +80,8 @@ impl ClusterClient {
     }
 
     /// As [`put`](Self::put), of many objects, whose results are in their order. Their bytes are on the way
-    /// at the same time; there is no order between them.
+    /// at the same time; there is no order between them, but that the last one of several is remembered as such: the last
+    /// block of a prompt is less likely to be asked for again.
     ///
     /// # Errors
     /// One for each.
@@ -88,33 +90,40 @@ impl ClusterClient {
         objects: &[(Vec<u8>, Value)],
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
-        let objects = objects.iter();
-        let objects = objects.map(|(key, value)| (key.as_slice(), value, None));
+        let count = objects.len();
+        let objects = objects.iter().enumerate();
+        let objects = objects.map(|(index, (key, value))| Putting {
+            key,
+            value,
+            placed: None,
+            is_last: is_last(index, count),
+        });
         self.put_each(objects, options).await
     }
 
-    /// As [`put_all`](Self::put_all), of objects some of which have been placed.
-    pub(crate) async fn put_each<'a>(
+    /// As [`put_all`](Self::put_all), of objects some of which have been placed, and all or some of a batch.
+    pub(crate) async fn put_each(
         &self,
-        objects: impl Iterator<Item = (&'a [u8], &'a Value, Option<&'a Placed>)> + Clone,
+        objects: impl Iterator<Item = Putting<'_>> + Clone,
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
         let until = time::now() + self.timeout;
         let together = if options.is_same_node && options.preferred.is_empty() {
             let objects = objects.clone();
-            self.one_node(objects.map(|(key, value, _)| (key, value)))
+            self.one_node(objects.map(|object| (object.key, object.value)))
                 .await
         } else {
             None
         };
-        let begun = objects.map(|(key, value, placed)| {
-            let (key, parts) = check(key, value, options)?;
+        let begun = objects.map(|putting| {
+            let (key, parts) = check(putting.key, putting.value, options)?;
             let object = Writing {
                 key,
-                value,
-                placed,
+                value: putting.value,
+                placed: putting.placed,
                 options,
                 form: Form::Whole,
+                is_last: putting.is_last,
             };
             if let Some(part_len) = parts {
                 return Ok((object, Err(part_len)));
@@ -143,10 +152,14 @@ impl ClusterClient {
         let Writing {
             key, value, placed, ..
         } = object;
+        let ask = WriteAsk {
+            form: object.form,
+            is_last: object.is_last,
+            ..self.write_ask(key, object.options, until)
+        };
         let (seat, is_home) = loop {
             match places.next() {
                 Place::Here { is_wished } => {
-                    let ask = self.write_ask(key, object.options, object.form, until);
                     let local = self.inside();
                     let begun =
                         local.and_then(|local| local.begin(key, (value, placed), ask, is_wished));
@@ -158,7 +171,6 @@ impl ClusterClient {
                 Place::Home => break (home_of(&self.asking.map(), key.fingerprint())?, true),
             }
         };
-        let ask = self.write_ask(key, object.options, object.form, until);
         let wish = if is_home {
             Wish::Write(seat, ask)
         } else {
@@ -200,18 +212,20 @@ impl ClusterClient {
         options: PutOptions,
         until: Time,
     ) -> Wish {
-        Wish::Write(seat, self.write_ask(key, options, Form::Whole, until))
+        Wish::Write(seat, self.write_ask(key, options, until))
     }
 
-    fn write_ask(&self, key: Key<'_>, options: PutOptions, form: Form, until: Time) -> WriteAsk {
+    /// A write of an object that is in one piece and by itself.
+    fn write_ask(&self, key: Key<'_>, options: PutOptions, until: Time) -> WriteAsk {
         let wait_ms = until.since(time::now()).as_millis();
         WriteAsk {
             key: key.fingerprint(),
             kind: options.kind,
-            form,
+            form: Form::Whole,
             namespace: self.asking.namespace(),
             wanted: options.copies,
             wait_ms: u32::try_from(wait_ms).map_or(WAIT_MS_MAX, |ms| ms.min(WAIT_MS_MAX)),
+            is_last: false,
         }
     }
 
@@ -461,6 +475,24 @@ pub(super) struct Writing<'a> {
     pub(super) placed: Option<&'a Placed>,
     pub(super) options: PutOptions,
     pub(super) form: Form,
+    pub(super) is_last: bool,
+}
+
+/// One of several objects that are put together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Putting<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) value: &'a Value,
+    /// The same bytes, if they lie already where they are to stay.
+    pub(crate) placed: Option<&'a Placed>,
+    /// See [`is_last`].
+    pub(crate) is_last: bool,
+}
+
+/// Whether it is the last one of several that are put together. They are taken for blocks of a prompt, the last of which is
+/// not asked for again if the prompt goes on: what leaves memory first is learnt with that.
+pub(crate) const fn is_last(index: usize, count: usize) -> bool {
+    count > 1 && index + 1 == count
 }
 
 /// What came of a get of what is under a key.

@@ -11,6 +11,7 @@ use super::StoreHandle;
 use super::cores::failed;
 use super::hosted::{Hosted, Until};
 use super::lent::Lent;
+use super::placing::Filled;
 use crate::client::GetFailure;
 use crate::cluster_client::{Cleared, Fetched, Located, PutOptions, Stored};
 use crate::error::StoreError;
@@ -70,20 +71,18 @@ impl StoreHandle {
         objects: Vec<(Vec<u8>, Vec<Lent>)>,
         options: PutOptions,
     ) -> Pending<Vec<Result<Stored, StoreError>>> {
-        let put = move |hosted: Rc<Hosted>, objects: Vec<(Vec<u8>, Vec<Lent>)>| async move {
-            let objects = objects.into_iter();
-            let objects: Vec<_> = objects
-                .map(|(key, value)| (key, hosted.value(&value)))
-                .collect();
-            hosted.client.put_all(&objects, options).await
+        let put = move |hosted: Rc<Hosted>, objects: Vec<Filled>| async move {
+            hosted.put_filled(objects, options).await
         };
+        let objects = Filled::by_cores(objects);
         if options.is_same_node {
             // One core chooses the node for all of them.
             let first = objects.first();
-            let core = first.map_or(0, |(key, _)| self.cores.core_of(key));
+            let core = first.map_or(0, |object| self.cores.core_of(&object.key));
             return self.cores.ask_all(self.puts, core, objects, put);
         }
-        self.cores.ask_each(self.puts, objects, |(key, _)| key, put)
+        self.cores
+            .ask_each(self.puts, objects, |object| &object.key, put)
     }
 
     /// Gets the value under `key` to the front of what is lent, one piece after the other; its checksum has

@@ -11,7 +11,7 @@ use super::StoreHandle;
 use super::cores::Cores;
 use super::hosted::{Hosted, Until};
 use super::lent::Lent;
-use crate::cluster_client::{PutOptions, Stored};
+use crate::cluster_client::{PutOptions, Putting, Stored, is_last};
 use crate::error::StoreError;
 use crate::member::LentRoom;
 
@@ -30,13 +30,15 @@ struct Object {
     core: usize,
     key: Vec<u8>,
     value: Vec<Lent>,
+    is_last: bool,
     room: Option<LentRoom>,
 }
 
-/// One that is to be put.
-struct Filled {
-    key: Vec<u8>,
+/// One of several that are to be put.
+pub(super) struct Filled {
+    pub(super) key: Vec<u8>,
     value: Vec<Lent>,
+    is_last: bool,
     /// The room that has the value, and its checksum.
     room: Option<(LentRoom, u32)>,
 }
@@ -46,6 +48,21 @@ impl fmt::Debug for Placing {
         f.debug_struct("Placing")
             .field("objects", &self.objects.len())
             .finish_non_exhaustive()
+    }
+}
+
+impl Filled {
+    /// Those that the cores copy.
+    pub(super) fn by_cores(objects: Vec<(Vec<u8>, Vec<Lent>)>) -> Vec<Self> {
+        let count = objects.len();
+        let objects = objects.into_iter().enumerate();
+        let objects = objects.map(|(index, (key, value))| Self {
+            key,
+            value,
+            is_last: is_last(index, count),
+            room: None,
+        });
+        objects.collect()
     }
 }
 
@@ -62,6 +79,7 @@ impl Object {
         Filled {
             key: self.key,
             value: self.value,
+            is_last: self.is_last,
             room,
         }
     }
@@ -103,7 +121,8 @@ impl Placing {
             filled.extend(object.map(|object| (object.core, object.fill())));
         }
         let put = move |hosted: Rc<Hosted>, objects: Vec<(usize, Filled)>| async move {
-            hosted.put_filled(objects, options).await
+            let objects = objects.into_iter().map(|(_, filled)| filled);
+            hosted.put_filled(objects.collect(), options).await
         };
         let stored = (self.cores).ask_at(self.until, filled, |(core, _)| *core, put);
         if failed.iter().all(Option::is_none) {
@@ -133,7 +152,9 @@ impl StoreHandle {
     ) -> Pending<Placing> {
         let (cores, until) = (Arc::clone(&self.cores), self.puts);
         let first = objects.first().map_or(0, |(key, _)| cores.core_of(key));
-        let objects = objects.into_iter().map(|(key, value)| Object {
+        let count = objects.len();
+        let objects = objects.into_iter().enumerate();
+        let objects = objects.map(|(index, (key, value))| Object {
             // One core chooses the node for all of them.
             core: if options.is_same_node {
                 first
@@ -142,6 +163,7 @@ impl StoreHandle {
             },
             key,
             value,
+            is_last: is_last(index, count),
             room: None,
         });
         let place = move |hosted: Rc<Hosted>, mut objects: Vec<Object>| async move {
@@ -168,20 +190,25 @@ impl StoreHandle {
 }
 
 impl Hosted {
-    async fn put_filled(
+    pub(super) async fn put_filled(
         &self,
-        objects: Vec<(usize, Filled)>,
+        objects: Vec<Filled>,
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
-        let objects = objects.into_iter().map(|(_, filled)| {
+        let objects = objects.into_iter().map(|filled| {
             let room = filled.room;
             let placed = room.and_then(|(room, crc32c)| self.client.filled(room, crc32c));
             let value = self.value(&filled.value);
-            (filled.key, value, placed)
+            (filled.key, value, placed, filled.is_last)
         });
         let objects: Vec<_> = objects.collect();
         let objects = objects.iter();
-        let objects = objects.map(|(key, value, placed)| (key.as_slice(), value, placed.as_ref()));
+        let objects = objects.map(|(key, value, placed, is_last)| Putting {
+            key,
+            value,
+            placed: placed.as_ref(),
+            is_last: *is_last,
+        });
         self.client.put_each(objects, options).await
     }
 }

@@ -10,8 +10,9 @@ use std::os::fd::OwnedFd;
 use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{CopyPlace, Descriptor, OpId};
+use lunette_kvstore_proto::owner::WriteAsk;
 use lunette_kvstore_proto::range::ByteRange;
-use lunette_kvstore_proto::residence::{NoRoom, Residence, ResidenceStats};
+use lunette_kvstore_proto::residence::{Arrival, NoRoom, Residence, ResidenceStats};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
 use lunette_kvstore_proto::version::Form;
@@ -180,11 +181,23 @@ enum Arriving {
     Whole(Extent),
 }
 
+/// A write whose bytes are here, or on the way.
+#[derive(Debug)]
+struct Write {
+    id: EntryId,
+    is_last: bool,
+    state: Arriving,
+}
+
 /// Where a copy comes from.
 #[derive(Clone, Copy, Debug)]
 enum Origin {
     /// A write, its own or another node's.
-    Written(Form),
+    Written {
+        form: Form,
+        /// It was the last of what was written together.
+        is_last: bool,
+    },
     /// This core's drive.
     Drive,
 }
@@ -198,7 +211,7 @@ pub(crate) struct Bytes {
     residence: Residence,
     /// By slot of the entry.
     extents: Vec<Option<Extent>>,
-    arriving: BTreeMap<OpId, (EntryId, Arriving)>,
+    arriving: BTreeMap<OpId, Write>,
 }
 
 impl Bytes {
@@ -248,9 +261,14 @@ impl Bytes {
         }
     }
 
-    /// The value of a write is being received.
-    pub(crate) fn receive(&mut self, op: OpId, frame: Frame) {
-        let former = self.arriving.insert(op, (frame.id, Arriving::Receiving));
+    /// The value of a write is being received; whether it is the last of what is written together.
+    pub(crate) fn receive(&mut self, op: OpId, frame: Frame, is_last: bool) {
+        let write = Write {
+            id: frame.id,
+            is_last,
+            state: Arriving::Receiving,
+        };
+        let former = self.arriving.insert(op, write);
         assert!(former.is_none(), "a write has its bytes once");
     }
 
@@ -265,14 +283,14 @@ impl Bytes {
     }
 
     fn end_receive(&mut self, op: OpId, state: Arriving) -> bool {
-        let (id, arriving) = self.arriving.get_mut(&op).expect("it is being received");
-        match arriving {
+        let write = self.arriving.get_mut(&op).expect("it is being received");
+        match write.state {
             Arriving::Receiving => {
-                *arriving = state;
+                write.state = state;
                 true
             }
             Arriving::GivenUp => {
-                let id = *id;
+                let id = write.id;
                 self.arriving.remove(&op);
                 self.residence.discard(id);
                 false
@@ -283,23 +301,23 @@ impl Bytes {
 
     /// The owner has given a write up.
     pub(crate) fn discard(&mut self, op: OpId) {
-        let Some((id, arriving)) = self.arriving.get_mut(&op) else {
+        let Some(write) = self.arriving.get_mut(&op) else {
             // It was given up before there was room for its value.
             return;
         };
-        if let Arriving::Receiving = arriving {
-            *arriving = Arriving::GivenUp;
+        if let Arriving::Receiving = write.state {
+            write.state = Arriving::GivenUp;
             return;
         }
-        let id = *id;
+        let id = write.id;
         self.arriving.remove(&op);
         self.residence.discard(id);
     }
 
     /// The bytes of a write that is given up, which stay where they are.
     pub(crate) fn withdraw(&mut self, op: OpId) -> Extent {
-        let (_, arriving) = self.arriving.remove(&op).expect("a write has its bytes");
-        let Arriving::Whole(extent) = arriving else {
+        let write = self.arriving.remove(&op).expect("a write has its bytes");
+        let Arriving::Whole(extent) = write.state else {
             unreachable!("only what is whole is withdrawn");
         };
         extent
@@ -307,23 +325,24 @@ impl Bytes {
 
     /// A write has become a copy, of this form.
     pub(crate) fn name(&mut self, op: OpId, place: CopyPlace, form: Form) {
-        let (id, arriving) = self.arriving.remove(&op).expect("a write has its bytes");
-        let Arriving::Whole(extent) = arriving else {
+        let write = self.arriving.remove(&op).expect("a write has its bytes");
+        let Arriving::Whole(extent) = write.state else {
             unreachable!("only what is whole is recorded");
         };
-        let origin = Origin::Written(form);
-        self.keep(id, place, extent, origin);
+        let is_last = write.is_last;
+        let origin = Origin::Written { form, is_last };
+        self.keep(write.id, place, extent, origin);
     }
 
-    /// The copy that lies in this frame is recorded, of this form.
+    /// The copy that lies in this frame is recorded, as it was asked for.
     pub(crate) fn keep_recorded(
         &mut self,
         frame: Frame,
         place: CopyPlace,
         extent: Extent,
-        form: Form,
+        WriteAsk { form, is_last, .. }: WriteAsk,
     ) {
-        self.keep(frame.id, place, extent, Origin::Written(form));
+        self.keep(frame.id, place, extent, Origin::Written { form, is_last });
     }
 
     /// A replica of this form is here. `false` if there is such a copy already, and the extent is dropped.
@@ -338,7 +357,8 @@ impl Bytes {
             self.residence.discard(frame.id);
             return false;
         }
-        self.keep(frame.id, place, extent, Origin::Written(form));
+        let is_last = false;
+        self.keep(frame.id, place, extent, Origin::Written { form, is_last });
         true
     }
 
@@ -380,13 +400,15 @@ impl Bytes {
             self.extents[slot].is_none(),
             "a slot is reused when it is free"
         );
-        let stands_by = match origin {
-            Origin::Written(Form::Striped) => true,
-            Origin::Written(Form::Whole) => extent.key().is_of_part(),
-            Origin::Drive => false,
+        let arrival = match origin {
+            Origin::Written { form, is_last } => Arrival {
+                stands_by: form == Form::Striped || extent.key().is_of_part(),
+                is_last,
+            },
+            Origin::Drive => Arrival::default(),
         };
         self.extents[slot] = Some(extent);
-        self.residence.reside(time::now(), id, place, stands_by);
+        self.residence.reside(time::now(), id, place, arrival);
     }
 
     /// A copy is no more; its memory is freed when nobody reads it.

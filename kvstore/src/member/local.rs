@@ -196,11 +196,11 @@ impl MemberCore {
         let placed = placed.filter(|_| op.is_some());
         let placed = placed.and_then(|placed| placed.take(self, key));
         if let (Some(op), Some((frame, extent))) = (op, placed) {
-            self.brought(op, frame, extent);
+            self.brought(op, frame, extent, ask.is_last);
         } else if let Some(op) = op {
             let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
             match self.carve_for(op, &mut waiting, key, len_bytes) {
-                Ok(carved) => self.bring(op, carved, value),
+                Ok(carved) => self.bring(op, carved, value, ask.is_last),
                 Err(NotCarved::Over(answer)) => {
                     self.count_put(answer);
                     return Some(Put::Done(answer));
@@ -227,15 +227,15 @@ impl MemberCore {
     }
 
     /// Copies the value to where it stays.
-    fn bring(&self, op: OpId, carved: Carved, value: &Value) {
+    fn bring(&self, op: OpId, carved: Carved, value: &Value, is_last: bool) {
         let (frame, mut region) = carved.into_empty();
         let crc32c = value.copy_summed(frame.value_mut(&mut region));
-        self.brought(op, frame, frame.filled(region, crc32c));
+        self.brought(op, frame, frame.filled(region, crc32c), is_last);
     }
 
     /// The value is where it stays.
-    fn brought(&self, op: OpId, frame: Frame, extent: Extent) {
-        self.bytes().borrow_mut().receive(op, frame);
+    fn brought(&self, op: OpId, frame: Frame, extent: Extent, is_last: bool) {
+        self.bytes().borrow_mut().receive(op, frame, is_last);
         self.counts.received(frame.len_bytes());
         self.on_whole(op, extent);
     }

@@ -51,6 +51,7 @@ impl Terms {
             namespace: self.namespace,
             wanted: self.wanted,
             wait_ms,
+            is_last: false,
         }
     }
 }

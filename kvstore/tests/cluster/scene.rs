@@ -25,7 +25,7 @@ use lunette_transfer_proto::hello::{Hello, VersionRange};
 use lunette_verbs::Context;
 use lunette_verbs::sim::Fabric;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn key(n: usize) -> Vec<u8> {
     format!("key-{n}").into_bytes()

@@ -517,6 +517,7 @@ fn keys_of_parts_and_manifests_are_nobody_elses() {
                 namespace: NamespaceKind::Cache,
                 wanted: 1,
                 wait_ms: 1_000,
+                is_last: false,
                 #[cfg(feature = "next-version")]
                 next: lunette_kvstore_proto::message::Next,
                 key: Key::new(&name).expect("a key"),

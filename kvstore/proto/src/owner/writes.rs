@@ -29,6 +29,9 @@ pub struct WriteAsk {
     pub wanted: u8,
     /// How long the writer waits, in milliseconds; at most [`WAIT_MS_MAX`] count.
     pub wait_ms: u32,
+    /// It is the last of what is written together: of a prompt's blocks the one that a longer prompt has in another form.
+    /// What leaves memory first is learnt with it.
+    pub is_last: bool,
 }
 
 /// How a write ended.

@@ -105,8 +105,8 @@ impl Order {
         }
     }
 
-    pub(super) fn insert(&mut self, slot_index: u32, key: u64) {
-        self.policy.insert(slot_index, key, Use::default());
+    pub(super) fn insert(&mut self, slot_index: u32, key: u64, used: Use) {
+        self.policy.insert(slot_index, key, used);
     }
 
     /// What has just been inserted stands by.

@@ -26,7 +26,7 @@ fn memory(entries_max: usize) -> Residence {
 
 fn keep(memory: &mut Residence, number: u64, bytes: u32) -> EntryId {
     let id = memory.admit(bytes).expect("room");
-    memory.reside(Time::ZERO, id, place(number), false);
+    memory.reside(Time::ZERO, id, place(number), Arrival::default());
     id
 }
 
@@ -273,7 +273,42 @@ fn what_is_removed_is_forgotten_and_what_left_is_not() {
 
 fn keep_part(memory: &mut Residence, now: Time, number: u64) {
     let id = memory.admit(100).expect("room");
-    memory.reside(now, id, place(number), true);
+    let arrival = Arrival {
+        stands_by: true,
+        ..Arrival::default()
+    };
+    memory.reside(now, id, place(number), arrival);
+}
+
+#[test]
+fn the_last_of_many_batches_leave_first_if_they_are_not_used_again() {
+    let mut memory = memory(100);
+    let keep_batch = |memory: &mut Residence, first: u64| {
+        for number in first..first + 4 {
+            let id = memory.admit(100).expect("room");
+            let arrival = Arrival {
+                is_last: number == first + 3,
+                ..Arrival::default()
+            };
+            memory.reside(Time::ZERO, id, place(number), arrival);
+        }
+    };
+    for batch in 0..1000 {
+        keep_batch(&mut memory, 10 * batch);
+        for number in 10 * batch..10 * batch + 4 {
+            if number % 10 < 3 {
+                let read = memory.pin(place(number)).expect("here");
+                memory.unpin(read);
+            }
+            memory.leave(place(number));
+            assert!(memory.free(place(number)).is_some());
+        }
+    }
+    keep_batch(&mut memory, 100_000);
+    keep_batch(&mut memory, 200_000);
+    assert!(memory.admit(600).is_err(), "four are wanted");
+    let told = memory.victims(Time::ZERO, true);
+    assert_eq!(told, [100_003, 200_003, 100_000, 100_001].map(place));
 }
 
 #[test]

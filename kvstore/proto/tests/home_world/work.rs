@@ -116,6 +116,7 @@ impl World {
             namespace,
             wanted,
             wait_ms: 1000,
+            is_last: false,
         };
         (
             Wish::Write(self.some_seat(), ask),

@@ -329,6 +329,7 @@ fn part_writing<'a>(
         placed: None,
         options,
         form: Form::Whole,
+        is_last: false,
     }
 }
 

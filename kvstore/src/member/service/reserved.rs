@@ -212,7 +212,7 @@ fn begin(core: &MemberCore, commit: Commit) -> Result<Waiting<WriteAnswer>, Stat
         return Ok(waiting);
     };
     let (frame, extent) = core.reservations.borrow_mut().commit(commit.named, op);
-    core.bytes().borrow_mut().receive(op, frame);
+    core.bytes().borrow_mut().receive(op, frame, false);
     core.on_whole(op, extent);
     Ok(waiting)
 }

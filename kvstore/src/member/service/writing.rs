@@ -85,7 +85,7 @@ impl MemberService {
         let crc32c = request.payload_crc32c;
         if len_bytes == 0 {
             let (frame, region) = carved.into_empty();
-            self.core.bytes().borrow_mut().receive(op, frame);
+            (self.core.bytes().borrow_mut()).receive(op, frame, message.is_last);
             self.core.on_whole(op, frame.filled(region, crc32c));
             return Ok(Intake::Later(write_ends(
                 version,
@@ -94,7 +94,7 @@ impl MemberService {
             )));
         }
         let (frame, room) = carved.into_room();
-        self.core.bytes().borrow_mut().receive(op, frame);
+        (self.core.bytes().borrow_mut()).receive(op, frame, message.is_last);
         self.core.settle();
         let pending = Pending::Write(PendingWrite {
             op,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  write:    version u8 | asker u64 | request u64 | over u64 | to seat | kind | form |
-//!            namespace | wanted u8 | wait u32 | key
+//!            namespace | wanted u8 | wait u32 | last | key
 //!  get:      version u8 | epoch u64 | asker u64 | request u64 | to seat | namespace | ranges | key
 //!  read:     version u8 | to seat | version | namespace | ranges | key
 //!  replica:  version u8 | to seat | copy | namespace | repair | key
@@ -48,6 +48,8 @@ pub struct WriteMessage<'a> {
     pub wanted: u8,
     /// How long the writer waits, in milliseconds.
     pub wait_ms: u32,
+    /// It is the last of what is written together.
+    pub is_last: bool,
     /// What the next version adds.
     #[cfg(feature = "next-version")]
     pub next: crate::message::Next,
@@ -138,7 +140,8 @@ keyed!(WriteMessage {
     form,
     namespace,
     wanted,
-    wait_ms;
+    wait_ms,
+    is_last;
     #[cfg(feature = "next-version")]
     2 => next
 });
@@ -174,6 +177,7 @@ impl WriteMessage<'_> {
             namespace: self.namespace,
             wanted: self.wanted,
             wait_ms: self.wait_ms,
+            is_last: self.is_last,
         }
     }
 }
