@@ -2,9 +2,10 @@
 
     python replay.py TRACE --capacity-blocks 3000,10000 [--members 5] [--block-bytes 65536] [--requests N]
 
-The trace has a request a line, `{"hash_ids": [...]}`. Each request gets all of its blocks and puts those that were not
-there, the last block first, as `lunette cache-sim` has it. A hit is a block that was there before. The members' memory
-has room for so many blocks together; what they hold of that in the end is printed beside.
+The trace has a request a line, `{"hash_ids": [...]}`. Each request gets all of its blocks, in one call and in their
+order, and puts those that were not there in another one, as engines do. A hit is a block that was there before. The
+members' memory has room for so many blocks together. In the end some blocks may be there without the one before them,
+so that nobody can use them: their share is printed beside.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import lunette
 
 # What an object takes beside its value: header, key, the arena's granule.
 OVERHEAD_BYTES = 512
-BATCH = 64
 
 
 def serve(
@@ -27,17 +27,29 @@ def serve(
     """Blocks, and those of them that were hits."""
     blocks = hits = 0
     for request in requests:
-        keys = [f"block/{block}" for block in reversed(request)]
-        missed = []
-        for at in range(0, len(keys), BATCH):
-            part = keys[at : at + BATCH]
-            found = store.get_all_into(list(zip(part, rooms[: len(part)])))
-            missed += [key for key, len_bytes in zip(part, found) if len_bytes is None]
+        keys = [f"block/{block}" for block in request]
+        found = store.get_all_into(list(zip(keys, rooms)))
+        missed = [key for key, len_bytes in zip(keys, found) if len_bytes is None]
         blocks += len(keys)
         hits += len(keys) - len(missed)
-        for at in range(0, len(missed), BATCH):
-            store.put_all((key, value) for key in missed[at : at + BATCH])
+        if missed:
+            store.put_all((key, value) for key in missed)
     return blocks, hits
+
+
+def orphans(store: lunette.Store, requests: list[list[int]]) -> tuple[int, int]:
+    """Blocks that are there, and those of them that lack the block before them."""
+    before = {block: None for request in requests for block in request[:1]}
+    for request in requests:
+        before.update(zip(request[1:], request))
+    blocks = list(before)
+    there = set()
+    for at in range(0, len(blocks), 500):
+        part = blocks[at : at + 500]
+        found = store.exists([f"block/{block}" for block in part])
+        there.update(block for block, is_there in zip(part, found) if is_there)
+    lost = [block for block in there if before[block] is not None and before[block] not in there]
+    return len(there), len(lost)
 
 
 def main() -> None:
@@ -51,7 +63,8 @@ def main() -> None:
     with arguments.trace.open() as trace:
         requests = [json.loads(line)["hash_ids"] for line in trace][: arguments.requests]
     value = bytes(arguments.block_bytes)
-    rooms = [bytearray(arguments.block_bytes) for _ in range(BATCH)]
+    longest = max(map(len, requests))
+    rooms = [bytearray(arguments.block_bytes) for _ in range(longest)]
     for capacity in map(int, arguments.capacity_blocks.split(",")):
         memory = capacity * (arguments.block_bytes + OVERHEAD_BYTES) // arguments.members
         with lunette.Coordinator() as coordinator:
@@ -62,9 +75,10 @@ def main() -> None:
             begun = time.monotonic()
             blocks, hits = serve(members[0], requests, value, rooms)
             took = time.monotonic() - begun
+            there, lost = orphans(members[0], requests)
             print(
                 f"{capacity} blocks, {arguments.members} members: hit ratio {hits / blocks:.4f}"
-                f" of {blocks} blocks, {took:.1f} s",
+                f" of {blocks} blocks, {took:.1f} s; {lost} of {there} lack the one before",
                 flush=True,
             )
             for member in members:

@@ -80,8 +80,9 @@ impl ClusterClient {
     }
 
     /// As [`put`](Self::put), of many objects, whose results are in their order. Their bytes are on the way
-    /// at the same time; there is no order between them, but that the last one of several is remembered as such: the last
-    /// block of a prompt is less likely to be asked for again.
+    /// at the same time. They are taken for the blocks of a prompt, of which each is worth nothing without those before
+    /// it: so the last is written first, and leaves memory first; that it is the last is remembered too, as it is less
+    /// likely to be asked for again.
     ///
     /// # Errors
     /// One for each.
@@ -104,7 +105,7 @@ impl ClusterClient {
     /// As [`put_all`](Self::put_all), of objects some of which have been placed, and all or some of a batch.
     pub(crate) async fn put_each(
         &self,
-        objects: impl Iterator<Item = Putting<'_>> + Clone,
+        objects: impl DoubleEndedIterator<Item = Putting<'_>> + Clone,
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
         let until = time::now() + self.timeout;
@@ -115,7 +116,7 @@ impl ClusterClient {
         } else {
             None
         };
-        let begun = objects.map(|putting| {
+        let begun = objects.rev().map(|putting| {
             let (key, parts) = check(putting.key, putting.value, options)?;
             let object = Writing {
                 key,
@@ -139,7 +140,9 @@ impl ClusterClient {
                 Err(part_len) => Box::pin(self.put_striped(object, part_len, together)).await,
             }
         };
-        batch(begun, end).await
+        let mut stored = batch(begun, end).await;
+        stored.reverse();
+        stored
     }
 
     /// Begins a write at the next place that there is; `None`: nobody is the key's home.
@@ -395,15 +398,15 @@ impl ClusterClient {
     }
 
     /// As [`get`](Self::get), of many objects, whose results are in their order. Those that have little room come
-    /// together from their home.
+    /// together from their home. The last one is asked for first: see [`put_all`](Self::put_all).
     ///
     /// # Errors
     /// One for each, with its room.
     pub async fn get_all(
         &self,
-        wanted: impl IntoIterator<Item = (Vec<u8>, Room)>,
+        wanted: impl IntoIterator<Item = (Vec<u8>, Room), IntoIter: DoubleEndedIterator>,
     ) -> Vec<Result<Fetched, GetFailure>> {
-        let wanted = wanted.into_iter().map(|(key, room)| Get {
+        let wanted = wanted.into_iter().rev().map(|(key, room)| Get {
             got: self.get_here(&key, &[], room),
             key,
         });
@@ -426,7 +429,9 @@ impl ClusterClient {
             };
             self.get_parts(&key, &[], fetched).await
         };
-        batch(begun, end).await
+        let mut fetched = batch(begun, end).await;
+        fetched.reverse();
+        fetched
     }
 
     fn begin_get(

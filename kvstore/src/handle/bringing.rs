@@ -121,7 +121,8 @@ impl Hosted {
     async fn bring_all(&self, wanted: Vec<(Vec<u8>, Vec<Lent>)>) -> Vec<Result<Came, StoreError>> {
         let mut came: Vec<Option<Result<Came, StoreError>>> = Vec::with_capacity(wanted.len());
         let mut asked = Vec::new();
-        for (key, into) in wanted {
+        // The last one is used first: see `ClusterClient::put_all`.
+        for (key, into) in wanted.into_iter().rev() {
             let len_max = into.iter().map(Lent::len).sum();
             let Some(lent) = self.client.lend(&key, len_max) else {
                 came.push(None);
@@ -138,13 +139,15 @@ impl Hosted {
             let left = Some((lent.value, into));
             came.push(Some(Ok(Came { got, left })));
         }
-        let mut fetched = self.client.get_all(asked).await.into_iter();
+        asked.reverse();
+        let mut fetched = self.client.get_all(asked).await.into_iter().rev();
         let mut next = move || {
             let fetched = fetched.next().expect("one for each that was asked");
             got(fetched).map(|got| Came { got, left: None })
         };
-        came.into_iter()
-            .map(|came| came.unwrap_or_else(&mut next))
-            .collect()
+        let came = came.into_iter();
+        let mut came: Vec<_> = came.map(|came| came.unwrap_or_else(&mut next)).collect();
+        came.reverse();
+        came
     }
 }
