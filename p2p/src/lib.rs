@@ -15,20 +15,25 @@
 //!
 //! A receiver takes all of an object, or parts of the tensors that it is told to have ([`Store::receive_slices`]).
 //!
+//! Programs without a core have a [`StoreHost`]: a store on a core of its own, asked from any thread.
+//!
 //! It leaves out memory of devices, and engines of several cores.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `store` | [`Store`], [`Held`]: what is held, and who drives it |
+//! | `host` | [`StoreHost`], [`StoreHandle`], [`HeldHandle`]: the same from any thread |
 //! | `error` | what can go wrong |
 //! | [`simulation`] | the machine in a simulated network, beside Mooncake's scheme |
 #![forbid(unsafe_code)]
 
 mod error;
+mod host;
 pub mod simulation;
 mod store;
 
 pub use error::{CatalogueError, HoldError, HoldFault, Incomplete, StartError};
+pub use host::{HandleError, HeldHandle, HostError, Pending, StoreHandle, StoreHost};
 pub use lunette_p2p_proto as proto;
 pub use lunette_p2p_proto::layout::{
     Block, Dtype, Layout, LayoutFault, PlanFault, Slice, Tensor, TensorFault,

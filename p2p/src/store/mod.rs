@@ -5,13 +5,17 @@
 //! | `books` | [`Books`]: the catalogue, asked and written |
 //! | `lease` | keeping the lease, and writing again what is gone |
 //! | `ways` | the way to each other holder: what is said to it |
+//! | `begun` | an object that is held before the program knows |
 //! | `local` | an object that is held here: its machine, driven |
 //! | `slicing` | parts of tensors, taken out of chunks as they come |
 //! | `fetching` | one chunk, from being granted to being verified |
 //! | `held` | [`Held`]: what the program has of it |
+//! | `gate` | what happens once, and several wait for |
 
+mod begun;
 mod books;
 mod fetching;
+mod gate;
 mod held;
 mod lease;
 mod local;
@@ -36,6 +40,7 @@ use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, entropy, time};
 use lunette_transfer::engine::{Engine, EngineOptions};
 
+use self::begun::Begun;
 use self::books::{Books, Claimed};
 pub use self::held::{Held, Progress};
 use self::local::{Content, Holding, Local};
@@ -263,10 +268,10 @@ impl Store {
             buffers,
             slicing: None,
         };
-        let local = self.inner.hold(name, content, holding).await?;
-        match self.inner.announce(&local, options.may_replace).await {
-            Ok(()) => Ok(Held::new(self.clone(), local)),
-            Err(fault) => Err(failed(fault, self.inner.let_go(&local).await)),
+        let begun = self.inner.hold(name, content, holding).await?;
+        match self.inner.announce(&begun.local, options.may_replace).await {
+            Ok(()) => Ok(Held::new(self.clone(), begun.done())),
+            Err(fault) => Err(failed(fault, self.inner.let_go(&begun.local).await)),
         }
     }
 
@@ -352,12 +357,13 @@ impl Store {
         content: Content,
         holding: Holding,
     ) -> Result<Held, HoldError> {
-        let local = self.inner.hold(name, content, holding).await?;
-        let put = self.inner.put_holder(&local).await;
+        let begun = self.inner.hold(name, content, holding).await?;
+        let put = self.inner.put_holder(&begun.local).await;
         if let Err(fault) = put {
-            return Err(failed(fault.into(), self.inner.let_go(&local).await));
+            let lent = self.inner.let_go(&begun.local).await;
+            return Err(failed(fault.into(), lent));
         }
-        Ok(Held::new(self.clone(), local))
+        Ok(Held::new(self.clone(), begun.done()))
     }
 
     /// Lets all go that is held here, as [`Held::unregister`] does, and ends: the catalogue knows nothing of this store
@@ -473,7 +479,7 @@ impl Inner {
         name: &ObjectName,
         content: Content,
         holding: Holding,
-    ) -> Result<Rc<Local>, HoldError> {
+    ) -> Result<Begun, HoldError> {
         let version = content.record.version;
         if self.local(version).is_some() {
             return Err(failed(HoldFault::Held { version }, holding.into_lent()));
@@ -495,7 +501,7 @@ impl Inner {
         if !(self.spawn(driving) && self.spawn(following)) {
             return Err(failed(HoldFault::Task, self.let_go(&local).await));
         }
-        Ok(local)
+        Ok(Begun::new(Rc::clone(self), local))
     }
 
     /// Writes what is held into the catalogue.
@@ -536,15 +542,22 @@ impl Inner {
         self.books.remove_if_last(local, self.lease.get()).await
     }
 
-    /// Takes what is held out of everything, when no reader is left, and gives the buffers back.
+    /// Takes what is held out of everything, when no reader is left, and gives the buffers back. Goes on to its end if
+    /// the future is dropped. Whoever comes later waits for the same end.
     async fn let_go(self: &Rc<Self>, local: &Rc<Local>) -> Vec<Exposed> {
-        let version = local.content.record.version;
-        if local.is_closing() {
-            // By the store, while its handle is still there.
-            local.is_gone().await;
-            return local.lent();
+        if !local.is_closing() {
+            local.begin_closing();
+            let (inner, closing) = (Rc::clone(self), Rc::clone(local));
+            if !self.spawn(async move { inner.withdraw(&closing).await }) {
+                self.withdraw(local).await;
+            }
         }
-        local.begin_closing();
+        local.let_go.opened().await;
+        local.lent()
+    }
+
+    async fn withdraw(self: &Rc<Self>, local: &Rc<Local>) {
+        let version = local.content.record.version;
         let forgotten = self.books.remove_holder(version, self.me()).await;
         if let Err(error) = forgotten {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
@@ -555,8 +568,7 @@ impl Inner {
         if let Err(error) = self.forget_object(local).await {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
         }
-        local.gone();
-        local.lent()
+        local.let_go.open();
     }
 
     /// Hears what others say.

@@ -4,6 +4,7 @@
 #[expect(dead_code, reason = "here it forgets nothing")]
 mod etcd;
 mod faults;
+mod hosting;
 mod real_etcd;
 mod resharding;
 mod scene;
