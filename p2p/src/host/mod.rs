@@ -11,6 +11,7 @@
 mod handle;
 mod hosted;
 
+use std::future::Future;
 use std::net::SocketAddr;
 
 use futures_channel::oneshot;
@@ -38,6 +39,14 @@ pub enum HostError {
     Ended,
 }
 
+impl HostError {
+    /// Whether trying again later may help.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Store(StartError::Lease(fault)) if fault.is_retryable())
+    }
+}
+
 /// A store on a core of its own. It ends with this value; handles then say so.
 #[derive(Debug)]
 pub struct StoreHost {
@@ -53,7 +62,7 @@ pub struct StoreHost {
 type Started = Result<Vec<SocketAddr>, StartError>;
 
 impl StoreHost {
-    /// Starts a store with what `options` makes, on the core.
+    /// Starts a store with what `options` makes, on the core. Not for a core's thread.
     ///
     /// # Errors
     /// [`HostError`]: nothing is left running.
@@ -61,10 +70,22 @@ impl StoreHost {
         core: CoreOptions,
         options: impl FnOnce() -> StoreOptions + Send + 'static,
     ) -> Result<Self, HostError> {
+        pollster::block_on(Self::starting(core, options)?)
+    }
+
+    /// As [`start`](Self::start), for whoever waits otherwise. Dropping the future ends what has been started, and waits for
+    /// its core.
+    ///
+    /// # Errors
+    /// [`HostError`]: nothing is left running.
+    pub fn starting(
+        core: CoreOptions,
+        options: impl FnOnce() -> StoreOptions + Send + 'static,
+    ) -> Result<impl Future<Output = Result<Self, HostError>> + Send, HostError> {
         let runtime = Runtime::start(&Placement::Anywhere(1), core)?;
         let (questions, port) = channel(QUESTIONS_MAX);
         let questions = Questions::new(questions);
-        let answering = questions.dropped();
+        let dropped = questions.dropped();
         let (started, answer) = oneshot::channel();
         let (close, closing) = oneshot::channel();
         let hosting = runtime.spawn_on(CoreIndex(0), move || async move {
@@ -74,18 +95,20 @@ impl StoreHost {
                 Err(error) => return drop(started.send(Err(error))),
             };
             let addresses = store.engine().addresses().to_vec();
-            let hosted = Hosted::new(store.clone(), answering);
+            let hosted = Hosted::new(store.clone(), dropped);
             drop(started.send(Ok(addresses)));
             host(store, hosted, port, closing).await;
         });
         let ended = hosting.map_err(|_| HostError::Ended)?;
-        let started: Started = pollster::block_on(answer).map_err(|_| HostError::Ended)?;
-        Ok(Self {
-            handle: StoreHandle::new(questions),
-            addresses: started?,
-            close,
-            ended,
-            _runtime: runtime,
+        Ok(async move {
+            let started: Started = answer.await.map_err(|_| HostError::Ended)?;
+            Ok(Self {
+                handle: StoreHandle::new(questions),
+                addresses: started?,
+                close,
+                ended,
+                _runtime: runtime,
+            })
         })
     }
 
