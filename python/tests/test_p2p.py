@@ -6,6 +6,7 @@ import doctest
 import gc
 import json
 import os
+import pathlib
 import struct
 import subprocess
 import sys
@@ -230,9 +231,10 @@ def test_types_that_memory_cannot_tell_are_told(origin, other, name):
             assert held["w"] == weights.tobytes() and "w" in held and "u" not in held
 
 
-def test_receivers_are_holders_and_survive_the_origin(coordinator, other, name):
+def test_receivers_are_holders_and_survive_the_origin(coordinator, name):
     given = numbers(64, 64)
     origin = ObjectStore([coordinator.address])
+    other = ObjectStore([coordinator.address], lease_ttl_s=1)
     origin.register(name, {"w": given}, chunk_bytes=CHUNK)
     held = other.receive(name, timeout_s=LONG_S)
     origin.close()
@@ -247,7 +249,10 @@ def test_receivers_are_holders_and_survive_the_origin(coordinator, other, name):
             except NotFound:
                 time.sleep(0.05)
         assert (numpy.asarray(got["w"]) == given).all()
+    other.close()
     held.close()
+    with pytest.raises(lunette.Closed):
+        held.progress()
 
 
 def test_safetensors_files_are_served_as_they_lie(origin, other, name, tmp_path):
@@ -412,6 +417,50 @@ with ObjectStore([sys.argv[1]]) as store:
             assert run(waits, coordinator.address, str(still.pid)) == "True\nTrue\ninterrupted\nTrue"
         finally:
             still.kill()
+
+
+def test_a_coordinator_that_does_not_answer_is_waited_for_until_a_signal():
+    waits = """
+here = lunette.Coordinator()
+command = [sys.executable, "-c", '''
+import lunette, sys
+coordinator = lunette.Coordinator()
+print(coordinator.address, flush=True)
+sys.stdin.read()
+''']
+coordinator = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+address = coordinator.stdout.readline().strip()
+store = ObjectStore([address])
+os.kill(coordinator.pid, signal.SIGSTOP)
+def interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+asks = (
+    lambda: ObjectStore([address]),
+    lambda: store.find("o"),
+    lambda: store.receive("o"),
+    lambda: store.receive_tensors("o", {"w": None}),
+)
+for ask in asks:
+    begun = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        ask()
+    except KeyboardInterrupt:
+        # Before the coordinator would have been given up.
+        print("interrupted", time.monotonic() - begun < 2.5)
+coordinator.kill()
+"""
+    assert run(waits) == "\n".join(["interrupted True"] * 4)
+
+
+def test_the_example_of_the_weights_runs():
+    example = pathlib.Path(__file__).parents[1] / "examples" / "weights.py"
+    ran = subprocess.run(
+        [sys.executable, example, "2", "4"], capture_output=True, text=True, timeout=120, check=True
+    )
+    lines = sorted(line.partition(" in ")[0] for line in ran.stdout.splitlines())
+    assert lines == ["rank 0: 4 MiB", "rank 1: 4 MiB"]
 
 
 def test_who_has_no_secret_stays_on_loopback(coordinator):
