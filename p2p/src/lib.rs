@@ -24,13 +24,17 @@
 //! | `store` | [`Store`], [`Held`]: what is held, and who drives it |
 //! | `host` | [`StoreHost`], [`StoreHandle`], [`HeldHandle`]: the same from any thread |
 //! | `error` | what can go wrong |
+//! | `update` | [`Offer`], [`Update`]: weights that ranks take in buckets |
+//! | `gate` | what happens once, and several wait for |
 //! | [`simulation`] | the machine in a simulated network, beside Mooncake's scheme |
 #![forbid(unsafe_code)]
 
 mod error;
+mod gate;
 mod host;
 pub mod simulation;
 mod store;
+mod update;
 
 pub use error::{CatalogueError, HoldError, HoldFault, Incomplete, StartError};
 pub use host::{HandleError, HeldHandle, HostError, Pending, StoreHandle, StoreHost};
@@ -43,3 +47,4 @@ pub use store::{
     Found, Held, LEASE_TTL_S_DEFAULT, Progress, ReceiveOptions, RegisterOptions, SliceOptions,
     Store, StoreOptions,
 };
+pub use update::{FollowOptions, LentBucket, Offer, OfferOptions, Parts, Update, UpdateFault};

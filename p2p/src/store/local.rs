@@ -16,9 +16,9 @@ use lunette_transfer::engine::{Access, Engine, RegisterOptions, RegisterRefusal,
 
 use super::Inner;
 use super::fetching::Flight;
-use super::gate::Gate;
 use super::slicing::Slicing;
 use crate::error::HoldFault;
+use crate::gate::Gate;
 
 /// How often a receiver reads who else holds an object: at first, then twice as long each time up to the second.
 const FOLLOW: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));

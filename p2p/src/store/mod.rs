@@ -10,12 +10,10 @@
 //! | `slicing` | parts of tensors, taken out of chunks as they come |
 //! | `fetching` | one chunk, from being granted to being verified |
 //! | `held` | [`Held`]: what the program has of it |
-//! | `gate` | what happens once, and several wait for |
 
 mod begun;
 mod books;
 mod fetching;
-mod gate;
 mod held;
 mod lease;
 mod local;
@@ -169,6 +167,8 @@ struct Inner {
     lease_ttl_s: u32,
     lease: Cell<LeaseId>,
     locals: RefCell<BTreeMap<Version, Rc<Local>>>,
+    /// Objects whose keys are ours, and which others hold: theirs to go with the last of them.
+    left: RefCell<Vec<(ObjectName, Version)>>,
     ways: Ways,
     tasks: Weak<Scope>,
 }
@@ -202,6 +202,7 @@ impl Store {
             lease_ttl_s: options.lease_ttl_s,
             lease: Cell::new(lease),
             locals: RefCell::default(),
+            left: RefCell::default(),
             ways: Ways::default(),
             tasks: Rc::downgrade(&tasks),
         });
@@ -539,7 +540,15 @@ impl Inner {
         if !local.is_serving() {
             return Ok(());
         }
-        self.books.remove_if_last(local, self.lease.get()).await
+        let (name, version) = (&local.name, local.content.record.version);
+        let lease = self.lease.get();
+        let is_gone = self.books.remove_if_last(name, version, lease).await?;
+        let mut left = self.left.borrow_mut();
+        // Beyond that keys end with the lease.
+        if !is_gone && left.len() < LEFT_MAX {
+            left.push((name.clone(), version));
+        }
+        Ok(())
     }
 
     /// Takes what is held out of everything, when no reader is left, and gives the buffers back. Goes on to its end if
@@ -596,6 +605,9 @@ impl Inner {
         }
     }
 }
+
+/// Most objects that are looked at again when they were let go of and others held them.
+const LEFT_MAX: usize = 1 << 14;
 
 /// How long the coordinator is waited for, each time.
 const ASK_MAX: Duration = Duration::from_secs(3);

@@ -9,3 +9,4 @@ mod real_etcd;
 mod resharding;
 mod scene;
 mod spreading;
+mod updating;

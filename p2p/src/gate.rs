@@ -6,25 +6,30 @@ use std::task::{Context, Poll, Waker};
 
 /// Closed at first; open from then on. Any number of tasks of one core wait.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     is_open: Cell<bool>,
     waiting: RefCell<Vec<Waker>>,
 }
 
 impl Gate {
+    pub(crate) const fn is_open(&self) -> bool {
+        self.is_open.get()
+    }
+
     /// Opens it. Again, it does nothing.
-    pub(super) fn open(&self) {
+    pub(crate) fn open(&self) {
         self.is_open.set(true);
         let waiting = self.waiting.take();
         waiting.into_iter().for_each(Waker::wake);
     }
 
     /// Waits until it is open.
-    pub(super) async fn opened(&self) {
+    pub(crate) async fn opened(&self) {
         poll_fn(|cx| self.poll(cx)).await;
     }
 
-    fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+    /// Ready once it is open; else the task is woken then.
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         if self.is_open.get() {
             return Poll::Ready(());
         }
