@@ -37,7 +37,9 @@ mod store;
 mod update;
 
 pub use error::{CatalogueError, HoldError, HoldFault, Incomplete, StartError};
-pub use host::{HandleError, HeldHandle, HostError, Pending, StoreHandle, StoreHost};
+pub use host::{
+    HandleError, HeldHandle, HostError, OfferHandle, Pending, StoreHandle, StoreHost, UpdateHandle,
+};
 pub use lunette_p2p_proto as proto;
 pub use lunette_p2p_proto::layout::{
     Block, Dtype, Layout, LayoutFault, PlanFault, Slice, Tensor, TensorFault,

@@ -14,6 +14,7 @@ use thiserror::Error;
 use super::hosted::{Hosted, Question};
 use crate::error::{CatalogueError, HoldError, HoldFault, Incomplete};
 use crate::store::{Found, Held, Progress, ReceiveOptions, RegisterOptions, SliceOptions};
+use crate::update::UpdateFault;
 
 /// Questions that wait for the core. Further ones are refused as [`HandleError::Busy`].
 pub(super) const QUESTIONS_MAX: usize = 4096;
@@ -42,6 +43,9 @@ pub enum HandleError {
     /// See there.
     #[error(transparent)]
     Incomplete(#[from] Incomplete),
+    /// See there.
+    #[error(transparent)]
+    Update(#[from] UpdateFault),
 }
 
 impl HandleError {
@@ -54,6 +58,7 @@ impl HandleError {
             Self::Hold(fault) => fault.is_retryable(),
             Self::Catalogue(error) => error.is_retryable(),
             Self::Incomplete(error) => error.is_retryable(),
+            Self::Update(fault) => fault.is_retryable(),
         }
     }
 
@@ -99,7 +104,7 @@ impl Questions {
         Arc::clone(&self.dropped)
     }
 
-    fn put<T: Send + 'static>(
+    pub(super) fn put<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Hosted, oneshot::Sender<Answered<T>>) + Send + 'static,
     ) -> Pending<T> {
@@ -124,7 +129,7 @@ impl Questions {
 /// Asks a store, from any thread and from any core.
 #[derive(Clone)]
 pub struct StoreHandle {
-    questions: Questions,
+    pub(super) questions: Questions,
 }
 
 impl fmt::Debug for StoreHandle {
@@ -148,7 +153,7 @@ impl StoreHandle {
         tensors: Vec<Tensor>,
         options: RegisterOptions,
     ) -> Pending<HeldHandle> {
-        self.hold(move |hosted, telling| {
+        self.begin(move |hosted, telling| {
             let store = hosted.store();
             let holding = async move {
                 let here = Hosted::here(&buffers);
@@ -167,7 +172,7 @@ impl StoreHandle {
         buffers: Vec<SharedMemory>,
         options: ReceiveOptions,
     ) -> Pending<HeldHandle> {
-        self.hold(move |hosted, telling| {
+        self.begin(move |hosted, telling| {
             let store = hosted.store();
             let holding =
                 async move { store.receive(&name, Hosted::here(&buffers), options).await };
@@ -185,7 +190,7 @@ impl StoreHandle {
         slices: Vec<Slice>,
         options: SliceOptions,
     ) -> Pending<HeldHandle> {
-        self.hold(move |hosted, telling| {
+        self.begin(move |hosted, telling| {
             let store = hosted.store();
             let holding = async move {
                 let here = Hosted::here(&buffers);
@@ -195,7 +200,11 @@ impl StoreHandle {
         })
     }
 
-    fn hold(&self, begin: impl FnOnce(&Hosted, Telling) + Send + 'static) -> Pending<HeldHandle> {
+    /// Has the core begin something that a handle stands for.
+    pub(super) fn begin<T: Send + 'static>(
+        &self,
+        begin: impl FnOnce(&Hosted, Telling<T>) + Send + 'static,
+    ) -> Pending<T> {
         let questions = self.questions.clone();
         self.questions
             .put(move |hosted, sender| begin(hosted, Telling { questions, sender }))
@@ -230,9 +239,9 @@ impl StoreHandle {
 }
 
 /// Who is told of an object that is held, and how that one tells when nobody has it any more.
-pub(super) struct Telling {
+pub(super) struct Telling<T> {
     pub(super) questions: Questions,
-    pub(super) sender: oneshot::Sender<Answered<HeldHandle>>,
+    pub(super) sender: oneshot::Sender<Answered<T>>,
 }
 
 /// What is told of an object that is held.
@@ -245,9 +254,22 @@ struct Facts {
 }
 
 /// Tells the core when nobody has an object any more, wherever its handle was lost.
-struct Claim {
-    number: u64,
-    questions: Questions,
+pub(super) struct Claim {
+    pub(super) number: u64,
+    pub(super) questions: Questions,
+}
+
+impl Claim {
+    pub(super) const fn new(number: u64, questions: Questions) -> Self {
+        Self { number, questions }
+    }
+
+    /// Lets go of what it stands for, and waits until that is done. Dropping the answer changes nothing.
+    pub(super) fn let_go(&self) -> Pending<()> {
+        let number = self.number;
+        self.questions
+            .put(move |hosted, sender| hosted.let_go(number, sender))
+    }
 }
 
 impl fmt::Debug for Claim {
@@ -271,14 +293,13 @@ pub struct HeldHandle {
 }
 
 impl HeldHandle {
-    pub(super) fn new(questions: Questions, number: u64, held: &Held) -> Self {
+    pub(super) fn new(claim: Claim, held: &Held) -> Self {
         let facts = Facts {
             name: held.name().clone(),
             version: held.version(),
             shape: held.shape().clone(),
             layout: held.layout().clone(),
         };
-        let claim = Claim { number, questions };
         Self {
             facts: Arc::new(facts),
             claim: Arc::new(claim),
@@ -341,8 +362,6 @@ impl HeldHandle {
     /// for the same. Dropping the answer changes nothing. See [`Held::unregister`](crate::Held::unregister).
     #[must_use]
     pub fn unregister(&self) -> Pending<()> {
-        let number = self.claim.number;
-        let questions = &self.claim.questions;
-        questions.put(move |hosted, sender| hosted.unregister(number, sender))
+        self.claim.let_go()
     }
 }

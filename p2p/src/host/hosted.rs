@@ -12,9 +12,11 @@ use futures_channel::oneshot;
 use lunette_runtime::arena::{Exposed, SharedMemory};
 use lunette_runtime::{Receiver, Scope};
 
-use super::handle::{Answered, Dropped, HandleError, HeldHandle, Questions, Telling};
+use super::handle::{Answered, Claim, Dropped, HandleError, HeldHandle, Questions, Telling};
+use super::updating::{OfferHandle, UpdateHandle};
 use crate::error::HoldError;
 use crate::store::{Held, Store};
+use crate::update::{Offer, Update, UpdateFault};
 
 /// A question.
 pub(super) type Question = Box<dyn FnOnce(&Hosted) + Send>;
@@ -29,20 +31,37 @@ pub(super) struct Hosted {
 /// What threads hold, by the numbers that their handles have.
 struct Table {
     last: Cell<u64>,
-    held: RefCell<BTreeMap<u64, Rc<Held>>>,
+    held: RefCell<BTreeMap<u64, Thing>>,
     dropped: Dropped,
 }
 
+/// What a handle stands for.
+#[derive(Clone)]
+pub(super) enum Thing {
+    Held(Rc<Held>),
+    Offer(Rc<Offer>),
+    Update(Rc<Update>),
+}
+
+impl Thing {
+    async fn let_go(&self) {
+        match self {
+            Self::Held(held) => drop(held.let_go().await),
+            Self::Offer(offer) => offer.withdraw().await,
+            Self::Update(update) => update.close().await,
+        }
+    }
+}
+
 impl Table {
-    fn keep(&self, held: Held, questions: Questions) -> HeldHandle {
+    fn keep(&self, thing: Thing, questions: Questions) -> Claim {
         let number = self.last.get() + 1;
         self.last.set(number);
-        let handle = HeldHandle::new(questions, number, &held);
-        self.held.borrow_mut().insert(number, Rc::new(held));
-        handle
+        self.held.borrow_mut().insert(number, thing);
+        Claim::new(number, questions)
     }
 
-    fn take_dropped(&self) -> Vec<Rc<Held>> {
+    fn take_dropped(&self) -> Vec<Thing> {
         let numbers = {
             let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *dropped)
@@ -81,8 +100,17 @@ impl Hosted {
     }
 
     pub(super) fn held(&self, number: u64) -> Answered<Rc<Held>> {
-        let held = self.kept.held.borrow().get(&number).cloned();
-        held.ok_or(HandleError::LetGo)
+        match self.kept.held.borrow().get(&number) {
+            Some(Thing::Held(held)) => Ok(Rc::clone(held)),
+            Some(Thing::Offer(_) | Thing::Update(_)) | None => Err(HandleError::LetGo),
+        }
+    }
+
+    pub(super) fn update(&self, number: u64) -> Answered<Rc<Update>> {
+        match self.kept.held.borrow().get(&number) {
+            Some(Thing::Update(update)) => Ok(Rc::clone(update)),
+            Some(Thing::Held(_) | Thing::Offer(_)) | None => Err(HandleError::LetGo),
+        }
     }
 
     /// Answers in a task, which ends when nobody waits for it.
@@ -122,26 +150,68 @@ impl Hosted {
     pub(super) fn hold(
         &self,
         holding: impl Future<Output = Result<Held, HoldError>> + 'static,
-        telling: Telling,
+        telling: Telling<HeldHandle>,
     ) {
         let Telling { questions, sender } = telling;
         let table = Rc::clone(&self.kept);
-        let holding = async move { Ok(table.keep(holding.await?, questions)) };
+        let holding = async move {
+            let held = Rc::new(holding.await?);
+            let claim = table.keep(Thing::Held(Rc::clone(&held)), questions);
+            Ok(HeldHandle::new(claim, &held))
+        };
         self.answer(holding, sender);
     }
 
-    /// Lets go of an object, to the end, whether anybody waits for it or not.
-    pub(super) fn unregister(&self, number: u64, sender: oneshot::Sender<Answered<()>>) {
+    /// Begins to offer weights, to the end: what nobody waits for by then is withdrawn.
+    pub(super) fn offer(
+        &self,
+        offering: impl Future<Output = Result<Offer, UpdateFault>> + 'static,
+        telling: Telling<OfferHandle>,
+    ) {
+        let Telling { questions, sender } = telling;
         let table = Rc::clone(&self.kept);
+        self.answer_to_end(
+            async move {
+                let offer = Rc::new(offering.await?);
+                let claim = table.keep(Thing::Offer(Rc::clone(&offer)), questions);
+                Ok(OfferHandle::new(claim, &offer))
+            },
+            sender,
+        );
+    }
+
+    /// Keeps an update that has begun.
+    pub(super) fn keep_update(&self, update: Update, questions: Questions) -> UpdateHandle {
+        let claim = self.kept.keep(Thing::Update(Rc::new(update)), questions);
+        UpdateHandle::new(claim)
+    }
+
+    /// Lets go of an object, to the end, whether anybody waits for it or not.
+    pub(super) fn let_go(&self, number: u64, sender: oneshot::Sender<Answered<()>>) {
+        let table = Rc::clone(&self.kept);
+        let letting_go = async move {
+            let thing = table.held.borrow().get(&number).cloned();
+            if let Some(thing) = thing {
+                thing.let_go().await;
+                table.held.borrow_mut().remove(&number);
+            }
+            Ok(())
+        };
+        self.answer_to_end(letting_go, sender);
+    }
+
+    /// Answers in a task, which goes on to its end whether anybody waits for it or not.
+    fn answer_to_end<T: 'static>(
+        &self,
+        answer: impl Future<Output = Answered<T>> + 'static,
+        sender: oneshot::Sender<Answered<T>>,
+    ) {
         let told = Rc::new(Cell::new(Some(sender)));
         let sender = Rc::clone(&told);
         let task = async move {
-            let held = table.held.borrow().get(&number).cloned();
-            if let Some(held) = held {
-                drop(held.let_go().await);
-                table.held.borrow_mut().remove(&number);
-            }
-            drop(sender.take().map(|sender| sender.send(Ok(()))));
+            let answered = answer.await;
+            // Nobody waits any more: then nobody is told. A handle is dropped, and tells that.
+            drop(sender.take().map(|sender| sender.send(answered)));
         };
         if self.answering.spawn(task).is_err() {
             let sender = told.take();
@@ -154,7 +224,7 @@ impl Hosted {
         while let Some(question) = questions.recv().await {
             question(&self);
             for held in self.kept.take_dropped() {
-                let letting_go = async move { drop(held.let_go().await) };
+                let letting_go = async move { held.let_go().await };
                 if self.answering.spawn(letting_go).is_err() {
                     tracing::warn!(
                         "the core takes no more tasks: an object is held until the store ends"

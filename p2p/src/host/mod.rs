@@ -6,10 +6,12 @@
 //! | module | subject |
 //! |---|---|
 //! | `handle` | [`StoreHandle`], [`HeldHandle`]: what threads ask |
+//! | `updating` | [`OfferHandle`], [`UpdateHandle`]: weights in buckets |
 //! | `hosted` | what answers on the core |
 
 mod handle;
 mod hosted;
+mod updating;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -22,6 +24,7 @@ use thiserror::Error;
 pub use self::handle::{HandleError, HeldHandle, Pending, StoreHandle};
 use self::handle::{QUESTIONS_MAX, Questions};
 use self::hosted::{Hosted, Question};
+pub use self::updating::{OfferHandle, UpdateHandle};
 use crate::error::StartError;
 use crate::store::{Store, StoreOptions};
 

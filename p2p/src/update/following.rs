@@ -76,10 +76,8 @@ struct Session {
     here: RefCell<BTreeMap<u32, Begun>>,
     /// Opened where a bucket that is fetched is not to be.
     cancels: RefCell<BTreeMap<u32, Rc<Gate>>>,
-    /// What is lent, and not taken yet.
+    /// What is lent.
     lent: Cell<Option<u32>>,
-    /// What the program has taken.
-    taken: Cell<Option<u32>>,
     is_complete: Cell<bool>,
     /// What is lent may have changed.
     changed: Signal,
@@ -169,7 +167,6 @@ impl Store {
             here: RefCell::default(),
             cancels: RefCell::default(),
             lent: Cell::default(),
-            taken: Cell::default(),
             is_complete: Cell::default(),
             changed: Signal::default(),
             keeper: Signal::default(),
@@ -189,29 +186,29 @@ impl Store {
 }
 
 impl Update {
-    /// The next bucket that has something that is wanted, when it is here; `None` behind the last. What was lent before is
-    /// not to be looked at any more: its slot is another's.
+    /// The bucket that is next to be copied and has something that is wanted, when it is here; `None` behind the last.
+    /// `copied` is what was lent before and is not looked at any more: its slot is another's from then on. What was lent and
+    /// is not said to be copied is lent again, so an answer that was lost loses nothing.
     ///
     /// One at a time waits. Dropping the future changes nothing.
     ///
     /// # Errors
     /// [`UpdateFault`]: a bucket was not to be had, or it was closed.
-    pub async fn next(&self) -> Result<Option<LentBucket>, UpdateFault> {
+    pub async fn next(&self, copied: Option<u32>) -> Result<Option<LentBucket>, UpdateFault> {
         let session = &self.session;
-        if let Some(bucket) = session.taken.take() {
-            session.on(|pipeline| pipeline.on_copied(bucket));
+        if copied.is_some() && copied == session.lent.get() {
+            session.copied();
         }
         loop {
-            if let Some(bucket) = session.lent.take() {
+            if let Some(bucket) = session.lent.get() {
                 let here = session.here.borrow();
                 let tensors = here.get(&bucket).map(|begun| begun.tensors.clone());
                 drop(here);
                 let tensors = tensors.expect("it is lent when it is here");
                 if !tensors.is_empty() {
-                    session.taken.set(Some(bucket));
                     return Ok(Some(LentBucket { bucket, tensors }));
                 }
-                session.on(|pipeline| pipeline.on_copied(bucket));
+                session.copied();
                 continue;
             }
             if session.is_complete.get() {
@@ -236,10 +233,7 @@ impl Update {
     pub async fn close(&self) {
         let session = &self.session;
         session.on(Pipeline::stop);
-        let lent = [session.taken.take(), session.lent.take()];
-        for bucket in lent.into_iter().flatten() {
-            session.on(|pipeline| pipeline.on_copied(bucket));
-        }
+        session.copied();
         session.changed.raise();
         session.ended.opened().await;
     }
@@ -292,6 +286,13 @@ impl Session {
                 self.ended.open();
                 self.changed.raise();
             }
+        }
+    }
+
+    /// What is lent, if anything, is looked at no more.
+    fn copied(self: &Rc<Self>) {
+        if let Some(bucket) = self.lent.take() {
+            self.on(|pipeline| pipeline.on_copied(bucket));
         }
     }
 

@@ -90,9 +90,11 @@ fn assert_is_right(lent: &LentBucket, slots: &[Exposed]) {
 }
 
 /// Takes all that is left: names of tensors, in the order in which they came.
-async fn take(update: &Update, slots: &[Exposed]) -> Vec<String> {
-    let (mut names, mut last) = (Vec::new(), None);
-    while let Some(lent) = update.next().await.expect("it comes") {
+async fn take(update: &Update, slots: &[Exposed], mut last: Option<u32>) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some(lent) = update.next(last).await.expect("it comes") {
+        // What is not said to be copied is told again.
+        assert_eq!(update.next(last).await, Ok(Some(lent.clone())));
         assert!(last < Some(lent.bucket), "in their order");
         last = Some(lent.bucket);
         assert_is_right(&lent, slots);
@@ -115,7 +117,7 @@ fn ranks_take_all_through_a_few_slots_and_feed_each_other() {
             ranks.push((store, update, slots));
         }
         for (_, update, slots) in &ranks {
-            let mut names = take(update, slots).await;
+            let mut names = take(update, slots, None).await;
             names.sort();
             assert_eq!(names, ["t0", "t1", "t2", "t3", "t4"]);
             let copied = usize::try_from(update.progress().0).expect("few");
@@ -123,7 +125,7 @@ fn ranks_take_all_through_a_few_slots_and_feed_each_other() {
                 (copied, offered.buckets()),
                 (offered.buckets(), update.progress().1)
             );
-            assert_eq!(update.next().await, Ok(None), "and again");
+            assert_eq!(update.next(None).await, Ok(None), "and again");
         }
         let id = offered.id();
         offered.withdraw().await;
@@ -134,7 +136,7 @@ fn ranks_take_all_through_a_few_slots_and_feed_each_other() {
         assert!(store.find(&last).await.expect("asked").is_some());
         for (_, update, _) in &ranks {
             update.close().await;
-            assert_eq!(update.next().await, Ok(None), "it was complete");
+            assert_eq!(update.next(None).await, Ok(None), "it was complete");
         }
         // Whoever has offered it sees that nobody has any of it, within a third of a lease.
         let nothing = async || store.list("w").await == Ok(Vec::new());
@@ -151,17 +153,17 @@ fn ranks_that_fail_stop_nobody() {
         // One stands still with a bucket that it was lent, one is gone behind its first, one never takes any.
         let still = coordinator.store().await;
         let (stands, slots) = follow(&still, 2, Parts::All).await;
-        let lent = stands.next().await.expect("it comes").expect("one");
+        let lent = stands.next(None).await.expect("it comes").expect("one");
         let gone = coordinator.store().await;
         let (left, _) = follow(&gone, 3, Parts::All).await;
-        drop(left.next().await.expect("it comes"));
+        drop(left.next(None).await.expect("it comes"));
         let idle = coordinator.store().await;
         let (never, _) = follow(&idle, 2, Parts::All).await;
         let well = coordinator.store().await;
         let (update, its_slots) = follow(&well, 2, Parts::All).await;
-        assert_is_right(&update.next().await.unwrap().expect("one"), &its_slots);
+        assert_is_right(&update.next(None).await.unwrap().expect("one"), &its_slots);
         drop((left, gone));
-        let mut names = take(&update, &its_slots).await;
+        let mut names = take(&update, &its_slots, None).await;
         names.sort();
         assert!(names.len() >= 3, "{names:?}");
         assert_eq!(update.progress().0 as usize, update.progress().1);
@@ -170,7 +172,7 @@ fn ranks_that_fail_stop_nobody() {
         for update in [&stands, &never, &update] {
             update.close().await;
         }
-        assert_eq!(stands.next().await, Err(UpdateFault::Stopped));
+        assert_eq!(stands.next(None).await, Err(UpdateFault::Stopped));
     });
 }
 
@@ -196,7 +198,7 @@ fn a_rank_takes_its_parts_and_no_buckets_without() {
                 keep_chunks,
             };
             let (update, slots) = follow(&store, 2, parts).await;
-            assert_eq!(take(&update, &slots).await, ["t2", "t4"]);
+            assert_eq!(take(&update, &slots, None).await, ["t2", "t4"]);
             update.close().await;
         }
         let wrong = BTreeMap::from([("t2".to_owned(), block(200, 1))]);
@@ -205,7 +207,7 @@ fn a_rank_takes_its_parts_and_no_buckets_without() {
             keep_chunks: false,
         };
         let (update, _) = follow(&store, 2, parts).await;
-        let fault = update.next().await.expect_err("it is outside");
+        let fault = update.next(None).await.expect_err("it is outside");
         assert!(
             matches!(fault, UpdateFault::Hold(HoldFault::Slices(_))),
             "{fault}"
@@ -230,12 +232,12 @@ fn what_is_not_to_be_had_fails_with_its_cause() {
         };
         let follow = |slots| store.follow(&name("w"), told.clone(), slots, options.clone());
         let update = follow(vec![slot(), slot()]).expect("begun");
-        let fault = update.next().await.expect_err("nobody has it");
+        let fault = update.next(None).await.expect_err("nobody has it");
         assert!(
             matches!(fault, UpdateFault::Hold(HoldFault::NotFound { .. })),
             "{fault}"
         );
-        assert_eq!(update.next().await, Err(fault), "and again");
+        assert_eq!(update.next(None).await, Err(fault), "and again");
         update.close().await;
         for slots in [vec![], vec![slot()], vec![slot(), memory(256)]] {
             let refused = follow(slots).expect_err("too little memory");
