@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use lunette_kvstore::{StoreError, StoreErrorKind};
 use lunette_kvstore_proto::message::Status;
-use lunette_p2p::{HandleError as ObjectsError, HoldFault};
+use lunette_p2p::{HandleError as ObjectsError, HoldFault, UpdateFault};
 use lunette_transfer::CallError;
 use lunette_transfer::engine::{Cause, HandleError, TransferError};
 use pyo3::create_exception;
@@ -134,20 +134,41 @@ pub(crate) fn of_engine(error: &HandleError) -> PyErr {
 pub(crate) fn of_objects(error: &ObjectsError) -> PyErr {
     let said = error.to_string();
     match error {
-        ObjectsError::Ended | ObjectsError::LetGo => Closed::new_err(said),
-        ObjectsError::Incomplete(_) => TimedOut::new_err(said),
-        ObjectsError::Hold(HoldFault::NameTaken { .. }) => NameTaken::new_err(said),
-        ObjectsError::Hold(HoldFault::NotFound { .. }) => NotFound::new_err(said),
-        ObjectsError::Hold(
-            HoldFault::Shape(_)
-            | HoldFault::Layout(_)
-            | HoldFault::LongLayout
-            | HoldFault::Slices(_)
-            | HoldFault::WrongCount { .. }
-            | HoldFault::WrongLength { .. }
-            | HoldFault::Held { .. },
+        ObjectsError::Ended | ObjectsError::LetGo | ObjectsError::Update(UpdateFault::Stopped) => {
+            Closed::new_err(said)
+        }
+        ObjectsError::Incomplete(_) | ObjectsError::Update(UpdateFault::Incomplete(_)) => {
+            TimedOut::new_err(said)
+        }
+        ObjectsError::Hold(fault) | ObjectsError::Update(UpdateFault::Hold(fault)) => {
+            of_hold(fault)
+        }
+        ObjectsError::Update(
+            UpdateFault::Shape(_)
+            | UpdateFault::Layout(_)
+            | UpdateFault::Pack(_)
+            | UpdateFault::Name(_)
+            | UpdateFault::Manifest(_)
+            | UpdateFault::Slots { .. },
         ) => Invalid::new_err(said),
         _ if error.is_retryable() => Unavailable::new_err(said),
+        _ => StoreException::new_err(said),
+    }
+}
+
+fn of_hold(fault: &HoldFault) -> PyErr {
+    let said = fault.to_string();
+    match fault {
+        HoldFault::NameTaken { .. } => NameTaken::new_err(said),
+        HoldFault::NotFound { .. } => NotFound::new_err(said),
+        HoldFault::Shape(_)
+        | HoldFault::Layout(_)
+        | HoldFault::LongLayout
+        | HoldFault::Slices(_)
+        | HoldFault::WrongCount { .. }
+        | HoldFault::WrongLength { .. }
+        | HoldFault::Held { .. } => Invalid::new_err(said),
+        _ if fault.is_retryable() => Unavailable::new_err(said),
         _ => StoreException::new_err(said),
     }
 }

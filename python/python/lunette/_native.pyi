@@ -194,6 +194,44 @@ class NativeHeld:
     def wait(self, queue: NativeQueue | None, timeout_s: float) -> Any: ...
     def close(self, queue: NativeQueue | None) -> Any: ...
 
+@final
+class NativeOffer:
+    @staticmethod
+    def offer(
+        objects: NativeObjects,
+        queue: NativeQueue | None,
+        name: str,
+        buffers: _Ranges,
+        keeps: object,
+        tensors: Sequence[_Tensor],
+        bucket_bytes: int,
+        chunk_bytes: int,
+        may_replace: bool,
+    ) -> Any: ...
+    @property
+    def buckets(self) -> int: ...
+    def close(self, queue: NativeQueue | None) -> Any: ...
+
+@final
+class NativeUpdate:
+    @staticmethod
+    def offered(
+        objects: NativeObjects, queue: NativeQueue | None, name: str, timeout_s: float
+    ) -> Any: ...
+    @staticmethod
+    def follow(
+        objects: NativeObjects,
+        queue: NativeQueue | None,
+        name: str,
+        manifest: tuple[int, Sequence[tuple[int, int]]],
+        slots: _Ranges,
+        keeps: object,
+        parts: tuple[dict[str, tuple[Sequence[int], Sequence[int]]], bool] | None,
+        timeout_s: float,
+    ) -> Any: ...
+    def next(self, queue: NativeQueue | None, copied: int | None) -> Any: ...
+    def close(self, queue: NativeQueue | None) -> Any: ...
+
 def safetensors_head_bytes(prefix: bytes, file_bytes: int) -> int: ...
 def safetensors_tensors(head: bytes, file_bytes: int, buffer: int) -> list[_Tensor]: ...
 

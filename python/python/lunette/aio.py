@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from . import Key, Store, _all, _key, p2p
+from . import Key, Store, _all, _key, p2p, updates
 from ._memory import Lent, readable, writable
 from ._native import Invalid, NativeHeld, NativeQueue
 from ._tensors import fresh
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ._memory import Memory
 
-__all__ = ["AsyncHeld", "AsyncObjectStore", "AsyncStore"]
+__all__ = ["AsyncHeld", "AsyncObjectStore", "AsyncStore", "AsyncUpdate"]
 
 
 class _Loop:
@@ -282,6 +282,36 @@ class AsyncObjectStore:
 
     def _held(self, native: NativeHeld, lent: p2p._Lent) -> AsyncHeld:
         return AsyncHeld(p2p.Held(self._store, native, lent))
+
+
+class AsyncUpdate:
+    """The buckets of a `lunette.updates.Update` for a task: `async for bucket in AsyncUpdate(update)`."""
+
+    def __init__(self, update: updates.Update) -> None:
+        self.update = update
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> updates.Bucket:
+        """The next bucket. Cancelled, it is had by asking again."""
+        here = _running()
+        told = await here.answer(self.update._native.next(here.queue, self.update._copied()))
+        if told is None:
+            raise StopAsyncIteration
+        return self.update._next(told)
+
+    async def close(self) -> None:
+        """Ends it, and waits until nobody has its slots. Cancelled, that goes on."""
+        here = _running()
+        await here.answer(self.update._native.close(here.queue))
+        self.update._ended()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        await self.close()
 
 
 async def _whole(held: AsyncHeld, timeout_s: float | None) -> AsyncHeld:

@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lunette_p2p::{HeldHandle, Pending, Progress};
+use lunette_p2p::{HeldHandle, Progress};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
 use super::asking::answer;
 use super::lending::{Lending, Lent};
 use super::told::{ToldTensor, told_layout};
+use super::updating::let_go;
 use crate::failure::Invalid;
 use crate::owned::Owned;
 use crate::queue::NativeQueue;
@@ -94,18 +95,7 @@ impl NativeHeld {
     fn close(&self, py: Python<'_>, queue: Option<&NativeQueue>) -> PyResult<Py<PyAny>> {
         admit(queue)?;
         let unregistering = self.held.with(HeldHandle::unregister)?;
-        let lent = Arc::clone(&self.lent);
-        let let_go = Pending::here(async move {
-            // A store that has ended has let go of it before.
-            let _ended = unregistering.await;
-            lent.loans.over().await;
-            Ok(())
-        });
-        let lending = Arc::clone(&self.lending);
-        answer(py, queue, let_go, move |py, ()| {
-            lending.sweep();
-            Ok(py.None())
-        })
+        let_go(py, queue, unregistering, (&self.lent, &self.lending))
     }
 }
 

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `held` | `NativeHeld`: an object that is held here |
 //! | `lending` | the memory of objects, until nobody has it |
+//! | `updating` | `NativeOffer`, `NativeUpdate`: weights in buckets |
 //! | `told` | tensors as tuples, safetensors headers |
 //! | `asking` | an answer is waited for, or left to a queue |
 
@@ -14,6 +15,7 @@ mod asking;
 mod held;
 mod lending;
 mod told;
+mod updating;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -37,7 +39,7 @@ use pyo3::types::PyModule;
 
 use self::asking::answer;
 use self::held::{NativeHeld, admit};
-use self::lending::Lending;
+use self::lending::{Lending, Lent};
 use self::told::{ToldTensor, told_found, told_layout};
 use crate::failure::{Invalid, Unavailable, of_start};
 use crate::opening::{IDLE, NativeCluster, address, check_listen, insecure, is_one_sided};
@@ -54,6 +56,8 @@ type Ranges = Vec<(usize, usize)>;
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<NativeObjects>()?;
     module.add_class::<NativeHeld>()?;
+    module.add_class::<updating::NativeOffer>()?;
+    module.add_class::<updating::NativeUpdate>()?;
     module.add_function(wrap_pyfunction!(told::safetensors_head_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(told::safetensors_tensors, module)?)
 }
@@ -259,8 +263,6 @@ impl NativeObjects {
         self.open.with(|open| open.store.clone())
     }
 
-    /// An object that is held in memory of the program. Where it is not, nobody has the memory any more when that is told
-    /// to a caller who waits; a queue keeps it until then.
     fn hold(
         &self,
         py: Python<'_>,
@@ -269,18 +271,35 @@ impl NativeObjects {
         keeps: Py<PyAny>,
         ask: impl FnOnce(&StoreHandle, Vec<SharedMemory>) -> Pending<HeldHandle>,
     ) -> PyResult<Py<PyAny>> {
+        self.lent_to(py, queue, buffers, keeps, ask, NativeHeld::new)
+    }
+
+    /// What has memory of the program. Where there is none, nobody has the memory any more when that is told to a caller who
+    /// waits; otherwise it is kept until then.
+    fn lent_to<T: Send + 'static, U>(
+        &self,
+        py: Python<'_>,
+        queue: Option<&NativeQueue>,
+        buffers: &[(usize, usize)],
+        keeps: Py<PyAny>,
+        ask: impl FnOnce(&StoreHandle, Vec<SharedMemory>) -> Pending<T>,
+        make: impl FnOnce(T, Arc<Lent>, Arc<Lending>) -> U + Send + 'static,
+    ) -> PyResult<Py<PyAny>>
+    where
+        U: for<'py> IntoPyObject<'py>,
+    {
         admit(queue)?;
         let store = self.store()?;
         let (memory, lent) = self.lending.lend(buffers, keeps)?;
         let asked = ask(&store, memory);
-        let (of_held, lending) = (Arc::clone(&lent), Arc::clone(&self.lending));
-        let held = answer(py, queue, asked, |py, held| {
-            NativeHeld::new(held, of_held, lending).into_py_any(py)
+        let (of_answer, lending) = (Arc::clone(&lent), Arc::clone(&self.lending));
+        let has = answer(py, queue, asked, |py, answer| {
+            make(answer, of_answer, lending).into_py_any(py)
         });
-        if held.is_err() {
+        if has.is_err() {
             lent.loans.ended(py)?;
         }
-        held
+        has
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) fn slice(told: ToldTensor) -> PyResult<Slice> {
     })
 }
 
-fn told_tensor(tensor: &Tensor) -> ToldTensor {
+pub(super) fn told_tensor(tensor: &Tensor) -> ToldTensor {
     let Tensor {
         name,
         dtype,
