@@ -143,8 +143,10 @@ mod tests {
         Tensor::whole(name.into(), Dtype::U8, vec![len], buffer, offset_bytes)
     }
 
-    /// Names, and runs as buffer, offset and length, of each.
-    fn told(buckets: &[Bucket]) -> Vec<(Vec<&str>, Vec<(u32, u64, u64)>)> {
+    /// Names, and runs as buffer, offset and length.
+    type Told<'a> = (Vec<&'a str>, Vec<(u32, u64, u64)>);
+
+    fn told(buckets: &[Bucket]) -> Vec<Told<'_>> {
         let told = buckets.iter().map(|bucket| {
             let names = bucket.tensors.iter().map(|it| it.name.as_str()).collect();
             let runs = bucket.runs.iter();
