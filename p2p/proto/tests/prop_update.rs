@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lunette_p2p_proto::update::{Action, Outcome, Pipeline, PipelineOptions};
+use lunette_p2p_proto::Version;
+use lunette_p2p_proto::update::{
+    Action, BucketRecord, Manifest, Outcome, Pipeline, PipelineOptions,
+};
 use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 use proptest::prelude::*;
@@ -181,6 +184,41 @@ fn fates() -> impl Strategy<Value = Fate> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn what_is_read_as_a_manifest_has_one_form(
+        is_named in any::<bool>(),
+        count in 0..4_u32,
+        rest in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let mut bytes = Vec::new();
+        if is_named {
+            bytes.extend_from_slice(b"LUNETTEU");
+            bytes.extend_from_slice(&1_u32.to_le_bytes());
+            bytes.extend_from_slice(&[7; 8]);
+            bytes.extend_from_slice(&count.to_le_bytes());
+        }
+        bytes.extend_from_slice(&rest);
+        let read = Manifest::decode(&bytes);
+        let is_right = is_named && count > 0 && rest.len() == 16 * count as usize;
+        prop_assert_eq!(read.is_ok(), is_right);
+        if let Ok(manifest) = read {
+            prop_assert_eq!(manifest.encode(), bytes);
+        }
+    }
+
+    #[test]
+    fn a_manifest_of_any_buckets_is_read_again(
+        id in any::<u64>(),
+        buckets in prop::collection::vec((any::<u64>(), any::<u64>()), 1..40),
+    ) {
+        let buckets = buckets.into_iter().map(|(version, staging_bytes)| BucketRecord {
+            version: Version(version),
+            staging_bytes,
+        });
+        let manifest = Manifest { id, buckets: buckets.collect() };
+        prop_assert_eq!(Manifest::decode(&manifest.encode()), Ok(manifest));
+    }
 
     #[test]
     fn each_rank_ends_as_its_own_fate_is(

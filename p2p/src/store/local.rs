@@ -298,10 +298,16 @@ impl Local {
 
     /// Those who come later greet whole holders rather.
     async fn tell_whole(self: Rc<Self>, inner: Rc<Inner>) {
-        if !self.is_serving() {
+        if !self.is_serving() || self.is_closing() {
             return;
         }
-        if let Err(error) = inner.put_holder(&self).await {
+        let mut told = inner.put_holder(&self).await;
+        if self.is_closing() {
+            // It was let go meanwhile, and must not come back.
+            let version = self.content.record.version;
+            told = told.and(inner.books.remove_holder(version, inner.me()).await);
+        }
+        if let Err(error) = told {
             tracing::debug!(%error, "the catalogue learns it with the lease");
         }
     }
