@@ -15,20 +15,31 @@
 //!
 //! A receiver takes all of an object, or parts of the tensors that it is told to have ([`Store::receive_slices`]).
 //!
+//! Programs without a core have a [`StoreHost`]: a store on a core of its own, asked from any thread.
+//!
 //! It leaves out memory of devices, and engines of several cores.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `store` | [`Store`], [`Held`]: what is held, and who drives it |
+//! | `host` | [`StoreHost`], [`StoreHandle`], [`HeldHandle`]: the same from any thread |
 //! | `error` | what can go wrong |
+//! | `update` | [`Offer`], [`Update`]: weights that ranks take in buckets |
+//! | `gate` | what happens once, and several wait for |
 //! | [`simulation`] | the machine in a simulated network, beside Mooncake's scheme |
 #![forbid(unsafe_code)]
 
 mod error;
+mod gate;
+mod host;
 pub mod simulation;
 mod store;
+mod update;
 
 pub use error::{CatalogueError, HoldError, HoldFault, Incomplete, StartError};
+pub use host::{
+    HandleError, HeldHandle, HostError, OfferHandle, Pending, StoreHandle, StoreHost, UpdateHandle,
+};
 pub use lunette_p2p_proto as proto;
 pub use lunette_p2p_proto::layout::{
     Block, Dtype, Layout, LayoutFault, PlanFault, Slice, Tensor, TensorFault,
@@ -38,3 +49,4 @@ pub use store::{
     Found, Held, LEASE_TTL_S_DEFAULT, Progress, ReceiveOptions, RegisterOptions, SliceOptions,
     Store, StoreOptions,
 };
+pub use update::{FollowOptions, LentBucket, Offer, OfferOptions, Parts, Update, UpdateFault};

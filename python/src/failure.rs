@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use lunette_kvstore::{StoreError, StoreErrorKind};
 use lunette_kvstore_proto::message::Status;
+use lunette_p2p::{HandleError as ObjectsError, HoldFault, UpdateFault};
 use lunette_transfer::CallError;
 use lunette_transfer::engine::{Cause, HandleError, TransferError};
 use pyo3::create_exception;
@@ -60,6 +61,19 @@ create_exception!(
     "It was closed, or belongs to the process that this one was forked from."
 );
 
+create_exception!(
+    lunette.p2p,
+    NameTaken,
+    Invalid,
+    "Something else is registered under the name: take another one, or replace it."
+);
+create_exception!(
+    lunette.p2p,
+    NotFound,
+    Unavailable,
+    "Nobody holds an object of the name, or of the version that is wanted."
+);
+
 /// Adds the classes to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
@@ -71,7 +85,9 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Invalid", py.get_type::<Invalid>())?;
     module.add("InvalidKey", py.get_type::<InvalidKey>())?;
     module.add("Corrupt", py.get_type::<Corrupt>())?;
-    module.add("Closed", py.get_type::<Closed>())
+    module.add("Closed", py.get_type::<Closed>())?;
+    module.add("NameTaken", py.get_type::<NameTaken>())?;
+    module.add("NotFound", py.get_type::<NotFound>())
 }
 
 /// The exception for an operation that failed.
@@ -110,6 +126,49 @@ pub(crate) fn of_engine(error: &HandleError) -> PyErr {
         }
         HandleError::Gone | HandleError::Ended => Closed::new_err(said),
         _ if error.is_retryable() => Unavailable::new_err(said),
+        _ => StoreException::new_err(said),
+    }
+}
+
+/// The exception for a question to a store of objects from peers.
+pub(crate) fn of_objects(error: &ObjectsError) -> PyErr {
+    let said = error.to_string();
+    match error {
+        ObjectsError::Ended | ObjectsError::LetGo | ObjectsError::Update(UpdateFault::Stopped) => {
+            Closed::new_err(said)
+        }
+        ObjectsError::Incomplete(_) | ObjectsError::Update(UpdateFault::Incomplete(_)) => {
+            TimedOut::new_err(said)
+        }
+        ObjectsError::Hold(fault) | ObjectsError::Update(UpdateFault::Hold(fault)) => {
+            of_hold(fault)
+        }
+        ObjectsError::Update(
+            UpdateFault::Shape(_)
+            | UpdateFault::Layout(_)
+            | UpdateFault::Pack(_)
+            | UpdateFault::Name(_)
+            | UpdateFault::Manifest(_)
+            | UpdateFault::Slots { .. },
+        ) => Invalid::new_err(said),
+        _ if error.is_retryable() => Unavailable::new_err(said),
+        _ => StoreException::new_err(said),
+    }
+}
+
+fn of_hold(fault: &HoldFault) -> PyErr {
+    let said = fault.to_string();
+    match fault {
+        HoldFault::NameTaken { .. } => NameTaken::new_err(said),
+        HoldFault::NotFound { .. } => NotFound::new_err(said),
+        HoldFault::Shape(_)
+        | HoldFault::Layout(_)
+        | HoldFault::LongLayout
+        | HoldFault::Slices(_)
+        | HoldFault::WrongCount { .. }
+        | HoldFault::WrongLength { .. }
+        | HoldFault::Held { .. } => Invalid::new_err(said),
+        _ if fault.is_retryable() => Unavailable::new_err(said),
         _ => StoreException::new_err(said),
     }
 }

@@ -14,6 +14,7 @@
 //! | `opening` | members and clients come into being |
 //! | `owned` | what has threads, until it is closed, and for its own process |
 //! | `engine` | `NativeEngine`: transfers between memory here and of peers |
+//! | `p2p` | `NativeObjects`: objects that receivers pass on to each other |
 //! | `coordinator` | a coordinator in this process |
 //! | `reserving` | `NativeReservation`: objects that are written in ranges |
 //! | `queue` | `NativeQueue`: answers that wake an event loop |
@@ -27,6 +28,7 @@ mod memory;
 mod objects;
 mod opening;
 mod owned;
+mod p2p;
 mod queue;
 mod reserving;
 mod store;
@@ -40,6 +42,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<opening::NativeCluster>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<engine::NativeEngine>()?;
+    p2p::add_to(module)?;
     module.add_class::<queue::NativeQueue>()?;
     module.add_class::<reserving::NativeReservation>()?;
     module.add_class::<coordinator::NativeCoordinator>()?;

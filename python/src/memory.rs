@@ -28,7 +28,7 @@ pub(crate) struct Loans(Arc<Left>);
 #[derive(Debug, Default)]
 struct Left {
     loans: AtomicUsize,
-    waiting: Mutex<Option<Waker>>,
+    waiting: Mutex<Vec<Waker>>,
 }
 
 /// One loan: dropped with the last access to its memory, on whatever thread.
@@ -36,24 +36,24 @@ struct Loan(Arc<Left>);
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        if self.0.loans.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(waker) = self.0.take_waker()
-        {
-            waker.wake();
+        if self.0.loans.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.take_wakers().into_iter().for_each(Waker::wake);
         }
     }
 }
 
 impl Left {
-    fn take_waker(&self) -> Option<Waker> {
+    fn take_wakers(&self) -> Vec<Waker> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.take()
+        std::mem::take(&mut waiting)
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            *waiting = Some(cx.waker().clone());
+            if !waiting.iter().any(|known| known.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
         }
         // After the waker is there: whoever is last sees it, or is seen.
         if self.loans.load(Ordering::Acquire) == 0 {
@@ -88,7 +88,12 @@ impl Loans {
         Some(SharedMemory::foreign(memory))
     }
 
-    /// Ready when everything has been let go of. One waits at a time.
+    /// Whether everything has been let go of.
+    pub(crate) fn are_over(&self) -> bool {
+        self.0.loans.load(Ordering::Acquire) == 0
+    }
+
+    /// Ready when everything has been let go of.
     pub(crate) fn over(&self) -> impl Future<Output = ()> + '_ {
         std::future::poll_fn(|cx| self.0.poll(cx))
     }

@@ -28,7 +28,7 @@ pub(crate) const IDLE: Idle = Idle::Adaptive(Duration::from_micros(100));
 #[pyclass(frozen, module = "lunette._native")]
 #[derive(Debug)]
 pub(crate) struct NativeCluster {
-    cluster: ClusterOptions,
+    pub(crate) cluster: ClusterOptions,
     timeout: Duration,
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn insecure() -> Option<String> {
 /// Whether programs of a host may share memory: not if this is 0.
 const ONE_SIDED_SETTING: &str = "LUNETTE_ONE_SIDED";
 
-fn is_one_sided() -> bool {
+pub(crate) fn is_one_sided() -> bool {
     env::var(ONE_SIDED_SETTING)
         .ok()
         .is_none_or(|value| value != "0")

@@ -38,7 +38,8 @@ def test_both_faces_are_imported_where_nothing_else_is_installed(tmp_path):
     # Neither the environment's packages nor the user's.
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import lunette, lunette.aio, mooncake, mooncake.store, mooncake.engine\n"
+        "import lunette, lunette.aio, lunette.engine, lunette.p2p, lunette.updates\n"
+        "import mooncake, mooncake.store, mooncake.engine\n"
         "import mooncake.master, mooncake.http_metadata_server\n"
         "assert not any('site-packages' in path for path in sys.path), sys.path\n"
     )

@@ -24,6 +24,7 @@
 //! | [`message`] | what holders say to each other |
 //! | [`pace`] | how long a chunk takes, and how long one waits for it |
 //! | [`swarm`] | [`Swarm`]: neighbours, the choice of sources, fetches, uploads |
+//! | [`update`] | weights that ranks take in buckets: packing, and one rank's way through them |
 #![forbid(unsafe_code)]
 
 pub mod catalogue;
@@ -34,6 +35,7 @@ pub mod object;
 pub mod pace;
 pub mod safetensors;
 pub mod swarm;
+pub mod update;
 
 pub use chunks::ChunkSet;
 pub use object::{ObjectName, Shape, Version};

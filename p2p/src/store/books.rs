@@ -274,22 +274,26 @@ impl Books {
     }
 
     /// Removes an object that nobody holds any more, if its key is ours: else whoever has written it does that, or its
-    /// lease.
+    /// lease. Whether nothing of it is left to be removed by us, now or later.
     pub(super) async fn remove_if_last(
         &self,
-        local: &Local,
+        name: &ObjectName,
+        version: Version,
         lease: LeaseId,
-    ) -> Result<(), CatalogueError> {
-        let version = local.content.record.version;
-        let Some((record, written)) = self.object(&local.name).await? else {
-            return Ok(());
+    ) -> Result<bool, CatalogueError> {
+        let Some((record, written)) = self.object(name).await? else {
+            return Ok(true);
         };
         let is_ours = record.version == version && written.lease == Some(lease);
-        let holders = self.holders(version).await?;
-        if is_ours && !holders.iter().any(|(_, holder)| holder.keeps.is_serving()) {
-            let txn = self.keys.remove(&local.name, version, written.modified);
-            self.txn(txn).await?;
+        if !is_ours {
+            return Ok(true);
         }
-        Ok(())
+        let holders = self.holders(version).await?;
+        if holders.iter().any(|(_, holder)| holder.keeps.is_serving()) {
+            return Ok(false);
+        }
+        let txn = self.keys.remove(name, version, written.modified);
+        self.txn(txn).await?;
+        Ok(true)
     }
 }

@@ -70,24 +70,23 @@ impl Held {
         }
     }
 
-    /// Waits until all of it that is wanted is here, for at most `patience`. One at a time waits. Dropping the future changes nothing.
+    /// Waits until all of it that is wanted is here, for at most `patience`. Dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`Incomplete`]: what came stays, and more comes on.
+    /// [`Incomplete`]: what came stays, and more comes on, unless the store lets it go meanwhile.
     pub async fn whole(&self, patience: Duration) -> Result<(), Incomplete> {
-        let until = time::now() + patience;
-        while !self.local.is_whole() {
-            let left = until.since(time::now());
-            let raised = time::timeout(left, self.local.whole.raised()).await;
-            if raised.is_err() && !self.local.is_whole() {
-                return Err(Incomplete {
-                    held: self.local.held_chunks(),
-                    chunks: self.local.wanted_chunks(),
-                    neighbours: self.local.neighbours(),
-                });
-            }
+        if !self.local.is_whole() {
+            // Whether it is there in time is looked at below.
+            let _in_time = time::timeout(patience, self.local.settled.opened()).await;
         }
-        Ok(())
+        if self.local.is_whole() {
+            return Ok(());
+        }
+        Err(Incomplete {
+            held: self.local.held_chunks(),
+            chunks: self.local.wanted_chunks(),
+            neighbours: self.local.neighbours(),
+        })
     }
 
     /// Serves it no more, and gives the buffers back. Others are told, and grants that they have are waited for, as
@@ -95,9 +94,19 @@ impl Held {
     /// more: who is late is refused by the engine. What came of an object in part can be received on later
     /// ([`ReceiveOptions::resume`](crate::ReceiveOptions::resume)).
     ///
-    /// The object stays in the catalogue as long as somebody else holds it. Dropping the future leaves it half let go:
-    /// not found here, and registered until the store ends.
+    /// The object stays in the catalogue as long as somebody else holds it. Dropping the future changes nothing: it is
+    /// let go of all the same.
     pub async fn unregister(self) -> Vec<Exposed> {
+        self.let_go().await
+    }
+
+    /// The same, by a reference.
+    pub(crate) async fn let_go(&self) -> Vec<Exposed> {
         self.store.inner.let_go(&self.local).await
+    }
+
+    /// Whether it is being let go of, or is.
+    pub(crate) fn is_let_go(&self) -> bool {
+        self.local.is_closing()
     }
 }

@@ -56,6 +56,24 @@ impl Inner {
             let (me, lease) = (self.me(), self.lease.get());
             self.books.claim(local, me, lease, false).await?;
         }
+        self.remove_left().await
+    }
+
+    /// Removes the keys of what we have let go of, where others have by now.
+    async fn remove_left(&self) -> Result<(), CatalogueError> {
+        let left = self.left.take();
+        for (at, (name, version)) in left.iter().enumerate() {
+            let is_held_here = self.locals.borrow().contains_key(version);
+            let removed = self.books.remove_if_last(name, *version, self.lease.get());
+            match removed.await {
+                Ok(is_gone) if is_gone || is_held_here => {}
+                Ok(_) => self.left.borrow_mut().push((name.clone(), *version)),
+                Err(error) => {
+                    self.left.borrow_mut().extend_from_slice(&left[at..]);
+                    return Err(error);
+                }
+            }
+        }
         Ok(())
     }
 }

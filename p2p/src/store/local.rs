@@ -18,6 +18,7 @@ use super::Inner;
 use super::fetching::Flight;
 use super::slicing::Slicing;
 use crate::error::HoldFault;
+use crate::gate::Gate;
 
 /// How often a receiver reads who else holds an object: at first, then twice as long each time up to the second.
 const FOLLOW: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -86,14 +87,13 @@ pub(super) struct Local {
     /// There is an earlier time than the keeper sleeps for.
     keeper: Signal,
     sleeps_until: Cell<Option<Time>>,
-    /// All chunks are here.
-    pub(super) whole: Signal,
+    /// All chunks are here, or it is being let go of.
+    pub(super) settled: Gate,
     /// Nobody reads any more.
     closed: Signal,
     is_closing: Cell<bool>,
     is_closed: Cell<bool>,
-    let_go: Signal,
-    is_let_go: Cell<bool>,
+    pub(super) let_go: Gate,
 }
 
 impl Local {
@@ -125,12 +125,11 @@ impl Local {
             swarm: RefCell::new(swarm),
             keeper: Signal::default(),
             sleeps_until: Cell::default(),
-            whole: Signal::default(),
+            settled: Gate::default(),
             closed: Signal::default(),
             is_closing: Cell::default(),
             is_closed: Cell::default(),
-            let_go: Signal::default(),
-            is_let_go: Cell::default(),
+            let_go: Gate::default(),
         }
     }
 
@@ -208,19 +207,7 @@ impl Local {
     /// From now on the catalogue is told nothing of it.
     pub(super) fn begin_closing(&self) {
         assert!(!self.is_closing.replace(true), "it is let go once");
-    }
-
-    /// It is let go.
-    pub(super) fn gone(&self) {
-        self.is_let_go.set(true);
-        self.let_go.raise();
-    }
-
-    /// Waits until it is let go, by whoever does that.
-    pub(super) async fn is_gone(&self) {
-        while !self.is_let_go.get() {
-            self.let_go.raised().await;
-        }
+        self.settled.open();
     }
 
     pub(super) fn held_chunks(&self) -> u32 {
@@ -295,7 +282,7 @@ impl Local {
                 }
             }
             Action::Whole => {
-                self.whole.raise();
+                self.settled.open();
                 let told = Rc::clone(self).tell_whole(Rc::clone(inner));
                 if !inner.spawn(told) {
                     tracing::warn!("the core takes no more tasks");
@@ -311,10 +298,16 @@ impl Local {
 
     /// Those who come later greet whole holders rather.
     async fn tell_whole(self: Rc<Self>, inner: Rc<Inner>) {
-        if !self.is_serving() {
+        if !self.is_serving() || self.is_closing() {
             return;
         }
-        if let Err(error) = inner.put_holder(&self).await {
+        let mut told = inner.put_holder(&self).await;
+        if self.is_closing() {
+            // It was let go meanwhile, and must not come back.
+            let version = self.content.record.version;
+            told = told.and(inner.books.remove_holder(version, inner.me()).await);
+        }
+        if let Err(error) = told {
             tracing::debug!(%error, "the catalogue learns it with the lease");
         }
     }
@@ -361,7 +354,8 @@ impl Local {
                 }
                 Err(error) => tracing::debug!(%error, "who holds {version}"),
             }
-            time::sleep(pause).await;
+            // Over as soon as nothing is lacking, or it is let go: then nothing keeps the memory on.
+            let _settled = time::timeout(pause, self.settled.opened()).await;
             pause = (pause * 2).min(pause_max);
         }
     }

@@ -5,11 +5,13 @@
 //! | `books` | [`Books`]: the catalogue, asked and written |
 //! | `lease` | keeping the lease, and writing again what is gone |
 //! | `ways` | the way to each other holder: what is said to it |
+//! | `begun` | an object that is held before the program knows |
 //! | `local` | an object that is held here: its machine, driven |
 //! | `slicing` | parts of tensors, taken out of chunks as they come |
 //! | `fetching` | one chunk, from being granted to being verified |
 //! | `held` | [`Held`]: what the program has of it |
 
+mod begun;
 mod books;
 mod fetching;
 mod held;
@@ -36,6 +38,7 @@ use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, entropy, time};
 use lunette_transfer::engine::{Engine, EngineOptions};
 
+use self::begun::Begun;
 use self::books::{Books, Claimed};
 pub use self::held::{Held, Progress};
 use self::local::{Content, Holding, Local};
@@ -164,6 +167,8 @@ struct Inner {
     lease_ttl_s: u32,
     lease: Cell<LeaseId>,
     locals: RefCell<BTreeMap<Version, Rc<Local>>>,
+    /// Objects whose keys are ours, and which others hold: theirs to go with the last of them.
+    left: RefCell<Vec<(ObjectName, Version)>>,
     ways: Ways,
     tasks: Weak<Scope>,
 }
@@ -197,6 +202,7 @@ impl Store {
             lease_ttl_s: options.lease_ttl_s,
             lease: Cell::new(lease),
             locals: RefCell::default(),
+            left: RefCell::default(),
             ways: Ways::default(),
             tasks: Rc::downgrade(&tasks),
         });
@@ -263,10 +269,10 @@ impl Store {
             buffers,
             slicing: None,
         };
-        let local = self.inner.hold(name, content, holding).await?;
-        match self.inner.announce(&local, options.may_replace).await {
-            Ok(()) => Ok(Held::new(self.clone(), local)),
-            Err(fault) => Err(failed(fault, self.inner.let_go(&local).await)),
+        let begun = self.inner.hold(name, content, holding).await?;
+        match self.inner.announce(&begun.local, options.may_replace).await {
+            Ok(()) => Ok(Held::new(self.clone(), begun.done())),
+            Err(fault) => Err(failed(fault, self.inner.let_go(&begun.local).await)),
         }
     }
 
@@ -352,12 +358,13 @@ impl Store {
         content: Content,
         holding: Holding,
     ) -> Result<Held, HoldError> {
-        let local = self.inner.hold(name, content, holding).await?;
-        let put = self.inner.put_holder(&local).await;
+        let begun = self.inner.hold(name, content, holding).await?;
+        let put = self.inner.put_holder(&begun.local).await;
         if let Err(fault) = put {
-            return Err(failed(fault.into(), self.inner.let_go(&local).await));
+            let lent = self.inner.let_go(&begun.local).await;
+            return Err(failed(fault.into(), lent));
         }
-        Ok(Held::new(self.clone(), local))
+        Ok(Held::new(self.clone(), begun.done()))
     }
 
     /// Lets all go that is held here, as [`Held::unregister`] does, and ends: the catalogue knows nothing of this store
@@ -473,7 +480,7 @@ impl Inner {
         name: &ObjectName,
         content: Content,
         holding: Holding,
-    ) -> Result<Rc<Local>, HoldError> {
+    ) -> Result<Begun, HoldError> {
         let version = content.record.version;
         if self.local(version).is_some() {
             return Err(failed(HoldFault::Held { version }, holding.into_lent()));
@@ -495,7 +502,7 @@ impl Inner {
         if !(self.spawn(driving) && self.spawn(following)) {
             return Err(failed(HoldFault::Task, self.let_go(&local).await));
         }
-        Ok(local)
+        Ok(Begun::new(Rc::clone(self), local))
     }
 
     /// Writes what is held into the catalogue.
@@ -533,18 +540,33 @@ impl Inner {
         if !local.is_serving() {
             return Ok(());
         }
-        self.books.remove_if_last(local, self.lease.get()).await
+        let (name, version) = (&local.name, local.content.record.version);
+        let lease = self.lease.get();
+        let is_gone = self.books.remove_if_last(name, version, lease).await?;
+        let mut left = self.left.borrow_mut();
+        // Beyond that keys end with the lease.
+        if !is_gone && left.len() < LEFT_MAX {
+            left.push((name.clone(), version));
+        }
+        Ok(())
     }
 
-    /// Takes what is held out of everything, when no reader is left, and gives the buffers back.
+    /// Takes what is held out of everything, when no reader is left, and gives the buffers back. Goes on to its end if
+    /// the future is dropped. Whoever comes later waits for the same end.
     async fn let_go(self: &Rc<Self>, local: &Rc<Local>) -> Vec<Exposed> {
-        let version = local.content.record.version;
-        if local.is_closing() {
-            // By the store, while its handle is still there.
-            local.is_gone().await;
-            return local.lent();
+        if !local.is_closing() {
+            local.begin_closing();
+            let (inner, closing) = (Rc::clone(self), Rc::clone(local));
+            if !self.spawn(async move { inner.withdraw(&closing).await }) {
+                self.withdraw(local).await;
+            }
         }
-        local.begin_closing();
+        local.let_go.opened().await;
+        local.lent()
+    }
+
+    async fn withdraw(self: &Rc<Self>, local: &Rc<Local>) {
+        let version = local.content.record.version;
         let forgotten = self.books.remove_holder(version, self.me()).await;
         if let Err(error) = forgotten {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
@@ -555,8 +577,7 @@ impl Inner {
         if let Err(error) = self.forget_object(local).await {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
         }
-        local.gone();
-        local.lent()
+        local.let_go.open();
     }
 
     /// Hears what others say.
@@ -584,6 +605,9 @@ impl Inner {
         }
     }
 }
+
+/// Most objects that are looked at again when they were let go of and others held them.
+const LEFT_MAX: usize = 1 << 14;
 
 /// How long the coordinator is waited for, each time.
 const ASK_MAX: Duration = Duration::from_secs(3);

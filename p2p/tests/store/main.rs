@@ -4,7 +4,9 @@
 #[expect(dead_code, reason = "here it forgets nothing")]
 mod etcd;
 mod faults;
+mod hosting;
 mod real_etcd;
 mod resharding;
 mod scene;
 mod spreading;
+mod updating;

@@ -27,7 +27,7 @@ pub(crate) fn run(test: impl AsyncFnOnce() + 'static) {
     ran.expect("a core");
 }
 
-fn any() -> SocketAddr {
+pub(crate) fn any() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
 }
 

@@ -87,6 +87,9 @@ class Given:
         self.is_read_only = bool(self._managed.flags & READ_ONLY)
         tensor = self._managed.tensor
         lengths = _lengths(tensor)
+        self.shape = tuple(lengths)
+        # What elements are: DLPack's code, bits, and how many of them are one.
+        self.element: tuple[int, int, int] = (tensor.code, tensor.bits, tensor.lanes)
         elements = 1
         for length in lengths:
             elements *= length

@@ -22,7 +22,7 @@ def readable(value: Memory) -> Lent:
     `ValueError` if they are a tensor's that is not in one piece, or not in the host's memory.
     """
     if not isinstance(value, bytes):
-        if _is_tensor(value):
+        if is_tensor(value):
             given = Given(value)
             return given.address, given.size, given
         view = memoryview(value)
@@ -38,7 +38,7 @@ def writable(into: Memory) -> Lent:
 
     `ValueError` if they are read-only, or not in one piece, or not in the host's memory.
     """
-    if _is_tensor(into):
+    if is_tensor(into):
         given = Given(into)
         if given.is_read_only:
             raise ValueError("the tensor is read-only")
@@ -56,7 +56,7 @@ def _of(view: memoryview) -> Lent:
     return ctypes.addressof(first), view.nbytes, first
 
 
-def _is_tensor(value: Memory) -> TypeGuard[Producer]:
+def is_tensor(value: Memory) -> TypeGuard[Producer]:
     """Whether DLPack is the way to its memory: buffers have a shorter one."""
     if isinstance(value, (bytearray, memoryview)) or not hasattr(value, "__dlpack__"):
         return False

@@ -11,6 +11,8 @@ class Invalid(StoreError): ...
 class InvalidKey(Invalid): ...
 class Corrupt(StoreError): ...
 class Closed(StoreError): ...
+class NameTaken(Invalid): ...
+class NotFound(Unavailable): ...
 
 _Path = Union[str, PathLike[str]]
 # Over what is there, copies, all of a batch on one node, nodes that are preferred.
@@ -127,6 +129,111 @@ class NativeEngine:
     def probe(self, peer: str) -> None: ...
     def notifications(self) -> list[tuple[int, bytes]]: ...
     def close(self) -> None: ...
+
+# Name, type of elements, shape of all of it, first element and number of elements of the part, buffer, offset in bytes.
+_Tensor = tuple[str, str, Sequence[int], Sequence[int], Sequence[int], int, int]
+_Ranges = Sequence[tuple[int, int]]
+
+# With a queue, the answer is the number under which that will have it.
+@final
+class NativeObjects:
+    def __new__(
+        cls,
+        cluster: NativeCluster,
+        listen: str,
+        advertised: str | None,
+        rack: str | None,
+        lease_ttl_s: int,
+    ) -> NativeObjects: ...
+    @property
+    def address(self) -> str: ...
+    def find(self, queue: NativeQueue | None, name: str) -> Any: ...
+    def list(self, queue: NativeQueue | None, beginning: str) -> Any: ...
+    def layout(self, queue: NativeQueue | None, name: str) -> Any: ...
+    def register(
+        self,
+        queue: NativeQueue | None,
+        name: str,
+        buffers: _Ranges,
+        keeps: object,
+        tensors: Sequence[_Tensor],
+        chunk_bytes: int,
+        may_replace: bool,
+    ) -> Any: ...
+    def receive(
+        self,
+        queue: NativeQueue | None,
+        name: str,
+        buffers: _Ranges,
+        keeps: object,
+        version: int | None,
+        resume: bool,
+    ) -> Any: ...
+    def receive_slices(
+        self,
+        queue: NativeQueue | None,
+        name: str,
+        buffers: _Ranges,
+        keeps: object,
+        slices: Sequence[_Tensor],
+        version: int | None,
+        keep_chunks: bool,
+    ) -> Any: ...
+    def close(self) -> None: ...
+
+@final
+class NativeHeld:
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def buffers(self) -> list[int]: ...
+    def tensors(self) -> list[_Tensor]: ...
+    def progress(self, queue: NativeQueue | None) -> Any: ...
+    def wait(self, queue: NativeQueue | None, timeout_s: float) -> Any: ...
+    def close(self, queue: NativeQueue | None) -> Any: ...
+
+@final
+class NativeOffer:
+    @staticmethod
+    def offer(
+        objects: NativeObjects,
+        queue: NativeQueue | None,
+        name: str,
+        buffers: _Ranges,
+        keeps: object,
+        tensors: Sequence[_Tensor],
+        bucket_bytes: int,
+        chunk_bytes: int,
+        may_replace: bool,
+    ) -> Any: ...
+    @property
+    def buckets(self) -> int: ...
+    def close(self, queue: NativeQueue | None) -> Any: ...
+
+@final
+class NativeUpdate:
+    @staticmethod
+    def offered(
+        objects: NativeObjects, queue: NativeQueue | None, name: str, timeout_s: float
+    ) -> Any: ...
+    @staticmethod
+    def follow(
+        objects: NativeObjects,
+        queue: NativeQueue | None,
+        name: str,
+        manifest: tuple[int, Sequence[tuple[int, int]]],
+        slots: _Ranges,
+        keeps: object,
+        parts: tuple[dict[str, tuple[Sequence[int], Sequence[int]]], bool] | None,
+        timeout_s: float,
+    ) -> Any: ...
+    def next(self, queue: NativeQueue | None, copied: int | None) -> Any: ...
+    def close(self, queue: NativeQueue | None) -> Any: ...
+
+def safetensors_head_bytes(prefix: bytes, file_bytes: int) -> int: ...
+def safetensors_tensors(head: bytes, file_bytes: int, buffer: int) -> list[_Tensor]: ...
 
 @final
 class NativeCoordinator:

@@ -23,14 +23,17 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from . import Key, Store, _all, _key
+from . import Key, Store, _all, _key, p2p, updates
 from ._memory import Lent, readable, writable
-from ._native import Invalid, NativeQueue
+from ._native import Invalid, NativeHeld, NativeQueue
+from ._tensors import fresh
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ._memory import Memory
 
-__all__ = ["AsyncStore"]
+__all__ = ["AsyncHeld", "AsyncObjectStore", "AsyncStore", "AsyncUpdate"]
 
 
 class _Loop:
@@ -141,6 +144,183 @@ class AsyncStore:
         here = _running()
         names = [_key(key) for key in keys]
         return _all(await here.answer(self._native.begin_remove(here.queue, names)))
+
+
+class AsyncHeld:
+    """A `lunette.p2p.Held` for tasks, of any number of event loops: what it has is the same."""
+
+    def __init__(self, held: p2p.Held) -> None:
+        self.held = held
+
+    def __getitem__(self, name: str) -> Any:
+        """A tensor that is here. See `Held`."""
+        return self.held[name]
+
+    async def progress(self) -> p2p.Progress:
+        """How far it has come."""
+        here = _running()
+        return p2p.Progress(*await here.answer(self.held._native.progress(here.queue)))
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Waits until all of it that is wanted is here. `TimedOut` if that takes longer."""
+        here = _running()
+        patience_s = p2p._FOREVER_S if timeout_s is None else timeout_s
+        await here.answer(self.held._native.wait(here.queue, patience_s))
+
+    async def close(self) -> None:
+        """Serves it no more, and waits until nobody reads or writes its memory. Cancelled, that goes on."""
+        here = _running()
+        if self.held._is_open:
+            await here.answer(self.held._native.close(here.queue))
+            self.held._ended()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        await self.close()
+
+
+class AsyncObjectStore:
+    """The questions of a `lunette.p2p.ObjectStore` for tasks, of any number of event loops. It ends with the store.
+
+    Each method is as the store's of the same name. A task that is cancelled while it begins to hold an object does not hold
+    it; the memory that it gave is kept alive, and may be written to, until nothing is under way.
+    """
+
+    def __init__(self, store: p2p.ObjectStore) -> None:
+        self._store, self._native = store, store._native
+
+    async def register(
+        self,
+        name: str,
+        source: p2p.Registered,
+        *,
+        tensors: Iterable[p2p.Tensor] = (),
+        chunk_bytes: int = p2p.CHUNK_BYTES,
+        replace: bool = False,
+    ) -> AsyncHeld:
+        """Registers an object, and serves it from then on."""
+        here, lent = _running(), p2p._lent(source, tensors)
+        number = self._native.register(
+            here.queue, name, lent.ranges, lent.kept, lent.told, chunk_bytes, replace
+        )
+        return self._held(await here.answer(number), lent)
+
+    async def find(self, name: str) -> p2p.Found | None:
+        """An object that somebody holds, or `None`."""
+        here = _running()
+        found = await here.answer(self._native.find(here.queue, name))
+        return None if found is None else p2p.Found(*found)
+
+    async def objects(self, beginning: str = "") -> list[p2p.Found]:
+        """The objects whose names begin so, in the order of their names."""
+        here = _running()
+        found = await here.answer(self._native.list(here.queue, beginning))
+        return [p2p.Found(*each) for each in found]
+
+    async def layout(self, name: str) -> list[p2p.Tensor] | None:
+        """The tensors of an object, or `None` if nobody holds it."""
+        here = _running()
+        told = await here.answer(self._native.layout(here.queue, name))
+        return None if told is None else [p2p._tensor(each) for each in told[1]]
+
+    async def begin_receive(
+        self,
+        name: str,
+        into: Iterable[Memory] | None = None,
+        *,
+        version: int | None = None,
+        resume: bool = False,
+    ) -> AsyncHeld:
+        """As `receive`, without waiting for it."""
+        if into is None:
+            found = p2p._found(await self.find(name), name, version)
+            into, version = [fresh(size) for size in found.buffers], found.version
+        here, lent = _running(), p2p._room(into)
+        number = self._native.receive(here.queue, name, lent.ranges, lent.kept, version, resume)
+        return self._held(await here.answer(number), lent)
+
+    async def receive(
+        self,
+        name: str,
+        into: Iterable[Memory] | None = None,
+        *,
+        version: int | None = None,
+        resume: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncHeld:
+        """Receives an object into buffers as long as its own, or into fresh memory, and serves what has come."""
+        begun = await self.begin_receive(name, into, version=version, resume=resume)
+        return await _whole(begun, timeout_s)
+
+    async def begin_receive_tensors(
+        self, name: str, into: p2p.Wanted, *, version: int | None = None, keep: bool = True
+    ) -> AsyncHeld:
+        """As `receive_tensors`, without waiting for it."""
+        here = _running()
+        told = await here.answer(self._native.layout(here.queue, name))
+        found = p2p._found(None if told is None else p2p.Found(*told[0]), name, version)
+        lent = p2p._wanted([p2p._tensor(each) for each in told[1]], into)
+        number = self._native.receive_slices(
+            here.queue, name, lent.ranges, lent.kept, lent.told, found.version, keep
+        )
+        return self._held(await here.answer(number), lent)
+
+    async def receive_tensors(
+        self,
+        name: str,
+        into: p2p.Wanted,
+        *,
+        version: int | None = None,
+        keep: bool = True,
+        timeout_s: float | None = None,
+    ) -> AsyncHeld:
+        """Receives tensors of an object, or a `Part` of each, to where they are to lie."""
+        begun = await self.begin_receive_tensors(name, into, version=version, keep=keep)
+        return await _whole(begun, timeout_s)
+
+    def _held(self, native: NativeHeld, lent: p2p._Lent) -> AsyncHeld:
+        return AsyncHeld(p2p.Held(self._store, native, lent))
+
+
+class AsyncUpdate:
+    """The buckets of a `lunette.updates.Update` for a task: `async for bucket in AsyncUpdate(update)`."""
+
+    def __init__(self, update: updates.Update) -> None:
+        self.update = update
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> updates.Bucket:
+        """The next bucket. Cancelled, it is had by asking again."""
+        here = _running()
+        told = await here.answer(self.update._native.next(here.queue, self.update._copied()))
+        if told is None:
+            raise StopAsyncIteration
+        return self.update._next(told)
+
+    async def close(self) -> None:
+        """Ends it, and waits until nobody has its slots. Cancelled, that goes on."""
+        here = _running()
+        await here.answer(self.update._native.close(here.queue))
+        self.update._ended()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        await self.close()
+
+
+async def _whole(held: AsyncHeld, timeout_s: float | None) -> AsyncHeld:
+    try:
+        await held.wait(timeout_s)
+    except BaseException:
+        await held.close()
+        raise
+    return held
 
 
 def _lent(objects: Iterable[tuple[Key, Memory]], lend: Any) -> tuple[list[bytes], list[Lent]]:

@@ -60,7 +60,11 @@ impl Block {
     }
 
     /// What both have, of one tensor; `None` if that is nothing.
-    pub(super) fn common(&self, other: &Self) -> Option<Self> {
+    ///
+    /// # Panics
+    /// If they are of different numbers of dimensions.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> Option<Self> {
         let mut common = Self::default();
         for dimension in 0..self.shape.len() {
             let start = self.start[dimension].max(other.start[dimension]);

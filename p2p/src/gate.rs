@@ -1,0 +1,77 @@
+//! What happens once, for any number of tasks that wait for it.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::{Context, Poll, Waker};
+
+/// Closed at first; open from then on. Any number of tasks of one core wait.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    is_open: Cell<bool>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl Gate {
+    pub(crate) const fn is_open(&self) -> bool {
+        self.is_open.get()
+    }
+
+    /// Opens it. Again, it does nothing.
+    pub(crate) fn open(&self) {
+        self.is_open.set(true);
+        let waiting = self.waiting.take();
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until it is open.
+    pub(crate) async fn opened(&self) {
+        poll_fn(|cx| self.poll(cx)).await;
+    }
+
+    /// Ready once it is open; else the task is woken then.
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.is_open.get() {
+            return Poll::Ready(());
+        }
+        let mut waiting = self.waiting.borrow_mut();
+        // A task that looks again and again is one.
+        if !waiting.iter().any(|known| known.will_wake(cx.waker())) {
+            waiting.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn all_who_wait_are_woken_once() {
+        let gate = Gate::default();
+        let tasks: [Arc<Woken>; 3] = Default::default();
+        for task in tasks.iter().chain(&tasks) {
+            let waker = Waker::from(Arc::clone(task));
+            assert!(gate.poll(&Context::from_waker(&waker)).is_pending());
+        }
+        gate.open();
+        gate.open();
+        let woken = tasks.map(|task| task.0.load(Ordering::Relaxed));
+        assert_eq!(woken, [1, 1, 1]);
+        let late = Context::from_waker(Waker::noop());
+        assert!(gate.poll(&late).is_ready());
+    }
+}

@@ -1,0 +1,367 @@
+//! Asking a store from any thread.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use lunette_p2p_proto::layout::{Layout, Slice, Tensor};
+use lunette_p2p_proto::{ObjectName, Shape, Version};
+use lunette_runtime::arena::SharedMemory;
+use lunette_runtime::{SendError, Sender};
+use thiserror::Error;
+
+use super::hosted::{Hosted, Question};
+use crate::error::{CatalogueError, HoldError, HoldFault, Incomplete};
+use crate::store::{Found, Held, Progress, ReceiveOptions, RegisterOptions, SliceOptions};
+use crate::update::UpdateFault;
+
+/// Questions that wait for the core. Further ones are refused as [`HandleError::Busy`].
+pub(super) const QUESTIONS_MAX: usize = 4096;
+
+/// Why a question to a hosted store has no answer, or a bad one.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum HandleError {
+    /// The store has ended, or its core.
+    #[error("the store has ended")]
+    Ended,
+    /// Too many questions wait for it.
+    #[error("{QUESTIONS_MAX} questions wait for the store")]
+    Busy,
+    /// The core takes no more tasks. Nothing was done.
+    #[error("the store's core takes no more tasks")]
+    Tasks,
+    /// The object is let go of.
+    #[error("the object is not held any more")]
+    LetGo,
+    /// See there.
+    #[error(transparent)]
+    Hold(#[from] HoldFault),
+    /// See there.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    /// See there.
+    #[error(transparent)]
+    Incomplete(#[from] Incomplete),
+    /// See there.
+    #[error(transparent)]
+    Update(#[from] UpdateFault),
+}
+
+impl HandleError {
+    /// Whether asking again later may help.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Ended | Self::LetGo => false,
+            Self::Busy | Self::Tasks => true,
+            Self::Hold(fault) => fault.is_retryable(),
+            Self::Catalogue(error) => error.is_retryable(),
+            Self::Incomplete(error) => error.is_retryable(),
+            Self::Update(fault) => fault.is_retryable(),
+        }
+    }
+
+    /// Whether a limit of the store was met.
+    #[must_use]
+    pub const fn is_backpressure(&self) -> bool {
+        matches!(self, Self::Busy | Self::Tasks)
+    }
+}
+
+impl From<HoldError> for HandleError {
+    fn from(error: HoldError) -> Self {
+        Self::Hold(error.fault)
+    }
+}
+
+/// What an answer is.
+pub(super) type Answered<T> = Result<T, HandleError>;
+
+/// An answer on its way: a future for any executor, or waited for. Dropping it has what was asked for given up: an object
+/// that was to be held is let go of.
+pub type Pending<T> = lunette_runtime::Pending<Answered<T>>;
+
+/// Where the core is asked.
+#[derive(Clone)]
+pub(super) struct Questions {
+    questions: Sender<Question>,
+    dropped: Dropped,
+}
+
+/// Objects that no handle names any more, until the core lets go of them.
+pub(super) type Dropped = Arc<Mutex<Vec<u64>>>;
+
+impl Questions {
+    pub(super) fn new(questions: Sender<Question>) -> Self {
+        Self {
+            questions,
+            dropped: Dropped::default(),
+        }
+    }
+
+    pub(super) fn dropped(&self) -> Dropped {
+        Arc::clone(&self.dropped)
+    }
+
+    pub(super) fn put<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Hosted, oneshot::Sender<Answered<T>>) + Send + 'static,
+    ) -> Pending<T> {
+        let (sender, answer) = oneshot::channel();
+        let question: Question = Box::new(move |hosted| question(hosted, sender));
+        match self.questions.try_send(question) {
+            Ok(()) => Pending::of_core(answer, || Err(HandleError::Ended)),
+            Err(SendError::Full(_)) => Pending::ready(Err(HandleError::Busy)),
+            Err(SendError::Closed(_)) => Pending::ready(Err(HandleError::Ended)),
+        }
+    }
+
+    fn on_dropped(&self, number: u64) {
+        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        dropped.push(number);
+        drop(dropped);
+        // The core looks after each question. Where many wait it has some, and where it has ended nothing is held.
+        let _looks = self.questions.try_send(Box::new(|_| {}));
+    }
+}
+
+/// Asks a store, from any thread and from any core.
+#[derive(Clone)]
+pub struct StoreHandle {
+    pub(super) questions: Questions,
+}
+
+impl fmt::Debug for StoreHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreHandle").finish_non_exhaustive()
+    }
+}
+
+impl StoreHandle {
+    pub(super) const fn new(questions: Questions) -> Self {
+        Self { questions }
+    }
+
+    /// Registers an object, and tells which tensors it has where. See
+    /// [`Store::register_tensors`](crate::Store::register_tensors).
+    #[must_use]
+    pub fn register_tensors(
+        &self,
+        name: ObjectName,
+        buffers: Vec<SharedMemory>,
+        tensors: Vec<Tensor>,
+        options: RegisterOptions,
+    ) -> Pending<HeldHandle> {
+        self.begin(move |hosted, telling| {
+            let store = hosted.store();
+            let holding = async move {
+                let here = Hosted::here(&buffers);
+                let registering = store.register_tensors(&name, here, tensors, options);
+                registering.await
+            };
+            hosted.hold(holding, telling);
+        })
+    }
+
+    /// Joins those who hold an object, and receives it into `buffers`. See [`Store::receive`](crate::Store::receive).
+    #[must_use]
+    pub fn receive(
+        &self,
+        name: ObjectName,
+        buffers: Vec<SharedMemory>,
+        options: ReceiveOptions,
+    ) -> Pending<HeldHandle> {
+        self.begin(move |hosted, telling| {
+            let store = hosted.store();
+            let holding =
+                async move { store.receive(&name, Hosted::here(&buffers), options).await };
+            hosted.hold(holding, telling);
+        })
+    }
+
+    /// Joins those who hold an object, and receives parts of its tensors. See
+    /// [`Store::receive_slices`](crate::Store::receive_slices).
+    #[must_use]
+    pub fn receive_slices(
+        &self,
+        name: ObjectName,
+        buffers: Vec<SharedMemory>,
+        slices: Vec<Slice>,
+        options: SliceOptions,
+    ) -> Pending<HeldHandle> {
+        self.begin(move |hosted, telling| {
+            let store = hosted.store();
+            let holding = async move {
+                let here = Hosted::here(&buffers);
+                store.receive_slices(&name, here, &slices, options).await
+            };
+            hosted.hold(holding, telling);
+        })
+    }
+
+    /// Has the core begin something that a handle stands for.
+    pub(super) fn begin<T: Send + 'static>(
+        &self,
+        begin: impl FnOnce(&Hosted, Telling<T>) + Send + 'static,
+    ) -> Pending<T> {
+        let questions = self.questions.clone();
+        self.questions
+            .put(move |hosted, sender| begin(hosted, Telling { questions, sender }))
+    }
+
+    /// See [`Store::find`](crate::Store::find).
+    #[must_use]
+    pub fn find(&self, name: ObjectName) -> Pending<Option<Found>> {
+        self.questions.put(|hosted, sender| {
+            let store = hosted.store();
+            hosted.answer(async move { Ok(store.find(&name).await?) }, sender);
+        })
+    }
+
+    /// See [`Store::layout`](crate::Store::layout).
+    #[must_use]
+    pub fn layout(&self, found: Found) -> Pending<Option<Layout>> {
+        self.questions.put(|hosted, sender| {
+            let store = hosted.store();
+            hosted.answer(async move { Ok(store.layout(&found).await?) }, sender);
+        })
+    }
+
+    /// See [`Store::list`](crate::Store::list).
+    #[must_use]
+    pub fn list(&self, beginning: String) -> Pending<Vec<Found>> {
+        self.questions.put(|hosted, sender| {
+            let store = hosted.store();
+            hosted.answer(async move { Ok(store.list(&beginning).await?) }, sender);
+        })
+    }
+}
+
+/// Who is told of an object that is held, and how that one tells when nobody has it any more.
+pub(super) struct Telling<T> {
+    pub(super) questions: Questions,
+    pub(super) sender: oneshot::Sender<Answered<T>>,
+}
+
+/// What is told of an object that is held.
+#[derive(Debug)]
+struct Facts {
+    name: ObjectName,
+    version: Version,
+    shape: Shape,
+    layout: Layout,
+}
+
+/// Tells the core when nobody has an object any more, wherever its handle was lost.
+pub(super) struct Claim {
+    pub(super) number: u64,
+    pub(super) questions: Questions,
+}
+
+impl Claim {
+    pub(super) const fn new(number: u64, questions: Questions) -> Self {
+        Self { number, questions }
+    }
+
+    /// Lets go of what it stands for, and waits until that is done. Dropping the answer changes nothing.
+    pub(super) fn let_go(&self) -> Pending<()> {
+        let number = self.number;
+        self.questions
+            .put(move |hosted, sender| hosted.let_go(number, sender))
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Claim({})", self.number)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.questions.on_dropped(self.number);
+    }
+}
+
+/// An object that is held by a hosted store, whole or in part, and served. Clones are handles to the same; when the last is
+/// dropped, the store lets go of it.
+#[derive(Clone, Debug)]
+pub struct HeldHandle {
+    facts: Arc<Facts>,
+    claim: Arc<Claim>,
+}
+
+impl HeldHandle {
+    pub(super) fn new(claim: Claim, held: &Held) -> Self {
+        let facts = Facts {
+            name: held.name().clone(),
+            version: held.version(),
+            shape: held.shape().clone(),
+            layout: held.layout().clone(),
+        };
+        Self {
+            facts: Arc::new(facts),
+            claim: Arc::new(claim),
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &ObjectName {
+        &self.facts.name
+    }
+
+    /// Which registration it is.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.facts.version
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.facts.shape
+    }
+
+    /// The tensors that it has, as they are told of.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.facts.layout
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn progress(&self) -> Pending<Progress> {
+        let number = self.claim.number;
+        self.claim.questions.put(move |hosted, sender| {
+            // Nobody waits any more: then nobody is told.
+            drop(sender.send(hosted.held(number).map(|held| held.progress())));
+        })
+    }
+
+    /// Waits until all of it that is wanted is here, for at most `patience`. [`HandleError::Incomplete`]: what came stays,
+    /// and more comes on. See [`Held::whole`](crate::Held::whole).
+    #[must_use]
+    pub fn whole(&self, patience: Duration) -> Pending<()> {
+        let number = self.claim.number;
+        self.claim.questions.put(move |hosted, sender| {
+            let held = hosted.held(number);
+            let waiting = async move {
+                let held = held?;
+                match held.whole(patience).await {
+                    Err(_) if held.is_let_go() => Err(HandleError::LetGo),
+                    came => Ok(came?),
+                }
+            };
+            hosted.answer(waiting, sender);
+        })
+    }
+
+    /// Serves it no more, and lets go of its memory: no access to it is under way when the answer is there. Again, it waits
+    /// for the same. Dropping the answer changes nothing. See [`Held::unregister`](crate::Held::unregister).
+    #[must_use]
+    pub fn unregister(&self) -> Pending<()> {
+        self.claim.let_go()
+    }
+}
