@@ -28,4 +28,4 @@ mod staging;
 pub(super) use segment::FilePart;
 pub use segment::{FileSegment, FileSegmentError, FileSegmentOptions};
 pub(super) use serving::{FileWrite, Piece, read};
-pub(super) use staging::Staging;
+pub(super) use staging::{Staged, Staging};

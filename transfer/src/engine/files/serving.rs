@@ -39,8 +39,8 @@ impl Unmoved {
     pub(super) fn refusal(&self) -> Refusal {
         match self {
             Self::Namespace(error) => refusal_of(error),
-            Self::Device(DeviceFault::NoRoom(_)) => Refusal::Busy,
-            Self::File(_) | Self::Device(_) => Refusal::Storage,
+            Self::Device(fault) => fault.refusal(),
+            Self::File(_) => Refusal::Storage,
         }
     }
 
