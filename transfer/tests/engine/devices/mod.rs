@@ -12,12 +12,17 @@ mod moving;
 
 use lunette_gpu::fake::{FakeMachine, FakeOptions};
 use lunette_gpu::{Device, DeviceRegion, Stream, StreamOptions};
-use lunette_runtime::arena;
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr};
+
+use lunette_runtime::sim::{World, WorldOptions};
+use lunette_runtime::{CoreOptions, arena};
 use lunette_transfer::engine::{
     Batch, DeviceSegment, Engine, EngineOptions, Peer, RegisterOptions, RemoteSegment,
 };
 
 use super::scene::{options, post};
+use super::worlds::rails::finish;
 
 /// How two engines meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,4 +144,13 @@ fn write(from: &DeviceSegment, remote: &RemoteSegment, offset: usize) -> Batch {
 
 async fn done(peer: &Peer, batch: &Batch) {
     post(peer, batch).await.expect("done");
+}
+
+/// Runs a scenario in a world alone, whose time is its own.
+fn in_world<F: Future<Output = ()> + 'static>(seed: u64, scenario: impl FnOnce() -> F + 'static) {
+    let mut world = World::new(seed, WorldOptions::default());
+    let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let process = world.start(host, 1, CoreOptions::default());
+    let done = world.spawn(process, 0, scenario);
+    finish(&mut world, 600, &done);
 }
