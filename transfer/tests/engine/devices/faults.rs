@@ -305,7 +305,7 @@ fn what_is_dropped_or_cancelled_gives_everything_back() {
 
 #[test]
 fn who_waits_for_room_hears_of_its_cancelling_and_its_deadline() {
-    run(WORLDS, || async {
+    in_world(3, || async {
         let little = EngineOptions {
             device_bytes_max: 1,
             ..hasty()
@@ -342,6 +342,7 @@ fn who_waits_for_room_hears_of_its_cancelling_and_its_deadline() {
             let found = error.failures[0];
             assert_eq!((found.cause, found.effect), (cause, Effect::Untouched));
         }
+        assert!(pair.near.stream.in_flight() > 0, "the room is still taken");
         drop(first);
     });
 }
@@ -421,6 +422,37 @@ fn a_peer_that_is_killed_fails_what_is_under_way_and_the_device_is_free() {
         world.kill(server, kill);
         finish(&mut world, 60, &asked);
     }
+}
+
+#[test]
+fn a_transfer_that_is_cancelled_cancels_its_pieces() {
+    let (mut world, Processes { client, .. }) = serving(9);
+    world.run_for(Duration::from_millis(10));
+    let took = world.spawn(client, 0, || async {
+        let (_engine, peer, remote) = opened().await;
+        let machine = FakeMachine::new(2);
+        let near = Gpu::open(&machine, machine.add_device(FakeOptions::default()));
+        let near = near.full_of(&vec![0; LEN]).await;
+        let options = PostOptions {
+            timeout: Duration::from_secs(60),
+            ..PostOptions::default()
+        };
+        let transfer = peer.post(&read(&near, &remote, 0), options);
+        let transfer = transfer.expect("posted");
+        time::sleep(Duration::from_millis(100)).await;
+        let cancelled = time::now();
+        transfer.cancel();
+        let error = transfer.await.expect_err("nobody answers");
+        assert_eq!(error.failures[0].cause, Cause::Cancelled);
+        time::now().since(cancelled)
+    });
+    world.run_for(Duration::from_millis(10));
+    for rail in RAILS {
+        world.cut(HERE, rail);
+        world.cut(rail, HERE);
+    }
+    let took = finish(&mut world, 100, &took);
+    assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
 #[test]
