@@ -52,7 +52,7 @@ pub(super) struct Posted {
     /// Whether it is a piece of another one, which is counted in its place.
     is_part: bool,
     /// The pieces that are under way, of one that is carried in pieces.
-    pub(super) parts: RefCell<Vec<Rc<Posted>>>,
+    pub(super) parts: RefCell<Vec<Rc<Self>>>,
     /// Who is to know if it is cancelled.
     roused: RefCell<Vec<Waker>>,
     outcome: RefCell<Option<Outcome>>,

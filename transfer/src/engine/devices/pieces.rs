@@ -11,9 +11,10 @@ pub(super) const PIECE_BYTES_MAX: usize = 1024 * 1024;
 /// Most requests of which a piece has something.
 pub(super) const PIECE_PARTS_MAX: usize = 256;
 /// Requests are cut at multiples of this from their beginning, so that what is in whole blocks stays so.
-const CUT_BYTES: usize = CUT_ALIGN_BYTES as usize;
+const CUT_BYTES: usize = 4096;
 
 const _: () = assert!(PIECE_BYTES_MAX.is_multiple_of(CUT_BYTES));
+const _: () = assert!(CUT_BYTES as u64 == CUT_ALIGN_BYTES);
 
 /// Bytes of one request that travel in one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
