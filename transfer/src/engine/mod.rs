@@ -113,11 +113,12 @@ use lunette_transfer_proto::hello::{Hello, VersionRange};
 use crate::drain::Drain;
 use crate::guard::Guard;
 use crate::server::{ServeOptions, serve};
+use crate::staging::Staging;
 
 pub use crate::adapters::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
 pub use crate::source::WriteSource;
 pub use batch::{Batch, Intent, PostOptions};
-pub use devices::DeviceSegment;
+pub use devices::{DeviceFault, DeviceSegment};
 pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
 pub use error::{
     BatchError, OpenError, PostError, RegisterDeviceError, RegisterError, RegisterFileError,
@@ -145,7 +146,6 @@ pub use resolver::{Resolve, Resolver, Resolving};
 pub use siblings::Sibling;
 pub use statistics::{RailStatistics, Statistics};
 
-use files::Staging;
 use lunette_verbs::Context;
 use rdma::Rdma;
 use registry::Registry;

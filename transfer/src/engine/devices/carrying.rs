@@ -30,7 +30,7 @@ use lunette_transfer_proto::engine::scheduler::{
 use lunette_transfer_proto::engine::segment::Way;
 
 use super::super::batch::{Batch, End, Local, PostOptions, Span};
-use super::super::files::{Piece, Staged};
+use super::super::files::Piece;
 use super::super::peer::Shared;
 use super::super::posted::Posted;
 use super::super::registry::InUse;
@@ -38,6 +38,7 @@ use super::super::spawned;
 use super::pieces::{Cutting, Stretch};
 use super::{DeviceFault, DevicePart, all};
 use crate::source::WriteSource;
+use crate::staging::Staged;
 
 /// Pieces of one transfer at a time: one with the device and one with the peer, and one more of each, so that neither
 /// waits for this core.

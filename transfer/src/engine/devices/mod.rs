@@ -58,9 +58,9 @@ pub(in crate::engine) struct DevicePart {
     len: usize,
 }
 
-/// Why bytes were not copied to or from a device.
-#[derive(Debug, Error)]
-pub(in crate::engine) enum DeviceFault {
+/// Why bytes were not copied to or from a device. What was to be filled may hold anything.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum DeviceFault {
     /// The device.
     #[error(transparent)]
     Copy(#[from] CopyError),
@@ -100,6 +100,36 @@ impl DeviceSegment {
         }
     }
 
+    /// Copies it over `to`, which is as long: at once what is a piece of an arena, other memory by way of some.
+    ///
+    /// A copy that is under way goes on if the future is dropped, and keeps the memory of both sides.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    ///
+    /// # Panics
+    /// If `to` is not as long.
+    pub async fn download(&self, to: Exposed) -> Result<(), DeviceFault> {
+        self.part(0, self.as_long_as(to.len())).read(to).await
+    }
+
+    /// Copies `from`, which is as long, over it; as [`download`](Self::download) the other way.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    ///
+    /// # Panics
+    /// If `from` is not as long.
+    pub async fn upload(&self, from: impl Into<WriteSource>) -> Result<(), DeviceFault> {
+        let from = from.into();
+        self.part(0, self.as_long_as(from.len())).write(from).await
+    }
+
+    fn as_long_as(&self, len: usize) -> usize {
+        assert_eq!(self.region.len(), len as u64, "as long as the other side");
+        len
+    }
+
     /// # Panics
     /// If the part does not lie inside.
     pub(in crate::engine) fn part(&self, offset_bytes: u64, len: usize) -> DevicePart {
@@ -135,6 +165,24 @@ impl DeviceSegment {
 }
 
 impl DeviceFault {
+    /// Whether the same may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Copy(error) => error.is_retryable(),
+            Self::NoRoom(error) => error.is_backpressure(),
+        }
+    }
+
+    /// Whether waiting, or freeing something, can help.
+    #[must_use]
+    pub fn is_backpressure(&self) -> bool {
+        match self {
+            Self::Copy(error) => error.is_backpressure(),
+            Self::NoRoom(error) => error.is_backpressure(),
+        }
+    }
+
     /// What a peer is told of a device of this side.
     pub(in crate::engine) const fn refusal(&self) -> Refusal {
         match self.cause() {
