@@ -1,6 +1,7 @@
 //! Objects that come from devices and go to them, on the fake device.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::slice::from_ref;
 use std::time::Duration;
 
 use lunette_gpu::fake::{FakeMachine, FakeOptions, Fault};
@@ -88,7 +89,7 @@ fn hit(fetched: Result<DeviceFetched, DeviceStoreError>) -> usize {
     }
 }
 
-const LENGTHS: [usize; 6] = [0, 1, 4097, 70_000, 3 * MIB + 5, 5 * MIB];
+const LENGTHS: [usize; 5] = [0, 1, 4097, 70_000, 3 * MIB + 5];
 
 /// What is put from a device is what is got into memory, and the other way round.
 async fn there_and_back(scene: &Scene, client: &ClusterClient, first: usize, options: PutOptions) {
@@ -140,7 +141,7 @@ fn devices_and_memory_put_and_get_the_same() {
 #[test]
 fn batches_keep_their_order_and_their_bound() {
     run(1, || async {
-        const COUNT: usize = 150;
+        const COUNT: usize = 60;
         let len = |n: usize| [4096, 0, 300_000, 17][n % 4];
         let scene = Scene::of(2, 128 << 20).await;
         let gpu = Gpu::new(FakeOptions::default());
@@ -223,7 +224,7 @@ fn what_a_device_does_not_copy_fails_alone_and_is_not_put() {
         assert_eq!(hit(devices.get(&key(2), &objects[2].1).await), 5000);
         // Too little memory is what the store says of too little room, and nothing is written.
         let little = gpu.full_of(&[BESIDE; 10]).await;
-        let failed = devices.get(&key(0), &[little.clone()]).await;
+        let failed = devices.get(&key(0), from_ref(&little)).await;
         let of_memory = client.get(&key(0), room(10)).await.expect_err("too long");
         assert_eq!(failed, Err(DeviceStoreError::Store(of_memory.error)));
         assert_eq!(gpu.bytes_of(&little).await, [BESIDE; 10]);
@@ -256,12 +257,12 @@ fn dropped_futures_give_everything_back() {
         let gpu = Gpu::new(FakeOptions::default());
         let memory = gpu.full_of(pattern(1, MIB).as_slice()).await;
         devices
-            .put(&key(0), &[memory.clone()], PutOptions::default())
+            .put(&key(0), from_ref(&memory), PutOptions::default())
             .await
             .expect("put");
         drop(memory);
         let used = arena().used_bytes();
-        for micros in [0, 10, 50, 100, 300, 1000, 3000] {
+        for micros in [0, 50, 300, 2000] {
             let patience = Duration::from_micros(micros);
             let memory = gpu.full_of(&vec![BESIDE; MIB]).await;
             let objects = vec![(key(0), vec![memory.clone()]); 12];
@@ -283,7 +284,7 @@ fn dropped_futures_give_everything_back() {
         let kept = 13 * (MIB + 4096);
         eventually("room is back", async || arena().used_bytes() <= used + kept).await;
         let memory = gpu.full_of(&vec![0; MIB]).await;
-        assert_eq!(hit(devices.get(&key(0), &[memory.clone()]).await), MIB);
+        assert_eq!(hit(devices.get(&key(0), from_ref(&memory)).await), MIB);
         assert!(gpu.bytes_of(&memory).await == pattern(1, MIB).as_slice());
     });
 }
@@ -309,6 +310,10 @@ fn groups_are_with_the_device_and_with_the_store_at_the_same_time() {
         }
         for stored in devices.put_all(&objects, PutOptions::default()).await {
             stored.expect("stored");
+        }
+        // Whatever way gets go once they are known has been found by then.
+        for fetched in devices.get_all(&objects).await {
+            hit(fetched);
         }
         let began = time::now();
         for (key, memory) in &objects {
