@@ -3,7 +3,7 @@
 use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::planner::{Direction, Method};
 use lunette_gpu_proto::transfer::Fragment;
-use lunette_runtime::arena::{Region, RegionMut};
+use lunette_runtime::arena::{Exposed, Region, RegionMut};
 
 use crate::device::Inner;
 use crate::error::CopyError;
@@ -42,6 +42,12 @@ impl OneRegion for RegionMut {
 }
 
 impl OneRegion for Region {
+    fn len_bytes(&self) -> usize {
+        self.len()
+    }
+}
+
+impl OneRegion for Exposed {
     fn len_bytes(&self) -> usize {
         self.len()
     }
@@ -219,7 +225,11 @@ impl Stream {
 /// Makes the chunks of what is lent known to the device, and counts operations for which that is
 /// refused.
 pub(crate) fn pin_all(device: &Inner, parts: &[HostPart]) -> bool {
-    let is_pinned = parts.iter().all(|part| device.try_pin(&part.chunk));
+    let is_pinned = |part: &HostPart| {
+        let chunk = part.chunk.as_ref();
+        chunk.is_some_and(|chunk| device.try_pin(chunk))
+    };
+    let is_pinned = parts.iter().all(is_pinned);
     if !is_pinned {
         let mut counts = device.counts.get();
         counts.unpinned += 1;

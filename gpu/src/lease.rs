@@ -4,7 +4,7 @@
 //! reaped. So the stream, not the future, holds it; it comes back with the outcome, and where the
 //! future is gone it is freed then.
 
-use lunette_runtime::arena::{ChunkHandle, Region, RegionMut};
+use lunette_runtime::arena::{ChunkHandle, Exposed, Region, RegionMut};
 
 use crate::region::DeviceRegion;
 
@@ -17,6 +17,8 @@ pub enum HostLease {
     Mut(RegionMut),
     /// Memory that the device may read.
     Shared(Region),
+    /// Memory that others may read and write meanwhile, as the device may.
+    Exposed(Exposed),
     /// Several that the device may write.
     Muts(Vec<RegionMut>),
     /// Several that the device may read.
@@ -29,7 +31,8 @@ pub(crate) struct HostPart {
     /// Its provenance is exposed.
     pub(crate) address: u64,
     pub(crate) len: usize,
-    pub(crate) chunk: ChunkHandle,
+    /// None of an arena's: it is not pinned.
+    pub(crate) chunk: Option<ChunkHandle>,
 }
 
 impl HostLease {
@@ -39,6 +42,7 @@ impl HostLease {
             Self::Nothing => Vec::new(),
             Self::Mut(region) => vec![written(region)],
             Self::Shared(region) => vec![read(region)],
+            Self::Exposed(memory) => vec![exposed(memory)],
             Self::Muts(regions) => regions.iter_mut().map(written).collect(),
             Self::Shareds(regions) => regions.iter().map(read).collect(),
         }
@@ -51,7 +55,7 @@ fn written(region: &mut RegionMut) -> HostPart {
     HostPart {
         address,
         len,
-        chunk: region.chunk(),
+        chunk: Some(region.chunk()),
     }
 }
 
@@ -60,13 +64,24 @@ fn read(region: &Region) -> HostPart {
     HostPart {
         address: bytes.as_ptr().expose_provenance() as u64,
         len: bytes.len(),
-        chunk: region.chunk(),
+        chunk: Some(region.chunk()),
+    }
+}
+
+fn exposed(memory: &Exposed) -> HostPart {
+    // It has the provenance of all of which it is a part.
+    memory.extent().start().as_ptr().expose_provenance();
+    HostPart {
+        address: memory.start() as u64,
+        len: memory.len(),
+        chunk: memory.chunk(),
     }
 }
 
 /// Host memory that can be lent to an operation and comes back with its outcome.
 ///
-/// Closed: implemented for `()`, [`RegionMut`], [`Region`] and lists of them.
+/// Closed: implemented for `()`, [`RegionMut`], [`Region`], lists of them, and [`Exposed`], which is pinned where it
+/// is a piece of an arena.
 pub trait HostMemory: sealed::Sealed + Sized + 'static {
     #[doc(hidden)]
     fn into_lease(self) -> HostLease;
@@ -103,6 +118,7 @@ macro_rules! lend {
 
 lend!(RegionMut, Mut);
 lend!(Region, Shared);
+lend!(Exposed, Exposed);
 lend!(Vec<RegionMut>, Muts);
 lend!(Vec<Region>, Shareds);
 
@@ -123,9 +139,11 @@ impl HostMemory for () {
 
 impl HostRead for RegionMut {}
 impl HostRead for Region {}
+impl HostRead for Exposed {}
 impl HostRead for Vec<RegionMut> {}
 impl HostRead for Vec<Region> {}
 impl HostWrite for RegionMut {}
+impl HostWrite for Exposed {}
 impl HostWrite for Vec<RegionMut> {}
 
 /// What an operation holds beside what was lent to it.

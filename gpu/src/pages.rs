@@ -175,14 +175,16 @@ impl Stream {
         let len = part.len.checked_sub(at).ok_or(CopyError::Range)?;
         let address = part.address + at as u64;
         let is_pinned = crate::copy::pin_all(self.inner(), std::slice::from_ref(part));
-        let chunk = part.chunk.start().as_ptr().addr() as u64;
-        let pinned = is_pinned
-            .then(|| self.inner().pin(&part.chunk).ok())
-            .flatten();
+        let chunk = part.chunk.as_ref().filter(|_| is_pinned);
+        let kernel = chunk.and_then(|chunk| {
+            let start = chunk.start().as_ptr().addr() as u64;
+            let base = self.inner().pin(chunk).ok()?;
+            Some(base + (address - start))
+        });
         Ok(Side {
             address: Address::Host(address),
             len: len as u64,
-            kernel: pinned.map(|base| base + (address - chunk)),
+            kernel,
         })
     }
 

@@ -302,7 +302,8 @@ impl RawStream {
     ///
     /// # Safety
     /// What the copies name stays as it is until an event that is recorded behind them has come, or
-    /// the stream has been synchronised. Only the device writes the destinations meanwhile.
+    /// the stream has been synchronised. Only the device writes the destinations meanwhile, and whoever has a
+    /// handle to memory that is exposed: nobody borrows that.
     pub(crate) unsafe fn copy(&self, copies: &[RawCopy], is_batch: bool) -> Queued {
         match self {
             Self::Cuda(stream) => {

@@ -43,9 +43,9 @@ mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{
-    AdapterGets, Cleared, ClusterClient, ClusterClientOptions, CommitFailure, Fetched, Landing,
-    Located, OneSided, PREFERRED_MAX, Preferred, PutOptions, Reservation, Reserved, Stored,
-    TooManyLandings,
+    AdapterGets, Cleared, ClusterClient, ClusterClientOptions, CommitFailure, DeviceClient,
+    DeviceFetched, DeviceStoreError, Fetched, Landing, Located, OneSided, PREFERRED_MAX, Preferred,
+    PutOptions, Reservation, Reserved, Stored, TooManyLandings,
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,

@@ -22,6 +22,10 @@ mod clearing;
 mod costs;
 
 #[cfg(test)]
+#[path = "cluster/devices.rs"]
+mod devices;
+
+#[cfg(test)]
 #[path = "cluster/far.rs"]
 mod far;
 

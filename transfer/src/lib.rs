@@ -17,6 +17,7 @@
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
 //! | `frames` | frames on their way out; everything of one turn leaves in one system call |
 //! | `source` | memory from which bytes are sent |
+//! | `staging` | [`Staging`]: how much memory is on its way to and from files and devices |
 //! | `room` | [`Room`], where a payload goes |
 //! | `guard` | [`Guard`]: authentication before anything else |
 //! | `sealed` | records around the frames of connections that are encrypted |
@@ -36,6 +37,7 @@ mod room;
 mod sealed;
 mod server;
 mod source;
+mod staging;
 pub mod topology;
 
 pub use client::{Arrange, Attachments, Connection, Reply};
@@ -49,3 +51,4 @@ pub use server::{
     Response, ServeOptions, Service, serve,
 };
 pub use source::WriteSource;
+pub use staging::{Staged, Staging};

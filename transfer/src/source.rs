@@ -68,17 +68,6 @@ impl WriteSource {
         }
     }
 
-    /// Copies the bytes from `start` on over all of `to`.
-    ///
-    /// # Panics
-    /// If there are fewer.
-    pub(crate) fn copy_out(&self, start: usize, to: &mut [u8]) {
-        match self {
-            Self::Exposed(memory) => memory.copy_out(start, to),
-            Self::Region(region) => to.copy_from_slice(&region.as_slice()[start..start + to.len()]),
-        }
-    }
-
     /// Copies all of it over `to`, which is as long; the CRC32C of the copy.
     ///
     /// # Panics

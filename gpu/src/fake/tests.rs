@@ -6,7 +6,7 @@ use std::time::Duration;
 use lunette_gpu_proto::layout::{LAYER_FIRST, Layout, PAGE_FIRST, Shape};
 use lunette_gpu_proto::planner::Method;
 use lunette_gpu_proto::transfer::{PagePair, PageTransfer};
-use lunette_runtime::arena::{ArenaOptions, CHUNK_BYTES_MIN, RegionMut};
+use lunette_runtime::arena::{ArenaOptions, CHUNK_BYTES_MIN, Exposed, HugePages, RegionMut};
 use lunette_runtime::sim::{World, WorldOptions};
 use lunette_runtime::{CoreOptions, arena};
 
@@ -98,6 +98,27 @@ fn pages_are_moved_by_a_kernel_where_they_lie() {
         drop(stream.gather_pages(pages, &memory, (got, 5), kernel));
         assert_eq!(stream.flushed().await.0, Ok(()));
         assert_eq!(machine.counts().launches, 2);
+    });
+}
+
+#[test]
+fn exposed_memory_is_lent_and_pinned_where_it_is_an_arenas() {
+    in_world(|machine, device| async move {
+        let (stream, memory) = (stream(&device), region(&device));
+        let piece = host(9).expose();
+        drop(stream.upload(
+            piece.slice(100, LEN - 100),
+            0,
+            &memory.slice(0..LEN as u64 - 100),
+        ));
+        let mapped = Exposed::map(LEN, HugePages::Never, &mut Vec::new()).expect("memory");
+        let (result, mapped) = stream.download(&memory.slice(0..1000), mapped, 7).await;
+        assert_eq!(result, Ok(()));
+        assert_eq!(mapped.slice(7, 1000).to_vec(), [9; 1000]);
+        assert_eq!(mapped.slice(1007, LEN - 1007).to_vec(), [0; LEN - 1007]);
+        assert_eq!(machine.counts().unpinned, 1, "the mapping alone");
+        let (result, _) = stream.download(&memory, piece.slice(1, 9), 0).await;
+        assert_eq!(result, Err(CopyError::Range));
     });
 }
 

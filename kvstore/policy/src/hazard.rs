@@ -110,23 +110,14 @@ impl Hazard {
     /// start of a chain was used as often as what builds on it, or oftener, and has to outlive it.
     fn keep_chains(&mut self, expected: &[f64; CLASSES]) {
         for first in (0..CLASSES).step_by(Factor::VALUES_MAX) {
-            let mut pools: [(f64, f64, usize); Factor::VALUES_MAX] = Default::default();
-            let mut count = 0;
-            for class in first..first + Factor::VALUES_MAX {
-                let mut weight = expected[class] + 1e-9;
-                let (mut sum, mut classes) = (self.factors[class] * weight, 1);
-                while count > 0 && pools[count - 1].0 * weight > sum * pools[count - 1].1 {
-                    count -= 1;
-                    sum += pools[count].0;
-                    weight += pools[count].1;
-                    classes += pools[count].2;
-                }
-                pools[count] = (sum, weight, classes);
-                count += 1;
-            }
-            let pooled = pools[..count]
-                .iter()
-                .flat_map(|&(sum, weight, classes)| core::iter::repeat_n(sum / weight, classes));
+            // From the one that was used oftenest on, they may only fall.
+            let of = |reuses: usize| {
+                let class = first + Factor::VALUES_MAX - 1 - reuses;
+                let weight = expected[class] + 1e-9;
+                (self.factors[class] * weight, weight)
+            };
+            let mut pooled = falling::<{ Factor::VALUES_MAX }>(core::array::from_fn(of));
+            pooled.reverse();
             for (factor, pooled) in self.factors[first..].iter_mut().zip(pooled) {
                 *factor = pooled;
             }
@@ -194,32 +185,8 @@ impl Seen {
                 *sum += factor * exposed;
             }
         }
-        let mut pooled: [(f64, f64, usize); BUCKETS] = [(0.0, 0.0, 0); BUCKETS];
-        let mut pools = 0;
-        for bucket in 0..BUCKETS {
-            let mut used = USED_MIN + self.used_in[bucket];
-            let (mut exposed, mut buckets) = (exposed_in[bucket], 1);
-            while pools > 0 {
-                let (before_used, before_exposed, before_buckets) = pooled[pools - 1];
-                if before_used * exposed >= used * before_exposed {
-                    break;
-                }
-                used += before_used;
-                exposed += before_exposed;
-                buckets += before_buckets;
-                pools -= 1;
-            }
-            pooled[pools] = (used, exposed, buckets);
-            pools += 1;
-        }
-        let mut curve = [0.0; BUCKETS];
-        let rates = pooled[..pools]
-            .iter()
-            .flat_map(|&(used, exposed, buckets)| core::iter::repeat_n(used / exposed, buckets));
-        for (at, rate) in curve.iter_mut().zip(rates) {
-            *at = rate;
-        }
-        curve
+        let rates = core::array::from_fn(|at| (USED_MIN + self.used_in[at], exposed_in[at]));
+        falling(rates)
     }
 
     /// Uses of each class to be expected of the time that its blocks were seen, if its factor were 1.
@@ -229,6 +196,32 @@ impl Seen {
             exposed.map(|(exposed, rate)| rate * exposed).sum()
         })
     }
+}
+
+/// Sums by their weights, where neighbours are pooled until none is larger than the one before it.
+fn falling<const N: usize>(steps: [(f64, f64); N]) -> [f64; N] {
+    let mut pools = [(0.0, 0.0, 0); N];
+    let mut count = 0;
+    for (mut sum, mut weight) in steps {
+        let mut pooled = 1;
+        while count > 0 && pools[count - 1].0 * weight < sum * pools[count - 1].1 {
+            count -= 1;
+            sum += pools[count].0;
+            weight += pools[count].1;
+            pooled += pools[count].2;
+        }
+        pools[count] = (sum, weight, pooled);
+        count += 1;
+    }
+    let mut means = [0.0; N];
+    let pools = pools[..count].iter();
+    let pooled = pools.flat_map(|&(sum, weight, pooled): &(f64, f64, usize)| {
+        core::iter::repeat_n(sum / weight, pooled)
+    });
+    for (mean, pooled) in means.iter_mut().zip(pooled) {
+        *mean = pooled;
+    }
+    means
 }
 
 /// How long blocks were in a bucket, in all.

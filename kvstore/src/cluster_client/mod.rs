@@ -7,6 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `objects` | puts, gets, ranges, batches |
+//! | `devices` | [`DeviceClient`]: objects that come from devices and go to them |
 //! | `peeking` | lookups in batches |
 //! | `gathering` | gets of small objects in batches |
 //! | `striping` | objects in parts: their parts, then their manifest |
@@ -26,6 +27,7 @@ mod adapters;
 mod asking;
 mod calls;
 mod clearing;
+mod devices;
 mod gathering;
 mod local;
 mod locating;
@@ -68,6 +70,7 @@ use adapters::ByAdapters;
 pub use adapters::{AdapterGets, Landing, TooManyLandings};
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
+pub use devices::{DeviceClient, DeviceFetched, DeviceStoreError};
 use local::Local;
 pub use locating::Located;
 pub(crate) use objects::{Putting, is_last};

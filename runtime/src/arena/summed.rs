@@ -61,7 +61,9 @@ mod tests {
     use super::*;
 
     fn pattern(len: u32) -> Vec<u8> {
-        (0..len).map(|n| n.wrapping_mul(7919).to_le_bytes()[1]).collect()
+        (0..len)
+            .map(|n| n.wrapping_mul(7919).to_le_bytes()[1])
+            .collect()
     }
 
     type Copy = unsafe fn(*const u8, *mut u8, usize) -> u32;

@@ -8,6 +8,7 @@ use lunette_transfer_proto::engine::scheduler::Priority;
 use lunette_transfer_proto::engine::segment::{Kind, SegmentId, Way};
 use lunette_transfer_proto::engine::slices::{REQUESTS_MAX, Request};
 
+use super::devices::{DevicePart, DeviceSegment};
 use super::error::BatchError;
 use super::peer::RemoteSegment;
 use crate::source::WriteSource;
@@ -82,7 +83,7 @@ impl Default for PostOptions {
     }
 }
 
-/// Where one request's bytes lie here.
+/// Where one request's bytes lie here, in memory of this machine.
 #[derive(Clone, Debug)]
 pub(super) enum Local {
     /// What is read goes there.
@@ -116,10 +117,20 @@ impl Local {
     }
 }
 
+/// This side of a request.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    /// Memory of this machine.
+    Host(Local),
+    /// Memory of a device, into which or out of which bytes go. Its requests are carried out in pieces, whose this
+    /// side is memory of this machine (`super::devices`), so no way of bytes but that one meets it.
+    Device(Way, DevicePart),
+}
+
 /// Where one request's bytes lie, here and there.
 #[derive(Clone, Debug)]
 pub(super) struct Span {
-    pub(super) local: Local,
+    pub(super) end: End,
     pub(super) segment: SegmentId,
     pub(super) offset_bytes: u64,
     /// Whether the segment is reached over connections alone: by capability, or because it is a file.
@@ -130,9 +141,28 @@ pub(super) struct Span {
 
 impl Span {
     pub(super) const fn way(&self) -> Way {
-        match self.local {
-            Local::Into(_) => Way::Read,
-            Local::From(_) => Way::Write,
+        match self.end {
+            End::Host(Local::Into(_)) => Way::Read,
+            End::Host(Local::From(_)) => Way::Write,
+            End::Device(way, _) => way,
+        }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        match &self.end {
+            End::Host(local) => local.len(),
+            End::Device(_, part) => part.len(),
+        }
+    }
+
+    /// Its memory of this machine.
+    ///
+    /// # Panics
+    /// If it is a device's.
+    pub(super) fn local(&self) -> &Local {
+        match &self.end {
+            End::Host(local) => local,
+            End::Device(..) => unreachable!("a device's requests are carried out in pieces"),
         }
     }
 }
@@ -144,6 +174,8 @@ pub struct Batch {
     spans: Rc<Vec<Span>>,
     /// The session epoch of the peer.
     peer: Option<u64>,
+    /// Whether memory of a device is among what lies here.
+    has_devices: bool,
 }
 
 impl Batch {
@@ -168,7 +200,7 @@ impl Batch {
     /// Bytes that it moves.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
-        let len = |span: &Span| span.local.len() as u64;
+        let len = |span: &Span| span.len() as u64;
         self.spans.iter().map(len).sum()
     }
 
@@ -182,7 +214,7 @@ impl Batch {
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
-        self.add(Local::Into(local), remote, offset_bytes)
+        self.add(End::Host(Local::Into(local)), remote, offset_bytes)
     }
 
     /// Adds a write of all of `local`, exposed memory or a shared region, to `offset_bytes` of `remote`.
@@ -195,12 +227,60 @@ impl Batch {
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
-        self.add(Local::From(local.into()), remote, offset_bytes)
+        self.add(End::Host(Local::From(local.into())), remote, offset_bytes)
+    }
+
+    /// Adds a read into memory of a device: as many bytes as `local` has, from `offset_bytes` of `remote`.
+    ///
+    /// They come by way of memory of this machine, a few pieces at a time, unless the segment is this engine's own and
+    /// the device reaches it. The device's memory is held by whatever is under way to it.
+    ///
+    /// # Errors
+    /// [`BatchError`]; the batch is as before.
+    pub fn read_device(
+        &mut self,
+        local: &DeviceSegment,
+        remote: &RemoteSegment,
+        offset_bytes: u64,
+    ) -> Result<(), BatchError> {
+        self.add_device(Way::Read, local, remote, offset_bytes)
+    }
+
+    /// Adds a write of all of `local`, memory of a device, to `offset_bytes` of `remote`, as
+    /// [`read_device`](Self::read_device) the other way.
+    ///
+    /// # Errors
+    /// [`BatchError`]; the batch is as before.
+    pub fn write_device(
+        &mut self,
+        local: &DeviceSegment,
+        remote: &RemoteSegment,
+        offset_bytes: u64,
+    ) -> Result<(), BatchError> {
+        self.add_device(Way::Write, local, remote, offset_bytes)
+    }
+
+    fn add_device(
+        &mut self,
+        way: Way,
+        local: &DeviceSegment,
+        remote: &RemoteSegment,
+        offset_bytes: u64,
+    ) -> Result<(), BatchError> {
+        let len_bytes = local.len_bytes();
+        let len = usize::try_from(len_bytes).map_err(|_| BatchError::OutOfRange {
+            offset_bytes,
+            len_bytes,
+            segment_bytes: remote.len_bytes(),
+        })?;
+        self.add(End::Device(way, local.part(0, len)), remote, offset_bytes)?;
+        self.has_devices = true;
+        Ok(())
     }
 
     fn add(
         &mut self,
-        local: Local,
+        end: End,
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
@@ -211,7 +291,7 @@ impl Batch {
             return Err(BatchError::OtherPeer);
         }
         let span = Span {
-            local,
+            end,
             segment: remote.id(),
             offset_bytes,
             is_remote: remote.is_granted() || matches!(remote.kind(), Kind::File | Kind::Namespace),
@@ -220,7 +300,7 @@ impl Batch {
         if !remote.access().allows(span.way()) {
             return Err(BatchError::Forbidden);
         }
-        let (len_bytes, segment_bytes) = (span.local.len() as u64, remote.len_bytes());
+        let (len_bytes, segment_bytes) = (span.len() as u64, remote.len_bytes());
         let end = offset_bytes.checked_add(len_bytes);
         if end.is_none_or(|end| end > segment_bytes) {
             return Err(BatchError::OutOfRange {
@@ -238,6 +318,19 @@ impl Batch {
         self.peer
     }
 
+    pub(super) const fn has_devices(&self) -> bool {
+        self.has_devices
+    }
+
+    /// Parts of another batch's requests, whose memory here is some of this machine.
+    pub(super) fn of_parts(peer: Option<u64>, spans: Vec<Span>) -> Self {
+        Self {
+            spans: Rc::new(spans),
+            peer,
+            has_devices: false,
+        }
+    }
+
     pub(super) fn span(&self, request: u32) -> &Span {
         &self.spans[request as usize]
     }
@@ -249,7 +342,7 @@ impl Batch {
     pub(super) fn requests(&self) -> impl Iterator<Item = Request> {
         self.spans.iter().map(|span| Request {
             way: span.way(),
-            len_bytes: span.local.len() as u64,
+            len_bytes: span.len() as u64,
         })
     }
 }

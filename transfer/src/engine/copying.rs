@@ -130,7 +130,7 @@ impl Copying {
         }
         let mut left = TURN_BYTES;
         while let Some(span) = posted.batch.spans().get(self.request) {
-            let len = left.min(span.local.len() - self.offset);
+            let len = left.min(span.len() - self.offset);
             match self.near.copy(engine, span, self.offset, len) {
                 Ok(()) => self.has_copied(engine, span, len),
                 Err(Fault::NotHere) => return Progress::NotHere,
@@ -154,7 +154,7 @@ impl Copying {
             engine.counts.moved_here(len as u64);
         }
         self.offset += len;
-        if self.offset == span.local.len() {
+        if self.offset == span.len() {
             self.request += 1;
             self.offset = 0;
         }
@@ -191,7 +191,7 @@ enum Fault {
 impl Near {
     fn copy(&self, engine: &Inner, span: &Span, offset: usize, len: usize) -> Result<(), Fault> {
         let at = span.offset_bytes + offset as u64;
-        let here = span.local.slice(offset, len);
+        let here = span.local().slice(offset, len);
         let link = match self {
             Self::Own => return engine.copy_within(span, at, &here),
             Self::Mapped(link) => link,

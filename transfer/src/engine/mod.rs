@@ -65,7 +65,7 @@
 //! | `rails` | does what the scheduler asks for |
 //! | `rdma` | bytes between memories by adapters ([`RdmaOptions`]) |
 //! | `files` | [`FileSegment`]: files as segments |
-//! | `devices` | [`DeviceSegment`]: memory of devices as segments |
+//! | `devices` | [`DeviceSegment`]: memory of devices, as segments and as this side of requests |
 //! | `namespaces` | [`NamespaceSegment`]: namespaces of NVMe controllers as segments |
 //! | `copying` | transfers that are copies: within one engine, and from memory of a peer on this host |
 //! | `same_host` | peers on this host: who they are, what is mapped, writes that the peer copies |
@@ -113,11 +113,12 @@ use lunette_transfer_proto::hello::{Hello, VersionRange};
 use crate::drain::Drain;
 use crate::guard::Guard;
 use crate::server::{ServeOptions, serve};
+use crate::staging::Staging;
 
 pub use crate::adapters::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
 pub use crate::source::WriteSource;
 pub use batch::{Batch, Intent, PostOptions};
-pub use devices::DeviceSegment;
+pub use devices::{DeviceFault, DeviceSegment};
 pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
 pub use error::{
     BatchError, OpenError, PostError, RegisterDeviceError, RegisterError, RegisterFileError,
@@ -145,7 +146,6 @@ pub use resolver::{Resolve, Resolver, Resolving};
 pub use siblings::Sibling;
 pub use statistics::{RailStatistics, Statistics};
 
-use files::Staging;
 use lunette_verbs::Context;
 use rdma::Rdma;
 use registry::Registry;
@@ -189,6 +189,9 @@ struct Inner {
     addresses: Vec<SocketAddr>,
     registry: RefCell<Registry>,
     staging: Rc<Staging>,
+    /// Memory between peers and devices that are this side of transfers. It has a bound of its own: who holds some
+    /// waits for a peer, which may wait for what this engine serves by way of the other.
+    device_staging: Rc<Staging>,
     sessions: RefCell<Sessions>,
     /// What it has in common with the engine's other cores.
     alive: Arc<Alive>,
@@ -253,6 +256,7 @@ impl Engine {
             addresses,
             registry: RefCell::new(Registry::new(options.same_host_trust)),
             staging: Rc::new(Staging::new(options.file_bytes_max)),
+            device_staging: Rc::new(Staging::new(options.device_bytes_max)),
             sessions: RefCell::default(),
             alive,
             counts: Counts::default(),

@@ -32,9 +32,13 @@ pub struct EngineOptions {
     pub connections_max: usize,
     /// Longest payload of a frame, in bytes; a slice is no longer.
     pub payload_bytes_max: u32,
-    /// Memory that is on its way between peers and files, at most, in bytes, unless a single frame is longer.
-    /// Reads wait for room, writes are refused as busy and sent again.
+    /// Memory that is on its way between peers and files or segments of devices, at most, in bytes, unless a single
+    /// frame is longer. Reads wait for room, writes are refused as busy and sent again.
     pub file_bytes_max: usize,
+    /// Memory that is on its way between peers and devices that are this side of transfers
+    /// ([`Batch::read_device`](super::Batch::read_device)), at most, in bytes, unless a single piece is longer: of
+    /// 1 MiB at most, four of a transfer at a time. Pieces wait for room, each in its turn.
+    pub device_bytes_max: usize,
     /// Notifications that wait to be taken; more are refused as busy.
     pub notifications_max: usize,
     /// Whether bytes go between this engine and peers on this host through memory that both map, and are
@@ -79,6 +83,7 @@ impl Default for EngineOptions {
             connections_max: 1024,
             payload_bytes_max: 4 * 1024 * 1024,
             file_bytes_max: 64 * 1024 * 1024,
+            device_bytes_max: 64 * 1024 * 1024,
             notifications_max: 4096,
             same_host: true,
             same_host_trust: false,

@@ -129,6 +129,8 @@ pub(super) struct Shared {
     pub(super) sleeps_until: Cell<Time>,
     /// What is to be done is being done.
     pub(super) is_acting: Cell<bool>,
+    /// Transfers with devices on this side.
+    pub(super) carried: Cell<usize>,
 }
 
 #[derive(Debug)]
@@ -189,6 +191,7 @@ impl Peer {
             keeper: Signal::default(),
             sleeps_until: Cell::new(Time::MAX),
             is_acting: Cell::new(false),
+            carried: Cell::new(0),
         });
         let link = if epoch == engine.epoch {
             None
@@ -215,7 +218,7 @@ impl Peer {
     /// Whether it is the very engine that opened it.
     #[must_use]
     pub fn is_self(&self) -> bool {
-        self.shared.epoch == self.shared.engine.epoch
+        self.shared.is_own()
     }
 
     /// Opens the segment of a name.
@@ -262,10 +265,10 @@ impl Peer {
         let shared = &self.shared;
         let now = time::now();
         let posted = Rc::new(Posted::new(batch, options, now));
-        if self.is_self() {
-            shared.post_own(&posted);
-        } else if !shared.post_here(&posted)? {
-            shared.submit_prepared(&posted, now)?;
+        if batch.has_devices() {
+            shared.carry_devices(&posted)?;
+        } else {
+            shared.dispatch(&posted, now)?;
         }
         Ok(Transfer {
             peer: self.clone(),
@@ -360,6 +363,11 @@ impl Peer {
 }
 
 impl Shared {
+    /// Whether it is the very engine that opened it.
+    pub(super) fn is_own(&self) -> bool {
+        self.epoch == self.engine.epoch
+    }
+
     /// The peer's addresses, by rail.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         let destinations = self.destinations.iter();

@@ -49,6 +49,12 @@ pub(super) struct Posted {
     /// Whether bytes of it may have been copied already, where it goes another way now.
     pub(super) is_touched: Cell<bool>,
     is_cancelled: Cell<bool>,
+    /// Whether it is a piece of another one, which is counted in its place.
+    is_part: bool,
+    /// The pieces that are under way, of one that is carried in pieces.
+    pub(super) parts: RefCell<Vec<Rc<Self>>>,
+    /// Who is to know if it is cancelled.
+    roused: RefCell<Vec<Waker>>,
     outcome: RefCell<Option<Outcome>>,
     waker: RefCell<Option<Waker>>,
 }
@@ -63,9 +69,40 @@ impl Posted {
             under: Cell::default(),
             is_touched: Cell::new(false),
             is_cancelled: Cell::new(false),
+            is_part: false,
+            parts: RefCell::default(),
+            roused: RefCell::default(),
             outcome: RefCell::default(),
             waker: RefCell::default(),
         }
+    }
+
+    /// A piece of another one.
+    pub(super) fn part(batch: &Batch, options: PostOptions, began: Time) -> Self {
+        Self {
+            is_part: true,
+            ..Self::new(batch, options, began)
+        }
+    }
+
+    /// Has somebody woken when it is cancelled.
+    pub(super) fn rouse(&self, waker: &Waker) {
+        let mut roused = self.roused.borrow_mut();
+        if !roused.iter().any(|known| known.will_wake(waker)) {
+            roused.push(waker.clone());
+        }
+    }
+
+    /// What came of it, once.
+    pub(super) fn poll_ended(&self, cx: &Context<'_>) -> Poll<Outcome> {
+        let outcome = self.outcome.borrow_mut().take();
+        outcome.map_or_else(
+            || {
+                *self.waker.borrow_mut() = Some(cx.waker().clone());
+                Poll::Pending
+            },
+            Poll::Ready,
+        )
     }
 
     /// What is asked of whoever carries it.
@@ -136,8 +173,22 @@ impl Posted {
 }
 
 impl Shared {
+    /// Posts a batch whose memory is this machine's, the way that is the shortest.
+    pub(super) fn dispatch(
+        self: &Rc<Self>,
+        posted: &Rc<Posted>,
+        now: Time,
+    ) -> Result<(), TransfersFull> {
+        if self.is_own() {
+            self.post_own(posted);
+        } else if !self.post_here(posted)? {
+            self.submit_prepared(posted, now)?;
+        }
+        Ok(())
+    }
+
     /// Posts a batch to the very engine that asks.
-    pub(super) fn post_own(self: &Rc<Self>, posted: &Rc<Posted>) {
+    fn post_own(self: &Rc<Self>, posted: &Rc<Posted>) {
         let registry = self.engine.registry.borrow();
         // What is gone is refused either way.
         let is_memory =
@@ -162,8 +213,7 @@ impl Shared {
         }
         let mut spans = posted.batch.spans().iter();
         let is_mapped = spans.all(|span| {
-            span.way() == Way::Read
-                && link.reaches(span.segment, span.offset_bytes, span.local.len())
+            span.way() == Way::Read && link.reaches(span.segment, span.offset_bytes, span.len())
         });
         if is_mapped {
             self.copy(posted, Near::Mapped(link));
@@ -237,8 +287,31 @@ impl Shared {
     /// A transfer is over.
     pub(super) fn finish(&self, posted: &Posted, outcome: Outcome) {
         let is_done = outcome.failures.is_empty();
-        self.engine.counts.finished(is_done, &outcome);
+        if !posted.is_part {
+            self.engine.counts.finished(is_done, &outcome);
+        }
         posted.finish(outcome);
+    }
+
+    /// Gives up what is not done of a transfer.
+    pub(super) fn cancel(self: &Rc<Self>, posted: &Posted) {
+        posted.is_cancelled.set(true);
+        let parts = posted.parts.borrow().clone();
+        for part in parts {
+            self.cancel(&part);
+        }
+        for waker in posted.roused.take() {
+            waker.wake();
+        }
+        match posted.under.get() {
+            Under::Nothing => {}
+            Under::Preparing => self.fail_whole(posted, Cause::Cancelled),
+            Under::Rails(id) => {
+                self.state.borrow_mut().scheduler.cancel(id, time::now());
+                self.pump();
+            }
+            Under::Lane(id) => self.cancel_here(id),
+        }
     }
 }
 
@@ -252,17 +325,7 @@ pub struct Transfer {
 impl Transfer {
     /// Gives up what is not done. The future ends when what was under way is settled.
     pub fn cancel(&self) {
-        let shared = &self.peer.shared;
-        self.posted.is_cancelled.set(true);
-        match self.posted.under.get() {
-            Under::Nothing => {}
-            Under::Preparing => shared.fail_whole(&self.posted, Cause::Cancelled),
-            Under::Rails(id) => {
-                shared.state.borrow_mut().scheduler.cancel(id, time::now());
-                shared.pump();
-            }
-            Under::Lane(id) => shared.cancel_here(id),
-        }
+        self.peer.shared.cancel(&self.posted);
     }
 
     fn result(&self, outcome: Outcome) -> Result<Done, TransferError> {
@@ -290,12 +353,9 @@ impl Future for Transfer {
     type Output = Result<Done, TransferError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = self.posted.outcome.borrow_mut().take();
-        let Some(outcome) = outcome else {
-            *self.posted.waker.borrow_mut() = Some(cx.waker().clone());
-            return Poll::Pending;
-        };
-        Poll::Ready(self.result(outcome))
+        self.posted
+            .poll_ended(cx)
+            .map(|outcome| self.result(outcome))
     }
 }
 

@@ -411,7 +411,7 @@ fn attachments(slice: &Slice, batch: &Batch) -> Attachments {
     let (mut into, mut from) = (Vec::new(), Vec::new());
     for part in &slice.parts {
         let offset = usize::try_from(part.offset_bytes).expect("within memory");
-        let local = &batch.span(part.request).local;
+        let local = batch.span(part.request).local();
         match local.slice(offset, part.len_bytes as usize) {
             Local::Into(memory) => into.push(memory),
             Local::From(source) => from.push(source),

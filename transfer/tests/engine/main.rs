@@ -8,6 +8,7 @@
 //! | `sealed` | connections whose bytes are sealed |
 //! | `grants` | segments that are reached by capability |
 //! | `files` | files as segments |
+//! | `devices` | memory of devices as this side of requests, and as segments beside it |
 //! | `namespaces` | namespaces of NVMe controllers as segments |
 //! | `regions` | shared regions as what is written |
 //! | `same_host` | peers on one host |
@@ -20,6 +21,7 @@
 
 mod between;
 mod cores;
+mod devices;
 mod disks;
 mod files;
 mod grants;

@@ -146,8 +146,8 @@ pub enum Refusal {
     /// The capability is revoked: ask the owner for another.
     #[error("the capability is revoked")]
     Revoked,
-    /// The system at the peer could not read or write the file, or the device its memory. Where a write was to
-    /// go may be damaged.
+    /// The system at the peer could not read or write the file, or a device has nothing to do with the memory that
+    /// was registered. Where a write was to go may be damaged.
     #[error("the peer's file or device could not be read or written")]
     Storage,
     /// The segment is a disk's, and is reached in whole blocks: the request's place or its length is not a
@@ -158,6 +158,13 @@ pub enum Refusal {
     /// be written, also later.
     #[error("the disk behind the segment cannot be reached now")]
     Detached,
+    /// The device behind the segment did not copy the bytes, and may copy others. Where a write was to go may be
+    /// damaged.
+    #[error("the peer's device did not copy the bytes")]
+    Device,
+    /// The device behind the segment is lost, and what was in its memory.
+    #[error("the peer's device is lost")]
+    DeviceLost,
     /// A status of a later version.
     #[error("the peer refuses with status {0}")]
     Other(u16),
@@ -167,7 +174,10 @@ impl Refusal {
     /// Whether the same request may fare better later.
     #[must_use]
     pub const fn is_retryable(self) -> bool {
-        matches!(self, Self::Corrupt | Self::Busy | Self::Detached)
+        matches!(
+            self,
+            Self::Corrupt | Self::Busy | Self::Detached | Self::Device
+        )
     }
 
     /// Whether a limit was met at the peer.
@@ -201,6 +211,8 @@ impl Refusal {
             Self::Storage => 13,
             Self::Unaligned => 14,
             Self::Detached => 15,
+            Self::Device => 16,
+            Self::DeviceLost => 17,
             Self::Other(status) => status,
         }
     }
@@ -225,6 +237,8 @@ impl Refusal {
             13 => Self::Storage,
             14 => Self::Unaligned,
             15 => Self::Detached,
+            16 => Self::Device,
+            17 => Self::DeviceLost,
             other => Self::Other(other),
         })
     }

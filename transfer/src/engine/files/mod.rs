@@ -16,16 +16,13 @@
 //! | module | subject |
 //! |---|---|
 //! | `segment` | [`FileSegment`]: a range of a file, around the page cache where that goes |
-//! | `staging` | how much memory is on its way to and from files |
 //! | `serving` | what peers read and write |
 //! | `own` | transfers between a file, a device or a namespace and memory of one engine |
 
 mod own;
 mod segment;
 mod serving;
-mod staging;
 
 pub(super) use segment::FilePart;
 pub use segment::{FileSegment, FileSegmentError, FileSegmentOptions};
 pub(super) use serving::{FileWrite, Piece, read};
-pub(super) use staging::Staging;

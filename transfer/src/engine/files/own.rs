@@ -93,7 +93,7 @@ impl Shared {
 impl Moving {
     /// How many pieces there are, about.
     fn pieces(&self) -> usize {
-        let pieces = |span: &Span| span.local.len().div_ceil(PIECE_BYTES_MAX);
+        let pieces = |span: &Span| span.len().div_ceil(PIECE_BYTES_MAX);
         self.posted.batch.spans().iter().map(pieces).sum()
     }
 
@@ -136,7 +136,7 @@ impl Moving {
         let (piece, _in_use) =
             reached.map_err(|refusal| Failed::unasked(Cause::Refused(refusal)))?;
         let left = self.posted.left();
-        let moved = match span.local.slice(start, len) {
+        let moved = match span.local().slice(start, len) {
             Local::Into(local) => piece.read(local, left).await,
             Local::From(local) => piece.write(local, left).await,
         };
@@ -165,8 +165,8 @@ impl Moving {
         loop {
             let span = self.posted.batch.spans().get(request)?;
             let has_failed = self.requests.borrow()[request].cause.is_some();
-            if !has_failed && start < span.local.len() {
-                let len = PIECE_BYTES_MAX.min(span.local.len() - start);
+            if !has_failed && start < span.len() {
+                let len = PIECE_BYTES_MAX.min(span.len() - start);
                 self.next.set((request, start + len));
                 return Some((request, start, len));
             }

@@ -15,10 +15,10 @@ use super::super::devices::{DeviceFault, DevicePart};
 use super::super::namespaces::{NamespacePart, may_still_land, refusal_of};
 use super::super::registry::InUse;
 use super::FilePart;
-use super::staging::{Staged, Staging};
 use crate::frames::Payload;
 use crate::room::Room;
 use crate::source::WriteSource;
+use crate::staging::{Staged, Staging};
 
 /// Why bytes were not moved.
 #[derive(Debug, Error)]
@@ -39,8 +39,8 @@ impl Unmoved {
     pub(super) fn refusal(&self) -> Refusal {
         match self {
             Self::Namespace(error) => refusal_of(error),
-            Self::Device(DeviceFault::NoRoom(_)) => Refusal::Busy,
-            Self::File(_) | Self::Device(_) => Refusal::Storage,
+            Self::Device(fault) => fault.refusal(),
+            Self::File(_) => Refusal::Storage,
         }
     }
 

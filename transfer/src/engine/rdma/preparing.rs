@@ -68,10 +68,10 @@ impl Shared {
     }
 
     fn is_settled(&self, span: &Span, now: Time) -> bool {
-        if span.is_remote || span.local.len() == 0 {
+        if span.is_remote || span.len() == 0 {
             return true;
         }
-        let (start, len) = (span.local.start(), span.local.len());
+        let (start, len) = (span.local().start(), span.len());
         let ends = self.one_sided.ends();
         self.one_sided.windows.is_settled(span.segment, now)
             && ends.iter().all(|ends| ends.ours.is_settled(start, len))
@@ -111,10 +111,10 @@ impl Shared {
             }
         }
         for span in open {
-            let (start, len) = (span.local.start(), span.local.len());
+            let (start, len) = (span.local().start(), span.len());
             for ends in self.one_sided.ends() {
                 if !ends.ours.is_settled(start, len) {
-                    ends.ours.register(extent(&span.local)).await;
+                    ends.ours.register(extent(span.local())).await;
                 }
             }
         }

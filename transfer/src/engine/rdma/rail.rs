@@ -258,7 +258,7 @@ impl Shared {
         let window = self.one_sided.windows.find(span.segment, ends.theirs)?;
         let there = window.at(span.offset_bytes + part.offset_bytes);
         let offset = usize::try_from(part.offset_bytes).ok()?;
-        let local = span.local.slice(offset, part.len_bytes as usize);
+        let local = span.local().slice(offset, part.len_bytes as usize);
         let start = local.start();
         let here = match few(&local) {
             Some((bytes, len)) => Here::Few(bytes, len),

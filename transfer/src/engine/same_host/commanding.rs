@@ -243,7 +243,7 @@ impl Commanding {
 /// Where a piece's bytes lie here.
 fn local(span: &Span, piece: &Piece) -> Local {
     let (start, len) = (in_memory(piece.offset_bytes), in_memory(piece.len_bytes));
-    span.local.slice(start, len)
+    span.local().slice(start, len)
 }
 
 fn in_memory(bytes: u64) -> usize {
@@ -318,7 +318,7 @@ impl Shared {
         let requests = spans.iter().zip(&passages);
         let requests = requests.map(|(span, passage)| LaneRequest {
             way: span.way(),
-            len_bytes: span.local.len() as u64,
+            len_bytes: span.len() as u64,
             by_window: matches!(passage, Passage::Window),
         });
         let mut lane = commanding.lane.borrow_mut();
@@ -342,7 +342,7 @@ impl Shared {
     /// How a request's bytes can go, if they can, and the hold on them that it takes.
     fn passage(&self, link: &Link, span: &Span) -> Option<(Passage, Option<InUse>)> {
         // Regions are not registered, so they cannot be lent.
-        if let Local::From(WriteSource::Exposed(memory)) = &span.local
+        if let Local::From(WriteSource::Exposed(memory)) = span.local()
             && let Some((passage, hold)) = self.lend(link, memory)
         {
             return Some((passage, Some(hold)));

@@ -420,8 +420,8 @@ impl Scheduler {
             Refusal::Corrupt => Cause::Corrupt,
             other => Cause::Refused(other),
         };
-        let culprit = if refusal.is_retryable() {
-            // The whole slice is at fault, for the last time.
+        let culprit = if refusal.is_retryable() && refusal != Refusal::Device {
+            // The whole slice is at fault, for the last time; a device is at fault for its part alone.
             None
         } else {
             under_way.slice.parts.get(part).map(|part| part.request)

@@ -207,6 +207,18 @@ pub enum Cause {
     /// Another engine answers where the peer was: what was to be reached is gone.
     #[error("the peer is gone, another engine answers in its place")]
     PeerReplaced,
+    /// The device that has the bytes on this side, or is to have them, did not copy them, and may copy others.
+    #[error("this side's device did not copy the bytes")]
+    OwnDevice,
+    /// The device on this side is lost, and what was in its memory.
+    #[error("this side's device is lost")]
+    OwnDeviceLost,
+    /// The memory of the device on this side is none that the stream beside it knows.
+    #[error("this side's stream does not copy this side's memory")]
+    OwnDeviceForeign,
+    /// This core has no memory in which the bytes could be staged on their way.
+    #[error("no memory on this side to stage the bytes in")]
+    OwnRoom,
 }
 
 impl Cause {
@@ -216,14 +228,20 @@ impl Cause {
         match self {
             Self::Refused(refusal) => refusal.is_retryable(),
             Self::Corrupt | Self::Lost | Self::Unreachable | Self::DeadlineExceeded => true,
+            Self::OwnDevice | Self::OwnRoom => true,
             Self::Cancelled | Self::PeerReplaced => false,
+            Self::OwnDeviceLost | Self::OwnDeviceForeign => false,
         }
     }
 
-    /// Whether a limit was met at the peer.
+    /// Whether a limit was met, at the peer or here.
     #[must_use]
     pub const fn is_backpressure(self) -> bool {
-        matches!(self, Self::Refused(refusal) if refusal.is_backpressure())
+        match self {
+            Self::Refused(refusal) => refusal.is_backpressure(),
+            Self::OwnRoom => true,
+            _ => false,
+        }
     }
 
     /// Whether bytes were damaged.

@@ -283,6 +283,44 @@ fn a_refusal_fails_its_request_and_spares_the_others() {
 }
 
 #[test]
+fn a_device_that_never_copies_fails_its_request_and_spares_the_others() {
+    let mut scheduler = connected(1);
+    let requests = [write(10), write(20), write(30)];
+    let submitted = scheduler.submit(requests, options(Time::MAX), at(1));
+    let id = submitted.expect("room");
+    let (mut now, mut sends, mut done) = (1, 0, Vec::new());
+    let ended = loop {
+        let actions = drain(&mut scheduler, at(now));
+        for (slice, _) in sent(&actions) {
+            sends += 1;
+            let (found, _) = scheduler.slice(slice).expect("it is under way");
+            let part = found.parts.iter().position(|part| part.request == 1);
+            let requests: Vec<u32> = found.parts.iter().map(|part| part.request).collect();
+            match part {
+                Some(part) => scheduler.on_refused(slice, Refusal::Device, part, at(now)),
+                None => {
+                    done.extend(requests);
+                    scheduler.on_answered(slice, at(now));
+                }
+            }
+        }
+        let ended = finished(&actions);
+        if !ended.is_empty() {
+            break ended;
+        }
+        now += 1;
+        assert!(now < 10_000, "it ends");
+    };
+    let failure = (Some(1), Cause::Refused(Refusal::Device), Effect::Partly);
+    assert_eq!(ended, [(id, vec![failure])]);
+    assert_eq!(
+        (sends, done),
+        (9, vec![0, 2]),
+        "asked for eight times, and the rest"
+    );
+}
+
+#[test]
 fn a_write_that_may_still_land_is_not_sent_again_and_a_read_is() {
     for (request, attempts) in [(write(10), 1), (read(10), 4)] {
         let is_write = request.way == Way::Write;

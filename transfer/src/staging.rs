@@ -1,4 +1,4 @@
-//! How much memory is on its way to and from files.
+//! How much memory is on its way between what connections do not reach (files, devices) and connections.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,18 +8,18 @@ use lunette_runtime::Signal;
 use lunette_runtime::arena;
 use lunette_runtime::arena::Exposed;
 
-/// Memory of one engine that is on its way between files and connections, up to a bound.
+/// Memory of this core's arena that is on its way, up to a bound: who wants more waits in line.
 #[derive(Debug)]
-pub(in crate::engine) struct Staging {
+pub struct Staging {
     bytes_max: usize,
     bytes: Cell<usize>,
     /// Who waits for room, and for how much, in the order in which they came.
     waiting: RefCell<VecDeque<(usize, Rc<Signal>)>>,
 }
 
-/// Memory on its way.
+/// Memory on its way. Its part of the bound is anybody's again when it is dropped.
 #[derive(Debug)]
-pub(in crate::engine) struct Staged {
+pub struct Staged {
     memory: Exposed,
     _room: Room,
 }
@@ -32,7 +32,9 @@ struct Room {
 }
 
 impl Staging {
-    pub(in crate::engine) const fn new(bytes_max: usize) -> Self {
+    /// Nothing on its way, of `bytes_max` at most.
+    #[must_use]
+    pub const fn new(bytes_max: usize) -> Self {
         Self {
             bytes_max,
             bytes: Cell::new(0),
@@ -42,13 +44,14 @@ impl Staging {
 
     /// Memory of this length, if there is room now and nobody waits; more than the bound, if it is all that
     /// is on its way. `None` also where the core's arena has none.
-    pub(in crate::engine) fn try_take(self: &Rc<Self>, len: usize) -> Option<Staged> {
+    #[must_use]
+    pub fn try_take(self: &Rc<Self>, len: usize) -> Option<Staged> {
         let is_next = self.waiting.borrow().is_empty() && self.has_room(len);
         is_next.then(|| self.take_now(len)).flatten()
     }
 
     /// Memory of this length, as soon as there is room. `None` where the core's arena has none.
-    pub(in crate::engine) async fn take(self: &Rc<Self>, len: usize) -> Option<Staged> {
+    pub async fn take(self: &Rc<Self>, len: usize) -> Option<Staged> {
         let is_next = self.waiting.borrow().is_empty() && self.has_room(len);
         if is_next {
             return self.take_now(len);
@@ -112,7 +115,9 @@ impl Drop for Leaves<'_> {
 }
 
 impl Staged {
-    pub(in crate::engine) const fn memory(&self) -> &Exposed {
+    /// The memory.
+    #[must_use]
+    pub const fn memory(&self) -> &Exposed {
         &self.memory
     }
 }

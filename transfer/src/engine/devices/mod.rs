@@ -1,0 +1,356 @@
+//! Memory of a device, a GPU say: as a segment, and as this side of requests.
+//!
+//! Adapters reach a segment of it by a dma-buf, where device, library and kernel can; peers read and write it then as
+//! they do memory. Else its bytes go by way of memory of this machine that the device knows, and so do those of
+//! requests whose this side is a device's:
+//!
+//! ```text
+//!   peer <-- connection --> staging <-- device's copies --> device        a segment (`files::serving`)
+//!   device <-- copies --> pieces of an arena <-- transfer --> peer        this side of a request (`carrying`)
+//!   device <-- copies --> memory, device                                  within one engine, where it is reached
+//! ```
+//!
+//! | module | subject |
+//! |---|---|
+//! | `carrying` | transfers whose this side is a device's: pieces, several of them on their way at a time |
+//! | `pieces` | which bytes of which requests travel together |
+
+mod carrying;
+mod pieces;
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use lunette_gpu::lease::HostMemory;
+use lunette_gpu::share::AdapterWay;
+use lunette_gpu::{CopyError, DeviceRegion, Operation, Stream};
+use lunette_runtime::arena::{Exposed, RegionMut};
+use lunette_runtime::{arena, time};
+use lunette_transfer_proto::engine::scheduler::Cause;
+use lunette_verbs::{Access as Rights, Context, DeviceMemory, SetupError};
+use thiserror::Error;
+
+use super::Refusal;
+use crate::source::WriteSource;
+
+/// Longest piece that is copied to or from a device at once.
+const PIECE_BYTES_MAX: usize = 1024 * 1024;
+/// Pause before a copy is queued again for which the stream had no room.
+const FULL_PAUSE: Duration = Duration::from_micros(100);
+
+/// Memory of a device, to be registered as a segment or to be this side of requests, and the stream by which it is
+/// copied. Clones are handles to the same; it belongs to the core on which the device was opened.
+#[derive(Clone, Debug)]
+pub struct DeviceSegment {
+    region: DeviceRegion,
+    stream: Stream,
+}
+
+/// A part of a device's segment.
+#[derive(Clone, Debug)]
+pub(in crate::engine) struct DevicePart {
+    region: DeviceRegion,
+    stream: Stream,
+    len: usize,
+}
+
+/// Why bytes were not copied to or from a device. What was to be filled may hold anything.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum DeviceFault {
+    /// The device.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The core's arena.
+    #[error("no memory to stage in: {0}")]
+    NoRoom(arena::AllocError),
+}
+
+impl DeviceSegment {
+    /// Memory of a device, and a stream of the same opening of that device.
+    #[must_use]
+    pub const fn new(region: DeviceRegion, stream: Stream) -> Self {
+        Self { region, stream }
+    }
+
+    /// The memory.
+    #[must_use]
+    pub const fn region(&self) -> &DeviceRegion {
+        &self.region
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> u64 {
+        self.region.len()
+    }
+
+    /// A part of it, by the same stream.
+    ///
+    /// # Panics
+    /// If the part does not lie inside.
+    #[must_use]
+    pub fn slice(&self, range: Range<u64>) -> Self {
+        Self {
+            region: self.region.slice(range),
+            stream: self.stream.clone(),
+        }
+    }
+
+    /// Copies it over `to`, which is as long: at once what is a piece of an arena, other memory by way of some.
+    ///
+    /// A copy that is under way goes on if the future is dropped, and keeps the memory of both sides.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    ///
+    /// # Panics
+    /// If `to` is not as long.
+    pub async fn download(&self, to: Exposed) -> Result<(), DeviceFault> {
+        self.part(0, self.as_long_as(to.len())).read(to).await
+    }
+
+    /// Copies `from`, which is as long, over it; as [`download`](Self::download) the other way.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    ///
+    /// # Panics
+    /// If `from` is not as long.
+    pub async fn upload(&self, from: impl Into<WriteSource>) -> Result<(), DeviceFault> {
+        let from = from.into();
+        self.part(0, self.as_long_as(from.len())).write(from).await
+    }
+
+    fn as_long_as(&self, len: usize) -> usize {
+        assert_eq!(self.region.len(), len as u64, "as long as the other side");
+        len
+    }
+
+    /// # Panics
+    /// If the part does not lie inside.
+    pub(in crate::engine) fn part(&self, offset_bytes: u64, len: usize) -> DevicePart {
+        DevicePart {
+            region: self.region.slice(offset_bytes..offset_bytes + len as u64),
+            stream: self.stream.clone(),
+            len,
+        }
+    }
+
+    /// Registers it with an adapter, for peers.
+    ///
+    /// # Errors
+    /// [`SetupError::Unsupported`] where device, library or kernel has no dma-buf for it; else what the adapter
+    /// says.
+    pub(in crate::engine) async fn register(
+        &self,
+        adapter: &Context,
+        rights: Rights,
+    ) -> Result<DeviceMemory, SetupError> {
+        for way in self.region.adapter_ways() {
+            if let AdapterWay::DmaBuf {
+                dma_buf,
+                offset_bytes,
+            } = way
+            {
+                let range = offset_bytes..offset_bytes + self.region.len();
+                return DeviceMemory::register(adapter, dma_buf, range, rights).await;
+            }
+        }
+        Err(SetupError::Unsupported)
+    }
+}
+
+impl DeviceFault {
+    /// Whether the same may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Copy(error) => error.is_retryable(),
+            Self::NoRoom(error) => error.is_backpressure(),
+        }
+    }
+
+    /// Whether waiting, or freeing something, can help.
+    #[must_use]
+    pub fn is_backpressure(&self) -> bool {
+        match self {
+            Self::Copy(error) => error.is_backpressure(),
+            Self::NoRoom(error) => error.is_backpressure(),
+        }
+    }
+
+    /// What a peer is told of a device of this side.
+    pub(in crate::engine) const fn refusal(&self) -> Refusal {
+        match self.cause() {
+            Cause::OwnRoom => Refusal::Busy,
+            Cause::OwnDevice => Refusal::Device,
+            Cause::OwnDeviceLost => Refusal::DeviceLost,
+            _ => Refusal::Storage,
+        }
+    }
+
+    /// What this side's program is told.
+    pub(in crate::engine) const fn cause(&self) -> Cause {
+        match self {
+            Self::NoRoom(_) => Cause::OwnRoom,
+            Self::Copy(CopyError::Poisoned(_)) => Cause::OwnDeviceLost,
+            Self::Copy(CopyError::Foreign) => Cause::OwnDeviceForeign,
+            // Memory that is not made known to the device is copied all the same, and ranges are checked before.
+            Self::Copy(_) => Cause::OwnDevice,
+        }
+    }
+}
+
+impl DevicePart {
+    pub(in crate::engine) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the part does not lie inside.
+    pub(in crate::engine) fn slice(&self, start: usize, len: usize) -> Self {
+        Self {
+            region: self.region.slice(start as u64..(start + len) as u64),
+            stream: self.stream.clone(),
+            len,
+        }
+    }
+
+    /// Reads it over `to`, which is as long. What is a piece of an arena the device reaches; other memory is filled
+    /// by way of some.
+    pub(in crate::engine) async fn read(&self, to: Exposed) -> Result<(), DeviceFault> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        if to.chunk().is_some() {
+            let region = &self.region;
+            copied(to, |to| self.stream.download(region, to, 0)).await?;
+            return Ok(());
+        }
+        self.by_rooms(async |room, at, part| {
+            let len = usize::try_from(part.len()).expect("a piece is short");
+            let room = copied(room, |room| self.stream.download(&part, room, 0)).await?;
+            to.copy_in(at, &room.as_slice()[..len]);
+            Ok(room)
+        })
+        .await
+    }
+
+    /// Writes `from`, which is as long, over it.
+    pub(in crate::engine) async fn write(&self, from: WriteSource) -> Result<(), DeviceFault> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        let region = &self.region;
+        let from = match from {
+            WriteSource::Exposed(memory) if memory.chunk().is_some() => {
+                copied(memory, |from| self.stream.upload(from, 0, region)).await?;
+                return Ok(());
+            }
+            WriteSource::Region(lent) => {
+                copied(lent, |from| self.stream.upload(from, 0, region)).await?;
+                return Ok(());
+            }
+            WriteSource::Exposed(memory) => memory,
+        };
+        self.by_rooms(async |mut room, at, part| {
+            let len = usize::try_from(part.len()).expect("a piece is short");
+            from.copy_out(at, &mut room.as_mut_slice()[..len]);
+            copied(room, |room| self.stream.upload(room, 0, &part)).await
+        })
+        .await
+    }
+
+    /// Fills it with another part, which is as long, inside one device.
+    ///
+    /// # Errors
+    /// [`CopyError::Foreign`] if they are not of one opening of a device: nothing was done.
+    pub(in crate::engine) async fn copy_from(&self, from: &Self) -> Result<(), DeviceFault> {
+        assert_eq!(self.len, from.len, "as long");
+        if self.len > 0 {
+            copied((), |()| self.stream.copy(&from.region, &self.region)).await?;
+        }
+        Ok(())
+    }
+
+    /// Does `step` for all of its pieces, by two rooms in turn: while one is being copied by the device, this core
+    /// copies the other.
+    async fn by_rooms(
+        &self,
+        step: impl AsyncFn(RegionMut, usize, DeviceRegion) -> Result<RegionMut, DeviceFault>,
+    ) -> Result<(), DeviceFault> {
+        let pieces = RefCell::new(self.pieces());
+        let next = || pieces.borrow_mut().next();
+        let walk = async || {
+            let mut room = None;
+            while let Some((at, part)) = next() {
+                let lent = match room.take() {
+                    Some(room) => room,
+                    None => self.room()?,
+                };
+                room = Some(step(lent, at, part).await?);
+            }
+            Ok(())
+        };
+        let ended = all(vec![Box::pin(walk()), Box::pin(walk())]).await;
+        ended.into_iter().collect()
+    }
+
+    fn room(&self) -> Result<RegionMut, DeviceFault> {
+        let room = arena().alloc(self.len.clamp(1, PIECE_BYTES_MAX));
+        room.map_err(DeviceFault::NoRoom)
+    }
+
+    /// Its pieces, and where each begins.
+    fn pieces(&self) -> impl Iterator<Item = (usize, DeviceRegion)> + use<'_> {
+        (0..self.len).step_by(PIECE_BYTES_MAX).map(|at| {
+            let end = self.len.min(at + PIECE_BYTES_MAX);
+            (at, self.region.slice(at as u64..end as u64))
+        })
+    }
+}
+
+/// Has the device copy what is lent, as soon as the stream has a place for it, and gives that back.
+async fn copied<H: HostMemory>(
+    mut lent: H,
+    copy: impl Fn(H) -> Operation<H>,
+) -> Result<H, DeviceFault> {
+    loop {
+        let (copied, back) = copy(lent).await;
+        lent = back;
+        match copied {
+            Ok(()) => return Ok(lent),
+            Err(CopyError::Full) => time::sleep(FULL_PAUSE).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Waits for all of them; their outcomes, in their order.
+async fn all<F: Future + ?Sized>(mut futures: Vec<Pin<Box<F>>>) -> Vec<F::Output> {
+    let mut outcomes: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    poll_fn(|cx| {
+        let mut is_done = true;
+        for (future, outcome) in futures.iter_mut().zip(&mut outcomes) {
+            if outcome.is_none() {
+                match future.as_mut().poll(cx) {
+                    Poll::Ready(ended) => *outcome = Some(ended),
+                    Poll::Pending => is_done = false,
+                }
+            }
+        }
+        if is_done {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
+    outcomes.into_iter().flatten().collect()
+}

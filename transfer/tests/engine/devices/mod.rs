@@ -1,0 +1,156 @@
+//! Memory of devices as this side of requests: from and to memory, devices and files, of a peer over TCP, of one on
+//! this host, and of the engine itself.
+//!
+//! | module | what it proves |
+//! |---|---|
+//! | `moving` | bytes go where they belong, and nowhere else; several pieces are on their way at a time |
+//! | `faults` | what a device does not copy fails alone and says which side it was; what was dropped, killed or too slow |
+//! | `model` | any batches, beside memory of the test |
+mod faults;
+mod model;
+mod moving;
+
+use lunette_gpu::fake::{FakeMachine, FakeOptions};
+use lunette_gpu::{Device, DeviceRegion, Stream, StreamOptions};
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr};
+
+use lunette_runtime::sim::{World, WorldOptions};
+use lunette_runtime::{CoreOptions, arena};
+use lunette_transfer::engine::{
+    Batch, DeviceSegment, Engine, EngineOptions, Peer, RegisterOptions, RemoteSegment,
+};
+
+use super::scene::{options, post};
+use super::worlds::rails::finish;
+
+/// How two engines meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    Tcp,
+    SameHost,
+    Own,
+}
+
+const PATHS: [Path; 3] = [Path::Tcp, Path::SameHost, Path::Own];
+
+/// Two engines, or one that asks itself, and a device of each.
+struct Pair {
+    here: Engine,
+    there: Engine,
+    peer: Peer,
+    machine: FakeMachine,
+    near: Gpu,
+    far: Gpu,
+}
+
+/// A device that is opened here.
+#[derive(Clone, Debug)]
+struct Gpu {
+    device: Device,
+    stream: Stream,
+}
+
+impl Gpu {
+    fn open(machine: &FakeMachine, index: usize) -> Self {
+        Self::with(machine, index, StreamOptions::default())
+    }
+
+    fn with(machine: &FakeMachine, index: usize, options: StreamOptions) -> Self {
+        let device = Device::fake(machine, index).expect("it was added");
+        let stream = Stream::new(&device, options).expect("a stream");
+        Self { device, stream }
+    }
+
+    /// Memory of it, full of these bytes.
+    async fn full_of(&self, bytes: &[u8]) -> DeviceSegment {
+        let region = DeviceRegion::alloc(&self.device, bytes.len() as u64).expect("memory");
+        let mut from = arena().alloc(bytes.len()).expect("room");
+        from.as_mut_slice().copy_from_slice(bytes);
+        let (filled, _) = self.stream.upload(from, 0, &region).await;
+        filled.expect("filled");
+        DeviceSegment::new(region, self.stream.clone())
+    }
+
+    /// What lies there.
+    async fn bytes_of(&self, memory: &DeviceSegment) -> Vec<u8> {
+        let len = usize::try_from(memory.len_bytes()).expect("little");
+        let room = arena().alloc(len).expect("room");
+        let (read, room) = self.stream.download(memory.region(), room, 0).await;
+        read.expect("read");
+        room.as_slice().to_vec()
+    }
+}
+
+impl Pair {
+    async fn new(path: Path) -> Self {
+        Self::with(path, FakeOptions::default(), options()).await
+    }
+
+    async fn with(path: Path, fake: FakeOptions, options: EngineOptions) -> Self {
+        let engine = || {
+            Engine::start(EngineOptions {
+                same_host: path == Path::SameHost,
+                ..options.clone()
+            })
+            .expect("an engine")
+        };
+        let here = engine();
+        let there = if path == Path::Own {
+            here.clone()
+        } else {
+            engine()
+        };
+        let peer = here.open(there.addresses()).await.expect("open");
+        assert_eq!(peer.is_self(), path == Path::Own);
+        let machine = FakeMachine::new(5);
+        let (near, far) = (machine.add_device(fake.clone()), machine.add_device(fake));
+        let (near, far) = (Gpu::open(&machine, near), Gpu::open(&machine, far));
+        Self {
+            here,
+            there,
+            peer,
+            machine,
+            near,
+            far,
+        }
+    }
+
+    /// Registers memory of a device with the peer's engine.
+    async fn register(&self, name: &str, memory: &DeviceSegment) -> RemoteSegment {
+        let registered = self
+            .there
+            .register_device(memory.clone(), &RegisterOptions::named(name));
+        registered.expect("registered");
+        self.peer.segment(name).await.expect("a segment")
+    }
+}
+
+fn read(to: &DeviceSegment, remote: &RemoteSegment, offset: usize) -> Batch {
+    let mut batch = Batch::new();
+    batch
+        .read_device(to, remote, offset as u64)
+        .expect("a read");
+    batch
+}
+
+fn write(from: &DeviceSegment, remote: &RemoteSegment, offset: usize) -> Batch {
+    let mut batch = Batch::new();
+    batch
+        .write_device(from, remote, offset as u64)
+        .expect("a write");
+    batch
+}
+
+async fn done(peer: &Peer, batch: &Batch) {
+    post(peer, batch).await.expect("done");
+}
+
+/// Runs a scenario in a world alone, whose time is its own.
+fn in_world<F: Future<Output = ()> + 'static>(seed: u64, scenario: impl FnOnce() -> F + 'static) {
+    let mut world = World::new(seed, WorldOptions::default());
+    let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let process = world.start(host, 1, CoreOptions::default());
+    let done = world.spawn(process, 0, scenario);
+    finish(&mut world, 600, &done);
+}
