@@ -416,3 +416,91 @@ fn a_claim_that_is_gone_or_newer_or_cannot_be_written_is_refused() {
     }
     assert_eq!(claimant.claim.state(), refused);
 }
+
+/// One claim, whose operations end when the test says so.
+struct Alone {
+    claim: Claim,
+    block: Vec<u8>,
+}
+
+impl Alone {
+    fn new() -> Self {
+        let name = HolderName::new("host1");
+        Self {
+            claim: Claim::new(TERMS, 1, name, at(0)),
+            block: vec![0; BLOCK],
+        }
+    }
+
+    /// Does what is to be done at `began`, and tells of it at `told`.
+    fn go(&mut self, began: u64, told: u64) -> Option<ClaimEffect> {
+        let effect = self.claim.poll_effect(at(began))?;
+        match &effect {
+            ClaimEffect::Read => self.claim.read_done(at(told), Ok(&self.block)),
+            ClaimEffect::Write(block) => {
+                self.block = block.to_vec();
+                self.claim.written(at(told), Ok(()));
+            }
+        }
+        Some(effect)
+    }
+
+    /// Claims a free drive at once; held until then.
+    fn hold(&mut self) -> u64 {
+        for _look_take_settle in 0..3 {
+            let due = self.claim.poll_timeout().unwrap_or(Time::ZERO);
+            let now = due.since(Time::ZERO).as_millis();
+            let now = u64::try_from(now).expect("milliseconds");
+            assert!(self.go(now, now).is_some());
+        }
+        assert_eq!(self.claim.state(), ClaimState::Held);
+        let until = TERMS.lapse - TERMS.settle;
+        u64::try_from(until.as_millis()).expect("milliseconds")
+    }
+}
+
+#[test]
+fn a_renewal_that_ends_late_renews_nothing() {
+    for (late, is_renewed) in [(100, true), (101, false)] {
+        let mut alone = Alone::new();
+        let until = alone.hold();
+        assert!(alone.claim.may_write(at(until - 1)));
+        assert!(!alone.claim.may_write(at(until)));
+        // The look begins at 300, and the write that follows from it ends so much later.
+        assert_eq!(alone.go(300, 310), Some(ClaimEffect::Read));
+        let write = alone.go(320, 300 + late);
+        assert!(matches!(write, Some(ClaimEffect::Write(_))));
+        assert_eq!(alone.claim.may_write(at(until)), is_renewed, "{late}");
+        assert!(alone.claim.may_write(at(until - 1)), "{late}");
+        // Renewed, it holds from the write on, and not from its end.
+        assert_eq!(alone.claim.may_write(at(until + 319)), is_renewed);
+        assert!(!alone.claim.may_write(at(until + 320)));
+        if !is_renewed {
+            assert_eq!(alone.claim.poll_timeout(), Some(at(300 + late)), "at once");
+        }
+    }
+}
+
+#[test]
+fn who_let_a_claim_lapse_watches_it_as_others_do() {
+    let mut alone = Alone::new();
+    let until = alone.hold();
+    let block = alone.block.clone();
+    assert_eq!(alone.go(until, until), Some(ClaimEffect::Read));
+    assert_eq!(alone.claim.state(), ClaimState::Claiming);
+    assert_eq!(alone.claim.watched(), Some(1));
+    let lapse = u64::try_from(TERMS.lapse.as_millis()).expect("milliseconds");
+    for now in until + 1..until + lapse {
+        let done = alone.go(now, now);
+        assert!(matches!(done, None | Some(ClaimEffect::Read)), "at {now}");
+        assert!(!alone.claim.may_write(at(now)));
+    }
+    assert_eq!(alone.block, block, "nothing was written");
+    let taken = until + lapse;
+    assert_eq!(alone.go(taken, taken), Some(ClaimEffect::Read));
+    let write = alone.go(taken, taken);
+    assert!(matches!(write, Some(ClaimEffect::Write(_))));
+    assert!(!alone.claim.may_write(at(taken)), "it settles first");
+    let record = ClaimRecord::decode(&alone.block).expect("a claim");
+    assert_eq!((record.holder, record.taken), (1, 2));
+}
