@@ -13,11 +13,11 @@
 //! store. Short objects are in a group together, as they come together from their homes.
 
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
 
+use futures_util::future::join_all;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::arena::Exposed;
 use lunette_transfer::engine::{DeviceFault, DeviceSegment};
@@ -202,7 +202,7 @@ impl DeviceClient {
             }
         };
         let walks = (0..GROUPS_MAX.min(groups.len())).map(|_| Box::pin(walk()));
-        all(walks.collect()).await;
+        join_all(walks).await;
         ended.into_inner().into_iter().flatten().collect()
     }
 
@@ -327,7 +327,7 @@ async fn copy(
         }
     }
     let mut faults = vec![None; group.len()];
-    for (index, copied) in whose.into_iter().zip(all(copies).await) {
+    for (index, copied) in whose.into_iter().zip(join_all(copies).await) {
         faults[index] = faults[index].or(copied.err());
     }
     faults
@@ -350,27 +350,4 @@ fn verdict(
         Ok(Fetched::Miss { is_known, .. }) => Ok(DeviceFetched::Miss { is_known }),
         Err(failure) => Err(failure.error.into()),
     }
-}
-
-/// Waits for all of them; their outcomes, in their order.
-async fn all<F: Future + ?Sized>(mut futures: Vec<Pin<Box<F>>>) -> Vec<F::Output> {
-    let mut outcomes: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
-    poll_fn(|cx| {
-        let mut is_done = true;
-        for (future, outcome) in futures.iter_mut().zip(&mut outcomes) {
-            if outcome.is_none() {
-                match future.as_mut().poll(cx) {
-                    Poll::Ready(ended) => *outcome = Some(ended),
-                    Poll::Pending => is_done = false,
-                }
-            }
-        }
-        if is_done {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
-    outcomes.into_iter().flatten().collect()
 }

@@ -6,12 +6,10 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
     GATHERED_BYTES_MAX, GATHERED_MAX, GatherMessage, Gathered,
@@ -66,7 +64,7 @@ impl ClusterClient {
             };
             Box::pin(ask(&self.asking, message, &part.rooms))
         });
-        let ended = all(begun.collect()).await;
+        let ended = join_all(begun).await;
         for (part, gathered) in parts.into_iter().zip(ended) {
             part.end(gathered, gets);
         }
@@ -219,28 +217,4 @@ async fn ask(
             None
         }
     }
-}
-
-/// What all of them come to, in their order.
-async fn all<F: Future>(mut under_way: Vec<Pin<Box<F>>>) -> Vec<F::Output> {
-    let mut ended: Vec<Option<F::Output>> = under_way.iter().map(|_| None).collect();
-    poll_fn(|cx| {
-        let mut is_over = true;
-        for (future, ended) in under_way.iter_mut().zip(&mut ended) {
-            if ended.is_none() {
-                match future.as_mut().poll(cx) {
-                    Poll::Ready(output) => *ended = Some(output),
-                    Poll::Pending => is_over = false,
-                }
-            }
-        }
-        if is_over {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
-    let ended = ended.into_iter();
-    ended.map(|ended| ended.expect("all have ended")).collect()
 }

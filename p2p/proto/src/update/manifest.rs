@@ -1,10 +1,10 @@
 //! Which buckets an update has, as they are told of: an object of its own, under the update's name.
 //!
 //! ```text
-//! "LUNETTEU" version: u32 buckets: u32 { object's version: u64, staging memory in bytes: u64 } each
+//! "LUNETTEU" | format u32 | id u64 | buckets u32 | of each: version of its object u64, staging memory in bytes u64
 //! ```
 //!
-//! The bucket `n` of it is the object `NAME/ID/n`, where `ID` is drawn by who offers it.
+//! The bucket `n` of it is the object `NAME/ID/n`, where the id is drawn by who offers it.
 
 use lunette_runtime_core::codec::{Reader, Truncated, Writer};
 use thiserror::Error;

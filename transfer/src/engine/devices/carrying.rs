@@ -22,6 +22,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, spawn_local, time};
 use lunette_transfer_proto::engine::scheduler::{
@@ -36,7 +37,7 @@ use super::super::posted::Posted;
 use super::super::registry::InUse;
 use super::super::spawned;
 use super::pieces::{Cutting, Stretch};
-use super::{DeviceFault, DevicePart, all};
+use super::{DeviceFault, DevicePart};
 use crate::source::WriteSource;
 use crate::staging::Staged;
 
@@ -405,7 +406,7 @@ impl Carrying {
         }
         let (stretches, copies): (Vec<Stretch>, Vec<_>) = copies.into_iter().unzip();
         let copying = spawn_local(async move {
-            let ended = all(copies).await;
+            let ended = join_all(copies).await;
             drop(keeps);
             ended
         });

@@ -19,12 +19,10 @@ mod carrying;
 mod pieces;
 
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
 use std::ops::Range;
-use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lunette_gpu::lease::HostMemory;
 use lunette_gpu::share::AdapterWay;
 use lunette_gpu::{CopyError, DeviceRegion, Operation, Stream};
@@ -298,7 +296,7 @@ impl DevicePart {
             }
             Ok(())
         };
-        let ended = all(vec![Box::pin(walk()), Box::pin(walk())]).await;
+        let ended = join_all([walk(), walk()]).await;
         ended.into_iter().collect()
     }
 
@@ -330,27 +328,4 @@ async fn copied<H: HostMemory>(
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-/// Waits for all of them; their outcomes, in their order.
-async fn all<F: Future + ?Sized>(mut futures: Vec<Pin<Box<F>>>) -> Vec<F::Output> {
-    let mut outcomes: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
-    poll_fn(|cx| {
-        let mut is_done = true;
-        for (future, outcome) in futures.iter_mut().zip(&mut outcomes) {
-            if outcome.is_none() {
-                match future.as_mut().poll(cx) {
-                    Poll::Ready(ended) => *outcome = Some(ended),
-                    Poll::Pending => is_done = false,
-                }
-            }
-        }
-        if is_done {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
-    outcomes.into_iter().flatten().collect()
 }

@@ -6,12 +6,12 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_channel::oneshot;
+use futures_util::future::join_all;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::Refusal;
@@ -112,7 +112,7 @@ impl Parts {
             let options = self.options.clone();
             self.peer.post_on(part.core, bytes, requests, options)
         });
-        let answers = all(pending.collect()).await;
+        let answers = join_all(pending).await;
         let settle = hosted.inner.options.scheduler.settle;
         let mut merged = Merged::default();
         for (part, answer) in self.parts.iter().zip(answers) {
@@ -184,27 +184,6 @@ impl Parts {
         merged.add(failure(None, &last, effect, began));
         merged
     }
-}
-
-/// All answers, in the order of the questions.
-async fn all(mut pending: Vec<Pending<Done>>) -> Vec<Answered<Done>> {
-    let mut answers: Vec<Option<Answered<Done>>> = pending.iter().map(|_| None).collect();
-    let poll = |cx: &mut Context<'_>| {
-        for (pending, answer) in pending.iter_mut().zip(&mut answers) {
-            if answer.is_none()
-                && let Poll::Ready(answered) = Pin::new(pending).poll(cx)
-            {
-                *answer = Some(answered);
-            }
-        }
-        if answers.iter().all(Option::is_some) {
-            Poll::Ready(std::mem::take(&mut answers))
-        } else {
-            Poll::Pending
-        }
-    };
-    let answers = poll_fn(poll).await;
-    answers.into_iter().flatten().collect()
 }
 
 /// Why what was not posted, or has no outcome, failed.
