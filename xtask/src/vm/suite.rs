@@ -158,11 +158,19 @@ const LEFT_OUT: [&str; 7] = [
 const BINARY_MAX: Duration = Duration::from_secs(1200);
 
 /// A file system that takes `O_DIRECT`, on the first half of the emulated drive; the rest is for
-/// those who write to the drive itself. Its name has been seen to be away for a moment after it was written.
+/// those who write to the drive itself. Its name has been seen to be away after it was written, for a moment or for good:
+/// it is looked for anew.
 const SCRATCH: &str = "export TMPDIR=/tmp\n\
                        mountpoint -q /run/tmp && TMPDIR=/run/tmp\n\
                        modprobe ext4 && mkfs.ext4 -q -F /dev/ns1 512m || exit 1\n\
-                       until mount /dev/ns1 $TMPDIR; do ((++tries < 5)) && sleep 1 || exit 1; done\n\
+                       until mount /dev/ns1 $TMPDIR; do\n\
+                         ((++tries < 20)) && sleep 1 || { ls -l /dev/n[sgv]*; exit 1; }\n\
+                         for block in /sys/block/nvme0n*; do\n\
+                           nsid=$(<$block/nsid)\n\
+                           ln -sfn ${block##*/} /dev/ns$nsid\n\
+                           ln -sfn ng${block##*/nvme} /dev/ng$nsid\n\
+                         done\n\
+                       done\n\
                        export LUNETTE_NVME_COMMANDS=/dev/ng1 LUNETTE_NVME_BLOCKS=/dev/ns1";
 
 impl Set {
