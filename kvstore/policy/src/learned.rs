@@ -235,3 +235,36 @@ impl Policy for Learned {
         self.tracks.drop(id);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lunette_runtime_core::random::mix;
+
+    use super::*;
+
+    /// Uses until no fewer blocks are counted any more.
+    const COUNTED_LEAST_USES: u64 = COUNT_ALL_USES * COUNT_ONE_OF_MAX as u64;
+
+    #[test]
+    fn the_blocks_that_are_counted_stand_for_the_others() {
+        const SLOTS: u32 = 1_000;
+        let mut policy = Learned::new(SLOTS as usize);
+        for slot_index in 0..SLOTS {
+            policy.insert(slot_index, slot_index.into(), Use::default());
+        }
+        let expected = 1.0 / f64::from(SLOTS);
+        for at in 0..COUNTED_LEAST_USES + 200_000 {
+            let drawn = u32::try_from(mix(at) % u64::from(SLOTS)).expect("a slot");
+            policy.touch(drawn, Use::default());
+            // While all are counted, and when the fewest are.
+            if at == COUNT_ALL_USES - 1 || at == COUNTED_LEAST_USES + 199_999 {
+                let chance = policy.chance(drawn);
+                let ratio = chance / expected;
+                assert!((0.8..1.25).contains(&ratio), "{ratio} after {at} uses");
+            }
+        }
+        let one_of = u64::from(COUNT_ONE_OF_MAX);
+        let drawn = (0..SLOTS).filter(|&key| mix(key.into()).is_multiple_of(one_of));
+        assert_eq!(policy.tracks.counted(), drawn.count());
+    }
+}

@@ -107,6 +107,14 @@ impl Tracks {
         self.one_of = one_of;
     }
 
+    /// Blocks in the timeline.
+    #[cfg(test)]
+    pub(crate) fn counted(&self) -> usize {
+        let first = (self.timeline.front != NIL).then_some(self.timeline.front);
+        let older = |&id: &u32| Some(self.all[id as usize].timeline.older).filter(|&id| id != NIL);
+        core::iter::successors(first, older).count()
+    }
+
     fn is_counted(&self, key: u64) -> bool {
         mix(key) & u64::from(self.one_of - 1) == 0
     }
