@@ -11,11 +11,13 @@
 //! |---|---|
 //! | [`harness`] | pairs, verdicts |
 //! | [`calls`] | the calls of one run |
+//! | [`coordinator`] | what members need to be measured |
 //! | [`host`] | steal and load of this machine |
 //! | [`report`] | table and JSON |
 #![forbid(unsafe_code)]
 
 pub mod calls;
+pub mod coordinator;
 pub mod harness;
 pub mod host;
 pub mod report;

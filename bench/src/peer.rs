@@ -6,12 +6,13 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use lunette_bench::coordinator::{self, loopback};
 use lunette_bench::harness::Plan;
 use lunette_kvstore::{ClusterOptions, Node, NodeOptions};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{CoreOptions, Idle, Placement, Runtime, block_on, spawn_local, topology};
-use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime::{CoreOptions, Idle, Placement, block_on, spawn_local, topology};
+use lunette_runtime_core::ids::NodeId;
 use lunette_transfer::engine::{Engine, EngineOptions, RegisterOptions};
 
 use crate::raw;
@@ -175,10 +176,6 @@ fn announce(address: SocketAddr) -> io::Result<()> {
     io::stdout().flush()
 }
 
-pub(crate) fn loopback() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 0))
-}
-
 fn serve_raw(serve: Serve, cpu: usize, spin: Duration, once: bool) -> io::Result<()> {
     topology::pin_current_thread(cpu).map_err(io::Error::other)?;
     let listener = StdListener::bind(loopback())?;
@@ -251,33 +248,8 @@ fn serve_engine(cpu: usize, spin: Duration) -> io::Result<()> {
     served.map_err(io::Error::other)?
 }
 
-/// A coordinator, for as long as its runtime lives. It sleeps but when it renews a lease, on a thread that is not
-/// pinned.
-pub(crate) fn coordinator() -> io::Result<(Runtime, SocketAddr)> {
-    let options = CoreOptions {
-        idle: Idle::Efficient,
-        ..CoreOptions::default()
-    };
-    let runtime = Runtime::start(&Placement::Anywhere(1), options).map_err(io::Error::other)?;
-    let (tell, told) = std::sync::mpsc::channel();
-    let serving = runtime.spawn_on(CoreIndex(0), move || async move {
-        let listener = match TcpListener::bind(loopback()) {
-            Ok(listener) => listener,
-            Err(error) => return drop(tell.send(Err(error))),
-        };
-        if tell.send(Ok(listener.local_addr())).is_ok() {
-            let hosted = lunette_cluster::Hosted::in_memory();
-            lunette_cluster::serve(listener, hosted, None, std::future::pending()).await;
-        }
-    });
-    // It goes on until the runtime ends.
-    drop(serving.map_err(io::Error::other)?);
-    let address = told.recv().map_err(io::Error::other)??;
-    Ok((runtime, address))
-}
-
 fn serve_member(cpu: usize, spin: Duration) -> io::Result<()> {
-    let (_coordinator, address) = coordinator()?;
+    let (_coordinator, address) = coordinator::start()?;
     let cluster = ClusterOptions::new("bench", vec![address]);
     serve_store(cpu, spin, Some(cluster))
 }

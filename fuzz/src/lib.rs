@@ -20,6 +20,7 @@
 //! | [`nvme`] | NVMe/TCP: a controller with its target, a host with commands in flight |
 //! | [`p2p`] | a holder of an object, and the records and messages of objects |
 //! | [`store`] | a core's slice of the store, and its messages |
+//! | [`update`] | weights in buckets: what is told of them, how they are packed, and a rank's way through them |
 //! | [`wire`] | the Lunette wire: receiver, handshake and the client's table of calls |
 #![forbid(unsafe_code)]
 
@@ -33,4 +34,5 @@ pub mod member;
 pub mod nvme;
 pub mod p2p;
 pub mod store;
+pub mod update;
 pub mod wire;

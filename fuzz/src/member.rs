@@ -32,6 +32,7 @@ use lunette_kvstore_proto::message::directory::{
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::retention::{GroupId, Pin, Retention};
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::sim::{World, WorldOptions};
@@ -353,11 +354,12 @@ impl Stranger {
         let epoch = draw::epoch(source, known);
         let (from, to) = (self.from(source, client), self.to(source));
         let count = 1 + source.below(3);
-        let content = match source.below(5) {
+        let content = match source.below(6) {
             0 => Content::ToHome((0..count).map(|_| draw::to_home(source, known)).collect()),
             1 => Content::ToOwner((0..count).map(|_| draw::to_owner(source, known)).collect()),
             2 => Content::Page(draw::page(source, known)),
             3 => Content::ToPeer(draw::to_peer(source, known)),
+            4 => Content::Groups((0..count).map(|_| draw::group_news(source)).collect()),
             _ => Content::Relay {
                 asker: AskerId(source.below(4).into()),
                 request: RequestId(source.below(8).into()),
@@ -463,7 +465,7 @@ fn moving(
                 namespace,
                 wanted: source.below(4),
                 wait_ms: source.u8().into(),
-                is_last: false,
+                retention: retention(number),
                 key,
             };
             message.encode(newest, body);
@@ -506,6 +508,7 @@ fn moving(
                 info,
                 namespace,
                 is_repair: number.is_multiple_of(2),
+                pin: pin(number),
                 key,
             };
             message.encode(newest, body);
@@ -563,6 +566,24 @@ fn wish_near(number: u8, asker: AskerId, (far, near): (Op, Op), body: &mut Vec<u
     near
 }
 
+fn retention(number: u8) -> Retention {
+    Retention {
+        is_last: number.is_multiple_of(3),
+        pin: pin(number),
+        group: (number % 5 < 2).then(|| GroupId::of(&[number % 2])),
+    }
+}
+
+const fn pin(number: u8) -> Pin {
+    match number % 4 {
+        0 => Pin::Hard,
+        1 => Pin::Soft {
+            ttl_ms: (number as u32) << 4,
+        },
+        _ => Pin::None,
+    }
+}
+
 /// A request about an object that is written in ranges.
 fn reserving(
     source: &mut impl Source,
@@ -583,6 +604,7 @@ fn reserving(
                 wanted: source.below(4),
                 len_bytes: u32::try_from(bytes_of(number).len()).expect("short"),
                 keep_ms: u32::from(source.u8()) << 4,
+                retention: retention(number),
                 key,
             };
             message.encode(newest, body);

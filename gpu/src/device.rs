@@ -161,6 +161,12 @@ impl Device {
         self.inner().info()
     }
 
+    /// Tells it from other openings of devices on this core, as long as something that was made of it is there.
+    #[must_use]
+    pub fn opening(&self) -> usize {
+        Rc::as_ptr(self.inner().context()).addr()
+    }
+
     /// What its streams have done on this core.
     #[must_use]
     pub fn counts(&self) -> DeviceCounts {

@@ -13,7 +13,40 @@ use crate::operation::Operation;
 use crate::provider::{Queued, RawEvent, RawStream};
 use crate::stream::Stream;
 
+/// `CU_STREAM_LEGACY`.
+const DEFAULT_STREAM: usize = 1;
+
+/// A stream of an engine, as threads name it to cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineStream(usize);
+
+impl EngineStream {
+    /// The default stream of whichever device is asked: it waits for all streams of the device that were not made to be
+    /// beside it.
+    pub const DEFAULT: Self = Self(DEFAULT_STREAM);
+
+    /// A stream by its handle, a `CUstream`, as torch's `stream.cuda_stream` has it.
+    ///
+    /// # Safety
+    /// The stream lives until what is to wait for it has ended. Of another device than the one that waits it is
+    /// refused.
+    #[must_use]
+    pub const unsafe fn from_raw(handle: usize) -> Self {
+        // What is none is the default one.
+        Self(if handle == 0 { DEFAULT_STREAM } else { handle })
+    }
+}
+
 impl Stream {
+    /// As [`Stream::after_engine`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn after_stream(&self, engine: EngineStream) -> Operation<()> {
+        // SAFETY: the default stream lives as long as the context; others as was promised when they were named.
+        unsafe { self.after_engine(std::ptr::with_exposed_provenance_mut(engine.0)) }
+    }
+
     /// Lets everything that is queued here later wait for everything that is queued in the engine's
     /// stream now. Ready when that has come to pass.
     ///

@@ -79,8 +79,9 @@ pub mod staging;
 pub mod stream;
 
 pub use copy::{HostPiece, PIECES_MAX};
-pub use cuda::Driver;
+pub use cuda::{Driver, Located, locate};
 pub use device::{Device, DeviceCounts, STREAMS_MAX};
+pub use engine::EngineStream;
 pub use error::{CopyError, ImportError, OpenError, SetupError, Unavailable};
 pub use listing::{REGIONS_MAX, RegionName};
 pub use lunette_gpu_proto as proto;

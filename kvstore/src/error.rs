@@ -13,6 +13,7 @@ use lunette_kvstore_proto::shard::LimitsFault;
 use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 use lunette_runtime::arena::AllocError;
 use lunette_runtime::{CorePanicked, MeshError, StartError};
+use lunette_transfer::engine::DeviceFault;
 use lunette_transfer::{CallError, ConnectError};
 use thiserror::Error;
 
@@ -114,6 +115,18 @@ pub enum StoreErrorKind {
     /// This client has as many operations under way as it may. Wait for one.
     #[error("too many operations are under way")]
     TooManyOperations,
+    /// A device did not copy. Nothing was put; memory into which was got may hold anything.
+    #[error("the device: {0}")]
+    Device(DeviceFault),
+    /// The core's arena has no room for what devices copy. Nothing was done.
+    #[error("no memory to stage {len_bytes} bytes in")]
+    NoStaging {
+        /// How many were to be staged.
+        len_bytes: usize,
+    },
+    /// Memory is not, or no longer, of a device that can be used here.
+    #[error("the memory is not of a device that can be used here")]
+    NotOfDevice,
     /// The core shut down while the operation was under way.
     #[error("the core shut down")]
     ShutDown,
@@ -141,7 +154,10 @@ impl StoreError {
             | StoreErrorKind::TimedOut
             | StoreErrorKind::TooManyOperations => true,
             StoreErrorKind::Refused(status) => status.is_retryable(),
-            StoreErrorKind::Key(_)
+            StoreErrorKind::Device(fault) => fault.is_retryable(),
+            StoreErrorKind::NoStaging { .. } => true,
+            StoreErrorKind::NotOfDevice
+            | StoreErrorKind::Key(_)
             | StoreErrorKind::ValueTooLong { .. }
             | StoreErrorKind::TooManyPieces { .. }
             | StoreErrorKind::Copies { .. }
@@ -158,8 +174,10 @@ impl StoreError {
 
     /// Whether the node asks for less.
     #[must_use]
-    pub const fn is_backpressure(&self) -> bool {
+    pub fn is_backpressure(&self) -> bool {
         match self.kind {
+            StoreErrorKind::Device(fault) => fault.is_backpressure(),
+            StoreErrorKind::NoStaging { .. } => true,
             StoreErrorKind::Refused(status) => status.is_backpressure(),
             StoreErrorKind::Reconnect(error) => error.is_backpressure(),
             StoreErrorKind::TooManyOperations => true,

@@ -43,17 +43,18 @@ mod value;
 
 pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{
-    AdapterGets, Cleared, ClusterClient, ClusterClientOptions, CommitFailure, DeviceClient,
-    DeviceFetched, DeviceStoreError, Fetched, Landing, Located, OneSided, PREFERRED_MAX, Preferred,
-    PutOptions, Reservation, Reserved, Stored, TooManyLandings,
+    AdapterGets, Cleared, ClusterClient, ClusterClientOptions, CommitFailure, DeviceCheck,
+    DeviceClient, DeviceFetched, DeviceLanding, DeviceStoreError, Fetched, Landing, Located,
+    OneSided, PREFERRED_MAX, Preferred, PutOptions, Reservation, Reserved, Stored, TooManyLandings,
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use handle::{
-    Brought, ClientHost, CommitHandleFailure, Got, HandleError, Lent, ObjectBytes, Placing,
-    QUESTIONS_MAX, ReservationHandle, ReservedHandle, SeatStat, StoreHandle,
+    Brought, ClientHost, CommitHandleFailure, DEVICE_STAGING_BYTES_MAX, DeviceLent, Got,
+    HandleError, LandFailure, LandedHandle, Lent, ObjectBytes, Placing, QUESTIONS_MAX,
+    ReservationHandle, ReservedHandle, SeatStat, StoreHandle, ToPut,
 };
 pub use member::{COPIES, ClusterOptions, LifeError, TierOptions, TierPlace};
 pub use node::{Node, NodeCore, NodeOptions, NodeWatch, Prefault, SeatedNode};

@@ -10,6 +10,14 @@ mod scene;
 mod on_each_driver;
 
 #[cfg(test)]
+#[path = "../../gpu/tests/driver/stub.rs"]
+mod stub;
+
+#[cfg(test)]
+#[path = "../../transfer/tests/engine/devices/gpu.rs"]
+mod gpu;
+
+#[cfg(test)]
 #[path = "cluster/batches.rs"]
 mod batches;
 
@@ -34,12 +42,28 @@ mod far;
 mod gathered;
 
 #[cfg(test)]
+#[path = "cluster/groups.rs"]
+mod groups;
+
+#[cfg(test)]
+#[path = "cluster/held.rs"]
+mod held;
+
+#[cfg(test)]
 #[path = "cluster/inside.rs"]
 mod inside;
 
 #[cfg(test)]
+#[path = "cluster/landed_devices.rs"]
+mod landed_devices;
+
+#[cfg(test)]
 #[path = "cluster/latency.rs"]
 mod latency;
+
+#[cfg(test)]
+#[path = "cluster/lent_devices.rs"]
+mod lent_devices;
 
 #[cfg(test)]
 #[path = "cluster/located.rs"]
@@ -52,6 +76,10 @@ mod objects;
 #[cfg(test)]
 #[path = "cluster/one_sided.rs"]
 mod one_sided;
+
+#[cfg(test)]
+#[path = "cluster/pins.rs"]
+mod pins;
 
 #[cfg(test)]
 #[path = "cluster/placing.rs"]
@@ -68,6 +96,10 @@ mod repairs;
 #[cfg(test)]
 #[path = "cluster/reserved.rs"]
 mod reserved;
+
+#[cfg(test)]
+#[path = "cluster/reserved_parts.rs"]
+mod reserved_parts;
 
 #[cfg(test)]
 #[path = "cluster/connections.rs"]

@@ -1,5 +1,8 @@
 //! What can go wrong.
 
+use std::io;
+use std::path::{Path, PathBuf};
+
 use lunette_cluster::proto::coordination::CoordinationFault;
 use lunette_p2p_proto::Version;
 use lunette_p2p_proto::catalogue::{PrefixFault, RecordFault};
@@ -111,6 +114,15 @@ pub enum HoldFault {
     /// The system has no memory for the chunks that are fetched.
     #[error("no memory for chunks: {0}")]
     NoMemory(String),
+    /// A file that the object is registered of is not read, or is changed.
+    #[error(transparent)]
+    Source(#[from] SourceFault),
+    /// What comes cannot be written: the file was opened to be read.
+    #[error("the file of buffer {buffer} was opened to be read")]
+    ReadOnly {
+        /// The first such.
+        buffer: usize,
+    },
     /// The engine does not take the memory.
     #[error("memory was not registered: {0}")]
     Memory(#[from] RegisterRefusal),
@@ -129,6 +141,7 @@ impl HoldFault {
         match self {
             Self::Catalogue(fault) => fault.is_retryable(),
             Self::NotFound { .. } | Self::NoMemory(_) | Self::Task => true,
+            Self::Source(fault) => fault.is_retryable(),
             Self::Shape(_)
             | Self::Layout(_)
             | Self::LongLayout
@@ -137,7 +150,67 @@ impl HoldFault {
             | Self::WrongCount { .. }
             | Self::WrongLength { .. }
             | Self::Held { .. }
+            | Self::ReadOnly { .. }
             | Self::Memory(_) => false,
+        }
+    }
+}
+
+/// Why an object is not served of a file, or no more.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum SourceFault {
+    /// Its bytes are not those that the object has: register it anew.
+    #[error("the file of buffer {buffer} was changed")]
+    Changed {
+        /// Which.
+        buffer: usize,
+    },
+    /// It was made shorter.
+    #[error("the file of buffer {buffer} is of {len_bytes} bytes, and was of {wanted_bytes}")]
+    Shortened {
+        /// Which.
+        buffer: usize,
+        /// How long it is.
+        len_bytes: u64,
+        /// How long it was.
+        wanted_bytes: u64,
+    },
+    /// The system does not read it.
+    #[error("buffer {buffer} is not read: {said}")]
+    Unreadable {
+        /// Which.
+        buffer: usize,
+        /// What it says.
+        said: String,
+    },
+}
+
+impl SourceFault {
+    /// Whether registering it again may help: always, as long as nobody writes to it.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        true
+    }
+}
+
+/// A file that was not opened, or not made as long as it is to be.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{}: {said}", path.display())]
+pub struct FileFault {
+    /// Which.
+    pub path: PathBuf,
+    /// What it is, as the system tells.
+    pub kind: io::ErrorKind,
+    /// What the system says.
+    pub said: String,
+}
+
+impl FileFault {
+    pub(crate) fn new(path: &Path, error: &io::Error) -> Self {
+        Self {
+            path: path.to_owned(),
+            kind: error.kind(),
+            said: error.to_string(),
         }
     }
 }

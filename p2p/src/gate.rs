@@ -1,7 +1,8 @@
 //! What happens once, for any number of tasks that wait for it.
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 /// Closed at first; open from then on. Any number of tasks of one core wait.
@@ -40,6 +41,18 @@ impl Gate {
         }
         Poll::Pending
     }
+}
+
+/// What comes of a future, unless the gate is open before: then it is dropped.
+pub(crate) async fn unless<T>(gate: &Gate, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    let came = poll_fn(|cx| {
+        if gate.poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(cx).map(Some)
+    });
+    came.await
 }
 
 #[cfg(test)]

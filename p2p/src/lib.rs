@@ -17,18 +17,22 @@
 //!
 //! Programs without a core have a [`StoreHost`]: a store on a core of its own, asked from any thread.
 //!
-//! It leaves out memory of devices, and engines of several cores.
+//! Buffers are memory of the host, files ([`BufferFile`]), or memory of devices.
+//!
+//! It leaves out objects some of whose buffers are of the host and some of devices, and engines of several cores.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `store` | [`Store`], [`Held`]: what is held, and who drives it |
 //! | `host` | [`StoreHost`], [`StoreHandle`], [`HeldHandle`]: the same from any thread |
 //! | `error` | what can go wrong |
+//! | `buffers` | [`Buffers`]: memory of the host, or of devices |
 //! | `update` | [`Offer`], [`Update`]: weights that ranks take in buckets |
 //! | `gate` | what happens once, and several wait for |
 //! | [`simulation`] | the machine in a simulated network, beside Mooncake's scheme |
 #![forbid(unsafe_code)]
 
+mod buffers;
 mod error;
 mod gate;
 mod host;
@@ -36,9 +40,13 @@ pub mod simulation;
 mod store;
 mod update;
 
-pub use error::{CatalogueError, HoldError, HoldFault, Incomplete, StartError};
+pub use buffers::Buffers;
+pub use error::{
+    CatalogueError, FileFault, HoldError, HoldFault, Incomplete, SourceFault, StartError,
+};
 pub use host::{
-    HandleError, HeldHandle, HostError, OfferHandle, Pending, StoreHandle, StoreHost, UpdateHandle,
+    HandleError, HeldHandle, HostError, LentBuffers, OfferHandle, Pending, StoreHandle, StoreHost,
+    UpdateHandle,
 };
 pub use lunette_p2p_proto as proto;
 pub use lunette_p2p_proto::layout::{
@@ -46,7 +54,7 @@ pub use lunette_p2p_proto::layout::{
 };
 pub use lunette_p2p_proto::object::{NameFault, ObjectName, Shape, ShapeFault, Version};
 pub use store::{
-    Found, Held, LEASE_TTL_S_DEFAULT, Progress, ReceiveOptions, RegisterOptions, SliceOptions,
-    Store, StoreOptions,
+    BufferFile, Found, Held, LEASE_TTL_S_DEFAULT, ObjectFiles, Progress, ReceiveOptions,
+    RegisterOptions, SliceOptions, Store, StoreOptions,
 };
 pub use update::{FollowOptions, LentBucket, Offer, OfferOptions, Parts, Update, UpdateFault};

@@ -18,7 +18,9 @@ def receive(coordinator: str, rank: str) -> None:
         with store.receive("model/step-1", timeout_s=600) as held:
             took = time.monotonic() - began
             size = held.progress().len_bytes
-            print(f"rank {rank}: {size >> 20} MiB in {took:.2f} s", flush=True)
+            # One write for the whole line: the ranks share a pipe, and `print` may write the line's end by itself.
+            sys.stdout.write(f"rank {rank}: {size >> 20} MiB in {took:.2f} s\n")
+            sys.stdout.flush()
             # It serves what it has until it is told that all have it.
             sys.stdin.read()
 

@@ -1,15 +1,19 @@
 //! Errors, as exceptions: one class for each thing that a caller may do then.
 
 use std::fmt::Display;
+use std::io::ErrorKind;
 
 use lunette_kvstore::{StoreError, StoreErrorKind};
 use lunette_kvstore_proto::message::Status;
-use lunette_p2p::{HandleError as ObjectsError, HoldFault, UpdateFault};
+use lunette_p2p::{FileFault, HandleError as ObjectsError, HoldFault, UpdateFault};
+use lunette_runtime::OpError;
 use lunette_transfer::CallError;
+use lunette_transfer::engine::DeviceLendError;
 use lunette_transfer::engine::{Cause, HandleError, TransferError};
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::{Bound, PyErr, PyResult, types::PyModule, types::PyModuleMethods};
+use rustix::io::Errno;
 
 create_exception!(
     lunette,
@@ -98,7 +102,7 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
     }
     match error.kind {
         StoreErrorKind::Interrupted => Unknown::new_err(said),
-        StoreErrorKind::Refused(Status::Full) => NoRoom::new_err(said),
+        StoreErrorKind::Refused(Status::Full | Status::PinnedFull) => NoRoom::new_err(said),
         StoreErrorKind::TimedOut => TimedOut::new_err(said),
         StoreErrorKind::Key(_) => InvalidKey::new_err(said),
         StoreErrorKind::ValueTooLong { .. }
@@ -107,6 +111,7 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
         | StoreErrorKind::Preferred { .. }
         | StoreErrorKind::Ranges { .. }
         | StoreErrorKind::OutOfRange { .. }
+        | StoreErrorKind::NotOfDevice
         | StoreErrorKind::Call(CallError::TooLong { .. })
         | StoreErrorKind::Refused(Status::TooLarge | Status::Unfinished) => Invalid::new_err(said),
         StoreErrorKind::ShutDown => Closed::new_err(said),
@@ -121,7 +126,10 @@ pub(crate) fn of_engine(error: &HandleError) -> PyErr {
     match error {
         HandleError::Transfer(failed) if failed.is_corruption() => Corrupt::new_err(said),
         HandleError::Transfer(failed) if is_late(failed) => TimedOut::new_err(said),
-        HandleError::Register(_) | HandleError::NoMemory | HandleError::Batch(_) => {
+        HandleError::Register(_)
+        | HandleError::NoMemory
+        | HandleError::Batch(_)
+        | HandleError::Device(DeviceLendError::NotOfDevice | DeviceLendError::Import(_)) => {
             Invalid::new_err(said)
         }
         HandleError::Gone | HandleError::Ended => Closed::new_err(said),
@@ -140,6 +148,14 @@ pub(crate) fn of_objects(error: &ObjectsError) -> PyErr {
         ObjectsError::Incomplete(_) | ObjectsError::Update(UpdateFault::Incomplete(_)) => {
             TimedOut::new_err(said)
         }
+        ObjectsError::File(fault) => of_file(fault),
+        ObjectsError::Disk(OpError::Os(Errno::NOSPC | Errno::DQUOT)) => NoRoom::new_err(said),
+        ObjectsError::Disk(_) => StoreException::new_err(said),
+        ObjectsError::Device(DeviceLendError::Copy(_) | DeviceLendError::Stream(_)) => {
+            StoreException::new_err(said)
+        }
+        ObjectsError::Device(_) => Invalid::new_err(said),
+        ObjectsError::Source(_) => Corrupt::new_err(said),
         ObjectsError::Hold(fault) | ObjectsError::Update(UpdateFault::Hold(fault)) => {
             of_hold(fault)
         }
@@ -156,6 +172,20 @@ pub(crate) fn of_objects(error: &ObjectsError) -> PyErr {
     }
 }
 
+fn of_file(fault: &FileFault) -> PyErr {
+    let said = fault.to_string();
+    match fault.kind {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => NoRoom::new_err(said),
+        ErrorKind::NotFound
+        | ErrorKind::NotADirectory
+        | ErrorKind::IsADirectory
+        | ErrorKind::PermissionDenied
+        | ErrorKind::ReadOnlyFilesystem
+        | ErrorKind::InvalidInput => Invalid::new_err(said),
+        _ => StoreException::new_err(said),
+    }
+}
+
 fn of_hold(fault: &HoldFault) -> PyErr {
     let said = fault.to_string();
     match fault {
@@ -167,6 +197,7 @@ fn of_hold(fault: &HoldFault) -> PyErr {
         | HoldFault::Slices(_)
         | HoldFault::WrongCount { .. }
         | HoldFault::WrongLength { .. }
+        | HoldFault::ReadOnly { .. }
         | HoldFault::Held { .. } => Invalid::new_err(said),
         _ if fault.is_retryable() => Unavailable::new_err(said),
         _ => StoreException::new_err(said),

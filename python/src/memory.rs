@@ -3,6 +3,9 @@
 //! A call ends when everything that it lent has been let go of, whatever became of what it asked, and memory is
 //! unregistered then: no later access, by a core or a device, finds memory that the program has freed. Addresses are the program's to
 //! vouch for, as those that it gives `ctypes`; that something is mapped there is looked at before they are lent.
+//!
+//! Whether an address is of a device, which no thread may touch, is asked of the driver: once for what is registered, else
+//! at each call. Where no driver is, nobody is asked.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -10,7 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use lunette_gpu::{Driver, EngineStream, locate};
+use lunette_kvstore::{DeviceLent, LandedHandle, Lent, StoreHandle};
 use lunette_runtime::arena::{ForeignMemory, SharedMemory};
+use lunette_transfer::engine::ALLOCATIONS_MAX;
 use pyo3::prelude::*;
 use rustix::mm::{MsyncFlags, msync};
 use rustix::param::page_size;
@@ -64,21 +70,136 @@ impl Left {
     }
 }
 
+/// Whose memory there is at an address.
+#[derive(Clone, Copy, Debug)]
+enum Whose {
+    Host,
+    Device(Driver, usize),
+}
+
+impl Whose {
+    /// `None` if nothing is mapped at some of so many bytes, or a device has memory at the first of them, and not at
+    /// all.
+    fn find(address: usize, len: usize) -> Option<Self> {
+        let Some(found) = locate(address as u64) else {
+            return is_mapped(address, len).then_some(Self::Host);
+        };
+        let (driver, device) = (found.driver, found.device);
+        let (mut at, end) = (address as u64, (address as u64).checked_add(len as u64)?);
+        // An engine's allocator may have made it of several allocations side by side.
+        while at < end {
+            let here = driver.locate(at).filter(|here| here.device == device)?;
+            at = here.base + here.len_bytes;
+        }
+        Some(Self::Device(driver, device))
+    }
+}
+
+/// Streams of the program, live ones of the device whose memory goes along, by their handles.
+pub(crate) fn streams(handles: &[usize]) -> Arc<[EngineStream]> {
+    let stream = |handle: &usize| {
+        // SAFETY: the program vouches for the stream as for the memory that goes along: it lives until the call, or
+        // the question of a queue, has ended, and with it what waits for it.
+        unsafe { EngineStream::from_raw(*handle) }
+    };
+    handles.iter().map(stream).collect()
+}
+
+/// A range that is lent in the parts in which it is registered.
+#[derive(Debug)]
+pub(crate) enum LentParts {
+    Host(SharedMemory),
+    Device(Vec<DeviceLent>),
+}
+
+/// Whether an address is of a device, so that no thread may touch what is there.
+#[pyfunction]
+pub(crate) fn is_of_device(address: usize) -> bool {
+    locate(address as u64).is_some()
+}
+
 impl Loans {
-    /// `len` bytes at `address`; `None` if nothing is mapped at some of them, or there are none. What is
-    /// registered has been looked at before.
-    pub(crate) fn lend(
+    /// `len` bytes of the host's at `address`; `None` if nothing is mapped at some of them, there are none, or they are a
+    /// device's.
+    pub(crate) fn lend(&self, (address, len): (usize, usize)) -> Option<SharedMemory> {
+        match Whose::find(address, len)? {
+            Whose::Host => self.lend_host((address, len)),
+            Whose::Device(..) => None,
+        }
+    }
+
+    /// `len` bytes at `address`, of the host's or of a device's, whose copies come after what streams of the program have
+    /// to do; `None` if nothing is mapped at some of them, or there are none. What is registered has been looked at
+    /// before.
+    pub(crate) fn lend_any(
         &self,
-        registered: Option<&Registered>,
+        registered: &Registered,
         (address, len): (usize, usize),
-    ) -> Option<SharedMemory> {
+        after: &Arc<[EngineStream]>,
+    ) -> Option<Lent> {
+        let whose = registered.whose(address, len);
+        match whose.or_else(|| Whose::find(address, len))? {
+            Whose::Host => Some(Lent::whole(&self.lend_host((address, len))?)),
+            Whose::Device(..) if len == 0 => None,
+            Whose::Device(driver, device) => {
+                let lent = self.lend_device((driver, device), (address, len), after);
+                Some(Lent::device(lent))
+            }
+        }
+    }
+
+    /// As [`lend_any`](Self::lend_any), of a device's each allocation by itself; `None` also if there are more than
+    /// [`ALLOCATIONS_MAX`] of them.
+    pub(crate) fn lend_parts(
+        &self,
+        (address, len): (usize, usize),
+        after: &Arc<[EngineStream]>,
+    ) -> Option<LentParts> {
+        let (driver, device) = match Whose::find(address, len)? {
+            Whose::Host => return Some(LentParts::Host(self.lend_host((address, len))?)),
+            Whose::Device(driver, device) => (driver, device),
+        };
+        let (mut at, end) = (address, address.checked_add(len)?);
+        let mut parts = Vec::new();
+        while at < end {
+            let here = driver.locate(at as u64)?;
+            let ends = usize::try_from(here.base + here.len_bytes).ok()?.min(end);
+            if parts.len() == ALLOCATIONS_MAX {
+                return None;
+            }
+            parts.push(self.lend_device((driver, device), (at, ends - at), after));
+            at = ends;
+        }
+        Some(LentParts::Device(parts))
+    }
+
+    fn lend_device(
+        &self,
+        (driver, device): (Driver, usize),
+        (address, len_bytes): (usize, usize),
+        after: &Arc<[EngineStream]>,
+    ) -> DeviceLent {
+        DeviceLent {
+            driver,
+            device,
+            address: address as u64,
+            len_bytes,
+            after: Arc::clone(after),
+            keeper: Arc::new(self.loan()),
+        }
+    }
+
+    fn loan(&self) -> Loan {
+        self.0.loans.fetch_add(1, Ordering::Relaxed);
+        Loan(Arc::clone(&self.0))
+    }
+
+    fn lend_host(&self, (address, len): (usize, usize)) -> Option<SharedMemory> {
         let first = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address))?;
-        let is_known = registered.is_some_and(|registered| registered.has(address, len));
-        if len == 0 || !is_known && !is_mapped(address, len) {
+        if len == 0 {
             return None;
         }
-        self.0.loans.fetch_add(1, Ordering::Relaxed);
-        let loan = Box::new(Loan(Arc::clone(&self.0)));
+        let loan = Box::new(self.loan());
         // SAFETY: the program vouches for memory of so many bytes at the address that stays, and that it accesses
         // in no way that a concurrent write would break, until it is told that the loan is over: by the return of
         // the call that lent it, or of the one that unregisters it. Both return after `ended`, which waits until
@@ -113,44 +234,113 @@ impl Loans {
     }
 }
 
+/// Memory into which owners' adapters write, and what is lent to them for that.
+#[derive(Debug)]
+pub(crate) struct Landed {
+    landing: LandedHandle,
+    loans: Loans,
+}
+
+impl Landed {
+    /// Has each core of a store let its owners' adapters write there; `None` if there are no adapters, or too much is
+    /// landed already.
+    ///
+    /// # Errors
+    /// What a handler of a signal raised: nothing is landed then.
+    pub(crate) fn land(
+        py: Python<'_>,
+        store: &StoreHandle,
+        range: (usize, usize),
+    ) -> PyResult<Option<Self>> {
+        let loans = Loans::default();
+        let Some(memory) = loans.lend(range) else {
+            return Ok(None);
+        };
+        let landing = wait(py, store.land(&Lent::whole(&memory)));
+        drop(memory);
+        let landing = match landing {
+            Ok(Ok(landing)) if landing.adapters() > 0 => return Ok(Some(Self { landing, loans })),
+            Ok(unused) => {
+                // It is what the memory is kept for.
+                drop(unused);
+                Ok(None)
+            }
+            Err(raised) => Err(raised),
+        };
+        loans.ended(py)?;
+        landing
+    }
+
+    /// Waits until nobody writes there any more.
+    ///
+    /// # Errors
+    /// What a handler of a signal raised meanwhile: after that end.
+    pub(crate) fn end(self, py: Python<'_>) -> PyResult<()> {
+        drop(self.landing);
+        self.loans.ended(py)
+    }
+}
+
+/// A range that the program has vouched for.
+#[derive(Debug)]
+struct Range {
+    len: usize,
+    whose: Whose,
+    landed: Option<Landed>,
+}
+
 /// Ranges that the program has vouched for until it takes them back.
 #[derive(Debug, Default)]
-pub(crate) struct Registered(Mutex<BTreeMap<usize, usize>>);
+pub(crate) struct Registered(Mutex<BTreeMap<usize, Range>>);
 
 impl Registered {
-    /// Whether it is registered now: not if nothing is mapped at some of it, or it overlaps another one, or there
+    /// Whether it is registered now, of the host or of a device: not if nothing is mapped at some of it, or it overlaps another one, or there
     /// are [`REGISTERED_MAX`].
     pub(crate) fn add(&self, address: usize, len: usize) -> bool {
         let Some(end) = address.checked_add(len) else {
             return false;
         };
-        if len == 0 || !is_mapped(address, len) {
+        if len == 0 {
             return false;
         }
+        let Some(whose) = Whose::find(address, len) else {
+            return false;
+        };
         let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = ranges.range(..end).next_back();
-        let overlaps = before.is_some_and(|(start, len)| start + len > address);
+        let overlaps = before.is_some_and(|(start, range)| start + range.len > address);
         if overlaps || ranges.len() >= REGISTERED_MAX {
             return false;
         }
-        ranges.insert(address, len);
+        let landed = None;
+        ranges.insert(address, Range { len, whose, landed });
         true
     }
 
-    /// Whether a range that begins there was registered.
-    pub(crate) fn remove(&self, address: usize) -> bool {
+    /// A range that begins there is landed too; the landing comes back if there is none, or one that is.
+    pub(crate) fn land(&self, address: usize, landed: Landed) -> Option<Landed> {
         let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ranges.remove(&address).is_some()
+        match ranges.get_mut(&address) {
+            Some(range @ Range { landed: None, .. }) => {
+                range.landed = Some(landed);
+                None
+            }
+            _ => Some(landed),
+        }
     }
 
-    fn has(&self, address: usize, len: usize) -> bool {
+    /// If a range that begins there was registered: its landing, which is to be ended, if it has one.
+    pub(crate) fn remove(&self, address: usize) -> Option<Option<Landed>> {
+        let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ranges.remove(&address).map(|range| range.landed)
+    }
+
+    /// Whose memory so many bytes are, if they are registered.
+    fn whose(&self, address: usize, len: usize) -> Option<Whose> {
         let ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = ranges.range(..=address).next_back();
-        before.is_some_and(|(start, range)| {
-            (address - start)
-                .checked_add(len)
-                .is_some_and(|end| end <= *range)
-        })
+        let (start, range) = ranges.range(..=address).next_back()?;
+        let end = (address - start).checked_add(len)?;
+        (end <= range.len).then_some(range.whose)
     }
 }
 

@@ -3,15 +3,17 @@
 //! One question for each batch. Pieces of an object are given as two lists for each key, addresses and lengths.
 //! What came of each key is a value or an exception, in a list: one that fails does not hide the others.
 
-use lunette_kvstore::{
-    Brought, Got, Lent, ObjectBytes, Placing, PutOptions, StoreError, StoreHandle, Stored,
-};
+use std::sync::Arc;
+
+use lunette_gpu::EngineStream;
+use lunette_kvstore::{Brought, Got, Lent, ObjectBytes, Placing, StoreError, StoreHandle, Stored};
 use lunette_kvstore_proto::range::ByteRange;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::failure::{Invalid, of_store};
 use crate::memory::{Loans, Registered};
+use crate::store::Wishes;
 use crate::waiting::wait;
 
 /// Addresses and lengths of each object's pieces.
@@ -35,6 +37,8 @@ type Object = (Vec<u8>, Vec<Lent>);
 pub(crate) struct Asking<'a> {
     pub(crate) handle: StoreHandle,
     pub(crate) registered: &'a Registered,
+    /// Streams of the program that copies of devices' memory come after.
+    pub(crate) after: Arc<[EngineStream]>,
 }
 
 impl Asking<'_> {
@@ -44,9 +48,10 @@ impl Asking<'_> {
         loans: &Loans,
         keys: Vec<Vec<u8>>,
         pieces: Pieces,
-        options: PutOptions,
+        wishes: Wishes,
     ) -> PyResult<impl Future<Output = Vec<Outcome<bool>>> + Send + use<>> {
         let (refused, objects) = self.lent(loans, keys, pieces)?;
+        let (objects, options) = wishes.of_each(objects, refused.iter().map(Option::is_some))?;
         let put = self.handle.put_all(objects, options);
         Ok(async move { written(refused, put.await) })
     }
@@ -57,9 +62,10 @@ impl Asking<'_> {
         loans: &Loans,
         keys: Vec<Vec<u8>>,
         pieces: Pieces,
-        options: PutOptions,
+        wishes: Wishes,
     ) -> PyResult<impl Future<Output = Putting> + Send + use<>> {
         let (refused, objects) = self.lent(loans, keys, pieces)?;
+        let (objects, options) = wishes.of_each(objects, refused.iter().map(Option::is_some))?;
         let placing = self.handle.place_all(objects, options);
         Ok(async move {
             let placing = placing.await;
@@ -153,10 +159,7 @@ impl Asking<'_> {
         let pieces = addresses.iter().copied().zip(lens.iter().copied());
         let pieces = pieces.filter(|(_, len)| *len > 0);
         pieces
-            .map(|piece| {
-                let memory = loans.lend(Some(self.registered), piece)?;
-                Some(Lent::whole(&memory))
-            })
+            .map(|piece| loans.lend_any(self.registered, piece, &self.after))
             .collect::<Option<_>>()
             .ok_or("nothing is mapped at an address")
     }
@@ -261,16 +264,16 @@ pub(crate) fn put_waited(
     asking: &Asking<'_>,
     keys: Vec<Vec<u8>>,
     pieces: Pieces,
-    options: PutOptions,
+    wishes: Wishes,
 ) -> PyResult<Vec<Outcome<bool>>> {
     let (_, lens) = &pieces;
     let is_long = |lens: &Vec<usize>| {
         lens.iter().copied().fold(0, usize::saturating_add) > COPIED_BY_CORE_MAX
     };
     if !lens.iter().any(is_long) {
-        return waited(py, |loans| asking.put_from(loans, keys, pieces, options));
+        return waited(py, |loans| asking.put_from(loans, keys, pieces, wishes));
     }
-    let place = |loans: &Loans| asking.place_from(loans, keys, pieces, options);
+    let place = |loans: &Loans| asking.place_from(loans, keys, pieces, wishes);
     let put = |putting: Putting| wait(py, putting.finish(py));
     waited_and(py, place, put)?
 }

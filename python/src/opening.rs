@@ -14,6 +14,7 @@ use lunette_kvstore::{
 };
 use lunette_runtime::{CoreOptions, Idle, Placement};
 use lunette_runtime_core::ids::NodeId;
+use lunette_transfer::adapters::{AdapterChoice, RdmaOptions, devices};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -30,12 +31,14 @@ pub(crate) const IDLE: Idle = Idle::Adaptive(Duration::from_micros(100));
 pub(crate) struct NativeCluster {
     pub(crate) cluster: ClusterOptions,
     timeout: Duration,
+    rdma: RdmaOptions,
 }
 
 #[pymethods]
 impl NativeCluster {
     /// The cluster of this name at its coordinators, which are etcds or embedded ones. What members, clients and
-    /// embedded coordinators prove to each other is in the file of the secret.
+    /// embedded coordinators prove to each other is in the file of the secret. Objects go over RDMA adapters of these
+    /// names ([`AdapterChoice::of_names`]) where both ends have some.
     #[new]
     fn new(
         name: &str,
@@ -43,6 +46,7 @@ impl NativeCluster {
         is_etcd: bool,
         secret_file: Option<PathBuf>,
         timeout_s: f64,
+        adapters: Vec<String>,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_s);
         let timeout = timeout.map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -51,7 +55,11 @@ impl NativeCluster {
             is_coordinator_sealed: !is_etcd,
             ..ClusterOptions::new(name, addresses(&coordinators)?)
         };
-        Ok(Self { cluster, timeout })
+        Ok(Self {
+            cluster,
+            timeout,
+            rdma: rdma(&adapters),
+        })
     }
 
     /// Where the members listen, as the coordinators tell. Waits until there is one.
@@ -85,6 +93,7 @@ impl NativeCluster {
             timeout: self.timeout,
             secrets: self.cluster.secrets.clone(),
             one_sided_from_bytes,
+            rdma: self.rdma.clone(),
             ..options
         }
     }
@@ -105,6 +114,7 @@ impl NativeCluster {
         options.idle = IDLE;
         options.tier = tier;
         options.one_sided = is_one_sided();
+        options.rdma = self.rdma.clone();
         let asking = self.client_options(Vec::new());
         let node = py.detach(move || Node::start(options));
         let node = node.map_err(|error| of_start(&error))?;
@@ -121,6 +131,11 @@ impl NativeCluster {
         let handle = node.handle(&asking).map_err(|error| of_start(&error))?;
         let cores = Cores::Member(node);
         Ok(Open { handle, cores })
+    }
+
+    /// Whether there are to be adapters.
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.rdma.adapters != AdapterChoice::None
     }
 
     /// Clients. The coordinators are asked who the members are, or `nodes` are some of them.
@@ -157,6 +172,20 @@ fn of_handle(error: &HandleError) -> PyErr {
 pub(crate) fn secrets(file: Option<&Path>) -> PyResult<Option<Secrets>> {
     let secrets = file.map(read_secrets).transpose();
     secrets.map_err(|error| of_start(&error))
+}
+
+/// With adapters of these names.
+pub(crate) fn rdma(names: &[String]) -> RdmaOptions {
+    RdmaOptions {
+        adapters: AdapterChoice::of_names(names),
+        ..RdmaOptions::default()
+    }
+}
+
+/// The RDMA devices of this host; none where there is no RDMA.
+#[pyfunction]
+pub(crate) fn rdma_devices() -> Vec<String> {
+    devices().unwrap_or_default()
 }
 
 /// What the environment says of doing without secrets.

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::failure::{Invalid, of_store};
 use crate::objects::waited;
-use crate::store::{How, NativeStore, put_options};
+use crate::store::{How, NativeStore, wishes};
 use crate::waiting::wait;
 
 /// Room for an object at the key's home, for as long as nothing has been written to it for a time.
@@ -40,7 +40,9 @@ impl NativeReservation {
     ) -> PyResult<Option<Self>> {
         let keep = Duration::try_from_secs_f64(keep_s);
         let keep = keep.map_err(|error| Invalid::new_err(error.to_string()))?;
-        let asked = store.handle()?.reserve(key, len, put_options(&how)?, keep);
+        let asked = store
+            .handle()?
+            .reserve(key, len, wishes(how)?.of_one(), keep);
         let reserved = wait(py, asked)?.map_err(|error| of_store(&error))?;
         Ok(match reserved {
             ReservedHandle::Room(room) => Some(Self {
@@ -51,6 +53,7 @@ impl NativeReservation {
     }
 
     /// Writes what lies at the addresses, each to its offset in the object.
+    #[pyo3(signature = (store, addresses, lens, offsets, after=Vec::new()))]
     fn write(
         &self,
         py: Python<'_>,
@@ -58,8 +61,9 @@ impl NativeReservation {
         addresses: Vec<usize>,
         lens: Vec<usize>,
         offsets: Vec<usize>,
+        after: Vec<usize>,
     ) -> PyResult<()> {
-        let asking = store.asking()?;
+        let asking = store.asking(&after)?;
         let written = waited(py, |loans| {
             let pieces = asking.lend(loans, &addresses, &lens);
             let pieces = pieces.map_err(Invalid::new_err)?;

@@ -5,24 +5,72 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use lunette_kvstore::{Located, Preferred, PutOptions, StoreError, StoreHandle, TierOptions};
+use lunette_kvstore::{
+    Lent, Located, Preferred, PutOptions, StoreError, StoreHandle, TierOptions, ToPut,
+};
+use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Pin};
 use lunette_kvstore_proto::version::WriteKind;
 use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::failure::of_store;
-use crate::memory::{Loans, Registered};
+use crate::failure::{Invalid, of_store};
+use crate::memory::{Landed, Loans, Registered, streams};
 use crate::objects::{Asking, Outcome, bytes_of, piece_of, put_waited, waited, waited_and};
 use crate::opening::{Cores, NativeCluster, Open, address};
 use crate::owned::Owned;
 use crate::queue::{Making, NativeQueue};
 use crate::waiting::wait;
 
-/// How objects are written: whether over what is there, how many copies, whether all of a batch on one node, and
-/// the nodes that are preferred.
-pub(crate) type How = (bool, u8, bool, Vec<String>);
+/// How objects are written: whether over what is there, how many copies, whether all of a batch on one node, the
+/// nodes that are preferred, for how many seconds they outlast others in memory, and the group of each: an empty
+/// name is none, and so is no name for any.
+pub(crate) type How = (bool, u8, bool, Vec<String>, f64, Vec<Vec<u8>>);
+
+/// The same, as the store takes it.
+pub(crate) struct Wishes {
+    options: PutOptions,
+    groups: Vec<Vec<u8>>,
+}
+
+impl Wishes {
+    /// Of one object.
+    pub(crate) fn of_one(self) -> PutOptions {
+        let group = self.groups.first().and_then(|name| group(name));
+        PutOptions {
+            group,
+            ..self.options
+        }
+    }
+
+    /// Of several, those that are `left_out` not included: these, with their groups, and what holds for all.
+    pub(crate) fn of_each(
+        self,
+        objects: Vec<(Vec<u8>, Vec<Lent>)>,
+        left_out: impl ExactSizeIterator<Item = bool>,
+    ) -> PyResult<(Vec<ToPut>, PutOptions)> {
+        let count = left_out.len();
+        if !self.groups.is_empty() && self.groups.len() != count {
+            return Err(Invalid::new_err("as many groups as objects, or none"));
+        }
+        let all = left_out.enumerate();
+        let kept = all.filter_map(|(index, is_left_out)| (!is_left_out).then_some(index));
+        let objects = objects.into_iter().zip(kept);
+        let objects = objects.map(|((key, value), index)| ToPut {
+            key,
+            value,
+            group: self.groups.get(index).and_then(|name| group(name)),
+        });
+        Ok((objects.collect(), self.options))
+    }
+}
+
+fn group(name: &[u8]) -> Option<GroupId> {
+    (!name.is_empty()).then(|| GroupId::of(name))
+}
 
 /// Keys, and for each the addresses and the lengths of its pieces.
 type Objects = (Vec<Vec<u8>>, Vec<Vec<usize>>, Vec<Vec<usize>>);
@@ -32,6 +80,8 @@ type Objects = (Vec<Vec<u8>>, Vec<Vec<usize>>, Vec<Vec<usize>>);
 pub(crate) struct NativeStore {
     open: Owned<Open>,
     registered: Registered,
+    /// Objects may come by adapters.
+    has_adapters: bool,
 }
 
 impl fmt::Debug for NativeStore {
@@ -55,13 +105,13 @@ impl NativeStore {
             TierOptions::in_folders(directories, capacity_bytes)
         });
         let open = cluster.member(py, address(listen)?, memory_bytes, tier)?;
-        Ok(Self::of(open))
+        Ok(Self::of(open, cluster))
     }
 
     /// Clients of the cluster: of these members of it, or of those that its coordinators tell.
     #[staticmethod]
     fn client(py: Python<'_>, cluster: &NativeCluster, nodes: Vec<String>) -> PyResult<Self> {
-        Ok(Self::of(cluster.clients(py, &nodes)?))
+        Ok(Self::of(cluster.clients(py, &nodes)?, cluster))
     }
 
     /// Where a member listens; `None` of clients.
@@ -81,13 +131,15 @@ impl NativeStore {
         value: &Bound<'_, PyBytes>,
         how: How,
     ) -> PyResult<bool> {
-        let (asking, options) = (self.asking()?, put_options(&how)?);
-        let written = put_waited(py, &asking, vec![key], piece_of(value), options)?;
+        let (asking, wishes) = (self.asking(&[])?, wishes(how)?);
+        let written = put_waited(py, &asking, vec![key], piece_of(value), wishes)?;
         let written = written.into_iter().next();
         written.expect("one for the key")
     }
 
-    /// Puts what lies at the addresses. For each key whether it was written, or an exception.
+    /// Puts what lies at the addresses, of the host or of devices, whose copies come after what streams have to do. For each
+    /// key whether it was written, or an exception.
+    #[pyo3(signature = (keys, addresses, lens, how, after=Vec::new()))]
     fn put_from<'py>(
         &self,
         py: Python<'py>,
@@ -95,9 +147,10 @@ impl NativeStore {
         addresses: Vec<Vec<usize>>,
         lens: Vec<Vec<usize>>,
         how: How,
+        after: Vec<usize>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let (asking, options) = (self.asking()?, put_options(&how)?);
-        let written = put_waited(py, &asking, keys, (addresses, lens), options)?;
+        let (asking, wishes) = (self.asking(&after)?, wishes(how)?);
+        let written = put_waited(py, &asking, keys, (addresses, lens), wishes)?;
         listed(py, written)
     }
 
@@ -108,21 +161,25 @@ impl NativeStore {
         bytes.map(|bytes| bytes_of(py, &bytes)).transpose()
     }
 
-    /// Gets objects to the addresses. For each key its length, `None` if there is no object, or an exception.
+    /// Gets objects to the addresses, as `put_from` puts them. For each key its length, `None` if there is no object, or an
+    /// exception.
+    #[pyo3(signature = (keys, addresses, lens, after=Vec::new()))]
     fn get_into<'py>(
         &self,
         py: Python<'py>,
         keys: Vec<Vec<u8>>,
         addresses: Vec<Vec<usize>>,
         lens: Vec<Vec<usize>>,
+        after: Vec<usize>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let asking = self.asking()?;
+        let asking = self.asking(&after)?;
         let get = |loans: &Loans| asking.bring_into(loans, keys, (addresses, lens));
         listed(py, waited_and(py, get, |brought| brought.finish(py))?)
     }
 
     /// Gets ranges of one object that begin at `offsets`, each to its address: how many bytes, or `None` if there
     /// is no object.
+    #[pyo3(signature = (key, addresses, lens, offsets, after=Vec::new()))]
     fn get_ranges(
         &self,
         py: Python<'_>,
@@ -130,8 +187,9 @@ impl NativeStore {
         addresses: Vec<usize>,
         lens: Vec<usize>,
         offsets: Vec<u64>,
+        after: Vec<usize>,
     ) -> PyResult<Option<usize>> {
-        let asking = self.asking()?;
+        let asking = self.asking(&after)?;
         waited(py, |loans| {
             asking.get_ranges(loans, key, (addresses, lens), &offsets)
         })?
@@ -179,33 +237,39 @@ impl NativeStore {
     }
 
     /// As `put_from`, of which the queue has the answer: under which number. `keeps` has the memory.
+    #[pyo3(signature = (queue, objects, how, keeps, after=Vec::new()))]
     fn begin_put_from(
         &self,
         queue: &NativeQueue,
         objects: Objects,
         how: How,
         keeps: Py<PyAny>,
+        after: Vec<usize>,
     ) -> PyResult<u64> {
         queue.admit()?;
-        let options = put_options(&how)?;
+        let wishes = wishes(how)?;
         let loans = Loans::default();
         let (keys, addresses, lens) = objects;
-        let asking = self.asking()?;
-        let put = asking.put_from(&loans, keys, (addresses, lens), options)?;
+        let asking = self.asking(&after)?;
+        let put = asking.put_from(&loans, keys, (addresses, lens), wishes)?;
         Ok(queue.put(Box::pin(async move { making(put.await) }), loans, keeps))
     }
 
     /// As `get_into`, of which the queue has the answer: under which number. `keeps` has the memory.
+    #[pyo3(signature = (queue, objects, keeps, after=Vec::new()))]
     fn begin_get_into(
         &self,
         queue: &NativeQueue,
         objects: Objects,
         keeps: Py<PyAny>,
+        after: Vec<usize>,
     ) -> PyResult<u64> {
         queue.admit()?;
         let loans = Loans::default();
         let (keys, addresses, lens) = objects;
-        let got = self.asking()?.get_into(&loans, keys, (addresses, lens))?;
+        let got = self
+            .asking(&after)?
+            .get_into(&loans, keys, (addresses, lens))?;
         Ok(queue.put(Box::pin(async move { making(got.await) }), loans, keeps))
     }
 
@@ -263,14 +327,28 @@ impl NativeStore {
         Ok(queue.put(Box::pin(question), Loans::default(), py.None()))
     }
 
-    /// Vouches for memory until it is taken back: it is not looked at before each call whether it is mapped.
-    fn register(&self, address: usize, len: usize) -> bool {
-        self.registered.add(address, len)
+    /// Vouches for memory until it is taken back: it is not looked at before each call whether it is mapped, and owners'
+    /// adapters write what is got there.
+    fn register(&self, py: Python<'_>, address: usize, len: usize) -> PyResult<bool> {
+        if !self.registered.add(address, len) {
+            return Ok(false);
+        }
+        if self.has_adapters
+            && let Some(landed) = Landed::land(py, &self.handle()?, (address, len))?
+            && let Some(taken_back) = self.registered.land(address, landed)
+        {
+            taken_back.end(py)?;
+        }
+        Ok(true)
     }
 
-    /// Takes that back; whether it was registered.
-    fn unregister(&self, address: usize) -> bool {
-        self.registered.remove(address)
+    /// Takes that back; whether it was registered. Nobody writes there any more when it returns.
+    fn unregister(&self, py: Python<'_>, address: usize) -> PyResult<bool> {
+        let Some(landed) = self.registered.remove(address) else {
+            return Ok(false);
+        };
+        landed.map_or(Ok(()), |landed| landed.end(py))?;
+        Ok(true)
     }
 
     /// Ends it: calls under way fail. Again, it does nothing.
@@ -282,17 +360,20 @@ impl NativeStore {
 }
 
 impl NativeStore {
-    fn of(open: Open) -> Self {
+    fn of(open: Open, cluster: &NativeCluster) -> Self {
         Self {
             open: Owned::new(open),
             registered: Registered::default(),
+            has_adapters: cluster.has_adapters(),
         }
     }
 
-    pub(crate) fn asking(&self) -> PyResult<Asking<'_>> {
+    /// `after`: streams of the program, live ones of the device whose memory goes along, by their handles.
+    pub(crate) fn asking(&self, after: &[usize]) -> PyResult<Asking<'_>> {
         Ok(Asking {
             handle: self.handle()?,
             registered: &self.registered,
+            after: streams(after),
         })
     }
 
@@ -328,23 +409,41 @@ fn failures<T>(answers: Vec<Result<T, StoreError>>) -> Vec<Outcome<T>> {
         .collect()
 }
 
-pub(crate) fn put_options(
-    (is_upsert, copies, is_same_node, preferred): &How,
-) -> PyResult<PutOptions> {
+pub(crate) fn wishes(
+    (is_upsert, copies, is_same_node, preferred, pin_s, groups): How,
+) -> PyResult<Wishes> {
     let preferred: Vec<_> = preferred
         .iter()
         .map(|name| address(name))
         .collect::<PyResult<_>>()?;
     let preferred = Preferred::new(&preferred).map_err(|error| of_store(&error))?;
-    Ok(PutOptions {
-        kind: if *is_upsert {
+    let options = PutOptions {
+        kind: if is_upsert {
             WriteKind::Upsert
         } else {
             WriteKind::Put
         },
-        copies: *copies,
+        copies,
         preferred,
-        is_same_node: *is_same_node,
+        is_same_node,
+        pin: pin(pin_s)?,
         ..PutOptions::default()
-    })
+    };
+    Ok(Wishes { options, groups })
+}
+
+/// A pin for so many seconds, none of which is none, and all of which are for ever.
+fn pin(pin_s: f64) -> PyResult<Pin> {
+    if pin_s == 0.0 {
+        Ok(Pin::None)
+    } else if pin_s == f64::INFINITY {
+        Ok(Pin::Hard)
+    } else if pin_s > 0.0 {
+        let ttl = Duration::try_from_secs_f64(pin_s).unwrap_or(PIN_TTL_MAX);
+        // No time at all is no pin.
+        Ok(Pin::soft(Some(ttl.max(Duration::from_millis(1)))))
+    } else {
+        let said = format!("pinned for {pin_s} s, which is no time");
+        Err(PyValueError::new_err(said))
+    }
 }

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import lunette
+from lunette.p2p import ObjectStore
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,25 @@ def store(
 def key(request: pytest.FixtureRequest) -> str:
     """A key of the test's own."""
     return request.node.nodeid
+
+
+@pytest.fixture(scope="module")
+def origin(coordinator: lunette.Coordinator) -> Iterator[ObjectStore]:
+    """A store of objects that has what others receive."""
+    with ObjectStore([coordinator.address]) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def other(coordinator: lunette.Coordinator) -> Iterator[ObjectStore]:
+    with ObjectStore([coordinator.address]) as store:
+        yield store
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """An object's name, the test's own."""
+    return f"test/{request.node.name}"
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

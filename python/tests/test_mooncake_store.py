@@ -373,7 +373,10 @@ def test_settings_as_a_dictionary(coordinator, caplog):
     assert code(device_name="mlx5_0", colour="red", protocol="rdma") == 0
     assert "'device_name' is called 'rdma_devices'" in caplog.text
     assert "'colour' is no setting" in caplog.text
-    assert "over TCP" in caplog.text
+    assert "no device mlx5_0 here" in caplog.text and "over TCP" in caplog.text
+    caplog.clear()
+    assert code(rdma_devices="mlx5_0", protocol="tcp") == 0
+    assert "rdma_devices are ignored" in caplog.text
 
 
 def test_a_store_without_a_coordinator_is_refused(monkeypatch, caplog):

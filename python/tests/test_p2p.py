@@ -3,6 +3,7 @@
 import array
 import asyncio
 import doctest
+import fcntl
 import gc
 import json
 import os
@@ -24,23 +25,6 @@ numpy = pytest.importorskip("numpy")
 LONG_S = 60.0
 # Small ones, so that objects of tests have many.
 CHUNK = 4096
-
-
-@pytest.fixture(scope="module")
-def origin(coordinator):
-    with ObjectStore([coordinator.address]) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
-def other(coordinator):
-    with ObjectStore([coordinator.address]) as store:
-        yield store
-
-
-@pytest.fixture
-def name(request):
-    return f"test/{request.node.name}"
 
 
 def numbers(*shape, dtype="float32"):
@@ -102,6 +86,16 @@ def test_what_is_there_already_is_not_fetched(coordinator, name):
             assert held.progress().held_bytes >= 15 * CHUNK
             held.wait(LONG_S)
             assert into == bytes(given)
+        name += "/w"
+        with one.register(name, {"w": given}, chunk_bytes=CHUNK):
+            # Rows of it, of which chunks are whole.
+            room = numpy.copy(given)
+            room[0] ^= 1
+            part = Part(room[: 8 * CHUNK], start=(0,))
+            held = two.begin_receive_tensors(name, {"w": part}, resume=True)
+            assert held.progress().held_bytes >= 7 * CHUNK
+            held.wait(LONG_S)
+            assert (room == given).all()
 
 
 def test_a_rank_receives_its_part_however_it_is_laid_out(origin, other, name):
@@ -326,6 +320,159 @@ def test_tasks_receive_and_are_cancelled(coordinator, name):
     asyncio.run(spread())
 
 
+def written(folder, **files):
+    paths = []
+    for name, content in files.items():
+        paths.append(folder / name)
+        paths[-1].write_bytes(content)
+    return paths
+
+
+def sealed(size):
+    """A file of that size that nothing can be written to: whoever has it keeps it."""
+    file = os.fdopen(os.memfd_create("sealed", os.MFD_ALLOW_SEALING), "wb")
+    file.write(bytes(size))
+    file.flush()
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    return file
+
+
+def test_files_are_registered_and_received(origin, other, coordinator, name, tmp_path):
+    contents = {"one": numbers(300, 100).tobytes(), "two": b"short"}
+    given = written(tmp_path, **contents)
+    room = [tmp_path / "got-one", str(tmp_path / "got-two")]
+    with origin.register_files(name, given, chunk_bytes=CHUNK) as registered:
+        assert registered.paths == given and registered.buffers == []
+        with other.receive_files(name, room, timeout_s=LONG_S) as held:
+            held.sync()
+            progress = held.progress()
+            assert progress.held_bytes == progress.len_bytes == sum(map(len, contents.values()))
+            assert held.paths == room and "one" not in held
+            assert [pathlib.Path(path).read_bytes() for path in room] == list(contents.values())
+            # From there into memory.
+            registered.close()
+            with ObjectStore([coordinator.address]) as third:
+                for _ in range(600):
+                    try:
+                        got = third.receive(name, timeout_s=LONG_S)
+                        break
+                    except NotFound:
+                        time.sleep(0.05)
+                assert [bytes(buffer) for buffer in got.buffers] == list(contents.values())
+        with pytest.raises(lunette.Closed):
+            held.sync()
+
+
+def test_files_that_are_there_are_gone_on_with(origin, other, name, tmp_path):
+    content = numbers(300, 100).tobytes()
+    with origin.register(name, [content], chunk_bytes=CHUNK):
+        (room,) = written(tmp_path, got=content[: 5 * CHUNK] + bytes(len(content) * 2))
+        with other.begin_receive_files(name, [room], resume=True) as held:
+            assert held.progress().held_bytes >= 5 * CHUNK
+            held.wait(LONG_S)
+        assert room.read_bytes() == content
+
+
+def test_files_that_are_not_received_leave_nothing(origin, other, name, tmp_path):
+    room = [tmp_path / "one", tmp_path / "two"]
+    with pytest.raises(NotFound):
+        other.receive_files(name, room)
+    with origin.register(name, [bytes(CHUNK), b"b"], chunk_bytes=CHUNK) as registered:
+        with pytest.raises(NotFound):
+            other.receive_files(name, room, version=registered.version + 1)
+        for wrong in (room[:1], [room[0], room[0]], [room[0], tmp_path], [room[0], tmp_path / "no" / "such"]):
+            with pytest.raises(lunette.Invalid):
+                other.receive_files(name, wrong)
+        with pytest.raises(lunette.Invalid):
+            origin.register_files(name + "-files", [tmp_path / "none"])
+    assert list(tmp_path.iterdir()) == [] and other.held == []
+
+
+def test_a_file_that_takes_nothing_is_told(origin, other, name, tmp_path):
+    content = bytes(range(256)) * 64
+    with origin.register(name, [content], chunk_bytes=CHUNK), sealed(len(content)) as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        with pytest.raises(lunette.StoreError, match="not written") as told:
+            other.receive_files(name, [path], timeout_s=LONG_S)
+        assert not isinstance(told.value, lunette.TimedOut)
+        assert other.held == []
+
+
+def test_files_that_are_changed_are_served_no_more(origin, other, name, tmp_path):
+    (path,) = written(tmp_path, weights=bytes(4 * CHUNK))
+    with origin.register_files(name, [path], chunk_bytes=CHUNK) as held:
+        held.wait(0)
+        with open(path, "r+b") as file:
+            file.seek(CHUNK + 1)
+            file.write(b"other")
+        # Whoever has bytes has those that were registered.
+        with pytest.raises(lunette.StoreError):
+            other.receive(name, timeout_s=0.5)
+        for _ in range(6000):
+            try:
+                held.progress()
+            except lunette.Corrupt as error:
+                assert "changed" in str(error)
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("nobody has seen it")
+        with pytest.raises(lunette.Corrupt):
+            held.wait()
+
+
+def test_safetensors_files_are_registered_with_their_tensors(origin, other, name, tmp_path):
+    tensor = numbers(10, 20)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [10, 20], "data_offsets": [0, tensor.nbytes]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + tensor.tobytes()
+    paths = written(tmp_path, **{"notes.txt": b"notes", "a.safetensors": content})
+    with origin.register_files(name, paths) as registered:
+        assert [(tensor.name, tensor.buffer) for tensor in registered.tensors] == [("a", 1)]
+        wanted = {"a": Part(start=(2, 0), size=(3, 20))}
+        with other.receive_tensors(name, wanted, timeout_s=LONG_S) as held:
+            assert (numpy.asarray(held["a"]) == tensor[2:5]).all()
+    paths[1].write_bytes(b"none")
+    with pytest.raises(lunette.Invalid, match="safetensors"):
+        origin.register_files(name, paths)
+
+
+def test_tasks_receive_into_files_and_are_cancelled(coordinator, name, tmp_path):
+    content = numbers(64, 1024).tobytes()
+    (given,) = written(tmp_path, given=content)
+    room = tmp_path / "room"
+
+    async def spread():
+        with ObjectStore([coordinator.address]) as one, ObjectStore([coordinator.address]) as two:
+            origin, other = AsyncObjectStore(one), AsyncObjectStore(two)
+            async with await origin.register_files(name, [given], chunk_bytes=CHUNK):
+                async with await other.receive_files(name, [room], timeout_s=LONG_S) as held:
+                    await held.sync()
+                    assert (await held.progress()).held_bytes == len(content)
+                    assert room.read_bytes() == content and held.held.paths == [room]
+                # Begun and given up: it is not held, and can be received again.
+                for turn in range(10):
+                    task = asyncio.create_task(other.begin_receive_files(name, [room]))
+                    for _ in range(turn):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    try:
+                        await (await task).close()
+                    except asyncio.CancelledError:
+                        pass
+                room.unlink(missing_ok=True)
+                for _ in range(10_000):
+                    try:
+                        await (await other.receive_files(name, [room], timeout_s=LONG_S)).close()
+                        break
+                    except lunette.Invalid:
+                        await asyncio.sleep(0.001)
+                else:
+                    pytest.fail("what was given up is held")
+                assert room.read_bytes() == content
+
+    asyncio.run(spread())
+
+
 STARTED = """
 import lunette, os, signal, subprocess, sys, time
 from lunette.p2p import ObjectStore
@@ -421,6 +568,9 @@ with ObjectStore([sys.argv[1]]) as store:
 
 def test_a_coordinator_that_does_not_answer_is_waited_for_until_a_signal():
     waits = """
+import atexit
+from lunette import p2p
+from lunette.updates import Offer
 here = lunette.Coordinator()
 command = [sys.executable, "-c", '''
 import lunette, sys
@@ -432,14 +582,21 @@ coordinator = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess
 address = coordinator.stdout.readline().strip()
 store = ObjectStore([address])
 os.kill(coordinator.pid, signal.SIGSTOP)
+atexit.register(coordinator.kill)
 def interrupt(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
+weights = bytearray(64 << 10)
+tensors = [p2p.Tensor("w", "U8", (64 << 10,), 0, 0)]
 asks = (
     lambda: ObjectStore([address]),
     lambda: store.find("o"),
     lambda: store.receive("o"),
     lambda: store.receive_tensors("o", {"w": None}),
+    lambda: store.receive_files("o", ["/nowhere"]),
+    # Of these the memory is lent by then.
+    lambda: store.register("o", [weights], tensors=tensors),
+    lambda: Offer(store, "u", [weights], tensors=tensors),
 )
 for ask in asks:
     begun = time.monotonic()
@@ -447,11 +604,13 @@ for ask in asks:
     try:
         ask()
     except KeyboardInterrupt:
-        # Before the coordinator would have been given up.
-        print("interrupted", time.monotonic() - begun < 2.5)
-coordinator.kill()
+        # Long before the coordinator would have been given up.
+        print("interrupted", time.monotonic() - begun < 1)
+    # Nobody has the memory any more.
+    weights.append(0)
+    del weights[-1]
 """
-    assert run(waits) == "\n".join(["interrupted True"] * 4)
+    assert run(waits) == "\n".join(["interrupted True"] * 7)
 
 
 def test_the_example_of_the_weights_runs():

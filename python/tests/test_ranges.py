@@ -30,6 +30,23 @@ def test_an_object_is_written_in_ranges_and_read_in_ranges(store, key):
         store.get_ranges_into(key, [(0, b"read-only")])
 
 
+def test_a_long_object_is_written_layer_by_layer():
+    layer = bytes(range(256)) * (80 << 10)
+    some = bytearray(10)
+    with lunette.Coordinator() as coordinator:
+        with lunette.Store.member([coordinator.address], memory_bytes=512 << 20) as store:
+            with store.reserve("long", 4 * len(layer)) as room:
+                for index in (2, 0, 3, 1):
+                    room.write(index * len(layer), layer)
+                assert store.get("long") is None
+                assert room.commit()
+            assert store.size("long") == 4 * len(layer)
+            for index in range(4):
+                end = (index + 1) * len(layer)
+                assert store.get_ranges_into("long", [(end - 10, some)]) == 10
+                assert some == layer[-10:]
+
+
 def test_what_is_not_committed_is_nothing(store, key):
     with store.reserve(key, 100) as room:
         room.write(0, bytes(100))

@@ -1,6 +1,7 @@
 """Objects go in and come out, and bad input is refused without harm."""
 
 import array
+import os
 import random
 import threading
 
@@ -135,3 +136,24 @@ def test_nobody_listens_beyond_loopback(coordinator):
         lunette.Coordinator("0.0.0.0:0")
     with pytest.raises(lunette.StoreError, match="loopback"):
         lunette.Store.member([coordinator.address], memory_bytes=1 << 20, listen="0.0.0.0:0")
+
+
+def test_without_rdma_devices_objects_go_as_ever(coordinator, key):
+    folder = "/sys/class/infiniband"
+    present = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    assert sorted(lunette.rdma_devices()) == present
+    for devices in ["all", ["nobody_0", "nobody_1"], "nobody_0, nobody_1"]:
+        with lunette.Store.join([coordinator.address], rdma=devices) as store:
+            store.upsert(key, bytes(200_000))
+            into = bytearray(b"-" * 200_000)
+            with store.register(into) as landing:
+                assert landing.size == 200_000
+                with pytest.raises(lunette.Invalid):
+                    store.register(memoryview(into)[10:])
+                assert store.get_into(key, into) == 200_000
+            landing.close()
+            assert into == bytes(200_000)
+    with pytest.raises(TypeError):
+        lunette.Store.join([coordinator.address], rdma=7)
+    with pytest.raises(ValueError):
+        store.register(b"read-only")

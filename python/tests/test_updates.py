@@ -22,20 +22,13 @@ LAYERS, ROWS, COLUMNS = 12, 32, 64
 
 
 @pytest.fixture(scope="module")
-def trainer(coordinator):
-    with ObjectStore([coordinator.address]) as store:
-        yield store
+def trainer(origin):
+    return origin
 
 
 @pytest.fixture(scope="module")
-def rank(coordinator):
-    with ObjectStore([coordinator.address]) as store:
-        yield store
-
-
-@pytest.fixture
-def name(request):
-    return f"test/{request.node.name}"
+def rank(other):
+    return other
 
 
 def weights():

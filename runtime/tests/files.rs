@@ -7,7 +7,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lunette_runtime::fs::{DIRECT_ALIGN_BYTES, File, FileError, OpenOptions};
+use lunette_runtime::fs::{DIRECT_ALIGN_BYTES, File, FileError, FileStamp, OpenOptions};
 use lunette_runtime::vectored::{Message, Scatter};
 use lunette_runtime::{
     DriverKind, OpError, RegisterError, arena, driver, register_arena, spawn_local, time,
@@ -274,5 +274,40 @@ fn a_device_that_cannot_be_polled_is_used_the_ordinary_way() {
             assert!(region.as_slice().iter().all(|&byte| byte == number));
         }
         println!("polled: {}", file.is_polled());
+    });
+}
+
+#[test]
+fn changes_of_a_file_are_seen_in_its_stamp() {
+    run(|path| async move {
+        let file = File::open(&path, OpenOptions::READ_WRITE)
+            .await
+            .expect("made");
+        let stamp = async || file.stamp().await.expect("told");
+        // So that each change is in a tick of its own.
+        let tick = async || time::sleep(FileStamp::TICK_MAX * 2).await;
+        let empty = stamp().await;
+        assert_eq!((empty.len_bytes(), stamp().await), (0, empty));
+        tick().await;
+        file.write_all_at(vec![1; 9], 0, 9, 0)
+            .await
+            .0
+            .expect("written");
+        let longer = stamp().await;
+        assert_eq!(longer.len_bytes(), 9);
+        tick().await;
+        file.write_all_at(vec![2; 1], 0, 1, 4)
+            .await
+            .0
+            .expect("written");
+        let other = stamp().await;
+        assert_eq!(other.len_bytes(), 9);
+        assert_ne!(other, longer);
+        tick().await;
+        file.read_exact_at(vec![0; 9], 0, 9, 0)
+            .await
+            .0
+            .expect("read");
+        assert_eq!(stamp().await, other, "a read changes nothing");
     });
 }

@@ -16,11 +16,12 @@ const LANE_SEEDS_OF_MEMBERS: &str = "60";
 const LANE_SEEDS_OF_ADAPTERS: &str = "8";
 const MUTANT_SEEDS: &str = "2000";
 /// Bugs that worlds of members find within seconds; the others take minutes, and `--mutants`.
-const QUICK_MUTANTS: [&str; 6] = [
+const QUICK_MUTANTS: [&str; 7] = [
     "claim-unchecked",
     "retract-unrecorded",
     "barrier-skipped",
     "hold-ignored",
+    "hard-pin-ignored",
     "generation-ignored",
     "repair-forgotten",
 ];

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
+use lunette_bench::coordinator::{self, loopback};
 use lunette_bench::harness::{Failure, Plan};
 use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, ClusterOptions, Fetched, Node, NodeCore, NodeOptions,
@@ -16,7 +17,7 @@ use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_transfer::Room;
 
 use super::thread;
-use crate::peer::{coordinator, idle, loopback};
+use crate::peer::idle;
 use crate::raw::SPIN;
 
 /// Bytes that puts, gets and copies walk through.
@@ -79,7 +80,7 @@ impl Inside {
             From::Thread => plan.server_cpu,
         };
         let mut options = NodeOptions::new(NodeId(1), loopback(), MEMORY_BYTES);
-        let (coordinator, address) = coordinator()?;
+        let (coordinator, address) = coordinator::start()?;
         options.cluster = Some(ClusterOptions::new("inside", vec![address]));
         options.placement = Placement::Pinned(vec![cpu]);
         options.idle = idle(SPIN);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use lunette_bench::coordinator::{self, loopback};
 use lunette_bench::harness::{Failure, Plan, Sample};
 use lunette_kvstore::{
     ClusterClient, ClusterClientOptions, ClusterOptions, DriveReport, Fetched, Node, NodeOptions,
@@ -18,7 +19,7 @@ use lunette_transfer::Room;
 
 use super::drive::{AT_A_TIME, RECORD_BYTES, at_a_time};
 use super::inside::name;
-use crate::peer::{coordinator, idle, loopback};
+use crate::peer::idle;
 use crate::raw::SPIN;
 
 /// Memory of the member.
@@ -41,7 +42,7 @@ struct Member {
 impl Member {
     fn start(folder: PathBuf, capacity_bytes: u64, plan: &Plan) -> Result<Self, Failure> {
         let mut options = NodeOptions::new(NodeId(1), loopback(), MEMORY_BYTES);
-        let (coordinator, address) = coordinator()?;
+        let (coordinator, address) = coordinator::start()?;
         options.cluster = Some(ClusterOptions::new("tier", vec![address]));
         options.placement = Placement::Pinned(vec![plan.server_cpu]);
         options.idle = idle(SPIN);

@@ -4,12 +4,14 @@
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_generate::Source;
+use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
     AskerId, CopyPage, CopyPlace, HoldWish, Only, OpId, Refusal, ToHome, ToOwner, ToPeer,
     TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::retention::GroupId;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Tombstone, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 
@@ -29,6 +31,17 @@ pub(crate) fn key(source: &mut impl Source) -> Fingerprint {
 /// Which of the keys that are drawn this is, if any.
 pub(crate) fn number_of(key: Fingerprint) -> Option<u8> {
     (0..KEYS).find(|&number| fingerprint(number) == key)
+}
+
+/// Of one of the groups that requests are in.
+pub(crate) fn group_news(source: &mut impl Source) -> GroupNews {
+    let group = GroupId::of(&[source.below(2)]);
+    match source.below(4) {
+        0 => GroupNews::Joined { group },
+        1 => GroupNews::Left { group },
+        2 => GroupNews::Broken { group },
+        _ => GroupNews::Part { group },
+    }
 }
 
 pub(crate) fn seat(source: &mut impl Source) -> Seat {

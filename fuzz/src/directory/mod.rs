@@ -18,10 +18,11 @@ use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
     AnswerMessage, Ask, AskMessage, AskerId, CopyPage, CopyPlace, FarWish, MeetMessage, NearWish,
-    OpId, PairMessage, PushWish, SeatMessage, ToHome, ToOwner,
+    OpId, PairMessage, PushWish, ReachMessage, SeatMessage, ToHome, ToOwner,
 };
 use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::Form;
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
@@ -116,6 +117,11 @@ fn messages(body: &[u8], reached: &mut Reached) {
         [again.as_slice(), rest].concat()
     }));
     judge(PairMessage::decode(body).ok().map(|message| {
+        let mut again = Vec::new();
+        message.encode(version, &mut again);
+        again
+    }));
+    judge(ReachMessage::decode(body).ok().map(|message| {
         let mut again = Vec::new();
         message.encode(version, &mut again);
         again
@@ -328,7 +334,7 @@ impl Core {
             namespace: draw::namespace(source),
             wanted: 1 + source.below(3),
             wait_ms: u32::from(source.u8()) << 4,
-            is_last: false,
+            retention: Retention::default(),
         };
         self.writing.insert((asker, request));
         if request.0.is_multiple_of(3) {

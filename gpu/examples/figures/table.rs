@@ -45,11 +45,6 @@ const FIGURES: [&str; 7] = [
     "event to future, beside a synchronised stream",
     "the ways by which pages are moved, as calibrated",
 ];
-/// What it does not measure anywhere yet.
-const ELSEWHERE: [&str; 2] = [
-    "store get into device memory, end to end",
-    "torch's copy of the same pages, and its index_select gather",
-];
 
 impl Table {
     /// Nothing was measured.
@@ -105,9 +100,6 @@ impl fmt::Display for Table {
         }
         for (name, reason) in &self.missing {
             writeln!(f, "| {name} | pending: {reason} | | | |")?;
-        }
-        for name in ELSEWHERE {
-            writeln!(f, "| {name} | pending: not part of this program | | | |")?;
         }
         Ok(())
     }

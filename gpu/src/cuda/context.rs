@@ -14,7 +14,10 @@ use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::kernel::Width;
 
 use super::Driver;
-use super::library::{Library, check, have};
+use super::library::{
+    Library, MEMORY_TYPE_DEVICE, POINTER_DEVICE_ORDINAL, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE,
+    POINTER_SYNC_MEMOPS, check, have,
+};
 use super::memory::{self, Memory};
 use super::pin::{Pin, Pinner, Registration};
 use super::stream::{Event, Stream};
@@ -26,13 +29,6 @@ const CAPABILITY_MAJOR: c_uint = 75;
 const CAPABILITY_MINOR: c_uint = 76;
 const HANDLE_TYPE_POSIX_FD: c_uint = 103;
 const DMA_BUF: c_uint = 124;
-/// `CU_POINTER_ATTRIBUTE_*`.
-const POINTER_MEMORY_TYPE: c_uint = 2;
-const POINTER_SYNC_MEMOPS: c_uint = 6;
-const POINTER_IS_MANAGED: c_uint = 8;
-const POINTER_DEVICE_ORDINAL: c_uint = 9;
-/// `CU_MEMORYTYPE_DEVICE`.
-const MEMORY_TYPE_DEVICE: c_uint = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.

@@ -23,6 +23,16 @@ const NO_DEVICE: u32 = 100;
 /// What a function that this driver does not have would answer: `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: u32 = 801;
 
+/// `CU_POINTER_ATTRIBUTE_*`.
+pub(super) const POINTER_MEMORY_TYPE: c_uint = 2;
+pub(super) const POINTER_SYNC_MEMOPS: c_uint = 6;
+pub(super) const POINTER_IS_MANAGED: c_uint = 8;
+pub(super) const POINTER_DEVICE_ORDINAL: c_uint = 9;
+const POINTER_RANGE_START: c_uint = 11;
+const POINTER_RANGE_SIZE: c_uint = 12;
+/// `CU_MEMORYTYPE_DEVICE`.
+pub(super) const MEMORY_TYPE_DEVICE: c_uint = 2;
+
 /// A result code. Zero is success.
 pub(super) type Code = c_uint;
 /// What the driver calls when a stream comes to it.
@@ -121,6 +131,9 @@ functions! {
         );
         /// An attribute of the memory at an address, by number.
         cuPointerGetAttribute: fn(*mut c_void, c_uint, CUdeviceptr);
+        /// Attributes of the memory at an address: how many, which, where each goes. What it does not know
+        /// is nothing of everything.
+        cuPointerGetAttributes: fn(c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
         /// The allocation in which an address lies: its start, its length.
         cuMemGetAddressRange_v2: fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
     }
@@ -172,21 +185,30 @@ functions! {
 impl Library {
     /// The driver that the loader finds, started.
     pub(super) fn open() -> Result<Self, Unavailable> {
+        Self::load().and_then(Self::start)
+    }
+
+    /// The driver of this file, started.
+    pub(super) fn open_at(path: &Path) -> Result<Self, Unavailable> {
+        Self::load_at(path).and_then(Self::start)
+    }
+
+    /// The driver that the loader finds, which is started if somebody else in this process has done so.
+    pub(super) fn load() -> Result<Self, Unavailable> {
         let mut reason = None;
         for name in LIBRARY_NAMES {
-            match Self::open_at(Path::new(name)) {
+            match Self::load_at(Path::new(name)) {
                 Err(Unavailable::NoDriver { reason: first }) => {
                     reason.get_or_insert(first);
                 }
-                opened => return opened,
+                loaded => return loaded,
             }
         }
         let reason = reason.unwrap_or_default();
         Err(Unavailable::NoDriver { reason })
     }
 
-    /// The driver of this file, started.
-    pub(super) fn open_at(path: &Path) -> Result<Self, Unavailable> {
+    fn load_at(path: &Path) -> Result<Self, Unavailable> {
         // SAFETY: initialisers of drivers do nothing that this process forbids; it is forgotten
         // below, so its functions stay valid for the rest of the process.
         let library = unsafe { libloading::Library::new(path) };
@@ -195,14 +217,46 @@ impl Library {
         })?;
         let functions = Self::of(&library);
         std::mem::forget(library);
-        let functions = functions?;
+        functions
+    }
+
+    fn start(self) -> Result<Self, Unavailable> {
         // SAFETY: the driver takes no pointer here.
-        let code = unsafe { (functions.cuInit)(0) };
+        let code = unsafe { (self.cuInit)(0) };
         match code {
-            0 => Ok(functions),
+            0 => Ok(self),
             NO_DEVICE => Err(Unavailable::NoDevice),
             code => Err(Unavailable::Driver { code }),
         }
+    }
+
+    /// The memory of a device in which an address of this process lies: the device's number, and the start and length
+    /// of the allocation. `None` of all other memory, and as long as nobody has started the driver.
+    pub(super) fn place_of(&self, address: u64) -> Option<(usize, u64, u64)> {
+        let (mut kind, mut is_managed, mut ordinal): (c_uint, c_uint, c_int) = (0, 0, 0);
+        let (mut base, mut len): (CUdeviceptr, usize) = (0, 0);
+        let mut which = [
+            POINTER_MEMORY_TYPE,
+            POINTER_IS_MANAGED,
+            POINTER_DEVICE_ORDINAL,
+            POINTER_RANGE_START,
+            POINTER_RANGE_SIZE,
+        ];
+        let mut values: [*mut c_void; 5] = [
+            (&raw mut kind).cast(),
+            (&raw mut is_managed).cast(),
+            (&raw mut ordinal).cast(),
+            (&raw mut base).cast(),
+            (&raw mut len).cast(),
+        ];
+        // SAFETY: as many attributes as values, each of which is as wide as its attribute, or wider, and ours to
+        // write; none is used after the call.
+        let code = unsafe {
+            (self.cuPointerGetAttributes)(5, which.as_mut_ptr(), values.as_mut_ptr(), address)
+        };
+        let is_device = code == 0 && kind == MEMORY_TYPE_DEVICE && is_managed == 0;
+        let device = usize::try_from(ordinal).ok()?;
+        (is_device && len > 0).then_some((device, base, len as u64))
     }
 }
 

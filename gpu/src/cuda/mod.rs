@@ -28,6 +28,40 @@ pub struct Driver {
     devices: usize,
 }
 
+impl PartialEq for Driver {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.library, other.library)
+    }
+}
+
+impl Eq for Driver {}
+
+/// Memory of a device, found by an address in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Located {
+    /// The driver of that device.
+    pub driver: Driver,
+    /// The device's number, for [`Device::open_with`](crate::Device::open_with).
+    pub device: usize,
+    /// First byte of the allocation in which the address lies.
+    pub base: u64,
+    /// Length of the allocation in bytes.
+    pub len_bytes: u64,
+}
+
+/// As [`Driver::locate`], by the driver of this machine, if this process uses it: the driver is not started for that, for
+/// nobody has memory of a device before somebody has. Where there is no driver that is remembered, and costs nothing.
+///
+/// It may be called by any thread, and leaves that thread's current context as it is.
+#[must_use]
+pub fn locate(address: u64) -> Option<Located> {
+    static LOADED: OnceLock<Option<Library>> = OnceLock::new();
+    let library = LOADED.get_or_init(|| Library::load().ok()).as_ref()?;
+    library.place_of(address)?;
+    // Somebody has started it, so this does not take long.
+    Driver::probe().ok()?.locate(address)
+}
+
 impl Driver {
     /// Looks for the driver, once per process.
     ///
@@ -47,6 +81,19 @@ impl Driver {
     /// As [`Driver::probe`].
     pub fn probe_at(path: &Path) -> Result<Self, Unavailable> {
         Library::open_at(path).and_then(Self::of)
+    }
+
+    /// The memory of a device of this driver in which an address of this process lies: plain memory of the device, which
+    /// the host must not touch. `None` of all other memory.
+    #[must_use]
+    pub fn locate(&self, address: u64) -> Option<Located> {
+        let (device, base, len_bytes) = self.library.place_of(address)?;
+        Some(Located {
+            driver: *self,
+            device,
+            base,
+            len_bytes,
+        })
     }
 
     fn of(library: Library) -> Result<Self, Unavailable> {

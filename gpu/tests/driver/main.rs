@@ -1,44 +1,22 @@
 //! The provider of real devices on drivers that the test builds: absent, lacking, and working ones.
 #[path = "../rig/mod.rs"]
 mod rig;
+mod stub;
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::path::{Path, PathBuf};
-    use std::process::Command;
+    use std::path::Path;
 
     use lunette_gpu::proto::fault::Fault;
     use lunette_gpu::share::{AdapterWay, IpcHandle};
     use lunette_gpu::{
-        CopyError, Device, DeviceRegion, Driver, ImportError, OpenError, Unavailable,
+        CopyError, Device, DeviceRegion, Driver, EngineStream, ImportError, OpenError, Unavailable,
     };
     use lunette_runtime::{Idle, arena, control, spawn_local, time};
 
     use crate::rig::{fill, host, on_core, pattern, region, scenes, seen, stream};
-
-    const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/driver/stub.c");
-
-    /// A driver of this name, built with these definitions.
-    fn stub(name: &str, definitions: &[&str]) -> PathBuf {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libcuda-{name}.so"));
-        let mut command = Command::new("cc");
-        command.args([
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-Wall",
-            "-Werror",
-            "-Wno-unused-function",
-            "-pthread",
-            "-o",
-        ]);
-        command.arg(&path).arg(SOURCE);
-        command.args(definitions.iter().map(|name| format!("-D{name}")));
-        let built = command.status().expect("a compiler, which links this test");
-        assert!(built.success());
-        path
-    }
+    use crate::stub::stub;
 
     #[test]
     fn why_there_is_no_gpu_is_told_by_name() {
@@ -279,6 +257,67 @@ mod tests {
             // SAFETY: this driver refuses null, and looks no further.
             let refused = unsafe { stream.after_engine(std::ptr::null_mut()) };
             assert_eq!(refused.await.0, Err(CopyError::Failed(Fault::Code(1))));
+        });
+    }
+
+    #[test]
+    fn an_address_is_of_a_device_or_is_not() {
+        let driver = Driver::probe_at(&stub("locating", &[])).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            let memory = region(&device, 5000);
+            for address in [memory.address(), memory.address() + 4999] {
+                let found = driver.locate(address).expect("of the device");
+                assert_eq!((found.device, found.len_bytes), (0, 5000));
+                assert_eq!(found.base, memory.address());
+            }
+            // Of the host, pinned or not, of nobody, and given back.
+            let ours = host(&[0; 100]);
+            let address = ours.as_slice().as_ptr().addr() as u64;
+            assert!(driver.locate(address).is_none());
+            assert_eq!(device.pin(&ours.chunk()).await, Ok(()));
+            let gone = memory.address();
+            drop(memory);
+            for address in [address, 0, u64::MAX, gone] {
+                assert!(driver.locate(address).is_none(), "{address:#x}");
+            }
+            // This machine's driver knows nothing of it.
+            assert!(lunette_gpu::locate(address).is_none());
+        });
+    }
+
+    #[test]
+    fn the_host_cannot_touch_what_is_the_devices() {
+        let driver = Driver::probe_at(&stub("apart", &[])).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            let memory = region(&device, 5000);
+            let first = format!("{:x}-", memory.address());
+            let maps = std::fs::read_to_string("/proc/self/maps").expect("a table of memory");
+            let line = maps.lines().find(|line| line.starts_with(&first));
+            let line = line.expect("it is mapped");
+            assert!(line.contains(" ---s "), "{line}");
+        });
+    }
+
+    #[test]
+    fn copies_are_behind_what_a_named_stream_does() {
+        let driver = Driver::probe_at(&stub("named", &[])).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            let device = Device::open_with(driver, 0).expect("one device");
+            let (first, second) = (stream(&device), stream(&device));
+            let memory = region(&device, 1 << 16);
+            // What has been queued elsewhere takes as long as all of it; the default stream is behind nothing.
+            let filled: Vec<_> = (0..40)
+                .map(|which| first.upload(host(&pattern(1 << 16, which)), 0, &memory))
+                .collect();
+            let after = second.after(&first);
+            let waited = second.after_stream(EngineStream::DEFAULT);
+            let (read, bytes) = second.download(&memory, host(&[0; 1 << 16]), 0).await;
+            assert_eq!(read, Ok(()));
+            assert_eq!(bytes.as_slice(), pattern(1 << 16, 39));
+            assert_eq!((after.await.0, waited.await.0), (Ok(()), Ok(())));
+            drop(filled);
         });
     }
 

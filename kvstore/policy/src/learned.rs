@@ -93,6 +93,15 @@ impl Learned {
         self.hazard.chance(track.class, self.now - track.used_at)
     }
 
+    /// Whether the block in a slot may be a victim.
+    ///
+    /// # Panics
+    /// If the slot holds no block.
+    #[must_use]
+    pub fn is_offered(&self, slot_index: u32) -> bool {
+        self.tracks.get(self.track_of(slot_index)).standing == Standing::Listed
+    }
+
     fn track_of(&self, slot_index: u32) -> u32 {
         let id = self.by_slot.get(slot_index as usize).copied();
         let id = id.filter(|&id| id != NIL);

@@ -17,6 +17,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`key`] | valid keys and their 128-bit fingerprints |
+//! | [`retention`] | what a writer wishes of how an object is kept in memory |
 //! | [`version`] | versions, and which of several copies lives |
 //! | [`placement`] | the home of a key: a core of a node; owners for its copies |
 //! | [`home`] | what orders the writes and removals of a key, and knows who has it |
@@ -31,6 +32,7 @@
 //! | [`sorted`] | a map of hashes in their order, without a tree's depth |
 //! | [`lru`] | least recently used order over the slots of a slab |
 //! | [`residence`] | an owner's memory: room, pins, what leaves next |
+//! | [`groups`] | objects that are of use together only: when one leaves, the others are next |
 //! | [`shard`] | one core's slice of the store: puts, gets, pins, eviction |
 //! | [`message`] | operations, statuses and the bodies of requests and answers |
 #![forbid(unsafe_code)]
@@ -39,6 +41,7 @@ mod answered;
 pub mod asker;
 pub mod extent;
 pub mod filled;
+pub mod groups;
 pub mod home;
 pub mod key;
 pub mod lru;
@@ -49,6 +52,7 @@ pub mod placement;
 pub mod pushed;
 pub mod range;
 pub mod residence;
+pub mod retention;
 pub mod shard;
 pub mod sorted;
 pub mod striped;

@@ -19,22 +19,29 @@
 //! the driver once, when nobody reads it any more.
 
 mod order;
+mod pinned;
+mod standing;
 
 use lunette_kvstore_policy::class::Use;
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 use slab::Slab;
 use thiserror::Error;
 
 use crate::key::Fingerprint;
 use crate::message::directory::CopyPlace;
+use crate::retention::{Pin, Retention};
 use crate::shard::{EntryId, ShardLimits};
 use crate::sorted::{Sorted, Spread};
 
 use order::Order;
 pub use order::{REMEMBERED_MIN, REMEMBERING_SHARE, SPARED_FOR, STANDS_BY};
+use pinned::Until;
 
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
+/// What is pinned for ever takes at most one of so many bytes below the low watermark: the rest is there for all others.
+pub const HARD_PINNED_SHARE: u64 = 2;
 
 /// Why there is no room.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -51,6 +58,16 @@ pub enum NoRoom {
         /// The length of the extent.
         needed_bytes: u64,
         /// The longest extent that ever fits.
+        max_bytes: u64,
+    },
+    /// It was to be pinned for ever, and too much is: some of that has to be removed first.
+    #[error("{needed_bytes} bytes to be pinned, where of {max_bytes} {pinned_bytes} are")]
+    Pinned {
+        /// The length of the extent.
+        needed_bytes: u64,
+        /// What is pinned for ever.
+        pinned_bytes: u64,
+        /// What may be.
         max_bytes: u64,
     },
 }
@@ -77,6 +94,8 @@ struct Entry {
     pins: u32,
     generation: u32,
     extent_bytes: u32,
+    /// As its writer wished.
+    pin: Pin,
 }
 
 /// How a copy came.
@@ -84,8 +103,8 @@ struct Entry {
 pub struct Arrival {
     /// It is a piece of an object in parts that has just been written: it leaves after all others for [`STANDS_BY`].
     pub stands_by: bool,
-    /// It was the last of what was written together.
-    pub is_last: bool,
+    /// What its writer knows and wishes.
+    pub retention: Retention,
 }
 
 /// What it holds.
@@ -99,6 +118,8 @@ pub struct ResidenceStats {
     pub leaving_entries: u64,
     /// Bytes of those.
     pub leaving_bytes: u64,
+    /// Bytes of what is pinned for ever.
+    pub hard_pinned_bytes: u64,
     /// Writes refused for want of room.
     pub refused: u64,
 }
@@ -145,12 +166,12 @@ impl Residence {
         self.stats
     }
 
-    /// An entry for an extent that is to be filled: end it with [`reside`](Self::reside) or
+    /// An entry for an extent that is to be filled and pinned so: end it with [`reside`](Self::reside) or
     /// [`discard`](Self::discard).
     ///
     /// # Errors
     /// [`NoRoom`]; if room can be made, it is wanted from now on.
-    pub fn admit(&mut self, extent_bytes: u32) -> Result<EntryId, NoRoom> {
+    pub fn admit(&mut self, extent_bytes: u32, pin: Pin) -> Result<EntryId, NoRoom> {
         let needed_bytes = u64::from(extent_bytes);
         let max_bytes = self.limits.high_watermark_bytes();
         if needed_bytes > max_bytes {
@@ -160,6 +181,7 @@ impl Residence {
                 max_bytes,
             });
         }
+        self.check_pin(needed_bytes, pin)?;
         let is_full = self.stats.entries >= self.limits.entries_max() as u64;
         if is_full || self.stats.used_bytes + needed_bytes > max_bytes {
             self.stats.refused += 1;
@@ -171,6 +193,9 @@ impl Residence {
         }
         self.stats.entries += 1;
         self.stats.used_bytes += needed_bytes;
+        if pin == Pin::Hard {
+            self.stats.hard_pinned_bytes += needed_bytes;
+        }
         let generation = self.next_generation;
         self.next_generation = generation.wrapping_add(1);
         let entry = Entry {
@@ -178,11 +203,26 @@ impl Residence {
             pins: 0,
             generation,
             extent_bytes,
+            pin,
         };
         let slot_index = u32::try_from(self.slots.insert(entry)).expect("entries are bounded");
         Ok(EntryId {
             slot_index,
             generation,
+        })
+    }
+
+    const fn check_pin(&mut self, needed_bytes: u64, pin: Pin) -> Result<(), NoRoom> {
+        let max_bytes = self.limits.low_watermark_bytes() / HARD_PINNED_SHARE;
+        let pinned_bytes = self.stats.hard_pinned_bytes;
+        if !matches!(pin, Pin::Hard) || pinned_bytes + needed_bytes <= max_bytes {
+            return Ok(());
+        }
+        self.stats.refused += 1;
+        Err(NoRoom::Pinned {
+            needed_bytes,
+            pinned_bytes,
+            max_bytes,
         })
     }
 
@@ -193,7 +233,7 @@ impl Residence {
         self.wanted_bytes = self.wanted_bytes.max(wanted);
     }
 
-    /// A filled entry is this copy from now on.
+    /// A filled entry is this copy from now on. Its pin begins.
     ///
     /// # Panics
     /// If the entry is not arriving, or there is such a copy: the owner has each once.
@@ -201,16 +241,33 @@ impl Residence {
         let entry = self.entry_mut(id);
         assert!(entry.state == State::Arriving, "{id:?} is not arriving");
         entry.state = State::Resident(place);
+        let pin = if mutant::is_on(Mutant::HardPinIgnored) {
+            Pin::None
+        } else {
+            entry.pin
+        };
         let former = self.by_place.insert(place, id.slot_index);
         assert!(former.is_none(), "{place:?} is here twice");
         let used = Use {
-            is_last: arrival.is_last,
+            is_last: arrival.retention.is_last,
             ..Use::default()
         };
         self.order.insert(id.slot_index, place.key.low(), used);
-        if arrival.stands_by {
+        if let Some(until) = Until::of(now, pin) {
+            self.order.pin(now, id.slot_index, until);
+        } else if arrival.stands_by {
             self.order.stand_by(now, id.slot_index);
         }
+    }
+
+    /// How a copy is pinned from now on: what another copy of its object is to be pinned like.
+    #[must_use]
+    pub fn pin_of(&self, now: Time, place: CopyPlace) -> Pin {
+        let until = self
+            .by_place
+            .get(place)
+            .and_then(|slot_index| self.order.pinned(slot_index));
+        until.map_or(Pin::None, |until| until.from(now))
     }
 
     /// A write is given up: its entry is released.
@@ -296,6 +353,13 @@ impl Residence {
             slot_index,
             generation,
         })
+    }
+
+    /// A copy is of no use any more, as far as is known: it leaves before all others that may leave, unless it is used
+    /// meanwhile. Whether that is new; what stands by, is pinned, leaves already or is not here stays as it is.
+    pub fn abandon(&mut self, now: Time, place: CopyPlace) -> bool {
+        let slot_index = self.by_place.get(place);
+        slot_index.is_some_and(|slot_index| self.order.abandon(now, slot_index))
     }
 
     /// Copies that are to leave now, those first that are least likely to be used again: at most
@@ -412,8 +476,12 @@ impl Residence {
 
     fn release(&mut self, slot_index: u32) {
         let entry = self.slots.remove(slot_index as usize);
+        let bytes = u64::from(entry.extent_bytes);
         self.stats.entries -= 1;
-        self.stats.used_bytes -= u64::from(entry.extent_bytes);
+        self.stats.used_bytes -= bytes;
+        if entry.pin == Pin::Hard {
+            self.stats.hard_pinned_bytes -= bytes;
+        }
     }
 }
 

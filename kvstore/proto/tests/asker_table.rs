@@ -11,6 +11,7 @@ use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{Answer, AskerId, Found, Only};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::retention::{Pin, Retention};
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
@@ -34,7 +35,11 @@ const ASK: WriteAsk = WriteAsk {
     namespace: CACHE,
     wanted: 1,
     wait_ms: 100,
-    is_last: false,
+    retention: Retention {
+        is_last: false,
+        pin: Pin::None,
+        group: None,
+    },
 };
 
 /// What comes of an answer.

@@ -68,6 +68,8 @@ struct Bench {
     map: ClusterMap,
     now: Time,
     out: Vec<HomeAction>,
+    /// Of the copy that was to be dropped last.
+    last_order: u64,
 }
 
 impl Bench {
@@ -82,6 +84,7 @@ impl Bench {
             map: ClusterMap::default(),
             now: at(1),
             out: Vec::new(),
+            last_order: 0,
         };
         bench.change_map(map);
         bench.report(copies, true);
@@ -94,9 +97,17 @@ impl Bench {
     }
 
     fn report(&mut self, copies: &[(Fingerprint, u64, u8)], is_full: bool) {
+        let copies = copies.iter();
+        let copies: Vec<_> = copies
+            .map(|&(key, node, wanted)| (key, node, info(wanted)))
+            .collect();
+        self.report_all(&copies, is_full);
+    }
+
+    fn report_all(&mut self, copies: &[(Fingerprint, u64, CopyInfo)], is_full: bool) {
         for from in seats(&self.map).collect::<Vec<_>>() {
             let own = copies.iter().filter(|copy| NodeId(copy.1) == from.node);
-            let copies = own.map(|&(key, _, wanted)| (key, info(wanted)));
+            let copies = own.map(|&(key, _, info)| (key, info));
             let page = CopyPage {
                 after: None,
                 is_full,
@@ -147,11 +158,7 @@ impl Bench {
     fn leave(&mut self, key: Fingerprint, node: u64) {
         let version = info(1).version;
         self.say(node, ToHome::Retract { key, version });
-        let order = self.out.iter().rev().find_map(|action| match action {
-            HomeAction::ToOwner(_, ToOwner::Drop { order, .. }) => Some(*order),
-            _ => None,
-        });
-        let order = order.expect("it is ordered to");
+        let order = self.dropped().expect("it is ordered to");
         self.say(
             node,
             ToHome::Dropped {
@@ -162,9 +169,18 @@ impl Bench {
         );
     }
 
+    /// The order of the copy that is to be dropped last, of what has not been looked at.
+    fn dropped(&self) -> Option<u64> {
+        self.out.iter().rev().find_map(|action| match action {
+            HomeAction::ToOwner(_, ToOwner::Drop { order, .. }) => Some(*order),
+            _ => None,
+        })
+    }
+
     fn told_after(&mut self, passes: Duration) -> Vec<Told> {
         self.now = self.now + passes;
         self.home.on_tick(self.now, &mut self.out);
+        self.last_order = self.dropped().unwrap_or(self.last_order);
         let told = self.out.drain(..).filter_map(|action| match action {
             HomeAction::ToOwner(
                 seat,
@@ -220,6 +236,29 @@ fn a_replica_that_comes_in_time_is_not_made_twice_and_one_too_many_is_refused() 
         |action| matches!(action, HomeAction::ToOwner(to, ToOwner::Lost { .. }) if *to == seat(4)),
     );
     assert!(lost);
+}
+
+#[test]
+fn who_had_another_version_takes_a_copy_once_that_has_gone() {
+    let mut bench = Bench::with(HomeLimits::default(), map(1, &[1, 2, 3], &[]), &[]);
+    bench.change_map(map(2, &[1, 2, 3], &[]));
+    // Written while the others were away, and by somebody who wanted one copy.
+    let mut other = info(1);
+    other.version.sequence += 1;
+    let copies = [(KEY, 2, info(3)), (KEY, 3, info(3)), (KEY, 1, other)];
+    bench.report_all(&copies, true);
+    assert_eq!(bench.home.stats().scarce, 0, "nobody could take one");
+    let (key, version, order) = (KEY, other.version, bench.last_order);
+    bench.say(
+        1,
+        ToHome::Dropped {
+            key,
+            version,
+            order,
+        },
+    );
+    assert_eq!(bench.home.stats().scarce, 1);
+    assert_eq!(bench.told_after(AFTER), [(2, KEY, 1, vec![2, 3])]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{AskerId, CopyPage, CopyPlace, ToOwner};
 use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, Read, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
@@ -83,7 +84,7 @@ impl Bench {
             namespace: NAMESPACE,
             wanted: 1,
             wait_ms: 1000,
-            is_last: false,
+            retention: Retention::default(),
         };
         let (request, out) = (RequestId(n + 1), &mut self.out);
         let op = self.owner.write(self.now, AskerId(4), request, ask, out);

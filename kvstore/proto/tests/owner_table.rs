@@ -12,6 +12,7 @@ use lunette_kvstore_proto::owner::{
     EvictRefusal, FreeCause, Owner, OwnerAction, OwnerLimits, Read, WriteAnswer, WriteAsk,
 };
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
@@ -235,7 +236,7 @@ impl Bench {
             namespace,
             wanted,
             wait_ms,
-            is_last: false,
+            retention: Retention::default(),
         };
         self.owner.write(at(0), asker, request, ask, &mut self.out)
     }

@@ -4,6 +4,7 @@
 
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
+use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
@@ -12,6 +13,7 @@ use lunette_kvstore_proto::message::directory::{
     TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::retention::GroupId;
 use lunette_kvstore_proto::version::{
     COPIES_WANTED_MAX, CopyInfo, Form, Generation, Tombstone, Version, WriteKind,
 };
@@ -240,6 +242,7 @@ fn message() -> impl Strategy<Value = SeatMessage> {
         vec(to_owner(), 0..9).prop_map(Content::ToOwner),
         page().prop_map(Content::Page),
         to_peer().prop_map(Content::ToPeer),
+        vec(group_news(), 0..9).prop_map(Content::Groups),
         relay(),
     ];
     (any::<u64>(), seat(), seat(), content).prop_map(|(epoch, from, to, content)| {
@@ -327,6 +330,18 @@ fn request() -> impl Strategy<Value = RequestId> {
 
 fn answer() -> impl Strategy<Value = AnswerMessage> {
     vec((request(), one_answer()), 0..9).prop_map(|answers| AnswerMessage { answers })
+}
+
+fn group_news() -> impl Strategy<Value = GroupNews> {
+    (any::<u128>(), 0..4).prop_map(|(hash, which)| {
+        let group = GroupId(Fingerprint(hash));
+        match which {
+            0 => GroupNews::Joined { group },
+            1 => GroupNews::Left { group },
+            2 => GroupNews::Broken { group },
+            _ => GroupNews::Part { group },
+        }
+    })
 }
 
 fn relay() -> impl Strategy<Value = Content> {

@@ -3,17 +3,18 @@
 
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
-use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     AdaptersMessage, AskerId, BytesReply, CommitMessage, Described, Descriptor, FarWish,
     FillMessage, GetMessage, HoldWish, MeetMessage, MeetReply, NearWish, PLACES_MAX, PairMessage,
-    PushPlace, PushWish, PushedReply, Reach, Reached, ReadMessage, ReplicaMessage, ReservationId,
-    ReserveMessage, ReserveReply, RevokeMessage, StripedReply, WriteMessage,
+    PushPlace, PushWish, PushedReply, Reach, ReachMessage, Reached, ReadMessage, ReplicaMessage,
+    ReservationId, ReserveMessage, ReserveReply, RevokeMessage, StripedReply, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, MessageFault};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
+use lunette_kvstore_proto::retention::{GroupId, Pin, Retention};
 use lunette_kvstore_proto::striped::{Manifest, WriteId};
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
@@ -95,7 +96,7 @@ macro_rules! check_answers {
 fn decode_as_all(body: &[u8]) {
     check_all!(body: WriteMessage, GetMessage, ReadMessage, ReplicaMessage);
     check_all!(body: ReserveMessage, FillMessage, CommitMessage, RevokeMessage);
-    check_all!(body: MeetMessage, AdaptersMessage, PairMessage);
+    check_all!(body: MeetMessage, AdaptersMessage, PairMessage, ReachMessage);
     check_answers!(body: BytesReply, StripedReply, WriteAnswer, ReserveReply, MeetReply, Described);
     check_answers!(body: PushedReply, Reached);
     if let Ok((wish, rest)) = FarWish::split(body) {
@@ -132,12 +133,27 @@ macro_rules! expect_answer_back {
     };
 }
 
+fn pin() -> impl Strategy<Value = Pin> {
+    let soft = any::<u32>().prop_map(|ttl_ms| Pin::Soft { ttl_ms });
+    prop_oneof![Just(Pin::None), soft, Just(Pin::Hard)]
+}
+
+fn retention() -> impl Strategy<Value = Retention> {
+    let group = prop::option::of(any::<u128>());
+    (any::<bool>(), pin(), group).prop_map(|(is_last, pin, group)| Retention {
+        is_last,
+        pin,
+        group: group.map(|hash| GroupId(Fingerprint(hash))),
+    })
+}
+
 proptest! {
     #[test]
     fn requests_come_back(
         (asker, request, epoch) in any::<(u64, u64, u64)>(),
         (wanted, wait_ms, is_strict) in any::<(u8, u32, bool)>(),
-        (is_upsert, is_striped, is_last) in any::<(bool, bool, bool)>(),
+        (is_upsert, is_striped) in any::<(bool, bool)>(),
+        retention in retention(),
         to in seat(),
         version in version(),
         key in vec(any::<u8>(), 1..60),
@@ -149,7 +165,7 @@ proptest! {
         let key = Key::new(&key).expect("short");
         expect_back!(
             WriteMessage,
-            WriteMessage { asker, request, over_below: RequestId(epoch), to, kind, form, namespace, wanted, wait_ms, is_last, key },
+            WriteMessage { asker, request, over_below: RequestId(epoch), to, kind, form, namespace, wanted, wait_ms, retention, key },
             cut
         );
         let info = CopyInfo {
@@ -161,7 +177,7 @@ proptest! {
             len_bytes: wait_ms,
             crc32c: wait_ms,
         };
-        expect_back!(ReplicaMessage, ReplicaMessage { to, info, namespace, is_repair: is_upsert, key }, cut);
+        expect_back!(ReplicaMessage, ReplicaMessage { to, info, namespace, is_repair: is_upsert, pin: retention.pin, key }, cut);
     }
 
     #[test]
@@ -189,6 +205,7 @@ proptest! {
         (asker, reservation, request) in any::<(u64, u64, u64)>(),
         (wanted, wait_ms, is_strict, is_upsert) in any::<(u8, u32, bool, bool)>(),
         (len_bytes, keep_ms, offset_bytes) in any::<(u32, u32, u32)>(),
+        retention in retention(),
         to in seat(),
         key in vec(any::<u8>(), 1..60),
         cut: prop::sample::Index,
@@ -197,7 +214,7 @@ proptest! {
         let (namespace, kind) = (namespace(is_strict), kind(is_upsert));
         let (request, key) = (RequestId(request), Key::new(&key).expect("short"));
         let reserve = ReserveMessage {
-            asker, reservation, to, kind, namespace, wanted, len_bytes, keep_ms, key,
+            asker, reservation, to, kind, namespace, wanted, len_bytes, keep_ms, retention, key,
         };
         expect_back!(ReserveMessage, reserve, cut);
         expect_back!(FillMessage, FillMessage { asker, reservation, to, offset_bytes, key }, cut);
@@ -277,6 +294,7 @@ proptest! {
     fn wishes_of_bytes_that_are_written_come_back(
         (connection, immediate, crc32c) in any::<(u64, u32, u32)>(),
         places in vec((0..u64::MAX >> 1, any::<u32>(), 1..=u32::MAX), 1..=PLACES_MAX),
+        pieces in vec(any::<u32>(), 0..4),
         (version, is_cut_off) in (version(), any::<bool>()),
         rest in vec(any::<u8>(), 0..20),
         cut: prop::sample::Index,
@@ -293,6 +311,33 @@ proptest! {
         prop_assert_eq!(parts.is_some(), len_bytes > 0 && u64::from(len_bytes) <= total);
         let covered = |parts: Vec<PushPlace>| parts.iter().map(|part| part.len_bytes).sum::<u32>();
         prop_assert!(parts.is_none_or(|parts| covered(parts) == len_bytes));
+        let pieces: Vec<u32> = pieces.into_iter().map(|len| len % (1 << 24)).collect();
+        if let Some(writes) = wish.writes(&pieces) {
+            // What is written comes to the same bytes, piece by piece and place by place.
+            for (piece, len) in pieces.iter().enumerate() {
+                let of_piece = writes.iter().filter(|write| write.piece == piece);
+                let mut at = 0;
+                for write in of_piece {
+                    prop_assert_eq!(write.offset_bytes, at);
+                    prop_assert!(write.there.len_bytes > 0);
+                    at += write.there.len_bytes;
+                }
+                prop_assert_eq!(at, *len);
+            }
+            let in_all = pieces.iter().sum();
+            let parts = wish.parts(in_all).expect("it fits");
+            let mut writes = writes.into_iter();
+            for part in parts {
+                let (mut at, end) = (part.address, part.address + u64::from(part.len_bytes));
+                while at < end {
+                    let write = writes.next().expect("one for each byte");
+                    prop_assert_eq!((write.there.address, write.there.key), (at, part.key));
+                    at += u64::from(write.there.len_bytes);
+                }
+                prop_assert_eq!(at, end);
+            }
+            prop_assert!(writes.next().is_none());
+        }
         let body = [&body[..], &rest].concat();
         prop_assert_eq!(PushWish::split(&body), Ok((wish, &rest[..])));
         let bytes = BytesReply {

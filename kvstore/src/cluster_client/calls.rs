@@ -24,8 +24,8 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::{Attachments, CallError, CallFailure, Reply, Room};
 
 use super::asking::{Asking, News};
-use super::one_sided;
 use super::running::{Arrived, LentRoom};
+use super::{adapters, one_sided};
 use crate::error::StoreErrorKind;
 use crate::seats::SeatFault;
 use crate::value::Value;
@@ -157,7 +157,12 @@ pub(super) async fn find(
     };
     let write = |version, out: &mut Vec<u8>| message.encode(version, out);
     let fetched = lent.call(async |room| {
-        one_sided::fetch(&asking, (seat, Op::Find), write, &message.ranges, room).await
+        match adapters::fetch_held(&asking, &key, &message.ranges, room).await {
+            Ok(called) => called,
+            Err(room) => {
+                one_sided::fetch(&asking, (seat, Op::Find), write, &message.ranges, room).await
+            }
+        }
     });
     let Some((called, room)) = fetched.await else {
         return;
@@ -396,7 +401,7 @@ pub(super) async fn write(
                 namespace: ask.namespace,
                 wanted: ask.wanted,
                 wait_ms: ask.wait_ms,
-                is_last: ask.is_last,
+                retention: ask.retention,
                 #[cfg(feature = "next-version")]
                 next: lunette_kvstore_proto::message::Next,
                 key,
@@ -437,7 +442,7 @@ fn write_answer(called: Called) -> Result<WriteAnswer, StoreErrorKind> {
         Status::Full => WriteAnswer::Full,
         Status::Unavailable => WriteAnswer::Unavailable,
         Status::NotFound => return Err(StoreErrorKind::ReservationLost),
-        status @ (Status::TooLarge | Status::Unfinished) => {
+        status @ (Status::TooLarge | Status::PinnedFull | Status::Unfinished) => {
             return Err(StoreErrorKind::Refused(status));
         }
         status if is_final(status) => return Err(StoreErrorKind::Refused(status)),

@@ -78,6 +78,7 @@ impl ClusterClient {
         for (place, get) in gets.iter().enumerate() {
             let is_small = |room: &Room| self.asking.sights.are_sent(room.len(), ROOM_BYTES_MAX);
             if get.got.as_ref().is_err_and(is_small)
+                && !self.asking.adapters.is_held(&get.key)
                 && let Ok(key) = Key::new(&get.key)
                 && let Some(home) = home_of(&map, key.fingerprint())
                 && here != Some(home)

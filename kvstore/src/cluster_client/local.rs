@@ -13,6 +13,7 @@ use lunette_kvstore_proto::message::directory::Peek;
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::retention::Pin;
 use lunette_runtime::entropy;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
@@ -133,8 +134,8 @@ impl Local {
     }
 
     /// Room for an object that this core takes, for a thread to fill.
-    pub(super) fn lend_room(&self, key: Key<'_>, len_bytes: u32) -> Option<LentRoom> {
-        self.core.lend_room(key, len_bytes)
+    pub(super) fn lend_room(&self, key: Key<'_>, len_bytes: u32, pin: Pin) -> Option<LentRoom> {
+        self.core.lend_room(key, len_bytes, pin)
     }
 
     pub(super) fn filled(&self, room: LentRoom, crc32c: u32) -> Placed {

@@ -106,7 +106,7 @@ impl ClusterClient {
 }
 
 /// What came of a lookup.
-fn found(ended: Result<Outcome, StoreErrorKind>) -> Result<Option<Found>, StoreError> {
+pub(super) fn found(ended: Result<Outcome, StoreErrorKind>) -> Result<Option<Found>, StoreError> {
     match ended {
         Ok(Outcome::Found(found)) => Ok(Some(found)),
         Ok(Outcome::TimedOut) => Err(StoreError::local(StoreErrorKind::TimedOut)),

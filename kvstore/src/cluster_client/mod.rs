@@ -55,6 +55,7 @@ use lunette_kvstore_proto::message::NodeStat;
 use lunette_kvstore_proto::message::directory::{Found, HoldWish, Only, Peek};
 use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::{Seat, seats};
+use lunette_kvstore_proto::retention::{GroupId, Pin};
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, entropy, time};
@@ -67,13 +68,14 @@ use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::member::MemberCore;
 use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use adapters::ByAdapters;
-pub use adapters::{AdapterGets, Landing, TooManyLandings};
+pub use adapters::{AdapterGets, DeviceCheck, DeviceLanding, Landing, TooManyLandings};
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
 pub use devices::{DeviceClient, DeviceFetched, DeviceStoreError};
+pub(crate) use devices::{Landed, Object as DeviceObject, Piece as DevicePiece};
 use local::Local;
 pub use locating::Located;
-pub(crate) use objects::{Putting, is_last};
+pub(crate) use objects::{Among, Putting};
 pub use one_sided::OneSided;
 use one_sided::{FROM_BYTES, Sights};
 pub use placing::{PREFERRED_MAX, Preferred};
@@ -150,8 +152,16 @@ pub struct PutOptions {
     /// own or where it is preferred, so that they are read from many nodes at a time. Without, in parts of
     /// [`PART_LEN_DEFAULT`](lunette_kvstore_proto::striped::PART_LEN_DEFAULT) where they are too long for one
     /// copy. Parts are longer where there would be more than
-    /// [`PARTS_MAX`](lunette_kvstore_proto::striped::PARTS_MAX). Not heeded by reservations.
+    /// [`PARTS_MAX`](lunette_kvstore_proto::striped::PARTS_MAX).
     pub stripe_len: Option<u32>,
+    /// Whether it outlasts others in memory, in each of its copies. Of a put that finds the key taken nothing is pinned. Parts
+    /// of an object that is pinned for ever are pinned for a day
+    /// ([`PIN_TTL_MAX`](lunette_kvstore_proto::retention::PIN_TTL_MAX)): a writer that dies would leave them for ever.
+    pub pin: Pin,
+    /// With which others it is of use only: when one of them leaves memory to make room, the others leave before what is in
+    /// no such group, wherever they lie, unless they are used first. Objects of several copies are in no group, nor is what
+    /// a node reads back from its drive when it begins. See [`groups`](lunette_kvstore_proto::groups).
+    pub group: Option<GroupId>,
 }
 
 impl Default for PutOptions {
@@ -162,6 +172,8 @@ impl Default for PutOptions {
             preferred: Preferred::default(),
             is_same_node: false,
             stripe_len: None,
+            pin: Pin::None,
+            group: None,
         }
     }
 }
@@ -332,6 +344,11 @@ impl ClusterClient {
     /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a while,
     /// within its limits. `None`: there is none, or its home does not know yet.
     ///
+    /// With adapters on both sides, and where gets have gone to its owner before, the owner is asked where a held
+    /// object lies, too. Until the hold ends, or the owner's lease might, gets of it read it there and ask nobody, and
+    /// do not wait for an owner that is late. They see a removal or an upsert when it has been acknowledged, and may
+    /// not see it before, although others may.
+    ///
     /// # Errors
     /// [`StoreError`].
     pub async fn lookup(
@@ -340,11 +357,44 @@ impl ClusterClient {
         hold: Option<HoldWish>,
     ) -> Result<Option<Found>, StoreError> {
         let ended = self.ask(key, Wish::Lookup(hold)).await?;
-        match ended {
-            Outcome::Found(found) => Ok(Some(found)),
-            Outcome::Miss | Outcome::Unknown => Ok(None),
-            _ => Err(StoreError::local(StoreErrorKind::TimedOut)),
+        let found = match ended {
+            Outcome::Found(found) => found,
+            Outcome::Miss | Outcome::Unknown => return Ok(None),
+            _ => return Err(StoreError::local(StoreErrorKind::TimedOut)),
+        };
+        if let Some(hold) = hold {
+            let held = [(valid(key)?, found.clone())];
+            adapters::learn(&self.asking, &held, hold).await;
         }
+        Ok(Some(found))
+    }
+
+    /// As [`lookup`](Self::lookup) with a hold, of many objects, in their order: the questions of one home go
+    /// together, and those for places of one owner.
+    ///
+    /// # Errors
+    /// One for each: [`StoreError`].
+    pub async fn hold_all(
+        &self,
+        keys: &[Vec<u8>],
+        hold: HoldWish,
+    ) -> Vec<Result<Option<Found>, StoreError>> {
+        let valid_keys: Vec<_> = keys.iter().map(|key| valid(key)).collect();
+        let asked = valid_keys.iter().filter_map(|key| key.ok());
+        let mut ended = self
+            .ask_all(asked, Wish::Lookup(Some(hold)))
+            .await
+            .into_iter();
+        let found = valid_keys.iter().map(|key| {
+            key.as_ref().map_err(|error| *error)?;
+            locating::found(ended.next().expect("one for each key"))
+        });
+        let found: Vec<Result<Option<Found>, StoreError>> = found.collect();
+        let held = valid_keys.iter().zip(&found);
+        let held = held.filter_map(|(key, found)| Some(((*key).ok()?, found.clone().ok()??)));
+        let held: Vec<(Key<'_>, Found)> = held.collect();
+        adapters::learn(&self.asking, &held, hold).await;
+        found
     }
 
     /// Whether there is an object under each of `keys`, in their order: a hint. The questions of one

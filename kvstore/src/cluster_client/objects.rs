@@ -6,6 +6,7 @@ use std::time::Duration;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::retention::{GroupId, Retention};
 
 use lunette_kvstore_proto::message::directory::{Peek, StripedReply, WAIT_MS_MAX};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
@@ -28,7 +29,6 @@ use crate::value::Value;
 
 /// How long to wait for a newer map before a write is tried elsewhere.
 const MAP_WAIT: Duration = Duration::from_millis(50);
-const TOO_LARGE: StoreErrorKind = StoreErrorKind::Refused(Status::TooLarge);
 /// How many of a batch are begun before the first has ended.
 const BATCH_AHEAD: usize = 1024;
 
@@ -53,16 +53,9 @@ impl ClusterClient {
     ) -> Result<Stored, StoreError> {
         let until = time::now() + self.timeout;
         let (key, parts) = check(key, &value, options)?;
-        let object = Writing {
-            key,
-            value: &value,
-            placed: None,
-            options,
-            form: Form::Whole,
-            is_last: false,
-        };
+        let object = Writing::alone(key, &value, options);
         if let Some(part_len) = parts {
-            return Box::pin(self.put_striped(object, part_len, None)).await;
+            return Box::pin(self.put_striped(object, &value, part_len, None)).await;
         }
         let places = self.places(key, &options, None);
         self.put_at(object, places, until).await
@@ -97,7 +90,7 @@ impl ClusterClient {
             key,
             value,
             placed: None,
-            is_last: is_last(index, count),
+            among: Among::at(index, count, None),
         });
         self.put_each(objects, options).await
     }
@@ -122,9 +115,12 @@ impl ClusterClient {
                 key,
                 value: putting.value,
                 placed: putting.placed,
-                options,
+                options: PutOptions {
+                    group: putting.among.group.or(options.group),
+                    ..options
+                },
                 form: Form::Whole,
-                is_last: putting.is_last,
+                is_last: putting.among.is_last,
             };
             if let Some(part_len) = parts {
                 return Ok((object, Err(part_len)));
@@ -137,7 +133,10 @@ impl ClusterClient {
             let (object, begun) = begun?;
             match begun {
                 Ok((places, begun)) => self.put_begun(object, places, begun, until).await,
-                Err(part_len) => Box::pin(self.put_striped(object, part_len, together)).await,
+                Err(part_len) => {
+                    let put = self.put_striped(object, object.value, part_len, together);
+                    Box::pin(put).await
+                }
             }
         };
         let mut stored = batch(begun, end).await;
@@ -157,7 +156,7 @@ impl ClusterClient {
         } = object;
         let ask = WriteAsk {
             form: object.form,
-            is_last: object.is_last,
+            retention: object.options.retention(object.is_last),
             ..self.write_ask(key, object.options, until)
         };
         let (seat, is_home) = loop {
@@ -228,7 +227,7 @@ impl ClusterClient {
             namespace: self.asking.namespace(),
             wanted: options.copies,
             wait_ms: u32::try_from(wait_ms).map_or(WAIT_MS_MAX, |ms| ms.min(WAIT_MS_MAX)),
-            is_last: false,
+            retention: options.retention(false),
         }
     }
 
@@ -360,7 +359,7 @@ impl ClusterClient {
         if options.kind == WriteKind::Put && known == Peek::Present {
             return None;
         }
-        local.lend_room(key, u32::try_from(len_bytes).ok()?)
+        local.lend_room(key, u32::try_from(len_bytes).ok()?, options.pin)
     }
 
     /// The room has been filled with a value of this checksum: by that it is placed.
@@ -469,6 +468,14 @@ impl PutOptions {
         let copies = self.copies;
         Err(StoreError::local(StoreErrorKind::Copies { copies }))
     }
+
+    pub(super) const fn retention(&self, is_last: bool) -> Retention {
+        Retention {
+            is_last,
+            pin: self.pin,
+            group: self.group,
+        }
+    }
 }
 
 /// An object on its way to where it stays.
@@ -483,6 +490,20 @@ pub(super) struct Writing<'a> {
     pub(super) is_last: bool,
 }
 
+impl<'a> Writing<'a> {
+    /// In one piece, and put with no other.
+    pub(super) const fn alone(key: Key<'a>, value: &'a Value, options: PutOptions) -> Self {
+        Self {
+            key,
+            value,
+            placed: None,
+            options,
+            form: Form::Whole,
+            is_last: false,
+        }
+    }
+}
+
 /// One of several objects that are put together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Putting<'a> {
@@ -490,14 +511,27 @@ pub(crate) struct Putting<'a> {
     pub(crate) value: &'a Value,
     /// The same bytes, if they lie already where they are to stay.
     pub(crate) placed: Option<&'a Placed>,
-    /// See [`is_last`].
-    pub(crate) is_last: bool,
+    pub(crate) among: Among,
 }
 
-/// Whether it is the last one of several that are put together. They are taken for blocks of a prompt, the last of which is
-/// not asked for again if the prompt goes on: what leaves memory first is learnt with that.
-pub(crate) const fn is_last(index: usize, count: usize) -> bool {
-    count > 1 && index + 1 == count
+/// What an object is to those that it is put with, and to others of its group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Among {
+    /// It is the last one of several that are put together. They are taken for blocks of a prompt, the last of which is
+    /// not asked for again if the prompt goes on: what leaves memory first is learnt with that.
+    pub(crate) is_last: bool,
+    /// Its own group, if not that of all.
+    pub(crate) group: Option<GroupId>,
+}
+
+impl Among {
+    /// Of an object at this place of so many.
+    pub(crate) const fn at(index: usize, count: usize, group: Option<GroupId>) -> Self {
+        Self {
+            is_last: count > 1 && index + 1 == count,
+            group,
+        }
+    }
 }
 
 /// What came of a get of what is under a key.
@@ -523,7 +557,7 @@ async fn end<F: Future<Output = Ended>>(
         Some(Begun::Here(begun)) => stored_as(begun.end().await)?,
         Some(Begun::There(begun)) => match stored(begun.await) {
             // Nodes have different memories.
-            Err(error) if !places.is_at_home() && error.kind == TOO_LARGE => None,
+            Err(error) if !places.is_at_home() && is_of_memory(&error) => None,
             stored => stored?,
         },
     };
@@ -539,6 +573,14 @@ async fn end<F: Future<Output = Ended>>(
         },
         exists @ Stored::Exists { .. } => exists,
     }))
+}
+
+/// Whether another node, whose memory is another, may take it.
+const fn is_of_memory(error: &StoreError) -> bool {
+    matches!(
+        error.kind,
+        StoreErrorKind::Refused(Status::TooLarge | Status::PinnedFull)
+    )
 }
 
 /// What came of a write; `None` if nothing was done.
@@ -576,12 +618,17 @@ fn check<'a>(
 ) -> Result<(Key<'a>, Option<u32>), StoreError> {
     let key = valid(key)?;
     options.check()?;
-    let part_len = part_len(value.len() as u64, options.stripe_len);
-    let part_len = part_len.map_err(|_too_long| too_long(value.len()))?;
+    let part_len = parts_of(value.len(), options)?;
     if part_len.is_none() {
         value.check().map_err(StoreError::local)?;
     }
     Ok((key, part_len))
+}
+
+/// The length of the parts of an object of this length, if it is to be in several.
+pub(super) fn parts_of(len_bytes: usize, options: PutOptions) -> Result<Option<u32>, StoreError> {
+    let part_len = part_len(len_bytes as u64, options.stripe_len);
+    part_len.map_err(|_too_long| too_long(len_bytes))
 }
 
 pub(super) const fn too_long(len_bytes: usize) -> StoreError {

@@ -214,6 +214,7 @@ pub(crate) struct CopyCounts {
     pub(crate) evicted_bytes: Cell<u64>,
     pub(crate) replicas_made: Cell<u64>,
     pub(crate) replicas_failed: Cell<u64>,
+    pub(crate) abandoned: Cell<u64>,
     pub(crate) messages_received: Cell<u64>,
     pub(crate) one_sided_reads: Cell<u64>,
     pub(crate) one_sided_fallbacks: Cell<u64>,

@@ -115,7 +115,7 @@ impl From<Status> for Outcome {
             Status::NotFound => Self::NotFound,
             Status::Touched => Self::Exists,
             Status::Busy => Self::Busy,
-            Status::Full => Self::Full,
+            Status::Full | Status::PinnedFull => Self::Full,
             Status::TooLarge => Self::TooLarge,
             Status::WrongHome => Self::WrongHome,
             Status::WrongSeat => Self::WrongSeat,

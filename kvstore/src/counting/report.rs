@@ -54,6 +54,8 @@ pub struct MemberReport {
     pub replicas_made: u64,
     /// Copies that were to be made on other nodes, and were not.
     pub replicas_failed: u64,
+    /// Copies that were to leave before others, since another of their group had left.
+    pub copies_abandoned: u64,
     /// Messages that other seats have acknowledged, or that other cores of this node were handed.
     pub messages_sent: u64,
     /// Messages of other seats.

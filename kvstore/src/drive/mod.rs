@@ -160,7 +160,8 @@ impl Drive {
 
     /// Removes the record of this version, and with it what it replaced: it is not found from now on, and not after a
     /// restart either once the returned future says so. Dropping that changes nothing. Where this version is not here,
-    /// nothing is removed.
+    /// nothing is removed: a copy of an earlier version may come late, and be dropped, while the drive has the one that is
+    /// served.
     ///
     /// # Errors
     /// [`RemoveRefused`].
@@ -171,7 +172,13 @@ impl Drive {
     ) -> Result<impl Future<Output = Result<(), RemovalLost>> + use<>, RemoveRefused> {
         let shared = &self.shared;
         let ended = Ended::new();
-        match shared.with_log(|log| log.remove(time::now(), fingerprint, version))? {
+        let found = self.find(fingerprint);
+        let removing = if found.is_some_and(|record| record.version > version) {
+            Removing::Done
+        } else {
+            shared.with_log(|log| log.remove(time::now(), fingerprint, version))?
+        };
+        match removing {
             Removing::Done => ended.end(Ok(())),
             Removing::Written(removal) => {
                 let mut removals = shared.removals.borrow_mut();

@@ -9,6 +9,7 @@ use lunette_runtime::arena::Borrowed;
 
 use super::StoreHandle;
 use super::cores::failed;
+use super::devices::{Apart, are_of_device};
 use super::hosted::{Hosted, Until};
 use super::lent::Lent;
 use super::objects::{Got, got};
@@ -119,6 +120,23 @@ impl StoreHandle {
 
 impl Hosted {
     async fn bring_all(&self, wanted: Vec<(Vec<u8>, Vec<Lent>)>) -> Vec<Result<Came, StoreError>> {
+        let apart = Apart::new(wanted, |(_, into)| are_of_device(into));
+        apart
+            .answered(
+                async |wanted| self.bring_to_host(wanted).await,
+                async |wanted| {
+                    let got = self.get_to_devices(wanted).await.into_iter();
+                    got.map(|got| got.map(|got| Came { got, left: None }))
+                        .collect()
+                },
+            )
+            .await
+    }
+
+    async fn bring_to_host(
+        &self,
+        wanted: Vec<(Vec<u8>, Vec<Lent>)>,
+    ) -> Vec<Result<Came, StoreError>> {
         let mut came: Vec<Option<Result<Came, StoreError>>> = Vec::with_capacity(wanted.len());
         let mut asked = Vec::new();
         // The last one is used first: see `ClusterClient::put_all`.

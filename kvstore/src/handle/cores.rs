@@ -227,6 +227,13 @@ impl Cores {
         drop(member.questions.try_send(Box::new(|_| {})));
     }
 
+    /// Has each core look for what nobody has any more. One that has as many questions as it takes looks soon.
+    pub(super) fn look_again(&self) {
+        for member in &self.members {
+            drop(member.questions.try_send(Box::new(|_| {})));
+        }
+    }
+
     /// Reservations of a core that nobody has any more.
     pub(super) fn take_dropped(&self, core: usize) -> Vec<usize> {
         let dropped = &self.members[core].dropped;

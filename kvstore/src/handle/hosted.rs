@@ -9,14 +9,16 @@ use std::task::{Context, Poll, Waker};
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::Epoch;
-use lunette_runtime::arena::SharedMemory;
+use lunette_runtime::arena::{Exposed, SharedMemory};
 use lunette_runtime::{Receiver, Scope, spawn_local, time};
 use lunette_transfer::{Room, WriteSource};
 use slab::Slab;
 
 use super::cores::{Cores, Seated};
+use super::devices::Devices;
+use super::landed::LandFailure;
 use super::lent::Lent;
-use crate::cluster_client::{ClusterClient, Reservation};
+use crate::cluster_client::{ClusterClient, Landing, Reservation};
 use crate::error::{ClusterError, StoreErrorKind};
 use crate::value::Value;
 
@@ -39,11 +41,15 @@ pub(super) enum Until {
 pub(super) struct Hosted {
     pub(super) client: ClusterClient,
     pub(super) reservations: RefCell<Slab<Rc<Reservation>>>,
+    /// Memory that owners write, for as long as somebody wants that.
+    landings: RefCell<Vec<(Weak<()>, Landing)>>,
     cores: Weak<Cores>,
     core: usize,
     /// The epoch of the map that threads have been told.
     told: Cell<Epoch>,
     answering: Scope,
+    /// Devices of which threads lend memory.
+    pub(super) devices: Devices,
     /// What handles to memory keep here: nothing.
     keeps: Arc<dyn Any + Send + Sync>,
 }
@@ -56,10 +62,12 @@ impl Hosted {
         let hosted = Rc::new(Self {
             client,
             reservations: RefCell::default(),
+            landings: RefCell::default(),
             cores: seated.cores,
             core: seated.core,
             told: Cell::default(),
             answering: Scope::new(),
+            devices: Devices::default(),
             keeps: Arc::new(()),
         });
         hosted.tell_map();
@@ -107,15 +115,20 @@ impl Hosted {
         }
     }
 
-    /// A value of what threads have lent.
+    /// A value of what threads have lent of this host.
     pub(super) fn value(&self, pieces: &[Lent]) -> Value {
         let pieces = pieces.iter().map(|piece| piece.here(&self.keeps));
         Value::gathered(pieces.map(WriteSource::Exposed).collect())
     }
 
-    /// Room in what threads have lent.
+    /// Room in what threads have lent of this host.
     pub(super) fn room(&self, pieces: &[Lent]) -> Room {
         Room::exposed(pieces.iter().map(|piece| piece.here(&self.keeps)).collect())
+    }
+
+    /// A handle to what a thread has lent of this host.
+    pub(super) fn exposed(&self, lent: &Lent) -> Exposed {
+        lent.here(&self.keeps)
     }
 
     /// The bytes of memory to which others have handles.
@@ -133,8 +146,24 @@ impl Hosted {
         }
     }
 
+    /// Memory that owners write from now on, for as long as somebody has `wanted`; with how many adapters.
+    pub(super) async fn land(&self, memory: &Lent, wanted: Weak<()>) -> Result<usize, LandFailure> {
+        if memory.is_of_device() {
+            return Ok(0);
+        }
+        let landing = self.client.land(memory.here(&self.keeps)).await?;
+        let adapters = landing.adapters();
+        if wanted.strong_count() > 0 {
+            self.landings.borrow_mut().push((wanted, landing));
+        }
+        Ok(adapters)
+    }
+
     /// Gives up what nobody has any more.
-    fn drop_reservations(&self) {
+    fn drop_unwanted(&self) {
+        let mut landings = self.landings.borrow_mut();
+        landings.retain(|(wanted, _)| wanted.strong_count() > 0);
+        drop(landings);
         if self.reservations.borrow().is_empty() {
             return;
         }
@@ -163,7 +192,7 @@ async fn answer_all(hosted: Rc<Hosted>, mut questions: Receiver<Job>) {
     let mut taken = 0;
     while let Some(question) = questions.recv().await {
         question(&hosted);
-        hosted.drop_reservations();
+        hosted.drop_unwanted();
         hosted.tell_map();
         taken += 1;
         if taken % TURN_QUESTIONS == 0 {

@@ -5,35 +5,46 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lunette_runtime::arena::{Exposed, SharedMemory};
+use lunette_transfer::engine::DeviceLent;
 
-/// A range of memory that threads and cores reach: what a value is put from, or got into. The memory stays
-/// for as long as anything has a part of it.
+/// A range of memory that threads and cores reach, or of a device: what a value is put from, or got into. The memory
+/// stays for as long as anything has a part of it.
 ///
 /// Bytes that somebody writes while they are put are neither those of before nor those of after.
 #[derive(Clone, Debug)]
 pub struct Lent {
-    memory: SharedMemory,
-    range: Range<usize>,
+    place: Place,
+}
+
+/// Whose memory it is.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Host {
+        memory: SharedMemory,
+        range: Range<usize>,
+    },
+    Device(DeviceLent),
 }
 
 impl Lent {
     /// All of it.
     #[must_use]
     pub fn whole(memory: &SharedMemory) -> Self {
-        Self {
-            memory: memory.clone(),
-            range: 0..memory.len(),
-        }
+        Self::of_host(memory, 0..memory.len())
     }
 
     /// A part of it; `None` if it does not lie inside.
     #[must_use]
     pub fn part(memory: &SharedMemory, range: Range<usize>) -> Option<Self> {
         let is_inside = range.start <= range.end && range.end <= memory.len();
-        is_inside.then(|| Self {
-            memory: memory.clone(),
-            range,
-        })
+        is_inside.then(|| Self::of_host(memory, range))
+    }
+
+    fn of_host(memory: &SharedMemory, range: Range<usize>) -> Self {
+        let memory = memory.clone();
+        Self {
+            place: Place::Host { memory, range },
+        }
     }
 
     /// The bytes of a vector.
@@ -42,10 +53,21 @@ impl Lent {
         Self::whole(&SharedMemory::owned(bytes))
     }
 
+    /// Memory of a device. Its bytes go by way of the core's memory, which the device knows; no thread copies them.
+    #[must_use]
+    pub const fn device(memory: DeviceLent) -> Self {
+        Self {
+            place: Place::Device(memory),
+        }
+    }
+
     /// Length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.range.end - self.range.start
+        match &self.place {
+            Place::Host { range, .. } => range.end - range.start,
+            Place::Device(memory) => memory.len_bytes,
+        }
     }
 
     /// Whether it is of no bytes.
@@ -54,22 +76,42 @@ impl Lent {
         self.len() == 0
     }
 
+    /// Whether it is a device's.
+    #[must_use]
+    pub const fn is_of_device(&self) -> bool {
+        matches!(self.place, Place::Device(_))
+    }
+
+    pub(super) const fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Copies `bytes`, which are no longer, to its front.
     pub(super) fn copy_in(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.len(), "{} do not fit", bytes.len());
-        self.memory.copy_in(self.range.start, bytes);
+        let (memory, range) = self.host();
+        memory.copy_in(range.start, bytes);
     }
 
     /// Copies all of it over `bytes`, which are as many; the CRC32C of the copy.
     pub(super) fn copy_out_summed(&self, bytes: &mut [u8]) -> u32 {
         assert_eq!(bytes.len(), self.len(), "as many bytes");
-        self.memory.copy_out_summed(self.range.start, bytes)
+        let (memory, range) = self.host();
+        memory.copy_out_summed(range.start, bytes)
     }
 
     /// A handle for this core.
     pub(super) fn here(&self, keeps: &Arc<dyn Any + Send + Sync>) -> Exposed {
-        let memory = self.memory.here(Arc::clone(keeps));
-        memory.slice(self.range.start, self.len())
+        let (memory, range) = self.host();
+        let memory = memory.here(Arc::clone(keeps));
+        memory.slice(range.start, range.len())
+    }
+
+    fn host(&self) -> (&SharedMemory, &Range<usize>) {
+        match &self.place {
+            Place::Host { memory, range } => (memory, range),
+            Place::Device(_) => unreachable!("what is a device's is copied by the device"),
+        }
     }
 }
 

@@ -15,6 +15,8 @@
 //! | `placing` | [`Placing`]: the same for puts |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
 //! | `lent` | [`Lent`]: memory of threads |
+//! | `devices` | [`DeviceLent`]: memory of devices |
+//! | `landed` | [`LandedHandle`]: memory of threads that owners' adapters write |
 //! | `cores` | which core is asked, and how |
 //! | `hosted` | what answers on a core |
 //! | `host` | [`ClientHost`]: clients on cores of their own |
@@ -23,8 +25,10 @@
 
 mod bringing;
 mod cores;
+mod devices;
 mod host;
 mod hosted;
+mod landed;
 mod lent;
 mod objects;
 mod placing;
@@ -44,11 +48,14 @@ use crate::error::{ClusterError, StoreError};
 pub use bringing::{Brought, ObjectBytes};
 pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
+pub use devices::DEVICE_STAGING_BYTES_MAX;
 pub use host::ClientHost;
 use hosted::Until;
+pub use landed::{LandFailure, LandedHandle};
 pub use lent::Lent;
+pub use lunette_transfer::engine::DeviceLent;
 pub use objects::Got;
-pub use placing::Placing;
+pub use placing::{Placing, ToPut};
 pub use reserving::{CommitHandleFailure, ReservationHandle, ReservedHandle};
 
 /// Asks a store, from any thread. Clones ask the same cores; with the last one their clients end.

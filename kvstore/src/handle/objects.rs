@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use lunette_kvstore_proto::message::directory::{Found, HoldWish};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::Pending;
@@ -9,11 +10,12 @@ use lunette_runtime::arena::SharedMemory;
 
 use super::StoreHandle;
 use super::cores::failed;
+use super::devices::{Apart, are_of_device};
 use super::hosted::{Hosted, Until};
 use super::lent::Lent;
-use super::placing::Filled;
+use super::placing::{Filled, ToPut};
 use crate::client::GetFailure;
-use crate::cluster_client::{Cleared, Fetched, Located, PutOptions, Stored};
+use crate::cluster_client::{Among, Cleared, Fetched, Located, PutOptions, Stored};
 use crate::error::StoreError;
 
 /// How often an object that is replaced while it is read is asked for again.
@@ -55,6 +57,11 @@ impl StoreHandle {
     ) -> Pending<Result<Stored, StoreError>> {
         let core = self.cores.core_of(&key);
         let put = move |hosted: Rc<Hosted>| async move {
+            if are_of_device(&value) {
+                let object = vec![(key, value, Among::default())];
+                let mut stored = hosted.put_of_devices(object, options).await;
+                return stored.pop().expect("one each");
+            }
             let value = hosted.value(&value);
             hosted.client.put(&key, value, options).await
         };
@@ -68,7 +75,7 @@ impl StoreHandle {
     /// One for each.
     pub fn put_all(
         &self,
-        objects: Vec<(Vec<u8>, Vec<Lent>)>,
+        objects: Vec<impl Into<ToPut>>,
         options: PutOptions,
     ) -> Pending<Vec<Result<Stored, StoreError>>> {
         let put = move |hosted: Rc<Hosted>, objects: Vec<Filled>| async move {
@@ -93,6 +100,10 @@ impl StoreHandle {
     pub fn get(&self, key: Vec<u8>, into: Vec<Lent>) -> Pending<Result<Got, StoreError>> {
         let core = self.cores.core_of(&key);
         let get = move |hosted: Rc<Hosted>| async move {
+            if are_of_device(&into) {
+                let mut got = hosted.get_to_devices(vec![(key, into)]).await;
+                return got.pop().expect("one each");
+            }
             got(hosted.client.get(&key, hosted.room(&into)).await)
         };
         self.cores.ask_until(Until::NobodyWaits, core, failed, get)
@@ -111,6 +122,9 @@ impl StoreHandle {
     ) -> Pending<Result<Got, StoreError>> {
         let core = self.cores.core_of(&key);
         let get = move |hosted: Rc<Hosted>| async move {
+            if are_of_device(&into) {
+                return hosted.get_ranges_to_devices(&key, &ranges, &into).await;
+            }
             let room = hosted.room(&into);
             got(hosted.client.get_ranges(&key, &ranges, room).await)
         };
@@ -125,12 +139,7 @@ impl StoreHandle {
         &self,
         wanted: Vec<(Vec<u8>, Vec<Lent>)>,
     ) -> Pending<Vec<Result<Got, StoreError>>> {
-        let get = |hosted: Rc<Hosted>, wanted: Vec<(Vec<u8>, Vec<Lent>)>| async move {
-            let wanted = wanted.into_iter();
-            let wanted = wanted.map(|(key, into)| (key, hosted.room(&into)));
-            let fetched = hosted.client.get_all(wanted).await;
-            fetched.into_iter().map(got).collect()
-        };
+        let get = |hosted: Rc<Hosted>, wanted| async move { hosted.get_all(wanted).await };
         self.cores
             .ask_each(Until::NobodyWaits, wanted, |(key, _)| key, get)
     }
@@ -168,6 +177,23 @@ impl StoreHandle {
         };
         self.cores
             .ask_each(Until::NobodyWaits, keys, |key| key, locate)
+    }
+
+    /// Has the objects under `keys` held, in their order, and where there are adapters, gets of them read without asking
+    /// anybody. See [`ClusterClient::hold_all`](crate::ClusterClient::hold_all).
+    ///
+    /// # Errors
+    /// One for each: [`StoreError`], as of [`put`](Self::put).
+    pub fn hold_all(
+        &self,
+        keys: Vec<Vec<u8>>,
+        hold: HoldWish,
+    ) -> Pending<Vec<Result<Option<Found>, StoreError>>> {
+        let held = move |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
+            hosted.client.hold_all(&keys, hold).await
+        };
+        self.cores
+            .ask_each(Until::NobodyWaits, keys, |key| key, held)
     }
 
     /// Whether there is an object under each of `keys`, in their order: a hint. See
@@ -212,6 +238,21 @@ impl StoreHandle {
 }
 
 impl Hosted {
+    async fn get_all(&self, wanted: Vec<(Vec<u8>, Vec<Lent>)>) -> Vec<Result<Got, StoreError>> {
+        let apart = Apart::new(wanted, |(_, into)| are_of_device(into));
+        apart
+            .answered(
+                async |wanted| {
+                    let wanted = wanted.into_iter();
+                    let wanted = wanted.map(|(key, into)| (key, self.room(&into)));
+                    let fetched = self.client.get_all(wanted.collect::<Vec<_>>()).await;
+                    fetched.into_iter().map(got).collect()
+                },
+                async |wanted| self.get_to_devices(wanted).await,
+            )
+            .await
+    }
+
     pub(super) async fn get_bytes(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>, StoreError> {
         let key = [key];
         let mut before = None;

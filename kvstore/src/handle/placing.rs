@@ -4,14 +4,16 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use lunette_kvstore_proto::retention::GroupId;
 use lunette_runtime::Pending;
 use lunette_runtime_core::checksum::joined_crc32c;
 
 use super::StoreHandle;
 use super::cores::Cores;
+use super::devices::{Apart, are_of_device};
 use super::hosted::{Hosted, Until};
 use super::lent::Lent;
-use crate::cluster_client::{PutOptions, Putting, Stored, is_last};
+use crate::cluster_client::{Among, PutOptions, Putting, Stored};
 use crate::error::StoreError;
 use crate::member::LentRoom;
 
@@ -25,12 +27,33 @@ pub struct Placing {
     objects: Vec<Result<Object, StoreError>>,
 }
 
+/// One of several objects that are to be put.
+#[derive(Debug)]
+pub struct ToPut {
+    /// The key.
+    pub key: Vec<u8>,
+    /// The value, one piece after the other.
+    pub value: Vec<Lent>,
+    /// The group that it is in, if not in that of all: see [`PutOptions::group`].
+    pub group: Option<GroupId>,
+}
+
+impl From<(Vec<u8>, Vec<Lent>)> for ToPut {
+    fn from((key, value): (Vec<u8>, Vec<Lent>)) -> Self {
+        Self {
+            key,
+            value,
+            group: None,
+        }
+    }
+}
+
 /// One of them.
 struct Object {
     core: usize,
     key: Vec<u8>,
     value: Vec<Lent>,
-    is_last: bool,
+    among: Among,
     room: Option<LentRoom>,
 }
 
@@ -38,7 +61,7 @@ struct Object {
 pub(super) struct Filled {
     pub(super) key: Vec<u8>,
     value: Vec<Lent>,
-    is_last: bool,
+    among: Among,
     /// The room that has the value, and its checksum.
     room: Option<(LentRoom, u32)>,
 }
@@ -53,13 +76,13 @@ impl fmt::Debug for Placing {
 
 impl Filled {
     /// Those that the cores copy.
-    pub(super) fn by_cores(objects: Vec<(Vec<u8>, Vec<Lent>)>) -> Vec<Self> {
+    pub(super) fn by_cores<T: Into<ToPut>>(objects: Vec<T>) -> Vec<Self> {
         let count = objects.len();
-        let objects = objects.into_iter().enumerate();
-        let objects = objects.map(|(index, (key, value))| Self {
+        let objects = objects.into_iter().map(Into::into).enumerate();
+        let objects = objects.map(|(index, ToPut { key, value, group })| Self {
             key,
             value,
-            is_last: is_last(index, count),
+            among: Among::at(index, count, group),
             room: None,
         });
         objects.collect()
@@ -79,7 +102,7 @@ impl Object {
         Filled {
             key: self.key,
             value: self.value,
-            is_last: self.is_last,
+            among: self.among,
             room,
         }
     }
@@ -147,14 +170,17 @@ impl StoreHandle {
     /// With `finish`.
     pub fn place_all(
         &self,
-        objects: Vec<(Vec<u8>, Vec<Lent>)>,
+        objects: Vec<impl Into<ToPut>>,
         options: PutOptions,
     ) -> Pending<Placing> {
         let (cores, until) = (Arc::clone(&self.cores), self.puts);
-        let first = objects.first().map_or(0, |(key, _)| cores.core_of(key));
+        let objects: Vec<ToPut> = objects.into_iter().map(Into::into).collect();
+        let first = objects
+            .first()
+            .map_or(0, |object| cores.core_of(&object.key));
         let count = objects.len();
         let objects = objects.into_iter().enumerate();
-        let objects = objects.map(|(index, (key, value))| Object {
+        let objects = objects.map(|(index, ToPut { key, value, group })| Object {
             // One core chooses the node for all of them.
             core: if options.is_same_node {
                 first
@@ -163,11 +189,12 @@ impl StoreHandle {
             },
             key,
             value,
-            is_last: is_last(index, count),
+            among: Among::at(index, count, group),
             room: None,
         });
         let place = move |hosted: Rc<Hosted>, mut objects: Vec<Object>| async move {
-            for object in &mut objects {
+            let of_host = objects.iter_mut();
+            for object in of_host.filter(|object| !are_of_device(&object.value)) {
                 let len_bytes = object.len_bytes();
                 object.room = hosted.client.lend_room(&object.key, len_bytes, &options);
             }
@@ -195,19 +222,37 @@ impl Hosted {
         objects: Vec<Filled>,
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
+        let apart = Apart::new(objects, |object| are_of_device(&object.value));
+        apart
+            .answered(
+                async |objects| self.put_of_host(objects, options).await,
+                async |objects| {
+                    let objects = objects.into_iter();
+                    let objects = objects.map(|object| (object.key, object.value, object.among));
+                    self.put_of_devices(objects.collect(), options).await
+                },
+            )
+            .await
+    }
+
+    async fn put_of_host(
+        &self,
+        objects: Vec<Filled>,
+        options: PutOptions,
+    ) -> Vec<Result<Stored, StoreError>> {
         let objects = objects.into_iter().map(|filled| {
             let room = filled.room;
             let placed = room.and_then(|(room, crc32c)| self.client.filled(room, crc32c));
             let value = self.value(&filled.value);
-            (filled.key, value, placed, filled.is_last)
+            (filled.key, value, placed, filled.among)
         });
         let objects: Vec<_> = objects.collect();
         let objects = objects.iter();
-        let objects = objects.map(|(key, value, placed, is_last)| Putting {
+        let objects = objects.map(|(key, value, placed, among)| Putting {
             key,
             value,
             placed: placed.as_ref(),
-            is_last: *is_last,
+            among: *among,
         });
         self.client.put_each(objects, options).await
     }

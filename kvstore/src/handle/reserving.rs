@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use super::StoreHandle;
 use super::cores::{Cores, failed};
+use super::devices::are_of_device;
 use super::hosted::Hosted;
 use super::lent::Lent;
 use crate::cluster_client::{PutOptions, Reservation, Reserved, Stored};
@@ -114,6 +115,12 @@ impl ReservationHandle {
             // It is there for as long as the handle, but for what ended with its core.
             let lost = StoreError::local(StoreErrorKind::ReservationLost);
             let reservation = reservation.ok_or(lost)?;
+            if are_of_device(&value) {
+                let (value, staged) = hosted.value_of_devices(&value).await?;
+                let written = reservation.write(offset_bytes, value).await;
+                drop(staged);
+                return written;
+            }
             reservation.write(offset_bytes, hosted.value(&value)).await
         })
     }

@@ -13,6 +13,7 @@ use lunette_kvstore_proto::message::directory::{CopyPlace, Descriptor, OpId};
 use lunette_kvstore_proto::owner::WriteAsk;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::{Arrival, NoRoom, Residence, ResidenceStats};
+use lunette_kvstore_proto::retention::{Pin, Retention};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
 use lunette_kvstore_proto::version::Form;
@@ -185,7 +186,7 @@ enum Arriving {
 #[derive(Debug)]
 struct Write {
     id: EntryId,
-    is_last: bool,
+    retention: Retention,
     state: Arriving,
 }
 
@@ -193,11 +194,7 @@ struct Write {
 #[derive(Clone, Copy, Debug)]
 enum Origin {
     /// A write, its own or another node's.
-    Written {
-        form: Form,
-        /// It was the last of what was written together.
-        is_last: bool,
-    },
+    Written { form: Form, retention: Retention },
     /// This core's drive.
     Drive,
 }
@@ -233,11 +230,16 @@ impl Bytes {
         self.residence.stats()
     }
 
-    /// Room for an object.
-    pub(crate) fn carve(&mut self, key: Key<'_>, len_bytes: u32) -> Result<Carved, NoRoom> {
+    /// Room for an object that is to be pinned so.
+    pub(crate) fn carve(
+        &mut self,
+        key: Key<'_>,
+        len_bytes: u32,
+        pin: Pin,
+    ) -> Result<Carved, NoRoom> {
         let layout = ExtentLayout::for_object(key.len_bytes(), len_bytes);
         let extent_bytes = carved_bytes(layout);
-        let id = self.residence.admit(extent_bytes)?;
+        let id = self.residence.admit(extent_bytes, pin)?;
         match self.arena.alloc(layout.total_bytes as usize) {
             Ok(mut region) => {
                 let start = layout.key_offset_bytes as usize;
@@ -261,11 +263,11 @@ impl Bytes {
         }
     }
 
-    /// The value of a write is being received; whether it is the last of what is written together.
-    pub(crate) fn receive(&mut self, op: OpId, frame: Frame, is_last: bool) {
+    /// The value of a write is being received.
+    pub(crate) fn receive(&mut self, op: OpId, frame: Frame, retention: Retention) {
         let write = Write {
             id: frame.id,
-            is_last,
+            retention,
             state: Arriving::Receiving,
         };
         let former = self.arriving.insert(op, write);
@@ -323,15 +325,16 @@ impl Bytes {
         extent
     }
 
-    /// A write has become a copy, of this form.
-    pub(crate) fn name(&mut self, op: OpId, place: CopyPlace, form: Form) {
+    /// A write has become a copy, of this form. How it is to be kept.
+    pub(crate) fn name(&mut self, op: OpId, place: CopyPlace, form: Form) -> Retention {
         let write = self.arriving.remove(&op).expect("a write has its bytes");
         let Arriving::Whole(extent) = write.state else {
             unreachable!("only what is whole is recorded");
         };
-        let is_last = write.is_last;
-        let origin = Origin::Written { form, is_last };
+        let retention = write.retention;
+        let origin = Origin::Written { form, retention };
         self.keep(write.id, place, extent, origin);
+        retention
     }
 
     /// The copy that lies in this frame is recorded, as it was asked for.
@@ -340,9 +343,11 @@ impl Bytes {
         frame: Frame,
         place: CopyPlace,
         extent: Extent,
-        WriteAsk { form, is_last, .. }: WriteAsk,
+        WriteAsk {
+            form, retention, ..
+        }: WriteAsk,
     ) {
-        self.keep(frame.id, place, extent, Origin::Written { form, is_last });
+        self.keep(frame.id, place, extent, Origin::Written { form, retention });
     }
 
     /// A replica of this form is here. `false` if there is such a copy already, and the extent is dropped.
@@ -357,8 +362,8 @@ impl Bytes {
             self.residence.discard(frame.id);
             return false;
         }
-        let is_last = false;
-        self.keep(frame.id, place, extent, Origin::Written { form, is_last });
+        let retention = Retention::default();
+        self.keep(frame.id, place, extent, Origin::Written { form, retention });
         true
     }
 
@@ -366,7 +371,7 @@ impl Bytes {
     pub(crate) fn adopt(&mut self, place: CopyPlace, extent: Extent) -> bool {
         let taken_bytes = extent.region.len().next_multiple_of(GRANULE_BYTES as usize);
         let taken_bytes = u32::try_from(taken_bytes).expect("a segment is at most 1 GiB");
-        let admitted = self.residence.admit(taken_bytes);
+        let admitted = self.residence.admit(taken_bytes, Pin::None);
         if let Ok(id) = admitted {
             self.keep(id, place, extent, Origin::Drive);
         }
@@ -375,7 +380,7 @@ impl Bytes {
 
     /// What was read of a drive is copied, and is this copy's from now on. Whether there is room for it.
     pub(crate) fn keep_copied(&mut self, place: CopyPlace, extent: &Extent) -> bool {
-        let Ok(carved) = self.carve(extent.key(), extent.len_bytes()) else {
+        let Ok(carved) = self.carve(extent.key(), extent.len_bytes(), Pin::None) else {
             return false;
         };
         let (frame, mut region) = carved.into_empty();
@@ -401,9 +406,9 @@ impl Bytes {
             "a slot is reused when it is free"
         );
         let arrival = match origin {
-            Origin::Written { form, is_last } => Arrival {
+            Origin::Written { form, retention } => Arrival {
                 stands_by: form == Form::Striped || extent.key().is_of_part(),
-                is_last,
+                retention,
             },
             Origin::Drive => Arrival::default(),
         };
@@ -411,8 +416,17 @@ impl Bytes {
         self.residence.reside(time::now(), id, place, arrival);
     }
 
-    /// A copy is no more; its memory is freed when nobody reads it.
+    /// How a copy is pinned from now on.
+    pub(crate) fn pin_of(&self, place: CopyPlace) -> Pin {
+        self.residence.pin_of(time::now(), place)
+    }
+
+    /// A copy is no more; its memory is freed when nobody reads it. Whoever reads it by itself, without asking, sees
+    /// that at once, and not only when nobody else does: those who have it removed are told next.
     pub(crate) fn free(&mut self, place: CopyPlace) {
+        if let (Some(board), Some(id)) = (&self.board, self.residence.find(place)) {
+            board.hide(id.slot_index);
+        }
         if let Some(id) = self.residence.free(place) {
             self.give_up(id);
         }
@@ -462,6 +476,13 @@ impl Bytes {
             crc32c: extent.crc32c,
             value: extent.value(),
         })
+    }
+
+    /// No copy is anybody's to read by itself any more, until it is described anew.
+    pub(crate) fn hide_all(&self) {
+        if let Some(board) = &self.board {
+            board.hide_all();
+        }
     }
 
     /// What a reader of this host looks at.
@@ -550,6 +571,11 @@ impl Bytes {
 
     pub(crate) fn stay(&mut self, place: CopyPlace) {
         self.residence.stay(place);
+    }
+
+    /// The copy is to leave before others. Whether it does.
+    pub(crate) fn abandon(&mut self, place: CopyPlace) -> bool {
+        self.residence.abandon(time::now(), place)
     }
 
     pub(crate) fn spare(&mut self, place: CopyPlace) {

@@ -26,6 +26,7 @@ use lunette_runtime_core::ids::RequestId;
 
 use super::bytes::{Bytes, Extent, Frame};
 use super::deeds::Deeds;
+use super::grouping::Grouping;
 use super::lending::Lending;
 use super::loading::Loading;
 use super::one_sided::{Board, Sharing};
@@ -44,7 +45,7 @@ const COPIES_PER_ENTRY: usize = 2;
 
 /// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
 /// are there, `recorded` when its home knows of it, `demotes`, `demoted` and `promoted` when they go to a drive, are
-/// there alone, and are back, `returned` when a drive has it from a former life, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
+/// there alone, and are back, `returned` when a drive has it from a former life, `abandoned` when others of its group have left, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
 /// `cleared` or `unrecorded` when it is no more. `node` and `core` are who has it; `key_high`, `epoch` and
 /// `sequence` say which copy it is.
 pub const COPIES: &str = "lunette_kvstore::copies";
@@ -83,6 +84,7 @@ pub(crate) struct MemberCore {
     pub(super) loading: Loading,
     pub(super) reservations: RefCell<Reservations>,
     pub(super) lending: Lending,
+    pub(super) grouping: Grouping,
     /// Where what leaves memory goes, if there is a drive.
     tier: OnceCell<Tier>,
     /// Raised when something has begun that may have to be asked for again.
@@ -133,6 +135,7 @@ impl MemberCore {
             loading: Loading::default(),
             reservations: RefCell::default(),
             lending: Lending::default(),
+            grouping: Grouping::default(),
             tier: OnceCell::new(),
             busy: Signal::default(),
         });
@@ -156,6 +159,7 @@ impl MemberCore {
     /// heard of it, and nobody is told anything.
     pub(crate) fn leave(&self) {
         self.has_left.set(true);
+        self.bytes.borrow().hide_all();
         self.post.retain(|_| false);
     }
 
@@ -223,6 +227,7 @@ impl MemberCore {
             copies_unrecorded: copies.unrecorded.get(),
             replicas_made: copies.replicas_made.get(),
             replicas_failed: copies.replicas_failed.get(),
+            copies_abandoned: copies.abandoned.get(),
             messages_sent: sent,
             messages_received: copies.messages_received.get(),
             messages_dropped: dropped,
@@ -242,6 +247,7 @@ impl MemberCore {
     pub(crate) fn is_idle(&self) -> bool {
         let machines = self.machines.borrow();
         let is_told = self.tier().is_none_or(Tier::is_idle);
+        let is_told = is_told && self.grouping.is_idle();
         is_told && machines.home.is_idle() && machines.owner.is_idle()
     }
 
@@ -264,12 +270,17 @@ impl MemberCore {
         self.post.retain(|seat| has_seat(map, seat));
         self.at_owner(self.seat, |owner, now, out| owner.on_map(now, map, out));
         self.at_home(|home, now, out| home.on_map(now, map, out));
+        self.grouping.on_map(map);
         self.settle();
     }
 
     /// The node's lease, as it is known now.
     pub(crate) fn on_fence(&self, fence: Fence) {
         self.fence.set(fence);
+        if !fence.is_leased(time::now()) {
+            // Who reads by itself asks again, and is told what this node may still serve.
+            self.bytes.borrow().hide_all();
+        }
         let mut machines = self.machines.borrow_mut();
         machines.home.on_fence(fence);
         machines.owner.on_fence(fence);
@@ -282,6 +293,7 @@ impl MemberCore {
         }
         self.at_home(|home, now, out| home.on_tick(now, out));
         self.at_owner(self.seat, |owner, now, out| owner.on_tick(now, out));
+        self.join_groups();
         self.settle();
         if let Some(tier) = self.tier() {
             tier.on_tick(self);

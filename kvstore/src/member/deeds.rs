@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::home::{Home, HomeAction, REPAIR_WAIT};
 use lunette_kvstore_proto::message::directory::{
-    Content, CopyPage, CopyPlace, SeatMessage, ToHome, ToOwner,
+    Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
 };
 use lunette_kvstore_proto::owner::{Owner, OwnerAction};
 use lunette_kvstore_proto::placement::Seat;
@@ -115,16 +115,7 @@ impl MemberCore {
                 self.deeds.push(Deed::Page(self.seat(), epoch, page));
             }
             OwnerAction::Page(to, page) => self.post.put(to, epoch, Content::Page(page)),
-            OwnerAction::Name(op, place) => {
-                let copy = self.machines().borrow().owner.copy(place);
-                // What made it a copy may have ended it as well.
-                let form = copy.map_or(Form::Whole, |(info, _)| info.form);
-                self.bytes().borrow_mut().name(op, place, form);
-                self.reservations.borrow_mut().committed(op);
-                self.tell_copy(place, "kept");
-                CopyCounts::add(&self.copies.written);
-                self.note_scarce(place);
-            }
+            OwnerAction::Name(op, place) => self.name(op, place),
             OwnerAction::Discard(op) if self.reservations.borrow().is_commit(op) => {
                 let extent = self.bytes().borrow_mut().withdraw(op);
                 let mut reservations = self.reservations.borrow_mut();
@@ -137,6 +128,7 @@ impl MemberCore {
                 self.copies.freed(cause, bytes.extent_bytes(place));
                 bytes.free(place);
                 drop(bytes);
+                self.ungroup(place, cause);
                 if let Some(tier) = self.tier() {
                     tier.forget(place);
                 }
@@ -176,6 +168,19 @@ impl MemberCore {
                 self.post.put(sent_by, epoch, relay);
             }
         }
+    }
+
+    /// A write has become a copy.
+    fn name(&self, op: OpId, place: CopyPlace) {
+        let copy = self.machines().borrow().owner.copy(place);
+        // What made it a copy may have ended it as well.
+        let (form, wanted) = copy.map_or((Form::Whole, 1), |(info, _)| (info.form, info.wanted));
+        let retention = self.bytes().borrow_mut().name(op, place, form);
+        self.group(place, retention.group, wanted);
+        self.reservations.borrow_mut().committed(op);
+        self.tell_copy(place, "kept");
+        CopyCounts::add(&self.copies.written);
+        self.note_scarce(place);
     }
 
     /// Does what the machines want of each other, until they want nothing more.
@@ -268,6 +273,9 @@ impl MemberCore {
                 answer,
             } => {
                 self.asks.answer((asker, request), answer);
+            }
+            Content::Groups(items) => {
+                items.into_iter().for_each(|news| self.on_group(from, news));
             }
         }
         self.settle();

@@ -5,6 +5,7 @@ use lunette_kvstore_proto::home::NotRecorded;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::CopyPlace;
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
+use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
@@ -42,12 +43,15 @@ impl MemberCore {
             return AtOnce::Unsure;
         }
         let placed_here = placed.and_then(|placed| placed.take(self, key));
-        let Some((frame, extent)) = placed_here.or_else(|| self.copied(key, value)) else {
+        let Some((frame, extent)) =
+            placed_here.or_else(|| self.copied(key, value, ask.retention.pin))
+        else {
             return AtOnce::NoRoom;
         };
         match self.record_here(now, ask, (frame.len_bytes(), extent.crc32c)) {
             Ok((place, answer)) => {
                 (self.bytes().borrow_mut()).keep_recorded(frame, place, extent, ask);
+                self.group(place, ask.retention.group, ask.wanted);
                 self.counts.received(frame.len_bytes());
                 CopyCounts::add(&self.copies.written);
                 self.tell_copy(place, "kept");
@@ -73,9 +77,9 @@ impl MemberCore {
     }
 
     /// The value, copied to where it stays, if there is room.
-    fn copied(&self, key: Key<'_>, value: &Value) -> Option<(Frame, Extent)> {
+    fn copied(&self, key: Key<'_>, value: &Value, pin: Pin) -> Option<(Frame, Extent)> {
         let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
-        let carved = self.carve_or_make_room(key, len_bytes).ok()?;
+        let carved = self.carve_or_make_room(key, len_bytes, pin).ok()?;
         let (frame, mut region) = carved.into_empty();
         let crc32c = value.copy_summed(frame.value_mut(&mut region));
         Some((frame, frame.filled(region, crc32c)))

@@ -9,6 +9,7 @@ use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Op;
 use lunette_kvstore_proto::owner::Read;
+use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::{Form, Version};
 use lunette_runtime::arena::{Borrowed, BorrowedMut, Lender, LenderMut};
@@ -18,7 +19,7 @@ use super::bytes::{Extent, Frame};
 use super::core::MemberCore;
 use crate::counting::Outcome;
 
-/// Shortest value in bytes that is lent: copying what is shorter takes a core less than keeping books.
+/// Shortest value in bytes that is lent: copying what is shorter takes a core less than retention books.
 pub(crate) const LENT_MIN: usize = (64 << 10) + 1;
 /// With fewer that are lent it is not looked before each whether some are over.
 const LOOKED_AT_MIN: usize = 16;
@@ -153,7 +154,7 @@ impl MemberCore {
 
     /// Room for an object, if this core takes it: as its home, or because nothing has to leave for it. It is there until
     /// the thread [has filled it](Self::filled), or dropped it and this core [has seen that](Self::take_back).
-    pub(crate) fn lend_room(&self, key: Key<'_>, len_bytes: u32) -> Option<LentRoom> {
+    pub(crate) fn lend_room(&self, key: Key<'_>, len_bytes: u32, pin: Pin) -> Option<LentRoom> {
         if self.lending.is_to_be_looked_at() {
             self.take_back();
         }
@@ -162,7 +163,7 @@ impl MemberCore {
         if self.has_left() || is_full || !is_taken {
             return None;
         }
-        let carved = self.carve_or_make_room(key, len_bytes).ok()?;
+        let carved = self.carve_or_make_room(key, len_bytes, pin).ok()?;
         let (frame, region) = carved.into_empty();
         let value_at = frame.value_at();
         let (memory, lender) = region.lend();

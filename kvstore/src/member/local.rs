@@ -9,6 +9,7 @@ use lunette_kvstore_proto::owner::{Read, WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::home_of;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::residence::NoRoom;
+use lunette_kvstore_proto::retention::{Pin, Retention};
 use lunette_kvstore_proto::striped::Manifest;
 use lunette_kvstore_proto::version::{Form, Version};
 use lunette_runtime::time;
@@ -196,11 +197,11 @@ impl MemberCore {
         let placed = placed.filter(|_| op.is_some());
         let placed = placed.and_then(|placed| placed.take(self, key));
         if let (Some(op), Some((frame, extent))) = (op, placed) {
-            self.brought(op, frame, extent, ask.is_last);
+            self.brought(op, frame, extent, ask.retention);
         } else if let Some(op) = op {
             let len_bytes = u32::try_from(value.len()).expect("a value is bounded");
-            match self.carve_for(op, &mut waiting, key, len_bytes) {
-                Ok(carved) => self.bring(op, carved, value, ask.is_last),
+            match self.carve_for(op, &mut waiting, key, len_bytes, ask.retention.pin) {
+                Ok(carved) => self.bring(op, carved, value, ask.retention),
                 Err(NotCarved::Over(answer)) => {
                     self.count_put(answer);
                     return Some(Put::Done(answer));
@@ -227,15 +228,15 @@ impl MemberCore {
     }
 
     /// Copies the value to where it stays.
-    fn bring(&self, op: OpId, carved: Carved, value: &Value, is_last: bool) {
+    fn bring(&self, op: OpId, carved: Carved, value: &Value, retention: Retention) {
         let (frame, mut region) = carved.into_empty();
         let crc32c = value.copy_summed(frame.value_mut(&mut region));
-        self.brought(op, frame, frame.filled(region, crc32c), is_last);
+        self.brought(op, frame, frame.filled(region, crc32c), retention);
     }
 
     /// The value is where it stays.
-    fn brought(&self, op: OpId, frame: Frame, extent: Extent, is_last: bool) {
-        self.bytes().borrow_mut().receive(op, frame, is_last);
+    fn brought(&self, op: OpId, frame: Frame, extent: Extent, retention: Retention) {
+        self.bytes().borrow_mut().receive(op, frame, retention);
         self.counts.received(frame.len_bytes());
         self.on_whole(op, extent);
     }
@@ -247,8 +248,9 @@ impl MemberCore {
         waiting: &mut Waiting<WriteAnswer>,
         key: Key<'_>,
         len_bytes: u32,
+        pin: Pin,
     ) -> Result<Carved, NotCarved> {
-        let carved = self.carve_or_make_room(key, len_bytes);
+        let carved = self.carve_or_make_room(key, len_bytes, pin);
         // While room was made, its claim may have been answered.
         if let Some(answer) = waiting.try_take() {
             if let Ok(carved) = carved {
@@ -263,8 +265,8 @@ impl MemberCore {
         })
     }
 
-    pub(crate) fn carve(&self, key: Key<'_>, len_bytes: u32) -> Result<Carved, NoRoom> {
-        self.bytes().borrow_mut().carve(key, len_bytes)
+    pub(crate) fn carve(&self, key: Key<'_>, len_bytes: u32, pin: Pin) -> Result<Carved, NoRoom> {
+        self.bytes().borrow_mut().carve(key, len_bytes, pin)
     }
 
     /// Room for an object. Where there is little or none, what may leave is asked to, which is done at once
@@ -273,10 +275,11 @@ impl MemberCore {
         &self,
         key: Key<'_>,
         len_bytes: u32,
+        pin: Pin,
     ) -> Result<Carved, NoRoom> {
         let mut left = LEAVE_PER_WRITE_MAX;
         loop {
-            let carved = self.carve(key, len_bytes);
+            let carved = self.carve(key, len_bytes, pin);
             match carved {
                 Err(NoRoom::Full { .. }) => {}
                 Ok(_) if self.bytes().borrow().is_tight() => {

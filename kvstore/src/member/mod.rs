@@ -25,6 +25,7 @@
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
 //! | `direct` | their puts, where nothing is in the way |
+//! | `grouping` | objects that are of use together only |
 //! | `lending` | memory that threads of the process read and write |
 //! | `waiters` | requests whose answers come later |
 //! | `life` | a file that says which lives of the node are over |
@@ -34,6 +35,7 @@ mod bytes;
 mod core;
 mod deeds;
 mod direct;
+mod grouping;
 mod lending;
 mod life;
 mod loading;

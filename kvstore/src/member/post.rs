@@ -83,6 +83,12 @@ impl Post {
                 items.extend(more);
                 return;
             }
+            (Some((_, Content::Groups(items))), Content::Groups(more))
+                if items.len() + more.len() <= ITEMS_MAX =>
+            {
+                items.extend(more);
+                return;
+            }
             (_, content) => content,
         };
         if line.len() >= WAITING_MAX {

@@ -215,6 +215,7 @@ async fn send_replica(
         info: scarce.info,
         namespace: scarce.namespace,
         is_repair: scarce.cause.is_repair(),
+        pin: core.bytes().borrow().pin_of(scarce.place),
         key: extent.key(),
     };
     let value = extent.value();

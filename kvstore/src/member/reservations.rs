@@ -17,6 +17,7 @@ use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::{AskerId, OpId, ReservationId};
 use lunette_kvstore_proto::owner::WriteAsk;
 use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::{Form, WriteKind};
 use lunette_runtime::arena::{Exposed, Region};
 use lunette_runtime::time;
@@ -38,6 +39,7 @@ pub(crate) struct Terms {
     pub(crate) kind: WriteKind,
     pub(crate) namespace: NamespaceKind,
     pub(crate) wanted: u8,
+    pub(crate) retention: Retention,
     /// How long it is kept while nothing comes.
     pub(crate) keep: Duration,
 }
@@ -51,7 +53,7 @@ impl Terms {
             namespace: self.namespace,
             wanted: self.wanted,
             wait_ms,
-            is_last: false,
+            retention: self.retention,
         }
     }
 }

@@ -1,18 +1,21 @@
 //! Objects that come from devices and go to them, on the fake device.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Deref;
 use std::slice::from_ref;
 use std::time::Duration;
 
+use futures_util::future::join;
 use lunette_gpu::fake::{FakeMachine, FakeOptions, Fault};
-use lunette_gpu::{Device, DeviceRegion, Stream, StreamOptions};
 use lunette_kvstore::{
     ClusterClient, DeviceClient, DeviceFetched, DeviceStoreError, PutOptions, Stored, Value,
 };
+use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::sim::{World, WorldOptions};
-use lunette_runtime::{CoreOptions, arena, time};
+use lunette_runtime::{CoreOptions, arena, block_on, time};
 use lunette_transfer::engine::{DeviceFault, DeviceSegment};
 
+use crate::gpu::Gpu;
 use crate::on_each_driver::run;
 use crate::scene::{Scene, eventually, key, pattern, room};
 
@@ -20,40 +23,25 @@ const MIB: usize = 1 << 20;
 /// What is behind an object in a device's memory.
 const BESIDE: u8 = 0xee;
 
-/// A device.
-struct Gpu {
+/// A device, and the machine that has it.
+struct Fake {
     machine: FakeMachine,
-    device: Device,
-    stream: Stream,
+    gpu: Gpu,
 }
 
-impl Gpu {
+impl Fake {
     fn new(options: FakeOptions) -> Self {
         let machine = FakeMachine::new(3);
-        let device = Device::fake(&machine, machine.add_device(options)).expect("added");
-        let stream = Stream::new(&device, StreamOptions::default()).expect("a stream");
-        Self {
-            machine,
-            device,
-            stream,
-        }
+        let gpu = Gpu::open(&machine, machine.add_device(options));
+        Self { machine, gpu }
     }
+}
 
-    /// Memory of it, full of these bytes.
-    async fn full_of(&self, bytes: &[u8]) -> DeviceSegment {
-        let region = DeviceRegion::alloc(&self.device, bytes.len() as u64).expect("memory");
-        let mut from = arena().alloc(bytes.len()).expect("room");
-        from.as_mut_slice().copy_from_slice(bytes);
-        let (filled, _) = self.stream.upload(from, 0, &region).await;
-        filled.expect("filled");
-        DeviceSegment::new(region, self.stream.clone())
-    }
+impl Deref for Fake {
+    type Target = Gpu;
 
-    async fn bytes_of(&self, memory: &DeviceSegment) -> Vec<u8> {
-        let len = usize::try_from(memory.len_bytes()).expect("little");
-        let to = arena().alloc(len).expect("room").expose();
-        memory.download(to.clone()).await.expect("read");
-        to.to_vec()
+    fn deref(&self) -> &Gpu {
+        &self.gpu
     }
 }
 
@@ -82,6 +70,20 @@ fn turned(bytes: &[u8]) -> Vec<u8> {
     [&bytes[middle..], &bytes[last..middle], &bytes[..last]].concat()
 }
 
+/// The bytes of the pieces, one after the other, whose memory nobody has changed.
+async fn untouched(gpu: &Gpu, memory: &DeviceSegment, pieces: &[DeviceSegment]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for piece in pieces {
+        assert_eq!(piece.region().name().index, memory.region().name().index);
+        bytes.extend(gpu.bytes_of(piece).await);
+    }
+    bytes
+}
+
+fn on_core<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send) {
+    block_on(None, CoreOptions::default(), test).expect("a core");
+}
+
 fn hit(fetched: Result<DeviceFetched, DeviceStoreError>) -> usize {
     match fetched.expect("an answer") {
         DeviceFetched::Hit { len_bytes, .. } => len_bytes,
@@ -93,7 +95,7 @@ const LENGTHS: [usize; 5] = [0, 1, 4097, 70_000, 3 * MIB + 5];
 
 /// What is put from a device is what is got into memory, and the other way round.
 async fn there_and_back(scene: &Scene, client: &ClusterClient, first: usize, options: PutOptions) {
-    let gpu = Gpu::new(FakeOptions::default());
+    let gpu = Fake::new(FakeOptions::default());
     let devices = DeviceClient::new(client.clone(), 8 * MIB);
     for (n, len) in (first..).zip(LENGTHS) {
         let bytes = pattern(n, len);
@@ -144,7 +146,7 @@ fn batches_keep_their_order_and_their_bound() {
         const COUNT: usize = 60;
         let len = |n: usize| [4096, 0, 300_000, 17][n % 4];
         let scene = Scene::of(2, 128 << 20).await;
-        let gpu = Gpu::new(FakeOptions::default());
+        let gpu = Fake::new(FakeOptions::default());
         // Less than a group: one after the other.
         for bound in [1, 64 * MIB] {
             let devices = DeviceClient::new(scene.client().await, bound);
@@ -192,7 +194,7 @@ fn what_a_device_does_not_copy_fails_alone_and_is_not_put() {
         let scene = Scene::of(1, 64 << 20).await;
         let client = scene.client().await;
         let devices = DeviceClient::new(client.clone(), 8 * MIB);
-        let gpu = Gpu::new(FakeOptions::default());
+        let gpu = Fake::new(FakeOptions::default());
         let mut objects = Vec::new();
         for n in 0..3 {
             let memory = gpu.full_of(pattern(n, 5000).as_slice()).await;
@@ -228,17 +230,6 @@ fn what_a_device_does_not_copy_fails_alone_and_is_not_put() {
         let of_memory = client.get(&key(0), room(10)).await.expect_err("too long");
         assert_eq!(failed, Err(DeviceStoreError::Store(of_memory.error)));
         assert_eq!(gpu.bytes_of(&little).await, [BESIDE; 10]);
-        // Longer than what this core's memory is in.
-        let region = DeviceRegion::alloc(&gpu.device, 65 << 20).expect("memory");
-        let long = DeviceSegment::new(region, gpu.stream.clone());
-        let error = devices.put(&key(9), &[long], PutOptions::default()).await;
-        let error = error.expect_err("no room");
-        assert_eq!(
-            error,
-            DeviceStoreError::NoRoom {
-                len_bytes: 65 << 20
-            }
-        );
         gpu.machine.inject(0, Fault::Lost);
         let error = devices
             .put(&key(9), &objects[0].1, PutOptions::default())
@@ -249,12 +240,186 @@ fn what_a_device_does_not_copy_fails_alone_and_is_not_put() {
     });
 }
 
+/// Part by part, with less staged than the object has.
+#[test]
+fn long_objects_go_in_parts() {
+    run(1, || async {
+        const PART: u32 = 5 << 20;
+        let scene = Scene::of(2, 512 << 20).await;
+        let (outside, inside) = (scene.client().await, scene.inside(0).await);
+        let gpu = Fake::new(FakeOptions::default());
+        // One part at a time, whatever the bound says, and a few.
+        let cases = [
+            (&outside, 1, 41 * MIB + 5, Some(PART)),
+            (&outside, 24 * MIB, 66 * MIB, None),
+            (&inside, 24 * MIB, 41 * MIB + 5, Some(PART)),
+        ];
+        for (n, (client, bound, len, stripe_len)) in cases.into_iter().enumerate() {
+            let devices = DeviceClient::new(client.clone(), bound);
+            let options = PutOptions {
+                stripe_len,
+                ..PutOptions::default()
+            };
+            let bytes = pattern(n, MIB - 1).as_slice().repeat(len / MIB + 1);
+            let bytes = &bytes[..len];
+            let memory = gpu.full_of(bytes).await;
+            let from = pieces(&memory, len);
+            let stored = devices.put(&key(n), &from, options).await;
+            assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
+            let again = devices.put(&key(n), &from, options).await;
+            assert!(matches!(again, Ok(Stored::Exists { .. })), "{again:?}");
+            let to = gpu.full_of(&vec![BESIDE; len + MIB]).await;
+            let to = to.slice(0..(len + 9) as u64);
+            assert_eq!(hit(devices.get(&key(n), from_ref(&to)).await), len);
+            let turned = untouched(&gpu, &memory, &from).await;
+            let found = gpu.bytes_of(&to).await;
+            assert!(found[..len] == turned, "{len}");
+            assert_eq!(found[len..], [BESIDE; 9]);
+            // A short one, and none, into as much memory; too little memory.
+            let other = Value::new(pattern(7, 5000));
+            client
+                .put(&key(n + 100), other, options)
+                .await
+                .expect("put");
+            assert_eq!(hit(devices.get(&key(n + 100), from_ref(&to)).await), 5000);
+            let missed = devices.get(&key(n + 200), from_ref(&to)).await;
+            assert_eq!(missed, Ok(DeviceFetched::Miss { is_known: true }));
+            let little = to.slice(0..len as u64 - 1);
+            let error = devices
+                .get(&key(n), from_ref(&little))
+                .await
+                .expect_err("too little");
+            assert!(matches!(error, DeviceStoreError::Store(_)), "{error:?}");
+            client
+                .remove(&[key(n)])
+                .await
+                .pop()
+                .expect("one")
+                .expect("removed");
+        }
+    });
+}
+
+/// Of a long object too, what fails leaves none.
+#[test]
+fn what_fails_of_a_long_object_is_not_put() {
+    run(1, || async {
+        const LEN: usize = 34 * MIB;
+        let scene = Scene::of(1, 256 << 20).await;
+        let client = scene.client().await;
+        let devices = DeviceClient::new(client.clone(), 12 * MIB);
+        let gpu = Fake::new(FakeOptions::default());
+        let memory = gpu.full_of(&vec![7; LEN]).await;
+        let options = PutOptions {
+            stripe_len: Some(4 << 20),
+            ..PutOptions::default()
+        };
+        let refused = |after| Fault::Refused {
+            after,
+            code: 719_000,
+        };
+        gpu.machine.inject(0, refused(3));
+        let error = devices.put(&key(0), from_ref(&memory), options).await;
+        let error = error.expect_err("refused");
+        assert!(matches!(error, DeviceStoreError::Device(_)), "{error:?}");
+        assert_eq!(client.exists(&[key(0)]).await, Ok(vec![false]));
+        let entries = async || {
+            let stats = client.stat().await.into_iter();
+            stats
+                .map(|(_, stat)| stat.expect("it answers").shards.entries)
+                .sum::<u64>()
+        };
+        eventually("parts are removed", async || entries().await == 0).await;
+        let stored = devices.put(&key(0), from_ref(&memory), options).await;
+        assert!(stored.is_ok(), "{stored:?}");
+        gpu.machine.inject(0, refused(1));
+        let error = devices.get(&key(0), from_ref(&memory)).await;
+        assert!(
+            matches!(error, Err(DeviceStoreError::Device(_))),
+            "{error:?}"
+        );
+        assert_eq!(hit(devices.get(&key(0), from_ref(&memory)).await), LEN);
+    });
+}
+
+const LONG: usize = 34 * MIB;
+
+fn in_short_parts(kind: WriteKind) -> PutOptions {
+    PutOptions {
+        kind,
+        stripe_len: Some(4 << 20),
+        ..PutOptions::default()
+    }
+}
+
+#[test]
+fn a_long_object_that_has_lost_parts_is_missed_and_can_be_put_again() {
+    on_core(|| async {
+        let mut scene = Scene::of(2, 256 << 20).await;
+        let devices = DeviceClient::new(scene.client().await, 12 * MIB);
+        let gpu = Fake::new(FakeOptions::default());
+        let memory = gpu.full_of(&vec![7; LONG]).await;
+        let options = in_short_parts(WriteKind::Put);
+        let stored = devices.put(&key(0), from_ref(&memory), options).await;
+        assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
+        scene.remove_first().await;
+        eventually("it is missed", async || {
+            let fetched = devices.get(&key(0), from_ref(&memory)).await;
+            fetched == Ok(DeviceFetched::Miss { is_known: true })
+        })
+        .await;
+        let stored = devices.put(&key(0), from_ref(&memory), options).await;
+        assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
+        assert_eq!(hit(devices.get(&key(0), from_ref(&memory)).await), LONG);
+    });
+}
+
+/// Whoever reads finds parts of the former one gone, and looks again.
+#[test]
+fn a_long_object_that_is_replaced_while_it_is_read_is_of_one_piece() {
+    on_core(|| async {
+        let scene = Scene::of(2, 512 << 20).await;
+        let writer = DeviceClient::new(scene.client().await, 12 * MIB);
+        let reader = DeviceClient::new(scene.client().await, 12 * MIB);
+        let gpu = Fake::new(FakeOptions::default());
+        let upsert = in_short_parts(WriteKind::Upsert);
+        let values = [
+            gpu.full_of(&vec![1; LONG]).await,
+            gpu.full_of(&vec![2; LONG - 5]).await,
+        ];
+        let to = gpu.full_of(&vec![0; LONG]).await;
+        let stored = writer.put(&key(0), from_ref(&values[0]), upsert).await;
+        stored.expect("stored");
+        for n in 1..6 {
+            let value = from_ref(&values[n % 2]);
+            let name = key(0);
+            let (replaced, fetched) = join(
+                writer.put(&name, value, upsert),
+                reader.get(&name, from_ref(&to)),
+            )
+            .await;
+            replaced.expect("stored");
+            let len = match fetched.expect("an answer") {
+                DeviceFetched::Hit { len_bytes, .. } => len_bytes,
+                // It was replaced each time that it was looked at.
+                DeviceFetched::Miss { is_known } => {
+                    assert!(!is_known);
+                    continue;
+                }
+            };
+            let bytes = gpu.bytes_of(&to.slice(0..len as u64)).await;
+            let kind = if len == LONG { 1 } else { 2 };
+            assert!(bytes.iter().all(|&byte| byte == kind), "{n}: {len}");
+        }
+    });
+}
+
 #[test]
 fn dropped_futures_give_everything_back() {
     run(1, || async {
         let scene = Scene::of(1, 64 << 20).await;
         let devices = DeviceClient::new(scene.client().await, 2 * MIB);
-        let gpu = Gpu::new(FakeOptions::default());
+        let gpu = Fake::new(FakeOptions::default());
         let memory = gpu.full_of(pattern(1, MIB).as_slice()).await;
         devices
             .put(&key(0), from_ref(&memory), PutOptions::default())
@@ -271,7 +436,7 @@ fn dropped_futures_give_everything_back() {
             let fresh = (0..12).map(|n| (key(1 + n), vec![memory.clone()]));
             let fresh: Vec<_> = fresh.collect();
             let upsert = PutOptions {
-                kind: lunette_kvstore_proto::version::WriteKind::Upsert,
+                kind: WriteKind::Upsert,
                 ..PutOptions::default()
             };
             drop(time::timeout(patience, devices.put_all(&fresh, upsert)).await);
@@ -304,7 +469,7 @@ fn groups_are_with_the_device_and_with_the_store_at_the_same_time() {
         let scene = Scene::of(1, 256 << 20).await;
         let devices = DeviceClient::new(scene.client().await, 64 * MIB);
         // About as long as the store takes for one.
-        let gpu = Gpu::new(FakeOptions {
+        let gpu = Fake::new(FakeOptions {
             bytes_per_second: 1_000_000_000,
             ..FakeOptions::default()
         });

@@ -7,14 +7,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::{
-    AdapterGets, ClusterClient, Fetched, Landing, PutOptions, Stored, TooManyLandings, Value,
+    AdapterGets, ClusterClient, Fetched, Got, LandFailure, Landing, Lent, PutOptions, Stored,
+    TooManyLandings, Value,
 };
 use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::WriteKind;
-use lunette_runtime::arena::{Exposed, HugePages};
+use lunette_runtime::arena::{Exposed, HugePages, SharedMemory};
 use lunette_runtime::sim::{World, WorldOptions};
-use lunette_runtime::{CoreOptions, Scope, spawn_local, time};
+use lunette_runtime::{CoreOptions, Scope, arena, spawn_local, time};
 use lunette_transfer::Room;
 use lunette_verbs::PairEvent;
 use lunette_verbs::sim::{Fabric, Fault, Raised};
@@ -95,6 +96,26 @@ impl Pushing {
         assert!(got[..len] == *pattern(bytes, len).as_slice(), "{n}");
     }
 
+    /// Gets two ranges of an object, the later one first, into two pieces that end elsewhere.
+    async fn get_two_ranges(&self, n: usize, len: usize) {
+        let (middle, third) = (len / 2, len / 3);
+        let ranges = [(middle, len - middle), (0, middle)].map(|(start, len)| ByteRange {
+            offset_bytes: start as u64,
+            len_bytes: u32::try_from(len).expect("small"),
+        });
+        let pieces = [(11, third), (third + 40, len - third)];
+        let pieces = pieces.map(|(start, len)| self.memory.slice(start, len));
+        let room = Room::exposed(pieces.to_vec());
+        let fetched = self.client.get_ranges(&key(n), &ranges, room).await;
+        let is_hit = matches!(fetched, Ok(Fetched::Hit { len_bytes, object_len_bytes, .. })
+            if (len_bytes, object_len_bytes) == (len, len));
+        assert!(is_hit, "{n}: {fetched:?}");
+        let got: Vec<u8> = pieces.iter().flat_map(Exposed::to_vec).collect();
+        let whole = pattern(n, len);
+        let (first, then) = whole.as_slice().split_at(middle);
+        assert!(got == [then, first].concat(), "{n}");
+    }
+
     /// Gets an object until its bytes are written.
     async fn until_written(&self, n: usize, len: usize) {
         eventually("owners write", async || {
@@ -163,6 +184,63 @@ fn what_is_written_is_what_would_have_been_sent() {
 }
 
 #[test]
+fn ranges_are_written_and_refused_as_ever() {
+    run(WORLDS, || async {
+        let lens = [2, 4097, 300_000];
+        let scene = Pushing::of(2, 2, 1 << 20).await;
+        let client = &scene.client;
+        for (n, len) in lens.into_iter().enumerate() {
+            scene.scene.put(client, n, n, len).await;
+            scene.until_written(n, len).await;
+        }
+        let (before, told) = (client.by_adapters(), scene.told().await);
+        for (n, len) in lens.into_iter().enumerate() {
+            scene.get_two_ranges(n, len).await;
+        }
+        let (after, then) = (client.by_adapters(), scene.told().await);
+        assert_eq!(after.written, before.written + 3);
+        assert_eq!(after.written_bytes, before.written_bytes + 304_099);
+        assert_eq!((then.0, then.1), (told.0 + 3, told.1 + 304_099));
+        assert_eq!(then.3, told.3, "no core has sent a byte");
+        let beyond = ByteRange {
+            offset_bytes: 4000,
+            len_bytes: 98,
+        };
+        let room = Room::exposed(vec![scene.memory.slice(0, 200)]);
+        let failure = client.get_ranges(&key(1), &[beyond], room).await;
+        assert!(failure.expect_err("not inside").room.is_some());
+        let inside = ByteRange {
+            len_bytes: 97,
+            ..beyond
+        };
+        let small = Room::exposed(vec![scene.memory.slice(0, 96)]);
+        let failure = client.get_ranges(&key(1), &[inside], small).await;
+        assert!(failure.expect_err("too small").room.is_some());
+        assert_eq!(client.by_adapters(), after);
+    });
+}
+
+#[test]
+fn a_region_is_landed_where_it_is_exposed() {
+    run(1, || async {
+        let scene = Pushing::of(1, 1, 1 << 20).await;
+        scene.scene.put(&scene.client, 1, 1, 9000).await;
+        scene.until_written(1, 9000).await;
+        let neighbours = [0, 1].map(|_| arena().alloc(10_000).expect("room"));
+        let [region, beside] = neighbours;
+        let memory = region.expose();
+        let _landing = scene.client.land(memory.clone()).await.expect("room");
+        let before = scene.client.by_adapters().written;
+        scene.get(1, 1, 9000, vec![memory.slice(700, 9000)]).await;
+        assert_eq!(scene.client.by_adapters().written, before + 1);
+        // What lies beside it is nobody's to write.
+        let memory = beside.expose();
+        scene.get(1, 1, 9000, vec![memory.slice(0, 9000)]).await;
+        assert_eq!(scene.client.by_adapters().written, before + 1);
+    });
+}
+
+#[test]
 fn what_adapters_do_not_reach_is_sent() {
     run(1, || async {
         let scene = Pushing::of(1, 1, 1 << 20).await;
@@ -171,7 +249,8 @@ fn what_adapters_do_not_reach_is_sent() {
         scene.scene.put(client, 2, 2, 0).await;
         scene.until_written(1, 50_000).await;
         let before = client.by_adapters();
-        // A region, memory that was not landed, pieces of which one is elsewhere, too many of them, ranges, nothing.
+        // A region, memory that was not landed, pieces of which one is elsewhere, too many of them, more ranges than a
+        // queue pair takes writes, nothing.
         scene.scene.expect(client, 1, 50_000).await;
         let other = self::memory(50_000);
         scene.get(1, 1, 50_000, vec![other.clone()]).await;
@@ -183,12 +262,12 @@ fn what_adapters_do_not_reach_is_sent() {
             offset_bytes: 10,
             len_bytes: 1000,
         };
-        let part = Room::exposed(vec![memory.slice(0, 1000)]);
-        let fetched = client.get_ranges(&key(1), &[range], part).await;
+        let parts = Room::exposed(vec![memory.slice(0, 200_000)]);
+        let fetched = client.get_ranges(&key(1), &[range; 200], parts).await;
         assert!(matches!(
             fetched,
             Ok(Fetched::Hit {
-                len_bytes: 1000,
+                len_bytes: 200_000,
                 ..
             })
         ));
@@ -234,6 +313,56 @@ fn memory_is_landed_once_and_given_back() {
             before + 1,
             "it was sent"
         );
+    });
+}
+
+#[test]
+fn threads_have_memory_that_owners_write() {
+    run(1, || async {
+        let scene = Pushing::of(1, 2, 1 << 20).await;
+        scene.scene.put(&scene.client, 1, 1, 9000).await;
+        scene.until_written(1, 9000).await;
+        let handle = scene.client.handle().expect("a task");
+        let memory = SharedMemory::owned(vec![0; 20_000]);
+        let registered = scene.fabric.registrations(scene.device);
+        let landed = handle.land(&Lent::whole(&memory)).await.expect("room");
+        assert_eq!(landed.adapters(), 2);
+        let refused = handle.land(&Lent::whole(&memory)).await;
+        let too_many = TooManyLandings { landings_max: 4096 };
+        let refused = refused.expect_err("it begins there");
+        assert_eq!(refused, LandFailure::TooMany(too_many));
+        let before = scene.client.by_adapters().written;
+        let get = async || {
+            let part = Lent::part(&memory, 500..9500).expect("inside");
+            let got = handle.get(key(1), vec![part]).await;
+            assert!(matches!(
+                got,
+                Ok(Got::Hit {
+                    len_bytes: 9000,
+                    ..
+                })
+            ));
+        };
+        get().await;
+        assert_eq!(scene.client.by_adapters().written, before + 1);
+        drop(landed);
+        eventually("it is registered no more", async || {
+            scene.fabric.registrations(scene.device) == registered
+        })
+        .await;
+        get().await;
+        assert_eq!(
+            scene.client.by_adapters().written,
+            before + 1,
+            "it was sent"
+        );
+        let again = handle.land(&Lent::whole(&memory)).await.expect("room");
+        get().await;
+        assert_eq!(scene.client.by_adapters().written, before + 2);
+        drop(again);
+        let mut bytes = vec![0; 9000];
+        memory.copy_out_summed(500, &mut bytes);
+        assert!(bytes == *pattern(1, 9000).as_slice());
     });
 }
 
@@ -379,7 +508,11 @@ fn when_adapters_fail_bytes_come_over_the_connection() {
                 .fabric
                 .inject(device, faults[(round * 5 + seed) % faults.len()]);
             for (n, &len) in lens.iter().enumerate() {
-                scene.get(n, n, len, vec![scene.memory.slice(n, len)]).await;
+                if n > 0 && (n + round) % 3 == 0 {
+                    scene.get_two_ranges(n, len).await;
+                } else {
+                    scene.get(n, n, len, vec![scene.memory.slice(n, len)]).await;
+                }
             }
             time::sleep(Duration::from_millis(60)).await;
         }

@@ -12,6 +12,7 @@ use lunette_kvstore_proto::message::directory::{
     AskerId, KEEP_MS_MAX, ReservationId, ReserveMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
+use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::sim::{World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
@@ -267,6 +268,7 @@ async fn reserve_unbounded(client: &ClusterClient, len_bytes: u32) -> Status {
         wanted: 1,
         len_bytes,
         keep_ms: u32::MAX,
+        retention: Retention::default(),
         key: Key::new(&name).expect("a key"),
     };
     let body = |out: &mut Vec<u8>| message.encode(FormatVersion::NEWEST, out);

@@ -12,6 +12,7 @@ use lunette_kvstore_proto::message::directory::{AskerId, WriteMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::STANDS_BY;
+use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::striped::{MANIFEST_BYTES, Manifest, OBJECT_LEN_MAX, WriteId};
 use lunette_kvstore_proto::version::{Form, WriteKind};
 use lunette_runtime::arena;
@@ -82,7 +83,7 @@ fn objects_in_parts_are_as_others_are() {
                 entries(&client).await == 13 + 1
             })
             .await;
-            assert_eq!(scene.holders(&client).await, 3);
+            assert!(scene.holders(&client).await > 1, "parts are spread");
             scene.expect(&client, 1, LEN).await;
             let keys = [key(1), key(2)];
             assert_eq!(client.exists(&keys).await, Ok(vec![true, false]));
@@ -517,7 +518,7 @@ fn keys_of_parts_and_manifests_are_nobody_elses() {
                 namespace: NamespaceKind::Cache,
                 wanted: 1,
                 wait_ms: 1_000,
-                is_last: false,
+                retention: Retention::default(),
                 #[cfg(feature = "next-version")]
                 next: lunette_kvstore_proto::message::Next,
                 key: Key::new(&name).expect("a key"),

@@ -20,6 +20,7 @@ use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{CoreOptions, Placement, Runtime, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 
 use super::on_each_driver::run;
 use super::scene::{Scene, eventually, key};
@@ -421,6 +422,39 @@ fn threads_write_objects_in_ranges() {
         scene.expect(&client, 1, 100_000).await;
         let taken = handle.reserve(key(1), 1, PutOptions::default(), KEEP).await;
         assert!(matches!(taken, Ok(ReservedHandle::Exists { .. })));
+    });
+}
+
+#[test]
+fn threads_write_long_objects_in_ranges() {
+    const LONG: usize = PAYLOAD_BYTES_MAX + 100_000;
+    const LAYER: usize = 10 << 20;
+    run(0, || async {
+        let scene = Scene::of(2, 256 * MIB).await;
+        let client = scene.client().await;
+        let handle = client.handle().expect("room for a task");
+        let reservation = reserve(&handle, 1, LONG).await;
+        assert_eq!(reservation.len(), LONG);
+        let memory = SharedMemory::owned(bytes_of(1, LONG));
+        let layers = (0..LONG).step_by(LAYER);
+        let writes: Vec<_> = layers
+            .map(|start| {
+                let len = (LONG - start).min(LAYER);
+                let layer = Lent::part(&memory, start..start + len).expect("inside");
+                reservation.write(start, vec![layer])
+            })
+            .collect();
+        for written in writes {
+            assert_eq!(written.await, Ok(()));
+        }
+        let stored = reservation.commit().await.expect("it is whole");
+        assert!(matches!(stored, Stored::Written { .. }));
+        let into = SharedMemory::owned(vec![0; LONG]);
+        let got = handle.get(key(1), vec![Lent::whole(&into)]).await;
+        let len_bytes = LONG;
+        assert!(matches!(got, Ok(Got::Hit { len_bytes: got, .. }) if got == len_bytes));
+        let both = [into, memory].map(|memory| memory.into_bytes().expect("it is let go of"));
+        assert!(both[0] == both[1]);
     });
 }
 

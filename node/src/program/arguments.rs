@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lunette::runtime::Idle;
 use lunette::trace::generator::REQUESTS_DEFAULT;
+use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 
 use super::address::NodeAddress;
@@ -248,6 +249,23 @@ pub(crate) struct PutArguments {
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u8).range(1..=i64::from(COPIES_WANTED_MAX)))]
     pub(crate) copies: u8,
+    /// For how many seconds it is to outlast others in memory, or `forever`. Members of a cluster do that.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_pin)]
+    pub(crate) pin: Option<Pin>,
+    /// A name for objects that are of use together only: when one leaves memory to make room, the others leave before
+    /// what is in no such group. Members of a cluster do that.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) group: Option<OsString>,
+}
+
+fn parse_pin(text: &str) -> Result<Pin, String> {
+    if text == "forever" {
+        return Ok(Pin::Hard);
+    }
+    match text.parse() {
+        Ok(seconds @ 1..) => Ok(Pin::soft(Some(Duration::from_secs(seconds)))),
+        _ => Err("write a number of seconds above zero, or `forever`".to_owned()),
+    }
 }
 
 /// Get an object.

@@ -149,6 +149,9 @@ fn hint(error: &StoreError) -> &'static str {
         StoreErrorKind::Refused(Status::Full) => {
             " (the memory is full of objects that are in use at this moment: try again)"
         }
+        StoreErrorKind::Refused(Status::PinnedFull) => {
+            " (half of what fits is pinned for ever already: remove some of it)"
+        }
         StoreErrorKind::Refused(Status::Busy) => {
             " (another put of this key is under way: try again)"
         }

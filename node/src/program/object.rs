@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
+use lunette::kvstore::PutOptions;
+use lunette_kvstore_proto::retention::GroupId;
 use lunette_kvstore_proto::striped::OBJECT_LEN_MAX;
 use serde_json::json;
 
@@ -17,7 +19,16 @@ use super::store::with_store;
 pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure> {
     let (name, bytes) = read_value(&arguments.file)?;
     let key = arguments.key.as_bytes().to_vec();
-    let (len_bytes, copies) = (bytes.len(), arguments.copies);
+    let len_bytes = bytes.len();
+    let options = PutOptions {
+        copies: arguments.copies,
+        pin: arguments.pin.unwrap_or_default(),
+        group: arguments
+            .group
+            .as_ref()
+            .map(|name| GroupId::of(name.as_bytes())),
+        ..PutOptions::default()
+    };
     let put = with_store(&arguments.cluster, move |store| async move {
         if len_bytes as u64 > store.value_len_max() {
             return Err(Failure::ValueTooLong {
@@ -25,7 +36,7 @@ pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure
                 len_max_bytes: store.value_len_max(),
             });
         }
-        store.put(key, bytes, copies).await
+        store.put(key, bytes, options).await
     })?;
     let (written, version) = (put.is_written, put.version);
     let key = shown(&arguments.key);

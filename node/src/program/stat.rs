@@ -76,6 +76,7 @@ pub(super) fn object(stat: &NodeStat) -> Value {
         "requests": stat.requests,
         "refused": stat.refused,
         "room_waits": stat.room_waits,
+        "pinned_bytes": stat.pinned_bytes,
         "payload_in_bytes": stat.payload_in_bytes,
         "payload_out_bytes": stat.payload_out_bytes,
         "state": stat.state().word(),

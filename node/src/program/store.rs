@@ -10,6 +10,7 @@ use lunette::kvstore::{
 use lunette::runtime::{CoreOptions, arena, block_on};
 use lunette::transfer::Room;
 use lunette_kvstore_proto::message::NodeStat;
+use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::striped::OBJECT_LEN_MAX;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use serde_json::json;
@@ -45,14 +46,24 @@ impl Store {
         }
     }
 
-    /// Puts an object, of which members of a cluster are to keep that many copies.
+    /// Puts an object. Nodes that are members of no cluster keep one copy, pin nothing, and know no groups.
     pub(super) async fn put(
         &self,
         key: Vec<u8>,
         bytes: Vec<u8>,
-        copies: u8,
+        options: PutOptions,
     ) -> Result<Done, Failure> {
         Ok(match self {
+            Self::Listed(_) if options.pin != Pin::None => {
+                return Err(Failure::Usage(
+                    "only members of a cluster pin objects: leave --pin out",
+                ));
+            }
+            Self::Listed(_) if options.group.is_some() => {
+                return Err(Failure::Usage(
+                    "only members of a cluster know groups: leave --group out",
+                ));
+            }
             Self::Listed(client) => {
                 let (is_written, version) = match client.put(&key, value_of(&bytes)?).await? {
                     Put::Written { version } => (true, version),
@@ -65,10 +76,6 @@ impl Store {
                 }
             }
             Self::Cluster(client) => {
-                let options = PutOptions {
-                    copies,
-                    ..PutOptions::default()
-                };
                 let value = vec![Lent::bytes(bytes)];
                 let put = client.handle()?.put(key, value, options).await?;
                 let (is_written, version) = match put {

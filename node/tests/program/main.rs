@@ -10,6 +10,8 @@
 //! | `simulating` | `simulate` |
 //! | `transferring`, `rails` | `transfer`, over one network and over two |
 //! | `passing_on`, `swarming` | `p2p`, on one host and on nine with shaped lines |
+//! | `updating` | `p2p offer` and `p2p follow` |
+//! | `place` | what those are run in |
 //! | `namespaces` | network namespaces to run it in |
 //! | `membership` | `cluster`, and nodes that are members of one |
 //! | `town` | members of a cluster, and a client of them |
@@ -31,6 +33,7 @@ mod objects;
 mod observing;
 mod one_sided;
 mod passing_on;
+mod place;
 mod process;
 mod rails;
 mod replaying;
@@ -41,4 +44,5 @@ mod swarming;
 mod topping;
 mod town;
 mod transferring;
+mod updating;
 mod upgrading;

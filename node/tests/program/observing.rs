@@ -24,13 +24,14 @@ use crate::scrape::{Families, address, ask, get, health, scrape, value};
 use crate::town::{Town, await_members, is_there, put, with_client};
 
 /// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
-const FAMILIES: [(&str, &str); 35] = [
+const FAMILIES: [(&str, &str); 37] = [
     ("info", CONSTANT),
     ("memory_capacity_bytes", CONSTANT),
     ("state", "joining, serving, fenced"),
     ("objects", "puts"),
     ("memory_used_bytes", "puts"),
     ("memory_free_bytes", "puts"),
+    ("memory_pinned_bytes", "a put that is pinned for ever"),
     ("connections", "the client's"),
     ("hits_total", "gets of what was put"),
     ("misses_total", "gets of what was not"),
@@ -60,6 +61,10 @@ const FAMILIES: [(&str, &str); 35] = [
         "puts of two copies where there is room for one",
     ),
     (
+        "abandoned_copies_total",
+        "puts of a group, and of more than there is memory",
+    ),
+    (
         "cut_off_requests_total",
         "gets after the coordinator has gone",
     ),
@@ -82,7 +87,7 @@ const CONSTANT: &str = "nothing";
 const OF_ADAPTERS: &str = "adapters";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 16] = [
+const OF_MEMBERS: [&str; 17] = [
     "pushed_gets_total",
     "pushed_bytes_total",
     "pushes_failed_total",
@@ -95,6 +100,7 @@ const OF_MEMBERS: [&str; 16] = [
     "home_copies",
     "scarce_keys",
     "repairs_total",
+    "abandoned_copies_total",
     "cut_off_requests_total",
     "dropped_copies_total",
     "replicas_total",
@@ -126,6 +132,19 @@ async fn put_twice(client: ClusterClient, prefix: &'static str) {
 
 fn traffic(node: &Node) {
     with_client(node, PATIENT, |client| put_twice(client, "twice-"));
+    let pin = ["put", "--nodes", node.address(), "--pin"];
+    // Some of them have their home here.
+    for number in 0..12 {
+        let key = format!("pinned-{number}");
+        run_with_input(&[&pin[..], &["forever", &key]].concat(), b"value").ended_with(0);
+    }
+    let group = ["put", "--nodes", node.address(), "--group", "together"];
+    for number in 0..12 {
+        let key = format!("together-{number}");
+        run_with_input(&[&group[..], &[&key]].concat(), b"value").ended_with(0);
+    }
+    run_with_input(&[&pin[..], &["60", "pinned-long"]].concat(), b"value").ended_with(0);
+    run_with_input(&[&pin[..], &["0", "pinned-never"]].concat(), b"value").ended_with(2);
     await_above(node, "replicas_total", "{core=\"0\",outcome=\"made\"}", 0.0);
     await_above(node, "copies_total", "{core=\"0\",kind=\"replica\"}", 0.0);
     with_client(node, PATIENT, |client| async move {
@@ -148,6 +167,7 @@ fn traffic(node: &Node) {
     });
     await_above(node, "scarce_keys", "{core=\"0\"}", 0.0);
     await_above(node, "repairs_total", "{core=\"0\"}", 0.0);
+    await_above(node, "abandoned_copies_total", "{core=\"0\"}", 0.0);
     with_client(node, PATIENT, |client| async move {
         while client.one_sided().reads == 0 {
             for number in 0..32 {
@@ -329,6 +349,9 @@ fn a_node_that_is_alone_counts_what_it_is_asked() {
     run(&["rm", "e"]).ended_with(0);
     run(&["stat", "e"]).ended_with(3);
     run_with_input(&[&["put", "g"], &at[..]].concat(), &vec![0; 2 << 20]).ended_with(1);
+    let pinned = [&["put", "g", "--pin", "60"], &at[..]].concat();
+    let refused = run_with_input(&pinned, b"g").ended_with(2);
+    assert!(refused.stderr.contains("cluster"), "{}", refused.stderr);
     let families = scrape(&node);
     let all_cores = |family: &str, sample: &str| {
         let family = format!("lunette_store_{family}");

@@ -1,78 +1,37 @@
 //! `lunette p2p`.
 
 use std::fs;
+use std::io::Write;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use lunette::runtime::{CoreOptions, StartError, block_on};
 use lunette_cluster::proto::coordination::{Ask, LeaseId};
 use lunette_cluster::{Client, ClientOptions};
-use lunette_p2p::proto::catalogue::{Catalogue, ObjectRecord};
-use lunette_p2p::{Shape, Version};
+use lunette_p2p::proto::PeerId;
+use lunette_p2p::proto::catalogue::{Catalogue, LayoutPlace, ObjectRecord};
+use lunette_p2p::proto::layout::encode_groups;
+use lunette_p2p::{Dtype, Layout, Shape, Tensor, Version};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Finished, Node, await_that, finish, lunette, run, send};
+use crate::place::{Place, tensor_of, text};
+use crate::process::{Node, await_that, finish, lunette, run, send};
 
-/// A coordinator, and a folder for files.
-struct Place {
-    coordinator: Node,
-    folder: tempfile::TempDir,
+/// Two files that are served as `name`.
+fn serve(place: &Place, name: &str) -> Node {
+    let (one, two) = (place.path("one"), place.path("two"));
+    fs::write(&one, pattern(300_000)).expect("written");
+    fs::write(&two, b"short").expect("written");
+    place.start("serve", &[name, text(&one), text(&two), "--chunk", "16KiB"])
 }
 
-impl Place {
-    fn new() -> Self {
-        let arguments = [
-            "cluster",
-            "coordinator",
-            "--json",
-            "--listen",
-            "127.0.0.1:0",
-        ];
-        Self {
-            coordinator: Node::spawn(&mut lunette(&arguments)),
-            folder: tempfile::tempdir().expect("a folder"),
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn arguments<'a>(&'a self, command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-        let at = self.coordinator.address();
-        let always = ["p2p", command, "--json", "--coordinators", at];
-        [&always, more].concat()
-    }
-
-    fn run(&self, command: &str, more: &[&str]) -> Finished {
-        run(&self.arguments(command, more))
-    }
-
-    fn start(&self, command: &str, more: &[&str]) -> Node {
-        let short_lease = [more, &["--lease-ttl", "1"]].concat();
-        Node::spawn(&mut lunette(&self.arguments(command, &short_lease)))
-    }
-
-    /// Two files that are served as `name`.
-    fn serve(&self, name: &str) -> Node {
-        let (one, two) = (self.path("one"), self.path("two"));
-        fs::write(&one, pattern(300_000)).expect("written");
-        fs::write(&two, b"short").expect("written");
-        self.start("serve", &[name, text(&one), text(&two), "--chunk", "16KiB"])
-    }
-
-    fn is_copied(&self, one: &Path, two: &Path) -> bool {
-        let is_same = |copy: &Path, of: &str| {
-            fs::read(copy).expect("a copy") == fs::read(self.path(of)).expect("a file")
-        };
-        is_same(one, "one") && is_same(two, "two")
-    }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("text")
+fn is_copied(place: &Place, one: &Path, two: &Path) -> bool {
+    let is_same = |copy: &Path, of: &str| {
+        fs::read(copy).expect("a copy") == fs::read(place.path(of)).expect("a file")
+    };
+    is_same(one, "one") && is_same(two, "two")
 }
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -82,7 +41,7 @@ fn pattern(len: usize) -> Vec<u8> {
 #[test]
 fn files_are_served_listed_received_and_gone_on_with() {
     let place = Place::new();
-    let mut server = place.serve("model/a");
+    let mut server = serve(&place, "model/a");
     assert_eq!(server.ready["bytes"], 300_005);
     assert_eq!(server.ready["chunks"], 20);
     let listed = place.run("ls", &["model/"]).ended_with(0).json();
@@ -103,7 +62,7 @@ fn files_are_served_listed_received_and_gone_on_with() {
         (&got["bytes"], &got["resumed_bytes"]),
         (&300_005.into(), &(16 << 10).into())
     );
-    assert!(place.is_copied(&one, &two));
+    assert!(is_copied(&place, &one, &two));
     let again = place.run("get", &files).ended_with(0).json();
     assert_eq!(again["resumed_bytes"], 300_005, "nothing is fetched");
     send(&server.child, Signal::TERM);
@@ -119,11 +78,11 @@ fn files_are_served_listed_received_and_gone_on_with() {
 #[test]
 fn who_received_serves_on_when_the_origin_is_killed() {
     let place = Place::new();
-    let server = place.serve("o");
+    let server = serve(&place, "o");
     let (one, two) = (place.path("copy-1"), place.path("copy-2"));
     let receiver = place.start("get", &["o", text(&one), text(&two), "--serve"]);
     assert_eq!(receiver.ready["done"], true);
-    assert!(place.is_copied(&one, &two));
+    assert!(is_copied(&place, &one, &two));
     send(&server.child, Signal::KILL);
     await_that("the survivor alone holds it", || {
         let listed = place.run("ls", &[]).ended_with(0).json();
@@ -134,7 +93,7 @@ fn who_received_serves_on_when_the_origin_is_killed() {
     place
         .run("get", &["o", text(&three), text(&four)])
         .ended_with(0);
-    assert!(place.is_copied(&three, &four));
+    assert!(is_copied(&place, &three, &four));
 }
 
 #[test]
@@ -147,7 +106,7 @@ fn what_cannot_be_had_is_told_by_its_code() {
         .json();
     assert_eq!(missing["exit_code"], 3);
     assert!(!copy.exists(), "nothing was written");
-    let _server = place.serve("o");
+    let _server = serve(&place, "o");
     place.run("get", &["o", text(&copy)]).ended_with(2);
     let one = place.path("one");
     let taken = place.run("serve", &["o", text(&one)]).ended_with(1).json();
@@ -171,20 +130,6 @@ fn safetensors() -> Vec<u8> {
     file.extend((0..64 * 48_u16).flat_map(u16::to_le_bytes));
     file.extend([7; 20]);
     file
-}
-
-/// What a safetensors file says of a tensor, and its bytes.
-fn tensor_of(file: &[u8], name: &str) -> (Value, Vec<u8>) {
-    let (len, rest) = file.split_first_chunk::<8>().expect("a length");
-    let len = usize::try_from(u64::from_le_bytes(*len)).expect("small");
-    let header: Value = serde_json::from_slice(&rest[..len]).expect("a header");
-    let offset = |at: usize| {
-        header[name]["data_offsets"][at]
-            .as_u64()
-            .expect("an offset")
-    };
-    let at = |at: usize| len + usize::try_from(offset(at)).expect("small");
-    (header[name]["shape"].clone(), rest[at(0)..at(1)].to_vec())
 }
 
 #[test]
@@ -219,6 +164,15 @@ fn ranks_receive_their_parts_of_the_tensors() {
             "what is not split is whole"
         );
     }
+    // What is in whole chunks of the half is there already.
+    let half = ["m", text(&rank), "--shard", "0/2"];
+    place.run("get", &half).ended_with(0);
+    let again = place.run("get", &half).ended_with(0).json();
+    assert_eq!(again["resumed_bytes"], 0, "there are none");
+    let whole = ["m", text(&rank), "--tensor", "*"];
+    place.run("get", &whole).ended_with(0);
+    let again = place.run("get", &whole).ended_with(0).json();
+    assert_eq!(again["resumed_bytes"], safetensors().len() - 4096);
     let norm = ["m", text(&rank), "--tensor", "n*"];
     let got = place.run("get", &norm).ended_with(0).json();
     let last_chunk = safetensors().len() - 4096;
@@ -244,15 +198,67 @@ fn ranks_receive_their_parts_of_the_tensors() {
     assert_eq!(plain.ready["tensors"], 0);
 }
 
+/// The most memory that a process has had, in bytes.
+fn resident_bytes_max(node: &Node) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", node.child.id()));
+    let status = status.expect("it runs");
+    let told = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = told.and_then(|told| told.trim().strip_suffix("kB"));
+    let kib: u64 = kib.and_then(|kib| kib.trim().parse().ok()).expect("KiB");
+    kib << 10
+}
+
+#[test]
+fn files_are_served_without_a_copy_in_memory_and_no_more_once_they_change() {
+    let place = Place::new();
+    let (file, copy) = (place.path("file"), place.path("copy"));
+    let bytes = pattern(251).repeat(800_000);
+    fs::write(&file, &bytes).expect("written");
+    let mut server = place.start("serve", &["o", text(&file), "--chunk", "1MiB"]);
+    let receiver = place.start("get", &["o", text(&copy), "--serve"]);
+    assert!(fs::read(&copy).expect("written") == bytes);
+    for node in [&server, &receiver] {
+        let resident_bytes = resident_bytes_max(node);
+        assert!(resident_bytes < bytes.len() as u64 / 2, "{resident_bytes}");
+    }
+    let mut changed = fs::OpenOptions::new().write(true).open(&file);
+    let changed = changed.as_mut().expect("opened");
+    changed.write_all(b"other bytes").expect("written");
+    // It ends by itself, and says why; who has it serves it on.
+    assert_eq!(server.wait().0, Some(1));
+    let other = place.path("other");
+    await_that("the survivor is found", || {
+        let get = ["o", text(&other), "--timeout", "60"];
+        place.run("get", &get).code == Some(0)
+    });
+    assert!(fs::read(&other).expect("written") == bytes);
+    // From memory, whatever becomes of the file.
+    let again = place.start("serve", &["o", text(&file), "--memory", "--replace"]);
+    fs::write(&file, b"short").expect("written");
+    let third = place.path("third");
+    place.run("get", &["o", text(&third)]).ended_with(0);
+    let third = fs::read(&third).expect("written");
+    assert!(third.starts_with(b"other bytes") && third[11..] == bytes[11..]);
+    drop(again);
+    // Who has received it looks after its file too.
+    let mut receiver = receiver;
+    fs::write(&copy, b"short").expect("written");
+    assert_eq!(receiver.wait().0, Some(1));
+}
+
 /// Writes into the catalogue that there is an object which no machine has the memory for.
 fn claim_what_is_huge(coordinator: SocketAddr) {
     let shape = Shape::new(1 << 30, vec![4096 << 30]).expect("a shape");
     let sums = vec![0; shape.chunks() as usize];
     let version = Version(1);
+    let tensor = Tensor::whole("all".into(), Dtype::U8, vec![4096 << 30], 0, 0);
+    let layout = Layout::new(vec![tensor], &shape).expect("a layout");
+    let groups = encode_groups(&layout).expect("short");
+    let writer = PeerId(1);
     let record = ObjectRecord {
         version,
         shape,
-        layout: None,
+        layout: Some(LayoutPlace { writer, groups: 1 }),
     };
     let wrote: Result<_, StartError> = block_on(None, CoreOptions::default(), move || async move {
         let ask_max = Duration::from_secs(10);
@@ -266,6 +272,9 @@ fn claim_what_is_huge(coordinator: SocketAddr) {
         granted.expect("a lease");
         let catalogue = Catalogue::new("lunette").expect("a prefix");
         let name = "huge".parse().expect("a name");
+        for txn in catalogue.put_layout(version, writer, &groups, lease) {
+            client.ask(&Ask::Txn(txn), ask_max).await.expect("written");
+        }
         let claim = catalogue.claim(&name, &record, &sums, lease, false);
         client.ask(&Ask::Txn(claim), ask_max).await
     });
@@ -273,13 +282,22 @@ fn claim_what_is_huge(coordinator: SocketAddr) {
 }
 
 #[test]
-fn a_receiver_without_memory_says_so_and_others_go_on() {
+fn a_receiver_without_memory_or_room_says_so_and_others_go_on() {
     let place = Place::new();
-    let _server = place.serve("o");
+    let _server = serve(&place, "o");
     let at = place.coordinator.address();
     claim_what_is_huge(at.parse().expect("an address"));
     let copy = place.path("huge");
-    let get = lunette(&place.arguments("get", &["huge", text(&copy)]));
+    for parts in [&[][..], &["--tensor", "*"], &["--tensor", "*", "--lean"]] {
+        let get = [&["huge", text(&copy)], parts].concat();
+        let full = place.run("get", &get).ended_with(1).json();
+        let error = full["error"].as_str().expect("an error");
+        assert!(error.contains("no room"), "{error}");
+        assert!(!copy.exists(), "nothing was written");
+    }
+    // A short part of it comes into a file, and the chunks that are kept for others into memory.
+    let part = ["huge", text(&copy), "--shard", "0/4294967296"];
+    let get = lunette(&place.arguments("get", &part));
     // Whatever the system would promise it is not let have more than 64 GiB of addresses.
     let mut limited = std::process::Command::new("sh");
     limited
@@ -298,7 +316,7 @@ fn a_receiver_without_memory_says_so_and_others_go_on() {
     place
         .run("get", &["o", text(&one), text(&two)])
         .ended_with(0);
-    assert!(place.is_copied(&one, &two));
+    assert!(is_copied(&place, &one, &two));
 }
 
 #[test]

@@ -138,6 +138,13 @@ impl Node {
         self.ready["address"].as_str().expect("an address")
     }
 
+    /// What it says next.
+    pub(crate) fn said(&mut self) -> Value {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("it says something");
+        serde_json::from_str(&line).expect("an object")
+    }
+
     /// Waits until it has ended; gives its exit code and what else it said.
     pub(crate) fn wait(&mut self) -> (Option<i32>, String) {
         let code = wait(&mut self.child);

@@ -5,7 +5,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use lunette_p2p_proto::Shape;
-    use lunette_p2p_proto::layout::{Block, Dtype, Layout, Plan, PlanFault, Slice, Tensor};
+    use lunette_p2p_proto::layout::{Block, Copied, Dtype, Layout, Plan, PlanFault, Slice, Tensor};
     use proptest::prelude::*;
 
     const DTYPE: Dtype = Dtype::U32;
@@ -161,12 +161,40 @@ mod tests {
                 });
                 // A chunk is fetched for its bytes, and not for nothing.
                 prop_assert_eq!(plan.chunks().contains(chunk), copied > 0);
+                let all = plan.all_of(chunk);
+                prop_assert_eq!(all.is_some(), copied == bytes.len());
+                let len = |it: &Copied| it.len_bytes as usize;
+                prop_assert!(all.is_none_or(|all| all.iter().map(len).sum::<usize>() == copied));
             }
             let start = usize::try_from(case.offset_bytes).unwrap();
             prop_assert!(got[start..] == wanted[..]);
             prop_assert!(got[..start].iter().all(|&byte| byte == 0));
             prop_assert_eq!(times.len(), wanted.len());
             prop_assert!(times.values().all(|&count| count == 1));
+        }
+
+        #[test]
+        fn runs_of_all_parts_make_the_slice(case in case()) {
+            let (buffers, tensors) = object(&case);
+            let wanted = bytes_of(&case.shape, &case.wanted);
+            let slice = slice(&case);
+            let mut got = vec![0_u32; wanted.len()];
+            for part in &tensors {
+                slice.runs_of(part, |from, to, len| {
+                    let within = |bytes| usize::try_from(bytes).unwrap();
+                    let (from, len) = (within(from), within(len));
+                    let to = within(to - case.offset_bytes);
+                    let bytes = &buffers[part.buffer as usize][from..][..len];
+                    assert!(bytes == &wanted[to..][..len]);
+                    for byte in &mut got[to..][..len] {
+                        *byte += 1;
+                    }
+                });
+            }
+            prop_assert!(got.iter().all(|&times| times == 1));
+            let mut other = tensors[0].clone();
+            other.name = "other".into();
+            slice.runs_of(&other, |_, _, _| panic!("it is of another tensor"));
         }
 
         #[test]

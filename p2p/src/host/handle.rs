@@ -1,18 +1,23 @@
 //! Asking a store from any thread.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
+use futures_util::future::{Either, select};
 use lunette_p2p_proto::layout::{Layout, Slice, Tensor};
 use lunette_p2p_proto::{ObjectName, Shape, Version};
-use lunette_runtime::arena::SharedMemory;
-use lunette_runtime::{SendError, Sender};
+use lunette_runtime::{OpError, SendError, Sender};
+use lunette_transfer::engine::DeviceFault;
+use lunette_transfer::engine::DeviceLendError;
 use thiserror::Error;
 
 use super::hosted::{Hosted, Question};
-use crate::error::{CatalogueError, HoldError, HoldFault, Incomplete};
+use super::lending::LentBuffers;
+use crate::buffers::Buffers;
+use crate::error::{CatalogueError, FileFault, HoldError, HoldFault, Incomplete, SourceFault};
 use crate::store::{Found, Held, Progress, ReceiveOptions, RegisterOptions, SliceOptions};
 use crate::update::UpdateFault;
 
@@ -46,15 +51,38 @@ pub enum HandleError {
     /// See there.
     #[error(transparent)]
     Update(#[from] UpdateFault),
+    /// A file was not opened, or not made as long as it is to be.
+    #[error(transparent)]
+    File(#[from] FileFault),
+    /// A chunk was not written to its file. What came stays; what was not written is fetched and tried again, as long as the
+    /// object is held.
+    #[error("a chunk is not written to its file: {0}")]
+    Disk(OpError),
+    /// Memory of a device was not taken.
+    #[error(transparent)]
+    Device(#[from] DeviceLendError),
+    /// A chunk was not copied to its device. What came stays; what was not copied is fetched and tried again, unless the device
+    /// is of no use any more.
+    #[error("a chunk is not copied to its device: {0}")]
+    Copy(DeviceFault),
+    /// What was written to files is not on the disk, or not all of it.
+    #[error("what came is not on the disk: {0}")]
+    NotSynced(String),
+    /// The store let go of it: a file that it was registered of, or has come into, is not as it was.
+    #[error(transparent)]
+    Source(#[from] SourceFault),
 }
 
 impl HandleError {
     /// Whether asking again later may help.
     #[must_use]
-    pub const fn is_retryable(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Ended | Self::LetGo => false,
-            Self::Busy | Self::Tasks => true,
+            Self::Ended | Self::LetGo | Self::File(_) | Self::NotSynced(_) => false,
+            Self::Busy | Self::Tasks | Self::Disk(_) => true,
+            Self::Device(error) => error.is_backpressure(),
+            Self::Copy(fault) => fault.is_retryable(),
+            Self::Source(fault) => fault.is_retryable(),
             Self::Hold(fault) => fault.is_retryable(),
             Self::Catalogue(error) => error.is_retryable(),
             Self::Incomplete(error) => error.is_retryable(),
@@ -64,8 +92,13 @@ impl HandleError {
 
     /// Whether a limit of the store was met.
     #[must_use]
-    pub const fn is_backpressure(&self) -> bool {
-        matches!(self, Self::Busy | Self::Tasks)
+    pub fn is_backpressure(&self) -> bool {
+        match self {
+            Self::Busy | Self::Tasks => true,
+            Self::Device(error) => error.is_backpressure(),
+            Self::Copy(fault) => fault.is_backpressure(),
+            _ => false,
+        }
     }
 }
 
@@ -149,16 +182,24 @@ impl StoreHandle {
     pub fn register_tensors(
         &self,
         name: ObjectName,
-        buffers: Vec<SharedMemory>,
+        buffers: impl Into<LentBuffers>,
         tensors: Vec<Tensor>,
         options: RegisterOptions,
     ) -> Pending<HeldHandle> {
+        let buffers = buffers.into();
         self.begin(move |hosted, telling| {
-            let store = hosted.store();
+            let (store, devices) = (hosted.store(), hosted.devices());
             let holding = async move {
-                let here = Hosted::here(&buffers);
-                let registering = store.register_tensors(&name, here, tensors, options);
-                registering.await
+                Answered::Ok(match Box::pin(buffers.here(&devices)).await? {
+                    Buffers::Host(here) => {
+                        let registering = store.register_tensors(&name, here, tensors, options);
+                        Box::pin(registering).await?
+                    }
+                    Buffers::Devices(here) => {
+                        let registering = store.register_devices(&name, here, tensors, options);
+                        Box::pin(registering).await?
+                    }
+                })
             };
             hosted.hold(holding, telling);
         })
@@ -169,13 +210,20 @@ impl StoreHandle {
     pub fn receive(
         &self,
         name: ObjectName,
-        buffers: Vec<SharedMemory>,
+        buffers: impl Into<LentBuffers>,
         options: ReceiveOptions,
     ) -> Pending<HeldHandle> {
+        let buffers = buffers.into();
         self.begin(move |hosted, telling| {
-            let store = hosted.store();
-            let holding =
-                async move { store.receive(&name, Hosted::here(&buffers), options).await };
+            let (store, devices) = (hosted.store(), hosted.devices());
+            let holding = async move {
+                Answered::Ok(match Box::pin(buffers.here(&devices)).await? {
+                    Buffers::Host(here) => Box::pin(store.receive(&name, here, options)).await?,
+                    Buffers::Devices(here) => {
+                        Box::pin(store.receive_devices(&name, here, options)).await?
+                    }
+                })
+            };
             hosted.hold(holding, telling);
         })
     }
@@ -186,15 +234,24 @@ impl StoreHandle {
     pub fn receive_slices(
         &self,
         name: ObjectName,
-        buffers: Vec<SharedMemory>,
+        buffers: impl Into<LentBuffers>,
         slices: Vec<Slice>,
         options: SliceOptions,
     ) -> Pending<HeldHandle> {
+        let buffers = buffers.into();
         self.begin(move |hosted, telling| {
-            let store = hosted.store();
+            let (store, devices) = (hosted.store(), hosted.devices());
             let holding = async move {
-                let here = Hosted::here(&buffers);
-                store.receive_slices(&name, here, &slices, options).await
+                Answered::Ok(match Box::pin(buffers.here(&devices)).await? {
+                    Buffers::Host(here) => {
+                        let receiving = store.receive_slices(&name, here, &slices, options);
+                        Box::pin(receiving).await?
+                    }
+                    Buffers::Devices(here) => {
+                        let receiving = store.receive_slices_devices(&name, here, &slices, options);
+                        Box::pin(receiving).await?
+                    }
+                })
             };
             hosted.hold(holding, telling);
         })
@@ -336,12 +393,14 @@ impl HeldHandle {
         let number = self.claim.number;
         self.claim.questions.put(move |hosted, sender| {
             // Nobody waits any more: then nobody is told.
-            drop(sender.send(hosted.held(number).map(|held| held.progress())));
+            drop(sender.send(hosted.held(number).and_then(|held| progress(&held))));
         })
     }
 
     /// Waits until all of it that is wanted is here, for at most `patience`. [`HandleError::Incomplete`]: what came stays,
-    /// and more comes on. See [`Held::whole`](crate::Held::whole).
+    /// and more comes on. [`HandleError::Disk`], [`HandleError::Copy`]: a file or a device did not take a chunk meanwhile; asked
+    /// again, it is waited for whether that is written by then. [`HandleError::Source`]: a file that it lies in was changed. See
+    /// [`Held::whole`](crate::Held::whole).
     #[must_use]
     pub fn whole(&self, patience: Duration) -> Pending<()> {
         let number = self.claim.number;
@@ -349,12 +408,24 @@ impl HeldHandle {
             let held = hosted.held(number);
             let waiting = async move {
                 let held = held?;
-                match held.whole(patience).await {
-                    Err(_) if held.is_let_go() => Err(HandleError::LetGo),
-                    came => Ok(came?),
-                }
+                whole(&held, patience).await
             };
             hosted.answer(waiting, sender);
+        })
+    }
+
+    /// Waits until what has come into files is on the disk. [`HandleError::NotSynced`] if it is not. See
+    /// [`Held::sync`](crate::Held::sync).
+    #[must_use]
+    pub fn sync(&self) -> Pending<()> {
+        let number = self.claim.number;
+        self.claim.questions.put(move |hosted, sender| {
+            let held = hosted.held(number);
+            let syncing = async move {
+                let synced = held?.sync().await;
+                synced.map_err(|error| HandleError::NotSynced(error.to_string()))
+            };
+            hosted.answer(syncing, sender);
         })
     }
 
@@ -363,5 +434,36 @@ impl HeldHandle {
     #[must_use]
     pub fn unregister(&self) -> Pending<()> {
         self.claim.let_go()
+    }
+}
+
+fn progress(held: &Held) -> Answered<Progress> {
+    match held.source_fault() {
+        Some(fault) => Err(fault.into()),
+        None => Ok(held.progress()),
+    }
+}
+
+/// Waits for all of it, or until something says that it does not come.
+async fn whole(held: &Held, patience: Duration) -> Answered<()> {
+    if let Some(fault) = held.source_fault() {
+        return Err(fault.into());
+    }
+    let came = {
+        let (coming, failing) = (pin!(held.whole(patience)), pin!(held.not_written()));
+        match select(coming, failing).await {
+            Either::Left((came, _)) => came,
+            Either::Right(_) => {
+                if let Some(fault) = held.device_fault() {
+                    return Err(HandleError::Copy(fault));
+                }
+                let fault = held.disk_fault().expect("it has just been told");
+                return Err(HandleError::Disk(fault));
+            }
+        }
+    };
+    match came {
+        Err(_) if held.is_let_go() => Err(HandleError::LetGo),
+        came => Ok(came?),
     }
 }

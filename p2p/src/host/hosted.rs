@@ -5,18 +5,17 @@ use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::task::Poll;
 
 use futures_channel::oneshot;
-use lunette_runtime::arena::{Exposed, SharedMemory};
 use lunette_runtime::{Receiver, Scope};
+use lunette_transfer::engine::LentDevices;
 
 use super::handle::{Answered, Claim, Dropped, HandleError, HeldHandle, Questions, Telling};
 use super::updating::{OfferHandle, UpdateHandle};
-use crate::error::HoldError;
 use crate::store::{Held, Store};
-use crate::update::{Offer, Update, UpdateFault};
+use crate::update::{Offer, Update};
 
 /// A question.
 pub(super) type Question = Box<dyn FnOnce(&Hosted) + Send>;
@@ -24,6 +23,7 @@ pub(super) type Question = Box<dyn FnOnce(&Hosted) + Send>;
 /// A store, what threads hold by it, and what they wait for.
 pub(super) struct Hosted {
     store: Store,
+    devices: Rc<LentDevices>,
     kept: Rc<Table>,
     answering: Scope,
 }
@@ -46,7 +46,11 @@ pub(super) enum Thing {
 impl Thing {
     async fn let_go(&self) {
         match self {
-            Self::Held(held) => drop(held.let_go().await),
+            Self::Held(held) => {
+                // Whoever lent its memory has it without being given it.
+                held.abandon();
+                drop(held.let_go().await);
+            }
             Self::Offer(offer) => offer.withdraw().await,
             Self::Update(update) => update.close().await,
         }
@@ -81,6 +85,7 @@ impl Hosted {
         };
         Self {
             store,
+            devices: Rc::default(),
             kept: Rc::new(kept),
             answering: Scope::new(),
         }
@@ -90,13 +95,9 @@ impl Hosted {
         self.store.clone()
     }
 
-    /// Memory that was lent, for this core.
-    pub(super) fn here(buffers: &[SharedMemory]) -> Vec<Exposed> {
-        let keeps = Arc::new(());
-        buffers
-            .iter()
-            .map(|buffer| buffer.here(Arc::clone(&keeps) as _))
-            .collect()
+    /// Devices whose memory threads lend.
+    pub(super) fn devices(&self) -> Rc<LentDevices> {
+        Rc::clone(&self.devices)
     }
 
     pub(super) fn held(&self, number: u64) -> Answered<Rc<Held>> {
@@ -147,43 +148,52 @@ impl Hosted {
     }
 
     /// Begins to hold an object: given up when nobody waits for it.
-    pub(super) fn hold(
+    pub(super) fn hold<E: Into<HandleError>>(
         &self,
-        holding: impl Future<Output = Result<Held, HoldError>> + 'static,
+        holding: impl Future<Output = Result<Held, E>> + 'static,
         telling: Telling<HeldHandle>,
     ) {
         let Telling { questions, sender } = telling;
         let table = Rc::clone(&self.kept);
         let holding = async move {
-            let held = Rc::new(holding.await?);
+            let held = Rc::new(holding.await.map_err(Into::into)?);
             let claim = table.keep(Thing::Held(Rc::clone(&held)), questions);
             Ok(HeldHandle::new(claim, &held))
         };
         self.answer(holding, sender);
     }
 
-    /// Begins to offer weights, to the end: what nobody waits for by then is withdrawn.
+    /// Begins to offer weights: given up when nobody waits for it.
     pub(super) fn offer(
         &self,
-        offering: impl Future<Output = Result<Offer, UpdateFault>> + 'static,
+        offering: impl Future<Output = Answered<Offer>> + 'static,
         telling: Telling<OfferHandle>,
     ) {
         let Telling { questions, sender } = telling;
         let table = Rc::clone(&self.kept);
-        self.answer_to_end(
-            async move {
-                let offer = Rc::new(offering.await?);
-                let claim = table.keep(Thing::Offer(Rc::clone(&offer)), questions);
-                Ok(OfferHandle::new(claim, &offer))
-            },
-            sender,
-        );
+        let offering = async move {
+            let offer = Rc::new(offering.await?);
+            let claim = table.keep(Thing::Offer(Rc::clone(&offer)), questions);
+            Ok(OfferHandle::new(claim, &offer))
+        };
+        self.answer(offering, sender);
     }
 
-    /// Keeps an update that has begun.
-    pub(super) fn keep_update(&self, update: Update, questions: Questions) -> UpdateHandle {
-        let claim = self.kept.keep(Thing::Update(Rc::new(update)), questions);
-        UpdateHandle::new(claim)
+    /// Begins to take an update: closed when nobody waits for it.
+    pub(super) fn follow(
+        &self,
+        following: impl Future<Output = Answered<Update>> + 'static,
+        telling: Telling<UpdateHandle>,
+    ) {
+        let Telling { questions, sender } = telling;
+        let table = Rc::clone(&self.kept);
+        let following = async move {
+            let update = Rc::new(following.await?);
+            Ok(UpdateHandle::new(
+                table.keep(Thing::Update(update), questions),
+            ))
+        };
+        self.answer(following, sender);
     }
 
     /// Lets go of an object, to the end, whether anybody waits for it or not.

@@ -6,11 +6,15 @@
 //! | module | subject |
 //! |---|---|
 //! | `handle` | [`StoreHandle`], [`HeldHandle`]: what threads ask |
+//! | `filing` | objects in files |
+//! | `lending` | [`LentBuffers`]: memory of threads, of the host or of devices |
 //! | `updating` | [`OfferHandle`], [`UpdateHandle`]: weights in buckets |
 //! | `hosted` | what answers on the core |
 
+mod filing;
 mod handle;
 mod hosted;
+mod lending;
 mod updating;
 
 use std::future::Future;
@@ -24,6 +28,7 @@ use thiserror::Error;
 pub use self::handle::{HandleError, HeldHandle, Pending, StoreHandle};
 use self::handle::{QUESTIONS_MAX, Questions};
 use self::hosted::{Hosted, Question};
+pub use self::lending::LentBuffers;
 pub use self::updating::{OfferHandle, UpdateHandle};
 use crate::error::StartError;
 use crate::store::{Store, StoreOptions};

@@ -6,28 +6,27 @@ use std::time::Duration;
 use lunette_p2p_proto::ObjectName;
 use lunette_p2p_proto::layout::Tensor;
 use lunette_p2p_proto::update::Manifest;
-use lunette_runtime::arena::SharedMemory;
 
-use super::handle::{Claim, Pending, StoreHandle, Telling};
-use super::hosted::Hosted;
+use super::handle::{Claim, Pending, StoreHandle};
+use super::lending::LentBuffers;
 use crate::update::{FollowOptions, LentBucket, Offer, OfferOptions};
 
 impl StoreHandle {
-    /// Offers weights in buckets. See [`Store::offer`](crate::Store::offer). What nobody waits for when it is offered is
-    /// withdrawn.
+    /// Offers weights in buckets. See [`Store::offer`](crate::Store::offer). What nobody waits for is given up.
     #[must_use]
     pub fn offer(
         &self,
         name: ObjectName,
-        buffers: Vec<SharedMemory>,
+        buffers: impl Into<LentBuffers>,
         tensors: Vec<Tensor>,
         options: OfferOptions,
     ) -> Pending<OfferHandle> {
+        let buffers = buffers.into();
         self.begin(move |hosted, telling| {
-            let store = hosted.store();
+            let (store, devices) = (hosted.store(), hosted.devices());
             let offering = async move {
-                let here = Hosted::here(&buffers);
-                store.offer(&name, &here, tensors, options).await
+                let here = Box::pin(buffers.here(&devices)).await?;
+                Ok(Box::pin(store.offer(&name, here, tensors, options)).await?)
             };
             hosted.offer(offering, telling);
         })
@@ -49,15 +48,17 @@ impl StoreHandle {
         &self,
         name: ObjectName,
         manifest: Manifest,
-        slots: Vec<SharedMemory>,
+        slots: impl Into<LentBuffers>,
         options: FollowOptions,
     ) -> Pending<UpdateHandle> {
-        self.begin(move |hosted, Telling { questions, sender }| {
-            let store = hosted.store();
-            let begun = store.follow(&name, manifest, Hosted::here(&slots), options);
-            let kept = begun.map(|update| hosted.keep_update(update, questions));
-            // Nobody waits any more: then it is let go of.
-            drop(sender.send(kept.map_err(Into::into)));
+        let slots = slots.into();
+        self.begin(move |hosted, telling| {
+            let (store, devices) = (hosted.store(), hosted.devices());
+            let following = async move {
+                let here = Box::pin(slots.here(&devices)).await?;
+                Ok(store.follow(&name, manifest, here, options)?)
+            };
+            hosted.follow(following, telling);
         })
     }
 }

@@ -31,7 +31,12 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        if !self.is_done && !self.local.is_closing() {
+        if self.is_done {
+            return;
+        }
+        // Nobody is given its memory back: whoever lent it may wait until nothing has it.
+        self.local.abandon();
+        if !self.local.is_closing() {
             let (inner, local) = (Rc::clone(&self.inner), Rc::clone(&self.local));
             // Where it is refused, it is held until the store ends.
             self.inner

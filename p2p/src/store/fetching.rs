@@ -64,13 +64,21 @@ impl From<Fetched> for Read {
 impl Local {
     /// Reads a chunk, verifies it, and tells the machine how that ended.
     pub(super) async fn fetch(self: Rc<Self>, inner: Rc<Inner>, id: FetchId, flight: Rc<Flight>) {
-        let Read { fetched, chunk } = self.read(&inner, &flight).await;
-        if let Some(chunk) = chunk {
+        let Read { mut fetched, chunk } = self.read(&inner, &flight).await;
+        if let (Some(backing), Some(chunk)) = (&self.backing, &chunk) {
+            let place = self.content.record.shape.place(flight.chunk);
+            let place = place.expect("a chunk of the object");
+            // Of two that have come both are right.
+            if !backing.write(&place, chunk.clone()).await {
+                fetched = Fetched::Failed;
+            }
+        } else if let Some(chunk) = chunk {
             if flight.is_copy {
                 self.put_in_place(&flight, &chunk).await;
             }
-            if !self.holds(flight.chunk) {
-                self.take_slices(flight.chunk, chunk);
+            let is_new = !self.holds(flight.chunk);
+            if is_new && !self.take_slices(flight.chunk, chunk).await {
+                fetched = Fetched::Failed;
             }
         }
         self.flights.borrow_mut().remove(&id);

@@ -1,16 +1,20 @@
 //! What the program has of an object that is held here.
 
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_p2p_proto::layout::Layout;
 use lunette_p2p_proto::{ObjectName, Shape, Version};
 use lunette_runtime::arena::Exposed;
-use lunette_runtime::time;
+use lunette_runtime::{OpError, time};
+use lunette_transfer::engine::DeviceFault;
 
 use super::Store;
+use super::backing::{Backing, BackingFault};
+use super::begun::Begun;
 use super::local::Local;
-use crate::error::Incomplete;
+use crate::error::{Incomplete, SourceFault};
 
 /// How far an object has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +38,10 @@ pub struct Held {
 impl Held {
     pub(super) const fn new(store: Store, local: Rc<Local>) -> Self {
         Self { store, local }
+    }
+
+    pub(super) const fn local(&self) -> &Rc<Local> {
+        &self.local
     }
 
     /// Its name.
@@ -89,6 +97,54 @@ impl Held {
         })
     }
 
+    /// Waits until what has come into files is on the disk: nothing to wait for where it came into memory.
+    ///
+    /// # Errors
+    /// The system's: what was written since the last success may be lost.
+    pub async fn sync(&self) -> Result<(), io::Error> {
+        match self.local.outside() {
+            Some(backing) => backing.sync().await,
+            None => Ok(()),
+        }
+    }
+
+    /// What the system said first when a chunk was not written to its file, if one was not. Others go on; what was not written
+    /// is fetched and tried again.
+    #[must_use]
+    pub fn disk_fault(&self) -> Option<OpError> {
+        match self.local.outside().and_then(Backing::fault) {
+            Some(BackingFault::Disk(error)) => Some(error),
+            Some(BackingFault::Device(_)) | None => None,
+        }
+    }
+
+    /// What a device said first when a chunk was not copied to its memory, if one was not. Others go on, unless the device is
+    /// lost; what was not copied is fetched and tried again.
+    #[must_use]
+    pub fn device_fault(&self) -> Option<DeviceFault> {
+        match self.local.outside().and_then(Backing::fault) {
+            Some(BackingFault::Device(fault)) => Some(fault),
+            Some(BackingFault::Disk(_)) | None => None,
+        }
+    }
+
+    /// Waits until a chunk more is not written to its file, or not copied to its device; forever, where it comes into memory of
+    /// the host. What was said first is in [`disk_fault`](Self::disk_fault) or [`device_fault`](Self::device_fault). Dropping
+    /// the future changes nothing.
+    pub async fn not_written(&self) {
+        match self.local.outside() {
+            Some(backing) => backing.next_fault().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Why it was let go of by the store, if it was: a file that it was registered of, or has come into, is not as it was
+    /// ([`Store::register_files`], [`Store::receive_files`]).
+    #[must_use]
+    pub fn source_fault(&self) -> Option<SourceFault> {
+        self.local.source_fault.borrow().clone()
+    }
+
     /// Serves it no more, and gives the buffers back. Others are told, and grants that they have are waited for, as
     /// long as those usually take or for ten seconds at most where nothing is known; then nobody reads the memory any
     /// more: who is late is refused by the engine. What came of an object in part can be received on later
@@ -103,6 +159,16 @@ impl Held {
     /// The same, by a reference.
     pub(crate) async fn let_go(&self) -> Vec<Exposed> {
         self.store.inner.let_go(&self.local).await
+    }
+
+    /// Lets it go in the background, for nobody.
+    pub(crate) fn leave(self) {
+        drop(Begun::new(Rc::clone(&self.store.inner), self.local));
+    }
+
+    /// Nobody is to be given its buffers back: they are dropped as soon as nobody reads or writes them.
+    pub(crate) fn abandon(&self) {
+        self.local.abandon();
     }
 
     /// Whether it is being let go of, or is.

@@ -12,13 +12,14 @@ use lunette_p2p_proto::{ChunkSet, ObjectName, PeerId, Shape, Swarm, Version};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::{Signal, entropy, time};
 use lunette_runtime_core::time::Time;
-use lunette_transfer::engine::{Access, Engine, RegisterOptions, RegisterRefusal, SegmentId};
+use lunette_transfer::engine::{Access, Engine, Kind, RegisterOptions, RegisterRefusal, SegmentId};
 
 use super::Inner;
+use super::backing::Backing;
 use super::fetching::Flight;
 use super::slicing::Slicing;
-use crate::error::HoldFault;
-use crate::gate::Gate;
+use crate::error::{HoldFault, SourceFault};
+use crate::gate::{Gate, unless};
 
 /// How often a receiver reads who else holds an object: at first, then twice as long each time up to the second.
 const FOLLOW: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -58,18 +59,20 @@ impl Content {
 /// What is held of an object, and what of it is here.
 #[derive(Debug)]
 pub(super) struct Holding {
-    /// Where its chunks are: none, if they are not kept.
+    /// Where its chunks are: none, if they are not kept in memory.
     pub(super) buffers: Vec<Exposed>,
     /// The chunks that are here.
     pub(super) held: ChunkSet,
     /// What is taken of them, if it is not all.
     pub(super) slicing: Option<Slicing>,
+    /// Where they are instead, if not in memory.
+    pub(super) backing: Option<Backing>,
 }
 
 impl Holding {
     /// What the program is given back: what it lent.
     pub(super) fn into_lent(self) -> Vec<Exposed> {
-        self.slicing.map_or(self.buffers, |it| it.targets)
+        self.slicing.map_or(self.buffers, |it| it.lent())
     }
 }
 
@@ -78,10 +81,12 @@ impl Holding {
 pub(super) struct Local {
     pub(super) name: ObjectName,
     pub(super) content: Content,
-    /// Where its chunks are: none, if they are not kept.
-    buffers: Vec<Exposed>,
+    /// Where its chunks are: none, if they are not kept in memory, or nobody asks for them any more.
+    buffers: RefCell<Vec<Exposed>>,
+    is_serving: bool,
     slicing: Option<Slicing>,
-    pub(super) segments: Vec<SegmentId>,
+    pub(super) backing: Option<Backing>,
+    pub(super) segments: Segments,
     pub(super) flights: RefCell<BTreeMap<FetchId, Rc<Flight>>>,
     swarm: RefCell<Swarm>,
     /// There is an earlier time than the keeper sleeps for.
@@ -93,7 +98,15 @@ pub(super) struct Local {
     closed: Signal,
     is_closing: Cell<bool>,
     is_closed: Cell<bool>,
+    /// No access to its memory is under way, and none begins.
+    is_free: Cell<bool>,
+    /// Nobody is given its memory back.
+    is_abandoned: Cell<bool>,
     pub(super) let_go: Gate,
+    /// It is being let go of.
+    pub(super) closing: Gate,
+    /// Why it is let go of, if that is for what it was registered of.
+    pub(super) source_fault: RefCell<Option<SourceFault>>,
 }
 
 impl Local {
@@ -102,15 +115,17 @@ impl Local {
         name: ObjectName,
         content: Content,
         holding: Holding,
-        segments: Vec<SegmentId>,
+        segments: Segments,
     ) -> Self {
         let Holding {
             buffers,
             held,
             slicing,
+            backing,
         } = holding;
         let (rack, mut options) = (inner.rack, inner.swarm);
-        options.is_serving = !buffers.is_empty();
+        let is_serving = !buffers.is_empty() || backing.is_some();
+        options.is_serving = is_serving;
         let mut swarm = Swarm::new(time::now(), inner.me(), rack, held, options, entropy());
         if let Some(slicing) = &slicing {
             swarm = swarm.wanting(slicing.plan.chunks().clone());
@@ -118,8 +133,10 @@ impl Local {
         Self {
             name,
             content,
-            buffers,
+            buffers: RefCell::new(buffers),
+            is_serving,
             slicing,
+            backing,
             segments,
             flights: RefCell::default(),
             swarm: RefCell::new(swarm),
@@ -129,7 +146,11 @@ impl Local {
             closed: Signal::default(),
             is_closing: Cell::default(),
             is_closed: Cell::default(),
+            is_free: Cell::default(),
+            is_abandoned: Cell::default(),
             let_go: Gate::default(),
+            closing: Gate::default(),
+            source_fault: RefCell::default(),
         }
     }
 
@@ -143,14 +164,14 @@ impl Local {
     }
 
     /// Whether it keeps its chunks, and others have them from here.
-    pub(super) fn is_serving(&self) -> bool {
-        !self.buffers.is_empty()
+    pub(super) const fn is_serving(&self) -> bool {
+        self.is_serving
     }
 
     /// What the program is given back: what it lent.
     pub(super) fn lent(&self) -> Vec<Exposed> {
         let slicing = self.slicing.as_ref();
-        slicing.map_or_else(|| self.buffers.clone(), |it| it.targets.clone())
+        slicing.map_or_else(|| self.buffers.borrow().clone(), Slicing::lent)
     }
 
     /// How many chunks are wanted.
@@ -171,16 +192,23 @@ impl Local {
         )
     }
 
-    /// Takes what is wanted out of a chunk that is right.
-    pub(super) fn take_slices(&self, chunk: u32, bytes: Exposed) {
+    /// Takes what is wanted out of a chunk that is right. Whether it is in its place.
+    pub(super) async fn take_slices(&self, chunk: u32, bytes: Exposed) -> bool {
         let Some(slicing) = &self.slicing else {
-            return;
+            return true;
         };
-        slicing.take(chunk, &bytes);
+        let is_there = slicing.take(chunk, &bytes).await;
         let chunk_bytes = self.content.record.shape.chunk_bytes() as usize;
         if !self.is_serving() && bytes.len() == chunk_bytes {
             slicing.reuse(bytes);
         }
+        is_there
+    }
+
+    /// Where what comes goes to, if that is no memory of the host.
+    pub(super) fn outside(&self) -> Option<&Backing> {
+        let of_slices = || self.slicing.as_ref().and_then(Slicing::backing);
+        self.backing.as_ref().or_else(of_slices)
     }
 
     /// Memory of its own for a chunk; `None` if there is none.
@@ -188,8 +216,11 @@ impl Local {
         let place = self.content.record.shape.place(chunk);
         let len = place.expect("a chunk of the object").len_bytes as usize;
         let slicing = self.slicing.as_ref();
-        if let Some(room) = slicing.and_then(|slicing| slicing.used_room(len)) {
-            return Some(room);
+        let of_slicing = slicing.and_then(|slicing| slicing.used_room(len));
+        let backing = self.backing.as_ref();
+        let used = of_slicing.or_else(|| backing?.used_room(len));
+        if used.is_some() {
+            return used;
         }
         match Exposed::map(len, HugePages::Prefer, &mut Vec::new()) {
             Ok(room) => Some(room),
@@ -208,6 +239,28 @@ impl Local {
     pub(super) fn begin_closing(&self) {
         assert!(!self.is_closing.replace(true), "it is let go once");
         self.settled.open();
+        self.closing.open();
+    }
+
+    /// Nobody is to be given its memory back: it is dropped as soon as it is free, whatever else is still told of it.
+    pub(super) fn abandon(&self) {
+        self.is_abandoned.set(true);
+        self.forget_memory();
+    }
+
+    /// No access to its memory is under way, and none begins.
+    pub(super) fn set_free(&self) {
+        self.is_free.set(true);
+        self.forget_memory();
+    }
+
+    fn forget_memory(&self) {
+        if self.is_free.get() && self.is_abandoned.get() {
+            self.buffers.take();
+            if let Some(slicing) = &self.slicing {
+                slicing.forget_memory();
+            }
+        }
     }
 
     pub(super) fn held_chunks(&self) -> u32 {
@@ -338,7 +391,11 @@ impl Local {
         let version = self.content.record.version;
         let (mut pause, pause_max) = FOLLOW;
         while !self.is_whole() && !self.is_closing() {
-            match inner.books.holders(version).await {
+            let asking = inner.books.holders(version);
+            let Some(asked) = unless(&self.settled, asking).await else {
+                break;
+            };
+            match asked {
                 Ok(holders) => {
                     let members = holders.into_iter().filter_map(|(id, holder)| {
                         inner.ways.know(id, &holder.addresses);
@@ -354,7 +411,7 @@ impl Local {
                 }
                 Err(error) => tracing::debug!(%error, "who holds {version}"),
             }
-            // Over as soon as nothing is lacking, or it is let go: then nothing keeps the memory on.
+            // Over as soon as nothing is lacking, or it is let go.
             let _settled = time::timeout(pause, self.settled.opened()).await;
             pause = (pause * 2).min(pause_max);
         }
@@ -369,6 +426,9 @@ impl Local {
     }
 }
 
+/// What the engine has of an object.
+pub(super) type Segments = Vec<(Kind, SegmentId)>;
+
 /// What a buffer of a version is called at its holders' engines.
 pub(super) fn segment_name(version: Version, buffer: u32) -> String {
     format!("p2p/{version}/{buffer}")
@@ -382,7 +442,7 @@ pub(super) fn register(
     engine: &Engine,
     version: Version,
     buffers: &[Exposed],
-) -> Result<Vec<SegmentId>, (Vec<SegmentId>, RegisterRefusal)> {
+) -> Result<Segments, (Segments, RegisterRefusal)> {
     let mut segments = Vec::new();
     for (buffer, index) in buffers.iter().zip(0..) {
         if buffer.is_empty() {
@@ -393,7 +453,7 @@ pub(super) fn register(
             ..RegisterOptions::named(&segment_name(version, index))
         };
         match engine.register(buffer.clone(), &options) {
-            Ok(segment) => segments.push(segment),
+            Ok(segment) => segments.push((Kind::Memory, segment)),
             Err(error) => return Err((segments, error.refusal)),
         }
     }
@@ -401,14 +461,18 @@ pub(super) fn register(
 }
 
 /// Takes segments away; ends when no reader of them is left.
-pub(super) async fn unregister(engine: &Engine, segments: &[SegmentId]) {
-    for &segment in segments {
-        let memory = engine.unregister(segment).await;
-        assert!(memory.is_some(), "it was registered by us");
+pub(super) async fn unregister(engine: &Engine, segments: &Segments) {
+    for &(kind, segment) in segments {
+        let was_there = match kind {
+            Kind::File => engine.unregister_file(segment).await.is_some(),
+            Kind::Device => engine.unregister_device(segment).await.is_some(),
+            _ => engine.unregister(segment).await.is_some(),
+        };
+        assert!(was_there, "it was registered by us");
     }
 }
 
-fn chunk_of(shape: &Shape, buffers: &[Exposed], chunk: u32) -> Exposed {
+pub(super) fn chunk_of(shape: &Shape, buffers: &[Exposed], chunk: u32) -> Exposed {
     let place = shape.place(chunk).expect("a chunk of the object");
     let offset = usize::try_from(place.offset_bytes).expect("it is in memory");
     buffers[place.buffer as usize].slice(offset, place.len_bytes as usize)
@@ -437,9 +501,9 @@ pub(super) async fn verified(shape: &Shape, sums: &[u32], buffers: &[Exposed]) -
 }
 
 impl Local {
-    /// Where a chunk goes; `None` if it is not kept.
+    /// Where a chunk goes; `None` if it is not kept in memory.
     pub(super) fn room(&self, chunk: u32) -> Option<Exposed> {
-        self.is_serving()
-            .then(|| chunk_of(&self.content.record.shape, &self.buffers, chunk))
+        let is_in_memory = self.is_serving() && self.backing.is_none();
+        is_in_memory.then(|| chunk_of(&self.content.record.shape, &self.buffers.borrow(), chunk))
     }
 }

@@ -2,22 +2,36 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | `options` | [`StoreOptions`] and the like |
+//! | `registering` | an object that this store has first |
+//! | `receiving` | one that others have |
 //! | `books` | [`Books`]: the catalogue, asked and written |
 //! | `lease` | keeping the lease, and writing again what is gone |
 //! | `ways` | the way to each other holder: what is said to it |
 //! | `begun` | an object that is held before the program knows |
 //! | `local` | an object that is held here: its machine, driven |
 //! | `slicing` | parts of tensors, taken out of chunks as they come |
+//! | `backing` | buffers in files, or in memory of devices |
+//! | `filing` | [`BufferFile`] |
+//! | `paths` | [`ObjectFiles`]: the files of what is received, by their paths |
+//! | `watching` | files that objects are registered of: whether they are as they were |
 //! | `fetching` | one chunk, from being granted to being verified |
 //! | `held` | [`Held`]: what the program has of it |
 
+mod backing;
 mod begun;
 mod books;
 mod fetching;
+mod filing;
 mod held;
 mod lease;
 mod local;
+mod options;
+mod paths;
+mod receiving;
+mod registering;
 mod slicing;
+mod watching;
 mod ways;
 
 use std::cell::{Cell, RefCell};
@@ -26,113 +40,30 @@ use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use futures_util::future::join;
+use lunette_cluster::Client;
 use lunette_cluster::proto::coordination::LeaseId;
 use lunette_cluster::proto::rack::Rack;
-use lunette_cluster::{Client, ClientOptions};
 use lunette_p2p_proto::catalogue::{HolderRecord, ObjectRecord};
-use lunette_p2p_proto::layout::{Layout, Plan, Slice, Tensor};
+use lunette_p2p_proto::layout::Layout;
 use lunette_p2p_proto::message::Message;
 use lunette_p2p_proto::swarm::Options;
-use lunette_p2p_proto::{ChunkSet, ObjectName, PeerId, Shape, Version};
+use lunette_p2p_proto::{ObjectName, PeerId, Shape, Version};
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, entropy, time};
-use lunette_transfer::engine::{Engine, EngineOptions};
+use lunette_transfer::engine::Engine;
 
 use self::begun::Begun;
 use self::books::{Books, Claimed};
+pub use self::filing::BufferFile;
 pub use self::held::{Held, Progress};
 use self::local::{Content, Holding, Local};
-use self::slicing::{Slicing, room_for_chunks};
+pub use self::options::{
+    LEASE_TTL_S_DEFAULT, ReceiveOptions, RegisterOptions, SliceOptions, StoreOptions,
+};
+pub use self::paths::ObjectFiles;
 use self::ways::Ways;
 use crate::error::{CatalogueError, HoldError, HoldFault, StartError};
-
-/// The lease of a store, in seconds, unless it is told otherwise.
-pub const LEASE_TTL_S_DEFAULT: u32 = 10;
-/// Chunks of what is registered, unless it is told otherwise: 8 MiB.
-const CHUNK_BYTES_DEFAULT: u32 = 8 << 20;
-
-/// What a store is to be.
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    /// Its engine: it listens, and its notifications are the store's alone.
-    pub engine: EngineOptions,
-    /// Where the catalogue is: an etcd, or the embedded coordinator.
-    pub coordinator: ClientOptions,
-    /// Before all keys there: the cluster's name.
-    pub prefix: String,
-    /// Where others find its engine; empty for the addresses at which it listens.
-    pub advertised: Vec<SocketAddr>,
-    /// What is near it.
-    pub rack: Rack,
-    /// How long it is in the catalogue after it was last heard of, in seconds.
-    pub lease_ttl_s: u32,
-    /// Bounds of each object's machine.
-    pub swarm: Options,
-}
-
-impl StoreOptions {
-    /// One with an engine and a coordinator, and else what is usual.
-    #[must_use]
-    pub fn new(engine: EngineOptions, coordinator: ClientOptions) -> Self {
-        Self {
-            engine,
-            coordinator,
-            prefix: "lunette".to_owned(),
-            advertised: Vec::new(),
-            rack: Rack::NONE,
-            lease_ttl_s: LEASE_TTL_S_DEFAULT,
-            swarm: Options::default(),
-        }
-    }
-}
-
-/// How an object is registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegisterOptions {
-    /// Length of its chunks, in bytes.
-    pub chunk_bytes: u32,
-    /// Whether it takes the place of whatever has its name. Who holds that goes on with it.
-    pub may_replace: bool,
-}
-
-impl Default for RegisterOptions {
-    fn default() -> Self {
-        Self {
-            chunk_bytes: CHUNK_BYTES_DEFAULT,
-            may_replace: false,
-        }
-    }
-}
-
-/// How an object is received.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReceiveOptions {
-    /// Whether the buffers may hold chunks already: all are verified first, and those that are right are not
-    /// fetched.
-    pub resume: bool,
-    /// This version and no other, if given.
-    pub version: Option<Version>,
-}
-
-/// How parts of an object's tensors are received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SliceOptions {
-    /// Whether the chunks that they are in are kept in memory, as long as the object is held, and served to others: that
-    /// takes as much memory again as these chunks have. Otherwise a chunk is let go as soon as what is wanted has been
-    /// taken out of it, and nobody has anything from here.
-    pub keep_chunks: bool,
-    /// This version and no other, if given.
-    pub version: Option<Version>,
-}
-
-impl Default for SliceOptions {
-    fn default() -> Self {
-        Self {
-            keep_chunks: true,
-            version: None,
-        }
-    }
-}
 
 /// An object in the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,153 +151,6 @@ impl Store {
         &self.inner.engine
     }
 
-    /// Registers an object: computes its checksums, and serves it from then on. The buffers must not change until
-    /// they are given back ([`Held::unregister`]).
-    ///
-    /// # Errors
-    /// [`HoldError`], with the buffers: [`HoldFault::NameTaken`] unless it may replace what has the name.
-    pub async fn register(
-        &self,
-        name: &ObjectName,
-        buffers: Vec<Exposed>,
-        options: RegisterOptions,
-    ) -> Result<Held, HoldError> {
-        self.register_tensors(name, buffers, Vec::new(), options)
-            .await
-    }
-
-    /// Registers an object, and tells which tensors it has where: receivers may then ask for parts of these
-    /// ([`receive_slices`](Self::receive_slices)). Else as [`register`](Self::register).
-    ///
-    /// # Errors
-    /// [`HoldError`], with the buffers; [`HoldFault::Layout`] if the tensors are none of them.
-    pub async fn register_tensors(
-        &self,
-        name: &ObjectName,
-        buffers: Vec<Exposed>,
-        tensors: Vec<Tensor>,
-        options: RegisterOptions,
-    ) -> Result<Held, HoldError> {
-        let lens = buffers.iter().map(|buffer| buffer.len() as u64).collect();
-        let described = Shape::new(options.chunk_bytes, lens).map_err(HoldFault::from);
-        let described = described.and_then(|shape| {
-            let layout = Layout::new(tensors, &shape)?;
-            let (version, layout_place) = (Version(entropy()), None);
-            let record = ObjectRecord {
-                version,
-                shape,
-                layout: layout_place,
-            };
-            Content::new(record, Vec::new(), layout)
-        });
-        let mut content = match described {
-            Ok(content) => content,
-            Err(fault) => return Err(failed(fault, buffers)),
-        };
-        content.sums = local::sums(&content.record.shape, &buffers).await;
-        let holding = Holding {
-            held: ChunkSet::full(content.record.shape.chunks()),
-            buffers,
-            slicing: None,
-        };
-        let begun = self.inner.hold(name, content, holding).await?;
-        match self.inner.announce(&begun.local, options.may_replace).await {
-            Ok(()) => Ok(Held::new(self.clone(), begun.done())),
-            Err(fault) => Err(failed(fault, self.inner.let_go(&begun.local).await)),
-        }
-    }
-
-    /// Joins those who hold an object, and receives it into `buffers`, which have the lengths of the object's
-    /// ([`find`](Self::find)). What has come is served from then on; [`Held::whole`] waits for all of it.
-    ///
-    /// # Errors
-    /// [`HoldError`], with the buffers.
-    pub async fn receive(
-        &self,
-        name: &ObjectName,
-        buffers: Vec<Exposed>,
-        options: ReceiveOptions,
-    ) -> Result<Held, HoldError> {
-        let found = self.inner.look_up(name, options.version).await;
-        let found = found.and_then(|content| {
-            check(&content.record.shape, &buffers)?;
-            Ok(content)
-        });
-        let content = match found {
-            Ok(content) => content,
-            Err(fault) => return Err(failed(fault, buffers)),
-        };
-        let shape = &content.record.shape;
-        let held = if options.resume {
-            local::verified(shape, &content.sums, &buffers).await
-        } else {
-            ChunkSet::empty(shape.chunks())
-        };
-        let holding = Holding {
-            buffers,
-            held,
-            slicing: None,
-        };
-        self.join(name, content, holding).await
-    }
-
-    /// Joins those who hold an object, and receives parts of its tensors into `buffers`, each part to where its slice
-    /// says. So a receiver may be sharded, or laid out, otherwise than who registered the object; nothing is converted.
-    ///
-    /// What is fetched and verified are the chunks that the parts are in; how many bytes these have is
-    /// [`Progress::len_bytes`]. A chunk's part is in its place when the chunk has been verified. See
-    /// [`SliceOptions::keep_chunks`] for what others have from here.
-    ///
-    /// # Errors
-    /// [`HoldError`], with the buffers; [`HoldFault::Slices`] if the object does not have that, or it does not fit.
-    pub async fn receive_slices(
-        &self,
-        name: &ObjectName,
-        buffers: Vec<Exposed>,
-        slices: &[Slice],
-        options: SliceOptions,
-    ) -> Result<Held, HoldError> {
-        let lens: Vec<_> = buffers.iter().map(|buffer| buffer.len() as u64).collect();
-        let found = self.inner.look_up(name, options.version).await;
-        let planned = found.and_then(|content| {
-            let shape = &content.record.shape;
-            let plan = Plan::new(shape, &content.layout, slices, &lens)?;
-            let chunks = if options.keep_chunks {
-                room_for_chunks(shape)?
-            } else {
-                Vec::new()
-            };
-            Ok((content, plan, chunks))
-        });
-        let (content, plan, chunks) = match planned {
-            Ok(planned) => planned,
-            Err(fault) => return Err(failed(fault, buffers)),
-        };
-        let targets = buffers;
-        let holding = Holding {
-            buffers: chunks,
-            held: ChunkSet::empty(content.record.shape.chunks()),
-            slicing: Some(Slicing::new(plan, targets)),
-        };
-        self.join(name, content, holding).await
-    }
-
-    /// Begins to receive.
-    async fn join(
-        &self,
-        name: &ObjectName,
-        content: Content,
-        holding: Holding,
-    ) -> Result<Held, HoldError> {
-        let begun = self.inner.hold(name, content, holding).await?;
-        let put = self.inner.put_holder(&begun.local).await;
-        if let Err(fault) = put {
-            let lent = self.inner.let_go(&begun.local).await;
-            return Err(failed(fault.into(), lent));
-        }
-        Ok(Held::new(self.clone(), begun.done()))
-    }
-
     /// Lets all go that is held here, as [`Held::unregister`] does, and ends: the catalogue knows nothing of this store
     /// any more. Other handles hold nothing from then on.
     pub async fn close(self) {
@@ -398,9 +182,17 @@ impl Store {
     /// # Errors
     /// [`CatalogueError`].
     pub async fn layout(&self, found: &Found) -> Result<Option<Layout>, CatalogueError> {
+        self.layout_of(&found.name, found.version).await
+    }
+
+    pub(crate) async fn layout_of(
+        &self,
+        name: &ObjectName,
+        version: Version,
+    ) -> Result<Option<Layout>, CatalogueError> {
         let books = &self.inner.books;
-        match books.object(&found.name).await? {
-            Some((record, _)) if record.version == found.version => books.layout(&record).await,
+        match books.object(name).await? {
+            Some((record, _)) if record.version == version => books.layout(&record).await,
             Some(_) | None => Ok(None),
         }
     }
@@ -416,24 +208,6 @@ impl Store {
         }
         Ok(found)
     }
-}
-
-/// Whether buffers are as an object's.
-fn check(shape: &Shape, buffers: &[Exposed]) -> Result<(), HoldFault> {
-    let (given, wanted) = (buffers.len(), shape.buffers().len());
-    if given != wanted {
-        return Err(HoldFault::WrongCount { given, wanted });
-    }
-    let lens = buffers.iter().map(|buffer| buffer.len() as u64);
-    let mut both = lens.zip(shape.buffers().iter().copied()).enumerate();
-    let differs = both.find(|(_, (given, wanted))| given != wanted);
-    differs.map_or(Ok(()), |(buffer, (given_bytes, wanted_bytes))| {
-        Err(HoldFault::WrongLength {
-            buffer,
-            given_bytes,
-            wanted_bytes,
-        })
-    })
 }
 
 const fn failed(fault: HoldFault, buffers: Vec<Exposed>) -> HoldError {
@@ -485,7 +259,10 @@ impl Inner {
         if self.local(version).is_some() {
             return Err(failed(HoldFault::Held { version }, holding.into_lent()));
         }
-        let registered = local::register(&self.engine, version, &holding.buffers);
+        let registered = match &holding.backing {
+            Some(backing) => backing.register(&self.engine, version),
+            None => local::register(&self.engine, version, &holding.buffers),
+        };
         let segments = match registered {
             Ok(segments) => segments,
             Err((segments, refusal)) => {
@@ -567,17 +344,24 @@ impl Inner {
 
     async fn withdraw(self: &Rc<Self>, local: &Rc<Local>) {
         let version = local.content.record.version;
-        let forgotten = self.books.remove_holder(version, self.me()).await;
+        // Both at once: a coordinator that does not answer keeps nobody's memory.
+        let forgetting = self.books.remove_holder(version, self.me());
+        let (forgotten, ()) = join(forgetting, self.free(local)).await;
         if let Err(error) = forgotten {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
         }
-        local.close(self).await;
-        local::unregister(&self.engine, &local.segments).await;
         self.locals.borrow_mut().remove(&version);
         if let Err(error) = self.forget_object(local).await {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");
         }
         local.let_go.open();
+    }
+
+    /// Ends all access to an object's memory.
+    async fn free(self: &Rc<Self>, local: &Rc<Local>) {
+        local.close(self).await;
+        local::unregister(&self.engine, &local.segments).await;
+        local.set_free();
     }
 
     /// Hears what others say.

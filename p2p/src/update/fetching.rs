@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use lunette_p2p_proto::ObjectName;
 use lunette_p2p_proto::layout::{Block, PlanFault, Slice, Tensor};
 use lunette_p2p_proto::update::{BucketRecord, staged};
-use lunette_runtime::arena::Exposed;
 
 use super::UpdateFault;
+use crate::buffers::Buffers;
 use crate::error::HoldFault;
 use crate::store::{Found, Held, ReceiveOptions, SliceOptions, Store};
 
@@ -38,43 +38,42 @@ pub(super) async fn begin(
     store: &Store,
     name: &ObjectName,
     record: BucketRecord,
-    (slot, memory): (u32, &Exposed),
+    (slot, slots): (u32, &Buffers),
     parts: &Parts,
 ) -> Result<Begun, UpdateFault> {
     let found = store.find(name).await?;
     let found = found.filter(|found| found.version == record.version);
     let found = found.ok_or_else(|| not_found(name))?;
     match parts {
-        Parts::All => all(store, &found, (slot, memory)).await,
+        Parts::All => all(store, &found, (slot, slots)).await,
         Parts::Of {
             blocks,
             keep_chunks,
-        } => some(store, &found, (slot, memory), blocks, *keep_chunks).await,
+        } => some(store, &found, (slot, slots), blocks, *keep_chunks).await,
     }
 }
 
 async fn all(
     store: &Store,
     found: &Found,
-    (slot, memory): (u32, &Exposed),
+    (slot, slots): (u32, &Buffers),
 ) -> Result<Begun, UpdateFault> {
     let lens = found.shape.buffers();
     let (offsets, end) = staged(lens.iter().copied());
-    check(memory, end)?;
-    let buffers = offsets.iter().zip(lens).map(|(&offset, &len)| {
-        let (offset, len) = (usize::try_from(offset), usize::try_from(len));
-        memory.slice(
-            offset.expect("it is in memory"),
-            len.expect("it is in memory"),
-        )
-    });
+    check(slots, slot, end)?;
+    let buffers = offsets.iter().zip(lens);
+    let buffers = buffers.map(|(&offset, &len)| (slot as usize, offset, len));
     let options = ReceiveOptions {
         resume: false,
         version: Some(found.version),
     };
-    let held = store
-        .receive(&found.name, buffers.collect(), options)
-        .await?;
+    let held = match slots.parts(buffers) {
+        Buffers::Host(buffers) => Box::pin(store.receive(&found.name, buffers, options)).await?,
+        Buffers::Devices(buffers) => {
+            let receiving = store.receive_devices(&found.name, buffers, options);
+            Box::pin(receiving).await?
+        }
+    };
     let tensors = held.layout().tensors().iter().cloned();
     let tensors = tensors.map(|tensor| Tensor {
         buffer: slot,
@@ -91,7 +90,7 @@ async fn all(
 async fn some(
     store: &Store,
     found: &Found,
-    (slot, memory): (u32, &Exposed),
+    (slot, slots): (u32, &Buffers),
     blocks: &BTreeMap<String, Block>,
     keep_chunks: bool,
 ) -> Result<Begun, UpdateFault> {
@@ -115,7 +114,7 @@ async fn some(
     let lens: Option<Vec<_>> = tensors.iter().map(Tensor::len_bytes).collect();
     // What is no number of bytes is refused with its name by the plan.
     let (offsets, end) = staged(lens.unwrap_or_else(|| vec![0; tensors.len()]));
-    check(memory, end)?;
+    check(slots, slot, end)?;
     for (tensor, offset) in tensors.iter_mut().zip(offsets) {
         (tensor.buffer, tensor.offset_bytes) = (slot, offset);
     }
@@ -134,11 +133,21 @@ async fn some(
     let slices: Vec<_> = slices.collect();
     let options = SliceOptions {
         keep_chunks,
+        resume: false,
         version: Some(found.version),
     };
-    let buffers = vec![memory.clone()];
-    let held = store.receive_slices(&found.name, buffers, &slices, options);
-    let held = Some(held.await?);
+    let whole = slots.lens()[slot as usize];
+    let held = match slots.parts([(slot as usize, 0, whole)].into_iter()) {
+        Buffers::Host(buffers) => {
+            let receiving = store.receive_slices(&found.name, buffers, &slices, options);
+            Box::pin(receiving).await?
+        }
+        Buffers::Devices(buffers) => {
+            let receiving = store.receive_slices_devices(&found.name, buffers, &slices, options);
+            Box::pin(receiving).await?
+        }
+    };
+    let held = Some(held);
     Ok(Begun { held, tensors })
 }
 
@@ -146,8 +155,8 @@ fn not_found(name: &ObjectName) -> UpdateFault {
     HoldFault::NotFound { name: name.clone() }.into()
 }
 
-const fn check(memory: &Exposed, wanted_bytes: u64) -> Result<(), UpdateFault> {
-    let slot_bytes = memory.len() as u64;
+fn check(slots: &Buffers, slot: u32, wanted_bytes: u64) -> Result<(), UpdateFault> {
+    let slot_bytes = slots.lens()[slot as usize];
     if wanted_bytes <= slot_bytes {
         return Ok(());
     }

@@ -2,29 +2,23 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::Future;
 use std::rc::{Rc, Weak};
-use std::task::Poll;
 use std::time::Duration;
 
 use lunette_p2p_proto::ObjectName;
 use lunette_p2p_proto::layout::Tensor;
 use lunette_p2p_proto::update::{
-    Action, Manifest, ManifestFault, Outcome, Pipeline, PipelineOptions, SLOTS_MAX, SLOTS_MIN,
-    TRIES_MAX_DEFAULT,
+    Action, Manifest, Outcome, Pipeline, PipelineOptions, SLOTS_MAX, SLOTS_MIN, TRIES_MAX_DEFAULT,
 };
-use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::{Scope, Signal, time};
 
 use super::UpdateFault;
 use super::fetching::{Begun, Parts, begin};
+use crate::buffers::Buffers;
 use crate::error::HoldFault;
-use crate::gate::Gate;
-use crate::store::{Held, ReceiveOptions, Store};
-
-/// Longest object that may tell of buckets, in bytes.
-const MANIFEST_BYTES_MAX: u64 = 1 << 20;
+use crate::gate::{Gate, unless};
+use crate::store::{Held, Store};
 
 /// How a rank takes an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +63,7 @@ struct Session {
     store: Store,
     name: ObjectName,
     manifest: Manifest,
-    slots: Vec<Exposed>,
+    slots: Buffers,
     options: FollowOptions,
     pipeline: RefCell<Pipeline>,
     /// Buckets that are here.
@@ -97,37 +91,8 @@ impl std::fmt::Debug for Session {
 }
 
 impl Store {
-    /// What is told of an update: how many buckets it has, and how much memory each takes.
-    ///
-    /// # Errors
-    /// [`UpdateFault`].
-    pub async fn offered(
-        &self,
-        name: &ObjectName,
-        patience: Duration,
-    ) -> Result<Manifest, UpdateFault> {
-        let found = self.find(name).await?;
-        let found = found.ok_or_else(|| HoldFault::NotFound { name: name.clone() })?;
-        let len_bytes = match found.shape.buffers() {
-            [len_bytes] if *len_bytes <= MANIFEST_BYTES_MAX => *len_bytes,
-            _ => return Err(ManifestFault::NoManifest.into()),
-        };
-        let len = usize::try_from(len_bytes).expect("it is bounded");
-        let memory = Exposed::map(len, HugePages::Never, &mut Vec::new());
-        let memory = memory.map_err(|error| HoldFault::NoMemory(error.to_string()))?;
-        let options = ReceiveOptions {
-            resume: false,
-            version: Some(found.version),
-        };
-        let held = self.receive(name, vec![memory.clone()], options).await?;
-        let came = held.whole(patience).await;
-        drop(held.unregister().await);
-        came?;
-        Ok(Manifest::decode(&memory.to_vec())?)
-    }
-
-    /// Takes an update that is [offered](Self::offered) through slots of staging memory, 2 to 16, each as long as the longest
-    /// bucket ([`Manifest::slot_bytes`]). It begins at once.
+    /// Takes an update that is [offered](Self::offered) through slots of staging memory, of the host or of devices, 2 to 16, each
+    /// as long as the longest bucket ([`Manifest::slot_bytes`]). It begins at once.
     ///
     /// A store follows an update once at a time, and not one that it offers itself.
     ///
@@ -137,16 +102,17 @@ impl Store {
         &self,
         name: &ObjectName,
         manifest: Manifest,
-        slots: Vec<Exposed>,
+        slots: impl Into<Buffers>,
         options: FollowOptions,
     ) -> Result<Update, UpdateFault> {
         let wanted_bytes = manifest.slot_bytes();
-        let lens = slots.iter().map(|slot| slot.len() as u64);
-        let slot_bytes = lens.min().unwrap_or_default();
-        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        let slots = slots.into();
+        let lens = slots.lens();
+        let slot_bytes = lens.iter().copied().min().unwrap_or_default();
+        let count = u32::try_from(lens.len()).unwrap_or(u32::MAX);
         if slot_bytes < wanted_bytes || !(SLOTS_MIN..=SLOTS_MAX).contains(&count) {
             return Err(UpdateFault::Slots {
-                slots: slots.len(),
+                slots: lens.len(),
                 slot_bytes,
                 wanted_bytes,
             });
@@ -339,7 +305,7 @@ impl Session {
     ) -> Result<Option<Begun>, UpdateFault> {
         let record = self.manifest.buckets[bucket as usize];
         let name = Manifest::bucket_name(&self.name, self.manifest.id, bucket)?;
-        let into = (slot, &self.slots[slot as usize]);
+        let into = (slot, &self.slots);
         let parts = &self.options.parts;
         let begun = begin(&self.store, &name, record, into, parts).await?;
         let came = match &begun.held {
@@ -360,14 +326,8 @@ impl Session {
 
     /// Waits for all of it, as long as it is to be fetched.
     async fn whole(&self, held: &Held, cancel: &Gate) -> Option<Result<(), UpdateFault>> {
-        let mut whole = pin!(held.whole(self.options.patience));
-        let came = poll_fn(|cx| {
-            if cancel.poll(cx).is_ready() {
-                return Poll::Ready(None);
-            }
-            whole.as_mut().poll(cx).map(Some)
-        });
-        came.await.map(|came| came.map_err(UpdateFault::from))
+        let came = unless(cancel, held.whole(self.options.patience)).await;
+        came.map(|came| came.map_err(UpdateFault::from))
     }
 
     async fn release(self: Rc<Self>, bucket: u32) {

@@ -8,12 +8,14 @@
 //! | module | subject |
 //! |---|---|
 //! | `offering` | [`Offer`] |
+//! | `telling` | what is told of an update |
 //! | `following` | [`Update`]: a rank's pipeline, driven |
 //! | `fetching` | one bucket, from the catalogue to its slot |
 
 mod fetching;
 mod following;
 mod offering;
+mod telling;
 
 use lunette_p2p_proto::layout::LayoutFault;
 use lunette_p2p_proto::object::{NameFault, ShapeFault};

@@ -7,6 +7,7 @@ use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::entropy;
 
 use super::UpdateFault;
+use crate::buffers::Buffers;
 use crate::error::HoldFault;
 use crate::store::{Held, RegisterOptions, Store};
 
@@ -72,39 +73,63 @@ async fn let_go(buckets: &[Held]) {
     }
 }
 
+/// Buckets that are registered, and of which nobody is told yet: they are let go of, if the future that is to tell is dropped.
+#[derive(Debug, Default)]
+struct Registered(Vec<Held>);
+
+impl Registered {
+    /// All of them are let go of, to the end.
+    async fn undone(self) {
+        let_go(&self.0).await;
+    }
+
+    fn done(mut self) -> Vec<Held> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        for held in self.0.drain(..) {
+            held.leave();
+        }
+    }
+}
+
 impl Store {
-    /// Offers the tensors that lie in buffers to ranks that follow, in buckets. The buffers must not change until the offer
-    /// is withdrawn. Dropping the future leaves what was registered of it until the store ends.
+    /// Offers the tensors that lie in buffers, of the host or of devices, to ranks that follow, in buckets. The buffers must not
+    /// change until the offer is withdrawn. Dropping the future lets go of what was registered of it.
     ///
     /// # Errors
     /// [`UpdateFault`]: nothing is offered.
     pub async fn offer(
         &self,
         name: &ObjectName,
-        buffers: &[Exposed],
+        buffers: impl Into<Buffers>,
         tensors: Vec<Tensor>,
         options: OfferOptions,
     ) -> Result<Offer, UpdateFault> {
-        let lens = buffers.iter().map(|buffer| buffer.len() as u64).collect();
-        let shape = Shape::new(options.register.chunk_bytes, lens)?;
+        let buffers = buffers.into();
+        let shape = Shape::new(options.register.chunk_bytes, buffers.lens())?;
         // All of them lie where they say.
         let layout = Layout::new(tensors, &shape)?;
         let buckets = pack(layout.tensors().to_vec(), options.bucket_bytes)?;
         let id = entropy();
-        let mut held = Vec::with_capacity(buckets.len());
+        let mut held = Registered::default();
         for (index, bucket) in (0..).zip(&buckets) {
             let registered = self
-                .offer_bucket(name, (id, index), bucket, buffers, options.register)
+                .offer_bucket(name, (id, index), bucket, &buffers, options.register)
                 .await;
             match registered {
-                Ok(registered) => held.push(registered),
+                Ok(registered) => held.0.push(registered),
                 Err(fault) => {
-                    let_go(&held).await;
+                    held.undone().await;
                     return Err(fault);
                 }
             }
         }
         let records = held
+            .0
             .iter()
             .zip(&buckets)
             .map(|(held, bucket)| BucketRecord {
@@ -119,10 +144,10 @@ impl Store {
             Ok(told) => Ok(Offer {
                 id,
                 told,
-                buckets: held,
+                buckets: held.done(),
             }),
             Err(fault) => {
-                let_go(&held).await;
+                held.undone().await;
                 Err(fault)
             }
         }
@@ -133,18 +158,21 @@ impl Store {
         name: &ObjectName,
         (id, index): (u64, u32),
         bucket: &Bucket,
-        buffers: &[Exposed],
+        buffers: &Buffers,
         options: RegisterOptions,
     ) -> Result<Held, UpdateFault> {
         let name = Manifest::bucket_name(name, id, index)?;
-        let runs = bucket.runs.iter().map(|run| {
-            let offset = usize::try_from(run.offset_bytes).expect("it is in memory");
-            let len = usize::try_from(run.len_bytes).expect("it is in memory");
-            buffers[run.buffer as usize].slice(offset, len)
-        });
+        let runs = bucket.runs.iter();
+        let runs = runs.map(|run| (run.buffer as usize, run.offset_bytes, run.len_bytes));
         let tensors = bucket.tensors.clone();
-        let registering = self.register_tensors(&name, runs.collect(), tensors, options);
-        Ok(registering.await?)
+        Ok(match buffers.parts(runs) {
+            Buffers::Host(runs) => {
+                Box::pin(self.register_tensors(&name, runs, tensors, options)).await?
+            }
+            Buffers::Devices(runs) => {
+                Box::pin(self.register_devices(&name, runs, tensors, options)).await?
+            }
+        })
     }
 
     /// Tells of the buckets, when all are there.

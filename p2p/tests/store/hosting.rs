@@ -1,6 +1,10 @@
 //! Stores on cores of their own, asked from threads that are none.
 
+use std::fs;
+use std::io::Write;
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,9 +15,11 @@ use lunette_p2p::{
 };
 use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::{CoreOptions, Placement, Runtime};
+use lunette_runtime::{CoreOptions, OpError, Placement, Runtime};
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_transfer::engine::EngineOptions;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 
 use crate::scene::{LENS, LONG, any, in_chunks, name, pattern};
 
@@ -168,12 +174,25 @@ fn parts_of_tensors_come_by_a_handle() {
     };
     let room = vec![SharedMemory::owned(vec![0; 4096])];
     let options = SliceOptions::default();
-    let held = store.receive_slices(name("t"), room.clone(), vec![slice], options);
+    let held = store.receive_slices(name("t"), room.clone(), vec![slice.clone()], options);
     let held = held.wait().expect("begun");
     held.whole(LONG).wait().expect("all of it");
-    drop(held);
+    held.unregister().wait().expect("let go of");
     let at = (32 << 10) + 8 * 1024;
     assert!(taken_back(room)[0] == bytes[at..at + 4096]);
+    // Into a file, and into one that is too short: that is gone again.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("part");
+    let receive = |len_bytes| {
+        let (files, slices) = (vec![(path.clone(), len_bytes)], vec![slice.clone()]);
+        store.receive_slices_files(name("t"), files, slices, options)
+    };
+    let refused = receive(4095).wait().expect_err("it is short");
+    assert!(matches!(refused, HandleError::Hold(HoldFault::Slices(_))));
+    assert!(!path.exists());
+    let held = receive(4096).wait().expect("begun");
+    held.whole(LONG).wait().expect("all of it");
+    assert!(fs::read(&path).expect("written") == bytes[at..at + 4096]);
 }
 
 #[test]
@@ -228,4 +247,150 @@ fn a_store_that_ends_answers_who_waits() {
     origin.close();
     assert_eq!(registered.unregister().wait(), Err(HandleError::Ended));
     assert_is_the_object(&taken_back(given));
+}
+
+fn paths(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let each = 0..LENS.len();
+    each.map(|at| folder.join(format!("{prefix}-{at}")))
+        .collect()
+}
+
+fn files(paths: &[PathBuf]) -> Vec<Vec<u8>> {
+    let read = paths.iter().map(|path| fs::read(path).expect("a file"));
+    read.collect()
+}
+
+fn is_none_there(paths: &[PathBuf]) -> bool {
+    !paths.iter().any(|path| path.exists())
+}
+
+#[test]
+fn files_are_registered_and_received_by_their_paths() {
+    let coordinator = Coordinator::start();
+    let (origin, receiver) = (coordinator.store(), coordinator.store());
+    let folder = tempfile::tempdir().expect("a folder");
+    let (given, room) = (paths(folder.path(), "given"), paths(folder.path(), "room"));
+    for ((seed, len), path) in LENS.into_iter().enumerate().zip(&given) {
+        fs::write(path, pattern(len, seed)).expect("written");
+    }
+    let registering =
+        origin
+            .handle()
+            .register_files(name("o"), given.clone(), Vec::new(), in_chunks());
+    let registered = registering.wait().expect("registered");
+    let store = receiver.handle();
+    // A part of it is there, with something behind that is not the object's.
+    let mut there = pattern(LENS[0], 0)[..LENS[0] / 2].to_vec();
+    there.extend(vec![1; LENS[0]]);
+    fs::write(&room[0], there).expect("written");
+    let options = ReceiveOptions {
+        resume: true,
+        version: None,
+    };
+    let held = store.receive_files(name("o"), room.clone(), options);
+    let held = held.wait().expect("begun");
+    held.whole(LONG).wait().expect("all of it");
+    held.sync().wait().expect("on the disk");
+    let progress = held.progress().wait().expect("asked");
+    assert_eq!(progress.held_bytes, progress.len_bytes);
+    held.unregister().wait().expect("let go of");
+    assert_eq!(held.sync().wait(), Err(HandleError::LetGo));
+    assert_is_the_object(&files(&room));
+    // Who asks is told why it is served no more.
+    fs::write(&given[2], b"other").expect("written");
+    let until = Instant::now() + LONG;
+    let fault = loop {
+        match registered.progress().wait() {
+            Ok(_) => assert!(Instant::now() < until, "it is not seen"),
+            Err(error) => break error,
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    assert!(matches!(fault, HandleError::Source(_)), "{fault}");
+    assert_eq!(registered.whole(LONG).wait(), Err(fault));
+}
+
+#[test]
+fn files_that_were_made_for_nothing_are_taken_away() {
+    let coordinator = Coordinator::start();
+    let (origin, receiver) = (coordinator.store(), coordinator.store());
+    let given = patterned();
+    let _registered = register(&origin.handle(), "o", &given);
+    let (folder, store) = (tempfile::tempdir().expect("a folder"), receiver.handle());
+    let room = paths(folder.path(), "room");
+    let receive = |object: &str, room: &[PathBuf]| {
+        let options = ReceiveOptions::default();
+        store.receive_files(name(object), room.to_vec(), options)
+    };
+    let missing = receive("none", &room).wait().expect_err("there is none");
+    assert!(matches!(
+        missing,
+        HandleError::Hold(HoldFault::NotFound { .. })
+    ));
+    let short = receive("o", &room[1..]).wait();
+    let (given, wanted) = (2, 3);
+    let expected = HoldFault::WrongCount { given, wanted };
+    assert_eq!(short.expect_err("one is missing"), expected.into());
+    // One of them cannot be made, or is there already under another name.
+    for last in [folder.path().join("no/such"), room[0].clone()] {
+        let each = [room[0].clone(), room[1].clone(), last.clone()];
+        let error = receive("o", &each).wait().expect_err("no such file");
+        let HandleError::File(fault) = error else {
+            unreachable!("{error}");
+        };
+        assert_eq!(fault.path, last);
+        assert!(is_none_there(&room), "{fault}");
+    }
+    // Given up before it is begun, while it is, or when it is done and the handle is on its way: it is not held.
+    for turn in 0..10 {
+        let receiving = receive("o", &room);
+        thread::sleep(Duration::from_micros(700 * turn));
+        drop(receiving);
+    }
+    let until = Instant::now() + LONG;
+    let held = loop {
+        match receive("o", &room).wait() {
+            Ok(held) => break held,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    held.whole(LONG).wait().expect("all of it");
+    assert_is_the_object(&files(&room));
+}
+
+/// A file of that many bytes that nothing can be written to, and its path.
+fn sealed(len: usize) -> (OwnedFd, PathBuf) {
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+    let file = rustix::fs::memfd_create("sealed", flags).expect("a file");
+    let mut file = fs::File::from(file);
+    file.write_all(&vec![0; len]).expect("written");
+    rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE).expect("sealed");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    (file.into(), path.into())
+}
+
+#[test]
+fn a_disk_that_takes_nothing_is_told_to_who_waits() {
+    let coordinator = Coordinator::start();
+    let (origin, receiver) = (coordinator.store(), coordinator.store());
+    let given = patterned();
+    let _registered = register(&origin.handle(), "o", &given);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut room = paths(folder.path(), "room");
+    let (_file, path) = sealed(LENS[2]);
+    room[2] = path;
+    let options = ReceiveOptions::default();
+    let held = receiver.handle().receive_files(name("o"), room, options);
+    let held = held.wait().expect("begun");
+    // It is tried again, and told again.
+    for _ in 0..2 {
+        let error = held.whole(LONG).wait().expect_err("nothing is written");
+        let HandleError::Disk(OpError::Os(errno)) = error else {
+            unreachable!("{error}");
+        };
+        assert_eq!(errno, Errno::PERM);
+    }
+    let progress = held.progress().wait().expect("asked");
+    assert!(progress.held_bytes <= (LENS[0] + LENS[1]) as u64);
 }

@@ -1,8 +1,10 @@
 //! Receivers that are sharded otherwise than who registered.
 
+use std::fs;
+
 use lunette_p2p::{
-    Block, Dtype, Held, HoldFault, LayoutFault, PlanFault, RegisterOptions, Slice, SliceOptions,
-    Store, Tensor, TensorFault,
+    Block, BufferFile, Dtype, Held, HoldFault, LayoutFault, PlanFault, RegisterOptions, Slice,
+    SliceOptions, Store, Tensor, TensorFault,
 };
 use lunette_runtime::arena::Exposed;
 
@@ -228,6 +230,69 @@ fn who_keeps_no_chunks_is_no_holder() {
     });
 }
 
+/// Of the half of the matrix, how many of its chunks are all its own.
+const OWN_CHUNKS: u64 = 5;
+
+#[test]
+fn parts_that_are_here_already_are_not_fetched_again() {
+    run(async || {
+        let coordinator = Coordinator::start();
+        let origin = coordinator.store().await;
+        let registered = register_model(&origin).await;
+        let block = half(0);
+        let len = 10 + HALF_BYTES;
+        // The second slice wants the same bytes behind the first.
+        let mut slices = [slice_of(&block), slice_of(&block)];
+        slices[1].offset_bytes = len as u64;
+        let receiver = coordinator.store().await;
+        let begin = async |buffer: Exposed, slices: &[Slice], keep_chunks| {
+            let options = SliceOptions {
+                keep_chunks,
+                resume: true,
+                version: None,
+            };
+            let object = name("model");
+            let receiving = receiver.receive_slices(&object, vec![buffer], slices, options);
+            receiving.await.expect("begun")
+        };
+        let mut buffer = memory(len + HALF_BYTES);
+        for keep_chunks in [false, true] {
+            for (slices, damaged, resumed) in [
+                (&slices[..], 10, 0),
+                (&slices[..], 10, OWN_CHUNKS),
+                (&slices[..], 10 + HALF_BYTES / 2, OWN_CHUNKS - 1),
+                (&slices[..], len + HALF_BYTES / 2, OWN_CHUNKS - 1),
+                (&slices[..1], len + HALF_BYTES / 2, OWN_CHUNKS),
+            ] {
+                if resumed == 0 {
+                    buffer = memory(len + HALF_BYTES);
+                }
+                buffer.copy_in(damaged, &[0xAA]);
+                let read_before = receiver.engine().statistics().read_bytes;
+                let held = begin(buffer, slices, keep_chunks).await;
+                held.whole(LONG).await.expect("all of it");
+                buffer = held.unregister().await.remove(0);
+                let read_bytes = receiver.engine().statistics().read_bytes - read_before;
+                let fetched = u64::from(HALF_CHUNKS) - resumed;
+                assert_eq!(read_bytes, fetched * 4096, "{damaged} {keep_chunks}");
+                assert_is_block(&buffer.slice(0, len), &block);
+                let again = buffer.slice(len, HALF_BYTES).to_vec();
+                assert!(slices.len() == 1 || again == block_bytes(&block));
+            }
+        }
+        // What was kept is served as if it had been fetched.
+        let held = begin(buffer, &slices, true).await;
+        held.whole(LONG).await.expect("all of it");
+        registered.unregister().await;
+        drop(origin);
+        let other = coordinator.store().await;
+        let options = SliceOptions::default();
+        let (again, target) = receive_block(&other, &block, options).await;
+        again.whole(LONG).await.expect("all of it");
+        assert_is_block(&target, &block);
+    });
+}
+
 #[test]
 fn survivors_tell_of_the_tensors_too() {
     run(async || {
@@ -320,5 +385,59 @@ fn wrong_tensors_and_slices_are_refused_and_buffers_given_back() {
         assert!(matches!(fault, HoldFault::Slices(_)), "{fault}");
         fetch(&receiver, "o").await;
         drop(plain);
+    });
+}
+
+#[test]
+fn parts_come_into_files_and_are_gone_on_with() {
+    run(async || {
+        let coordinator = Coordinator::start();
+        let origin = coordinator.store().await;
+        let _registered = register_model(&origin).await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("part");
+        let all = Block::whole(&[ROWS, COLUMNS]);
+        // Rows that lie together, columns that are gathered, and all of it, kept for others and not.
+        for block in [all.clone(), columns(1, 3), half(1)] {
+            for keep_chunks in [true, false] {
+                let len = 10 + block_bytes(&block).len();
+                fs::write(&path, vec![9; len]).expect("written");
+                let options = SliceOptions {
+                    keep_chunks,
+                    resume: true,
+                    version: None,
+                };
+                let receive = async || {
+                    let store = coordinator.store().await;
+                    let file = BufferFile::open(&path, len as u64).await.expect("opened");
+                    let (object, slices) = (name("model"), [slice_of(&block)]);
+                    let receiving =
+                        store.receive_slices_files(&object, vec![file], &slices, options);
+                    let held = receiving.await.expect("received");
+                    let resumed_bytes = held.progress().held_bytes;
+                    held.whole(LONG).await.expect("all of it");
+                    held.sync().await.expect("on the disk");
+                    assert_eq!(held.disk_fault(), None);
+                    assert_eq!(held.unregister().await.len(), 0, "nothing was lent");
+                    assert_eq!(store.engine().segments(), 0);
+                    resumed_bytes
+                };
+                assert_eq!(receive().await, 0);
+                let bytes = fs::read(&path).expect("written");
+                assert!(bytes[10..] == block_bytes(&block), "{block:?}");
+                assert_eq!(bytes[..10], [9; 10], "nothing else was written");
+                // Chunks of which every byte is wanted are known again: none of columns.
+                let resumed_bytes = receive().await;
+                let has_whole = block.shape[1] == COLUMNS;
+                assert_eq!(resumed_bytes > 0, has_whole, "{block:?}");
+            }
+        }
+        let store = coordinator.store().await;
+        let file = BufferFile::open(&path, 20).await.expect("opened");
+        let (object, slices) = (name("model"), [slice_of(&all)]);
+        let options = SliceOptions::default();
+        let refused = store.receive_slices_files(&object, vec![file], &slices, options);
+        let fault = refused.await.expect_err("it is short");
+        assert!(matches!(fault, HoldFault::Slices(_)), "{fault}");
     });
 }

@@ -8,8 +8,9 @@ True
 b'hello'
 
 Keys are `bytes`, or `str` that are sent as UTF-8. Values are whatever has the buffer protocol, or is a tensor that tells
-its memory by DLPack, and lies in one piece in the host's memory. They are put from where they lie, and got to where they belong: nothing is to change or free that memory
-while a call lasts. A call that has ended, however it did, leaves nothing behind that touches it.
+its memory by DLPack or by `__cuda_array_interface__`, and lies in one piece in the host's memory or in that of a CUDA device.
+They are put from where they lie, and got to where they belong: nothing is to change or free that memory while a call
+lasts. Of a tensor on a device that is what its stream has been given before the call: copies come behind it. A call that has ended, however it did, leaves nothing behind that touches it.
 
 A call keeps the GIL for the first 20 us, and gives it up where that is not enough. Ctrl-C ends a call that waits
 for objects to come or go, and one that removes when that is done, or its time is over; what it asked for may be done all
@@ -26,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Union, cast
 
-from ._memory import readable, writable
+from ._memory import readable, streams, writable
 from ._native import (
     Closed,
     Corrupt,
@@ -41,12 +42,14 @@ from ._native import (
     TimedOut,
     Unavailable,
     Unknown,
+    rdma_devices,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ._memory import Memory
+    from ._native import _How
 
 __all__ = [
     "Closed",
@@ -54,6 +57,7 @@ __all__ = [
     "Corrupt",
     "Invalid",
     "InvalidKey",
+    "Landing",
     "Location",
     "NoRoom",
     "Reservation",
@@ -63,10 +67,13 @@ __all__ = [
     "Unavailable",
     "Unknown",
     "members",
+    "rdma_devices",
 ]
 
 Key = Union[bytes, str]
 Path = Union[str, "os.PathLike[str]"]
+# Names of RDMA devices, also in one text with commas between them.
+Devices = Union[str, Iterable[str]]
 T = TypeVar("T")
 
 # Their threads are ended while there is an interpreter.
@@ -82,6 +89,17 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+def _names(devices: Devices) -> list[str]:
+    parts = devices.split(",") if isinstance(devices, str) else devices
+    return [name.strip() for name in parts if name.strip()]
+
+
+def _groups(groups: Iterable[Key | None]) -> list[bytes]:
+    """The names of groups, if there is one."""
+    names = [b"" if group is None else _key(group) for group in groups]
+    return names if any(names) else []
 
 
 def _key(key: Key) -> bytes:
@@ -159,7 +177,7 @@ def members(
 ) -> list[str]:
     """Where the members of a cluster listen. Empty if it has none within `timeout_s`, or nobody tells."""
     try:
-        return NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s).members()
+        return NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s, []).members()
     except Unavailable:
         return []
 
@@ -173,8 +191,9 @@ class Reservation(_Closing):
 
     def write(self, offset: int, value: Memory) -> None:
         """Writes a range of it, that begins at the offset."""
-        address, length, _kept = readable(value)
-        self._of_use().write(self._store, [address], [length], [offset])
+        lent = readable(value, True)
+        address, length, _kept = lent
+        self._of_use().write(self._store, [address], [length], [offset], streams([lent]))
 
     def commit(self) -> bool:
         """Makes it the key's value, all of whose bytes have been written. Whether it was: not if there is an object by
@@ -193,6 +212,23 @@ class Reservation(_Closing):
         if self._native is None:
             raise Invalid("it is committed, or given back")
         return self._native
+
+
+class Landing(_Closing):
+    """Memory that what is got may be written to by adapters, until it is closed."""
+
+    def __init__(self, native: NativeStore, memory: Memory) -> None:
+        self.address, self.size, self._kept = writable(memory, True)
+        if not native.register(self.address, self.size):
+            raise Invalid("it is empty, or overlaps memory that is registered")
+        self._native: NativeStore | None = native
+
+    def close(self) -> None:
+        """Takes it back, and waits until nobody writes there any more. Again, it does nothing."""
+        native, self._native = self._native, None
+        if native is not None:
+            native.unregister(self.address)
+            self._kept = None
 
 
 class Store(_Closing):
@@ -214,13 +250,15 @@ class Store(_Closing):
         drive_bytes: int = 0,
         secret_file: Path | None = None,
         timeout_s: float = 5.0,
+        rdma: Devices = (),
     ) -> Self:
         """Makes this process a member, which lends `memory_bytes`, and waits until it is one.
 
-        What leaves the memory goes to files in the folders `drives`, `drive_bytes` in all. `Unavailable` if the
-        coordinators do not take it in within `timeout_s`.
+        What leaves the memory goes to files in the folders `drives`, `drive_bytes` in all. Where both ends have RDMA
+        devices of the names in `rdma` (`"all"`: all that `rdma_devices` tells), long objects go over these.
+        `Unavailable` if the coordinators do not take it in within `timeout_s`.
         """
-        of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s)
+        of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s, _names(rdma))
         folders = list(drives)
         tier = (folders, drive_bytes) if folders else None
         return cls(NativeStore.member(of, listen, memory_bytes, tier))
@@ -233,9 +271,10 @@ class Store(_Closing):
         cluster: str = "lunette",
         secret_file: Path | None = None,
         timeout_s: float = 5.0,
+        rdma: Devices = (),
     ) -> Self:
         """Asks the cluster whose members the coordinators tell, and lends nothing."""
-        of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s)
+        of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s, _names(rdma))
         return cls(NativeStore.client(of, []))
 
     @classmethod
@@ -245,10 +284,11 @@ class Store(_Closing):
         *,
         secret_file: Path | None = None,
         timeout_s: float = 5.0,
+        rdma: Devices = (),
     ) -> Self:
         """Asks the cluster that `nodes`, one or more, are members of."""
         addresses = list(nodes)
-        of = NativeCluster("lunette", addresses, False, secret_file, timeout_s)
+        of = NativeCluster("lunette", addresses, False, secret_file, timeout_s, _names(rdma))
         return cls(NativeStore.client(of, addresses))
 
     @property
@@ -256,32 +296,64 @@ class Store(_Closing):
         """Where a member listens; `None` of a client."""
         return self._native.address
 
-    def put(self, key: Key, value: Memory, *, copies: int = 1) -> bool:
-        """Writes an object unless there is one. Whether it was written."""
-        return self._put(key, value, False, copies)
+    def put(
+        self,
+        key: Key,
+        value: Memory,
+        *,
+        copies: int = 1,
+        pin_s: float = 0.0,
+        group: Key | None = None,
+    ) -> bool:
+        """Writes an object unless there is one. Whether it was written.
 
-    def upsert(self, key: Key, value: Memory, *, copies: int = 1) -> bool:
-        """Writes an object, also where there is one."""
-        return self._put(key, value, True, copies)
+        For `pin_s` seconds it leaves memory only if all else that may leave has; if that is `math.inf`, it never does.
+        Half of what fits may be pinned for ever: `NoRoom` then.
 
-    def _put(self, key: Key, value: Memory, is_upsert: bool, copies: int) -> bool:
-        how = (is_upsert, copies, False, [])
+        Objects of one `group`, whoever writes them, are of use together only: when one leaves memory to make room, the
+        others leave before what is in no such group. Objects of several copies are in none.
+        """
+        return self._put(key, value, (False, copies, False, [], pin_s, _groups([group])))
+
+    def upsert(
+        self,
+        key: Key,
+        value: Memory,
+        *,
+        copies: int = 1,
+        pin_s: float = 0.0,
+        group: Key | None = None,
+    ) -> bool:
+        """Writes an object, also where there is one, and pins it as `put` does, whatever was there."""
+        return self._put(key, value, (True, copies, False, [], pin_s, _groups([group])))
+
+    def _put(self, key: Key, value: Memory, how: _How) -> bool:
         if isinstance(value, bytes):
             return self._native.put(_key(key), value, how)
-        address, length, _kept = readable(value)
-        return _all(self._native.put_from([_key(key)], [[address]], [[length]], how))[0]
+        lent = readable(value, True)
+        address, length, _kept = lent
+        put = self._native.put_from([_key(key)], [[address]], [[length]], how, streams([lent]))
+        return _all(put)[0]
 
-    def put_all(self, objects: Iterable[tuple[Key, Memory]], *, copies: int = 1) -> list[bool]:
-        """As `put`, of many objects in one call, in no order.
+    def put_all(
+        self,
+        objects: Iterable[tuple[Key, Memory]],
+        *,
+        copies: int = 1,
+        pin_s: float = 0.0,
+        groups: Iterable[Key | None] = (),
+    ) -> list[bool]:
+        """As `put`, of many objects in one call, in no order, each in its group, if there are `groups`.
 
         If some fail, the first exception is raised; its `outcomes` tell of each object.
         """
         keys, lent = [], []
         for key, value in objects:
             keys.append(_key(key))
-            lent.append(readable(value))
+            lent.append(readable(value, True))
         addresses, lengths = [[at] for at, _, _ in lent], [[length] for _, length, _ in lent]
-        return _all(self._native.put_from(keys, addresses, lengths, (False, copies, False, [])))
+        how = (False, copies, False, [], pin_s, _groups(groups))
+        return _all(self._native.put_from(keys, addresses, lengths, how, streams(lent)))
 
     def get(self, key: Key) -> bytes | None:
         """The value, or `None`."""
@@ -306,18 +378,32 @@ class Store(_Closing):
         offsets, lent = [], []
         for offset, into in ranges:
             offsets.append(offset)
-            lent.append(writable(into))
+            lent.append(writable(into, True))
         addresses, lengths = [at for at, _, _ in lent], [length for _, length, _ in lent]
-        return self._native.get_ranges(_key(key), addresses, lengths, offsets)
+        return self._native.get_ranges(_key(key), addresses, lengths, offsets, streams(lent))
+
+    def register(self, memory: Memory) -> Landing:
+        """Memory that is used again and again: owners' RDMA adapters write what is got there, where there are such.
+
+        It is kept until that is taken back. `ValueError` if it is read-only or not in one piece.
+        """
+        return Landing(self._native, memory)
 
     def reserve(
-        self, key: Key, size: int, *, copies: int = 1, keep_s: float = 60.0
+        self,
+        key: Key,
+        size: int,
+        *,
+        copies: int = 1,
+        keep_s: float = 60.0,
+        pin_s: float = 0.0,
+        group: Key | None = None,
     ) -> Reservation | None:
         """Room for an object of so many bytes, that is written in ranges; `None` if there is an object.
 
         It is given back when nothing has been written to it for `keep_s`.
         """
-        how = (False, copies, False, [])
+        how = (False, copies, False, [], pin_s, _groups([group]))
         native = NativeReservation.reserve(self._native, _key(key), size, how, keep_s)
         return Reservation(self._native, native) if native is not None else None
 
@@ -330,9 +416,9 @@ class Store(_Closing):
         keys, lent = [], []
         for key, into in objects:
             keys.append(_key(key))
-            lent.append(writable(into))
+            lent.append(writable(into, True))
         addresses, lengths = [[at] for at, _, _ in lent], [[length] for _, length, _ in lent]
-        return _all(self._native.get_into(keys, addresses, lengths))
+        return _all(self._native.get_into(keys, addresses, lengths, streams(lent)))
 
     def size(self, key: Key) -> int | None:
         """Length of the value in bytes, or `None`."""

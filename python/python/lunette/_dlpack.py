@@ -9,8 +9,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Protocol
 
+from ._native import is_of_device as is_of_device_at
+
 # Kinds of devices whose memory the processor reaches: its own, and what CUDA or ROCm has pinned of it.
 OF_HOST = frozenset({1, 3, 11})
+# CUDA's own.
+OF_DEVICE = 2
+# The default stream of a device, behind which a producer is asked to put what is still to be done.
+DEFAULT_STREAM = 1
 READ_ONLY = 1
 VERSION_MAX = (1, 0)
 # Most dimensions of a tensor: what its arrays of lengths and strides are believed to have.
@@ -73,16 +79,19 @@ _rename.argtypes, _rename.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.
 class Given:
     """A tensor's memory, until this is dropped."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, of_devices: bool = False) -> None:
         self._managed: _Managed | _ManagedVersioned | None = None
         kind, _ = producer.__dlpack_device__()
-        if kind not in OF_HOST:
+        is_of_device = of_devices and kind == OF_DEVICE
+        if kind not in OF_HOST and not is_of_device:
             raise ValueError(f"the tensor is in the memory of a device of kind {kind}, not of the host")
+        self.after: list[int] = [DEFAULT_STREAM] if is_of_device else []
+        stream = {"stream": DEFAULT_STREAM} if is_of_device else {}
         try:
-            capsule = producer.__dlpack__(max_version=VERSION_MAX)
+            capsule = producer.__dlpack__(max_version=VERSION_MAX, **stream)
         except TypeError:
             # It is older than versions.
-            capsule = producer.__dlpack__()
+            capsule = producer.__dlpack__(**stream)
         self._managed = _taken(capsule)
         self.is_read_only = bool(self._managed.flags & READ_ONLY)
         tensor = self._managed.tensor
@@ -97,6 +106,8 @@ class Given:
         if self.size and not _is_in_one_piece(tensor, lengths):
             raise ValueError("the tensor is not in one piece")
         self.address: int = (tensor.data or 0) + tensor.offset if self.size else 0
+        if is_of_device and self.size and not is_of_device_at(self.address):
+            raise ValueError("the tensor is in the memory of a device that this process cannot use")
 
     def __del__(self) -> None:
         managed, self._managed = self._managed, None

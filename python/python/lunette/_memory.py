@@ -1,10 +1,13 @@
-"""Where the bytes of what has the buffer protocol, or DLPack, lie."""
+"""Where the bytes of what has the buffer protocol, DLPack or CUDA's array interface lie."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Union
 
+from ._cuda_array import Producer as ShownProducer
+from ._cuda_array import Shown
 from ._dlpack import Given, Producer
 
 if TYPE_CHECKING:
@@ -13,19 +16,20 @@ if TYPE_CHECKING:
 # Address, length in bytes, and what has to be kept for as long as they are used.
 Lent = tuple[int, int, object]
 # What has bytes.
-Memory = Union["Buffer", Producer]
+Memory = Union["Buffer", Producer, ShownProducer]
 
 
-def readable(value: Memory) -> Lent:
+def readable(value: Memory, of_devices: bool = False) -> Lent:
     """Bytes to be read. A buffer that is read-only and no `bytes`, or is not in one piece, is copied.
 
-    `ValueError` if they are a tensor's that is not in one piece, or not in the host's memory.
+    `ValueError` if they are a tensor's that is not in one piece, or not in the host's memory, nor in that of a device where
+    that may be.
     """
     if not isinstance(value, bytes):
-        if is_tensor(value):
-            given = Given(value)
+        given = _given(value, of_devices)
+        if given is not None:
             return given.address, given.size, given
-        view = memoryview(value)
+        view = memoryview(value)  # type: ignore[arg-type]
         if not view.readonly and view.c_contiguous:
             return _of(view)
         value = view.tobytes()
@@ -33,20 +37,36 @@ def readable(value: Memory) -> Lent:
     return pointer.value or 0, len(value), value
 
 
-def writable(into: Memory) -> Lent:
+def writable(into: Memory, of_devices: bool = False) -> Lent:
     """Bytes to be written.
 
-    `ValueError` if they are read-only, or not in one piece, or not in the host's memory.
+    `ValueError` if they are read-only, or not in one piece, or not in the host's memory, nor in that of a device where that
+    may be.
     """
-    if is_tensor(into):
-        given = Given(into)
+    given = _given(into, of_devices)
+    if given is not None:
         if given.is_read_only:
             raise ValueError("the tensor is read-only")
         return given.address, given.size, given
-    view = memoryview(into)
+    view = memoryview(into)  # type: ignore[arg-type]
     if view.readonly or not view.c_contiguous:
         raise ValueError("the buffer is read-only, or not in one piece")
     return _of(view)
+
+
+def streams(lent: Iterable[Lent]) -> list[int]:
+    """The streams of devices that have still to do with the memory."""
+    found = {stream for _, _, kept in lent for stream in getattr(kept, "after", ())}
+    return sorted(found)
+
+
+def _given(value: Memory, of_devices: bool) -> Given | Shown | None:
+    """A tensor's or an array's memory."""
+    if is_tensor(value):
+        return Given(value, of_devices)
+    if of_devices and hasattr(value, "__cuda_array_interface__"):
+        return Shown(value)
+    return None
 
 
 def _of(view: memoryview) -> Lent:

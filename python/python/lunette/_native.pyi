@@ -16,7 +16,7 @@ class NotFound(Unavailable): ...
 
 _Path = Union[str, PathLike[str]]
 # Over what is there, copies, all of a batch on one node, nodes that are preferred.
-_How = tuple[bool, int, bool, list[str]]
+_How = tuple[bool, int, bool, list[str], float, list[bytes]]
 # Keys, and for each the addresses and the lengths of its pieces.
 _Objects = tuple[Sequence[bytes], Sequence[Sequence[int]], Sequence[Sequence[int]]]
 
@@ -29,8 +29,12 @@ class NativeCluster:
         is_etcd: bool,
         secret_file: _Path | None,
         timeout_s: float,
+        adapters: Sequence[str],
     ) -> NativeCluster: ...
     def members(self) -> list[str]: ...
+
+def rdma_devices() -> list[str]: ...
+def is_of_device(address: int) -> bool: ...
 
 @final
 class NativeStore:
@@ -52,6 +56,7 @@ class NativeStore:
         addresses: Sequence[Sequence[int]],
         lens: Sequence[Sequence[int]],
         how: _How,
+        after: Sequence[int] = ...,
     ) -> list[bool | StoreError]: ...
     def get(self, key: bytes) -> bytes | None: ...
     def get_into(
@@ -59,6 +64,7 @@ class NativeStore:
         keys: Sequence[bytes],
         addresses: Sequence[Sequence[int]],
         lens: Sequence[Sequence[int]],
+        after: Sequence[int] = ...,
     ) -> list[int | StoreError | None]: ...
     def get_ranges(
         self,
@@ -66,6 +72,7 @@ class NativeStore:
         addresses: Sequence[int],
         lens: Sequence[int],
         offsets: Sequence[int],
+        after: Sequence[int] = ...,
     ) -> int | None: ...
     def sizes(self, keys: Sequence[bytes]) -> list[int | StoreError | None]: ...
     def locate(
@@ -76,9 +83,16 @@ class NativeStore:
     def clear(self) -> None: ...
     def count(self) -> int: ...
     def begin_put_from(
-        self, queue: NativeQueue, objects: _Objects, how: _How, keeps: object
+        self,
+        queue: NativeQueue,
+        objects: _Objects,
+        how: _How,
+        keeps: object,
+        after: Sequence[int] = ...,
     ) -> int: ...
-    def begin_get_into(self, queue: NativeQueue, objects: _Objects, keeps: object) -> int: ...
+    def begin_get_into(
+        self, queue: NativeQueue, objects: _Objects, keeps: object, after: Sequence[int] = ...
+    ) -> int: ...
     def begin_get(self, queue: NativeQueue, key: bytes) -> int: ...
     def begin_sizes(self, queue: NativeQueue, keys: Sequence[bytes]) -> int: ...
     def begin_exists(self, queue: NativeQueue, keys: Sequence[bytes]) -> int: ...
@@ -99,6 +113,7 @@ class NativeReservation:
         addresses: Sequence[int],
         lens: Sequence[int],
         offsets: Sequence[int],
+        after: Sequence[int] = ...,
     ) -> None: ...
     def commit(self) -> bool: ...
     def revoke(self) -> None: ...
@@ -116,10 +131,12 @@ _Moves = tuple[bool, Sequence[int], Sequence[int], Sequence[int]]
 
 @final
 class NativeEngine:
-    def __new__(cls, listen: str, secret_file: _Path | None) -> NativeEngine: ...
+    def __new__(
+        cls, listen: str, secret_file: _Path | None, adapters: Sequence[str]
+    ) -> NativeEngine: ...
     @property
     def address(self) -> str: ...
-    def register(self, address: int, len: int) -> None: ...
+    def register(self, address: int, len: int, after: Sequence[int] = ...) -> None: ...
     def unregister(self, address: int) -> bool: ...
     def has(self, address: int, len: int) -> bool: ...
     def transfer(self, peer: str, moves: _Moves, note: bytes | None, timeout_s: float) -> None: ...
@@ -132,7 +149,8 @@ class NativeEngine:
 
 # Name, type of elements, shape of all of it, first element and number of elements of the part, buffer, offset in bytes.
 _Tensor = tuple[str, str, Sequence[int], Sequence[int], Sequence[int], int, int]
-_Ranges = Sequence[tuple[int, int]]
+# Addresses and lengths of buffers, and streams of a device that have still to do with them.
+_Lend = tuple[Sequence[tuple[int, int]], Sequence[int]]
 
 # With a queue, the answer is the number under which that will have it.
 @final
@@ -154,7 +172,7 @@ class NativeObjects:
         self,
         queue: NativeQueue | None,
         name: str,
-        buffers: _Ranges,
+        buffers: _Lend,
         keeps: object,
         tensors: Sequence[_Tensor],
         chunk_bytes: int,
@@ -164,8 +182,25 @@ class NativeObjects:
         self,
         queue: NativeQueue | None,
         name: str,
-        buffers: _Ranges,
+        buffers: _Lend,
         keeps: object,
+        version: int | None,
+        resume: bool,
+    ) -> Any: ...
+    def register_files(
+        self,
+        queue: NativeQueue | None,
+        name: str,
+        paths: Sequence[_Path],
+        tensors: Sequence[_Tensor],
+        chunk_bytes: int,
+        may_replace: bool,
+    ) -> Any: ...
+    def receive_files(
+        self,
+        queue: NativeQueue | None,
+        name: str,
+        paths: Sequence[_Path],
         version: int | None,
         resume: bool,
     ) -> Any: ...
@@ -173,11 +208,12 @@ class NativeObjects:
         self,
         queue: NativeQueue | None,
         name: str,
-        buffers: _Ranges,
+        buffers: _Lend,
         keeps: object,
         slices: Sequence[_Tensor],
         version: int | None,
         keep_chunks: bool,
+        resume: bool,
     ) -> Any: ...
     def close(self) -> None: ...
 
@@ -192,6 +228,7 @@ class NativeHeld:
     def tensors(self) -> list[_Tensor]: ...
     def progress(self, queue: NativeQueue | None) -> Any: ...
     def wait(self, queue: NativeQueue | None, timeout_s: float) -> Any: ...
+    def sync(self, queue: NativeQueue | None) -> Any: ...
     def close(self, queue: NativeQueue | None) -> Any: ...
 
 @final
@@ -201,7 +238,7 @@ class NativeOffer:
         objects: NativeObjects,
         queue: NativeQueue | None,
         name: str,
-        buffers: _Ranges,
+        buffers: _Lend,
         keeps: object,
         tensors: Sequence[_Tensor],
         bucket_bytes: int,
@@ -224,7 +261,7 @@ class NativeUpdate:
         queue: NativeQueue | None,
         name: str,
         manifest: tuple[int, Sequence[tuple[int, int]]],
-        slots: _Ranges,
+        slots: _Lend,
         keeps: object,
         parts: tuple[dict[str, tuple[Sequence[int], Sequence[int]]], bool] | None,
         timeout_s: float,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from ._cuda_array import DeviceView, Shown
 from ._dlpack import Given
 from ._memory import is_tensor, readable, writable
 
@@ -78,7 +79,10 @@ class Lying(NamedTuple):
 
 def lying(value: Memory, *, is_written: bool) -> Lying:
     """Where it lies, and of what it is. `ValueError` as of `readable` and `writable`."""
-    address, size, kept = (writable if is_written else readable)(value)
+    address, size, kept = (writable if is_written else readable)(value, of_devices=True)
+    if isinstance(kept, Shown):
+        dtype = _of_kind(kept.kind, kept.item_bytes)
+        return Lying(address, size, kept, dtype, kept.shape, False)
     if is_tensor(value):
         given = kept if isinstance(kept, Given) else Given(value)
         code, bits, lanes = given.element
@@ -95,6 +99,30 @@ def _of_format(view: memoryview) -> str | None:
     if kind is None or kind == "BOOL":
         return kind
     return f"{kind}{view.itemsize * 8}"
+
+
+def _of_kind(kind: str, item_bytes: int) -> str | None:
+    """The type of elements that NumPy names so."""
+    names = {"b": "BOOL", "i": "I", "u": "U", "f": "F", "c": "C"}
+    name = names.get(kind)
+    if name is None or name == "BOOL":
+        return name
+    return name if (name := f"{name}{item_bytes * 8}") in DTYPES else None
+
+
+def on_device(kept: object) -> bool:
+    """Whether what has been lent is memory of a device."""
+    return isinstance(kept, (Given, Shown)) and bool(kept.after)
+
+
+def device_view(address: int, dtype: str, shape: Sequence[int], keeps: object) -> DeviceView:
+    """Elements on a device, in their shape if NumPy has their type; else their bytes."""
+    bits, letter = DTYPES[dtype]
+    kinds = {"B": "b", "U": "u", "I": "i", "F": "f", "C": "c"}
+    if letter is None and dtype != "C64":
+        return DeviceView(address, "|u1", (bytes_of(dtype, shape),), keeps)
+    order = "|" if bits == 8 else "<"
+    return DeviceView(address, f"{order}{kinds[dtype[0]]}{bits // 8}", tuple(shape), keeps)
 
 
 def bytes_of(dtype: str, shape: Sequence[int]) -> int:

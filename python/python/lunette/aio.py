@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import Key, Store, _all, _key, p2p, updates
-from ._memory import Lent, readable, writable
+from . import Key, Path, Store, _all, _groups, _key, p2p, updates
+from ._memory import Lent, readable, streams, writable
 from ._native import Invalid, NativeHeld, NativeQueue
 from ._tensors import fresh
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ._memory import Memory
+    from ._native import _How
 
 __all__ = ["AsyncHeld", "AsyncObjectStore", "AsyncStore", "AsyncUpdate"]
 
@@ -88,25 +89,51 @@ class AsyncStore:
     def __init__(self, store: Store) -> None:
         self._native = store._native
 
-    async def put(self, key: Key, value: Memory, *, copies: int = 1) -> bool:
+    async def put(
+        self,
+        key: Key,
+        value: Memory,
+        *,
+        copies: int = 1,
+        pin_s: float = 0.0,
+        group: Key | None = None,
+    ) -> bool:
         """Writes an object unless there is one. Whether it was written."""
-        return (await self._put([(key, value)], False, copies))[0]
+        how = (False, copies, False, [], pin_s, _groups([group]))
+        return (await self._put([(key, value)], how))[0]
 
-    async def upsert(self, key: Key, value: Memory, *, copies: int = 1) -> bool:
+    async def upsert(
+        self,
+        key: Key,
+        value: Memory,
+        *,
+        copies: int = 1,
+        pin_s: float = 0.0,
+        group: Key | None = None,
+    ) -> bool:
         """Writes an object, also where there is one."""
-        return (await self._put([(key, value)], True, copies))[0]
+        how = (True, copies, False, [], pin_s, _groups([group]))
+        return (await self._put([(key, value)], how))[0]
 
-    async def put_all(self, objects: Iterable[tuple[Key, Memory]], *, copies: int = 1) -> list[bool]:
+    async def put_all(
+        self,
+        objects: Iterable[tuple[Key, Memory]],
+        *,
+        copies: int = 1,
+        pin_s: float = 0.0,
+        groups: Iterable[Key | None] = (),
+    ) -> list[bool]:
         """As `put`, of many objects in one question."""
-        return await self._put(objects, False, copies)
+        return await self._put(objects, (False, copies, False, [], pin_s, _groups(groups)))
 
     async def _put(
-        self, objects: Iterable[tuple[Key, Memory]], is_upsert: bool, copies: int
+        self, objects: Iterable[tuple[Key, Memory]], how: _How
     ) -> list[bool]:
         keys, lent = _lent(objects, readable)
-        how = (is_upsert, copies, False, [])
         here = _running()
-        number = self._native.begin_put_from(here.queue, _objects(keys, lent), how, lent)
+        number = self._native.begin_put_from(
+            here.queue, _objects(keys, lent), how, lent, streams(lent)
+        )
         return _all(await here.answer(number))
 
     async def get(self, key: Key) -> bytes | None:
@@ -125,7 +152,9 @@ class AsyncStore:
         """As `get_into`, of many objects in one question."""
         keys, lent = _lent(objects, writable)
         here = _running()
-        number = self._native.begin_get_into(here.queue, _objects(keys, lent), lent)
+        number = self._native.begin_get_into(
+            here.queue, _objects(keys, lent), lent, streams(lent)
+        )
         return _all(await here.answer(number))
 
     async def size(self, key: Key) -> int | None:
@@ -167,6 +196,11 @@ class AsyncHeld:
         patience_s = p2p._FOREVER_S if timeout_s is None else timeout_s
         await here.answer(self.held._native.wait(here.queue, patience_s))
 
+    async def sync(self) -> None:
+        """Waits until what has come into files is on the disk."""
+        here = _running()
+        await here.answer(self.held._native.sync(here.queue))
+
     async def close(self) -> None:
         """Serves it no more, and waits until nobody reads or writes its memory. Cancelled, that goes on."""
         here = _running()
@@ -203,9 +237,24 @@ class AsyncObjectStore:
         """Registers an object, and serves it from then on."""
         here, lent = _running(), p2p._lent(source, tensors)
         number = self._native.register(
-            here.queue, name, lent.ranges, lent.kept, lent.told, chunk_bytes, replace
+            here.queue, name, lent.memory, lent.kept, lent.told, chunk_bytes, replace
         )
         return self._held(await here.answer(number), lent)
+
+    async def register_files(
+        self,
+        name: str,
+        paths: Iterable[Path],
+        *,
+        tensors: Iterable[p2p.Tensor] | None = None,
+        chunk_bytes: int = p2p.CHUNK_BYTES,
+        replace: bool = False,
+    ) -> AsyncHeld:
+        """Registers an object of files, and serves it from then on without having them in memory."""
+        here, paths = _running(), list(paths)
+        told = p2p._files_tensors(paths, tensors)
+        number = self._native.register_files(here.queue, name, paths, told, chunk_bytes, replace)
+        return self._held(await here.answer(number), p2p._nothing(), paths)
 
     async def find(self, name: str) -> p2p.Found | None:
         """An object that somebody holds, or `None`."""
@@ -238,7 +287,7 @@ class AsyncObjectStore:
             found = p2p._found(await self.find(name), name, version)
             into, version = [fresh(size) for size in found.buffers], found.version
         here, lent = _running(), p2p._room(into)
-        number = self._native.receive(here.queue, name, lent.ranges, lent.kept, version, resume)
+        number = self._native.receive(here.queue, name, lent.memory, lent.kept, version, resume)
         return self._held(await here.answer(number), lent)
 
     async def receive(
@@ -254,8 +303,40 @@ class AsyncObjectStore:
         begun = await self.begin_receive(name, into, version=version, resume=resume)
         return await _whole(begun, timeout_s)
 
+    async def begin_receive_files(
+        self,
+        name: str,
+        paths: Iterable[Path],
+        *,
+        version: int | None = None,
+        resume: bool = False,
+    ) -> AsyncHeld:
+        """As `receive_files`, without waiting for it."""
+        here, paths = _running(), list(paths)
+        number = self._native.receive_files(here.queue, name, paths, version, resume)
+        return self._held(await here.answer(number), p2p._nothing(), paths)
+
+    async def receive_files(
+        self,
+        name: str,
+        paths: Iterable[Path],
+        *,
+        version: int | None = None,
+        resume: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncHeld:
+        """Receives an object into files, one for each of its buffers, and serves what has come from there."""
+        begun = await self.begin_receive_files(name, paths, version=version, resume=resume)
+        return await _whole(begun, timeout_s)
+
     async def begin_receive_tensors(
-        self, name: str, into: p2p.Wanted, *, version: int | None = None, keep: bool = True
+        self,
+        name: str,
+        into: p2p.Wanted,
+        *,
+        version: int | None = None,
+        keep: bool = True,
+        resume: bool = False,
     ) -> AsyncHeld:
         """As `receive_tensors`, without waiting for it."""
         here = _running()
@@ -263,7 +344,7 @@ class AsyncObjectStore:
         found = p2p._found(None if told is None else p2p.Found(*told[0]), name, version)
         lent = p2p._wanted([p2p._tensor(each) for each in told[1]], into)
         number = self._native.receive_slices(
-            here.queue, name, lent.ranges, lent.kept, lent.told, found.version, keep
+            here.queue, name, lent.memory, lent.kept, lent.told, found.version, keep, resume
         )
         return self._held(await here.answer(number), lent)
 
@@ -274,14 +355,17 @@ class AsyncObjectStore:
         *,
         version: int | None = None,
         keep: bool = True,
+        resume: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncHeld:
         """Receives tensors of an object, or a `Part` of each, to where they are to lie."""
-        begun = await self.begin_receive_tensors(name, into, version=version, keep=keep)
+        begun = await self.begin_receive_tensors(name, into, version=version, keep=keep, resume=resume)
         return await _whole(begun, timeout_s)
 
-    def _held(self, native: NativeHeld, lent: p2p._Lent) -> AsyncHeld:
-        return AsyncHeld(p2p.Held(self._store, native, lent))
+    def _held(
+        self, native: NativeHeld, lent: p2p._Lent, paths: Sequence[Path] = ()
+    ) -> AsyncHeld:
+        return AsyncHeld(p2p.Held(self._store, native, lent, paths))
 
 
 class AsyncUpdate:
@@ -327,7 +411,7 @@ def _lent(objects: Iterable[tuple[Key, Memory]], lend: Any) -> tuple[list[bytes]
     keys, lent = [], []
     for key, buffer in objects:
         keys.append(_key(key))
-        lent.append(lend(buffer))
+        lent.append(lend(buffer, True))
     return keys, lent
 
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from . import Path, _Closing, _open
-from ._memory import writable
+from . import Devices, Path, _Closing, _names, _open
+from ._memory import streams, writable
 from ._native import NativeEngine
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ class Registration:
     """Memory that peers may read and write, until it is closed."""
 
     def __init__(self, native: NativeEngine, memory: Memory) -> None:
-        self.address, self.size, self._kept = writable(memory)
-        native.register(self.address, self.size)
+        lent = writable(memory, of_devices=True)
+        self.address, self.size, self._kept = lent
+        native.register(self.address, self.size, streams([lent]))
         self._native: NativeEngine | None = native
 
     def close(self) -> None:
@@ -86,11 +87,18 @@ class Transfer:
 class Engine(_Closing):
     """Moves bytes between registered memory here and at its peers. Asked from any thread.
 
-    Beyond loopback it listens only with a secret, which both sides prove to know, or if `LUNETTE_INSECURE=1`.
+    Beyond loopback it listens only with a secret, which both sides prove to know, or if `LUNETTE_INSECURE=1`. Where
+    both ends have RDMA devices of the names in `rdma` (`"all"`: all that there are), bytes go over these.
     """
 
-    def __init__(self, listen: str = "127.0.0.1:0", *, secret_file: Path | None = None) -> None:
-        self._native = NativeEngine(listen, secret_file)
+    def __init__(
+        self,
+        listen: str = "127.0.0.1:0",
+        *,
+        secret_file: Path | None = None,
+        rdma: Devices = (),
+    ) -> None:
+        self._native = NativeEngine(listen, secret_file, _names(rdma))
         self._registrations: list[Registration] = []
         _open.add(self)
 
@@ -101,6 +109,9 @@ class Engine(_Closing):
 
     def register(self, memory: Memory) -> Registration:
         """Lets peers read and write memory, which is kept until that is taken back or the engine is closed.
+
+        Memory of a CUDA device too: copies come after what its producer had to do with it until now. What streams do with
+        it later is to be waited for before bytes are moved from or to it, here or at a peer.
 
         `ValueError` if it is read-only or not in one piece, `Invalid` if it overlaps what is registered.
         """

@@ -10,14 +10,15 @@
 ([1.0, 2.0, 3.0, 4.0], [5.0])
 
 Who registers an object lends its memory, and who receives it serves each chunk on as soon as it is here and verified: so
-receivers feed each other. Memory is what has the buffer protocol, or a tensor that tells its memory by DLPack, in one
-piece in the host's memory. That of an object is kept, and read by others, until it is closed: nothing is to change it
+receivers feed each other. Memory is what has the buffer protocol, or a tensor that tells its memory by DLPack or CUDA's array
+interface, in one piece: in the host's memory, or in that of CUDA devices, where all that is lent for one object is. That of an object is kept, and read by others, until it is closed: nothing is to change it
 before. `lunette.aio.AsyncObjectStore` asks the same for tasks of an event loop.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
@@ -33,7 +34,8 @@ from ._native import (
     safetensors_head_bytes,
     safetensors_tensors,
 )
-from ._tensors import Lying, Shape, bytes_of, fresh, lying, shaped
+from ._memory import streams
+from ._tensors import Lying, Shape, bytes_of, device_view, fresh, lying, on_device, shaped
 
 if TYPE_CHECKING:
     from ._memory import Memory
@@ -139,16 +141,30 @@ def safetensors(*paths: Path) -> Source:
     buffers: list[Memory] = []
     tensors: list[Tensor] = []
     for path in paths:
+        tensors.extend(_file_tensors(path, len(buffers)))
         with open(path, "rb") as file:
             # Private to this process, and never written to.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        if len(mapped) < 8:
-            raise Invalid(f"no safetensors file: {path} has {len(mapped)} bytes")
-        head = mapped[: safetensors_head_bytes(mapped[:8], len(mapped))]
-        told = safetensors_tensors(head, len(mapped), len(buffers))
-        tensors.extend(_tensor(each) for each in told)
-        buffers.append(mapped)
+            buffers.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     return Source(buffers, tensors)
+
+
+def _file_tensors(path: Path, buffer: int) -> list[Tensor]:
+    """The tensors of a safetensors file that is this buffer of an object."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise Invalid(f"no safetensors file: {path} has {size} bytes")
+        prefix = file.read(8)
+        head = prefix + file.read(safetensors_head_bytes(prefix, size) - 8)
+    return [_tensor(each) for each in safetensors_tensors(head, size, buffer)]
+
+
+def _files_tensors(paths: Sequence[Path], tensors: Iterable[Tensor] | None) -> list[_Told]:
+    """What is told of files: of no tensors, those that safetensors files have, as their names say that they are such."""
+    if tensors is None:
+        named = [(at, path) for at, path in enumerate(paths) if os.fspath(path).endswith(".safetensors")]
+        tensors = [tensor for at, path in named for tensor in _file_tensors(path, at)]
+    return [tensor._told() for tensor in tensors]
 
 
 class Found(NamedTuple):
@@ -199,6 +215,11 @@ class _Lent(NamedTuple):
     named: dict[str, Memory | tuple[memoryview, str, Shape]]
     """Tensors: their memory as it was given, or bytes of a buffer, and what they are."""
 
+    @property
+    def memory(self) -> tuple[list[tuple[int, int]], list[int]]:
+        """Addresses and lengths, and streams of a device that have still to do with them."""
+        return self.ranges, streams((*range, kept) for range, kept in zip(self.ranges, self.kept))
+
     def lend(self, memory: Memory, lies: Lying) -> int:
         """As which buffer it is lent."""
         self.ranges.append((lies.address, lies.size))
@@ -228,6 +249,11 @@ class _Lent(NamedTuple):
         for tensor in tensors:
             size = tensor.shape if tensor.size is None else tensor.size
             if tensor.name in self.named or tensor.buffer >= len(self.buffers):
+                continue
+            if on_device(self.kept[tensor.buffer]):
+                address = self.ranges[tensor.buffer][0] + tensor.offset
+                keeps = self.buffers[tensor.buffer]
+                self.named[tensor.name] = device_view(address, tensor.dtype, size, keeps)
                 continue
             try:
                 whole = memoryview(self.buffers[tensor.buffer]).cast("B")  # type: ignore[arg-type]
@@ -320,8 +346,12 @@ def _make_room(lent: _Lent, lacking: list[tuple[str, str, Shape, Shape, Shape]])
 class Held(_Closing):
     """An object that is held here, whole or in part, and served: until it is closed, or its store is."""
 
-    def __init__(self, store: ObjectStore, native: NativeHeld, lent: _Lent) -> None:
+    def __init__(
+        self, store: ObjectStore, native: NativeHeld, lent: _Lent, paths: Sequence[Path] = ()
+    ) -> None:
         self._store, self._native, self._lent = store, native, lent
+        self.paths: list[Path] = list(paths)
+        """The files that its buffers are, if they are such: then it has no memory here."""
         self._is_open = True
         self.name: str = native.name
         self.version: int = native.version
@@ -339,7 +369,8 @@ class Held(_Closing):
 
     def __getitem__(self, name: str) -> Any:
         """A tensor, or its part that is here: as it was given; of a buffer or of fresh memory a view, in its shape if buffers
-        have its type of elements (as `numpy.asarray` takes it), and of bytes if not. `KeyError` if it is not here in one
+        have its type of elements (as `numpy.asarray` takes it), and of bytes if not; on a device an array of CUDA's interface (as
+        `torch.as_tensor` takes it). `KeyError` if it is not here in one
         piece."""
         named = self._lent.named[name]
         return shaped(*named) if isinstance(named, tuple) else named
@@ -352,8 +383,16 @@ class Held(_Closing):
         return Progress(*self._native.progress(None))
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Waits until all of it that is wanted is here. `TimedOut` if that takes longer: what came stays, and more comes."""
+        """Waits until all of it that is wanted is here. `TimedOut` if that takes longer: what came stays, and more comes.
+
+        `NoRoom` or `StoreError` if a chunk is not written to its file meanwhile: what came stays, and that one is fetched and
+        tried again, so one may wait on.
+        """
         self._native.wait(None, _FOREVER_S if timeout_s is None else timeout_s)
+
+    def sync(self) -> None:
+        """Waits until what has come into files is on the disk. `StoreError` if it is not; `Closed` once it is closed."""
+        self._native.sync(None)
 
     def close(self) -> None:
         """Serves it no more, and waits until nobody reads or writes its memory. Again, it does nothing.
@@ -393,7 +432,7 @@ class ObjectStore(_Closing):
     ) -> None:
         """Others find it at `advertise`, or where it listens, for `lease_ttl_s` after it was last heard of. What another
         `rack` has comes from there about once. `Unavailable` if the coordinators do not answer."""
-        of = NativeCluster(cluster, list(coordinators), is_etcd, secret_file, 5.0)
+        of = NativeCluster(cluster, list(coordinators), is_etcd, secret_file, 5.0, [])
         self._native = NativeObjects(of, listen, advertise, rack, lease_ttl_s)
         self._held: dict[int, Held] = {}
         _open.add(self)
@@ -424,9 +463,29 @@ class ObjectStore(_Closing):
         """
         lent = _lent(source, tensors)
         native = self._native.register(
-            None, name, lent.ranges, lent.kept, lent.told, chunk_bytes, replace
+            None, name, lent.memory, lent.kept, lent.told, chunk_bytes, replace
         )
         return Held(self, native, lent)
+
+    def register_files(
+        self,
+        name: str,
+        paths: Iterable[Path],
+        *,
+        tensors: Iterable[Tensor] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        replace: bool = False,
+    ) -> Held:
+        """Registers an object of files, each a buffer of it, and serves it from then on without having them in memory.
+
+        They are read once for its checksums, and then chunk by chunk as others ask: nothing is to write to them until it is
+        closed. If something does, it is served no more, and `progress` and `wait` raise `Corrupt`; receivers never take other
+        bytes. `tensors` are those of the paths that end in `.safetensors`, unless they are given. Else as `register`.
+        """
+        paths = list(paths)
+        told = _files_tensors(paths, tensors)
+        native = self._native.register_files(None, name, paths, told, chunk_bytes, replace)
+        return Held(self, native, _nothing(), paths)
 
     def find(self, name: str) -> Found | None:
         """An object that somebody holds, or `None`."""
@@ -455,7 +514,7 @@ class ObjectStore(_Closing):
             found = _found(self.find(name), name, version)
             into, version = [fresh(size) for size in found.buffers], found.version
         lent = _room(into)
-        native = self._native.receive(None, name, lent.ranges, lent.kept, version, resume)
+        native = self._native.receive(None, name, lent.memory, lent.kept, version, resume)
         return Held(self, native, lent)
 
     def receive(
@@ -475,15 +534,54 @@ class ObjectStore(_Closing):
         """
         return _whole(self.begin_receive(name, into, version=version, resume=resume), timeout_s)
 
+    def begin_receive_files(
+        self,
+        name: str,
+        paths: Iterable[Path],
+        *,
+        version: int | None = None,
+        resume: bool = False,
+    ) -> Held:
+        """As `receive_files`, without waiting for it."""
+        paths = list(paths)
+        native = self._native.receive_files(None, name, paths, version, resume)
+        return Held(self, native, _nothing(), paths)
+
+    def receive_files(
+        self,
+        name: str,
+        paths: Iterable[Path],
+        *,
+        version: int | None = None,
+        resume: bool = False,
+        timeout_s: float | None = None,
+    ) -> Held:
+        """Receives an object into files, one for each of its buffers, and serves what has come from there.
+
+        A chunk is in memory only while it comes and is verified. Files that are not there are made, and what is behind the
+        buffer in those that are is taken away; with `resume` chunks that they have already are verified, and not fetched.
+        What has come may be lost with the host until `Held.sync`. `NotFound` and `TimedOut` as `receive`, what came is in the
+        files then; `NoRoom` if the disk is full, at once where that can be told; `Invalid` if there are not as many files as
+        buffers, or one cannot be opened: files that were made for it are gone then. `StoreError` if a chunk is not written.
+        """
+        begun = self.begin_receive_files(name, paths, version=version, resume=resume)
+        return _whole(begun, timeout_s)
+
     def begin_receive_tensors(
-        self, name: str, into: Wanted, *, version: int | None = None, keep: bool = True
+        self,
+        name: str,
+        into: Wanted,
+        *,
+        version: int | None = None,
+        keep: bool = True,
+        resume: bool = False,
     ) -> Held:
         """As `receive_tensors`, without waiting for it."""
         told = self._native.layout(None, name)
         found = _found(None if told is None else Found(*told[0]), name, version)
         lent = _wanted([_tensor(each) for each in told[1]], into)
         native = self._native.receive_slices(
-            None, name, lent.ranges, lent.kept, lent.told, found.version, keep
+            None, name, lent.memory, lent.kept, lent.told, found.version, keep, resume
         )
         return Held(self, native, lent)
 
@@ -494,15 +592,17 @@ class ObjectStore(_Closing):
         *,
         version: int | None = None,
         keep: bool = True,
+        resume: bool = False,
         timeout_s: float | None = None,
     ) -> Held:
         """Receives tensors of an object, or a `Part` of each, to where they are to lie; `None` is fresh memory.
 
         However the object is sharded or laid out, what is fetched are the chunks that something wanted is in. Nothing is
         converted: memory that tells a type and a shape has those of the part, and bytes take what there is. The chunks
-        are kept and served beside, unless `keep` is false: then nobody has anything from here.
+        are kept and served beside, unless `keep` is false: then nobody has anything from here. With `resume` what lies there
+        already is verified where all of a chunk is wanted, and not fetched again.
         """
-        begun = self.begin_receive_tensors(name, into, version=version, keep=keep)
+        begun = self.begin_receive_tensors(name, into, version=version, keep=keep, resume=resume)
         return _whole(begun, timeout_s)
 
     def close(self) -> None:

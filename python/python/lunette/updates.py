@@ -18,11 +18,12 @@ Ranks feed each other, and wait for none: one that fails, or is slow, stops nobo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Union
 
 from . import _Closing
+from ._cuda_array import DeviceView
 from ._native import NativeOffer, NativeUpdate
-from ._tensors import bytes_of, fresh, shaped
+from ._tensors import bytes_of, device_view, fresh, on_device, shaped
 from .p2p import CHUNK_BYTES, ObjectStore, Part, Registered, Tensor, _Lent, _lent, _room, _tensor, _Told
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Offer(_Closing):
         how = bucket_bytes, chunk_bytes, replace
         self._store, self._lent = store, lent
         self._native = NativeOffer.offer(
-            store._native, None, name, lent.ranges, lent.kept, lent.told, *how
+            store._native, None, name, lent.memory, lent.kept, lent.told, *how
         )
         self.name = name
 
@@ -78,23 +79,34 @@ class Offer(_Closing):
         self._lent.kept.clear()
 
 
-class Bucket(Mapping[str, memoryview]):
+# A slot of memory: of the host, or, as its first address and what has it, of a device.
+_Slot = Union[memoryview, "tuple[int, object]"]
+View = Union[memoryview, DeviceView]
+
+
+class Bucket(Mapping[str, View]):
     """What is here of an update, until the next bucket is asked for: tensors by their names, as `Held` has them."""
 
-    def __init__(self, index: int, told: Iterable[_Told], slots: Sequence[memoryview]) -> None:
+    def __init__(self, index: int, told: Iterable[_Told], slots: Sequence[_Slot]) -> None:
         self.index = index
         """Which bucket it is, from 0 on."""
         self.tensors: list[Tensor] = []
         """What is here. `start` and `size` tell which part, where it is not all."""
-        self._bytes: list[memoryview] = []
-        self._views: dict[str, memoryview] = {}
+        self._bytes: list[View] = []
+        self._views: dict[str, View] = {}
         for name, dtype, shape, start, size, slot, offset in told:
             self.tensors.append(_tensor((name, dtype, shape, start, size, 0, offset)))
-            view = slots[slot][offset : offset + bytes_of(dtype, size)]
+            lies = slots[slot]
+            if isinstance(lies, tuple):
+                address, keeps = lies[0] + offset, lies[1]
+                self._bytes.append(device_view(address, "U8", (bytes_of(dtype, size),), keeps))
+                self._views[name] = device_view(address, dtype, size, keeps)
+                continue
+            view = lies[offset : offset + bytes_of(dtype, size)]
             self._bytes.append(view)
             self._views[name] = shaped(view, dtype, size)
 
-    def __getitem__(self, name: str) -> memoryview:
+    def __getitem__(self, name: str) -> View:
         """A tensor, or the part of it that is here: in its shape if buffers have its type of elements, and bytes if not. Of
         several parts of one tensor the last: `parts` has all."""
         return self._views[name]
@@ -106,7 +118,7 @@ class Bucket(Mapping[str, memoryview]):
         return len(self._views)
 
     @property
-    def parts(self) -> list[tuple[Tensor, memoryview]]:
+    def parts(self) -> list[tuple[Tensor, View]]:
         """All that is here, and its bytes."""
         return list(zip(self.tensors, self._bytes))
 
@@ -140,7 +152,9 @@ class Update(_Closing):
         are in, which are served to others if they are kept beside (`keep`).
 
         `slots` is how many buckets' memory there is: 2 to 16; from 3 on one of them is for what was copied last, and is
-        served on. `staging` is memory for them, each as long as the longest bucket. `timeout_s` is how long a bucket may
+        served on. `staging` is memory for them, each as long as the longest bucket: on CUDA devices too, and then buckets are
+        there, as arrays of CUDA's interface, which `torch.as_tensor` takes. What is queued with one is to be waited for before
+        the next is asked for. `timeout_s` is how long a bucket may
         take, each time that it is tried. `NotFound` if nobody offers it, `Invalid` if it is no update.
         """
         told = NativeUpdate.offered(store._native, None, name, timeout_s)
@@ -150,13 +164,13 @@ class Update(_Closing):
         self._store = store
         self._slots = [fresh(longest) for _ in range(slots)] if staging is None else list(staging)
         self._lent: _Lent = _room(self._slots)
-        self._views = [memoryview(slot).cast("B") for slot in self._slots]  # type: ignore[arg-type]
+        self._views: list[_Slot] = [_slot(*lent) for lent in zip(self._slots, self._lent.ranges, self._lent.kept)]
         self._native = NativeUpdate.follow(
             store._native,
             None,
             name,
             told,
-            self._lent.ranges,
+            self._lent.memory,
             self._lent.kept,
             None if parts is None else (_blocks(parts), keep),
             timeout_s,
@@ -197,10 +211,17 @@ class Update(_Closing):
             self._bucket._release()
         for view in self._views:
             try:
-                view.release()
+                if isinstance(view, memoryview):
+                    view.release()
             except BufferError:
                 pass  # An array is left over it.
         self._lent.kept.clear()
+
+
+def _slot(memory: Memory, lies: tuple[int, int], kept: object) -> _Slot:
+    if on_device(kept):
+        return lies[0], memory
+    return memoryview(memory).cast("B")  # type: ignore[arg-type]
 
 
 def _blocks(parts: Mapping[str, Part]) -> dict[str, tuple[Sequence[int], Sequence[int]]]:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lunette._memory import Lent, readable, writable
+from lunette._memory import Lent, readable, streams, writable
 from lunette._native import Closed, InvalidKey, NativeStore, StoreError
 
 from . import _codes
@@ -23,7 +23,7 @@ from ._codes import (
     of_removals,
     of_writes,
 )
-from ._how import How, how_of
+from ._how import How, how_of, of_some
 from ._pieces import are_unequal, with_few_pieces
 from ._setup import LOG, SettingError, Settings, of_dictionary, open_store
 from ._types import BufferHandle, ReplicateConfig
@@ -69,8 +69,9 @@ def _numbers(*numbers: int) -> None:
 class Objects:
     """Objects of one store. No method raises for what the store could not do: codes tell it.
 
-    What is written to or read from an address is the caller's to keep for as long as the call lasts. When a call has
-    ended, whatever its code, nothing of it is under way.
+    What is written to or read from an address, of the host or of a CUDA device, is the caller's to keep for as long as the
+    call lasts. When a call has ended, whatever its code, nothing of it is under way. What streams have still to do with
+    memory of a device that is given by address is to be waited for before.
     """
 
     def __init__(self) -> None:
@@ -253,10 +254,10 @@ class Objects:
     ) -> int:
         if len(keys) != len(values):
             return INVALID_PARAMS
-        if any(memoryview(value).nbytes == 0 for value in values):
+        lent = [[readable(value, True)] for value in values]
+        if any(size == 0 for [(_, size, _)] in lent):
             return INVALID_PARAMS
-        parts = [[value] for value in values]
-        return first_failure(self._write_values(keys, parts, config, is_upsert))
+        return first_failure(self._write_lent(keys, lent, config, is_upsert))
 
     def _write_values(
         self,
@@ -265,10 +266,20 @@ class Objects:
         config: ReplicateConfig | None,
         is_upsert: bool,
     ) -> list[int]:
-        lent: list[list[Lent]] = [[readable(part) for part in parts] for parts in values]
+        lent: list[list[Lent]] = [[readable(part, True) for part in parts] for parts in values]
+        return self._write_lent(keys, lent, config, is_upsert)
+
+    def _write_lent(
+        self,
+        keys: list[str],
+        lent: list[list[Lent]],
+        config: ReplicateConfig | None,
+        is_upsert: bool,
+    ) -> list[int]:
+        after = streams(part for parts in lent for part in parts)
         addresses = [[address for address, _, _ in parts] for parts in lent]
         sizes = [[size for _, size, _ in parts] for parts in lent]
-        return self._write_from(keys, addresses, sizes, config, is_upsert)
+        return self._write_from(keys, addresses, sizes, config, is_upsert, after)
 
     def _write_from(
         self,
@@ -277,6 +288,7 @@ class Objects:
         sizes: Sequence[Sequence[int]],
         config: ReplicateConfig | None,
         is_upsert: bool,
+        after: Sequence[int] = (),
     ) -> list[int]:
         names = _keys(keys)
         if not names:
@@ -292,8 +304,8 @@ class Objects:
         empty = [index for index, lengths in enumerate(sizes) if not any(lengths)]
         try:
             if not empty:
-                return of_writes(native.put_from(names, addresses, sizes, how))
-            return self._write_others(native, (names, addresses, sizes), how, set(empty))
+                return of_writes(native.put_from(names, addresses, sizes, how, after))
+            return self._write_others(native, (names, addresses, sizes), how, set(empty), after)
         except OverflowError as error:
             raise TypeError("addresses and sizes are no negative numbers") from error
         except StoreError as error:
@@ -305,6 +317,7 @@ class Objects:
         objects: tuple[list[bytes], Sequence[Sequence[int]], Sequence[Sequence[int]]],
         how: How,
         empty: set[int],
+        after: Sequence[int],
     ) -> list[int]:
         """Writes those that are not empty."""
         names, addresses, sizes = objects
@@ -313,7 +326,8 @@ class Objects:
         others = [index for index in range(len(names)) if index not in empty]
         chosen = [[each[index] for index in others] for each in (names, addresses, sizes)]
         codes = [INVALID_PARAMS] * len(names)
-        for index, code in zip(others, of_writes(native.put_from(*chosen, how))):
+        written = of_writes(native.put_from(*chosen, of_some(how, others), after))
+        for index, code in zip(others, written):
             codes[index] = code
         return codes
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from lunette._memory import writable
+from lunette._native import is_of_device
 
 # Most pieces of an object that is put: what one message to a node can hold.
 PIECES_MAX = 508
@@ -21,13 +22,14 @@ def are_unequal(some: Sequence[int], others: Sequence[int]) -> bool:
 def with_few_pieces(addresses: Numbers, sizes: Numbers) -> tuple[Numbers, Numbers, list[bytearray]]:
     """Addresses and sizes of the same bytes, in at most `PIECES_MAX` pieces for each object, and what has to be kept for
     as long as they are used. The first pieces of an object with more are copied into one. One that cannot be read is left
-    as it is, for the store to refuse."""
+    as it is, for the store to refuse; and one that has some of a device, of which it takes any number."""
     if all(len(each) <= PIECES_MAX for each in addresses):
         return addresses, sizes, []
     places, lengths, kept = list(addresses), list(sizes), []
     for index, (at, size) in enumerate(zip(addresses, sizes)):
         copied = len(at) - PIECES_MAX + 1
-        room = _joined(at[:copied], size[:copied]) if copied > 1 else None
+        is_joined = copied > 1 and not any(map(is_of_device, at))
+        room = _joined(at[:copied], size[:copied]) if is_joined else None
         if room is not None:
             address, length, _ = writable(room)
             places[index] = [address, *at[copied:]]

@@ -14,7 +14,7 @@ from ._codes import (
     code_of,
     of_reads,
 )
-from ._how import how_of
+from ._how import how_of, of_some
 from ._objects import Objects, _key, _keys, _numbers
 from ._types import ReplicateConfig
 
@@ -44,12 +44,12 @@ class Sessions(Objects):
         if native is None or isinstance(how, int) or len(names) != len(sizes):
             return [how if isinstance(how, int) else INVALID_PARAMS] * len(names)
         codes = []
-        for name, size in zip(names, sizes):
+        for index, (name, size) in enumerate(zip(names, sizes)):
             if size == 0 or name in self._reserved:
                 codes.append(INVALID_PARAMS)
                 continue
             try:
-                room = NativeReservation.reserve(native, name, size, how, KEEP_S)
+                room = NativeReservation.reserve(native, name, size, of_some(how, [index]), KEEP_S)
             except StoreError as error:
                 codes.append(code_of(error))
                 continue

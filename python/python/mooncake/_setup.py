@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lunette._native import NativeCluster, NativeStore
+from lunette._native import NativeCluster, NativeStore, rdma_devices
 
 LOG = logging.getLogger("mooncake")
 
@@ -139,10 +139,8 @@ def warn_of_what_is_ignored(settings: Settings) -> None:
     """Names what was asked for and does nothing."""
     if settings.protocol not in ("tcp", "rdma"):
         raise SettingError(f"protocol: {settings.protocol!r} is not supported: tcp is")
-    if settings.protocol == "rdma":
-        LOG.warning("setup: protocol rdma: objects go over TCP and shared memory")
-    elif settings.rdma_devices:
-        LOG.warning("setup: rdma_devices are ignored")
+    if settings.protocol != "rdma" and settings.rdma_devices:
+        LOG.warning("setup: rdma_devices are ignored, as the protocol is %s", settings.protocol)
     if settings.engine is not None:
         LOG.warning("setup: the store has connections of its own: engine is ignored")
     if settings.enable_client_http_server:
@@ -168,18 +166,34 @@ def drives(settings: Settings) -> tuple[list[str], int] | None:
     return [settings.ssd_offload_path], shutil.disk_usage(settings.ssd_offload_path).free // 2
 
 
-def cluster_of(coordinators: list[str], is_etcd: bool) -> NativeCluster:
+def adapters_of(protocol: str, names: str, what: str) -> list[str]:
+    """The RDMA devices to use, by their names with commas between them: all that are there, if none is named."""
+    if protocol != "rdma":
+        return []
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or ["all"]
+    present = rdma_devices()
+    missing = [name for name in wanted if name not in present and name != "all"]
+    if missing or not present:
+        LOG.warning(
+            "%s: protocol rdma: no device %s here: what it would carry goes over TCP and shared memory",
+            what,
+            ", ".join(missing) or "at all",
+        )
+    return wanted
+
+
+def cluster_of(coordinators: list[str], is_etcd: bool, adapters: list[str]) -> NativeCluster:
     """The cluster at its coordinators, with what the environment says of secrets and of time."""
     timeout_s = float(os.environ.get("LUNETTE_TIMEOUT_S", TIMEOUT_S))
     secret_file = os.environ.get("LUNETTE_SECRET_FILE")
-    return NativeCluster(CLUSTER, coordinators, is_etcd, secret_file, timeout_s)
+    return NativeCluster(CLUSTER, coordinators, is_etcd, secret_file, timeout_s, adapters)
 
 
 def open_beside(member: str) -> tuple[NativeStore, list[str], str]:
     """A client of the cluster of that member, who is to be asked whether all is well, and the client's name."""
     member = address_of(member, CLIENT_PORT)
     # It asks no coordinator: the member tells who the others are.
-    store = NativeStore.client(cluster_of([member], False), [member])
+    store = NativeStore.client(cluster_of([member], False, []), [member])
     return store, [member], socket.gethostname()
 
 
@@ -187,7 +201,8 @@ def open_store(settings: Settings) -> tuple[NativeStore, list[str]]:
     """The store, and where its coordinators are: a member if it lends memory, and else a client."""
     warn_of_what_is_ignored(settings)
     masters, is_etcd = coordinators(settings.master_server_addr)
-    cluster = cluster_of(masters, is_etcd)
+    adapters = adapters_of(settings.protocol, settings.rdma_devices, "setup")
+    cluster = cluster_of(masters, is_etcd, adapters)
     if settings.global_segment_size == 0:
         return NativeStore.client(cluster, []), masters
     listen = address_of(settings.local_hostname, 0)

@@ -39,6 +39,7 @@ DEFAULTS = {
     "master_server_address": MASTER_DEFAULT,
     "global_segment_size": "4 GB",
     "protocol": "tcp",
+    "device_names": "",
     "enable_offload": "false",
     "enable_http_server": "false",
     "http_port": "9300",
@@ -46,7 +47,7 @@ DEFAULTS = {
     "secret_file": "",
 }
 # Flags that say nothing to this program, and are no mistake.
-NOT_NEEDED = {"metadata_server": "", "local_buffer_size": "0", "device_names": "", "threads": "1"}
+NOT_NEEDED = {"metadata_server": "", "local_buffer_size": "0", "threads": "1"}
 # Where a drive's file is, unless MOONCAKE_OFFLOAD_FILE_STORAGE_PATH says otherwise.
 DRIVE_DEFAULT = "/data/file_storage"
 
@@ -86,7 +87,7 @@ def settings_of(flags: dict[str, str], secret_file: str | None) -> Settings:
         global_segment_size=memory_bytes,
         local_buffer_size=0,
         protocol=flags["protocol"],
-        rdma_devices="",
+        rdma_devices=flags["device_names"],
         master_server_addr=flags["master_server_address"],
         enable_ssd_offload=is_true(flags["enable_offload"]),
         ssd_offload_path=os.environ.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", DRIVE_DEFAULT),

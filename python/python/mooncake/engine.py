@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lunette._native import Closed, NativeEngine, StoreError, TimedOut
+from lunette._native import Closed, NativeEngine, StoreError, TimedOut, is_of_device
 
-from ._setup import SettingError, address_of
+from ._setup import SettingError, adapters_of, address_of
 from ._types import MooncakeHostMemAllocator
 
 __all__ = [
@@ -99,18 +99,18 @@ class TransferEngine:
     # --- Beginning ---
 
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
-        """Begins to listen at that host, and port if it has one. `metadata_server` and `device_name` are not needed."""
+        """Begins to listen at that host, and port if it has one. `metadata_server` is not needed.
+        With the protocol rdma, bytes go over the devices that are named, or all."""
         if self._native is not None:
             LOG.error("initialize: it has been initialized")
             return FAILED
         if protocol not in ("tcp", "rdma"):
             LOG.error("initialize: protocol %r is not supported: tcp is", protocol)
             return FAILED
-        if protocol == "rdma":
-            LOG.warning("initialize: protocol rdma: bytes go over TCP and shared memory")
         try:
             secret_file = os.environ.get("LUNETTE_SECRET_FILE")
-            self._native = NativeEngine(address_of(local_hostname, 0), secret_file)
+            adapters = adapters_of(protocol, device_name, "initialize")
+            self._native = NativeEngine(address_of(local_hostname, 0), secret_file, adapters)
         except (SettingError, StoreError, ValueError) as error:
             LOG.error("initialize: %s", error)
             return FAILED
@@ -144,7 +144,10 @@ class TransferEngine:
     # --- Memory ---
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        """Lets peers read and write it. `location` is not needed."""
+        """Lets peers read and write it: memory of the host, or of a CUDA device. `location` is not needed.
+
+        What streams of a device have still to do with its memory is to be waited for before bytes of it are moved.
+        """
         _numbers([buffer_addr, capacity])
         native = self._native
         if native is None:
@@ -201,7 +204,7 @@ class TransferEngine:
         return self._managed.free(address)
 
     def write_bytes_to_buffer(self, address: int, data: str | bytes, length: int) -> int:
-        """Copies bytes into registered memory of this engine."""
+        """Copies bytes into registered memory of this engine, of the host's."""
         value = (data.encode() if isinstance(data, str) else bytes(data))[:length]
         if not self._has(address, len(value)):
             return FAILED
@@ -209,12 +212,12 @@ class TransferEngine:
         return OK
 
     def read_bytes_from_buffer(self, address: int, length: int) -> bytes:
-        """Bytes of registered memory of this engine; none, if it is not that."""
+        """Bytes of registered memory of this engine, of the host's; none, if it is not that."""
         return ctypes.string_at(address, length) if self._has(address, length) else b""
 
     def _has(self, address: int, length: int) -> bool:
         _numbers([address, length])
-        return self._native is not None and self._native.has(address, length)
+        return self._native is not None and self._native.has(address, length) and not is_of_device(address)
 
     # --- Transfers that are waited for ---
 

@@ -28,7 +28,8 @@ use lunette_transfer::engine::{
 use pyo3::prelude::*;
 
 use crate::failure::{Invalid, Unavailable, of_engine, of_start};
-use crate::opening::{IDLE, address, insecure, secrets};
+use crate::memory::streams;
+use crate::opening::{IDLE, address, insecure, rdma, secrets};
 use crate::owned::Owned;
 use crate::waiting::wait;
 use local::{Local, Place};
@@ -94,14 +95,21 @@ impl fmt::Debug for NativeEngine {
 
 #[pymethods]
 impl NativeEngine {
-    /// An engine that listens there: beyond loopback only with a secret, or if `LUNETTE_INSECURE=1`.
+    /// An engine that listens there: beyond loopback only with a secret, or if `LUNETTE_INSECURE=1`. Bytes go over RDMA
+    /// adapters of these names where both ends have some.
     #[new]
-    fn start(py: Python<'_>, listen: &str, secret_file: Option<PathBuf>) -> PyResult<Self> {
+    fn start(
+        py: Python<'_>,
+        listen: &str,
+        secret_file: Option<PathBuf>,
+        adapters: Vec<String>,
+    ) -> PyResult<Self> {
         let secrets = secrets(secret_file.as_deref())?;
         let policy = Policy::of_settings(secrets, insecure().as_deref());
         let options = EngineOptions {
             listen: vec![address(listen)?],
             policy: policy.map_err(|error| of_start(&error))?,
+            rdma: rdma(&adapters),
             ..EngineOptions::default()
         };
         let core = CoreOptions {
@@ -129,9 +137,17 @@ impl NativeEngine {
         self.open.with(|open| open.address.clone())
     }
 
-    /// Lets peers read and write memory by its addresses, until it is unregistered.
-    fn register(&self, py: Python<'_>, address: usize, len: usize) -> PyResult<()> {
-        self.local()?.register(py, address, len)
+    /// Lets peers read and write memory by its addresses, until it is unregistered. Of a device's, copies come after what
+    /// these streams have to do now.
+    #[pyo3(signature = (address, len, after = Vec::new()))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        len: usize,
+        after: Vec<usize>,
+    ) -> PyResult<()> {
+        self.local()?.register(py, (address, len), &streams(&after))
     }
 
     /// Takes that back, for the range that begins there, and waits until nobody uses it any more. Whether it was
@@ -275,9 +291,11 @@ impl NativeEngine {
         let ranges = ranges.map(|(address, len)| local.find(*address, *len));
         let found: PyResult<Vec<_>> = ranges.collect();
         let mut wanted = Vec::new();
-        for ((local, start), len_bytes) in found?.into_iter().zip(there).zip(lens) {
-            if len_bytes > 0 {
+        for (places, mut start) in found?.into_iter().zip(there) {
+            for local in places {
+                let len_bytes = local.len_bytes;
                 wanted.push((local, Range { start, len_bytes }));
+                start = start.saturating_add(len_bytes);
             }
         }
         let moving = Moving {
@@ -312,15 +330,20 @@ impl Moving {
         let peer = self.peers.open(&self.name).await?;
         let mut requests = Vec::with_capacity(self.wanted.len());
         for (local, range) in &self.wanted {
-            let (remote, remote_offset_bytes) = self.peers.find(&self.name, &peer, *range).await?;
-            requests.push(HandleRequest {
-                way: self.way,
-                local: local.segment,
-                local_offset_bytes: local.offset_bytes,
-                len_bytes: range.len_bytes,
-                remote,
-                remote_offset_bytes,
-            });
+            let mut done_bytes = 0;
+            while done_bytes < range.len_bytes {
+                let rest = range.after(done_bytes);
+                let there = self.peers.find(&self.name, &peer, rest).await?;
+                requests.push(HandleRequest {
+                    way: self.way,
+                    local: local.segment,
+                    local_offset_bytes: local.offset_bytes + done_bytes,
+                    len_bytes: there.len_bytes,
+                    remote: there.segment,
+                    remote_offset_bytes: there.offset_bytes,
+                });
+                done_bytes += there.len_bytes;
+            }
         }
         Ok(peer.post(requests, options))
     }

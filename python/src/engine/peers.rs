@@ -24,6 +24,37 @@ pub(super) struct Range {
     pub(super) len_bytes: u64,
 }
 
+impl Range {
+    /// What comes after so many bytes of it.
+    pub(super) const fn after(self, done_bytes: u64) -> Self {
+        Self {
+            start: self.start.saturating_add(done_bytes),
+            len_bytes: self.len_bytes - done_bytes,
+        }
+    }
+}
+
+/// Where a range begins in a segment of the peer, and how much of it that segment has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) segment: RemoteSegment,
+    pub(super) offset_bytes: u64,
+    pub(super) len_bytes: u64,
+}
+
+impl Place {
+    /// `None` if none of it lies there.
+    fn of(segment: RemoteSegment, offset_bytes: u64, range: Range) -> Option<Self> {
+        let left = segment.len_bytes().checked_sub(offset_bytes)?;
+        let len_bytes = left.min(range.len_bytes);
+        (len_bytes > 0).then_some(Self {
+            segment,
+            offset_bytes,
+            len_bytes,
+        })
+    }
+}
+
 struct Known {
     peer: PeerHandle,
     /// By the first address of each.
@@ -69,17 +100,17 @@ impl Peers {
         self.engine.open(vec![*name]).await.map(drop)
     }
 
-    /// The segment of the peer in which the range lies, and where in it.
+    /// The segment of the peer in which the range begins: what a peer registers at once may be several, side by side.
     pub(super) async fn find(
         &self,
         name: &Name,
         peer: &PeerHandle,
         range: Range,
-    ) -> Result<(RemoteSegment, u64), HandleError> {
+    ) -> Result<Place, HandleError> {
         if let Some(found) = self.lookup(name, range) {
             return Ok(found);
         }
-        let (segment, offset) = peer.segment_at(range.start, range.len_bytes).await?;
+        let (segment, offset) = peer.segment_at(range.start, 1).await?;
         let mut known = self.known();
         if let Some(known) = known.get_mut(name) {
             if known.segments.len() >= SEGMENTS_MAX {
@@ -89,16 +120,17 @@ impl Peers {
                 .segments
                 .insert(range.start.saturating_sub(offset), segment);
         }
-        Ok((segment, offset))
+        let found = Place::of(segment, offset, range);
+        found.ok_or(HandleError::Open(OpenError::Refused(Refusal::OutOfRange)))
     }
 
-    fn lookup(&self, name: &Name, range: Range) -> Option<(RemoteSegment, u64)> {
+    fn lookup(&self, name: &Name, range: Range) -> Option<Place> {
         let known = self.known();
         let segments = &known.get(name)?.segments;
         let (start, segment) = segments.range(..=range.start).next_back()?;
-        let offset = range.start - start;
-        let end = offset.checked_add(range.len_bytes)?;
-        (end <= segment.len_bytes()).then_some((*segment, offset))
+        let place = Place::of(*segment, range.start - start, range)?;
+        // Of what is longer than what is known, the peer may have registered more since.
+        (place.len_bytes == range.len_bytes).then_some(place)
     }
 
     /// The peer is to be opened anew.

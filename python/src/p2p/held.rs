@@ -91,6 +91,13 @@ impl NativeHeld {
         answer(py, queue, asked, |py, ()| Ok(py.None()))
     }
 
+    /// Waits until what has come into files is on the disk.
+    fn sync(&self, py: Python<'_>, queue: Option<&NativeQueue>) -> PyResult<Py<PyAny>> {
+        admit(queue)?;
+        let asked = self.held.with(HeldHandle::sync)?;
+        answer(py, queue, asked, |py, ()| Ok(py.None()))
+    }
+
     /// Serves it no more, and waits until nobody has its memory. Ended by a signal, or given up, that goes on.
     fn close(&self, py: Python<'_>, queue: Option<&NativeQueue>) -> PyResult<Py<PyAny>> {
         admit(queue)?;

@@ -4,11 +4,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lunette_p2p::LentBuffers;
 use lunette_runtime::arena::SharedMemory;
 use pyo3::prelude::*;
 
 use crate::failure::{Invalid, Unavailable};
-use crate::memory::Loans;
+use crate::memory::{LentParts, Loans, streams};
 
 /// Most objects whose memory is lent by one store.
 const LENT_MAX: usize = 1 << 16;
@@ -26,23 +27,21 @@ pub(super) struct Lent {
 pub(super) struct Lending(Mutex<Vec<Arc<Lent>>>);
 
 impl Lending {
-    /// Lends these ranges of memory, addresses and lengths, which `keeps` has. Ranges without a byte are nowhere.
+    /// Lends these ranges of memory, addresses and lengths, which `keeps` has, all of the host's or all of devices', whose
+    /// copies come after what streams have to do. Ranges without a byte are nowhere.
     ///
     /// # Errors
-    /// `Invalid`, if nothing is mapped at some of it; `Unavailable`, if that of too many objects is lent.
+    /// `Invalid`, if nothing is mapped at some of it, it is of both, or one is of several allocations of a device;
+    /// `Unavailable`, if that of too many objects is lent.
     pub(super) fn lend(
         &self,
         ranges: &[(usize, usize)],
         keeps: Py<PyAny>,
-    ) -> PyResult<(Vec<SharedMemory>, Arc<Lent>)> {
+        after: &[usize],
+    ) -> PyResult<(LentBuffers, Arc<Lent>)> {
         self.sweep();
         let loans = Loans::default();
-        let lent = ranges.iter().map(|&range| match range {
-            (_, 0) => Some(SharedMemory::owned(Vec::new())),
-            range => loans.lend(None, range),
-        });
-        let lent: Option<Vec<_>> = lent.collect();
-        let memory = lent.ok_or_else(|| Invalid::new_err("nothing is mapped at an address"))?;
+        let memory = lend(&loans, ranges, after)?;
         let lent = Arc::new(Lent {
             loans,
             _keeps: keeps,
@@ -66,4 +65,42 @@ impl Lending {
         // Python may be run by that, and come back here.
         drop(over);
     }
+}
+
+fn lend(loans: &Loans, ranges: &[(usize, usize)], after: &[usize]) -> PyResult<LentBuffers> {
+    let after = streams(after);
+    let (mut host, mut devices) = (Vec::new(), Vec::new());
+    for &range in ranges {
+        if range.1 == 0 {
+            host.push(None);
+            devices.push(None);
+            continue;
+        }
+        let parts = loans.lend_parts(range, &after);
+        let parts = parts.ok_or_else(|| {
+            Invalid::new_err("nothing is mapped at an address, or not all of it is of one device")
+        })?;
+        match parts {
+            LentParts::Host(memory) => host.push(Some(memory)),
+            LentParts::Device(mut parts) if parts.len() == 1 => devices.push(parts.pop()),
+            LentParts::Device(_) => {
+                return Err(Invalid::new_err(
+                    "a buffer is of several allocations of a device",
+                ));
+            }
+        }
+    }
+    if host.len() == ranges.len() {
+        let nowhere = || SharedMemory::owned(Vec::new());
+        let host = host
+            .into_iter()
+            .map(|memory| memory.unwrap_or_else(nowhere));
+        return Ok(LentBuffers::Host(host.collect()));
+    }
+    if devices.len() < ranges.len() {
+        return Err(Invalid::new_err(
+            "some buffers are of the host, and some of devices",
+        ));
+    }
+    Ok(LentBuffers::Devices(devices))
 }

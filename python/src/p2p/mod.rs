@@ -19,6 +19,7 @@ mod updating;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,11 +28,10 @@ use lunette_auth::Policy;
 use lunette_cluster::proto::rack::Rack;
 use lunette_cluster::{ClientOptions, Security, system_entropy};
 use lunette_p2p::{
-    Found, HeldHandle, Layout, ObjectName, Pending, ReceiveOptions, RegisterOptions, SliceOptions,
-    StoreHandle, StoreHost, StoreOptions, Version,
+    Found, HeldHandle, Layout, LentBuffers, ObjectName, Pending, ReceiveOptions, RegisterOptions,
+    SliceOptions, StoreHandle, StoreHost, StoreOptions, Version,
 };
 use lunette_runtime::CoreOptions;
-use lunette_runtime::arena::SharedMemory;
 use lunette_transfer::engine::EngineOptions;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -50,8 +50,8 @@ use crate::waiting::wait;
 /// How long a coordinator may say nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Addresses and lengths of an object's buffers.
-type Ranges = Vec<(usize, usize)>;
+/// Addresses and lengths of an object's buffers, and streams of a device that have still to do with them.
+type Lend = (Vec<(usize, usize)>, Vec<usize>);
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<NativeObjects>()?;
@@ -185,20 +185,19 @@ impl NativeObjects {
         py: Python<'_>,
         queue: Option<&NativeQueue>,
         name: &str,
-        buffers: Ranges,
+        buffers: Lend,
         keeps: Py<PyAny>,
         tensors: Vec<ToldTensor>,
         chunk_bytes: u32,
         may_replace: bool,
     ) -> PyResult<Py<PyAny>> {
         let name = object(name)?;
-        let tensors: PyResult<Vec<_>> = tensors.into_iter().map(told::tensor).collect();
-        let tensors = tensors?;
+        let tensors = told::tensors(tensors)?;
         let options = RegisterOptions {
             chunk_bytes,
             may_replace,
         };
-        self.hold(py, queue, &buffers, keeps, |store, buffers| {
+        self.hold(py, queue, (&buffers, keeps), |store, buffers| {
             store.register_tensors(name, buffers, tensors, options)
         })
     }
@@ -210,7 +209,7 @@ impl NativeObjects {
         py: Python<'_>,
         queue: Option<&NativeQueue>,
         name: &str,
-        buffers: Ranges,
+        buffers: Lend,
         keeps: Py<PyAny>,
         version: Option<u64>,
         resume: bool,
@@ -218,8 +217,49 @@ impl NativeObjects {
         let name = object(name)?;
         let version = version.map(Version);
         let options = ReceiveOptions { resume, version };
-        self.hold(py, queue, &buffers, keeps, |store, buffers| {
+        self.hold(py, queue, (&buffers, keeps), |store, buffers| {
             store.receive(name, buffers, options)
+        })
+    }
+
+    /// Registers an object of files, each a buffer of it.
+    #[expect(clippy::too_many_arguments, reason = "they are Python's, by position")]
+    fn register_files(
+        &self,
+        py: Python<'_>,
+        queue: Option<&NativeQueue>,
+        name: &str,
+        paths: Vec<PathBuf>,
+        tensors: Vec<ToldTensor>,
+        chunk_bytes: u32,
+        may_replace: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let name = object(name)?;
+        let tensors = told::tensors(tensors)?;
+        let options = RegisterOptions {
+            chunk_bytes,
+            may_replace,
+        };
+        self.hold(py, queue, (&Lend::default(), py.None()), |store, _| {
+            store.register_files(name, paths, tensors, options)
+        })
+    }
+
+    /// Receives an object into files, one for each of its buffers.
+    fn receive_files(
+        &self,
+        py: Python<'_>,
+        queue: Option<&NativeQueue>,
+        name: &str,
+        paths: Vec<PathBuf>,
+        version: Option<u64>,
+        resume: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let name = object(name)?;
+        let version = version.map(Version);
+        let options = ReceiveOptions { resume, version };
+        self.hold(py, queue, (&Lend::default(), py.None()), |store, _| {
+            store.receive_files(name, paths, options)
         })
     }
 
@@ -230,21 +270,22 @@ impl NativeObjects {
         py: Python<'_>,
         queue: Option<&NativeQueue>,
         name: &str,
-        buffers: Ranges,
+        buffers: Lend,
         keeps: Py<PyAny>,
         slices: Vec<ToldTensor>,
         version: Option<u64>,
         keep_chunks: bool,
+        resume: bool,
     ) -> PyResult<Py<PyAny>> {
         let name = object(name)?;
-        let slices: PyResult<Vec<_>> = slices.into_iter().map(told::slice).collect();
-        let slices = slices?;
+        let slices = told::slices(slices)?;
         let version = version.map(Version);
         let options = SliceOptions {
             keep_chunks,
+            resume,
             version,
         };
-        self.hold(py, queue, &buffers, keeps, |store, buffers| {
+        self.hold(py, queue, (&buffers, keeps), |store, buffers| {
             store.receive_slices(name, buffers, slices, options)
         })
     }
@@ -267,11 +308,10 @@ impl NativeObjects {
         &self,
         py: Python<'_>,
         queue: Option<&NativeQueue>,
-        buffers: &[(usize, usize)],
-        keeps: Py<PyAny>,
-        ask: impl FnOnce(&StoreHandle, Vec<SharedMemory>) -> Pending<HeldHandle>,
+        buffers: (&Lend, Py<PyAny>),
+        ask: impl FnOnce(&StoreHandle, LentBuffers) -> Pending<HeldHandle>,
     ) -> PyResult<Py<PyAny>> {
-        self.lent_to(py, queue, buffers, keeps, ask, NativeHeld::new)
+        self.lent_to(py, queue, buffers, ask, NativeHeld::new)
     }
 
     /// What has memory of the program. Where there is none, nobody has the memory any more when that is told to a caller who
@@ -280,9 +320,8 @@ impl NativeObjects {
         &self,
         py: Python<'_>,
         queue: Option<&NativeQueue>,
-        buffers: &[(usize, usize)],
-        keeps: Py<PyAny>,
-        ask: impl FnOnce(&StoreHandle, Vec<SharedMemory>) -> Pending<T>,
+        ((ranges, after), keeps): (&Lend, Py<PyAny>),
+        ask: impl FnOnce(&StoreHandle, LentBuffers) -> Pending<T>,
         make: impl FnOnce(T, Arc<Lent>, Arc<Lending>) -> U + Send + 'static,
     ) -> PyResult<Py<PyAny>>
     where
@@ -290,14 +329,18 @@ impl NativeObjects {
     {
         admit(queue)?;
         let store = self.store()?;
-        let (memory, lent) = self.lending.lend(buffers, keeps)?;
+        let (memory, lent) = self.lending.lend(ranges, keeps, after)?;
         let asked = ask(&store, memory);
         let (of_answer, lending) = (Arc::clone(&lent), Arc::clone(&self.lending));
         let has = answer(py, queue, asked, |py, answer| {
             make(answer, of_answer, lending).into_py_any(py)
         });
         if has.is_err() {
-            lent.loans.ended(py)?;
+            let ended = lent.loans.ended(py);
+            // What has the memory may be changed again when the caller is told.
+            drop(lent);
+            self.lending.sweep();
+            ended?;
         }
         has
     }

@@ -12,9 +12,7 @@ pub(super) type ToldTensor = (String, String, Vec<u64>, Vec<u64>, Vec<u64>, u32,
 /// Name, version, lengths of the buffers, length of a chunk, holders of all of it, holders.
 pub(super) type ToldFound = (String, u64, Vec<u64>, u32, usize, usize);
 
-pub(super) fn tensor(
-    (name, dtype, shape, start, size, buffer, offset): ToldTensor,
-) -> PyResult<Tensor> {
+fn tensor((name, dtype, shape, start, size, buffer, offset): ToldTensor) -> PyResult<Tensor> {
     let known = dtype.parse();
     let dtype = known.map_err(|fault| Invalid::new_err(format!("{name:?}: {dtype:?}: {fault}")))?;
     Ok(Tensor {
@@ -27,8 +25,16 @@ pub(super) fn tensor(
     })
 }
 
-/// A part of a tensor, and where it is to lie.
-pub(super) fn slice(told: ToldTensor) -> PyResult<Slice> {
+pub(super) fn tensors(told: Vec<ToldTensor>) -> PyResult<Vec<Tensor>> {
+    told.into_iter().map(tensor).collect()
+}
+
+/// Parts of tensors, and where they are to lie.
+pub(super) fn slices(told: Vec<ToldTensor>) -> PyResult<Vec<Slice>> {
+    told.into_iter().map(slice).collect()
+}
+
+fn slice(told: ToldTensor) -> PyResult<Slice> {
     let Tensor {
         name,
         dtype,

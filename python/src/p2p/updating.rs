@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lunette_p2p::proto::update::{BucketRecord, Manifest};
 use lunette_p2p::{
-    Block, FollowOptions, LentBucket, OfferHandle, OfferOptions, Parts, Pending, RegisterOptions,
-    UpdateHandle, Version,
+    Block, FollowOptions, LentBucket, LentBuffers, OfferHandle, OfferOptions, Parts, Pending,
+    RegisterOptions, UpdateHandle, Version,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ use super::asking::answer;
 use super::held::admit;
 use super::lending::{Lending, Lent};
 use super::told::{self, ToldTensor, told_tensor};
-use super::{NativeObjects, Ranges, object};
+use super::{Lend, NativeObjects, object};
 use crate::failure::Invalid;
 use crate::owned::Owned;
 use crate::queue::NativeQueue;
@@ -57,7 +57,7 @@ impl NativeOffer {
         objects: &NativeObjects,
         queue: Option<&NativeQueue>,
         name: &str,
-        buffers: Ranges,
+        buffers: Lend,
         keeps: Py<PyAny>,
         tensors: Vec<ToldTensor>,
         bucket_bytes: u64,
@@ -65,8 +65,7 @@ impl NativeOffer {
         may_replace: bool,
     ) -> PyResult<Py<PyAny>> {
         let name = object(name)?;
-        let tensors: PyResult<Vec<_>> = tensors.into_iter().map(told::tensor).collect();
-        let tensors = tensors?;
+        let tensors = told::tensors(tensors)?;
         let register = RegisterOptions {
             chunk_bytes,
             may_replace,
@@ -75,10 +74,10 @@ impl NativeOffer {
             bucket_bytes,
             register,
         };
-        let ask = |store: &lunette_p2p::StoreHandle, buffers| {
+        let ask = |store: &lunette_p2p::StoreHandle, buffers: LentBuffers| {
             store.offer(name, buffers, tensors, options)
         };
-        objects.lent_to(py, queue, &buffers, keeps, ask, |offer, lent, lending| {
+        objects.lent_to(py, queue, (&buffers, keeps), ask, |offer, lent, lending| {
             Self {
                 offer: Owned::new(offer),
                 lent,
@@ -146,7 +145,7 @@ impl NativeUpdate {
         queue: Option<&NativeQueue>,
         name: &str,
         manifest: ToldManifest,
-        slots: Ranges,
+        slots: Lend,
         keeps: Py<PyAny>,
         parts: Option<(Blocks, bool)>,
         timeout_s: f64,
@@ -175,9 +174,10 @@ impl NativeUpdate {
             patience: patience(timeout_s)?,
             ..FollowOptions::default()
         };
-        let ask =
-            |store: &lunette_p2p::StoreHandle, slots| store.follow(name, manifest, slots, options);
-        objects.lent_to(py, queue, &slots, keeps, ask, |update, lent, lending| {
+        let ask = |store: &lunette_p2p::StoreHandle, slots: LentBuffers| {
+            store.follow(name, manifest, slots, options)
+        };
+        objects.lent_to(py, queue, (&slots, keeps), ask, |update, lent, lending| {
             Self {
                 update: Owned::new(update),
                 lent,

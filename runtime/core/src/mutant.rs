@@ -40,6 +40,8 @@ pub enum Mutant {
     FenceIgnored,
     /// What is held is evicted like anything else.
     HoldIgnored,
+    /// What is pinned for ever is evicted like anything else.
+    HardPinIgnored,
     /// Where there are copies too many, all of them are dropped.
     SurplusMiscounted,
     /// Copies that are missing are not made again.

@@ -148,9 +148,12 @@ mod tests {
         chunks.iter().map(|chunk| chunk.counted().resident()).sum()
     }
 
-    async fn comes_to(arena: &Arena, bytes: usize) {
+    /// Waits until so many bytes have pages, and the task that has touched them rests: the pages are there before
+    /// it is told.
+    async fn comes_to(arena: &Arena, bytes: usize, ahead: usize) {
         for _ in 0..2000 {
-            if resident(arena) == bytes {
+            let rests = arena.inner.borrow().lead_bytes() >= ahead;
+            if rests && resident(arena) == bytes {
                 return;
             }
             time::sleep(Duration::from_millis(5)).await;
@@ -167,14 +170,14 @@ mod tests {
                 let arena = arena.clone();
                 async move { arena.touch_ahead(ahead).await }
             });
-            comes_to(&arena, ahead).await;
+            comes_to(&arena, ahead, ahead).await;
             let mut kept = Vec::new();
             // Less than half of it is used: nothing more is needed.
             kept.push(arena.alloc(ahead / 2 - 4096).expect("room"));
             time::sleep(Duration::from_millis(50)).await;
             assert_eq!(resident(&arena), ahead);
             kept.push(arena.alloc(8192).expect("room"));
-            comes_to(&arena, 2 * ahead).await;
+            comes_to(&arena, 2 * ahead, ahead).await;
             // What was there before is there again.
             drop(kept);
             let again = arena.alloc(ahead / 2).expect("room");
@@ -183,10 +186,10 @@ mod tests {
             drop(again);
             // The first chunk is all used: the next ones are begun.
             let first = arena.alloc(CHUNK_BYTES_MIN).expect("room");
-            comes_to(&arena, CHUNK_BYTES_MIN + ahead).await;
+            comes_to(&arena, CHUNK_BYTES_MIN + ahead, ahead).await;
             let second = arena.alloc(CHUNK_BYTES_MIN).expect("room");
             // The rest of the second is touched by who has it.
-            comes_to(&arena, CHUNK_BYTES_MIN + 2 * ahead).await;
+            comes_to(&arena, CHUNK_BYTES_MIN + 2 * ahead, ahead).await;
             let third = arena.alloc(CHUNK_BYTES_MIN).expect("room");
             task.await.expect("it ends by itself");
             assert_eq!(resident(&arena), CHUNK_BYTES_MIN + 2 * ahead);

@@ -13,9 +13,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, FlockOperation, SeekFrom, StatxFlags, fallocate, flock, seek, statx,
+    AtFlags, FallocateFlags, FlockOperation, SeekFrom, StatxFlags, fallocate, flock, fstat, seek,
+    statx,
 };
 use rustix::io::Errno;
 use thiserror::Error;
@@ -77,6 +79,28 @@ pub enum FileError {
     /// The control thread did not take the call.
     #[error(transparent)]
     Control(#[from] ControlError),
+}
+
+/// When a file was changed last, as its system tells. Two that differ tell of a change between them, and two that are equal
+/// of none, with two exceptions: systems count time in ticks of up to [`FileStamp::TICK_MAX`], so a change may follow
+/// another one unseen within one; and of what programs write to a mapping of theirs the first byte is told of, and more only
+/// when the system has written the page out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    len_bytes: u64,
+    /// Seconds and nanoseconds.
+    changed: (i64, u64),
+}
+
+impl FileStamp {
+    /// The longest time that systems take for one.
+    pub const TICK_MAX: Duration = Duration::from_millis(10);
+
+    /// How long the file is, in bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
 }
 
 /// An open file, owned by one core. Clones are handles to the same one.
@@ -190,6 +214,24 @@ impl File {
             Some(geometry) => Ok(geometry.len_bytes()),
             None => self.blocking(|fd| seek(fd, SeekFrom::End(0))).await,
         }
+    }
+
+    /// How long the file is, and when it was changed last: its bytes, its length, or what else is told of it.
+    ///
+    /// # Errors
+    /// [`FileError`], with the system's reason.
+    pub async fn stamp(&self) -> Result<FileStamp, FileError> {
+        if let Some(file) = self.simulated().await {
+            return Ok(FileStamp {
+                len_bytes: file.len_bytes().map_err(io::Error::from)?,
+                changed: (0, file.changes().map_err(io::Error::from)?),
+            });
+        }
+        let told = self.blocking(|fd| fstat(fd)).await?;
+        Ok(FileStamp {
+            len_bytes: u64::try_from(told.st_size).unwrap_or(0),
+            changed: (told.st_ctime, told.st_ctime_nsec),
+        })
     }
 
     /// Makes room for the file's first `len_bytes`, so that later writes within them do not extend

@@ -34,6 +34,8 @@ struct Content {
     /// Its name is durable.
     is_named: bool,
     unsynced: Vec<Unsynced>,
+    /// How often it was changed.
+    changes: u64,
 }
 
 /// The drive of one host.
@@ -78,6 +80,12 @@ impl Disk {
     pub(super) fn len_bytes(&self, id: FileId) -> Result<u64, Errno> {
         let content = self.files.get(&id).ok_or(Errno::STALE)?;
         Ok(content.cached.len() as u64)
+    }
+
+    /// How often a file was changed.
+    pub(super) fn changes(&self, id: FileId) -> Result<u64, Errno> {
+        let content = self.files.get(&id).ok_or(Errno::STALE)?;
+        Ok(content.changes)
     }
 
     fn used_bytes(&self) -> usize {
@@ -145,6 +153,7 @@ impl Disk {
             return Err(Errno::NOSPC);
         }
         let count = bytes.len();
+        content.changes += 1;
         if world.occurs(world.options.lost_writes_per_million) {
             world.counts.lost_writes += 1;
             return Ok(count);
@@ -175,6 +184,7 @@ impl Disk {
             return Err(Errno::NOSPC);
         }
         content.cached.allocate(len);
+        content.changes += 1;
         Ok(())
     }
 

@@ -183,6 +183,12 @@ impl SimulatedFile {
         network.on_disk(self.host, |disk, _| disk.len_bytes(self.id))
     }
 
+    /// How often it was changed.
+    pub(crate) fn changes(&self) -> Result<u64, Errno> {
+        let network = &mut *self.network.borrow_mut();
+        network.on_disk(self.host, |disk, _| disk.changes(self.id))
+    }
+
     pub(crate) fn allocate(&self, len_bytes: u64) -> Result<(), Errno> {
         if len_bytes == 0 {
             return Err(Errno::INVAL);

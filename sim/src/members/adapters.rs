@@ -109,14 +109,16 @@ impl Adapters {
         let mut counted = self.counted.borrow_mut();
         counted.written += gets.written;
         counted.read += gets.read;
+        counted.read_unasked += gets.read_unasked;
         counted.fallbacks += gets.fallbacks;
     }
 
-    pub(super) fn counted(&self) -> [(&'static str, u64); 3] {
+    pub(super) fn counted(&self) -> [(&'static str, u64); 4] {
         let counted = self.counted.borrow();
         [
             ("gets_written", counted.written),
             ("gets_read", counted.read),
+            ("gets_read_unasked", counted.read_unasked),
             ("gets_asked_again", counted.fallbacks),
         ]
     }

@@ -63,6 +63,7 @@ impl Copies {
                 holders.insert(holder, Time::MAX);
                 self.ended.entry(copy).or_default().is_evicted = true;
             }
+            "abandoned" => *self.moves.entry("abandoned").or_default() += 1,
             // Between memory and the drive.
             "demotes" => {}
             "demoted" => *self.moves.entry("demoted").or_default() += 1,

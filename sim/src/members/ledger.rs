@@ -69,6 +69,8 @@ struct Write {
     kind: WriteKind,
     /// How many copies it asked for.
     wanted: u8,
+    /// Its copies are pinned for ever.
+    is_pinned: bool,
     begun: Time,
     ended: Option<(Time, End)>,
     version: Option<Version>,
@@ -136,6 +138,7 @@ impl Ledger {
         let write = Write {
             kind,
             wanted: 1,
+            is_pinned: false,
             begun: now,
             ended: None,
             version: None,
@@ -149,11 +152,12 @@ impl Ledger {
         self.last_value
     }
 
-    /// The write asks for so many copies.
-    pub(crate) fn on_wanted(&mut self, (key, value): (usize, u64), wanted: u8) {
+    /// The write asks for so many copies, which are pinned for ever or not.
+    pub(crate) fn on_wanted(&mut self, (key, value): (usize, u64), wanted: u8, is_pinned: bool) {
         let history = self.keys.get_mut(&key).expect("it has begun");
         let write = history.writes.get_mut(&value).expect("it has begun");
         write.wanted = wanted;
+        write.is_pinned = is_pinned;
     }
 
     /// A write has ended, as this version if it was done.
@@ -287,6 +291,8 @@ impl Ledger {
         }
         let high = fingerprint_high(key);
         let (mut ends, mut held) = (Ends::default(), None);
+        let mut pinned = standing.iter().filter(|(_, write, _)| write.is_pinned);
+        let pinned = pinned.next().map(|(value, ..)| *value);
         for (value, write, version) in &standing {
             let copy = (high, *version);
             if let Some(node) = self.copies.holder_throughout(copy, begun, now) {
@@ -303,9 +309,10 @@ impl Ledger {
             Ends { is_lost: true, .. } => Ok(Cause::HolderGone),
             Ends {
                 is_evicted: true, ..
-            } => match held {
-                Some(hold) => Err(format!("it was evicted, and held: {hold:?}")),
-                None => Ok(Cause::Evicted),
+            } => match (held, pinned) {
+                (Some(hold), _) => Err(format!("it was evicted, and held: {hold:?}")),
+                (_, Some(value)) => Err(format!("it was evicted, and {value} is pinned for ever")),
+                (None, None) => Ok(Cause::Evicted),
             },
             Ends { .. } => Err(format!("what became of {standing:?}?")),
         }

@@ -14,6 +14,7 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::retention::{GroupId, Pin};
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::{Exposed, HugePages, Region};
 use lunette_runtime::sim::Log;
@@ -32,6 +33,11 @@ const VALUE_BYTES_MIN: usize = 16;
 const VALUE_BYTES_MAX: usize = 3000;
 /// Length of the parts of an object that is in parts.
 const STRIPE_BYTES: u32 = 1_200;
+/// Keys whose values may be in one group.
+const KEYS_OF_GROUP: usize = 4;
+/// The key some of whose values are pinned for ever, and how long these are.
+const PINNED_KEY: usize = 6;
+const PINNED_BYTES_MAX: usize = 600;
 
 /// Keys that are got in one call.
 const SEVERAL: usize = KEYS / 2;
@@ -107,11 +113,32 @@ fn name(key: usize) -> Vec<u8> {
     format!("world/{key}").into_bytes()
 }
 
+/// How a value is pinned: for ever one that is short, of one key, so that in the smallest memory there is room for any
+/// other beside it.
+fn pin_of(key: usize, value: u64) -> Pin {
+    if key == PINNED_KEY && len_of(value) <= PINNED_BYTES_MAX {
+        Pin::Hard
+    } else if value.is_multiple_of(8) {
+        Pin::soft(Some(Duration::from_secs(1 + value % 3)))
+    } else {
+        Pin::None
+    }
+}
+
+/// Half of the values are of use only with what neighbouring keys have.
+fn group_of(key: usize, value: u64) -> Option<GroupId> {
+    let group = ((key / KEYS_OF_GROUP) as u64).to_le_bytes();
+    value.is_multiple_of(2).then(|| GroupId::of(&group))
+}
+
+fn len_of(value: u64) -> usize {
+    let spread = VALUE_BYTES_MAX - VALUE_BYTES_MIN;
+    VALUE_BYTES_MIN + usize::try_from(value).expect("few") * 977 % spread
+}
+
 /// Bytes that tell which value they are.
 fn bytes_of(value: u64) -> Region {
-    let spread = VALUE_BYTES_MAX - VALUE_BYTES_MIN;
-    let len = VALUE_BYTES_MIN + usize::try_from(value).expect("few") * 977 % spread;
-    let mut region = arena().alloc(len).expect("room");
+    let mut region = arena().alloc(len_of(value)).expect("room");
     for (index, byte) in region.as_mut_slice().iter_mut().enumerate() {
         *byte = (value >> (8 * (index % 8))).to_le_bytes()[0];
     }
@@ -126,7 +153,7 @@ fn value_of(bytes: &[u8]) -> Option<u64> {
 }
 
 /// Room is reserved, and written from its end: the beginning twice.
-async fn put_in_parts(
+async fn put_in_ranges(
     client: &ClusterClient,
     key: &[u8],
     bytes: &Region,
@@ -190,12 +217,15 @@ impl Load {
         let landed = self.land(&client).await;
         while self.log.now() < self.until {
             time::sleep(Duration::from_micros(random.below(40_000).into())).await;
+            if self.log.now() >= self.until {
+                break;
+            }
             let keys = u32::try_from(KEYS).expect("few");
             let key = random.below(keys) as usize;
             match random.below(18) {
                 0..4 => self.get_into(&client, key, landed.as_ref()).await,
                 4 => self.get_several(&client, key).await,
-                5 | 6 => self.get_parts(&client, key).await,
+                5 | 6 => self.get_parts(&client, key, landed.as_ref()).await,
                 7..13 => self.put(&client, key, WriteKind::Put).await,
                 // Changes are of few keys, so that other objects live to see a fault.
                 13 => self.put(&client, key % 4, WriteKind::Upsert).await,
@@ -292,7 +322,7 @@ impl Load {
     }
 
     /// The end of an object's first bytes, and then its beginning, which tells which value it is.
-    async fn get_parts(&self, client: &ClusterClient, key: usize) {
+    async fn get_parts(&self, client: &ClusterClient, key: usize, landed: Option<&Landed>) {
         let begun = self.log.now();
         let first = size_of::<u64>();
         let range = |offset: usize, len: usize| ByteRange {
@@ -301,8 +331,17 @@ impl Load {
         };
         let rest = VALUE_BYTES_MIN - first;
         let ranges = [range(first, rest), range(0, first)];
-        let room = Room::whole(arena().alloc(VALUE_BYTES_MIN).expect("room"));
-        let fetched = client.get_ranges(&name(key), &ranges, room).await;
+        let fetched = match landed {
+            Some(Landed { memory, .. }) => {
+                let room = Room::exposed(vec![memory.slice(0, VALUE_BYTES_MIN)]);
+                let fetched = client.get_ranges(&name(key), &ranges, room).await;
+                fetched.map(|fetched| in_region(fetched, memory))
+            }
+            None => {
+                let room = Room::whole(arena().alloc(VALUE_BYTES_MIN).expect("room"));
+                client.get_ranges(&name(key), &ranges, room).await
+            }
+        };
         self.on_fetched(key, begun, fetched, |bytes| {
             let (then, id) = bytes.split_last_chunk()?;
             let value = u64::from_le_bytes(*id);
@@ -354,7 +393,9 @@ impl Load {
         let value = self.ledger.borrow_mut().begin_write(begun, key, kind);
         let value_copies = u8::try_from(value % 3).expect("small");
         let copies = 1 + value_copies % self.copies_max;
-        self.ledger.borrow_mut().on_wanted((key, value), copies);
+        let pin = pin_of(key, value);
+        let is_pinned = pin == Pin::Hard;
+        (self.ledger.borrow_mut()).on_wanted((key, value), copies, is_pinned);
         // A third of them is wanted on one node, whatever has become of it.
         let nodes = self.seeds.len() as u64;
         let node = usize::try_from(value / 3 % nodes).expect("an index");
@@ -364,11 +405,13 @@ impl Load {
             copies,
             preferred: Preferred::new(named).expect("one"),
             stripe_len: is_striped(key).then_some(STRIPE_BYTES),
+            pin,
+            group: group_of(key, value),
             ..PutOptions::default()
         };
         let bytes = bytes_of(value);
-        let put = if value % 4 == 3 && !is_striped(key) {
-            put_in_parts(client, &name(key), &bytes, options).await
+        let put = if value % 4 == 3 {
+            put_in_ranges(client, &name(key), &bytes, options).await
         } else {
             client.put(&name(key), Value::new(bytes), options).await
         };

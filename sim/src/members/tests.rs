@@ -97,6 +97,15 @@ fn each_cause_is_told() {
 }
 
 #[test]
+fn what_is_pinned_for_ever_is_not_evicted() {
+    let (mut pinned, value) = with_a_write(WriteKind::Put, 5);
+    pinned.on_wanted((KEY, value), 1, true);
+    tell(&mut pinned, 25, 1, 5, "leaves");
+    tell(&mut pinned, 31, 1, 5, "evicted");
+    assert_eq!(miss(&mut pinned, 40, 41), None);
+}
+
+#[test]
 fn what_was_dropped_for_no_reason_is_missed_without_a_cause() {
     let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
     tell(&mut ledger, 25, 1, 5, "ordered");
@@ -195,7 +204,7 @@ fn surplus_copies_are_gone_in_the_end() {
 #[test]
 fn copies_that_were_asked_for_are_there_in_the_end_where_there_is_room() {
     let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
-    ledger.on_wanted((KEY, value), 3);
+    ledger.on_wanted((KEY, value), 3, false);
     tell(&mut ledger, 21, 2, 5, "kept");
     ledger.on_quiet(at(30), 3, None);
     ledger.on_quiet(at(30), 3, Some(2));

@@ -19,6 +19,7 @@ mod waiting;
 use std::rc::Rc;
 
 use lunette_transfer_proto::engine::one_sided::ADAPTERS_MAX;
+pub use lunette_verbs::devices;
 use lunette_verbs::{Context, OpenError};
 
 pub use adapter::Adapter;

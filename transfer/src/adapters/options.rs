@@ -16,6 +16,23 @@ pub enum AdapterChoice {
     Named(Vec<String>),
 }
 
+/// Stands for all adapters where people name them.
+const ALL: &str = "all";
+
+impl AdapterChoice {
+    /// What people mean by names: `all` is all that are there, and no name is none.
+    #[must_use]
+    pub fn of_names(names: &[String]) -> Self {
+        if names.is_empty() {
+            Self::None
+        } else if names.iter().any(|name| name == ALL) {
+            Self::All
+        } else {
+            Self::Named(names.to_vec())
+        }
+    }
+}
+
 /// What an engine, or a core of the store, may do with RDMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaOptions {

@@ -118,7 +118,10 @@ use crate::staging::Staging;
 pub use crate::adapters::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
 pub use crate::source::WriteSource;
 pub use batch::{Batch, Intent, PostOptions};
-pub use devices::{DeviceFault, DeviceSegment};
+pub use devices::{
+    ALLOCATIONS_MAX, DeviceFault, DeviceLendError, DeviceLent, DeviceSegment, DeviceWay,
+    LentDevices,
+};
 pub use endpoint::{Endpoint, EndpointFault, HOST_BYTES_MAX};
 pub use error::{
     BatchError, OpenError, PostError, RegisterDeviceError, RegisterError, RegisterFileError,

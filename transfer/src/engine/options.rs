@@ -47,7 +47,8 @@ pub struct EngineOptions {
     pub same_host: bool,
     /// Whether peers on this host may read this process's memory (`process_vm_readv`), if they want that
     /// too: so what is no mapping of its own is copied once and not through the window. Who may do that may
-    /// read all of it. Where the system forbids it, the window serves.
+    /// read all of it. Where the system forbids it, the window serves. Peers that do are also handed memory of devices
+    /// (CUDA IPC): who has such a handle may read and write the whole allocation.
     pub same_host_trust: bool,
     /// Peers on this host that are let in at each place where they come in; others go over the network.
     pub same_host_peers_max: usize,

@@ -320,11 +320,15 @@ impl Peer {
             .collect()
     }
 
-    /// Maps what can be, so that reads of it are copies.
+    /// Maps what can be, or is handed it, so that reads of it are copies.
     async fn remote(&self, descriptor: Descriptor) -> RemoteSegment {
         let link = self.shared.link();
-        let can_be_mapped = descriptor.access.allows(Way::Read) && descriptor.kind == Kind::Memory;
-        if let Some(link) = link.filter(|_| can_be_mapped) {
+        let can_be_had = |link: &Rc<Link>| match descriptor.kind {
+            Kind::Memory => descriptor.access.allows(Way::Read),
+            Kind::Device => link.reads_peer(),
+            _ => false,
+        };
+        if let Some(link) = link.filter(can_be_had) {
             let patience = self.shared.engine.options.connect_timeout;
             link.map(descriptor.segment, patience).await;
         }

@@ -7,7 +7,7 @@ use super::devices::DeviceSegment;
 use super::error::{RegisterDeviceError, RegisterError, RegisterFileError, RegisterNamespaceError};
 use super::files::FileSegment;
 use super::namespaces::NamespaceSegment;
-use super::registry::{Content, RegisterOptions};
+use super::registry::{Content, RegisterOptions, Unregistered};
 use super::{Engine, Inner};
 
 impl Engine {
@@ -164,7 +164,15 @@ impl Inner {
             let content = self.registry.borrow().content(id)?;
             return siblings.unregister(id).await.then_some(content);
         }
+        Some(self.take_out(id)?.unused().await)
+    }
+
+    /// Takes a segment of this core away. Who has opened it is told to close it.
+    pub(super) fn take_out(&self, id: SegmentId) -> Option<Unregistered> {
         let unregistered = self.registry.borrow_mut().unregister(id)?;
-        Some(unregistered.unused().await)
+        if let Some(owner) = &self.owner {
+            owner.recall(id, self.options.scheduler.settle);
+        }
+        Some(unregistered)
     }
 }

@@ -36,5 +36,7 @@ mod same_host;
 mod scene;
 mod sealed;
 mod sources;
+#[path = "../../../gpu/tests/driver/stub.rs"]
+mod stub;
 mod threads;
 mod worlds;

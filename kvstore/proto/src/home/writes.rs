@@ -348,10 +348,8 @@ impl Home {
         match known.standing {
             Standing::Leaving { order: its, .. } if its == order => {
                 self.table.remove(key, seat, version);
-                if known.info.wanted > 1 {
-                    // Its owner may take another, of a version that lives.
-                    self.note_copies(now, key);
-                }
+                // Its owner may take another, of a version that lives, whatever this one's writer wanted.
+                self.note_copies(now, key);
                 self.end_change_if_done(now, key, out);
                 self.wake(now, key, out);
             }

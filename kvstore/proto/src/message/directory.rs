@@ -17,6 +17,7 @@
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
 //! | [`MeetMessage`], [`NearWish`] | asker | owner or home on its host |
 //! | [`AdaptersMessage`], [`PairMessage`], [`PushWish`], [`FarWish`] | asker | owner or home with adapters |
+//! | [`ReachMessage`] | asker | owner with adapters: where copies lie that are held |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
 //! epoch: what was asked under another map may be ordered by another home. Whoever misses an answer
@@ -32,6 +33,7 @@ mod ask;
 mod clearing;
 mod envelope;
 mod gather;
+mod held;
 mod object;
 mod one_sided;
 mod page;
@@ -44,12 +46,13 @@ mod wire;
 
 pub use adapters::{
     ADAPTERS_MAX, AdaptersMessage, AdaptersReply, FarWish, PLACES_MAX, PUSHED_BYTES_MAX,
-    PairMessage, PushPlace, PushWish, PushedReply, Reach, Reached,
+    PairMessage, PushPlace, PushWish, PushWrite, PushedReply, Reach, Reached,
 };
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, Only, WAIT_MS_MAX};
 pub use clearing::{ClearMessage, ClearReply};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
 pub use gather::{GATHERED_BYTES_MAX, GATHERED_MAX, GatherMessage, Gathered};
+pub use held::{Held, REACHED_MAX, ReachMessage};
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, StripedReply, WriteMessage};
 pub use one_sided::{Described, Descriptor, MeetMessage, MeetReply, NearWish};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};

@@ -62,6 +62,8 @@ pub enum Op {
     FindFar = 27,
     /// As [`Read`](Self::Read), by somebody who reads the node's memory by an adapter.
     ReadFar = 28,
+    /// To hold copies, and to be told where an adapter reads them.
+    Reach = 29,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -75,7 +77,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -104,6 +106,7 @@ impl Op {
         Self::ReadPushed,
         Self::FindFar,
         Self::ReadFar,
+        Self::Reach,
     ];
 
     /// Its code on the wire.
@@ -137,7 +140,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=28).collect();
+        let expected: Vec<u16> = (1..=29).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

@@ -111,15 +111,17 @@ pub struct NodeStat {
     pub repair_room_bytes: u64,
     /// How busy its cores are, in thousandths each.
     pub load_permille: u64,
+    /// Bytes of objects that are pinned for ever.
+    pub pinned_bytes: u64,
     /// Messages that it was sent in the next version.
     #[cfg(feature = "next-version")]
     pub next: u64,
 }
 
 const COUNTERS: usize = if cfg!(feature = "next-version") {
-    32
+    33
 } else {
-    31
+    32
 };
 /// Counters of the first version.
 const COUNTERS_MIN: usize = 20;
@@ -204,6 +206,7 @@ impl NodeStat {
             replica_room_bytes,
             repair_room_bytes,
             load_permille,
+            pinned_bytes,
             #[cfg(feature = "next-version")]
             next,
         } = self;
@@ -239,6 +242,7 @@ impl NodeStat {
             replica_room_bytes,
             repair_room_bytes,
             load_permille,
+            pinned_bytes,
             #[cfg(feature = "next-version")]
             next,
         ]
@@ -267,7 +271,7 @@ mod tests {
     fn counters_travel_in_the_order_of_the_fields() {
         let mut body = Vec::new();
         numbered().encode(&mut body);
-        let golden: Vec<u8> = (1..=31_u64).flat_map(u64::to_le_bytes).collect();
+        let golden: Vec<u8> = (1..=32_u64).flat_map(u64::to_le_bytes).collect();
         assert_eq!(body, golden);
         assert_eq!(NodeStat::decode(&body), Ok(numbered()));
         assert_eq!(

@@ -45,13 +45,15 @@ pub enum Status {
     /// Bytes were being written, and an adapter has failed. The queue pair is to be given up: until then what is
     /// on its way may land.
     PushFailed,
+    /// It was to be pinned for ever, and too much is: of that something has to be removed first.
+    PinnedFull,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 20] = [
+    pub const KNOWN: [Self; 21] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -72,6 +74,7 @@ impl Status {
         Self::Striped,
         Self::Pushed,
         Self::PushFailed,
+        Self::PinnedFull,
     ];
 
     /// Its code on the wire.
@@ -98,6 +101,7 @@ impl Status {
             Self::Striped => 17,
             Self::Pushed => 18,
             Self::PushFailed => 19,
+            Self::PinnedFull => 20,
             Self::Other(code) => code,
         }
     }
@@ -136,6 +140,7 @@ impl Status {
             | Self::Described
             | Self::Striped
             | Self::Pushed
+            | Self::PinnedFull
             | Self::Other(_) => false,
         }
     }

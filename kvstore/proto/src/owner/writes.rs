@@ -12,6 +12,7 @@ use crate::answered::Known;
 use crate::key::Fingerprint;
 use crate::message::directory::{AskerId, CopyPlace, OpId, Refusal, ToHome, WAIT_MS_MAX};
 use crate::placement::{Seat, home_of};
+use crate::retention::Retention;
 use crate::version::{COPIES_WANTED_MAX, CopyInfo, Form, Generation, Version, WriteKind};
 
 /// What a writer wants.
@@ -29,9 +30,8 @@ pub struct WriteAsk {
     pub wanted: u8,
     /// How long the writer waits, in milliseconds; at most [`WAIT_MS_MAX`] count.
     pub wait_ms: u32,
-    /// It is the last of what is written together: of a prompt's blocks the one that a longer prompt has in another form.
-    /// What leaves memory first is learnt with it.
-    pub is_last: bool,
+    /// How it is to be kept in memory.
+    pub retention: Retention,
 }
 
 /// How a write ended.

@@ -6,22 +6,30 @@
 //!      |                            ^  ^                                   |
 //!      |     unused for STANDS_BY   |  | SPARED_FOR others were told       |
 //!      +----------> standing by ----+  +------------- spared <-------------+
+//!      |     its time is over       |
+//!      +----------> pinned ---------+
 //! ```
+//!
+//! What is abandoned, since others of its group have left, goes before all that is offered, the longest abandoned
+//! first; a use takes it back to these.
 //!
 //! Of those that are offered, the one goes first that is least likely to be used again, as the policy has
 //! learnt. What belongs to an object in parts stands by for a while, and leaves when nothing else can, the least
 //! recently used first: it has just come, so it would seem least likely to be used again, but a part that makes room
-//! for the next one undoes the write that both belong to. What has been told is told once, and is not offered
-//! again before others have been.
+//! for the next one undoes the write that both belong to. What its writer pinned for a time leaves after these, or,
+//! pinned for ever, not at all: such a copy is never offered. What has been told is told once, and is not offered again
+//! before others have been.
 
 use core::time::Duration;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use lunette_kvstore_policy::class::Use;
 use lunette_kvstore_policy::{GHOST_BYTES, Learned, Policy as _};
 use lunette_runtime_core::time::Time;
 
 use super::LEAVE_PER_TURN_MAX;
+use super::pinned::{Pinned, Until};
+use super::standing::Standing;
 use crate::shard::EntryId;
 
 /// A copy that was spared may be told again when so many others have been, or when there are no others.
@@ -44,50 +52,11 @@ pub(super) struct Order {
     /// Those that could not leave, the first one first, and how many had been told by then.
     spared: VecDeque<(EntryId, u64)>,
     standing: Standing,
+    pinned: Pinned,
+    /// Of those that are offered.
+    abandoned: Standing,
     /// As it was told last.
     now: Time,
-}
-
-/// Those that stand by.
-#[derive(Debug, Default)]
-struct Standing {
-    /// By their last use: when it was, and which use it was.
-    by_use: BTreeMap<(Time, u64), u32>,
-    of_slot: BTreeMap<u32, (Time, u64)>,
-    uses: u64,
-}
-
-impl Standing {
-    fn push(&mut self, now: Time, slot_index: u32) {
-        self.uses += 1;
-        let used = (now, self.uses);
-        self.by_use.insert(used, slot_index);
-        let former = self.of_slot.insert(slot_index, used);
-        assert!(former.is_none(), "{slot_index} stands by twice");
-    }
-
-    fn touch(&mut self, now: Time, slot_index: u32) {
-        if self.remove(slot_index) {
-            self.push(now, slot_index);
-        }
-    }
-
-    fn remove(&mut self, slot_index: u32) -> bool {
-        let used = self.of_slot.remove(&slot_index);
-        used.is_some_and(|used| self.by_use.remove(&used).is_some())
-    }
-
-    /// The least recently used one, if it has not been used for so long.
-    fn pop(&mut self, now: Time, unused_for: Duration) -> Option<u32> {
-        let first = self.by_use.first_entry()?;
-        let (used_at, _) = *first.key();
-        if now.since(used_at) < unused_for {
-            return None;
-        }
-        let slot_index = first.remove();
-        self.of_slot.remove(&slot_index);
-        Some(slot_index)
-    }
 }
 
 impl Order {
@@ -101,6 +70,8 @@ impl Order {
             told: 0,
             spared: VecDeque::new(),
             standing: Standing::default(),
+            pinned: Pinned::default(),
+            abandoned: Standing::default(),
             now: Time::ZERO,
         }
     }
@@ -116,30 +87,64 @@ impl Order {
         self.standing.push(self.now, slot_index);
     }
 
+    /// What has just been inserted is pinned.
+    pub(super) fn pin(&mut self, now: Time, slot_index: u32, until: Until) {
+        self.now = self.now.max(now);
+        self.policy.withhold(slot_index);
+        self.pinned.insert(slot_index, until);
+        self.pinned.offer(self.now, slot_index);
+    }
+
+    pub(super) fn pinned(&self, slot_index: u32) -> Option<Until> {
+        self.pinned.get(slot_index)
+    }
+
     pub(super) fn touch(&mut self, slot_index: u32) {
         self.policy.touch(slot_index, Use::default());
         self.standing.touch(self.now, slot_index);
+        self.pinned.touch(self.now, slot_index);
+        self.abandoned.remove(slot_index);
     }
 
     pub(super) fn withhold(&mut self, slot_index: u32) {
         self.policy.withhold(slot_index);
         self.standing.remove(slot_index);
+        self.pinned.withhold(slot_index);
+        self.abandoned.remove(slot_index);
     }
 
+    /// What is offered is of no use any more, as far as is known. Whether that is new.
+    pub(super) fn abandon(&mut self, now: Time, slot_index: u32) -> bool {
+        self.offer_ended(now);
+        let is_offered = self.policy.is_offered(slot_index);
+        let is_new = is_offered && !self.abandoned.contains(slot_index);
+        if is_new {
+            self.abandoned.push(self.now, slot_index);
+        }
+        is_new
+    }
+
+    /// What was withheld may leave again, in its turn.
     pub(super) fn offer(&mut self, slot_index: u32) {
-        self.policy.offer(slot_index);
+        if !self.pinned.offer(self.now, slot_index) {
+            self.policy.offer(slot_index);
+        }
     }
 
     /// A copy has left to make room.
     pub(super) fn evict(&mut self, slot_index: u32) {
         self.policy.evict(slot_index);
         self.standing.remove(slot_index);
+        self.pinned.remove(slot_index);
+        self.abandoned.remove(slot_index);
     }
 
     /// A copy is no more, and does not come back.
     pub(super) fn remove(&mut self, slot_index: u32) {
         self.policy.remove(slot_index);
         self.standing.remove(slot_index);
+        self.pinned.remove(slot_index);
+        self.abandoned.remove(slot_index);
     }
 
     /// A copy that was told cannot leave.
@@ -150,28 +155,44 @@ impl Order {
 
     /// Offers those whose time it is: say so before [`next`](Self::next).
     pub(super) fn begin(&mut self, now: Time, is_resident: impl Fn(EntryId) -> bool) {
-        self.now = self.now.max(now);
+        self.offer_ended(now);
         self.offer_spared(self.told, is_resident);
+    }
+
+    /// Offers what is no longer pinned and does not stand by any more.
+    fn offer_ended(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        while let Some((slot_index, was_offered)) = self.pinned.pop_ended(self.now) {
+            if was_offered {
+                self.policy.offer(slot_index);
+            }
+        }
         while let Some(slot_index) = self.standing.pop(self.now, STANDS_BY) {
             self.policy.offer(slot_index);
         }
     }
 
     /// Who leaves next. It is told once, unless it is spared. If `asks_again`, those that were spared are told again
-    /// rather than anything that stands by, or nobody.
+    /// rather than anything that stands by or is pinned, or nobody.
     pub(super) fn next(
         &mut self,
         asks_again: bool,
         is_resident: impl Fn(EntryId) -> bool,
     ) -> Option<u32> {
-        let mut next = self.policy.victim();
+        let abandoned = self.abandoned.pop(self.now, Duration::ZERO);
+        let mut next = abandoned.or_else(|| self.policy.victim());
         if next.is_none() && asks_again {
             self.offer_spared(u64::MAX, is_resident);
             next = self.policy.victim();
         }
-        let slot_index = next.or_else(|| self.standing.pop(self.now, Duration::ZERO))?;
+        let next = next.or_else(|| self.standing.pop(self.now, Duration::ZERO));
+        let slot_index = next.or_else(|| self.pinned.pop(self.now))?;
         self.told += 1;
         self.policy.withhold(slot_index);
+        debug_assert!(
+            !self.abandoned.contains(slot_index),
+            "it was told before others"
+        );
         Some(slot_index)
     }
 
@@ -182,7 +203,7 @@ impl Order {
         {
             self.spared.pop_front();
             if is_resident(id) {
-                self.policy.offer(id.slot_index);
+                self.offer(id.slot_index);
             }
         }
     }
@@ -204,7 +225,6 @@ impl Order {
 
     #[cfg(test)]
     pub(super) fn standing_by(&self) -> usize {
-        assert_eq!(self.standing.by_use.len(), self.standing.of_slot.len());
-        self.standing.by_use.len()
+        self.standing.count()
     }
 }

@@ -9,6 +9,9 @@ use lunette_kvstore_policy::GHOST_BYTES;
 use super::*;
 use crate::version::Version;
 
+mod groups;
+mod pins;
+
 fn place(number: u64) -> CopyPlace {
     CopyPlace {
         key: Fingerprint(number.into()),
@@ -25,7 +28,7 @@ fn memory(entries_max: usize) -> Residence {
 }
 
 fn keep(memory: &mut Residence, number: u64, bytes: u32) -> EntryId {
-    let id = memory.admit(bytes).expect("room");
+    let id = memory.admit(bytes, Pin::None).expect("room");
     memory.reside(Time::ZERO, id, place(number), Arrival::default());
     id
 }
@@ -64,23 +67,29 @@ fn who_finds_no_room_is_refused_until_enough_has_left() {
         keep(&mut memory, number, 100);
     }
     let needed_bytes = 450;
-    assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
+    assert_eq!(
+        memory.admit(450, Pin::None),
+        Err(NoRoom::Full { needed_bytes })
+    );
     let victims = memory.victims(Time::ZERO, true);
     assert_eq!(victims, [0, 1, 2, 3, 4].map(place));
     for &victim in &victims {
         memory.leave(victim);
     }
     assert_eq!(memory.victims(Time::ZERO, true), []);
-    assert_eq!(memory.admit(450), Err(NoRoom::Full { needed_bytes }));
+    assert_eq!(
+        memory.admit(450, Pin::None),
+        Err(NoRoom::Full { needed_bytes })
+    );
     for victim in victims {
         assert!(memory.free(victim).is_some());
     }
-    assert!(memory.admit(450).is_ok());
+    assert!(memory.admit(450, Pin::None).is_ok());
     let too_large = NoRoom::TooLarge {
         needed_bytes: 1001,
         max_bytes: 1000,
     };
-    assert_eq!(memory.admit(1001), Err(too_large));
+    assert_eq!(memory.admit(1001, Pin::None), Err(too_large));
     assert!(!too_large.is_retryable());
 }
 
@@ -89,11 +98,14 @@ fn entries_are_bounded_like_bytes() {
     let mut memory = memory(2);
     keep(&mut memory, 0, 10);
     keep(&mut memory, 1, 10);
-    assert_eq!(memory.admit(10), Err(NoRoom::Full { needed_bytes: 10 }));
+    assert_eq!(
+        memory.admit(10, Pin::None),
+        Err(NoRoom::Full { needed_bytes: 10 })
+    );
     assert_eq!(memory.victims(Time::ZERO, true), [place(0)]);
     memory.leave(place(0));
     memory.free(place(0));
-    assert!(memory.admit(10).is_ok());
+    assert!(memory.admit(10, Pin::None).is_ok());
 }
 
 #[test]
@@ -141,7 +153,7 @@ fn fragmented_memory_makes_more_leave_than_bytes_alone() {
     for number in 0..3 {
         keep(&mut memory, number, 100);
     }
-    let id = memory.admit(150).expect("room");
+    let id = memory.admit(150, Pin::None).expect("room");
     memory.discard(id);
     memory.want(150);
     assert_eq!(memory.victims(Time::ZERO, true), [place(0), place(1)]);
@@ -156,10 +168,10 @@ fn what_is_read_is_released_when_it_is_read() {
     assert_eq!(memory.free(place(0)), None);
     assert_eq!(memory.free(place(0)), None, "it is freed once");
     assert_eq!(memory.find(place(0)), None);
-    assert!(memory.admit(600).is_err(), "its bytes count");
+    assert!(memory.admit(600, Pin::None).is_err(), "its bytes count");
     assert!(!memory.unpin(id));
     assert!(memory.unpin(id), "released");
-    assert!(memory.admit(600).is_ok());
+    assert!(memory.admit(600, Pin::None).is_ok());
 }
 
 #[test]
@@ -272,7 +284,7 @@ fn what_is_removed_is_forgotten_and_what_left_is_not() {
 }
 
 fn keep_part(memory: &mut Residence, now: Time, number: u64) {
-    let id = memory.admit(100).expect("room");
+    let id = memory.admit(100, Pin::None).expect("room");
     let arrival = Arrival {
         stands_by: true,
         ..Arrival::default()
@@ -285,9 +297,12 @@ fn the_last_of_many_batches_leave_first_if_they_are_not_used_again() {
     let mut memory = memory(100);
     let keep_batch = |memory: &mut Residence, first: u64| {
         for number in first..first + 4 {
-            let id = memory.admit(100).expect("room");
+            let id = memory.admit(100, Pin::None).expect("room");
             let arrival = Arrival {
-                is_last: number == first + 3,
+                retention: Retention {
+                    is_last: number == first + 3,
+                    ..Retention::default()
+                },
                 ..Arrival::default()
             };
             memory.reside(Time::ZERO, id, place(number), arrival);
@@ -306,7 +321,7 @@ fn the_last_of_many_batches_leave_first_if_they_are_not_used_again() {
     }
     keep_batch(&mut memory, 100_000);
     keep_batch(&mut memory, 200_000);
-    assert!(memory.admit(600).is_err(), "four are wanted");
+    assert!(memory.admit(600, Pin::None).is_err(), "four are wanted");
     let told = memory.victims(Time::ZERO, true);
     assert_eq!(told, [100_003, 200_003, 100_000, 100_001].map(place));
 }
@@ -321,7 +336,10 @@ fn parts_leave_after_all_others_until_their_object_must_have_come() {
     }
     let read = memory.pin(place(0)).expect("here");
     assert!(!memory.unpin(read));
-    assert!(memory.admit(950).is_err(), "all but 50 bytes are wanted");
+    assert!(
+        memory.admit(950, Pin::None).is_err(),
+        "all but 50 bytes are wanted"
+    );
     let told = memory.victims(Time::ZERO, true);
     let others: Vec<CopyPlace> = (2..10).map(place).collect();
     assert_eq!(told[..8], others, "in order, as nothing is learnt");
@@ -394,10 +412,10 @@ fn what_is_no_more_does_not_stand_by() {
 #[test]
 fn a_write_that_is_given_up_leaves_nothing() {
     let mut memory = memory(100);
-    let id = memory.admit(1000).expect("room");
+    let id = memory.admit(1000, Pin::None).expect("room");
     memory.discard(id);
     assert_eq!(memory.stats().used_bytes, 0);
     assert_eq!(memory.victims(Time::ZERO, true), []);
-    let other = memory.admit(1000).expect("room");
+    let other = memory.admit(1000, Pin::None).expect("room");
     assert_ne!(id, other, "an id goes stale");
 }

@@ -7,6 +7,7 @@ use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{CopyPlace, HoldWish, Only};
 use lunette_kvstore_proto::owner::{EvictRefusal, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Version, WriteKind};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
@@ -116,7 +117,7 @@ impl World {
             namespace,
             wanted,
             wait_ms: 1000,
-            is_last: false,
+            retention: Retention::default(),
         };
         (
             Wish::Write(self.some_seat(), ask),

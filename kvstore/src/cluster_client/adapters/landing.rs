@@ -6,11 +6,13 @@ use std::fmt;
 use std::rc::Rc;
 
 use lunette_kvstore_proto::message::directory::{PLACES_MAX, PushPlace};
-use lunette_runtime::arena::Exposed;
+use lunette_runtime::arena::{Exposed, Extent};
 use lunette_transfer::Room;
 use lunette_transfer::adapters::Adapter;
 use lunette_verbs::{Access, ExposedWindow};
 use thiserror::Error;
+
+use super::direct::Place;
 
 /// What peers may do.
 const WRITTEN: Access = Access {
@@ -58,6 +60,12 @@ impl Drop for Landing {
         let gone = self.landings.all.borrow_mut().remove(&self.start);
         drop(gone);
     }
+}
+
+/// What makes a place so that owners write it, for as long as they may.
+pub(super) enum Window {
+    Host(#[expect(dead_code, reason = "it is there to be dropped")] Rc<ExposedWindow>),
+    Device(#[expect(dead_code, reason = "it is there to be dropped")] Rc<Place>),
 }
 
 /// One piece of such memory.
@@ -118,12 +126,21 @@ impl Landings {
         })
     }
 
+    /// The extent of landed memory in which these bytes lie: it stays for as long as that does, also where each get comes
+    /// with a handle of its own, as those of threads do.
+    pub(super) fn extent_of(&self, start: usize, len: usize) -> Option<Extent> {
+        let all = self.all.borrow();
+        let (_, landed) = all.range(..=start).next_back()?;
+        let extent = landed.memory.extent();
+        extent.covers(start, len).then_some(extent)
+    }
+
     /// How an owner names a room to reach it by this adapter, and what makes it so; `None` if not all of it is.
     pub(super) fn places(
         &self,
         room: &Room,
         adapter: usize,
-    ) -> Option<(Vec<PushPlace>, Vec<Rc<ExposedWindow>>)> {
+    ) -> Option<(Vec<PushPlace>, Vec<Window>)> {
         let pieces = room.pieces().filter(|pieces| pieces.len() <= PLACES_MAX)?;
         let all = self.all.borrow();
         let mut places = Vec::with_capacity(pieces.len());
@@ -137,9 +154,24 @@ impl Landings {
                 key: remote.rkey,
                 len_bytes: u32::try_from(piece.len()).ok()?,
             });
-            windows.push(Rc::clone(window));
+            windows.push(Window::Host(Rc::clone(window)));
         }
         Some((places, windows))
+    }
+
+    /// How an owner names a place on a device to reach it by this adapter; `None` if that does not reach it.
+    pub(super) fn place_on(
+        &self,
+        place: &Rc<Place>,
+        adapter: usize,
+    ) -> Option<(Vec<PushPlace>, Vec<Window>)> {
+        let remote = place.remote(adapter)?;
+        let named = PushPlace {
+            address: remote.address,
+            key: remote.rkey,
+            len_bytes: u32::try_from(place.len()).ok()?,
+        };
+        Some((vec![named], vec![Window::Device(Rc::clone(place))]))
     }
 }
 

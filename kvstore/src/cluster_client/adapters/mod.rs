@@ -14,6 +14,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `connecting` | queue pairs: asking for adapters, handshakes |
+//! | `direct` | [`DeviceLanding`]: memory of devices that adapters reach |
+//! | `held` | copies that are held, which are read without asking anybody |
 //! | `landing` | [`Landing`]: memory that owners may write |
 //! | `notices` | the calls under way, and the notices that name them |
 //! | `pushing` | bytes that the owner writes |
@@ -21,6 +23,8 @@
 //! | `sightings` | memory that is worth to be registered |
 
 mod connecting;
+mod direct;
+mod held;
 mod landing;
 mod notices;
 mod pushing;
@@ -33,18 +37,24 @@ use std::rc::Rc;
 use lunette_kvstore_proto::message::{FormatVersion, Op};
 use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::time;
 use lunette_runtime_core::checksum::Crc32c;
 use lunette_transfer::Room;
 use lunette_transfer::adapters::{Adapters, RdmaOptions};
+use lunette_transfer::engine::DeviceSegment;
 use lunette_verbs::Context;
 
 use super::asking::Asking;
 use super::calls::{Called, call, into};
 use crate::rails::{Picked, Rail};
 use crate::seats::Link;
+pub(super) use direct::Standing;
+pub use direct::{DeviceCheck, DeviceLanding};
+use direct::{Direct, Place};
+use held::Held;
+pub(super) use held::{fetch as fetch_held, learn};
 use landing::Landings;
 pub use landing::{Landing, TooManyLandings};
 use notices::Ears;
@@ -65,6 +75,8 @@ pub struct AdapterGets {
     pub read: u64,
     /// How many bytes that was.
     pub read_bytes: u64,
+    /// Gets of those that have been read for which nobody was asked: of held copies.
+    pub read_unasked: u64,
     /// Gets that had to ask for the bytes after all.
     pub fallbacks: u64,
 }
@@ -73,7 +85,9 @@ pub struct AdapterGets {
 pub(super) struct ByAdapters {
     ears: Ears,
     landings: Rc<Landings>,
+    direct: Rc<Direct>,
     sightings: Sightings,
+    held: Held,
     options: RdmaOptions,
     /// The only way besides the connection, if there is to be but one.
     only: Option<Path>,
@@ -87,7 +101,9 @@ impl ByAdapters {
         Self {
             ears: Ears::open(&adapters),
             landings: Rc::new(Landings::new(options.windows_max)),
+            direct: Rc::default(),
             sightings: Sightings::default(),
+            held: Held::default(),
             options: options.clone(),
             only,
             counted: Cell::default(),
@@ -102,6 +118,23 @@ impl ByAdapters {
     /// See [`ClusterClient::land`](super::ClusterClient::land).
     pub(super) async fn land(&self, memory: Exposed) -> Result<Landing, TooManyLandings> {
         self.landings.land(memory, self.ears.adapters()).await
+    }
+
+    /// See [`DeviceClient::land`](super::DeviceClient::land).
+    pub(super) async fn land_device(
+        &self,
+        memory: &DeviceSegment,
+        check: DeviceCheck,
+    ) -> Result<DeviceLanding, TooManyLandings> {
+        let landings_max = self.options.windows_max;
+        let adapters = self.ears.adapters();
+        let landing = self.direct.land((memory, check), adapters, landings_max);
+        landing.await.ok_or(TooManyLandings { landings_max })
+    }
+
+    /// Has a room stand for memory of a device while something is got into it; `None` if no adapter reaches that.
+    pub(super) fn stand(&self, room: &Exposed, memory: &DeviceSegment) -> Option<Standing> {
+        self.direct.stand(room, memory)
     }
 
     pub(super) const fn counted(&self) -> AdapterGets {
@@ -135,14 +168,16 @@ impl ByAdapters {
         Some((link, rail?))
     }
 
-    /// Whether all of a room is registered with this adapter. What is not, and has been seen before, is begun to be.
+    /// Whether all of a room is registered with this adapter. What is not, and is landed or has been seen before, is
+    /// begun to be.
     fn is_registered(&self, room: &Room, adapter: usize) -> bool {
         let adapter = self.ears.adapter(adapter);
         let mut is_registered = true;
         for (extent, start, len) in room.extents() {
             if !adapter.is_registered(start, len) {
                 is_registered = false;
-                if let Some(extent) = self.sightings.again(extent) {
+                let landed = self.landings.extent_of(start, len);
+                if let Some(extent) = landed.or_else(|| self.sightings.again(extent)) {
                     adapter.begin_register(extent);
                 }
             }
@@ -168,10 +203,16 @@ pub(super) async fn fetch(
     let Some((link, rail)) = ByAdapters::rail(asking, seat) else {
         return call(asking, seat, op, body, into(room)).await;
     };
-    let is_whole = ranges.is_empty() && by.may_go(Path::Written);
-    let places = is_whole.then(|| by.landings.places(&room, rail.adapter));
+    let may_be_written = by.may_go(Path::Written) && total_bytes(ranges) <= room.len() as u64;
+    let device = by.direct.place_of(&room);
+    let device = device.filter(|place| place.window(rail.adapter).is_some());
+    let places = may_be_written.then(|| match &device {
+        Some(place) => by.landings.place_on(place, rail.adapter),
+        None => by.landings.places(&room, rail.adapter),
+    });
     let places = places.flatten();
-    let is_registered = by.may_go(Path::Read) && by.is_registered(&room, rail.adapter);
+    let is_registered =
+        by.may_go(Path::Read) && (device.is_some() || by.is_registered(&room, rail.adapter));
     if places.is_none() && !is_registered {
         return call(asking, seat, op, body, into(room)).await;
     }
@@ -187,11 +228,11 @@ pub(super) async fn fetch(
     let brought = match (path, places) {
         (Path::Written, Some(places)) => {
             let over = (&link, &rail, places);
-            pushing::push(asking, (seat, op), over, &body, room).await
+            pushing::push(asking, (seat, op), over, &body, (room, device)).await
         }
         (Path::Read, _) => {
             let over = (&link, &rail);
-            reading::read(asking, (seat, op), over, &body, ranges, room).await
+            reading::read(asking, (seat, op), over, &body, ranges, (room, device)).await
         }
         _ => Err(NotBrought::Wanted(room)),
     };
@@ -231,4 +272,12 @@ async fn sum_of(room: &Room, len: usize) -> u32 {
         room.fold(start, TURN_BYTES.min(len - start), &mut checksum);
     }
     checksum.value()
+}
+
+/// Whether so many bytes that have been brought are those of the checksum: in a room, or on the device for which it stands.
+async fn is_right(room: &Room, device: Option<&Rc<Place>>, len: usize, crc32c: u32) -> bool {
+    match device {
+        Some(place) => place.is_right(room, len, crc32c).await,
+        None => sum_of(room, len).await == crc32c,
+    }
 }

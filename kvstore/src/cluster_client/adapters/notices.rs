@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use slab::Slab as Table;
 
 use super::super::asking::Asking;
+use super::landing::Window;
 use crate::rails::Rail;
 
 /// Calls of one client at a time; what further ones ask for is sent. Each adapter has as many receives.
@@ -48,7 +49,7 @@ struct Heard {
     /// Its queue pair has ended first.
     is_lost: bool,
     waker: Option<Waker>,
-    _windows: Vec<Rc<ExposedWindow>>,
+    _windows: Vec<Window>,
 }
 
 /// Where a client hears what has been written, and of which call.
@@ -236,7 +237,7 @@ impl PushCall {
     pub(super) fn begin(
         asking: &Rc<Asking>,
         rail: Rc<Rail>,
-        windows: Vec<Rc<ExposedWindow>>,
+        windows: Vec<Window>,
     ) -> Option<(Self, PushPlace)> {
         let ears = &asking.adapters.ears;
         let ear = &ears.ears[rail.adapter];

@@ -15,17 +15,18 @@ use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::pushed::{NOTICE_WAIT, PushAnswer, PushEvent, PushStep};
 use lunette_runtime::time;
 use lunette_transfer::{CallError, CallFailure, Reply, Room};
-use lunette_verbs::ExposedWindow;
 
 use super::super::asking::Asking;
 use super::super::calls::{CALL_TIMEOUT, Called, called_of, into};
+use super::direct::Place;
+use super::landing::Window;
 use super::notices::PushCall;
-use super::{NotBrought, sum_of};
+use super::{NotBrought, is_right};
 use crate::rails::Rail;
 use crate::seats::Link;
 
 /// How an owner names a room, and what makes it so.
-type Places = (Vec<PushPlace>, Vec<Rc<ExposedWindow>>);
+type Places = (Vec<PushPlace>, Vec<Window>);
 
 /// Asks for bytes that are to be written.
 pub(super) async fn push(
@@ -33,7 +34,7 @@ pub(super) async fn push(
     (seat, op): (Seat, Op),
     (link, rail, (places, windows)): (&Link, &Rc<Rail>, Places),
     body: &impl Fn(FormatVersion, &mut Vec<u8>),
-    room: Room,
+    (room, device): (Room, Option<Rc<Place>>),
 ) -> Result<(Called, Option<Room>), NotBrought> {
     let Some((mut get, answer)) = PushCall::begin(asking, Rc::clone(rail), windows) else {
         return Err(NotBrought::Wanted(room));
@@ -68,7 +69,7 @@ pub(super) async fn push(
         return Ok((called, None));
     };
     match step {
-        PushStep::Verify => match arrived(version, &get, &room).await {
+        PushStep::Verify => match arrived(version, &get, &room, device.as_ref()).await {
             Some(reply) => {
                 asking.adapters.count(|counted| {
                     counted.written += 1;
@@ -105,7 +106,12 @@ fn event_of(answered: &Result<Reply, CallFailure>, get: &PushCall) -> PushEvent 
 }
 
 /// What has been written, as if it had been received. `None`, if it is not what its owner says.
-async fn arrived(version: FormatVersion, get: &PushCall, room: &Room) -> Option<Reply> {
+async fn arrived(
+    version: FormatVersion,
+    get: &PushCall,
+    room: &Room,
+    device: Option<&Rc<Place>>,
+) -> Option<Reply> {
     let answer = get.answer()?;
     let reply = PushedReply::decode(version, &answer);
     let reply = reply.inspect_err(|fault| tracing::warn!(%fault, "an answer that makes no sense"));
@@ -118,7 +124,7 @@ async fn arrived(version: FormatVersion, get: &PushCall, room: &Room) -> Option<
     if len > room.len() {
         return None;
     }
-    if sum_of(room, len).await != crc32c {
+    if !is_right(room, device, len, crc32c).await {
         tracing::warn!("what an adapter has written does not match its checksum");
         return None;
     }

@@ -8,22 +8,26 @@
 //! Nothing of a room is under way when it is anybody's again: its requests are over, or their queue pair has been
 //! given up.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_kvstore_proto::message::directory::{FarWish, HoldWish, NearWish, Reach, Reached};
+use lunette_kvstore_proto::message::directory::{
+    BytesReply, FarWish, HoldWish, NearWish, Reach, Reached,
+};
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::{Reply, Room, SplitRoom};
-use lunette_verbs::{Lent, Piece, RemoteMemory, Request, RequestError};
+use lunette_verbs::{DeviceMemory, Lent, Piece, RemoteMemory, Request, RequestError};
 use thiserror::Error;
 
 use super::super::asking::Asking;
 use super::super::calls::{CALL_TIMEOUT, Called, called_of, into};
-use super::{NotBrought, sum_of};
+use super::direct::Place;
+use super::{NotBrought, is_right};
 use crate::rails::Rail;
 use crate::seats::Link;
 
@@ -36,7 +40,7 @@ const WORD_BYTES: usize = 8;
 
 /// Why an object was not read.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-enum FarFault {
+pub(super) enum FarFault {
     #[error("the room is too small")]
     RoomTooSmall,
     #[error("what is described is not what was asked for")]
@@ -49,8 +53,20 @@ enum FarFault {
     Read(RequestError),
     #[error("it has left its memory")]
     Gone,
+    #[error("it may have been removed meanwhile")]
+    Late,
     #[error("the bytes do not match their checksum")]
     Corrupt,
+}
+
+impl FarFault {
+    /// Whether the place is not what it was said to be, rather than the room or the moment.
+    pub(super) const fn is_of_the_place(self) -> bool {
+        matches!(
+            self,
+            Self::Read(_) | Self::Gone | Self::Late | Self::Corrupt
+        )
+    }
 }
 
 /// Asks where bytes lie, and reads them there.
@@ -60,7 +76,7 @@ pub(super) async fn read(
     (link, rail): (&Link, &Rc<Rail>),
     body: &impl Fn(FormatVersion, &mut Vec<u8>),
     ranges: &[ByteRange],
-    room: Room,
+    (room, device): (Room, Option<Rc<Place>>),
 ) -> Result<(Called, Option<Room>), NotBrought> {
     let version = link.version;
     let wish = FarWish {
@@ -98,7 +114,7 @@ pub(super) async fn read(
     let Ok(Reached { bytes, reach }) = Reached::decode(version, &reply.body) else {
         return Err(NotBrought::Failed(room));
     };
-    let (brought, room) = bring(asking, rail, &reach, ranges, room).await;
+    let (brought, room) = bring(asking, rail, &reach, ranges, (room, device)).await;
     let len = match (brought, room.is_some()) {
         (Ok(len), true) => len,
         (brought, _) => {
@@ -109,6 +125,15 @@ pub(super) async fn read(
             };
         }
     };
+    Ok((called(asking, version, (&bytes, len)), room))
+}
+
+/// So many bytes have been read, as if they had been received.
+pub(super) fn called(
+    asking: &Asking,
+    version: FormatVersion,
+    (bytes, len): (&BytesReply, usize),
+) -> Called {
     asking.adapters.count(|counted| {
         counted.read += 1;
         counted.read_bytes += len as u64;
@@ -121,17 +146,17 @@ pub(super) async fn read(
         payload_len_bytes: u32::try_from(len).expect("a value is bounded"),
         room: None,
     };
-    Ok((Called::Reply(version, reply), room))
+    Called::Reply(version, reply)
 }
 
 /// Reads an object, or ranges of it, to the front of the room; how many bytes that was. What is in the room after an
 /// error is anything.
-async fn bring(
+pub(super) async fn bring(
     asking: &Rc<Asking>,
     rail: &Rc<Rail>,
     reach: &Reach,
     ranges: &[ByteRange],
-    room: Room,
+    (room, device): (Room, Option<Rc<Place>>),
 ) -> (Result<usize, FarFault>, Option<Room>) {
     let whole = [ByteRange {
         offset_bytes: 0,
@@ -143,8 +168,13 @@ async fn bring(
     if len > room.len() {
         return (Err(FarFault::RoomTooSmall), Some(room));
     }
+    // Ranges have no checksum of their own, so nothing would say whether they are right on a device.
+    let device = device.filter(|_| ranges.is_empty());
     let split = room.split();
-    let reading = read_into(asking, rail, reach, (parts, ranges.is_empty()), &split);
+    let is_compared = device.as_ref().is_none_or(|place| place.is_compared());
+    let is_early = ranges.is_empty() && is_compared;
+    let into = (&split, device.as_deref());
+    let reading = read_into(asking, rail, reach, (parts, is_early), into);
     let read = time::timeout(READ_MAX, reading).await;
     let read = read.unwrap_or(Err(FarFault::Read(RequestError::TimedOut)));
     let Ok(room) = split.join() else {
@@ -153,7 +183,7 @@ async fn bring(
     if let Err(fault) = read {
         return (Err(fault), Some(room));
     }
-    if ranges.is_empty() && sum_of(&room, len).await != reach.crc32c {
+    if ranges.is_empty() && !is_right(&room, device.as_ref(), len, reach.crc32c).await {
         return (Err(FarFault::Corrupt), Some(room));
     }
     (Ok(len), Some(room))
@@ -164,10 +194,10 @@ async fn read_into(
     asking: &Rc<Asking>,
     rail: &Rc<Rail>,
     reach: &Reach,
-    (parts, is_whole): (&[ByteRange], bool),
-    split: &SplitRoom,
+    (parts, is_early): (&[ByteRange], bool),
+    into: (&SplitRoom, Option<&Place>),
 ) -> Result<(), FarFault> {
-    let lent = lend(asking, rail, reach, parts, split)?;
+    let lent = lend(asking, rail, reach, parts, into)?;
     let word = asking.adapters.ears.word(rail.adapter);
     let word = word.ok_or(FarFault::Busy)?;
     let mut under_way = UnderWay::begin(asking, rail);
@@ -177,7 +207,10 @@ async fn read_into(
         let is_room = pair.is_open() && pair.credits() as usize > lent.len();
         is_room.then(|| {
             let reads = lent.into_iter();
-            let reads = reads.map(|(into, from)| pair.read_lent(into, from, deadline));
+            let reads = reads.map(|(into, from)| match into {
+                Into::Host(lent) => pair.read_lent(lent, from, deadline),
+                Into::Device(memory, range) => pair.read_device(&memory, range, from, deadline),
+            });
             reads.collect::<Vec<Request>>()
         })
     });
@@ -190,7 +223,7 @@ async fn read_into(
         rkey: reach.word_key,
     };
     let read_word = |word: Piece| rail.with(|pair| pair.read(word, WORD_BYTES, word_at, deadline));
-    let (early, late) = if is_whole {
+    let (early, late) = if is_early {
         (read_word(word), None)
     } else {
         (None, Some(word))
@@ -209,19 +242,37 @@ async fn read_into(
     is_it.then_some(()).ok_or(FarFault::Gone)
 }
 
-/// Memory of the room, and what is to be read into it.
+/// Where bytes are read into.
+enum Into {
+    Host(Lent),
+    Device(DeviceMemory, Range<usize>),
+}
+
+/// Memory of the room, or of the device for which it stands, and what is to be read into it.
 fn lend(
     asking: &Asking,
     rail: &Rail,
     reach: &Reach,
     parts: &[ByteRange],
-    split: &SplitRoom,
-) -> Result<Vec<(Lent, RemoteMemory)>, FarFault> {
+    (split, device): (&SplitRoom, Option<&Place>),
+) -> Result<Vec<(Into, RemoteMemory)>, FarFault> {
     let adapter = asking.adapters.ears.adapter(rail.adapter);
     let (mut lent, mut at) = (Vec::new(), 0);
     for part in parts {
         let mut address = reach.start_of(*part).ok_or(FarFault::BadDescriptor)?;
         let end = at + part.len_bytes as usize;
+        if let Some(place) = device {
+            let range = place.range(at..end);
+            let range = range.ok_or(FarFault::RoomTooSmall)?;
+            let memory = place.window(rail.adapter).ok_or(FarFault::NotRegistered)?;
+            let from = RemoteMemory {
+                address,
+                rkey: reach.key,
+            };
+            lent.push((Into::Device(memory.clone(), range), from));
+            at = end;
+            continue;
+        }
         let room = split.part(std::iter::once(at..end));
         at = end;
         for piece in room.pieces().unwrap_or_default() {
@@ -231,7 +282,8 @@ fn lend(
                 address,
                 rkey: reach.key,
             };
-            lent.push((some.ok_or(FarFault::NotRegistered)?, from));
+            let some = some.ok_or(FarFault::NotRegistered)?;
+            lent.push((Into::Host(some), from));
             address += len;
         }
     }

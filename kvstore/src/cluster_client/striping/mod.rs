@@ -15,6 +15,9 @@
 mod reading;
 mod writing;
 
+pub(super) use reading::Stretch;
+pub(super) use writing::{Former, PartSource, Parts, Written, drawn_manifest, of_object, of_part};
+
 use std::time::Duration;
 
 use futures_channel::oneshot;
@@ -31,7 +34,7 @@ use super::{ClusterClient, removed_as};
 use crate::error::{StoreError, StoreErrorKind};
 
 /// Parts of one object that are under way at the same time.
-const PARTS_AHEAD_MAX: usize = 16;
+pub(super) const PARTS_AHEAD_MAX: usize = 16;
 /// How often an object is looked at anew that others have replaced meanwhile.
 const ROUNDS_MAX: usize = 4;
 /// How long a read waits until what it found to be lost is forgotten.

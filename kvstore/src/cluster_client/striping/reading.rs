@@ -82,7 +82,39 @@ enum Read {
     Lost(Room),
 }
 
+/// What came of a read of some parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cluster_client) enum Stretch {
+    Hit {
+        is_cut_off: bool,
+    },
+    /// There is no object, or nobody knows.
+    Miss {
+        is_known: bool,
+    },
+    /// One is lost, and the manifest with it: another object is there by now.
+    Lost,
+}
+
 impl ClusterClient {
+    /// Reads a range of an object whose manifest is known, into all of the room. Of parts that lie inside the checksums
+    /// are verified.
+    pub(in crate::cluster_client) async fn read_stretch(
+        &self,
+        key: Key<'_>,
+        range: ByteRange,
+        room: Room,
+        reply: &StripedReply,
+    ) -> Result<Stretch, StoreError> {
+        match self.read_parts(key, &[range], room, reply).await {
+            Read::Done(Ok(Fetched::Hit { is_cut_off, .. })) => Ok(Stretch::Hit { is_cut_off }),
+            Read::Done(Ok(Fetched::Miss { is_known, .. })) => Ok(Stretch::Miss { is_known }),
+            Read::Done(Err(failure)) => Err(failure.error),
+            Read::Lost(_) if self.forget(key, reply).await => Ok(Stretch::Miss { is_known: true }),
+            Read::Lost(_) => Ok(Stretch::Lost),
+        }
+    }
+
     /// Reads an object whose manifest has come instead of its bytes.
     pub(in crate::cluster_client) async fn get_striped(
         &self,

@@ -10,8 +10,9 @@ use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::residence::STANDS_BY;
+use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Pin};
 use lunette_kvstore_proto::striped::{Manifest, PART_KEY_BYTES, Part, WriteId};
-use lunette_kvstore_proto::version::{Form, WriteKind};
+use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{entropy, time};
 use lunette_runtime_core::ids::NodeId;
@@ -22,7 +23,7 @@ use super::{PARTS_AHEAD_MAX, len};
 use crate::cluster_client::objects::{Begun, Writing};
 use crate::cluster_client::placing::Places;
 use crate::cluster_client::running::Ended;
-use crate::cluster_client::{ClusterClient, PutOptions, Stored};
+use crate::cluster_client::{ClusterClient, PutOptions, Stored, valid};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
 
@@ -37,8 +38,8 @@ const ROUND_WAIT: Duration = Duration::from_millis(2);
 const ALL_AGAIN_MAX: u32 = 16;
 
 /// The parts of a write, which are removed with it unless they are kept.
-struct Parts<'a> {
-    client: &'a ClusterClient,
+pub(in crate::cluster_client) struct Parts {
+    client: ClusterClient,
     key: Fingerprint,
     manifest: Manifest,
     /// So many may be there.
@@ -48,19 +49,87 @@ struct Parts<'a> {
     is_kept: Cell<bool>,
 }
 
-impl Parts<'_> {
+impl Parts {
+    /// Of an object under this key. None is there.
+    pub(in crate::cluster_client) fn new(
+        client: &ClusterClient,
+        key: Fingerprint,
+        manifest: Manifest,
+    ) -> Self {
+        Self {
+            client: client.clone(),
+            key,
+            manifest,
+            begun: Cell::new(0),
+            since: Cell::new(time::now()),
+            is_kept: Cell::new(false),
+        }
+    }
+
+    pub(in crate::cluster_client) fn count(&self) -> u32 {
+        self.manifest.count()
+    }
+
+    pub(in crate::cluster_client) fn key_of(&self, place: u32) -> [u8; PART_KEY_BYTES] {
+        self.manifest.part_key(self.key, place)
+    }
+
+    /// Any of them may be there from now on.
+    pub(in crate::cluster_client) fn begin_all(&self) {
+        self.begun.set(self.count());
+        self.since.set(time::now());
+    }
+
     /// Whether those that came first may leave soon.
-    fn take_long(&self) -> bool {
+    pub(in crate::cluster_client) fn take_long(&self) -> bool {
         time::now().since(self.since.get()) > STANDS_BY / 2
     }
 }
 
-impl Drop for Parts<'_> {
+impl Drop for Parts {
     fn drop(&mut self) {
-        if !self.is_kept.get() {
-            let (client, count) = (self.client, self.begun.get());
-            drop(client.drop_parts(self.key, self.manifest, count));
+        let count = self.begun.get();
+        if count > 0 && !self.is_kept.get() {
+            drop(self.client.drop_parts(self.key, self.manifest, count));
         }
+    }
+}
+
+/// What an object in parts is written from.
+pub(in crate::cluster_client) trait PartSource {
+    type Error: From<StoreError>;
+    /// What the bytes of a part are kept by, until they are written.
+    type Kept;
+
+    /// Length of the object in bytes.
+    fn len_bytes(&self) -> u64;
+
+    /// Why some part of it cannot be an object's value, if one cannot.
+    fn check(&self, manifest: &Manifest) -> Result<(), StoreErrorKind>;
+
+    /// The bytes of a part; `None` if there are none before others are written, and it may not wait for that.
+    async fn part(
+        &self,
+        part: Part,
+        may_wait: bool,
+    ) -> Result<Option<(Value, Self::Kept)>, Self::Error>;
+}
+
+impl PartSource for Value {
+    type Error = StoreError;
+    type Kept = ();
+
+    fn len_bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn check(&self, manifest: &Manifest) -> Result<(), StoreErrorKind> {
+        let mut parts = manifest.parts();
+        parts.try_for_each(|part| part_of(self, part).check())
+    }
+
+    async fn part(&self, part: Part, _may_wait: bool) -> Result<Option<(Self, ())>, StoreError> {
+        Ok(Some((part_of(self, part), ())))
     }
 }
 
@@ -74,72 +143,145 @@ struct PartWrite<'a, F> {
     until: Time,
 }
 
+/// What is under a key that is to be written.
+pub(in crate::cluster_client) enum Former {
+    /// A put has nothing to do.
+    Taken {
+        version: Version,
+    },
+    /// An object, whose parts are of no use once it is replaced.
+    Parts(Manifest),
+    Other,
+}
+
 /// What the parts of a write have come to.
 #[derive(Clone, Copy, Debug, Default)]
-struct Written {
+pub(in crate::cluster_client) struct Written {
     is_cut_off: bool,
     is_elsewhere: bool,
 }
 
-impl ClusterClient {
-    /// Writes an object in parts of `part_len` bytes. With `together` they go to that node.
-    pub(in crate::cluster_client) async fn put_striped(
-        &self,
-        object: Writing<'_>,
-        part_len: u32,
-        together: Option<NodeId>,
-    ) -> Result<Stored, StoreError> {
-        let Writing { key, options, .. } = object;
-        let found = self.lookup(key.bytes(), None).await?;
-        let former = match found {
-            Some(found) if options.kind == WriteKind::Put => {
-                let version = found.version;
-                return Ok(Stored::Exists { version });
-            }
-            Some(found) if found.form == Form::Striped => self.manifest_of(key).await,
-            _ => Ok(None),
-        };
-        let write = u128::from(entropy()) << 64 | u128::from(entropy());
-        let manifest = Manifest::new(object.value.len() as u64, part_len, WriteId(write));
-        let manifest = manifest.expect("an object's length and that of its parts were checked");
-        for part in manifest.parts() {
-            let checked = part_of(object.value, part).check();
-            checked.map_err(StoreError::local)?;
+impl Written {
+    pub(in crate::cluster_client) const fn of(stored: &Stored) -> Self {
+        match *stored {
+            Stored::Written {
+                is_cut_off,
+                is_elsewhere,
+                ..
+            } => Self {
+                is_cut_off,
+                is_elsewhere,
+            },
+            // It was written the time before.
+            Stored::Exists { .. } => Self {
+                is_cut_off: false,
+                is_elsewhere: false,
+            },
         }
-        let parts = Parts {
-            client: self,
-            key: key.fingerprint(),
-            manifest,
-            begun: Cell::new(0),
-            since: Cell::new(time::now()),
-            is_kept: Cell::new(false),
-        };
-        let written = self.put_parts(object, &parts, together).await?;
-        let stored = self.publish(object, &parts, together).await?;
-        let Stored::Written {
-            version,
-            is_cut_off,
-            is_elsewhere,
-        } = stored
-        else {
-            return Ok(stored);
-        };
-        if let Ok(Some(former)) = former {
-            let count = former.manifest.count();
-            drop(self.drop_parts(key.fingerprint(), former.manifest, count));
-        }
-        Ok(Stored::Written {
-            version,
-            is_cut_off: is_cut_off || written.is_cut_off,
-            is_elsewhere: is_elsewhere || written.is_elsewhere,
-        })
     }
 
-    /// Writes the manifest. What parts are for is known from here on by who reads it.
-    async fn publish(
+    pub(in crate::cluster_client) const fn and(self, other: Self) -> Self {
+        Self {
+            is_cut_off: self.is_cut_off || other.is_cut_off,
+            is_elsewhere: self.is_elsewhere || other.is_elsewhere,
+        }
+    }
+
+    /// What an object with such parts has come to, whose manifest has come to `stored`.
+    pub(in crate::cluster_client) const fn with_manifest(self, stored: Stored) -> Stored {
+        let Stored::Written { version, .. } = stored else {
+            return stored;
+        };
+        let all = self.and(Self::of(&stored));
+        Stored::Written {
+            version,
+            is_cut_off: all.is_cut_off,
+            is_elsewhere: all.is_elsewhere,
+        }
+    }
+}
+
+impl ClusterClient {
+    /// Writes an object in parts of `part_len` bytes, whose bytes are brought one part after the other.
+    pub(in crate::cluster_client) async fn put_from<S: PartSource>(
+        &self,
+        key: &[u8],
+        source: &S,
+        part_len: u32,
+        options: PutOptions,
+    ) -> Result<Stored, S::Error> {
+        options.check()?;
+        let nothing = Value::empty();
+        let object = Writing::alone(valid(key)?, &nothing, options);
+        self.put_striped(object, source, part_len, None).await
+    }
+
+    /// Writes an object in parts of `part_len` bytes. With `together` they go to that node.
+    pub(in crate::cluster_client) async fn put_striped<S: PartSource>(
         &self,
         object: Writing<'_>,
-        parts: &Parts<'_>,
+        source: &S,
+        part_len: u32,
+        together: Option<NodeId>,
+    ) -> Result<Stored, S::Error> {
+        let Writing { key, options, .. } = object;
+        let former = match self.former(key, options.kind).await? {
+            Former::Taken { version } => return Ok(Stored::Exists { version }),
+            former => former,
+        };
+        let manifest = drawn_manifest(source.len_bytes(), part_len);
+        let object = Writing {
+            options: of_object(options, &manifest),
+            ..object
+        };
+        source.check(&manifest).map_err(StoreError::local)?;
+        let parts = Parts::new(self, key.fingerprint(), manifest);
+        let written = self.put_parts((object, source), &parts, together).await?;
+        let stored = self.publish(object, &parts, together, former).await?;
+        Ok(written.with_manifest(stored))
+    }
+
+    /// Looks for what a write would find.
+    pub(in crate::cluster_client) async fn former(
+        &self,
+        key: Key<'_>,
+        kind: WriteKind,
+    ) -> Result<Former, StoreError> {
+        let Some(found) = self.lookup(key.bytes(), None).await? else {
+            return Ok(Former::Other);
+        };
+        if kind == WriteKind::Put {
+            let version = found.version;
+            return Ok(Former::Taken { version });
+        }
+        if found.form == Form::Striped
+            && let Ok(Some(reply)) = self.manifest_of(key).await
+        {
+            return Ok(Former::Parts(reply.manifest));
+        }
+        Ok(Former::Other)
+    }
+
+    /// Writes the manifest, and removes the parts of what it replaces.
+    pub(in crate::cluster_client) async fn publish(
+        &self,
+        object: Writing<'_>,
+        parts: &Parts,
+        together: Option<NodeId>,
+        former: Former,
+    ) -> Result<Stored, StoreError> {
+        let stored = self.put_manifest(object, parts, together).await?;
+        if let (Stored::Written { .. }, Former::Parts(former)) = (&stored, former) {
+            drop(self.drop_parts(parts.key, former, former.count()));
+        }
+        Ok(stored)
+    }
+
+    /// What parts are for is known from here on by who reads it.
+    async fn put_manifest(
+        &self,
+        object: Writing<'_>,
+        parts: &Parts,
         together: Option<NodeId>,
     ) -> Result<Stored, StoreError> {
         let value = value_of(&parts.manifest);
@@ -165,12 +307,12 @@ impl ClusterClient {
     }
 
     /// Writes the parts; each has the time of an operation. Those that are gone by the end are written again.
-    async fn put_parts(
+    async fn put_parts<S: PartSource>(
         &self,
-        object: Writing<'_>,
-        parts: &Parts<'_>,
+        object: (Writing<'_>, &S),
+        parts: &Parts,
         together: Option<NodeId>,
-    ) -> Result<Written, StoreError> {
+    ) -> Result<Written, S::Error> {
         let count = parts.manifest.count();
         let mut all = Written::default();
         let mut left: Vec<Part> = parts.manifest.parts().collect();
@@ -179,64 +321,78 @@ impl ClusterClient {
                 time::sleep(ROUND_WAIT * (1 << (round - 1))).await;
             }
             let written = self.put_some(object, parts, left, together).await?;
-            all.is_cut_off |= written.is_cut_off;
-            all.is_elsewhere |= written.is_elsewhere;
+            all = all.and(written);
             left = self.lost_parts(parts, count).await?;
             if left.is_empty() {
                 return Ok(all);
             }
         }
-        Err(too_full())
+        Err(too_full().into())
     }
 
-    async fn put_some(
+    async fn put_some<S: PartSource>(
         &self,
-        object: Writing<'_>,
-        parts: &Parts<'_>,
+        (object, source): (Writing<'_>, &S),
+        parts: &Parts,
         some: Vec<Part>,
         together: Option<NodeId>,
-    ) -> Result<Written, StoreError> {
-        let options = PutOptions {
-            kind: WriteKind::Put,
-            ..object.options
-        };
-        let (mut left, mut under_way) = (some.into_iter(), VecDeque::new());
+    ) -> Result<Written, S::Error> {
+        let options = of_part(object.options);
+        let (mut left, mut under_way) = (some.into_iter().peekable(), VecDeque::new());
         let mut all = Ok(Written::default());
         loop {
             while all.is_ok()
                 && under_way.len() < PARTS_AHEAD_MAX
-                && let Some(part) = left.next()
+                && let Some(part) = left.peek().copied()
             {
                 // Each is summed, or copied, before it leaves.
                 time::yield_now().await;
+                let (value, kept) = match source.part(part, under_way.is_empty()).await {
+                    Ok(Some(brought)) => brought,
+                    Ok(None) => break,
+                    Err(error) => {
+                        all = Err(error);
+                        break;
+                    }
+                };
+                left.next();
                 parts.begun.set(parts.begun.get().max(part.place + 1));
-                let value = part_of(object.value, part);
-                let key = parts.manifest.part_key(parts.key, part.place);
-                under_way.push_back(self.begin_part((part.place, key), value, options, together));
+                let key = parts.key_of(part.place);
+                let begun = self.begin_part((part.place, key), value, options, together);
+                under_way.push_back((begun, kept));
             }
-            let Some(part) = under_way.pop_front() else {
+            let Some((part, kept)) = under_way.pop_front() else {
                 return all;
             };
             let place = part.place;
             let mut written = self.end_part(part, options, together).await;
+            drop(kept);
             if written.is_ok() && parts.take_long() {
                 // What is gone is written again with the others that are by the end.
                 written = self.lost_parts(parts, place + 1).await.and(written);
             }
-            all = all.and_then(|all| {
-                let written = written?;
-                Ok(Written {
-                    is_cut_off: all.is_cut_off || written.is_cut_off,
-                    is_elsewhere: all.is_elsewhere || written.is_elsewhere,
-                })
-            });
+            all = all.and_then(|all| Ok(all.and(written?)));
+        }
+    }
+
+    /// Fails if one of the first `count` parts is surely gone already, as [`lost_parts`](Self::lost_parts) finds out.
+    pub(in crate::cluster_client) async fn all_there(
+        &self,
+        parts: &Parts,
+        count: u32,
+    ) -> Result<(), StoreError> {
+        let lost = self.lost_parts(parts, count).await?;
+        if lost.is_empty() {
+            Ok(())
+        } else {
+            Err(too_full())
         }
     }
 
     /// Those of the first `count` parts that are surely gone already. If these are most of many, there is not enough
     /// memory for all, and each makes its room at the cost of another. Where writing them takes long, parts
     /// are held from now on, within what one holder may hold, and until it takes long again.
-    async fn lost_parts(&self, parts: &Parts<'_>, count: u32) -> Result<Vec<Part>, StoreError> {
+    async fn lost_parts(&self, parts: &Parts, count: u32) -> Result<Vec<Part>, StoreError> {
         let hold = parts.take_long().then(|| HoldWish {
             holder: self.asking.id().0,
             ttl_ms: u32::try_from(STANDS_BY.as_millis()).expect("seconds"),
@@ -244,9 +400,7 @@ impl ClusterClient {
         if hold.is_some() {
             parts.since.set(time::now());
         }
-        let keys: Vec<_> = (0..count)
-            .map(|place| parts.manifest.part_key(parts.key, place))
-            .collect();
+        let keys: Vec<_> = (0..count).map(|place| parts.key_of(place)).collect();
         let keys = keys
             .iter()
             .map(|key| Key::new(key).expect("a part's key is one"));
@@ -299,18 +453,7 @@ impl ClusterClient {
             let places = self.places_of_part(object.key, &options, together);
             stored = self.put_at(object, places, until).await;
         }
-        Ok(match stored? {
-            Stored::Written {
-                is_cut_off,
-                is_elsewhere,
-                ..
-            } => Written {
-                is_cut_off,
-                is_elsewhere,
-            },
-            // It was written the time before.
-            Stored::Exists { .. } => Written::default(),
-        })
+        Ok(Written::of(&stored?))
     }
 }
 
@@ -323,13 +466,39 @@ fn part_writing<'a>(
     value: &'a Value,
     options: PutOptions,
 ) -> Writing<'a> {
-    Writing {
-        key: Key::new(key).expect("a part's key is one"),
-        value,
-        placed: None,
-        options,
-        form: Form::Whole,
-        is_last: false,
+    Writing::alone(Key::new(key).expect("a part's key is one"), value, options)
+}
+
+/// A manifest of an object in parts of `part_len` bytes, both of which were checked.
+pub(in crate::cluster_client) fn drawn_manifest(len_bytes: u64, part_len: u32) -> Manifest {
+    let write = u128::from(entropy()) << 64 | u128::from(entropy());
+    let manifest = Manifest::new(len_bytes, part_len, WriteId(write));
+    manifest.expect("an object's length and that of its parts were checked")
+}
+
+/// How an object in parts is written, and [its parts](of_part) are: none of them is of use without the others.
+pub(in crate::cluster_client) fn of_object(options: PutOptions, manifest: &Manifest) -> PutOptions {
+    let own = GroupId(Fingerprint(manifest.write().0));
+    PutOptions {
+        group: options.group.or(Some(own)),
+        ..options
+    }
+}
+
+/// How a part of an object is written.
+pub(in crate::cluster_client) fn of_part(options: PutOptions) -> PutOptions {
+    PutOptions {
+        kind: WriteKind::Put,
+        pin: pin_of_part(options.pin),
+        ..options
+    }
+}
+
+/// What a writer that died left of an object would never leave, if its parts were pinned for ever.
+fn pin_of_part(pin: Pin) -> Pin {
+    match pin {
+        Pin::Hard => Pin::soft(Some(PIN_TTL_MAX)),
+        Pin::None | Pin::Soft { .. } => pin,
     }
 }
 

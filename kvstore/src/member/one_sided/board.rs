@@ -69,14 +69,19 @@ impl Board {
             fence(Ordering::SeqCst);
         }
     }
-}
 
-impl Drop for Board {
-    fn drop(&mut self) {
+    /// The same of all memory.
+    pub(crate) fn hide_all(&self) {
         for word in &self.words[..self.end] {
             word.store(0, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.hide_all();
     }
 }
 

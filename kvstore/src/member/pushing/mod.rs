@@ -132,29 +132,29 @@ impl Pushing {
         is_open.then_some(()).ok_or(Status::PushFailed)
     }
 
-    /// Begins to write an object to where it is wanted, and then its answer. `None` if it is to be sent over the
-    /// connection: nothing was begun.
+    /// Begins to write pieces of an object to where they are wanted, one after the other, and then their answer.
+    /// `None` if they are to be sent over the connection: nothing was begun.
     pub(crate) fn begin(
         &self,
         core: &Rc<MemberCore>,
         connection: ConnectionId,
         wish: &PushWish,
-        (value, answer): (&Region, &[u8]),
+        (pieces, answer): (&[Region], &[u8]),
     ) -> Option<Pushed> {
         let pairs = self.pairs.borrow();
         let (pair, index, number) = pairs.ready(connection, wish.connection)?;
-        let parts = wish.parts(u32::try_from(value.len()).ok()?)?;
-        if !pair.is_open() || (pair.credits() as usize) < parts.len() + 1 {
+        let lens = pieces.iter().map(|piece| u32::try_from(piece.len()).ok());
+        let writes = wish.writes(&lens.collect::<Option<Vec<u32>>>()?)?;
+        if !pair.is_open() || (pair.credits() as usize) < writes.len() + 1 {
             return None;
         }
         let adapter = self.adapter(index)?;
-        let mut lent = Vec::with_capacity(parts.len());
-        let mut start = 0;
-        for part in &parts {
-            let region = value.slice(start, part.len_bytes as usize);
-            start += region.len();
+        let mut lent = Vec::with_capacity(writes.len());
+        for write in &writes {
+            let (start, there) = (write.offset_bytes as usize, write.there);
+            let region = pieces[write.piece].slice(start, there.len_bytes as usize);
             let some = self.lend(core, (index, &adapter), region)?;
-            lent.push((some, remote(part.address, part.key)));
+            lent.push((some, remote(there.address, there.key)));
         }
         for (some, there) in lent {
             // It ends before the last one does, or that one fails too.

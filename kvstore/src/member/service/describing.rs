@@ -1,14 +1,15 @@
 //! Where bytes lie, for readers of this host and readers by an adapter, in place of the bytes.
 
+use lunette_cluster::proto::fence::CLOCK_DRIFT_MAX;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
-    BytesReply, CopyPlace, Described, FarWish, GetMessage, MeetMessage, NearWish, Reach, Reached,
-    ReadMessage,
+    BytesReply, CopyPlace, Described, FarWish, GetMessage, Held, HoldWish, MeetMessage, NearWish,
+    Reach, ReachMessage, Reached, ReadMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::Read;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
-use lunette_kvstore_proto::version::Form;
+use lunette_kvstore_proto::version::{Form, Version};
 use lunette_transfer::{ConnectionId, Intake, RequestHead, Response};
 
 use super::{MemberService, Pending, version_of};
@@ -155,9 +156,28 @@ impl MemberService {
         (key, read, ranges): (Key<'_>, Read, &[ByteRange]),
     ) -> Option<Response> {
         let (place, is_cut_off) = is_described(&wish.near, read, ranges)?;
+        let over = (connection, wish.connection);
+        let mut reached = self.reached(over, key, place, wish.near.hold)?;
+        reached.bytes.is_cut_off = is_cut_off;
+        let mut body = Vec::new();
+        reached.encode(version, &mut body);
+        Some(Response {
+            status: Status::Described.code(),
+            body,
+            payload: None,
+        })
+    }
+
+    /// Where the adapter at the other end of a queue pair reads a copy, which is held from now on.
+    fn reached(
+        &self,
+        over: (ConnectionId, u64),
+        key: Key<'_>,
+        place: CopyPlace,
+        hold: HoldWish,
+    ) -> Option<Reached> {
         let reachable = self.core.bytes().borrow_mut().reach(place, key)?;
         let pushing = self.core.pushing();
-        let over = (connection, wish.connection);
         let (there, word) = pushing.reach(&self.core, over, &reachable)?;
         let len_bytes = u32::try_from(reachable.value.len()).ok()?;
         let reach = Reach {
@@ -168,23 +188,64 @@ impl MemberService {
             number: reachable.number,
             len_bytes,
             crc32c: reachable.crc32c,
-            held_ms: self.core.hold(place, wish.near.hold),
+            held_ms: self.core.hold(place, hold),
         };
         CopyCounts::add(&self.core.copies.one_sided_reads);
         let bytes = BytesReply {
             version: place.version,
-            is_cut_off,
+            is_cut_off: false,
             object_len_bytes: len_bytes,
             #[cfg(feature = "next-version")]
             next: lunette_kvstore_proto::message::Next,
         };
-        let mut body = Vec::new();
-        Reached { bytes, reach }.encode(version, &mut body);
-        Some(Response {
-            status: Status::Described.code(),
-            body,
-            payload: None,
-        })
+        Some(Reached { bytes, reach })
+    }
+
+    /// Where a reader's adapter reads copies, and for how long it need not ask.
+    pub(super) fn reach_all(&self, request: &RequestHead<'_>) -> Result<Response, Status> {
+        let message = ReachMessage::decode(request.body).map_err(bad_request)?;
+        let version = version_of(request.body)?;
+        self.check(message.to)?;
+        let over = (request.connection, message.connection);
+        self.core.pushing().check(over.0, over.1)?;
+        let copies = message.copies.iter();
+        let held: Vec<Held> = copies
+            .map(|&copy| match self.reach_held(&message, over, copy) {
+                Some(reached) => Held::At { reached },
+                None => Held::Not {},
+            })
+            .collect();
+        let mut response = Response::default();
+        Held::encode(&held, version, &mut response.body);
+        Ok(response)
+    }
+
+    /// A copy that is here, in memory, and held for as long as this node's lease is sure to last. Beyond that others
+    /// may have gone on without this node, and what was removed would still be here.
+    fn reach_held(
+        &self,
+        message: &ReachMessage<'_>,
+        over: (ConnectionId, u64),
+        (version, key): (Version, Key<'_>),
+    ) -> Option<Reached> {
+        let Read::Served {
+            place,
+            info,
+            is_cut_off: false,
+        } = self.core.read(key, Some(version), message.namespace)
+        else {
+            return None;
+        };
+        if info.form != Form::Whole {
+            return None;
+        }
+        let (_, lease_left) = self.core.standing();
+        // The reader's clock is one more that may drift.
+        let sure_ms = lease_left.saturating_sub(CLOCK_DRIFT_MAX).as_millis();
+        let mut reached = self.reached(over, key, place, message.hold)?;
+        let sure_ms = u32::try_from(sure_ms).unwrap_or(u32::MAX);
+        reached.reach.held_ms = reached.reach.held_ms.min(sure_ms);
+        (reached.reach.held_ms > 0).then_some(reached)
     }
 }
 

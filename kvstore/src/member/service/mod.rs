@@ -38,7 +38,7 @@ use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
 /// What members of clusters are asked.
-const OPS: [Op; 24] = [
+const OPS: [Op; 25] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -63,6 +63,7 @@ const OPS: [Op; 24] = [
     Op::ReadPushed,
     Op::FindFar,
     Op::ReadFar,
+    Op::Reach,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -124,6 +125,7 @@ impl MemberService {
             replica_room_bytes: self.core.replica_room_bytes(now, false),
             repair_room_bytes: self.core.replica_room_bytes(now, true),
             load_permille: self.core.load_permille().into(),
+            pinned_bytes: held.hard_pinned_bytes,
             #[cfg(feature = "next-version")]
             next: self.next.get(),
             ..self.core.counts.stat(shard, capacity_bytes)
@@ -219,6 +221,7 @@ impl Service for MemberService {
             Ok(Op::ReadPushed) => self.read_pushed(&request, counted),
             Ok(Op::FindFar) => self.find_far(&request, counted),
             Ok(Op::ReadFar) => self.read_far(&request, counted),
+            Ok(Op::Reach) => self.reach_all(&request).map(Intake::Answer),
             Ok(Op::Stat) => stat_response(request.body, || self.stat()).map(Intake::Answer),
             // Those of nodes that are no members.
             Ok(Op::Get | Op::Put | Op::Exists | Op::Remove) | Err(_) => Err(Status::Unsupported),

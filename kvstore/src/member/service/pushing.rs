@@ -11,6 +11,8 @@ use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::Read;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::Form;
+use lunette_runtime::arena::Region;
+use lunette_runtime_core::checksum::Crc32c;
 use lunette_transfer::{ConnectionId, Intake, Later, RequestHead, Response};
 
 use super::reading::CopyPin;
@@ -101,27 +103,35 @@ impl MemberService {
         else {
             return None;
         };
-        if info.form != Form::Whole || !ranges.is_empty() {
+        let are_inside = ranges
+            .iter()
+            .all(|range| range.is_within(info.len_bytes.into()));
+        if info.form != Form::Whole || !are_inside {
             return None;
         }
         let (id, extent) = self.core.bytes().borrow_mut().pin(place, key)?;
         let pin = CopyPin::new(&self.core, id);
-        let len_bytes = extent.len_bytes();
+        let pieces = pieces_of(&extent.value(), ranges);
+        let len_bytes = u32::try_from(pieces.iter().map(Region::len).sum::<usize>()).ok()?;
         let reply = PushedReply {
             bytes: BytesReply {
                 version: place.version,
                 is_cut_off,
-                object_len_bytes: len_bytes,
+                object_len_bytes: extent.len_bytes(),
                 #[cfg(feature = "next-version")]
                 next: lunette_kvstore_proto::message::Next,
             },
             len_bytes,
-            crc32c: extent.crc32c,
+            crc32c: if ranges.is_empty() {
+                extent.crc32c
+            } else {
+                sum_of(&pieces)
+            },
         };
         let mut body = Vec::new();
         reply.encode(version, &mut body);
         let pushing = self.core.pushing();
-        let written = (&extent.value(), body.as_slice());
+        let written = (pieces.as_slice(), body.as_slice());
         let pushed = pushing.begin(&self.core, connection, wish, written)?;
         let (core, mut counting) = (Rc::clone(&self.core), counting.waits());
         Some(Later::new(async move {
@@ -146,4 +156,25 @@ impl MemberService {
             response
         }))
     }
+}
+
+/// The object, or ranges that lie inside it, one after the other.
+fn pieces_of(value: &Region, ranges: &[ByteRange]) -> Vec<Region> {
+    if ranges.is_empty() {
+        return vec![value.clone()];
+    }
+    let pieces = ranges.iter().map(|range| {
+        let start = usize::try_from(range.offset_bytes).expect("inside the object");
+        value.slice(start, range.len_bytes as usize)
+    });
+    pieces.collect()
+}
+
+/// Of ranges no checksum is known; it is computed as for those that are sent.
+fn sum_of(pieces: &[Region]) -> u32 {
+    let mut checksum = Crc32c::new();
+    for piece in pieces {
+        checksum.fold(piece.as_slice());
+    }
+    checksum.value()
 }

@@ -74,13 +74,16 @@ impl MemberService {
         if !(self.core.reservations.borrow()).has_room(len_bytes, bytes_max) {
             return Err(Status::Full);
         }
-        let carved = self.core.carve_or_make_room(message.key, len_bytes);
+        let carved = self
+            .core
+            .carve_or_make_room(message.key, len_bytes, message.retention.pin);
         let carved = carved.map_err(status_of)?;
         let terms = Terms {
             key: message.key.fingerprint(),
             kind: message.kind,
             namespace: message.namespace,
             wanted: message.wanted,
+            retention: message.retention,
             keep: Duration::from_millis(message.keep_ms.min(KEEP_MS_MAX).into()),
         };
         let mut reservations = self.core.reservations.borrow_mut();
@@ -204,15 +207,16 @@ async fn publish(core: &MemberCore, commit: Commit, mut counting: Counting) -> R
 }
 
 fn begin(core: &MemberCore, commit: Commit) -> Result<Waiting<WriteAnswer>, Status> {
-    let ask = core.reservations.borrow().terms(commit.named)?;
+    let terms = core.reservations.borrow().terms(commit.named)?;
+    let ask = terms.ask(commit.wait_ms);
     let (asker, _) = commit.named;
-    let (op, waiting) = core.write(asker, commit.request, ask.ask(commit.wait_ms));
+    let (op, waiting) = core.write(asker, commit.request, ask);
     let Some(op) = op else {
         core.settle();
         return Ok(waiting);
     };
     let (frame, extent) = core.reservations.borrow_mut().commit(commit.named, op);
-    core.bytes().borrow_mut().receive(op, frame, false);
+    core.bytes().borrow_mut().receive(op, frame, ask.retention);
     core.on_whole(op, extent);
     Ok(waiting)
 }

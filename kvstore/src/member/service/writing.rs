@@ -72,9 +72,13 @@ impl MemberService {
             });
         };
         let len_bytes = request.payload_len_bytes;
-        let carved = self
-            .core
-            .carve_for(op, &mut waiting, message.key, len_bytes);
+        let carved = self.core.carve_for(
+            op,
+            &mut waiting,
+            message.key,
+            len_bytes,
+            message.retention.pin,
+        );
         let carved = match carved {
             Ok(carved) => carved,
             Err(NotCarved::Over(answer)) => {
@@ -85,7 +89,7 @@ impl MemberService {
         let crc32c = request.payload_crc32c;
         if len_bytes == 0 {
             let (frame, region) = carved.into_empty();
-            (self.core.bytes().borrow_mut()).receive(op, frame, message.is_last);
+            (self.core.bytes().borrow_mut()).receive(op, frame, message.retention);
             self.core.on_whole(op, frame.filled(region, crc32c));
             return Ok(Intake::Later(write_ends(
                 version,
@@ -94,7 +98,7 @@ impl MemberService {
             )));
         }
         let (frame, room) = carved.into_room();
-        (self.core.bytes().borrow_mut()).receive(op, frame, message.is_last);
+        (self.core.bytes().borrow_mut()).receive(op, frame, message.retention);
         self.core.settle();
         let pending = Pending::Write(PendingWrite {
             op,
@@ -126,7 +130,7 @@ impl MemberService {
         (self.core).takes_replica(time::now(), extent_bytes, message.is_repair)?;
         let carved = self
             .core
-            .carve(message.key, info.len_bytes)
+            .carve(message.key, info.len_bytes, message.pin)
             .map_err(status_of)?;
         let key = message.key;
         if info.len_bytes == 0 {
@@ -231,6 +235,7 @@ pub(super) fn written(
 pub(super) const fn status_of(no_room: NoRoom) -> Status {
     match no_room {
         NoRoom::Full { .. } => Status::Full,
+        NoRoom::Pinned { .. } => Status::PinnedFull,
         NoRoom::TooLarge { .. } => Status::TooLarge,
     }
 }

@@ -39,7 +39,7 @@ const fn counter(name: &'static str, help: &'static str, value: fn(&NodeStat) ->
 }
 
 /// What each core has.
-const SINGLES: [Single; 14] = [
+const SINGLES: [Single; 15] = [
     gauge(
         "objects",
         "Objects that are held, or are being written.",
@@ -59,6 +59,11 @@ const SINGLES: [Single; 14] = [
         "memory_free_bytes",
         "Bytes that objects may use beyond those used.",
         NodeStat::free_bytes,
+    ),
+    gauge(
+        "memory_pinned_bytes",
+        "Bytes of objects that are pinned for ever.",
+        |stat| stat.pinned_bytes,
     ),
     gauge("connections", "Connections that are open.", |stat| {
         stat.connections
@@ -116,7 +121,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 11] = [
+const OF_MEMBERS: [OfMember; 12] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
@@ -140,6 +145,12 @@ const OF_MEMBERS: [OfMember; 11] = [
         help: "How often this core, as a home, had copies made that were missing.",
         is_counter: true,
         value: |member| member.repairs,
+    },
+    OfMember {
+        name: "abandoned_copies_total",
+        help: "Copies that were to leave memory before others, since another of their group had left.",
+        is_counter: true,
+        value: |member| member.copies_abandoned,
     },
     OfMember {
         name: "cut_off_requests_total",
@@ -432,5 +443,6 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::ReadPushed) => "read_pushed",
         Some(Op::FindFar) => "find_far",
         Some(Op::ReadFar) => "read_far",
+        Some(Op::Reach) => "reach",
     }
 }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use lunette_p2p::proto::safetensors::SafetensorsFault;
 use lunette_p2p::{
-    CatalogueError, Dtype, HoldError, HoldFault, Incomplete, ObjectName, StartError,
+    CatalogueError, Dtype, FileFault, HoldError, HoldFault, Incomplete, ObjectName, SourceFault,
+    StartError, UpdateFault,
 };
 use thiserror::Error;
 
@@ -18,6 +19,8 @@ pub(crate) enum P2pFailure {
     Hold(#[from] HoldFault),
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
+    #[error(transparent)]
+    Update(#[from] UpdateFault),
     #[error(
         "not all came: {incomplete}; what came is in the files, and another get goes on with it"
     )]
@@ -25,7 +28,9 @@ pub(crate) enum P2pFailure {
         #[source]
         incomplete: Incomplete,
     },
-    #[error("not all came: {incomplete}; nothing was written")]
+    #[error(
+        "not all came: {incomplete}; what came is in the file, and another get goes on with what is of whole chunks"
+    )]
     IncompleteParts {
         #[source]
         incomplete: Incomplete,
@@ -58,6 +63,10 @@ pub(crate) enum P2pFailure {
         #[source]
         error: io::Error,
     },
+    #[error(transparent)]
+    Opened(#[from] FileFault),
+    #[error("it is served no more: {0}")]
+    Source(SourceFault),
     #[error("no memory: {0}")]
     Memory(io::Error),
     #[error("standard output: {0}")]
@@ -68,9 +77,16 @@ impl P2pFailure {
     pub(crate) const fn exit_code(&self) -> u8 {
         match self {
             Self::Files { .. } | Self::OneFile(_) | Self::ChunkTooLong(_) => 2,
-            Self::NotFound(_) | Self::NoTensors | Self::Hold(HoldFault::NotFound { .. }) => 3,
+            Self::NotFound(_)
+            | Self::NoTensors
+            | Self::Hold(HoldFault::NotFound { .. })
+            | Self::Update(UpdateFault::Hold(HoldFault::NotFound { .. })) => 3,
             Self::Start(StartError::Lease(fault)) if fault.is_retryable() => 4,
-            Self::Catalogue(error) if error.is_retryable() => 4,
+            Self::Catalogue(error) | Self::Update(UpdateFault::Catalogue(error))
+                if error.is_retryable() =>
+            {
+                4
+            }
             _ => 1,
         }
     }

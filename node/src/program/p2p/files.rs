@@ -1,13 +1,13 @@
-//! Buffers from files, and files from buffers.
-//!
-//! Both go in pieces, between which the core does what else there is: a store serves while its files are written.
+//! Buffers from files, and files that are buffers.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use lunette::runtime::arena::{Exposed, HugePages};
+use lunette::runtime::fs::{self, FileError};
 use lunette::runtime::time;
+use lunette_p2p::BufferFile;
 
 use super::failure::{Outcome, P2pFailure};
 
@@ -28,24 +28,22 @@ pub(super) fn buffer(len_bytes: u64) -> Outcome<Exposed> {
     Ok(mapped.slice(0, len))
 }
 
-/// A file's bytes.
-pub(super) async fn read(path: &Path) -> Outcome<Exposed> {
+/// The bytes of files.
+pub(super) async fn read_all(paths: &[PathBuf]) -> Outcome<Vec<Exposed>> {
+    let mut buffers = Vec::new();
+    for path in paths {
+        buffers.push(read(path).await?);
+    }
+    Ok(buffers)
+}
+
+/// A file's bytes, in pieces, between which the core does what else there is.
+async fn read(path: &Path) -> Outcome<Exposed> {
     let mut file = File::open(path).map_err(of_file(path))?;
     let metadata = file.metadata().map_err(of_file(path))?;
     let buffer = buffer(metadata.len())?;
     fill(&mut file, &buffer).await.map_err(of_file(path))?;
     Ok(buffer)
-}
-
-/// As many of a file's bytes as fit, if there is such a file. Whether there is.
-pub(super) async fn read_into(path: &Path, buffer: &Exposed) -> Outcome<bool> {
-    let mut file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(of_file(path)(error)),
-    };
-    fill(&mut file, buffer).await.map_err(of_file(path))?;
-    Ok(true)
 }
 
 /// Reads until the buffer is full or the file ends.
@@ -65,20 +63,25 @@ async fn fill(file: &mut File, buffer: &Exposed) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes buffers to files, one each.
-pub(super) async fn write(paths: &[PathBuf], buffers: &[Exposed]) -> Outcome<()> {
-    for (path, buffer) in paths.iter().zip(buffers) {
-        let mut file = File::create(path).map_err(of_file(path))?;
-        let mut piece = vec![0; PIECE_BYTES.min(buffer.len())];
-        let mut at = 0;
-        while at < buffer.len() {
-            let count = piece.len().min(buffer.len() - at);
-            buffer.copy_out(at, &mut piece[..count]);
-            file.write_all(&piece[..count]).map_err(of_file(path))?;
-            at += count;
-            time::yield_now().await;
-        }
-        file.sync_all().map_err(of_file(path))?;
+/// Files that are there, each a buffer of an object.
+pub(super) async fn existing(paths: &[PathBuf]) -> Outcome<Vec<BufferFile>> {
+    let mut files = Vec::new();
+    for path in paths {
+        let opened = BufferFile::existing(path).await;
+        files.push(opened.map_err(of_file(path))?);
     }
-    Ok(())
+    Ok(files)
+}
+
+/// Writes the beginning of a file.
+pub(super) async fn write_head(path: &Path, head: Vec<u8>) -> Outcome<()> {
+    let failed = |error| of_file(path)(error);
+    let opened = fs::File::open(path, fs::OpenOptions::READ_WRITE).await;
+    let file = opened.map_err(|error| match error {
+        FileError::Io(error) => failed(error),
+        FileError::Control(error) => failed(io::Error::other(error)),
+    })?;
+    let len = head.len();
+    let (written, _) = file.write_all_at(head, 0, len, 0).await;
+    written.map_err(|error| failed(io::Error::other(error)))
 }

@@ -1,5 +1,6 @@
 //! Receiving an object into files.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,20 +8,22 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use lunette::runtime::arena::Exposed;
+use lunette::runtime::OpError;
 use lunette::runtime::time;
-use lunette_p2p::{Found, Held, Incomplete, ObjectName, ReceiveOptions, SliceOptions, Store};
+use lunette_p2p::{
+    Found, Held, Incomplete, ObjectFiles, ObjectName, ReceiveOptions, SliceOptions, Store,
+};
 use serde_json::json;
 
 use super::failure::{Outcome, P2pFailure};
-use super::place::{Place, Plan, Presence};
-use super::serve::{ends, say, say_ready, until_ended};
-use super::tensors::{PartArguments, Wanted};
+use super::place::Plan;
+use super::serve::{ends, say, serve_on};
+use super::tensors::{Receiving, Wanted};
 use super::{files, run};
 use crate::program::failure::Failure;
 
 /// How often progress is shown, and a signal seen.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Args, Debug)]
 pub(super) struct GetArguments {
@@ -34,19 +37,15 @@ pub(super) struct GetArguments {
     #[arg(long, value_name = "S", default_value_t = 3600)]
     timeout: u64,
     /// Serve it on when it is here, until SIGINT or SIGTERM. It is served while it comes in any case.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "lean")]
     serve: bool,
     #[command(flatten)]
-    parts: PartArguments,
-    #[command(flatten)]
-    place: Place,
-    #[command(flatten)]
-    presence: Presence,
+    receiving: Receiving,
 }
 
 pub(super) fn get(arguments: GetArguments, as_json: bool) -> Result<(), Failure> {
     let ends = ends()?;
-    let plan = arguments.place.plan(&arguments.presence)?;
+    let plan = arguments.receiving.member.plan()?;
     run(async move || receive(arguments, plan, ends, as_json).await)
 }
 
@@ -59,81 +58,35 @@ async fn receive(
     let store = plan.start().await?;
     let found = store.find(&arguments.name).await?;
     let found = found.ok_or_else(|| P2pFailure::NotFound(arguments.name.clone()))?;
-    let is_in_parts = arguments.parts.is_any();
-    let (held, buffers) = if is_in_parts {
+    let is_in_parts = arguments.receiving.parts.is_any();
+    let held = if is_in_parts {
         begin_parts(&store, &found, &arguments).await?
     } else {
         begin(&store, &found, &arguments.files).await?
     };
     let resumed_bytes = held.progress().held_bytes;
     let began = time::now();
-    let came = follow(
-        &held,
-        Duration::from_secs(arguments.timeout),
-        &ends,
-        as_json,
-    )
-    .await;
+    let patience = Duration::from_secs(arguments.timeout);
+    let came = follow(&held, patience, &ends, as_json).await;
     let took = time::now().since(began);
-    if let Err(incomplete) = came {
-        // Nothing lands in the buffers any more before they are written.
-        let buffers = held.unregister().await;
-        if !is_in_parts {
-            files::write(&arguments.files, &buffers).await?;
-        }
+    if let Err(ended) = came {
+        let failure = ended.told(&arguments.files, is_in_parts);
+        // What comes behind that is of no consequence: it is verified when it is gone on with.
+        sync(&held, &arguments.files).await?;
         store.close().await;
-        return Err(if is_in_parts {
-            P2pFailure::IncompleteParts { incomplete }
-        } else {
-            P2pFailure::Incomplete { incomplete }
-        });
+        return Err(failure);
     }
-    files::write(&arguments.files, &buffers).await?;
+    sync(&held, &arguments.files).await?;
     say_done(&held, resumed_bytes, took, as_json)?;
     if arguments.serve {
-        say_ready(&store, &held, as_json)?;
-        until_ended(store, &ends).await;
-    } else {
-        store.close().await;
+        return serve_on(store, &held, &ends, as_json).await;
     }
+    store.close().await;
     Ok(())
 }
 
-/// Begins to receive all of an object.
-async fn begin(store: &Store, found: &Found, paths: &[PathBuf]) -> Outcome<(Held, Vec<Exposed>)> {
-    let (buffers, resume) = prepare(found, paths).await?;
-    let options = ReceiveOptions {
-        resume,
-        version: Some(found.version),
-    };
-    let receiving = store.receive(&found.name, buffers.clone(), options);
-    Ok((receiving.await?, buffers))
-}
-
-/// Begins to receive parts of its tensors.
-async fn begin_parts(
-    store: &Store,
-    found: &Found,
-    arguments: &GetArguments,
-) -> Outcome<(Held, Vec<Exposed>)> {
-    let files = arguments.files.len();
-    if files != 1 {
-        return Err(P2pFailure::OneFile(files));
-    }
-    let layout = store.layout(found).await?;
-    let layout = layout.ok_or_else(|| P2pFailure::NotFound(found.name.clone()))?;
-    let Wanted { file, slices } = arguments.parts.wanted(&layout)?;
-    let options = SliceOptions {
-        keep_chunks: arguments.parts.keep_chunks(),
-        version: Some(found.version),
-    };
-    let buffers = vec![file];
-    let receiving = store.receive_slices(&found.name, buffers.clone(), &slices, options);
-    Ok((receiving.await?, buffers))
-}
-
-/// Buffers as the object's, with what the files have, and whether there was a file: what is new is not looked through.
-async fn prepare(found: &Found, paths: &[PathBuf]) -> Outcome<(Vec<Exposed>, bool)> {
+/// Begins to receive all of an object, into the files as it comes.
+async fn begin(store: &Store, found: &Found, paths: &[PathBuf]) -> Outcome<Held> {
     let lens = found.shape.buffers();
     if lens.len() != paths.len() {
         return Err(P2pFailure::Files {
@@ -142,16 +95,72 @@ async fn prepare(found: &Found, paths: &[PathBuf]) -> Outcome<(Vec<Exposed>, boo
             given: paths.len(),
         });
     }
-    let (mut buffers, mut is_any_there) = (Vec::new(), false);
-    for (&len_bytes, path) in lens.iter().zip(paths) {
-        let buffer = files::buffer(len_bytes)?;
-        if files::read_into(path, &buffer).await? {
-            tracing::info!(path = %path.display(), "going on with what is there");
-            is_any_there = true;
-        }
-        buffers.push(buffer);
+    let opened = ObjectFiles::open(paths, lens).await?;
+    let options = ReceiveOptions {
+        resume: opened.was_any_there(),
+        version: Some(found.version),
+    };
+    let receiving = store.receive_files(&found.name, opened.files(), options);
+    let held = receiving.await?;
+    opened.keep();
+    Ok(held)
+}
+
+/// Begins to receive parts of its tensors.
+async fn begin_parts(store: &Store, found: &Found, arguments: &GetArguments) -> Outcome<Held> {
+    let (paths, parts) = (&arguments.files, &arguments.receiving.parts);
+    if paths.len() != 1 {
+        return Err(P2pFailure::OneFile(paths.len()));
     }
-    Ok((buffers, is_any_there))
+    let layout = store.layout(found).await?;
+    let layout = layout.ok_or_else(|| P2pFailure::NotFound(found.name.clone()))?;
+    let Wanted {
+        head,
+        len_bytes,
+        slices,
+    } = parts.wanted(&layout)?;
+    let opened = ObjectFiles::open(paths, &[len_bytes]).await?;
+    let options = SliceOptions {
+        keep_chunks: parts.keep_chunks(),
+        resume: opened.was_any_there(),
+        version: Some(found.version),
+    };
+    let receiving = store.receive_slices_files(&found.name, opened.files(), &slices, options);
+    let held = receiving.await?;
+    files::write_head(&paths[0], head).await?;
+    opened.keep();
+    Ok(held)
+}
+
+/// Has what came on the disk.
+async fn sync(held: &Held, paths: &[PathBuf]) -> Outcome<()> {
+    held.sync().await.map_err(|error| P2pFailure::File {
+        path: paths[0].clone(),
+        error,
+    })
+}
+
+/// Why it is not waited for any more.
+#[derive(Debug)]
+enum Ended {
+    Incomplete(Incomplete),
+    /// The disk takes no more.
+    Disk(OpError),
+}
+
+impl Ended {
+    fn told(self, paths: &[PathBuf], is_in_parts: bool) -> P2pFailure {
+        match self {
+            Self::Incomplete(incomplete) if is_in_parts => {
+                P2pFailure::IncompleteParts { incomplete }
+            }
+            Self::Incomplete(incomplete) => P2pFailure::Incomplete { incomplete },
+            Self::Disk(error) => P2pFailure::File {
+                path: paths[0].clone(),
+                error: io::Error::other(error),
+            },
+        }
+    }
 }
 
 /// Waits for all of it, and shows how it goes.
@@ -160,28 +169,28 @@ async fn follow(
     timeout: Duration,
     ends: &AtomicBool,
     as_json: bool,
-) -> Result<(), Incomplete> {
+) -> Result<(), Ended> {
     let until = time::now() + timeout;
     let bar = bar(held.progress().len_bytes, as_json);
     loop {
         let progress = held.progress();
         bar.set_position(progress.held_bytes);
         bar.set_message(format!("{} holders", progress.neighbours));
-        match held.whole(LOOK).await {
-            Ok(()) => {
-                bar.finish_and_clear();
-                return Ok(());
-            }
-            Err(incomplete) if ends.load(Ordering::Relaxed) || time::now() >= until => {
-                bar.finish_and_clear();
-                return Err(incomplete);
-            }
-            Err(_) => {}
-        }
+        let whole = held.whole(LOOK).await;
+        let is_over = ends.load(Ordering::Relaxed) || time::now() >= until;
+        let ended = match (whole, held.disk_fault()) {
+            (Ok(()), _) => Ok(()),
+            (Err(_), Some(error)) => Err(Ended::Disk(error)),
+            (Err(incomplete), None) if is_over => Err(Ended::Incomplete(incomplete)),
+            (Err(_), None) => continue,
+        };
+        bar.finish_and_clear();
+        return ended;
     }
 }
 
-fn bar(len_bytes: u64, as_json: bool) -> ProgressBar {
+/// How far it has come, for people.
+pub(super) fn bar(len_bytes: u64, as_json: bool) -> ProgressBar {
     let bar = if as_json {
         ProgressBar::hidden()
     } else {

@@ -60,6 +60,21 @@ impl Default for Presence {
     }
 }
 
+/// Who holds objects, and where: of every command that does.
+#[derive(Args, Debug)]
+pub(super) struct Membership {
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    presence: Presence,
+}
+
+impl Membership {
+    pub(super) fn plan(&self) -> Result<Plan, Failure> {
+        self.place.plan(&self.presence)
+    }
+}
+
 /// What a store is started with, found out before there is a core.
 #[derive(Debug)]
 pub(super) struct Plan {

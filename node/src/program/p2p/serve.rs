@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::failure::{Outcome, P2pFailure};
-use super::place::{Place, Presence};
+use super::place::{Membership, Plan};
 use super::{files, run, tensors};
 use crate::program::failure::Failure;
 use crate::program::output;
@@ -27,7 +27,8 @@ const END_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct ServeArguments {
     /// The object's name.
     name: ObjectName,
-    /// Files, each a buffer of the object. They are read once.
+    /// Files, each a buffer of the object. They are read once for its checksums, and then as others ask: nothing is to write
+    /// to them meanwhile. If something does, it is served no more, and this ends.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Length of its chunks: a power of two. An object has at most 131,072.
@@ -36,13 +37,15 @@ pub(super) struct ServeArguments {
     /// Tell of no tensors: otherwise those of safetensors files are told of, and receivers may ask for parts of them.
     #[arg(long)]
     bytes: bool,
+    /// Read the files into memory, and serve it from there: others on this host, and adapters, have it without this
+    /// program's doing then, and the files may change.
+    #[arg(long)]
+    memory: bool,
     /// Take the place of whatever has the name.
     #[arg(long)]
     replace: bool,
     #[command(flatten)]
-    place: Place,
-    #[command(flatten)]
-    presence: Presence,
+    member: Membership,
 }
 
 /// A flag that SIGINT and SIGTERM raise.
@@ -55,31 +58,67 @@ pub(super) fn ends() -> Result<Arc<AtomicBool>, Failure> {
     Ok(ends)
 }
 
+/// The length of chunks, as far as there are such.
+pub(super) fn chunk_bytes(size: Size) -> Outcome<u32> {
+    u32::try_from(size.0).map_err(|_| P2pFailure::ChunkTooLong(size.0))
+}
+
 pub(super) fn serve(arguments: ServeArguments, as_json: bool) -> Result<(), Failure> {
     let ends = ends()?;
-    let plan = arguments.place.plan(&arguments.presence)?;
-    let chunk_bytes = u32::try_from(arguments.chunk.0);
-    let chunk_bytes = chunk_bytes.map_err(|_| P2pFailure::ChunkTooLong(arguments.chunk.0))?;
+    let plan = arguments.member.plan()?;
+    let chunk_bytes = chunk_bytes(arguments.chunk)?;
     run(async move || {
-        let (mut buffers, mut tensors) = (Vec::new(), Vec::new());
-        for (path, index) in arguments.files.iter().zip(0..) {
-            let buffer = files::read(path).await?;
-            if !arguments.bytes {
-                tensors.extend(tensors::of_file(path, index, &buffer)?);
-            }
-            buffers.push(buffer);
-        }
-        let store = plan.start().await?;
         let options = RegisterOptions {
             chunk_bytes,
             may_replace: arguments.replace,
         };
-        let registering = store.register_tensors(&arguments.name, buffers, tensors, options);
-        let held = registering.await?;
-        say_ready(&store, &held, as_json)?;
-        until_ended(store, &ends).await;
-        Ok(())
+        let (store, held) = register(&arguments, plan, options).await?;
+        serve_on(store, &held, &ends, as_json).await
     })
+}
+
+/// Serves what is held until a signal comes, or it is let go of for its files.
+pub(super) async fn serve_on(
+    store: Store,
+    held: &Held,
+    ends: &AtomicBool,
+    as_json: bool,
+) -> Outcome<()> {
+    say_ready(&store, held, as_json)?;
+    let fault = loop {
+        let fault = held.source_fault();
+        if fault.is_some() || ends.load(Ordering::Relaxed) {
+            break fault;
+        }
+        time::sleep(END_PAUSE).await;
+    };
+    store.close().await;
+    fault.map_or(Ok(()), |fault| Err(P2pFailure::Source(fault)))
+}
+
+async fn register(
+    arguments: &ServeArguments,
+    plan: Plan,
+    options: RegisterOptions,
+) -> Outcome<(Store, Held)> {
+    let (name, paths) = (&arguments.name, &arguments.files);
+    let tensors = if arguments.bytes {
+        Vec::new()
+    } else {
+        tensors::of_files(paths)?
+    };
+    if arguments.memory {
+        let buffers = files::read_all(paths).await?;
+        let store = plan.start().await?;
+        let registering = store.register_tensors(name, buffers, tensors, options);
+        let held = registering.await?;
+        return Ok((store, held));
+    }
+    let files = files::existing(paths).await?;
+    let store = plan.start().await?;
+    let registering = store.register_files(name, files, tensors, options);
+    let held = registering.await?;
+    Ok((store, held))
 }
 
 /// Serves until a signal comes, and lets all go.
@@ -90,9 +129,14 @@ pub(super) async fn until_ended(store: Store, ends: &AtomicBool) {
     store.close().await;
 }
 
-pub(super) fn say_ready(store: &Store, held: &Held, as_json: bool) -> Outcome<()> {
+/// Where a store listens.
+pub(super) fn addresses(store: &Store) -> Vec<String> {
     let addresses = store.engine().addresses().iter();
-    let addresses: Vec<String> = addresses.map(ToString::to_string).collect();
+    addresses.map(ToString::to_string).collect()
+}
+
+fn say_ready(store: &Store, held: &Held, as_json: bool) -> Outcome<()> {
+    let addresses = addresses(store);
     let (name, version, shape) = (held.name(), held.version(), held.shape());
     let (len_bytes, chunks) = (shape.len_bytes(), shape.chunks());
     let tensors = held.layout().each().count();

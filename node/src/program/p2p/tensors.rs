@@ -1,42 +1,56 @@
 //! Tensors of safetensors files: telling of them, and asking for a rank's part of them.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-use lunette::runtime::arena::Exposed;
 use lunette_p2p::proto::safetensors::{self, PREFIX_BYTES, SafetensorsFault};
 use lunette_p2p::{Block, Dtype, Layout, Slice, Tensor};
 use serde_json::{Value, json};
 
 use super::failure::{Outcome, P2pFailure};
-use super::files;
+use super::place::Membership;
 
-/// The tensors of a file that is buffer `buffer` of an object: none of one that is no safetensors file, as long as its
-/// name does not say that it is.
-pub(super) fn of_file(path: &Path, buffer: u32, bytes: &Exposed) -> Outcome<Vec<Tensor>> {
-    let is_named_so = path.extension().is_some_and(|end| end == "safetensors");
-    match of_bytes(buffer, bytes) {
-        Ok(tensors) => Ok(tensors),
-        Err(_) if !is_named_so => Ok(Vec::new()),
-        Err(fault) => Err(P2pFailure::NotSafetensors {
-            path: path.to_owned(),
-            fault,
-        }),
+/// The tensors of files that are the buffers of an object: none of one that is no safetensors file, as long as its name does
+/// not say that it is.
+pub(super) fn of_files(paths: &[PathBuf]) -> Outcome<Vec<Tensor>> {
+    let mut tensors = Vec::new();
+    for (path, index) in paths.iter().zip(0..) {
+        let is_named_so = path.extension().is_some_and(|end| end == "safetensors");
+        match of_file(path, index)? {
+            Ok(found) => tensors.extend(found),
+            Err(_) if !is_named_so => {}
+            Err(fault) => {
+                let path = path.clone();
+                return Err(P2pFailure::NotSafetensors { path, fault });
+            }
+        }
     }
+    Ok(tensors)
 }
 
-fn of_bytes(buffer: u32, bytes: &Exposed) -> Result<Vec<Tensor>, SafetensorsFault> {
-    let file_bytes = bytes.len() as u64;
-    if bytes.len() < PREFIX_BYTES {
-        return Err(SafetensorsFault::Short);
+/// The tensors of a file that is buffer `buffer` of an object. No more of it is read than what tells of them.
+fn of_file(path: &Path, buffer: u32) -> Outcome<Result<Vec<Tensor>, SafetensorsFault>> {
+    let failed = |error| P2pFailure::File {
+        path: path.to_owned(),
+        error,
+    };
+    let mut file = File::open(path).map_err(failed)?;
+    let file_bytes = file.metadata().map_err(failed)?.len();
+    if file_bytes < PREFIX_BYTES as u64 {
+        return Ok(Err(SafetensorsFault::Short));
     }
     let mut prefix = [0; PREFIX_BYTES];
-    bytes.copy_out(0, &mut prefix);
-    let end = safetensors::header_end(prefix, file_bytes)?;
-    let end = usize::try_from(end).expect("it is within memory");
-    let header = bytes.slice(PREFIX_BYTES, end - PREFIX_BYTES).to_vec();
-    safetensors::tensors(&header, file_bytes, buffer)
+    file.read_exact(&mut prefix).map_err(failed)?;
+    let end = match safetensors::header_end(prefix, file_bytes) {
+        Ok(end) => usize::try_from(end).expect("headers are bounded"),
+        Err(fault) => return Ok(Err(fault)),
+    };
+    let mut header = vec![0; end - PREFIX_BYTES];
+    file.read_exact(&mut header).map_err(failed)?;
+    Ok(safetensors::tensors(&header, file_bytes, buffer))
 }
 
 /// Which tensors are wanted, and which part of each.
@@ -54,8 +68,17 @@ pub(super) struct PartArguments {
     tensor: Vec<String>,
     /// Keep no more than what is wanted: others have nothing from here. Otherwise the chunks that it is in are kept in
     /// memory and served, which takes as much memory again as these have.
-    #[arg(long, conflicts_with = "serve")]
+    #[arg(long)]
     lean: bool,
+}
+
+/// What is received, and who receives it: of every command that does.
+#[derive(Args, Debug)]
+pub(super) struct Receiving {
+    #[command(flatten)]
+    pub(super) parts: PartArguments,
+    #[command(flatten)]
+    pub(super) member: Membership,
 }
 
 /// One rank of so many.
@@ -122,8 +145,11 @@ fn is_match(pattern: &str, name: &str) -> bool {
 
 /// A safetensors file that is to come.
 pub(super) struct Wanted {
-    /// All of it: what comes before the tensors is there already.
-    pub(super) file: Exposed,
+    /// What comes before the tensors.
+    pub(super) head: Vec<u8>,
+    /// How long it is with them.
+    pub(super) len_bytes: u64,
+    /// Its tensors, which lie in it as the buffer 0.
     pub(super) slices: Vec<Slice>,
 }
 
@@ -190,9 +216,11 @@ impl PartArguments {
             }
         });
         let slices = slices.collect();
-        let file = files::buffer(at)?;
-        file.copy_in(0, &head);
-        Ok(Wanted { file, slices })
+        Ok(Wanted {
+            head,
+            len_bytes: at,
+            slices,
+        })
     }
 }
 

@@ -4,9 +4,6 @@ use clap::Args;
 use lunette::transfer::engine::{AdapterChoice, AdapterStatus, RdmaOptions};
 use serde_json::{Value, json};
 
-/// Stands for every adapter that is found.
-const ALL: &str = "all";
-
 /// Flags of both sides.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Adapters {
@@ -35,15 +32,8 @@ impl Adapters {
 
 /// Those of these names.
 pub(crate) fn rdma_options(names: &[String]) -> RdmaOptions {
-    let adapters = if names.is_empty() {
-        AdapterChoice::None
-    } else if names.iter().any(|name| name == ALL) {
-        AdapterChoice::All
-    } else {
-        AdapterChoice::Named(names.to_vec())
-    };
     RdmaOptions {
-        adapters,
+        adapters: AdapterChoice::of_names(names),
         ..RdmaOptions::default()
     }
 }

@@ -35,6 +35,34 @@ pub struct Slice {
     pub offset_bytes: u64,
 }
 
+impl Slice {
+    /// Which bytes of a part of its tensor go into it: shows `visit` each run of them, where it begins in the part's buffer,
+    /// where it goes in the slice's, and its length, all in bytes. Nothing of a part that has nothing of it, or is of another
+    /// tensor; elements that are shorter than a byte are had as they lie, or not at all.
+    pub fn runs_of(&self, part: &Tensor, mut visit: impl FnMut(u64, u64, u64)) {
+        let is_its = part.name == self.tensor && part.dtype == self.dtype;
+        let is_within = |block: &Block| block.is_within(&self.shape);
+        if !(is_its && part.shape == self.shape && is_within(&self.block) && is_within(&part.block))
+        {
+            return;
+        }
+        let piece = if self.dtype.bits().is_multiple_of(8) {
+            let common = self.block.common(&part.block);
+            common.map(|common| piece(self, part, &common))
+        } else {
+            let is_same = self.block == part.block && elements(self) > 0;
+            is_same.then(|| packed(self, part)).flatten()
+        };
+        let all = piece.is_none_or(|piece| {
+            piece.runs(&(0..u64::MAX), &mut |from, to, len| {
+                visit(from, to, len);
+                true
+            })
+        });
+        assert!(all, "nobody says no");
+    }
+}
+
 /// Why there is no plan.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PlanFault {
@@ -194,6 +222,24 @@ impl Plan {
         places.map(|place| u64::from(place.len_bytes)).sum()
     }
 
+    /// All that is taken of a chunk, if no byte of it is left out; else `None`. So it can be told from what was taken whether
+    /// that was right. Bytes that are wanted twice are there twice.
+    #[must_use]
+    pub fn all_of(&self, chunk: u32) -> Option<Vec<Copied>> {
+        let place = self.shape.place(chunk)?;
+        let mut copies = Vec::new();
+        self.copies(chunk, |copied| copies.push(copied));
+        copies.sort_unstable_by_key(|copied| copied.chunk_offset);
+        let mut end = 0;
+        for copied in &copies {
+            if copied.chunk_offset > end {
+                return None;
+            }
+            end = end.max(copied.chunk_offset + copied.len_bytes);
+        }
+        (end == place.len_bytes).then_some(copies)
+    }
+
     /// What is taken of a chunk: nothing of one that is not fetched.
     pub fn copies(&self, chunk: u32, mut copy: impl FnMut(Copied)) {
         let (Some(place), Some(pieces)) = (self.shape.place(chunk), self.by_chunk.get(&chunk))
@@ -319,7 +365,13 @@ fn gather_packed(
             dtype: slice.dtype,
         });
     };
-    let bytes = part.len_bytes().expect("a layout's");
+    pieces.push(packed(slice, part).expect("a layout's"));
+    Ok(())
+}
+
+/// All of a part, as it lies; `None` if that is no number of bytes.
+fn packed(slice: &Slice, part: &Tensor) -> Option<Piece> {
+    let bytes = part.len_bytes()?;
     let extents = Extents {
         block: &[bytes],
         from: &[bytes],
@@ -329,8 +381,7 @@ fn gather_packed(
         (part.buffer, part.offset_bytes),
         (slice.buffer, slice.offset_bytes),
     );
-    pieces.push(Piece::new(from, to, 1, extents));
-    Ok(())
+    Some(Piece::new(from, to, 1, extents))
 }
 
 /// The part of a slice that a part of the tensor has.

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The transfer of a piece is an ordinary one, over whatever way there is: its retries, fences and rights are those of
-//! any other. Where the segment is this engine's own, and memory of an arena or of the same device, nothing is staged.
+//! any other. What the device reaches by itself is not staged (`near`).
 //!
 //! A device takes nothing back. A copy that is still under way when a transfer is over is waited for as a slice is,
 //! for [`SchedulerOptions::settle`](lunette_transfer_proto::engine::scheduler::SchedulerOptions) at most; it keeps
@@ -31,10 +31,8 @@ use lunette_transfer_proto::engine::scheduler::{
 use lunette_transfer_proto::engine::segment::Way;
 
 use super::super::batch::{Batch, End, Local, PostOptions, Span};
-use super::super::files::Piece;
 use super::super::peer::Shared;
 use super::super::posted::Posted;
-use super::super::registry::InUse;
 use super::super::spawned;
 use super::pieces::{Cutting, Stretch};
 use super::{DeviceFault, DevicePart};
@@ -49,8 +47,8 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 
 /// A transfer that is being carried.
 #[derive(Debug)]
-struct Carrying {
-    posted: Rc<Posted>,
+pub(super) struct Carrying {
+    pub(super) posted: Rc<Posted>,
     cutting: Cell<Cutting>,
     requests: RefCell<Vec<Progress>>,
     /// Sums of the pieces' transfers.
@@ -66,11 +64,10 @@ struct Progress {
 
 /// A stretch, and the memory in which it is staged; of a request of this machine's memory none.
 type Part = (Stretch, Option<Exposed>);
+/// A copy between a device and something else.
+pub(super) type Copying = Pin<Box<dyn Future<Output = Result<(), DeviceFault>>>>;
 /// A copy of one stretch.
-type Copy = (
-    Stretch,
-    Pin<Box<dyn Future<Output = Result<(), DeviceFault>>>>,
-);
+pub(super) type Copy = (Stretch, Copying);
 
 impl Shared {
     /// Carries a batch of which some of this side is memory of devices.
@@ -175,7 +172,7 @@ impl Carrying {
             if piece.is_empty() {
                 return;
             }
-            let rest = self.carry_within(shared, piece).await;
+            let rest = self.carry_near(shared, piece).await;
             if !rest.is_empty() {
                 self.carry(shared, rest).await;
             }
@@ -201,95 +198,16 @@ impl Carrying {
         piece
     }
 
-    fn span(&self, stretch: Stretch) -> &Span {
+    pub(super) fn span(&self, stretch: Stretch) -> &Span {
         &self.posted.batch.spans()[stretch.request]
     }
 
     /// The device's part of a stretch, if this side is a device's.
-    fn device(&self, stretch: Stretch) -> Option<DevicePart> {
+    pub(super) fn device(&self, stretch: Stretch) -> Option<DevicePart> {
         match &self.span(stretch).end {
             End::Device(_, part) => Some(part.slice(stretch.start, stretch.len)),
             End::Host(_) => None,
         }
-    }
-
-    /// Carries what of a piece the device reaches in this engine; what is left.
-    async fn carry_within(&self, shared: &Rc<Shared>, piece: Vec<Stretch>) -> Vec<Stretch> {
-        if !shared.is_own() {
-            return piece;
-        }
-        let (mut rest, mut copies, mut in_use) = (Vec::new(), Vec::new(), Vec::new());
-        for stretch in piece {
-            match self.within(shared, stretch) {
-                Ok(Some((copy, hold))) => {
-                    copies.push((stretch, copy));
-                    in_use.push(hold);
-                }
-                Ok(None) => rest.push(stretch),
-                Err(cause) => self.fail(stretch, cause, Effect::Untouched),
-            }
-        }
-        let way = copies.first().map(|(stretch, _)| self.span(*stretch).way());
-        for (stretch, result) in self.copy_all(shared, copies, in_use).await {
-            match result {
-                // Of another opening of the device, or of another device.
-                Err(Cause::OwnDeviceForeign) => rest.push(stretch),
-                Err(cause) => self.fail(stretch, cause, self.late_effect(cause)),
-                Ok(()) => {
-                    let intent = self.posted.options.intent;
-                    let way = way.expect("there is one");
-                    shared.engine.counts.moved(way, intent, stretch.len as u64);
-                    self.moved(stretch);
-                }
-            }
-        }
-        rest
-    }
-
-    /// The copy of a stretch between a device and a segment of this engine that it reaches, and a hold on that.
-    #[expect(clippy::type_complexity, reason = "a copy, as in `Copy`")]
-    fn within(
-        &self,
-        shared: &Shared,
-        stretch: Stretch,
-    ) -> Result<
-        Option<(
-            Pin<Box<dyn Future<Output = Result<(), DeviceFault>>>>,
-            InUse,
-        )>,
-        Cause,
-    > {
-        let Some(here) = self.device(stretch) else {
-            return Ok(None);
-        };
-        let span = self.span(stretch);
-        let (at, len) = (span.offset_bytes + stretch.start as u64, stretch.len as u64);
-        let registry = shared.engine.registry.borrow();
-        // What is the program's own it reaches without a capability.
-        let reached = registry.reach(span.segment, span.way(), at, len, |_, _| Ok(()));
-        let (there, hold) = reached.map_err(Cause::Refused)?;
-        let way = span.way();
-        Ok(match there {
-            Piece::Memory(memory) if memory.chunk().is_some() => {
-                let copy = async move {
-                    match way {
-                        Way::Read => here.write(WriteSource::Exposed(memory)).await,
-                        Way::Write => here.read(memory).await,
-                    }
-                };
-                Some((Box::pin(copy), hold))
-            }
-            Piece::Device(there) => {
-                let copy = async move {
-                    match way {
-                        Way::Read => here.copy_from(&there).await,
-                        Way::Write => there.copy_from(&here).await,
-                    }
-                };
-                Some((Box::pin(copy), hold))
-            }
-            Piece::Memory(_) | Piece::File(_) | Piece::Namespace(_) => None,
-        })
     }
 
     /// Carries a piece by way of this machine's memory.
@@ -395,7 +313,7 @@ impl Carrying {
     }
 
     /// Waits for copies, as long as may be. `keeps` stays until the last of them has ended.
-    async fn copy_all<K: 'static>(
+    pub(super) async fn copy_all<K: 'static>(
         &self,
         shared: &Rc<Shared>,
         copies: Vec<Copy>,
@@ -433,7 +351,7 @@ impl Carrying {
     }
 
     /// What a copy that failed so left where its bytes were to go: one that was not waited for any more still may.
-    const fn late_effect(&self, cause: Cause) -> Effect {
+    pub(super) const fn late_effect(&self, cause: Cause) -> Effect {
         match cause {
             Cause::DeadlineExceeded | Cause::Cancelled => Effect::MayStillChange,
             _ => Effect::Partly,
@@ -517,11 +435,11 @@ impl Carrying {
         }
     }
 
-    fn moved(&self, stretch: Stretch) {
+    pub(super) fn moved(&self, stretch: Stretch) {
         self.requests.borrow_mut()[stretch.request].moved_bytes += stretch.len;
     }
 
-    fn fail(&self, stretch: Stretch, cause: Cause, effect: Effect) {
+    pub(super) fn fail(&self, stretch: Stretch, cause: Cause, effect: Effect) {
         self.record(stretch, self.posted.failure(None, cause, effect));
     }
 

@@ -8,15 +8,22 @@
 //!   peer <-- connection --> staging <-- device's copies --> device        a segment (`files::serving`)
 //!   device <-- copies --> pieces of an arena <-- transfer --> peer        this side of a request (`carrying`)
 //!   device <-- copies --> memory, device                                  within one engine, where it is reached
+//!   device <-- copies --> device of a peer                                of this host, where both trust each other
 //! ```
 //!
 //! | module | subject |
 //! |---|---|
 //! | `carrying` | transfers whose this side is a device's: pieces, several of them on their way at a time |
+//! | `lent` | [`DeviceLent`]: memory of devices that threads lend to a core |
+//! | `near` | what of these a device reaches by itself: in this engine, and in one of this host that hands it out |
 //! | `pieces` | which bytes of which requests travel together |
 
 mod carrying;
+mod lent;
+mod near;
 mod pieces;
+
+pub use lent::{ALLOCATIONS_MAX, DeviceLendError, DeviceLent, DeviceWay, LentDevices};
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -25,7 +32,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lunette_gpu::lease::HostMemory;
 use lunette_gpu::share::AdapterWay;
-use lunette_gpu::{CopyError, DeviceRegion, Operation, Stream};
+use lunette_gpu::{CopyError, Device, DeviceRegion, Operation, Stream};
 use lunette_runtime::arena::{Exposed, RegionMut};
 use lunette_runtime::{arena, time};
 use lunette_transfer_proto::engine::scheduler::Cause;
@@ -40,19 +47,26 @@ const PIECE_BYTES_MAX: usize = 1024 * 1024;
 /// Pause before a copy is queued again for which the stream had no room.
 const FULL_PAUSE: Duration = Duration::from_micros(100);
 
-/// Memory of a device, to be registered as a segment or to be this side of requests, and the stream by which it is
+/// Memory of a device, to be registered as a segment or to be this side of requests, and the streams by which it is
 /// copied. Clones are handles to the same; it belongs to the core on which the device was opened.
 #[derive(Clone, Debug)]
 pub struct DeviceSegment {
     region: DeviceRegion,
-    stream: Stream,
+    streams: Streams,
+}
+
+/// Streams of one opening of a device: of copies from it, and of copies to it and within it.
+#[derive(Clone, Debug)]
+struct Streams {
+    from: Stream,
+    to: Stream,
 }
 
 /// A part of a device's segment.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct DevicePart {
     region: DeviceRegion,
-    stream: Stream,
+    streams: Streams,
     len: usize,
 }
 
@@ -70,8 +84,16 @@ pub enum DeviceFault {
 impl DeviceSegment {
     /// Memory of a device, and a stream of the same opening of that device.
     #[must_use]
-    pub const fn new(region: DeviceRegion, stream: Stream) -> Self {
-        Self { region, stream }
+    pub fn new(region: DeviceRegion, stream: Stream) -> Self {
+        Self::with_streams(region, stream.clone(), stream)
+    }
+
+    /// Memory of a device, and two streams of the same opening of that device: one for what is copied from it, and one for
+    /// what is copied to it, so that neither waits for the other.
+    #[must_use]
+    pub const fn with_streams(region: DeviceRegion, from: Stream, to: Stream) -> Self {
+        let streams = Streams { from, to };
+        Self { region, streams }
     }
 
     /// The memory.
@@ -86,7 +108,7 @@ impl DeviceSegment {
         self.region.len()
     }
 
-    /// A part of it, by the same stream.
+    /// A part of it, by the same streams.
     ///
     /// # Panics
     /// If the part does not lie inside.
@@ -94,7 +116,7 @@ impl DeviceSegment {
     pub fn slice(&self, range: Range<u64>) -> Self {
         Self {
             region: self.region.slice(range),
-            stream: self.stream.clone(),
+            streams: self.streams.clone(),
         }
     }
 
@@ -133,17 +155,18 @@ impl DeviceSegment {
     pub(in crate::engine) fn part(&self, offset_bytes: u64, len: usize) -> DevicePart {
         DevicePart {
             region: self.region.slice(offset_bytes..offset_bytes + len as u64),
-            stream: self.stream.clone(),
+            streams: self.streams.clone(),
             len,
         }
     }
 
-    /// Registers it with an adapter, for peers.
+    /// Registers it with an adapter, for peers and for own requests, by its dma-buf. Peers lose their rights with the last
+    /// handle to what is returned; that this memory stays until then is the caller's to see to.
     ///
     /// # Errors
     /// [`SetupError::Unsupported`] where device, library or kernel has no dma-buf for it; else what the adapter
     /// says.
-    pub(in crate::engine) async fn register(
+    pub async fn register(
         &self,
         adapter: &Context,
         rights: Rights,
@@ -204,6 +227,20 @@ impl DeviceFault {
 }
 
 impl DevicePart {
+    /// The device by whose streams it is copied.
+    pub(in crate::engine) const fn device(&self) -> &Device {
+        self.streams.to.device()
+    }
+
+    /// Other memory that the same device reaches, by the same streams.
+    pub(in crate::engine) fn beside(&self, region: DeviceRegion) -> Self {
+        Self {
+            len: usize::try_from(region.len()).expect("as long as what lies in memory"),
+            region,
+            streams: self.streams.clone(),
+        }
+    }
+
     pub(in crate::engine) const fn len(&self) -> usize {
         self.len
     }
@@ -215,7 +252,7 @@ impl DevicePart {
     pub(in crate::engine) fn slice(&self, start: usize, len: usize) -> Self {
         Self {
             region: self.region.slice(start as u64..(start + len) as u64),
-            stream: self.stream.clone(),
+            streams: self.streams.clone(),
             len,
         }
     }
@@ -228,12 +265,12 @@ impl DevicePart {
         }
         if to.chunk().is_some() {
             let region = &self.region;
-            copied(to, |to| self.stream.download(region, to, 0)).await?;
+            copied(to, |to| self.streams.from.download(region, to, 0)).await?;
             return Ok(());
         }
         self.by_rooms(async |room, at, part| {
             let len = usize::try_from(part.len()).expect("a piece is short");
-            let room = copied(room, |room| self.stream.download(&part, room, 0)).await?;
+            let room = copied(room, |room| self.streams.from.download(&part, room, 0)).await?;
             to.copy_in(at, &room.as_slice()[..len]);
             Ok(room)
         })
@@ -248,11 +285,11 @@ impl DevicePart {
         let region = &self.region;
         let from = match from {
             WriteSource::Exposed(memory) if memory.chunk().is_some() => {
-                copied(memory, |from| self.stream.upload(from, 0, region)).await?;
+                copied(memory, |from| self.streams.to.upload(from, 0, region)).await?;
                 return Ok(());
             }
             WriteSource::Region(lent) => {
-                copied(lent, |from| self.stream.upload(from, 0, region)).await?;
+                copied(lent, |from| self.streams.to.upload(from, 0, region)).await?;
                 return Ok(());
             }
             WriteSource::Exposed(memory) => memory,
@@ -260,7 +297,7 @@ impl DevicePart {
         self.by_rooms(async |mut room, at, part| {
             let len = usize::try_from(part.len()).expect("a piece is short");
             from.copy_out(at, &mut room.as_mut_slice()[..len]);
-            copied(room, |room| self.stream.upload(room, 0, &part)).await
+            copied(room, |room| self.streams.to.upload(room, 0, &part)).await
         })
         .await
     }
@@ -272,7 +309,7 @@ impl DevicePart {
     pub(in crate::engine) async fn copy_from(&self, from: &Self) -> Result<(), DeviceFault> {
         assert_eq!(self.len, from.len, "as long");
         if self.len > 0 {
-            copied((), |()| self.stream.copy(&from.region, &self.region)).await?;
+            copied((), |()| self.streams.to.copy(&from.region, &self.region)).await?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use lunette_runtime::{JoinError, StartError as CoreStartError};
 use lunette_transfer_proto::engine::segment::RegisterRefusal;
 use thiserror::Error;
 
+use super::super::devices::DeviceLendError;
 use super::super::error::{BatchError, OpenError, PostError, StartError, TransferError};
 use super::super::files::FileSegmentError;
 use super::super::grants::GrantError;
@@ -56,6 +57,9 @@ pub enum HandleError {
     /// A core could not connect the namespace. See there.
     #[error(transparent)]
     Namespace(NamespaceSegmentError),
+    /// A core could not take the memory of the device. See there.
+    #[error(transparent)]
+    Device(DeviceLendError),
     /// What was written to a namespace may not be on its medium. See there.
     #[error(transparent)]
     Sync(CommandError),
@@ -96,6 +100,7 @@ impl HandleError {
         match self {
             Self::Busy | Self::Task(_) => true,
             Self::Register(refusal) => refusal.is_backpressure(),
+            Self::Device(error) => error.is_backpressure(),
             Self::Post(error) => error.is_backpressure(),
             Self::Transfer(error) => error.is_backpressure(),
             _ => false,
@@ -117,6 +122,7 @@ impl From<OpeningError> for HandleError {
         match error {
             OpeningError::File(error) => Self::File(error),
             OpeningError::Namespace(error) => Self::Namespace(error),
+            OpeningError::Device(error) => Self::Device(error),
             OpeningError::Register(refusal) => Self::Register(refusal),
             OpeningError::Task(error) => Self::Task(error),
             OpeningError::Ended => Self::Ended,

@@ -12,6 +12,7 @@ use lunette_auth::Rights;
 use lunette_runtime::arena::{Exposed, ForeignMemory, HugePages, SharedMemory};
 use lunette_transfer_proto::engine::segment::SegmentId;
 
+use super::super::devices::DeviceLent;
 use super::super::endpoint::Endpoint;
 use super::super::files::FileSegmentOptions;
 use super::super::grants::Token;
@@ -138,6 +139,19 @@ impl EngineHandle {
         self.open_and_register(Opening::Namespace(Box::new(namespace)), options)
     }
 
+    /// Takes memory of a device, which lies in one allocation, at every core of the engine, and registers it as one segment:
+    /// peers reach it as [`register_device`](super::super::Engine::register_device) says, and it is this side of what
+    /// handles post. Copies come after what the streams that are lent with it have to do now. It is the program's again when
+    /// its keeper has been dropped: after it has been unregistered, and nothing that was posted here uses it any more.
+    #[must_use]
+    pub fn register_device(
+        &self,
+        lent: DeviceLent,
+        options: RegisterOptions,
+    ) -> Pending<SegmentId> {
+        self.open_and_register(Opening::Device(lent), options)
+    }
+
     fn open_and_register(&self, opening: Opening, options: RegisterOptions) -> Pending<SegmentId> {
         self.ask_for(move |hosted| async move {
             let inner = &hosted.inner;
@@ -145,7 +159,7 @@ impl EngineHandle {
             if siblings.are_several() {
                 return Ok(siblings.open_and_register(&opening, &options).await?);
             }
-            let content = opening.open().await?;
+            let content = opening.open(&hosted).await?;
             let mut registry = inner.registry.borrow_mut();
             Ok(registry.register_content(content, &options)?)
         })
@@ -290,7 +304,7 @@ async fn open_here(hosted: Rc<Hosted>, endpoints: Vec<Endpoint>) -> Opened {
     Ok((index, epoch))
 }
 
-/// Memory of this engine.
+/// Memory of this machine that the engine has registered.
 pub(super) fn memory(hosted: &Hosted, id: SegmentId, offset: u64, len: u64) -> Answered<Exposed> {
     let registry = hosted.inner.registry.borrow();
     registry

@@ -14,10 +14,11 @@ use super::super::batch::{Batch, PostOptions};
 use super::super::grants::Token;
 use super::super::peer::{Peer, RemoteSegment};
 use super::super::posted::{Done, Transfer};
+use super::super::registry::Own;
 use super::super::siblings::{Hosted, Load, NotAnswered};
 use super::super::statistics::RailStatistics;
 use super::answer::{Answered, HandleError, Pending};
-use super::handle::{EngineHandle, Opened, full, memory};
+use super::handle::{EngineHandle, Opened, full};
 use super::parts;
 use super::spread::spread;
 
@@ -261,16 +262,16 @@ pub(super) fn peer_at(hosted: &Hosted, index: Option<usize>) -> Answered<Peer> {
 /// The batch that a thread has described.
 pub(super) fn batch(hosted: &Hosted, requests: &[HandleRequest]) -> Answered<Batch> {
     let mut batch = Batch::new();
+    let registry = hosted.inner.registry.borrow();
     for asked in requests {
-        let local = memory(
-            hosted,
-            asked.local,
-            asked.local_offset_bytes,
-            asked.len_bytes,
-        )?;
-        match asked.way {
-            Way::Read => batch.read(local, &asked.remote, asked.remote_offset_bytes)?,
-            Way::Write => batch.write(local, &asked.remote, asked.remote_offset_bytes)?,
+        let (local, at) = (asked.local, asked.local_offset_bytes);
+        let (remote, offset_bytes) = (&asked.remote, asked.remote_offset_bytes);
+        let own = registry.own(local, at, asked.len_bytes);
+        match (asked.way, own.ok_or(HandleError::NoMemory)?) {
+            (Way::Read, Own::Memory(local)) => batch.read(local, remote, offset_bytes)?,
+            (Way::Write, Own::Memory(local)) => batch.write(local, remote, offset_bytes)?,
+            (Way::Read, Own::Device(local)) => batch.read_device(&local, remote, offset_bytes)?,
+            (Way::Write, Own::Device(local)) => batch.write_device(&local, remote, offset_bytes)?,
         }
     }
     Ok(batch)

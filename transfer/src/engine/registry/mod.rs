@@ -43,7 +43,9 @@ pub struct RegisterOptions {
     /// ([`Exposed::map`]). What they do not map is copied for them through a window, so it need not be
     /// sent either. A peer that keeps to the rules stops reading when the segment is unregistered;
     /// one that does not can go on, so memory that is later to hold what these peers must not see is not
-    /// mapped.
+    /// mapped. Memory of a device is opened by peers with which there is trust
+    /// ([`same_host_trust`](super::EngineOptions::same_host_trust)), which reach the whole allocation in which it lies;
+    /// unregistering waits until they have closed it.
     pub same_host: bool,
     /// Whether it is reached by those peers alone that have redeemed a capability for it
     /// ([`Engine::grant`](super::Engine::grant)). Neither its name nor its addresses describe it to anybody,
@@ -83,6 +85,13 @@ impl Content {
             Self::Namespace(namespace) => namespace.len_bytes(),
         }
     }
+}
+
+/// Memory of a segment, for whoever registered it.
+#[derive(Debug)]
+pub(super) enum Own {
+    Memory(Exposed),
+    Device(DeviceSegment),
 }
 
 /// What is behind a segment. It lies in the table itself, so that who reaches it looks there alone.
@@ -129,6 +138,17 @@ enum Showing {
     Mapped,
     /// Those that are trusted are told its address.
     ByAddress,
+    /// Those that are trusted open it by a handle of its device's driver.
+    ByHandle,
+}
+
+/// A device's segment for a peer of this host, which opens it.
+#[derive(Debug)]
+pub(super) struct HandedOut {
+    pub(super) device: DeviceSegment,
+    pub(super) access: Access,
+    /// Until the peer has closed it.
+    pub(super) in_use: InUse,
 }
 
 /// A segment's memory, for a peer of this host that may read it.
@@ -228,14 +248,15 @@ impl Registry {
         }
     }
 
-    /// Registers what is no memory of this machine's. Nobody maps it.
+    /// Registers what is no memory of this machine's.
     pub(super) fn register_content(
         &mut self,
         content: Content,
         options: &RegisterOptions,
     ) -> Result<SegmentId, RegisterRefusal> {
         let registration = of_content(&content, options);
-        let behind = Behind::new(content, Showing::Hidden, first_epoch(options));
+        let showing = self.showing_of(&content, options);
+        let behind = Behind::new(content, showing, first_epoch(options));
         let registered = self.segments.register(&registration, behind);
         registered.map_err(|(refusal, _)| refusal)
     }
@@ -253,8 +274,18 @@ impl Registry {
             len_bytes,
             ..of_content(&content, options)
         };
-        let behind = Behind::new(content, Showing::Hidden, capability_epoch);
+        let showing = self.showing_of(&content, options);
+        let behind = Behind::new(content, showing, capability_epoch);
         self.segments.adopt(id, &registration, behind);
+    }
+
+    /// How peers of this host reach what is no memory of this machine's: nobody maps it.
+    const fn showing_of(&self, content: &Content, options: &RegisterOptions) -> Showing {
+        let is_shared = self.has_trust && options.same_host && !options.by_capability;
+        match content {
+            Content::Device(_) if is_shared => Showing::ByHandle,
+            _ => Showing::Hidden,
+        }
     }
 
     /// What a segment is made of.
@@ -275,9 +306,11 @@ impl Registry {
             if by_start.get(&base) == Some(&id) {
                 by_start.remove(&base);
             }
-            if let Some(board) = &mut self.board {
-                board.hide(id);
-            }
+        }
+        if memory.showing != Showing::Hidden
+            && let Some(board) = &mut self.board
+        {
+            board.hide(id);
         }
         Some(Unregistered {
             content: memory.content,
@@ -288,7 +321,7 @@ impl Registry {
     /// Where segments are found by the addresses of their memory.
     const fn by_start(&mut self, showing: Showing) -> Option<&mut BTreeMap<usize, SegmentId>> {
         match showing {
-            Showing::Hidden => None,
+            Showing::Hidden | Showing::ByHandle => None,
             Showing::Mapped => Some(&mut self.mappings),
             Showing::ByAddress => Some(&mut self.places),
         }
@@ -309,6 +342,27 @@ impl Registry {
         let board = self.board.as_mut().ok_or(Refusal::Session)?;
         board.show(id);
         Ok(share)
+    }
+
+    /// A device's segment for a peer of this host that is trusted, and may reach it until it has closed it.
+    ///
+    /// # Errors
+    /// [`Refusal::Elsewhere`] of what is opened by nobody.
+    pub(super) fn hand_out(&mut self, id: SegmentId) -> Result<HandedOut, Refusal> {
+        let segment = self.segments.get(id).ok_or(Refusal::Stale)?;
+        let (Content::Device(device), Showing::ByHandle) =
+            (&segment.memory.content, segment.memory.showing)
+        else {
+            return Err(Refusal::Elsewhere);
+        };
+        let handed = HandedOut {
+            device: device.clone(),
+            access: segment.access,
+            in_use: InUse::new(&segment.memory.users),
+        };
+        let board = self.board.as_mut().ok_or(Refusal::Session)?;
+        board.show(id);
+        Ok(handed)
     }
 
     /// A segment's memory for a peer of this host, who copies from it when it is told to.
@@ -332,7 +386,7 @@ impl Registry {
                 address: memory.start() as u64,
                 len_bytes: memory.len() as u64,
             }),
-            Showing::ByAddress | Showing::Hidden => Err(Refusal::Elsewhere),
+            Showing::ByAddress | Showing::ByHandle | Showing::Hidden => Err(Refusal::Elsewhere),
         }
     }
 
@@ -424,15 +478,26 @@ impl Registry {
 
     /// Memory, for whoever registered it: whatever peers may do with it.
     pub(super) fn memory(&self, id: SegmentId, offset: u64, len: u64) -> Option<Exposed> {
+        match self.own(id, offset, len)? {
+            Own::Memory(exposed) => Some(exposed),
+            Own::Device(_) => None,
+        }
+    }
+
+    /// As [`memory`](Self::memory), also of a device.
+    pub(super) fn own(&self, id: SegmentId, offset: u64, len: u64) -> Option<Own> {
         let segment = self.segments.get(id)?;
         let end = offset.checked_add(len)?;
         if end > segment.len_bytes {
             return None;
         }
-        let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
         match &segment.memory.content {
-            Content::Memory(exposed) => Some(exposed.slice(offset, len)),
-            Content::File(_) | Content::Device(_) | Content::Namespace(_) => None,
+            Content::Memory(exposed) => {
+                let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+                Some(Own::Memory(exposed.slice(offset, len)))
+            }
+            Content::Device(device) => Some(Own::Device(device.slice(offset..end))),
+            Content::File(_) | Content::Namespace(_) => None,
         }
     }
 

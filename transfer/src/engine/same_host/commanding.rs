@@ -111,6 +111,11 @@ impl Commanding {
         self.options.window_bytes()
     }
 
+    /// Has the task that keeps times look whether anything is to be given up.
+    pub(super) fn look(&self) {
+        self.keeper.raise();
+    }
+
     fn uses(&self, segment: SegmentId) -> bool {
         let under_way = self.under_way.borrow();
         let mut passages = under_way.values().flat_map(|errand| &errand.passages);

@@ -14,13 +14,15 @@ use lunette_runtime::{Signal, boot_id, time};
 use lunette_transfer_proto::engine::message::{Introduction, Operation, Whereabouts};
 use lunette_transfer_proto::engine::same_host::commands::WINDOW;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
-use lunette_transfer_proto::engine::segment::SegmentId;
+use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 
 use super::super::Inner;
+use super::super::devices::DevicePart;
 use super::super::peer::Shared;
 use super::super::registry::Shown;
 use super::board::BoardView;
 use super::commanding::Commanding;
+use super::handles::{Handles, Used};
 use super::owner::meeting_point;
 use super::trust::{Sight, Trust};
 use super::{draw, nonsense, understand};
@@ -56,6 +58,8 @@ pub(in crate::engine) struct Link {
     /// Segments that were asked for, and who waits for them.
     asked: RefCell<BTreeMap<SegmentId, Vec<Rc<Signal>>>>,
     loans: RefCell<BTreeMap<SegmentId, Loan>>,
+    /// Memory of the peer's devices.
+    handles: Handles,
     is_alive: Cell<bool>,
     /// Raised when the peer does not keep to the rules.
     pub(super) broken: Signal,
@@ -140,6 +144,7 @@ impl Link {
             sights: RefCell::default(),
             asked: RefCell::default(),
             loans: RefCell::default(),
+            handles: Handles::default(),
             is_alive: Cell::new(true),
             broken: Signal::default(),
             commanding,
@@ -153,7 +158,7 @@ impl Link {
 
     /// Tries to map a segment; if it cannot be, it is read over the rails.
     pub(in crate::engine) async fn map(&self, segment: SegmentId, patience: Duration) {
-        let is_known = self.sights.borrow().contains_key(&segment);
+        let is_known = self.sights.borrow().contains_key(&segment) || self.handles.has(segment);
         if !self.is_alive() || is_known {
             return;
         }
@@ -175,7 +180,8 @@ impl Link {
         let is_first = !self.asked.borrow().contains_key(&segment);
         if is_first {
             let open = self.asked.borrow().len();
-            let is_full = self.sights.borrow().len() + open >= self.segments_max;
+            let known = self.sights.borrow().len() + self.handles.len();
+            let is_full = known + open >= self.segments_max;
             if is_full || self.say(&Packet::Map { segment }, &[]).is_err() {
                 return None;
             }
@@ -223,6 +229,33 @@ impl Link {
             self.broken.raise();
             ReadFault::NotMapped
         })
+    }
+
+    /// Whether the peer's process is read here, so that it hands out memory of its devices.
+    pub(in crate::engine) fn reads_peer(&self) -> bool {
+        self.trust
+            .as_ref()
+            .is_some_and(|trust| trust.process.is_some())
+    }
+
+    /// Memory of a device of the peer, as the device of `near` reaches it; `None` if it does not, or may not.
+    pub(in crate::engine) fn device(
+        self: &Rc<Self>,
+        segment: SegmentId,
+        way: Way,
+        offset_bytes: u64,
+        near: &DevicePart,
+    ) -> Option<(DevicePart, Used)> {
+        if !self.is_alive() || !self.board.shows(segment) {
+            return None;
+        }
+        let (part, open) = self.handles.reach(segment, way, offset_bytes, near)?;
+        Some((part, Used::new(open, self, segment)))
+    }
+
+    /// Whether a segment of a device is still what it was when it was reached.
+    pub(in crate::engine) fn still_shows(&self, segment: SegmentId) -> bool {
+        self.is_alive() && self.board.shows(segment)
     }
 
     /// Whether the peer has read this process, and may be told addresses.
@@ -297,6 +330,7 @@ impl Link {
         self.is_alive.set(false);
         self.sights.borrow_mut().clear();
         self.loans.borrow_mut().clear();
+        self.handles.clear();
         for (_, waiting) in self.asked.take() {
             waiting.iter().for_each(|signal| signal.raise());
         }
@@ -307,6 +341,12 @@ impl Link {
     pub(super) fn sweep(&self, engine: &Inner, is_used: impl Fn(SegmentId) -> bool) {
         let mut sights = self.sights.borrow_mut();
         sights.retain(|&segment, _| self.board.shows(segment));
+        for segment in self.handles.closed(|segment| self.board.shows(segment)) {
+            if self.say(&Packet::Closed { segment }, &[]).is_err() {
+                // The owner, who waits, ends the channel.
+                self.broken.raise();
+            }
+        }
         let registry = engine.registry.borrow();
         self.loans.borrow_mut().retain(|&segment, _| {
             let stays = registry.has(segment) || is_used(segment);
@@ -320,7 +360,9 @@ impl Link {
 
     /// Whether there is anything to sweep.
     pub(super) fn holds_memory(&self) -> bool {
-        !self.sights.borrow().is_empty() || !self.loans.borrow().is_empty()
+        !self.sights.borrow().is_empty()
+            || !self.loans.borrow().is_empty()
+            || self.handles.len() > 0
     }
 
     fn say(&self, packet: &Packet, files: &[OwnedFd]) -> io::Result<()> {
@@ -351,6 +393,17 @@ impl Link {
                 let process = process.ok_or_else(nonsense)?;
                 self.shown(segment, Sight::at(process, address, len_bytes))?;
             }
+            Packet::Handle {
+                segment,
+                access,
+                handle,
+            } => {
+                if !self.reads_peer() {
+                    return Err(nonsense());
+                }
+                self.shown(segment, None)?;
+                self.handles.add(segment, access, &handle);
+            }
             Packet::Refused { segment } => self.shown(segment, None)?,
             Packet::Accepted { segment: WINDOW } => {
                 let is_first = !self.is_window_accepted.replace(true);
@@ -363,8 +416,11 @@ impl Link {
             }
             Packet::Accepted { segment } => self.answered(segment, Loan::Accepted)?,
             Packet::Declined { segment } => self.answered(segment, Loan::Declined)?,
+            // What was unregistered is to be closed.
+            Packet::Wake if self.handles.len() > 0 => self.commanding.look(),
             Packet::Wake => {}
-            Packet::Join { .. }
+            Packet::Closed { .. }
+            | Packet::Join { .. }
             | Packet::Welcome { .. }
             | Packet::Map { .. }
             | Packet::TakeBack { .. }

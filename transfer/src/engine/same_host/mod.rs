@@ -19,11 +19,13 @@
 //! | `owner` | who is let in, what is handed out |
 //! | `seat` | the owner's end of one channel: commands |
 //! | `link` | the asker's end: what it maps and lends |
+//! | `handles` | memory of the peer's devices, opened by the asker |
 //! | `trust` | reading the other process, where both sides let each other |
 //! | `commanding` | the asker's commands, and its side of the window |
 
 mod board;
 mod commanding;
+mod handles;
 mod link;
 mod owner;
 mod seat;
@@ -38,6 +40,7 @@ use lunette_transfer_proto::engine::same_host::packet::Packet;
 
 pub(super) use board::Board;
 pub(super) use commanding::Under;
+pub(super) use handles::Used;
 pub(super) use link::{Link, ReadFault};
 pub(super) use owner::{Owner, accept};
 

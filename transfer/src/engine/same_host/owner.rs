@@ -18,7 +18,7 @@ use lunette_transfer_proto::engine::same_host::commands::{WINDOW, WINDOW_BYTES_M
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::SegmentId;
 
-use super::super::registry::Shown;
+use super::super::registry::{HandedOut, Shown};
 use super::super::{Inner, spawned};
 use super::seat::{Seated, Seats};
 use super::trust::{DISTRUST, Sight};
@@ -102,6 +102,11 @@ impl Owner {
         })
     }
 
+    /// Has those who have opened a segment close it: who has not within `patience` loses its channel.
+    pub(in crate::engine) fn recall(&self, segment: SegmentId, patience: Duration) {
+        self.seats.recall(segment, patience);
+    }
+
     /// The proof that belongs to a ticket, which is used up.
     fn redeem(&self, ticket: u128, now: Time) -> Option<u128> {
         let ticket = self.tickets.borrow_mut().remove(&ticket)?;
@@ -163,55 +168,64 @@ async fn converse(inner: &Rc<Inner>, channel: LocalChannel) -> io::Result<()> {
         &[board.as_fd(), seat.commands()],
     )?;
     while let Some(received) = seat.recv(&channel).await? {
-        match understand(received).ok_or_else(nonsense)? {
-            (Packet::Map { segment }, _) => {
-                hand_out(inner, &channel, segment, seat.is_trusted())?;
-            }
-            (
-                Packet::Memory {
-                    segment,
-                    offset_bytes,
-                    len_bytes,
-                },
-                mut files,
-            ) => {
-                let file = files.pop().expect("it came with its file");
-                let view = View::map(file, offset_bytes, len_bytes);
-                let view = view.inspect_err(|error| tracing::debug!(%error, "memory that is lent"));
-                let lent = view.ok().map(Sight::Mapped);
-                channel.send(&borrow(inner, &seat, segment, lent).encode(), &[])?;
-            }
-            (
-                Packet::At {
-                    segment,
-                    address,
-                    len_bytes,
-                },
-                _,
-            ) => {
-                let lent = seat.sight(address, len_bytes);
-                channel.send(&borrow(inner, &seat, segment, lent).encode(), &[])?;
-            }
-            (Packet::Trust { address, value, .. }, _) => {
-                let answer = if inner.options.same_host_trust {
-                    seat.try_out(address, value).ok_or_else(nonsense)?
-                } else {
-                    DISTRUST
-                };
-                channel.send(&answer.encode(), &[])?;
-            }
-            (Packet::Trusted, _) if inner.options.same_host_trust => seat.trust(),
-            (Packet::TakeBack { segment }, _) => seat.give_back(segment),
-            (Packet::Window { len_bytes }, mut files) => {
-                let file = files.pop().expect("it came with its file");
-                let answer = open_window(&seat, file, len_bytes)?;
-                channel.send(&answer.encode(), &[])?;
-            }
-            (Packet::Wake, _) => {}
-            _ => return Err(nonsense()),
-        }
+        let (packet, files) = understand(received).ok_or_else(nonsense)?;
+        heed(inner, &seat, &channel, packet, files)?;
     }
     Ok(())
+}
+
+/// Does what a peer asks for, and answers.
+fn heed(
+    inner: &Inner,
+    seat: &Seated,
+    channel: &LocalChannel,
+    packet: Packet,
+    mut files: Vec<OwnedFd>,
+) -> io::Result<()> {
+    let mut file = || files.pop().expect("it came with its file");
+    let answer = match packet {
+        Packet::Map { segment } => match hand_over(inner, seat, segment) {
+            Some(handed) => handed,
+            None => return hand_out(inner, channel, segment, seat.is_trusted()),
+        },
+        Packet::Memory {
+            segment,
+            offset_bytes,
+            len_bytes,
+        } => {
+            let view = View::map(file(), offset_bytes, len_bytes);
+            let view = view.inspect_err(|error| tracing::debug!(%error, "memory that is lent"));
+            borrow(inner, seat, segment, view.ok().map(Sight::Mapped))
+        }
+        Packet::At {
+            segment,
+            address,
+            len_bytes,
+        } => borrow(inner, seat, segment, seat.sight(address, len_bytes)),
+        Packet::Trust { address, value, .. } => {
+            if inner.options.same_host_trust {
+                seat.try_out(address, value).ok_or_else(nonsense)?
+            } else {
+                DISTRUST
+            }
+        }
+        Packet::Window { len_bytes } => open_window(seat, file(), len_bytes)?,
+        Packet::Trusted if inner.options.same_host_trust => {
+            seat.trust();
+            return Ok(());
+        }
+        Packet::TakeBack { segment } => {
+            seat.give_back(segment);
+            return Ok(());
+        }
+        Packet::Closed { segment } => {
+            seat.closed(segment);
+            return Ok(());
+        }
+        Packet::Wake => return Ok(()),
+        _ => return Err(nonsense()),
+    };
+    channel.send(&answer.encode(), &[])
 }
 
 /// Keeps what is lent, if it can be had and there is room.
@@ -241,6 +255,29 @@ fn open_window(seat: &Seated, file: OwnedFd, len_bytes: u64) -> io::Result<Packe
         return Err(nonsense());
     }
     Ok(Packet::Accepted { segment: WINDOW })
+}
+
+/// The handle of a device's segment, for a peer that is trusted, if there is room for one more; `None` if it is none.
+fn hand_over(inner: &Inner, seat: &Seated, segment: SegmentId) -> Option<Packet> {
+    if !seat.is_trusted() || !seat.has_room(inner.options.same_host_segments_max) {
+        return None;
+    }
+    let handed = inner.registry.borrow_mut().hand_out(segment).ok()?;
+    let HandedOut {
+        device,
+        access,
+        in_use,
+    } = handed;
+    let handle = device.region().ipc_handle();
+    let handle = handle
+        .inspect_err(|error| tracing::debug!(%error, %segment, "memory of a device"))
+        .ok()?;
+    seat.hand(segment, in_use);
+    Some(Packet::Handle {
+        segment,
+        access,
+        handle: handle.to_bytes(),
+    })
 }
 
 fn hand_out(

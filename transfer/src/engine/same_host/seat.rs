@@ -7,10 +7,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 use lunette_runtime::arena::{Exposed, ProcessMemory, Words};
 use lunette_runtime::net::{LocalChannel, Packet as Received};
-use lunette_runtime::{Signal, Source, SourceGuard, add_source};
+use lunette_runtime::{Signal, Source, SourceGuard, add_source, spawn_local, time};
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::same_host::commands::{
     ASKER_SLEEPS, CARRIED_OUT, COMMAND_BYTES_MAX, COMMAND_WORDS, COMMANDS_MAX, Command,
@@ -48,6 +49,10 @@ pub(super) struct Seat {
     /// Whether its peer has read this process, and may be told addresses.
     is_trusted: Cell<bool>,
     window: OnceCell<Exposed>,
+    /// Memory of devices that its peer has opened, and holds on it.
+    handed: RefCell<BTreeMap<SegmentId, InUse>>,
+    /// How long what its peer has begun may take, after its end.
+    settle: Duration,
     /// Raised when its peer does not keep to the rules.
     broken: Signal,
     is_broken: Cell<bool>,
@@ -73,6 +78,8 @@ impl Seats {
             carried_out: Cell::new(0),
             lent: RefCell::default(),
             window: OnceCell::new(),
+            handed: RefCell::default(),
+            settle: inner.options.scheduler.settle,
             trust: OnceCell::new(),
             is_trusted: Cell::new(false),
             broken: Signal::default(),
@@ -88,6 +95,30 @@ impl Seats {
             seats: Rc::clone(seats),
             seat,
         })
+    }
+}
+
+impl Seats {
+    /// Has those who have opened a segment look at the board, by which they close it.
+    pub(super) fn recall(&self, segment: SegmentId, patience: Duration) {
+        for seat in self.taken.borrow().iter() {
+            if !seat.handed.borrow().contains_key(&segment) {
+                continue;
+            }
+            if let Err(error) = seat.channel.send(&Packet::Wake.encode(), &[]) {
+                tracing::trace!(%error, "it looks by itself after a while");
+            }
+            let seat = Rc::downgrade(seat);
+            drop(spawn_local(async move {
+                time::sleep(patience).await;
+                if let Some(seat) = seat.upgrade()
+                    && seat.handed.borrow().contains_key(&segment)
+                {
+                    tracing::debug!(%segment, "a peer of this host does not close what it has opened");
+                    seat.give_up();
+                }
+            }));
+        }
     }
 }
 
@@ -143,6 +174,22 @@ impl Seated {
         self.seat.window.set(window).is_ok()
     }
 
+    /// Whether its peer may open one more segment.
+    pub(super) fn has_room(&self, handed_max: usize) -> bool {
+        self.seat.handed.borrow().len() < handed_max
+    }
+
+    /// Its peer opens a segment.
+    pub(super) fn hand(&self, segment: SegmentId, in_use: InUse) {
+        self.seat.handed.borrow_mut().insert(segment, in_use);
+    }
+
+    /// Its peer has closed a segment.
+    pub(super) fn closed(&self, segment: SegmentId) {
+        let handed = self.seat.handed.borrow_mut().remove(&segment);
+        drop(handed);
+    }
+
     pub(super) fn give_back(&self, segment: SegmentId) {
         self.seat.lent.borrow_mut().remove(&segment);
     }
@@ -150,6 +197,15 @@ impl Seated {
 
 impl Drop for Seated {
     fn drop(&mut self) {
+        let handed = self.seat.handed.take();
+        if !handed.is_empty() {
+            // Its device may still have to do with what was not closed.
+            let settle = self.seat.settle;
+            drop(spawn_local(async move {
+                time::sleep(settle).await;
+                drop(handed);
+            }));
+        }
         let mut taken = self.seats.taken.borrow_mut();
         taken.retain(|seat| !Rc::ptr_eq(seat, &self.seat));
         if taken.is_empty() {

@@ -111,7 +111,7 @@ impl Siblings {
         for (core, member) in self.members.iter().enumerate() {
             let leaving = Arc::clone(&leaving);
             let take_away = move |hosted: &Rc<Hosted>, sender| {
-                let unregistered = hosted.inner.registry.borrow_mut().unregister(id);
+                let unregistered = hosted.inner.take_out(id);
                 drop(leaving);
                 let unregistered = unregistered.expect("what is in the directory is at every core");
                 unregistered.tell_unused(sender);

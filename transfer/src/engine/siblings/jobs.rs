@@ -9,6 +9,7 @@ use futures_channel::oneshot;
 use lunette_runtime::{Port, Receiver, SendError, Sender, can_spawn, channel, spawn_local};
 use slab::Slab;
 
+use super::super::devices::LentDevices;
 use super::super::peer::Peer;
 use super::super::{Engine, Inner};
 use super::Siblings;
@@ -36,6 +37,8 @@ pub(in crate::engine) struct Hosted {
     pub(in crate::engine) inner: Rc<Inner>,
     /// What handles have opened.
     pub(in crate::engine) peers: RefCell<Slab<Peer>>,
+    /// Devices whose memory handles have registered.
+    pub(in crate::engine) devices: LentDevices,
 }
 
 impl Hosted {
@@ -43,6 +46,7 @@ impl Hosted {
         Rc::new(Self {
             inner: Rc::clone(&engine.inner),
             peers: RefCell::default(),
+            devices: LentDevices::default(),
         })
     }
 }

@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `notices` | notifications, which the cores remember together |
 //! | `directory` | what is registered at all cores |
-//! | `opening` | files and namespaces, which each core opens for itself |
+//! | `opening` | files, namespaces and memory of devices, which each core opens for itself |
 //! | `jobs` | what cores are asked to do |
 //! | `presence` | which peers have a connection to any core |
 //! | `serving` | the core whose adapters peers connect to |

@@ -1,4 +1,5 @@
-//! What is opened at every core of an engine, each for itself, and is one segment then: files, namespaces.
+//! What is opened at every core of an engine, each for itself, and is one segment then: files, namespaces, memory of
+//! devices.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -10,6 +11,7 @@ use lunette_runtime::JoinError;
 use lunette_transfer_proto::engine::segment::{RegisterRefusal, SegmentId};
 use thiserror::Error;
 
+use super::super::devices::{DeviceLendError, DeviceLent};
 use super::super::files::{FileSegment, FileSegmentError, FileSegmentOptions};
 use super::super::namespaces::{NamespaceSegment, NamespaceSegmentError, NamespaceSegmentOptions};
 use super::super::registry::{Content, RegisterOptions, first_epoch};
@@ -23,6 +25,8 @@ pub(in crate::engine) enum OpeningError {
     File(#[from] FileSegmentError),
     #[error(transparent)]
     Namespace(#[from] NamespaceSegmentError),
+    #[error(transparent)]
+    Device(#[from] DeviceLendError),
     #[error(transparent)]
     Register(#[from] RegisterRefusal),
     /// A core takes no more tasks.
@@ -38,16 +42,26 @@ pub(in crate::engine) enum OpeningError {
 pub(in crate::engine) enum Opening {
     File(PathBuf, FileSegmentOptions),
     Namespace(Box<NamespaceSegmentOptions>),
+    Device(DeviceLent),
 }
 
 impl Opening {
-    pub(in crate::engine) async fn open(self) -> Result<Content, OpeningError> {
+    pub(in crate::engine) async fn open(self, hosted: &Hosted) -> Result<Content, OpeningError> {
         Ok(match self {
+            Self::Device(lent) => Content::Device(hosted.devices.import_one(&lent).await?),
             Self::File(path, options) => Content::File(FileSegment::open(path, options).await?),
             Self::Namespace(options) => {
                 Content::Namespace(NamespaceSegment::connect(*options).await?)
             }
         })
+    }
+
+    /// Where it begins, of what has addresses.
+    const fn start(&self) -> Option<u64> {
+        match self {
+            Self::Device(lent) => Some(lent.address),
+            Self::File(..) | Self::Namespace(_) => None,
+        }
     }
 }
 
@@ -96,7 +110,9 @@ impl Siblings {
         // A file may have grown in between.
         let lengths = opened.iter().map(|opened| opened.len_bytes);
         let len_bytes = lengths.min().ok_or(OpeningError::Ended)?;
-        let id = self.directory.register(options, None, len_bytes)?;
+        let id = self
+            .directory
+            .register(options, opening.start(), len_bytes)?;
         let epoch = first_epoch(options);
         let mut adopting = Vec::new();
         for opened in opened {
@@ -121,7 +137,7 @@ impl Siblings {
 }
 
 async fn open_here(hosted: Rc<Hosted>, opening: Opening, sender: oneshot::Sender<Answer>) {
-    let content = match opening.open().await {
+    let content = match opening.open(&hosted).await {
         Ok(content) => content,
         Err(error) => {
             // Nobody waits any more: then nobody is told.

@@ -5,21 +5,30 @@
 //! |---|---|
 //! | `moving` | bytes go where they belong, and nowhere else; several pieces are on their way at a time |
 //! | `faults` | what a device does not copy fails alone and says which side it was; what was dropped, killed or too slow |
+//! | `handles` | engines of one host that trust each other: what one device copies from and to the other's memory |
+//! | `lent` | memory that threads register, at engines of one core and of several |
+//! | `processes` | the same between two processes, on a driver that the test builds |
+//! | `gpu` | a device that is opened here |
 //! | `model` | any batches, beside memory of the test |
 mod faults;
+pub(crate) mod gpu;
+mod handles;
+mod lent;
 mod model;
 mod moving;
+mod processes;
 
 use lunette_gpu::fake::{FakeMachine, FakeOptions};
-use lunette_gpu::{Device, DeviceRegion, Stream, StreamOptions};
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 
+use lunette_runtime::CoreOptions;
 use lunette_runtime::sim::{World, WorldOptions};
-use lunette_runtime::{CoreOptions, arena};
 use lunette_transfer::engine::{
     Batch, DeviceSegment, Engine, EngineOptions, Peer, RegisterOptions, RemoteSegment,
 };
+
+use gpu::Gpu;
 
 use super::scene::{options, post};
 use super::worlds::rails::finish;
@@ -42,44 +51,6 @@ struct Pair {
     machine: FakeMachine,
     near: Gpu,
     far: Gpu,
-}
-
-/// A device that is opened here.
-#[derive(Clone, Debug)]
-struct Gpu {
-    device: Device,
-    stream: Stream,
-}
-
-impl Gpu {
-    fn open(machine: &FakeMachine, index: usize) -> Self {
-        Self::with(machine, index, StreamOptions::default())
-    }
-
-    fn with(machine: &FakeMachine, index: usize, options: StreamOptions) -> Self {
-        let device = Device::fake(machine, index).expect("it was added");
-        let stream = Stream::new(&device, options).expect("a stream");
-        Self { device, stream }
-    }
-
-    /// Memory of it, full of these bytes.
-    async fn full_of(&self, bytes: &[u8]) -> DeviceSegment {
-        let region = DeviceRegion::alloc(&self.device, bytes.len() as u64).expect("memory");
-        let mut from = arena().alloc(bytes.len()).expect("room");
-        from.as_mut_slice().copy_from_slice(bytes);
-        let (filled, _) = self.stream.upload(from, 0, &region).await;
-        filled.expect("filled");
-        DeviceSegment::new(region, self.stream.clone())
-    }
-
-    /// What lies there.
-    async fn bytes_of(&self, memory: &DeviceSegment) -> Vec<u8> {
-        let len = usize::try_from(memory.len_bytes()).expect("little");
-        let room = arena().alloc(len).expect("room");
-        let (read, room) = self.stream.download(memory.region(), room, 0).await;
-        read.expect("read");
-        room.as_slice().to_vec()
-    }
 }
 
 impl Pair {

@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use lunette_gpu::StreamOptions;
 use lunette_gpu::fake::{FakeMachine, FakeOptions};
+use lunette_gpu::{Device, StreamOptions};
 use lunette_runtime::{arena, spawn_local, time};
 use lunette_transfer::engine::{
     Batch, DeviceSegment, Engine, EngineOptions, FileSegment, FileSegmentOptions, PostError,
@@ -203,7 +203,7 @@ fn little_room_and_narrow_streams_make_transfers_wait_and_not_fail() {
                 ..StreamOptions::default()
             };
             let index = pair.machine.add_device(FakeOptions::default());
-            let near = Gpu::with(&pair.machine, index, narrow);
+            let near = Gpu::with(Device::fake(&pair.machine, index).expect("added"), narrow);
             let far = pair.far.full_of(&pattern(LEN, 1)).await;
             let remote = pair.register("far", &far).await;
             let targets: Vec<DeviceSegment> = {

@@ -10,7 +10,7 @@
 //! | `sluggish` | a peer whose core stands still now and then |
 //! | `guest` | a peer that keeps to the form of what is said and to nothing else |
 mod bounds;
-mod guest;
+pub(crate) mod guest;
 mod mapped;
 mod sluggish;
 mod trust;

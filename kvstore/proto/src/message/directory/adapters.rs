@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Messages of the handshake are between the adapters' own machines; an empty one says that nothing more is to be
-//! said. The owner writes the object to the places, one after the other, then the answer ([`PushedReply`]) to its
+//! said. The owner writes the object, or its ranges, to the places, one after the other, then the answer ([`PushedReply`]) to its
 //! own place, with the immediate, which names the call to the asker: adapters keep that order. Behind that, or in
 //! place of it, the request is answered over its connection as any other.
 //!
@@ -85,8 +85,19 @@ pub struct PushWish {
     pub immediate: u32,
     /// Where the answer goes.
     pub answer: PushPlace,
-    /// Where the object goes: one to [`PLACES_MAX`] places, one after the other.
+    /// Where the object goes, or its ranges: one to [`PLACES_MAX`] places, one after the other.
     pub places: Vec<PushPlace>,
+}
+
+/// A write of an owner's: a part of one of the pieces that bytes are in, and where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushWrite {
+    /// Of which piece.
+    pub piece: usize,
+    /// Where in the piece it begins.
+    pub offset_bytes: u32,
+    /// Where it goes, and how long it is.
+    pub there: PushPlace,
 }
 
 /// What is written with the immediate, and answered behind it.
@@ -96,7 +107,7 @@ pub struct PushedReply {
     pub bytes: BytesReply,
     /// How many bytes have been written.
     pub len_bytes: u32,
-    /// CRC32C of all of them.
+    /// CRC32C of all of them, of an object's ranges as well.
     pub crc32c: u32,
 }
 
@@ -357,6 +368,35 @@ impl PushWish {
         }
         (left == 0 && len_bytes > 0 && len_bytes as usize <= PAYLOAD_BYTES_MAX).then_some(parts)
     }
+
+    /// The writes that bring bytes which are in pieces of these lengths, one after the other, to the places; `None` if
+    /// they do not fit, or there are none.
+    #[must_use]
+    pub fn writes(&self, pieces: &[u32]) -> Option<Vec<PushWrite>> {
+        let in_all: u64 = pieces.iter().map(|len| u64::from(*len)).sum();
+        let mut places = self.parts(u32::try_from(in_all).ok()?)?.into_iter();
+        let mut writes = Vec::with_capacity(pieces.len());
+        let mut place = places.next()?;
+        for (piece, len) in pieces.iter().enumerate() {
+            let mut offset_bytes = 0;
+            while offset_bytes < *len {
+                if place.len_bytes == 0 {
+                    place = places.next()?;
+                }
+                let len_bytes = place.len_bytes.min(len - offset_bytes);
+                let there = PushPlace { len_bytes, ..place };
+                writes.push(PushWrite {
+                    piece,
+                    offset_bytes,
+                    there,
+                });
+                offset_bytes += len_bytes;
+                place.address += u64::from(len_bytes);
+                place.len_bytes -= len_bytes;
+            }
+        }
+        Some(writes)
+    }
 }
 
 #[cfg(test)]
@@ -444,6 +484,35 @@ mod tests {
         assert_eq!(lens(101), Some(vec![100, 1]));
         assert_eq!(lens(151), Some(vec![100, 1, 50]));
         assert_eq!(lens(152), None);
+    }
+
+    #[test]
+    fn pieces_are_cut_where_places_end_and_where_they_end() {
+        let writes = |pieces: &[u32]| {
+            let writes = wish(&[100, 1, 50]).writes(pieces)?;
+            let told = writes.iter().map(|write| {
+                let PushPlace {
+                    address, len_bytes, ..
+                } = write.there;
+                let place = address >> 20;
+                let at = address & 0xf_ffff;
+                (write.piece, write.offset_bytes, place, at, len_bytes)
+            });
+            Some(told.collect::<Vec<_>>())
+        };
+        assert_eq!(writes(&[]), None);
+        assert_eq!(writes(&[0, 0]), None);
+        assert_eq!(writes(&[100, 52]), None, "too long");
+        assert_eq!(writes(&[u32::MAX, u32::MAX]), None);
+        assert_eq!(writes(&[7]), Some(vec![(0, 0, 1, 0, 7)]));
+        let cut = [
+            (0, 0, 1, 0, 60),
+            (2, 0, 1, 60, 40),
+            (2, 40, 2, 0, 1),
+            (2, 41, 3, 0, 9),
+            (3, 0, 3, 9, 41),
+        ];
+        assert_eq!(writes(&[60, 0, 50, 41]), Some(cut.to_vec()));
     }
 
     #[test]

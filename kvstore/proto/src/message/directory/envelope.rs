@@ -10,10 +10,11 @@
 use lunette_cluster_proto::map::Epoch;
 use lunette_runtime_core::ids::RequestId;
 
-use super::wire::{Decoder, Encoder, Wire, put_all, take_all, unknown};
+use super::wire::{Decoder, Encoder, Wire, put_all, take_all, unknown, variants};
 #[cfg(feature = "next-version")]
 use super::wire::{put_since, take_since};
 use super::{Answer, Ask, AskerId, CopyPage, ToHome, ToOwner, ToPeer};
+use crate::groups::GroupNews;
 use crate::message::{FormatVersion, MessageFault};
 use crate::placement::Seat;
 
@@ -41,6 +42,8 @@ pub enum Content {
         /// What it is told.
         answer: Answer,
     },
+    /// Between owners and homes of groups: at most [`ITEMS_MAX`].
+    Groups(Vec<GroupNews>),
 }
 
 /// A message between seats.
@@ -81,6 +84,13 @@ pub struct AnswerMessage {
     pub answers: Vec<(RequestId, Answer)>,
 }
 
+variants!(GroupNews {
+    0 => Joined { group },
+    1 => Left { group },
+    2 => Broken { group },
+    3 => Part { group },
+});
+
 impl Wire for Content {
     fn put(&self, out: &mut Encoder<'_>) {
         match self {
@@ -110,6 +120,10 @@ impl Wire for Content {
                 request.put(out);
                 answer.put(out);
             }
+            Self::Groups(items) => {
+                out.push(5);
+                put_all(items, ITEMS_MAX, out);
+            }
         }
     }
 
@@ -124,6 +138,7 @@ impl Wire for Content {
                 request: Wire::take(reader)?,
                 answer: Wire::take(reader)?,
             }),
+            5 => Ok(Self::Groups(take_all(reader, ITEMS_MAX)?)),
             code => unknown("content", code),
         }
     }

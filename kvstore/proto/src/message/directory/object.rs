@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!  write:    version u8 | asker u64 | request u64 | over u64 | to seat | kind | form |
-//!            namespace | wanted u8 | wait u32 | last | key
+//!            namespace | wanted u8 | wait u32 | retention | key
 //!  get:      version u8 | epoch u64 | asker u64 | request u64 | to seat | namespace | ranges | key
 //!  read:     version u8 | to seat | version | namespace | ranges | key
-//!  replica:  version u8 | to seat | copy | namespace | repair | key
+//!  replica:  version u8 | to seat | copy | namespace | repair | pin | key
 //! ```
 //!
 //! A key is its bytes behind their 16-bit length, ranges are pairs of `offset u64 | length u32` behind
@@ -24,6 +24,7 @@ use crate::message::MessageFault;
 use crate::owner::{WriteAnswer, WriteAsk};
 use crate::placement::Seat;
 use crate::range::{ByteRange, RANGES_MAX};
+use crate::retention::{Pin, Retention};
 use crate::striped::{MANIFEST_BYTES, Manifest};
 use crate::version::{CopyInfo, Form, Version, WriteKind};
 
@@ -48,8 +49,8 @@ pub struct WriteMessage<'a> {
     pub wanted: u8,
     /// How long the writer waits, in milliseconds.
     pub wait_ms: u32,
-    /// It is the last of what is written together.
-    pub is_last: bool,
+    /// How it is to be kept in memory.
+    pub retention: Retention,
     /// What the next version adds.
     #[cfg(feature = "next-version")]
     pub next: crate::message::Next,
@@ -102,6 +103,8 @@ pub struct ReplicaMessage<'a> {
     pub namespace: NamespaceKind,
     /// It is made in place of one that was lost, and not behind its write.
     pub is_repair: bool,
+    /// How the copy that it is made of is pinned from now on.
+    pub pin: Pin,
     /// The key.
     pub key: Key<'a>,
 }
@@ -141,7 +144,7 @@ keyed!(WriteMessage {
     namespace,
     wanted,
     wait_ms,
-    is_last;
+    retention;
     #[cfg(feature = "next-version")]
     2 => next
 });
@@ -163,7 +166,8 @@ keyed!(ReplicaMessage {
     to,
     info,
     namespace,
-    is_repair
+    is_repair,
+    pin
 });
 
 impl WriteMessage<'_> {
@@ -177,10 +181,21 @@ impl WriteMessage<'_> {
             namespace: self.namespace,
             wanted: self.wanted,
             wait_ms: self.wait_ms,
-            is_last: self.is_last,
+            retention: self.retention,
         }
     }
 }
+
+fields!(Retention {
+    is_last,
+    pin,
+    group
+});
+variants!(Pin {
+    0 => None {},
+    1 => Soft { ttl_ms },
+    2 => Hard {},
+});
 
 fields!(ByteRange {
     offset_bytes,

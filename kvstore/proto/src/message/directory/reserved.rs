@@ -2,7 +2,7 @@
 //! given back.
 //!
 //! ```text
-//!  reserve:  version u8 | asker u64 | reservation u64 | to seat | kind | namespace | wanted u8 | len u32 | keep u32 | key
+//!  reserve:  version u8 | asker u64 | reservation u64 | to seat | kind | namespace | wanted u8 | len u32 | keep u32 | retention | key
 //!  fill:     version u8 | asker u64 | reservation u64 | to seat | offset u32 | key
 //!  commit:   version u8 | asker u64 | reservation u64 | to seat | request u64 | over u64 | wait u32 | key
 //!  revoke:   version u8 | asker u64 | reservation u64 | to seat | key
@@ -20,6 +20,7 @@ use super::AskerId;
 use super::wire::{body, keyed, variants};
 use crate::key::Key;
 use crate::placement::Seat;
+use crate::retention::Retention;
 use crate::version::{Version, WriteKind};
 
 /// Longest that a reservation is kept while nothing comes for it, in milliseconds.
@@ -48,6 +49,8 @@ pub struct ReserveMessage<'a> {
     pub len_bytes: u32,
     /// How long to keep the room while nothing comes, in milliseconds; at most [`KEEP_MS_MAX`] count.
     pub keep_ms: u32,
+    /// How it is to be kept in memory.
+    pub retention: Retention,
     /// The key.
     pub key: Key<'a>,
 }
@@ -119,7 +122,8 @@ keyed!(ReserveMessage {
     namespace,
     wanted,
     len_bytes,
-    keep_ms
+    keep_ms,
+    retention
 });
 keyed!(FillMessage {
     asker,

@@ -11,6 +11,7 @@ use super::{AskerId, CopyPlace, HoldWish, OpId, ReservationId};
 use crate::key::Fingerprint;
 use crate::message::{FormatVersion, FormatVersions, MessageFault, end_of};
 use crate::placement::Seat;
+use crate::retention::GroupId;
 use crate::version::{
     COPIES_WANTED_MAX, CopyInfo, Form, Generation, Tombstone, Version, WriteKind,
 };
@@ -345,6 +346,16 @@ impl Wire for u128 {
 
     fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(reader.u128()?)
+    }
+}
+
+impl Wire for GroupId {
+    fn put(&self, out: &mut Encoder<'_>) {
+        self.0.put(out);
+    }
+
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
+        Ok(Self(Wire::take(reader)?))
     }
 }
 

@@ -16,15 +16,19 @@
 //!                                                                     there; whether the other's was read
 //!   trusted   12                                                      asker: the owner's was read
 //!   at        13, segment u64, address u64, len u64                   as memory, in place of a file
+//!   handle    14, segment u64, access u8, handle 80 bytes             owner: a device's memory, to be opened
+//!   closed    15, segment u64                                         asker: it is not open any more
 //! ```
 
 use lunette_runtime_core::codec::{Reader, Writer};
 
 use super::super::message::{BodyFault, finish};
-use super::super::segment::SegmentId;
+use super::super::segment::{Access, SegmentId};
 
 /// Longest packet, in bytes.
-pub const PACKET_BYTES_MAX: usize = 26;
+pub const PACKET_BYTES_MAX: usize = 1 + 8 + 1 + HANDLE_BYTES;
+/// What another process opens memory of a device by: the driver's handle, and which part of what that names.
+pub const HANDLE_BYTES: usize = 80;
 
 /// One packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +106,20 @@ pub enum Packet {
         /// How long it is.
         len_bytes: u64,
     },
+    /// Here is a segment's memory, which is a device's: who opens it reaches all of the allocation in which it lies.
+    Handle {
+        /// The owner's.
+        segment: SegmentId,
+        /// What may be done there.
+        access: Access,
+        /// As the device's driver has it.
+        handle: [u8; HANDLE_BYTES],
+    },
+    /// That was closed, or was never opened: the owner may use it for something else.
+    Closed {
+        /// The owner's.
+        segment: SegmentId,
+    },
 }
 
 impl Packet {
@@ -144,6 +162,16 @@ impl Packet {
                 .u64(segment.to_wire())
                 .u64(address)
                 .u64(len_bytes),
+            Self::Handle {
+                segment,
+                access,
+                handle,
+            } => writer
+                .u8(14)
+                .u64(segment.to_wire())
+                .u8(access.to_wire())
+                .bytes(&handle),
+            Self::Closed { segment } => writer.u8(15).u64(segment.to_wire()),
         };
         bytes
     }
@@ -196,6 +224,14 @@ impl Packet {
                 address: reader.u64()?,
                 len_bytes: reader.u64()?,
             },
+            14 => Self::Handle {
+                segment: SegmentId::from_wire(reader.u64()?),
+                access: Access::from_wire(reader.u8()?).ok_or(BodyFault::OutOfRange)?,
+                handle: reader.array()?,
+            },
+            15 => Self::Closed {
+                segment: SegmentId::from_wire(reader.u64()?),
+            },
             _ => return Err(BodyFault::OutOfRange),
         };
         finish(&reader)?;
@@ -217,7 +253,7 @@ impl Packet {
 mod tests {
     use super::*;
 
-    fn all() -> [Packet; 13] {
+    fn all() -> [Packet; 15] {
         let segment = SegmentId::from_wire(0x0102_0304_0506_0708);
         [
             Packet::Join { ticket: 1 << 100 },
@@ -245,6 +281,12 @@ mod tests {
                 address: 1 << 40,
                 len_bytes: 3,
             },
+            Packet::Handle {
+                segment,
+                access: Access::Read,
+                handle: std::array::from_fn(|index| u8::try_from(index).expect("below 80")),
+            },
+            Packet::Closed { segment },
         ]
     }
 
@@ -265,7 +307,10 @@ mod tests {
         let mut neither = all()[10].encode();
         *neither.last_mut().expect("not empty") = 2;
         assert_eq!(Packet::decode(&neither), Err(BodyFault::OutOfRange));
-        for kind in [0, 14, u8::MAX] {
+        let mut no_access = all()[13].encode();
+        no_access[9] = 0;
+        assert_eq!(Packet::decode(&no_access), Err(BodyFault::OutOfRange));
+        for kind in [0, 16, u8::MAX] {
             assert_eq!(Packet::decode(&[kind]), Err(BodyFault::OutOfRange));
         }
     }
@@ -281,7 +326,7 @@ mod tests {
         assert_eq!(bytes, golden);
         assert_eq!(
             all().map(|packet| packet.files()),
-            [0, 2, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0]
+            [0, 2, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
         );
     }
 }

@@ -1,63 +1,18 @@
-//! Stores in simulated worlds: hosts that lose power, links that are cut, lose and damage.
+//! An object that receivers pass on to each other.
 
 use std::cell::Cell;
 use std::future::pending;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_auth::{Policy, Secrets};
-use lunette_cluster::{ClientOptions, Hosted, serve};
-use lunette_p2p::{ObjectName, ReceiveOptions, RegisterOptions, Store, StoreOptions};
-use lunette_runtime::arena::{Exposed, HugePages};
-use lunette_runtime::net::TcpListener;
-use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
+use lunette_p2p::ReceiveOptions;
+use lunette_runtime::sim::{Kill, Outcome, ProcessId, World};
 use lunette_runtime::{CoreOptions, spawn_local};
-use lunette_transfer::engine::EngineOptions;
 
-const COORDINATOR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 1, 0));
-const PORT: u16 = 2379;
-/// Of one object: 64 chunks.
+use crate::scene::{COORDINATOR, LONG, host, memory, name, pattern, register, store, world};
+
+/// Of the object: 64 chunks.
 const LEN: usize = 1 << 20;
-const CHUNK_BYTES: u32 = 16 << 10;
-/// Longer than anything takes, in the world's time.
-const LONG: Duration = Duration::from_secs(300);
-
-const fn host(number: u8) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(10, 0, 0, number))
-}
-
-fn name() -> ObjectName {
-    "object".parse().expect("a name")
-}
-
-fn pattern() -> Vec<u8> {
-    let bytes = (0..LEN).map(|at| (at / 4096 * 7 + at * 13) % 251);
-    bytes
-        .map(|byte| u8::try_from(byte).expect("below 251"))
-        .collect()
-}
-
-fn memory() -> Exposed {
-    Exposed::map(LEN, HugePages::Never, &mut Vec::new()).expect("memory")
-}
-
-async fn store(at: IpAddr) -> Store {
-    let secrets = Secrets::parse(b"0123456789abcdef0123456789abcdef");
-    let engine = EngineOptions {
-        listen: vec![SocketAddr::new(at, 700)],
-        policy: Policy::Authenticated(secrets.expect("a secret")),
-        ..EngineOptions::default()
-    };
-    let coordinator = ClientOptions {
-        endpoints: vec![SocketAddr::new(COORDINATOR, PORT)],
-        security: None,
-        silence_max: LONG,
-    };
-    let mut options = StoreOptions::new(engine, coordinator);
-    options.lease_ttl_s = 2;
-    Store::start(options).await.expect("a store")
-}
 
 /// A coordinator, an origin, and who receives from it.
 struct Town {
@@ -74,29 +29,11 @@ struct Receiver {
 
 impl Town {
     fn new(seed: u64) -> Self {
-        let options = WorldOptions {
-            bytes_per_second: 4_000_000,
-            losses_per_mille: 0,
-            ..WorldOptions::default()
-        };
-        let mut world = World::new(seed, options);
-        let coordinator = world.start(COORDINATOR, 1, CoreOptions::default());
-        drop(world.spawn(coordinator, 0, || async {
-            let listener = TcpListener::bind(SocketAddr::new(COORDINATOR, PORT));
-            let listener = listener.expect("the port is free");
-            serve(listener, Hosted::in_memory(), None, pending()).await;
-        }));
+        let mut world = world(seed);
         let origin = world.start(host(1), 1, CoreOptions::default());
         drop(world.spawn(origin, 0, || async {
             let store = store(host(1)).await;
-            let memory = memory();
-            memory.copy_in(0, &pattern());
-            let options = RegisterOptions {
-                chunk_bytes: CHUNK_BYTES,
-                may_replace: false,
-            };
-            let registered = store.register(&name(), vec![memory], options).await;
-            registered.expect("registered");
+            register(&store, LEN).await;
             pending::<()>().await;
         }));
         world.run_for(Duration::from_millis(200));
@@ -115,7 +52,7 @@ impl Town {
         let seen = Rc::clone(&held_bytes);
         let outcome = self.world.spawn(process, 0, move || async move {
             let store = store(host(number)).await;
-            let buffers = vec![memory()];
+            let buffers = vec![memory(LEN)];
             let options = ReceiveOptions::default();
             let held = store.receive(&name(), buffers.clone(), options).await;
             let held = held.expect("received");
@@ -128,7 +65,7 @@ impl Town {
                 pending::<()>().await;
                 drop(store);
             }));
-            buffers[0].to_vec() == pattern()
+            buffers[0].to_vec() == pattern(LEN)
         });
         self.receivers.push(Receiver {
             outcome,

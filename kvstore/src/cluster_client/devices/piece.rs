@@ -1,0 +1,101 @@
+//! Where the bytes of an object are, or are to be: memory of devices and of this host, one piece after the other.
+
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+
+use futures_util::future::join_all;
+use lunette_runtime::arena::Exposed;
+use lunette_transfer::engine::{DeviceFault, DeviceSegment};
+
+/// One piece.
+#[derive(Clone, Debug)]
+pub(crate) enum Piece {
+    Device(DeviceSegment),
+    Host(Exposed),
+}
+
+/// A copy between a piece and memory of an arena.
+type Copying = Pin<Box<dyn Future<Output = Result<(), DeviceFault>>>>;
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Self::Device(memory) => usize::try_from(memory.len_bytes()).unwrap_or(usize::MAX),
+            Self::Host(memory) => memory.len(),
+        }
+    }
+
+    fn slice(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Device(memory) => {
+                Self::Device(memory.slice(range.start as u64..range.end as u64))
+            }
+            Self::Host(memory) => Self::Host(memory.slice(range.start, range.len())),
+        }
+    }
+}
+
+/// How many bytes there are in the pieces.
+pub(super) fn len(pieces: &[Piece]) -> usize {
+    pieces.iter().map(Piece::len).fold(0, usize::saturating_add)
+}
+
+/// The pieces of a part of what is in these pieces, which reach as far at least.
+pub(super) fn part(pieces: &[Piece], range: Range<usize>) -> Vec<Piece> {
+    let (mut parts, mut begins_at) = (Vec::new(), 0);
+    for piece in pieces {
+        let ends_at = begins_at + piece.len();
+        let (from, to) = (range.start.max(begins_at), range.end.min(ends_at));
+        if from < to {
+            parts.push(piece.slice(from - begins_at..to - begins_at));
+        }
+        begins_at = ends_at;
+    }
+    debug_assert_eq!(len(&parts), range.len(), "they reach as far");
+    parts
+}
+
+/// Copies what is in the pieces over the front of the room, as much as it has.
+pub(super) fn download(pieces: &[Piece], room: &Exposed) -> Copies {
+    copies(pieces, room, |piece, room| match piece {
+        Piece::Device(memory) => Box::pin(async move { memory.download(room).await }),
+        Piece::Host(memory) => {
+            room.copy_from(0, &memory);
+            Box::pin(async { Ok(()) })
+        }
+    })
+}
+
+/// Copies the front of the room over what is in the pieces, as much as the room has.
+pub(super) fn upload(pieces: &[Piece], room: &Exposed) -> Copies {
+    copies(pieces, room, |piece, room| match piece {
+        Piece::Device(memory) => Box::pin(async move { memory.upload(room).await }),
+        Piece::Host(memory) => {
+            memory.copy_from(0, &room);
+            Box::pin(async { Ok(()) })
+        }
+    })
+}
+
+/// Copies that are under way at the same time.
+pub(super) struct Copies(Vec<Copying>);
+
+impl Copies {
+    /// Waits for all of them; the first fault.
+    pub(super) async fn end(self) -> Result<(), DeviceFault> {
+        join_all(self.0).await.into_iter().collect()
+    }
+}
+
+fn copies(pieces: &[Piece], room: &Exposed, each: impl Fn(Piece, Exposed) -> Copying) -> Copies {
+    let (mut begun, mut start) = (Vec::new(), 0);
+    for piece in pieces {
+        let here = piece.len().min(room.len() - start);
+        if here > 0 {
+            begun.push(each(piece.slice(0..here), room.slice(start, here)));
+            start += here;
+        }
+    }
+    Copies(begun)
+}

@@ -1,0 +1,301 @@
+//! Room for an object in parts, each at the home of its own key.
+//!
+//! ```text
+//!            write ...          commit: all is written        all parts are objects, none is lost
+//!   Reserved ----------> Reserved ------------------> Committing -----------------------> the manifest is put
+//!      |                                                |      ^
+//!      +-- dropped: each part is given back             +------+ nothing was done for a part: committed again
+//! ```
+//!
+//! - **Nothing is committed before all is written.** What was written is remembered here, so that a commit that comes
+//!   too early leaves all parts open.
+//! - **Parts live as long as their object is written.** A node keeps room while something is written to it. While
+//!   others are written, a part to which nothing is written is asked after.
+//! - **Until the manifest is there, parts that were committed are nobody's**: they are removed with what is left.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lunette_kvstore_proto::asker::PAUSE;
+use lunette_kvstore_proto::filled::{FillRefusal, Filled};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::Status;
+use lunette_kvstore_proto::message::directory::KEEP_MS_MAX;
+use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::striped::{Manifest, Part};
+use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
+
+use super::slot::{Slot, SlotFailure, Slotted, is_there, lost};
+use crate::cluster_client::objects::Writing;
+use crate::cluster_client::striping::{
+    Former, PARTS_AHEAD_MAX, Parts, Written, of_object, of_part,
+};
+use crate::cluster_client::{ClusterClient, PutOptions, Stored};
+use crate::error::{StoreError, StoreErrorKind};
+use crate::value::Value;
+
+/// Of the time that nodes keep room to which nothing is written, what passes before it is asked after.
+const KEEP_SHARE: u32 = 4;
+
+/// See the [module](self).
+pub(super) struct PartSlots {
+    client: ClusterClient,
+    /// Removes what was committed, unless the manifest follows.
+    parts: Parts,
+    slots: Vec<PartSlot>,
+    options: PutOptions,
+    keep: Duration,
+    /// When all nodes have last been told to keep it.
+    kept_at: Cell<Time>,
+    written: Written,
+}
+
+/// Room for a part.
+struct PartSlot {
+    part: Part,
+    /// `None` once it was committed.
+    slot: Option<Slot>,
+    filled: RefCell<Filled>,
+}
+
+/// A range that is being written, or of which nobody knows what it holds.
+struct Filling<'a> {
+    filled: &'a RefCell<Filled>,
+    range: ByteRange,
+    crc32c: Option<u32>,
+}
+
+/// A commit has failed.
+pub(super) struct PartsFailure {
+    pub(super) error: StoreError,
+    pub(super) parts: Option<PartSlots>,
+}
+
+impl PartSlots {
+    /// Reserves room for each part; for none, if there is not enough for all.
+    pub(super) async fn reserve(
+        client: &ClusterClient,
+        key: Key<'_>,
+        manifest: Manifest,
+        options: PutOptions,
+        keep: Duration,
+    ) -> Result<Self, StoreError> {
+        let options = of_object(options, &manifest);
+        let parts = Parts::new(client, key.fingerprint(), manifest);
+        let all: Vec<Part> = manifest.parts().collect();
+        let mut slots = Vec::with_capacity(all.len());
+        for some in all.chunks(PARTS_AHEAD_MAX) {
+            let reserved = some.iter().map(async |&part| {
+                let bytes = parts.key_of(part.place);
+                let key = Key::new(&bytes).expect("a part's key is one");
+                let options = of_part(options);
+                match Slot::reserve(client, key, part.len_bytes, options, keep).await? {
+                    Slotted::Slot(slot) => Ok(PartSlot {
+                        part,
+                        slot: Some(slot),
+                        filled: RefCell::default(),
+                    }),
+                    // Nobody else writes under a key that was drawn.
+                    Slotted::Exists { .. } => Err(lost()),
+                }
+            });
+            for slot in join_all(reserved).await {
+                slots.push(slot?);
+            }
+        }
+        Ok(Self {
+            client: client.clone(),
+            parts,
+            slots,
+            options,
+            // No node keeps it for longer.
+            keep: keep.min(Duration::from_millis(KEEP_MS_MAX.into())),
+            kept_at: Cell::new(time::now()),
+            written: Written::default(),
+        })
+    }
+
+    /// Writes to a range, which lies inside.
+    pub(super) async fn write(&self, offset_bytes: usize, value: &Value) -> Result<(), StoreError> {
+        let end = offset_bytes + value.len();
+        let concerned = self.slots.iter().filter(|slot| {
+            let begins_at = slot.begins_at();
+            begins_at < end && offset_bytes < begins_at + slot.part.len_bytes as usize
+        });
+        let concerned: Vec<&PartSlot> = concerned.collect();
+        for some in concerned.chunks(PARTS_AHEAD_MAX) {
+            let until = time::now() + self.client.timeout;
+            let written = some
+                .iter()
+                .map(|slot| slot.write(offset_bytes, value, until));
+            // All are waited for: what has failed may be written again then.
+            let written = join_all(written).await.into_iter();
+            written.collect::<Result<(), StoreError>>()?;
+            self.keep_all().await?;
+        }
+        Ok(())
+    }
+
+    /// Has the nodes keep what nothing was written to for a while.
+    async fn keep_all(&self) -> Result<(), StoreError> {
+        let now = time::now();
+        if now.since(self.kept_at.get()) < self.keep / KEEP_SHARE {
+            return Ok(());
+        }
+        self.kept_at.set(now);
+        for some in self.slots.chunks(PARTS_AHEAD_MAX) {
+            let nothing = Value::empty();
+            let slots = some.iter().filter_map(|part| part.slot.as_ref());
+            let kept = join_all(slots.map(|slot| slot.write(0, &nothing))).await;
+            if kept.contains(&Err(lost())) {
+                return Err(lost());
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what was written an object under `key`.
+    pub(super) async fn commit(mut self, key: Key<'_>) -> Result<Stored, PartsFailure> {
+        match self.try_commit(key).await {
+            Ok(stored) => Ok(stored),
+            Err(error) => {
+                let parts = is_there(&error).then_some(self);
+                Err(PartsFailure { error, parts })
+            }
+        }
+    }
+
+    async fn try_commit(&mut self, key: Key<'_>) -> Result<Stored, StoreError> {
+        if !self.slots.iter().all(PartSlot::is_whole) {
+            let kind = StoreErrorKind::Refused(Status::Unfinished);
+            return Err(StoreError::local(kind));
+        }
+        let former = match self.client.former(key, self.options.kind).await? {
+            Former::Taken { version } => return Ok(Stored::Exists { version }),
+            former => former,
+        };
+        self.commit_parts().await?;
+        let nothing = Value::empty();
+        let object = Writing::alone(key, &nothing, self.options);
+        let published = self.client.publish(object, &self.parts, None, former);
+        Ok(self.written.with_manifest(published.await?))
+    }
+
+    async fn commit_parts(&mut self) -> Result<(), StoreError> {
+        let count = self.parts.count();
+        self.parts.begin_all();
+        for some in self.slots.chunks_mut(PARTS_AHEAD_MAX) {
+            let mut ended = Ok(());
+            for written in join_all(some.iter_mut().map(PartSlot::commit)).await {
+                match written {
+                    Ok(written) => self.written = self.written.and(written),
+                    Err(error) => ended = ended.and(Err(error)),
+                }
+            }
+            ended?;
+            let last = some.last().map_or(0, |slot| slot.part.place);
+            if self.parts.take_long() {
+                self.client.all_there(&self.parts, last + 1).await?;
+            }
+        }
+        self.client.all_there(&self.parts, count).await
+    }
+
+    /// Gives the room back.
+    pub(super) async fn revoke(mut self) -> Result<(), StoreError> {
+        let mut ended = Ok(());
+        for some in self.slots.chunks_mut(PARTS_AHEAD_MAX) {
+            let slots = some.iter_mut().filter_map(|part| part.slot.take());
+            let revoked = join_all(slots.map(Slot::revoke)).await;
+            ended = revoked.into_iter().fold(ended, Result::and);
+        }
+        ended
+    }
+}
+
+impl PartSlot {
+    fn begins_at(&self) -> usize {
+        usize::try_from(self.part.offset_bytes).expect("lengths of objects fit in memory")
+    }
+
+    /// Writes what of a value belongs here. It waits for what is being written there.
+    async fn write(
+        &self,
+        offset_bytes: usize,
+        value: &Value,
+        until: Time,
+    ) -> Result<(), StoreError> {
+        let (begins_at, len_bytes) = (self.begins_at(), self.part.len_bytes as usize);
+        let from = offset_bytes.max(begins_at);
+        let to = (offset_bytes + value.len()).min(begins_at + len_bytes);
+        let bytes = value.slice(from - offset_bytes, to - from);
+        bytes.check().map_err(StoreError::local)?;
+        let slot = self.slot.as_ref().ok_or(lost())?;
+        let range = ByteRange {
+            offset_bytes: (from - begins_at) as u64,
+            len_bytes: u32::try_from(to - from).expect("inside a part"),
+        };
+        let mut filling = Filling::begin(&self.filled, range, until).await?;
+        let offset_bytes = u32::try_from(from - begins_at).expect("inside a part");
+        slot.write(offset_bytes, &bytes).await?;
+        filling.crc32c = Some(bytes.crc32c());
+        Ok(())
+    }
+
+    fn is_whole(&self) -> bool {
+        self.slot.is_none() || self.filled.borrow().is_whole(self.part.len_bytes)
+    }
+
+    /// Makes it an object, unless it is one.
+    async fn commit(&mut self) -> Result<Written, StoreError> {
+        let Some(slot) = self.slot.take() else {
+            return Ok(Written::default());
+        };
+        match slot.commit().await {
+            Ok(stored) => Ok(Written::of(&stored)),
+            // Whether it is there is asked when all are.
+            Err(SlotFailure { error, .. }) if error.kind == StoreErrorKind::Interrupted => {
+                Ok(Written::default())
+            }
+            Err(SlotFailure { error, slot }) => {
+                self.slot = slot;
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<'a> Filling<'a> {
+    async fn begin(
+        filled: &'a RefCell<Filled>,
+        range: ByteRange,
+        until: Time,
+    ) -> Result<Self, StoreError> {
+        loop {
+            let begun = filled.borrow_mut().begin(range);
+            // As the node would answer.
+            let status = match begun {
+                Ok(()) => break,
+                Err(FillRefusal::Overlaps | FillRefusal::TooManyUnderWay) => Status::Busy,
+                Err(FillRefusal::TooManyPieces) => Status::BadRequest,
+            };
+            if !status.is_retryable() || time::now() >= until {
+                return Err(StoreError::local(StoreErrorKind::Refused(status)));
+            }
+            time::sleep(PAUSE).await;
+        }
+        Ok(Self {
+            filled,
+            range,
+            crc32c: None,
+        })
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        self.filled.borrow_mut().end(self.range, self.crc32c);
+    }
+}

@@ -1,0 +1,184 @@
+//! Objects that are of use together only, on several nodes.
+
+use std::time::Duration;
+
+use lunette_kvstore::{ClusterClient, Preferred, PutOptions, Value};
+use lunette_kvstore_proto::residence::STANDS_BY;
+use lunette_kvstore_proto::retention::GroupId;
+use lunette_runtime::time::{self, timeout};
+
+use super::on_each_driver::run;
+use super::scene::{PATIENCE, Scene, eventually, key, pattern, room};
+
+const MIB: u64 = 1 << 20;
+/// What is told of groups may be lost, and come twice, as it does in worlds.
+const WORLDS: u64 = 0;
+const LEN: usize = 16_384;
+/// Groups with an object on each node.
+const SHARED: usize = 20;
+/// The objects of groups on the first node, and on the second.
+const HERE: usize = 0;
+const THERE: usize = 100;
+/// The others on the second node, which are older.
+const OLDER: usize = 200;
+const ALONE: usize = 300;
+const OLDER_COUNT: usize = 40;
+/// Of these about a half fits.
+const FLOOD: usize = 500;
+const FIRST_OF_FLOOD: usize = 10_000;
+
+fn group_id(number: usize) -> GroupId {
+    GroupId::of(&(number as u64).to_le_bytes())
+}
+
+/// Puts an object on a node, though something has to leave for it.
+async fn put_at(client: &ClusterClient, node: usize, n: usize, group: Option<usize>) {
+    let address = client.map().members()[node].address;
+    let options = PutOptions {
+        preferred: Preferred::new(&[address]).expect("one"),
+        group: group.map(group_id),
+        ..PutOptions::default()
+    };
+    let value = Value::new(pattern(n, LEN));
+    client.put(&key(n), value, options).await.expect("room");
+}
+
+/// Puts more than fits on the first node.
+async fn flood(client: &ClusterClient, first: usize) {
+    for n in first..first + FLOOD {
+        put_at(client, 0, n, None).await;
+    }
+}
+
+async fn present(client: &ClusterClient, first: usize, count: usize) -> usize {
+    let keys: Vec<_> = (first..first + count).map(key).collect();
+    let found = client.exists(&keys).await.expect("answered");
+    found.into_iter().filter(|found| *found).count()
+}
+
+/// Copies that the second node let go first, as their groups were broken.
+async fn abandoned(scene: &Scene) -> u64 {
+    let report = scene.reports().await.swap_remove(1);
+    report.member.expect("a member").copies_abandoned
+}
+
+#[test]
+fn what_left_memory_on_one_node_takes_its_group_with_it_on_another() {
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 4 * MIB).await;
+        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
+        let work = async {
+            for n in 0..OLDER_COUNT {
+                put_at(&second, 1, OLDER + n, None).await;
+                // A group that nothing happens to.
+                put_at(&second, 1, ALONE + n, Some(ALONE + n)).await;
+            }
+            for n in 0..SHARED {
+                put_at(&first, 0, HERE + n, Some(n)).await;
+                put_at(&second, 1, THERE + n, Some(n)).await;
+            }
+            flood(&first, FIRST_OF_FLOOD).await;
+            assert_eq!(present(&first, HERE, SHARED).await, 0, "they have left");
+            eventually("the other node knows", async || {
+                abandoned(&scene).await == SHARED as u64
+            })
+            .await;
+            assert_eq!(
+                present(&second, THERE, SHARED).await,
+                SHARED,
+                "there is room"
+            );
+            // One is used all the same.
+            second.get(&key(THERE), room(LEN)).await.expect("here");
+            let mut n = FIRST_OF_FLOOD + FLOOD;
+            while present(&second, THERE + 1, SHARED - 1).await > 0 {
+                put_at(&second, 1, n, None).await;
+                n += 1;
+                let others = present(&second, OLDER, OLDER_COUNT).await
+                    + present(&second, ALONE, OLDER_COUNT).await;
+                let gone = 2 * OLDER_COUNT - others;
+                assert!(
+                    gone == 0 || present(&second, THERE + 1, SHARED - 1).await == 0,
+                    "{gone} of what was older have left before it"
+                );
+            }
+            assert_eq!(present(&second, THERE, 1).await, 1, "it was used");
+        };
+        timeout(10 * PATIENCE, work).await.expect("in time");
+    });
+}
+
+#[test]
+fn a_group_is_whole_again_when_it_is_written_again() {
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 4 * MIB).await;
+        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
+        let work = async {
+            put_at(&second, 1, THERE, Some(0)).await;
+            // The one that is used each time, the one that is new, and not those that wait for their turn.
+            for (round, expected) in (1..).zip([1, 3, 5]) {
+                put_at(&first, 0, HERE, Some(0)).await;
+                flood(&first, FIRST_OF_FLOOD * round).await;
+                assert_eq!(present(&first, HERE, 1).await, 0, "it has left");
+                eventually("the other node knows", async || {
+                    abandoned(&scene).await == expected
+                })
+                .await;
+                put_at(&second, 1, THERE + round, Some(0)).await;
+                second.get(&key(THERE), room(LEN)).await.expect("here");
+            }
+        };
+        timeout(20 * PATIENCE, work).await.expect("in time");
+    });
+}
+
+#[test]
+fn parts_of_an_object_are_of_use_together_only() {
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 4 * MIB).await;
+        let second = scene.inside(1).await;
+        let work = async {
+            let options = PutOptions {
+                stripe_len: Some(16_384),
+                ..PutOptions::default()
+            };
+            // Of as many parts some are on each node.
+            let value = Value::new(pattern(HERE, 32 * LEN));
+            second.put(&key(HERE), value, options).await.expect("room");
+            let there = scene.held_by(&second, 2).await;
+            assert!((1..33).contains(&there), "{there}");
+            time::sleep(STANDS_BY).await;
+            assert_eq!(abandoned(&scene).await, 0);
+            // What has stood by is offered last.
+            flood(&second, FIRST_OF_FLOOD).await;
+            flood(&second, 2 * FIRST_OF_FLOOD).await;
+            eventually("what is on the other node is next", async || {
+                abandoned(&scene).await == there
+            })
+            .await;
+        };
+        timeout(10 * PATIENCE, work).await.expect("in time");
+    });
+}
+
+#[test]
+fn objects_of_several_copies_are_in_no_group() {
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 4 * MIB).await;
+        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
+        let work = async {
+            let options = PutOptions {
+                copies: 2,
+                group: Some(group_id(0)),
+                ..PutOptions::default()
+            };
+            let value = Value::new(pattern(HERE, LEN));
+            first.put(&key(HERE), value, options).await.expect("room");
+            put_at(&second, 1, THERE, Some(0)).await;
+            flood(&first, FIRST_OF_FLOOD).await;
+            time::sleep(Duration::from_millis(300)).await;
+            assert_eq!(abandoned(&scene).await, 0);
+        };
+        timeout(10 * PATIENCE, work).await.expect("in time");
+    });
+}

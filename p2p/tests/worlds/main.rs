@@ -1,0 +1,8 @@
+//! Stores in simulated worlds: hosts that lose power, links that are cut, lose and damage.
+
+mod filing;
+mod giving_up;
+mod passing_on;
+mod resuming;
+mod scene;
+mod updating;
