@@ -199,6 +199,14 @@ impl RawContext {
         }
     }
 
+    /// Of an imitated device: a file of the allocation that begins at this address.
+    pub(crate) fn imitation(&self, base: u64) -> Option<OwnedFd> {
+        match self {
+            Self::Cuda(_) => None,
+            Self::Fake(context) => context.imitation(base),
+        }
+    }
+
     /// Lets copies inside this allocation be seen by adapters in order.
     pub(crate) fn order_memory_operations(&self, base: u64) -> Result<(), Fault> {
         match self {

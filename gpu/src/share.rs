@@ -13,6 +13,7 @@ use crate::error::{ImportError, SetupError};
 use crate::provider::IPC_HANDLE_BYTES;
 use crate::region::{DeviceRegion, Origin};
 use lunette_gpu_proto::fault::Fault;
+use lunette_runtime::PeerMemory;
 
 /// Bytes of an [`IpcHandle`] on a wire.
 pub const HANDLE_WIRE_BYTES: usize = IPC_HANDLE_BYTES + 16;
@@ -83,15 +84,35 @@ pub enum AdapterWay {
         /// First byte of the region.
         offset_bytes: u64,
     },
-    /// By its address, which the kernel module nvidia-peermem resolves. The region must be held for
-    /// as long as the adapter knows it.
-    PeerMemory {
-        /// First byte of the region.
-        address: u64,
-    },
+    /// By its address, which the kernel module nvidia-peermem resolves.
+    PeerMemory(ByAddress),
     /// Not at all: what is sent is copied to pinned memory of the host first, piece by piece, and what
     /// is received is copied from there.
     Staging,
+}
+
+/// A region that an adapter is given by its address, and holds.
+#[derive(Debug)]
+pub struct ByAddress(DeviceRegion);
+
+// SAFETY: the addresses of a region are a device's, as its driver said when it was made or imported, and the driver gives
+// them to nobody else while the region is held, which is until this is dropped. This package lends no reference to what
+// lies there. Those of fake devices are behind all addresses that a process may have.
+unsafe impl PeerMemory for ByAddress {
+    fn address(&self) -> u64 {
+        self.0.address()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn imitation(&self) -> Option<(OwnedFd, u64)> {
+        let Self(region) = self;
+        let base = region.context().pointer(region.address()).ok()?.base;
+        let file = region.context().imitation(base)?;
+        Some((file, region.address() - base))
+    }
 }
 
 impl DeviceRegion {
@@ -196,9 +217,7 @@ impl DeviceRegion {
             offset_bytes,
         });
         let has_peer_memory = self.context().info().has_peer_memory;
-        let peer_memory = has_peer_memory.then(|| AdapterWay::PeerMemory {
-            address: self.address(),
-        });
+        let peer_memory = has_peer_memory.then(|| AdapterWay::PeerMemory(ByAddress(self.clone())));
         if dma_buf.is_some() || peer_memory.is_some() {
             self.order_for_adapters();
         }

@@ -28,6 +28,7 @@
 //! | [`sim`] | cores, hosts and a network that are simulated, from one seed |
 //! | [`time`] | clock, sleep, timeout, yield |
 //! | [`entropy()`] | numbers that nobody can tell in advance |
+//! | [`PeerMemory`] | memory of devices that adapters are given by address |
 //! | [`boot_id()`] | whether two processes run on one kernel |
 //! | [`mod@arena`] | memory for devices: chunks, regions; memory that processes share |
 //! | [`topology`] | CPUs and pinning |
@@ -67,6 +68,7 @@ mod lease;
 mod mesh;
 pub mod net;
 mod op;
+mod peer_memory;
 mod pending;
 mod pool;
 mod process;
@@ -98,6 +100,7 @@ pub use mesh::{
     spawn_on,
 };
 pub use op::{BufResult, OpError};
+pub use peer_memory::PeerMemory;
 pub use pending::{Pending, SPIN, wait};
 pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};

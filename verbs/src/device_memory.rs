@@ -1,7 +1,7 @@
 //! Memory of another device, a GPU say, that the adapter reaches by itself (GPUDirect).
 //!
-//! Such memory is named by a dma-buf, which its owner exports, and is never borrowed here: own
-//! requests move it, peers with the rights reach it, and what is in it when is between them and the
+//! Such memory is named by a dma-buf, which its owner exports, or by its address (nvidia-peermem), and is never borrowed
+//! here: own requests move it, peers with the rights reach it, and what is in it when is between them and the
 //! device. Where adapter, library or kernel cannot do so, that is told, and memory of this machine
 //! is the way round.
 
@@ -11,13 +11,14 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
+use lunette_runtime::PeerMemory;
 use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::error::SetupError;
 use crate::provider::{Access, Keys, RawDevice, RawMemory, RemoteMemory};
 
-/// A registered part of a dma-buf. Clones share it; requests in flight hold it.
+/// Registered memory of a device. Clones share it; requests in flight hold it.
 #[derive(Clone)]
 pub struct DeviceMemory {
     inner: Rc<Inner>,
@@ -27,9 +28,11 @@ struct Inner {
     // Goes before the device.
     memory: RawMemory,
     keys: Keys,
-    /// What requests name the first byte by: where it lies in the dma-buf.
+    /// What requests name the first byte by: where it lies in the dma-buf, or its own address.
     address: u64,
     len: usize,
+    /// What was given by its address; the kernel keeps what was given by a dma-buf.
+    _lent: Option<Box<dyn PeerMemory>>,
     _device: Rc<RawDevice>,
 }
 
@@ -59,15 +62,50 @@ impl DeviceMemory {
         let registering = unsafe { device.register_dma_buf(dma_buf, range.start, len, access) };
         let registered = registering.await;
         drop(ManuallyDrop::into_inner(kept));
-        let (memory, keys) = registered.map_err(|errno| match errno {
-            Errno::OPNOTSUPP | Errno::NOSYS => SetupError::Unsupported,
-            errno => SetupError::Refused(errno),
-        })?;
+        let (memory, keys) = registered.map_err(refusal)?;
         let inner = Inner {
             memory,
             keys,
             address: range.start,
             len,
+            _lent: None,
+            _device: device,
+        };
+        Ok(Self {
+            inner: Rc::new(inner),
+        })
+    }
+
+    /// Registers memory by its address, and holds it; else as [`register`](Self::register).
+    ///
+    /// # Errors
+    /// [`SetupError::Size`] of nothing; [`SetupError::Refused`] as the system has it: with `EFAULT` where no module of the
+    /// kernel knows the address.
+    pub async fn register_peer(
+        context: &Context,
+        memory: impl PeerMemory,
+        access: Access,
+    ) -> Result<Self, SetupError> {
+        let len = usize::try_from(memory.len_bytes()).map_err(|_| SetupError::Size)?;
+        if len == 0 {
+            return Err(SetupError::Size);
+        }
+        let device = Rc::clone(context.device());
+        let address = memory.address();
+        // If nobody waits for its end any more, that cannot be known, so both are kept for ever.
+        let kept = ManuallyDrop::new((Rc::clone(&device), Box::new(memory)));
+        // SAFETY: `kept` keeps both until the call has ended, and if the future is dropped; `Inner` keeps the memory for
+        // longer than it is registered.
+        let registering = unsafe { device.register_peer(&*kept.1, len, access) };
+        let registered = registering.await;
+        let (_, lent) = ManuallyDrop::into_inner(kept);
+        let (memory, keys) = registered.map_err(refusal)?;
+        let inner = Inner {
+            memory,
+            keys,
+            address,
+            len,
+            _lent: Some(lent),
             _device: device,
         };
         Ok(Self {
@@ -106,6 +144,13 @@ impl DeviceMemory {
 
     pub(crate) fn lkey(&self) -> u32 {
         self.inner.keys.lkey
+    }
+}
+
+fn refusal(errno: Errno) -> SetupError {
+    match errno {
+        Errno::OPNOTSUPP | Errno::NOSYS => SetupError::Unsupported,
+        errno => SetupError::Refused(errno),
     }
 }
 

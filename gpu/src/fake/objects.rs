@@ -144,6 +144,10 @@ impl FakeContext {
         world.memory.dma_buf(address)
     }
 
+    pub(crate) fn imitation(&self, base: u64) -> Option<OwnedFd> {
+        self.world.borrow().memory.dma_buf(base).ok()
+    }
+
     pub(crate) fn pointer(&self, address: u64) -> Result<PointerInfo, Fault> {
         let world = self.world.borrow();
         world.alive(self.user)?;

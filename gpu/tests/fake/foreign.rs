@@ -151,7 +151,7 @@ mod tests {
     fn ways(region: &DeviceRegion) -> Vec<&'static str> {
         let name = |way| match way {
             AdapterWay::DmaBuf { .. } => "dma-buf",
-            AdapterWay::PeerMemory { .. } => "peer memory",
+            AdapterWay::PeerMemory(_) => "peer memory",
             AdapterWay::Staging => "staging",
         };
         region.adapter_ways().map(name).collect()

@@ -232,6 +232,39 @@ fn what_adapters_do_not_reach_goes_by_way_of_the_host() {
 }
 
 #[test]
+fn devices_without_dma_bufs_are_reached_by_address() {
+    run(WORLDS, || async {
+        let by_address = FakeOptions {
+            has_dma_buf: false,
+            has_peer_memory: true,
+            ..FakeOptions::default()
+        };
+        for path in [Path::Written, Path::Read] {
+            let mut landed = Landed::new(path, DeviceCheck::ReadBack, by_address.clone()).await;
+            // What begins within a page is reached too.
+            landed.landing = None;
+            landed.memory = landed.memory.slice(100..4 * MIB as u64);
+            let landing = landed
+                .devices
+                .land(&landed.memory, DeviceCheck::Links)
+                .await;
+            assert_eq!(landing.as_ref().expect("room").adapters(), 2);
+            landed.landing = landing.ok();
+            landed.put_all().await;
+            let (before, told) = (landed.brought(), landed.scene.told().await);
+            for (n, len) in LENS.into_iter().enumerate() {
+                landed.expect(n, len, 4096 + 13 * n, 9).await;
+            }
+            let after = landed.brought();
+            let brought = after.written_bytes + after.read_bytes;
+            assert_eq!(brought, before.written_bytes + before.read_bytes + sum());
+            let then = landed.scene.told().await;
+            assert_eq!(then.3, told.3, "no core has sent a byte");
+        }
+    });
+}
+
+#[test]
 fn landings_are_bounded_and_end() {
     run(1, || async {
         let mut landed =

@@ -22,6 +22,7 @@ mod settings;
 use std::os::fd::{AsFd, OwnedFd};
 use std::task::Waker;
 
+use lunette_runtime::PeerMemory;
 use lunette_runtime_core::time::Time;
 use lunette_verbs_proto::negotiate::Agreement;
 use lunette_verbs_proto::qp_state::QpState;
@@ -136,8 +137,40 @@ impl RawDevice {
                 Ok((RawMemory::Real(memory), keys))
             }
             Self::Sim(device) => {
-                let dma_buf = dma_buf.as_fd();
-                let (memory, keys) = device.register_dma_buf(dma_buf, offset, len, access)?;
+                // Any file that can be mapped stands for a dma-buf.
+                let part = (dma_buf.as_fd(), offset);
+                let (memory, keys) = device.register_file(part, offset, len, access)?;
+                Ok((RawMemory::Sim(memory), keys))
+            }
+            Self::Null(_) => Ok((RawMemory::Null, Keys { lkey: 1, rkey: 1 })),
+        }
+    }
+
+    /// Registers memory of a device by its address; on the control thread where that takes long.
+    ///
+    /// # Safety
+    /// The device stays until the call has ended, also if the future is dropped, and so does `memory`, which is held until
+    /// the result is dropped.
+    pub(crate) async unsafe fn register_peer(
+        &self,
+        memory: &dyn PeerMemory,
+        len: usize,
+        access: Access,
+    ) -> Result<(RawMemory, Keys), Errno> {
+        let address = memory.address();
+        match self {
+            Self::Real(device) => {
+                let named = usize::try_from(address).map_err(|_| Errno::FAULT)?;
+                let start = std::ptr::without_provenance_mut(named);
+                // SAFETY: passed on from the caller. What lies there nobody borrows, by the promise of `PeerMemory`.
+                let registering = unsafe { device.register_elsewhere(start, len, access) };
+                let (memory, keys) = registering.await?;
+                Ok((RawMemory::Real(memory), keys))
+            }
+            Self::Sim(device) => {
+                let (file, offset) = memory.imitation().ok_or(Errno::FAULT)?;
+                let part = (file.as_fd(), offset);
+                let (memory, keys) = device.register_file(part, address, len, access)?;
                 Ok((RawMemory::Sim(memory), keys))
             }
             Self::Null(_) => Ok((RawMemory::Null, Keys { lkey: 1, rkey: 1 })),

@@ -41,20 +41,35 @@ pub(crate) struct SimMemory {
     _mapping: Option<Mapping>,
 }
 
-/// A mapped file, which nobody borrows.
+/// Files are mapped by such pages.
+const PAGE_BYTES: u64 = 4096;
+
+/// Mapped pages of a file, which nobody borrows.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// Where in the first page the bytes begin that were asked for.
+    skipped: usize,
 }
 
 impl Mapping {
     fn new(file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, Errno> {
+        let skipped = (offset % PAGE_BYTES) as usize;
+        let (from, len) = (offset - offset % PAGE_BYTES, skipped + len);
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at a place of the kernel's choice; it ends in `drop`.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, rights, flags, file, offset) };
+        let start = unsafe { mmap(std::ptr::null_mut(), len, rights, flags, file, from) };
         let start = NonNull::new(start?.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { start, len })
+        Ok(Self {
+            start,
+            len,
+            skipped,
+        })
+    }
+
+    fn bytes(&self) -> *mut u8 {
+        self.start.as_ptr().wrapping_add(self.skipped)
     }
 }
 
@@ -136,17 +151,17 @@ impl SimDevice {
         self.registered(address.addr() as u64, address, len, access, None)
     }
 
-    /// Any file that can be mapped stands for a dma-buf.
-    pub(crate) fn register_dma_buf(
+    /// A part of a file that can be mapped, whose first byte requests name by `address`.
+    pub(crate) fn register_file(
         &self,
-        dma_buf: BorrowedFd<'_>,
-        offset: u64,
+        (file, offset): (BorrowedFd<'_>, u64),
+        address: u64,
         len: usize,
         access: Access,
     ) -> Result<(SimMemory, Keys), Errno> {
-        let mapping = Mapping::new(dma_buf, offset, len)?;
-        let start = mapping.start.as_ptr();
-        Ok(self.registered(offset, start, len, access, Some(mapping)))
+        let mapping = Mapping::new(file, offset, len)?;
+        let start = mapping.bytes();
+        Ok(self.registered(address, start, len, access, Some(mapping)))
     }
 
     fn registered(

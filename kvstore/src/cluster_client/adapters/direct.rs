@@ -111,7 +111,7 @@ impl Drop for Standing {
 }
 
 impl Direct {
-    /// Registers memory of a device with these adapters, by its dma-buf. What one of them refuses, it does without.
+    /// Registers memory of a device with these adapters. What one of them refuses, it does without.
     /// `None` if some that begins there is landed already, or there is as much as may be.
     pub(super) async fn land(
         self: &Rc<Self>,

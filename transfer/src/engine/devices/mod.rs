@@ -160,28 +160,39 @@ impl DeviceSegment {
         }
     }
 
-    /// Registers it with an adapter, for peers and for own requests, by its dma-buf. Peers lose their rights with the last
+    /// Registers it with an adapter, for peers and for own requests: by its dma-buf, or where that is not to be had, by its
+    /// address (nvidia-peermem). Peers lose their rights with the last
     /// handle to what is returned; that this memory stays until then is the caller's to see to.
     ///
     /// # Errors
-    /// [`SetupError::Unsupported`] where device, library or kernel has no dma-buf for it; else what the adapter
-    /// says.
+    /// [`SetupError::Unsupported`] where device, library or kernel has no way to it; else what the adapter
+    /// says of the last way.
     pub async fn register(
         &self,
         adapter: &Context,
         rights: Rights,
     ) -> Result<DeviceMemory, SetupError> {
+        let mut refused = SetupError::Unsupported;
         for way in self.region.adapter_ways() {
-            if let AdapterWay::DmaBuf {
-                dma_buf,
-                offset_bytes,
-            } = way
-            {
-                let range = offset_bytes..offset_bytes + self.region.len();
-                return DeviceMemory::register(adapter, dma_buf, range, rights).await;
+            let registered = match way {
+                AdapterWay::DmaBuf {
+                    dma_buf,
+                    offset_bytes,
+                } => {
+                    let range = offset_bytes..offset_bytes + self.region.len();
+                    DeviceMemory::register(adapter, dma_buf, range, rights).await
+                }
+                AdapterWay::PeerMemory(memory) => {
+                    DeviceMemory::register_peer(adapter, memory, rights).await
+                }
+                AdapterWay::Staging => break,
+            };
+            match registered {
+                Ok(memory) => return Ok(memory),
+                Err(error) => refused = error,
             }
         }
-        Err(SetupError::Unsupported)
+        Err(refused)
     }
 }
 

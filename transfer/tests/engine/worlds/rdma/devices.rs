@@ -92,9 +92,14 @@ fn adapters_reach_a_devices_memory_and_others_by_way_of_its_owner() {
         has_dma_buf: false,
         ..FakeOptions::default()
     };
+    let by_address = FakeOptions {
+        has_peer_memory: true,
+        ..without.clone()
+    };
     let sum = (3 * LEN - 10_000) as u64;
     for (adapters, options, by_adapters) in [
         (2, FakeOptions::default(), sum),
+        (2, by_address, sum),
         (2, without, 0),
         (0, FakeOptions::default(), 0),
     ] {
