@@ -58,6 +58,9 @@ pub enum StoreErrorKind {
         /// How many were wanted.
         copies: u8,
     },
+    /// "Remove all" is of all tenants' objects: the default tenant alone asks for it.
+    #[error("it would remove what other tenants have")]
+    OfAllTenants,
     /// A writer prefers at most [`PREFERRED_MAX`](crate::PREFERRED_MAX) nodes.
     #[error(
         "{count} preferred nodes are above the limit of {}",
@@ -161,6 +164,7 @@ impl StoreError {
             | StoreErrorKind::ValueTooLong { .. }
             | StoreErrorKind::TooManyPieces { .. }
             | StoreErrorKind::Copies { .. }
+            | StoreErrorKind::OfAllTenants
             | StoreErrorKind::Preferred { .. }
             | StoreErrorKind::Ranges { .. }
             | StoreErrorKind::OutOfRange { .. }

@@ -8,7 +8,8 @@
 //!   weighted rendezvous hashing. Nobody is authenticated, so such nodes are to listen on loopback only;
 //!   the program enforces that.
 //!
-//! What leaves the memory of a member may go to drives ([`TierOptions`]). It leaves out tenants.
+//! What leaves the memory of a member may go to drives ([`TierOptions`]). It leaves out quotas of
+//! tenants.
 //!
 //! | module | subject |
 //! |---|---|

@@ -114,6 +114,10 @@ mod strangers;
 mod striped;
 
 #[cfg(test)]
+#[path = "cluster/tenants.rs"]
+mod tenants;
+
+#[cfg(test)]
 #[path = "cluster/threads.rs"]
 mod threads;
 

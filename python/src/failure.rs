@@ -108,6 +108,7 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
         StoreErrorKind::ValueTooLong { .. }
         | StoreErrorKind::TooManyPieces { .. }
         | StoreErrorKind::Copies { .. }
+        | StoreErrorKind::OfAllTenants
         | StoreErrorKind::Preferred { .. }
         | StoreErrorKind::Ranges { .. }
         | StoreErrorKind::OutOfRange { .. }

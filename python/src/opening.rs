@@ -12,13 +12,14 @@ use lunette_kvstore::{
     ClientHost, ClusterClientOptions, ClusterOptions, HandleError, Node, NodeOptions, StoreHandle,
     TierOptions,
 };
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{CoreOptions, Idle, Placement};
 use lunette_runtime_core::ids::NodeId;
 use lunette_transfer::adapters::{AdapterChoice, RdmaOptions, devices};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::failure::{Unavailable, of_start};
+use crate::failure::{Invalid, Unavailable, of_start};
 use crate::waiting::wait_until;
 
 /// A program that calls has as much to do between its calls as it takes a sleeping core to wake up: a core that is to
@@ -27,11 +28,12 @@ pub(crate) const IDLE: Idle = Idle::Adaptive(Duration::from_micros(100));
 
 /// Which cluster, and how to be one of it.
 #[pyclass(frozen, module = "lunette._native")]
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct NativeCluster {
     pub(crate) cluster: ClusterOptions,
     timeout: Duration,
     rdma: RdmaOptions,
+    tenant: Tenant,
 }
 
 #[pymethods]
@@ -59,6 +61,17 @@ impl NativeCluster {
             cluster,
             timeout,
             rdma: rdma(&adapters),
+            tenant: Tenant::default(),
+        })
+    }
+
+    /// The same, for the keys of the tenant of that name.
+    fn of_tenant(&self, name: &str) -> PyResult<Self> {
+        let tenant = Tenant::named(name);
+        let tenant = tenant.map_err(|fault| Invalid::new_err(fault.to_string()))?;
+        Ok(Self {
+            tenant,
+            ..self.clone()
         })
     }
 
@@ -94,6 +107,7 @@ impl NativeCluster {
             secrets: self.cluster.secrets.clone(),
             one_sided_from_bytes,
             rdma: self.rdma.clone(),
+            tenant: self.tenant.clone(),
             ..options
         }
     }

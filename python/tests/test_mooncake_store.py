@@ -365,7 +365,8 @@ def test_settings_as_a_dictionary(coordinator, caplog):
     assert code(global_segment_size=33554432, local_buffer_size="1GB") == 0
     assert code(global_segment_size="50%") == -600
     assert code(protocol="pigeon") == -600
-    assert code(tenant_id="other") == -600
+    assert code(tenant_id="other") == 0
+    assert code(tenant_id="n" * 65) == -600
     assert code(master_server_addr="redis://127.0.0.1:6379") == -600
     assert code(local_hostname="no such host") == -600
     assert MooncakeDistributedStore().setup({"master_server_addr": coordinator.address}) == -600

@@ -4,6 +4,8 @@ use lunette_runtime_core::limits::KEY_BYTES_MAX;
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::tenant::TENANT_PREFIX;
+
 const _: () = assert!(KEY_BYTES_MAX <= u16::MAX as usize);
 
 /// XXH3-128 of a key: what placement and the index of a shard work with.
@@ -49,7 +51,11 @@ pub enum KeyFault {
         len_bytes: usize,
     },
     /// It is of the form of the store's own keys.
-    #[error("keys that begin with {:?} are the store's own", RESERVED_PREFIX.escape_ascii().to_string())]
+    #[error(
+        "keys that begin with {:?} or {:?} are the store's own",
+        RESERVED_PREFIX.escape_ascii().to_string(),
+        TENANT_PREFIX.escape_ascii().to_string()
+    )]
     Reserved,
 }
 
@@ -76,10 +82,11 @@ impl<'a> Key<'a> {
     /// The key of these bytes, which a caller has chosen.
     ///
     /// # Errors
-    /// [`KeyFault`]: as [`new`](Self::new), and `Reserved` if they begin with [`RESERVED_PREFIX`].
+    /// [`KeyFault`]: as [`new`](Self::new), and `Reserved` if they begin with [`RESERVED_PREFIX`] or
+    /// [`TENANT_PREFIX`].
     pub fn of_caller(bytes: &'a [u8]) -> Result<Self, KeyFault> {
         let key = Self::new(bytes)?;
-        if key.is_of_part() {
+        if key.is_of_part() || bytes.starts_with(TENANT_PREFIX) {
             return Err(KeyFault::Reserved);
         }
         Ok(key)
@@ -132,10 +139,13 @@ mod tests {
         let ours = [RESERVED_PREFIX.as_slice(), b"/part"].concat();
         assert!(Key::new(&ours).is_ok());
         assert_eq!(Key::of_caller(&ours), Err(KeyFault::Reserved));
-        assert_eq!(Key::of_caller(RESERVED_PREFIX), Err(KeyFault::Reserved));
+        for prefix in [RESERVED_PREFIX.as_slice(), TENANT_PREFIX] {
+            assert_eq!(Key::of_caller(prefix), Err(KeyFault::Reserved));
+        }
         assert!(Key::of_caller(&RESERVED_PREFIX[..7]).is_ok());
         assert_eq!(Key::of_caller(&[]), Err(KeyFault::Empty));
-        let text = "keys that begin with \"\\\\xfflunette\" are the store's own";
+        let text =
+            "keys that begin with \"\\\\xfflunette\" or \"\\\\xfftenant\" are the store's own";
         assert_eq!(KeyFault::Reserved.to_string(), text);
     }
 

@@ -11,12 +11,13 @@
 //!     +------------------------- writes, reads ----------------------------------------+
 //! ```
 //!
-//! It leaves out the SSD tier, tenants, and which copies to make where there are too few:
+//! It leaves out the SSD tier, and which copies to make where there are too few:
 //! the driver does that with [`placement::choice`].
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`key`] | valid keys and their 128-bit fingerprints |
+//! | [`tenant`] | names that keep keys, groups and shares of memory apart |
 //! | [`retention`] | what a writer wishes of how an object is kept in memory |
 //! | [`version`] | versions, and which of several copies lives |
 //! | [`placement`] | the home of a key: a core of a node; owners for its copies |
@@ -56,4 +57,5 @@ pub mod retention;
 pub mod shard;
 pub mod sorted;
 pub mod striped;
+pub mod tenant;
 pub mod version;

@@ -20,6 +20,7 @@
 
 mod order;
 mod pinned;
+mod shares;
 mod standing;
 
 use lunette_kvstore_policy::class::Use;
@@ -33,10 +34,12 @@ use crate::message::directory::CopyPlace;
 use crate::retention::{Pin, Retention};
 use crate::shard::{EntryId, ShardLimits};
 use crate::sorted::{Sorted, Spread};
+use crate::tenant::TenantTag;
 
-use order::Order;
 pub use order::{REMEMBERED_MIN, REMEMBERING_SHARE, SPARED_FOR, STANDS_BY};
 use pinned::Until;
+pub use shares::TENANTS_MAX;
+use shares::{ShareId, Shares};
 
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
@@ -96,6 +99,8 @@ struct Entry {
     extent_bytes: u32,
     /// As its writer wished.
     pin: Pin,
+    /// Of which it is, from when it is a copy on.
+    share: ShareId,
 }
 
 /// How a copy came.
@@ -105,6 +110,8 @@ pub struct Arrival {
     pub stands_by: bool,
     /// What its writer knows and wishes.
     pub retention: Retention,
+    /// Whose it is.
+    pub tenant: TenantTag,
 }
 
 /// What it holds.
@@ -131,7 +138,7 @@ pub struct Residence {
     slots: Slab<Entry>,
     by_place: Sorted<CopyPlace, u32>,
     /// Which of the resident entries leaves next.
-    order: Order,
+    shares: Shares,
     next_generation: u32,
     /// Bytes that a write was refused for.
     wanted_bytes: u64,
@@ -144,10 +151,10 @@ impl Residence {
     pub fn new(limits: ShardLimits) -> Self {
         let entries_max = limits.entries_max();
         Self {
+            shares: Shares::new(&limits),
             limits,
             slots: Slab::with_capacity(entries_max),
             by_place: Sorted::default(),
-            order: Order::new(entries_max, limits.high_watermark_bytes()),
             next_generation: 0,
             wanted_bytes: 0,
             stats: ResidenceStats::default(),
@@ -204,6 +211,7 @@ impl Residence {
             generation,
             extent_bytes,
             pin,
+            share: ShareId::default(),
         };
         let slot_index = u32::try_from(self.slots.insert(entry)).expect("entries are bounded");
         Ok(EntryId {
@@ -241,6 +249,7 @@ impl Residence {
         let entry = self.entry_mut(id);
         assert!(entry.state == State::Arriving, "{id:?} is not arriving");
         entry.state = State::Resident(place);
+        let extent_bytes = entry.extent_bytes;
         let pin = if mutant::is_on(Mutant::HardPinIgnored) {
             Pin::None
         } else {
@@ -252,21 +261,24 @@ impl Residence {
             is_last: arrival.retention.is_last,
             ..Use::default()
         };
-        self.order.insert(id.slot_index, place.key.low(), used);
+        let share = self.shares.come(arrival.tenant, extent_bytes.into());
+        self.slots[id.slot_index as usize].share = share;
+        let order = self.shares.order(share);
+        order.insert(id.slot_index, place.key.low(), used);
         if let Some(until) = Until::of(now, pin) {
-            self.order.pin(now, id.slot_index, until);
+            order.pin(now, id.slot_index, until);
         } else if arrival.stands_by {
-            self.order.stand_by(now, id.slot_index);
+            order.stand_by(now, id.slot_index);
         }
     }
 
     /// How a copy is pinned from now on: what another copy of its object is to be pinned like.
     #[must_use]
     pub fn pin_of(&self, now: Time, place: CopyPlace) -> Pin {
-        let until = self
-            .by_place
-            .get(place)
-            .and_then(|slot_index| self.order.pinned(slot_index));
+        let until = self.by_place.get(place).and_then(|slot_index| {
+            let share = self.slots[slot_index as usize].share;
+            self.shares.order_of(share).pinned(slot_index)
+        });
         until.map_or(Pin::None, |until| until.from(now))
     }
 
@@ -289,7 +301,7 @@ impl Residence {
         let entry = &mut self.slots[slot_index as usize];
         entry.pins = entry.pins.checked_add(1).expect("far fewer reads");
         let generation = entry.generation;
-        self.order.touch(slot_index);
+        self.shares.order(entry.share).touch(slot_index);
         Some(EntryId {
             slot_index,
             generation,
@@ -332,17 +344,21 @@ impl Residence {
     pub fn free(&mut self, place: CopyPlace) -> Option<EntryId> {
         let slot_index = self.by_place.remove(place)?;
         let entry = &mut self.slots[slot_index as usize];
-        let bytes = u64::from(entry.extent_bytes);
+        let (bytes, share) = (u64::from(entry.extent_bytes), entry.share);
         match entry.state {
-            State::Resident(_) => self.order.remove(slot_index),
+            State::Resident(_) => {
+                self.shares.order(share).remove(slot_index);
+                self.shares.leave(share, bytes);
+            }
             State::Leaving(_) => {
                 // It was not removed: it may come back.
-                self.order.evict(slot_index);
+                self.shares.order(share).evict(slot_index);
                 self.stats.leaving_entries -= 1;
                 self.stats.leaving_bytes -= bytes;
             }
             State::Arriving | State::Dying => unreachable!("{place:?} is {:?}", entry.state),
         }
+        self.shares.gone(share);
         entry.state = State::Dying;
         let (pins, generation) = (entry.pins, entry.generation);
         if pins > 0 {
@@ -359,10 +375,13 @@ impl Residence {
     /// meanwhile. Whether that is new; what stands by, is pinned, leaves already or is not here stays as it is.
     pub fn abandon(&mut self, now: Time, place: CopyPlace) -> bool {
         let slot_index = self.by_place.get(place);
-        slot_index.is_some_and(|slot_index| self.order.abandon(now, slot_index))
+        slot_index.is_some_and(|slot_index| {
+            let share = self.slots[slot_index as usize].share;
+            self.shares.order(share).abandon(now, slot_index)
+        })
     }
 
-    /// Copies that are to leave now, those first that are least likely to be used again: at most
+    /// Copies that are to leave now, of the tenant that has most, those first that are least likely to be used again: at most
     /// [`LEAVE_PER_TURN_MAX`]. They are told once: say [`leave`](Self::leave) for each that does, and
     /// [`spare`](Self::spare) for each that cannot. If none could, ask again, with `asks_again` the first time only:
     /// then those are told that could not leave a while ago, if there are no others.
@@ -374,13 +393,15 @@ impl Residence {
             return victims;
         }
         let slots = &self.slots;
-        self.order.begin(now, |id| is_resident(slots, id));
+        self.shares.begin(now, |id| is_resident(slots, id));
         while (bytes, entries) != (0, 0) && victims.len() < LEAVE_PER_TURN_MAX {
             let asks_again = asks_again && victims.is_empty();
-            let next = self.order.next(asks_again, |id| is_resident(slots, id));
-            let Some(entry) = next.map(|slot_index| &slots[slot_index as usize]) else {
+            let next = self.shares.next(asks_again, |id| is_resident(slots, id));
+            let Some((share, slot_index)) = next else {
                 break;
             };
+            let entry = &slots[slot_index as usize];
+            self.shares.told(share, entry.extent_bytes.into());
             let State::Resident(place) = entry.state else {
                 unreachable!("{entry:?} was told to leave")
             };
@@ -435,9 +456,11 @@ impl Residence {
             "{place:?} is not resident"
         );
         entry.state = State::Leaving(place);
-        self.order.withhold(slot_index);
+        let (bytes, share) = (u64::from(entry.extent_bytes), entry.share);
+        self.shares.order(share).withhold(slot_index);
+        self.shares.leave(share, bytes);
         self.stats.leaving_entries += 1;
-        self.stats.leaving_bytes += u64::from(entry.extent_bytes);
+        self.stats.leaving_bytes += bytes;
         if self.excess_bytes() == 0 {
             self.wanted_bytes = 0;
         }
@@ -453,18 +476,22 @@ impl Residence {
             return;
         }
         entry.state = State::Resident(place);
+        let (bytes, share) = (u64::from(entry.extent_bytes), entry.share);
+        self.shares.order(share).offer(slot_index);
+        self.shares.stay(share, bytes);
         self.stats.leaving_entries -= 1;
-        self.stats.leaving_bytes -= u64::from(entry.extent_bytes);
-        self.order.offer(slot_index);
+        self.stats.leaving_bytes -= bytes;
     }
 
     /// A copy that was told cannot leave now: [`SPARED_FOR`] others are told first, and then it is as if it had just
     /// been read.
     pub fn spare(&mut self, place: CopyPlace) {
-        if let Some(id) = self.find(place)
-            && matches!(self.slots[id.slot_index as usize].state, State::Resident(_))
-        {
-            self.order.spare(id);
+        let Some(id) = self.find(place) else {
+            return;
+        };
+        let entry = &self.slots[id.slot_index as usize];
+        if let State::Resident(_) = entry.state {
+            self.shares.order(entry.share).spare(id);
         }
     }
 

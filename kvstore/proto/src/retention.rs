@@ -5,6 +5,7 @@ use core::time::Duration;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::key::Fingerprint;
+use crate::tenant::TenantTag;
 
 /// Longest time that something is pinned for without being pinned for ever: longer wishes count as this.
 pub const PIN_TTL_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -23,7 +24,7 @@ pub struct Retention {
     pub group: Option<GroupId>,
 }
 
-/// A group of objects, by the hash of its name. Groups are of one cluster, whoever writes their objects; two names whose
+/// A group of objects, by the hash of its name. Groups are of one cluster and [tenant](crate::tenant), whoever writes their objects; two names whose
 /// hashes are equal are one group, which costs hits and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub Fingerprint);
@@ -33,6 +34,18 @@ impl GroupId {
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
         Self(Fingerprint(xxh3_128(name)))
+    }
+
+    /// The group that a tenant has under this name: those of two tenants are two.
+    #[must_use]
+    pub fn in_tenant(self, tenant: TenantTag) -> Self {
+        if tenant == TenantTag::DEFAULT {
+            return self;
+        }
+        let mut bytes = [0; 24];
+        bytes[..16].copy_from_slice(&self.0.0.to_le_bytes());
+        bytes[16..].copy_from_slice(&tenant.0.to_le_bytes());
+        Self::of(&bytes)
     }
 }
 

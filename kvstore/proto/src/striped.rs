@@ -10,6 +10,7 @@
 //!  part key:  RESERVED_PREFIX (8 bytes) | fingerprint of the object's key u128 | write u128 | place u32
 //! ```
 //!
+//! Where the object is not the default [tenant](crate::tenant)'s, that one's tag follows (u64).
 //! All fields are little-endian. The CRC32C covers what is before it. Each part's own is with its copies.
 
 use std::collections::BTreeMap;
@@ -19,8 +20,9 @@ use lunette_runtime_core::codec::{Reader, Truncated, Writer};
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use thiserror::Error;
 
-use crate::key::{Fingerprint, RESERVED_PREFIX};
+use crate::key::{Fingerprint, Key, RESERVED_PREFIX};
 use crate::range::ByteRange;
+use crate::tenant::TenantTag;
 
 /// Longest object, in bytes.
 pub const OBJECT_LEN_MAX: u64 = 16 << 30;
@@ -30,8 +32,10 @@ pub const PARTS_MAX: u32 = 1024;
 pub const PART_LEN_DEFAULT: u32 = 16 << 20;
 /// Length of a manifest in bytes.
 pub const MANIFEST_BYTES: usize = 40;
-/// Length of a part's key in bytes.
+/// Length of a part's key in bytes, where it is the default tenant's.
 pub const PART_KEY_BYTES: usize = 44;
+/// Length of a part's key in bytes, where it is another tenant's.
+const TENANT_PART_KEY_BYTES: usize = PART_KEY_BYTES + 8;
 
 const MAGIC: [u8; 4] = *b"LNST";
 const FORMAT: u16 = 1;
@@ -43,6 +47,37 @@ const _: () = assert!(PART_LEN_DEFAULT as usize <= PAYLOAD_BYTES_MAX);
 /// Names one write of a striped object: drawn at random by its writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriteId(pub u128);
+
+/// Whose parts: what all of their keys are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartsOf {
+    key: Fingerprint,
+    tenant: TenantTag,
+}
+
+impl From<Key<'_>> for PartsOf {
+    fn from(key: Key<'_>) -> Self {
+        Self {
+            key: key.fingerprint(),
+            tenant: TenantTag::of(key),
+        }
+    }
+}
+
+/// The key of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartKey {
+    bytes: [u8; TENANT_PART_KEY_BYTES],
+    len: usize,
+}
+
+impl PartKey {
+    /// As messages and owners have it.
+    #[must_use]
+    pub fn key(&self) -> Key<'_> {
+        Key::new(&self.bytes[..self.len]).expect("a part's key is one")
+    }
+}
 
 /// An object is longer than an object may be.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -226,15 +261,21 @@ impl Manifest {
         }
     }
 
-    /// The key of a part of the object that is under `key`.
+    /// The key of a part of that object.
     #[must_use]
-    pub fn part_key(&self, key: Fingerprint, place: u32) -> [u8; PART_KEY_BYTES] {
-        let mut bytes = [0; PART_KEY_BYTES];
+    pub fn part_key(&self, of: PartsOf, place: u32) -> PartKey {
+        let mut bytes = [0; TENANT_PART_KEY_BYTES];
         bytes[..8].copy_from_slice(RESERVED_PREFIX);
-        bytes[8..24].copy_from_slice(&key.0.to_le_bytes());
+        bytes[8..24].copy_from_slice(&of.key.0.to_le_bytes());
         bytes[24..40].copy_from_slice(&self.write.0.to_le_bytes());
-        bytes[40..].copy_from_slice(&place.to_le_bytes());
-        bytes
+        bytes[40..44].copy_from_slice(&place.to_le_bytes());
+        bytes[PART_KEY_BYTES..].copy_from_slice(&of.tenant.0.to_le_bytes());
+        let len = if of.tenant == TenantTag::DEFAULT {
+            PART_KEY_BYTES
+        } else {
+            TENANT_PART_KEY_BYTES
+        };
+        PartKey { bytes, len }
     }
 
     /// What a read of these ranges is, one after the other, or of everything if there are none: by part, so that
@@ -369,10 +410,19 @@ mod tests {
             Manifest::decode(&bytes),
             Ok(manifest(0x0102_0304, 0x0001_0000))
         );
-        let key = manifest(9, 4).part_key(Fingerprint(1), 2);
+        let of = |tenant| PartsOf {
+            key: Fingerprint(1),
+            tenant: TenantTag(tenant),
+        };
+        let key = manifest(9, 4).part_key(of(0), 2);
+        let key = key.key().bytes();
         assert_eq!(key[..9], *b"\xfflunette\x01");
         assert_eq!((key[24..27].to_vec(), key[39]), (vec![0, 1, 2], 15));
         assert_eq!(key[40..], [2, 0, 0, 0]);
+        let others = manifest(9, 4).part_key(of(3), 2);
+        let others = others.key().bytes();
+        assert_eq!(others[..44], *key);
+        assert_eq!(others[44..], [3, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Objects in parts: what is read of the parts is what would be read of the whole.
 
-use lunette_kvstore_proto::key::{Fingerprint, Key};
+use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX, total_bytes};
-use lunette_kvstore_proto::striped::{Manifest, PARTS_MAX, WriteId, part_len};
+use lunette_kvstore_proto::striped::{Manifest, PARTS_MAX, PartsOf, WriteId, part_len};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -21,14 +21,15 @@ proptest! {
     fn parts_make_up_the_object((len, part, write) in object()) {
         let manifest = Manifest::new(len as u64, part, WriteId(write)).expect("within the limits");
         prop_assert_eq!(Manifest::decode(&manifest.encode()), Ok(manifest));
+        let of = PartsOf::from(Key::new(b"key").expect("a key"));
         let mut end = 0;
         let mut keys = Vec::new();
         for (place, part) in manifest.parts().enumerate() {
             prop_assert_eq!((part.place as usize, part.offset_bytes), (place, end));
             prop_assert!(part.len_bytes > 0);
             end += u64::from(part.len_bytes);
-            let key = manifest.part_key(Fingerprint(7), part.place);
-            prop_assert!(Key::new(&key).is_ok() && Key::of_caller(&key).is_err());
+            let key = manifest.part_key(of, part.place);
+            prop_assert!(Key::of_caller(key.key().bytes()).is_err());
             keys.push(key);
         }
         prop_assert_eq!(end, manifest.len_bytes());

@@ -8,10 +8,10 @@ use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::Found;
-use lunette_kvstore_proto::striped::Manifest;
+use lunette_kvstore_proto::striped::{Manifest, PartKey};
 use lunette_kvstore_proto::version::Form;
 
-use super::{ClusterClient, valid};
+use super::ClusterClient;
 use crate::error::{StoreError, StoreErrorKind};
 
 /// Where an object is: a hint, since copies come and go.
@@ -31,7 +31,8 @@ impl ClusterClient {
     /// # Errors
     /// One for each: [`StoreError`].
     pub async fn locate(&self, keys: &[Vec<u8>]) -> Vec<Result<Option<Located>, StoreError>> {
-        let valid_keys: Vec<_> = keys.iter().map(|key| valid(key)).collect();
+        let keys = self.own_all(keys);
+        let valid_keys: Vec<_> = keys.iter().map(|key| self.valid(key)).collect();
         let asked = valid_keys.iter().filter_map(|key| key.ok());
         let mut ended = self.ask_all(asked, Wish::Lookup(None)).await.into_iter();
         let mut located = Vec::with_capacity(keys.len());
@@ -66,7 +67,7 @@ impl ClusterClient {
     /// An object that was in parts when it was asked for.
     async fn locate_striped(&self, key: Key<'_>) -> Result<Option<Located>, StoreError> {
         let Some(reply) = self.manifest_of(key).await? else {
-            let found = self.lookup(key.bytes(), None).await?;
+            let found = self.find(key, None).await?;
             let whole = found.filter(|found| found.form == Form::Whole);
             return Ok(whole.map(|found| self.located_whole(&found)));
         };
@@ -82,10 +83,9 @@ impl ClusterClient {
         key: Key<'_>,
         manifest: &Manifest,
     ) -> Result<Option<Vec<SocketAddr>>, StoreError> {
-        let keys = (0..manifest.count()).map(|place| manifest.part_key(key.fingerprint(), place));
+        let keys = (0..manifest.count()).map(|place| manifest.part_key(key.into(), place));
         let keys: Vec<_> = keys.collect();
-        let keys = keys.iter();
-        let keys = keys.map(|key| Key::new(key).expect("a part's key is one"));
+        let keys = keys.iter().map(PartKey::key);
         let ended = self.ask_all(keys, Wish::Lookup(None)).await;
         let map = self.asking.map();
         let mut parts: BTreeMap<SocketAddr, u32> = BTreeMap::new();

@@ -40,6 +40,7 @@ mod reserving;
 mod running;
 mod striping;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -56,6 +57,7 @@ use lunette_kvstore_proto::message::directory::{Found, HoldWish, Only, Peek};
 use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::retention::{GroupId, Pin};
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, entropy, time};
@@ -102,6 +104,9 @@ pub struct ClusterClientOptions {
     pub idle_timeout: Duration,
     /// What is wanted of members that are cut off.
     pub namespace: NamespaceKind,
+    /// Whose keys and groups callers name. Tenants do not see each other's objects; "remove all" is of
+    /// all of them, and the default one's to ask for.
+    pub tenant: Tenant,
     /// Gets of at least so many bytes, into a room of as many, are copied from the memory of owners on this host
     /// that share it, and not sent. `None`: never. 64 KiB by default.
     pub one_sided_from_bytes: Option<usize>,
@@ -126,6 +131,7 @@ impl ClusterClientOptions {
             connections_max: CONNECTIONS_MAX,
             idle_timeout: IDLE_TIMEOUT,
             namespace: NamespaceKind::Cache,
+            tenant: Tenant::default(),
             one_sided_from_bytes: Some(FROM_BYTES),
             rdma: RdmaOptions::default(),
             rdma_path: None,
@@ -228,6 +234,7 @@ pub struct ClusterClient {
     asking: Rc<Asking>,
     /// Of a client on a core of a member.
     local: Option<Rc<Local>>,
+    tenant: Tenant,
     timeout: Duration,
     _tasks: Rc<Scope>,
 }
@@ -297,9 +304,44 @@ impl ClusterClient {
         Ok(Self {
             asking,
             local: core.map(|core| Rc::new(Local::new(core))),
+            tenant: options.tenant,
             timeout: options.timeout,
             _tasks: Rc::new(tasks),
         })
+    }
+
+    /// Whose keys callers choose.
+    #[must_use]
+    pub const fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// The same client for the keys of another tenant. Both share connections.
+    #[must_use]
+    pub fn of_tenant(&self, tenant: Tenant) -> Self {
+        Self {
+            tenant,
+            ..self.clone()
+        }
+    }
+
+    /// What the store has a caller's key as.
+    fn own<'a>(&self, chosen: &'a [u8]) -> Cow<'a, [u8]> {
+        self.tenant.key(chosen)
+    }
+
+    fn own_all<'a>(&self, chosen: &'a [Vec<u8>]) -> Cow<'a, [Vec<u8>]> {
+        if self.tenant == Tenant::default() {
+            return Cow::Borrowed(chosen);
+        }
+        let own = chosen.iter().map(|key| self.own(key).into_owned());
+        Cow::Owned(own.collect())
+    }
+
+    /// A key as the store has it, if its caller chose one.
+    fn valid<'a>(&self, own: &'a [u8]) -> Result<Key<'a>, StoreError> {
+        let valid = self.tenant.check(own);
+        valid.map_err(|fault| StoreError::local(fault.into()))
     }
 
     /// The core that it is on, whose map it has too.
@@ -356,14 +398,25 @@ impl ClusterClient {
         key: &[u8],
         hold: Option<HoldWish>,
     ) -> Result<Option<Found>, StoreError> {
-        let ended = self.ask(key, Wish::Lookup(hold)).await?;
-        let found = match ended {
+        let key = self.own(key);
+        self.find(self.valid(&key)?, hold).await
+    }
+
+    /// As [`lookup`](Self::lookup), of a key as the store has it.
+    async fn find(
+        &self,
+        key: Key<'_>,
+        hold: Option<HoldWish>,
+    ) -> Result<Option<Found>, StoreError> {
+        let (wish, until) = (Wish::Lookup(hold), time::now() + self.timeout);
+        let ended = self.asking.begin(key, wish, Brought::Nothing, until).await;
+        let found = match ended.outcome.map_err(StoreError::local)? {
             Outcome::Found(found) => found,
             Outcome::Miss | Outcome::Unknown => return Ok(None),
             _ => return Err(StoreError::local(StoreErrorKind::TimedOut)),
         };
         if let Some(hold) = hold {
-            let held = [(valid(key)?, found.clone())];
+            let held = [(key, found.clone())];
             adapters::learn(&self.asking, &held, hold).await;
         }
         Ok(Some(found))
@@ -379,7 +432,8 @@ impl ClusterClient {
         keys: &[Vec<u8>],
         hold: HoldWish,
     ) -> Vec<Result<Option<Found>, StoreError>> {
-        let valid_keys: Vec<_> = keys.iter().map(|key| valid(key)).collect();
+        let keys = self.own_all(keys);
+        let valid_keys: Vec<_> = keys.iter().map(|key| self.valid(key)).collect();
         let asked = valid_keys.iter().filter_map(|key| key.ok());
         let mut ended = self
             .ask_all(asked, Wish::Lookup(Some(hold)))
@@ -404,7 +458,8 @@ impl ClusterClient {
     /// # Errors
     /// [`StoreError`] of the first that failed.
     pub async fn exists(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, StoreError> {
-        let keys = keys.iter().map(|key| valid(key));
+        let keys = self.own_all(keys);
+        let keys = keys.iter().map(|key| self.valid(key));
         let keys: Vec<Key<'_>> = keys.collect::<Result<_, _>>()?;
         let mut present = Vec::with_capacity(keys.len());
         let mut elsewhere: Vec<usize> = Vec::new();
@@ -442,13 +497,14 @@ impl ClusterClient {
     /// # Errors
     /// One for each: [`StoreError`].
     pub async fn sizes(&self, keys: &[Vec<u8>]) -> Vec<Result<Option<usize>, StoreError>> {
+        let keys = self.own_all(keys);
         let mut sizes = Vec::with_capacity(keys.len());
         let mut elsewhere = Vec::new();
         let inside = self.inside();
-        for key in keys {
+        for key in &*keys {
             let namespace = self.asking.namespace();
             let here = |key| inside.and_then(|local| local.len_of(key, namespace));
-            sizes.push(valid(key).map(|key| {
+            sizes.push(self.valid(key).map(|key| {
                 let len_bytes = here(key);
                 if len_bytes.is_none() {
                     elsewhere.push((sizes.len(), key));
@@ -477,7 +533,8 @@ impl ClusterClient {
     /// # Errors
     /// One for each: `TimedOut` if nothing was done, `Interrupted` if it is not known.
     pub async fn remove(&self, keys: &[Vec<u8>]) -> Vec<Result<bool, StoreError>> {
-        let valid_keys: Vec<_> = keys.iter().map(|key| valid(key)).collect();
+        let keys = self.own_all(keys);
+        let valid_keys: Vec<_> = keys.iter().map(|key| self.valid(key)).collect();
         let asked = valid_keys.iter().filter_map(|key| key.ok());
         let mut ended = self
             .ask_all(asked, Wish::Remove(Only::Whole))
@@ -499,13 +556,6 @@ impl ClusterClient {
             });
         }
         removed
-    }
-
-    async fn ask(&self, key: &[u8], wish: Wish) -> Result<Outcome, StoreError> {
-        let key = valid(key)?;
-        let until = time::now() + self.timeout;
-        let ended = self.asking.begin(key, wish, Brought::Nothing, until).await;
-        ended.outcome.map_err(StoreError::local)
     }
 
     /// Those of one home leave together.
@@ -549,8 +599,4 @@ fn removed_as(outcome: Outcome) -> Result<bool, StoreError> {
         Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
         _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
     }
-}
-
-fn valid(key: &[u8]) -> Result<Key<'_>, StoreError> {
-    Key::of_caller(key).map_err(|fault| StoreError::local(fault.into()))
 }

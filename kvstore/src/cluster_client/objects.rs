@@ -1,5 +1,6 @@
 //! Objects: puts, gets, parts of objects, and many of them at a time.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use lunette_transfer::Room;
 use super::gathering::Get;
 use super::placing::{Place, Places};
 use super::running::{Arrived, Brought, Ended};
-use super::{ClusterClient, Fetched, PutOptions, Stored, local, valid};
+use super::{ClusterClient, Fetched, PutOptions, Stored, local};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::member::{Here, LENT_MIN, LentCopy, LentRoom, Placed};
@@ -52,7 +53,8 @@ impl ClusterClient {
         options: PutOptions,
     ) -> Result<Stored, StoreError> {
         let until = time::now() + self.timeout;
-        let (key, parts) = check(key, &value, options)?;
+        let key = self.own(key);
+        let (key, parts) = self.check(&key, &value, options)?;
         let object = Writing::alone(key, &value, options);
         if let Some(part_len) = parts {
             return Box::pin(self.put_striped(object, &value, part_len, None)).await;
@@ -109,8 +111,10 @@ impl ClusterClient {
         } else {
             None
         };
-        let begun = objects.rev().map(|putting| {
-            let (key, parts) = check(putting.key, putting.value, options)?;
+        let keys = objects.clone().rev().map(|putting| self.own(putting.key));
+        let keys: Vec<Cow<'_, [u8]>> = keys.collect();
+        let begun = objects.rev().zip(&keys).map(|(putting, key)| {
+            let (key, parts) = self.check(key, putting.value, options)?;
             let object = Writing {
                 key,
                 value: putting.value,
@@ -156,7 +160,7 @@ impl ClusterClient {
         } = object;
         let ask = WriteAsk {
             form: object.form,
-            retention: object.options.retention(object.is_last),
+            retention: self.retention(&object.options, object.is_last),
             ..self.write_ask(key, object.options, until)
         };
         let (seat, is_home) = loop {
@@ -227,8 +231,34 @@ impl ClusterClient {
             namespace: self.asking.namespace(),
             wanted: options.copies,
             wait_ms: u32::try_from(wait_ms).map_or(WAIT_MS_MAX, |ms| ms.min(WAIT_MS_MAX)),
-            retention: options.retention(false),
+            retention: self.retention(&options, false),
         }
+    }
+
+    /// As the options wish it, in the tenant's group.
+    pub(super) fn retention(&self, options: &PutOptions, is_last: bool) -> Retention {
+        let tag = self.tenant.tag();
+        Retention {
+            is_last,
+            pin: options.pin,
+            group: options.group.map(|group| group.in_tenant(tag)),
+        }
+    }
+
+    /// The key, and the length of the object's parts if it is to be in several.
+    fn check<'a>(
+        &self,
+        own: &'a [u8],
+        value: &Value,
+        options: PutOptions,
+    ) -> Result<(Key<'a>, Option<u32>), StoreError> {
+        let key = self.valid(own)?;
+        options.check()?;
+        let part_len = parts_of(value.len(), options)?;
+        if part_len.is_none() {
+            value.check().map_err(StoreError::local)?;
+        }
+        Ok((key, part_len))
     }
 
     pub(super) async fn wait_for_map(&self, until: Time) -> Result<(), StoreError> {
@@ -257,7 +287,8 @@ impl ClusterClient {
         ranges: &[ByteRange],
         room: Room,
     ) -> Result<Fetched, GetFailure> {
-        let fetched = match valid(key) {
+        let key = &*self.own(key);
+        let fetched = match self.valid(key) {
             Ok(key) => self.fetch(key, ranges, room).await,
             Err(error) => {
                 let room = Some(room);
@@ -334,8 +365,8 @@ impl ClusterClient {
     /// The object, for a thread of this process to read where it lies, if this core has it in one piece, and it is long
     /// but not longer than that.
     pub(crate) fn lend(&self, key: &[u8], len_max: usize) -> Option<LentCopy> {
-        let local = self.inside()?;
-        local.lend(Key::new(key).ok()?, self.asking.namespace(), len_max)
+        let (local, key) = (self.inside()?, self.own(key));
+        local.lend(self.valid(&key).ok()?, self.asking.namespace(), len_max)
     }
 
     /// Room for a long object in one piece that stays on this core, for a thread of this process to fill; none for one
@@ -346,7 +377,8 @@ impl ClusterClient {
         len_bytes: usize,
         options: &PutOptions,
     ) -> Option<LentRoom> {
-        let (local, key) = (self.inside()?, valid(key).ok()?);
+        let (local, key) = (self.inside()?, self.own(key));
+        let key = self.valid(&key).ok()?;
         options.check().ok()?;
         let is_placed_elsewhere = options.is_same_node || !options.preferred.is_empty();
         let in_parts = part_len(len_bytes as u64, options.stripe_len).ok()?;
@@ -405,9 +437,12 @@ impl ClusterClient {
         &self,
         wanted: impl IntoIterator<Item = (Vec<u8>, Room), IntoIter: DoubleEndedIterator>,
     ) -> Vec<Result<Fetched, GetFailure>> {
-        let wanted = wanted.into_iter().rev().map(|(key, room)| Get {
-            got: self.get_here(&key, &[], room),
-            key,
+        let wanted = wanted.into_iter().rev().map(|(key, room)| {
+            let key = self.own(&key).into_owned();
+            Get {
+                got: self.get_here(&key, &[], room),
+                key,
+            }
         });
         let mut gets: Vec<Get> = wanted.collect();
         self.gather(&mut gets).await;
@@ -439,7 +474,7 @@ impl ClusterClient {
         ranges: Vec<ByteRange>,
         room: Room,
     ) -> Result<impl Future<Output = Ended> + use<>, GetFailure> {
-        match valid(key) {
+        match self.valid(key) {
             Ok(key) => Ok(self.begin_get_of(key, ranges, room)),
             Err(error) => {
                 let room = Some(room);
@@ -467,14 +502,6 @@ impl PutOptions {
         }
         let copies = self.copies;
         Err(StoreError::local(StoreErrorKind::Copies { copies }))
-    }
-
-    pub(super) const fn retention(&self, is_last: bool) -> Retention {
-        Retention {
-            is_last,
-            pin: self.pin,
-            group: self.group,
-        }
     }
 }
 
@@ -608,21 +635,6 @@ fn stored_as(answer: WriteAnswer) -> Result<Option<Stored>, StoreError> {
             Ok(None)
         }
     }
-}
-
-/// The key, and the length of the object's parts if it is to be in several.
-fn check<'a>(
-    key: &'a [u8],
-    value: &Value,
-    options: PutOptions,
-) -> Result<(Key<'a>, Option<u32>), StoreError> {
-    let key = valid(key)?;
-    options.check()?;
-    let part_len = parts_of(value.len(), options)?;
-    if part_len.is_none() {
-        value.check().map_err(StoreError::local)?;
-    }
-    Ok((key, part_len))
 }
 
 /// The length of the parts of an object of this length, if it is to be in several.

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::ClusterMap;
-use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
 
 use super::hosted::{Hosted, Job, Until};
@@ -23,6 +23,8 @@ pub(crate) struct Cores {
     members: Box<[Member]>,
     /// Any seat of the node whose cores these are.
     node: Option<Seat>,
+    /// Whose keys they are asked for.
+    tenant: Tenant,
     /// The newest map that one of them has told; none before.
     map: RwLock<Option<ClusterMap>>,
 }
@@ -52,8 +54,12 @@ impl Seated {
 }
 
 impl Cores {
-    /// So many, of one node if one is named, and what is to [begin](Seated::begin) on each.
-    pub(crate) fn new(count: usize, node: Option<Seat>) -> (Arc<Self>, Vec<Seated>) {
+    /// So many, of one node if one is named, for one tenant's keys, and what is to [begin](Seated::begin) on each.
+    pub(crate) fn new(
+        count: usize,
+        node: Option<Seat>,
+        tenant: Tenant,
+    ) -> (Arc<Self>, Vec<Seated>) {
         let (senders, ports): (Vec<_>, Vec<_>) = (0..count).map(|_| channel(QUESTIONS_MAX)).unzip();
         let member = |questions| Member {
             questions,
@@ -62,6 +68,7 @@ impl Cores {
         let cores = Arc::new(Self {
             members: senders.into_iter().map(member).collect(),
             node,
+            tenant,
             map: RwLock::default(),
         });
         let seated = |(core, questions)| Seated {
@@ -91,8 +98,12 @@ impl Cores {
     /// The core for a key: its home, where that is one of these. If the map is an old one, that core asks on.
     pub(super) fn core_of(&self, key: &[u8]) -> usize {
         let count = self.members.len();
+        if count == 1 {
+            return 0;
+        }
+        let key = self.tenant.key(key);
         // One that is no key is refused by whichever.
-        let (true, Ok(key)) = (count > 1, Key::new(key)) else {
+        let Ok(key) = self.tenant.check(&key) else {
             return 0;
         };
         let fingerprint = key.fingerprint();

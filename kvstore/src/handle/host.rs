@@ -39,7 +39,7 @@ impl ClientHost {
         options: &ClusterClientOptions,
     ) -> Result<Self, HandleError> {
         let runtime = Runtime::start(placement, core)?;
-        let (cores, seated) = Cores::new(runtime.cores(), None);
+        let (cores, seated) = Cores::new(runtime.cores(), None, options.tenant.clone());
         let mut starting = Vec::new();
         for (core, seated) in (0..).map(CoreIndex).zip(seated) {
             let options = options.clone();

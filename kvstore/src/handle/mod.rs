@@ -118,7 +118,7 @@ impl ClusterClient {
     /// # Errors
     /// [`ClusterError::TooManyTasks`].
     pub fn handle(&self) -> Result<StoreHandle, ClusterError> {
-        let (cores, mut seated) = Cores::new(1, None);
+        let (cores, mut seated) = Cores::new(1, None, self.tenant().clone());
         let seated = seated.pop().expect("one core");
         seated.begin(self.clone())?;
         Ok(StoreHandle::new(cores))

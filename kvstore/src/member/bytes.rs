@@ -16,6 +16,7 @@ use lunette_kvstore_proto::residence::{Arrival, NoRoom, Residence, ResidenceStat
 use lunette_kvstore_proto::retention::{Pin, Retention};
 use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
+use lunette_kvstore_proto::tenant::TenantTag;
 use lunette_kvstore_proto::version::Form;
 use lunette_runtime::arena::{self, Arena, Exposed, Region, RegionMut, Share};
 use lunette_runtime::time;
@@ -405,12 +406,17 @@ impl Bytes {
             self.extents[slot].is_none(),
             "a slot is reused when it is free"
         );
+        let tenant = TenantTag::of(extent.key());
         let arrival = match origin {
             Origin::Written { form, retention } => Arrival {
                 stands_by: form == Form::Striped || extent.key().is_of_part(),
                 retention,
+                tenant,
             },
-            Origin::Drive => Arrival::default(),
+            Origin::Drive => Arrival {
+                tenant,
+                ..Arrival::default()
+            },
         };
         self.extents[slot] = Some(extent);
         self.residence.reside(time::now(), id, place, arrival);

@@ -99,7 +99,8 @@ impl Node {
     pub fn handle(&self, options: &ClusterClientOptions) -> Result<StoreHandle, HandleError> {
         let first = CoreIndex(0);
         let seat = self.spawn_on(first, || async { Some(NodeCore::here().first()?.seat()) })?;
-        let (cores, seated) = Cores::new(self.runtime.cores(), seat.wait()?);
+        let (cores, seated) =
+            Cores::new(self.runtime.cores(), seat.wait()?, options.tenant.clone());
         let mut beginning = Vec::new();
         for (core, seated) in (0..).map(CoreIndex).zip(seated) {
             let options = options.clone();

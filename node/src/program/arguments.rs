@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use lunette::runtime::Idle;
 use lunette::trace::generator::REQUESTS_DEFAULT;
 use lunette_kvstore_proto::retention::Pin;
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::COPIES_WANTED_MAX;
 
 use super::address::NodeAddress;
@@ -229,6 +230,18 @@ impl ClusterArguments {
     }
 }
 
+/// Whose keys a command names.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TenantArguments {
+    /// The tenant whose key it is, `default` if none is named. Tenants of a cluster do not see each other's objects.
+    #[arg(long, value_name = "NAME", env = "LUNETTE_TENANT", value_parser = parse_tenant)]
+    pub(crate) tenant: Option<Tenant>,
+}
+
+fn parse_tenant(text: &str) -> Result<Tenant, String> {
+    Tenant::named(text).map_err(|fault| fault.to_string())
+}
+
 /// Put an object.
 ///
 /// Objects are immutable: if the key is there already, its old bytes stay, and it counts as used.
@@ -240,6 +253,8 @@ Examples:
 pub(crate) struct PutArguments {
     #[command(flatten)]
     pub(crate) cluster: ClusterArguments,
+    #[command(flatten)]
+    pub(crate) of: TenantArguments,
     /// The key: 1 to 1024 bytes.
     pub(crate) key: OsString,
     /// The file that holds the bytes; - is standard input.
@@ -277,6 +292,8 @@ Examples:
 pub(crate) struct GetArguments {
     #[command(flatten)]
     pub(crate) cluster: ClusterArguments,
+    #[command(flatten)]
+    pub(crate) of: TenantArguments,
     /// The key.
     pub(crate) key: OsString,
     /// The file to write the bytes to. Default: standard output; --json needs a file.
@@ -294,6 +311,8 @@ Example:
 pub(crate) struct RemoveArguments {
     #[command(flatten)]
     pub(crate) cluster: ClusterArguments,
+    #[command(flatten)]
+    pub(crate) of: TenantArguments,
     /// The keys.
     #[arg(required = true, value_name = "KEY")]
     pub(crate) keys: Vec<OsString>,
@@ -308,6 +327,8 @@ Examples:
 pub(crate) struct StatArguments {
     #[command(flatten)]
     pub(crate) cluster: ClusterArguments,
+    #[command(flatten)]
+    pub(crate) of: TenantArguments,
     /// A key to look up.
     pub(crate) key: Option<OsString>,
 }

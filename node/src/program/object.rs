@@ -29,7 +29,9 @@ pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure
             .map(|name| GroupId::of(name.as_bytes())),
         ..PutOptions::default()
     };
+    let tenant = arguments.of.tenant.clone();
     let put = with_store(&arguments.cluster, move |store| async move {
+        let store = store.of_tenant(tenant)?;
         if len_bytes as u64 > store.value_len_max() {
             return Err(Failure::ValueTooLong {
                 name,
@@ -79,8 +81,9 @@ pub(super) fn get(arguments: &GetArguments, as_json: bool) -> Result<(), Failure
         ));
     }
     let key = arguments.key.as_bytes().to_vec();
+    let tenant = arguments.of.tenant.clone();
     let found = with_store(&arguments.cluster, move |store| async move {
-        store.get(key).await
+        store.of_tenant(tenant)?.get(key).await
     })?;
     let key = shown(&arguments.key);
     let Some(bytes) = found else {
@@ -101,8 +104,9 @@ pub(super) fn get(arguments: &GetArguments, as_json: bool) -> Result<(), Failure
 
 pub(super) fn remove(arguments: &RemoveArguments, as_json: bool) -> Result<(), Failure> {
     let keys = bytes_of(&arguments.keys);
+    let tenant = arguments.of.tenant.clone();
     let removed = with_store(&arguments.cluster, move |store| async move {
-        Ok(store.remove(&keys).await?)
+        Ok(store.of_tenant(tenant)?.remove(&keys).await?)
     })?;
     let named = |wanted: bool| -> Vec<String> {
         let pairs = arguments.keys.iter().zip(&removed);

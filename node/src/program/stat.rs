@@ -19,8 +19,9 @@ type NodeRow = (SocketAddr, Result<NodeStat, StoreError>);
 pub(super) fn stat(arguments: &StatArguments, as_json: bool) -> Result<(), Failure> {
     if let Some(key) = &arguments.key {
         let bytes = key.as_bytes().to_vec();
+        let tenant = arguments.of.tenant.clone();
         let present = with_store(&arguments.cluster, move |store| async move {
-            Ok(store.exists(&[bytes]).await?)
+            Ok(store.of_tenant(tenant)?.exists(&[bytes]).await?)
         })?;
         let key = shown(key);
         if present != [true] {

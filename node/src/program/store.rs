@@ -12,6 +12,7 @@ use lunette::transfer::Room;
 use lunette_kvstore_proto::message::NodeStat;
 use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::striped::OBJECT_LEN_MAX;
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use serde_json::json;
 
@@ -37,6 +38,17 @@ pub(super) struct Done {
 }
 
 impl Store {
+    /// The same for a tenant's keys, if one is named.
+    pub(super) fn of_tenant(self, tenant: Option<Tenant>) -> Result<Self, Failure> {
+        match (self, tenant) {
+            (Self::Cluster(client), Some(tenant)) => Ok(Self::Cluster(client.of_tenant(tenant))),
+            (Self::Listed(_), Some(tenant)) if tenant != Tenant::default() => Err(Failure::Usage(
+                "only members of a cluster know tenants: leave --tenant out",
+            )),
+            (store, _) => Ok(store),
+        }
+    }
+
     /// Length of the longest value in bytes.
     pub(super) const fn value_len_max(&self) -> u64 {
         match self {

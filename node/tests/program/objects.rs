@@ -3,6 +3,7 @@
 use std::fs;
 
 use crate::process::{Node, lunette, run, run_with_input};
+use crate::town::{Town, await_members};
 
 #[test]
 fn a_round_trip_for_people() {
@@ -75,6 +76,38 @@ fn a_round_trip_in_json() {
         run(&["stat", "key"]).ended_with(3).json()["not_found"][0],
         "key"
     );
+}
+
+#[test]
+fn tenants_do_not_meet() {
+    let town = Town::new();
+    let member = Node::spawn(&mut town.member(1, &[]));
+    await_members(&member, 1);
+    let at = ["--nodes", member.address(), "--tenant"];
+    let of = |tenant: &str, words: &[&str]| run(&[words, &at, &[tenant]].concat());
+    let put = |tenant: &str, value: &str| {
+        let put = [&["put", "key"], &at[..], &[tenant]].concat();
+        let put = run_with_input(&put, value.as_bytes()).ended_with(0);
+        assert_eq!(put.text(), "put key: 1 bytes\n");
+    };
+    put("a", "1");
+    of("b", &["get", "key"]).ended_with(3);
+    of("b", &["stat", "key"]).ended_with(3);
+    put("b", "2");
+    put("default", "3");
+    for (tenant, value) in [("a", "1"), ("b", "2"), ("default", "3")] {
+        assert_eq!(of(tenant, &["get", "key"]).ended_with(0).text(), value);
+    }
+    of("a", &["rm", "key"]).ended_with(0);
+    of("a", &["get", "key"]).ended_with(3);
+    let unnamed = run(&["get", "key", "--nodes", member.address()]);
+    assert_eq!(unnamed.ended_with(0).text(), "3");
+    of("", &["get", "key"]).ended_with(2);
+    // Nodes that are members of no cluster know none.
+    let alone = Node::start("8MiB", &[]);
+    let get = ["get", "--nodes", alone.address(), "key", "--tenant"];
+    run(&[&get[..], &["a"]].concat()).ended_with(2);
+    run(&[&get[..], &["default"]].concat()).ended_with(3);
 }
 
 #[test]

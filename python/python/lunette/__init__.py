@@ -72,6 +72,8 @@ __all__ = [
 
 Key = Union[bytes, str]
 Path = Union[str, "os.PathLike[str]"]
+# Whose keys and groups are named, where none is.
+DEFAULT_TENANT = "default"
 # Names of RDMA devices, also in one text with commas between them.
 Devices = Union[str, Iterable[str]]
 T = TypeVar("T")
@@ -251,17 +253,20 @@ class Store(_Closing):
         secret_file: Path | None = None,
         timeout_s: float = 5.0,
         rdma: Devices = (),
+        tenant: str = DEFAULT_TENANT,
     ) -> Self:
         """Makes this process a member, which lends `memory_bytes`, and waits until it is one.
 
         What leaves the memory goes to files in the folders `drives`, `drive_bytes` in all. Where both ends have RDMA
-        devices of the names in `rdma` (`"all"`: all that `rdma_devices` tells), long objects go over these.
+        devices of the names in `rdma` (`"all"`: all that `rdma_devices` tells), long objects go over these. Keys and groups
+        are those of `tenant`, a name of 1 to 64 bytes: tenants of a cluster do not see each other's objects, and where
+        memory is scarce the one that has most of it gives first.
         `Unavailable` if the coordinators do not take it in within `timeout_s`.
         """
         of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s, _names(rdma))
         folders = list(drives)
         tier = (folders, drive_bytes) if folders else None
-        return cls(NativeStore.member(of, listen, memory_bytes, tier))
+        return cls(NativeStore.member(of.of_tenant(tenant), listen, memory_bytes, tier))
 
     @classmethod
     def join(
@@ -272,10 +277,11 @@ class Store(_Closing):
         secret_file: Path | None = None,
         timeout_s: float = 5.0,
         rdma: Devices = (),
+        tenant: str = DEFAULT_TENANT,
     ) -> Self:
         """Asks the cluster whose members the coordinators tell, and lends nothing."""
         of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s, _names(rdma))
-        return cls(NativeStore.client(of, []))
+        return cls(NativeStore.client(of.of_tenant(tenant), []))
 
     @classmethod
     def connect(
@@ -285,11 +291,12 @@ class Store(_Closing):
         secret_file: Path | None = None,
         timeout_s: float = 5.0,
         rdma: Devices = (),
+        tenant: str = DEFAULT_TENANT,
     ) -> Self:
         """Asks the cluster that `nodes`, one or more, are members of."""
         addresses = list(nodes)
         of = NativeCluster("lunette", addresses, False, secret_file, timeout_s, _names(rdma))
-        return cls(NativeStore.client(of, addresses))
+        return cls(NativeStore.client(of.of_tenant(tenant), addresses))
 
     @property
     def address(self) -> str | None:
@@ -438,7 +445,8 @@ class Store(_Closing):
         return _all(self._native.remove([_key(key) for key in keys]))
 
     def clear(self) -> None:
-        """Removes every object, on all members, whoever wrote it."""
+        """Removes every object, on all members, whoever wrote it. `Invalid` for a tenant other than the default one: it would
+        remove what others have."""
         self._native.clear()
 
     def close(self) -> None:

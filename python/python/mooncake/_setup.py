@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from lunette import DEFAULT_TENANT, Invalid
 from lunette._native import NativeCluster, NativeStore, rdma_devices
 
 LOG = logging.getLogger("mooncake")
@@ -145,8 +146,6 @@ def warn_of_what_is_ignored(settings: Settings) -> None:
         LOG.warning("setup: the store has connections of its own: engine is ignored")
     if settings.enable_client_http_server:
         LOG.warning("setup: enable_client_http_server is ignored")
-    if settings.tenant_id not in ("", "default"):
-        raise SettingError("tenant_id: tenants are not supported")
     ours = [name for name in sorted(os.environ) if name.startswith(("MC_", "MOONCAKE_"))]
     ignored = [name for name in ours if name not in OF_ENGINES]
     if ignored:
@@ -203,6 +202,10 @@ def open_store(settings: Settings) -> tuple[NativeStore, list[str]]:
     masters, is_etcd = coordinators(settings.master_server_addr)
     adapters = adapters_of(settings.protocol, settings.rdma_devices, "setup")
     cluster = cluster_of(masters, is_etcd, adapters)
+    try:
+        cluster = cluster.of_tenant(settings.tenant_id or DEFAULT_TENANT)
+    except Invalid as error:
+        raise SettingError(f"tenant_id: {error}") from error
     if settings.global_segment_size == 0:
         return NativeStore.client(cluster, []), masters
     listen = address_of(settings.local_hostname, 0)

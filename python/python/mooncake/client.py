@@ -81,6 +81,9 @@ def settings_of(flags: dict[str, str], secret_file: str | None) -> Settings:
     memory_bytes = size_of(flags["global_segment_size"])
     if memory_bytes == 0:
         raise FlagError("--global_segment_size: it lends no memory")
+    if flags["tenant_id"] not in ("", lunette.DEFAULT_TENANT):
+        # `setup_dummy` names no tenant, so whoever asks by it is the default one.
+        raise FlagError("--tenant_id: programs that ask a client by setup_dummy are of the default tenant")
     return Settings(
         local_hostname=f"{host}:{flags['port']}",
         metadata_server="",
@@ -91,7 +94,6 @@ def settings_of(flags: dict[str, str], secret_file: str | None) -> Settings:
         master_server_addr=flags["master_server_address"],
         enable_ssd_offload=is_true(flags["enable_offload"]),
         ssd_offload_path=os.environ.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", DRIVE_DEFAULT),
-        tenant_id=flags["tenant_id"],
     )
 
 

@@ -1,7 +1,7 @@
 //! In which order copies leave memory.
 //!
 //! ```text
-//!               insert, offer                     next
+//!               insert, offer                   ordinary
 //!  (arriving) -----------------> offered -----------------> told ---> leaves, or is
 //!      |                            ^  ^                                   |
 //!      |     unused for STANDS_BY   |  | SPARED_FOR others were told       |
@@ -153,7 +153,7 @@ impl Order {
         self.spared.push_back((id, self.told));
     }
 
-    /// Offers those whose time it is: say so before [`next`](Self::next).
+    /// Offers those whose time it is: say so before [`ordinary`](Self::ordinary).
     pub(super) fn begin(&mut self, now: Time, is_resident: impl Fn(EntryId) -> bool) {
         self.offer_ended(now);
         self.offer_spared(self.told, is_resident);
@@ -173,8 +173,8 @@ impl Order {
     }
 
     /// Who leaves next. It is told once, unless it is spared. If `asks_again`, those that were spared are told again
-    /// rather than anything that stands by or is pinned, or nobody.
-    pub(super) fn next(
+    /// rather than nobody.
+    pub(super) fn ordinary(
         &mut self,
         asks_again: bool,
         is_resident: impl Fn(EntryId) -> bool,
@@ -185,15 +185,24 @@ impl Order {
             self.offer_spared(u64::MAX, is_resident);
             next = self.policy.victim();
         }
-        let next = next.or_else(|| self.standing.pop(self.now, Duration::ZERO));
-        let slot_index = next.or_else(|| self.pinned.pop(self.now))?;
+        next.map(|slot_index| self.tell(slot_index))
+    }
+
+    /// Who leaves next where there are no others: it stands by, or is pinned.
+    pub(super) fn last_resort(&mut self) -> Option<u32> {
+        let next = self.standing.pop(self.now, Duration::ZERO);
+        let next = next.or_else(|| self.pinned.pop(self.now));
+        next.map(|slot_index| self.tell(slot_index))
+    }
+
+    fn tell(&mut self, slot_index: u32) -> u32 {
         self.told += 1;
         self.policy.withhold(slot_index);
         debug_assert!(
             !self.abandoned.contains(slot_index),
             "it was told before others"
         );
-        Some(slot_index)
+        slot_index
     }
 
     /// Those that were spared [`SPARED_FOR`] victims before `told` may leave again.

@@ -11,6 +11,7 @@ use crate::version::Version;
 
 mod groups;
 mod pins;
+mod tenants;
 
 fn place(number: u64) -> CopyPlace {
     CopyPlace {
@@ -257,7 +258,7 @@ fn what_cannot_leave_is_asked_again_after_others() {
     }
     let most = SPARED_FOR + 199;
     assert!((SPARED_FOR..=most).contains(&others), "{others} of {most}");
-    assert_eq!(memory.order.spared(), 0);
+    assert_eq!(memory.shares.first().spared(), 0);
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn what_is_removed_is_forgotten_and_what_left_is_not() {
     let mut memory = memory(100);
     keep(&mut memory, 0, 100);
     assert!(memory.free(place(0)).is_some());
-    assert!(!memory.order.remembers(0), "it does not come back");
+    assert!(!memory.shares.first().remembers(0), "it does not come back");
     let room = 1 << 28;
     let of_large = room / REMEMBERING_SHARE / GHOST_BYTES as u64;
     assert!(of_large > REMEMBERED_MIN);
@@ -277,9 +278,9 @@ fn what_is_removed_is_forgotten_and_what_left_is_not() {
             memory.leave(place(number));
             assert!(memory.free(place(number)).is_some());
         }
-        assert_eq!(memory.order.remembered() as u64, remembered_max);
-        assert!(memory.order.remembers(2 * remembered_max - 1));
-        assert!(!memory.order.remembers(remembered_max - 1));
+        assert_eq!(memory.shares.first().remembered() as u64, remembered_max);
+        assert!(memory.shares.first().remembers(2 * remembered_max - 1));
+        assert!(!memory.shares.first().remembers(remembered_max - 1));
     }
 }
 
@@ -348,7 +349,7 @@ fn parts_leave_after_all_others_until_their_object_must_have_come() {
         [1, 0].map(place),
         "the least recently used first"
     );
-    assert_eq!(memory.order.standing_by(), 0, "they were told");
+    assert_eq!(memory.shares.first().standing_by(), 0, "they were told");
 }
 
 #[test]
@@ -363,7 +364,7 @@ fn parts_of_an_object_that_must_have_come_leave_as_others() {
     keep(&mut memory, 18, 100);
     let told = memory.victims(late, true);
     assert_eq!(told, [place(17)], "the parts are offered after it");
-    assert_eq!(memory.order.standing_by(), 1);
+    assert_eq!(memory.shares.first().standing_by(), 1);
     memory.leave(told[0]);
     assert!(memory.free(told[0]).is_some());
     keep(&mut memory, 19, 100);
@@ -400,10 +401,10 @@ fn what_is_no_more_does_not_stand_by() {
     memory.leave(place(1));
     assert!(memory.free(place(1)).is_some());
     memory.leave(place(2));
-    assert_eq!(memory.order.standing_by(), 1);
+    assert_eq!(memory.shares.first().standing_by(), 1);
     memory.stay(place(2));
     assert_eq!(
-        memory.order.standing_by(),
+        memory.shares.first().standing_by(),
         1,
         "it is like others from now on"
     );

@@ -13,7 +13,7 @@ use lunette_transfer::{CallError, Room, Staged};
 use super::piece::{Piece, download, len, part, upload};
 use super::{DeviceClient, DeviceStoreError, Landed, Object};
 use crate::cluster_client::striping::{PartSource, Stretch};
-use crate::cluster_client::{PutOptions, Stored, valid};
+use crate::cluster_client::{PutOptions, Stored};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
 
@@ -107,7 +107,8 @@ impl DeviceClient {
 
     /// Gets what may be an object in parts.
     pub(super) async fn get_long(&self, object: &Object) -> Result<Landed, DeviceStoreError> {
-        let key = valid(&object.key)?;
+        let key = self.client.own(&object.key);
+        let key = self.client.valid(&key)?;
         let room_bytes = len(&object.pieces);
         let mut ended = Ok(Landed::Miss { is_known: false });
         for _ in 0..ROUNDS_MAX {
@@ -202,7 +203,8 @@ impl DeviceClient {
         let staged = self.stage(len_bytes).await?;
         let room = staged.memory().slice(0, len_bytes);
         let into = Room::exposed(vec![room.clone()]);
-        let key = valid(&object.key)?;
+        let key = self.client.own(&object.key);
+        let key = self.client.valid(&key)?;
         let read = self.client.read_stretch(key, stretch, into, reply).await?;
         if let Stretch::Hit { .. } = read {
             let first = usize::try_from(stretch.offset_bytes).expect("it lies in memory");

@@ -20,7 +20,7 @@ use thiserror::Error;
 use self::parts::{PartSlots, PartsFailure};
 use self::slot::{Slot, SlotFailure, Slotted};
 use super::striping::{Former, drawn_manifest};
-use super::{ClusterClient, PutOptions, Stored, valid};
+use super::{ClusterClient, PutOptions, Stored};
 use crate::cluster_client::objects::parts_of;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
@@ -91,7 +91,8 @@ impl ClusterClient {
         options: PutOptions,
         keep: Duration,
     ) -> Result<Reserved, StoreError> {
-        let valid_key = valid(key)?;
+        let key = self.own(key);
+        let valid_key = self.valid(&key)?;
         options.check()?;
         let room = match parts_of(len_bytes, options)? {
             None => {
@@ -111,7 +112,7 @@ impl ClusterClient {
             }
         };
         Ok(Reserved::Room(Reservation {
-            key: key.to_vec(),
+            key: key.into_owned(),
             len_bytes,
             room,
         }))

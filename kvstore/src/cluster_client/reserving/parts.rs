@@ -83,15 +83,14 @@ impl PartSlots {
         keep: Duration,
     ) -> Result<Self, StoreError> {
         let options = of_object(options, &manifest);
-        let parts = Parts::new(client, key.fingerprint(), manifest);
+        let parts = Parts::new(client, key, manifest);
         let all: Vec<Part> = manifest.parts().collect();
         let mut slots = Vec::with_capacity(all.len());
         for some in all.chunks(PARTS_AHEAD_MAX) {
             let reserved = some.iter().map(async |&part| {
-                let bytes = parts.key_of(part.place);
-                let key = Key::new(&bytes).expect("a part's key is one");
+                let key = parts.key_of(part.place);
                 let options = of_part(options);
-                match Slot::reserve(client, key, part.len_bytes, options, keep).await? {
+                match Slot::reserve(client, key.key(), part.len_bytes, options, keep).await? {
                     Slotted::Slot(slot) => Ok(PartSlot {
                         part,
                         slot: Some(slot),

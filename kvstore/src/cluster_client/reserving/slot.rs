@@ -72,7 +72,7 @@ impl Slot {
                 wanted: options.copies,
                 len_bytes,
                 keep_ms: keep_ms.min(KEEP_MS_MAX),
-                retention: options.retention(false),
+                retention: client.retention(&options, false),
                 key,
             };
             let body = |version, out: &mut Vec<u8>| message.encode(version, out);

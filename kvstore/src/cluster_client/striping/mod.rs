@@ -22,9 +22,9 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
-use lunette_kvstore_proto::key::{Fingerprint, Key};
+use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{Only, StripedReply};
-use lunette_kvstore_proto::striped::Manifest;
+use lunette_kvstore_proto::striped::{Manifest, PartKey, PartsOf};
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
@@ -93,7 +93,7 @@ impl ClusterClient {
                 outcome => {
                     let is_found = removed_as(outcome)?;
                     if let Some(manifest) = manifest {
-                        let parts = self.drop_parts(key.fingerprint(), manifest, manifest.count());
+                        let parts = self.drop_parts(key.into(), manifest, manifest.count());
                         let waited = time::timeout(until.since(time::now()), parts).await;
                         tracing::trace!(?waited, "parts of what was removed");
                     }
@@ -115,12 +115,11 @@ impl ClusterClient {
     }
 
     /// Removes the first `count` parts, as well as it goes.
-    async fn remove_parts(&self, key: Fingerprint, manifest: &Manifest, count: u32) {
+    async fn remove_parts(&self, of: PartsOf, manifest: &Manifest, count: u32) {
         let keys: Vec<_> = (0..count)
-            .map(|place| manifest.part_key(key, place))
+            .map(|place| manifest.part_key(of, place))
             .collect();
-        let keys = keys.iter();
-        let keys = keys.map(|key| Key::new(key).expect("a part's key is one"));
+        let keys = keys.iter().map(PartKey::key);
         let ended = self.ask_all(keys, Wish::Remove(Only::Any)).await;
         let is_removed = |ended: &Result<Outcome, _>| matches!(ended, Ok(Outcome::Removed { .. }));
         let left = ended.iter().filter(|ended| !is_removed(ended)).count();
@@ -130,16 +129,11 @@ impl ClusterClient {
     }
 
     /// As [`remove_parts`](Self::remove_parts), whoever waits for it.
-    fn drop_parts(
-        &self,
-        key: Fingerprint,
-        manifest: Manifest,
-        count: u32,
-    ) -> oneshot::Receiver<()> {
+    fn drop_parts(&self, of: PartsOf, manifest: Manifest, count: u32) -> oneshot::Receiver<()> {
         let (told, done) = oneshot::channel();
         let client = self.clone();
         self.asking.spawn(async move {
-            client.remove_parts(key, &manifest, count).await;
+            client.remove_parts(of, &manifest, count).await;
             let is_waited_for = told.send(()).is_ok();
             tracing::trace!(is_waited_for, "parts are removed");
         });

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::StripedReply;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
-use lunette_kvstore_proto::striped::{Manifest, PART_KEY_BYTES, Part, PartRead};
+use lunette_kvstore_proto::striped::{Manifest, Part, PartKey, PartRead, PartsOf};
 use lunette_kvstore_proto::version::Form;
 use lunette_runtime::time;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
@@ -280,7 +280,7 @@ impl ClusterClient {
         split: &SplitRoom,
     ) -> Reading {
         let (mut left, mut under_way) = (reads.into_iter(), VecDeque::new());
-        let (mut all, key) = (Reading::default(), key.fingerprint());
+        let (mut all, of) = (Reading::default(), PartsOf::from(key));
         loop {
             while all.is_good()
                 && under_way.len() < PARTS_AHEAD_MAX
@@ -290,7 +290,7 @@ impl ClusterClient {
                 if self.local.is_some() {
                     time::yield_now().await;
                 }
-                let part_key = manifest.part_key(key, read.part.place);
+                let part_key = manifest.part_key(of, read.part.place);
                 let part = read.part;
                 under_way.push_back((part, self.begin_read(&part_key, read, split)));
             }
@@ -307,7 +307,7 @@ impl ClusterClient {
 
     fn begin_read(
         &self,
-        key: &[u8; PART_KEY_BYTES],
+        key: &PartKey,
         read: PartRead,
         split: &SplitRoom,
     ) -> PartGet<impl Future<Output = Ended> + use<>> {
@@ -319,12 +319,9 @@ impl ClusterClient {
         } else {
             read.ranges
         };
-        match self.get_here(key, &ranges, room) {
+        match self.get_here(key.key().bytes(), &ranges, room) {
             Ok(fetched) => PartGet::Here(fetched),
-            Err(room) => {
-                let key = Key::new(key).expect("a part's key is one");
-                PartGet::There(self.begin_get_of(key, ranges, room))
-            }
+            Err(room) => PartGet::There(self.begin_get_of(key.key(), ranges, room)),
         }
     }
 }

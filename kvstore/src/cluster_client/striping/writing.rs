@@ -11,7 +11,7 @@ use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::residence::STANDS_BY;
 use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Pin};
-use lunette_kvstore_proto::striped::{Manifest, PART_KEY_BYTES, Part, WriteId};
+use lunette_kvstore_proto::striped::{Manifest, Part, PartKey, PartsOf, WriteId};
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{entropy, time};
@@ -23,7 +23,7 @@ use super::{PARTS_AHEAD_MAX, len};
 use crate::cluster_client::objects::{Begun, Writing};
 use crate::cluster_client::placing::Places;
 use crate::cluster_client::running::Ended;
-use crate::cluster_client::{ClusterClient, PutOptions, Stored, valid};
+use crate::cluster_client::{ClusterClient, PutOptions, Stored};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
 
@@ -40,7 +40,7 @@ const ALL_AGAIN_MAX: u32 = 16;
 /// The parts of a write, which are removed with it unless they are kept.
 pub(in crate::cluster_client) struct Parts {
     client: ClusterClient,
-    key: Fingerprint,
+    of: PartsOf,
     manifest: Manifest,
     /// So many may be there.
     begun: Cell<u32>,
@@ -53,12 +53,12 @@ impl Parts {
     /// Of an object under this key. None is there.
     pub(in crate::cluster_client) fn new(
         client: &ClusterClient,
-        key: Fingerprint,
+        key: Key<'_>,
         manifest: Manifest,
     ) -> Self {
         Self {
             client: client.clone(),
-            key,
+            of: key.into(),
             manifest,
             begun: Cell::new(0),
             since: Cell::new(time::now()),
@@ -70,8 +70,8 @@ impl Parts {
         self.manifest.count()
     }
 
-    pub(in crate::cluster_client) fn key_of(&self, place: u32) -> [u8; PART_KEY_BYTES] {
-        self.manifest.part_key(self.key, place)
+    pub(in crate::cluster_client) fn key_of(&self, place: u32) -> PartKey {
+        self.manifest.part_key(self.of, place)
     }
 
     /// Any of them may be there from now on.
@@ -90,7 +90,7 @@ impl Drop for Parts {
     fn drop(&mut self) {
         let count = self.begun.get();
         if count > 0 && !self.is_kept.get() {
-            drop(self.client.drop_parts(self.key, self.manifest, count));
+            drop(self.client.drop_parts(self.of, self.manifest, count));
         }
     }
 }
@@ -136,7 +136,7 @@ impl PartSource for Value {
 /// A part whose write was begun.
 struct PartWrite<'a, F> {
     place: u32,
-    key: [u8; PART_KEY_BYTES],
+    key: PartKey,
     value: Value,
     places: Places,
     begun: Option<Begun<'a, F>>,
@@ -212,7 +212,8 @@ impl ClusterClient {
     ) -> Result<Stored, S::Error> {
         options.check()?;
         let nothing = Value::empty();
-        let object = Writing::alone(valid(key)?, &nothing, options);
+        let key = self.own(key);
+        let object = Writing::alone(self.valid(&key)?, &nothing, options);
         self.put_striped(object, source, part_len, None).await
     }
 
@@ -235,7 +236,7 @@ impl ClusterClient {
             ..object
         };
         source.check(&manifest).map_err(StoreError::local)?;
-        let parts = Parts::new(self, key.fingerprint(), manifest);
+        let parts = Parts::new(self, key, manifest);
         let written = self.put_parts((object, source), &parts, together).await?;
         let stored = self.publish(object, &parts, together, former).await?;
         Ok(written.with_manifest(stored))
@@ -247,7 +248,7 @@ impl ClusterClient {
         key: Key<'_>,
         kind: WriteKind,
     ) -> Result<Former, StoreError> {
-        let Some(found) = self.lookup(key.bytes(), None).await? else {
+        let Some(found) = self.find(key, None).await? else {
             return Ok(Former::Other);
         };
         if kind == WriteKind::Put {
@@ -272,7 +273,7 @@ impl ClusterClient {
     ) -> Result<Stored, StoreError> {
         let stored = self.put_manifest(object, parts, together).await?;
         if let (Stored::Written { .. }, Former::Parts(former)) = (&stored, former) {
-            drop(self.drop_parts(parts.key, former, former.count()));
+            drop(self.drop_parts(parts.of, former, former.count()));
         }
         Ok(stored)
     }
@@ -401,9 +402,7 @@ impl ClusterClient {
             parts.since.set(time::now());
         }
         let keys: Vec<_> = (0..count).map(|place| parts.key_of(place)).collect();
-        let keys = keys
-            .iter()
-            .map(|key| Key::new(key).expect("a part's key is one"));
+        let keys = keys.iter().map(PartKey::key);
         let found = self.ask_all(keys, Wish::Lookup(hold)).await;
         let found = parts.manifest.parts().zip(found);
         let lost = found.filter(|(_, found)| matches!(found, Ok(Outcome::Miss)));
@@ -416,7 +415,7 @@ impl ClusterClient {
 
     fn begin_part(
         &self,
-        (place, key): (u32, [u8; PART_KEY_BYTES]),
+        (place, key): (u32, PartKey),
         value: Value,
         options: PutOptions,
         together: Option<NodeId>,
@@ -461,12 +460,8 @@ const fn too_full() -> StoreError {
     StoreError::local(StoreErrorKind::Refused(Status::Full))
 }
 
-fn part_writing<'a>(
-    key: &'a [u8; PART_KEY_BYTES],
-    value: &'a Value,
-    options: PutOptions,
-) -> Writing<'a> {
-    Writing::alone(Key::new(key).expect("a part's key is one"), value, options)
+fn part_writing<'a>(key: &'a PartKey, value: &'a Value, options: PutOptions) -> Writing<'a> {
+    Writing::alone(key.key(), value, options)
 }
 
 /// A manifest of an object in parts of `part_len` bytes, both of which were checked.
