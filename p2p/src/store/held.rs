@@ -21,6 +21,8 @@ use crate::error::{Incomplete, SourceFault};
 pub struct Progress {
     /// Bytes that are here, and verified.
     pub held_bytes: u64,
+    /// How many of these were here, and right, when it began.
+    pub resumed_bytes: u64,
     /// Of how many: for a receiver of slices those of the chunks that they are in.
     pub len_bytes: u64,
     /// Holders that answer.
@@ -73,6 +75,7 @@ impl Held {
     pub fn progress(&self) -> Progress {
         Progress {
             held_bytes: self.local.held_bytes(),
+            resumed_bytes: self.local.resumed_bytes,
             len_bytes: self.local.len_bytes(),
             neighbours: self.local.neighbours(),
         }

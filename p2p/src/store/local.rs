@@ -89,6 +89,8 @@ pub(super) struct Local {
     pub(super) segments: Segments,
     pub(super) flights: RefCell<BTreeMap<FetchId, Rc<Flight>>>,
     swarm: RefCell<Swarm>,
+    /// Bytes of the chunks that were here before.
+    pub(super) resumed_bytes: u64,
     /// There is an earlier time than the keeper sleeps for.
     keeper: Signal,
     sleeps_until: Cell<Option<Time>>,
@@ -126,6 +128,7 @@ impl Local {
         let (rack, mut options) = (inner.rack, inner.swarm);
         let is_serving = !buffers.is_empty() || backing.is_some();
         options.is_serving = is_serving;
+        let resumed_bytes = bytes_of(&content.record.shape, &held);
         let mut swarm = Swarm::new(time::now(), inner.me(), rack, held, options, entropy());
         if let Some(slicing) = &slicing {
             swarm = swarm.wanting(slicing.plan.chunks().clone());
@@ -140,6 +143,7 @@ impl Local {
             segments,
             flights: RefCell::default(),
             swarm: RefCell::new(swarm),
+            resumed_bytes,
             keeper: Signal::default(),
             sleeps_until: Cell::default(),
             settled: Gate::default(),
@@ -281,15 +285,7 @@ impl Local {
 
     /// Bytes of the chunks that are here.
     pub(super) fn held_bytes(&self) -> u64 {
-        let swarm = self.swarm.borrow();
-        if swarm.held().is_full() {
-            return self.content.record.shape.len_bytes();
-        }
-        let places = swarm
-            .held()
-            .iter()
-            .filter_map(|chunk| self.content.record.shape.place(chunk));
-        places.map(|place| u64::from(place.len_bytes)).sum()
+        bytes_of(&self.content.record.shape, self.swarm.borrow().held())
     }
 
     /// Tells the machine something, and does what it asks for.
@@ -486,6 +482,15 @@ pub(super) async fn sums(shape: &Shape, buffers: &[Exposed]) -> Vec<u32> {
         time::yield_now().await;
     }
     sums
+}
+
+/// Bytes of these chunks.
+fn bytes_of(shape: &Shape, chunks: &ChunkSet) -> u64 {
+    if chunks.is_full() {
+        return shape.len_bytes();
+    }
+    let places = chunks.iter().filter_map(|chunk| shape.place(chunk));
+    places.map(|place| u64::from(place.len_bytes)).sum()
 }
 
 /// The chunks that are right already. Others run between chunks.

@@ -271,6 +271,8 @@ fn parts_that_are_here_already_are_not_fetched_again() {
                 let read_before = receiver.engine().statistics().read_bytes;
                 let held = begin(buffer, slices, keep_chunks).await;
                 held.whole(LONG).await.expect("all of it");
+                // However much has come meanwhile.
+                assert_eq!(held.progress().resumed_bytes, resumed * 4096);
                 buffer = held.unregister().await.remove(0);
                 let read_bytes = receiver.engine().statistics().read_bytes - read_before;
                 let fetched = u64::from(HALF_CHUNKS) - resumed;

@@ -72,6 +72,7 @@ impl NativeHeld {
                 held_bytes,
                 len_bytes,
                 neighbours,
+                ..
             } = progress;
             (held_bytes, len_bytes, neighbours).into_py_any(py)
         })

@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lunette::runtime::OpError;
 use lunette::runtime::time;
 use lunette_p2p::{
-    Found, Held, Incomplete, ObjectFiles, ObjectName, ReceiveOptions, SliceOptions, Store,
+    Found, Held, Incomplete, ObjectFiles, ObjectName, Progress, ReceiveOptions, SliceOptions, Store,
 };
 use serde_json::json;
 
@@ -64,7 +64,6 @@ async fn receive(
     } else {
         begin(&store, &found, &arguments.files).await?
     };
-    let resumed_bytes = held.progress().held_bytes;
     let began = time::now();
     let patience = Duration::from_secs(arguments.timeout);
     let came = follow(&held, patience, &ends, as_json).await;
@@ -77,7 +76,7 @@ async fn receive(
         return Err(failure);
     }
     sync(&held, &arguments.files).await?;
-    say_done(&held, resumed_bytes, took, as_json)?;
+    say_done(&held, took, as_json)?;
     if arguments.serve {
         return serve_on(store, &held, &ends, as_json).await;
     }
@@ -200,8 +199,12 @@ pub(super) fn bar(len_bytes: u64, as_json: bool) -> ProgressBar {
     bar.with_style(ProgressStyle::with_template(template).expect("a good template"))
 }
 
-fn say_done(held: &Held, resumed_bytes: u64, took: Duration, as_json: bool) -> Outcome<()> {
-    let len_bytes = held.progress().len_bytes;
+fn say_done(held: &Held, took: Duration, as_json: bool) -> Outcome<()> {
+    let Progress {
+        len_bytes,
+        resumed_bytes,
+        ..
+    } = held.progress();
     let (name, version) = (held.name(), held.version());
     let seconds = took.as_secs_f64();
     say(&if as_json {
