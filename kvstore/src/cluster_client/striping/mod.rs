@@ -51,7 +51,7 @@ impl ClusterClient {
         let until = time::now() + self.timeout;
         let removing = self.begin_removal(key, Only::Version { version }, until);
         let (told, outcome) = oneshot::channel();
-        let (client, key, manifest) = (self.clone(), key.fingerprint(), reply.manifest);
+        let (client, key, manifest) = (self.clone(), PartsOf::from(key), reply.manifest);
         self.asking.spawn(async move {
             let outcome = removing.await.outcome;
             let is_removed = matches!(outcome, Ok(Outcome::Removed { .. }));
