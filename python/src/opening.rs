@@ -27,7 +27,7 @@ use crate::waiting::wait_until;
 pub(crate) const IDLE: Idle = Idle::Adaptive(Duration::from_micros(100));
 
 /// Which cluster, and how to be one of it.
-#[pyclass(frozen, module = "lunette._native")]
+#[pyclass(frozen, skip_from_py_object, module = "lunette._native")]
 #[derive(Clone, Debug)]
 pub(crate) struct NativeCluster {
     pub(crate) cluster: ClusterOptions,
