@@ -32,7 +32,7 @@ use lunette_kvstore_proto::message::directory::{
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
-use lunette_kvstore_proto::retention::{GroupId, Pin, Retention};
+use lunette_kvstore_proto::retention::{GroupId, Parent, Pin, Retention};
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::sim::{World, WorldOptions};
@@ -571,6 +571,7 @@ fn retention(number: u8) -> Retention {
         is_last: number.is_multiple_of(3),
         pin: pin(number),
         group: (number % 5 < 2).then(|| GroupId::of(&[number % 2])),
+        behind: (number % 7 < 3).then(|| Parent(Fingerprint((number % 3).into()))),
     }
 }
 

@@ -1,11 +1,11 @@
 """Block hit ratio of a live cluster: members in this process serve a trace of requests.
 
-    python replay.py TRACE --capacity-blocks 3000,10000 [--members 5] [--block-bytes 65536] [--requests N]
+    python replay.py TRACE --capacity-blocks 3000,10000 [--members 5] [--block-bytes 65536] [--requests N] [--chains]
 
 The trace has a request a line, `{"hash_ids": [...]}`. Each request gets all of its blocks, in one call and in their
 order, and puts those that were not there in another one, as engines do. A hit is a block that was there before. The
 members' memory has room for so many blocks together. In the end some blocks may be there without the one before them,
-so that nobody can use them: their share is printed beside.
+so that nobody can use them: their share is printed beside. With `--chains` each is put behind the one before it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,23 @@ OVERHEAD_BYTES = 512
 
 
 def serve(
-    store: lunette.Store, requests: list[list[int]], value: bytes, rooms: list[bytearray]
+    store: lunette.Store,
+    requests: list[list[int]],
+    value: bytes,
+    rooms: list[bytearray],
+    are_chains: bool,
 ) -> tuple[int, int]:
     """Blocks, and those of them that were hits."""
     blocks = hits = 0
     for request in requests:
         keys = [f"block/{block}" for block in request]
         found = store.get_all_into(list(zip(keys, rooms)))
-        missed = [key for key, len_bytes in zip(keys, found) if len_bytes is None]
+        missed = [at for at, len_bytes in enumerate(found) if len_bytes is None]
         blocks += len(keys)
         hits += len(keys) - len(missed)
         if missed:
-            store.put_all((key, value) for key in missed)
+            behind = [keys[at - 1] if at and are_chains else None for at in missed]
+            store.put_all(((keys[at], value) for at in missed), behind=behind)
     return blocks, hits
 
 
@@ -59,6 +64,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=5)
     parser.add_argument("--block-bytes", type=int, default=65536)
     parser.add_argument("--requests", type=int)
+    parser.add_argument("--chains", action="store_true")
     arguments = parser.parse_args()
     with arguments.trace.open() as trace:
         requests = [json.loads(line)["hash_ids"] for line in trace][: arguments.requests]
@@ -73,7 +79,7 @@ def main() -> None:
                 for _ in range(arguments.members)
             ]
             begun = time.monotonic()
-            blocks, hits = serve(members[0], requests, value, rooms)
+            blocks, hits = serve(members[0], requests, value, rooms, arguments.chains)
             took = time.monotonic() - begun
             there, lost = orphans(members[0], requests)
             print(

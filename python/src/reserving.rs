@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::failure::{Invalid, of_store};
 use crate::objects::waited;
-use crate::store::{How, NativeStore, wishes};
+use crate::store::{How, NativeStore};
 use crate::waiting::wait;
 
 /// Room for an object at the key's home, for as long as nothing has been written to it for a time.
@@ -42,7 +42,7 @@ impl NativeReservation {
         let keep = keep.map_err(|error| Invalid::new_err(error.to_string()))?;
         let asked = store
             .handle()?
-            .reserve(key, len, wishes(how)?.of_one(), keep);
+            .reserve(key, len, store.wishes(how)?.of_one(), keep);
         let reserved = wait(py, asked)?.map_err(|error| of_store(&error))?;
         Ok(match reserved {
             ReservedHandle::Room(room) => Some(Self {

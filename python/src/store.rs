@@ -10,7 +10,7 @@ use std::time::Duration;
 use lunette_kvstore::{
     Lent, Located, Preferred, PutOptions, StoreError, StoreHandle, TierOptions, ToPut,
 };
-use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Pin};
+use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Parent, Pin};
 use lunette_kvstore_proto::version::WriteKind;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
@@ -26,22 +26,23 @@ use crate::queue::{Making, NativeQueue};
 use crate::waiting::wait;
 
 /// How objects are written: whether over what is there, how many copies, whether all of a batch on one node, the
-/// nodes that are preferred, for how many seconds they outlast others in memory, and the group of each: an empty
-/// name is none, and so is no name for any.
-pub(crate) type How = (bool, u8, bool, Vec<String>, f64, Vec<Vec<u8>>);
+/// nodes that are preferred, for how many seconds they outlast others in memory, the group of each, and the key that each
+/// is behind: an empty one is none, and so is none for any.
+pub(crate) type How = (bool, u8, bool, Vec<String>, f64, Vec<Vec<u8>>, Vec<Vec<u8>>);
 
 /// The same, as the store takes it.
 pub(crate) struct Wishes {
     options: PutOptions,
-    groups: Vec<Vec<u8>>,
+    groups: Vec<Option<GroupId>>,
+    behind: Vec<Option<Parent>>,
 }
 
 impl Wishes {
     /// Of one object.
     pub(crate) fn of_one(self) -> PutOptions {
-        let group = self.groups.first().and_then(|name| group(name));
         PutOptions {
-            group,
+            group: self.groups.first().copied().flatten(),
+            behind: self.behind.first().copied().flatten(),
             ..self.options
         }
     }
@@ -53,8 +54,14 @@ impl Wishes {
         left_out: impl ExactSizeIterator<Item = bool>,
     ) -> PyResult<(Vec<ToPut>, PutOptions)> {
         let count = left_out.len();
-        if !self.groups.is_empty() && self.groups.len() != count {
+        let is_for_each = |len| len == 0 || len == count;
+        if !is_for_each(self.groups.len()) {
             return Err(Invalid::new_err("as many groups as objects, or none"));
+        }
+        if !is_for_each(self.behind.len()) {
+            return Err(Invalid::new_err(
+                "as many keys that are before as objects, or none",
+            ));
         }
         let all = left_out.enumerate();
         let kept = all.filter_map(|(index, is_left_out)| (!is_left_out).then_some(index));
@@ -62,7 +69,8 @@ impl Wishes {
         let objects = objects.map(|((key, value), index)| ToPut {
             key,
             value,
-            group: self.groups.get(index).and_then(|name| group(name)),
+            group: self.groups.get(index).copied().flatten(),
+            behind: self.behind.get(index).copied().flatten(),
         });
         Ok((objects.collect(), self.options))
     }
@@ -131,7 +139,7 @@ impl NativeStore {
         value: &Bound<'_, PyBytes>,
         how: How,
     ) -> PyResult<bool> {
-        let (asking, wishes) = (self.asking(&[])?, wishes(how)?);
+        let (asking, wishes) = (self.asking(&[])?, self.wishes(how)?);
         let written = put_waited(py, &asking, vec![key], piece_of(value), wishes)?;
         let written = written.into_iter().next();
         written.expect("one for the key")
@@ -149,7 +157,7 @@ impl NativeStore {
         how: How,
         after: Vec<usize>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let (asking, wishes) = (self.asking(&after)?, wishes(how)?);
+        let (asking, wishes) = (self.asking(&after)?, self.wishes(how)?);
         let written = put_waited(py, &asking, keys, (addresses, lens), wishes)?;
         listed(py, written)
     }
@@ -247,7 +255,7 @@ impl NativeStore {
         after: Vec<usize>,
     ) -> PyResult<u64> {
         queue.admit()?;
-        let wishes = wishes(how)?;
+        let wishes = self.wishes(how)?;
         let loans = Loans::default();
         let (keys, addresses, lens) = objects;
         let asking = self.asking(&after)?;
@@ -377,6 +385,43 @@ impl NativeStore {
         })
     }
 
+    /// What a call wishes, as the store takes it.
+    pub(crate) fn wishes(
+        &self,
+        (is_upsert, copies, is_same_node, preferred, pin_s, groups, behind): How,
+    ) -> PyResult<Wishes> {
+        let preferred: Vec<_> = preferred
+            .iter()
+            .map(|name| address(name))
+            .collect::<PyResult<_>>()?;
+        let preferred = Preferred::new(&preferred).map_err(|error| of_store(&error))?;
+        let options = PutOptions {
+            kind: if is_upsert {
+                WriteKind::Upsert
+            } else {
+                WriteKind::Put
+            },
+            copies,
+            preferred,
+            is_same_node,
+            pin: pin(pin_s)?,
+            ..PutOptions::default()
+        };
+        Ok(Wishes {
+            options,
+            groups: groups.iter().map(|name| group(name)).collect(),
+            behind: self.parents(&behind)?,
+        })
+    }
+
+    fn parents(&self, keys: &[Vec<u8>]) -> PyResult<Vec<Option<Parent>>> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let handle = self.handle()?;
+        Ok(keys.iter().map(|key| handle.parent(key)).collect())
+    }
+
     pub(crate) fn handle(&self) -> PyResult<StoreHandle> {
         self.open.with(|open| open.handle.giving_up())
     }
@@ -407,29 +452,6 @@ fn failures<T>(answers: Vec<Result<T, StoreError>>) -> Vec<Outcome<T>> {
     answers
         .map(|answer| answer.map_err(|error| of_store(&error)))
         .collect()
-}
-
-pub(crate) fn wishes(
-    (is_upsert, copies, is_same_node, preferred, pin_s, groups): How,
-) -> PyResult<Wishes> {
-    let preferred: Vec<_> = preferred
-        .iter()
-        .map(|name| address(name))
-        .collect::<PyResult<_>>()?;
-    let preferred = Preferred::new(&preferred).map_err(|error| of_store(&error))?;
-    let options = PutOptions {
-        kind: if is_upsert {
-            WriteKind::Upsert
-        } else {
-            WriteKind::Put
-        },
-        copies,
-        preferred,
-        is_same_node,
-        pin: pin(pin_s)?,
-        ..PutOptions::default()
-    };
-    Ok(Wishes { options, groups })
 }
 
 /// A pin for so many seconds, none of which is none, and all of which are for ever.

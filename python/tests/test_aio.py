@@ -82,7 +82,7 @@ def test_a_queue_has_a_bound(member, key):
         lambda: native.begin_remove(queue, []),
         lambda: native.begin_get(queue, key.encode()),
         lambda: native.begin_get_into(queue, put, None),
-        lambda: native.begin_put_from(queue, put, (False, 1, False, [], 0.0, []), None),
+        lambda: native.begin_put_from(queue, put, (False, 1, False, [], 0.0, [], []), None),
     ):
         with pytest.raises(lunette.Unavailable, match="under way"):
             begin()

@@ -13,6 +13,18 @@
 //!
 //! The home of a group is that of a key with the group's hash. It knows which seats have members, not which.
 //!
+//! So are objects that are of no use without another, their *parent*: a block of a prompt without the one before. They are
+//! a group whose home is the parent's, so that it knows by itself when the last copy of the parent is gone, and has them
+//! abandoned. None of them takes anything with it but what is behind it.
+//!
+//! ```text
+//!   owner A          the parent's home             owner B
+//!     |----- dropped ------->|<------- joined -------|     something behind the parent is here
+//!     |                      |                       |
+//!     |                      |-------- part -------->|     it is abandoned; when it leaves, what is behind
+//!     |                      |                       |     it is
+//! ```
+//!
 //! All of this is a hint. It has no part in what the store promises: messages may be lost, a home may have forgotten a
 //! group, and what is told late finds other members than were meant. What is abandoned by mistake is a copy like others,
 //! which leaves a little too early; what is forgotten leaves when its turn comes. So nothing is asked again, and nothing

@@ -22,18 +22,68 @@ pub struct Retention {
     pub pin: Pin,
     /// With which others it is of use only: see [`groups`](crate::groups).
     pub group: Option<GroupId>,
+    /// The object without which it is of no use: of a prompt's blocks the one before.
+    pub behind: Option<Parent>,
 }
 
-/// A group of objects, by the hash of its name. Groups are of one cluster and [tenant](crate::tenant), whoever writes their objects; two names whose
-/// hashes are equal are one group, which costs hits and nothing else.
+/// An object that others are of no use without, by its key. It may itself be behind another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub Fingerprint);
+pub struct Parent(pub Fingerprint);
+
+/// A group of objects, by the hash of its name. Groups are of one cluster and [tenant](crate::tenant), whoever writes their
+/// objects; two names whose hashes are equal are one group, which costs hits and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId {
+    kind: GroupKind,
+    hash: Fingerprint,
+}
+
+/// When others of a group are of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum GroupKind {
+    /// When one of them has left.
+    Fellows,
+    /// When their parent, which is none of them, has left.
+    Behind,
+}
 
 impl GroupId {
     /// The group of that name: any bytes.
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
-        Self(Fingerprint(xxh3_128(name)))
+        Self::drawn(xxh3_128(name))
+    }
+
+    /// A group without a name, of a number that nobody else has.
+    #[must_use]
+    pub const fn drawn(number: u128) -> Self {
+        Self {
+            kind: GroupKind::Fellows,
+            hash: Fingerprint(number),
+        }
+    }
+
+    /// The group of those that are behind this object.
+    #[must_use]
+    pub const fn behind(parent: Parent) -> Self {
+        Self {
+            kind: GroupKind::Behind,
+            hash: parent.0,
+        }
+    }
+
+    pub(crate) const fn new(kind: GroupKind, hash: Fingerprint) -> Self {
+        Self { kind, hash }
+    }
+
+    pub(crate) const fn kind(self) -> GroupKind {
+        self.kind
+    }
+
+    /// Its home is that of the key with this hash: that of its parent, if it has one.
+    #[must_use]
+    pub const fn hash(self) -> Fingerprint {
+        self.hash
     }
 
     /// The group that a tenant has under this name: those of two tenants are two.
@@ -43,7 +93,7 @@ impl GroupId {
             return self;
         }
         let mut bytes = [0; 24];
-        bytes[..16].copy_from_slice(&self.0.0.to_le_bytes());
+        bytes[..16].copy_from_slice(&self.hash.0.to_le_bytes());
         bytes[16..].copy_from_slice(&tenant.0.to_le_bytes());
         Self::of(&bytes)
     }

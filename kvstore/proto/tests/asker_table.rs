@@ -39,6 +39,7 @@ const ASK: WriteAsk = WriteAsk {
         is_last: false,
         pin: Pin::None,
         group: None,
+        behind: None,
     },
 };
 

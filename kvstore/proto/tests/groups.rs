@@ -9,7 +9,7 @@ use lunette_kvstore_proto::groups::{
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::CopyPlace;
 use lunette_kvstore_proto::placement::{Seat, home_of};
-use lunette_kvstore_proto::retention::GroupId;
+use lunette_kvstore_proto::retention::{GroupId, Parent};
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use proptest::prelude::*;
@@ -132,6 +132,48 @@ fn a_home_tells_the_others_of_a_group_and_no_other_group() {
     assert_eq!(registry.len(), 2);
     tell(&mut registry, seat(1, 1), GroupNews::Left { group });
     assert_eq!(registry.len(), 1);
+}
+
+#[test]
+fn what_is_behind_another_follows_it_and_takes_nothing_but_what_is_behind_itself() {
+    let (home, parent) = (seat(1, 1), Parent(Fingerprint(7)));
+    let group = GroupId::behind(parent);
+    let mut fellows = fellows(&map(1, &[1]));
+    let tell = |news| GroupAction::Tell(home, news);
+    let abandon = |number| GroupAction::Abandon(place(number));
+    let first = told(|out| fellows.kept(place(1), group, out));
+    assert_eq!(first, [tell(GroupNews::Joined { group })]);
+    told(|out| fellows.kept(place(2), group, out));
+    // It is in a group of fellows, too.
+    let own = self::group(9);
+    told(|out| fellows.kept(place(2), own, out));
+    told(|out| fellows.kept(place(3), own, out));
+    assert_eq!(told(|out| fellows.freed(place(1), true, out)), []);
+    for _ in 0..2 {
+        // The parent has come back meanwhile, and has left again.
+        assert_eq!(told(|out| fellows.on_part(home, group, out)), [abandon(2)]);
+    }
+    let broken = tell(GroupNews::Broken { group: own });
+    let left = tell(GroupNews::Left { group });
+    let last = told(|out| fellows.freed(place(2), true, out));
+    assert_eq!(last, [abandon(3), broken, left]);
+    assert_eq!(fellows.len(), 1);
+
+    let mut registry = Registry::default();
+    for node in [1, 2] {
+        let joined = GroupNews::Joined { group };
+        assert_eq!(told(|out| registry.on_news(seat(node, 1), joined, out)), []);
+    }
+    // A group of the same hash is another one.
+    let same = GroupId::drawn(7);
+    let joined = GroupNews::Joined { group: same };
+    told(|out| registry.on_news(seat(3, 1), joined, out));
+    let part = [1, 2].map(|node| GroupAction::Tell(seat(node, 1), GroupNews::Part { group }));
+    assert_eq!(told(|out| registry.on_gone(parent, out)), part);
+    assert_eq!(
+        told(|out| registry.on_gone(Parent(Fingerprint(8)), out)),
+        []
+    );
 }
 
 #[test]

@@ -13,7 +13,7 @@ use lunette_kvstore_proto::message::directory::{
     TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::retention::GroupId;
+use lunette_kvstore_proto::retention::{GroupId, Parent};
 use lunette_kvstore_proto::version::{
     COPIES_WANTED_MAX, CopyInfo, Form, Generation, Tombstone, Version, WriteKind,
 };
@@ -334,7 +334,11 @@ fn answer() -> impl Strategy<Value = AnswerMessage> {
 
 fn group_news() -> impl Strategy<Value = GroupNews> {
     (any::<u128>(), 0..4).prop_map(|(hash, which)| {
-        let group = GroupId(Fingerprint(hash));
+        let group = if hash.is_multiple_of(2) {
+            GroupId::drawn(hash)
+        } else {
+            GroupId::behind(Parent(Fingerprint(hash)))
+        };
         match which {
             0 => GroupNews::Joined { group },
             1 => GroupNews::Left { group },

@@ -14,7 +14,7 @@ use lunette_kvstore_proto::message::{FormatVersion, MessageFault};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
-use lunette_kvstore_proto::retention::{GroupId, Pin, Retention};
+use lunette_kvstore_proto::retention::{GroupId, Parent, Pin, Retention};
 use lunette_kvstore_proto::striped::{Manifest, WriteId};
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
@@ -139,11 +139,12 @@ fn pin() -> impl Strategy<Value = Pin> {
 }
 
 fn retention() -> impl Strategy<Value = Retention> {
-    let group = prop::option::of(any::<u128>());
-    (any::<bool>(), pin(), group).prop_map(|(is_last, pin, group)| Retention {
+    let hash = || prop::option::of(any::<u128>());
+    (any::<bool>(), pin(), hash(), hash()).prop_map(|(is_last, pin, group, behind)| Retention {
         is_last,
         pin,
-        group: group.map(|hash| GroupId(Fingerprint(hash))),
+        group: group.map(GroupId::drawn),
+        behind: behind.map(|hash| Parent(Fingerprint(hash))),
     })
 }
 

@@ -56,7 +56,7 @@ use lunette_kvstore_proto::message::NodeStat;
 use lunette_kvstore_proto::message::directory::{Found, HoldWish, Only, Peek};
 use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::{Seat, seats};
-use lunette_kvstore_proto::retention::{GroupId, Pin};
+use lunette_kvstore_proto::retention::{GroupId, Parent, Pin};
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime::arena::Exposed;
@@ -168,6 +168,10 @@ pub struct PutOptions {
     /// no such group, wherever they lie, unless they are used first. Objects of several copies are in no group, nor is what
     /// a node reads back from its drive when it begins. See [`groups`](lunette_kvstore_proto::groups).
     pub group: Option<GroupId>,
+    /// The object without which it is of no use ([`ClusterClient::parent`]): of a prompt's blocks the one before. When that is
+    /// gone, it leaves before what is of use, wherever it is, unless it is used first, and what is behind it follows. Not
+    /// heeded for objects of several copies, as groups are not; a parent that a drive has is not gone.
+    pub behind: Option<Parent>,
 }
 
 impl Default for PutOptions {
@@ -180,6 +184,7 @@ impl Default for PutOptions {
             stripe_len: None,
             pin: Pin::None,
             group: None,
+            behind: None,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
-use lunette_kvstore_proto::retention::{GroupId, Retention};
+use lunette_kvstore_proto::retention::{GroupId, Parent, Retention};
 
 use lunette_kvstore_proto::message::directory::{Peek, StripedReply, WAIT_MS_MAX};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
@@ -92,9 +92,47 @@ impl ClusterClient {
             key,
             value,
             placed: None,
-            among: Among::at(index, count, None),
+            among: Among::at(index, count),
         });
         self.put_each(objects, options).await
+    }
+
+    /// As [`put_all`](Self::put_all), of the blocks of one prompt, in their order: each is of no use without the one before,
+    /// and the first without what is under `after`, if that is named. When a block is gone, those behind it leave memory before
+    /// what is of use, wherever they are, unless they are used first; see [`PutOptions::behind`].
+    ///
+    /// # Errors
+    /// One for each.
+    pub async fn put_chain(
+        &self,
+        after: Option<&[u8]>,
+        blocks: &[(Vec<u8>, Value)],
+        options: PutOptions,
+    ) -> Vec<Result<Stored, StoreError>> {
+        let before = blocks.iter().map(|(key, _)| key.as_slice());
+        let before = std::iter::once(after).chain(before.map(Some));
+        let count = blocks.len();
+        let blocks = blocks.iter().zip(before).enumerate();
+        let blocks = blocks.map(|(index, ((key, value), before))| Putting {
+            key,
+            value,
+            placed: None,
+            among: Among {
+                behind: before.and_then(|key| self.parent(key)),
+                ..Among::at(index, count)
+            },
+        });
+        let blocks: Vec<_> = blocks.collect();
+        self.put_each(blocks.into_iter(), options).await
+    }
+
+    /// What objects are put [behind](PutOptions::behind) that are of no use without the one under this key; `None` if it is
+    /// no key.
+    #[must_use]
+    pub fn parent(&self, key: &[u8]) -> Option<Parent> {
+        let key = self.own(key);
+        let key = self.valid(&key).ok()?;
+        Some(Parent(key.fingerprint()))
     }
 
     /// As [`put_all`](Self::put_all), of objects some of which have been placed, and all or some of a batch.
@@ -121,6 +159,7 @@ impl ClusterClient {
                 placed: putting.placed,
                 options: PutOptions {
                     group: putting.among.group.or(options.group),
+                    behind: putting.among.behind.or(options.behind),
                     ..options
                 },
                 form: Form::Whole,
@@ -242,6 +281,7 @@ impl ClusterClient {
             is_last,
             pin: options.pin,
             group: options.group.map(|group| group.in_tenant(tag)),
+            behind: options.behind,
         }
     }
 
@@ -549,14 +589,17 @@ pub(crate) struct Among {
     pub(crate) is_last: bool,
     /// Its own group, if not that of all.
     pub(crate) group: Option<GroupId>,
+    /// Its own parent, if not that of all.
+    pub(crate) behind: Option<Parent>,
 }
 
 impl Among {
     /// Of an object at this place of so many.
-    pub(crate) const fn at(index: usize, count: usize, group: Option<GroupId>) -> Self {
+    pub(crate) const fn at(index: usize, count: usize) -> Self {
         Self {
             is_last: count > 1 && index + 1 == count,
-            group,
+            group: None,
+            behind: None,
         }
     }
 }

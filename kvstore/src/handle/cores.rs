@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
 
@@ -93,6 +94,13 @@ impl Cores {
         {
             *known = Some(map.clone());
         }
+    }
+
+    /// What is behind the object under a key names that by this.
+    pub(super) fn parent(&self, key: &[u8]) -> Option<Parent> {
+        let key = self.tenant.key(key);
+        let key = self.tenant.check(&key).ok()?;
+        Some(Parent(key.fingerprint()))
     }
 
     /// The core for a key: its home, where that is one of these. If the map is an old one, that core asks on.

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use lunette_kvstore_proto::message::directory::{Found, HoldWish};
 use lunette_kvstore_proto::range::ByteRange;
+use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::Pending;
 use lunette_runtime::arena::SharedMemory;
@@ -43,6 +44,12 @@ pub enum Got {
 }
 
 impl StoreHandle {
+    /// See [`ClusterClient::parent`](crate::ClusterClient::parent).
+    #[must_use]
+    pub fn parent(&self, key: &[u8]) -> Option<Parent> {
+        self.cores.parent(key)
+    }
+
     /// Writes what lies in `value`, one piece after the other, under `key`. See
     /// [`ClusterClient::put`](crate::ClusterClient::put).
     ///

@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use lunette_kvstore_proto::retention::GroupId;
+use lunette_kvstore_proto::retention::{GroupId, Parent};
 use lunette_runtime::Pending;
 use lunette_runtime_core::checksum::joined_crc32c;
 
@@ -36,6 +36,19 @@ pub struct ToPut {
     pub value: Vec<Lent>,
     /// The group that it is in, if not in that of all: see [`PutOptions::group`].
     pub group: Option<GroupId>,
+    /// The object that it is of no use without, if not that of all ([`StoreHandle::parent`]): see [`PutOptions::behind`].
+    pub behind: Option<Parent>,
+}
+
+impl ToPut {
+    /// What it is to those that it is put with.
+    const fn among(&self, index: usize, count: usize) -> Among {
+        Among {
+            group: self.group,
+            behind: self.behind,
+            ..Among::at(index, count)
+        }
+    }
 }
 
 impl From<(Vec<u8>, Vec<Lent>)> for ToPut {
@@ -44,6 +57,7 @@ impl From<(Vec<u8>, Vec<Lent>)> for ToPut {
             key,
             value,
             group: None,
+            behind: None,
         }
     }
 }
@@ -79,10 +93,10 @@ impl Filled {
     pub(super) fn by_cores<T: Into<ToPut>>(objects: Vec<T>) -> Vec<Self> {
         let count = objects.len();
         let objects = objects.into_iter().map(Into::into).enumerate();
-        let objects = objects.map(|(index, ToPut { key, value, group })| Self {
-            key,
-            value,
-            among: Among::at(index, count, group),
+        let objects = objects.map(|(index, object): (usize, ToPut)| Self {
+            among: object.among(index, count),
+            key: object.key,
+            value: object.value,
             room: None,
         });
         objects.collect()
@@ -180,16 +194,16 @@ impl StoreHandle {
             .map_or(0, |object| cores.core_of(&object.key));
         let count = objects.len();
         let objects = objects.into_iter().enumerate();
-        let objects = objects.map(|(index, ToPut { key, value, group })| Object {
+        let objects = objects.map(|(index, object): (usize, ToPut)| Object {
             // One core chooses the node for all of them.
             core: if options.is_same_node {
                 first
             } else {
-                cores.core_of(&key)
+                cores.core_of(&object.key)
             },
-            key,
-            value,
-            among: Among::at(index, count, group),
+            among: object.among(index, count),
+            key: object.key,
+            value: object.value,
             room: None,
         });
         let place = move |hosted: Rc<Hosted>, mut objects: Vec<Object>| async move {

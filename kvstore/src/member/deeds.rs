@@ -176,7 +176,7 @@ impl MemberCore {
         // What made it a copy may have ended it as well.
         let (form, wanted) = copy.map_or((Form::Whole, 1), |(info, _)| (info.form, info.wanted));
         let retention = self.bytes().borrow_mut().name(op, place, form);
-        self.group(place, retention.group, wanted);
+        self.group(place, retention, wanted);
         self.reservations.borrow_mut().committed(op);
         self.tell_copy(place, "kept");
         CopyCounts::add(&self.copies.written);
@@ -198,9 +198,16 @@ impl MemberCore {
             match deed {
                 None => break,
                 Some(Deed::ToHome(from, epoch, item)) => {
+                    let dropped = match &item {
+                        ToHome::Dropped { key, .. } => Some(*key),
+                        _ => None,
+                    };
                     self.at_home_at(now, |home, now, out| {
                         home.on_owner(now, from, epoch, item, out)
                     });
+                    if let Some(key) = dropped {
+                        self.on_dropped(key);
+                    }
                 }
                 Some(Deed::Page(from, epoch, page)) => {
                     self.at_home_at(now, |home, now, out| {

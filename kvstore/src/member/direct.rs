@@ -51,7 +51,7 @@ impl MemberCore {
         match self.record_here(now, ask, (frame.len_bytes(), extent.crc32c)) {
             Ok((place, answer)) => {
                 (self.bytes().borrow_mut()).keep_recorded(frame, place, extent, ask);
-                self.group(place, ask.retention.group, ask.wanted);
+                self.group(place, ask.retention, ask.wanted);
                 self.counts.received(frame.len_bytes());
                 CopyCounts::add(&self.copies.written);
                 self.tell_copy(place, "kept");

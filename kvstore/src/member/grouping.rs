@@ -5,12 +5,14 @@
 
 use std::cell::RefCell;
 
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::groups::{Fellows, GroupAction, GroupNews, Registry};
-use lunette_kvstore_proto::message::directory::{Content, CopyPlace};
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{Content, CopyPlace, Peek};
 use lunette_kvstore_proto::owner::FreeCause;
 use lunette_kvstore_proto::placement::{Seat, has_seat};
-use lunette_kvstore_proto::retention::GroupId;
+use lunette_kvstore_proto::retention::{GroupId, Parent, Retention};
 
 use super::core::MemberCore;
 use crate::counting::CopyCounts;
@@ -34,11 +36,32 @@ impl Grouping {
 }
 
 impl MemberCore {
-    /// A write has become a copy, which is in a group if it is the only one that is wanted: one of several that leaves
-    /// takes nothing from anybody.
-    pub(super) fn group(&self, place: CopyPlace, group: Option<GroupId>, wanted: u8) {
-        if let Some(group) = group.filter(|_| wanted == 1) {
+    /// A write has become a copy, which is in a group, and behind its parent, if it is the only one that is wanted: one of
+    /// several that leaves takes nothing from anybody.
+    pub(super) fn group(&self, place: CopyPlace, retention: Retention, wanted: u8) {
+        if wanted != 1 {
+            return;
+        }
+        let behind = retention.behind.map(GroupId::behind);
+        for group in retention.group.into_iter().chain(behind) {
             self.at_fellows(|fellows, out| fellows.kept(place, group, out));
+        }
+    }
+
+    /// A copy is no more, of which this is the home: what is behind its object is abandoned, if that is gone.
+    pub(super) fn on_dropped(&self, key: Fingerprint) {
+        if self.grouping.registry.borrow().is_empty() {
+            return;
+        }
+        let mut found = Peek::Unsure;
+        self.peek(&[key], NamespaceKind::Cache, |peek| found = peek);
+        if found == Peek::Absent {
+            let mut out = Vec::new();
+            self.grouping
+                .registry
+                .borrow()
+                .on_gone(Parent(key), &mut out);
+            self.do_for_groups(out);
         }
     }
 

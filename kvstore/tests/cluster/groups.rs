@@ -5,6 +5,8 @@ use std::time::Duration;
 use lunette_kvstore::{ClusterClient, Preferred, PutOptions, Value};
 use lunette_kvstore_proto::residence::STANDS_BY;
 use lunette_kvstore_proto::retention::GroupId;
+use lunette_kvstore_proto::tenant::Tenant;
+use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::time::{self, timeout};
 
 use super::on_each_driver::run;
@@ -58,7 +60,11 @@ async fn present(client: &ClusterClient, first: usize, count: usize) -> usize {
 
 /// Copies that the second node let go first, as their groups were broken.
 async fn abandoned(scene: &Scene) -> u64 {
-    let report = scene.reports().await.swap_remove(1);
+    abandoned_by(scene, 1).await
+}
+
+async fn abandoned_by(scene: &Scene, node: usize) -> u64 {
+    let report = scene.reports().await.swap_remove(node);
     report.member.expect("a member").copies_abandoned
 }
 
@@ -180,5 +186,127 @@ fn objects_of_several_copies_are_in_no_group() {
             assert_eq!(abandoned(&scene).await, 0);
         };
         timeout(10 * PATIENCE, work).await.expect("in time");
+    });
+}
+
+/// Puts an object on a node behind another.
+async fn put_behind(client: &ClusterClient, node: usize, n: usize, parent: usize) {
+    let address = client.map().members()[node].address;
+    let options = PutOptions {
+        preferred: Preferred::new(&[address]).expect("one"),
+        behind: client.parent(&key(parent)),
+        ..PutOptions::default()
+    };
+    let value = Value::new(pattern(n, LEN));
+    client.put(&key(n), value, options).await.expect("room");
+}
+
+#[test]
+fn what_is_behind_a_block_that_is_gone_leaves_with_what_is_behind_it() {
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 4 * MIB).await;
+        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
+        let work = async {
+            for n in 0..OLDER_COUNT {
+                put_at(&second, 1, OLDER + n, None).await;
+            }
+            // On the first node the parents, on the second what is behind them, and what is behind that.
+            for n in 0..SHARED {
+                put_at(&first, 0, HERE + n, None).await;
+                put_behind(&second, 1, THERE + n, HERE + n).await;
+                put_behind(&second, 1, ALONE + n, THERE + n).await;
+            }
+            flood(&first, FIRST_OF_FLOOD).await;
+            assert_eq!(present(&first, HERE, SHARED).await, 0, "they have left");
+            eventually("the other node knows", async || {
+                abandoned(&scene).await == SHARED as u64
+            })
+            .await;
+            assert_eq!(
+                present(&second, THERE, SHARED).await,
+                SHARED,
+                "there is room"
+            );
+            let mut n = FIRST_OF_FLOOD + FLOOD;
+            let left = async || {
+                present(&second, THERE, SHARED).await + present(&second, ALONE, SHARED).await
+            };
+            while left().await > 0 {
+                put_at(&second, 1, n, None).await;
+                n += 1;
+                let others = present(&second, OLDER, OLDER_COUNT).await;
+                // What is behind what leaves is known to be of no use a message later.
+                let gone = OLDER_COUNT - others;
+                assert!(gone < OLDER_COUNT / 4, "{gone} of what was older have left");
+            }
+        };
+        timeout(10 * PATIENCE, work).await.expect("in time");
+    });
+}
+
+#[test]
+fn what_is_behind_a_block_that_is_there_stays() {
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 4 * MIB).await;
+        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
+        let work = async {
+            // Of these the parents are used again and again, or written anew.
+            for n in 0..SHARED {
+                put_at(&second, 1, HERE + n, None).await;
+                put_behind(&first, 0, THERE + n, HERE + n).await;
+            }
+            let upsert = PutOptions {
+                kind: WriteKind::Upsert,
+                ..PutOptions::default()
+            };
+            for n in 0..SHARED {
+                let value = Value::new(pattern(n, LEN));
+                second
+                    .put(&key(HERE + n), value, upsert)
+                    .await
+                    .expect("room");
+            }
+            // Nothing of all that is gone but versions.
+            assert_eq!(abandoned_by(&scene, 0).await, 0);
+            assert_eq!(second.remove(&[key(HERE)]).await, [Ok(true)]);
+            eventually("what was behind it is abandoned", async || {
+                abandoned_by(&scene, 0).await == 1
+            })
+            .await;
+        };
+        timeout(10 * PATIENCE, work).await.expect("in time");
+    });
+}
+
+#[test]
+fn blocks_of_a_chain_are_behind_each_other() {
+    run(WORLDS, || async {
+        let scene = Scene::of(2, 4 * MIB).await;
+        for client in [scene.client().await, scene.inside(0).await] {
+            let client = client.of_tenant(Tenant::named("a").expect("a name"));
+            let before = abandoned_by(&scene, 0).await + abandoned_by(&scene, 1).await;
+            let blocks: Vec<_> = (0..5)
+                .map(|n| (key(n), Value::new(pattern(n, LEN))))
+                .collect();
+            let stored = client
+                .put_chain(None, &blocks[..2], PutOptions::default())
+                .await;
+            assert!(stored.iter().all(Result::is_ok), "{stored:?}");
+            let last = Some(blocks[1].0.as_slice());
+            let stored = client
+                .put_chain(last, &blocks[2..], PutOptions::default())
+                .await;
+            assert!(stored.iter().all(Result::is_ok), "{stored:?}");
+            // Each that is removed has one behind it, but the last.
+            let mut abandoned = before;
+            for n in 0..5 {
+                assert_eq!(client.remove(&[key(n)]).await, [Ok(true)]);
+                abandoned += u64::from(n < 4);
+                eventually("the next one is abandoned", async || {
+                    abandoned_by(&scene, 0).await + abandoned_by(&scene, 1).await == abandoned
+                })
+                .await;
+            }
+        }
     });
 }

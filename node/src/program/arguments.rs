@@ -271,6 +271,10 @@ pub(crate) struct PutArguments {
     /// what is in no such group. Members of a cluster do that.
     #[arg(long, value_name = "NAME")]
     pub(crate) group: Option<OsString>,
+    /// The key of an object that it is of no use without: when that is gone, it leaves memory before what is of use. Members
+    /// of a cluster do that.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) behind: Option<OsString>,
 }
 
 fn parse_pin(text: &str) -> Result<Pin, String> {

@@ -30,6 +30,7 @@ pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure
         ..PutOptions::default()
     };
     let tenant = arguments.of.tenant.clone();
+    let before = arguments.behind.clone();
     let put = with_store(&arguments.cluster, move |store| async move {
         let store = store.of_tenant(tenant)?;
         if len_bytes as u64 > store.value_len_max() {
@@ -38,6 +39,10 @@ pub(super) fn put(arguments: &PutArguments, as_json: bool) -> Result<(), Failure
                 len_max_bytes: store.value_len_max(),
             });
         }
+        let options = PutOptions {
+            behind: store.parent(before)?,
+            ..options
+        };
         store.put(key, bytes, options).await
     })?;
     let (written, version) = (put.is_written, put.version);

@@ -1,7 +1,9 @@
 //! The store that a command talks to: nodes that are listed, or a cluster that they are members of.
 
+use std::ffi::OsString;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 
 use lunette::kvstore::{
     Client, ClientOptions, ClusterClient, ClusterClientOptions, ClusterError, Get, Lent, Put,
@@ -10,7 +12,7 @@ use lunette::kvstore::{
 use lunette::runtime::{CoreOptions, arena, block_on};
 use lunette::transfer::Room;
 use lunette_kvstore_proto::message::NodeStat;
-use lunette_kvstore_proto::retention::Pin;
+use lunette_kvstore_proto::retention::{Parent, Pin};
 use lunette_kvstore_proto::striped::OBJECT_LEN_MAX;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
@@ -46,6 +48,20 @@ impl Store {
                 "only members of a cluster know tenants: leave --tenant out",
             )),
             (store, _) => Ok(store),
+        }
+    }
+
+    /// What an object is behind that is of no use without the one under this key.
+    pub(super) fn parent(&self, key: Option<OsString>) -> Result<Option<Parent>, Failure> {
+        match (self, key) {
+            (_, None) => Ok(None),
+            (Self::Listed(_), Some(_)) => Err(Failure::Usage(
+                "only members of a cluster know what is behind others: leave --behind out",
+            )),
+            (Self::Cluster(client), Some(key)) => match client.parent(key.as_bytes()) {
+                None => Err(Failure::Usage("--behind: that is no key")),
+                parent => Ok(parent),
+            },
         }
     }
 

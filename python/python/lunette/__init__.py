@@ -98,10 +98,10 @@ def _names(devices: Devices) -> list[str]:
     return [name.strip() for name in parts if name.strip()]
 
 
-def _groups(groups: Iterable[Key | None]) -> list[bytes]:
-    """The names of groups, if there is one."""
-    names = [b"" if group is None else _key(group) for group in groups]
-    return names if any(names) else []
+def _each(names: Iterable[Key | None]) -> list[bytes]:
+    """The names of groups, or keys, if there is one."""
+    each = [b"" if name is None else _key(name) for name in names]
+    return each if any(each) else []
 
 
 def _key(key: Key) -> bytes:
@@ -311,6 +311,7 @@ class Store(_Closing):
         copies: int = 1,
         pin_s: float = 0.0,
         group: Key | None = None,
+        behind: Key | None = None,
     ) -> bool:
         """Writes an object unless there is one. Whether it was written.
 
@@ -319,8 +320,11 @@ class Store(_Closing):
 
         Objects of one `group`, whoever writes them, are of use together only: when one leaves memory to make room, the
         others leave before what is in no such group. Objects of several copies are in none.
+
+        What is `behind` another key is of no use without the object there, as a block of a prompt is without the one before:
+        when that is gone, it leaves before what is of use, unless it is used first.
         """
-        return self._put(key, value, (False, copies, False, [], pin_s, _groups([group])))
+        return self._put(key, value, (False, copies, False, [], pin_s, _each([group]), _each([behind])))
 
     def upsert(
         self,
@@ -330,9 +334,10 @@ class Store(_Closing):
         copies: int = 1,
         pin_s: float = 0.0,
         group: Key | None = None,
+        behind: Key | None = None,
     ) -> bool:
         """Writes an object, also where there is one, and pins it as `put` does, whatever was there."""
-        return self._put(key, value, (True, copies, False, [], pin_s, _groups([group])))
+        return self._put(key, value, (True, copies, False, [], pin_s, _each([group]), _each([behind])))
 
     def _put(self, key: Key, value: Memory, how: _How) -> bool:
         if isinstance(value, bytes):
@@ -349,8 +354,10 @@ class Store(_Closing):
         copies: int = 1,
         pin_s: float = 0.0,
         groups: Iterable[Key | None] = (),
+        behind: Iterable[Key | None] = (),
     ) -> list[bool]:
-        """As `put`, of many objects in one call, in no order, each in its group, if there are `groups`.
+        """As `put`, of many objects in one call, in no order, each in its group, if there are `groups`, and `behind` its key,
+        if there are such.
 
         If some fail, the first exception is raised; its `outcomes` tell of each object.
         """
@@ -359,7 +366,7 @@ class Store(_Closing):
             keys.append(_key(key))
             lent.append(readable(value, True))
         addresses, lengths = [[at] for at, _, _ in lent], [[length] for _, length, _ in lent]
-        how = (False, copies, False, [], pin_s, _groups(groups))
+        how = (False, copies, False, [], pin_s, _each(groups), _each(behind))
         return _all(self._native.put_from(keys, addresses, lengths, how, streams(lent)))
 
     def get(self, key: Key) -> bytes | None:
@@ -405,12 +412,13 @@ class Store(_Closing):
         keep_s: float = 60.0,
         pin_s: float = 0.0,
         group: Key | None = None,
+        behind: Key | None = None,
     ) -> Reservation | None:
         """Room for an object of so many bytes, that is written in ranges; `None` if there is an object.
 
         It is given back when nothing has been written to it for `keep_s`.
         """
-        how = (False, copies, False, [], pin_s, _groups([group]))
+        how = (False, copies, False, [], pin_s, _each([group]), _each([behind]))
         native = NativeReservation.reserve(self._native, _key(key), size, how, keep_s)
         return Reservation(self._native, native) if native is not None else None
 

@@ -16,7 +16,7 @@ class NotFound(Unavailable): ...
 
 _Path = Union[str, PathLike[str]]
 # Over what is there, copies, all of a batch on one node, nodes that are preferred.
-_How = tuple[bool, int, bool, list[str], float, list[bytes]]
+_How = tuple[bool, int, bool, list[str], float, list[bytes], list[bytes]]
 # Keys, and for each the addresses and the lengths of its pieces.
 _Objects = tuple[Sequence[bytes], Sequence[Sequence[int]], Sequence[Sequence[int]]]
 

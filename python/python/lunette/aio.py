@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import Key, Path, Store, _all, _groups, _key, p2p, updates
+from . import Key, Path, Store, _all, _each, _key, p2p, updates
 from ._memory import Lent, readable, streams, writable
 from ._native import Invalid, NativeHeld, NativeQueue
 from ._tensors import fresh
@@ -97,9 +97,10 @@ class AsyncStore:
         copies: int = 1,
         pin_s: float = 0.0,
         group: Key | None = None,
+        behind: Key | None = None,
     ) -> bool:
         """Writes an object unless there is one. Whether it was written."""
-        how = (False, copies, False, [], pin_s, _groups([group]))
+        how = (False, copies, False, [], pin_s, _each([group]), _each([behind]))
         return (await self._put([(key, value)], how))[0]
 
     async def upsert(
@@ -110,9 +111,10 @@ class AsyncStore:
         copies: int = 1,
         pin_s: float = 0.0,
         group: Key | None = None,
+        behind: Key | None = None,
     ) -> bool:
         """Writes an object, also where there is one."""
-        how = (True, copies, False, [], pin_s, _groups([group]))
+        how = (True, copies, False, [], pin_s, _each([group]), _each([behind]))
         return (await self._put([(key, value)], how))[0]
 
     async def put_all(
@@ -122,9 +124,10 @@ class AsyncStore:
         copies: int = 1,
         pin_s: float = 0.0,
         groups: Iterable[Key | None] = (),
+        behind: Iterable[Key | None] = (),
     ) -> list[bool]:
         """As `put`, of many objects in one question."""
-        return await self._put(objects, (False, copies, False, [], pin_s, _groups(groups)))
+        return await self._put(objects, (False, copies, False, [], pin_s, _each(groups), _each(behind)))
 
     async def _put(
         self, objects: Iterable[tuple[Key, Memory]], how: _How

@@ -17,14 +17,15 @@ PREFERRED_MAX = 4
 SOFT_PIN_TTL_MS = 30 * 60 * 1000
 
 # Whether over what is there, copies, whether all of a batch on one node, nodes that are preferred, for how many seconds
-# it outlasts others in memory, and the group of each object, if they are in some.
-How = tuple[bool, int, bool, list[str], float, list[bytes]]
+# it outlasts others in memory, the group of each object, if they are in some, and the key that each is behind, of which
+# Mooncake knows nothing.
+How = tuple[bool, int, bool, list[str], float, list[bytes], list[bytes]]
 
 
 def how_of(config: ReplicateConfig | None, is_upsert: bool, objects: int) -> How | int:
     """How to write so many objects; a code, if that makes no sense."""
     if config is None:
-        return (is_upsert, 1, False, [], 0.0, [])
+        return (is_upsert, 1, False, [], 0.0, [], [])
     if not isinstance(config, ReplicateConfig):
         raise TypeError(f"a ReplicateConfig, not {type(config).__name__}")
     is_timed = config.soft_pin_ttl_ms is not None
@@ -43,13 +44,13 @@ def how_of(config: ReplicateConfig | None, is_upsert: bool, objects: int) -> How
     copies = min(config.replica_num, COPIES_MAX)
     is_same_node = bool(config.prefer_alloc_in_same_node)
     groups = [name.encode() for name in config.group_ids or ()]
-    return (is_upsert, copies, is_same_node, preferred, _pin_s(config), groups)
+    return (is_upsert, copies, is_same_node, preferred, _pin_s(config), groups, [])
 
 
 def of_some(how: How, chosen: list[int]) -> How:
     """The same for some of the objects."""
-    *others, groups = how
-    return (*others, [groups[index] for index in chosen] if groups else [])
+    *others, groups, behind = how
+    return (*others, [groups[index] for index in chosen] if groups else [], behind)
 
 
 def _pin_s(config: ReplicateConfig) -> float:

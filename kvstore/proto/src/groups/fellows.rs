@@ -1,14 +1,15 @@
-//! The members of groups that one owner has.
+//! The members of groups that one owner has, and of what is behind others.
 
 use core::ops::Bound;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_cluster_proto::map::ClusterMap;
+use smallvec::SmallVec;
 
 use super::{GroupAction, GroupNews};
 use crate::message::directory::CopyPlace;
 use crate::placement::{Seat, home_of};
-use crate::retention::GroupId;
+use crate::retention::{GroupId, GroupKind};
 
 /// Most members of one group at one owner: further ones are kept as if they were in none.
 pub const MEMBERS_MAX: usize = 1024;
@@ -25,11 +26,14 @@ struct Group {
     is_broken: bool,
 }
 
+/// What a copy is in: a group of fellows, and the group of those that are behind its parent.
+type Bonds = SmallVec<[GroupId; 2]>;
+
 /// The groups of an owner's copies. See the [module](super). There are no more of them than copies.
 #[derive(Debug, Default)]
 pub struct Fellows {
     groups: BTreeMap<GroupId, Group>,
-    of: BTreeMap<CopyPlace, GroupId>,
+    of: BTreeMap<CopyPlace, Bonds>,
     map: ClusterMap,
     /// After which group those are to be looked at that have moved to another home.
     moved: Option<Option<GroupId>>,
@@ -38,13 +42,13 @@ pub struct Fellows {
 type Out<'a> = &'a mut Vec<GroupAction>;
 
 impl Fellows {
-    /// Copies that are in a group.
+    /// Copies that are in a group, or behind others.
     #[must_use]
     pub fn len(&self) -> usize {
         self.of.len()
     }
 
-    /// Whether no copy is in a group.
+    /// Whether no copy is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.of.is_empty()
@@ -89,31 +93,33 @@ impl Fellows {
         }
         let is_new = group.members.insert(place);
         assert!(is_new, "{place:?} is kept twice");
-        self.of.insert(place, id);
+        self.of.entry(place).or_default().push(id);
         group.is_broken = false;
         join(&self.map, id, group, out);
     }
 
     /// A copy is no more, or has left to make room. One that is in no group changes nothing.
     pub fn freed(&mut self, place: CopyPlace, has_left_for_room: bool, out: Out<'_>) {
-        let Some(id) = self.of.remove(&place) else {
-            return;
-        };
-        let group = self.groups.get_mut(&id).expect("the group of a member");
-        group.members.remove(&place);
-        if has_left_for_room && !group.is_broken {
-            part(group, out);
-            tell(group, GroupNews::Broken { group: id }, out);
-        }
-        if group.members.is_empty() {
-            tell(group, GroupNews::Left { group: id }, out);
-            self.groups.remove(&id);
+        for id in self.of.remove(&place).unwrap_or_default() {
+            let group = self.groups.get_mut(&id).expect("the group of a member");
+            group.members.remove(&place);
+            let is_fellow = id.kind() == GroupKind::Fellows;
+            if has_left_for_room && is_fellow && !group.is_broken {
+                part(group, out);
+                tell(group, GroupNews::Broken { group: id }, out);
+            }
+            if group.members.is_empty() {
+                tell(group, GroupNews::Left { group: id }, out);
+                self.groups.remove(&id);
+            }
         }
     }
 
-    /// A member has left elsewhere, says the group's home.
+    /// A member has left elsewhere, says the group's home, or the parent of all has.
     pub fn on_part(&mut self, home: Seat, id: GroupId, out: Out<'_>) {
         match self.groups.get_mut(&id) {
+            // A parent may have come back and have left again.
+            Some(group) if id.kind() == GroupKind::Behind => part(group, out),
             Some(group) if !group.is_broken => part(group, out),
             Some(_) => {}
             // It has missed that.
@@ -123,7 +129,7 @@ impl Fellows {
 }
 
 fn join(map: &ClusterMap, id: GroupId, group: &mut Group, out: Out<'_>) {
-    let home = home_of(map, id.0);
+    let home = home_of(map, id.hash());
     if home != group.told {
         group.told = home;
         tell(group, GroupNews::Joined { group: id }, out);

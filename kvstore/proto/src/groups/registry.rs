@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{GroupAction, GroupNews};
 use crate::placement::Seat;
-use crate::retention::GroupId;
+use crate::retention::{GroupId, Parent};
 
 /// Most groups that one home remembers. Beyond, the one is forgotten that an owner joined the longest time ago.
 pub const GROUPS_MAX: usize = 256 << 10;
@@ -58,6 +58,14 @@ impl Registry {
             }
             GroupNews::Part { .. } => {}
         }
+    }
+
+    /// There is no copy of this object any more, in memory or elsewhere: what is behind it is of no use.
+    pub fn on_gone(&self, parent: Parent, out: &mut Vec<GroupAction>) {
+        let group = GroupId::behind(parent);
+        let seats = self.groups.get(&group).map(|entry| entry.seats.iter());
+        let told = seats.into_iter().flatten();
+        out.extend(told.map(|&seat| GroupAction::Tell(seat, GroupNews::Part { group })));
     }
 
     fn join(&mut self, from: Seat, id: GroupId) {

@@ -97,6 +97,7 @@ impl DeviceClient {
         };
         let options = PutOptions {
             group: object.among.group.or(options.group),
+            behind: object.among.behind.or(options.behind),
             ..options
         };
         let put = self

@@ -465,7 +465,7 @@ fn of_devices(objects: &[(Vec<u8>, Vec<DeviceSegment>)]) -> Vec<Object> {
     let object = |(index, (key, memory)): (usize, &(Vec<u8>, Vec<DeviceSegment>))| Object {
         key: key.clone(),
         pieces: memory.iter().cloned().map(Piece::Device).collect(),
-        among: Among::at(index, count, None),
+        among: Among::at(index, count),
     };
     objects.iter().enumerate().map(object).collect()
 }

@@ -473,7 +473,7 @@ pub(in crate::cluster_client) fn drawn_manifest(len_bytes: u64, part_len: u32) -
 
 /// How an object in parts is written, and [its parts](of_part) are: none of them is of use without the others.
 pub(in crate::cluster_client) fn of_object(options: PutOptions, manifest: &Manifest) -> PutOptions {
-    let own = GroupId(Fingerprint(manifest.write().0));
+    let own = GroupId::drawn(manifest.write().0);
     PutOptions {
         group: options.group.or(Some(own)),
         ..options
@@ -485,6 +485,8 @@ pub(in crate::cluster_client) fn of_part(options: PutOptions) -> PutOptions {
     PutOptions {
         kind: WriteKind::Put,
         pin: pin_of_part(options.pin),
+        // They go with the manifest.
+        behind: None,
         ..options
     }
 }

@@ -24,7 +24,7 @@ use crate::message::MessageFault;
 use crate::owner::{WriteAnswer, WriteAsk};
 use crate::placement::Seat;
 use crate::range::{ByteRange, RANGES_MAX};
-use crate::retention::{Pin, Retention};
+use crate::retention::{GroupKind, Pin, Retention};
 use crate::striped::{MANIFEST_BYTES, Manifest};
 use crate::version::{CopyInfo, Form, Version, WriteKind};
 
@@ -189,7 +189,12 @@ impl WriteMessage<'_> {
 fields!(Retention {
     is_last,
     pin,
-    group
+    group,
+    behind
+});
+variants!(GroupKind {
+    0 => Fellows {},
+    1 => Behind {},
 });
 variants!(Pin {
     0 => None {},

@@ -11,7 +11,7 @@ use super::{AskerId, CopyPlace, HoldWish, OpId, ReservationId};
 use crate::key::Fingerprint;
 use crate::message::{FormatVersion, FormatVersions, MessageFault, end_of};
 use crate::placement::Seat;
-use crate::retention::GroupId;
+use crate::retention::{GroupId, Parent};
 use crate::version::{
     COPIES_WANTED_MAX, CopyInfo, Form, Generation, Tombstone, Version, WriteKind,
 };
@@ -350,6 +350,18 @@ impl Wire for u128 {
 }
 
 impl Wire for GroupId {
+    fn put(&self, out: &mut Encoder<'_>) {
+        self.kind().put(out);
+        self.hash().put(out);
+    }
+
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
+        let kind = Wire::take(reader)?;
+        Ok(Self::new(kind, Wire::take(reader)?))
+    }
+}
+
+impl Wire for Parent {
     fn put(&self, out: &mut Encoder<'_>) {
         self.0.put(out);
     }
