@@ -85,3 +85,23 @@ def test_groups_as_mooncake_has_them(alone):
     with lunette.Store.join([alone.address], cluster="mooncake") as store:
         leave_together(store, put)
     assert drop_in.close() == 0
+
+
+def test_what_is_behind_another_leaves_when_that_is_gone(alone):
+    with lunette.Store.member([alone.address], memory_bytes=4 << 20) as store:
+        older = [f"older/{number}" for number in range(BETWEEN)]
+        for key in older:
+            store.put(key, VALUE)
+        store.put("first", VALUE)
+        written = store.put_all([("second", VALUE), ("third", VALUE)], behind=["first", "second"])
+        assert written == [True, True]
+        store.put("alone", VALUE, behind=older[0])
+        assert store.remove(["first"]) == [True]
+        for number in range(OTHERS):
+            if store.exists(["second"]) == [False]:
+                break
+            store.put(f"other/{number}", VALUE)
+        assert sum(store.exists(older)) > BETWEEN // 2
+        assert store.exists(["alone"]) == [True]
+        with pytest.raises(lunette.Invalid, match="before"):
+            store.put_all([("a", VALUE), ("b", VALUE)], behind=["one"])

@@ -242,7 +242,7 @@ fn after_a_new_map_groups_are_joined_where_they_are_at_home_now_some_at_a_time()
         anew.extend(some);
     }
     let mut moved: Vec<GroupId> = (0..count).map(group).collect();
-    moved.retain(|group| home_of(&after, group.0) != home_of(&before, group.0));
+    moved.retain(|group| home_of(&after, group.hash()) != home_of(&before, group.hash()));
     assert!(moved.len() > JOINS_PER_TICK_MAX);
     moved.sort_unstable();
     let joins = moved

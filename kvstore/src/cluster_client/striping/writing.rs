@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lunette_kvstore_proto::asker::{Outcome, Wish};
-use lunette_kvstore_proto::key::{Fingerprint, Key};
+use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::residence::STANDS_BY;
