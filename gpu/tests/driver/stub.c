@@ -476,11 +476,21 @@ code cuPointerGetAttribute(void *value, unsigned which, address at) {
     default: return INVALID;
     }
 }
+// With SPLIT each page is told to be an allocation by itself.
+static void split(struct range *known, address at) {
+#ifdef SPLIT
+    if (!known->len) return;
+    address end = known->start + known->len, page = at & ~(address)4095;
+    known->start = page;
+    known->len = end - page < 4096 ? end - page : 4096;
+#endif
+}
 // What is not known is nothing at all.
 code cuPointerGetAttributes(unsigned count, unsigned *which, void **values, address at) {
     struct range known = {0};
     if (!is_started) return NOT_STARTED;
     find(at, &known);
+    split(&known, at);
     for (unsigned i = 0; i < count; i++)
         switch (which[i]) {
         case 2: *(unsigned *)values[i] = !known.len ? 0 : known.is_device ? 2 : 1; break;
@@ -495,6 +505,7 @@ code cuPointerGetAttributes(unsigned count, unsigned *which, void **values, addr
 code cuMemGetAddressRange_v2(address *base, size_t *len, address at) {
     struct range known;
     if (!find(at, &known)) return NOT_FOUND;
+    split(&known, at);
     *base = known.start;
     *len = known.len;
     return 0;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use lunette_gpu::{Device, Driver, EngineStream};
 use lunette_runtime::{CoreOptions, Placement, block_on, time};
+use lunette_transfer::engine::{ALLOCATIONS_MAX, DeviceLendError, DeviceLent, LentDevices};
 use lunette_transfer::engine::{
     Access, DeviceSegment, EngineHandle, EngineHost, EngineOptions, HandleError, HandleRequest,
     PeerHandle, PostOptions, RegisterOptions, SegmentId, Way,
 };
-use lunette_transfer::engine::{DeviceLendError, DeviceLent};
 
 use super::Gpu;
 use crate::scene::{MIB, options, pattern};
@@ -162,4 +162,35 @@ fn threads_register_memory_of_devices_at_engines_of_several_cores() {
         block_on(None, CoreOptions::default(), moving).expect("a core");
         hosts.into_iter().for_each(EngineHost::close);
     }
+}
+
+#[test]
+fn a_range_is_of_so_many_allocations_at_most() {
+    const PAGE: usize = 4096;
+    let driver = Driver::probe_at(&stub("split", &["SPLIT"])).expect("it works");
+    let lending = move || async move {
+        let program = Program::new(driver);
+        let memory = program.gpu.full_of(&pattern(9 * PAGE, 1)).await;
+        let devices = LentDevices::default();
+        let three = devices.import(&program.lent(&memory, 3 * PAGE)).await;
+        let three = three.expect("memory of the device");
+        let lens: Vec<u64> = three.iter().map(DeviceSegment::len_bytes).collect();
+        assert_eq!(lens, [PAGE as u64; 3]);
+        assert!(program.gpu.bytes_of(&three[2]).await == pattern(9 * PAGE, 1)[2 * PAGE..3 * PAGE]);
+        let several = devices.import_one(&program.lent(&memory, PAGE + 1)).await;
+        let several = several.map(drop);
+        assert!(matches!(several, Err(DeviceLendError::SeveralAllocations)));
+        drop((three, memory));
+        let memory = program
+            .gpu
+            .full_of(&vec![0; (ALLOCATIONS_MAX + 1) * PAGE])
+            .await;
+        let most = devices.import(&program.lent(&memory, ALLOCATIONS_MAX * PAGE));
+        assert_eq!(most.await.map(|all| all.len()).ok(), Some(ALLOCATIONS_MAX));
+        let more = devices.import(&program.lent(&memory, ALLOCATIONS_MAX * PAGE + 1));
+        let more = more.await.map(|all| all.len());
+        assert!(matches!(more, Err(DeviceLendError::NotOfDevice)));
+        program.is_let_go_of().await;
+    };
+    block_on(None, CoreOptions::default(), lending).expect("a core");
 }
