@@ -14,7 +14,8 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::range::ByteRange;
-use lunette_kvstore_proto::retention::{GroupId, Pin};
+use lunette_kvstore_proto::retention::{GroupId, Parent, Pin};
+use lunette_kvstore_proto::tenant::{DEFAULT_TENANT, Tenant};
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::{Exposed, HugePages, Region};
 use lunette_runtime::sim::Log;
@@ -35,6 +36,8 @@ const VALUE_BYTES_MAX: usize = 3000;
 const STRIPE_BYTES: u32 = 1_200;
 /// Keys whose values may be in one group.
 const KEYS_OF_GROUP: usize = 4;
+/// Keys below this are of the default tenant, the others of another one.
+const KEYS_OF_DEFAULT: usize = 2 * KEYS_OF_GROUP;
 /// The key some of whose values are pinned for ever, and how long these are.
 const PINNED_KEY: usize = 6;
 const PINNED_BYTES_MAX: usize = 600;
@@ -100,8 +103,9 @@ fn in_region(fetched: Fetched, memory: &Exposed) -> Fetched {
 
 /// How members name a key in what they tell.
 pub(crate) fn fingerprint_high(key: usize) -> u64 {
-    let name = name(key);
-    Key::new(&name).expect("a short name").fingerprint().high()
+    let (name, tenant) = (name(key), tenant_of(key));
+    let key = tenant.key(&name);
+    Key::new(&key).expect("a short name").fingerprint().high()
 }
 
 /// Whether objects of this key are written in parts.
@@ -111,6 +115,21 @@ pub(crate) const fn is_striped(key: usize) -> bool {
 
 fn name(key: usize) -> Vec<u8> {
     format!("world/{key}").into_bytes()
+}
+
+fn tenant_of(key: usize) -> Tenant {
+    let name = if key < KEYS_OF_DEFAULT {
+        DEFAULT_TENANT
+    } else {
+        "other"
+    };
+    Tenant::named(name).expect("a short name")
+}
+
+/// Some values are of no use without what is under the key before.
+fn parent_of(client: &ClusterClient, key: usize, value: u64) -> Option<Parent> {
+    let has_one = !key.is_multiple_of(KEYS_OF_GROUP) && value % 5 < 2;
+    has_one.then(|| client.parent(&name(key - 1))).flatten()
 }
 
 /// How a value is pinned: for ever one that is short, of one key, so that in the smallest memory there is room for any
@@ -257,7 +276,7 @@ impl Load {
         };
         let begun = self.log.now();
         let room = Room::exposed(vec![memory.clone()]);
-        let fetched = client.get(&name(key), room).await;
+        let fetched = client.of_tenant(tenant_of(key)).get(&name(key), room).await;
         let fetched = fetched.map(|fetched| in_region(fetched, memory));
         self.on_fetched(key, begun, fetched, value_of);
     }
@@ -274,6 +293,23 @@ impl Load {
         self.put(&client, 1, WriteKind::Upsert).await;
         self.get(&client, 0).await;
         self.get(&client, 1).await;
+        self.check_tenants(&client).await;
+    }
+
+    /// A tenant finds nothing under keys of others.
+    async fn check_tenants(&self, client: &ClusterClient) {
+        for key in 0..KEYS {
+            for tenant in [0, KEYS - 1].map(tenant_of) {
+                if tenant == tenant_of(key) {
+                    continue;
+                }
+                let found = client.of_tenant(tenant).lookup(&name(key), None).await;
+                if !matches!(found, Ok(None)) {
+                    let text = format!("another tenant finds {key}: {found:?}");
+                    self.ledger.borrow_mut().fail(self.log.now(), &text);
+                }
+            }
+        }
     }
 
     /// Whether there may be no room for all parts of an object at a time: where a core has room for a few objects, of
@@ -303,7 +339,7 @@ impl Load {
     async fn get(&self, client: &ClusterClient, key: usize) {
         let begun = self.log.now();
         let room = Room::whole(arena().alloc(VALUE_BYTES_MAX).expect("room"));
-        let fetched = client.get(&name(key), room).await;
+        let fetched = client.of_tenant(tenant_of(key)).get(&name(key), room).await;
         self.on_fetched(key, begun, fetched, value_of);
     }
 
@@ -311,11 +347,13 @@ impl Load {
     async fn get_several(&self, client: &ClusterClient, first: usize) {
         let begun = self.log.now();
         let keys = (first..first + SEVERAL).map(|key| key % KEYS);
+        let tenant = tenant_of(first);
+        let keys = keys.filter(|&key| tenant_of(key) == tenant);
         let wanted = keys.clone().map(|key| {
             let room = arena().alloc(VALUE_BYTES_MAX).expect("room");
             (name(key), Room::whole(room))
         });
-        let fetched = client.get_all(wanted).await;
+        let fetched = client.of_tenant(tenant.clone()).get_all(wanted).await;
         for (key, fetched) in keys.zip(fetched) {
             self.on_fetched(key, begun, fetched, value_of);
         }
@@ -323,6 +361,7 @@ impl Load {
 
     /// The end of an object's first bytes, and then its beginning, which tells which value it is.
     async fn get_parts(&self, client: &ClusterClient, key: usize, landed: Option<&Landed>) {
+        let client = client.of_tenant(tenant_of(key));
         let begun = self.log.now();
         let first = size_of::<u64>();
         let range = |offset: usize, len: usize| ByteRange {
@@ -389,6 +428,7 @@ impl Load {
     }
 
     async fn put(&self, client: &ClusterClient, key: usize, kind: WriteKind) {
+        let client = &client.of_tenant(tenant_of(key));
         let begun = self.log.now();
         let value = self.ledger.borrow_mut().begin_write(begun, key, kind);
         let value_copies = u8::try_from(value % 3).expect("small");
@@ -407,6 +447,7 @@ impl Load {
             stripe_len: is_striped(key).then_some(STRIPE_BYTES),
             pin,
             group: group_of(key, value),
+            behind: parent_of(client, key, value),
             ..PutOptions::default()
         };
         let bytes = bytes_of(value);
@@ -444,7 +485,8 @@ impl Load {
     async fn remove(&self, client: &ClusterClient, key: usize) {
         let begun = self.log.now();
         self.ledger.borrow_mut().begin_removal(key);
-        let removed = client.remove(&[name(key)]).await.remove(0);
+        let removed = client.of_tenant(tenant_of(key));
+        let removed = removed.remove(&[name(key)]).await.remove(0);
         let now = self.log.now();
         self.log.note(&format!("remove {key}: {removed:?}"));
         let end = match &removed {
@@ -469,7 +511,8 @@ impl Load {
     /// Has an object kept.
     async fn hold(&self, client: &ClusterClient, key: usize) {
         let asked = self.log.now();
-        let found = client.lookup(&name(key), Some(HOLD)).await;
+        let found = client.of_tenant(tenant_of(key));
+        let found = found.lookup(&name(key), Some(HOLD)).await;
         let told = self.log.now();
         self.log.note(&format!("hold {key}: {found:?}"));
         match found {
