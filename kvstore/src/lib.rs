@@ -50,6 +50,7 @@ pub use cluster_client::{
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,
+    TenantReport,
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use handle::{

@@ -187,6 +187,7 @@ impl CoreService {
             requests: self.counts.requests(&OPS),
             copies_written: stat.shards.puts,
             member: None,
+            tenants: Vec::new(),
         }
     }
 

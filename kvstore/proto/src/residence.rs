@@ -38,8 +38,8 @@ use crate::tenant::TenantTag;
 
 pub use order::{REMEMBERED_MIN, REMEMBERING_SHARE, SPARED_FOR, STANDS_BY};
 use pinned::Until;
-pub use shares::TENANTS_MAX;
 use shares::{ShareId, Shares};
+pub use shares::{TENANTS_MAX, TenantUse};
 
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
@@ -171,6 +171,11 @@ impl Residence {
     #[must_use]
     pub const fn stats(&self) -> ResidenceStats {
         self.stats
+    }
+
+    /// What each tenant has here, the default one first: those beyond [`TENANTS_MAX`] are in its share.
+    pub fn tenants(&self) -> impl Iterator<Item = TenantUse> + '_ {
+        self.shares.uses()
     }
 
     /// An entry for an extent that is to be filled and pinned so: end it with [`reside`](Self::reside) or

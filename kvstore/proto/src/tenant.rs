@@ -104,6 +104,13 @@ impl Tenant {
         name.unwrap_or(DEFAULT_TENANT)
     }
 
+    /// Whose key this is, where that says it; a part's tells no name, and is of nobody here.
+    #[must_use]
+    pub fn of(key: Key<'_>) -> Option<Self> {
+        let name = std::str::from_utf8(name_in(key.bytes())?).ok()?;
+        Self::named(name).ok()
+    }
+
     /// Its tag.
     #[must_use]
     pub fn tag(&self) -> TenantTag {
@@ -201,6 +208,8 @@ mod tests {
                 match tenant.check(&key) {
                     Ok(valid) => {
                         assert_eq!(TenantTag::of(valid), tenant.tag());
+                        let told = Tenant::of(valid).unwrap_or_default();
+                        assert_eq!(&told, tenant);
                         assert!(seen.insert(key.into_owned()), "{tenant:?} {chosen:?}");
                     }
                     Err(fault) => {

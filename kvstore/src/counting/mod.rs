@@ -18,4 +18,5 @@ pub(crate) use counts::{CopyCounts, Counting, Counts};
 pub use outcome::Outcome;
 pub use report::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, RequestReport,
+    TenantReport,
 };

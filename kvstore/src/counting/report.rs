@@ -23,6 +23,20 @@ pub struct CoreReport {
     pub copies_written: u64,
     /// What only members of clusters count.
     pub member: Option<MemberReport>,
+    /// What each tenant has here, of members of clusters: the default one first, then those that have had something, up to
+    /// [`TENANTS_MAX`](lunette_kvstore_proto::residence::TENANTS_MAX).
+    pub tenants: Vec<TenantReport>,
+}
+
+/// What a tenant has of a core's memory, without what is leaving.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TenantReport {
+    /// Its name; in hexadecimal digits its tag, where all that is here are parts of objects, which tell no name.
+    pub name: String,
+    /// Copies.
+    pub copies: u64,
+    /// Bytes of memory that these take.
+    pub copies_bytes: u64,
 }
 
 /// What a core of a member of a cluster counts besides.

@@ -24,6 +24,8 @@ use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_transfer::Room;
 
 use super::one_sided::Board;
+use super::tenants::TenantNames;
+use crate::counting::TenantReport;
 use crate::drive::OnDrive;
 use crate::value::carved_bytes;
 
@@ -209,6 +211,7 @@ pub(crate) struct Bytes {
     residence: Residence,
     /// By slot of the entry.
     extents: Vec<Option<Extent>>,
+    tenants: TenantNames,
     arriving: BTreeMap<OpId, Write>,
 }
 
@@ -219,6 +222,7 @@ impl Bytes {
             arena,
             residence: Residence::new(limits),
             extents: Vec::new(),
+            tenants: TenantNames::default(),
             arriving: BTreeMap::new(),
         }
     }
@@ -229,6 +233,10 @@ impl Bytes {
 
     pub(crate) const fn stats(&self) -> ResidenceStats {
         self.residence.stats()
+    }
+
+    pub(crate) fn tenants(&self) -> Vec<TenantReport> {
+        self.tenants.reports(&self.residence)
     }
 
     /// Room for an object that is to be pinned so.
@@ -407,6 +415,7 @@ impl Bytes {
             "a slot is reused when it is free"
         );
         let tenant = TenantTag::of(extent.key());
+        self.tenants.learn(tenant, extent.key(), &self.residence);
         let arrival = match origin {
             Origin::Written { form, retention } => Arrival {
                 stands_by: form == Form::Striped || extent.key().is_of_part(),

@@ -25,6 +25,7 @@
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
 //! | `direct` | their puts, where nothing is in the way |
+//! | `tenants` | their names, and what they have |
 //! | `grouping` | objects that are of use together only |
 //! | `lending` | memory that threads of the process read and write |
 //! | `waiters` | requests whose answers come later |
@@ -50,6 +51,7 @@ mod reservations;
 mod service;
 mod steering;
 mod taking;
+mod tenants;
 mod tier;
 mod waiters;
 

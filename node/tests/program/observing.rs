@@ -24,7 +24,7 @@ use crate::scrape::{Families, address, ask, get, health, scrape, value};
 use crate::town::{Town, await_members, is_there, put, with_client};
 
 /// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
-const FAMILIES: [(&str, &str); 37] = [
+const FAMILIES: [(&str, &str); 39] = [
     ("info", CONSTANT),
     ("memory_capacity_bytes", CONSTANT),
     ("state", "joining, serving, fenced"),
@@ -80,6 +80,8 @@ const FAMILIES: [(&str, &str); 37] = [
     ("pushed_bytes_total", OF_ADAPTERS),
     ("pushes_failed_total", OF_ADAPTERS),
     ("queue_pairs", OF_ADAPTERS),
+    ("tenant_copies", "a put of a tenant"),
+    ("tenant_memory_bytes", "a put of a tenant"),
 ];
 
 const CONSTANT: &str = "nothing";
@@ -87,7 +89,9 @@ const CONSTANT: &str = "nothing";
 const OF_ADAPTERS: &str = "adapters";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 17] = [
+const OF_MEMBERS: [&str; 19] = [
+    "tenant_copies",
+    "tenant_memory_bytes",
     "pushed_gets_total",
     "pushed_bytes_total",
     "pushes_failed_total",
@@ -137,6 +141,24 @@ fn traffic(node: &Node) {
     for number in 0..12 {
         let key = format!("pinned-{number}");
         run_with_input(&[&pin[..], &["forever", &key]].concat(), b"value").ended_with(0);
+    }
+    let of_tenant = [
+        "put",
+        "--nodes",
+        node.address(),
+        "--tenant",
+        "a\"b",
+        "--pin",
+        "forever",
+    ];
+    // Some of them are here.
+    for number in 0..12 {
+        let key = format!("of-tenant-{number}");
+        run_with_input(&[&of_tenant[..], &[&key]].concat(), b"value").ended_with(0);
+    }
+    for family in ["tenant_copies", "tenant_memory_bytes"] {
+        await_above(node, family, "{core=\"0\",tenant=\"a\\\"b\"}", 0.0);
+        await_above(node, family, "{core=\"0\",tenant=\"default\"}", 0.0);
     }
     let group = ["put", "--nodes", node.address(), "--group", "together"];
     for number in 0..12 {

@@ -24,6 +24,17 @@ const REMEMBERED_SHARE: u64 = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ShareId(u8);
 
+/// What a tenant has of one core's memory, without what is leaving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantUse {
+    /// Whose it is.
+    pub tenant: TenantTag,
+    /// Copies.
+    pub copies: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+}
+
 /// How much of something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Size {
@@ -89,6 +100,15 @@ impl Shares {
             all: vec![Share::new(TenantTag::DEFAULT, order)],
             memory,
         }
+    }
+
+    /// What each tenant has, the default one first.
+    pub(super) fn uses(&self) -> impl Iterator<Item = TenantUse> + '_ {
+        self.all.iter().map(|share| TenantUse {
+            tenant: share.tenant,
+            copies: share.staying.entries,
+            bytes: share.staying.bytes,
+        })
     }
 
     /// The share of a tenant, from now on if it has none.

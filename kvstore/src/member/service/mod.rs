@@ -140,6 +140,7 @@ impl MemberService {
             requests: self.core.counts.requests(&OPS),
             copies_written: self.core.copies.written.get(),
             member: Some(self.core.member_report()),
+            tenants: self.core.bytes().borrow().tenants(),
         }
     }
 

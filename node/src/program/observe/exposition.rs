@@ -5,7 +5,9 @@
 
 use std::fmt::Write;
 
-use lunette::kvstore::{CoreReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, RequestReport};
+use lunette::kvstore::{
+    CoreReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, RequestReport, TenantReport,
+};
 use lunette_kvstore_proto::message::{NodeStat, NodeState, Op};
 
 use super::Subject;
@@ -282,6 +284,7 @@ pub(super) fn text(subject: Subject, reports: &[CoreReport]) -> String {
     append_durations(&mut text, reports);
     if reports.iter().any(|report| report.member.is_some()) {
         append_members(&mut text, reports);
+        append_tenants(&mut text, reports);
     }
     append_drives(&mut text, reports);
     text.0
@@ -398,6 +401,36 @@ fn append_members(text: &mut Text, reports: &[CoreReport]) {
             }
         }
     }
+}
+
+fn append_tenants(text: &mut Text, reports: &[CoreReport]) {
+    type Value = fn(&TenantReport) -> u64;
+    let families: [(&str, &str, Value); 2] = [
+        (
+            "tenant_copies",
+            "Copies that a tenant has here, without those that are leaving.",
+            |tenant| tenant.copies,
+        ),
+        ("tenant_memory_bytes", "Bytes that they take.", |tenant| {
+            tenant.copies_bytes
+        }),
+    ];
+    for (name, help, value) in families {
+        text.family(name, help, "gauge");
+        for report in reports {
+            for tenant in &report.tenants {
+                let (core, word) = (core_label(report), escaped(&tenant.name));
+                let labels = format!("{core},tenant=\"{word}\"");
+                text.sample(name, &labels, value(tenant));
+            }
+        }
+    }
+}
+
+/// As the value of a label.
+fn escaped(text: &str) -> String {
+    let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+    text.replace('\n', "\\n")
 }
 
 fn each_request<'a>(

@@ -78,6 +78,7 @@ mod tests {
             requests: Vec::new(),
             copies_written: 0,
             member: None,
+            tenants: Vec::new(),
         }
     }
 
