@@ -156,7 +156,7 @@ fn what_is_behind_another_follows_it_and_takes_nothing_but_what_is_behind_itself
     let broken = tell(GroupNews::Broken { group: own });
     let left = tell(GroupNews::Left { group });
     let last = told(|out| fellows.freed(place(2), true, out));
-    assert_eq!(last, [abandon(3), broken, left]);
+    assert_eq!(last, [left, abandon(3), broken]);
     assert_eq!(fellows.len(), 1);
 
     let mut registry = Registry::default();

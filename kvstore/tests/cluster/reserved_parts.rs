@@ -216,7 +216,12 @@ fn parts_at_a_node_that_leaves_are_lost_and_the_others_go_with_them() {
     run(WORLDS, || async {
         let mut scene = Scene::of(3, 64 * MIB).await;
         let client = scene.client().await;
-        let reservation = reserve(&client).await;
+        // Parts lie where it happens: one time in sixty a node has none of ten.
+        let mut reservation = reserve(&client).await;
+        while scene.holders(&client).await < 3 {
+            reservation.revoke().await.expect("given back");
+            reservation = reserve(&client).await;
+        }
         assert_eq!(write(&reservation, 1, 0, LEN).await, Ok(()));
         scene.remove_first().await;
         let failure = reservation.commit().await.expect_err("parts are lost");
