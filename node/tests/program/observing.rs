@@ -134,14 +134,7 @@ async fn put_twice(client: ClusterClient, prefix: &'static str) {
     }
 }
 
-fn traffic(node: &Node) {
-    with_client(node, PATIENT, |client| put_twice(client, "twice-"));
-    let pin = ["put", "--nodes", node.address(), "--pin"];
-    // Some of them have their home here.
-    for number in 0..12 {
-        let key = format!("pinned-{number}");
-        run_with_input(&[&pin[..], &["forever", &key]].concat(), b"value").ended_with(0);
-    }
+fn put_of_tenant(node: &Node) {
     let of_tenant = [
         "put",
         "--nodes",
@@ -160,6 +153,17 @@ fn traffic(node: &Node) {
         await_above(node, family, "{core=\"0\",tenant=\"a\\\"b\"}", 0.0);
         await_above(node, family, "{core=\"0\",tenant=\"default\"}", 0.0);
     }
+}
+
+fn traffic(node: &Node) {
+    with_client(node, PATIENT, |client| put_twice(client, "twice-"));
+    let pin = ["put", "--nodes", node.address(), "--pin"];
+    // Some of them have their home here.
+    for number in 0..12 {
+        let key = format!("pinned-{number}");
+        run_with_input(&[&pin[..], &["forever", &key]].concat(), b"value").ended_with(0);
+    }
+    put_of_tenant(node);
     let group = ["put", "--nodes", node.address(), "--group", "together"];
     for number in 0..12 {
         let key = format!("together-{number}");
