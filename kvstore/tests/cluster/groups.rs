@@ -35,11 +35,27 @@ fn group_id(number: usize) -> GroupId {
 
 /// Puts an object on a node, though something has to leave for it.
 async fn put_at(client: &ClusterClient, node: usize, n: usize, group: Option<usize>) {
+    let options = PutOptions {
+        group: group.map(group_id),
+        ..PutOptions::default()
+    };
+    put_as(client, node, n, options).await;
+}
+
+/// Puts an object on a node behind another.
+async fn put_behind(client: &ClusterClient, node: usize, n: usize, parent: usize) {
+    let options = PutOptions {
+        behind: client.parent(&key(parent)),
+        ..PutOptions::default()
+    };
+    put_as(client, node, n, options).await;
+}
+
+async fn put_as(client: &ClusterClient, node: usize, n: usize, options: PutOptions) {
     let address = client.map().members()[node].address;
     let options = PutOptions {
         preferred: Preferred::new(&[address]).expect("one"),
-        group: group.map(group_id),
-        ..PutOptions::default()
+        ..options
     };
     let value = Value::new(pattern(n, LEN));
     client.put(&key(n), value, options).await.expect("room");
@@ -68,82 +84,82 @@ async fn abandoned_by(scene: &Scene, node: usize) -> u64 {
     report.member.expect("a member").copies_abandoned
 }
 
+/// Runs something at two nodes with little memory, with a client inside of each.
+async fn at_two_nodes(work: impl AsyncFnOnce(&Scene, &ClusterClient, &ClusterClient)) {
+    let scene = Scene::of(2, 4 * MIB).await;
+    let (first, second) = (scene.inside(0).await, scene.inside(1).await);
+    let work = work(&scene, &first, &second);
+    timeout(20 * PATIENCE, work).await.expect("in time");
+}
+
 #[test]
 fn what_left_memory_on_one_node_takes_its_group_with_it_on_another() {
-    run(WORLDS, || async {
-        let scene = Scene::of(2, 4 * MIB).await;
-        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
-        let work = async {
+    run(WORLDS, || {
+        at_two_nodes(async |scene, first, second| {
             for n in 0..OLDER_COUNT {
-                put_at(&second, 1, OLDER + n, None).await;
+                put_at(second, 1, OLDER + n, None).await;
                 // A group that nothing happens to.
-                put_at(&second, 1, ALONE + n, Some(ALONE + n)).await;
+                put_at(second, 1, ALONE + n, Some(ALONE + n)).await;
             }
             for n in 0..SHARED {
-                put_at(&first, 0, HERE + n, Some(n)).await;
-                put_at(&second, 1, THERE + n, Some(n)).await;
+                put_at(first, 0, HERE + n, Some(n)).await;
+                put_at(second, 1, THERE + n, Some(n)).await;
             }
-            flood(&first, FIRST_OF_FLOOD).await;
-            assert_eq!(present(&first, HERE, SHARED).await, 0, "they have left");
+            flood(first, FIRST_OF_FLOOD).await;
+            assert_eq!(present(first, HERE, SHARED).await, 0, "they have left");
             eventually("the other node knows", async || {
-                abandoned(&scene).await == SHARED as u64
+                abandoned(scene).await == SHARED as u64
             })
             .await;
             assert_eq!(
-                present(&second, THERE, SHARED).await,
+                present(second, THERE, SHARED).await,
                 SHARED,
                 "there is room"
             );
             // One is used all the same.
             second.get(&key(THERE), room(LEN)).await.expect("here");
             let mut n = FIRST_OF_FLOOD + FLOOD;
-            while present(&second, THERE + 1, SHARED - 1).await > 0 {
-                put_at(&second, 1, n, None).await;
+            while present(second, THERE + 1, SHARED - 1).await > 0 {
+                put_at(second, 1, n, None).await;
                 n += 1;
-                let others = present(&second, OLDER, OLDER_COUNT).await
-                    + present(&second, ALONE, OLDER_COUNT).await;
+                let others = present(second, OLDER, OLDER_COUNT).await
+                    + present(second, ALONE, OLDER_COUNT).await;
                 let gone = 2 * OLDER_COUNT - others;
                 assert!(
-                    gone == 0 || present(&second, THERE + 1, SHARED - 1).await == 0,
+                    gone == 0 || present(second, THERE + 1, SHARED - 1).await == 0,
                     "{gone} of what was older have left before it"
                 );
             }
-            assert_eq!(present(&second, THERE, 1).await, 1, "it was used");
-        };
-        timeout(10 * PATIENCE, work).await.expect("in time");
+            assert_eq!(present(second, THERE, 1).await, 1, "it was used");
+        })
     });
 }
 
 #[test]
 fn a_group_is_whole_again_when_it_is_written_again() {
-    run(WORLDS, || async {
-        let scene = Scene::of(2, 4 * MIB).await;
-        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
-        let work = async {
-            put_at(&second, 1, THERE, Some(0)).await;
+    run(WORLDS, || {
+        at_two_nodes(async |scene, first, second| {
+            put_at(second, 1, THERE, Some(0)).await;
             // The one that is used each time, the one that is new, and not those that wait for their turn.
             for (round, expected) in (1..).zip([1, 3, 5]) {
-                put_at(&first, 0, HERE, Some(0)).await;
-                flood(&first, FIRST_OF_FLOOD * round).await;
-                assert_eq!(present(&first, HERE, 1).await, 0, "it has left");
+                put_at(first, 0, HERE, Some(0)).await;
+                flood(first, FIRST_OF_FLOOD * round).await;
+                assert_eq!(present(first, HERE, 1).await, 0, "it has left");
                 eventually("the other node knows", async || {
-                    abandoned(&scene).await == expected
+                    abandoned(scene).await == expected
                 })
                 .await;
-                put_at(&second, 1, THERE + round, Some(0)).await;
+                put_at(second, 1, THERE + round, Some(0)).await;
                 second.get(&key(THERE), room(LEN)).await.expect("here");
             }
-        };
-        timeout(20 * PATIENCE, work).await.expect("in time");
+        })
     });
 }
 
 #[test]
 fn parts_of_an_object_are_of_use_together_only() {
-    run(WORLDS, || async {
-        let scene = Scene::of(2, 4 * MIB).await;
-        let second = scene.inside(1).await;
-        let work = async {
+    run(WORLDS, || {
+        at_two_nodes(async |scene, _, second| {
             let options = PutOptions {
                 stripe_len: Some(16_384),
                 ..PutOptions::default()
@@ -151,28 +167,25 @@ fn parts_of_an_object_are_of_use_together_only() {
             // Of as many parts some are on each node.
             let value = Value::new(pattern(HERE, 32 * LEN));
             second.put(&key(HERE), value, options).await.expect("room");
-            let there = scene.held_by(&second, 2).await;
+            let there = scene.held_by(second, 2).await;
             assert!((1..33).contains(&there), "{there}");
             time::sleep(STANDS_BY).await;
-            assert_eq!(abandoned(&scene).await, 0);
+            assert_eq!(abandoned(scene).await, 0);
             // What has stood by is offered last.
-            flood(&second, FIRST_OF_FLOOD).await;
-            flood(&second, 2 * FIRST_OF_FLOOD).await;
+            flood(second, FIRST_OF_FLOOD).await;
+            flood(second, 2 * FIRST_OF_FLOOD).await;
             eventually("what is on the other node is next", async || {
-                abandoned(&scene).await == there
+                abandoned(scene).await == there
             })
             .await;
-        };
-        timeout(10 * PATIENCE, work).await.expect("in time");
+        })
     });
 }
 
 #[test]
 fn objects_of_several_copies_are_in_no_group() {
-    run(WORLDS, || async {
-        let scene = Scene::of(2, 4 * MIB).await;
-        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
-        let work = async {
+    run(WORLDS, || {
+        at_two_nodes(async |scene, first, second| {
             let options = PutOptions {
                 copies: 2,
                 group: Some(group_id(0)),
@@ -180,80 +193,62 @@ fn objects_of_several_copies_are_in_no_group() {
             };
             let value = Value::new(pattern(HERE, LEN));
             first.put(&key(HERE), value, options).await.expect("room");
-            put_at(&second, 1, THERE, Some(0)).await;
-            flood(&first, FIRST_OF_FLOOD).await;
+            put_at(second, 1, THERE, Some(0)).await;
+            flood(first, FIRST_OF_FLOOD).await;
             time::sleep(Duration::from_millis(300)).await;
-            assert_eq!(abandoned(&scene).await, 0);
-        };
-        timeout(10 * PATIENCE, work).await.expect("in time");
+            assert_eq!(abandoned(scene).await, 0);
+        })
     });
-}
-
-/// Puts an object on a node behind another.
-async fn put_behind(client: &ClusterClient, node: usize, n: usize, parent: usize) {
-    let address = client.map().members()[node].address;
-    let options = PutOptions {
-        preferred: Preferred::new(&[address]).expect("one"),
-        behind: client.parent(&key(parent)),
-        ..PutOptions::default()
-    };
-    let value = Value::new(pattern(n, LEN));
-    client.put(&key(n), value, options).await.expect("room");
 }
 
 #[test]
 fn what_is_behind_a_block_that_is_gone_leaves_with_what_is_behind_it() {
-    run(WORLDS, || async {
-        let scene = Scene::of(2, 4 * MIB).await;
-        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
-        let work = async {
+    run(WORLDS, || {
+        at_two_nodes(async |scene, first, second| {
             for n in 0..OLDER_COUNT {
-                put_at(&second, 1, OLDER + n, None).await;
+                put_at(second, 1, OLDER + n, None).await;
             }
             // On the first node the parents, on the second what is behind them, and what is behind that.
             for n in 0..SHARED {
-                put_at(&first, 0, HERE + n, None).await;
-                put_behind(&second, 1, THERE + n, HERE + n).await;
-                put_behind(&second, 1, ALONE + n, THERE + n).await;
+                put_at(first, 0, HERE + n, None).await;
+                put_behind(second, 1, THERE + n, HERE + n).await;
+                put_behind(second, 1, ALONE + n, THERE + n).await;
             }
-            flood(&first, FIRST_OF_FLOOD).await;
-            assert_eq!(present(&first, HERE, SHARED).await, 0, "they have left");
+            flood(first, FIRST_OF_FLOOD).await;
+            assert_eq!(present(first, HERE, SHARED).await, 0, "they have left");
             eventually("the other node knows", async || {
-                abandoned(&scene).await == SHARED as u64
+                abandoned(scene).await == SHARED as u64
             })
             .await;
             assert_eq!(
-                present(&second, THERE, SHARED).await,
+                present(second, THERE, SHARED).await,
                 SHARED,
                 "there is room"
             );
             let mut n = FIRST_OF_FLOOD + FLOOD;
             let left = async || {
-                present(&second, THERE, SHARED).await + present(&second, ALONE, SHARED).await
+                present(second, THERE, SHARED).await + present(second, ALONE, SHARED).await
             };
             while left().await > 0 {
-                put_at(&second, 1, n, None).await;
+                put_at(second, 1, n, None).await;
                 n += 1;
-                let others = present(&second, OLDER, OLDER_COUNT).await;
+                let others = present(second, OLDER, OLDER_COUNT).await;
                 // What is behind what leaves is known to be of no use a message later.
                 let gone = OLDER_COUNT - others;
                 assert!(gone < OLDER_COUNT / 4, "{gone} of what was older have left");
             }
-        };
-        timeout(10 * PATIENCE, work).await.expect("in time");
+        })
     });
 }
 
 #[test]
 fn what_is_behind_a_block_that_is_there_stays() {
-    run(WORLDS, || async {
-        let scene = Scene::of(2, 4 * MIB).await;
-        let (first, second) = (scene.inside(0).await, scene.inside(1).await);
-        let work = async {
+    run(WORLDS, || {
+        at_two_nodes(async |scene, first, second| {
             // Of these the parents are used again and again, or written anew.
             for n in 0..SHARED {
-                put_at(&second, 1, HERE + n, None).await;
-                put_behind(&first, 0, THERE + n, HERE + n).await;
+                put_at(second, 1, HERE + n, None).await;
+                put_behind(first, 0, THERE + n, HERE + n).await;
             }
             let upsert = PutOptions {
                 kind: WriteKind::Upsert,
@@ -267,14 +262,13 @@ fn what_is_behind_a_block_that_is_there_stays() {
                     .expect("room");
             }
             // Nothing of all that is gone but versions.
-            assert_eq!(abandoned_by(&scene, 0).await, 0);
+            assert_eq!(abandoned_by(scene, 0).await, 0);
             assert_eq!(second.remove(&[key(HERE)]).await, [Ok(true)]);
             eventually("what was behind it is abandoned", async || {
-                abandoned_by(&scene, 0).await == 1
+                abandoned_by(scene, 0).await == 1
             })
             .await;
-        };
-        timeout(10 * PATIENCE, work).await.expect("in time");
+        })
     });
 }
 
