@@ -320,6 +320,13 @@ impl Load {
         is_full && is_striped(key) && !self.is_roomy && begun < self.until
     }
 
+    /// Whether reserved room was rightly given away: where a seat is not reached for so long, by a connection whose other
+    /// end is gone, nothing is written meanwhile to what others have reserved.
+    fn was_late(&self, begun: Time, why: &StoreErrorKind) -> bool {
+        let took = self.log.now().since(begun);
+        *why == StoreErrorKind::ReservationLost && took >= RESERVED_KEEP
+    }
+
     fn on_failure(&self, begun: Time, what: &str, why: &StoreErrorKind) {
         self.on_error(what, why);
         if begun >= self.calm_from {
@@ -463,7 +470,8 @@ impl Load {
             Ok(Stored::Exists { .. }) => ("exists", End::Undone, None),
             Err(error) => {
                 let what = format!("{kind:?} {key}");
-                if self.may_lack_room(begun, key, &error.kind) {
+                if self.may_lack_room(begun, key, &error.kind) || self.was_late(begun, &error.kind)
+                {
                     self.on_error(&what, &error.kind);
                 } else {
                     self.on_failure(begun, &what, &error.kind);
