@@ -176,6 +176,18 @@ fn what_is_behind_another_follows_it_and_takes_nothing_but_what_is_behind_itself
     );
 }
 
+/// A writer may wish for the group of what is behind an object, and to be behind that object.
+#[test]
+fn what_is_wished_for_twice_is_there_once() {
+    let (home, group) = (seat(1, 1), GroupId::behind(Parent(Fingerprint(7))));
+    let mut fellows = fellows(&map(1, &[1]));
+    told(|out| fellows.kept(place(1), group, out));
+    assert_eq!(told(|out| fellows.kept(place(1), group, out)), []);
+    let left = GroupAction::Tell(home, GroupNews::Left { group });
+    assert_eq!(told(|out| fellows.freed(place(1), true, out)), [left]);
+    assert!(fellows.is_empty());
+}
+
 #[test]
 fn another_life_of_an_owner_takes_the_place_of_the_one_before() {
     let mut registry = Registry::default();

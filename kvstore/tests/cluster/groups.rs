@@ -92,6 +92,18 @@ async fn at_two_nodes(work: impl AsyncFnOnce(&Scene, &ClusterClient, &ClusterCli
     timeout(20 * PATIENCE, work).await.expect("in time");
 }
 
+/// What the first node has leaves, and the second one knows, where there is room still.
+async fn have_left_and_is_known(scene: &Scene, first: &ClusterClient, second: &ClusterClient) {
+    flood(first, FIRST_OF_FLOOD).await;
+    assert_eq!(present(first, HERE, SHARED).await, 0, "they have left");
+    eventually("the other node knows", async || {
+        abandoned(scene).await == SHARED as u64
+    })
+    .await;
+    let left = present(second, THERE, SHARED).await;
+    assert_eq!(left, SHARED, "there is room");
+}
+
 #[test]
 fn what_left_memory_on_one_node_takes_its_group_with_it_on_another() {
     run(WORLDS, || {
@@ -105,17 +117,7 @@ fn what_left_memory_on_one_node_takes_its_group_with_it_on_another() {
                 put_at(first, 0, HERE + n, Some(n)).await;
                 put_at(second, 1, THERE + n, Some(n)).await;
             }
-            flood(first, FIRST_OF_FLOOD).await;
-            assert_eq!(present(first, HERE, SHARED).await, 0, "they have left");
-            eventually("the other node knows", async || {
-                abandoned(scene).await == SHARED as u64
-            })
-            .await;
-            assert_eq!(
-                present(second, THERE, SHARED).await,
-                SHARED,
-                "there is room"
-            );
+            have_left_and_is_known(scene, first, second).await;
             // One is used all the same.
             second.get(&key(THERE), room(LEN)).await.expect("here");
             let mut n = FIRST_OF_FLOOD + FLOOD;
@@ -214,17 +216,7 @@ fn what_is_behind_a_block_that_is_gone_leaves_with_what_is_behind_it() {
                 put_behind(second, 1, THERE + n, HERE + n).await;
                 put_behind(second, 1, ALONE + n, THERE + n).await;
             }
-            flood(first, FIRST_OF_FLOOD).await;
-            assert_eq!(present(first, HERE, SHARED).await, 0, "they have left");
-            eventually("the other node knows", async || {
-                abandoned(scene).await == SHARED as u64
-            })
-            .await;
-            assert_eq!(
-                present(second, THERE, SHARED).await,
-                SHARED,
-                "there is room"
-            );
+            have_left_and_is_known(scene, first, second).await;
             let mut n = FIRST_OF_FLOOD + FLOOD;
             let left = async || {
                 present(second, THERE, SHARED).await + present(second, ALONE, SHARED).await

@@ -85,8 +85,12 @@ impl Fellows {
         }
     }
 
-    /// A copy of an object of that group is here, and is the only one that is wanted.
+    /// A copy of an object of that group is here, and is the only one that is wanted. Said again it changes nothing: writers
+    /// may wish for one group twice.
     pub fn kept(&mut self, place: CopyPlace, id: GroupId, out: Out<'_>) {
+        if self.of.get(&place).is_some_and(|ids| ids.contains(&id)) {
+            return;
+        }
         let group = self.groups.entry(id).or_default();
         if group.members.len() == MEMBERS_MAX {
             return;
