@@ -88,6 +88,11 @@ impl Inside {
         options.prefault = Prefault::All;
         let node = Node::start(options)?;
         node.joined()?;
+        // Before there are keys, as programs have it.
+        let handle = match from {
+            From::Task => None,
+            From::Thread => Some(node.handle(&ClusterClientOptions::new(Vec::new()))?),
+        };
         let batches = match work {
             Work::Exists { batch } => {
                 let filling = node.spawn_on(CoreIndex(0), fill)?;
@@ -98,10 +103,6 @@ impl Inside {
                 (0..BATCHES).map(of).collect()
             }
             Work::Put { .. } | Work::Get { .. } => Vec::new(),
-        };
-        let handle = match from {
-            From::Task => None,
-            From::Thread => Some(node.handle(&ClusterClientOptions::new(Vec::new()))?),
         };
         Ok(Self {
             node,

@@ -35,6 +35,7 @@
 //! | `direct` | puts by this very core, in one step |
 //! | `removals` | removals, upserts: changes that end when older copies have left |
 //! | `lookups` | plain, and with hold |
+//! | `presence` | what lookups would be told, told ahead |
 //! | `judging` | which copies of a key live |
 //! | `rebuild` | the barrier |
 //! | `repairs` | copies that are missing, and made again |
@@ -44,6 +45,7 @@ mod direct;
 mod judging;
 mod limits;
 mod lookups;
+mod presence;
 mod rebuild;
 mod removals;
 mod repairs;
@@ -72,6 +74,7 @@ pub use limits::{
     RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX, REPORTS_UNDER_WAY_MAX,
     RESEND, TOMBSTONE_KEEP,
 };
+pub use presence::{LISTED_PER_TICK_MAX, PresenceChange};
 use rebuild::Rebuild;
 use removals::Change;
 use repairs::Repairs;
@@ -217,7 +220,8 @@ impl Home {
     pub fn is_idle(&self) -> bool {
         let is_judged = self.unjudged.is_empty() && self.sweep.is_none();
         let is_quiet = self.claims.is_empty() && self.changes.is_empty() && self.waiting.len() == 0;
-        is_judged && is_quiet && !self.table.is_telling_any()
+        let is_told = !self.table.watched.is_listing();
+        is_judged && is_quiet && is_told && !self.table.is_telling_any()
     }
 
     /// What it has counted.
@@ -251,6 +255,7 @@ impl Home {
             return;
         }
         let previous = core::mem::replace(&mut self.map, map.clone());
+        self.table.watched.reset();
         let is_raised = map.generation() > previous.generation();
         let is_kept = self.is_complete()
             && previous.epoch().0 + 1 == map.epoch().0
@@ -298,6 +303,7 @@ impl Home {
             self.repair_some(now, out);
             self.end_changes(now, out);
         }
+        self.list_some();
         self.interrupt_late(now, out);
         if now >= self.quiet_until {
             self.recent.clear();

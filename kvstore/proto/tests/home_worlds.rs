@@ -72,6 +72,7 @@ fn what_is_promised_holds_in_every_world() {
             "evicted",
             "ordered",
             "put at once",
+            "looked on",
         ] {
             assert!(tally.contains_key(what), "no world has seen: {what}");
         }

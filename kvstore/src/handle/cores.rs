@@ -2,10 +2,12 @@
 
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::ClusterMap;
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::Peek;
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::tenant::Tenant;
@@ -14,6 +16,7 @@ use lunette_runtime::{Pending, Port, SendError, Sender, channel};
 use super::hosted::{Hosted, Job, Until};
 use crate::cluster_client::ClusterClient;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
+use crate::member::PresenceView;
 
 /// Questions that wait for one core. Further ones are refused as
 /// [`TooManyOperations`](StoreErrorKind::TooManyOperations).
@@ -28,6 +31,8 @@ pub(crate) struct Cores {
     tenant: Tenant,
     /// The newest map that one of them has told; none before.
     map: RwLock<Option<ClusterMap>>,
+    /// What each core shows to who does not ask it, if it does.
+    presence: OnceLock<Box<[Option<PresenceView>]>>,
 }
 
 /// One core, as threads see it.
@@ -71,6 +76,7 @@ impl Cores {
             node,
             tenant,
             map: RwLock::default(),
+            presence: OnceLock::new(),
         });
         let seated = |(core, questions)| Seated {
             cores: Arc::downgrade(&cores),
@@ -115,14 +121,44 @@ impl Cores {
             return 0;
         };
         let fingerprint = key.fingerprint();
-        let home = self.node.and_then(|node| {
-            let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
-            let home = home_of(map.as_ref()?, fingerprint)?;
-            let is_here = (home.node, home.incarnation) == (node.node, node.incarnation);
-            is_here.then_some(usize::from(home.core.0))
-        });
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        let home = map
+            .as_ref()
+            .and_then(|map| self.home_here(map, fingerprint));
         let any = || usize::try_from(fingerprint.low() % count as u64).expect("below a count");
-        home.filter(|home| *home < count).unwrap_or_else(any)
+        home.unwrap_or_else(any)
+    }
+
+    /// Which of these cores is a key's home, if one is.
+    fn home_here(&self, map: &ClusterMap, key: Fingerprint) -> Option<usize> {
+        let (node, home) = (self.node?, home_of(map, key)?);
+        let is_here = (home.node, home.incarnation) == (node.node, node.incarnation);
+        let core = usize::from(home.core.0);
+        (is_here && core < self.members.len()).then_some(core)
+    }
+
+    /// From now on keys are looked up in what the cores show.
+    pub(crate) fn look_on(&self, presence: Vec<Option<PresenceView>>) {
+        assert_eq!(presence.len(), self.members.len(), "one for each core");
+        let known = self.presence.set(presence.into());
+        assert!(known.is_ok(), "begun once");
+    }
+
+    /// What is known of keys without asking a core, in their order.
+    pub(super) fn peek(&self, keys: &[Vec<u8>]) -> Vec<Peek> {
+        let Some(presence) = self.presence.get() else {
+            return vec![Peek::Unsure; keys.len()];
+        };
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        let peek = |key: &Vec<u8>| {
+            let key = self.tenant.key(key);
+            let key = self.tenant.check(&key).ok()?.fingerprint();
+            let map = map.as_ref()?;
+            let shown = presence[self.home_here(map, key)?].as_ref()?;
+            Some(shown.peek(key, Some(map.epoch())))
+        };
+        let peeks = keys.iter().map(|key| peek(key).unwrap_or(Peek::Unsure));
+        peeks.collect()
     }
 
     /// Asks a core for what is done to its end. `refused` is the answer where there is none.

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use lunette_kvstore_proto::message::directory::{Found, HoldWish};
+use lunette_kvstore_proto::message::directory::{Found, HoldWish, Peek};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::version::Version;
@@ -206,9 +206,39 @@ impl StoreHandle {
     /// Whether there is an object under each of `keys`, in their order: a hint. See
     /// [`ClusterClient::exists`](crate::ClusterClient::exists).
     ///
+    /// Of keys whose homes are cores of this node no core is asked, in a cache namespace: they show what they have, so this
+    /// does not wait for them, and wakes none. What was answered before this is called is seen.
+    ///
     /// # Errors
     /// One for each: [`StoreError`], as of [`put`](Self::put).
     pub fn exists(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<bool, StoreError>>> {
+        let peeks = self.cores.peek(&keys);
+        let is_unsure = |peek: &Peek| *peek == Peek::Unsure;
+        let unsure_count = peeks.iter().filter(|peek| is_unsure(peek)).count();
+        if unsure_count == keys.len() {
+            return self.ask_whether(keys);
+        }
+        let known = peeks.into_iter().map(|peek| match peek {
+            Peek::Present => Some(Ok(true)),
+            Peek::Absent => Some(Ok(false)),
+            Peek::Unsure => None,
+        });
+        let known: Vec<Option<Result<bool, StoreError>>> = known.collect();
+        if unsure_count == 0 {
+            return Pending::ready(known.into_iter().flatten().collect());
+        }
+        let wanted = keys.into_iter().zip(&known);
+        let wanted = wanted.filter_map(|(key, known)| known.is_none().then_some(key));
+        let asked = self.ask_whether(wanted.collect());
+        Pending::here(async move {
+            let mut answers = asked.await.into_iter();
+            let all = known.into_iter();
+            all.map(|known| known.unwrap_or_else(|| answers.next().expect("one each")))
+                .collect()
+        })
+    }
+
+    fn ask_whether(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<bool, StoreError>>> {
         let exists = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
             match hosted.client.exists(&keys).await {
                 Ok(present) => present.into_iter().map(Ok).collect(),

@@ -31,6 +31,7 @@ use super::lending::Lending;
 use super::loading::Loading;
 use super::one_sided::{Board, Sharing};
 use super::post::Post;
+use super::presence::Presence;
 use super::pushing::Pushing;
 use super::replicas::Scarcity;
 use super::reservations::Reservations;
@@ -69,6 +70,8 @@ pub(crate) struct MemberCore {
     /// Adapters that write copies to where readers want them.
     pushing: Pushing,
     map: RefCell<Rc<ClusterMap>>,
+    /// What threads see that look on, if there are any.
+    pub(super) presence: RefCell<Option<Presence>>,
     pub(super) deeds: Deeds,
     has_left: Cell<bool>,
     fence: Cell<Fence>,
@@ -122,6 +125,7 @@ impl MemberCore {
             sharing,
             pushing,
             map: RefCell::default(),
+            presence: RefCell::default(),
             deeds: Deeds::default(),
             has_left: Cell::new(false),
             fence: Cell::default(),
@@ -160,6 +164,7 @@ impl MemberCore {
     pub(crate) fn leave(&self) {
         self.has_left.set(true);
         self.bytes.borrow().hide_all();
+        drop(self.presence.take());
         self.post.retain(|_| false);
     }
 
@@ -299,6 +304,7 @@ impl MemberCore {
             tier.on_tick(self);
         }
         self.expire_reservations();
+        self.end_presence();
         self.take_back();
         self.make_room();
     }

@@ -62,6 +62,7 @@ impl MemberCore {
         let epoch = {
             let home = &mut self.machines().borrow_mut().home;
             tell(home, now, &mut out);
+            self.tell_presence(home);
             home.epoch()
         };
         for action in out {

@@ -100,6 +100,8 @@ impl MemberCore {
     ) -> Result<(CopyPlace, WriteAnswer), NotRecorded> {
         let machines = &mut *self.machines().borrow_mut();
         let object = (ask.key, ask.form, ask.namespace);
-        (machines.owner).put_here(&mut machines.home, now, object, whole)
+        let put = (machines.owner).put_here(&mut machines.home, now, object, whole);
+        self.tell_presence(&mut machines.home);
+        put
     }
 }

@@ -24,6 +24,7 @@
 //! | `reservations` | room for objects that come in ranges |
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
+//! | `presence` | what threads see that look on |
 //! | `direct` | their puts, where nothing is in the way |
 //! | `tenants` | their names, and what they have |
 //! | `grouping` | objects that are of use together only |
@@ -45,6 +46,7 @@ mod mailing;
 mod offers;
 mod one_sided;
 mod post;
+mod presence;
 mod pushing;
 mod replicas;
 mod reservations;
@@ -83,6 +85,7 @@ pub(crate) use local::{Here, Put};
 pub(crate) use one_sided::Board;
 pub(crate) use one_sided::{draw, segment_of};
 pub(crate) use post::{MAIL_MAX, Mail};
+pub(crate) use presence::PresenceView;
 pub(crate) use service::MemberService;
 pub(crate) use steering::{Steer, steer};
 pub(crate) use tier::Tier;

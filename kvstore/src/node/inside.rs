@@ -2,17 +2,19 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 use lunette_auth::Secrets;
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::core_local;
 use lunette_verbs::Context;
 
 use crate::cluster_client::{ClusterClient, ClusterClientOptions};
 use crate::error::ClusterError;
-use crate::member::MemberCore;
+use crate::member::{MemberCore, PresenceView};
 
 /// The members of which the current core is one.
 #[derive(Default)]
@@ -83,6 +85,18 @@ impl NodeCore {
     #[must_use]
     pub fn seat(&self) -> Seat {
         self.core.seat()
+    }
+
+    /// What threads look at in place of asking this core. There is nothing to look at where a lease that has ended keeps
+    /// the core from answering, and without memory for it.
+    pub(super) fn presence(&self, namespace: NamespaceKind) -> Option<PresenceView> {
+        if namespace != NamespaceKind::Cache {
+            return None;
+        }
+        let refused = |error: &io::Error| {
+            tracing::warn!(%error, "threads ask for each key: there is no memory that they could look at");
+        };
+        self.core.presence().inspect_err(refused).ok().flatten()
     }
 
     /// Adapters that the program has opened on this core serve its readers, besides those that the node's options

@@ -31,7 +31,7 @@ use self::core::{Announced, CorePlan, Question, run_core};
 use crate::cluster_client::ClusterClientOptions;
 use crate::error::{ClusterError, NodeError};
 use crate::handle::{Cores, HandleError, Seated, StoreHandle};
-use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
+use crate::member::{Life, MAIL_MAX, Mail, PresenceView, Steer, steer};
 
 pub(crate) use self::core::hello;
 pub use inside::NodeCore;
@@ -106,9 +106,11 @@ impl Node {
             let options = options.clone();
             beginning.push(self.spawn_on(core, move || handle_on(seated, options))?);
         }
+        let mut presence = Vec::new();
         for begun in beginning {
-            begun.wait()??;
+            presence.push(begun.wait()??);
         }
+        cores.look_on(presence);
         Ok(StoreHandle::new(cores))
     }
 
@@ -192,10 +194,16 @@ impl Node {
     }
 }
 
-async fn handle_on(seated: Seated, options: ClusterClientOptions) -> Result<(), ClusterError> {
+/// What threads may look at is returned.
+async fn handle_on(
+    seated: Seated,
+    options: ClusterClientOptions,
+) -> Result<Option<PresenceView>, ClusterError> {
     let core = NodeCore::here().pop().ok_or(ClusterError::NoMap)?;
+    let presence = core.presence(options.namespace);
     let client = core.client(options).await?;
-    seated.begin(client)
+    seated.begin(client)?;
+    Ok(presence)
 }
 
 impl fmt::Debug for Node {

@@ -674,6 +674,57 @@ fn several_threads_share_a_node_of_several_cores() {
     assert!(kinds.eq([StoreErrorKind::ShutDown; 2]));
 }
 
+/// Keeps all cores of a node from doing anything for as long as `work` takes.
+fn while_stopped<T>(node: &Node, cores: u16, work: impl FnOnce() -> T) -> T {
+    let stop = |core| {
+        let (go_on, wait) = mpsc::channel::<()>();
+        let (told, stopped) = mpsc::channel();
+        let stopping = node.spawn_on(CoreIndex(core), move || async move {
+            told.send(()).expect("it is waited for");
+            // It ends with its sender.
+            wait.recv().expect_err("nothing is sent");
+        });
+        stopped.recv().expect("it runs");
+        (go_on, stopping.expect("it runs"))
+    };
+    let stopped: Vec<_> = (0..cores).map(stop).collect();
+    let done = work();
+    for (go_on, stopping) in stopped {
+        drop(go_on);
+        stopping.wait().expect("it goes on");
+    }
+    done
+}
+
+#[test]
+fn keys_are_looked_up_while_no_core_answers() {
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 2, coordinator);
+    node.joined().expect("it joins");
+    let handle = node.handle(&ClusterClientOptions::new(Vec::new()));
+    let handle = handle.expect("clients on its cores");
+    let put = |n: usize| {
+        let put = handle.put(key(n), lent(n, 300), PutOptions::default());
+        put.wait().expect("written");
+    };
+    (0..40).for_each(put);
+    let removed = handle.remove((30..40).map(key).collect()).wait();
+    assert!(removed.iter().all(|removed| *removed == Ok(true)));
+    put(35);
+    let looked_up = || {
+        let (told, answer) = mpsc::channel();
+        let handle = handle.clone();
+        thread::spawn(move || told.send(handle.exists((0..60).map(key).collect()).wait()));
+        answer.recv_timeout(Duration::from_millis(200)).ok()
+    };
+    // What is absent is known once everything that the cores had before has been listed.
+    let mut tries = (0..100).map(|_| while_stopped(&node, 2, looked_up));
+    let answers = tries.find_map(|answers| answers).expect("no core is asked");
+    for (n, answer) in answers.into_iter().enumerate() {
+        assert_eq!(answer, Ok(n < 30 || n == 35), "key {n}");
+    }
+}
+
 #[test]
 fn a_node_that_is_no_member_has_no_handle() {
     let mut options = ClusterClientOptions::new(Vec::new());

@@ -26,8 +26,15 @@ pub(super) struct Mapped {
 /// Words that this process and those that it gives their file to read and write.
 pub struct Words(Rc<Mapped>);
 
-/// Words of another process, which this one only reads.
+/// Words of another process, or of another thread of this one, which are only read here.
 pub struct WordsView(Mapped);
+
+// SAFETY: a view has its mapping and its file to itself, and neither knows of threads. Ends with the view.
+unsafe impl Send for WordsView {}
+
+// SAFETY: a shared view is only read, by atomic loads (`load`); its mapping ends in `Drop`, when nobody shares it
+// any more. Ends with the view.
+unsafe impl Sync for WordsView {}
 
 impl Words {
     /// So many words, all 0, in a file of their own. `is_ours` keeps every other process from writing

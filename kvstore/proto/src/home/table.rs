@@ -9,6 +9,7 @@ use slab::Slab;
 use smallvec::{SmallVec, smallvec};
 
 use super::limits::COPIES_PER_KEY_MAX;
+use super::presence::Watched;
 use crate::key::Fingerprint;
 use crate::message::directory::{CopyPlace, OpId};
 use crate::placement::Seat;
@@ -86,6 +87,8 @@ pub(super) struct Table {
     /// Copies that leave or join, whose owners have to say that they heard of it.
     telling: BTreeMap<Seat, BTreeSet<CopyPlace>>,
     copies: usize,
+    /// What those who look on have not been told.
+    pub(super) watched: Watched,
 }
 
 impl Table {
@@ -97,6 +100,7 @@ impl Table {
             by_seat: BTreeMap::new(),
             telling: BTreeMap::new(),
             copies: 0,
+            watched: Watched::default(),
         }
     }
 
@@ -144,6 +148,7 @@ impl Table {
             return Err(Full);
         }
         self.copies += 1;
+        self.watched.note(key);
         let is_shown = copy.standing == Standing::Shown;
         if let Some(mark) = self.keys.get_mut(key) {
             mark.is_shown |= is_shown;
@@ -175,6 +180,7 @@ impl Table {
                 copy.standing = standing;
             }
             mark.is_shown = is_shown(copies);
+            self.watched.note(key);
         }
         self.note_telling(seat, CopyPlace { key, version }, standing);
     }
@@ -212,6 +218,7 @@ impl Table {
         self.copies -= before - copies.len();
         let is_listed = copies.iter().any(|copy| copy.seat == seat);
         mark.is_shown = is_shown(copies);
+        self.watched.note(key);
         if copies.is_empty() {
             self.records.remove(record);
             self.keys.remove(key);
@@ -304,6 +311,11 @@ impl Table {
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Self::new(self.own);
+        let mut watched = core::mem::take(&mut self.watched);
+        watched.reset();
+        *self = Self {
+            watched,
+            ..Self::new(self.own)
+        };
     }
 }

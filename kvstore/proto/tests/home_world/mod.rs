@@ -6,6 +6,7 @@
 //! for copies: in the end there are as many as were wanted.
 
 pub(crate) mod node;
+mod onlooker;
 pub(crate) mod oracle;
 mod traffic;
 mod work;

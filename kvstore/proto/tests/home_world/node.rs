@@ -13,6 +13,7 @@ use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::time::Time;
 
 use super::TTL;
+use super::onlooker::Onlooker;
 
 pub(crate) struct Core {
     pub(crate) home: Home,
@@ -20,6 +21,7 @@ pub(crate) struct Core {
     /// The bytes of writes under way, and how many copies each is to have.
     pub(crate) arriving: BTreeMap<OpId, u64>,
     pub(crate) stored: BTreeMap<CopyPlace, u64>,
+    pub(crate) onlooker: Onlooker,
 }
 
 pub(crate) struct Node {
@@ -55,11 +57,14 @@ impl Node {
                 incarnation,
                 core: CoreIndex(core),
             };
+            let mut home = Home::new(seat, limits);
+            home.watch();
             Core {
-                home: Home::new(seat, limits),
+                home,
                 owner: Owner::new(seat, owner_limits),
                 arriving: BTreeMap::new(),
                 stored: BTreeMap::new(),
+                onlooker: Onlooker::default(),
             }
         });
         Self {

@@ -203,9 +203,22 @@ impl World {
         let mut out = Vec::new();
         let core = &mut self.nodes[node].cores[usize::from(seat.core.0)];
         tell(&mut core.home, local, &mut out);
+        self.look_on(node, usize::from(seat.core.0));
+        let core = &self.nodes[node].cores[usize::from(seat.core.0)];
         let epoch = core.home.epoch();
         self.oracle.has_cold |= core.home.stats().cold > 0;
         self.do_home(seat, epoch, out);
+    }
+
+    fn look_on(&mut self, node: usize, core: usize) {
+        let node = &mut self.nodes[node];
+        let local = node.local(self.now);
+        let at = (&node.map, node.fence.is_leased(local));
+        let core = &mut node.cores[core];
+        match core.onlooker.look(&mut core.home, local, at) {
+            Ok(agreed) => self.oracle.add("looked on", agreed),
+            Err(text) => self.oracle.fail(self.now, &text),
+        }
     }
 
     fn do_home(&mut self, seat: Seat, epoch: Epoch, actions: Vec<HomeAction>) {
@@ -405,8 +418,10 @@ impl World {
         }
         let object = (ask.key, ask.form, ask.namespace);
         let put = (core.owner).put_here(&mut core.home, local, object, (4096, 7));
+        self.look_on(node, usize::from(to.core.0));
         let answer = match put {
             Ok((place, answer)) => {
+                let core = &mut self.nodes[node].cores[usize::from(to.core.0)];
                 core.stored.insert(place, value);
                 let generation = self.nodes[node].map.generation();
                 self.oracle
