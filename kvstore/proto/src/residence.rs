@@ -313,6 +313,17 @@ impl Residence {
         })
     }
 
+    /// The copy in this entry, if there is one, is used once more, without a pin.
+    pub fn used(&mut self, slot_index: u32) {
+        let entry = self.slots.get(slot_index as usize);
+        if let Some(entry) = entry
+            && matches!(entry.state, State::Resident(_))
+        {
+            let share = entry.share;
+            self.shares.order(share).touch(slot_index);
+        }
+    }
+
     /// A copy of this key is about to be looked for, or to be kept: see [`Sorted::touch`].
     pub fn touch(&self, key: Fingerprint) {
         self.by_place.touch(CopyPlace::least(key.head()));

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io;
 use std::rc::Rc;
 
 use lunette_cluster::proto::fence::NamespaceKind;
@@ -14,6 +15,7 @@ use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::retention::Pin;
+use lunette_runtime::arena::View;
 use lunette_runtime::entropy;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
@@ -96,6 +98,18 @@ impl Local {
         if map.epoch() > known {
             tell(&map);
         }
+    }
+
+    pub(super) fn hear_reads(&self) {
+        self.core.hear_reads();
+    }
+
+    pub(super) fn chunk_view(&self, chunk: u32) -> Option<View> {
+        let refused = |error: &io::Error| {
+            tracing::warn!(%error, chunk, "threads ask for what lies there: it cannot be mapped");
+        };
+        let view = self.core.chunk_view(chunk).inspect_err(refused);
+        view.ok().flatten()
     }
 
     /// The core.

@@ -59,7 +59,7 @@ use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::retention::{GroupId, Parent, Pin};
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
-use lunette_runtime::arena::Exposed;
+use lunette_runtime::arena::{Exposed, View};
 use lunette_runtime::{Scope, entropy, time};
 use lunette_transfer::adapters::RdmaOptions;
 use lunette_transfer::{Guard, Room};
@@ -347,6 +347,18 @@ impl ClusterClient {
     fn valid<'a>(&self, own: &'a [u8]) -> Result<Key<'a>, StoreError> {
         let valid = self.tenant.check(own);
         valid.map_err(|fault| StoreError::local(fault.into()))
+    }
+
+    /// See [`MemberCore::hear_reads`](crate::member::MemberCore::hear_reads).
+    pub(crate) fn hear_reads(&self) {
+        if let Some(local) = self.inside() {
+            local.hear_reads();
+        }
+    }
+
+    /// A chunk of this core's memory, for threads to read.
+    pub(crate) fn chunk_view(&self, chunk: u32) -> Option<View> {
+        self.inside()?.chunk_view(chunk)
     }
 
     /// The core that it is on, whose map it has too.

@@ -56,6 +56,14 @@ impl Counts {
         add(&self.payload_in_bytes, len_bytes.into());
     }
 
+    /// So many objects were read by threads of the process, without a request.
+    pub(crate) fn found_unasked(&self, reads: u64, read_bytes: u64) {
+        let find = Op::ALL.into_iter().position(|op| op == Op::Find);
+        let op = &self.ops[find.expect("all operations are there")];
+        add(&op.outcomes[Outcome::Ok.index()], reads);
+        add(&self.payload_out_bytes, read_bytes);
+    }
+
     /// A payload is being sent.
     pub(crate) fn sending(&self, len_bytes: usize) {
         add(&self.payload_out_bytes, len_bytes as u64);

@@ -10,9 +10,10 @@ use lunette_runtime::arena::Borrowed;
 use super::StoreHandle;
 use super::cores::failed;
 use super::devices::{Apart, are_of_device};
+use super::direct::merged;
 use super::hosted::{Hosted, Until};
 use super::lent::Lent;
-use super::objects::{Got, got};
+use super::objects::{Got, got, unknown};
 use crate::error::StoreError;
 
 /// What came of gets. What lies in this process and is long is still to be copied, by [`finish`](Self::finish): what
@@ -92,10 +93,16 @@ impl StoreHandle {
     /// As [`get_all`](Self::get_all), but that objects of more than 64 KiB that are in this process are copied by the
     /// thread that [finishes](Brought::finish).
     pub fn bring_all(&self, wanted: Vec<(Vec<u8>, Vec<Lent>)>) -> Pending<Brought> {
+        let known = self.cores.read_all_into(&wanted).into_iter();
+        let known = known.map(|got| got.map(|got| Ok(Came { got, left: None })));
+        let known: Vec<_> = known.collect();
+        let wanted = unknown(wanted, &known);
+        if wanted.is_empty() {
+            return Pending::ready(Brought(known.into_iter().flatten().collect()));
+        }
         let bring = |hosted: Rc<Hosted>, wanted| async move { hosted.bring_all(wanted).await };
-        let brought = self
-            .cores
-            .ask_each(Until::NobodyWaits, wanted, |(key, _)| key, bring);
+        let asked = (self.cores).ask_each(Until::NobodyWaits, wanted, |(key, _)| key, bring);
+        let brought = merged(known, asked);
         Pending::here(async move { Brought(brought.await) })
     }
 
@@ -105,6 +112,9 @@ impl StoreHandle {
     /// # Errors
     /// [`StoreError`], as of [`put`](Self::put).
     pub fn bring_bytes(&self, key: Vec<u8>) -> Pending<Result<Option<ObjectBytes>, StoreError>> {
+        if let Some(bytes) = self.cores.read_bytes(&key) {
+            return Pending::ready(Ok(Some(ObjectBytes::Own(bytes))));
+        }
         let core = self.cores.core_of(&key);
         let bring = move |hosted: Rc<Hosted>| async move {
             if let Some(lent) = hosted.client.lend(&key, usize::MAX) {

@@ -2,21 +2,20 @@
 
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::Peek;
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
 
+use super::direct::Shown;
 use super::hosted::{Hosted, Job, Until};
 use crate::cluster_client::ClusterClient;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
-use crate::member::PresenceView;
 
 /// Questions that wait for one core. Further ones are refused as
 /// [`TooManyOperations`](StoreErrorKind::TooManyOperations).
@@ -31,8 +30,8 @@ pub(crate) struct Cores {
     tenant: Tenant,
     /// The newest map that one of them has told; none before.
     map: RwLock<Option<ClusterMap>>,
-    /// What each core shows to who does not ask it, if it does.
-    presence: OnceLock<Box<[Option<PresenceView>]>>,
+    /// What each core shows to those who do not ask it.
+    shown: OnceLock<Box<[Shown]>>,
 }
 
 /// One core, as threads see it.
@@ -76,7 +75,7 @@ impl Cores {
             node,
             tenant,
             map: RwLock::default(),
-            presence: OnceLock::new(),
+            shown: OnceLock::new(),
         });
         let seated = |(core, questions)| Seated {
             cores: Arc::downgrade(&cores),
@@ -130,35 +129,38 @@ impl Cores {
     }
 
     /// Which of these cores is a key's home, if one is.
-    fn home_here(&self, map: &ClusterMap, key: Fingerprint) -> Option<usize> {
+    pub(super) fn home_here(&self, map: &ClusterMap, key: Fingerprint) -> Option<usize> {
         let (node, home) = (self.node?, home_of(map, key)?);
         let is_here = (home.node, home.incarnation) == (node.node, node.incarnation);
         let core = usize::from(home.core.0);
         (is_here && core < self.members.len()).then_some(core)
     }
 
-    /// From now on keys are looked up in what the cores show.
-    pub(crate) fn look_on(&self, presence: Vec<Option<PresenceView>>) {
-        assert_eq!(presence.len(), self.members.len(), "one for each core");
-        let known = self.presence.set(presence.into());
+    /// From now on threads look at what the cores show.
+    pub(crate) fn look_on(&self, shown: Vec<Shown>) {
+        assert_eq!(shown.len(), self.members.len(), "one for each core");
+        let known = self.shown.set(shown.into());
         assert!(known.is_ok(), "begun once");
     }
 
-    /// What is known of keys without asking a core, in their order.
-    pub(super) fn peek(&self, keys: &[Vec<u8>]) -> Vec<Peek> {
-        let Some(presence) = self.presence.get() else {
-            return vec![Peek::Unsure; keys.len()];
-        };
-        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
-        let peek = |key: &Vec<u8>| {
-            let key = self.tenant.key(key);
-            let key = self.tenant.check(&key).ok()?.fingerprint();
-            let map = map.as_ref()?;
-            let shown = presence[self.home_here(map, key)?].as_ref()?;
-            Some(shown.peek(key, Some(map.epoch())))
-        };
-        let peeks = keys.iter().map(|key| peek(key).unwrap_or(Peek::Unsure));
-        peeks.collect()
+    /// What each core shows, if this is known.
+    pub(super) fn shown(&self) -> Option<&[Shown]> {
+        self.shown.get().map(|shown| &**shown)
+    }
+
+    /// The newest map that is known.
+    pub(super) fn map(&self) -> RwLockReadGuard<'_, Option<ClusterMap>> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose keys they are asked for.
+    pub(super) const fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// Has a core do something when it comes to it, unless it has as many questions as it takes.
+    pub(super) fn tell(&self, core: usize, deed: impl FnOnce(&Rc<Hosted>) + Send + 'static) {
+        drop(self.members[core].questions.try_send(Box::new(deed)));
     }
 
     /// Asks a core for what is done to its end. `refused` is the answer where there is none.

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lunette_runtime::arena::{Exposed, SharedMemory};
+use lunette_runtime::arena::{Exposed, SharedMemory, View};
 use lunette_transfer::engine::DeviceLent;
 
 /// A range of memory that threads and cores reach, or of a device: what a value is put from, or got into. The memory
@@ -91,6 +91,13 @@ impl Lent {
         assert!(bytes.len() <= self.len(), "{} do not fit", bytes.len());
         let (memory, range) = self.host();
         memory.copy_in(range.start, bytes);
+    }
+
+    /// Copies `len` bytes of a view, from `from` on, to its front; the CRC32C of what is there then.
+    pub(super) fn copy_in_view(&self, view: &View, from: usize, len: usize) -> u32 {
+        assert!(len <= self.len(), "{len} do not fit");
+        let (memory, range) = self.host();
+        memory.copy_in_view(range.start, view, from, len)
     }
 
     /// Copies all of it over `bytes`, which are as many; the CRC32C of the copy.

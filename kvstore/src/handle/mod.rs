@@ -1,9 +1,10 @@
 //! The store for programs that have no core: asked from any thread.
 //!
 //! A [`StoreHandle`] leads to clients on cores: those of the program's own node ([`Node::handle`]), cores of
-//! their own ([`ClientHost`]), or the one on which a client is ([`ClusterClient::handle`]). Every question
-//! travels to a core and its answer back, so a task of a core does better with a [`ClusterClient`] there. Where
-//! the program's node has several cores, a question goes to the one that is the key's home, if one is.
+//! their own ([`ClientHost`]), or the one on which a client is ([`ClusterClient::handle`]). Questions
+//! travel to a core and their answers back, so a task of a core does better with a [`ClusterClient`] there. Where
+//! the program's node has several cores, a question goes to the one that is the key's home, if one is. Whether there are
+//! keys whose home is this node, and short objects that it has, threads see for themselves.
 //!
 //! Memory goes along as [`Lent`]: counted, so it stays until the last operation on it has ended, whatever
 //! becomes of who asked.
@@ -18,6 +19,7 @@
 //! | `devices` | [`DeviceLent`]: memory of devices |
 //! | `landed` | [`LandedHandle`]: memory of threads that owners' adapters write |
 //! | `cores` | which core is asked, and how |
+//! | `direct` | what needs no core |
 //! | `hosted` | what answers on a core |
 //! | `host` | [`ClientHost`]: clients on cores of their own |
 //!
@@ -26,6 +28,7 @@
 mod bringing;
 mod cores;
 mod devices;
+mod direct;
 mod host;
 mod hosted;
 mod landed;
@@ -49,6 +52,7 @@ pub use bringing::{Brought, ObjectBytes};
 pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
 pub use devices::DEVICE_STAGING_BYTES_MAX;
+pub(crate) use direct::Shown;
 pub use host::ClientHost;
 use hosted::Until;
 pub use landed::{LandFailure, LandedHandle};

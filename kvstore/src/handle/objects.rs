@@ -12,6 +12,7 @@ use lunette_runtime::arena::SharedMemory;
 use super::StoreHandle;
 use super::cores::failed;
 use super::devices::{Apart, are_of_device};
+use super::direct::merged;
 use super::hosted::{Hosted, Until};
 use super::lent::Lent;
 use super::placing::{Filled, ToPut};
@@ -100,11 +101,15 @@ impl StoreHandle {
     }
 
     /// Gets the value under `key` to the front of what is lent, one piece after the other; its checksum has
-    /// been verified unless it was in this process. See [`ClusterClient::get`](crate::ClusterClient::get).
+    /// been verified, but where a core copies it that has it. What is short, and on this node, the caller copies itself,
+    /// before this returns: no core is waited for, or woken. See [`ClusterClient::get`](crate::ClusterClient::get).
     ///
     /// # Errors
     /// [`StoreError`], as of [`put`](Self::put).
     pub fn get(&self, key: Vec<u8>, into: Vec<Lent>) -> Pending<Result<Got, StoreError>> {
+        if let Some(got) = self.cores.read_into(&key, &into) {
+            return Pending::ready(Ok(got));
+        }
         let core = self.cores.core_of(&key);
         let get = move |hosted: Rc<Hosted>| async move {
             if are_of_device(&into) {
@@ -146,9 +151,16 @@ impl StoreHandle {
         &self,
         wanted: Vec<(Vec<u8>, Vec<Lent>)>,
     ) -> Pending<Vec<Result<Got, StoreError>>> {
+        let known = self.cores.read_all_into(&wanted);
+        let known: Vec<_> = known.into_iter().map(|got| got.map(Ok)).collect();
+        let wanted = unknown(wanted, &known);
+        if wanted.is_empty() {
+            return Pending::ready(known.into_iter().flatten().collect());
+        }
+        let is_all = wanted.len() == known.len();
         let get = |hosted: Rc<Hosted>, wanted| async move { hosted.get_all(wanted).await };
-        self.cores
-            .ask_each(Until::NobodyWaits, wanted, |(key, _)| key, get)
+        let asked = (self.cores).ask_each(Until::NobodyWaits, wanted, |(key, _)| key, get);
+        if is_all { asked } else { merged(known, asked) }
     }
 
     /// The value under `key`, in memory of its own; `None` if there is none, or its home does not know.
@@ -156,6 +168,9 @@ impl StoreHandle {
     /// # Errors
     /// [`StoreError`], as of [`get`](Self::get).
     pub fn get_bytes(&self, key: Vec<u8>) -> Pending<Result<Option<Vec<u8>>, StoreError>> {
+        if let Some(bytes) = self.cores.read_bytes(&key) {
+            return Pending::ready(Ok(Some(bytes)));
+        }
         let core = self.cores.core_of(&key);
         let get = move |hosted: Rc<Hosted>| async move { hosted.get_bytes(key).await };
         self.cores.ask_until(Until::NobodyWaits, core, failed, get)
@@ -227,15 +242,8 @@ impl StoreHandle {
         if unsure_count == 0 {
             return Pending::ready(known.into_iter().flatten().collect());
         }
-        let wanted = keys.into_iter().zip(&known);
-        let wanted = wanted.filter_map(|(key, known)| known.is_none().then_some(key));
-        let asked = self.ask_whether(wanted.collect());
-        Pending::here(async move {
-            let mut answers = asked.await.into_iter();
-            let all = known.into_iter();
-            all.map(|known| known.unwrap_or_else(|| answers.next().expect("one each")))
-                .collect()
-        })
+        let asked = self.ask_whether(unknown(keys, &known));
+        merged(known, asked)
     }
 
     fn ask_whether(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<bool, StoreError>>> {
@@ -272,6 +280,13 @@ impl StoreHandle {
         };
         self.cores.ask_each(Until::Done, keys, |key| key, remove)
     }
+}
+
+/// Those of which nothing is known.
+pub(super) fn unknown<I, T>(items: Vec<I>, known: &[Option<T>]) -> Vec<I> {
+    let items = items.into_iter().zip(known);
+    let unknown = items.filter(|(_, known)| known.is_none());
+    unknown.map(|(item, _)| item).collect()
 }
 
 impl Hosted {

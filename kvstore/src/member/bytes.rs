@@ -23,6 +23,7 @@ use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_transfer::Room;
 
+use super::catalogue::{Catalogue, CatalogueView, DIRECT_BYTES_MAX};
 use super::one_sided::Board;
 use super::tenants::TenantNames;
 use crate::counting::TenantReport;
@@ -49,6 +50,17 @@ impl Extent {
         let start = self.layout.payload_offset_bytes as usize;
         self.region
             .slice(start, self.layout.total_bytes as usize - start)
+    }
+
+    /// Which chunk of its arena it is in, and where in that its key and its value begin.
+    pub(super) fn places(&self) -> (u32, u64, u64) {
+        let (chunk, start) = self.region.place();
+        let at = |offset_bytes: u32| start as u64 + u64::from(offset_bytes);
+        let (key, value) = (
+            self.layout.key_offset_bytes,
+            self.layout.payload_offset_bytes,
+        );
+        (chunk, at(key), at(value))
     }
 
     /// The manifest that its bytes are, if they are one.
@@ -207,6 +219,8 @@ enum Origin {
 pub(crate) struct Bytes {
     /// What readers of this host look at; dropped before any memory is given back.
     board: Option<Board>,
+    /// What threads of this process look at besides, if there are any.
+    catalogue: Option<Catalogue>,
     arena: Arena,
     residence: Residence,
     /// By slot of the entry.
@@ -219,6 +233,7 @@ impl Bytes {
     pub(crate) fn new(arena: Arena, limits: ShardLimits, board: Option<Board>) -> Self {
         Self {
             board,
+            catalogue: None,
             arena,
             residence: Residence::new(limits),
             extents: Vec::new(),
@@ -439,8 +454,10 @@ impl Bytes {
     /// A copy is no more; its memory is freed when nobody reads it. Whoever reads it by itself, without asking, sees
     /// that at once, and not only when nobody else does: those who have it removed are told next.
     pub(crate) fn free(&mut self, place: CopyPlace) {
-        if let (Some(board), Some(id)) = (&self.board, self.residence.find(place)) {
-            board.hide(id.slot_index);
+        if self.is_readable()
+            && let Some(id) = self.residence.find(place)
+        {
+            self.hide(id.slot_index);
         }
         if let Some(id) = self.residence.free(place) {
             self.give_up(id);
@@ -449,10 +466,69 @@ impl Bytes {
 
     /// The memory of an entry that is released is given back, and nobody is to read it any more.
     fn give_up(&mut self, id: EntryId) {
-        if let Some(board) = &self.board {
-            board.hide(id.slot_index);
-        }
+        self.hide(id.slot_index);
         self.extents[id.slot_index as usize] = None;
+    }
+
+    /// Nobody is to read the memory of this entry by itself any more.
+    fn hide(&self, slot_index: u32) {
+        if let Some(board) = &self.board {
+            board.hide(slot_index);
+        }
+        if let Some(catalogue) = &self.catalogue {
+            catalogue.unlist(slot_index);
+        }
+    }
+
+    /// Whether threads of this process look for copies.
+    pub(crate) const fn is_looked_at(&self) -> bool {
+        self.catalogue.is_some()
+    }
+
+    /// A copy may be read by threads of this process, if it is short.
+    pub(crate) fn list(&mut self, place: CopyPlace) {
+        let (Some(catalogue), Some(id)) = (&mut self.catalogue, self.residence.find(place)) else {
+            return;
+        };
+        let extent = self.extents[id.slot_index as usize].as_ref();
+        let extent = extent.expect("a copy has its extent");
+        if extent.len_bytes() as usize <= DIRECT_BYTES_MAX {
+            catalogue.list(id.slot_index, place, extent);
+        }
+    }
+
+    /// What threads of this process look at, to read copies by themselves; `None` where nobody may.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn catalogue(&mut self) -> io::Result<Option<CatalogueView>> {
+        if !self.is_readable() {
+            return Ok(None);
+        }
+        if self.catalogue.is_none() {
+            self.catalogue = Some(Catalogue::new(self.limits().entries_max())?);
+        }
+        let catalogue = self.catalogue.as_ref().expect("there is one now");
+        catalogue.view().map(Some)
+    }
+
+    /// Takes in what threads have read: each counts as a use. How many reads, and of how many bytes, that were.
+    pub(crate) fn hear_reads(&mut self) -> (u64, u64) {
+        let (mut reads, mut read_bytes) = (0, 0);
+        let Some(catalogue) = &self.catalogue else {
+            return (0, 0);
+        };
+        let (residence, extents) = (&mut self.residence, &self.extents);
+        catalogue.hear(|entry| {
+            residence.used(entry);
+            let extent = extents[entry as usize].as_ref();
+            reads += 1;
+            read_bytes += extent.map_or(0, |extent| u64::from(extent.len_bytes()));
+        });
+        if !catalogue.is_looked_at() {
+            self.catalogue = None;
+        }
+        (reads, read_bytes)
     }
 
     /// Where a copy of this key lies, for readers of this host, if they can read it: not held, so far.
@@ -461,12 +537,12 @@ impl Bytes {
         let (id, extent) = self.pin(place, key)?;
         self.unpin(id);
         let board = self.board.as_mut()?;
-        let (chunk, start) = extent.region.place();
+        let (chunk, _, offset_bytes) = extent.places();
         Some(Descriptor {
             slot: id.slot_index,
             number: board.show(id.slot_index)?,
             chunk,
-            offset_bytes: start as u64 + u64::from(extent.layout.payload_offset_bytes),
+            offset_bytes,
             len_bytes: extent.len_bytes(),
             crc32c: extent.crc32c,
             held_ms: 0,
@@ -497,6 +573,9 @@ impl Bytes {
     pub(crate) fn hide_all(&self) {
         if let Some(board) = &self.board {
             board.hide_all();
+        }
+        if let Some(catalogue) = &self.catalogue {
+            catalogue.unlist_all();
         }
     }
 

@@ -5,6 +5,7 @@
 //! to the [`Post`].
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -72,6 +73,8 @@ pub(crate) struct MemberCore {
     map: RefCell<Rc<ClusterMap>>,
     /// What threads see that look on, if there are any.
     pub(super) presence: RefCell<Option<Presence>>,
+    /// Copies that they may read by themselves, and that are not listed yet.
+    pub(super) unlisted: RefCell<VecDeque<CopyPlace>>,
     pub(super) deeds: Deeds,
     has_left: Cell<bool>,
     fence: Cell<Fence>,
@@ -126,6 +129,7 @@ impl MemberCore {
             pushing,
             map: RefCell::default(),
             presence: RefCell::default(),
+            unlisted: RefCell::default(),
             deeds: Deeds::default(),
             has_left: Cell::new(false),
             fence: Cell::default(),
@@ -252,7 +256,7 @@ impl MemberCore {
     pub(crate) fn is_idle(&self) -> bool {
         let machines = self.machines.borrow();
         let is_told = self.tier().is_none_or(Tier::is_idle);
-        let is_told = is_told && self.grouping.is_idle();
+        let is_told = is_told && self.grouping.is_idle() && self.unlisted.borrow().is_empty();
         is_told && machines.home.is_idle() && machines.owner.is_idle()
     }
 
@@ -262,6 +266,9 @@ impl MemberCore {
         machines.home.touch(key);
         machines.owner.touch(key);
         self.bytes.borrow().touch(key);
+        if let Some(presence) = &*self.presence.borrow() {
+            presence.touch(key);
+        }
     }
 
     /// The map is another one.
@@ -291,6 +298,10 @@ impl MemberCore {
         machines.owner.on_fence(fence);
     }
 
+    pub(super) fn is_leased(&self) -> bool {
+        self.fence.get().is_leased(time::now())
+    }
+
     /// Time passes.
     pub(crate) fn on_tick(&self) {
         if self.has_left() {
@@ -305,6 +316,8 @@ impl MemberCore {
         }
         self.expire_reservations();
         self.end_presence();
+        self.hear_reads();
+        self.list_some();
         self.take_back();
         self.make_room();
     }
@@ -312,6 +325,7 @@ impl MemberCore {
     /// Has the drive take what has to leave, or asks homes to let go of it: how many copies.
     pub(crate) fn make_room(&self) -> usize {
         self.take_back();
+        self.hear_reads();
         for turn in 0..SPARED_TURNS_MAX {
             let victims = self.bytes.borrow_mut().victims(turn == 0);
             if victims.is_empty() {

@@ -232,11 +232,14 @@ impl MemberCore {
         self.at_owner_at(now, from, |owner, now, out| {
             owner.on_home(now, from, epoch, item, out);
         });
-        if let Some((key, version)) = recorded
-            && tracing::enabled!(target: COPIES, tracing::Level::TRACE)
-        {
-            let place = CopyPlace { key, version };
-            if self.machines().borrow().owner.copy(place).is_some() {
+        let Some((key, version)) = recorded else {
+            return;
+        };
+        let place = CopyPlace { key, version };
+        let copy = self.machines().borrow().owner.copy(place);
+        if let Some((info, _)) = copy {
+            self.list_soon(place, info.form);
+            if tracing::enabled!(target: COPIES, tracing::Level::TRACE) {
                 self.tell_copy(place, "recorded");
             }
         }

@@ -52,6 +52,7 @@ impl MemberCore {
             Ok((place, answer)) => {
                 (self.bytes().borrow_mut()).keep_recorded(frame, place, extent, ask);
                 self.group(place, ask.retention, ask.wanted);
+                self.list_soon(place, ask.form);
                 self.counts.received(frame.len_bytes());
                 CopyCounts::add(&self.copies.written);
                 self.tell_copy(place, "kept");

@@ -17,6 +17,7 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
 use super::bytes::{Carved, Extent, Frame};
+use super::catalogue::DIRECT_BYTES_MAX;
 use super::core::MemberCore;
 use super::lending::Placed;
 use super::waiters::Waiting;
@@ -130,6 +131,9 @@ impl MemberCore {
                 match copied {
                     Ok(len_bytes) => {
                         self.counts.sending(len_bytes);
+                        if object_len_bytes <= DIRECT_BYTES_MAX {
+                            self.list_soon(place, info.form);
+                        }
                         Here::Hit {
                             version: place.version,
                             is_cut_off,

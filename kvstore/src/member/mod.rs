@@ -24,6 +24,7 @@
 //! | `reservations` | room for objects that come in ranges |
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
+//! | `catalogue` | where short copies lie, for threads |
 //! | `presence` | what threads see that look on |
 //! | `direct` | their puts, where nothing is in the way |
 //! | `tenants` | their names, and what they have |
@@ -34,6 +35,7 @@
 //! | `steering` | the membership, and what it tells the cores |
 
 mod bytes;
+mod catalogue;
 mod core;
 mod deeds;
 mod direct;
@@ -76,6 +78,7 @@ use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 
 pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
+pub(crate) use catalogue::{CatalogueView, DIRECT_BYTES_MAX, Direct};
 pub(crate) use direct::AtOnce;
 pub(crate) use lending::{LENT_MIN, LentCopy, LentRoom, Placed};
 pub(crate) use life::Life;

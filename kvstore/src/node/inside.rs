@@ -14,7 +14,8 @@ use lunette_verbs::Context;
 
 use crate::cluster_client::{ClusterClient, ClusterClientOptions};
 use crate::error::ClusterError;
-use crate::member::{MemberCore, PresenceView};
+use crate::handle::Shown;
+use crate::member::MemberCore;
 
 /// The members of which the current core is one.
 #[derive(Default)]
@@ -89,14 +90,17 @@ impl NodeCore {
 
     /// What threads look at in place of asking this core. There is nothing to look at where a lease that has ended keeps
     /// the core from answering, and without memory for it.
-    pub(super) fn presence(&self, namespace: NamespaceKind) -> Option<PresenceView> {
-        if namespace != NamespaceKind::Cache {
-            return None;
-        }
+    pub(super) fn shown(&self, namespace: NamespaceKind) -> Shown {
+        let is_shown = namespace == NamespaceKind::Cache;
         let refused = |error: &io::Error| {
             tracing::warn!(%error, "threads ask for each key: there is no memory that they could look at");
         };
-        self.core.presence().inspect_err(refused).ok().flatten()
+        let presence = is_shown.then(|| self.core.presence().inspect_err(refused));
+        let catalogue = is_shown.then(|| self.core.catalogue().inspect_err(refused));
+        Shown {
+            presence: presence.and_then(Result::ok).flatten(),
+            catalogue: catalogue.and_then(Result::ok).flatten(),
+        }
     }
 
     /// Adapters that the program has opened on this core serve its readers, besides those that the node's options

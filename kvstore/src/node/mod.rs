@@ -30,8 +30,8 @@ use lunette_runtime_core::ids::CoreIndex;
 use self::core::{Announced, CorePlan, Question, run_core};
 use crate::cluster_client::ClusterClientOptions;
 use crate::error::{ClusterError, NodeError};
-use crate::handle::{Cores, HandleError, Seated, StoreHandle};
-use crate::member::{Life, MAIL_MAX, Mail, PresenceView, Steer, steer};
+use crate::handle::{Cores, HandleError, Seated, Shown, StoreHandle};
+use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
 
 pub(crate) use self::core::hello;
 pub use inside::NodeCore;
@@ -106,11 +106,11 @@ impl Node {
             let options = options.clone();
             beginning.push(self.spawn_on(core, move || handle_on(seated, options))?);
         }
-        let mut presence = Vec::new();
+        let mut shown = Vec::new();
         for begun in beginning {
-            presence.push(begun.wait()??);
+            shown.push(begun.wait()??);
         }
-        cores.look_on(presence);
+        cores.look_on(shown);
         Ok(StoreHandle::new(cores))
     }
 
@@ -195,15 +195,12 @@ impl Node {
 }
 
 /// What threads may look at is returned.
-async fn handle_on(
-    seated: Seated,
-    options: ClusterClientOptions,
-) -> Result<Option<PresenceView>, ClusterError> {
+async fn handle_on(seated: Seated, options: ClusterClientOptions) -> Result<Shown, ClusterError> {
     let core = NodeCore::here().pop().ok_or(ClusterError::NoMap)?;
-    let presence = core.presence(options.namespace);
+    let shown = core.shown(options.namespace);
     let client = core.client(options).await?;
     seated.begin(client)?;
-    Ok(presence)
+    Ok(shown)
 }
 
 impl fmt::Debug for Node {

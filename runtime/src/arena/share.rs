@@ -58,6 +58,13 @@ pub struct View {
     mapped: usize,
 }
 
+// SAFETY: a view has its mapping to itself, which knows of no thread. Ends with the view.
+unsafe impl Send for View {}
+
+// SAFETY: a shared view is only read, by copies that allow others to write meanwhile (`copy_out` and those behind it);
+// its mapping ends in `Drop`, when nobody shares it any more. Ends with the view.
+unsafe impl Sync for View {}
+
 impl View {
     /// Maps `len_bytes` from `offset_bytes` of a file that another process has shared.
     ///
@@ -113,18 +120,25 @@ impl View {
     /// # Panics
     /// If the source does not lie inside.
     pub fn copy_out(&self, start: usize, to: &Exposed) {
-        let end = start.checked_add(to.len());
-        assert!(
-            end.is_some_and(|end| end <= self.len),
-            "{start}+{} of a view of {} bytes",
-            to.len(),
-            self.len
-        );
-        let from = self.address.as_ptr().wrapping_add(start);
+        let from = self.source(start, to.len());
         // SAFETY: the source lies in the mapping that `self` owns (asserted) and the target in memory
         // that `to` keeps; nobody holds a reference to either, and `copy` allows them to overlap, since
         // they may be one file's. Ends with the copy.
         unsafe { to.address().as_ptr().copy_from(from, to.len()) };
+    }
+
+    /// Where `len` bytes from `start` on lie.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    pub(super) fn source(&self, start: usize, len: usize) -> *const u8 {
+        let end = start.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{start}+{len} of a view of {} bytes",
+            self.len
+        );
+        self.address.as_ptr().wrapping_add(start)
     }
 
     /// As [`copy_out`](Self::copy_out), over all of `to`; the CRC32C of what is there then.
@@ -132,14 +146,7 @@ impl View {
     /// # Panics
     /// If the source does not lie inside.
     pub fn copy_out_summed(&self, start: usize, to: &mut [u8]) -> u32 {
-        let end = start.checked_add(to.len());
-        assert!(
-            end.is_some_and(|end| end <= self.len),
-            "{start}+{} of a view of {} bytes",
-            to.len(),
-            self.len
-        );
-        let from = self.address.as_ptr().wrapping_add(start);
+        let from = self.source(start, to.len());
         // SAFETY: the source lies in the mapping that `self` owns (asserted), to whose bytes no reference
         // exists, and may be written meanwhile, which `copy_summed` allows; `to` is borrowed exclusively, so
         // it is none of that mapping. Ends with the copy.

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::exposed::{Exposed, ForeignMemory};
 use super::mapping::Mapping;
+use super::share::View;
 use super::summed::copy_summed;
 use super::{HugePages, Shortfall};
 
@@ -175,6 +176,23 @@ impl SharedMemory {
         // SAFETY: the check keeps the target inside memory that `self` keeps, and no reference to it exists, so
         // `bytes` lies elsewhere. Ends with the copy.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Copies `len` bytes of a view, from `from` on, to `start`, on whatever thread; the CRC32C of what is there then. What
+    /// the view's owner writes meanwhile may be in the copy or not.
+    ///
+    /// # Panics
+    /// If either does not lie inside.
+    pub fn copy_in_view(&self, start: usize, view: &View, from: usize, len: usize) -> u32 {
+        self.check(start, len);
+        let (from, to) = (
+            view.source(from, len),
+            self.0.address.as_ptr().wrapping_add(start),
+        );
+        // SAFETY: the source lies in the view's mapping, which is borrowed, and may be written meanwhile, as `copy_summed`
+        // allows; the check keeps the target inside memory that `self` keeps, which is no part of a mapping that was made
+        // for a view alone, and to which no reference exists. Ends with the copy.
+        unsafe { copy_summed(from, to, len) }
     }
 
     /// Copies from `start` on over all of `bytes`, on whatever thread; the CRC32C of the copy.

@@ -4,6 +4,7 @@
 //! say that it is absent, while it [knows of all](Home::is_all_told) and is the key's home under the map of its epoch.
 
 use super::Home;
+use super::writes::alive;
 use crate::key::Fingerprint;
 use crate::message::directory::Peek;
 
@@ -86,9 +87,11 @@ impl Home {
 
     fn presence(&self, key: Fingerprint) -> Peek {
         // Records of keys that moved to other homes are kept until they are swept.
-        if self.sweep.is_some() && !self.is_home_of(key) || self.table.copies(key).is_empty() {
+        let is_ours = self.sweep.is_none() || self.is_home_of(key);
+        let copies = self.table.copies(key);
+        if !is_ours || copies.is_empty() {
             Peek::Absent
-        } else if self.winner(key).is_some() {
+        } else if alive(copies, self.tombstones.version(key)).next().is_some() {
             Peek::Present
         } else {
             Peek::Unsure

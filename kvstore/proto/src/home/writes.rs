@@ -390,10 +390,19 @@ impl Home {
 
     /// What lives under a key: an object that all may rely on.
     pub(super) fn winner(&self, key: Fingerprint) -> Option<CopyInfo> {
-        let copies = self.table.copies(key).iter();
-        let shown = copies.filter(|copy| copy.standing == Standing::Shown);
-        let floor = self.tombstones.version(key);
-        let alive = shown.filter(|copy| Some(copy.info.version) >= floor);
-        alive.map(|copy| copy.info).min_by_key(|info| info.version)
+        let alive = alive(self.table.copies(key), self.tombstones.version(key));
+        alive.min_by_key(|info| info.version)
     }
+}
+
+/// Those of a key's copies that all may rely on, if this is the version of its tombstone.
+pub(super) fn alive(
+    copies: &[Copy],
+    tombstone: Option<Version>,
+) -> impl Iterator<Item = CopyInfo> + '_ {
+    let shown = copies
+        .iter()
+        .filter(|copy| copy.standing == Standing::Shown);
+    let alive = shown.filter(move |copy| Some(copy.info.version) >= tombstone);
+    alive.map(|copy| copy.info)
 }

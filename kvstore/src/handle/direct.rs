@@ -1,0 +1,157 @@
+//! What threads see without asking a core: which keys there are, and short copies of this process's node, which they
+//! read where they lie. So neither waits for a core, or wakes one.
+
+use std::sync::Arc;
+
+use lunette_kvstore_proto::message::directory::Peek;
+use lunette_runtime::Pending;
+use lunette_runtime::arena::View;
+use lunette_runtime_core::checksum::joined_crc32c;
+
+use super::cores::Cores;
+use super::lent::Lent;
+use super::objects::Got;
+use crate::member::{CatalogueView, DIRECT_BYTES_MAX, Direct, PresenceView};
+
+/// Bytes that one call of many gets copies itself; the rest is asked for. Who calls from an event loop does not keep it
+/// from others for long.
+const BYTES_PER_CALL_MAX: usize = 256 << 10;
+
+/// What one core shows.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    pub(crate) presence: Option<PresenceView>,
+    pub(crate) catalogue: Option<CatalogueView>,
+}
+
+impl Cores {
+    /// What is known of keys without asking a core, in their order.
+    pub(super) fn peek(&self, keys: &[Vec<u8>]) -> Vec<Peek> {
+        let Some(shown) = self.shown() else {
+            return vec![Peek::Unsure; keys.len()];
+        };
+        let map = self.map();
+        let peek = |key: &Vec<u8>| {
+            let key = self.tenant().key(key);
+            let key = self.tenant().check(&key).ok()?.fingerprint();
+            let map = map.as_ref()?;
+            let presence = shown[self.home_here(map, key)?].presence.as_ref()?;
+            Some(presence.peek(key, Some(map.epoch())))
+        };
+        let peeks = keys.iter().map(|key| peek(key).unwrap_or(Peek::Unsure));
+        peeks.collect()
+    }
+
+    /// Reads an object of at most `len_max` bytes, if it is short and listed: `copy` copies so many bytes from there on in
+    /// the view, and tells their CRC32C. What it has copied is the object only if this says so.
+    fn read(
+        self: &Arc<Self>,
+        key: &[u8],
+        len_max: usize,
+        copy: impl FnOnce(&View, usize, usize) -> u32,
+    ) -> Option<Got> {
+        let core = self.core_of(key);
+        let catalogue = self.shown()?[core].catalogue.as_ref()?;
+        let key = self.tenant().key(key);
+        let key = self.tenant().check(&key).ok()?;
+        match catalogue.read(key, len_max, copy) {
+            Direct::Read {
+                version,
+                len_bytes,
+                is_to_hear,
+            } => {
+                if is_to_hear {
+                    self.tell(core, |hosted| hosted.client.hear_reads());
+                }
+                Some(Got::Hit {
+                    len_bytes,
+                    object_len_bytes: len_bytes,
+                    version,
+                    is_cut_off: false,
+                })
+            }
+            Direct::Wants { chunk } => {
+                let cores = Arc::downgrade(self);
+                self.tell(core, move |hosted| {
+                    let view = hosted.client.chunk_view(chunk);
+                    let shown = cores.upgrade();
+                    let shown = shown.as_ref().and_then(|cores| cores.shown());
+                    let catalogue = shown.and_then(|shown| shown[core].catalogue.as_ref());
+                    if let (Some(view), Some(catalogue)) = (view, catalogue) {
+                        catalogue.has(chunk, view);
+                    }
+                });
+                None
+            }
+            Direct::Ask => None,
+        }
+    }
+
+    /// Reads an object into memory of this host.
+    pub(super) fn read_into(self: &Arc<Self>, key: &[u8], into: &[Lent]) -> Option<Got> {
+        if into.iter().any(Lent::is_of_device) {
+            return None;
+        }
+        let len_max = into.iter().map(Lent::len).sum();
+        self.read(key, len_max, |view, from, len| {
+            copy_in(into, view, from, len)
+        })
+    }
+
+    /// Reads as many objects as one call may, of those that are wanted, in their order.
+    pub(super) fn read_all_into(
+        self: &Arc<Self>,
+        wanted: &[(Vec<u8>, Vec<Lent>)],
+    ) -> Vec<Option<Got>> {
+        if self.shown().is_none() {
+            return vec![None; wanted.len()];
+        }
+        let mut left_bytes = BYTES_PER_CALL_MAX;
+        let read = |(key, into): &(Vec<u8>, Vec<Lent>)| {
+            let got = (left_bytes > 0)
+                .then(|| self.read_into(key, into))
+                .flatten();
+            if let Some(Got::Hit { len_bytes, .. }) = got {
+                left_bytes = left_bytes.saturating_sub(len_bytes);
+            }
+            got
+        };
+        wanted.iter().map(read).collect()
+    }
+
+    /// Reads an object into memory of its own.
+    pub(super) fn read_bytes(self: &Arc<Self>, key: &[u8]) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let got = self.read(key, DIRECT_BYTES_MAX, |view, from, len| {
+            bytes.resize(len, 0);
+            view.copy_out_summed(from, &mut bytes)
+        });
+        got.map(|_| bytes)
+    }
+}
+
+fn copy_in(into: &[Lent], view: &View, from: usize, len: usize) -> u32 {
+    let (mut done, mut crc32c) = (0, 0);
+    for piece in into {
+        let count = piece.len().min(len - done);
+        let then = piece.copy_in_view(view, from + done, count);
+        crc32c = joined_crc32c(crc32c, then, count as u64);
+        done += count;
+    }
+    assert_eq!(done, len, "it is read because it fits");
+    crc32c
+}
+
+/// What is known, and in its gaps what is asked for, of which there is one for each.
+pub(super) fn merged<T: Send + 'static>(
+    known: Vec<Option<T>>,
+    asked: Pending<Vec<T>>,
+) -> Pending<Vec<T>> {
+    Pending::here(async move {
+        let mut answers = asked.await.into_iter();
+        let known = known.into_iter();
+        known
+            .map(|known| known.unwrap_or_else(|| answers.next().expect("one each")))
+            .collect()
+    })
+}

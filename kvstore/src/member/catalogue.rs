@@ -1,0 +1,471 @@
+//! Where this core's short copies lie, by their keys: words that threads of the process read, and then the memory itself,
+//! so that their gets need no core.
+//!
+//! ```text
+//!   records     8 words for each entry of the memory: a number, the key, where key and value lie, the version
+//!   buckets     8 words each: a part of a key and the entry that it may be in
+//! ```
+//!
+//! A record's number was never there before, and the record is one copy's for as long as it stands: who reads looks at it
+//! before and afterwards. The others are written only while it is 0. What does not fit in a bucket, is long, or lies in
+//! parts is not listed, and asked for.
+//!
+//! Copies are listed a while after they came, so that no put waits for it. Threads say which they have read, as eviction is
+//! by use: a bounded number between two turns of the core.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+use lunette_cluster::proto::map::Epoch;
+use lunette_kvstore_proto::key::{Fingerprint, Key};
+use lunette_kvstore_proto::message::directory::CopyPlace;
+use lunette_kvstore_proto::version::{Form, Version};
+use lunette_runtime::arena::{Share, View, Words, WordsView};
+
+use super::bytes::Extent;
+use super::core::MemberCore;
+
+/// Longest value that is listed. What is longer is lent, which takes a core less than it takes a thread to copy.
+pub(crate) const DIRECT_BYTES_MAX: usize = 64 << 10;
+/// Longest key that is listed.
+const KEY_BYTES_MAX: usize = 256;
+/// Chunks of memory that are read so: 64 GiB of one core.
+const CHUNKS_MAX: usize = 1024;
+/// Reads that are told between two turns of the core.
+const TOLD_MAX: usize = 4096;
+
+const RECORD_WORDS: usize = 8;
+const BUCKET_WORDS: usize = 8;
+/// Words of buckets for each entry.
+const PLACES_PER_ENTRY: usize = 2;
+/// Copies that are listed in one tick, and those that wait for it. What is beyond is listed when it is asked for.
+pub(super) const LISTED_PER_TICK_MAX: usize = 1024;
+pub(super) const UNLISTED_MAX: usize = 4096;
+
+/// A key's bucket, of so many, and what stands for it there.
+fn bucket_of(key: Fingerprint, buckets: usize) -> (usize, u64) {
+    let bucket = (u128::from(key.high()) * buckets as u128) >> 64;
+    let bucket = usize::try_from(bucket).expect("below their number");
+    (bucket, key.low() << 32)
+}
+
+/// The part of a word that is not an entry.
+const UPPER: u64 = u64::MAX << 32;
+
+const fn entry_in(word: u64) -> Option<u32> {
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+    let above = word as u32;
+    above.checked_sub(1)
+}
+
+/// What is known of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    key: Fingerprint,
+    chunk: u32,
+    len_bytes: u32,
+    value_at: u64,
+    key_at: u64,
+    key_len_bytes: u16,
+    crc32c: u32,
+    version: Version,
+}
+
+impl Record {
+    fn of(place: CopyPlace, extent: &Extent) -> Self {
+        let (chunk, key_at, value_at) = extent.places();
+        Self {
+            key: place.key,
+            chunk,
+            len_bytes: extent.len_bytes(),
+            value_at,
+            key_at,
+            key_len_bytes: extent.key().len_bytes(),
+            crc32c: extent.crc32c,
+            version: place.version,
+        }
+    }
+
+    fn words(&self) -> [u64; RECORD_WORDS - 1] {
+        [
+            self.key.high(),
+            self.key.low(),
+            u64::from(self.chunk) << 32 | u64::from(self.len_bytes),
+            self.value_at << 16 | u64::from(self.key_len_bytes),
+            (self.value_at - self.key_at) << 32 | u64::from(self.crc32c),
+            self.version.epoch.0,
+            self.version.sequence,
+        ]
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "halves of words")]
+    const fn from_words(words: [u64; RECORD_WORDS - 1]) -> Option<Self> {
+        let [high, low, place, value, lead, epoch, sequence] = words;
+        let value_at = value >> 16;
+        let Some(key_at) = value_at.checked_sub(lead >> 32) else {
+            return None;
+        };
+        Some(Self {
+            key: Fingerprint((high as u128) << 64 | low as u128),
+            chunk: (place >> 32) as u32,
+            len_bytes: place as u32,
+            value_at,
+            key_at,
+            key_len_bytes: value as u16,
+            crc32c: lead as u32,
+            version: Version {
+                epoch: Epoch(epoch),
+                sequence,
+            },
+        })
+    }
+}
+
+/// The reads that threads have told of and the core has not heard of yet.
+#[derive(Debug)]
+struct Told {
+    reads: Box<[AtomicU64]>,
+    begun: AtomicU64,
+    heard: AtomicU64,
+}
+
+impl Told {
+    fn new() -> Self {
+        Self {
+            reads: (0..TOLD_MAX).map(|_| AtomicU64::new(0)).collect(),
+            begun: AtomicU64::new(0),
+            heard: AtomicU64::new(0),
+        }
+    }
+
+    fn place(&self, number: u64) -> &AtomicU64 {
+        let index = number % TOLD_MAX as u64;
+        &self.reads[usize::try_from(index).expect("below their number")]
+    }
+
+    /// Tells of a read. Whether the core should hear soon, or reads are forgotten.
+    fn tell(&self, entry: u32, number: u64) -> bool {
+        let mine = self.begun.fetch_add(1, Ordering::Relaxed);
+        let read = u64::from(entry + 1) | number << 32;
+        self.place(mine).store(read, Ordering::Release);
+        mine - self.heard.load(Ordering::Relaxed) == TOLD_MAX as u64 / 2
+    }
+
+    /// Those since the last time: entry, and the lower half of the number that stood for it, in the upper one.
+    fn hear(&self, mut each: impl FnMut(u32, u64)) {
+        let begun = self.begun.load(Ordering::Relaxed);
+        let heard = self.heard.load(Ordering::Relaxed);
+        let first = heard.max(begun.saturating_sub(TOLD_MAX as u64));
+        for place in first..begun {
+            let read = self.place(place).swap(0, Ordering::Acquire);
+            if let Some(entry) = entry_in(read) {
+                each(entry, read & UPPER);
+            }
+        }
+        self.heard.store(begun, Ordering::Relaxed);
+    }
+}
+
+/// The catalogue of one core. It lists nothing any more once it is dropped.
+#[derive(Debug)]
+pub(super) struct Catalogue {
+    words: Words,
+    entries: usize,
+    last_number: u64,
+    /// Entries from this one on were never listed.
+    end: usize,
+    told: Arc<Told>,
+}
+
+impl Catalogue {
+    /// For so many entries.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn new(entries: usize) -> io::Result<Self> {
+        let entries = entries.next_multiple_of(BUCKET_WORDS);
+        Ok(Self {
+            words: Words::new(entries * (RECORD_WORDS + PLACES_PER_ENTRY), true)?,
+            entries,
+            last_number: 0,
+            end: 0,
+            told: Arc::new(Told::new()),
+        })
+    }
+
+    /// For threads.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn view(&self) -> io::Result<CatalogueView> {
+        let (file, count) = (self.words.as_fd().try_clone_to_owned()?, self.words.len());
+        let chunks = (0..CHUNKS_MAX).map(|_| Chunk::default());
+        Ok(CatalogueView {
+            words: WordsView::map(file, count).map_err(io::Error::other)?,
+            entries: self.entries,
+            told: Arc::clone(&self.told),
+            chunks: chunks.collect(),
+        })
+    }
+
+    /// Whether anybody looks.
+    pub(super) fn is_looked_at(&self) -> bool {
+        Arc::strong_count(&self.told) > 1
+    }
+
+    /// Lists the copy in an entry, if it is not; another one of its key no more.
+    pub(super) fn list(&mut self, entry: u32, place: CopyPlace, extent: &Extent) {
+        let record = self.record(entry);
+        if record[0].load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        for (word, value) in record[1..].iter().zip(Record::of(place, extent).words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.last_number += 1;
+        self.end = self.end.max(entry as usize + 1);
+        self.record(entry)[0].store(self.last_number, Ordering::Release);
+        let (bucket, tag) = self.bucket(place.key);
+        let of_key = |word: &&AtomicU64| {
+            let value = word.load(Ordering::Relaxed);
+            let other = entry_in(value).filter(|_| value & UPPER == tag);
+            other.is_some_and(|other| self.key_in(other) == place.key)
+        };
+        let is_free = |word: &&AtomicU64| word.load(Ordering::Relaxed) == 0;
+        let word = bucket.iter().find(of_key);
+        if let Some(word) = word.or_else(|| bucket.iter().find(is_free)) {
+            word.store(tag | u64::from(entry + 1), Ordering::Release);
+        }
+    }
+
+    /// No read of what is in this entry that ends is a good one: its memory may be used for something else.
+    pub(super) fn unlist(&self, entry: u32) {
+        if entry as usize >= self.end || self.record(entry)[0].load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        self.record(entry)[0].store(0, Ordering::Relaxed);
+        // Before whatever the memory, or the record, is written with next.
+        fence(Ordering::SeqCst);
+        let (bucket, tag) = self.bucket(self.key_in(entry));
+        let listed = tag | u64::from(entry + 1);
+        let is_its = |word: &&AtomicU64| word.load(Ordering::Relaxed) == listed;
+        if let Some(word) = bucket.iter().find(is_its) {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The same of all entries.
+    pub(super) fn unlist_all(&self) {
+        let end = u32::try_from(self.end).expect("entries are numbered so");
+        (0..end).for_each(|entry| self.unlist(entry));
+    }
+
+    /// The reads since the last time of what is still there, by their entries.
+    pub(super) fn hear(&self, mut each: impl FnMut(u32)) {
+        self.told.hear(|entry, number_low| {
+            let number = self.record(entry)[0].load(Ordering::Relaxed);
+            if number != 0 && number << 32 == number_low {
+                each(entry);
+            }
+        });
+    }
+
+    fn record(&self, entry: u32) -> &[AtomicU64] {
+        let first = entry as usize * RECORD_WORDS;
+        &self.words[first..first + RECORD_WORDS]
+    }
+
+    fn key_in(&self, entry: u32) -> Fingerprint {
+        let record = self.record(entry);
+        let half = |index: usize| u128::from(record[index].load(Ordering::Relaxed));
+        Fingerprint(half(1) << 64 | half(2))
+    }
+
+    fn bucket(&self, key: Fingerprint) -> (&[AtomicU64], u64) {
+        let buckets = self.entries * PLACES_PER_ENTRY / BUCKET_WORDS;
+        let (bucket, tag) = bucket_of(key, buckets);
+        let first = self.entries * RECORD_WORDS + bucket * BUCKET_WORDS;
+        (&self.words[first..first + BUCKET_WORDS], tag)
+    }
+}
+
+impl MemberCore {
+    /// Where threads of this process find short copies; `None` where nobody may read them.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn catalogue(&self) -> io::Result<Option<CatalogueView>> {
+        if self.has_left() {
+            return Ok(None);
+        }
+        self.bytes().borrow_mut().catalogue()
+    }
+
+    /// Threads may read a copy that is served by themselves, from soon on, if it is short and in one piece.
+    pub(super) fn list_soon(&self, place: CopyPlace, form: Form) {
+        if form == Form::Whole && self.bytes().borrow().is_looked_at() {
+            let mut unlisted = self.unlisted.borrow_mut();
+            if unlisted.len() < UNLISTED_MAX {
+                unlisted.push_back(place);
+                self.busy.raise();
+            }
+        }
+    }
+
+    /// Lists some of what came. Who reads by itself does not hear that this node is cut off: then nothing is listed.
+    pub(super) fn list_some(&self) {
+        let mut unlisted = self.unlisted.borrow_mut();
+        if unlisted.is_empty() {
+            return;
+        }
+        let count = unlisted.len().min(LISTED_PER_TICK_MAX);
+        let is_served = self.is_leased() && !self.has_left();
+        let machines = self.machines().borrow();
+        let mut bytes = self.bytes().borrow_mut();
+        for place in unlisted.drain(..count) {
+            if is_served && machines.owner.copy(place).is_some() {
+                bytes.list(place);
+            }
+        }
+    }
+
+    /// Takes in what threads have read by themselves.
+    pub(crate) fn hear_reads(&self) {
+        let (reads, read_bytes) = self.bytes().borrow_mut().hear_reads();
+        if reads > 0 {
+            self.counts.found_unasked(reads, read_bytes);
+        }
+    }
+
+    /// A chunk of the memory, for threads to read.
+    pub(crate) fn chunk_view(&self, chunk: u32) -> io::Result<Option<View>> {
+        let share = self.bytes().borrow().share(chunk)?;
+        let map = |share: Share| View::map(share.memfd, share.offset_bytes, share.len_bytes);
+        share.map(map).transpose().map_err(io::Error::other)
+    }
+}
+
+impl Drop for Catalogue {
+    fn drop(&mut self) {
+        self.unlist_all();
+    }
+}
+
+/// A chunk of the core's memory, once it has been asked for.
+#[derive(Debug, Default)]
+struct Chunk {
+    is_asked_for: AtomicBool,
+    view: OnceLock<View>,
+}
+
+/// What came of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direct {
+    /// The bytes are there.
+    Read {
+        version: Version,
+        len_bytes: usize,
+        /// The core should [hear](super::core::MemberCore::hear_reads) of what threads have read.
+        is_to_hear: bool,
+    },
+    /// Ask for this chunk, and for the object as ever.
+    Wants { chunk: u32 },
+    /// Ask: it is not listed, or was not any more when it had been read.
+    Ask,
+}
+
+/// The catalogue of one core, for threads.
+#[derive(Debug)]
+pub(crate) struct CatalogueView {
+    words: WordsView,
+    entries: usize,
+    told: Arc<Told>,
+    chunks: Box<[Chunk]>,
+}
+
+impl CatalogueView {
+    /// Reads a value of at most `len_max` bytes: `copy` copies that many bytes, from there on in the view, and tells their
+    /// CRC32C. It is called at most once; what it has copied is the value only if this says so.
+    pub(crate) fn read(
+        &self,
+        key: Key<'_>,
+        len_max: usize,
+        copy: impl FnOnce(&View, usize, usize) -> u32,
+    ) -> Direct {
+        let fingerprint = key.fingerprint();
+        let buckets = self.entries * PLACES_PER_ENTRY / BUCKET_WORDS;
+        let (bucket, tag) = bucket_of(fingerprint, buckets);
+        let first = self.entries * RECORD_WORDS + bucket * BUCKET_WORDS;
+        let places = first..first + BUCKET_WORDS;
+        let like = places.map(|index| self.words.load(index));
+        let mut like = like.filter(|word| *word != 0 && word & UPPER == tag);
+        let found = like.find_map(|word| self.find(entry_in(word)?, fingerprint));
+        let Some((entry, number, record)) = found else {
+            return Direct::Ask;
+        };
+        let len_bytes = record.len_bytes as usize;
+        if len_bytes > len_max || record.chunk as usize >= CHUNKS_MAX {
+            return Direct::Ask;
+        }
+        let chunk = &self.chunks[record.chunk as usize];
+        let Some(view) = chunk.view.get() else {
+            let was_asked_for = chunk.is_asked_for.swap(true, Ordering::Relaxed);
+            let chunk = record.chunk;
+            return if was_asked_for {
+                Direct::Ask
+            } else {
+                Direct::Wants { chunk }
+            };
+        };
+        let Some(value_at) = self.place_of(&record, key, view) else {
+            return Direct::Ask;
+        };
+        let crc32c = copy(view, value_at, len_bytes);
+        if self.words.load(entry as usize * RECORD_WORDS) != number || crc32c != record.crc32c {
+            return Direct::Ask;
+        }
+        Direct::Read {
+            version: record.version,
+            len_bytes,
+            is_to_hear: self.told.tell(entry, number),
+        }
+    }
+
+    /// A chunk that was asked for.
+    pub(crate) fn has(&self, chunk: u32, view: View) {
+        if let Some(chunk) = self.chunks.get(chunk as usize) {
+            let known = chunk.view.set(view);
+            debug_assert!(known.is_ok(), "it is asked for once");
+        }
+    }
+
+    /// What is known of the copy in an entry, if it is of this key, and the number that says so.
+    fn find(&self, entry: u32, key: Fingerprint) -> Option<(u32, u64, Record)> {
+        if entry as usize >= self.entries {
+            return None;
+        }
+        let first = entry as usize * RECORD_WORDS;
+        let number = self.words.load(first);
+        let words = std::array::from_fn(|index| self.words.load(first + 1 + index));
+        let record = Record::from_words(words).filter(|record| record.key == key)?;
+        (number != 0).then_some((entry, number, record))
+    }
+
+    /// Where in the view the value begins, if all of it lies there, behind this key.
+    fn place_of(&self, record: &Record, key: Key<'_>, view: &View) -> Option<usize> {
+        let value_at = usize::try_from(record.value_at).ok()?;
+        let key_at = usize::try_from(record.key_at).ok()?;
+        let key_len_bytes = usize::from(record.key_len_bytes);
+        let end = value_at.checked_add(record.len_bytes as usize)?;
+        let is_inside = end <= view.len() && key_at.checked_add(key_len_bytes)? <= view.len();
+        if !is_inside || key_len_bytes != key.bytes().len() || key_len_bytes > KEY_BYTES_MAX {
+            return None;
+        }
+        let mut known = [0; KEY_BYTES_MAX];
+        let known = &mut known[..key_len_bytes];
+        view.copy_out_summed(key_at, known);
+        (known == key.bytes()).then_some(value_at)
+    }
+}
