@@ -150,7 +150,9 @@ impl Told {
         let mine = self.begun.fetch_add(1, Ordering::Relaxed);
         let read = u64::from(entry + 1) | number << 32;
         self.place(mine).store(read, Ordering::Release);
-        mine - self.heard.load(Ordering::Relaxed) == TOLD_MAX as u64 / 2
+        // The core may have heard of it meanwhile.
+        let heard = self.heard.load(Ordering::Relaxed);
+        mine.saturating_sub(heard) == TOLD_MAX as u64 / 2
     }
 
     /// Those since the last time: entry, and the lower half of the number that stood for it, in the upper one.
@@ -467,5 +469,73 @@ impl CatalogueView {
         let known = &mut known[..key_len_bytes];
         view.copy_out_summed(key_at, known);
         (known == key.bytes()).then_some(value_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let record = Record {
+            key: Fingerprint(u128::MAX - 7),
+            chunk: u32::MAX - 1,
+            len_bytes: 64 << 10,
+            value_at: (1 << 30) - 1,
+            key_at: (1 << 30) - 1 - 4096,
+            key_len_bytes: u16::MAX - 2,
+            crc32c: u32::MAX - 3,
+            version: Version {
+                epoch: Epoch(u64::MAX - 4),
+                sequence: u64::MAX - 5,
+            },
+        };
+        assert_eq!(Record::from_words(record.words()), Some(record));
+        assert_eq!(
+            Record::from_words([0, 0, 0, 1 << 16, 2 << 32, 0, 0]),
+            None,
+            "it would begin before"
+        );
+    }
+
+    #[test]
+    fn reads_are_heard_once_and_the_oldest_are_forgotten() {
+        let told = Told::new();
+        let heard = || {
+            let mut heard = Vec::new();
+            told.hear(|entry, number| heard.push((entry, number >> 32)));
+            heard
+        };
+        assert!(!told.tell(0, 9) && !told.tell(u32::MAX - 1, 1 << 32 | 8));
+        assert_eq!(
+            heard(),
+            [(0, 9), (u32::MAX - 1, 8)],
+            "the lower half of each number"
+        );
+        assert_eq!(heard(), []);
+        let count = u32::try_from(TOLD_MAX + 10).expect("few");
+        let should_hear = (0..count).filter(|&entry| told.tell(entry, 1));
+        assert_eq!(should_hear.count(), 1, "once, halfway");
+        let last: Vec<_> = (10..count).map(|entry| (entry, 1)).collect();
+        assert_eq!(heard(), last);
+    }
+
+    #[test]
+    fn threads_tell_while_the_core_hears() {
+        let told = Told::new();
+        let mut heard = 0;
+        thread::scope(|scope| {
+            let tellers = [(); 2].map(|()| {
+                scope.spawn(|| (0..200_000).filter(|&entry| told.tell(entry, 1)).count())
+            });
+            while !tellers.iter().all(thread::ScopedJoinHandle::is_finished) {
+                told.hear(|_, _| heard += 1);
+            }
+        });
+        told.hear(|_, _| heard += 1);
+        assert!((1..=400_000).contains(&heard), "{heard}");
     }
 }

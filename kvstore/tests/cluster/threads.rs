@@ -853,7 +853,7 @@ fn what_threads_read_by_themselves_is_one_object_also_while_its_memory_changes_h
             stored += u32::from(put.is_ok());
         }
         is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(stored > 3000, "{stored} were written");
+        assert!(stored > 500, "{stored} were written");
         readers.map(|reader| reader.join().expect("no panic"))
     });
     assert!(reads.iter().all(|hits| *hits > 100), "{reads:?}");
