@@ -3,12 +3,12 @@
 //!
 //! ```text
 //!   records     8 words for each entry of the memory: a number, the key, where key and value lie, the version
-//!   buckets     8 words each: a part of a key and the entry that it may be in
+//!   keys        in levels: a part of each key and the entry that it may be in
 //! ```
 //!
 //! A record's number was never there before, and the record is one copy's for as long as it stands: who reads looks at it
-//! before and afterwards. The others are written only while it is 0. What does not fit in a bucket, is long, or lies in
-//! parts is not listed, and asked for.
+//! before and afterwards. The others are written only while it is 0. What finds no room in the [levels](super::levels),
+//! is long, or lies in parts is not listed, and asked for.
 //!
 //! Copies are listed a while after they came, so that no put waits for it. Threads say which they have read, as eviction is
 //! by use: a bounded number between two turns of the core.
@@ -26,6 +26,7 @@ use lunette_runtime::arena::{Share, View, Words, WordsView};
 
 use super::bytes::Extent;
 use super::core::MemberCore;
+use super::levels::{Levels, levels_for, words_of};
 
 /// Longest value that is listed. What is longer is lent, which takes a core less than it takes a thread to copy.
 pub(crate) const DIRECT_BYTES_MAX: usize = 64 << 10;
@@ -37,18 +38,15 @@ const CHUNKS_MAX: usize = 1024;
 const TOLD_MAX: usize = 4096;
 
 const RECORD_WORDS: usize = 8;
-const BUCKET_WORDS: usize = 8;
-/// Words of buckets for each entry.
+/// Words of levels for each entry.
 const PLACES_PER_ENTRY: usize = 2;
 /// Copies that are listed in one tick, and those that wait for it. What is beyond is listed when it is asked for.
 pub(super) const LISTED_PER_TICK_MAX: usize = 1024;
 pub(super) const UNLISTED_MAX: usize = 4096;
 
-/// A key's bucket, of so many, and what stands for it there.
-fn bucket_of(key: Fingerprint, buckets: usize) -> (usize, u64) {
-    let bucket = (u128::from(key.high()) * buckets as u128) >> 64;
-    let bucket = usize::try_from(bucket).expect("below their number");
-    (bucket, key.low() << 32)
+/// What stands for a key, beside an entry.
+const fn tag(key: Fingerprint) -> u64 {
+    key.low() << 32
 }
 
 /// The part of a word that is not an entry.
@@ -174,6 +172,7 @@ impl Told {
 #[derive(Debug)]
 pub(super) struct Catalogue {
     words: Words,
+    levels_max: usize,
     entries: usize,
     last_number: u64,
     /// Entries from this one on were never listed.
@@ -187,9 +186,10 @@ impl Catalogue {
     /// # Errors
     /// The system's.
     pub(super) fn new(entries: usize) -> io::Result<Self> {
-        let entries = entries.next_multiple_of(BUCKET_WORDS);
+        let (levels_max, words) = levels_for(entries.saturating_mul(PLACES_PER_ENTRY));
         Ok(Self {
-            words: Words::new(entries * (RECORD_WORDS + PLACES_PER_ENTRY), true)?,
+            words: Words::new(entries * RECORD_WORDS + words, true)?,
+            levels_max,
             entries,
             last_number: 0,
             end: 0,
@@ -229,15 +229,13 @@ impl Catalogue {
         self.last_number += 1;
         self.end = self.end.max(entry as usize + 1);
         self.record(entry)[0].store(self.last_number, Ordering::Release);
-        let (bucket, tag) = self.bucket(place.key);
-        let of_key = |word: &&AtomicU64| {
-            let value = word.load(Ordering::Relaxed);
-            let other = entry_in(value).filter(|_| value & UPPER == tag);
+        let (levels, tag) = (self.levels(), tag(place.key));
+        let is_its = |word: u64| {
+            let other = entry_in(word).filter(|_| word & UPPER == tag);
             other.is_some_and(|other| self.key_in(other) == place.key)
         };
-        let is_free = |word: &&AtomicU64| word.load(Ordering::Relaxed) == 0;
-        let word = bucket.iter().find(of_key);
-        if let Some(word) = word.or_else(|| bucket.iter().find(is_free)) {
+        let word = levels.find(place.key, is_its);
+        if let Some(word) = word.or_else(|| levels.free(place.key)) {
             word.store(tag | u64::from(entry + 1), Ordering::Release);
         }
     }
@@ -250,10 +248,9 @@ impl Catalogue {
         self.record(entry)[0].store(0, Ordering::Relaxed);
         // Before whatever the memory, or the record, is written with next.
         fence(Ordering::SeqCst);
-        let (bucket, tag) = self.bucket(self.key_in(entry));
-        let listed = tag | u64::from(entry + 1);
-        let is_its = |word: &&AtomicU64| word.load(Ordering::Relaxed) == listed;
-        if let Some(word) = bucket.iter().find(is_its) {
+        let key = self.key_in(entry);
+        let listed = tag(key) | u64::from(entry + 1);
+        if let Some(word) = self.levels().find(key, |word| word == listed) {
             word.store(0, Ordering::Relaxed);
         }
     }
@@ -285,11 +282,8 @@ impl Catalogue {
         Fingerprint(half(1) << 64 | half(2))
     }
 
-    fn bucket(&self, key: Fingerprint) -> (&[AtomicU64], u64) {
-        let buckets = self.entries * PLACES_PER_ENTRY / BUCKET_WORDS;
-        let (bucket, tag) = bucket_of(key, buckets);
-        let first = self.entries * RECORD_WORDS + bucket * BUCKET_WORDS;
-        (&self.words[first..first + BUCKET_WORDS], tag)
+    fn levels(&self) -> Levels<'_> {
+        Levels::new(&self.words[self.entries * RECORD_WORDS..], self.levels_max)
     }
 }
 
@@ -397,12 +391,9 @@ impl CatalogueView {
         copy: impl FnOnce(&View, usize, usize) -> u32,
     ) -> Direct {
         let fingerprint = key.fingerprint();
-        let buckets = self.entries * PLACES_PER_ENTRY / BUCKET_WORDS;
-        let (bucket, tag) = bucket_of(fingerprint, buckets);
-        let first = self.entries * RECORD_WORDS + bucket * BUCKET_WORDS;
-        let places = first..first + BUCKET_WORDS;
-        let like = places.map(|index| self.words.load(index));
-        let mut like = like.filter(|word| *word != 0 && word & UPPER == tag);
+        let tag = tag(fingerprint);
+        let words = words_of(&self.words, self.entries * RECORD_WORDS, fingerprint);
+        let mut like = words.filter(|word| *word != 0 && word & UPPER == tag);
         let found = like.find_map(|word| self.find(entry_in(word)?, fingerprint));
         let Some((entry, number, record)) = found else {
             return Direct::Ask;

@@ -25,6 +25,7 @@
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
 //! | `catalogue` | where short copies lie, for threads |
+//! | `levels` | where keys are in what threads look at |
 //! | `presence` | what threads see that look on |
 //! | `direct` | their puts, where nothing is in the way |
 //! | `tenants` | their names, and what they have |
@@ -41,6 +42,7 @@ mod deeds;
 mod direct;
 mod grouping;
 mod lending;
+mod levels;
 mod life;
 mod loading;
 mod local;
