@@ -13,8 +13,8 @@ use super::lent::Lent;
 use super::objects::Got;
 use crate::member::{CatalogueView, DIRECT_BYTES_MAX, Direct, PresenceView};
 
-/// Bytes that one call of many gets copies itself; the rest is asked for. Who calls from an event loop does not keep it
-/// from others for long.
+/// Bytes that one call of many gets copies itself. What asks for more leaves all of it to cores, which copy at the same
+/// time; and who calls from an event loop does not keep it from others for long.
 const BYTES_PER_CALL_MAX: usize = 256 << 10;
 
 /// What one core shows.
@@ -98,25 +98,21 @@ impl Cores {
         })
     }
 
-    /// Reads as many objects as one call may, of those that are wanted, in their order.
+    /// Reads objects into memory of this host, in their order, if one call may read so much.
     pub(super) fn read_all_into(
         self: &Arc<Self>,
         wanted: &[(Vec<u8>, Vec<Lent>)],
     ) -> Vec<Option<Got>> {
-        if self.shown().is_none() {
+        let pieces = wanted.iter().flat_map(|(_, into)| into);
+        let len_bytes: usize = pieces.map(Lent::len).sum();
+        if self.shown().is_none() || len_bytes > BYTES_PER_CALL_MAX {
             return vec![None; wanted.len()];
         }
-        let mut left_bytes = BYTES_PER_CALL_MAX;
-        let read = |(key, into): &(Vec<u8>, Vec<Lent>)| {
-            let got = (left_bytes > 0)
-                .then(|| self.read_into(key, into))
-                .flatten();
-            if let Some(Got::Hit { len_bytes, .. }) = got {
-                left_bytes = left_bytes.saturating_sub(len_bytes);
-            }
-            got
-        };
-        wanted.iter().map(read).collect()
+        // The last one is used first, as in `ClusterClient::get_all`.
+        let read = wanted.iter().rev();
+        let mut got: Vec<_> = read.map(|(key, into)| self.read_into(key, into)).collect();
+        got.reverse();
+        got
     }
 
     /// Reads an object into memory of its own.
