@@ -126,6 +126,10 @@ mod threads;
 mod tier;
 
 #[cfg(test)]
+#[path = "cluster/unasked.rs"]
+mod unasked;
+
+#[cfg(test)]
 #[path = "cluster/versions.rs"]
 mod versions;
 

@@ -29,7 +29,7 @@ pub(super) const AT_A_TIME: usize = 16;
 /// Records that wait to be durable.
 const WAITING: usize = 48;
 /// Longest latency that is told apart from longer ones.
-const LATENCY_NS_MAX: u64 = 60_000_000_000;
+pub(super) const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// What a run appends: once and a half what there is room for.
 const APPENDED: u64 = 3 << 10;
 /// What a run reads, all of which is there.
@@ -46,11 +46,15 @@ pub(super) enum Work {
     Demote,
     /// What has left it is got by a client.
     Cold,
+    /// A short object is got while what leaves memory is written, beside as many puts without a drive.
+    GetBeside,
 }
 
 /// Where both sides have their files; it goes with them.
 pub(super) struct Files {
     folder: PathBuf,
+    /// What our side has put in a second, if it was last that.
+    puts_per_s: Cell<Option<f64>>,
 }
 
 impl Files {
@@ -61,7 +65,10 @@ impl Files {
         let builds = program.parent().ok_or("a program lies in a folder")?;
         let folder = builds.join(format!("bench-drive.{}", std::process::id()));
         fs::create_dir_all(&folder)?;
-        let files = Self { folder };
+        let files = Self {
+            folder,
+            puts_per_s: Cell::default(),
+        };
         let zeros = vec![0; RECORD_BYTES];
         for path in [files.ours(), files.rivals()] {
             let mut file = File::create(path)?;
@@ -88,6 +95,12 @@ impl Files {
         match work {
             Work::Demote => return tier::demoted(self.folder.clone(), CAPACITY_BYTES, plan),
             Work::Cold => return tier::cold(self.folder.clone(), CAPACITY_BYTES, plan),
+            Work::GetBeside => {
+                let drive = Some((self.folder.clone(), CAPACITY_BYTES));
+                let (sample, puts_per_s) = tier::got_beside(drive, None, plan)?;
+                self.puts_per_s.set(Some(puts_per_s));
+                return Ok(sample);
+            }
             Work::Append | Work::Read => {}
         }
         let cpu = plan.client_cpu;
@@ -98,9 +111,13 @@ impl Files {
         Ok(sample.join().map_err(|_| "the core panicked")??)
     }
 
-    /// fio's, as the program tells it.
-    pub(super) fn fio(&self, work: Work, plan: &Plan) -> Result<Sample, Failure> {
+    /// fio's, as the program tells it, or that of a member without a drive.
+    pub(super) fn rival(&self, work: Work, plan: &Plan) -> Result<Sample, Failure> {
         let (how, section, count) = match work {
+            Work::GetBeside => {
+                let puts_per_s = self.puts_per_s.get();
+                return Ok(tier::got_beside(None, puts_per_s, plan)?.0);
+            }
             Work::Append | Work::Demote => ("write", "write", APPENDED),
             Work::Read | Work::Cold => ("randread", "read", READ),
         };

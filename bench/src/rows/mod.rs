@@ -211,7 +211,7 @@ const fn drive(name: &'static str, work: drive::Work) -> Row {
     }
 }
 
-const ROWS: [Row; 33] = [
+const ROWS: [Row; 34] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -327,6 +327,12 @@ const ROWS: [Row; 33] = [
     drive("drive_read_16x1m", drive::Work::Read),
     drive("tier_demote_16x1m", drive::Work::Demote),
     drive("tier_get_16x1m", drive::Work::Cold),
+    Row {
+        unit: "us p99",
+        rival_name: "as many puts without a drive",
+        goal: Goal::AtMost(2.0),
+        ..drive("tier_get_4k_beside_demotion", drive::Work::GetBeside)
+    },
 ];
 
 /// The rows whose names contain `filter`.
@@ -443,7 +449,7 @@ impl Sides for Serving {
         if let (Rival::Fio, Ours::Files(files), Asking::Drive(work)) =
             (rival, &self.ours, self.row.asking)
         {
-            return files.fio(work, &self.plan);
+            return files.rival(work, &self.plan);
         }
         let cpu = self.plan.client_cpu;
         let server = self.rival.as_ref().map(|peer| peer.address);

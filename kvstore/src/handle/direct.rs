@@ -11,7 +11,7 @@ use lunette_runtime_core::checksum::joined_crc32c;
 use super::cores::Cores;
 use super::lent::Lent;
 use super::objects::Got;
-use crate::member::{CatalogueView, DIRECT_BYTES_MAX, Direct, PresenceView};
+use crate::member::{CatalogueView, DIRECT_BYTES_MAX, Direct, Leased, PresenceView};
 
 /// Bytes that one call of many gets copies itself. What asks for more leaves all of it to cores, which copy at the same
 /// time; and who calls from an event loop does not keep it from others for long.
@@ -22,6 +22,7 @@ const BYTES_PER_CALL_MAX: usize = 256 << 10;
 pub(crate) struct Shown {
     pub(crate) presence: Option<PresenceView>,
     pub(crate) catalogue: Option<CatalogueView>,
+    pub(crate) leased: Arc<Leased>,
 }
 
 impl Cores {
@@ -39,7 +40,13 @@ impl Cores {
             Some(presence.peek(key, Some(map.epoch())))
         };
         let peeks = keys.iter().map(|key| peek(key).unwrap_or(Peek::Unsure));
-        peeks.collect()
+        let peeks: Vec<Peek> = peeks.collect();
+        // They are of one node.
+        if shown.iter().all(|shown| shown.leased.is_lasting()) {
+            peeks
+        } else {
+            vec![Peek::Unsure; keys.len()]
+        }
     }
 
     /// Reads an object of at most `len_max` bytes, if it is short and listed: `copy` copies so many bytes from there on in
@@ -51,10 +58,13 @@ impl Cores {
         copy: impl FnOnce(&View, usize, usize) -> u32,
     ) -> Option<Got> {
         let core = self.core_of(key);
-        let catalogue = self.shown()?[core].catalogue.as_ref()?;
+        let shown = &self.shown()?[core];
+        let catalogue = shown.catalogue.as_ref()?;
         let key = self.tenant().key(key);
         let key = self.tenant().check(&key).ok()?;
         match catalogue.read(key, len_max, copy) {
+            // Whatever has become of the node, it was so at that time.
+            Direct::Read { .. } if !shown.leased.is_lasting() => None,
             Direct::Read {
                 version,
                 len_bytes,

@@ -7,6 +7,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::{Fence, NamespaceKind};
@@ -28,6 +29,7 @@ use lunette_runtime_core::ids::RequestId;
 use super::bytes::{Bytes, Extent, Frame};
 use super::deeds::Deeds;
 use super::grouping::Grouping;
+use super::leased::Leased;
 use super::lending::Lending;
 use super::loading::Loading;
 use super::one_sided::{Board, Sharing};
@@ -71,7 +73,9 @@ pub(crate) struct MemberCore {
     /// Adapters that write copies to where readers want them.
     pushing: Pushing,
     map: RefCell<Rc<ClusterMap>>,
-    /// What threads see that look on, if there are any.
+    /// Until when threads may rely on what they see, if there are any.
+    leased: OnceCell<Arc<Leased>>,
+    /// What those see that look on.
     pub(super) presence: RefCell<Option<Presence>>,
     /// Copies that they may read by themselves, and that are not listed yet.
     pub(super) unlisted: RefCell<VecDeque<CopyPlace>>,
@@ -128,6 +132,7 @@ impl MemberCore {
             sharing,
             pushing,
             map: RefCell::default(),
+            leased: OnceCell::new(),
             presence: RefCell::default(),
             unlisted: RefCell::default(),
             deeds: Deeds::default(),
@@ -168,7 +173,8 @@ impl MemberCore {
     pub(crate) fn leave(&self) {
         self.has_left.set(true);
         self.bytes.borrow().hide_all();
-        drop(self.presence.take());
+        self.stop_showing();
+        self.tell_lease();
         self.post.retain(|_| false);
     }
 
@@ -289,6 +295,7 @@ impl MemberCore {
     /// The node's lease, as it is known now.
     pub(crate) fn on_fence(&self, fence: Fence) {
         self.fence.set(fence);
+        self.tell_lease();
         if !fence.is_leased(time::now()) {
             // Who reads by itself asks again, and is told what this node may still serve.
             self.bytes.borrow().hide_all();
@@ -296,6 +303,21 @@ impl MemberCore {
         let mut machines = self.machines.borrow_mut();
         machines.home.on_fence(fence);
         machines.owner.on_fence(fence);
+    }
+
+    /// Until when threads may rely on what they see of this core.
+    pub(crate) fn leased(&self) -> Arc<Leased> {
+        let leased = self.leased.get_or_init(|| Leased::new(Duration::ZERO));
+        self.tell_lease();
+        Arc::clone(leased)
+    }
+
+    fn tell_lease(&self) {
+        if let Some(leased) = self.leased.get() {
+            let until = self.fence.get().until().filter(|_| !self.has_left());
+            let left = until.map_or(Duration::ZERO, |until| until.since(time::now()));
+            leased.lasts(left);
+        }
     }
 
     pub(super) fn is_leased(&self) -> bool {

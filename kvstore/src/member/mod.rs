@@ -25,6 +25,7 @@
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
 //! | `catalogue` | where short copies lie, for threads |
+//! | `leased` | until when that may be relied on |
 //! | `levels` | where keys are in what threads look at |
 //! | `presence` | what threads see that look on |
 //! | `direct` | their puts, where nothing is in the way |
@@ -41,6 +42,7 @@ mod core;
 mod deeds;
 mod direct;
 mod grouping;
+mod leased;
 mod lending;
 mod levels;
 mod life;
@@ -82,6 +84,7 @@ pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
 pub(crate) use catalogue::{CatalogueView, DIRECT_BYTES_MAX, Direct};
 pub(crate) use direct::AtOnce;
+pub(crate) use leased::Leased;
 pub(crate) use lending::{LENT_MIN, LentCopy, LentRoom, Placed};
 pub(crate) use life::Life;
 pub use life::LifeError;

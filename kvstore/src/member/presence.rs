@@ -195,9 +195,16 @@ impl MemberCore {
 
     /// Nothing is shown any more once nobody looks.
     pub(super) fn end_presence(&self) {
-        let mut presence = self.presence.borrow_mut();
+        let presence = self.presence.borrow();
         if (presence.as_ref()).is_some_and(|shown| Arc::strong_count(&shown.views) == 1) {
-            *presence = None;
+            drop(presence);
+            self.stop_showing();
+        }
+    }
+
+    /// Nothing is shown any more.
+    pub(super) fn stop_showing(&self) {
+        if self.presence.take().is_some() {
             self.machines().borrow_mut().home.end_watch();
         }
     }

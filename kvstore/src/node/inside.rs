@@ -100,6 +100,7 @@ impl NodeCore {
         Shown {
             presence: presence.and_then(Result::ok).flatten(),
             catalogue: catalogue.and_then(Result::ok).flatten(),
+            leased: self.core.leased(),
         }
     }
 

@@ -30,17 +30,17 @@ const MIB: u64 = 1 << 20;
 const KEEP: Duration = Duration::from_secs(30);
 
 /// Bytes that only this number has.
-fn bytes_of(n: usize, len: usize) -> Vec<u8> {
+pub(crate) fn bytes_of(n: usize, len: usize) -> Vec<u8> {
     let byte = |index| u8::try_from((index + n * 31) % 251).expect("small");
     (0..len).map(byte).collect()
 }
 
-fn lent(n: usize, len: usize) -> Vec<Lent> {
+pub(crate) fn lent(n: usize, len: usize) -> Vec<Lent> {
     vec![Lent::bytes(bytes_of(n, len))]
 }
 
 /// Memory of zeroes, as two pieces.
-fn empty(len: usize) -> (SharedMemory, Vec<Lent>) {
+pub(crate) fn empty(len: usize) -> (SharedMemory, Vec<Lent>) {
     let memory = SharedMemory::owned(vec![0; len]);
     let (first, second) = (0..len / 3, len / 3..len);
     let pieces = [first, second].map(|range| Lent::part(&memory, range).expect("inside"));
@@ -552,7 +552,7 @@ fn upsert() -> PutOptions {
 }
 
 /// A coordinator on a core of its own.
-fn coordinator() -> (Runtime, SocketAddr) {
+pub(crate) fn coordinator() -> (Runtime, SocketAddr) {
     let placement = Placement::Anywhere(1);
     let runtime = Runtime::start(&placement, CoreOptions::default()).expect("a core");
     let (told, address) = mpsc::channel();
@@ -567,11 +567,19 @@ fn coordinator() -> (Runtime, SocketAddr) {
     (runtime, address)
 }
 
-fn node(id: u64, cores: usize, coordinator: SocketAddr) -> Node {
+pub(crate) fn node(id: u64, cores: usize, coordinator: SocketAddr) -> Node {
+    node_of(cores, options(id, coordinator))
+}
+
+pub(crate) fn options(id: u64, coordinator: SocketAddr) -> NodeOptions {
     let listen = "127.0.0.1:0".parse().expect("an address");
     let mut options = NodeOptions::new(NodeId(id), listen, 64 * MIB);
-    options.placement = Placement::Anywhere(cores);
     options.cluster = Some(ClusterOptions::new("threads", vec![coordinator]));
+    options
+}
+
+pub(crate) fn node_of(cores: usize, mut options: NodeOptions) -> Node {
+    options.placement = Placement::Anywhere(cores);
     Node::start(options).expect("a node")
 }
 
@@ -672,191 +680,6 @@ fn several_threads_share_a_node_of_several_cores() {
     let gone = inside.exists(vec![key(1), key(2)]).wait();
     let kinds = gone.iter().map(|gone| gone.expect_err("it has ended").kind);
     assert!(kinds.eq([StoreErrorKind::ShutDown; 2]));
-}
-
-/// Keeps all cores of a node from doing anything for as long as `work` takes.
-fn while_stopped<T>(node: &Node, cores: u16, work: impl FnOnce() -> T) -> T {
-    let stop = |core| {
-        let (go_on, wait) = mpsc::channel::<()>();
-        let (told, stopped) = mpsc::channel();
-        let stopping = node.spawn_on(CoreIndex(core), move || async move {
-            told.send(()).expect("it is waited for");
-            // It ends with its sender.
-            wait.recv().expect_err("nothing is sent");
-        });
-        stopped.recv().expect("it runs");
-        (go_on, stopping.expect("it runs"))
-    };
-    let stopped: Vec<_> = (0..cores).map(stop).collect();
-    let done = work();
-    for (go_on, stopping) in stopped {
-        drop(go_on);
-        stopping.wait().expect("it goes on");
-    }
-    done
-}
-
-#[test]
-fn keys_are_looked_up_while_no_core_answers() {
-    let (_coordinating, coordinator) = coordinator();
-    let node = node(1, 2, coordinator);
-    node.joined().expect("it joins");
-    let handle = node.handle(&ClusterClientOptions::new(Vec::new()));
-    let handle = handle.expect("clients on its cores");
-    let put = |n: usize| {
-        let put = handle.put(key(n), lent(n, 300), PutOptions::default());
-        put.wait().expect("written");
-    };
-    (0..40).for_each(put);
-    let removed = handle.remove((30..40).map(key).collect()).wait();
-    assert!(removed.iter().all(|removed| *removed == Ok(true)));
-    put(35);
-    let looked_up = || {
-        let (told, answer) = mpsc::channel();
-        let handle = handle.clone();
-        thread::spawn(move || told.send(handle.exists((0..60).map(key).collect()).wait()));
-        answer.recv_timeout(Duration::from_millis(200)).ok()
-    };
-    // What is absent is known once everything that the cores had before has been listed.
-    let mut tries = (0..100).map(|_| while_stopped(&node, 2, looked_up));
-    let answers = tries.find_map(|answers| answers).expect("no core is asked");
-    for (n, answer) in answers.into_iter().enumerate() {
-        assert_eq!(answer, Ok(n < 30 || n == 35), "key {n}");
-    }
-}
-
-#[test]
-fn short_objects_are_got_while_no_core_answers() {
-    let (_coordinating, coordinator) = coordinator();
-    let node = node(1, 2, coordinator);
-    node.joined().expect("it joins");
-    let handle = node.handle(&ClusterClientOptions::new(Vec::new()));
-    let handle = handle.expect("clients on its cores");
-    let len = |n: usize| n * 1009 % 30_000;
-    let put = |n: usize, of: usize, kind| {
-        let options = PutOptions {
-            kind,
-            ..PutOptions::default()
-        };
-        let put = handle.put(key(n), lent(of, len(of)), options);
-        put.wait().expect("written");
-    };
-    (0..30).for_each(|n| put(n, n, WriteKind::Put));
-    (0..10).for_each(|n| put(n, n + 100, WriteKind::Upsert));
-    let removed = handle.remove((20..30).map(key).collect()).wait();
-    assert!(removed.iter().all(|removed| *removed == Ok(true)));
-    let content = |n: usize| if n < 10 { n + 100 } else { n };
-    let hits = || {
-        let stats = handle.stat().wait().expect("asked").into_iter();
-        let hits = stats.map(|(_, stat)| stat.expect("it answers").shards.hits);
-        hits.sum::<u64>()
-    };
-    let got_all = || {
-        let (told, answer) = mpsc::channel();
-        let handle = handle.clone();
-        thread::spawn(move || {
-            for n in 0..20 {
-                let (memory, pieces) = empty(len(content(n)) + 3);
-                let got = handle.get(key(n), pieces).wait().expect("asked");
-                let bytes = handle.get_bytes(key(n)).wait().expect("asked");
-                told.send((n, got, memory, bytes))
-                    .expect("it is waited for");
-            }
-        });
-        let all = (0..20).map_while(|_| answer.recv_timeout(Duration::from_millis(200)).ok());
-        let all: Vec<_> = all.collect();
-        (all.len() == 20).then_some(all)
-    };
-    // They are listed soon, and memory is looked at once it has been asked for.
-    let before = hits();
-    let mut tries = (0..100).map(|_| while_stopped(&node, 2, got_all));
-    let all = tries.find_map(|all| all).expect("no core is asked");
-    for (n, got, memory, bytes) in all {
-        let expected = bytes_of(content(n), len(content(n)));
-        let len_bytes = expected.len();
-        assert!(
-            matches!(got, Got::Hit { len_bytes: got, .. } if got == len_bytes),
-            "{n}: {got:?}"
-        );
-        let memory = memory.into_bytes().expect("it is let go of");
-        assert_eq!(&memory[..len_bytes], &expected[..], "object {n}");
-        assert_eq!(bytes, Some(expected));
-    }
-    for n in 20..30 {
-        assert_eq!(handle.get_bytes(key(n)).wait(), Ok(None), "it is removed");
-    }
-    let (memory, pieces) = empty(len(15) - 1);
-    let error = handle.get(key(15), pieces).wait();
-    error.expect_err("it is too long");
-    drop(memory);
-    let heard = (0..1000).any(|_| {
-        thread::sleep(Duration::from_millis(5));
-        hits() >= before + 40
-    });
-    assert!(heard, "cores hear of what was read");
-}
-
-/// An object says which it is, and of which write it comes, in each of its words.
-fn stamped(n: usize, write: usize, len_words: usize) -> Vec<u8> {
-    let word = (n as u64) << 32 | write as u64;
-    word.to_le_bytes().repeat(len_words)
-}
-
-#[test]
-fn what_threads_read_by_themselves_is_one_object_also_while_its_memory_changes_hands() {
-    const KEYS: usize = 400;
-    let (_coordinating, coordinator) = coordinator();
-    let listen = "127.0.0.1:0".parse().expect("an address");
-    let mut options = NodeOptions::new(NodeId(1), listen, 4 * MIB);
-    options.placement = Placement::Anywhere(1);
-    options.cluster = Some(ClusterOptions::new("threads", vec![coordinator]));
-    let node = Node::start(options).expect("a node");
-    node.joined().expect("it joins");
-    let handle = node.handle(&ClusterClientOptions::new(Vec::new()));
-    let handle = handle.expect("a client on its core");
-    // Twice what there is room for.
-    let len_words = |n: usize| 256 + n * 37 % 5000;
-    let is_over = std::sync::atomic::AtomicBool::new(false);
-    let reads = thread::scope(|scope| {
-        let read = || {
-            let mut hits = 0_u64;
-            let mut n = 0;
-            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                n = (n * 5 + 7) % KEYS + 1;
-                let Ok(Some(bytes)) = handle.get_bytes(key(n)).wait() else {
-                    continue;
-                };
-                hits += 1;
-                assert_eq!(bytes.len(), len_words(n) * 8, "object {n}");
-                let first: [u8; 8] = bytes[..8].try_into().expect("eight");
-                assert_eq!(u64::from_le_bytes(first) >> 32, n as u64);
-                assert!(bytes.chunks(8).all(|word| word == first), "object {n}");
-            }
-            hits
-        };
-        let readers = [(); 2].map(|()| scope.spawn(read));
-        let mut stored = 0;
-        for write in 0..6000 {
-            let n = write * 11 % KEYS + 1;
-            let value = vec![Lent::bytes(stamped(n, write, len_words(n)))];
-            let kind = if write % 3 == 0 {
-                WriteKind::Put
-            } else {
-                WriteKind::Upsert
-            };
-            let options = PutOptions {
-                kind,
-                ..PutOptions::default()
-            };
-            // There may be no room now.
-            let put = handle.put(key(n), value, options).wait();
-            stored += u32::from(put.is_ok());
-        }
-        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(stored > 500, "{stored} were written");
-        readers.map(|reader| reader.join().expect("no panic"))
-    });
-    assert!(reads.iter().all(|hits| *hits > 100), "{reads:?}");
 }
 
 #[test]

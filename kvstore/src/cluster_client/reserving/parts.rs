@@ -10,13 +10,14 @@
 //! - **Nothing is committed before all is written.** What was written is remembered here, so that a commit that comes
 //!   too early leaves all parts open.
 //! - **Parts live as long as their object is written.** A node keeps room while something is written to it. While
-//!   others are written, a part to which nothing is written is asked after.
+//!   others are written, or still being reserved, a part to which nothing is written is asked after.
 //! - **Until the manifest is there, parts that were committed are nobody's**: they are removed with what is left.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use lunette_kvstore_proto::asker::PAUSE;
 use lunette_kvstore_proto::filled::{FillRefusal, Filled};
 use lunette_kvstore_proto::key::Key;
@@ -83,14 +84,32 @@ impl PartSlots {
         keep: Duration,
     ) -> Result<Self, StoreError> {
         let options = of_object(options, &manifest);
-        let parts = Parts::new(client, key, manifest);
         let all: Vec<Part> = manifest.parts().collect();
-        let mut slots = Vec::with_capacity(all.len());
+        let mut reserved = Self {
+            client: client.clone(),
+            parts: Parts::new(client, key, manifest),
+            slots: Vec::with_capacity(all.len()),
+            options,
+            // No node keeps it for longer.
+            keep: keep.min(Duration::from_millis(KEEP_MS_MAX.into())),
+            kept_at: Cell::new(time::now()),
+            written: Written::default(),
+        };
         for some in all.chunks(PARTS_AHEAD_MAX) {
-            let reserved = some.iter().map(async |&part| {
-                let key = parts.key_of(part.place);
-                let options = of_part(options);
-                match Slot::reserve(client, key.key(), part.len_bytes, options, keep).await? {
+            reserved.reserve_some(some).await?;
+        }
+        reserved.slots.sort_unstable_by_key(|slot| slot.part.place);
+        Ok(reserved)
+    }
+
+    /// Reserves room for parts, and has nodes keep what there is of others while that takes long.
+    async fn reserve_some(&mut self, some: &[Part]) -> Result<(), StoreError> {
+        let mut reserving = FuturesUnordered::new();
+        for &part in some {
+            let (client, key) = (self.client.clone(), self.parts.key_of(part.place));
+            let (options, keep) = (of_part(self.options), self.keep);
+            reserving.push(async move {
+                match Slot::reserve(&client, key.key(), part.len_bytes, options, keep).await? {
                     Slotted::Slot(slot) => Ok(PartSlot {
                         part,
                         slot: Some(slot),
@@ -100,20 +119,20 @@ impl PartSlots {
                     Slotted::Exists { .. } => Err(lost()),
                 }
             });
-            for slot in join_all(reserved).await {
-                slots.push(slot?);
+        }
+        let mut ended = Ok(());
+        loop {
+            match time::timeout(self.keep / KEEP_SHARE, reserving.next()).await {
+                Ok(None) => return ended,
+                Ok(Some(Ok(slot))) => self.slots.push(slot),
+                // The others are waited for, so that what they get is given back.
+                Ok(Some(Err(error))) => ended = ended.and(Err(error)),
+                Err(_late) => {}
+            }
+            if ended.is_ok() {
+                ended = self.keep_all().await;
             }
         }
-        Ok(Self {
-            client: client.clone(),
-            parts,
-            slots,
-            options,
-            // No node keeps it for longer.
-            keep: keep.min(Duration::from_millis(KEEP_MS_MAX.into())),
-            kept_at: Cell::new(time::now()),
-            written: Written::default(),
-        })
     }
 
     /// Writes to a range, which lies inside.
