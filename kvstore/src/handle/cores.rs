@@ -158,9 +158,14 @@ impl Cores {
         &self.tenant
     }
 
-    /// Has a core do something when it comes to it, unless it has as many questions as it takes.
-    pub(super) fn tell(&self, core: usize, deed: impl FnOnce(&Rc<Hosted>) + Send + 'static) {
-        drop(self.members[core].questions.try_send(Box::new(deed)));
+    /// Has a core do something when it comes to it. Whether it will: not if it has as many questions as it takes.
+    pub(super) fn tell(
+        &self,
+        core: usize,
+        deed: impl FnOnce(&Rc<Hosted>) + Send + 'static,
+    ) -> bool {
+        let told = self.members[core].questions.try_send(Box::new(deed));
+        told.is_ok()
     }
 
     /// Asks a core for what is done to its end. `refused` is the answer where there is none.

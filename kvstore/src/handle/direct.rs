@@ -70,9 +70,8 @@ impl Cores {
                 len_bytes,
                 is_to_hear,
             } => {
-                if is_to_hear {
-                    self.tell(core, |hosted| hosted.client.hear_reads());
-                }
+                // It hears at its next tick else.
+                let _is_told = is_to_hear && self.tell(core, |hosted| hosted.client.hear_reads());
                 Some(Got::Hit {
                     len_bytes,
                     object_len_bytes: len_bytes,
@@ -82,7 +81,7 @@ impl Cores {
             }
             Direct::Wants { chunk } => {
                 let cores = Arc::downgrade(self);
-                self.tell(core, move |hosted| {
+                let is_told = self.tell(core, move |hosted| {
                     let view = hosted.client.chunk_view(chunk);
                     let shown = cores.upgrade();
                     let shown = shown.as_ref().and_then(|cores| cores.shown());
@@ -91,6 +90,9 @@ impl Cores {
                         catalogue.has(chunk, view);
                     }
                 });
+                if !is_told {
+                    catalogue.is_not_asked_for(chunk);
+                }
                 None
             }
             Direct::Ask => None,

@@ -26,10 +26,11 @@ use lunette_runtime::arena::{Share, View, Words, WordsView};
 
 use super::bytes::Extent;
 use super::core::MemberCore;
+use super::lending::LENT_MIN;
 use super::levels::{Levels, levels_for, words_of};
 
 /// Longest value that is listed. What is longer is lent, which takes a core less than it takes a thread to copy.
-pub(crate) const DIRECT_BYTES_MAX: usize = 64 << 10;
+pub(crate) const DIRECT_BYTES_MAX: usize = LENT_MIN - 1;
 /// Longest key that is listed.
 const KEY_BYTES_MAX: usize = 256;
 /// Chunks of memory that are read so: 64 GiB of one core.
@@ -423,6 +424,13 @@ impl CatalogueView {
             version: record.version,
             len_bytes,
             is_to_hear: self.told.tell(entry, number),
+        }
+    }
+
+    /// A chunk could not be asked for: somebody else tries again.
+    pub(crate) fn is_not_asked_for(&self, chunk: u32) {
+        if let Some(chunk) = self.chunks.get(chunk as usize) {
+            chunk.is_asked_for.store(false, Ordering::Relaxed);
         }
     }
 

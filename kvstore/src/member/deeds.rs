@@ -232,14 +232,16 @@ impl MemberCore {
         self.at_owner_at(now, from, |owner, now, out| {
             owner.on_home(now, from, epoch, item, out);
         });
-        let Some((key, version)) = recorded else {
+        let is_traced = tracing::enabled!(target: COPIES, tracing::Level::TRACE);
+        let is_told = is_traced || self.bytes().borrow().is_looked_at();
+        let Some((key, version)) = recorded.filter(|_| is_told) else {
             return;
         };
         let place = CopyPlace { key, version };
         let copy = self.machines().borrow().owner.copy(place);
         if let Some((info, _)) = copy {
             self.list_soon(place, info.form);
-            if tracing::enabled!(target: COPIES, tracing::Level::TRACE) {
+            if is_traced {
                 self.tell_copy(place, "recorded");
             }
         }
