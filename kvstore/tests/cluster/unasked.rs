@@ -234,3 +234,38 @@ fn nothing_is_seen_of_a_core_that_does_nothing_for_longer_than_its_lease() {
     });
     assert_eq!(later, None, "its core is asked, which does nothing");
 }
+
+#[test]
+fn what_is_longer_than_is_listed_is_asked_for() {
+    const LISTED_BYTES_MAX: usize = 64 << 10;
+    const LISTED_KEY_BYTES_MAX: usize = 256;
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    let handle = joined(&node);
+    let name = |len: usize| vec![b'k'; len];
+    let objects = [
+        (key(1), LISTED_BYTES_MAX, true),
+        (key(2), LISTED_BYTES_MAX + 1, false),
+        (name(LISTED_KEY_BYTES_MAX), 100, true),
+        (name(LISTED_KEY_BYTES_MAX + 1), 100, false),
+    ];
+    for (key, len, _) in &objects {
+        let put = handle.put(key.clone(), lent(3, *len), PutOptions::default());
+        put.wait().expect("written");
+    }
+    let seen = |key: &Vec<u8>| {
+        let (told, answer) = mpsc::channel();
+        let (handle, key) = (handle.clone(), key.clone());
+        thread::spawn(move || told.send(handle.get_bytes(key).wait()));
+        answer.recv_timeout(AT_ONCE).ok()
+    };
+    for (key, len, is_listed) in &objects {
+        let bytes = if *is_listed {
+            seen_while_stopped(&node, 1, || seen(key))
+        } else {
+            assert_eq!(while_stopped(&node, 1, || seen(key)), None, "{len} bytes");
+            handle.get_bytes(key.clone()).wait()
+        };
+        assert_eq!(bytes, Ok(Some(bytes_of(3, *len))), "{len} bytes");
+    }
+}
