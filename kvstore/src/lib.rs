@@ -17,6 +17,7 @@
 //! | `member` | a core of a member: its machines, their bytes, messages to other seats |
 //! | `cluster_client` | [`ClusterClient`]: homes and owners by the newest map |
 //! | `handle` | [`StoreHandle`]: clients on cores, asked from any thread |
+//! | `glance` | what threads and clients see of cores on this host without asking them |
 //! | `seats` | connections to the seats of a map, of members and of clients |
 //! | `rails` | queue pairs that belong to such a connection |
 //! | `service` | a core of a node that is alone: requests against shard and extents |
@@ -33,6 +34,7 @@ mod cluster_client;
 mod counting;
 pub mod drive;
 mod error;
+mod glance;
 mod handle;
 mod member;
 mod node;

@@ -30,6 +30,7 @@
 //! | [`entropy()`] | numbers that nobody can tell in advance |
 //! | [`PeerMemory`] | memory of devices that adapters are given by address |
 //! | [`boot_id()`] | whether two processes run on one kernel |
+//! | [`HostClock`] | the clock that they have in common |
 //! | [`mod@arena`] | memory for devices: chunks, regions; memory that processes share |
 //! | [`topology`] | CPUs and pinning |
 //!
@@ -80,7 +81,7 @@ pub mod topology;
 pub mod vectored;
 mod watched;
 
-pub use boot::boot_id;
+pub use boot::{HostClock, boot_id};
 pub use control::{CONTROL_CALLS_MAX, ControlError, control};
 pub use current::{
     RegisterError, add_source, arena, can_spawn, core_count, core_counts, core_local, core_waker,

@@ -51,6 +51,7 @@ impl ClusterClient {
         let parts = self.parts_of(gets);
         let (map, namespace) = (self.asking.map(), self.asking.namespace());
         let begun = parts.iter().map(|part| {
+            self.asking.sights.is_asked(&self.asking, part.home);
             let places = part.places.iter().zip(part.rooms.iter());
             let wanted = places.map(|(place, room)| {
                 let key = Key::new(&gets[*place].key).expect("it has a home");

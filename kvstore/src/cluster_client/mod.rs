@@ -19,6 +19,7 @@
 //! | `calls` | one request, and what its answer means |
 //! | `adapters` | bytes that RDMA adapters bring |
 //! | `one_sided` | bytes that are copied from the memory of owners on this host |
+//! | `seeing` | keys and short objects that are seen of owners on this host |
 //! | `running` | operations under way, with their rooms and values |
 //! | `maps` | where newer maps come from |
 //! | `clearing` | "remove all" |
@@ -38,6 +39,7 @@ mod peeking;
 mod placing;
 mod reserving;
 mod running;
+mod seeing;
 mod striping;
 
 use std::borrow::Cow;
@@ -59,7 +61,7 @@ use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::retention::{GroupId, Parent, Pin};
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
-use lunette_runtime::arena::{Exposed, View};
+use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, entropy, time};
 use lunette_transfer::adapters::RdmaOptions;
 use lunette_transfer::{Guard, Room};
@@ -108,7 +110,8 @@ pub struct ClusterClientOptions {
     /// all of them, and the default one's to ask for.
     pub tenant: Tenant,
     /// Gets of at least so many bytes, into a room of as many, are copied from the memory of owners on this host
-    /// that share it, and not sent. `None`: never. 64 KiB by default.
+    /// that share it, and not sent. `None`: never. 64 KiB by default. Short objects, and which keys there are, are seen
+    /// there without asking, in a cache namespace, once an owner has been asked a few times; with `None` they are not.
     pub one_sided_from_bytes: Option<usize>,
     /// RDMA: by default none. With adapters, gets from owners that have some too come by them: what goes into
     /// [landed](ClusterClient::land) memory is written there by the owner, and what goes to memory to which gets
@@ -349,18 +352,6 @@ impl ClusterClient {
         valid.map_err(|fault| StoreError::local(fault.into()))
     }
 
-    /// See [`MemberCore::hear_reads`](crate::member::MemberCore::hear_reads).
-    pub(crate) fn hear_reads(&self) {
-        if let Some(local) = self.inside() {
-            local.hear_reads();
-        }
-    }
-
-    /// A chunk of this core's memory, for threads to read.
-    pub(crate) fn chunk_view(&self, chunk: u32) -> Option<View> {
-        self.inside()?.chunk_view(chunk)
-    }
-
     /// The core that it is on, whose map it has too.
     fn inside(&self) -> Option<&Local> {
         let local = self.local.as_deref()?;
@@ -492,6 +483,9 @@ impl ClusterClient {
                 present.resize(keys.len(), false);
                 elsewhere.extend(0..keys.len());
             }
+        }
+        if !elsewhere.is_empty() {
+            elsewhere = self.peek_seen(&fingerprints, elsewhere, &mut present);
         }
         if !elsewhere.is_empty() {
             let peeked = self.peek_homes(&fingerprints, elsewhere, &mut present);

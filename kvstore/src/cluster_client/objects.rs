@@ -353,8 +353,21 @@ impl ClusterClient {
         }
     }
 
-    /// What this core knows of it; the room, if it is to be asked for.
+    /// What this core knows of it, or is seen of it; the room, if it is to be asked for.
     pub(super) fn get_here(
+        &self,
+        key: &[u8],
+        ranges: &[ByteRange],
+        room: Room,
+    ) -> Result<Fetching, Room> {
+        match self.get_inside(key, ranges, room) {
+            Err(room) if ranges.is_empty() => self.get_seen(key, room),
+            got => got,
+        }
+    }
+
+    /// What this core knows of it.
+    fn get_inside(
         &self,
         key: &[u8],
         ranges: &[ByteRange],

@@ -48,6 +48,9 @@ impl ClusterClient {
                 }
             }
         };
+        for home in homes.keys() {
+            self.asking.sights.is_asked(&self.asking, *home);
+        }
         let mut parts = parts_of(homes);
         if parts.len() == 1 {
             let Part { home, places } = parts.remove(0);

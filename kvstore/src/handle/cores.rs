@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::ClusterMap;
@@ -12,10 +12,10 @@ use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
 
-use super::direct::Shown;
 use super::hosted::{Hosted, Job, Until};
 use crate::cluster_client::ClusterClient;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
+use crate::glance::{Glance, Shown};
 
 /// Questions that wait for one core. Further ones are refused as
 /// [`TooManyOperations`](StoreErrorKind::TooManyOperations).
@@ -30,8 +30,8 @@ pub(crate) struct Cores {
     tenant: Tenant,
     /// The newest map that one of them has told; none before.
     map: RwLock<Option<ClusterMap>>,
-    /// What each core shows to those who do not ask it.
-    shown: OnceLock<Box<[Shown]>>,
+    /// What is seen of cores, theirs and others, without asking them.
+    glance: Arc<Glance>,
 }
 
 /// One core, as threads see it.
@@ -56,14 +56,24 @@ impl Seated {
     pub(crate) fn begin(self, client: ClusterClient) -> Result<(), ClusterError> {
         Hosted::begin(self, client)
     }
+
+    /// Threads see what the current core, which has this seat, shows.
+    pub(crate) fn show(&self, seat: Seat, shown: Shown) {
+        if let Some(cores) = self.cores.upgrade() {
+            let shown = Arc::new(shown.asked_by(self.core));
+            cores.glance.show(seat, shown);
+        }
+    }
 }
 
 impl Cores {
-    /// So many, of one node if one is named, for one tenant's keys, and what is to [begin](Seated::begin) on each.
+    /// So many, of one node if one is named, for one tenant's keys, with what is seen of cores, and what is to
+    /// [begin](Seated::begin) on each.
     pub(crate) fn new(
         count: usize,
         node: Option<Seat>,
         tenant: Tenant,
+        glance: Arc<Glance>,
     ) -> (Arc<Self>, Vec<Seated>) {
         let (senders, ports): (Vec<_>, Vec<_>) = (0..count).map(|_| channel(QUESTIONS_MAX)).unzip();
         let member = |questions| Member {
@@ -75,7 +85,7 @@ impl Cores {
             node,
             tenant,
             map: RwLock::default(),
-            shown: OnceLock::new(),
+            glance,
         });
         let seated = |(core, questions)| Seated {
             cores: Arc::downgrade(&cores),
@@ -136,16 +146,9 @@ impl Cores {
         (is_here && core < self.members.len()).then_some(core)
     }
 
-    /// From now on threads look at what the cores show.
-    pub(crate) fn look_on(&self, shown: Vec<Shown>) {
-        assert_eq!(shown.len(), self.members.len(), "one for each core");
-        let known = self.shown.set(shown.into());
-        assert!(known.is_ok(), "begun once");
-    }
-
-    /// What each core shows, if this is known.
-    pub(super) fn shown(&self) -> Option<&[Shown]> {
-        self.shown.get().map(|shown| &**shown)
+    /// What is seen of cores without asking them.
+    pub(super) const fn glance(&self) -> &Arc<Glance> {
+        &self.glance
     }
 
     /// The newest map that is known.

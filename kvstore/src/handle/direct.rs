@@ -1,5 +1,5 @@
-//! What threads see without asking a core: which keys there are, and short copies of this process's node, which they
-//! read where they lie. So neither waits for a core, or wakes one.
+//! What threads [see](crate::glance) without asking a core: which keys there are, and short copies, which they read where
+//! they lie.
 
 use std::sync::Arc;
 
@@ -11,67 +11,49 @@ use lunette_runtime_core::checksum::joined_crc32c;
 use super::cores::Cores;
 use super::lent::Lent;
 use super::objects::Got;
-use crate::member::{CatalogueView, DIRECT_BYTES_MAX, Direct, Leased, PresenceView};
+use crate::glance::Look;
+use crate::member::DIRECT_BYTES_MAX;
 
 /// Bytes that one call of many gets copies itself. What asks for more leaves all of it to cores, which copy at the same
 /// time; and who calls from an event loop does not keep it from others for long.
 const BYTES_PER_CALL_MAX: usize = 256 << 10;
 
-/// What one core shows.
-#[derive(Debug)]
-pub(crate) struct Shown {
-    pub(crate) presence: Option<PresenceView>,
-    pub(crate) catalogue: Option<CatalogueView>,
-    pub(crate) leased: Arc<Leased>,
-}
-
 impl Cores {
     /// What is known of keys without asking a core, in their order.
     pub(super) fn peek(&self, keys: &[Vec<u8>]) -> Vec<Peek> {
-        let Some(shown) = self.shown() else {
+        let map = self.map();
+        let Some(map) = map.as_ref() else {
             return vec![Peek::Unsure; keys.len()];
         };
-        let map = self.map();
-        let peek = |key: &Vec<u8>| {
+        let keys = keys.iter().map(|key| {
             let key = self.tenant().key(key);
-            let key = self.tenant().check(&key).ok()?.fingerprint();
-            let map = map.as_ref()?;
-            let presence = shown[self.home_here(map, key)?].presence.as_ref()?;
-            Some(presence.peek(key, Some(map.epoch())))
-        };
-        let peeks = keys.iter().map(|key| peek(key).unwrap_or(Peek::Unsure));
-        let peeks: Vec<Peek> = peeks.collect();
-        // They are of one node.
-        if shown.iter().all(|shown| shown.leased.is_lasting()) {
-            peeks
-        } else {
-            vec![Peek::Unsure; keys.len()]
-        }
+            let key = self.tenant().check(&key).ok()?;
+            Some(key.fingerprint())
+        });
+        self.glance().peek(map, keys)
     }
 
     /// Reads an object of at most `len_max` bytes, if it is short and listed: `copy` copies so many bytes from there on in
     /// the view, and tells their CRC32C. What it has copied is the object only if this says so.
     fn read(
-        self: &Arc<Self>,
+        &self,
         key: &[u8],
         len_max: usize,
-        copy: impl FnOnce(&View, usize, usize) -> u32,
+        copy: impl FnMut(&View, usize, usize) -> u32,
     ) -> Option<Got> {
-        let core = self.core_of(key);
-        let shown = &self.shown()?[core];
-        let catalogue = shown.catalogue.as_ref()?;
         let key = self.tenant().key(key);
         let key = self.tenant().check(&key).ok()?;
-        match catalogue.read(key, len_max, copy) {
-            // Whatever has become of the node, it was so at that time.
-            Direct::Read { .. } if !shown.leased.is_lasting() => None,
-            Direct::Read {
+        let look = (self.glance()).read(self.map().as_ref(), key, len_max, copy);
+        match look {
+            Look::Read {
                 version,
                 len_bytes,
                 is_to_hear,
             } => {
-                // It hears at its next tick else.
-                let _is_told = is_to_hear && self.tell(core, |hosted| hosted.client.hear_reads());
+                if let Some(core) = is_to_hear {
+                    // It hears at its next tick else.
+                    let _is_told = self.tell(core, |hosted| hosted.client.hear_reads());
+                }
                 Some(Got::Hit {
                     len_bytes,
                     object_len_bytes: len_bytes,
@@ -79,28 +61,27 @@ impl Cores {
                     is_cut_off: false,
                 })
             }
-            Direct::Wants { chunk } => {
-                let cores = Arc::downgrade(self);
+            Look::Wants {
+                core,
+                seat,
+                chunk,
+                shown,
+            } => {
+                let asked = Arc::clone(&shown);
                 let is_told = self.tell(core, move |hosted| {
-                    let view = hosted.client.chunk_view(chunk);
-                    let shown = cores.upgrade();
-                    let shown = shown.as_ref().and_then(|cores| cores.shown());
-                    let catalogue = shown.and_then(|shown| shown[core].catalogue.as_ref());
-                    if let (Some(view), Some(catalogue)) = (view, catalogue) {
-                        catalogue.has(chunk, view);
-                    }
+                    hosted.client.bring_chunk(seat, chunk, asked);
                 });
                 if !is_told {
-                    catalogue.is_not_asked_for(chunk);
+                    shown.is_not_asked_for(chunk);
                 }
                 None
             }
-            Direct::Ask => None,
+            Look::Nothing => None,
         }
     }
 
     /// Reads an object into memory of this host.
-    pub(super) fn read_into(self: &Arc<Self>, key: &[u8], into: &[Lent]) -> Option<Got> {
+    pub(super) fn read_into(&self, key: &[u8], into: &[Lent]) -> Option<Got> {
         if into.iter().any(Lent::is_of_device) {
             return None;
         }
@@ -111,13 +92,10 @@ impl Cores {
     }
 
     /// Reads objects into memory of this host, in their order, if one call may read so much.
-    pub(super) fn read_all_into(
-        self: &Arc<Self>,
-        wanted: &[(Vec<u8>, Vec<Lent>)],
-    ) -> Vec<Option<Got>> {
+    pub(super) fn read_all_into(&self, wanted: &[(Vec<u8>, Vec<Lent>)]) -> Vec<Option<Got>> {
         let pieces = wanted.iter().flat_map(|(_, into)| into);
         let len_bytes: usize = pieces.map(Lent::len).sum();
-        if self.shown().is_none() || len_bytes > BYTES_PER_CALL_MAX {
+        if len_bytes > BYTES_PER_CALL_MAX {
             return vec![None; wanted.len()];
         }
         // The last one is used first, as in `ClusterClient::get_all`.
@@ -128,7 +106,7 @@ impl Cores {
     }
 
     /// Reads an object into memory of its own.
-    pub(super) fn read_bytes(self: &Arc<Self>, key: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn read_bytes(&self, key: &[u8]) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         let got = self.read(key, DIRECT_BYTES_MAX, |view, from, len| {
             bytes.resize(len, 0);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lunette_runtime::{CoreOptions, Placement, Runtime};
@@ -39,7 +40,8 @@ impl ClientHost {
         options: &ClusterClientOptions,
     ) -> Result<Self, HandleError> {
         let runtime = Runtime::start(placement, core)?;
-        let (cores, seated) = Cores::new(runtime.cores(), None, options.tenant.clone());
+        let (tenant, glance) = (options.tenant.clone(), Arc::default());
+        let (cores, seated) = Cores::new(runtime.cores(), None, tenant, glance);
         let mut starting = Vec::new();
         for (core, seated) in (0..).map(CoreIndex).zip(seated) {
             let options = options.clone();

@@ -59,6 +59,9 @@ impl Hosted {
         let Ok(questions) = seated.questions.open() else {
             return Err(ClusterError::TooManyTasks);
         };
+        if let Some(cores) = seated.cores.upgrade() {
+            client.look_by(cores.glance(), seated.core);
+        }
         let hosted = Rc::new(Self {
             client,
             reservations: RefCell::default(),

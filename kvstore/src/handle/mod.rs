@@ -3,8 +3,8 @@
 //! A [`StoreHandle`] leads to clients on cores: those of the program's own node ([`Node::handle`]), cores of
 //! their own ([`ClientHost`]), or the one on which a client is ([`ClusterClient::handle`]). Questions
 //! travel to a core and their answers back, so a task of a core does better with a [`ClusterClient`] there. Where
-//! the program's node has several cores, a question goes to the one that is the key's home, if one is. Whether there are
-//! keys whose home is this node, and short objects that it has, threads see for themselves.
+//! the program's node has several cores, a question goes to the one that is the key's home, if one is. Which
+//! keys there are, and short objects, threads see for themselves, of this node and of others on this host.
 //!
 //! Memory goes along as [`Lent`]: counted, so it stays until the last operation on it has ended, whatever
 //! becomes of who asked.
@@ -52,7 +52,6 @@ pub use bringing::{Brought, ObjectBytes};
 pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
 pub use devices::DEVICE_STAGING_BYTES_MAX;
-pub(crate) use direct::Shown;
 pub use host::ClientHost;
 use hosted::Until;
 pub use landed::{LandFailure, LandedHandle};
@@ -122,7 +121,7 @@ impl ClusterClient {
     /// # Errors
     /// [`ClusterError::TooManyTasks`].
     pub fn handle(&self) -> Result<StoreHandle, ClusterError> {
-        let (cores, mut seated) = Cores::new(1, None, self.tenant().clone());
+        let (cores, mut seated) = Cores::new(1, None, self.tenant().clone(), self.glance());
         let seated = seated.pop().expect("one core");
         seated.begin(self.clone())?;
         Ok(StoreHandle::new(cores))

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
@@ -23,9 +24,11 @@ use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_transfer::Room;
 
-use super::catalogue::{Catalogue, CatalogueView, DIRECT_BYTES_MAX};
+use super::catalogue::{Catalogue, DIRECT_BYTES_MAX};
 use super::one_sided::Board;
+use super::shown::ShownPart;
 use super::tenants::TenantNames;
+use super::told::Told;
 use crate::counting::TenantReport;
 use crate::drive::OnDrive;
 use crate::value::carved_bytes;
@@ -480,12 +483,18 @@ impl Bytes {
         }
     }
 
-    /// Whether threads of this process look for copies.
+    /// Whether anybody looks for copies.
     pub(crate) const fn is_looked_at(&self) -> bool {
         self.catalogue.is_some()
     }
 
-    /// A copy may be read by threads of this process, if it is short.
+    /// Whether a copy of this length is to be listed and is not.
+    pub(crate) fn is_to_list(&self, id: EntryId, len_bytes: u32) -> bool {
+        let is_short = len_bytes as usize <= DIRECT_BYTES_MAX;
+        is_short && (self.catalogue.as_ref()).is_some_and(|list| !list.is_listed(id.slot_index))
+    }
+
+    /// A copy may be read by those who look on, if it is short.
     pub(crate) fn list(&mut self, place: CopyPlace) {
         let (Some(catalogue), Some(id)) = (&mut self.catalogue, self.residence.find(place)) else {
             return;
@@ -497,11 +506,11 @@ impl Bytes {
         }
     }
 
-    /// What threads of this process look at, to read copies by themselves; `None` where nobody may.
+    /// What those look at who read copies by themselves; `None` where nobody may.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn catalogue(&mut self) -> io::Result<Option<CatalogueView>> {
+    pub(crate) fn show_catalogue(&mut self) -> io::Result<Option<ShownPart>> {
         if !self.is_readable() {
             return Ok(None);
         }
@@ -509,13 +518,18 @@ impl Bytes {
             self.catalogue = Some(Catalogue::new(self.limits().entries_max())?);
         }
         let catalogue = self.catalogue.as_ref().expect("there is one now");
-        catalogue.view().map(Some)
+        catalogue.share().map(Some)
     }
 
-    /// Takes in what threads have read: each counts as a use. How many reads, and of how many bytes, that were.
+    /// Who looks tells of reads there; see [`Catalogue::listen_to`].
+    pub(crate) fn listen_to(&mut self, told: Told) -> Option<Arc<()>> {
+        Some(self.catalogue.as_mut()?.listen_to(told))
+    }
+
+    /// Takes in what was read by who looks on: each counts as a use. How many reads, and of how many bytes, that were.
     pub(crate) fn hear_reads(&mut self) -> (u64, u64) {
         let (mut reads, mut read_bytes) = (0, 0);
-        let Some(catalogue) = &self.catalogue else {
+        let Some(catalogue) = &mut self.catalogue else {
             return (0, 0);
         };
         let (residence, extents) = (&mut self.residence, &self.extents);

@@ -1,33 +1,37 @@
-//! Where this core's short copies lie, by their keys: words that threads of the process read, and then the memory itself,
-//! so that their gets need no core.
+//! Where this core's short copies lie, by their keys: words that threads and other processes read, and then the memory
+//! itself, so that their gets need no core.
 //!
 //! ```text
-//!   records     8 words for each entry of the memory: a number, the key, where key and value lie, the version
-//!   keys        in levels: a part of each key and the entry that it may be in
+//!   0           how many entries the memory has
+//!   8 ..        records, 8 words for each entry: a number, the key, where key and value lie, the version
+//!   then        keys, in levels: a part of each key and the entry that it may be in
 //! ```
 //!
 //! A record's number was never there before, and the record is one copy's for as long as it stands: who reads looks at it
 //! before and afterwards. The others are written only while it is 0. What finds no room in the [levels](super::levels),
 //! is long, or lies in parts is not listed, and asked for.
 //!
-//! Copies are listed a while after they came, so that no put waits for it. Threads say which they have read, as eviction is
-//! by use: a bounded number between two turns of the core.
+//! Copies are listed a while after they came, so that no put waits for it. Who reads [tells](super::told) of it, as eviction
+//! is by use.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::CopyPlace;
+use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::{Form, Version};
-use lunette_runtime::arena::{Share, View, Words, WordsView};
+use lunette_runtime::arena::{MapError, Share, View, Words, WordsView};
 
 use super::bytes::Extent;
 use super::core::MemberCore;
 use super::lending::LENT_MIN;
-use super::levels::{Levels, levels_for, words_of};
+use super::levels::{Levels, LevelsView, levels_for};
+use super::shown::ShownPart;
+use super::told::{Hearing, Told};
 
 /// Longest value that is listed. What is longer is lent, which takes a core less than it takes a thread to copy.
 pub(crate) const DIRECT_BYTES_MAX: usize = LENT_MIN - 1;
@@ -35,9 +39,10 @@ pub(crate) const DIRECT_BYTES_MAX: usize = LENT_MIN - 1;
 const KEY_BYTES_MAX: usize = 256;
 /// Chunks of memory that are read so: 64 GiB of one core.
 const CHUNKS_MAX: usize = 1024;
-/// Reads that are told between two turns of the core.
-const TOLD_MAX: usize = 4096;
 
+const ENTRIES: usize = 0;
+/// Where the records begin.
+const RECORDS: usize = 8;
 const RECORD_WORDS: usize = 8;
 /// Words of levels for each entry.
 const PLACES_PER_ENTRY: usize = 2;
@@ -57,6 +62,16 @@ const fn entry_in(word: u64) -> Option<u32> {
     #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
     let above = word as u32;
     above.checked_sub(1)
+}
+
+/// The first word of an entry's record.
+const fn record_of(entry: u32) -> usize {
+    RECORDS + entry as usize * RECORD_WORDS
+}
+
+/// Where the levels begin, behind so many records.
+const fn levels_at(entries: usize) -> usize {
+    RECORDS + entries * RECORD_WORDS
 }
 
 /// What is known of a copy.
@@ -122,53 +137,6 @@ impl Record {
     }
 }
 
-/// The reads that threads have told of and the core has not heard of yet.
-#[derive(Debug)]
-struct Told {
-    reads: Box<[AtomicU64]>,
-    begun: AtomicU64,
-    heard: AtomicU64,
-}
-
-impl Told {
-    fn new() -> Self {
-        Self {
-            reads: (0..TOLD_MAX).map(|_| AtomicU64::new(0)).collect(),
-            begun: AtomicU64::new(0),
-            heard: AtomicU64::new(0),
-        }
-    }
-
-    fn place(&self, number: u64) -> &AtomicU64 {
-        let index = number % TOLD_MAX as u64;
-        &self.reads[usize::try_from(index).expect("below their number")]
-    }
-
-    /// Tells of a read. Whether the core should hear soon, or reads are forgotten.
-    fn tell(&self, entry: u32, number: u64) -> bool {
-        let mine = self.begun.fetch_add(1, Ordering::Relaxed);
-        let read = u64::from(entry + 1) | number << 32;
-        self.place(mine).store(read, Ordering::Release);
-        // The core may have heard of it meanwhile.
-        let heard = self.heard.load(Ordering::Relaxed);
-        mine.saturating_sub(heard) == TOLD_MAX as u64 / 2
-    }
-
-    /// Those since the last time: entry, and the lower half of the number that stood for it, in the upper one.
-    fn hear(&self, mut each: impl FnMut(u32, u64)) {
-        let begun = self.begun.load(Ordering::Relaxed);
-        let heard = self.heard.load(Ordering::Relaxed);
-        let first = heard.max(begun.saturating_sub(TOLD_MAX as u64));
-        for place in first..begun {
-            let read = self.place(place).swap(0, Ordering::Acquire);
-            if let Some(entry) = entry_in(read) {
-                each(entry, read & UPPER);
-            }
-        }
-        self.heard.store(begun, Ordering::Relaxed);
-    }
-}
-
 /// The catalogue of one core. It lists nothing any more once it is dropped.
 #[derive(Debug)]
 pub(super) struct Catalogue {
@@ -178,7 +146,9 @@ pub(super) struct Catalogue {
     last_number: u64,
     /// Entries from this one on were never listed.
     end: usize,
-    told: Arc<Told>,
+    /// Shared with all who look on.
+    kept: Arc<()>,
+    hearing: Hearing,
 }
 
 impl Catalogue {
@@ -188,42 +158,52 @@ impl Catalogue {
     /// The system's.
     pub(super) fn new(entries: usize) -> io::Result<Self> {
         let (levels_max, words) = levels_for(entries.saturating_mul(PLACES_PER_ENTRY));
+        let words = Words::new(RECORDS + entries * RECORD_WORDS + words, true)?;
+        words[ENTRIES].store(entries as u64, Ordering::Release);
         Ok(Self {
-            words: Words::new(entries * RECORD_WORDS + words, true)?,
+            words,
             levels_max,
             entries,
             last_number: 0,
             end: 0,
-            told: Arc::new(Told::new()),
+            kept: Arc::new(()),
+            hearing: Hearing::default(),
         })
     }
 
-    /// For threads.
+    /// For those who look on.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn view(&self) -> io::Result<CatalogueView> {
-        let (file, count) = (self.words.as_fd().try_clone_to_owned()?, self.words.len());
-        let chunks = (0..CHUNKS_MAX).map(|_| Chunk::default());
-        Ok(CatalogueView {
-            words: WordsView::map(file, count).map_err(io::Error::other)?,
-            entries: self.entries,
-            told: Arc::clone(&self.told),
-            chunks: chunks.collect(),
+    pub(super) fn share(&self) -> io::Result<ShownPart> {
+        Ok(ShownPart {
+            file: self.words.as_fd().try_clone_to_owned()?,
+            words: self.words.len(),
+            kept: Arc::clone(&self.kept),
         })
+    }
+
+    /// Somebody who looks on tells of reads there, for as long as what is returned is kept.
+    pub(super) fn listen_to(&mut self, told: Told) -> Arc<()> {
+        self.hearing.listen_to(told)
     }
 
     /// Whether anybody looks.
     pub(super) fn is_looked_at(&self) -> bool {
-        Arc::strong_count(&self.told) > 1
+        Arc::strong_count(&self.kept) > 1
+    }
+
+    /// Whether what is in an entry is listed.
+    pub(super) fn is_listed(&self, entry: u32) -> bool {
+        self.record(entry)[0].load(Ordering::Relaxed) != 0
     }
 
     /// Lists the copy in an entry, if it is not; another one of its key no more.
     pub(super) fn list(&mut self, entry: u32, place: CopyPlace, extent: &Extent) {
-        let record = self.record(entry);
-        if record[0].load(Ordering::Relaxed) != 0 {
+        if self.is_listed(entry) {
             return;
         }
+        let record = self.record(entry);
         for (word, value) in record[1..].iter().zip(Record::of(place, extent).words()) {
             word.store(value, Ordering::Relaxed);
         }
@@ -243,7 +223,7 @@ impl Catalogue {
 
     /// No read of what is in this entry that ends is a good one: its memory may be used for something else.
     pub(super) fn unlist(&self, entry: u32) {
-        if entry as usize >= self.end || self.record(entry)[0].load(Ordering::Relaxed) == 0 {
+        if entry as usize >= self.end || !self.is_listed(entry) {
             return;
         }
         self.record(entry)[0].store(0, Ordering::Relaxed);
@@ -263,9 +243,14 @@ impl Catalogue {
     }
 
     /// The reads since the last time of what is still there, by their entries.
-    pub(super) fn hear(&self, mut each: impl FnMut(u32)) {
-        self.told.hear(|entry, number_low| {
-            let number = self.record(entry)[0].load(Ordering::Relaxed);
+    pub(super) fn hear(&mut self, mut each: impl FnMut(u32)) {
+        let (words, end) = (&self.words, self.end);
+        self.hearing.hear(|entry, number_low| {
+            // Who tells may be anybody.
+            if entry as usize >= end {
+                return;
+            }
+            let number = words[record_of(entry)].load(Ordering::Relaxed);
             if number != 0 && number << 32 == number_low {
                 each(entry);
             }
@@ -273,7 +258,7 @@ impl Catalogue {
     }
 
     fn record(&self, entry: u32) -> &[AtomicU64] {
-        let first = entry as usize * RECORD_WORDS;
+        let first = record_of(entry);
         &self.words[first..first + RECORD_WORDS]
     }
 
@@ -284,22 +269,11 @@ impl Catalogue {
     }
 
     fn levels(&self) -> Levels<'_> {
-        Levels::new(&self.words[self.entries * RECORD_WORDS..], self.levels_max)
+        Levels::new(&self.words[levels_at(self.entries)..], self.levels_max)
     }
 }
 
 impl MemberCore {
-    /// Where threads of this process find short copies; `None` where nobody may read them.
-    ///
-    /// # Errors
-    /// The system's.
-    pub(crate) fn catalogue(&self) -> io::Result<Option<CatalogueView>> {
-        if self.has_left() {
-            return Ok(None);
-        }
-        self.bytes().borrow_mut().catalogue()
-    }
-
     /// Threads may read a copy that is served by themselves, from soon on, if it is short and in one piece.
     pub(super) fn list_soon(&self, place: CopyPlace, form: Form) {
         if form == Form::Whole && self.bytes().borrow().is_looked_at() {
@@ -308,6 +282,13 @@ impl MemberCore {
                 unlisted.push_back(place);
                 self.busy.raise();
             }
+        }
+    }
+
+    /// A copy in one piece that has been read by who asked: if it is not listed, others need not ask.
+    pub(super) fn list_read(&self, place: CopyPlace, id: EntryId, len_bytes: u32) {
+        if self.bytes().borrow().is_to_list(id, len_bytes) {
+            self.list_soon(place, Form::Whole);
         }
     }
 
@@ -354,7 +335,7 @@ impl Drop for Catalogue {
 #[derive(Debug, Default)]
 struct Chunk {
     is_asked_for: AtomicBool,
-    view: OnceLock<View>,
+    view: OnceLock<Arc<View>>,
 }
 
 /// What came of a read.
@@ -377,12 +358,33 @@ pub(crate) enum Direct {
 #[derive(Debug)]
 pub(crate) struct CatalogueView {
     words: WordsView,
+    levels: LevelsView,
     entries: usize,
-    told: Arc<Told>,
+    told: Told,
     chunks: Box<[Chunk]>,
 }
 
 impl CatalogueView {
+    /// What a core, of this process or another one, [shows](MemberCore::show), which is told of reads there.
+    ///
+    /// # Errors
+    /// [`MapError`], also if the core says that there is what cannot be.
+    pub(crate) fn map(file: OwnedFd, count: usize, told: Told) -> Result<Self, MapError> {
+        let words = WordsView::map(file, count)?;
+        let entries = usize::try_from(words.load(ENTRIES)).map_err(|_| MapError::BadRange)?;
+        if entries > count / RECORD_WORDS || levels_at(entries) > count {
+            return Err(MapError::BadRange);
+        }
+        let chunks = (0..CHUNKS_MAX).map(|_| Chunk::default());
+        Ok(Self {
+            levels: LevelsView::new(&words, levels_at(entries)),
+            words,
+            entries,
+            told,
+            chunks: chunks.collect(),
+        })
+    }
+
     /// Reads a value of at most `len_max` bytes: `copy` copies that many bytes, from there on in the view, and tells their
     /// CRC32C. It is called at most once; what it has copied is the value only if this says so.
     pub(crate) fn read(
@@ -393,7 +395,7 @@ impl CatalogueView {
     ) -> Direct {
         let fingerprint = key.fingerprint();
         let tag = tag(fingerprint);
-        let words = words_of(&self.words, self.entries * RECORD_WORDS, fingerprint);
+        let words = self.levels.words_of(&self.words, fingerprint);
         let mut like = words.filter(|word| *word != 0 && word & UPPER == tag);
         let found = like.find_map(|word| self.find(entry_in(word)?, fingerprint));
         let Some((entry, number, record)) = found else {
@@ -417,7 +419,7 @@ impl CatalogueView {
             return Direct::Ask;
         };
         let crc32c = copy(view, value_at, len_bytes);
-        if self.words.load(entry as usize * RECORD_WORDS) != number || crc32c != record.crc32c {
+        if self.words.load(record_of(entry)) != number || crc32c != record.crc32c {
             return Direct::Ask;
         }
         Direct::Read {
@@ -435,10 +437,10 @@ impl CatalogueView {
     }
 
     /// A chunk that was asked for.
-    pub(crate) fn has(&self, chunk: u32, view: View) {
+    pub(crate) fn has(&self, chunk: u32, view: Arc<View>) {
         if let Some(chunk) = self.chunks.get(chunk as usize) {
-            let known = chunk.view.set(view);
-            debug_assert!(known.is_ok(), "it is asked for once");
+            // Of several that asked after all, the first.
+            drop(chunk.view.set(view));
         }
     }
 
@@ -447,7 +449,7 @@ impl CatalogueView {
         if entry as usize >= self.entries {
             return None;
         }
-        let first = entry as usize * RECORD_WORDS;
+        let first = record_of(entry);
         let number = self.words.load(first);
         let words = std::array::from_fn(|index| self.words.load(first + 1 + index));
         let record = Record::from_words(words).filter(|record| record.key == key)?;
@@ -473,8 +475,6 @@ impl CatalogueView {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use super::*;
 
     #[test]
@@ -498,43 +498,5 @@ mod tests {
             None,
             "it would begin before"
         );
-    }
-
-    #[test]
-    fn reads_are_heard_once_and_the_oldest_are_forgotten() {
-        let told = Told::new();
-        let heard = || {
-            let mut heard = Vec::new();
-            told.hear(|entry, number| heard.push((entry, number >> 32)));
-            heard
-        };
-        assert!(!told.tell(0, 9) && !told.tell(u32::MAX - 1, 1 << 32 | 8));
-        assert_eq!(
-            heard(),
-            [(0, 9), (u32::MAX - 1, 8)],
-            "the lower half of each number"
-        );
-        assert_eq!(heard(), []);
-        let count = u32::try_from(TOLD_MAX + 10).expect("few");
-        let should_hear = (0..count).filter(|&entry| told.tell(entry, 1));
-        assert_eq!(should_hear.count(), 1, "once, halfway");
-        let last: Vec<_> = (10..count).map(|entry| (entry, 1)).collect();
-        assert_eq!(heard(), last);
-    }
-
-    #[test]
-    fn threads_tell_while_the_core_hears() {
-        let told = Told::new();
-        let mut heard = 0;
-        thread::scope(|scope| {
-            let tellers = [(); 2].map(|()| {
-                scope.spawn(|| (0..200_000).filter(|&entry| told.tell(entry, 1)).count())
-            });
-            while !tellers.iter().all(thread::ScopedJoinHandle::is_finished) {
-                told.hear(|_, _| heard += 1);
-            }
-        });
-        told.hear(|_, _| heard += 1);
-        assert!((1..=400_000).contains(&heard), "{heard}");
     }
 }

@@ -7,7 +7,6 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::{Fence, NamespaceKind};
@@ -73,8 +72,8 @@ pub(crate) struct MemberCore {
     /// Adapters that write copies to where readers want them.
     pushing: Pushing,
     map: RefCell<Rc<ClusterMap>>,
-    /// Until when threads may rely on what they see, if there are any.
-    leased: OnceCell<Arc<Leased>>,
+    /// Until when those may rely on what they see that look on, if there are any.
+    pub(super) leased: OnceCell<Leased>,
     /// What those see that look on.
     pub(super) presence: RefCell<Option<Presence>>,
     /// Copies that they may read by themselves, and that are not listed yet.
@@ -305,19 +304,8 @@ impl MemberCore {
         machines.owner.on_fence(fence);
     }
 
-    /// Until when threads may rely on what they see of this core.
-    pub(crate) fn leased(&self) -> Arc<Leased> {
-        let leased = self.leased.get_or_init(|| Leased::new(Duration::ZERO));
-        self.tell_lease();
-        Arc::clone(leased)
-    }
-
-    fn tell_lease(&self) {
-        if let Some(leased) = self.leased.get() {
-            let until = self.fence.get().until().filter(|_| !self.has_left());
-            let left = until.map_or(Duration::ZERO, |until| until.since(time::now()));
-            leased.lasts(left);
-        }
+    pub(super) const fn fence(&self) -> Fence {
+        self.fence.get()
     }
 
     pub(super) fn is_leased(&self) -> bool {

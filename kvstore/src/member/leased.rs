@@ -1,43 +1,86 @@
-//! Until when threads may rely on what a core shows: as long as the node's lease is sure to last. A core that does nothing
+//! Until when others may rely on what a core shows: as long as the node's lease is sure to last. A core that does nothing
 //! any more cannot take anything back, and others take over what it had.
+//!
+//! ```text
+//!   0       until when, by the clock of the host, in nanoseconds
+//!   1       which clock that is
+//! ```
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-/// The lease, as a core has told it and threads see it.
+use lunette_runtime::HostClock;
+use lunette_runtime::arena::{Words, WordsView};
+
+const UNTIL_NS: usize = 0;
+const CLOCK: usize = 1;
+/// How many words it is of.
+pub(crate) const LEASED_WORDS: usize = 2;
+
+/// The lease, as a core tells it.
 #[derive(Debug)]
 pub(crate) struct Leased {
-    origin: Instant,
-    /// Since the origin.
-    until_ns: AtomicU64,
+    words: Words,
+    clock: HostClock,
 }
 
 impl Leased {
-    /// One that lasts for so long from now on.
-    pub(super) fn new(left: Duration) -> Arc<Self> {
-        let leased = Self {
-            origin: Instant::now(),
-            until_ns: AtomicU64::new(0),
-        };
-        leased.lasts(left);
-        Arc::new(leased)
+    /// One that has ended.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn new() -> io::Result<Self> {
+        let clock = HostClock::of_process();
+        let words = Words::new(LEASED_WORDS, true)?;
+        words[CLOCK].store(clock.namespace(), Ordering::Release);
+        Ok(Self { words, clock })
     }
 
     /// It lasts for so long from now on.
     pub(super) fn lasts(&self, left: Duration) {
-        let until_ns = match left {
-            Duration::ZERO => 0,
-            left => (self.origin.elapsed() + left).as_nanos(),
+        let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+        let until_ns = match left_ns {
+            0 => 0,
+            left_ns => self.clock.now_ns().saturating_add(left_ns),
         };
-        let until_ns = u64::try_from(until_ns).unwrap_or(u64::MAX);
-        self.until_ns.store(until_ns, Ordering::Release);
+        self.words[UNTIL_NS].store(until_ns, Ordering::Release);
+    }
+
+    /// For those who look on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn file(&self) -> io::Result<OwnedFd> {
+        self.words.as_fd().try_clone_to_owned()
+    }
+}
+
+/// The lease, as it is seen from any thread.
+#[derive(Debug)]
+pub(crate) struct LeasedView {
+    words: WordsView,
+    clock: HostClock,
+}
+
+impl LeasedView {
+    /// What a core, of this process or another one, has [told](Leased::file).
+    ///
+    /// # Errors
+    /// The system's; `Unsupported` if the core's process has another clock.
+    pub(crate) fn map(file: OwnedFd) -> io::Result<Self> {
+        let words = WordsView::map(file, LEASED_WORDS).map_err(io::Error::other)?;
+        let clock = HostClock::of_process();
+        if words.load(CLOCK) != clock.namespace() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(Self { words, clock })
     }
 
     /// Whether what was looked at before this was called may be relied on.
     pub(crate) fn is_lasting(&self) -> bool {
-        let until_ns = self.until_ns.load(Ordering::Acquire);
-        self.origin.elapsed().as_nanos() < u128::from(until_ns)
+        self.clock.now_ns() < self.words.load(UNTIL_NS)
     }
 }
 
@@ -47,16 +90,25 @@ mod tests {
 
     #[test]
     fn it_ends_by_itself_and_when_it_is_said() {
-        let leased = Leased::new(Duration::ZERO);
-        assert!(!leased.is_lasting());
+        let leased = Leased::new().expect("memory");
+        let view = LeasedView::map(leased.file().expect("a descriptor")).expect("ours");
+        assert!(!view.is_lasting());
         leased.lasts(Duration::from_secs(1000));
-        assert!(leased.is_lasting());
+        assert!(view.is_lasting());
         leased.lasts(Duration::from_nanos(1));
         std::thread::sleep(Duration::from_millis(1));
-        assert!(!leased.is_lasting());
+        assert!(!view.is_lasting());
         leased.lasts(Duration::MAX / 4);
-        assert!(leased.is_lasting(), "longer than its words tell");
+        assert!(view.is_lasting(), "longer than its words tell");
         leased.lasts(Duration::ZERO);
-        assert!(!leased.is_lasting());
+        assert!(!view.is_lasting());
+    }
+
+    #[test]
+    fn who_has_another_clock_does_not_rely_on_it() {
+        let leased = Leased::new().expect("memory");
+        leased.words[CLOCK].fetch_add(1, Ordering::Relaxed);
+        let error = LeasedView::map(leased.file().expect("a descriptor")).expect_err("another");
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
     }
 }

@@ -98,18 +98,43 @@ impl<'a> Levels<'a> {
     }
 }
 
-/// The words that may be a key's, for who looks on; the list begins at the word `at`.
-pub(super) fn words_of(
-    words: &WordsView,
+/// A list, for who looks on. What its core says of it is not relied on: words that are not there are not read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LevelsView {
     at: usize,
-    key: Fingerprint,
-) -> impl Iterator<Item = u64> + '_ {
-    let used = usize::try_from(words.load(at)).expect("few");
-    let levels = (0..used).rev();
-    levels.flat_map(move |level| {
-        let first = at + bucket_of(key, level);
-        (first..first + BUCKET_WORDS).map(|index| words.load(index))
-    })
+    levels_max: usize,
+}
+
+impl LevelsView {
+    /// The list that begins at the word `at` and goes on to the end.
+    pub(super) fn new(words: &WordsView, at: usize) -> Self {
+        let count = words.len().saturating_sub(at);
+        let fits = |levels: &usize| bucket_of(Fingerprint(0), *levels) <= count;
+        let levels_max = (0..=32).take_while(fits).last();
+        Self {
+            at,
+            levels_max: levels_max.unwrap_or(0),
+        }
+    }
+
+    /// The words that may be a key's.
+    pub(super) fn words_of(
+        self,
+        words: &WordsView,
+        key: Fingerprint,
+    ) -> impl Iterator<Item = u64> + '_ {
+        let used = match self.levels_max {
+            0 => 0,
+            levels_max => {
+                usize::try_from(words.load(self.at)).map_or(0, |used| used.min(levels_max))
+            }
+        };
+        let levels = (0..used).rev();
+        levels.flat_map(move |level| {
+            let first = self.at + bucket_of(key, level);
+            (first..first + BUCKET_WORDS).map(|index| words.load(index))
+        })
+    }
 }
 
 #[cfg(test)]
@@ -134,6 +159,8 @@ mod tests {
         let file = memory.as_fd().try_clone_to_owned().expect("a descriptor");
         let view = WordsView::map(file, 3 + count).expect("sealed");
         let levels = Levels::new(&memory[3..], levels_max);
+        let levels_view = LevelsView::new(&view, 3);
+        assert_eq!(levels_view.levels_max, levels_max);
         let mut model = BTreeMap::new();
         let mut refused = 0;
         for n in 1..=200_000_u64 {
@@ -162,7 +189,7 @@ mod tests {
             model.len()
         );
         for n in 1..=200_000 {
-            let is_there = words_of(&view, 3, key(n)).any(|word| word == n);
+            let is_there = levels_view.words_of(&view, key(n)).any(|word| word == n);
             assert_eq!(is_there, model.contains_key(&n), "{n}");
         }
         levels.touch(key(1));
@@ -172,7 +199,23 @@ mod tests {
                 .iter()
                 .all(|word| word.load(Ordering::Relaxed) == 0)
         );
-        assert_eq!(words_of(&view, 3, key(1)).count(), 0);
+        assert_eq!(levels_view.words_of(&view, key(1)).count(), 0);
+    }
+
+    #[test]
+    fn levels_that_are_not_there_are_not_read() {
+        let (levels_max, count) = levels_for(1 << 13);
+        for (words, fit) in [(1, 0), (count - 1, levels_max - 1), (count, levels_max)] {
+            let memory = Words::new(words, true).expect("memory");
+            let file = memory.as_fd().try_clone_to_owned().expect("a descriptor");
+            let view = WordsView::map(file, words).expect("sealed");
+            memory[0].store(u64::MAX, Ordering::Release);
+            let levels = LevelsView::new(&view, 0);
+            let read = levels.words_of(&view, Fingerprint(u128::MAX)).count();
+            assert_eq!(read, fit * BUCKET_WORDS, "{words} words");
+            let beyond = LevelsView::new(&view, words + 1);
+            assert_eq!(beyond.words_of(&view, key(1)).count(), 0);
+        }
     }
 
     #[test]

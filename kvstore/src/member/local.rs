@@ -17,7 +17,6 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
 use super::bytes::{Carved, Extent, Frame};
-use super::catalogue::DIRECT_BYTES_MAX;
 use super::core::MemberCore;
 use super::lending::Placed;
 use super::waiters::Waiting;
@@ -131,9 +130,7 @@ impl MemberCore {
                 match copied {
                     Ok(len_bytes) => {
                         self.counts.sending(len_bytes);
-                        if object_len_bytes <= DIRECT_BYTES_MAX {
-                            self.list_soon(place, info.form);
-                        }
+                        self.list_read(place, id, extent.len_bytes());
                         Here::Hit {
                             version: place.version,
                             is_cut_off,

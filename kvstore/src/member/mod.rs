@@ -24,10 +24,12 @@
 //! | `reservations` | room for objects that come in ranges |
 //! | `one_sided` | readers of this host, which copy from its memory |
 //! | `local` | what tasks of the core itself ask |
-//! | `catalogue` | where short copies lie, for threads |
+//! | `shown` | what those see that do not ask: threads, and processes of this host |
+//! | `presence` | which keys its home has, for them |
+//! | `catalogue` | where its short copies lie, for them |
+//! | `levels` | where keys are in these |
 //! | `leased` | until when that may be relied on |
-//! | `levels` | where keys are in what threads look at |
-//! | `presence` | what threads see that look on |
+//! | `told` | what they have read |
 //! | `direct` | their puts, where nothing is in the way |
 //! | `tenants` | their names, and what they have |
 //! | `grouping` | objects that are of use together only |
@@ -57,10 +59,12 @@ mod pushing;
 mod replicas;
 mod reservations;
 mod service;
+mod shown;
 mod steering;
 mod taking;
 mod tenants;
 mod tier;
+mod told;
 mod waiters;
 
 use std::net::SocketAddr;
@@ -84,20 +88,22 @@ pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
 pub(crate) use catalogue::{CatalogueView, DIRECT_BYTES_MAX, Direct};
 pub(crate) use direct::AtOnce;
-pub(crate) use leased::Leased;
+pub(crate) use leased::{LEASED_WORDS, LeasedView};
 pub(crate) use lending::{LENT_MIN, LentCopy, LentRoom, Placed};
 pub(crate) use life::Life;
 pub use life::LifeError;
 pub(crate) use local::{Here, Put};
 #[cfg(test)]
 pub(crate) use one_sided::Board;
-pub(crate) use one_sided::{draw, segment_of};
+pub(crate) use one_sided::{Named, draw};
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use presence::PresenceView;
 pub(crate) use service::MemberService;
+pub(crate) use shown::{Part, ShownPart};
 pub(crate) use steering::{Steer, steer};
 pub(crate) use tier::Tier;
 pub use tier::{TierOptions, TierPlace};
+pub(crate) use told::{TOLD_WORDS, Told};
 pub(crate) use waiters::Waiting;
 
 /// How long a core that has something under way waits before it looks again.

@@ -1,4 +1,4 @@
-//! Which keys this core, their home, would show: words that other threads read without asking it.
+//! Which keys this core, their home, would show: words that threads and other processes read without asking it.
 //!
 //! ```text
 //!   0       turn: even while the rest may be read; it is another one each time that all of it changes
@@ -19,10 +19,11 @@ use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::home::{Home, PresenceChange};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::Peek;
-use lunette_runtime::arena::{Words, WordsView};
+use lunette_runtime::arena::{MapError, Words, WordsView};
 
 use super::core::MemberCore;
-use super::levels::{Levels, levels_for, words_of};
+use super::levels::{Levels, LevelsView, levels_for};
+use super::shown::ShownPart;
 use super::tier::Tier;
 
 /// Most words of one core's list. They take memory once there are keys for them.
@@ -54,8 +55,8 @@ pub(crate) struct Presence {
     /// Changes since everything was listed anew.
     changes: usize,
     turn: u64,
-    /// Shared with each view.
-    views: Arc<()>,
+    /// Shared with all who look on.
+    kept: Arc<()>,
     told: Option<(Epoch, bool)>,
 }
 
@@ -73,7 +74,7 @@ impl Presence {
             is_crowded: false,
             changes: 0,
             turn: 1,
-            views: Arc::new(()),
+            kept: Arc::new(()),
             told: None,
         };
         presence.words[TURN].store(1, Ordering::Release);
@@ -84,14 +85,11 @@ impl Presence {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn view(&self) -> io::Result<PresenceView> {
-        let file: OwnedFd = self.words.as_fd().try_clone_to_owned()?;
-        let count = self.words.len();
-        let words = WordsView::map(file, count).map_err(io::Error::other)?;
-        let alive = Arc::clone(&self.views);
-        Ok(PresenceView {
-            words,
-            _alive: alive,
+    fn share(&self) -> io::Result<ShownPart> {
+        Ok(ShownPart {
+            file: self.words.as_fd().try_clone_to_owned()?,
+            words: self.words.len(),
+            kept: Arc::clone(&self.kept),
         })
     }
 
@@ -172,31 +170,28 @@ impl Drop for Presence {
 }
 
 impl MemberCore {
-    /// What threads of this process may look at; `None` once this core serves nobody any more.
+    /// What may be looked at of keys.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn presence(&self) -> io::Result<Option<PresenceView>> {
-        if self.has_left() {
-            return Ok(None);
-        }
+    pub(super) fn show_presence(&self) -> io::Result<ShownPart> {
         let mut presence = self.presence.borrow_mut();
         if let Some(presence) = &*presence {
-            return presence.view().map(Some);
+            return presence.share();
         }
         let begun = presence.insert(Presence::new(self.copies_max())?);
-        let view = begun.view()?;
+        let part = begun.share()?;
         let home = &mut self.machines().borrow_mut().home;
         home.watch();
         begun.follow(home);
         self.busy.raise();
-        Ok(Some(view))
+        Ok(part)
     }
 
     /// Nothing is shown any more once nobody looks.
     pub(super) fn end_presence(&self) {
         let presence = self.presence.borrow();
-        if (presence.as_ref()).is_some_and(|shown| Arc::strong_count(&shown.views) == 1) {
+        if (presence.as_ref()).is_some_and(|shown| Arc::strong_count(&shown.kept) == 1) {
             drop(presence);
             self.stop_showing();
         }
@@ -227,10 +222,23 @@ impl MemberCore {
 #[derive(Debug)]
 pub(crate) struct PresenceView {
     words: WordsView,
-    _alive: Arc<()>,
+    levels: LevelsView,
 }
 
 impl PresenceView {
+    /// What a core, of this process or another one, [shows](MemberCore::show).
+    ///
+    /// # Errors
+    /// [`MapError`].
+    pub(crate) fn map(file: OwnedFd, count: usize) -> Result<Self, MapError> {
+        if count < LEVELS {
+            return Err(MapError::BadRange);
+        }
+        let words = WordsView::map(file, count)?;
+        let levels = LevelsView::new(&words, LEVELS);
+        Ok(Self { words, levels })
+    }
+
     /// What the core would say of a key. `home_under` is the epoch of the map under which it is the key's home, as far as
     /// is known; nothing is said of what is absent without, or if the core's is another one.
     ///
@@ -241,7 +249,7 @@ impl PresenceView {
             return Peek::Unsure;
         }
         let tag = tag(key);
-        let mut words = words_of(&self.words, LEVELS, key);
+        let mut words = self.levels.words_of(&self.words, key);
         if let Some(word) = words.find(|word| word & !IS_PRESENT == tag) {
             let is_present = word & IS_PRESENT != 0;
             return if is_present {
@@ -273,10 +281,15 @@ mod tests {
         Fingerprint(u128::from(spread) << 64 | u128::from(n << 2))
     }
 
+    fn view(presence: &Presence) -> PresenceView {
+        let part = presence.share().expect("a descriptor");
+        PresenceView::map(part.file, part.words).expect("sealed")
+    }
+
     /// One that is looked at under the first epoch, where everything is told.
     fn told() -> (Presence, PresenceView) {
         let mut presence = Presence::new(0).expect("memory");
-        let view = presence.view().expect("memory");
+        let view = view(&presence);
         tell_all(&mut presence, 1);
         (presence, view)
     }
@@ -296,7 +309,7 @@ mod tests {
     #[test]
     fn nothing_is_said_before_it_is_told_by_another_map_or_of_who_is_gone() {
         let mut presence = Presence::new(0).expect("memory");
-        let view = presence.view().expect("memory");
+        let view = view(&presence);
         let (here, other) = (key(7), key(8));
         presence.set(here, Peek::Present);
         assert_eq!(peek(&view, here), Peek::Unsure, "it has not begun");

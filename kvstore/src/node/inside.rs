@@ -14,8 +14,8 @@ use lunette_verbs::Context;
 
 use crate::cluster_client::{ClusterClient, ClusterClientOptions};
 use crate::error::ClusterError;
-use crate::handle::Shown;
-use crate::member::MemberCore;
+use crate::glance::Shown;
+use crate::member::{CatalogueView, LeasedView, MemberCore, Part, PresenceView, ShownPart, Told};
 
 /// The members of which the current core is one.
 #[derive(Default)]
@@ -90,18 +90,39 @@ impl NodeCore {
 
     /// What threads look at in place of asking this core. There is nothing to look at where a lease that has ended keeps
     /// the core from answering, and without memory for it.
-    pub(super) fn shown(&self, namespace: NamespaceKind) -> Shown {
-        let is_shown = namespace == NamespaceKind::Cache;
+    pub(super) fn shown(&self, namespace: NamespaceKind) -> Option<Shown> {
+        if namespace != NamespaceKind::Cache {
+            return None;
+        }
         let refused = |error: &io::Error| {
             tracing::warn!(%error, "threads ask for each key: there is no memory that they could look at");
         };
-        let presence = is_shown.then(|| self.core.presence().inspect_err(refused));
-        let catalogue = is_shown.then(|| self.core.catalogue().inspect_err(refused));
-        Shown {
-            presence: presence.and_then(Result::ok).flatten(),
-            catalogue: catalogue.and_then(Result::ok).flatten(),
-            leased: self.core.leased(),
-        }
+        self.show().inspect_err(refused).ok().flatten()
+    }
+
+    fn show(&self) -> io::Result<Option<Shown>> {
+        let Some(lease) = self.core.show(Part::Lease)? else {
+            return Ok(None);
+        };
+        let mut kept = vec![lease.kept];
+        let leased = LeasedView::map(lease.file)?;
+        let mut mapped = |part: ShownPart| {
+            kept.push(part.kept);
+            (part.file, part.words)
+        };
+        let presence = self.core.show(Part::Presence)?.map(&mut mapped);
+        let catalogue = self.core.show(Part::Catalogue)?.map(&mut mapped);
+        let presence = presence.map(|(file, words)| PresenceView::map(file, words));
+        let presence = presence.transpose().map_err(io::Error::other)?;
+        let catalogue = match catalogue {
+            Some((file, words)) => {
+                let told = Told::new()?;
+                kept.extend(self.core.listen_to(told.clone()));
+                Some(CatalogueView::map(file, words, told).map_err(io::Error::other)?)
+            }
+            None => None,
+        };
+        Ok(Some(Shown::of_own(leased, presence, catalogue, kept)))
     }
 
     /// Adapters that the program has opened on this core serve its readers, besides those that the node's options

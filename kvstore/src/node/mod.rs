@@ -30,7 +30,7 @@ use lunette_runtime_core::ids::CoreIndex;
 use self::core::{Announced, CorePlan, Question, run_core};
 use crate::cluster_client::ClusterClientOptions;
 use crate::error::{ClusterError, NodeError};
-use crate::handle::{Cores, HandleError, Seated, Shown, StoreHandle};
+use crate::handle::{Cores, HandleError, Seated, StoreHandle};
 use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
 
 pub(crate) use self::core::hello;
@@ -99,18 +99,16 @@ impl Node {
     pub fn handle(&self, options: &ClusterClientOptions) -> Result<StoreHandle, HandleError> {
         let first = CoreIndex(0);
         let seat = self.spawn_on(first, || async { Some(NodeCore::here().first()?.seat()) })?;
-        let (cores, seated) =
-            Cores::new(self.runtime.cores(), seat.wait()?, options.tenant.clone());
+        let (tenant, glance) = (options.tenant.clone(), Arc::default());
+        let (cores, seated) = Cores::new(self.runtime.cores(), seat.wait()?, tenant, glance);
         let mut beginning = Vec::new();
         for (core, seated) in (0..).map(CoreIndex).zip(seated) {
             let options = options.clone();
             beginning.push(self.spawn_on(core, move || handle_on(seated, options))?);
         }
-        let mut shown = Vec::new();
         for begun in beginning {
-            shown.push(begun.wait()??);
+            begun.wait()??;
         }
-        cores.look_on(shown);
         Ok(StoreHandle::new(cores))
     }
 
@@ -194,13 +192,14 @@ impl Node {
     }
 }
 
-/// What threads may look at is returned.
-async fn handle_on(seated: Seated, options: ClusterClientOptions) -> Result<Shown, ClusterError> {
+/// Threads may look at what the core shows.
+async fn handle_on(seated: Seated, options: ClusterClientOptions) -> Result<(), ClusterError> {
     let core = NodeCore::here().pop().ok_or(ClusterError::NoMap)?;
-    let shown = core.shown(options.namespace);
+    if let Some(shown) = core.shown(options.namespace) {
+        seated.show(core.seat(), shown);
+    }
     let client = core.client(options).await?;
-    seated.begin(client)?;
-    Ok(shown)
+    seated.begin(client)
 }
 
 impl fmt::Debug for Node {

@@ -1,18 +1,30 @@
-//! What threads see without asking: keys, and short objects, of nodes whose cores do nothing meanwhile.
+//! What threads and clients see without asking: keys, and short objects, of nodes whose cores do nothing meanwhile; of the
+//! program's own node, and of one that is another's, as far as its clients know.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lunette_kvstore::{ClusterClientOptions, Got, Lent, Node, PutOptions, StoreHandle};
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_kvstore::{
+    ClientHost, ClusterClient, ClusterClientOptions, Fetched, Got, Lent, Node, PutOptions,
+    StoreError, StoreErrorKind, StoreHandle,
+};
 use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::{CoreOptions, Placement, Runtime, arena};
 use lunette_runtime_core::ids::CoreIndex;
+use lunette_transfer::Room;
 
 use super::scene::key;
 use super::threads::{bytes_of, coordinator, empty, lent, node, node_of, options};
 
+type Answer = Vec<Result<bool, StoreError>>;
+type Bytes = Result<Option<Vec<u8>>, StoreError>;
+
 const MIB: u64 = 1 << 20;
+/// How often a client asks an owner until it meets it.
+const ASKED_MIN: usize = 16;
 /// How long an answer that no core has to give is waited for.
 const AT_ONCE: Duration = Duration::from_millis(200);
 
@@ -20,6 +32,32 @@ fn joined(node: &Node) -> StoreHandle {
     node.joined().expect("it joins");
     let handle = node.handle(&ClusterClientOptions::new(Vec::new()));
     handle.expect("clients on its cores")
+}
+
+/// Clients of a node on a core of their own, which have asked it so often that they see what it shows.
+fn neighbour(node: &Node, options: ClusterClientOptions) -> ClientHost {
+    node.joined().expect("it joins");
+    let options = ClusterClientOptions {
+        seeds: vec![node.address()],
+        ..options
+    };
+    let host = ClientHost::start(&Placement::Anywhere(1), CoreOptions::default(), &options);
+    let host = host.expect("clients on a core of their own");
+    ask_often(&host.handle());
+    host
+}
+
+/// Asks each core of a node, about keys that are not there.
+fn ask_often(handle: &StoreHandle) {
+    for round in 0..ASKED_MIN {
+        let absent = (1000 + round * 64..).take(64).map(key);
+        let asked = handle.exists(absent.collect()).wait();
+        assert!(asked.iter().all(|asked| *asked == Ok(false)), "{asked:?}");
+    }
+}
+
+fn default_options() -> ClusterClientOptions {
+    ClusterClientOptions::new(Vec::new())
 }
 
 /// Keeps all cores of a node from doing anything for as long as `work` takes.
@@ -58,7 +96,18 @@ fn seen_while_stopped<T>(node: &Node, cores: u16, look: impl Fn() -> Option<T>) 
 fn keys_are_looked_up_while_no_core_answers() {
     let (_coordinating, coordinator) = coordinator();
     let node = node(1, 2, coordinator);
-    let handle = joined(&node);
+    look_up_while_stopped(&node, &joined(&node));
+}
+
+#[test]
+fn keys_of_another_node_are_looked_up_while_no_core_of_it_answers() {
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 2, coordinator);
+    let host = neighbour(&node, default_options());
+    look_up_while_stopped(&node, &host.handle());
+}
+
+fn look_up_while_stopped(node: &Node, handle: &StoreHandle) {
     let put = |n: usize| {
         let put = handle.put(key(n), lent(n, 300), PutOptions::default());
         put.wait().expect("written");
@@ -74,7 +123,7 @@ fn keys_are_looked_up_while_no_core_answers() {
         answer.recv_timeout(AT_ONCE).ok()
     };
     // What is absent is known once everything that the cores had before has been listed.
-    let answers = seen_while_stopped(&node, 2, looked_up);
+    let answers = seen_while_stopped(node, 2, looked_up);
     for (n, answer) in answers.into_iter().enumerate() {
         assert_eq!(answer, Ok(n < 30 || n == 35), "key {n}");
     }
@@ -84,7 +133,18 @@ fn keys_are_looked_up_while_no_core_answers() {
 fn short_objects_are_got_while_no_core_answers() {
     let (_coordinating, coordinator) = coordinator();
     let node = node(1, 2, coordinator);
-    let handle = joined(&node);
+    get_while_stopped(&node, &joined(&node));
+}
+
+#[test]
+fn short_objects_of_another_node_are_got_while_no_core_of_it_answers() {
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 2, coordinator);
+    let host = neighbour(&node, default_options());
+    get_while_stopped(&node, &host.handle());
+}
+
+fn get_while_stopped(node: &Node, handle: &StoreHandle) {
     let len = |n: usize| n * 1009 % 30_000;
     let put = |n: usize, of: usize, kind| {
         let options = PutOptions {
@@ -122,7 +182,7 @@ fn short_objects_are_got_while_no_core_answers() {
     };
     // They are listed soon, and memory is looked at once it has been asked for.
     let before = hits();
-    let all = seen_while_stopped(&node, 2, got_all);
+    let all = seen_while_stopped(node, 2, got_all);
     for (n, got, memory, bytes) in all {
         let expected = bytes_of(content(n), len(content(n)));
         let len_bytes = expected.len();
@@ -154,14 +214,30 @@ fn stamped(n: usize, write: usize, len_words: usize) -> Vec<u8> {
     word.to_le_bytes().repeat(len_words)
 }
 
-#[test]
-fn what_threads_read_by_themselves_is_one_object_also_while_its_memory_changes_hands() {
-    const KEYS: usize = 400;
-    let (_coordinating, coordinator) = coordinator();
+/// A node with too little memory for what `read_while_written` writes.
+fn small_node() -> (Runtime, Node) {
+    let (coordinating, coordinator) = coordinator();
     let mut options = options(1, coordinator);
     options.memory_bytes = 4 * MIB;
-    let node = node_of(1, options);
+    (coordinating, node_of(1, options))
+}
+
+#[test]
+fn what_threads_read_by_themselves_is_one_object_also_while_its_memory_changes_hands() {
+    let (_coordinating, node) = small_node();
     let handle = joined(&node);
+    read_while_written(&handle, &handle);
+}
+
+#[test]
+fn what_is_read_of_another_node_is_one_object_also_while_its_memory_changes_hands() {
+    let (_coordinating, node) = small_node();
+    let host = neighbour(&node, default_options());
+    read_while_written(&joined(&node), &host.handle());
+}
+
+fn read_while_written(handle: &StoreHandle, reader: &StoreHandle) {
+    const KEYS: usize = 400;
     // Twice what there is room for.
     let len_words = |n: usize| 256 + n * 37 % 5000;
     let is_over = AtomicBool::new(false);
@@ -171,7 +247,7 @@ fn what_threads_read_by_themselves_is_one_object_also_while_its_memory_changes_h
             let mut n = 0;
             while !is_over.load(Ordering::Relaxed) {
                 n = (n * 5 + 7) % KEYS + 1;
-                let Ok(Some(bytes)) = handle.get_bytes(key(n)).wait() else {
+                let Ok(Some(bytes)) = reader.get_bytes(key(n)).wait() else {
                     continue;
                 };
                 hits += 1;
@@ -207,32 +283,195 @@ fn what_threads_read_by_themselves_is_one_object_also_while_its_memory_changes_h
     assert!(reads.iter().all(|hits| *hits > 100), "{reads:?}");
 }
 
-#[test]
-fn nothing_is_seen_of_a_core_that_does_nothing_for_longer_than_its_lease() {
-    let (_coordinating, coordinator) = coordinator();
+/// A node whose lease is short.
+fn short_leased() -> (Runtime, Node) {
+    let (coordinating, coordinator) = coordinator();
     let mut options = options(1, coordinator);
     let cluster = options.cluster.as_mut().expect("it has one");
     cluster.lease_ttl_s = 2;
-    let node = node_of(1, options);
-    let handle = joined(&node);
+    (coordinating, node_of(1, options))
+}
+
+#[test]
+fn nothing_is_seen_of_a_core_that_does_nothing_for_longer_than_its_lease() {
+    let (_coordinating, node) = short_leased();
+    look_beyond_the_lease(&node, &joined(&node));
+}
+
+#[test]
+fn nothing_is_seen_of_another_node_that_does_nothing_for_longer_than_its_lease() {
+    let (_coordinating, node) = short_leased();
+    let host = neighbour(&node, default_options());
+    look_beyond_the_lease(&node, &host.handle());
+}
+
+/// Looks for an object in a thread of its own; `None` if there is no answer soon.
+fn sight_of(handle: &StoreHandle, n: usize) -> Option<(Answer, Bytes)> {
+    let (told, answer) = mpsc::channel();
+    let handle = handle.clone();
+    thread::spawn(move || {
+        let present = handle.exists(vec![key(n)]).wait();
+        told.send((present, handle.get_bytes(key(n)).wait()))
+    });
+    answer.recv_timeout(AT_ONCE).ok()
+}
+
+fn look_beyond_the_lease(node: &Node, handle: &StoreHandle) {
     let put = handle.put(key(1), lent(1, 100), PutOptions::default());
     put.wait().expect("written");
-    let seen = || {
-        let (told, answer) = mpsc::channel();
-        let handle = handle.clone();
-        thread::spawn(move || {
-            let present = handle.exists(vec![key(1)]).wait();
-            told.send((present, handle.get_bytes(key(1)).wait()))
-        });
-        answer.recv_timeout(AT_ONCE).ok()
-    };
-    let then = seen_while_stopped(&node, 1, seen);
+    let then = seen_while_stopped(node, 1, || sight_of(handle, 1));
     assert_eq!(then, (vec![Ok(true)], Ok(Some(bytes_of(1, 100)))));
-    let later = while_stopped(&node, 1, || {
+    let later = while_stopped(node, 1, || {
         thread::sleep(Duration::from_millis(2100));
-        seen()
+        sight_of(handle, 1)
     });
     assert_eq!(later, None, "its core is asked, which does nothing");
+}
+
+#[test]
+fn what_one_client_changes_another_sees_at_once() {
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 2, coordinator);
+    let hosts = [(); 2].map(|()| neighbour(&node, default_options()));
+    let handles = hosts.each_ref().map(ClientHost::handle);
+    let options = PutOptions {
+        kind: WriteKind::Upsert,
+        ..PutOptions::default()
+    };
+    for n in 0..400 {
+        let [one, other] = [&handles[n % 2], &handles[(n + 1) % 2]];
+        let name = || key(n % 7);
+        one.put(name(), lent(n, 200), options)
+            .wait()
+            .expect("written");
+        assert_eq!(other.exists(vec![name()]).wait(), [Ok(true)], "write {n}");
+        let got = other.get_bytes(name()).wait();
+        assert_eq!(got, Ok(Some(bytes_of(n, 200))), "write {n}");
+        if n % 3 == 0 {
+            assert_eq!(one.remove(vec![name()]).wait(), [Ok(true)]);
+            assert_eq!(other.exists(vec![name()]).wait(), [Ok(false)], "write {n}");
+            assert_eq!(other.get_bytes(name()).wait(), Ok(None), "write {n}");
+        }
+    }
+}
+
+#[test]
+fn tasks_see_what_a_node_of_this_host_shows() {
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    let own = joined(&node);
+    for n in 0..20 {
+        let put = own.put(key(n), lent(n, 3000), PutOptions::default());
+        put.wait().expect("written");
+    }
+    let runtime = Runtime::start(&Placement::Anywhere(1), CoreOptions::default());
+    let runtime = runtime.expect("a core");
+    let options = ClusterClientOptions::new(vec![node.address()]);
+    let (go_on, wait) = mpsc::channel::<()>();
+    let (told, seen) = mpsc::channel();
+    let looking = runtime.spawn_on(CoreIndex(0), move || async move {
+        let client = ClusterClient::connect(options).await.expect("a client");
+        let keys: Vec<_> = (0..40).map(key).collect();
+        let get = async |n| {
+            let room = Room::whole(arena().alloc(3000).expect("memory"));
+            let Ok(Fetched::Hit {
+                room, len_bytes, ..
+            }) = client.get(&key(n), room).await
+            else {
+                return None;
+            };
+            Some(room.as_slice()[..len_bytes].to_vec())
+        };
+        while client.one_sided().reads < 100 {
+            client.exists(&keys).await.expect("asked");
+            assert_eq!(get(5).await, Some(bytes_of(5, 3000)));
+        }
+        told.send(None).expect("it is waited for");
+        // Both cores do nothing but this.
+        wait.recv().expect("the node is stopped");
+        let present = client.exists(&keys).await.expect("seen");
+        told.send(Some((present, get(7).await)))
+            .expect("it is waited for");
+    });
+    let looking = looking.expect("it runs");
+    assert_eq!(seen.recv().expect("it goes on"), None);
+    // All keys, and all copies, are listed by then.
+    thread::sleep(AT_ONCE);
+    let seen = while_stopped(&node, 1, || {
+        go_on.send(()).expect("it waits");
+        seen.recv_timeout(AT_ONCE * 5)
+    });
+    let (present, got) = seen.expect("no core is asked").expect("what was seen");
+    assert!(
+        present
+            .iter()
+            .enumerate()
+            .all(|(n, there)| *there == (n < 20))
+    );
+    assert_eq!(got, Some(bytes_of(7, 3000)));
+    looking.wait().expect("no panic");
+}
+
+#[test]
+fn who_asks_seldom_or_wants_to_be_sure_or_to_be_sent_bytes_asks() {
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    let strict = ClusterClientOptions {
+        namespace: NamespaceKind::Strict,
+        ..default_options()
+    };
+    let sent = ClusterClientOptions {
+        one_sided_from_bytes: None,
+        ..default_options()
+    };
+    node.joined().expect("it joins");
+    let seldom = ClusterClientOptions::new(vec![node.address()]);
+    let seldom = ClientHost::start(&Placement::Anywhere(1), CoreOptions::default(), &seldom);
+    let seldom = seldom.expect("clients on a core of their own");
+    let often = neighbour(&node, default_options());
+    let put = often
+        .handle()
+        .put(key(1), lent(1, 100), PutOptions::default());
+    put.wait().expect("written");
+    for _ in 1..ASKED_MIN / 2 {
+        assert_eq!(sight_of(&seldom.handle(), 1).expect("asked").0, [Ok(true)]);
+    }
+    let seen = seen_while_stopped(&node, 1, || sight_of(&often.handle(), 1));
+    assert_eq!(seen.0, [Ok(true)]);
+    let (strict, sent) = (neighbour(&node, strict), neighbour(&node, sent));
+    for host in [seldom, strict, sent] {
+        let seen = while_stopped(&node, 1, || sight_of(&host.handle(), 1));
+        assert_eq!(seen, None, "it asks");
+    }
+}
+
+#[test]
+fn nothing_is_seen_of_a_node_that_has_ended_or_by_clients_that_have() {
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    let options = ClusterClientOptions {
+        timeout: Duration::from_millis(500),
+        ..default_options()
+    };
+    let hosts = [(); 2].map(|()| neighbour(&node, options.clone()));
+    let [one, other] = hosts.each_ref().map(ClientHost::handle);
+    let put = one.put(key(1), lent(1, 100), PutOptions::default());
+    put.wait().expect("written");
+    for handle in [&one, &other] {
+        let seen = seen_while_stopped(&node, 1, || sight_of(handle, 1));
+        assert_eq!(seen.0, [Ok(true)]);
+    }
+    let [host, _other_host] = hosts;
+    drop(host);
+    let gone = one.get_bytes(key(1)).wait();
+    assert_eq!(
+        gone.expect_err("its cores ended").kind,
+        StoreErrorKind::ShutDown
+    );
+    node.shut_down().expect("in good order");
+    let gone = other.exists(vec![key(1)]).wait().pop().expect("one each");
+    gone.expect_err("nobody answers");
+    other.get_bytes(key(1)).wait().expect_err("nobody answers");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
+use std::sync::{self, Arc};
 
 use super::chunk::Chunk;
 use super::exposed::Foreign;
@@ -18,7 +19,7 @@ enum Keeper {
     Mapping(Weak<Mapping>),
     Shared(Weak<Here>),
     Foreign(Weak<Foreign>),
-    Words(Weak<Mapped>),
+    Words(sync::Weak<Mapped>),
 }
 
 /// The whole chunk, mapping or foreign memory in which exposed memory or a region lies. It keeps nothing:
@@ -68,12 +69,12 @@ impl Extent {
         }
     }
 
-    pub(super) fn of_words(words: &Rc<Mapped>) -> Self {
+    pub(super) fn of_words(words: &Arc<Mapped>) -> Self {
         let (address, len) = words.whole();
         Self {
             address,
             len,
-            keeper: Keeper::Words(Rc::downgrade(words)),
+            keeper: Keeper::Words(Arc::downgrade(words)),
         }
     }
 
@@ -133,7 +134,7 @@ impl Extent {
             Keeper::Mapping(mapping) => mapping.upgrade()?,
             Keeper::Shared(here) => here.upgrade()?,
             Keeper::Foreign(foreign) => foreign.upgrade()?,
-            Keeper::Words(words) => words.upgrade()?,
+            Keeper::Words(words) => Rc::new(words.upgrade()?),
         };
         Some(ExtentGuard(kept))
     }
@@ -153,8 +154,6 @@ impl fmt::Debug for ExtentGuard {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::super::{
         Arena, ArenaOptions, Exposed, ForeignMemory, HugePages, SharedMemory, Words,
     };

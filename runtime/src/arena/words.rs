@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::rc::Rc;
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -20,21 +20,23 @@ use super::share::{MapError, check_file};
 pub(super) struct Mapped {
     base: NonNull<AtomicU64>,
     count: usize,
-    memfd: OwnedFd,
+    /// Of words that others can be given.
+    memfd: Option<OwnedFd>,
 }
 
-/// Words that this process and those that it gives their file to read and write.
-pub struct Words(Rc<Mapped>);
+/// Words that this process and those that it gives their file to read and write, on any thread. Clones are the same words.
+#[derive(Clone)]
+pub struct Words(Arc<Mapped>);
 
 /// Words of another process, or of another thread of this one, which are only read here.
 pub struct WordsView(Mapped);
 
-// SAFETY: a view has its mapping and its file to itself, and neither knows of threads. Ends with the view.
-unsafe impl Send for WordsView {}
+// SAFETY: the mapping and its file are its own, and neither knows of threads. Ends with it.
+unsafe impl Send for Mapped {}
 
-// SAFETY: a shared view is only read, by atomic loads (`load`); its mapping ends in `Drop`, when nobody shares it
-// any more. Ends with the view.
-unsafe impl Sync for WordsView {}
+// SAFETY: what is shared is only used through atomics (`Deref` of `Words`, `load`); the mapping ends in `Drop`, when
+// nobody shares it any more. Ends with it.
+unsafe impl Sync for Mapped {}
 
 impl Words {
     /// So many words, all 0, in a file of their own. `is_ours` keeps every other process from writing
@@ -52,11 +54,12 @@ impl Words {
         let seals = SealFlags::SHRINK | SealFlags::GROW;
         fcntl_add_seals(&memfd, seals)?;
         let both = ProtFlags::READ | ProtFlags::WRITE;
-        let words = Self(Rc::new(Mapped::new(memfd, count, both)?));
+        let mut mapped = Mapped::new(&memfd, count, both)?;
         if is_ours {
-            fcntl_add_seals(&words, SealFlags::FUTURE_WRITE)?;
+            fcntl_add_seals(&memfd, SealFlags::FUTURE_WRITE)?;
         }
-        Ok(words)
+        mapped.memfd = Some(memfd);
+        Ok(Self(Arc::new(mapped)))
     }
 
     /// Maps the words of another process, to read and write them.
@@ -65,7 +68,9 @@ impl Words {
     /// [`MapError`]; the file is closed.
     pub fn map(memfd: OwnedFd, count: usize) -> Result<Self, MapError> {
         let both = ProtFlags::READ | ProtFlags::WRITE;
-        Mapped::foreign(memfd, count, both).map(|mapped| Self(Rc::new(mapped)))
+        let mut mapped = Mapped::foreign(&memfd, count, both)?;
+        mapped.memfd = Some(memfd);
+        Ok(Self(Arc::new(mapped)))
     }
 }
 
@@ -90,17 +95,25 @@ impl Deref for Words {
 
 impl AsFd for Words {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.memfd.as_fd()
+        let memfd = self.0.memfd.as_ref();
+        memfd.expect("words that are written have theirs").as_fd()
     }
 }
 
 impl WordsView {
-    /// Maps the words of another process, to read them.
+    /// Maps the words of another process, to read them. The file is closed.
     ///
     /// # Errors
-    /// [`MapError`]; the file is closed.
+    /// [`MapError`].
     pub fn map(memfd: OwnedFd, count: usize) -> Result<Self, MapError> {
-        Mapped::foreign(memfd, count, ProtFlags::READ).map(Self)
+        Mapped::foreign(&memfd, count, ProtFlags::READ).map(Self)
+    }
+
+    /// How many there are.
+    #[expect(clippy::len_without_is_empty, reason = "there is one at least")]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.0.count
     }
 
     /// A word. What its owner wrote before it is seen by whoever reads after it, and what was read before
@@ -128,30 +141,26 @@ impl Mapped {
         (self.base.cast(), self.count * size_of::<AtomicU64>())
     }
 
-    fn foreign(memfd: OwnedFd, count: usize, protection: ProtFlags) -> Result<Self, MapError> {
+    fn foreign(memfd: &OwnedFd, count: usize, protection: ProtFlags) -> Result<Self, MapError> {
         let len = count.checked_mul(8).filter(|&len| len > 0);
         check_file(memfd.as_fd(), len.ok_or(MapError::BadRange)? as u64)?;
         Ok(Self::new(memfd, count, protection)?)
     }
 
     /// Maps a file that cannot shrink and is long enough.
-    fn new(memfd: OwnedFd, count: usize, protection: ProtFlags) -> Result<Self, Errno> {
+    fn new(memfd: &OwnedFd, count: usize, protection: ProtFlags) -> Result<Self, Errno> {
         let len = count * size_of::<AtomicU64>();
         // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing, and the file
         // has `len` bytes and is sealed against shrinking (both callers), so no access faults. Ends at the
         // munmap in `Drop`.
-        let base = unsafe {
-            mm::mmap(
-                ptr::null_mut(),
-                len,
-                protection,
-                MapFlags::SHARED,
-                &memfd,
-                0,
-            )
-        }?;
+        let base =
+            unsafe { mm::mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, memfd, 0) }?;
         let base = NonNull::new(base.cast()).expect("the kernel never maps at null");
-        Ok(Self { base, count, memfd })
+        Ok(Self {
+            base,
+            count,
+            memfd: None,
+        })
     }
 }
 

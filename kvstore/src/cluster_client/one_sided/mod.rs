@@ -5,17 +5,24 @@
 //! descriptor, and the bytes are copied from its memory. What cannot be had so, because it has left its memory
 //! meanwhile say, is asked for once more, in the ordinary way.
 //!
+//! An owner is met, too, once it has been asked for a few short things. Who is met shows which keys its home has and where
+//! its short copies lie ([`Glance`]), in a cache namespace: these are looked at first, and not asked for if they are seen.
+//!
 //! | file | subject |
 //! |---|---|
 //! | `sight` | one owner's memory |
+//! | `showing` | what an owner shows |
 
+mod showing;
 mod sight;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::message::directory::{
     Described, HoldWish, MeetMessage, MeetReply, NearWish,
@@ -30,8 +37,9 @@ use lunette_transfer::{Attachments, Reply, Room};
 use super::adapters;
 use super::asking::Asking;
 use super::calls::{Called, call, into};
+use crate::glance::{Glance, Shown};
 use crate::member::draw;
-use sight::{ReadFault, Sight};
+use sight::{NoView, ReadFault, Sight};
 
 /// From how many bytes on it pays, where nobody says: below, a descriptor and a copy take about as long as the
 /// bytes over a socket.
@@ -41,6 +49,9 @@ pub(super) const FROM_BYTES: usize = 64 * 1024;
 const HOLD: Duration = Duration::from_millis(100);
 /// Owners that are known, mapped or not; of others the bytes are sent.
 const SIGHTS_MAX: usize = 1024;
+/// Lookups and short gets of which an owner is asked until it is met: it lists all keys for who looks on, which is not for
+/// those who ask once.
+const ASKED_MIN: u32 = 16;
 /// How long until an owner is asked again that could not be met.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -59,9 +70,13 @@ pub struct OneSided {
 
 /// What is known of an owner.
 enum Path {
+    /// So often has it been asked for something short.
+    Asked(u32),
     /// It is being met.
     Meeting,
     Seen(Rc<Sight>),
+    /// It is on another host.
+    Elsewhere,
     /// It could not be met, and is not asked again before this.
     None(Time),
 }
@@ -71,6 +86,8 @@ pub(super) struct Sights {
     boot_id: Option<u128>,
     from_bytes: usize,
     paths: RefCell<BTreeMap<Seat, Path>>,
+    /// What is seen of owners, and which core this is of those who look.
+    glance: RefCell<(Arc<Glance>, usize)>,
     reads: Cell<u64>,
     read_bytes: Cell<u64>,
     fallbacks: Cell<u64>,
@@ -83,6 +100,7 @@ impl Sights {
             boot_id: from_bytes.and_then(|_| boot_id()),
             from_bytes: from_bytes.unwrap_or(usize::MAX),
             paths: RefCell::default(),
+            glance: RefCell::default(),
             reads: Cell::new(0),
             read_bytes: Cell::new(0),
             fallbacks: Cell::new(0),
@@ -107,48 +125,113 @@ impl Sights {
 
     /// Owners that are in the map no more are forgotten.
     pub(super) fn on_map(&self, map: &ClusterMap) {
-        self.paths
-            .borrow_mut()
-            .retain(|seat, _| has_seat(map, *seat));
+        let mut paths = self.paths.borrow_mut();
+        paths.retain(|seat, _| has_seat(map, *seat));
+        self.glance().retain(|seat| has_seat(map, seat));
+    }
+
+    /// What is seen of owners.
+    pub(super) fn glance(&self) -> Arc<Glance> {
+        Arc::clone(&self.glance.borrow().0)
+    }
+
+    /// What is seen goes there from now on, as of this core of those who look.
+    pub(super) fn look_by(&self, glance: &Arc<Glance>, core: usize) {
+        *self.glance.borrow_mut() = (Arc::clone(glance), core);
     }
 
     /// The memory of an owner, for a get into so much room. If nobody has tried yet, it is met.
     fn of(&self, asking: &Rc<Asking>, seat: Seat, room_bytes: usize) -> Option<Rc<Sight>> {
-        let boot_id = self.boot_id?;
         if room_bytes < self.from_bytes {
+            self.is_asked(asking, seat);
             return None;
         }
+        self.sight(seat).or_else(|| {
+            self.meet(asking, seat);
+            None
+        })
+    }
+
+    /// The memory of an owner that has been met.
+    fn sight(&self, seat: Seat) -> Option<Rc<Sight>> {
         let mut paths = self.paths.borrow_mut();
         match paths.get(&seat) {
-            Some(Path::Seen(sight)) if sight.is_alive() => return Some(Rc::clone(sight)),
+            Some(Path::Seen(sight)) if sight.is_alive() => Some(Rc::clone(sight)),
             // It ends its life, or does not keep to the rules.
             Some(Path::Seen(_)) => {
                 paths.insert(seat, Path::None(time::now() + RETRY));
-                return None;
+                None
             }
-            Some(Path::Meeting) => return None,
-            Some(Path::None(until)) if time::now() < *until => return None,
-            None if paths.len() >= SIGHTS_MAX => return None,
-            Some(Path::None(_)) | None => {}
+            _ => None,
+        }
+    }
+
+    /// An owner is asked for something short. One that is asked again and again is met.
+    pub(super) fn is_asked(&self, asking: &Rc<Asking>, seat: Seat) {
+        if self.boot_id.is_none() || asking.namespace() != NamespaceKind::Cache {
+            return;
+        }
+        let mut paths = self.paths.borrow_mut();
+        let count = match paths.get_mut(&seat) {
+            Some(Path::Asked(count)) => {
+                *count += 1;
+                *count
+            }
+            Some(_) => ASKED_MIN,
+            None => {
+                paths.insert(seat, Path::Asked(1));
+                1
+            }
+        };
+        drop(paths);
+        if count >= ASKED_MIN && self.sight(seat).is_none() && !self.glance().sees(seat) {
+            self.meet(asking, seat);
+        }
+    }
+
+    /// Meets an owner, unless that is being done, or was not to be done lately.
+    fn meet(&self, asking: &Rc<Asking>, seat: Seat) {
+        let Some(boot_id) = self.boot_id else {
+            return;
+        };
+        let mut paths = self.paths.borrow_mut();
+        let is_near = |path: &&Path| !matches!(path, Path::Asked(_) | Path::Elsewhere);
+        match paths.get(&seat) {
+            Some(Path::Meeting | Path::Seen(_) | Path::Elsewhere) => return,
+            Some(Path::None(until)) if time::now() < *until => return,
+            Some(Path::None(_)) => {}
+            Some(Path::Asked(_)) | None => {
+                if paths.values().filter(is_near).count() >= SIGHTS_MAX {
+                    return;
+                }
+            }
         }
         paths.insert(seat, Path::Meeting);
         drop(paths);
         asking.spawn(meet(Rc::clone(asking), seat, boot_id));
-        None
     }
 
-    fn met(&self, seat: Seat, sight: Option<Rc<Sight>>) {
-        let mut paths = self.paths.borrow_mut();
+    fn met(&self, seat: Seat, path: Path) {
         // Otherwise it has left the map meanwhile.
-        if let Some(path) = paths.get_mut(&seat) {
-            *path = match sight {
-                Some(sight) => Path::Seen(sight),
-                None => Path::None(time::now() + RETRY),
-            };
+        if let Some(known) = self.paths.borrow_mut().get_mut(&seat) {
+            *known = path;
         }
     }
 
-    fn has_read(&self, len_bytes: usize) {
+    /// Has a chunk of the memory of an owner that has been met looked at.
+    pub(super) async fn bring_chunk(&self, seat: Seat, chunk: u32, shown: &Shown) {
+        let view = match self.sight(seat) {
+            Some(sight) => sight.view(chunk).await,
+            None => Err(NoView::Now),
+        };
+        match view {
+            Ok(view) => shown.has_chunk(chunk, view),
+            Err(NoView::Now) => shown.is_not_asked_for(chunk),
+            Err(NoView::Ever) => {}
+        }
+    }
+
+    pub(super) fn has_read(&self, len_bytes: usize) {
         self.reads.set(self.reads.get() + 1);
         let read_bytes = self.read_bytes.get() + len_bytes as u64;
         self.read_bytes.set(read_bytes);
@@ -168,14 +251,47 @@ impl Sights {
 
 /// Meets an owner, and listens to it for as long as it is there.
 async fn meet(asking: Rc<Asking>, seat: Seat, boot_id: u128) {
-    let sight = see(&asking, seat, boot_id).await.map(Rc::new);
-    asking.sights.met(seat, sight.clone());
-    if let Some(sight) = sight {
-        sight.listen().await;
+    let sights = &asking.sights;
+    let (sight, shown) = match see(&asking, seat, boot_id).await {
+        Ok(Some((sight, shown))) => (Rc::new(sight), shown),
+        Ok(None) => return sights.met(seat, Path::Elsewhere),
+        Err(NotMet) => return sights.met(seat, Path::None(time::now() + RETRY)),
+    };
+    let (glance, core) = sights.glance.borrow().clone();
+    let _seen = shown.map(|shown| Seen::begin(glance, seat, shown.asked_by(core)));
+    sights.met(seat, Path::Seen(Rc::clone(&sight)));
+    sight.listen().await;
+}
+
+/// An owner is seen as long as this lives.
+struct Seen {
+    glance: Arc<Glance>,
+    shown: Arc<Shown>,
+}
+
+impl Seen {
+    fn begin(glance: Arc<Glance>, seat: Seat, shown: Shown) -> Self {
+        let shown = Arc::new(shown);
+        glance.show(seat, Arc::clone(&shown));
+        Self { glance, shown }
     }
 }
 
-async fn see(asking: &Asking, seat: Seat, boot_id: u128) -> Option<Sight> {
+impl Drop for Seen {
+    fn drop(&mut self) {
+        self.glance.forget(&self.shown);
+    }
+}
+
+/// An owner could not be met.
+struct NotMet;
+
+/// An owner, and what it shows; `None` if it is on another host.
+async fn see(
+    asking: &Asking,
+    seat: Seat,
+    boot_id: u128,
+) -> Result<Option<(Sight, Option<Shown>)>, NotMet> {
     let proof = draw();
     let message = MeetMessage {
         to: seat,
@@ -185,17 +301,21 @@ async fn see(asking: &Asking, seat: Seat, boot_id: u128) -> Option<Sight> {
     let body = |version, out: &mut Vec<u8>| message.encode(version, out);
     let (called, _) = call(asking, seat, Op::Meet, body, Attachments::default()).await;
     let Called::Reply(version, reply) = called else {
-        return None;
+        return Err(NotMet);
     };
-    if Status::from_code(reply.status) != Status::Ok {
-        return None;
+    match Status::from_code(reply.status) {
+        Status::Ok => {}
+        Status::Unsupported => return Ok(None),
+        _ => return Err(NotMet),
     }
-    let meeting = MeetReply::decode(version, &reply.body).ok()?;
-    let joined = Sight::join(meeting, proof).await;
+    let meeting = MeetReply::decode(version, &reply.body).map_err(|_fault| NotMet)?;
+    let is_looking = asking.namespace() == NamespaceKind::Cache;
+    let joined = Sight::join(meeting, proof, is_looking).await;
     let refused = |error: &std::io::Error| {
         tracing::debug!(%error, ?seat, "an owner on this host is not met");
     };
-    joined.inspect_err(refused).ok()
+    let joined = joined.inspect_err(refused);
+    joined.map(Some).map_err(|_refused| NotMet)
 }
 
 /// Asks for bytes, which are copied from the owner's memory or received, as if they had been received.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_channel::oneshot;
@@ -19,7 +20,9 @@ use lunette_transfer::Room;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use thiserror::Error;
 
-use crate::member::segment_of;
+use super::showing;
+use crate::glance::Shown;
+use crate::member::Named;
 
 /// How long the owner is waited for on the local channel.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -48,28 +51,45 @@ pub(super) enum ReadFault {
     Corrupt,
 }
 
+/// Why a chunk is not there to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoView {
+    /// It may be later.
+    Now,
+    /// The owner does not hand it out, or it cannot be mapped.
+    Ever,
+}
+
 /// An owner's memory. See the [module](self).
 pub(super) struct Sight {
     channel: LocalChannel,
     board: WordsView,
     words: u32,
-    views: RefCell<BTreeMap<u32, Rc<View>>>,
+    views: RefCell<BTreeMap<u32, Arc<View>>>,
     /// Chunks that were asked for, and who waits for them.
     asked: RefCell<BTreeMap<u32, Vec<oneshot::Sender<()>>>>,
     is_alive: Cell<bool>,
 }
 
 impl Sight {
-    /// Goes where an owner is met, with a ticket of its.
+    /// Goes where an owner is met, with a ticket of its; with what it shows, if this `is_looking`.
     ///
     /// # Errors
     /// The system's; `InvalidData` if it is somebody else.
-    pub(super) async fn join(meeting: MeetReply, proof: u128) -> io::Result<Self> {
-        let joined = time::timeout(PATIENCE, Self::enter(meeting, proof)).await;
+    pub(super) async fn join(
+        meeting: MeetReply,
+        proof: u128,
+        is_looking: bool,
+    ) -> io::Result<(Self, Option<Shown>)> {
+        let joined = time::timeout(PATIENCE, Self::enter(meeting, proof, is_looking)).await;
         joined.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    async fn enter(meeting: MeetReply, proof: u128) -> io::Result<Self> {
+    async fn enter(
+        meeting: MeetReply,
+        proof: u128,
+        is_looking: bool,
+    ) -> io::Result<(Self, Option<Shown>)> {
         let channel = LocalChannel::connect(&meeting.name.to_le_bytes())?;
         let ticket = meeting.ticket;
         channel.send(&Packet::Join { ticket }.encode(), &[])?;
@@ -79,14 +99,19 @@ impl Sight {
         }
         let [board] = <[OwnedFd; 1]>::try_from(welcome.descriptors).map_err(|_| nonsense())?;
         let board = WordsView::map(board, meeting.words as usize).map_err(io::Error::other)?;
-        Ok(Self {
+        let shown = match is_looking {
+            true => showing::by(&channel).await?,
+            false => None,
+        };
+        let sight = Self {
             channel,
             board,
             words: meeting.words,
             views: RefCell::default(),
             asked: RefCell::default(),
             is_alive: Cell::new(true),
-        })
+        };
+        Ok((sight, shown))
     }
 
     /// Whether the owner may be there still.
@@ -142,7 +167,7 @@ impl Sight {
         let waiting = self.asked.borrow_mut().remove(&chunk);
         let waiting = waiting.ok_or_else(nonsense)?;
         if let Some(view) = view {
-            self.views.borrow_mut().insert(chunk, Rc::new(view));
+            self.views.borrow_mut().insert(chunk, Arc::new(view));
         }
         for waiter in waiting {
             if waiter.send(()).is_err() {
@@ -153,18 +178,21 @@ impl Sight {
     }
 
     /// A chunk of the owner's memory, asked for now if that has not been done.
-    async fn view(&self, chunk: u32) -> Option<Rc<View>> {
-        let known = || self.views.borrow().get(&chunk).map(Rc::clone);
+    pub(super) async fn view(&self, chunk: u32) -> Result<Arc<View>, NoView> {
+        let known = || self.views.borrow().get(&chunk).map(Arc::clone);
         if let Some(view) = known() {
-            return Some(view);
+            return Ok(view);
         }
         if !self.is_alive() {
-            return None;
+            return Err(NoView::Now);
         }
-        let answer = self.ask_for(chunk)?;
+        let answer = self.ask_for(chunk).ok_or(NoView::Now)?;
         let answered = time::timeout(PATIENCE, answer).await;
         tracing::trace!(?answered, chunk, "memory of an owner");
-        known()
+        known().ok_or(match answered {
+            Ok(Ok(())) => NoView::Ever,
+            Ok(Err(_)) | Err(_) => NoView::Now,
+        })
     }
 
     /// Asks for a chunk, unless that has been done; what ends when there is an answer. `None` if it cannot be
@@ -174,7 +202,7 @@ impl Sight {
         let mut asked = self.asked.borrow_mut();
         if !asked.contains_key(&chunk) {
             let packet = Packet::Map {
-                segment: segment_of(chunk),
+                segment: Named::Chunk(chunk).segment(),
             };
             let is_full = self.views.borrow().len() + asked.len() >= CHUNKS_MAX;
             if is_full || self.channel.send(&packet.encode(), &[]).is_err() {
@@ -207,7 +235,8 @@ impl Sight {
         if place.slot >= self.words {
             return Err(ReadFault::BadDescriptor);
         }
-        let view = self.view(place.chunk).await.ok_or(ReadFault::NotMapped)?;
+        let view = self.view(place.chunk).await;
+        let view = view.map_err(|_none| ReadFault::NotMapped)?;
         let (mut at, mut crc32c) = (0, 0);
         for part in parts {
             let start = start_in(&view, place, *part).ok_or(ReadFault::BadDescriptor)?;
@@ -244,7 +273,7 @@ fn start_in(view: &View, place: &Descriptor, range: ByteRange) -> Option<usize> 
 }
 
 /// What an owner says that keeps no rules.
-fn nonsense() -> io::Error {
+pub(super) fn nonsense() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
 
@@ -256,6 +285,7 @@ mod tests {
     use lunette_runtime::net::LocalListener;
     use lunette_runtime::{CoreOptions, arena, block_on, spawn_local};
     use lunette_runtime_core::checksum::crc32c;
+    use lunette_transfer_proto::engine::segment::SegmentId;
 
     use super::*;
     use crate::member::{Board, draw};
@@ -263,15 +293,32 @@ mod tests {
     const LEN: usize = 3 * TURN_BYTES / 2;
     const WORDS: usize = 16;
 
+    /// What an owner says that is asked what it shows.
+    #[derive(Clone, Copy)]
+    enum Says {
+        /// Nothing, as one of an earlier version.
+        Refused,
+        /// A file that is too short for what it says.
+        TooShort,
+        /// What it was not asked for.
+        Nonsense,
+    }
+
     /// An owner that shares one chunk, and how it answers.
     struct Owner {
         arena: Arena,
         board: RefCell<Board>,
+        says: Says,
     }
 
     impl Owner {
         fn new() -> Rc<Self> {
+            Self::saying(Says::Refused)
+        }
+
+        fn saying(says: Says) -> Rc<Self> {
             Rc::new(Self {
+                says,
                 arena: Arena::new(ArenaOptions::default()),
                 board: RefCell::new(Board::new(WORDS).expect("memory")),
             })
@@ -305,7 +352,10 @@ mod tests {
                 let Ok(Packet::Map { segment }) = Packet::decode(&packet.bytes) else {
                     return Err(nonsense());
                 };
-                let chunk = u32::try_from(segment.index()).expect("small");
+                let Some(Named::Chunk(chunk)) = Named::of(segment) else {
+                    self.answer(&channel, segment)?;
+                    continue;
+                };
                 match self.arena.share(chunk)? {
                     Some(share) => {
                         let packet = Packet::Memory {
@@ -321,7 +371,35 @@ mod tests {
             Ok(())
         }
 
+        fn answer(&self, channel: &LocalChannel, segment: SegmentId) -> io::Result<()> {
+            let file = self.board.borrow().file()?;
+            let memory = |segment, len_bytes| Packet::Memory {
+                segment,
+                offset_bytes: 0,
+                len_bytes,
+            };
+            match self.says {
+                Says::Refused => channel.send(&Packet::Refused { segment }.encode(), &[]),
+                Says::TooShort => channel.send(&memory(segment, 1 << 20).encode(), &[file.as_fd()]),
+                Says::Nonsense => {
+                    let other = Named::Chunk(0).segment();
+                    channel.send(&memory(other, 16).encode(), &[file.as_fd()])
+                }
+            }
+        }
+
         async fn met(self: &Rc<Self>, said: u128, expected: u128) -> io::Result<Rc<Sight>> {
+            let (sight, shown) = self.met_looking(said, expected, false).await?;
+            assert!(shown.is_none(), "it was not asked for");
+            Ok(sight)
+        }
+
+        async fn met_looking(
+            self: &Rc<Self>,
+            said: u128,
+            expected: u128,
+            is_looking: bool,
+        ) -> io::Result<(Rc<Sight>, Option<Shown>)> {
             let name = draw();
             let listener = LocalListener::bind(&name.to_le_bytes()).expect("a name");
             let serving = Rc::clone(self).serve(listener, said);
@@ -331,9 +409,10 @@ mod tests {
                 name,
                 words: u32::try_from(WORDS).expect("few"),
             };
-            let sight = Rc::new(Sight::join(meeting, expected).await?);
+            let (sight, shown) = Sight::join(meeting, expected, is_looking).await?;
+            let sight = Rc::new(sight);
             drop(spawn_local(Rc::clone(&sight).listen()));
-            Ok(sight)
+            Ok((sight, shown))
         }
     }
 
@@ -466,6 +545,22 @@ mod tests {
             let small = sight.read(&place, &[], &mut room(LEN - 1)).await;
             assert_eq!(small, Err(ReadFault::RoomTooSmall));
             assert!(sight.is_alive(), "it was not its owner's fault");
+        });
+    }
+
+    #[test]
+    fn an_owner_that_shows_nothing_is_read_and_one_that_shows_nonsense_is_not_met() {
+        on_a_core(|| async {
+            let owner = Owner::new();
+            let (sight, shown) = owner.met_looking(5, 5, true).await.expect("met");
+            assert!(shown.is_none());
+            let object = owner.object(b'a').freeze();
+            let place = owner.describe(3, b'a', object.place());
+            assert_eq!(sight.read(&place, &[], &mut room(LEN)).await, Ok(LEN));
+            for says in [Says::TooShort, Says::Nonsense] {
+                let met = Owner::saying(says).met_looking(5, 5, true).await;
+                met.map(drop).expect_err("it keeps no rules");
+            }
         });
     }
 

@@ -8,6 +8,9 @@
 //!     a chunk                                      -->    its file
 //!     Op::FindNear                                 -->    a descriptor
 //!     copies, and looks at the board
+//!     lease, presence, catalogue                   -->    their files
+//!     a ring, in which it tells what it has read   -->
+//!     looks, copies, and asks nobody
 //! ```
 //!
 //! | file | subject |
@@ -29,9 +32,11 @@ mod board;
 mod tickets;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lunette_kvstore_proto::message::Status;
@@ -45,6 +50,7 @@ pub(crate) use board::Board;
 use tickets::Tickets;
 
 use super::core::MemberCore;
+use super::shown::Part;
 
 /// Readers that one core lets in; others are sent the bytes.
 const READERS_MAX: usize = 1024;
@@ -58,15 +64,47 @@ pub(crate) fn draw() -> u128 {
     u128::from(entropy()) << 64 | u128::from(entropy())
 }
 
-/// What a chunk of a core's memory is called on the local channel.
-pub(crate) fn segment_of(chunk: u32) -> SegmentId {
-    SegmentId::from_wire(1 << 32 | u64::from(chunk))
+/// What has a name on the local channel: it is called as segments are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// A chunk of the core's memory.
+    Chunk(u32),
+    /// What the core shows.
+    Shown(Part),
+    /// Where the reader tells what it has read.
+    Told,
 }
 
-/// Which chunk is called so.
-fn chunk_of(segment: SegmentId) -> Option<u32> {
-    let chunk = u32::try_from(segment.index()).ok()?;
-    (segment == segment_of(chunk)).then_some(chunk)
+impl Named {
+    const SHOWN: [Self; 4] = [
+        Self::Shown(Part::Lease),
+        Self::Shown(Part::Presence),
+        Self::Shown(Part::Catalogue),
+        Self::Told,
+    ];
+    const CHUNKS: u32 = 1;
+    const OTHERS: u32 = 2;
+
+    /// What it is called.
+    pub(crate) fn segment(self) -> SegmentId {
+        let (generation, index) = match self {
+            Self::Chunk(chunk) => (Self::CHUNKS, u64::from(chunk)),
+            other => {
+                let index = Self::SHOWN.iter().position(|shown| *shown == other);
+                (Self::OTHERS, index.expect("it is one of them") as u64)
+            }
+        };
+        SegmentId::from_wire(u64::from(generation) << 32 | index)
+    }
+
+    /// What is called so. Others than these have no name here, and those that come later have none at members of before.
+    pub(crate) fn of(segment: SegmentId) -> Option<Self> {
+        match segment.generation() {
+            Self::CHUNKS => Some(Self::Chunk(u32::try_from(segment.index()).ok()?)),
+            Self::OTHERS => Self::SHOWN.get(segment.index()).copied(),
+            _ => None,
+        }
+    }
 }
 
 /// What lets readers in.
@@ -170,27 +208,60 @@ async fn converse(core: &MemberCore, channel: &LocalChannel) -> io::Result<()> {
     let proof = sharing.redeem(ticket).ok_or_else(nonsense)?;
     let board = core.bytes().borrow().board_file()?;
     channel.send(&Packet::Welcome { proof }.encode(), &[board.as_fd()])?;
+    let mut looking = Looking::default();
     while let Some(received) = channel.recv().await? {
-        let Ok(Packet::Map { segment }) = Packet::decode(&received.bytes) else {
-            return Err(nonsense());
-        };
-        let share = match chunk_of(segment) {
-            Some(chunk) => core.bytes().borrow().share(chunk)?,
-            None => None,
-        };
-        match share {
-            Some(share) => {
-                let packet = Packet::Memory {
-                    segment,
-                    offset_bytes: share.offset_bytes,
-                    len_bytes: share.len_bytes,
-                };
-                channel.send(&packet.encode(), &[share.memfd.as_fd()])?;
+        match Packet::decode(&received.bytes) {
+            Ok(Packet::Map { segment }) => {
+                let (packet, file) = handed_out(core, segment, &mut looking)?;
+                let file = file.as_ref().map(AsFd::as_fd);
+                channel.send(&packet.encode(), file.as_slice())?;
             }
-            None => channel.send(&Packet::Refused { segment }.encode(), &[])?,
+            Ok(Packet::Memory { segment, .. })
+                if looking.told.is_none() && Named::of(segment) == Some(Named::Told) =>
+            {
+                let [file] =
+                    <[OwnedFd; 1]>::try_from(received.descriptors).map_err(|_| nonsense())?;
+                looking.told = core.listen_to_file(file)?;
+            }
+            _ => return Err(nonsense()),
         }
     }
     Ok(())
+}
+
+/// What keeps being shown to one reader.
+#[derive(Debug, Default)]
+struct Looking {
+    shown: BTreeMap<SegmentId, Arc<()>>,
+    told: Option<Arc<()>>,
+}
+
+/// The answer to a reader that asks for a file.
+fn handed_out(
+    core: &MemberCore,
+    segment: SegmentId,
+    looking: &mut Looking,
+) -> io::Result<(Packet, Option<OwnedFd>)> {
+    let (offset_bytes, len_bytes, file) = match Named::of(segment) {
+        Some(Named::Chunk(chunk)) => match core.bytes().borrow().share(chunk)? {
+            Some(share) => (share.offset_bytes, share.len_bytes, share.memfd),
+            None => return Ok((Packet::Refused { segment }, None)),
+        },
+        Some(Named::Shown(part)) => match core.show(part)? {
+            Some(part) => {
+                looking.shown.insert(segment, part.kept);
+                (0, part.words as u64 * 8, part.file)
+            }
+            None => return Ok((Packet::Refused { segment }, None)),
+        },
+        Some(Named::Told) | None => return Ok((Packet::Refused { segment }, None)),
+    };
+    let packet = Packet::Memory {
+        segment,
+        offset_bytes,
+        len_bytes,
+    };
+    Ok((packet, Some(file)))
 }
 
 /// What a reader says that keeps no rules.
@@ -203,11 +274,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_has_one_name() {
-        for chunk in [0, 1, 63, 1 << 19] {
-            assert_eq!(chunk_of(segment_of(chunk)), Some(chunk));
+    fn what_has_a_name_has_one() {
+        let chunks = [0, 1, 63, 1 << 19, u32::MAX].map(Named::Chunk);
+        for named in chunks.into_iter().chain(Named::SHOWN) {
+            assert_eq!(Named::of(named.segment()), Some(named));
         }
-        let other = SegmentId::from_wire(2 << 32 | 1);
-        assert_eq!(chunk_of(other), None, "of another generation");
+        for wire in [7, 2 << 32 | 4, 3 << 32, u64::MAX] {
+            assert_eq!(Named::of(SegmentId::from_wire(wire)), None, "{wire:#x}");
+        }
     }
 }

@@ -142,6 +142,7 @@ impl MemberService {
                     return Gathered::Unsure {};
                 }
                 gathering.push(id, &extent);
+                self.core.list_read(place, id, extent.len_bytes());
                 Gathered::Here {
                     version: place.version,
                     is_cut_off,

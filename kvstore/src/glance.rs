@@ -1,0 +1,233 @@
+//! What is seen of cores without asking them: which keys there are, and short objects, which are copied from where they lie.
+//! So who asks waits for no core, and wakes none.
+//!
+//! The cores are those of the program's own node, for its threads, and those of other nodes on this host whose owners a
+//! client has [met](crate::cluster_client), for its tasks, and the threads that ask them.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use lunette_cluster::proto::map::ClusterMap;
+use lunette_kvstore_proto::key::{Fingerprint, Key};
+use lunette_kvstore_proto::message::directory::Peek;
+use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_kvstore_proto::version::Version;
+use lunette_runtime::arena::View;
+
+use crate::member::{CatalogueView, Direct, LeasedView, PresenceView};
+
+/// Cores in whose catalogues a get looks, after the key's home.
+const LOOKED_AT_MAX: usize = 32;
+
+/// What one core shows.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    presence: Option<PresenceView>,
+    catalogue: Option<CatalogueView>,
+    leased: LeasedView,
+    /// Which core of those who look may ask it: the core itself, or the one that has met it.
+    core: usize,
+    /// As long as these are kept, a core of this process shows it; none where it is another one's.
+    kept: Vec<Arc<()>>,
+}
+
+impl Shown {
+    /// What a core of this process shows, as long as all these are kept.
+    pub(crate) const fn of_own(
+        leased: LeasedView,
+        presence: Option<PresenceView>,
+        catalogue: Option<CatalogueView>,
+        kept: Vec<Arc<()>>,
+    ) -> Self {
+        Self {
+            presence,
+            catalogue,
+            leased,
+            core: 0,
+            kept,
+        }
+    }
+
+    /// What a core of another process shows as long as the channel to it is there.
+    pub(crate) const fn of_neighbour(
+        leased: LeasedView,
+        presence: Option<PresenceView>,
+        catalogue: Option<CatalogueView>,
+    ) -> Self {
+        Self::of_own(leased, presence, catalogue, Vec::new())
+    }
+
+    /// It is this core of those who look that asks it.
+    pub(crate) const fn asked_by(mut self, core: usize) -> Self {
+        self.core = core;
+        self
+    }
+
+    const fn is_own(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// A chunk that was asked for.
+    pub(crate) fn has_chunk(&self, chunk: u32, view: Arc<View>) {
+        if let Some(catalogue) = &self.catalogue {
+            catalogue.has(chunk, view);
+        }
+    }
+
+    /// A chunk could not be asked for now: somebody else tries again.
+    pub(crate) fn is_not_asked_for(&self, chunk: u32) {
+        if let Some(catalogue) = &self.catalogue {
+            catalogue.is_not_asked_for(chunk);
+        }
+    }
+}
+
+/// What came of a read.
+pub(crate) enum Look {
+    /// The bytes are there.
+    Read {
+        version: Version,
+        len_bytes: usize,
+        /// The core that should hear of what was read.
+        is_to_hear: Option<usize>,
+    },
+    /// Have this core ask for this chunk of that seat, and ask for the object as ever.
+    Wants {
+        core: usize,
+        seat: Seat,
+        chunk: u32,
+        shown: Arc<Shown>,
+    },
+    /// Ask.
+    Nothing,
+}
+
+/// The cores that are seen, by their seats.
+type Seen = Vec<(Seat, Arc<Shown>)>;
+
+/// What those see of cores who share this. See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct Glance {
+    seen: RwLock<Arc<Seen>>,
+}
+
+impl Glance {
+    fn seen(&self) -> Arc<Seen> {
+        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&seen)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Seen)) {
+        let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = Seen::clone(&seen);
+        change(&mut changed);
+        *seen = Arc::new(changed);
+    }
+
+    /// Whether this core is seen.
+    pub(crate) fn sees(&self, seat: Seat) -> bool {
+        place_of(&self.seen(), seat).is_ok()
+    }
+
+    /// A core shows this from now on, unless it is seen already.
+    pub(crate) fn show(&self, seat: Seat, shown: Arc<Shown>) {
+        self.change(|seen| {
+            if let Err(place) = place_of(seen, seat) {
+                seen.insert(place, (seat, shown));
+            }
+        });
+    }
+
+    /// What a core has shown is of no use any more.
+    pub(crate) fn forget(&self, shown: &Arc<Shown>) {
+        self.change(|seen| seen.retain(|(_, other)| !Arc::ptr_eq(other, shown)));
+    }
+
+    /// Neighbours that are in the map no more are forgotten.
+    pub(crate) fn retain(&self, is_in_map: impl Fn(Seat) -> bool) {
+        let is_kept = |(seat, shown): &(Seat, Arc<Shown>)| shown.is_own() || is_in_map(*seat);
+        if !self.seen().iter().all(is_kept) {
+            self.change(|seen| seen.retain(is_kept));
+        }
+    }
+
+    /// What is known of keys, in their order; of `None`, nothing.
+    pub(crate) fn peek(
+        &self,
+        map: &ClusterMap,
+        keys: impl ExactSizeIterator<Item = Option<Fingerprint>>,
+    ) -> Vec<Peek> {
+        let seen = self.seen();
+        if seen.is_empty() {
+            return vec![Peek::Unsure; keys.len()];
+        }
+        let peek = |key: Option<Fingerprint>| {
+            let home = place_of(&seen, home_of(map, key?)?).ok()?;
+            let presence = seen[home].1.presence.as_ref()?;
+            Some((presence.peek(key?, Some(map.epoch())), home))
+        };
+        let peeks: Vec<Option<(Peek, usize)>> = keys.map(peek).collect();
+        // Whatever has become of the nodes, it was so when it was looked at.
+        let mut lasting: Vec<Option<bool>> = vec![None; seen.len()];
+        let mut is_lasting =
+            |home: usize| *lasting[home].get_or_insert_with(|| seen[home].1.leased.is_lasting());
+        let known = peeks.into_iter().map(|peek| match peek {
+            Some((peek, home)) if peek != Peek::Unsure && is_lasting(home) => peek,
+            _ => Peek::Unsure,
+        });
+        known.collect()
+    }
+
+    /// Reads an object of at most `len_max` bytes, if it is short and listed, by its home or another core: `copy` copies so
+    /// many bytes from there on in the view, and tells their CRC32C. What it has copied is the object only if this says so.
+    pub(crate) fn read(
+        &self,
+        map: Option<&ClusterMap>,
+        key: Key<'_>,
+        len_max: usize,
+        mut copy: impl FnMut(&View, usize, usize) -> u32,
+    ) -> Look {
+        let seen = self.seen();
+        if seen.is_empty() {
+            return Look::Nothing;
+        }
+        let home = map.and_then(|map| home_of(map, key.fingerprint()));
+        let home = home.and_then(|home| place_of(&seen, home).ok());
+        let others = (0..seen.len()).filter(|place| Some(*place) != home);
+        for place in home.into_iter().chain(others.take(LOOKED_AT_MAX)) {
+            let (seat, shown) = &seen[place];
+            let Some(catalogue) = &shown.catalogue else {
+                continue;
+            };
+            match catalogue.read(key, len_max, &mut copy) {
+                // Whatever has become of the node, it was so at that time.
+                Direct::Read {
+                    version,
+                    len_bytes,
+                    is_to_hear,
+                } if shown.leased.is_lasting() => {
+                    return Look::Read {
+                        version,
+                        len_bytes,
+                        // Others look from time to time.
+                        is_to_hear: (is_to_hear && shown.is_own()).then_some(shown.core),
+                    };
+                }
+                Direct::Wants { chunk } => {
+                    return Look::Wants {
+                        core: shown.core,
+                        seat: *seat,
+                        chunk,
+                        shown: Arc::clone(shown),
+                    };
+                }
+                Direct::Read { .. } | Direct::Ask => {}
+            }
+        }
+        Look::Nothing
+    }
+}
+
+/// Where a seat is, or would be.
+fn place_of(seen: &Seen, seat: Seat) -> Result<usize, usize> {
+    seen.binary_search_by_key(&seat, |(seat, _)| *seat)
+}
