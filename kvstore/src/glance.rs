@@ -231,3 +231,99 @@ impl Glance {
 fn place_of(seen: &Seen, seat: Seat) -> Result<usize, usize> {
     seen.binary_search_by_key(&seat, |(seat, _)| *seat)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use lunette_runtime::arena::Words;
+    use lunette_runtime_core::ids::{CoreIndex, NodeId};
+
+    use super::*;
+    use crate::member::tests::{leased, listing};
+
+    fn seat(node: u64) -> Seat {
+        Seat {
+            node: NodeId(node),
+            incarnation: 7,
+            core: CoreIndex(0),
+        }
+    }
+
+    /// A core that lists an object, and its words.
+    fn lists(key: Key<'_>, value: &[u8], kept: Vec<Arc<()>>) -> (Words, Arc<Shown>) {
+        let (words, catalogue) = listing(key, value);
+        let leased = leased(true);
+        (
+            words,
+            Arc::new(Shown::of_own(leased, None, Some(catalogue), kept)),
+        )
+    }
+
+    fn read(glance: &Glance, key: Key<'_>) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let look = glance.read(None, key, 100, |view, from, len| {
+            bytes.resize(len, 0);
+            view.copy_out_summed(from, &mut bytes)
+        });
+        matches!(look, Look::Read { .. }).then_some(bytes)
+    }
+
+    #[test]
+    fn a_core_is_seen_from_when_it_shows_something_until_it_is_forgotten() {
+        let (glance, key) = (Glance::default(), Key::new(b"one").expect("a key"));
+        assert_eq!(read(&glance, key), None);
+        let (_words, first) = lists(key, b"first", vec![Arc::default()]);
+        let (_words, second) = lists(key, b"second", Vec::new());
+        glance.show(seat(1), Arc::clone(&first));
+        glance.show(seat(1), Arc::clone(&second));
+        assert!(glance.sees(seat(1)) && !glance.sees(seat(2)));
+        assert_eq!(
+            read(&glance, key),
+            Some(b"first".to_vec()),
+            "the first stays"
+        );
+        glance.forget(&second);
+        assert!(glance.sees(seat(1)), "that was not it");
+        glance.show(seat(2), Arc::clone(&second));
+        glance.retain(|_| false);
+        assert!(glance.sees(seat(1)) && !glance.sees(seat(2)), "but its own");
+        glance.show(seat(2), second);
+        glance.retain(|seat| seat.node == NodeId(2));
+        glance.forget(&first);
+        assert!(!glance.sees(seat(1)) && glance.sees(seat(2)));
+        assert_eq!(read(&glance, key), Some(b"second".to_vec()));
+    }
+
+    #[test]
+    fn a_get_looks_on_where_a_copy_is_gone_or_a_lease_has_ended_and_at_so_many() {
+        let (glance, key) = (Glance::default(), Key::new(b"one").expect("a key"));
+        let other = Key::new(b"other").expect("a key");
+        let (words, gone) = lists(key, b"gone", Vec::new());
+        for word in &words[8..8 + 4 * 8] {
+            word.store(0, Ordering::Relaxed);
+        }
+        glance.show(seat(1), gone);
+        let (_words, catalogue) = listing(key, b"ended");
+        let ended = Shown::of_neighbour(leased(false), None, Some(catalogue));
+        glance.show(seat(2), Arc::new(ended));
+        let nothing = Shown::of_neighbour(leased(true), None, None);
+        glance.show(seat(3), Arc::new(nothing));
+        let mut held = Vec::new();
+        for node in 4.. {
+            let (words, shown) = lists(other, b"other", Vec::new());
+            held.push(words);
+            glance.show(seat(node), shown);
+            if held.len() + 4 == LOOKED_AT_MAX {
+                break;
+            }
+        }
+        let (_words, last) = lists(key, b"here", Vec::new());
+        glance.show(seat(1000), Arc::clone(&last));
+        assert_eq!(read(&glance, key), Some(b"here".to_vec()), "it is the 32nd");
+        assert_eq!(read(&glance, other), Some(b"other".to_vec()));
+        let (_words, one_more) = lists(other, b"other", Vec::new());
+        glance.show(seat(500), one_more);
+        assert_eq!(read(&glance, key), None, "it is asked for");
+    }
+}

@@ -15,8 +15,10 @@ use lunette_bench::harness::Failure;
 /// What is asked again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// Whether that many objects are there.
+    /// Whether that many objects are there, which the member says.
     Exists { batch: usize },
+    /// The same, as the member shows it to processes of its host.
+    Seen { batch: usize },
     /// That many objects of this length, which the member sends.
     Get { bytes: usize, batch: usize },
     /// As many, copied out of the member's memory, which is on this host.
@@ -36,12 +38,12 @@ pub(super) fn measure(
     };
     block_on(Some(cpu), options, move || async move {
         let mut options = ClusterClientOptions::new(vec![server]);
-        if matches!(wish, Wish::Get { .. }) {
+        if matches!(wish, Wish::Exists { .. } | Wish::Get { .. }) {
             options.one_sided_from_bytes = None;
         }
         let client = ClusterClient::connect(options).await?;
         match wish {
-            Wish::Exists { batch } => exists(&client, pace, batch).await,
+            Wish::Exists { batch } | Wish::Seen { batch } => exists(&client, pace, batch).await,
             Wish::Get { bytes, batch } | Wish::Near { bytes, batch } => {
                 get(&client, pace, bytes, batch).await
             }

@@ -105,11 +105,43 @@ const MEMBER_EXISTS: Row = Row {
     ..MEMBER_GET_4K
 };
 
+/// What a member of this host shows, beside what would be asked and answered otherwise.
+const SEEN: Row = Row {
+    name: "member_seen_exists",
+    asking: Asking::Member(Wish::Seen { batch: 1 }),
+    ..MEMBER_EXISTS
+};
+const SEEN_4K: Row = Row {
+    name: "member_seen_get_4k",
+    goal: Goal::AtMost(1.3),
+    asking: Asking::Member(Wish::Near {
+        bytes: SMALL,
+        batch: 1,
+    }),
+    ..MEMBER_GET_4K
+};
+
 /// What is copied out of memory of this host, beside what would be sent otherwise.
 const NEAR: Goal = Goal::AtLeast(1.5);
 
 /// Behind the other rows.
-pub(super) const ROWS: [Row; 23] = [
+pub(super) const ROWS: [Row; 27] = [
+    SEEN,
+    Row {
+        name: "member_seen_exists_paced",
+        pace: Pace::Paced,
+        spin: Duration::ZERO,
+        rival_spin: Duration::ZERO,
+        ..SEEN
+    },
+    SEEN_4K,
+    Row {
+        name: "member_seen_get_4k_paced",
+        pace: Pace::Paced,
+        spin: Duration::ZERO,
+        rival_spin: Duration::ZERO,
+        ..SEEN_4K
+    },
     MEMBER_EXISTS,
     Row {
         name: "member_exists_paced",

@@ -474,8 +474,175 @@ impl CatalogueView {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use lunette_runtime::arena::{Arena, ArenaOptions};
+    use lunette_runtime_core::checksum::crc32c;
+
     use super::*;
+
+    const ENTRY: u32 = 2;
+
+    /// A catalogue of four entries that lists one record, and what is seen of it.
+    fn seen(record: Record, entry_word: u64) -> (Words, CatalogueView) {
+        let (levels_max, count) = levels_for(1);
+        let words = Words::new(levels_at(4) + count, false).expect("memory");
+        words[ENTRIES].store(4, Ordering::Relaxed);
+        let first = record_of(ENTRY);
+        for (word, value) in words[first + 1..].iter().zip(record.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        words[first].store(9, Ordering::Relaxed);
+        let levels = Levels::new(&words[levels_at(4)..], levels_max);
+        let word = levels.free(record.key).expect("there is room");
+        word.store(tag(record.key) | entry_word, Ordering::Relaxed);
+        let file = words.as_fd().try_clone_to_owned().expect("a descriptor");
+        let told = Told::new().expect("memory");
+        let view = CatalogueView::map(file, words.len(), told).expect("sealed");
+        (words, view)
+    }
+
+    /// What an arena has at the start of its first chunk: a value, and its key behind it.
+    fn chunk_of(key: Key<'_>, value: &[u8]) -> (Record, View) {
+        let arena = Arena::new(ArenaOptions::default());
+        let mut region = arena.alloc(1 << 16).expect("room");
+        let key_at = 0;
+        let value_at = key.bytes().len();
+        region.as_mut_slice()[..value_at].copy_from_slice(key.bytes());
+        region.as_mut_slice()[value_at..value_at + value.len()].copy_from_slice(value);
+        let region = region.freeze();
+        let (chunk, start) = region.place();
+        let share = arena.share(chunk).expect("memory").expect("a chunk");
+        let view = View::map(share.memfd, share.offset_bytes, share.len_bytes).expect("memory");
+        let record = Record {
+            key: key.fingerprint(),
+            chunk,
+            len_bytes: u32::try_from(value.len()).expect("short"),
+            value_at: (start + value_at) as u64,
+            key_at: (start + key_at) as u64,
+            key_len_bytes: u16::try_from(value_at).expect("short"),
+            crc32c: crc32c(value),
+            version: Version {
+                epoch: Epoch(3),
+                sequence: 4,
+            },
+        };
+        (record, view)
+    }
+
+    /// A catalogue that lists one object, whose memory is there to be read.
+    pub(crate) fn listing(key: Key<'_>, value: &[u8]) -> (Words, CatalogueView) {
+        let (record, view) = chunk_of(key, value);
+        let (words, seen) = seen(record, u64::from(ENTRY + 1));
+        seen.has(record.chunk, Arc::new(view));
+        (words, seen)
+    }
+
+    fn read(seen: &CatalogueView, key: Key<'_>, len_max: usize) -> (Direct, Vec<u8>) {
+        let mut bytes = Vec::new();
+        let read = seen.read(key, len_max, |view, from, len| {
+            bytes.resize(len, 0);
+            view.copy_out_summed(from, &mut bytes)
+        });
+        (read, bytes)
+    }
+
+    #[test]
+    fn what_is_listed_is_read_and_what_a_core_says_that_cannot_be_is_asked_for() {
+        let (key, other) = (
+            Key::new(b"one").expect("a key"),
+            Key::new(b"other").expect("a key"),
+        );
+        let (words, listed) = listing(key, b"value");
+        let (is_read, bytes) = read(&listed, key, 5);
+        assert!(
+            matches!(is_read, Direct::Read { len_bytes: 5, .. }),
+            "{is_read:?}"
+        );
+        assert_eq!(bytes, b"value");
+        assert_eq!(read(&listed, key, 4).0, Direct::Ask, "it does not fit");
+        assert_eq!(read(&listed, other, 5).0, Direct::Ask, "it is not listed");
+        words[record_of(ENTRY)].store(0, Ordering::Relaxed);
+        assert_eq!(read(&listed, key, 5).0, Direct::Ask, "not any more");
+
+        let (record, _) = chunk_of(key, b"value");
+        let crc32c = !record.crc32c;
+        let chunk = u32::try_from(CHUNKS_MAX).expect("few");
+        let value_at = 1 << 40;
+        let entry_word = u64::from(ENTRY + 1);
+        for (said, entry_word) in [
+            (Record { chunk, ..record }, entry_word),
+            (Record { crc32c, ..record }, entry_word),
+            (
+                Record {
+                    value_at,
+                    key_at: value_at - 3,
+                    ..record
+                },
+                entry_word,
+            ),
+            (
+                Record {
+                    key_at: record.value_at,
+                    ..record
+                },
+                entry_word,
+            ),
+            (
+                Record {
+                    key_len_bytes: 2,
+                    ..record
+                },
+                entry_word,
+            ),
+            (
+                Record {
+                    key_len_bytes: u16::MAX,
+                    ..record
+                },
+                entry_word,
+            ),
+            (
+                Record {
+                    key: other.fingerprint(),
+                    ..record
+                },
+                entry_word,
+            ),
+            (record, 5),
+            (record, u64::from(u32::MAX)),
+        ] {
+            let (_words, seen) = seen(said, entry_word);
+            seen.has(record.chunk, Arc::new(chunk_of(key, b"value").1));
+            assert_eq!(read(&seen, key, 5).0, Direct::Ask, "{said:?} {entry_word}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_is_asked_for_once_and_again_when_it_could_not_be() {
+        let key = Key::new(b"one").expect("a key");
+        let (record, view) = chunk_of(key, b"value");
+        let chunk = u32::try_from(CHUNKS_MAX - 1).expect("few");
+        let (_words, seen) = seen(Record { chunk, ..record }, u64::from(ENTRY + 1));
+        assert_eq!(read(&seen, key, 5).0, Direct::Wants { chunk });
+        assert_eq!(read(&seen, key, 5).0, Direct::Ask);
+        seen.is_not_asked_for(chunk);
+        assert_eq!(read(&seen, key, 5).0, Direct::Wants { chunk });
+        seen.has(chunk, Arc::new(view));
+        assert!(matches!(read(&seen, key, 5).0, Direct::Read { .. }));
+        seen.is_not_asked_for(u32::MAX);
+    }
+
+    #[test]
+    fn more_entries_than_words_are_refused() {
+        for (count, entries) in [(8, 1), (16, 2), (8, u64::MAX), (1 << 12, 1 << 61)] {
+            let words = Words::new(count, true).expect("memory");
+            words[ENTRIES].store(entries, Ordering::Relaxed);
+            let file = words.as_fd().try_clone_to_owned().expect("a descriptor");
+            let told = Told::new().expect("memory");
+            let refused = CatalogueView::map(file, count, told);
+            assert_eq!(refused.err(), Some(MapError::BadRange), "{count} {entries}");
+        }
+    }
 
     #[test]
     fn a_record_is_read_as_it_was_written() {

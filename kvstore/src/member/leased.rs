@@ -85,8 +85,15 @@ impl LeasedView {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// One that lasts, or has ended.
+    pub(crate) fn leased(is_lasting: bool) -> LeasedView {
+        let leased = Leased::new().expect("memory");
+        leased.lasts(Duration::from_secs(u64::from(is_lasting) * 1000));
+        LeasedView::map(leased.file().expect("a descriptor")).expect("ours")
+    }
 
     #[test]
     fn it_ends_by_itself_and_when_it_is_said() {

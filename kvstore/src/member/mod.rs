@@ -252,3 +252,9 @@ async fn keep_time(core: Rc<MemberCore>) {
         core.look_at_load(time::now().since(until));
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    pub(crate) use super::catalogue::tests::listing;
+    pub(crate) use super::leased::tests::leased;
+}

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClientHost, ClusterClient, ClusterClientOptions, Fetched, Got, Lent, Node, PutOptions,
-    StoreError, StoreErrorKind, StoreHandle,
+    ClientHost, ClusterClient, ClusterClientOptions, Fetched, Got, Lent, Node, NodeCore,
+    PutOptions, StoreError, StoreErrorKind, StoreHandle, Value,
 };
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::{CoreOptions, Placement, Runtime, arena};
@@ -507,4 +507,71 @@ fn what_is_longer_than_is_listed_is_asked_for() {
         };
         assert_eq!(bytes, Ok(Some(bytes_of(3, *len))), "{len} bytes");
     }
+}
+
+#[test]
+fn what_many_gets_copy_themselves_is_bounded() {
+    const BYTES_PER_CALL_MAX: usize = 256 << 10;
+    const EACH: usize = BYTES_PER_CALL_MAX / 8;
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    let handle = joined(&node);
+    for n in 0..8 {
+        let put = handle.put(key(n), lent(n, EACH), PutOptions::default());
+        put.wait().expect("written");
+    }
+    let get = |more: usize| {
+        let (told, answer) = mpsc::channel();
+        let handle = handle.clone();
+        thread::spawn(move || {
+            let rooms = (0..8).map(|n| (n, empty(EACH + if n == 0 { more } else { 0 })));
+            let (kept, wanted): (Vec<_>, Vec<_>) = rooms
+                .map(|(n, (memory, pieces))| (memory, (key(n), pieces)))
+                .unzip();
+            let got = handle.get_all(wanted).wait();
+            told.send((kept, got))
+        });
+        answer.recv_timeout(AT_ONCE).ok()
+    };
+    let (memory, got) = seen_while_stopped(&node, 1, || get(0));
+    for (n, (memory, got)) in memory.into_iter().zip(got).enumerate() {
+        assert!(matches!(got, Ok(Got::Hit { .. })), "{n}: {got:?}");
+        let bytes = memory.into_bytes().expect("it is let go of");
+        assert_eq!(bytes, bytes_of(n, EACH), "object {n}");
+    }
+    let more = while_stopped(&node, 1, || get(1));
+    assert!(more.is_none(), "its core copies them");
+}
+
+#[test]
+fn so_many_wait_to_be_listed_and_others_are_listed_once_they_are_read() {
+    const UNLISTED_MAX: usize = 4096;
+    const PUT: usize = UNLISTED_MAX + 100;
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    let handle = joined(&node);
+    let options = default_options();
+    // In one turn of the core, the last one first.
+    let put = node.spawn_on(CoreIndex(0), move || async move {
+        let core = NodeCore::here().pop().expect("its own");
+        let client = core.client(options).await.expect("a client");
+        let value = |n| {
+            let mut region = arena().alloc(100).expect("memory");
+            region.as_mut_slice().copy_from_slice(&bytes_of(n, 100));
+            Value::new(region.freeze())
+        };
+        let objects: Vec<_> = (0..PUT).map(|n| (key(n), value(n))).collect();
+        let stored = client.put_all(&objects, PutOptions::default()).await;
+        stored.iter().filter(|stored| stored.is_ok()).count()
+    });
+    assert_eq!(put.expect("it runs").wait().expect("no panic"), PUT);
+    let seen = |n: usize| {
+        let seen = seen_while_stopped(&node, 1, || sight_of(&handle, n));
+        assert_eq!(seen, (vec![Ok(true)], Ok(Some(bytes_of(n, 100)))));
+    };
+    seen(PUT - 1);
+    seen(PUT - UNLISTED_MAX);
+    assert_eq!(while_stopped(&node, 1, || sight_of(&handle, 0)), None);
+    // Its core was asked when it went on.
+    seen(0);
 }

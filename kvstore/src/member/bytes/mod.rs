@@ -2,15 +2,18 @@
 //!
 //! An extent has room for a header, then the key, then the value, as a drive would have it; here
 //! only the key and the value are written, since the owner knows the rest.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `looked_at` | copies that others read by themselves |
+
+mod looked_at;
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
-use lunette_kvstore_proto::message::directory::{CopyPlace, Descriptor, OpId};
+use lunette_kvstore_proto::message::directory::{CopyPlace, OpId};
 use lunette_kvstore_proto::owner::WriteAsk;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::{Arrival, NoRoom, Residence, ResidenceStats};
@@ -19,16 +22,14 @@ use lunette_kvstore_proto::shard::{EntryId, ShardLimits};
 use lunette_kvstore_proto::striped::Manifest;
 use lunette_kvstore_proto::tenant::TenantTag;
 use lunette_kvstore_proto::version::Form;
-use lunette_runtime::arena::{self, Arena, Exposed, Region, RegionMut, Share};
+use lunette_runtime::arena::{self, Arena, Exposed, Region, RegionMut};
 use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_transfer::Room;
 
-use super::catalogue::{Catalogue, DIRECT_BYTES_MAX};
+use super::catalogue::Catalogue;
 use super::one_sided::Board;
-use super::shown::ShownPart;
 use super::tenants::TenantNames;
-use super::told::Told;
 use crate::counting::TenantReport;
 use crate::drive::OnDrive;
 use crate::value::carved_bytes;
@@ -471,137 +472,6 @@ impl Bytes {
     fn give_up(&mut self, id: EntryId) {
         self.hide(id.slot_index);
         self.extents[id.slot_index as usize] = None;
-    }
-
-    /// Nobody is to read the memory of this entry by itself any more.
-    fn hide(&self, slot_index: u32) {
-        if let Some(board) = &self.board {
-            board.hide(slot_index);
-        }
-        if let Some(catalogue) = &self.catalogue {
-            catalogue.unlist(slot_index);
-        }
-    }
-
-    /// Whether anybody looks for copies.
-    pub(crate) const fn is_looked_at(&self) -> bool {
-        self.catalogue.is_some()
-    }
-
-    /// Whether a copy of this length is to be listed and is not.
-    pub(crate) fn is_to_list(&self, id: EntryId, len_bytes: u32) -> bool {
-        let is_short = len_bytes as usize <= DIRECT_BYTES_MAX;
-        is_short && (self.catalogue.as_ref()).is_some_and(|list| !list.is_listed(id.slot_index))
-    }
-
-    /// A copy may be read by those who look on, if it is short.
-    pub(crate) fn list(&mut self, place: CopyPlace) {
-        let (Some(catalogue), Some(id)) = (&mut self.catalogue, self.residence.find(place)) else {
-            return;
-        };
-        let extent = self.extents[id.slot_index as usize].as_ref();
-        let extent = extent.expect("a copy has its extent");
-        if extent.len_bytes() as usize <= DIRECT_BYTES_MAX {
-            catalogue.list(id.slot_index, place, extent);
-        }
-    }
-
-    /// What those look at who read copies by themselves; `None` where nobody may.
-    ///
-    /// # Errors
-    /// The system's.
-    pub(crate) fn show_catalogue(&mut self) -> io::Result<Option<ShownPart>> {
-        if !self.is_readable() {
-            return Ok(None);
-        }
-        if self.catalogue.is_none() {
-            self.catalogue = Some(Catalogue::new(self.limits().entries_max())?);
-        }
-        let catalogue = self.catalogue.as_ref().expect("there is one now");
-        catalogue.share().map(Some)
-    }
-
-    /// Who looks tells of reads there; see [`Catalogue::listen_to`].
-    pub(crate) fn listen_to(&mut self, told: Told) -> Option<Arc<()>> {
-        Some(self.catalogue.as_mut()?.listen_to(told))
-    }
-
-    /// Takes in what was read by who looks on: each counts as a use. How many reads, and of how many bytes, that were.
-    pub(crate) fn hear_reads(&mut self) -> (u64, u64) {
-        let (mut reads, mut read_bytes) = (0, 0);
-        let Some(catalogue) = &mut self.catalogue else {
-            return (0, 0);
-        };
-        let (residence, extents) = (&mut self.residence, &self.extents);
-        catalogue.hear(|entry| {
-            residence.used(entry);
-            let extent = extents[entry as usize].as_ref();
-            reads += 1;
-            read_bytes += extent.map_or(0, |extent| u64::from(extent.len_bytes()));
-        });
-        if !catalogue.is_looked_at() {
-            self.catalogue = None;
-        }
-        (reads, read_bytes)
-    }
-
-    /// Where a copy of this key lies, for readers of this host, if they can read it: not held, so far.
-    pub(crate) fn describe(&mut self, place: CopyPlace, key: Key<'_>) -> Option<Descriptor> {
-        self.board.as_ref()?;
-        let (id, extent) = self.pin(place, key)?;
-        self.unpin(id);
-        let board = self.board.as_mut()?;
-        let (chunk, _, offset_bytes) = extent.places();
-        Some(Descriptor {
-            slot: id.slot_index,
-            number: board.show(id.slot_index)?,
-            chunk,
-            offset_bytes,
-            len_bytes: extent.len_bytes(),
-            crc32c: extent.crc32c,
-            held_ms: 0,
-        })
-    }
-
-    /// Whether readers may read this memory, which holds nothing but copies then.
-    pub(crate) const fn is_readable(&self) -> bool {
-        self.board.is_some()
-    }
-
-    /// Where a copy of this key lies, for readers by an adapter, if they may read it.
-    pub(crate) fn reach(&mut self, place: CopyPlace, key: Key<'_>) -> Option<Reachable> {
-        self.board.as_ref()?;
-        let (id, extent) = self.pin(place, key)?;
-        self.unpin(id);
-        let board = self.board.as_mut()?;
-        let number = board.show(id.slot_index)?;
-        Some(Reachable {
-            word: board.word(id.slot_index),
-            number,
-            crc32c: extent.crc32c,
-            value: extent.value(),
-        })
-    }
-
-    /// No copy is anybody's to read by itself any more, until it is described anew.
-    pub(crate) fn hide_all(&self) {
-        if let Some(board) = &self.board {
-            board.hide_all();
-        }
-        if let Some(catalogue) = &self.catalogue {
-            catalogue.unlist_all();
-        }
-    }
-
-    /// What a reader of this host looks at.
-    pub(crate) fn board_file(&self) -> io::Result<OwnedFd> {
-        let board = self.board.as_ref();
-        board.map_or_else(|| Err(io::ErrorKind::Unsupported.into()), Board::file)
-    }
-
-    /// A chunk of the memory, for a reader of this host; none if there is no such chunk yet.
-    pub(crate) fn share(&self, chunk: u32) -> io::Result<Option<Share>> {
-        Ok(self.arena.share(chunk)?)
     }
 
     /// The copy, which is read from now on, if it is of this key.
