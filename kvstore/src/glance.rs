@@ -15,8 +15,8 @@ use lunette_runtime::arena::View;
 
 use crate::member::{CatalogueView, Direct, LeasedView, PresenceView};
 
-/// Cores in whose catalogues a get looks, after the key's home.
-const LOOKED_AT_MAX: usize = 32;
+/// Cores in whose catalogues a get looks, besides those where the object is likely to be.
+const LOOKED_AT_MAX: usize = 8;
 
 /// What one core shows.
 #[derive(Debug)]
@@ -101,6 +101,15 @@ pub(crate) enum Look {
     Nothing,
 }
 
+/// Where an object is likely to be.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Likely {
+    /// The home of its key.
+    pub(crate) home: Option<Seat>,
+    /// Which of the program's own cores is asked to put it.
+    pub(crate) own_core: Option<usize>,
+}
+
 /// The cores that are seen, by their seats.
 type Seen = Vec<(Seat, Arc<Shown>)>;
 
@@ -177,12 +186,13 @@ impl Glance {
         known.collect()
     }
 
-    /// Reads an object of at most `len_max` bytes, if it is short and listed, by its home or another core: `copy` copies so
-    /// many bytes from there on in the view, and tells their CRC32C. What it has copied is the object only if this says so.
+    /// Reads an object of at most `len_max` bytes, if it is short and listed: by its home, by the own core where its writers
+    /// put it, or by one of a few others. `copy` copies so many bytes from there on in the view, and tells their CRC32C. What
+    /// it has copied is the object only if this says so.
     pub(crate) fn read(
         &self,
-        map: Option<&ClusterMap>,
         key: Key<'_>,
+        likely: Likely,
         len_max: usize,
         mut copy: impl FnMut(&View, usize, usize) -> u32,
     ) -> Look {
@@ -190,10 +200,16 @@ impl Glance {
         if seen.is_empty() {
             return Look::Nothing;
         }
-        let home = map.and_then(|map| home_of(map, key.fingerprint()));
-        let home = home.and_then(|home| place_of(&seen, home).ok());
-        let others = (0..seen.len()).filter(|place| Some(*place) != home);
-        for place in home.into_iter().chain(others.take(LOOKED_AT_MAX)) {
+        let home = likely.home.and_then(|home| place_of(&seen, home).ok());
+        let is_own =
+            |(_, shown): &(Seat, Arc<Shown>)| shown.is_own() && Some(shown.core) == likely.own_core;
+        let own = seen
+            .iter()
+            .position(is_own)
+            .filter(|own| Some(*own) != home);
+        let others = (0..seen.len()).filter(|place| ![home, own].contains(&Some(*place)));
+        let places = home.into_iter().chain(own);
+        for place in places.chain(others.take(LOOKED_AT_MAX)) {
             let (seat, shown) = &seen[place];
             let Some(catalogue) = &shown.catalogue else {
                 continue;
@@ -262,7 +278,7 @@ mod tests {
 
     fn read(glance: &Glance, key: Key<'_>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        let look = glance.read(None, key, 100, |view, from, len| {
+        let look = glance.read(key, Likely::default(), 100, |view, from, len| {
             bytes.resize(len, 0);
             view.copy_out_summed(from, &mut bytes)
         });
@@ -310,20 +326,33 @@ mod tests {
         let nothing = Shown::of_neighbour(leased(true), None, None);
         glance.show(seat(3), Arc::new(nothing));
         let mut held = Vec::new();
-        for node in 4.. {
+        for node in 4..LOOKED_AT_MAX as u64 {
             let (words, shown) = lists(other, b"other", Vec::new());
             held.push(words);
             glance.show(seat(node), shown);
-            if held.len() + 4 == LOOKED_AT_MAX {
-                break;
-            }
         }
-        let (_words, last) = lists(key, b"here", Vec::new());
-        glance.show(seat(1000), Arc::clone(&last));
-        assert_eq!(read(&glance, key), Some(b"here".to_vec()), "it is the 32nd");
+        let (_words, last) = lists(key, b"here", vec![Arc::default()]);
+        let last = Arc::into_inner(last).expect("nobody else has it");
+        glance.show(seat(1000), Arc::new(last.asked_by(3)));
+        assert_eq!(read(&glance, key), Some(b"here".to_vec()), "it is the last");
         assert_eq!(read(&glance, other), Some(b"other".to_vec()));
         let (_words, one_more) = lists(other, b"other", Vec::new());
         glance.show(seat(500), one_more);
         assert_eq!(read(&glance, key), None, "it is asked for");
+        for (home, own_core, is_seen) in [
+            (Some(seat(1000)), None, true),
+            (Some(seat(1000)), Some(3), true),
+            (Some(seat(2)), Some(3), true),
+            (Some(seat(2)), Some(0), true),
+            (None, Some(0), false),
+            (Some(seat(7000)), None, false),
+        ] {
+            let likely = Likely { home, own_core };
+            let look = glance.read(key, likely, 100, |view, from, len| {
+                let mut bytes = vec![0; len];
+                view.copy_out_summed(from, &mut bytes)
+            });
+            assert_eq!(matches!(look, Look::Read { .. }), is_seen, "{likely:?}");
+        }
     }
 }

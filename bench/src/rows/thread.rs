@@ -64,10 +64,15 @@ struct Objects {
 impl Objects {
     fn of(bytes: usize, batch: usize) -> Result<Self, String> {
         let memory = SharedMemory::map(WORKING_SET_BYTES, HugePages::Never, &mut Vec::new());
+        let memory = memory.map_err(|error| error.to_string())?;
+        // Whoever came first would wait for the system's pages.
+        for start in (0..WORKING_SET_BYTES).step_by(bytes) {
+            memory.copy_in(start, &vec![3; bytes]);
+        }
         Ok(Self {
             bytes,
             batch,
-            memory: memory.map_err(|error| error.to_string())?,
+            memory,
         })
     }
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::Peek;
-use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_transfer::Room;
 
 use super::objects::Fetching;
 use super::{ClusterClient, Fetched};
-use crate::glance::{Glance, Look, Shown};
+use crate::glance::{Glance, Likely, Look, Shown};
 
 impl ClusterClient {
     /// What is seen of cores.
@@ -77,8 +77,11 @@ impl ClusterClient {
             return Err(room);
         };
         let len_max = room.len();
-        let map = self.asking.map();
-        let look = (self.glance()).read(Some(&map), key, len_max, |view, from, len| {
+        let likely = Likely {
+            home: home_of(&self.asking.map(), key.fingerprint()),
+            own_core: None,
+        };
+        let look = (self.glance()).read(key, likely, len_max, |view, from, len| {
             room.place_from(0, view, from, len)
         });
         match look {

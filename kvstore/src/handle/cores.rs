@@ -120,29 +120,29 @@ impl Cores {
 
     /// The core for a key: its home, where that is one of these. If the map is an old one, that core asks on.
     pub(super) fn core_of(&self, key: &[u8]) -> usize {
-        let count = self.members.len();
-        if count == 1 {
+        if self.members.len() == 1 {
             return 0;
         }
         let key = self.tenant.key(key);
+        let key = self.tenant.check(&key);
         // One that is no key is refused by whichever.
-        let Ok(key) = self.tenant.check(&key) else {
-            return 0;
-        };
-        let fingerprint = key.fingerprint();
-        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
-        let home = map
-            .as_ref()
-            .and_then(|map| self.home_here(map, fingerprint));
-        let any = || usize::try_from(fingerprint.low() % count as u64).expect("below a count");
-        home.unwrap_or_else(any)
+        key.map_or(0, |key| self.places_of(key.fingerprint()).1)
     }
 
-    /// Which of these cores is a key's home, if one is.
-    pub(super) fn home_here(&self, map: &ClusterMap, key: Fingerprint) -> Option<usize> {
-        let (node, home) = (self.node?, home_of(map, key)?);
-        let is_here = (home.node, home.incarnation) == (node.node, node.incarnation);
-        let core = usize::from(home.core.0);
+    /// The home of a key, as far as is known, and the [core](Self::core_of) for it.
+    pub(super) fn places_of(&self, key: Fingerprint) -> (Option<Seat>, usize) {
+        let home = self.map().as_ref().and_then(|map| home_of(map, key));
+        let count = self.members.len() as u64;
+        let any = || usize::try_from(key.low() % count).expect("below a count");
+        let here = home.and_then(|home| self.core_at(home));
+        (home, here.unwrap_or_else(any))
+    }
+
+    /// Which of these cores has this seat, if one has.
+    fn core_at(&self, seat: Seat) -> Option<usize> {
+        let node = self.node?;
+        let is_here = (seat.node, seat.incarnation) == (node.node, node.incarnation);
+        let core = usize::from(seat.core.0);
         (is_here && core < self.members.len()).then_some(core)
     }
 

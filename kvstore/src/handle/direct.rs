@@ -11,7 +11,7 @@ use lunette_runtime_core::checksum::joined_crc32c;
 use super::cores::Cores;
 use super::lent::Lent;
 use super::objects::Got;
-use crate::glance::Look;
+use crate::glance::{Likely, Look};
 use crate::member::DIRECT_BYTES_MAX;
 
 /// Bytes that one call of many gets copies itself. What asks for more leaves all of it to cores, which copy at the same
@@ -43,7 +43,10 @@ impl Cores {
     ) -> Option<Got> {
         let key = self.tenant().key(key);
         let key = self.tenant().check(&key).ok()?;
-        let look = (self.glance()).read(self.map().as_ref(), key, len_max, copy);
+        let (home, own_core) = self.places_of(key.fingerprint());
+        let own_core = Some(own_core);
+        let likely = Likely { home, own_core };
+        let look = self.glance().read(key, likely, len_max, copy);
         match look {
             Look::Read {
                 version,
