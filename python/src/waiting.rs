@@ -1,7 +1,8 @@
 //! An answer is waited for.
 //!
 //! What comes within [`SPIN`] is had without giving the GIL up: releasing it costs a thread that has a busy
-//! neighbour its turn. What takes longer is waited for without it, and signals are looked for all along.
+//! neighbour its turn. What takes longer, or would as of [late](Patience), is waited for without it, and signals are looked
+//! for all along.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,12 +10,17 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use lunette_runtime::Patience;
 use pyo3::prelude::*;
 
 /// How long the GIL is kept.
 const SPIN: Duration = Duration::from_micros(20);
 /// How often signals are looked for.
 const SIGNALS: Duration = Duration::from_millis(25);
+
+thread_local! {
+    static PATIENCE: Patience = const { Patience::new() };
+}
 
 struct Unpark(Thread);
 
@@ -46,11 +52,14 @@ pub(crate) fn wait_until<T: Send>(
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     let begun = Instant::now();
+    let spin = PATIENCE.with(|patience| patience.spin(SPIN));
+    let learn = || PATIENCE.with(|patience| patience.learn(spin, begun.elapsed()));
     loop {
         if let Poll::Ready(answer) = answer.as_mut().poll(&mut context) {
+            learn();
             return Ok(Some(answer));
         }
-        if begun.elapsed() >= SPIN {
+        if begun.elapsed() >= spin {
             break;
         }
         std::hint::spin_loop();
@@ -63,7 +72,10 @@ pub(crate) fn wait_until<T: Send>(
             answer.poll(&mut Context::from_waker(waker))
         });
         match polled {
-            Poll::Ready(answer) => return Ok(Some(answer)),
+            Poll::Ready(answer) => {
+                learn();
+                return Ok(Some(answer));
+            }
             Poll::Pending => py.check_signals()?,
         }
         if until.is_some_and(|until| Instant::now() >= until) {

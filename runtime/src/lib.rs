@@ -30,6 +30,7 @@
 //! | [`entropy()`] | numbers that nobody can tell in advance |
 //! | [`PeerMemory`] | memory of devices that adapters are given by address |
 //! | [`boot_id()`] | whether two processes run on one kernel |
+//! | [`Pending`], [`Patience`] | what a thread waits for, and whether it does well to look before it sleeps |
 //! | [`HostClock`] | the clock that they have in common |
 //! | [`mod@arena`] | memory for devices: chunks, regions; memory that processes share |
 //! | [`topology`] | CPUs and pinning |
@@ -69,6 +70,7 @@ mod lease;
 mod mesh;
 pub mod net;
 mod op;
+mod patience;
 mod peer_memory;
 mod pending;
 mod pool;
@@ -101,6 +103,7 @@ pub use mesh::{
     spawn_on,
 };
 pub use op::{BufResult, OpError};
+pub use patience::Patience;
 pub use peer_memory::PeerMemory;
 pub use pending::{Pending, SPIN, wait};
 pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};

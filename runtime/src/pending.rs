@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
 
+use crate::patience::Patience;
+
 /// How long a thread looks for its answer before it sleeps: as long as a core that slept needs to wake up and
 /// answer. If both slept each time, neither would ever find the other awake, and each answer would take two
 /// wake-ups.
@@ -57,11 +59,19 @@ impl<T> Pending<T> {
         Self::here(std::future::ready(answer))
     }
 
-    /// Blocks this thread until the answer is there: looks for it for [`SPIN`], then sleeps. Not for a core's
-    /// thread, which would wait for itself.
+    /// Blocks this thread until the answer is there: looks for it for [`SPIN`], where that has paid [lately](Patience), then
+    /// sleeps. Not for a core's thread, which would wait for itself.
     #[must_use]
     pub fn wait(self) -> T {
-        wait(self, SPIN)
+        thread_local! {
+            static PATIENCE: Patience = const { Patience::new() };
+        }
+        PATIENCE.with(|patience| {
+            let (begun, spin) = (Instant::now(), patience.spin(SPIN));
+            let answer = wait(self, spin);
+            patience.learn(spin, begun.elapsed());
+            answer
+        })
     }
 }
 
