@@ -16,6 +16,7 @@
 //! | [`spawn_local`], [`spawn_on`] | tasks on this core, tasks on another one |
 //! | [`channel`] | typed messages to a core |
 //! | [`Pending`], [`wait()`] | answers of cores to threads that are none |
+//! | [`Patience`] | whether such a thread does well to look for its answer before it sleeps |
 //! | [`Scope`], [`Class`] | tasks that end with their owner; tasks by urgency |
 //! | [`fs`] | files, buffered and direct |
 //! | [`control()`] | calls that block, on a thread of their own |
@@ -30,7 +31,6 @@
 //! | [`entropy()`] | numbers that nobody can tell in advance |
 //! | [`PeerMemory`] | memory of devices that adapters are given by address |
 //! | [`boot_id()`] | whether two processes run on one kernel |
-//! | [`Pending`], [`Patience`] | what a thread waits for, and whether it does well to look before it sleeps |
 //! | [`HostClock`] | the clock that they have in common |
 //! | [`mod@arena`] | memory for devices: chunks, regions; memory that processes share |
 //! | [`topology`] | CPUs and pinning |
