@@ -56,7 +56,7 @@ impl Counts {
         add(&self.payload_in_bytes, len_bytes.into());
     }
 
-    /// So many objects were read by threads of the process, without a request.
+    /// So many objects were read by those who look on, without a request.
     pub(crate) fn found_unasked(&self, reads: u64, read_bytes: u64) {
         let find = Op::ALL.into_iter().position(|op| op == Op::Find);
         let op = &self.ops[find.expect("all operations are there")];

@@ -101,8 +101,8 @@ impl StoreHandle {
     }
 
     /// Gets the value under `key` to the front of what is lent, one piece after the other; its checksum has
-    /// been verified, but where a core copies it that has it. What is short, and on this node, the caller copies itself,
-    /// before this returns: no core is waited for, or woken. See [`ClusterClient::get`](crate::ClusterClient::get).
+    /// been verified, but where a core copies it that has it. What is short, and seen on this host, the caller copies
+    /// itself, before this returns: no core is waited for, or woken. See [`ClusterClient::get`](crate::ClusterClient::get).
     ///
     /// # Errors
     /// [`StoreError`], as of [`put`](Self::put).
@@ -221,8 +221,9 @@ impl StoreHandle {
     /// Whether there is an object under each of `keys`, in their order: a hint. See
     /// [`ClusterClient::exists`](crate::ClusterClient::exists).
     ///
-    /// Of keys whose homes are cores of this node no core is asked, in a cache namespace: they show what they have, so this
-    /// does not wait for them, and wakes none. What was answered before this is called is seen.
+    /// Of keys whose homes are cores of this node, or of another one on this host that has been met, no core is asked, in a
+    /// cache namespace: they show what they have, so this does not wait for them, and wakes none. What was answered before
+    /// this is called is seen.
     ///
     /// # Errors
     /// One for each: [`StoreError`], as of [`put`](Self::put).

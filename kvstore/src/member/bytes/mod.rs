@@ -223,7 +223,7 @@ enum Origin {
 pub(crate) struct Bytes {
     /// What readers of this host look at; dropped before any memory is given back.
     board: Option<Board>,
-    /// What threads of this process look at besides, if there are any.
+    /// What those look at besides who ask nobody, if there are any.
     catalogue: Option<Catalogue>,
     arena: Arena,
     residence: Residence,
