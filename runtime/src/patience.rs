@@ -15,7 +15,8 @@ const TRIED_EACH: u8 = 8;
 /// What takes so many times as long as it is looked for takes its time, whoever looks.
 const LONG: u32 = 10;
 
-/// What one thread has learnt. See the [module](self).
+/// What one thread has learnt of whether to look for an answer before it sleeps: it does while that pays, and tries again from
+/// time to time where it did not.
 #[derive(Debug)]
 pub struct Patience {
     score: Cell<u8>,
