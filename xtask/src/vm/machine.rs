@@ -68,12 +68,27 @@ enum Report {
 
 impl Machine {
     /// Boots a machine up to the start of its command. Waits while [`MACHINES_MAX`] others run. It ends with the
-    /// thread that boots it.
+    /// thread that boots it. A kernel that stops before that is booted once more: without KVM, one in many does.
     pub(super) fn boot(
         workspace: &Workspace,
         kernel: &Kernel,
         arguments: &Arguments,
     ) -> Result<Self, TaskError> {
+        match Self::boot_once(workspace, kernel, arguments)? {
+            Ok(machine) => Ok(machine),
+            Err(stopped) => {
+                eprintln!("vm: {stopped}\nvm: once more");
+                Self::boot_once(workspace, kernel, arguments)?
+            }
+        }
+    }
+
+    /// A machine, or why its kernel has stopped before its command.
+    fn boot_once(
+        workspace: &Workspace,
+        kernel: &Kernel,
+        arguments: &Arguments,
+    ) -> Result<Result<Self, TaskError>, TaskError> {
         let place = vm(Place::take(&workspace.root().join("target/vm")))?;
         let started = Instant::now();
         let name = format!("lunette-vm.{}.{}", std::process::id(), place.index);
@@ -110,12 +125,14 @@ impl Machine {
             Ok(Report::Ready) => {
                 let elapsed = started.elapsed().as_secs_f64();
                 eprintln!("vm: kernel {} is up after {elapsed:.1} s", kernel.release);
-                Ok(machine)
+                Ok(Ok(machine))
             }
             Ok(Report::Failed(why)) => Err(machine.qemu.failure(&why)),
             Ok(Report::Exit(_)) => Err(machine.qemu.failure("the command ended before it began")),
             Err(RecvTimeoutError::Timeout) => Err(machine.qemu.failure("the guest does not boot")),
-            Err(RecvTimeoutError::Disconnected) => Err(machine.qemu.failure("the guest stopped")),
+            Err(RecvTimeoutError::Disconnected) => {
+                Ok(Err(machine.qemu.failure("the guest stopped")))
+            }
         }
     }
 
