@@ -38,12 +38,18 @@ impl Leased {
         Ok(Self { words, clock })
     }
 
-    /// It lasts for so long from now on.
-    pub(super) fn lasts(&self, left: Duration) {
+    /// The time by which it is told how long it lasts.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// It lasts for so long from a [time](Self::now_ns) on that was read before it was known how long: who is stopped in
+    /// between does not make it last longer.
+    pub(super) fn lasts(&self, from_ns: u64, left: Duration) {
         let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
         let until_ns = match left_ns {
             0 => 0,
-            left_ns => self.clock.now_ns().saturating_add(left_ns),
+            left_ns => from_ns.saturating_add(left_ns),
         };
         self.words[UNTIL_NS].store(until_ns, Ordering::Release);
     }
@@ -91,7 +97,10 @@ pub(crate) mod tests {
     /// One that lasts, or has ended.
     pub(crate) fn leased(is_lasting: bool) -> LeasedView {
         let leased = Leased::new().expect("memory");
-        leased.lasts(Duration::from_secs(u64::from(is_lasting) * 1000));
+        leased.lasts(
+            leased.now_ns(),
+            Duration::from_secs(u64::from(is_lasting) * 1000),
+        );
         LeasedView::map(leased.file().expect("a descriptor")).expect("ours")
     }
 
@@ -100,14 +109,24 @@ pub(crate) mod tests {
         let leased = Leased::new().expect("memory");
         let view = LeasedView::map(leased.file().expect("a descriptor")).expect("ours");
         assert!(!view.is_lasting());
-        leased.lasts(Duration::from_secs(1000));
+        leased.lasts(leased.now_ns(), Duration::from_secs(1000));
         assert!(view.is_lasting());
-        leased.lasts(Duration::from_nanos(1));
+        leased.lasts(leased.now_ns(), Duration::from_nanos(1));
         std::thread::sleep(Duration::from_millis(1));
         assert!(!view.is_lasting());
-        leased.lasts(Duration::MAX / 4);
+        leased.lasts(leased.now_ns(), Duration::MAX / 4);
         assert!(view.is_lasting(), "longer than its words tell");
-        leased.lasts(Duration::ZERO);
+        leased.lasts(leased.now_ns(), Duration::ZERO);
+        assert!(!view.is_lasting());
+    }
+
+    #[test]
+    fn who_is_stopped_before_it_is_told_does_not_make_it_last_longer() {
+        let leased = Leased::new().expect("memory");
+        let view = LeasedView::map(leased.file().expect("a descriptor")).expect("ours");
+        let from_ns = leased.now_ns();
+        std::thread::sleep(Duration::from_millis(20));
+        leased.lasts(from_ns, Duration::from_millis(20));
         assert!(!view.is_lasting());
     }
 

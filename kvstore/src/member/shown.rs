@@ -82,9 +82,10 @@ impl MemberCore {
     /// Until when those who look on may rely on what they see.
     pub(super) fn tell_lease(&self) {
         if let Some(leased) = self.leased.get() {
+            let from_ns = leased.now_ns();
             let until = self.fence().until().filter(|_| !self.has_left());
             let left = until.map_or(Duration::ZERO, |until| until.since(time::now()));
-            leased.lasts(left);
+            leased.lasts(from_ns, left);
         }
     }
 }
