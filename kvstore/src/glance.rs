@@ -13,7 +13,7 @@ use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::arena::View;
 
-use crate::member::{CatalogueView, Direct, LeasedView, PresenceView};
+use crate::member::{CatalogueView, Direct, Lane, LeasedView, PresenceView};
 
 /// Cores in whose catalogues a get looks, besides those where the object is likely to be.
 const LOOKED_AT_MAX: usize = 8;
@@ -26,6 +26,8 @@ pub(crate) struct Shown {
     leased: LeasedView,
     /// Which core of those who look may ask it: the core itself, or the one that has met it.
     core: usize,
+    /// By what threads put objects there, where it is another process's.
+    lane: Option<Arc<Lane>>,
     /// As long as these are kept, a core of this process shows it; none where it is another one's.
     kept: Vec<Arc<()>>,
 }
@@ -43,17 +45,29 @@ impl Shown {
             catalogue,
             leased,
             core: 0,
+            lane: None,
             kept,
         }
     }
 
     /// What a core of another process shows as long as the channel to it is there.
-    pub(crate) const fn of_neighbour(
+    pub(crate) fn of_neighbour(
         leased: LeasedView,
         presence: Option<PresenceView>,
         catalogue: Option<CatalogueView>,
+        lane: Option<Lane>,
     ) -> Self {
-        Self::of_own(leased, presence, catalogue, Vec::new())
+        Self {
+            lane: lane.map(Arc::new),
+            ..Self::of_own(leased, presence, catalogue, Vec::new())
+        }
+    }
+
+    /// The channel by which it was shown is no more.
+    pub(crate) fn end(&self) {
+        if let Some(lane) = &self.lane {
+            lane.end();
+        }
     }
 
     /// It is this core of those who look that asks it.
@@ -157,6 +171,19 @@ impl Glance {
         if !self.seen().iter().all(is_kept) {
             self.change(|seen| seen.retain(is_kept));
         }
+    }
+
+    /// By what threads put objects at this core, if it is another process's, and lets them.
+    pub(crate) fn lane(&self, seat: Seat) -> Option<Arc<Lane>> {
+        let seen = self.seen();
+        let place = place_of(&seen, seat).ok()?;
+        let lane = seen[place].1.lane.as_ref()?;
+        (!lane.is_over()).then(|| Arc::clone(lane))
+    }
+
+    /// Whether there is any.
+    pub(crate) fn has_lanes(&self) -> bool {
+        self.seen().iter().any(|(_, shown)| shown.lane.is_some())
     }
 
     /// What is known of keys, in their order; of `None`, nothing.
@@ -321,9 +348,9 @@ mod tests {
         }
         glance.show(seat(1), gone);
         let (_words, catalogue) = listing(key, b"ended");
-        let ended = Shown::of_neighbour(leased(false), None, Some(catalogue));
+        let ended = Shown::of_neighbour(leased(false), None, Some(catalogue), None);
         glance.show(seat(2), Arc::new(ended));
-        let nothing = Shown::of_neighbour(leased(true), None, None);
+        let nothing = Shown::of_neighbour(leased(true), None, None, None);
         glance.show(seat(3), Arc::new(nothing));
         let mut held = Vec::new();
         for node in 4..LOOKED_AT_MAX as u64 {

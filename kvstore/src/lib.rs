@@ -56,7 +56,7 @@ pub use counting::{
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use handle::{
-    Brought, ClientHost, CommitHandleFailure, DEVICE_STAGING_BYTES_MAX, DeviceLent, Got,
+    Brought, ClientHost, CommitHandleFailure, DEVICE_STAGING_BYTES_MAX, DeviceLent, Got, Handing,
     HandleError, LandFailure, LandedHandle, Lent, ObjectBytes, Placing, QUESTIONS_MAX,
     ReservationHandle, ReservedHandle, SeatStat, StoreHandle, ToPut,
 };

@@ -46,6 +46,10 @@ mod gathered;
 mod groups;
 
 #[cfg(test)]
+#[path = "cluster/handed.rs"]
+mod handed;
+
+#[cfg(test)]
 #[path = "cluster/held.rs"]
 mod held;
 

@@ -372,6 +372,7 @@ pub(super) async fn write(
     let Some(key) = asking.key_of(id) else {
         return;
     };
+    asking.sights.is_asked(&asking, seat);
     let key = Key::new(&key).expect("it was one when the operation began");
     let called = match asking.reserved_of(id) {
         Some(reservation) => {

@@ -79,7 +79,7 @@ pub use devices::{DeviceClient, DeviceFetched, DeviceStoreError};
 pub(crate) use devices::{Landed, Object as DeviceObject, Piece as DevicePiece};
 use local::Local;
 pub use locating::Located;
-pub(crate) use objects::{Among, Putting};
+pub(crate) use objects::{Among, Putting, parts_of, retention_in, stored_as};
 pub use one_sided::OneSided;
 use one_sided::{FROM_BYTES, Sights};
 pub use placing::{PREFERRED_MAX, Preferred};

@@ -14,6 +14,7 @@ use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX, total_bytes};
 use lunette_kvstore_proto::striped::{OBJECT_LEN_MAX, part_len};
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Form, WriteKind};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
@@ -276,13 +277,7 @@ impl ClusterClient {
 
     /// As the options wish it, in the tenant's group.
     pub(super) fn retention(&self, options: &PutOptions, is_last: bool) -> Retention {
-        let tag = self.tenant.tag();
-        Retention {
-            is_last,
-            pin: options.pin,
-            group: options.group.map(|group| group.in_tenant(tag)),
-            behind: options.behind,
-        }
+        retention_in(&self.tenant, options, is_last)
     }
 
     /// The key, and the length of the object's parts if it is to be in several.
@@ -549,12 +544,23 @@ impl ClusterClient {
 }
 
 impl PutOptions {
-    pub(super) fn check(&self) -> Result<(), StoreError> {
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
         if (1..=COPIES_WANTED_MAX).contains(&self.copies) {
             return Ok(());
         }
         let copies = self.copies;
         Err(StoreError::local(StoreErrorKind::Copies { copies }))
+    }
+}
+
+/// How an object of a tenant is kept, as the options wish it.
+pub(crate) fn retention_in(tenant: &Tenant, options: &PutOptions, is_last: bool) -> Retention {
+    let tag = tenant.tag();
+    Retention {
+        is_last,
+        pin: options.pin,
+        group: options.group.map(|group| group.in_tenant(tag)),
+        behind: options.behind,
     }
 }
 
@@ -675,7 +681,7 @@ pub(super) fn stored(ended: Ended) -> Result<Option<Stored>, StoreError> {
     }
 }
 
-fn stored_as(answer: WriteAnswer) -> Result<Option<Stored>, StoreError> {
+pub(crate) fn stored_as(answer: WriteAnswer) -> Result<Option<Stored>, StoreError> {
     match answer {
         WriteAnswer::Written {
             version,
@@ -694,7 +700,7 @@ fn stored_as(answer: WriteAnswer) -> Result<Option<Stored>, StoreError> {
 }
 
 /// The length of the parts of an object of this length, if it is to be in several.
-pub(super) fn parts_of(len_bytes: usize, options: PutOptions) -> Result<Option<u32>, StoreError> {
+pub(crate) fn parts_of(len_bytes: usize, options: PutOptions) -> Result<Option<u32>, StoreError> {
     let part_len = part_len(len_bytes as u64, options.stripe_len);
     part_len.map_err(|_too_long| too_long(len_bytes))
 }

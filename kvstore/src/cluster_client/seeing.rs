@@ -19,9 +19,11 @@ impl ClusterClient {
         self.asking.sights.glance()
     }
 
-    /// What this client sees of owners it shares with others from now on, of which it is this one.
+    /// What this client sees of owners it shares with threads from now on, and with others, of which it is this one.
     pub(crate) fn look_by(&self, glance: &Arc<Glance>, core: usize) {
-        self.asking.sights.look_by(glance, core);
+        // Those of a member's own process have that to put things at.
+        let handing = self.local.is_none().then_some(self.timeout);
+        self.asking.sights.look_by(glance, core, handing);
     }
 
     /// See [`MemberCore::hear_reads`](crate::member::MemberCore::hear_reads).

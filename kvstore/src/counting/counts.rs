@@ -226,6 +226,7 @@ pub(crate) struct CopyCounts {
     pub(crate) messages_received: Cell<u64>,
     pub(crate) one_sided_reads: Cell<u64>,
     pub(crate) one_sided_fallbacks: Cell<u64>,
+    pub(crate) handed_over: Cell<u64>,
     pub(crate) pushed: Cell<u64>,
     pub(crate) pushed_bytes: Cell<u64>,
     pub(crate) pushes_failed: Cell<u64>,

@@ -48,6 +48,8 @@ pub struct MemberReport {
     pub one_sided_reads: u64,
     /// Readers of this host that came again because what they had copied was another object, or not to be had.
     pub one_sided_fallbacks: u64,
+    /// Puts by threads of other processes of this host that came by memory which both share.
+    pub handed_over: u64,
     /// Gets whose bytes an adapter of this core has written to where they belong.
     pub pushed: u64,
     /// How many bytes that was.

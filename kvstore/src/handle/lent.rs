@@ -107,6 +107,12 @@ impl Lent {
         memory.copy_out_summed(range.start, bytes)
     }
 
+    /// Copies all of it into other memory, where there is room for it, from `start` on.
+    pub(super) fn copy_to(&self, to: &SharedMemory, start: usize) {
+        let (memory, range) = self.host();
+        to.copy_from(start, memory, range.start, range.len());
+    }
+
     /// A handle for this core.
     pub(super) fn here(&self, keeps: &Arc<dyn Any + Send + Sync>) -> Exposed {
         let (memory, range) = self.host();

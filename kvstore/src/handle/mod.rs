@@ -14,6 +14,7 @@
 //! | `objects` | puts, gets, lookups, removals |
 //! | `bringing` | [`Brought`]: large objects that are copied by who asked |
 //! | `placing` | [`Placing`]: the same for puts |
+//! | `handing` | [`Handing`]: puts at other processes of this host |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
 //! | `lent` | [`Lent`]: memory of threads |
 //! | `devices` | [`DeviceLent`]: memory of devices |
@@ -29,6 +30,7 @@ mod bringing;
 mod cores;
 mod devices;
 mod direct;
+mod handing;
 mod host;
 mod hosted;
 mod landed;
@@ -52,6 +54,7 @@ pub use bringing::{Brought, ObjectBytes};
 pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
 pub use devices::DEVICE_STAGING_BYTES_MAX;
+pub use handing::Handing;
 pub use host::ClientHost;
 use hosted::Until;
 pub use landed::{LandFailure, LandedHandle};

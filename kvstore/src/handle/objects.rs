@@ -10,7 +10,7 @@ use lunette_runtime::Pending;
 use lunette_runtime::arena::SharedMemory;
 
 use super::StoreHandle;
-use super::cores::failed;
+use super::cores::{Cores, failed};
 use super::devices::{Apart, are_of_device};
 use super::direct::merged;
 use super::hosted::{Hosted, Until};
@@ -86,18 +86,8 @@ impl StoreHandle {
         objects: Vec<impl Into<ToPut>>,
         options: PutOptions,
     ) -> Pending<Vec<Result<Stored, StoreError>>> {
-        let put = move |hosted: Rc<Hosted>, objects: Vec<Filled>| async move {
-            hosted.put_filled(objects, options).await
-        };
         let objects = Filled::by_cores(objects);
-        if options.is_same_node {
-            // One core chooses the node for all of them.
-            let first = objects.first();
-            let core = first.map_or(0, |object| self.cores.core_of(&object.key));
-            return self.cores.ask_all(self.puts, core, objects, put);
-        }
-        self.cores
-            .ask_each(self.puts, objects, |object| &object.key, put)
+        self.cores.put_filled(objects, options, self.puts)
     }
 
     /// Gets the value under `key` to the front of what is lent, one piece after the other; its checksum has
@@ -280,6 +270,27 @@ impl StoreHandle {
             hosted.client.remove(&keys).await
         };
         self.cores.ask_each(Until::Done, keys, |key| key, remove)
+    }
+}
+
+impl Cores {
+    /// Has cores put objects, whose results are in their order.
+    pub(super) fn put_filled(
+        &self,
+        objects: Vec<Filled>,
+        options: PutOptions,
+        until: Until,
+    ) -> Pending<Vec<Result<Stored, StoreError>>> {
+        let put = move |hosted: Rc<Hosted>, objects: Vec<Filled>| async move {
+            hosted.put_filled(objects, options).await
+        };
+        if options.is_same_node {
+            // One core chooses the node for all of them.
+            let first = objects.first();
+            let core = first.map_or(0, |object| self.core_of(&object.key));
+            return self.ask_all(until, core, objects, put);
+        }
+        self.ask_each(until, objects, |object| &object.key, put)
     }
 }
 

@@ -42,7 +42,7 @@ pub struct ToPut {
 
 impl ToPut {
     /// What it is to those that it is put with.
-    const fn among(&self, index: usize, count: usize) -> Among {
+    pub(super) const fn among(&self, index: usize, count: usize) -> Among {
         Among {
             group: self.group,
             behind: self.behind,
@@ -93,13 +93,21 @@ impl Filled {
     pub(super) fn by_cores<T: Into<ToPut>>(objects: Vec<T>) -> Vec<Self> {
         let count = objects.len();
         let objects = objects.into_iter().map(Into::into).enumerate();
-        let objects = objects.map(|(index, object): (usize, ToPut)| Self {
-            among: object.among(index, count),
-            key: object.key,
-            value: object.value,
-            room: None,
+        let objects = objects.map(|(index, object): (usize, ToPut)| {
+            let among = object.among(index, count);
+            Self::by_core(object.key, object.value, among)
         });
         objects.collect()
+    }
+
+    /// One that a core copies.
+    pub(super) const fn by_core(key: Vec<u8>, value: Vec<Lent>, among: Among) -> Self {
+        Self {
+            key,
+            value,
+            among,
+            room: None,
+        }
     }
 }
 

@@ -28,6 +28,7 @@ use lunette_runtime_core::ids::RequestId;
 use super::bytes::{Bytes, Extent, Frame};
 use super::deeds::Deeds;
 use super::grouping::Grouping;
+use super::lane::Lanes;
 use super::leased::Leased;
 use super::lending::Lending;
 use super::loading::Loading;
@@ -69,6 +70,8 @@ pub(crate) struct MemberCore {
     bytes: RefCell<Bytes>,
     /// Lets readers of this host in, where that can be.
     sharing: Option<Sharing>,
+    /// Threads of other processes that put objects here.
+    pub(super) lanes: Lanes,
     /// Adapters that write copies to where readers want them.
     pushing: Pushing,
     map: RefCell<Rc<ClusterMap>>,
@@ -129,6 +132,7 @@ impl MemberCore {
             }),
             bytes: RefCell::new(Bytes::new(arena, limits, board)),
             sharing,
+            lanes: Lanes::default(),
             pushing,
             map: RefCell::default(),
             leased: OnceCell::new(),
@@ -231,6 +235,7 @@ impl MemberCore {
             members: self.map.borrow().members().len() as u64,
             one_sided_reads: copies.one_sided_reads.get(),
             one_sided_fallbacks: copies.one_sided_fallbacks.get(),
+            handed_over: copies.handed_over.get(),
             pushed: copies.pushed.get(),
             pushed_bytes: copies.pushed_bytes.get(),
             pushes_failed: copies.pushes_failed.get(),

@@ -23,6 +23,7 @@
 //! | `tier` | a drive takes what leaves memory |
 //! | `reservations` | room for objects that come in ranges |
 //! | `one_sided` | readers of this host, which copy from its memory |
+//! | `lane` | puts by threads of other processes of this host |
 //! | `local` | what tasks of the core itself ask |
 //! | `shown` | what those see that do not ask: threads, and processes of this host |
 //! | `presence` | which keys its home has, for them |
@@ -44,6 +45,7 @@ mod core;
 mod deeds;
 mod direct;
 mod grouping;
+mod lane;
 mod leased;
 mod lending;
 mod levels;
@@ -88,6 +90,7 @@ pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
 pub(crate) use catalogue::{CatalogueView, DIRECT_BYTES_MAX, Direct};
 pub(crate) use direct::AtOnce;
+pub(crate) use lane::{HANDED_BYTES_MAX, HandedOver, LANE_WINDOW_BYTES, LANE_WORDS, Lane, Outcome};
 pub(crate) use leased::{LEASED_WORDS, LeasedView};
 pub(crate) use lending::{LENT_MIN, LentCopy, LentRoom, Placed};
 pub(crate) use life::Life;

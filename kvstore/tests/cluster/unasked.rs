@@ -35,7 +35,7 @@ fn joined(node: &Node) -> StoreHandle {
 }
 
 /// Clients of a node on a core of their own, which have asked it so often that they see what it shows.
-fn neighbour(node: &Node, options: ClusterClientOptions) -> ClientHost {
+pub(crate) fn neighbour(node: &Node, options: ClusterClientOptions) -> ClientHost {
     node.joined().expect("it joins");
     let options = ClusterClientOptions {
         seeds: vec![node.address()],
@@ -56,12 +56,12 @@ fn ask_often(handle: &StoreHandle) {
     }
 }
 
-fn default_options() -> ClusterClientOptions {
+pub(crate) fn default_options() -> ClusterClientOptions {
     ClusterClientOptions::new(Vec::new())
 }
 
 /// Keeps all cores of a node from doing anything for as long as `work` takes.
-fn while_stopped<T>(node: &Node, cores: u16, work: impl FnOnce() -> T) -> T {
+pub(crate) fn while_stopped<T>(node: &Node, cores: u16, work: impl FnOnce() -> T) -> T {
     let stop = |core| {
         let (go_on, wait) = mpsc::channel::<()>();
         let (told, stopped) = mpsc::channel();

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -114,6 +115,19 @@ impl SharedMemory {
         })))
     }
 
+    /// A mapping of its own, zeroed, and the file by which another process [joins](Exposed::join) it: both read and write it.
+    ///
+    /// # Errors
+    /// The system's; `INVAL` for no bytes.
+    pub fn shared(len: usize) -> Result<(Self, OwnedFd), Errno> {
+        let memory = Self::map(len, HugePages::Never, &mut Vec::new())?;
+        let Keeper::Mapping(mapping) = &memory.0.keeper else {
+            unreachable!("it was just mapped");
+        };
+        let file = mapping.file()?;
+        Ok((memory, file))
+    }
+
     /// Memory of somebody else, whose owner is dropped by whoever is last, on whatever thread.
     #[must_use]
     pub fn foreign(memory: ForeignMemory) -> Self {
@@ -176,6 +190,20 @@ impl SharedMemory {
         // SAFETY: the check keeps the target inside memory that `self` keeps, and no reference to it exists, so
         // `bytes` lies elsewhere. Ends with the copy.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Copies `len` bytes of `from`, from `from_start` on, to `start`, on whatever thread. The two may overlap.
+    ///
+    /// # Panics
+    /// If either does not lie inside.
+    pub fn copy_from(&self, start: usize, from: &Self, from_start: usize, len: usize) {
+        self.check(start, len);
+        from.check(from_start, len);
+        let to = self.0.address.as_ptr().wrapping_add(start);
+        let from = from.0.address.as_ptr().wrapping_add(from_start);
+        // SAFETY: the checks keep both inside memory that `self` and `from` keep; nobody holds a reference to either, and
+        // `copy` allows them to overlap. Ends with the copy.
+        unsafe { to.copy_from(from, len) };
     }
 
     /// Copies `len` bytes of a view, from `from` on, to `start`, on whatever thread; the CRC32C of what is there then. What

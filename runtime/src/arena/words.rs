@@ -7,11 +7,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::thread::futex;
+use rustix::time::Timespec;
 
 use super::extent::Extent;
 use super::share::{MapError, check_file};
@@ -79,6 +82,47 @@ impl Words {
     #[must_use]
     pub fn extent(&self) -> Extent {
         Extent::of_words(&self.0)
+    }
+
+    /// Has this thread sleep until somebody wakes it by this word ([`wake`](Self::wake)), here or in another process that has
+    /// these words, and no longer than `timeout`. It does not sleep if the word's lower half is not that of `value` any more:
+    /// so who changes it, and wakes then, is never missed. It may wake for no reason. Not for a core's thread.
+    ///
+    /// # Panics
+    /// If there is no such word.
+    pub fn sleep(&self, index: usize, value: u64, timeout: Duration) {
+        let lower = u32::try_from(value & u64::from(u32::MAX)).expect("a half");
+        // Longer than anybody lives.
+        let timeout = Timespec::try_from(timeout).ok();
+        let slept = futex::wait(
+            self.lower_half(index),
+            futex::Flags::empty(),
+            lower,
+            timeout.as_ref(),
+        );
+        match slept {
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+            Err(errno) => unreachable!("a word that is mapped is slept on: {errno}"),
+        }
+    }
+
+    /// Wakes all who [sleep](Self::sleep) on this word: after it was changed. A system call.
+    ///
+    /// # Panics
+    /// If there is no such word.
+    pub fn wake(&self, index: usize) {
+        let woken = futex::wake(self.lower_half(index), futex::Flags::empty(), u32::MAX >> 1);
+        debug_assert!(woken.is_ok(), "a word that is mapped is woken by");
+    }
+
+    /// For the system, which compares it; here it is never read or written by itself.
+    fn lower_half(&self, index: usize) -> &AtomicU32 {
+        let word = ptr::from_ref(&self[index]).cast::<AtomicU32>();
+        let half = if cfg!(target_endian = "big") { 1 } else { 0 };
+        // SAFETY: either half of a word lies in it, is aligned as half of it is, and as long-lived as the borrow; no access is
+        // made through it in this program, whose atomics would be of another size than the word's (std::sync::atomic, "mixed
+        // sizes"): both callers hand it to the system. Ends with the borrow.
+        unsafe { &*word.wrapping_add(half) }
     }
 }
 
@@ -218,6 +262,29 @@ mod tests {
         let error = WordsView::map(duplicate(&ours), usize::MAX).expect_err("it wraps");
         assert_eq!(error, MapError::BadRange);
         assert_eq!(Words::new(0, true).err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn who_sleeps_on_a_word_is_woken_by_whoever_has_it() {
+        let words = Words::new(2, false).expect("memory");
+        let other = Words::map(duplicate(&words), 2).expect("sealed");
+        let long = Duration::from_secs(3600);
+        words[1].store(8, Ordering::Relaxed);
+        words.sleep(1, 7, long);
+        words.sleep(1, 8, Duration::from_millis(1));
+        // Only the lower half is looked at.
+        words[1].store(1 << 40 | 5, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while other[1].load(Ordering::Acquire) & 0xff == 5 {
+                    other.sleep(1, 5, long);
+                }
+                other[0].store(1, Ordering::Release);
+            });
+            words[1].store(6, Ordering::Release);
+            words.wake(1);
+        });
+        assert_eq!(words[0].load(Ordering::Acquire), 1);
     }
 
     #[test]

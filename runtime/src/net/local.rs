@@ -52,6 +52,12 @@ pub struct LocalChannel {
     socket: Watched,
 }
 
+/// What threads send packets by, on a core's channel. As long as there is one, the other side does not see the channel's end.
+#[derive(Debug)]
+pub struct LocalSender {
+    socket: OwnedFd,
+}
+
 impl LocalListener {
     /// Listens under a name that no other socket of this network namespace has.
     ///
@@ -157,24 +163,16 @@ impl LocalChannel {
     /// # Panics
     /// If it is empty, or longer than [`PACKET_BYTES_MAX`], or has more than [`PACKET_DESCRIPTORS_MAX`].
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        assert!((1..=PACKET_BYTES_MAX).contains(&bytes.len()), "a packet");
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PACKET_DESCRIPTORS_MAX))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            let has_room = ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
-            assert!(has_room, "{} descriptors", descriptors.len());
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        loop {
-            match sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags) {
-                Ok(sent) => {
-                    assert_eq!(sent, bytes.len(), "packets are sent whole");
-                    return Ok(());
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
+        send(self.socket.as_fd(), bytes, descriptors)
+    }
+
+    /// What threads send by.
+    ///
+    /// # Errors
+    /// The system's: no descriptor is free.
+    pub fn sender(&self) -> io::Result<LocalSender> {
+        let socket = self.socket.as_fd().try_clone_to_owned()?;
+        Ok(LocalSender { socket })
     }
 
     /// The next packet; `None` when the other side has gone. Dropping the future loses nothing.
@@ -196,6 +194,19 @@ impl LocalChannel {
     }
 }
 
+impl LocalSender {
+    /// Sends a packet without descriptors, on whatever thread. It does not wait.
+    ///
+    /// # Errors
+    /// As [`LocalChannel::send`].
+    ///
+    /// # Panics
+    /// As there.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        send(self.socket.as_fd(), bytes, &[])
+    }
+}
+
 impl fmt::Debug for LocalChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LocalChannel({:?})", self.socket.as_fd())
@@ -213,6 +224,27 @@ fn socket() -> io::Result<OwnedFd> {
         flags,
         None,
     )?)
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    assert!((1..=PACKET_BYTES_MAX).contains(&bytes.len()), "a packet");
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PACKET_DESCRIPTORS_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        let has_room = ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        assert!(has_room, "{} descriptors", descriptors.len());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags) {
+            Ok(sent) => {
+                assert_eq!(sent, bytes.len(), "packets are sent whole");
+                return Ok(());
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
 }
 
 async fn readable(socket: &Watched) -> io::Result<()> {

@@ -11,7 +11,9 @@ mod stream;
 
 pub use interfaces::{INTERFACE_ADDRESSES_MAX, InterfaceAddress, interface_addresses};
 pub use listener::{Accepted, REBIND_WAIT, TcpListener};
-pub use local::{LocalChannel, LocalListener, PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX, Packet};
+pub use local::{
+    LocalChannel, LocalListener, LocalSender, PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX, Packet,
+};
 pub use outbox::Outbox;
 pub use receive::Receives;
 pub use resolve::{ADDRESSES_MAX, ResolveError, resolve};

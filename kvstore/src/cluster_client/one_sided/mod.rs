@@ -39,6 +39,7 @@ use super::asking::Asking;
 use super::calls::{Called, call, into};
 use crate::glance::{Glance, Shown};
 use crate::member::draw;
+use showing::Looking;
 use sight::{NoView, ReadFault, Sight};
 
 /// From how many bytes on it pays, where nobody says: below, a descriptor and a copy take about as long as the
@@ -88,6 +89,8 @@ pub(super) struct Sights {
     paths: RefCell<BTreeMap<Seat, Path>>,
     /// What is seen of owners, and which core this is of those who look.
     glance: RefCell<(Arc<Glance>, usize)>,
+    /// How long what threads hand over may take, where they do.
+    handing: Cell<Option<Duration>>,
     reads: Cell<u64>,
     read_bytes: Cell<u64>,
     fallbacks: Cell<u64>,
@@ -101,6 +104,7 @@ impl Sights {
             from_bytes: from_bytes.unwrap_or(usize::MAX),
             paths: RefCell::default(),
             glance: RefCell::default(),
+            handing: Cell::new(None),
             reads: Cell::new(0),
             read_bytes: Cell::new(0),
             fallbacks: Cell::new(0),
@@ -135,9 +139,10 @@ impl Sights {
         Arc::clone(&self.glance.borrow().0)
     }
 
-    /// What is seen goes there from now on, as of this core of those who look.
-    pub(super) fn look_by(&self, glance: &Arc<Glance>, core: usize) {
+    /// What is seen goes there from now on, as of this core of those who look. Owners are handed objects, if that has a time.
+    pub(super) fn look_by(&self, glance: &Arc<Glance>, core: usize, handing: Option<Duration>) {
         *self.glance.borrow_mut() = (Arc::clone(glance), core);
+        self.handing.set(handing);
     }
 
     /// The memory of an owner, for a get into so much room. If nobody has tried yet, it is met.
@@ -280,6 +285,7 @@ impl Seen {
 impl Drop for Seen {
     fn drop(&mut self) {
         self.glance.forget(&self.shown);
+        self.shown.end();
     }
 }
 
@@ -310,7 +316,12 @@ async fn see(
     }
     let meeting = MeetReply::decode(version, &reply.body).map_err(|_fault| NotMet)?;
     let is_looking = asking.namespace() == NamespaceKind::Cache;
-    let joined = Sight::join(meeting, proof, is_looking).await;
+    let looking = is_looking.then(|| Looking {
+        seat,
+        version,
+        handing: asking.sights.handing.get(),
+    });
+    let joined = Sight::join(meeting, proof, looking).await;
     let refused = |error: &std::io::Error| {
         tracing::debug!(%error, ?seat, "an owner on this host is not met");
     };

@@ -20,7 +20,7 @@ use lunette_transfer::Room;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use thiserror::Error;
 
-use super::showing;
+use super::showing::{self, Looking};
 use crate::glance::Shown;
 use crate::member::Named;
 
@@ -72,23 +72,23 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    /// Goes where an owner is met, with a ticket of its; with what it shows, if this `is_looking`.
+    /// Goes where an owner is met, with a ticket of its; with what it shows, if that is looked at.
     ///
     /// # Errors
     /// The system's; `InvalidData` if it is somebody else.
     pub(super) async fn join(
         meeting: MeetReply,
         proof: u128,
-        is_looking: bool,
+        looking: Option<Looking>,
     ) -> io::Result<(Self, Option<Shown>)> {
-        let joined = time::timeout(PATIENCE, Self::enter(meeting, proof, is_looking)).await;
+        let joined = time::timeout(PATIENCE, Self::enter(meeting, proof, looking)).await;
         joined.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into()))
     }
 
     async fn enter(
         meeting: MeetReply,
         proof: u128,
-        is_looking: bool,
+        looking: Option<Looking>,
     ) -> io::Result<(Self, Option<Shown>)> {
         let channel = LocalChannel::connect(&meeting.name.to_le_bytes())?;
         let ticket = meeting.ticket;
@@ -99,9 +99,9 @@ impl Sight {
         }
         let [board] = <[OwnedFd; 1]>::try_from(welcome.descriptors).map_err(|_| nonsense())?;
         let board = WordsView::map(board, meeting.words as usize).map_err(io::Error::other)?;
-        let shown = match is_looking {
-            true => showing::by(&channel).await?,
-            false => None,
+        let shown = match looking {
+            Some(looking) => showing::by(&channel, looking).await?,
+            None => None,
         };
         let sight = Self {
             channel,
@@ -281,10 +281,13 @@ pub(super) fn nonsense() -> io::Error {
 mod tests {
     use std::os::fd::AsFd;
 
+    use lunette_kvstore_proto::message::FormatVersion;
+    use lunette_kvstore_proto::placement::Seat;
     use lunette_runtime::arena::{Arena, ArenaOptions, RegionMut};
     use lunette_runtime::net::LocalListener;
     use lunette_runtime::{CoreOptions, arena, block_on, spawn_local};
     use lunette_runtime_core::checksum::crc32c;
+    use lunette_runtime_core::ids::{CoreIndex, NodeId};
     use lunette_transfer_proto::engine::segment::SegmentId;
 
     use super::*;
@@ -303,6 +306,16 @@ mod tests {
         /// What it was not asked for.
         Nonsense,
     }
+
+    const LOOKING: Looking = Looking {
+        seat: Seat {
+            node: NodeId(1),
+            incarnation: 1,
+            core: CoreIndex(0),
+        },
+        version: FormatVersion::NEWEST,
+        handing: Some(Duration::from_secs(1)),
+    };
 
     /// An owner that shares one chunk, and how it answers.
     struct Owner {
@@ -389,7 +402,7 @@ mod tests {
         }
 
         async fn met(self: &Rc<Self>, said: u128, expected: u128) -> io::Result<Rc<Sight>> {
-            let (sight, shown) = self.met_looking(said, expected, false).await?;
+            let (sight, shown) = self.met_looking(said, expected, None).await?;
             assert!(shown.is_none(), "it was not asked for");
             Ok(sight)
         }
@@ -398,7 +411,7 @@ mod tests {
             self: &Rc<Self>,
             said: u128,
             expected: u128,
-            is_looking: bool,
+            looking: Option<Looking>,
         ) -> io::Result<(Rc<Sight>, Option<Shown>)> {
             let name = draw();
             let listener = LocalListener::bind(&name.to_le_bytes()).expect("a name");
@@ -409,7 +422,7 @@ mod tests {
                 name,
                 words: u32::try_from(WORDS).expect("few"),
             };
-            let (sight, shown) = Sight::join(meeting, expected, is_looking).await?;
+            let (sight, shown) = Sight::join(meeting, expected, looking).await?;
             let sight = Rc::new(sight);
             drop(spawn_local(Rc::clone(&sight).listen()));
             Ok((sight, shown))
@@ -552,13 +565,13 @@ mod tests {
     fn an_owner_that_shows_nothing_is_read_and_one_that_shows_nonsense_is_not_met() {
         on_a_core(|| async {
             let owner = Owner::new();
-            let (sight, shown) = owner.met_looking(5, 5, true).await.expect("met");
+            let (sight, shown) = owner.met_looking(5, 5, Some(LOOKING)).await.expect("met");
             assert!(shown.is_none());
             let object = owner.object(b'a').freeze();
             let place = owner.describe(3, b'a', object.place());
             assert_eq!(sight.read(&place, &[], &mut room(LEN)).await, Ok(LEN));
             for says in [Says::TooShort, Says::Nonsense] {
-                let met = Owner::saying(says).met_looking(5, 5, true).await;
+                let met = Owner::saying(says).met_looking(5, 5, Some(LOOKING)).await;
                 met.map(drop).expect_err("it keeps no rules");
             }
         });

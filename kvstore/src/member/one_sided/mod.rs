@@ -11,6 +11,9 @@
 //!     lease, presence, catalogue                   -->    their files
 //!     a ring, in which it tells what it has read   -->
 //!     looks, copies, and asks nobody
+//!     lane                                         -->    the file of its words
+//!     a window                                     -->    accepted
+//!     puts
 //! ```
 //!
 //! | file | subject |
@@ -21,7 +24,7 @@
 //! What is mapped is an arena that holds copies and nothing else: buffers of connections, and what programs on
 //! the node's cores have, lie in the cores' own arenas. Who has mapped it can read what other clients of the
 //! cluster have written, as it could by asking; so only who proved the cluster's secret gets a ticket.
-//! It can write nothing. What it has mapped it keeps for as long as it runs, whatever becomes of the secret.
+//! It can write nothing of that: what it [puts](super::lane) lies in memory of its own. What it has mapped it keeps for as long as it runs, whatever becomes of the secret.
 //!
 //! The packets are those of transfer engines that share memory, of which a chunk is a segment here. An engine
 //! is not used: its segments are memory that anybody may write at any time, while copies are regions that
@@ -33,15 +36,18 @@ mod tickets;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::{MeetMessage, MeetReply};
-use lunette_runtime::net::{LocalChannel, LocalListener};
+use lunette_runtime::net::{LocalChannel, LocalListener, Packet as Received};
 use lunette_runtime::{JoinError, Scope, boot_id, entropy, time};
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 use lunette_transfer_proto::engine::segment::SegmentId;
@@ -50,6 +56,7 @@ pub(crate) use board::Board;
 use tickets::Tickets;
 
 use super::core::MemberCore;
+use super::lane::{LANE_WORDS, Taken};
 use super::shown::Part;
 
 /// Readers that one core lets in; others are sent the bytes.
@@ -73,14 +80,17 @@ pub(crate) enum Named {
     Shown(Part),
     /// Where the reader tells what it has read.
     Told,
+    /// By what it puts objects here.
+    Lane,
 }
 
 impl Named {
-    const SHOWN: [Self; 4] = [
+    const SHOWN: [Self; 5] = [
         Self::Shown(Part::Lease),
         Self::Shown(Part::Presence),
         Self::Shown(Part::Catalogue),
         Self::Told,
+        Self::Lane,
     ];
     const CHUNKS: u32 = 1;
     const OTHERS: u32 = 2;
@@ -196,7 +206,7 @@ async fn serve(core: Rc<MemberCore>, channel: LocalChannel) {
     }
 }
 
-async fn converse(core: &MemberCore, channel: &LocalChannel) -> io::Result<()> {
+async fn converse(core: &Rc<MemberCore>, channel: &LocalChannel) -> io::Result<()> {
     let sharing = core.sharing().ok_or_else(nonsense)?;
     let first = time::timeout(JOIN_WAIT, channel.recv()).await;
     let Some(first) = first.map_err(|_| io::ErrorKind::TimedOut)?? else {
@@ -209,12 +219,25 @@ async fn converse(core: &MemberCore, channel: &LocalChannel) -> io::Result<()> {
     let board = core.bytes().borrow().board_file()?;
     channel.send(&Packet::Welcome { proof }.encode(), &[board.as_fd()])?;
     let mut looking = Looking::default();
-    while let Some(received) = channel.recv().await? {
+    while let Some(received) = looking.recv(channel).await? {
         match Packet::decode(&received.bytes) {
             Ok(Packet::Map { segment }) => {
                 let (packet, file) = handed_out(core, segment, &mut looking)?;
                 let file = file.as_ref().map(AsFd::as_fd);
                 channel.send(&packet.encode(), file.as_slice())?;
+            }
+            // It is awake now, and looks at its lanes.
+            Ok(Packet::Wake) => {}
+            Ok(Packet::Window { len_bytes }) => {
+                let [file] =
+                    <[OwnedFd; 1]>::try_from(received.descriptors).map_err(|_| nonsense())?;
+                let lane = looking.lane.as_ref().ok_or_else(nonsense)?;
+                let segment = Named::Lane.segment();
+                let packet = match lane.open_window(file, len_bytes) {
+                    true => Packet::Accepted { segment },
+                    false => Packet::Declined { segment },
+                };
+                channel.send(&packet.encode(), &[])?;
             }
             Ok(Packet::Memory { segment, .. })
                 if looking.told.is_none() && Named::of(segment) == Some(Named::Told) =>
@@ -234,11 +257,29 @@ async fn converse(core: &MemberCore, channel: &LocalChannel) -> io::Result<()> {
 struct Looking {
     shown: BTreeMap<SegmentId, Arc<()>>,
     told: Option<Arc<()>>,
+    lane: Option<Taken>,
+}
+
+impl Looking {
+    /// The next packet, unless the reader breaks the rules of its lane meanwhile.
+    async fn recv(&self, channel: &LocalChannel) -> io::Result<Option<Received>> {
+        let Some(lane) = &self.lane else {
+            return channel.recv().await;
+        };
+        let (mut received, mut broken) = (pin!(channel.recv()), pin!(lane.broken()));
+        poll_fn(|cx| {
+            if broken.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Err(nonsense()));
+            }
+            received.as_mut().poll(cx)
+        })
+        .await
+    }
 }
 
 /// The answer to a reader that asks for a file.
 fn handed_out(
-    core: &MemberCore,
+    core: &Rc<MemberCore>,
     segment: SegmentId,
     looking: &mut Looking,
 ) -> io::Result<(Packet, Option<OwnedFd>)> {
@@ -254,7 +295,15 @@ fn handed_out(
             }
             None => return Ok((Packet::Refused { segment }, None)),
         },
-        Some(Named::Told) | None => return Ok((Packet::Refused { segment }, None)),
+        Some(Named::Lane) if looking.lane.is_none() => match Taken::begin(core)? {
+            Some(lane) => {
+                let words = lane.words()?;
+                looking.lane = Some(lane);
+                (0, LANE_WORDS as u64 * 8, words)
+            }
+            None => return Ok((Packet::Refused { segment }, None)),
+        },
+        Some(Named::Lane | Named::Told) | None => return Ok((Packet::Refused { segment }, None)),
     };
     let packet = Packet::Memory {
         segment,
@@ -279,7 +328,7 @@ mod tests {
         for named in chunks.into_iter().chain(Named::SHOWN) {
             assert_eq!(Named::of(named.segment()), Some(named));
         }
-        for wire in [7, 2 << 32 | 4, 3 << 32, u64::MAX] {
+        for wire in [7, 2 << 32 | 5, 3 << 32, u64::MAX] {
             assert_eq!(Named::of(SegmentId::from_wire(wire)), None, "{wire:#x}");
         }
     }

@@ -173,6 +173,12 @@ const OF_MEMBERS: [OfMember; 12] = [
         value: |member| member.one_sided_fallbacks,
     },
     OfMember {
+        name: "handed_over_puts_total",
+        help: "Puts of other processes on this host that came by memory which both share.",
+        is_counter: true,
+        value: |member| member.handed_over,
+    },
+    OfMember {
         name: "pushed_gets_total",
         help: "Gets whose bytes an RDMA adapter of this core has written to where they belong.",
         is_counter: true,

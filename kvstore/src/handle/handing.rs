@@ -1,0 +1,296 @@
+//! Objects that threads put at another process's cores themselves, on this host: by memory that both share, past their own
+//! process's core, which neither carries them nor wakes for them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{WAIT_MS_MAX, WriteMessage};
+use lunette_kvstore_proto::placement::home_of;
+use lunette_kvstore_proto::version::Form;
+use lunette_runtime::{Patience, Pending, SPIN};
+
+use super::StoreHandle;
+use super::cores::Cores;
+use super::devices::are_of_device;
+use super::hosted::Until;
+use super::lent::Lent;
+use super::placing::{Filled, ToPut};
+use crate::cluster_client::{Among, PutOptions, Stored, parts_of, retention_in, stored_as};
+use crate::error::{StoreError, StoreErrorKind};
+use crate::member::{HANDED_BYTES_MAX, HandedOver, Lane, Outcome};
+
+/// Looks in between which the clock is not read.
+const LOOKS: u32 = 32;
+
+/// Objects that are being put. See [`StoreHandle::hand_over`].
+#[must_use = "what is left is not put unless it is finished"]
+pub struct Handing {
+    cores: Arc<Cores>,
+    until: Until,
+    options: PutOptions,
+    /// What is to be handed over, the next one last.
+    left: Vec<Object>,
+    /// What has been, in that order.
+    asked: VecDeque<(Object, HandedOver)>,
+    /// What cores are to put.
+    others: Vec<Object>,
+    stored: Vec<Option<Result<Stored, StoreError>>>,
+}
+
+/// One of the objects.
+struct Object {
+    index: usize,
+    key: Vec<u8>,
+    value: Vec<Lent>,
+    among: Among,
+}
+
+impl Object {
+    fn len_bytes(&self) -> usize {
+        self.value.iter().map(Lent::len).sum()
+    }
+}
+
+impl fmt::Debug for Handing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handing")
+            .field("left", &self.left.len())
+            .field("asked", &self.asked.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreHandle {
+    /// Whether this process has [met](crate::ClusterClient::one_sided) another one on this host that lets threads put objects
+    /// by memory that both share.
+    #[must_use]
+    pub fn hands_over(&self) -> bool {
+        self.cores.glance().has_lanes()
+    }
+
+    /// As [`put_all`](Self::put_all), for a thread that waits: objects of up to 4 MiB whose homes are cores of another process
+    /// on this host, which this one has met, are handed over to these without a core of this process. The rest
+    /// is put by cores, with [`finish`](Handing::finish): what is longer, of a device, preferred elsewhere, or in parts.
+    ///
+    /// The values are copied by this thread, in [`step`](Handing::step). What is dropped before the end may be put, or not;
+    /// its memory is the caller's at once.
+    ///
+    /// # Errors
+    /// With `finish`.
+    pub fn hand_over(&self, objects: Vec<impl Into<ToPut>>, options: PutOptions) -> Handing {
+        let count = objects.len();
+        let objects = objects.into_iter().map(Into::into).enumerate();
+        // The last one first, as in `ClusterClient::put_all`; `left` is taken from its end.
+        let left = objects.map(|(index, object): (usize, ToPut)| Object {
+            index,
+            among: object.among(index, count),
+            key: object.key,
+            value: object.value,
+        });
+        let mut handing = Handing {
+            cores: Arc::clone(&self.cores),
+            until: self.puts,
+            options,
+            left: left.collect(),
+            asked: VecDeque::new(),
+            others: Vec::new(),
+            stored: (0..count).map(|_| None).collect(),
+        };
+        handing.pick();
+        handing
+    }
+
+    /// As [`put_all`](Self::put_all), for a thread that waits: see [`hand_over`](Self::hand_over).
+    ///
+    /// # Errors
+    /// One for each.
+    pub fn put_all_waiting(
+        &self,
+        objects: Vec<impl Into<ToPut>>,
+        options: PutOptions,
+    ) -> Vec<Result<Stored, StoreError>> {
+        let mut handing = self.hand_over(objects, options);
+        handing.wait();
+        handing.finish().wait()
+    }
+}
+
+impl Handing {
+    /// Leaves to cores what cannot be handed over.
+    fn pick(&mut self) {
+        let options = self.options;
+        let is_anywhere = options.preferred.is_empty() && !options.is_same_node;
+        let is_valid = options.check().is_ok() && is_anywhere;
+        let (left, others) = self.left.drain(..).partition(|object| {
+            let len_bytes = object.len_bytes();
+            let is_short = len_bytes <= HANDED_BYTES_MAX && !are_of_device(&object.value);
+            is_valid && is_short && parts_of(len_bytes, options) == Ok(None)
+        });
+        (self.left, self.others) = (left, others);
+    }
+
+    /// How many bytes are to be copied by [`step`](Self::step).
+    #[must_use]
+    pub fn left_bytes(&self) -> usize {
+        self.left.iter().map(Object::len_bytes).sum()
+    }
+
+    /// Hands over as much as there is room for, and takes the answers that there are. Whether all have been answered; else
+    /// this is to be called again, after a while, or when it has [slept](Self::sleep).
+    pub fn step(&mut self) -> bool {
+        self.take_answers();
+        while let Some(object) = self.left.pop() {
+            match self.lane_of(&object.key) {
+                Some(lane) => match self.ask(&lane, &object) {
+                    Some(asked) => self.asked.push_back((object, asked)),
+                    // There is room when one of these has been answered.
+                    None if !self.asked.is_empty() => {
+                        self.left.push(object);
+                        break;
+                    }
+                    // Others have it.
+                    None => self.others.push(object),
+                },
+                None => self.others.push(object),
+            }
+        }
+        self.asked.is_empty()
+    }
+
+    /// Sleeps until there is an answer to take, and no longer than `timeout`; it may wake for no reason.
+    pub fn sleep(&self, timeout: Duration) {
+        let mut asked = self.asked.iter().map(|(_, asked)| asked);
+        // What waits for room goes on with the first; else the last one is answered last, in the usual case.
+        let awaited = match self.left.is_empty() {
+            true => asked.rfind(|asked| asked.look().is_none()),
+            false => asked.next(),
+        };
+        if let Some(awaited) = awaited {
+            awaited.sleep(timeout);
+        }
+    }
+
+    /// Blocks this thread until all that is handed over has been answered: looks for a while, where that has paid
+    /// [lately](Patience), then sleeps.
+    pub fn wait(&mut self) {
+        thread_local! {
+            static PATIENCE: Patience = const { Patience::new() };
+        }
+        PATIENCE.with(|patience| {
+            let (begun, spin) = (Instant::now(), patience.spin(SPIN));
+            while !self.step() {
+                if begun.elapsed() >= spin {
+                    self.sleep(Duration::MAX);
+                    continue;
+                }
+                for _ in 0..LOOKS {
+                    std::hint::spin_loop();
+                }
+            }
+            patience.learn(spin, begun.elapsed());
+        });
+    }
+
+    /// Has cores put what is left; what came of each, in their order.
+    ///
+    /// # Errors
+    /// [`StoreError`] for each, as of [`StoreHandle::put`]: `Interrupted` if the other process has ended, or has not answered
+    /// in time, or yet.
+    pub fn finish(mut self) -> Pending<Vec<Result<Stored, StoreError>>> {
+        for (object, _) in self.asked.drain(..) {
+            let interrupted = StoreError::local(StoreErrorKind::Interrupted);
+            self.stored[object.index] = Some(Err(interrupted));
+        }
+        self.others.append(&mut self.left);
+        if self.others.is_empty() {
+            return Pending::ready(self.stored.into_iter().flatten().collect());
+        }
+        self.others.sort_by_key(|object| object.index);
+        let indices: Vec<usize> = self.others.iter().map(|object| object.index).collect();
+        let objects = self.others.into_iter();
+        let objects = objects.map(|object| Filled::by_core(object.key, object.value, object.among));
+        let asked = (self.cores).put_filled(objects.collect(), self.options, self.until);
+        let mut stored = self.stored;
+        Pending::here(async move {
+            for (index, answer) in indices.into_iter().zip(asked.await) {
+                stored[index] = Some(answer);
+            }
+            stored.into_iter().flatten().collect()
+        })
+    }
+
+    fn take_answers(&mut self) {
+        while let Some((_, asked)) = self.asked.front() {
+            let Some(outcome) = asked.look_late() else {
+                return;
+            };
+            let (object, _) = self.asked.pop_front().expect("it was looked at");
+            self.end(object, outcome);
+        }
+    }
+
+    fn end(&mut self, object: Object, outcome: Outcome) {
+        let stored = match outcome {
+            Outcome::Answered(answer) => stored_as(answer),
+            Outcome::Refused(_) => Ok(None),
+            Outcome::Unanswered => Err(StoreError::local(StoreErrorKind::Interrupted)),
+        };
+        match stored.transpose() {
+            Some(stored) => self.stored[object.index] = Some(stored),
+            // Nothing was done: cores know how to go on.
+            None => self.others.push(object),
+        }
+    }
+
+    /// By what an object is handed over to its home, if it can be.
+    fn lane_of(&self, key: &[u8]) -> Option<Arc<Lane>> {
+        let key = self.cores.tenant().key(key);
+        let key = self.cores.tenant().check(&key).ok()?;
+        let home = home_of(self.cores.map().as_ref()?, key.fingerprint())?;
+        self.cores.glance().lane(home)
+    }
+
+    fn ask(&self, lane: &Arc<Lane>, object: &Object) -> Option<HandedOver> {
+        let key = self.cores.tenant().key(&object.key);
+        let key = Key::new(&key).expect("it was looked at");
+        let (options, among) = (self.options, object.among);
+        let options = PutOptions {
+            group: among.group.or(options.group),
+            behind: among.behind.or(options.behind),
+            ..options
+        };
+        let retention = retention_in(self.cores.tenant(), &options, among.is_last);
+        let wait_ms = u32::try_from(lane.timeout().as_millis()).unwrap_or(u32::MAX);
+        lane.ask(
+            object.len_bytes(),
+            |asked, out| {
+                let message = WriteMessage {
+                    asker: asked.asker,
+                    request: asked.request,
+                    over_below: asked.over_below,
+                    to: lane.seat(),
+                    kind: options.kind,
+                    form: Form::Whole,
+                    namespace: NamespaceKind::Cache,
+                    wanted: options.copies,
+                    wait_ms: wait_ms.min(WAIT_MS_MAX),
+                    retention,
+                    #[cfg(feature = "next-version")]
+                    next: lunette_kvstore_proto::message::Next,
+                    key,
+                };
+                message.encode(asked.version, out);
+            },
+            |window, mut at| {
+                for piece in &object.value {
+                    piece.copy_to(window, at);
+                    at += piece.len();
+                }
+            },
+        )
+    }
+}

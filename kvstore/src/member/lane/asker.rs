@@ -1,0 +1,324 @@
+//! The thread's end of a lane.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use lunette_kvstore_proto::message::directory::AskerId;
+use lunette_kvstore_proto::message::{FormatVersion, Status};
+use lunette_kvstore_proto::owner::WriteAnswer;
+use lunette_kvstore_proto::placement::Seat;
+use lunette_runtime::arena::{SharedMemory, Words};
+use lunette_runtime::net::LocalSender;
+use lunette_runtime_core::carve::{Carved, Carver};
+use lunette_runtime_core::ids::RequestId;
+use lunette_transfer_proto::engine::same_host::packet::Packet;
+
+use super::{
+    ANSWER, ANSWER_BYTES_MAX, ANSWERED, ASKED, ASLEEP, ENDED, LANE_WINDOW_BYTES, LANE_WORDS,
+    OWNER_SLEEPS, REQUEST, SLOTS_MAX, STATE, STATUS, SUBMITTED, VALUE, at, bits_of, to_word,
+};
+
+/// Where values begin in the window: as memory is copied best.
+const ALIGN: u32 = 64;
+
+/// A lane to one core of another process. It ends with the channel over which it was opened.
+pub(crate) struct Lane {
+    seat: Seat,
+    version: FormatVersion,
+    asker: AskerId,
+    timeout: Duration,
+    words: Words,
+    window: SharedMemory,
+    waker: LocalSender,
+    state: Mutex<State>,
+    is_over: AtomicBool,
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lane")
+            .field("seat", &self.seat)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is used of a lane.
+struct State {
+    room: Carver,
+    slots: [Option<Slot>; SLOTS_MAX as usize],
+    /// Slots that nobody waits for, and that are the core's still.
+    abandoned: u64,
+    last_request: u64,
+    body: Vec<u8>,
+}
+
+/// A slot that is used.
+#[derive(Clone, Copy)]
+struct Slot {
+    request: u64,
+    part: Carved,
+}
+
+/// Who asks, and what is over, for a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) asker: AskerId,
+    pub(crate) request: RequestId,
+    pub(crate) over_below: RequestId,
+    pub(crate) version: FormatVersion,
+}
+
+/// What came of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Answered(WriteAnswer),
+    /// Nothing was done.
+    Refused(Status),
+    /// The lane has ended, or there was no answer in time: nobody knows.
+    Unanswered,
+}
+
+/// A request on its way.
+#[derive(Debug)]
+pub(crate) struct HandedOver {
+    lane: Arc<Lane>,
+    slot: u32,
+    until: Instant,
+}
+
+impl Lane {
+    /// A lane to this core, whose words these are; with the file of its window. Requests are in this version of the format,
+    /// and take no longer than `timeout`.
+    ///
+    /// # Errors
+    /// The system's, and that these are no such words.
+    pub(crate) fn new(
+        (seat, version): (Seat, FormatVersion),
+        (asker, timeout): (AskerId, Duration),
+        words: OwnedFd,
+        waker: LocalSender,
+    ) -> io::Result<(Self, OwnedFd)> {
+        let (window, file) = SharedMemory::shared(LANE_WINDOW_BYTES as usize)?;
+        let state = State {
+            room: Carver::new(LANE_WINDOW_BYTES),
+            slots: [None; SLOTS_MAX as usize],
+            abandoned: 0,
+            last_request: 0,
+            body: Vec::new(),
+        };
+        let lane = Self {
+            seat,
+            version,
+            asker,
+            timeout,
+            words: Words::map(words, LANE_WORDS).map_err(io::Error::other)?,
+            window,
+            waker,
+            state: Mutex::new(state),
+            is_over: AtomicBool::new(false),
+        };
+        Ok((lane, file))
+    }
+
+    pub(crate) const fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    /// How long a request may take.
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands a request over, with a value of so many bytes: `write` writes the request, and `fill` copies the value to that
+    /// place in the window. `None`, with nothing done, if there is no room for it now, or no lane any more.
+    pub(crate) fn ask(
+        self: &Arc<Self>,
+        value_len: usize,
+        write: impl FnOnce(Asked, &mut Vec<u8>),
+        fill: impl FnOnce(&SharedMemory, usize),
+    ) -> Option<HandedOver> {
+        if self.is_over() {
+            return None;
+        }
+        let value_len = u32::try_from(value_len).ok()?;
+        let mut state = self.state();
+        let slot = state.free_slot(&self.words)?;
+        let asked = state.next(self.asker, self.version);
+        let mut body = std::mem::take(&mut state.body);
+        body.clear();
+        write(asked, &mut body);
+        let body_len = u32::try_from(body.len()).expect("a request is short");
+        let value_at = body_len.next_multiple_of(ALIGN);
+        let part = value_at
+            .checked_add(value_len)
+            .and_then(|len| state.room.alloc(len));
+        if let Some(part) = part {
+            state.slots[slot as usize] = Some(Slot {
+                request: asked.request.0,
+                part,
+            });
+            self.window.copy_in(part.offset_bytes as usize, &body);
+        }
+        state.body = body;
+        drop(state);
+        let start = part?.offset_bytes;
+        let handed = HandedOver {
+            lane: Arc::clone(self),
+            slot,
+            until: Instant::now() + self.timeout,
+        };
+        fill(&self.window, (start + value_at) as usize);
+        let value = start + value_at..start + value_at + value_len;
+        self.submit(slot, &(start..start + body_len), &value);
+        Some(handed)
+    }
+
+    /// Tells the core of a slot.
+    fn submit(&self, slot: u32, body: &std::ops::Range<u32>, value: &std::ops::Range<u32>) {
+        self.words[at(slot, REQUEST)].store(to_word(body), Ordering::Relaxed);
+        self.words[at(slot, VALUE)].store(to_word(value), Ordering::Relaxed);
+        self.words[at(slot, STATE)].store(ASKED, Ordering::Relaxed);
+        self.words[SUBMITTED].fetch_or(1 << slot, Ordering::Release);
+        // The bit before the look: who sleeps after the look has seen the bit.
+        fence(Ordering::SeqCst);
+        let sleeps = &self.words[OWNER_SLEEPS];
+        if sleeps.load(Ordering::Relaxed) != 0
+            && sleeps.swap(0, Ordering::SeqCst) != 0
+            && let Err(error) = self.waker.send(&Packet::Wake.encode())
+        {
+            // Full of wake-ups that were not read yet, or its other end is gone: both are news there.
+            tracing::trace!(%error, "a wake-up");
+        }
+    }
+
+    /// The channel has ended: what is under way is not answered any more.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        for slot in 0..SLOTS_MAX {
+            let state = &self.words[at(slot, STATE)];
+            // Who falls asleep after this sees that it is over.
+            let woken = state.compare_exchange(ASLEEP, ENDED, Ordering::SeqCst, Ordering::SeqCst);
+            if woken.is_ok() {
+                self.words.wake(at(slot, STATE));
+            }
+        }
+    }
+
+    fn is_answered(&self, slot: u32) -> bool {
+        is_answered(&self.words, slot)
+    }
+
+    /// What a slot says that is answered.
+    fn answer(&self, slot: u32) -> Outcome {
+        let word = self.words[at(slot, STATUS)].load(Ordering::Relaxed);
+        let status = Status::from_code(u16::try_from(word & 0xffff).expect("so many bits"));
+        if status != Status::Ok {
+            return Outcome::Refused(status);
+        }
+        let mut bytes = [0; ANSWER_BYTES_MAX];
+        for (index, to) in bytes.chunks_exact_mut(8).enumerate() {
+            let word = self.words[at(slot, ANSWER + index)].load(Ordering::Relaxed);
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        let len = usize::try_from(word >> 32).unwrap_or(usize::MAX);
+        let answer = bytes
+            .get(..len)
+            .map(|bytes| WriteAnswer::decode(self.version, bytes));
+        match answer {
+            Some(Ok(answer)) => Outcome::Answered(answer),
+            // It has been done, or not.
+            Some(Err(_)) | None => Outcome::Unanswered,
+        }
+    }
+}
+
+fn is_answered(words: &Words, slot: u32) -> bool {
+    words[at(slot, STATE)].load(Ordering::Acquire) == ANSWERED
+}
+
+impl State {
+    /// A slot that is nobody's, if there is one.
+    fn free_slot(&mut self, words: &Words) -> Option<u32> {
+        for slot in bits_of(self.abandoned) {
+            if is_answered(words, slot) {
+                self.abandoned &= !(1 << slot);
+                self.free(slot);
+            }
+        }
+        let free = self.slots.iter().position(Option::is_none)?;
+        u32::try_from(free).ok()
+    }
+
+    fn free(&mut self, slot: u32) {
+        let used = self.slots[slot as usize].take().expect("it was used");
+        let freed = self.room.free(used.part.slot_index, used.part.generation);
+        freed.expect("a slot has its part to itself");
+    }
+
+    fn next(&mut self, asker: AskerId, version: FormatVersion) -> Asked {
+        self.last_request += 1;
+        let under_way = self.slots.iter().flatten().map(|slot| slot.request);
+        let first = under_way.min().unwrap_or(self.last_request);
+        Asked {
+            asker,
+            request: RequestId(self.last_request),
+            over_below: RequestId(first),
+            version,
+        }
+    }
+}
+
+impl HandedOver {
+    /// What came of it, if that is known: also that it took too long.
+    pub(crate) fn look(&self) -> Option<Outcome> {
+        if self.lane.is_answered(self.slot) {
+            return Some(self.lane.answer(self.slot));
+        }
+        // It may have been answered just before.
+        let is_over = self.lane.is_over() && !self.lane.is_answered(self.slot);
+        is_over.then_some(Outcome::Unanswered)
+    }
+
+    /// As [`look`](Self::look), after its time is over: `Unanswered` then.
+    pub(crate) fn look_late(&self) -> Option<Outcome> {
+        let is_late = || Instant::now() >= self.until;
+        self.look()
+            .or_else(|| is_late().then_some(Outcome::Unanswered))
+    }
+
+    /// Sleeps until there is an answer, and no longer than `timeout`, or its time.
+    pub(crate) fn sleep(&self, timeout: Duration) {
+        let (words, state) = (&self.lane.words, at(self.slot, STATE));
+        let left = self.until.saturating_duration_since(Instant::now());
+        let slept =
+            words[state].compare_exchange(ASKED, ASLEEP, Ordering::SeqCst, Ordering::SeqCst);
+        // If it was before, it has woken for no reason, or at its timeout.
+        let is_asleep = slept.is_ok() || slept == Err(ASLEEP);
+        if is_asleep && !self.lane.is_over() {
+            words.sleep(state, ASLEEP, timeout.min(left));
+        }
+    }
+}
+
+impl Drop for HandedOver {
+    fn drop(&mut self) {
+        let mut state = self.lane.state();
+        if self.lane.is_answered(self.slot) {
+            state.free(self.slot);
+        } else {
+            // It is the core's until it is answered.
+            state.abandoned |= 1 << self.slot;
+        }
+    }
+}
