@@ -66,6 +66,10 @@ mod landed_devices;
 mod latency;
 
 #[cfg(test)]
+#[path = "cluster/lanes.rs"]
+mod lanes;
+
+#[cfg(test)]
 #[path = "cluster/lent_devices.rs"]
 mod lent_devices;
 

@@ -75,6 +75,27 @@ fn who_waits_for_a_packet_is_woken_and_packets_stay_apart() {
 }
 
 #[test]
+fn threads_send_on_a_channel_whose_end_is_seen_when_they_have_ended_too() {
+    run(0, || async {
+        let (asking, answering) = pair().await;
+        let sender = asking.sender().expect("a descriptor");
+        let thread = std::thread::spawn(move || {
+            sender.send(b"from a thread").expect("room");
+            sender
+        });
+        let packet = answering.recv().await.expect("a packet");
+        assert_eq!(packet.expect("not gone").bytes, b"from a thread");
+        drop(asking);
+        let sender = thread.join().expect("no panic");
+        sender.send(b"still").expect("room");
+        let packet = answering.recv().await.expect("a packet");
+        assert_eq!(packet.expect("not gone").bytes, b"still");
+        drop(sender);
+        assert!(answering.recv().await.expect("its end").is_none());
+    });
+}
+
+#[test]
 fn a_side_that_takes_nothing_does_not_block_the_other() {
     run(0, || async {
         let (asking, answering) = pair().await;

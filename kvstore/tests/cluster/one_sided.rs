@@ -379,7 +379,7 @@ fn only_who_was_given_a_ticket_is_let_in_and_once() {
 }
 
 /// Meets an owner as a reader, and is let in.
-async fn let_in(connection: &Connection, to: Seat) -> LocalChannel {
+pub(crate) async fn let_in(connection: &Connection, to: Seat) -> LocalChannel {
     let here = boot_id().expect("a kernel");
     let reply = ask_to_meet(connection, to, here).await;
     let meeting = MeetReply::decode(V1, &reply.body).expect("a place");

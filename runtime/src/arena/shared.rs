@@ -339,6 +339,25 @@ mod tests {
     }
 
     #[test]
+    fn bytes_go_from_memory_to_memory_and_another_process_joins_what_has_a_file() {
+        let (window, file) = SharedMemory::shared(8192).expect("memory");
+        let from = SharedMemory::owned(b"what is copied".to_vec());
+        window.copy_from(5000, &from, 8, 6);
+        let joined = Exposed::join(file, 8192).expect("sealed");
+        assert_eq!(joined.slice(5000, 6).to_vec(), b"copied");
+        joined.copy_in(5000, b"C");
+        window.copy_from(5001, &window, 5000, 6);
+        assert_eq!(joined.slice(5000, 7).to_vec(), b"CCopied");
+        for (to, start, len) in [(8190, 0, 3), (0, 12, 3), (0, usize::MAX, 1)] {
+            let outside = AssertUnwindSafe(|| window.copy_from(to, &from, start, len));
+            assert!(catch_unwind(outside).is_err(), "{to} {start}+{len}");
+        }
+        drop(window);
+        assert_eq!(joined.slice(5000, 1).to_vec(), b"C", "it stays");
+        assert_eq!(SharedMemory::shared(0).err(), Some(Errno::INVAL));
+    }
+
+    #[test]
     fn foreign_memory_keeps_its_owner_until_the_last_core_lets_go() {
         let owner = Arc::new(());
         let mut bytes = vec![1_u8; 8];
