@@ -14,7 +14,7 @@ use pyo3::types::PyBytes;
 use crate::failure::{Invalid, of_store};
 use crate::memory::{Loans, Registered};
 use crate::store::Wishes;
-use crate::waiting::wait;
+use crate::waiting::{wait, wait_for_handing};
 
 /// Addresses and lengths of each object's pieces.
 pub(crate) type Pieces = (Vec<Vec<usize>>, Vec<Vec<usize>>);
@@ -266,6 +266,9 @@ pub(crate) fn put_waited(
     pieces: Pieces,
     wishes: Wishes,
 ) -> PyResult<Vec<Outcome<bool>>> {
+    if asking.handle.hands_over() {
+        return hand_over(py, asking, keys, pieces, wishes);
+    }
     let (_, lens) = &pieces;
     let is_long = |lens: &Vec<usize>| {
         lens.iter().copied().fold(0, usize::saturating_add) > COPIED_BY_CORE_MAX
@@ -276,6 +279,30 @@ pub(crate) fn put_waited(
     let place = |loans: &Loans| asking.place_from(loans, keys, pieces, wishes);
     let put = |putting: Putting| wait(py, putting.finish(py));
     waited_and(py, place, put)?
+}
+
+/// Puts objects and waits: those that another process of this host takes are copied by this thread to memory that both share.
+fn hand_over(
+    py: Python<'_>,
+    asking: &Asking<'_>,
+    keys: Vec<Vec<u8>>,
+    pieces: Pieces,
+    wishes: Wishes,
+) -> PyResult<Vec<Outcome<bool>>> {
+    let loans = Loans::default();
+    let put = || {
+        let (refused, objects) = asking.lent(&loans, keys, pieces)?;
+        let (objects, options) = wishes.of_each(objects, refused.iter().map(Option::is_some))?;
+        let mut handing = asking.handle.hand_over(objects, options);
+        let keeps_gil = handing.left_bytes() <= COPIED_WITH_GIL_MAX;
+        wait_for_handing(py, &mut handing, keeps_gil)?;
+        let stored = wait(py, handing.finish())?;
+        Ok(written(refused, stored))
+    };
+    let put: PyResult<_> = put();
+    let ended = loans.ended(py);
+    let put = put?;
+    ended.map(|()| put)
 }
 
 /// What came of each: of those that were not refused, the answers in their order.

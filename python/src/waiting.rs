@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use lunette_kvstore::Handing;
 use lunette_runtime::Patience;
 use pyo3::prelude::*;
 
@@ -82,4 +83,34 @@ pub(crate) fn wait_until<T: Send>(
             return Ok(None);
         }
     }
+}
+
+/// As [`wait`], for what is handed over: its bytes are copied meanwhile, without the GIL unless it `keeps_gil`.
+///
+/// # Errors
+/// What a handler of a signal raised.
+pub(crate) fn wait_for_handing(
+    py: Python<'_>,
+    handing: &mut Handing,
+    keeps_gil: bool,
+) -> PyResult<()> {
+    if keeps_gil {
+        let begun = Instant::now();
+        let spin = PATIENCE.with(|patience| patience.spin(SPIN));
+        let mut is_done = handing.step();
+        while !is_done && begun.elapsed() < spin {
+            std::hint::spin_loop();
+            is_done = handing.step();
+        }
+        while !is_done {
+            is_done = py.detach(|| handing.wait(SIGNALS));
+            py.check_signals()?;
+        }
+        PATIENCE.with(|patience| patience.learn(spin, begun.elapsed()));
+        return Ok(());
+    }
+    while !py.detach(|| handing.wait(SIGNALS)) {
+        py.check_signals()?;
+    }
+    Ok(())
 }

@@ -114,7 +114,7 @@ impl StoreHandle {
         options: PutOptions,
     ) -> Vec<Result<Stored, StoreError>> {
         let mut handing = self.hand_over(objects, options);
-        handing.wait();
+        handing.wait(Duration::MAX);
         handing.finish().wait()
     }
 }
@@ -174,17 +174,21 @@ impl Handing {
         }
     }
 
-    /// Blocks this thread until all that is handed over has been answered: looks for a while, where that has paid
-    /// [lately](Patience), then sleeps.
-    pub fn wait(&mut self) {
+    /// Blocks this thread until all that is handed over has been answered, and no longer than `timeout`; whether it has been.
+    /// It looks for a while, where that has paid [lately](Patience), then sleeps.
+    pub fn wait(&mut self, timeout: Duration) -> bool {
         thread_local! {
             static PATIENCE: Patience = const { Patience::new() };
         }
         PATIENCE.with(|patience| {
             let (begun, spin) = (Instant::now(), patience.spin(SPIN));
             while !self.step() {
-                if begun.elapsed() >= spin {
-                    self.sleep(Duration::MAX);
+                let waited = begun.elapsed();
+                if waited >= timeout {
+                    return false;
+                }
+                if waited >= spin {
+                    self.sleep(timeout - waited);
                     continue;
                 }
                 for _ in 0..LOOKS {
@@ -192,7 +196,8 @@ impl Handing {
                 }
             }
             patience.learn(spin, begun.elapsed());
-        });
+            true
+        })
     }
 
     /// Has cores put what is left; what came of each, in their order.
