@@ -58,7 +58,7 @@ pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use handle::{
     Brought, ClientHost, CommitHandleFailure, DEVICE_STAGING_BYTES_MAX, DeviceLent, Got, Handing,
     HandleError, LandFailure, LandedHandle, Lent, ObjectBytes, Placing, QUESTIONS_MAX,
-    ReservationHandle, ReservedHandle, SeatStat, StoreHandle, ToPut,
+    ReservationHandle, ReservedHandle, SeatStat, SeenBytes, StoreHandle, ToPut,
 };
 pub use member::{COPIES, ClusterOptions, LifeError, TierOptions, TierPlace};
 pub use node::{Node, NodeCore, NodeOptions, NodeWatch, Prefault, SeatedNode};

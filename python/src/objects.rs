@@ -73,18 +73,31 @@ impl Asking<'_> {
         })
     }
 
-    /// As [`get_into`](Self::get_into), but that what is left is copied by who [finishes](Bringing::finish).
+    /// As [`get_into`](Self::get_into), but that what is long and seen is copied now, without the GIL, and what is left is
+    /// copied by who [finishes](Bringing::finish).
     pub(crate) fn bring_into(
         &self,
+        py: Python<'_>,
         loans: &Loans,
         keys: Vec<Vec<u8>>,
         pieces: Pieces,
     ) -> PyResult<impl Future<Output = Bringing> + Send + use<>> {
-        let (refused, objects) = self.lent(loans, keys, pieces)?;
+        let (refused, mut objects) = self.lent(loans, keys, pieces)?;
+        let lens = objects.iter().flat_map(|(_, pieces)| pieces).map(Lent::len);
+        let mut seen = vec![None; objects.len()];
+        if lens.sum::<usize>() > COPIED_WITH_GIL_MAX {
+            seen = py.detach(|| self.handle.see_all(&objects));
+            let mut is_left = seen.iter().map(Option::is_none);
+            objects.retain(|_| is_left.next().expect("one each"));
+        }
         let brought = self.handle.bring_all(objects);
         Ok(async move {
             let brought = brought.await;
-            Bringing { refused, brought }
+            Bringing {
+                refused,
+                seen,
+                brought,
+            }
         })
     }
 
@@ -187,6 +200,8 @@ impl Putting {
 /// What came of gets, some of which may still be to be copied.
 pub(crate) struct Bringing {
     refused: Vec<Option<Refused>>,
+    /// Of those that were not refused, what has been got.
+    seen: Vec<Option<Got>>,
     brought: Brought,
 }
 
@@ -199,7 +214,40 @@ impl Bringing {
         } else {
             brought.finish()
         };
-        merged(self.refused, got.into_iter().map(len_of))
+        let mut got = got.into_iter();
+        let got = self.seen.into_iter().map(|seen| match seen {
+            Some(seen) => Ok(seen),
+            None => got.next().expect("one for each that was left"),
+        });
+        merged(self.refused, got.map(len_of))
+    }
+}
+
+/// The bytes of an object that is seen, if it is.
+///
+/// # Errors
+/// Python has no memory for them.
+pub(crate) fn seen_bytes<'py>(
+    py: Python<'py>,
+    handle: &StoreHandle,
+    key: &[u8],
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let mut bytes = None;
+    let got = handle.see(key, |seen| {
+        let is_long = seen.len() > COPIED_WITH_GIL_MAX;
+        bytes = Some(PyBytes::new_with(py, seen.len(), |to| {
+            if is_long {
+                py.detach(|| seen.copy_to(to));
+            } else {
+                seen.copy_to(to);
+            }
+            Ok(())
+        }));
+    });
+    match got {
+        Some(_) => bytes.transpose(),
+        // Whatever was copied is not it.
+        None => Ok(None),
     }
 }
 

@@ -19,7 +19,9 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::failure::{Invalid, of_store};
 use crate::memory::{Landed, Loans, Registered, streams};
-use crate::objects::{Asking, Outcome, bytes_of, piece_of, put_waited, waited, waited_and};
+use crate::objects::{
+    Asking, Outcome, bytes_of, piece_of, put_waited, seen_bytes, waited, waited_and,
+};
 use crate::opening::{Cores, NativeCluster, Open, address};
 use crate::owned::Owned;
 use crate::queue::{Making, NativeQueue};
@@ -164,7 +166,11 @@ impl NativeStore {
 
     /// The bytes; `None` if there is no object.
     fn get<'py>(&self, py: Python<'py>, key: Vec<u8>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let bytes = wait(py, self.handle()?.bring_bytes(key))?;
+        let handle = self.handle()?;
+        if let Some(bytes) = seen_bytes(py, &handle, &key)? {
+            return Ok(Some(bytes));
+        }
+        let bytes = wait(py, handle.bring_bytes(key))?;
         let bytes = bytes.map_err(|error| of_store(&error))?;
         bytes.map(|bytes| bytes_of(py, &bytes)).transpose()
     }
@@ -181,7 +187,7 @@ impl NativeStore {
         after: Vec<usize>,
     ) -> PyResult<Bound<'py, PyList>> {
         let asking = self.asking(&after)?;
-        let get = |loans: &Loans| asking.bring_into(loans, keys, (addresses, lens));
+        let get = |loans: &Loans| asking.bring_into(py, loans, keys, (addresses, lens));
         listed(py, waited_and(py, get, |brought| brought.finish(py))?)
     }
 

@@ -12,6 +12,7 @@ use lunette_transfer::Room;
 use super::objects::Fetching;
 use super::{ClusterClient, Fetched};
 use crate::glance::{Glance, Likely, Look, Shown};
+use crate::member::DIRECT_BYTES_MAX;
 
 impl ClusterClient {
     /// What is seen of cores.
@@ -78,7 +79,7 @@ impl ClusterClient {
         let (true, Ok(key)) = (is_seen, Key::new(key)) else {
             return Err(room);
         };
-        let len_max = room.len();
+        let len_max = room.len().min(DIRECT_BYTES_MAX);
         let likely = Likely {
             home: home_of(&self.asking.map(), key.fingerprint()),
             own_core: None,

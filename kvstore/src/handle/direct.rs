@@ -1,5 +1,5 @@
-//! What threads [see](crate::glance) without asking a core: which keys there are, and short copies, which they read where
-//! they lie.
+//! What threads [see](crate::glance) without asking a core: which keys there are, and copies, which they read where they
+//! lie: short ones always, long ones if they say so.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use lunette_runtime::Pending;
 use lunette_runtime::arena::View;
 use lunette_runtime_core::checksum::joined_crc32c;
 
+use super::StoreHandle;
 use super::cores::Cores;
 use super::lent::Lent;
 use super::objects::Got;
@@ -83,13 +84,18 @@ impl Cores {
         }
     }
 
-    /// Reads an object into memory of this host.
+    /// Reads a short object into memory of this host.
     pub(super) fn read_into(&self, key: &[u8], into: &[Lent]) -> Option<Got> {
+        self.read_up_to(DIRECT_BYTES_MAX, key, into)
+    }
+
+    /// Reads an object of at most so many bytes into memory of this host.
+    fn read_up_to(&self, len_max: usize, key: &[u8], into: &[Lent]) -> Option<Got> {
         if into.iter().any(Lent::is_of_device) {
             return None;
         }
-        let len_max = into.iter().map(Lent::len).sum();
-        self.read(key, len_max, |view, from, len| {
+        let room: usize = into.iter().map(Lent::len).sum();
+        self.read(key, room.min(len_max), |view, from, len| {
             copy_in(into, view, from, len)
         })
     }
@@ -116,6 +122,70 @@ impl Cores {
             view.copy_out_summed(from, &mut bytes)
         });
         got.map(|_| bytes)
+    }
+}
+
+/// The bytes of an object where they lie, in memory of this process or another one. See [`StoreHandle::see`].
+#[derive(Debug)]
+pub struct SeenBytes<'a> {
+    view: &'a View,
+    from: usize,
+    len: usize,
+    crc32c: Option<u32>,
+}
+
+impl SeenBytes<'_> {
+    /// How many there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies them over `to`, on whatever thread.
+    ///
+    /// # Panics
+    /// If it has another length.
+    pub fn copy_to(&mut self, to: &mut [u8]) {
+        assert_eq!(to.len(), self.len, "as many bytes");
+        self.crc32c = Some(self.view.copy_out_summed(self.from, to));
+    }
+}
+
+impl StoreHandle {
+    /// Reads an object that is seen without asking, of whatever length, if there is one: `read` copies it from where it lies.
+    /// What it has copied is the object only if this says that there was a hit; else it is to be asked for. No core is waited
+    /// for.
+    pub fn see(&self, key: &[u8], mut read: impl FnMut(&mut SeenBytes<'_>)) -> Option<Got> {
+        let mut is_read = false;
+        let got = self.cores.read(key, usize::MAX, |view, from, len| {
+            let mut seen = SeenBytes {
+                view,
+                from,
+                len,
+                crc32c: None,
+            };
+            read(&mut seen);
+            is_read = seen.crc32c.is_some();
+            seen.crc32c.unwrap_or_default()
+        });
+        got.filter(|_| is_read)
+    }
+
+    /// As [`get_all`](Self::get_all) of what is seen, of whatever length, by this thread: `None` where it is not seen, and is to
+    /// be asked for.
+    #[must_use]
+    pub fn see_all(&self, wanted: &[(Vec<u8>, Vec<Lent>)]) -> Vec<Option<Got>> {
+        let see = |(key, into): &(Vec<u8>, Vec<Lent>)| self.cores.read_up_to(usize::MAX, key, into);
+        // The last one is used first, as in `ClusterClient::get_all`.
+        let mut got: Vec<_> = wanted.iter().rev().map(see).collect();
+        got.reverse();
+        got
     }
 }
 

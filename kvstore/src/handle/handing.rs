@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{WAIT_MS_MAX, WriteMessage};
 use lunette_kvstore_proto::placement::home_of;
 use lunette_kvstore_proto::version::Form;
+use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{Patience, Pending, SPIN};
 
 use super::StoreHandle;
@@ -290,12 +292,21 @@ impl Handing {
                 };
                 message.encode(asked.version, out);
             },
-            |window, mut at| {
-                for piece in &object.value {
-                    piece.copy_to(window, at);
-                    at += piece.len();
-                }
-            },
+            |part, window, at| copy_part(&object.value, part, window, at),
         )
+    }
+}
+
+/// Copies a part of what lies in pieces, one after the other, into other memory, from `at` on.
+fn copy_part(pieces: &[Lent], part: Range<usize>, to: &SharedMemory, mut at: usize) {
+    let mut begins_at = 0;
+    for piece in pieces {
+        let ends_at = begins_at + piece.len();
+        let (from, end) = (part.start.max(begins_at), part.end.min(ends_at));
+        if from < end {
+            piece.copy_to(from - begins_at..end - begins_at, to, at);
+            at += end - from;
+        }
+        begins_at = ends_at;
     }
 }

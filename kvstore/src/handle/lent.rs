@@ -107,10 +107,11 @@ impl Lent {
         memory.copy_out_summed(range.start, bytes)
     }
 
-    /// Copies all of it into other memory, where there is room for it, from `start` on.
-    pub(super) fn copy_to(&self, to: &SharedMemory, start: usize) {
+    /// Copies a part of it into other memory, where there is room for it, from `start` on.
+    pub(super) fn copy_to(&self, part: Range<usize>, to: &SharedMemory, start: usize) {
+        assert!(part.end <= self.len(), "a part of it");
         let (memory, range) = self.host();
-        to.copy_from(start, memory, range.start, range.len());
+        to.copy_from(start, memory, range.start + part.start, part.len());
     }
 
     /// A handle for this core.

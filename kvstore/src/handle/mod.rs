@@ -54,6 +54,7 @@ pub use bringing::{Brought, ObjectBytes};
 pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
 pub use devices::DEVICE_STAGING_BYTES_MAX;
+pub use direct::SeenBytes;
 pub use handing::Handing;
 pub use host::ClientHost;
 use hosted::Until;

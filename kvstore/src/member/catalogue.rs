@@ -1,4 +1,4 @@
-//! Where this core's short copies lie, by their keys: words that threads and other processes read, and then the memory
+//! Where this core's copies lie, by their keys: words that threads and other processes read, and then the memory
 //! itself, so that their gets need no core.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //!
 //! A record's number was never there before, and the record is one copy's for as long as it stands: who reads looks at it
 //! before and afterwards. The others are written only while it is 0. What finds no room in the [levels](super::levels),
-//! is long, or lies in parts is not listed, and asked for.
+//! or lies in parts, is not listed, and asked for.
 //!
 //! Copies are listed a while after they came, so that no put waits for it. Who reads [tells](super::told) of it, as eviction
 //! is by use.
@@ -22,7 +22,6 @@ use std::sync::{Arc, OnceLock};
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::CopyPlace;
-use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::{Form, Version};
 use lunette_runtime::arena::{MapError, Share, View, Words, WordsView};
 
@@ -33,7 +32,8 @@ use super::levels::{Levels, LevelsView, levels_for};
 use super::shown::ShownPart;
 use super::told::{Hearing, Told};
 
-/// Longest value that is listed. What is longer is lent, which takes a core less than it takes a thread to copy.
+/// Longest value that is copied by who does not say that it may take a while. What is longer is lent, or sent, which takes a
+/// core less than it takes a thread to copy.
 pub(crate) const DIRECT_BYTES_MAX: usize = LENT_MIN - 1;
 /// Longest key that is listed.
 const KEY_BYTES_MAX: usize = 256;
@@ -274,7 +274,7 @@ impl Catalogue {
 }
 
 impl MemberCore {
-    /// Threads may read a copy that is served by themselves, from soon on, if it is short and in one piece.
+    /// Threads may read a copy that is served by themselves, from soon on, if it is in one piece.
     pub(super) fn list_soon(&self, place: CopyPlace, form: Form) {
         if form == Form::Whole && self.bytes().borrow().is_looked_at() {
             let mut unlisted = self.unlisted.borrow_mut();
@@ -286,8 +286,8 @@ impl MemberCore {
     }
 
     /// A copy in one piece that has been read by who asked: if it is not listed, others need not ask.
-    pub(super) fn list_read(&self, place: CopyPlace, id: EntryId, len_bytes: u32) {
-        if self.bytes().borrow().is_to_list(id, len_bytes) {
+    pub(super) fn list_read(&self, place: CopyPlace, entry: u32) {
+        if self.bytes().borrow().is_to_list(entry) {
             self.list_soon(place, Form::Whole);
         }
     }

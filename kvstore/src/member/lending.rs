@@ -142,6 +142,7 @@ impl MemberCore {
         let (id, extent) = self.bytes().borrow_mut().pin(place, key)?;
         let (value, lender) = extent.value().lend();
         self.lending.copies.borrow_mut().push((id, lender));
+        self.list_read(place, id.slot_index);
         let mut counting = self.counts.begin(Op::Find.code());
         self.counts.sending(value.as_slice().len());
         counting.end(Outcome::Ok);

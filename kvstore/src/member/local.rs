@@ -130,7 +130,7 @@ impl MemberCore {
                 match copied {
                     Ok(len_bytes) => {
                         self.counts.sending(len_bytes);
-                        self.list_read(place, id, extent.len_bytes());
+                        self.list_read(place, id.slot_index);
                         Here::Hit {
                             version: place.version,
                             is_cut_off,

@@ -22,7 +22,7 @@ use lunette_transfer_proto::engine::segment::SegmentId;
 
 use super::on_each_driver::run;
 use super::one_sided::let_in;
-use super::scene::{Scene, key, pattern, stranger};
+use super::scene::{Scene, eventually, key, pattern, stranger};
 
 const MIB: u64 = 1 << 20;
 const V1: FormatVersion = FormatVersion(1);
@@ -99,10 +99,16 @@ impl Stranger {
     }
 
     /// Has something asked in a slot: the words that say where request and value are.
-    fn submit(&self, slot: usize, [request, value]: [u64; 2]) {
+    fn submit(&self, slot: usize, words: [u64; 2]) {
+        self.submit_ready(slot, words, words[1] >> 32);
+    }
+
+    /// The same, of a value of which so much is there.
+    fn submit_ready(&self, slot: usize, [request, value]: [u64; 2], ready: u64) {
         self.words[at(slot, 0)].store(1, Ordering::Relaxed);
         self.words[at(slot, 1)].store(request, Ordering::Relaxed);
         self.words[at(slot, 2)].store(value, Ordering::Relaxed);
+        self.words[at(slot, 3)].store(ready, Ordering::Relaxed);
         self.words[SUBMITTED].fetch_or(1 << slot, Ordering::Release);
         let woken = self.channel.send(&Packet::Wake.encode(), &[]);
         woken.expect("there is room");
@@ -119,15 +125,15 @@ impl Stranger {
                 return None;
             }
         }
-        let word = self.words[at(slot, 3)].load(Ordering::Relaxed);
+        let word = self.words[at(slot, 4)].load(Ordering::Relaxed);
         Some(Status::from_code(
             u16::try_from(word & 0xffff).expect("so many bits"),
         ))
     }
 
     fn written(&self, slot: usize) -> WriteAnswer {
-        let len = usize::try_from(self.words[at(slot, 3)].load(Ordering::Relaxed) >> 32);
-        let words = (4..16).map(|word| self.words[at(slot, word)].load(Ordering::Relaxed));
+        let len = usize::try_from(self.words[at(slot, 4)].load(Ordering::Relaxed) >> 32);
+        let words = (5..16).map(|word| self.words[at(slot, word)].load(Ordering::Relaxed));
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         WriteAnswer::decode(V1, &bytes[..len.expect("short")]).expect("an answer")
     }
@@ -215,7 +221,7 @@ fn who_keeps_no_rules_is_sent_away() {
         let beyond = WINDOW_BYTES as u64;
         for words in [
             [beyond | 1 << 32, 0],
-            [0, beyond - 1 | 2 << 32],
+            [0, (beyond - 1) | 2 << 32],
             [u64::MAX, 0],
             [0, u64::MAX],
         ] {
@@ -240,6 +246,54 @@ fn who_keeps_no_rules_is_sent_away() {
         let said = said_to_window(&channel, beyond, &[file()]).await;
         assert_eq!(said, declined, "there is one");
         assert_eq!(said_to_window(&channel, beyond, &[]).await, None);
+    });
+}
+
+#[test]
+fn of_a_long_value_nothing_stays_unless_all_of_it_comes() {
+    run(0, || async {
+        const LEN: u64 = 3 << 20;
+        const READY: u64 = 300 << 10;
+        let scene = Scene::of(1, 64 * MIB).await;
+        let client = scene.client().await;
+        let used = async || scene.reports().await[0].stat.shards.used_bytes;
+        let before = used().await;
+        let (connection, to) = stranger(&client).await;
+        let open = async || Stranger::open(let_in(&connection, to).await).await;
+        let submit = |stranger: &Stranger, n: usize, ready: u64| {
+            let body = write_of(to, &key(n), Form::Whole);
+            stranger.window.copy_in(0, &body);
+            let words = [(body.len() as u64) << 32, 4096 | LEN << 32];
+            stranger.submit_ready(n, words, ready);
+        };
+        let one = open().await;
+        submit(&one, 1, READY);
+        assert_eq!(one.answer(1).await, Some(Status::Busy), "it took its time");
+        submit(&one, 2, READY);
+        submit(&one, 3, READY + 1);
+        while used().await < before + 2 * LEN {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        drop(one);
+        eventually("its room is another one's", async || used().await == before).await;
+        let other = open().await;
+        submit(&other, 4, u64::MAX);
+        assert_eq!(
+            other.answer(4).await,
+            Some(Status::Ok),
+            "as much as there is"
+        );
+        submit(&other, 5, 0);
+        other.words[at(5, 3)].store(READY, Ordering::Release);
+        time::sleep(Duration::from_millis(20)).await;
+        other.words[at(5, 3)].store(LEN, Ordering::Release);
+        assert_eq!(
+            other.answer(5).await,
+            Some(Status::Ok),
+            "a part after the other"
+        );
+        let present = client.exists(&[1, 2, 3, 4, 5].map(key)).await;
+        assert_eq!(present.expect("asked"), [false, false, false, true, true]);
     });
 }
 

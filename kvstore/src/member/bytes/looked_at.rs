@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{CopyPlace, Descriptor};
-use lunette_kvstore_proto::shard::EntryId;
 use lunette_runtime::arena::Share;
 
 use super::{Bytes, Reachable};
-use crate::member::catalogue::{Catalogue, DIRECT_BYTES_MAX};
+use crate::member::catalogue::Catalogue;
 use crate::member::one_sided::Board;
 use crate::member::shown::ShownPart;
 use crate::member::told::Told;
@@ -31,22 +30,19 @@ impl Bytes {
         self.catalogue.is_some()
     }
 
-    /// Whether a copy of this length is to be listed and is not.
-    pub(in crate::member) fn is_to_list(&self, id: EntryId, len_bytes: u32) -> bool {
-        let is_short = len_bytes as usize <= DIRECT_BYTES_MAX;
-        is_short && (self.catalogue.as_ref()).is_some_and(|list| !list.is_listed(id.slot_index))
+    /// Whether a copy is to be listed and is not.
+    pub(in crate::member) fn is_to_list(&self, entry: u32) -> bool {
+        (self.catalogue.as_ref()).is_some_and(|list| !list.is_listed(entry))
     }
 
-    /// A copy may be read by those who look on, if it is short.
+    /// A copy may be read by those who look on.
     pub(in crate::member) fn list(&mut self, place: CopyPlace) {
         let (Some(catalogue), Some(id)) = (&mut self.catalogue, self.residence.find(place)) else {
             return;
         };
         let extent = self.extents[id.slot_index as usize].as_ref();
         let extent = extent.expect("a copy has its extent");
-        if extent.len_bytes() as usize <= DIRECT_BYTES_MAX {
-            catalogue.list(id.slot_index, place, extent);
-        }
+        catalogue.list(id.slot_index, place, extent);
     }
 
     /// What those look at who read copies by themselves; `None` where nobody may.

@@ -1,5 +1,6 @@
 //! The thread's end of a lane.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,8 @@ use lunette_transfer_proto::engine::same_host::packet::Packet;
 
 use super::{
     ANSWER, ANSWER_BYTES_MAX, ANSWERED, ASKED, ASLEEP, ENDED, LANE_WINDOW_BYTES, LANE_WORDS,
-    OWNER_SLEEPS, REQUEST, SLOTS_MAX, STATE, STATUS, SUBMITTED, VALUE, at, bits_of, to_word,
+    OWNER_SLEEPS, PIECE_BYTES, READY, REQUEST, SLOTS_MAX, STATE, STATUS, SUBMITTED, VALUE, at,
+    bits_of, to_word,
 };
 
 /// Where values begin in the window: as memory is copied best.
@@ -140,13 +142,14 @@ impl Lane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a request over, with a value of so many bytes: `write` writes the request, and `fill` copies the value to that
-    /// place in the window. `None`, with nothing done, if there is no room for it now, or no lane any more.
+    /// Hands a request over, with a value of so many bytes: `write` writes the request, and `fill` copies a part of the value
+    /// to that place in the window, for each part in turn. `None`, with nothing done, if there is no room for it now, or no
+    /// lane any more.
     pub(crate) fn ask(
         self: &Arc<Self>,
         value_len: usize,
         write: impl FnOnce(Asked, &mut Vec<u8>),
-        fill: impl FnOnce(&SharedMemory, usize),
+        mut fill: impl FnMut(Range<usize>, &SharedMemory, usize),
     ) -> Option<HandedOver> {
         if self.is_over() {
             return None;
@@ -178,16 +181,27 @@ impl Lane {
             slot,
             until: Instant::now() + self.timeout,
         };
-        fill(&self.window, (start + value_at) as usize);
         let value = start + value_at..start + value_at + value_len;
-        self.submit(slot, &(start..start + body_len), &value);
+        self.words[at(slot, REQUEST)].store(to_word(&(start..start + body_len)), Ordering::Relaxed);
+        self.words[at(slot, VALUE)].store(to_word(&value), Ordering::Relaxed);
+        let (value_at, value_len) = (value.start as usize, value.len());
+        let mut fill_to = |ready: usize| {
+            let part = ready..value_len.min(ready + PIECE_BYTES);
+            let end = part.end;
+            fill(part, &self.window, value_at + ready);
+            self.words[at(slot, READY)].store(end as u64, Ordering::Release);
+            end
+        };
+        let mut ready = fill_to(0);
+        self.submit(slot);
+        while ready < value_len {
+            ready = fill_to(ready);
+        }
         Some(handed)
     }
 
     /// Tells the core of a slot.
-    fn submit(&self, slot: u32, body: &std::ops::Range<u32>, value: &std::ops::Range<u32>) {
-        self.words[at(slot, REQUEST)].store(to_word(body), Ordering::Relaxed);
-        self.words[at(slot, VALUE)].store(to_word(value), Ordering::Relaxed);
+    fn submit(&self, slot: u32) {
         self.words[at(slot, STATE)].store(ASKED, Ordering::Relaxed);
         self.words[SUBMITTED].fetch_or(1 << slot, Ordering::Release);
         // The bit before the look: who sleeps after the look has seen the bit.

@@ -21,9 +21,12 @@
 //!     0      its state, on whose lower half the thread sleeps
 //!     1      where in the window the request begins, and its length in the upper half
 //!     2      where the value begins, and its length
-//!     3      the answer's status, and in the upper half how many bytes of an answer follow
-//!     4 ..   they
+//!     3      how much of the value is there
+//!     4      the answer's status, and in the upper half how many bytes of an answer follow
+//!     5 ..   they
 //! ```
+//!
+//! What is longer than a piece is asked before it is there: thread and core copy at the same time, a piece after the other.
 //!
 //! A slot, and what goes with it of the window, are the core's from when its bit is set until its state is `ANSWERED`, also if
 //! nobody waits any more. The window is the client's memory, which it may write at any time: so the core checks what it has
@@ -49,6 +52,9 @@ pub(crate) const LANE_WINDOW_BYTES: u32 = 16 << 20;
 /// Longest value that is put so: what is longer would keep the core from others for too long.
 pub(crate) const HANDED_BYTES_MAX: usize = 4 << 20;
 
+/// Bytes that are copied before they are told of, and before others on the core have their turn.
+const PIECE_BYTES: usize = 256 << 10;
+
 const OWNER_SLEEPS: usize = 0;
 const SUBMITTED: usize = 8;
 const SLOTS: usize = 16;
@@ -59,8 +65,9 @@ pub(crate) const LANE_WORDS: usize = SLOTS + SLOTS_MAX as usize * SLOT_WORDS;
 const STATE: usize = 0;
 const REQUEST: usize = 1;
 const VALUE: usize = 2;
-const STATUS: usize = 3;
-const ANSWER: usize = 4;
+const READY: usize = 3;
+const STATUS: usize = 4;
+const ANSWER: usize = 5;
 /// Longest answer, in bytes.
 const ANSWER_BYTES_MAX: usize = (SLOT_WORDS - ANSWER) * 8;
 

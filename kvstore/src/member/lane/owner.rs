@@ -6,21 +6,25 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
-use lunette_kvstore_proto::message::directory::WriteMessage;
+use lunette_kvstore_proto::message::directory::{WAIT_MS_MAX, WriteMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::version::Form;
 use lunette_runtime::arena::{Exposed, Words};
-use lunette_runtime::{Signal, Source, SourceGuard, add_source, spawn_local};
+use lunette_runtime::{Signal, Source, SourceGuard, add_source, spawn_local, time};
+use lunette_runtime_core::checksum::joined_crc32c;
 use lunette_transfer::WriteSource;
 
 use super::super::core::MemberCore;
 use super::super::direct::AtOnce;
+use super::super::lending::Placed;
 use super::super::local::Put;
 use super::{
     ANSWER, ANSWER_BYTES_MAX, ANSWERED, ASLEEP, HANDED_BYTES_MAX, LANE_WINDOW_BYTES, LANE_WORDS,
-    OWNER_SLEEPS, REQUEST, STATE, STATUS, SUBMITTED, VALUE, at, bits_of, from_word,
+    OWNER_SLEEPS, PIECE_BYTES, READY, REQUEST, STATE, STATUS, SUBMITTED, VALUE, at, bits_of,
+    from_word,
 };
 use crate::counting::{CopyCounts, Outcome};
 use crate::value::Value;
@@ -29,6 +33,10 @@ use crate::value::Value;
 const LANES_MAX: usize = 64;
 /// Bytes that are copied for one lane before others get their turn.
 const TURN_BYTES: usize = 1 << 20;
+/// How often it is looked in vain for more of a value before its core does something else meanwhile.
+const LOOKS_MAX: u32 = 1000;
+/// For how long that is.
+const PAUSE: Duration = Duration::from_micros(50);
 /// Requests that may wait at one core; further ones are told that it is busy.
 const WAITERS_MAX: usize = 64 * 1024;
 
@@ -51,6 +59,8 @@ struct OwnerLane {
     /// Raised when its client does not keep to the rules.
     broken: Signal,
     is_broken: Cell<bool>,
+    /// Its channel has ended.
+    is_over: Cell<bool>,
 }
 
 impl fmt::Debug for OwnerLane {
@@ -90,6 +100,7 @@ impl Taken {
             left: Cell::new(0),
             broken: Signal::default(),
             is_broken: Cell::new(false),
+            is_over: Cell::new(false),
         });
         let mut guard = lanes.guard.borrow_mut();
         if guard.is_none() {
@@ -124,6 +135,7 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
+        self.lane.is_over.set(true);
         let lanes = &self.core.lanes;
         let mut taken = lanes.taken.borrow_mut();
         taken.retain(|lane| !Rc::ptr_eq(lane, &self.lane));
@@ -175,12 +187,68 @@ impl OwnerLane {
         let len_bytes = value.len();
         // Looked at once: it may be another one afterwards.
         let body = body.to_vec();
-        match self.write(core, slot, &body, value) {
+        if len_bytes > PIECE_BYTES {
+            let (lane, core) = (Rc::clone(self), Rc::clone(core));
+            let written = spawn_local(async move {
+                let served = lane.write_long(&core, slot, &body, value).await;
+                lane.answer_with(slot, served);
+            });
+            if written.is_finished() {
+                // There is no room for its task.
+                self.answer(slot, Err(Status::Busy));
+            }
+            return PIECE_BYTES;
+        }
+        self.answer_with(slot, self.write(core, slot, &body, (&value, None)));
+        len_bytes
+    }
+
+    fn answer_with(&self, slot: u32, served: Result<Served, Status>) {
+        match served {
             Ok(Served::Done(version, answer)) => self.answer(slot, Ok((version, answer))),
             Ok(Served::Waits) => {}
             Err(status) => self.answer(slot, Err(status)),
         }
-        len_bytes
+    }
+
+    /// As [`write`](Self::write), of what is still being copied to the window.
+    async fn write_long(
+        self: &Rc<Self>,
+        core: &Rc<MemberCore>,
+        slot: u32,
+        body: &[u8],
+        value: Exposed,
+    ) -> Result<Served, Status> {
+        let message = checked(core, body, value.len())?;
+        let until = time::now() + Duration::from_millis(message.wait_ms.min(WAIT_MS_MAX).into());
+        let len_bytes = u32::try_from(value.len()).expect("just checked");
+        let room = core.lend_room(message.key, len_bytes, message.retention.pin);
+        let mut room = room.ok_or(Status::Full)?;
+        let (mut copied, mut crc32c, mut looks) = (0, None, 0);
+        while copied < value.len() {
+            let ready = self.words[at(slot, READY)].load(Ordering::Acquire);
+            let ready = usize::try_from(ready).map_or(value.len(), |ready| ready.min(value.len()));
+            let Some(count) = ready.checked_sub(copied).filter(|count| *count > 0) else {
+                if self.is_over.get() || time::now() >= until {
+                    return Err(Status::Busy);
+                }
+                looks += 1;
+                if looks < LOOKS_MAX {
+                    time::yield_now().await;
+                } else {
+                    time::sleep(PAUSE).await;
+                }
+                continue;
+            };
+            let count = count.min(PIECE_BYTES);
+            let to = &mut room.value_mut()[copied..copied + count];
+            let then = value.slice(copied, count).copy_out_summed(0, to);
+            crc32c = Some(crc32c.map_or(then, |sum| joined_crc32c(sum, then, count as u64)));
+            (copied, looks) = (copied + count, 0);
+            time::yield_now().await;
+        }
+        let placed = core.filled(room, crc32c.expect("what is long has pieces"));
+        self.write(core, slot, body, (&value, Some(&placed)))
     }
 
     /// Puts an object as tasks of this core do.
@@ -189,30 +257,21 @@ impl OwnerLane {
         core: &Rc<MemberCore>,
         slot: u32,
         body: &[u8],
-        value: Exposed,
+        (value, placed): (&Exposed, Option<&Placed>),
     ) -> Result<Served, Status> {
-        let message = WriteMessage::decode(body).map_err(|_fault| Status::BadRequest)?;
+        let message = checked(core, body, value.len())?;
         let version = FormatVersion::of(body).map_err(|_fault| Status::BadRequest)?;
-        if message.form != Form::Whole || value.len() > HANDED_BYTES_MAX {
-            return Err(Status::BadRequest);
-        }
-        if message.to != core.seat() || core.has_left() {
-            return Err(Status::WrongSeat);
-        }
-        if core.writes.len() >= WAITERS_MAX {
-            return Err(Status::Busy);
-        }
         CopyCounts::add(&core.copies.handed_over);
-        let value = Value::gathered(vec![WriteSource::Exposed(value)]);
+        let value = Value::gathered(vec![WriteSource::Exposed(value.clone())]);
         let (key, ask) = (message.key, message.ask());
-        match core.put_at_once(key, (&value, None), ask) {
+        match core.put_at_once(key, (&value, placed), ask) {
             AtOnce::Done(answer) => return Ok(Served::Done(version, answer)),
             AtOnce::NoRoom => return Err(Status::Full),
             AtOnce::Unsure => {}
         }
         core.over(message.asker, message.over_below);
         let asked = (message.asker, message.request);
-        let put = core.put_here(asked, key, (&value, None), (ask, true));
+        let put = core.put_here(asked, key, (&value, placed), (ask, true));
         match put {
             Some(Put::Done(answer)) => Ok(Served::Done(version, answer)),
             Some(Put::Waits(waiting, mut counting)) => {
@@ -273,6 +332,25 @@ impl OwnerLane {
         let asked = self.words[SUBMITTED].load(Ordering::Acquire);
         (asked != 0 || self.left.get() != 0) && self.window.get().is_some() && !self.is_broken.get()
     }
+}
+
+/// A request that makes sense, with a value of so many bytes.
+fn checked<'a>(
+    core: &MemberCore,
+    body: &'a [u8],
+    value_len: usize,
+) -> Result<WriteMessage<'a>, Status> {
+    let message = WriteMessage::decode(body).map_err(|_fault| Status::BadRequest)?;
+    if message.form != Form::Whole || value_len > HANDED_BYTES_MAX {
+        return Err(Status::BadRequest);
+    }
+    if message.to != core.seat() || core.has_left() {
+        return Err(Status::WrongSeat);
+    }
+    if core.writes.len() >= WAITERS_MAX {
+        return Err(Status::Busy);
+    }
+    Ok(message)
 }
 
 /// What came of a request.

@@ -83,6 +83,7 @@ impl MemberService {
         let (place, is_cut_off) = is_described(wish, read, ranges)?;
         let mut descriptor = self.core.bytes().borrow_mut().describe(place, key)?;
         descriptor.held_ms = self.core.hold(place, wish.hold);
+        self.core.list_read(place, descriptor.slot);
         CopyCounts::add(&self.core.copies.one_sided_reads);
         let bytes = BytesReply {
             version: place.version,

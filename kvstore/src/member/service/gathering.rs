@@ -142,7 +142,7 @@ impl MemberService {
                     return Gathered::Unsure {};
                 }
                 gathering.push(id, &extent);
-                self.core.list_read(place, id, extent.len_bytes());
+                self.core.list_read(place, id.slot_index);
                 Gathered::Here {
                     version: place.version,
                     is_cut_off,

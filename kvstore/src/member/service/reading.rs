@@ -182,7 +182,7 @@ impl MemberService {
             return striped(version, (place.version, is_cut_off), &extent);
         }
         let pin = CopyPin::new(&self.core, id);
-        self.core.list_read(place, id, extent.len_bytes());
+        self.core.list_read(place, id.slot_index);
         let found = (place.version, is_cut_off);
         Some(sent(
             &self.core,
