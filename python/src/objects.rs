@@ -3,11 +3,14 @@
 //! One question for each batch. Pieces of an object are given as two lists for each key, addresses and lengths.
 //! What came of each key is a value or an exception, in a list: one that fails does not hide the others.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::{ptr, slice};
 
 use lunette_gpu::EngineStream;
 use lunette_kvstore::{Brought, Got, Lent, ObjectBytes, Placing, StoreError, StoreHandle, Stored};
 use lunette_kvstore_proto::range::ByteRange;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -235,13 +238,12 @@ pub(crate) fn seen_bytes<'py>(
     let mut bytes = None;
     let got = handle.see(key, |seen| {
         let is_long = seen.len() > COPIED_WITH_GIL_MAX;
-        bytes = Some(PyBytes::new_with(py, seen.len(), |to| {
+        bytes = Some(new_bytes(py, seen.len(), |to| {
             if is_long {
-                py.detach(|| seen.copy_to(to));
+                py.detach(|| seen.copy_to_new(to));
             } else {
-                seen.copy_to(to);
+                seen.copy_to_new(to);
             }
-            Ok(())
         }));
     });
     match got {
@@ -251,15 +253,38 @@ pub(crate) fn seen_bytes<'py>(
     }
 }
 
+/// Bytes of Python's, all of which `fill` writes: to clear them before would take as long as that.
+///
+/// # Errors
+/// Python has no memory for them.
+fn new_bytes(
+    py: Python<'_>,
+    len: usize,
+    fill: impl FnOnce(&mut [MaybeUninit<u8>]),
+) -> PyResult<Bound<'_, PyBytes>> {
+    let size = ffi::Py_ssize_t::try_from(len).map_err(|_| Invalid::new_err("it is too long"))?;
+    // SAFETY: without bytes to copy, the interpreter makes an object of that length, or says why not (null); the GIL is held.
+    // Ends with the call.
+    let object = unsafe { ffi::PyBytes_FromStringAndSize(ptr::null(), size) };
+    // SAFETY: it is a new reference, or null with an exception. Ends with the call.
+    let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
+    let bytes = object.cast_into::<PyBytes>()?;
+    // SAFETY: it is an object of bytes, and tells where these are. Ends with the call.
+    let first = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
+    // SAFETY: the object is new, so nobody else has a reference to its bytes, of which there are `len`, that are allowed to be
+    // written until it is shown to anybody, and which may be anything as `MaybeUninit`. Ends with `fill`.
+    fill(unsafe { slice::from_raw_parts_mut(first.cast(), len) });
+    Ok(bytes)
+}
+
 /// The bytes, as Python's; copied without the GIL if they are long.
 pub(crate) fn bytes_of<'py>(py: Python<'py>, bytes: &ObjectBytes) -> PyResult<Bound<'py, PyBytes>> {
     let from = bytes.as_slice();
     if from.len() <= COPIED_WITH_GIL_MAX {
         return Ok(PyBytes::new(py, from));
     }
-    PyBytes::new_with(py, from.len(), |to| {
-        py.detach(|| to.copy_from_slice(from));
-        Ok(())
+    new_bytes(py, from.len(), |to| {
+        py.detach(|| to.write_copy_of_slice(from));
     })
 }
 

@@ -1,10 +1,11 @@
 //! The asking side of lookups and gets at a member of a cluster; every value's checksum is verified on the way.
 
 use std::net::SocketAddr;
+use std::thread;
 use std::time::Duration;
 
-use lunette_kvstore::{ClusterClient, ClusterClientOptions, PutOptions, Value};
-use lunette_runtime::{CoreOptions, arena, block_on, time};
+use lunette_kvstore::{ClientHost, ClusterClient, ClusterClientOptions, PutOptions, Value};
+use lunette_runtime::{CoreOptions, Placement, arena, block_on, time};
 use lunette_transfer::Room;
 
 use super::inside::hit;
@@ -23,6 +24,8 @@ pub(super) enum Wish {
     Get { bytes: usize, batch: usize },
     /// As many, copied out of the member's memory, which is on this host.
     Near { bytes: usize, batch: usize },
+    /// A thread puts an object of this length there, by memory that both share.
+    Handed { bytes: usize },
 }
 
 pub(super) fn measure(
@@ -36,6 +39,9 @@ pub(super) fn measure(
         idle: idle(spin),
         ..CoreOptions::default()
     };
+    if let Wish::Handed { bytes } = wish {
+        return hand_over(server, cpu, pace, options, bytes);
+    }
     block_on(Some(cpu), options, move || async move {
         let mut options = ClusterClientOptions::new(vec![server]);
         if matches!(wish, Wish::Exists { .. } | Wish::Get { .. }) {
@@ -47,8 +53,28 @@ pub(super) fn measure(
             Wish::Get { bytes, batch } | Wish::Near { bytes, batch } => {
                 get(&client, pace, bytes, batch).await
             }
+            Wish::Handed { .. } => Err("a thread hands over".into()),
         }
     })?
+}
+
+/// What a thread puts on this CPU, whose clients' core has nothing to do meanwhile.
+fn hand_over(
+    server: SocketAddr,
+    cpu: usize,
+    pace: Pace,
+    core: CoreOptions,
+    bytes: usize,
+) -> Result<Calls, Failure> {
+    let options = ClusterClientOptions::new(vec![server]);
+    let core = CoreOptions {
+        idle: idle(Duration::ZERO),
+        ..core
+    };
+    let host = ClientHost::start(&Placement::Pinned(vec![cpu]), core, &options)?;
+    let handle = host.handle();
+    let putting = thread::spawn(move || super::thread::hand_over(&handle, bytes, cpu, pace));
+    Ok(putting.join().map_err(|_| "the thread panicked")??)
 }
 
 /// Objects that all rounds of a row share.

@@ -121,11 +121,18 @@ const SEEN_4K: Row = Row {
     ..MEMBER_GET_4K
 };
 
+/// What a thread puts at a member of this host by memory that both share, beside what would be sent otherwise.
+const HANDED: Row = Row {
+    name: "member_handed_put_4k",
+    asking: Asking::Member(Wish::Handed { bytes: SMALL }),
+    ..SEEN_4K
+};
+
 /// What is copied out of memory of this host, beside what would be sent otherwise.
 const NEAR: Goal = Goal::AtLeast(1.5);
 
 /// Behind the other rows.
-pub(super) const ROWS: [Row; 27] = [
+pub(super) const ROWS: [Row; 30] = [
     SEEN,
     Row {
         name: "member_seen_exists_paced",
@@ -141,6 +148,23 @@ pub(super) const ROWS: [Row; 27] = [
         spin: Duration::ZERO,
         rival_spin: Duration::ZERO,
         ..SEEN_4K
+    },
+    HANDED,
+    Row {
+        name: "member_handed_put_4k_paced",
+        pace: Pace::Paced,
+        spin: Duration::ZERO,
+        rival_spin: Duration::ZERO,
+        ..HANDED
+    },
+    Row {
+        name: "member_handed_put_1m",
+        unit: "GB/s",
+        goal: NEAR,
+        asking: Asking::Member(Wish::Handed { bytes: LARGE }),
+        rival: Rival::Raw(Serve::RawTake1m),
+        measure: Measure::Throughput { bytes: LARGE },
+        ..HANDED
     },
     MEMBER_EXISTS,
     Row {

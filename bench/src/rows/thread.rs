@@ -2,13 +2,17 @@
 
 use std::hint::black_box;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use lunette_bench::calls::{Calls, PACED_PAUSE, Pace};
-use lunette_kvstore::{Got, Lent, PutOptions, StoreHandle};
+use lunette_kvstore::{Got, Lent, PutOptions, StoreError, StoreHandle, Stored};
 use lunette_runtime::arena::{HugePages, SharedMemory};
 use lunette_runtime::topology::pin_current_thread;
 
 use super::inside::{WORKING_SET_BYTES, Work, group_of, name};
+
+/// How long it takes at most until a member on this host is met.
+const MET_WITHIN: Duration = Duration::from_secs(20);
 
 /// Measures on this thread, pinned.
 pub(super) fn measure(
@@ -24,6 +28,30 @@ pub(super) fn measure(
         Work::Put { bytes, batch } => Objects::of(bytes, batch)?.put(handle, pace),
         Work::Get { bytes, batch } => Objects::of(bytes, batch)?.get(handle, pace),
     }
+}
+
+/// Puts at a process that the clients of this one have met, on this thread, pinned: one object at a time.
+pub(super) fn hand_over(
+    handle: &StoreHandle,
+    bytes: usize,
+    cpu: usize,
+    pace: Pace,
+) -> Result<Calls, String> {
+    pin_current_thread(cpu).map_err(|error| error.to_string())?;
+    let begun = Instant::now();
+    while !handle.hands_over() {
+        for present in handle.exists(vec![name(0)]).wait() {
+            present.map_err(|error| error.to_string())?;
+        }
+        if begun.elapsed() > MET_WITHIN {
+            return Err("the member is not met".to_owned());
+        }
+    }
+    let objects = Objects::of(bytes, 1)?;
+    objects.put_by(handle, pace, 1, |objects| {
+        let stored = handle.put_all_waiting(objects, PutOptions::default());
+        all_stored(stored)
+    })
 }
 
 fn exists(
@@ -87,16 +115,32 @@ impl Objects {
     }
 
     fn put(&self, handle: &StoreHandle, pace: Pace) -> Result<Calls, String> {
+        let group = group_of(self.bytes, self.batch);
+        self.put_by(handle, pace, group, |objects| {
+            self.put_group(handle, objects)
+        })
+    }
+
+    /// Puts new objects, so many batches in a call, and removes them from time to time.
+    fn put_by(
+        &self,
+        handle: &StoreHandle,
+        pace: Pace,
+        group: usize,
+        put: impl Fn(Vec<Moved>) -> Result<(), String>,
+    ) -> Result<Calls, String> {
         let mut calls = Calls::new(pace);
         let mut next = 0;
-        let group = group_of(self.bytes, self.batch);
         while calls.go_on() {
             let first = next;
             while calls.go_on() && (next - first) * self.bytes < WORKING_SET_BYTES {
                 let objects = self.lent(next..next + group * self.batch)?;
                 next += objects.len();
+                if pace == Pace::Paced {
+                    std::thread::sleep(PACED_PAUSE);
+                }
                 calls.begin();
-                self.put_group(handle, objects)?;
+                put(objects)?;
                 calls.end();
             }
             remove(handle, first..next)?;
@@ -107,11 +151,7 @@ impl Objects {
     fn put_group(&self, handle: &StoreHandle, objects: Vec<Moved>) -> Result<(), String> {
         let options = PutOptions::default();
         if self.batch > 1 {
-            let stored = handle.put_all(objects, options).wait();
-            return stored.into_iter().try_for_each(|stored| {
-                stored.map_err(|error| error.to_string())?;
-                Ok(())
-            });
+            return all_stored(handle.put_all(objects, options).wait());
         }
         for (key, value) in objects {
             let stored = handle.put(key, value, options).wait();
@@ -154,6 +194,13 @@ impl Objects {
     }
 }
 
+fn all_stored(stored: Vec<Result<Stored, StoreError>>) -> Result<(), String> {
+    stored.into_iter().try_for_each(|stored| {
+        stored.map_err(|error| error.to_string())?;
+        Ok(())
+    })
+}
+
 fn remove(handle: &StoreHandle, objects: Range<usize>) -> Result<(), String> {
     let keys: Vec<_> = objects.map(name).collect();
     for keys in keys.chunks(500) {
@@ -164,7 +211,7 @@ fn remove(handle: &StoreHandle, objects: Range<usize>) -> Result<(), String> {
     Ok(())
 }
 
-fn hit(got: Result<Got, lunette_kvstore::StoreError>) -> Result<(), String> {
+fn hit(got: Result<Got, StoreError>) -> Result<(), String> {
     match got.map_err(|error| error.to_string())? {
         Got::Hit { .. } => Ok(()),
         Got::Miss { .. } => Err("it was put".to_owned()),

@@ -1,6 +1,7 @@
 //! What threads [see](crate::glance) without asking a core: which keys there are, and copies, which they read where they
 //! lie: short ones always, long ones if they say so.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use lunette_kvstore_proto::message::directory::Peek;
@@ -154,6 +155,15 @@ impl SeenBytes<'_> {
     pub fn copy_to(&mut self, to: &mut [u8]) {
         assert_eq!(to.len(), self.len, "as many bytes");
         self.crc32c = Some(self.view.copy_out_summed(self.from, to));
+    }
+
+    /// As [`copy_to`](Self::copy_to), to memory of which nothing is known before: all of it is written.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn copy_to_new(&mut self, to: &mut [MaybeUninit<u8>]) {
+        assert_eq!(to.len(), self.len, "as many bytes");
+        self.crc32c = Some(self.view.copy_out_new(self.from, to));
     }
 }
 

@@ -510,6 +510,111 @@ fn what_is_longer_than_is_listed_is_asked_for() {
 }
 
 #[test]
+fn who_takes_the_time_gets_long_objects_while_no_core_answers() {
+    const LENS: [usize; 4] = [(64 << 10) + 1, 1 << 20, 100, 5 << 20];
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    let host = neighbour(&node, default_options());
+    for (round, handle) in [joined(&node), host.handle()].into_iter().enumerate() {
+        let name = |n: usize| key(n + 100 * round);
+        for (n, len) in LENS.into_iter().enumerate() {
+            let put = handle.put(name(n), lent(n, len), PutOptions::default());
+            put.wait().expect("written");
+        }
+        let see_all = || {
+            let rooms = LENS.iter().enumerate().map(|(n, len)| (n, empty(len + 3)));
+            let (kept, wanted): (Vec<_>, Vec<_>) = rooms
+                .map(|(n, (memory, pieces))| (memory, (name(n), pieces)))
+                .unzip();
+            let got = handle.see_all(&wanted);
+            drop(wanted);
+            got.iter().all(Option::is_some).then_some((kept, got))
+        };
+        let (memory, got) = seen_while_stopped(&node, 1, see_all);
+        for (n, (memory, got)) in memory.into_iter().zip(got).enumerate() {
+            let len = LENS[n];
+            assert!(
+                matches!(got, Some(Got::Hit { len_bytes, .. }) if len_bytes == len),
+                "{n}: {got:?}"
+            );
+            let bytes = memory.into_bytes().expect("it is let go of");
+            assert_eq!(bytes[..len], bytes_of(n, len), "object {n}");
+        }
+        let seen = while_stopped(&node, 1, || {
+            let mut bytes = Vec::new();
+            let got = handle.see(&name(1), |seen| {
+                bytes.resize(seen.len(), 0);
+                seen.copy_to(&mut bytes);
+            });
+            got.map(|_| bytes)
+        });
+        assert_eq!(seen, Some(bytes_of(1, LENS[1])));
+        let unread = handle.see(&name(1), |seen| assert!(!seen.is_empty()));
+        assert_eq!(unread, None, "nothing was copied");
+        assert_eq!(
+            handle.see(&name(50), |_| unreachable!("there is none")),
+            None
+        );
+        let (_memory, pieces) = empty(LENS[1] - 1);
+        assert_eq!(
+            handle.see_all(&[(name(1), pieces)]),
+            [None],
+            "it is too long"
+        );
+        let removed = handle.remove(vec![name(1)]).wait();
+        assert_eq!(removed, [Ok(true)]);
+        assert_eq!(handle.see(&name(1), |_| {}), None);
+    }
+}
+
+#[test]
+fn what_is_seen_of_long_objects_is_one_also_while_its_memory_changes_hands() {
+    let (_coordinating, node) = small_node();
+    let host = neighbour(&node, default_options());
+    let (writer, reader) = (host.handle(), host.handle());
+    const KEYS: usize = 12;
+    let len_words = |n: usize| 20_000 + n * 7919 % 40_000;
+    let is_over = AtomicBool::new(false);
+    let hits = thread::scope(|scope| {
+        let read = || {
+            let (mut hits, mut n, mut bytes) = (0_u64, 0, Vec::new());
+            while !is_over.load(Ordering::Relaxed) {
+                n = (n * 5 + 7) % KEYS + 1;
+                let got = reader.see(&key(n), |seen| {
+                    bytes.resize(seen.len(), 0);
+                    seen.copy_to(&mut bytes);
+                });
+                if got.is_none() {
+                    continue;
+                }
+                hits += 1;
+                assert_eq!(bytes.len(), len_words(n) * 8, "object {n}");
+                let first: [u8; 8] = bytes[..8].try_into().expect("eight");
+                assert_eq!(u64::from_le_bytes(first) >> 32, n as u64);
+                assert!(bytes.chunks(8).all(|word| word == first), "object {n}");
+            }
+            hits
+        };
+        let reader = scope.spawn(read);
+        let options = PutOptions {
+            kind: WriteKind::Upsert,
+            ..PutOptions::default()
+        };
+        let mut stored = 0;
+        for write in 0..3000 {
+            let n = write * 11 % KEYS + 1;
+            let value = vec![Lent::bytes(stamped(n, write, len_words(n)))];
+            let put = writer.put_all_waiting(vec![(key(n), value)], options);
+            stored += put.iter().filter(|put| put.is_ok()).count();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(stored > 500, "{stored} were written");
+        reader.join().expect("no panic")
+    });
+    assert!(hits > 20, "{hits}");
+}
+
+#[test]
 fn what_many_gets_copy_themselves_is_bounded() {
     const BYTES_PER_CALL_MAX: usize = 256 << 10;
     const EACH: usize = BYTES_PER_CALL_MAX / 8;

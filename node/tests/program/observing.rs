@@ -4,8 +4,10 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use lunette::kvstore::{Client, ClientOptions, ClusterClient};
-use lunette::runtime::{CoreOptions, block_on};
+use lunette::kvstore::{
+    Client, ClientHost, ClientOptions, ClusterClient, ClusterClientOptions, Lent, PutOptions,
+};
+use lunette::runtime::{CoreOptions, Placement, block_on};
 use lunette::transfer::{Attachments, Connection};
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::Key;
@@ -24,7 +26,7 @@ use crate::scrape::{Families, address, ask, get, health, scrape, value};
 use crate::town::{Town, await_members, is_there, put, with_client};
 
 /// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
-const FAMILIES: [(&str, &str); 39] = [
+const FAMILIES: [(&str, &str); 40] = [
     ("info", CONSTANT),
     ("memory_capacity_bytes", CONSTANT),
     ("state", "joining, serving, fenced"),
@@ -73,6 +75,10 @@ const FAMILIES: [(&str, &str); 39] = [
         "one_sided_fallbacks_total",
         "a reader that says so, of what is not there",
     ),
+    (
+        "handed_over_puts_total",
+        "puts of a thread that has met the node",
+    ),
     ("dropped_copies_total", "removals"),
     ("replicas_total", "puts of two copies"),
     ("messages_total", "puts of two copies"),
@@ -89,7 +95,8 @@ const CONSTANT: &str = "nothing";
 const OF_ADAPTERS: &str = "adapters";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 19] = [
+const OF_MEMBERS: [&str; 20] = [
+    "handed_over_puts_total",
     "tenant_copies",
     "tenant_memory_bytes",
     "pushed_gets_total",
@@ -155,8 +162,32 @@ fn put_of_tenant(node: &Node) {
     }
 }
 
+/// Puts of a thread, at the cores of nodes that its client has met.
+fn hand_over(node: &Node) {
+    let seeds = vec![node.address().parse().expect("an address")];
+    let options = ClusterClientOptions::new(seeds);
+    let host = ClientHost::start(&Placement::Anywhere(1), CoreOptions::default(), &options);
+    let handle = host.expect("a core").handle();
+    let objects = |count| {
+        let object = |n| {
+            (
+                format!("handed-{n}").into_bytes(),
+                vec![Lent::bytes(vec![7; 100])],
+            )
+        };
+        (0..count).map(object).collect::<Vec<_>>()
+    };
+    let family = "lunette_store_handed_over_puts_total";
+    await_that("puts are handed over", || {
+        let stored = handle.put_all_waiting(objects(OBJECTS), PutOptions::default());
+        assert!(stored.iter().all(Result::is_ok), "{stored:?}");
+        value(&scrape(node), family, "{core=\"0\"}") > 0.0
+    });
+}
+
 fn traffic(node: &Node) {
     with_client(node, PATIENT, |client| put_twice(client, "twice-"));
+    hand_over(node);
     let pin = ["put", "--nodes", node.address(), "--pin"];
     // Some of them have their home here.
     for number in 0..12 {

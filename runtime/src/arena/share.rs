@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
@@ -146,11 +147,26 @@ impl View {
     /// # Panics
     /// If the source does not lie inside.
     pub fn copy_out_summed(&self, start: usize, to: &mut [u8]) -> u32 {
-        let from = self.source(start, to.len());
+        let len = to.len();
+        self.copy_out_to(start, to.as_mut_ptr(), len)
+    }
+
+    /// As [`copy_out_summed`](Self::copy_out_summed), to memory of which nothing is known before; all of it is written.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn copy_out_new(&self, start: usize, to: &mut [MaybeUninit<u8>]) -> u32 {
+        let len = to.len();
+        self.copy_out_to(start, to.as_mut_ptr().cast(), len)
+    }
+
+    /// `to` is the beginning of that many bytes that are borrowed exclusively (both callers).
+    fn copy_out_to(&self, start: usize, to: *mut u8, len: usize) -> u32 {
+        let from = self.source(start, len);
         // SAFETY: the source lies in the mapping that `self` owns (asserted), to whose bytes no reference
         // exists, and may be written meanwhile, which `copy_summed` allows; `to` is borrowed exclusively, so
         // it is none of that mapping. Ends with the copy.
-        unsafe { copy_summed(from, to.as_mut_ptr(), to.len()) }
+        unsafe { copy_summed(from, to, len) }
     }
 }
 

@@ -123,7 +123,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 12] = [
+const OF_MEMBERS: [OfMember; 13] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
