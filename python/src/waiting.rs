@@ -95,9 +95,9 @@ pub(crate) fn wait_for_handing(
     keeps_gil: bool,
 ) -> PyResult<()> {
     if keeps_gil {
+        let mut is_done = handing.step();
         let begun = Instant::now();
         let spin = PATIENCE.with(|patience| patience.spin(SPIN));
-        let mut is_done = handing.step();
         while !is_done && begun.elapsed() < spin {
             std::hint::spin_loop();
             is_done = handing.step();

@@ -182,6 +182,10 @@ impl Handing {
         thread_local! {
             static PATIENCE: Patience = const { Patience::new() };
         }
+        // What is copied is no waiting.
+        if self.step() {
+            return true;
+        }
         PATIENCE.with(|patience| {
             let (begun, spin) = (Instant::now(), patience.spin(SPIN));
             while !self.step() {

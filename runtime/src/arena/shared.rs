@@ -201,8 +201,13 @@ impl SharedMemory {
         from.check(from_start, len);
         let to = self.0.address.as_ptr().wrapping_add(start);
         let from = from.0.address.as_ptr().wrapping_add(from_start);
-        // SAFETY: the checks keep both inside memory that `self` and `from` keep; nobody holds a reference to either, and
-        // `copy` allows them to overlap. Ends with the copy.
+        if (to.addr()).abs_diff(from.addr()) >= len {
+            // SAFETY: the checks keep both inside memory that `self` and `from` keep, and they do not overlap; nobody holds a
+            // reference to either. Ends with the copy.
+            let _crc32c = unsafe { copy_summed(from, to, len) };
+            return;
+        }
+        // SAFETY: as above, and `copy` allows them to overlap. Ends with the copy.
         unsafe { to.copy_from(from, len) };
     }
 

@@ -23,6 +23,8 @@ use super::{
     bits_of, to_word,
 };
 
+/// What takes so long to copy that a core had better wake up meanwhile.
+const WOKEN_EARLY_BYTES: usize = 32 << 10;
 /// Where values begin in the window: as memory is copied best.
 const ALIGN: u32 = 64;
 
@@ -192,10 +194,20 @@ impl Lane {
             self.words[at(slot, READY)].store(end as u64, Ordering::Release);
             end
         };
-        let mut ready = fill_to(0);
-        self.submit(slot);
-        while ready < value_len {
-            ready = fill_to(ready);
+        if value_len > PIECE_BYTES {
+            // A core that sleeps wakes up while the first piece is copied.
+            self.words[at(slot, READY)].store(0, Ordering::Relaxed);
+            self.submit(slot);
+            let mut ready = 0;
+            while ready < value_len {
+                ready = fill_to(ready);
+            }
+        } else {
+            if value_len > WOKEN_EARLY_BYTES {
+                self.wake_core();
+            }
+            fill_to(0);
+            self.submit(slot);
         }
         Some(handed)
     }
@@ -206,6 +218,10 @@ impl Lane {
         self.words[SUBMITTED].fetch_or(1 << slot, Ordering::Release);
         // The bit before the look: who sleeps after the look has seen the bit.
         fence(Ordering::SeqCst);
+        self.wake_core();
+    }
+
+    fn wake_core(&self) {
         let sleeps = &self.words[OWNER_SLEEPS];
         if sleeps.load(Ordering::Relaxed) != 0
             && sleeps.swap(0, Ordering::SeqCst) != 0
