@@ -167,7 +167,8 @@ fn hand_over(node: &Node) {
     let seeds = vec![node.address().parse().expect("an address")];
     let options = ClusterClientOptions::new(seeds);
     let host = ClientHost::start(&Placement::Anywhere(1), CoreOptions::default(), &options);
-    let handle = host.expect("a core").handle();
+    let host = host.expect("a core");
+    let handle = host.handle();
     let objects = |count| {
         let object = |n| {
             (
