@@ -22,6 +22,7 @@ use lunette_transfer::Room;
 
 use super::adapters::ByAdapters;
 use super::calls;
+use super::local::Local;
 use super::one_sided::Sights;
 use super::running::{Arrived, Brought, Ended, LentRoom, Running, SentValue, Table};
 use crate::error::StoreErrorKind;
@@ -50,6 +51,8 @@ pub(super) struct Asking {
     pub(super) sights: Sights,
     /// Bytes that adapters bring.
     pub(super) adapters: ByAdapters,
+    /// Of a client on a member's core.
+    local: Option<Rc<Local>>,
     /// Questions that leave at the end of the turn.
     outbox: RefCell<BTreeMap<(Seat, Epoch), Vec<Ask>>>,
     flush: Signal,
@@ -69,6 +72,7 @@ impl Asking {
     pub(super) fn new(
         seats: Seats,
         (sights, adapters): (Sights, ByAdapters),
+        local: Option<Rc<Local>>,
         namespace: NamespaceKind,
     ) -> Self {
         Self {
@@ -77,6 +81,7 @@ impl Asking {
             seats,
             sights,
             adapters,
+            local,
             outbox: RefCell::default(),
             flush: Signal::default(),
             begun: Signal::default(),
@@ -91,6 +96,12 @@ impl Asking {
 
     pub(super) fn over_below(&self) -> RequestId {
         self.asker.borrow().over_below()
+    }
+
+    /// The core on which this client is, if it has this seat.
+    pub(super) fn local_at(&self, seat: Seat) -> Option<Rc<Local>> {
+        let local = self.local.as_ref()?;
+        (local.seat() == seat).then(|| Rc::clone(local))
     }
 
     pub(super) fn id(&self) -> AskerId {

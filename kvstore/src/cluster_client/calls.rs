@@ -180,7 +180,7 @@ pub(super) async fn find(
                 Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
             },
             Status::NotFound => match AnswerMessage::decode(&reply.body) {
-                Ok(message) => of_answers(message),
+                Ok(message) => of_answers(message.answers),
                 Err(fault) => return end(&asking, id, room, StoreErrorKind::BadReply(fault)),
             },
             Status::OutOfRange => {
@@ -231,8 +231,8 @@ fn found_at(seat: Seat, version: Version) -> Answer {
     })
 }
 
-fn of_answers(message: AnswerMessage) -> Vec<News> {
-    let answers = message.answers.into_iter();
+fn of_answers(answers: Vec<(RequestId, Answer)>) -> Vec<News> {
+    let answers = answers.into_iter();
     answers
         .map(|(request, answer)| News::Answer(request, answer))
         .collect()
@@ -289,8 +289,15 @@ pub(super) async fn read(
     asking.on_news(vec![News::Read(request, answer)]);
 }
 
-/// Asks a home.
-pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, asks: Vec<Ask>) {
+/// Asks a home: this core without a message.
+pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, mut asks: Vec<Ask>) {
+    if let Some(local) = asking.local_at(seat) {
+        let who = (asking.id(), asking.over_below());
+        match local.ask(who, epoch, asks).await {
+            Ok(answers) => return asking.on_news(of_answers(answers)),
+            Err(to_be_sent) => asks = to_be_sent,
+        }
+    }
     let message = AskMessage {
         epoch,
         asker: asking.id(),
@@ -321,7 +328,7 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, asks: Vec<
         }),
         Called::Reply(_, reply) => match Status::from_code(reply.status) {
             Status::Ok => match AnswerMessage::decode(&reply.body) {
-                Ok(message) => of_answers(message),
+                Ok(message) => of_answers(message.answers),
                 Err(fault) => {
                     tracing::warn!(%fault, "a node's answer makes no sense");
                     all(|_| Answer::Interrupted)
@@ -372,7 +379,7 @@ pub(super) async fn write(
     let Some(key) = asking.key_of(id) else {
         return;
     };
-    asking.sights.is_asked(&asking, seat);
+    asking.sights.is_written_to(&asking, seat);
     let key = Key::new(&key).expect("it was one when the operation began");
     let called = match asking.reserved_of(id) {
         Some(reservation) => {

@@ -9,8 +9,7 @@ use std::rc::Rc;
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
-use lunette_kvstore_proto::message::directory::AskerId;
-use lunette_kvstore_proto::message::directory::Peek;
+use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, Peek};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
@@ -98,6 +97,19 @@ impl Local {
         if map.epoch() > known {
             tell(&map);
         }
+    }
+
+    /// Asks this core as a home, for this asker.
+    ///
+    /// # Errors
+    /// The questions, if they are to be sent.
+    pub(super) async fn ask(
+        &self,
+        who: (AskerId, RequestId),
+        epoch: Epoch,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<(RequestId, Answer)>, Vec<Ask>> {
+        self.core.ask_here(who, epoch, asks).await
     }
 
     pub(super) fn hear_reads(&self) {

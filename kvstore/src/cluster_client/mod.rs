@@ -294,7 +294,8 @@ impl ClusterClient {
         });
         let sights = Sights::new(options.one_sided_from_bytes);
         let by = ByAdapters::open(&options.rdma, options.rdma_path, adapters);
-        let asking = Asking::new(seats, (sights, by), options.namespace);
+        let local = core.map(|core| Rc::new(Local::new(core)));
+        let asking = Asking::new(seats, (sights, by), local.clone(), options.namespace);
         let asking = Rc::new(asking);
         let deadline = time::now() + options.timeout;
         let map = maps::first(asking.seats.linking(), &options.seeds, deadline).await?;
@@ -311,7 +312,7 @@ impl ClusterClient {
         begun.map_err(|_too_many| ClusterError::TooManyTasks)?;
         Ok(Self {
             asking,
-            local: core.map(|core| Rc::new(Local::new(core))),
+            local,
             tenant: options.tenant,
             timeout: options.timeout,
             _tasks: Rc::new(tasks),

@@ -1,10 +1,11 @@
 //! What tasks of a member's own core ask of it: answered at once where this core can, without a message.
 
 use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::Op;
 use lunette_kvstore_proto::message::directory::Peek;
-use lunette_kvstore_proto::message::directory::{AskerId, OpId};
+use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, OpId};
 use lunette_kvstore_proto::owner::{Read, WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::home_of;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
@@ -19,6 +20,7 @@ use lunette_transfer::Room;
 use super::bytes::{Carved, Extent, Frame};
 use super::core::MemberCore;
 use super::lending::Placed;
+use super::service::WAITERS_MAX;
 use super::waiters::Waiting;
 use crate::counting::{Counting, Outcome};
 use crate::value::{Value, extent_bytes};
@@ -51,6 +53,34 @@ pub(crate) enum Here {
     Unsure,
 }
 
+/// What a home was asked together.
+#[derive(Debug)]
+pub(crate) struct Questions {
+    answered: Vec<(RequestId, Answer)>,
+    waiting: Vec<(RequestId, Waiting<Answer>)>,
+}
+
+impl Questions {
+    /// Whether all are answered.
+    pub(super) const fn is_answered(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The answers that there are.
+    pub(super) fn now(self) -> Vec<(RequestId, Answer)> {
+        self.answered
+    }
+
+    /// All of them.
+    pub(super) async fn all(self) -> Vec<(RequestId, Answer)> {
+        let mut answered = self.answered;
+        for (request, answer) in self.waiting {
+            answered.push((request, answer.await.unwrap_or(Answer::Busy)));
+        }
+        answered
+    }
+}
+
 /// A write on this core.
 #[derive(Debug)]
 pub(crate) enum Put {
@@ -78,6 +108,54 @@ impl MemberCore {
     /// Whether it is the home of a key, as far as it knows.
     pub(crate) fn is_home_of(&self, key: Key<'_>) -> bool {
         !self.has_left() && home_of(&self.map(), key.fingerprint()) == Some(self.seat())
+    }
+
+    /// Asks this core as a home, for somebody whose requests below that one are over.
+    pub(super) fn ask_all(
+        &self,
+        (asker, over_below): (AskerId, RequestId),
+        epoch: Epoch,
+        asks: Vec<Ask>,
+    ) -> Questions {
+        if asks.iter().any(|ask| matches!(ask, Ask::Remove { .. })) {
+            self.over(asker, over_below);
+        }
+        let mut questions = Questions {
+            answered: Vec::with_capacity(asks.len()),
+            waiting: Vec::new(),
+        };
+        for ask in asks {
+            let request = ask.request();
+            let mut answer = self.ask(asker, epoch, ask);
+            match answer.try_take() {
+                Some(answer) => questions.answered.push((request, answer)),
+                None => questions.waiting.push((request, answer)),
+            }
+        }
+        questions
+    }
+
+    /// As a home is asked by a client on this core.
+    ///
+    /// # Errors
+    /// The questions, if it is to be asked as others ask, who are told why it does not answer.
+    pub(crate) async fn ask_here(
+        &self,
+        who: (AskerId, RequestId),
+        epoch: Epoch,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<(RequestId, Answer)>, Vec<Ask>> {
+        if self.has_left() || self.asks.len() >= WAITERS_MAX {
+            return Err(asks);
+        }
+        let mut counting = self.counts.begin(Op::Ask.code());
+        let asked = self.ask_all(who, epoch, asks);
+        if !asked.is_answered() {
+            counting = counting.waits();
+        }
+        let answers = asked.all().await;
+        counting.end(Outcome::Ok);
+        Ok(answers)
     }
 
     /// The length of an object that it has, in bytes.

@@ -61,6 +61,41 @@ fn a_client_inside_and_one_outside_see_the_same() {
 }
 
 #[test]
+fn a_home_is_asked_by_a_client_on_its_core_without_a_connection() {
+    run(WORLDS, || async {
+        let scene = Scene::of(1, 64 * MIB).await;
+        let inside = scene.inside(0).await;
+        let connections = async || scene.reports().await[0].stat.connections;
+        let before = connections().await;
+        for round in 0..3 {
+            for n in 0..20 {
+                scene.put(&inside, n, n + round, 1000).await;
+            }
+            let long = PutOptions {
+                stripe_len: Some(4096),
+                ..PutOptions::default()
+            };
+            let value = Value::new(pattern(7, 20_000));
+            inside.put(&key(100), value, long).await.expect("written");
+            let keys: Vec<_> = (10..30).chain([100]).map(key).collect();
+            let located = inside.locate(&keys).await;
+            let there = located.iter().filter(|one| matches!(one, Ok(Some(_))));
+            assert_eq!(there.count(), 11, "{located:?}");
+            let removed = inside.remove(&keys).await;
+            for (index, removed) in removed.into_iter().enumerate() {
+                assert_eq!(removed, Ok(index < 10 || index == 20), "key {index}");
+            }
+            let present = inside.exists(&(0..30).map(key).collect::<Vec<_>>()).await;
+            let present = present.expect("asked");
+            assert!(present.iter().enumerate().all(|(n, is)| *is == (n < 10)));
+            assert_eq!(connections().await, before, "round {round}");
+            let others = inside.remove(&(0..10).map(key).collect::<Vec<_>>()).await;
+            assert!(others.iter().all(|removed| *removed == Ok(true)));
+        }
+    });
+}
+
+#[test]
 fn batches_and_ranges_inside() {
     run(WORLDS, || async {
         let scene = Scene::of(2, 64 * MIB).await;

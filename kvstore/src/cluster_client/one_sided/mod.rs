@@ -18,6 +18,7 @@ mod sight;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,6 +56,8 @@ const SIGHTS_MAX: usize = 1024;
 const ASKED_MIN: u32 = 16;
 /// How long until an owner is asked again that could not be met.
 const RETRY: Duration = Duration::from_secs(10);
+/// The same of one that had too much to do.
+const RETRY_SOON: Duration = Duration::from_secs(1);
 
 /// What a client has got by copying from owners' memory itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -194,6 +197,13 @@ impl Sights {
         }
     }
 
+    /// Something is written at an owner, which threads could hand over if it were met.
+    pub(super) fn is_written_to(&self, asking: &Rc<Asking>, seat: Seat) {
+        if self.handing.get().is_some() {
+            self.is_asked(asking, seat);
+        }
+    }
+
     /// Meets an owner, unless that is being done, or was not to be done lately.
     fn meet(&self, asking: &Rc<Asking>, seat: Seat) {
         let Some(boot_id) = self.boot_id else {
@@ -260,7 +270,7 @@ async fn meet(asking: Rc<Asking>, seat: Seat, boot_id: u128) {
     let (sight, shown) = match see(&asking, seat, boot_id).await {
         Ok(Some((sight, shown))) => (Rc::new(sight), shown),
         Ok(None) => return sights.met(seat, Path::Elsewhere),
-        Err(NotMet) => return sights.met(seat, Path::None(time::now() + RETRY)),
+        Err(not) => return sights.met(seat, Path::None(time::now() + not.pause())),
     };
     let (glance, core) = sights.glance.borrow().clone();
     let _seen = shown.map(|shown| Seen::begin(glance, seat, shown.asked_by(core)));
@@ -290,7 +300,43 @@ impl Drop for Seen {
 }
 
 /// An owner could not be met.
-struct NotMet;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotMet {
+    /// It does not answer in time.
+    Busy,
+    /// It, or the system, refuses.
+    Refused,
+}
+
+impl NotMet {
+    /// How long it is left in peace.
+    const fn pause(self) -> Duration {
+        match self {
+            Self::Busy => RETRY_SOON,
+            Self::Refused => RETRY,
+        }
+    }
+}
+
+impl From<Status> for NotMet {
+    fn from(status: Status) -> Self {
+        if status.is_retryable() {
+            Self::Busy
+        } else {
+            Self::Refused
+        }
+    }
+}
+
+impl From<io::ErrorKind> for NotMet {
+    fn from(kind: io::ErrorKind) -> Self {
+        match kind {
+            // Too many come at the same time.
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Self::Busy,
+            _ => Self::Refused,
+        }
+    }
+}
 
 /// An owner, and what it shows; `None` if it is on another host.
 async fn see(
@@ -307,14 +353,14 @@ async fn see(
     let body = |version, out: &mut Vec<u8>| message.encode(version, out);
     let (called, _) = call(asking, seat, Op::Meet, body, Attachments::default()).await;
     let Called::Reply(version, reply) = called else {
-        return Err(NotMet);
+        return Err(NotMet::Busy);
     };
     match Status::from_code(reply.status) {
         Status::Ok => {}
         Status::Unsupported => return Ok(None),
-        _ => return Err(NotMet),
+        status => return Err(status.into()),
     }
-    let meeting = MeetReply::decode(version, &reply.body).map_err(|_fault| NotMet)?;
+    let meeting = MeetReply::decode(version, &reply.body).map_err(|_fault| NotMet::Refused)?;
     let is_looking = asking.namespace() == NamespaceKind::Cache;
     let looking = is_looking.then(|| Looking {
         seat,
@@ -322,11 +368,11 @@ async fn see(
         handing: asking.sights.handing.get(),
     });
     let joined = Sight::join(meeting, proof, looking).await;
-    let refused = |error: &std::io::Error| {
+    let refused = |error: &io::Error| {
         tracing::debug!(%error, ?seat, "an owner on this host is not met");
     };
     let joined = joined.inspect_err(refused);
-    joined.map(Some).map_err(|_refused| NotMet)
+    joined.map(Some).map_err(|error| error.kind().into())
 }
 
 /// Asks for bytes, which are copied from the owner's memory or received, as if they had been received.
@@ -397,4 +443,28 @@ pub(super) async fn fetch(
 
 const fn is_described(reply: &Reply) -> bool {
     reply.status == Status::Described.code()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_busy_is_asked_again_soon_and_who_refuses_late() {
+        for (status, pause) in [
+            (Status::Busy, RETRY_SOON),
+            (Status::Unavailable, RETRY_SOON),
+            (Status::BadRequest, RETRY),
+        ] {
+            assert_eq!(NotMet::from(status).pause(), pause, "{status:?}");
+        }
+        for (kind, pause) in [
+            (io::ErrorKind::TimedOut, RETRY_SOON),
+            (io::ErrorKind::WouldBlock, RETRY_SOON),
+            (io::ErrorKind::ConnectionRefused, RETRY),
+            (io::ErrorKind::InvalidData, RETRY),
+        ] {
+            assert_eq!(NotMet::from(kind).pause(), pause, "{kind:?}");
+        }
+    }
 }

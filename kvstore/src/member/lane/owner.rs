@@ -21,6 +21,7 @@ use super::super::core::MemberCore;
 use super::super::direct::AtOnce;
 use super::super::lending::Placed;
 use super::super::local::Put;
+use super::super::service::WAITERS_MAX;
 use super::{
     ANSWER, ANSWER_BYTES_MAX, ANSWERED, ASLEEP, HANDED_BYTES_MAX, LANE_WINDOW_BYTES, LANE_WORDS,
     OWNER_SLEEPS, PIECE_BYTES, READY, REQUEST, STATE, STATUS, SUBMITTED, VALUE, at, bits_of,
@@ -37,8 +38,6 @@ const TURN_BYTES: usize = 1 << 20;
 const LOOKS_MAX: u32 = 1000;
 /// For how long that is.
 const PAUSE: Duration = Duration::from_micros(50);
-/// Requests that may wait at one core; further ones are told that it is busy.
-const WAITERS_MAX: usize = 64 * 1024;
 
 /// The lanes of a core, polled by it as one source.
 #[derive(Debug, Default)]

@@ -67,7 +67,7 @@ const OPS: [Op; 25] = [
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
-const WAITERS_MAX: usize = 64 * 1024;
+pub(super) const WAITERS_MAX: usize = 64 * 1024;
 
 /// What is kept while bytes arrive.
 pub(crate) enum Pending {

@@ -21,7 +21,6 @@ use super::{MemberService, Pending, version_of};
 use crate::counting::{Counting, Outcome};
 use crate::member::bytes::Extent;
 use crate::member::core::MemberCore;
-use crate::member::waiters::Waiting;
 use crate::refusals::{bad_request, refusal};
 
 /// A read of a copy, over when its bytes have been sent.
@@ -220,32 +219,14 @@ impl MemberService {
         let version = version_of(body)?;
         self.check(message.to)?;
         self.check_waiters()?;
-        if message
-            .asks
-            .iter()
-            .any(|ask| matches!(ask, Ask::Remove { .. }))
-        {
-            self.core.over(message.asker, message.over_below);
-        }
-        let mut done = Vec::with_capacity(message.asks.len());
-        let mut waiting: Vec<(RequestId, Waiting<DirectoryAnswer>)> = Vec::new();
-        for ask in message.asks {
-            let request = ask.request();
-            let mut answer = self.core.ask(message.asker, message.epoch, ask);
-            match answer.try_take() {
-                Some(answer) => done.push((request, answer)),
-                None => waiting.push((request, answer)),
-            }
-        }
-        if waiting.is_empty() {
-            return Ok(Intake::Answer(answers(version, Status::Ok, done)));
+        let who = (message.asker, message.over_below);
+        let asked = self.core.ask_all(who, message.epoch, message.asks);
+        if asked.is_answered() {
+            return Ok(Intake::Answer(answers(version, Status::Ok, asked.now())));
         }
         let mut counting = counting.waits();
         Ok(Intake::Later(Later::new(async move {
-            for (request, answer) in waiting {
-                let answer = answer.await.unwrap_or(DirectoryAnswer::Busy);
-                done.push((request, answer));
-            }
+            let done = asked.all().await;
             counting.end(Outcome::Ok);
             answers(version, Status::Ok, done)
         })))
