@@ -214,6 +214,14 @@ fn stamped(n: usize, write: usize, len_words: usize) -> Vec<u8> {
     word.to_le_bytes().repeat(len_words)
 }
 
+/// That these bytes are all of one write of that object.
+fn assert_is_one(bytes: &[u8], n: usize, len_words: usize) {
+    assert_eq!(bytes.len(), len_words * 8, "object {n}");
+    let first: [u8; 8] = bytes[..8].try_into().expect("eight");
+    assert_eq!(u64::from_le_bytes(first) >> 32, n as u64);
+    assert!(bytes.chunks(8).all(|word| word == first), "object {n}");
+}
+
 /// A node with too little memory for what `read_while_written` writes.
 fn small_node() -> (Runtime, Node) {
     let (coordinating, coordinator) = coordinator();
@@ -251,10 +259,7 @@ fn read_while_written(handle: &StoreHandle, reader: &StoreHandle) {
                     continue;
                 };
                 hits += 1;
-                assert_eq!(bytes.len(), len_words(n) * 8, "object {n}");
-                let first: [u8; 8] = bytes[..8].try_into().expect("eight");
-                assert_eq!(u64::from_le_bytes(first) >> 32, n as u64);
-                assert!(bytes.chunks(8).all(|word| word == first), "object {n}");
+                assert_is_one(&bytes, n, len_words(n));
             }
             hits
         };
@@ -588,10 +593,7 @@ fn what_is_seen_of_long_objects_is_one_also_while_its_memory_changes_hands() {
                     continue;
                 }
                 hits += 1;
-                assert_eq!(bytes.len(), len_words(n) * 8, "object {n}");
-                let first: [u8; 8] = bytes[..8].try_into().expect("eight");
-                assert_eq!(u64::from_le_bytes(first) >> 32, n as u64);
-                assert!(bytes.chunks(8).all(|word| word == first), "object {n}");
+                assert_is_one(&bytes, n, len_words(n));
             }
             hits
         };
