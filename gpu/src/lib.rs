@@ -79,7 +79,7 @@ pub mod staging;
 pub mod stream;
 
 pub use copy::{HostPiece, PIECES_MAX};
-pub use cuda::{Driver, Located, locate};
+pub use cuda::{Driver, Located, is_in_use, locate};
 pub use device::{Device, DeviceCounts, STREAMS_MAX};
 pub use engine::EngineStream;
 pub use error::{CopyError, ImportError, OpenError, SetupError, Unavailable};

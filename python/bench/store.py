@@ -1,7 +1,7 @@
 """`mooncake.store` of this wheel beside Mooncake's own: the same calls, in the same run, on the same CPUs.
 
     python store.py --theirs OTHER/bin/python [--rounds 5] [--cpus 0,1] [--sizes 4096,65536]
-        [--mode local,remote,tcp] [--pause-us 0] [--busy]
+        [--mode local,remote,tcp] [--pause-us 0] [--busy] [--gpu]
 
 All processes of either wheel are pinned to these CPUs, and only one of the wheels has something to do at a time.
 
@@ -13,7 +13,8 @@ the two in each round (more than 1: this wheel is ahead), and the share of time 
 same, and all bytes go over TCP, as Mooncake's do anyway.
 
 With a pause, calls are paced: each begins so long after the one before it has ended, and what had something to do has gone
-to sleep. With `--busy`, another thread of the process that measures runs Python all the time.
+to sleep. With `--busy`, another thread of the process that measures runs Python all the time. With `--gpu`, what is put and
+got into is memory of a GPU, of torch's.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ CALLS = {4096: 1024, 65536: 512, 1 << 20: 96, 4 << 20: 24}
 BATCH = {4096: 64, 65536: 32, 1 << 20: 16, 4 << 20: 8}
 MEMORY_BYTES = 2 << 30
 BUFFER_BYTES = 128 << 20
+# Calls that have no memory of a program's.
+OF_HOST = ("put", "get", "is_exist")
 SINGLE = ("put", "get", "get_into", "put_from", "is_exist")
 BATCHES = ("batch_put_from", "batch_get_into", "batch_put_from_multi_buffers", "batch_get_into_multi_buffers")
 
@@ -42,9 +45,7 @@ BATCHES = ("batch_put_from", "batch_get_into", "batch_put_from_multi_buffers", "
 class Worker:
     """One wheel, in the process that measures."""
 
-    def __init__(self, mode: str, master: str, pause_s: float) -> None:
-        import ctypes
-
+    def __init__(self, mode: str, master: str, pause_s: float, is_gpu: bool) -> None:
         from mooncake.store import MooncakeDistributedStore
 
         self.store = MooncakeDistributedStore()
@@ -52,8 +53,7 @@ class Worker:
         code = self.store.setup("127.0.0.1", "P2PHANDSHAKE", memory, 256 << 20, "tcp", "", master)
         assert code == 0, code
         self.pause_s = pause_s
-        self.bytes = ctypes.create_string_buffer(b"\x01" * BUFFER_BYTES, BUFFER_BYTES)
-        self.at = ctypes.addressof(self.bytes)
+        self.bytes, self.at = of_gpu() if is_gpu else of_host()
         assert self.store.register_buffer(self.at, BUFFER_BYTES) == 0
         self.turn = 0
 
@@ -102,6 +102,22 @@ class Worker:
         return took
 
 
+def of_host() -> tuple[object, int]:
+    """What is put, and where it is."""
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(b"\x01" * BUFFER_BYTES, BUFFER_BYTES)
+    return buffer, ctypes.addressof(buffer)
+
+
+def of_gpu() -> tuple[object, int]:
+    import torch
+
+    buffer = torch.ones(BUFFER_BYTES, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    return buffer, buffer.data_ptr()
+
+
 def timed(call, items, answer, pause_s) -> list[float]:
     took = []
     clock = time.perf_counter
@@ -123,9 +139,9 @@ def run_always() -> None:
         count += 1
 
 
-def work(mode: str, master: str, pause_us: str, is_busy: str) -> None:
+def work(mode: str, master: str, pause_us: str, is_busy: str, memory: str) -> None:
     """Measures rows that standard input names, until it ends."""
-    worker = Worker(mode, master, float(pause_us) / 1e6)
+    worker = Worker(mode, master, float(pause_us) / 1e6, memory == "gpu")
     if is_busy == "busy":
         threading.Thread(target=run_always, daemon=True).start()
     print("ready", flush=True)
@@ -189,7 +205,7 @@ class Side:
         if mode != "local":
             self.children.append(Child([python, str(HERE), "own", address], cpus, mode))
             self.children[0].line()
-        how = [str(given.pause_us), "busy" if given.busy else "alone"]
+        how = [str(given.pause_us), "busy" if given.busy else "alone", "gpu" if given.gpu else "host"]
         self.worker = Child([python, str(HERE), "work", mode, address, *how], cpus, mode)
         self.worker.line()
         self.children.append(self.worker)
@@ -227,10 +243,10 @@ def steal() -> tuple[int, int]:
 
 
 def compare(mode: str, given: argparse.Namespace) -> None:
-    ours, theirs = Side(sys.executable, mode, given), Side(given.theirs, mode, given)
+    ours, theirs = Side(given.ours, mode, given), Side(given.theirs, mode, given)
     sides = {"ours": ours, "theirs": theirs}
     sizes = [int(size) for size in given.sizes.split(",")]
-    rows = [row for row in (*SINGLE, *BATCHES) if given.rows in row]
+    rows = [row for row in (*SINGLE, *BATCHES) if given.rows in row and not (given.gpu and row in OF_HOST)]
     for size in sizes:
         for row in rows:
             before = steal()
@@ -246,6 +262,7 @@ def compare(mode: str, given: argparse.Namespace) -> None:
                         "mode": mode,
                         "pause_us": given.pause_us,
                         "busy": given.busy,
+                        "gpu": given.gpu,
                         "row": row,
                         "bytes": size,
                         "objects": BATCH[size] if row.startswith("batch") else 1,
@@ -268,7 +285,8 @@ def main() -> None:
     if sys.argv[1:2] == ["own"]:
         own(*sys.argv[2:])
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    flags.add_argument("--theirs", required=True)
+    flags.add_argument("--theirs", required=True, help="a Python that has the other wheel")
+    flags.add_argument("--ours", default=sys.executable, help="a Python that has this one")
     flags.add_argument("--rounds", type=int, default=5)
     flags.add_argument("--cpus", default="0,1")
     flags.add_argument("--sizes", default=",".join(map(str, SIZES)))
@@ -276,6 +294,7 @@ def main() -> None:
     flags.add_argument("--mode", default="local,remote")
     flags.add_argument("--pause-us", type=int, default=0)
     flags.add_argument("--busy", action="store_true")
+    flags.add_argument("--gpu", action="store_true")
     given = flags.parse_args()
     for mode in given.mode.split(","):
         compare(mode, given)

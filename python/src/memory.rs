@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use lunette_gpu::{Driver, EngineStream, locate};
+use libc::c_long;
+use lunette_gpu::{Driver, EngineStream, is_in_use, locate};
 use lunette_kvstore::{DeviceLent, LandedHandle, Lent, StoreHandle};
 use lunette_runtime::arena::{ForeignMemory, SharedMemory};
 use lunette_transfer::engine::ALLOCATIONS_MAX;
@@ -82,7 +83,7 @@ impl Whose {
     /// all.
     fn find(address: usize, len: usize) -> Option<Self> {
         let Some(found) = locate(address as u64) else {
-            return is_mapped(address, len).then_some(Self::Host);
+            return is_hosts(address, len).then_some(Self::Host);
         };
         let (driver, device) = (found.driver, found.device);
         let (mut at, end) = (address as u64, (address as u64).checked_add(len as u64)?);
@@ -344,6 +345,13 @@ impl Registered {
     }
 }
 
+/// Whether all of these addresses are memory that threads of this process may read.
+fn is_hosts(address: usize, len: usize) -> bool {
+    let last = address.saturating_add(len).saturating_sub(1);
+    // What drivers have reserved is mapped, for nobody.
+    is_mapped(address, len) && (!is_in_use() || (is_readable(address) && is_readable(last)))
+}
+
 /// Whether the process has something at each of these addresses.
 fn is_mapped(address: usize, len: usize) -> bool {
     let first = address & !(page_size() - 1);
@@ -354,4 +362,17 @@ fn is_mapped(address: usize, len: usize) -> bool {
     // SAFETY: the system looks at its own tables of the process's memory, and begins to write back what is a
     // file's; no byte is touched, and addresses that are nobody's are its answer. Ends with the call.
     unsafe { msync(pages, len, MsyncFlags::ASYNC) }.is_ok()
+}
+
+/// Whether threads may read what is at an address. The system is asked to read eight bytes there, of a question that it
+/// refuses: with another reason if it could not.
+fn is_readable(address: usize) -> bool {
+    /// Of no such question.
+    const NO_HOW: c_long = !0;
+    let word = std::ptr::with_exposed_provenance::<u64>(address & !7);
+    let (nothing, len) = (std::ptr::null_mut::<u64>(), size_of::<u64>());
+    // SAFETY: the system reads eight bytes, of one page, if that may be read, writes none, and changes nothing, as there is
+    // no such question. Ends with the call.
+    let answer = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, NO_HOW, word, nothing, len) };
+    answer == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }

@@ -105,9 +105,9 @@ def test_batches_and_transfers_that_are_asked_after():
 def test_what_cannot_be_used_has_a_code():
     (here, _), (_, there) = engine(), engine()
     memory = Memory(5000)
-    # Behind the engines, whose own memory would come to lie there.
-    gone = Memory(5000).at
     assert here.register_memory(memory.at, 5001) == -1
+    # Behind the engine's own memory, which would come to lie there.
+    gone = Memory(5000).at
     assert here.register_memory(memory.at + 4999, 2) == -1
     assert here.register_memory(gone, 1) == -1
     assert here.register_memory(memory.at, 5000) == 0

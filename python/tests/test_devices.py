@@ -1,8 +1,10 @@
-"""Memory of devices: `on_device.py` and its likes in processes whose CUDA driver is the one that tests of `gpu` build.
+"""Memory of devices: `on_device.py` and its likes in processes whose CUDA driver is the one that tests of `gpu` build, and
+where this machine has a GPU, also with that.
 
-Its memory is where no thread may touch it, so a forgotten access ends that process.
+Memory of the driver that is built is where no thread may touch it, so a forgotten access ends that process.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -18,7 +20,18 @@ TESTS = Path(__file__).parent
 SOURCE = TESTS.parents[1] / "gpu/tests/driver/stub.c"
 COMPILER = shutil.which("cc")
 
+ON_DEVICES = ["on_device.py", "engines_on_device.py", "objects_on_device.py"]
+
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+
+
+def has_gpu():
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +45,26 @@ def environment(tmp_path_factory):
     return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
 
 
-@pytest.mark.parametrize("what", ["on_device.py", "engines_on_device.py", "objects_on_device.py"])
+@pytest.mark.parametrize("what", ON_DEVICES)
 def test_bytes_come_from_devices_and_go_to_them(environment, what):
+    all_pass(what, environment)
+
+
+@pytest.mark.parametrize("what", ON_DEVICES)
+@pytest.mark.skipif(not has_gpu(), reason="no GPU")
+def test_bytes_come_from_the_gpu_of_this_machine_and_go_to_it(what):
+    all_pass(what, os.environ)
+
+
+@pytest.mark.parametrize("is_growing", [False, True])
+@pytest.mark.skipif(not has_gpu(), reason="no GPU")
+def test_tensors_of_torch_are_values_and_room(is_growing):
+    pytest.importorskip("torch")
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{is_growing}"}
+    all_pass("on_torch.py", {**os.environ, **settings})
+
+
+def all_pass(what, environment):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", what]
     ran = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -30,6 +30,9 @@ pub(super) const POINTER_IS_MANAGED: c_uint = 8;
 pub(super) const POINTER_DEVICE_ORDINAL: c_uint = 9;
 const POINTER_RANGE_START: c_uint = 11;
 const POINTER_RANGE_SIZE: c_uint = 12;
+const POINTER_ACCESS_FLAGS: c_uint = 16;
+const POINTER_MAPPING_SIZE: c_uint = 18;
+const POINTER_MAPPING_START: c_uint = 19;
 /// `CU_MEMORYTYPE_DEVICE`.
 pub(super) const MEMORY_TYPE_DEVICE: c_uint = 2;
 
@@ -230,33 +233,90 @@ impl Library {
         }
     }
 
+    /// Whether somebody in this process has started it.
+    pub(super) fn is_started(&self) -> bool {
+        let mut count = 0;
+        // SAFETY: the count is ours to write.
+        unsafe { (self.cuDeviceGetCount)(&raw mut count) == 0 }
+    }
+
     /// The memory of a device in which an address of this process lies: the device's number, and the start and length
     /// of the allocation. `None` of all other memory, and as long as nobody has started the driver.
+    ///
+    /// Of addresses that a program has reserved, the range is all of these, the mapping what lies there; of small
+    /// allocations the mapping has several. The allocation is what both have. (So an H200 answers, driver 580.)
     pub(super) fn place_of(&self, address: u64) -> Option<(usize, u64, u64)> {
-        let (mut kind, mut is_managed, mut ordinal): (c_uint, c_uint, c_int) = (0, 0, 0);
-        let (mut base, mut len): (CUdeviceptr, usize) = (0, 0);
+        let mut asked = Asked::default();
+        let place = if self.ask::<8>(&mut asked, address) {
+            asked.mapping()
+        } else {
+            // Drivers from before mappings had attributes refuse the whole question.
+            self.ask::<5>(&mut asked, address).then(|| asked.range())
+        };
+        let (start, end) = place?;
+        let is_device = asked.kind == MEMORY_TYPE_DEVICE && asked.is_managed == 0;
+        let device = usize::try_from(asked.ordinal).ok()?;
+        (is_device && start <= address && address < end).then_some((device, start, end - start))
+    }
+
+    /// Asks for the first `N` of the attributes of an address, all at once. Whether the driver knows them all.
+    fn ask<const N: usize>(&self, asked: &mut Asked, address: u64) -> bool {
         let mut which = [
             POINTER_MEMORY_TYPE,
             POINTER_IS_MANAGED,
             POINTER_DEVICE_ORDINAL,
             POINTER_RANGE_START,
             POINTER_RANGE_SIZE,
+            POINTER_ACCESS_FLAGS,
+            POINTER_MAPPING_SIZE,
+            POINTER_MAPPING_START,
         ];
-        let mut values: [*mut c_void; 5] = [
-            (&raw mut kind).cast(),
-            (&raw mut is_managed).cast(),
-            (&raw mut ordinal).cast(),
-            (&raw mut base).cast(),
-            (&raw mut len).cast(),
+        let mut values: [*mut c_void; 8] = [
+            (&raw mut asked.kind).cast(),
+            (&raw mut asked.is_managed).cast(),
+            (&raw mut asked.ordinal).cast(),
+            (&raw mut asked.range_start).cast(),
+            (&raw mut asked.range_len).cast(),
+            (&raw mut asked.access).cast(),
+            (&raw mut asked.mapping_len).cast(),
+            (&raw mut asked.mapping_start).cast(),
         ];
-        // SAFETY: as many attributes as values, each of which is as wide as its attribute, or wider, and ours to
-        // write; none is used after the call.
+        let count = c_uint::try_from(N.min(which.len())).expect("eight at most");
+        // SAFETY: as many attributes as values at least, each of which is as wide as its attribute, or wider, and ours
+        // to write; none is used after the call.
         let code = unsafe {
-            (self.cuPointerGetAttributes)(5, which.as_mut_ptr(), values.as_mut_ptr(), address)
+            (self.cuPointerGetAttributes)(count, which.as_mut_ptr(), values.as_mut_ptr(), address)
         };
-        let is_device = code == 0 && kind == MEMORY_TYPE_DEVICE && is_managed == 0;
-        let device = usize::try_from(ordinal).ok()?;
-        (is_device && len > 0).then_some((device, base, len as u64))
+        code == 0
+    }
+}
+
+/// What a driver says of an address.
+#[derive(Debug, Default)]
+struct Asked {
+    kind: c_uint,
+    is_managed: c_uint,
+    ordinal: c_int,
+    range_start: CUdeviceptr,
+    range_len: usize,
+    access: c_uint,
+    mapping_len: usize,
+    mapping_start: CUdeviceptr,
+}
+
+impl Asked {
+    /// First byte and end of the allocation.
+    const fn range(&self) -> (u64, u64) {
+        let end = self.range_start.saturating_add(self.range_len as u64);
+        (self.range_start, end)
+    }
+
+    /// The part of it that is mapped, if anybody may use that.
+    fn mapping(&self) -> Option<(u64, u64)> {
+        let (start, end) = self.range();
+        let mapping_end = self.mapping_start.saturating_add(self.mapping_len as u64);
+        let place = (start.max(self.mapping_start), end.min(mapping_end));
+        (self.access != 0).then_some(place)
     }
 }
 

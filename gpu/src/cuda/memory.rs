@@ -1,7 +1,7 @@
 //! Memory of a device, and pinned memory of the host.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::rc::Rc;
 
@@ -164,6 +164,10 @@ pub(super) fn import(
 ) -> Result<Memory, Fault> {
     let library = context.enter()?;
     let import = have(library.cuMemImportFromShareableHandle)?;
+    // To drivers the descriptor 0 is no handle.
+    let other = (memory.as_raw_fd() == 0).then(|| rustix::io::fcntl_dupfd_cloexec(memory, 1));
+    let other = other.transpose().map_err(|_| INVALID)?;
+    let memory = other.as_ref().map_or(memory, AsFd::as_fd);
     let mut handle = 0;
     // SAFETY: for this type the handle is the descriptor itself, which the driver duplicates.
     check(unsafe { import(&raw mut handle, raw_fd(memory), HANDLE_POSIX_FD) })?;

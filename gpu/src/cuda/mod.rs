@@ -49,15 +49,26 @@ pub struct Located {
     pub len_bytes: u64,
 }
 
+/// The driver of this machine, started or not, where there is one.
+fn loaded() -> Option<&'static Library> {
+    static LOADED: OnceLock<Option<Library>> = OnceLock::new();
+    LOADED.get_or_init(|| Library::load().ok()).as_ref()
+}
+
+/// Whether this process uses the driver of this machine. Then some of its addresses are the driver's, mapped for nobody:
+/// of memory that was a device's and is given back, too.
+#[must_use]
+pub fn is_in_use() -> bool {
+    loaded().is_some_and(Library::is_started)
+}
+
 /// As [`Driver::locate`], by the driver of this machine, if this process uses it: the driver is not started for that, for
 /// nobody has memory of a device before somebody has. Where there is no driver that is remembered, and costs nothing.
 ///
 /// It may be called by any thread, and leaves that thread's current context as it is.
 #[must_use]
 pub fn locate(address: u64) -> Option<Located> {
-    static LOADED: OnceLock<Option<Library>> = OnceLock::new();
-    let library = LOADED.get_or_init(|| Library::load().ok()).as_ref()?;
-    library.place_of(address)?;
+    loaded()?.place_of(address)?;
     // Somebody has started it, so this does not take long.
     Driver::probe().ok()?.locate(address)
 }

@@ -1,4 +1,7 @@
 //! The provider of real devices on drivers that the test builds: absent, lacking, and working ones.
+#[cfg(test)]
+#[path = "../device/processes.rs"]
+mod processes;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod stub;
@@ -17,6 +20,15 @@ mod tests {
 
     use crate::rig::{fill, host, on_core, pattern, region, scenes, seen, stream};
     use crate::stub::stub;
+
+    /// A driver of each test's own; the library of a process that uses it stays what it is.
+    #[expect(
+        clippy::unnecessary_wraps,
+        reason = "of real devices there may be none"
+    )]
+    pub(crate) fn driver_for(test: &str) -> Option<Driver> {
+        Some(Driver::probe_at(&stub(test, &[])).expect("it works"))
+    }
 
     #[test]
     fn why_there_is_no_gpu_is_told_by_name() {
@@ -117,7 +129,8 @@ mod tests {
 
     #[test]
     fn an_older_driver_does_the_same_without_what_it_lacks() {
-        let lacking = stub("older", &["WITHOUT_BATCH", "WITHOUT_SHARING"]);
+        let without = ["WITHOUT_BATCH", "WITHOUT_SHARING", "WITHOUT_MAPPINGS"];
+        let lacking = stub("older", &without);
         let driver = Driver::probe_at(&lacking).expect("it works");
         on_core(Idle::Efficient, move || async move {
             let device = Device::open_with(driver, 0).expect("one device");
@@ -125,6 +138,8 @@ mod tests {
             assert!(!info.has_batches && !info.has_dma_buf && !info.has_shareable);
             scenes::all(&device).await;
             let memory = region(&device, 4096);
+            let found = driver.locate(memory.address() + 1).map(|found| found.base);
+            assert_eq!(found, Some(memory.address()));
             let refusals = [
                 memory.ipc_handle().err(),
                 memory.export().err(),

@@ -34,11 +34,15 @@ typedef uint64_t address;
 
 // Memory that is known. The device's has a descriptor, and a place where this driver reaches it; the host's
 // is reached where it is.
+// What is mapped into addresses that a program has reserved is told to range over all of these.
 struct range {
     address start;
     size_t len;
     int is_device, fd;
     char *place;
+    int has_access;
+    address reserved;
+    size_t reserved_len;
 };
 static struct range ranges[RANGES_MAX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -90,7 +94,7 @@ static code map_device(address at, size_t len, int fd, address *result) {
     char *place = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (told == MAP_FAILED || place == MAP_FAILED) return 2;
     *result = (address)told;
-    return add((struct range){(address)told, len, 1, fd, place}) ? 0 : 2;
+    return add((struct range){(address)told, len, 1, fd, place, 1, (address)told, len}) ? 0 : 2;
 }
 
 static uint64_t now_us(void) {
@@ -150,7 +154,9 @@ code cuMemAlloc_v2(address *p, size_t n) {
 code cuMemFree_v2(address p) {
     struct range taken;
     if (!take(p, 1, &taken)) return INVALID;
-    munmap((void *)p, whole_pages(taken.len));
+    // The addresses stay the driver's, and nobody's to touch.
+    mmap((void *)p, whole_pages(taken.len), PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     munmap(taken.place, whole_pages(taken.len));
     close(taken.fd);
     __atomic_sub_fetch(&allocations, 1, __ATOMIC_SEQ_CST);
@@ -160,7 +166,7 @@ code cuMemFree_v2(address p) {
 code cuMemHostAlloc(void **p, size_t n, unsigned flags) {
     (void)flags;
     if (posix_memalign(p, PAGE, n)) return 2;
-    add((struct range){(address)*p, n, 0, -1, *p});
+    add((struct range){(address)*p, n, 0, -1, *p, 1, (address)*p, n});
     return 0;
 }
 code cuMemFreeHost(void *p) {
@@ -173,7 +179,7 @@ code cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
     struct range known;
     if (flags != 3) return INVALID;
     if (find((address)p, &known)) return 712;
-    add((struct range){(address)p, n, 0, -1, p});
+    add((struct range){(address)p, n, 0, -1, p, 1, (address)p, n});
     return 0;
 }
 code cuMemHostUnregister(void *p) {
@@ -496,15 +502,20 @@ code cuPointerGetAttributes(unsigned count, unsigned *which, void **values, addr
         case 2: *(unsigned *)values[i] = !known.len ? 0 : known.is_device ? 2 : 1; break;
         case 8: *(unsigned *)values[i] = 0; break;
         case 9: *(int *)values[i] = known.len ? 0 : -2; break;
-        case 11: *(address *)values[i] = known.start; break;
-        case 12: *(size_t *)values[i] = known.len; break;
+        case 11: *(address *)values[i] = known.reserved; break;
+        case 12: *(size_t *)values[i] = known.reserved_len; break;
+#ifndef WITHOUT_MAPPINGS
+        case 16: *(unsigned *)values[i] = known.has_access ? 3 : 0; break;
+        case 18: *(size_t *)values[i] = known.len; break;
+        case 19: *(address *)values[i] = known.start; break;
+#endif
         default: return INVALID;
         }
     return 0;
 }
 code cuMemGetAddressRange_v2(address *base, size_t *len, address at) {
     struct range known;
-    if (!find(at, &known)) return NOT_FOUND;
+    if (!find(at, &known) || !known.has_access) return NOT_FOUND;
     split(&known, at);
     *base = known.start;
     *len = known.len;
@@ -570,18 +581,48 @@ code cuMemCreate(uint64_t *memory, size_t n, const struct properties *p, uint64_
     return 0;
 }
 code cuMemRelease(uint64_t memory) { return close(memory) ? INVALID : 0; }
+#define RESERVED_MAX 64
+static struct { address start; size_t len; } reserved[RESERVED_MAX];
 code cuMemAddressReserve(address *at, size_t n, size_t align, address wish, uint64_t flags) {
     if (align || wish || flags) return INVALID;
     void *place = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (place == MAP_FAILED) return 2;
     *at = (address)place;
-    return place == MAP_FAILED ? 2 : 0;
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < RESERVED_MAX && reserved[i].len) i++;
+    if (i < RESERVED_MAX) {
+        reserved[i].start = *at;
+        reserved[i].len = n;
+    }
+    pthread_mutex_unlock(&lock);
+    return i < RESERVED_MAX ? 0 : 2;
 }
-code cuMemAddressFree(address at, size_t n) { return munmap((void *)at, n) ? INVALID : 0; }
+code cuMemAddressFree(address at, size_t n) {
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < RESERVED_MAX; i++)
+        if (reserved[i].start == at) reserved[i].len = 0;
+    pthread_mutex_unlock(&lock);
+    return munmap((void *)at, n) ? INVALID : 0;
+}
+// Nobody has access to what has just been mapped.
 code cuMemMap(address at, size_t n, size_t offset, uint64_t memory, uint64_t flags) {
     if (offset || flags || lseek(memory, 0, SEEK_END) < (off_t)n) return INVALID;
     address mapped;
     int fd = dup(memory);
-    return fd < 0 ? 2 : map_device(at, n, fd, &mapped);
+    code c = fd < 0 ? 2 : map_device(at, n, fd, &mapped);
+    if (c) return c;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < RANGES_MAX; i++)
+        if (ranges[i].len && ranges[i].start == at && ranges[i].is_device)
+            for (int r = 0; r < RESERVED_MAX; r++)
+                if (reserved[r].len && at - reserved[r].start < reserved[r].len) {
+                    ranges[i].has_access = 0;
+                    ranges[i].reserved = reserved[r].start;
+                    ranges[i].reserved_len = reserved[r].len;
+                }
+    pthread_mutex_unlock(&lock);
+    return 0;
 }
 code cuMemUnmap(address at, size_t n) {
     struct range taken;
@@ -594,8 +635,15 @@ code cuMemUnmap(address at, size_t n) {
 struct access { int location, id, flags; };
 code cuMemSetAccess(address at, size_t n, const struct access *a, size_t count) {
     if (count != 1 || a->location != 1 || a->id || a->flags != 3) return INVALID;
-    struct range known;
-    return find(at, &known) && known.is_device && at - known.start + n <= known.len ? 0 : INVALID;
+    code c = INVALID;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < RANGES_MAX; i++)
+        if (ranges[i].len == n && ranges[i].start == at && ranges[i].is_device) {
+            ranges[i].has_access = 1;
+            c = 0;
+        }
+    pthread_mutex_unlock(&lock);
+    return c;
 }
 code cuMemExportToShareableHandle(int *fd, uint64_t memory, unsigned type, uint64_t flags) {
     if (type != 1 || flags) return INVALID;
@@ -603,7 +651,7 @@ code cuMemExportToShareableHandle(int *fd, uint64_t memory, unsigned type, uint6
     return 0;
 }
 code cuMemImportFromShareableHandle(uint64_t *memory, void *handle, unsigned type) {
-    if (type != 1) return INVALID;
+    if (type != 1 || !handle) return INVALID;
     *memory = dup((int)(intptr_t)handle);
     return 0;
 }
