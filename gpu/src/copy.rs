@@ -153,6 +153,63 @@ impl Stream {
         self.submit((), Holds::two(from, to), enqueue)
     }
 
+    /// Copies pieces of the host's regions into regions of the device, each of which is named beside its piece, as one
+    /// operation.
+    ///
+    /// # Errors
+    /// Through the future: [`CopyError`].
+    pub fn upload_each<H: HostRead>(
+        &self,
+        from: H,
+        pieces: &[(HostPiece, DeviceRegion)],
+        by: Option<Method>,
+    ) -> Operation<H> {
+        self.copy_each(Direction::HostToDevice, from, pieces, by)
+    }
+
+    /// Copies pieces of regions of the device, each of which is named beside its piece, into regions of the host, as one
+    /// operation.
+    ///
+    /// # Errors
+    /// Through the future: [`CopyError`].
+    pub fn download_each<H: HostWrite>(
+        &self,
+        pieces: &[(HostPiece, DeviceRegion)],
+        to: H,
+        by: Option<Method>,
+    ) -> Operation<H> {
+        self.copy_each(Direction::DeviceToHost, to, pieces, by)
+    }
+
+    fn copy_each<H: HostMemory>(
+        &self,
+        direction: Direction,
+        host: H,
+        pieces: &[(HostPiece, DeviceRegion)],
+        by: Option<Method>,
+    ) -> Operation<H> {
+        let mut lease = host.into_lease();
+        let parts = lease.parts();
+        let copy_of = |(piece, device): &(HostPiece, DeviceRegion)| {
+            self.check_owner(device)?;
+            let part = parts.get(piece.index).ok_or(CopyError::Range)?;
+            across(direction, part, piece, device)
+        };
+        let copies = self
+            .check_pieces(pieces.len())
+            .and_then(|()| pieces.iter().map(copy_of).collect());
+        let copies: Vec<RawCopy> = match copies {
+            Ok(copies) => copies,
+            Err(error) => return Self::refuse(H::from_lease(lease), error),
+        };
+        pin_all(self.inner(), &parts);
+        let is_batch = self.is_batch(direction, &copies, by);
+        let enqueue = |raw: &RawStream| queue(raw, &copies, is_batch);
+        let regions = pieces.iter().map(|(_, device)| device.clone());
+        let holds = Holds::all(regions.collect());
+        self.submit_lease(lease, holds, enqueue)
+    }
+
     fn host_copy<H: HostMemory>(
         &self,
         direction: Direction,
@@ -226,8 +283,8 @@ impl Stream {
 /// refused.
 pub(crate) fn pin_all(device: &Inner, parts: &[HostPart]) -> bool {
     let is_pinned = |part: &HostPart| {
-        let chunk = part.chunk.as_ref();
-        chunk.is_some_and(|chunk| device.try_pin(chunk))
+        let within = part.within.as_ref();
+        within.is_some_and(|within| device.try_pin(within))
     };
     let is_pinned = parts.iter().all(is_pinned);
     if !is_pinned {

@@ -12,11 +12,12 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::planner::Planner;
-use lunette_runtime::arena::ChunkHandle;
+use lunette_runtime::arena::{ChunkHandle, View};
 use lunette_runtime::{
     CoreWaker, Signal, Source, SourceGuard, add_source, control, core_waker, spawn_local, time,
 };
@@ -25,7 +26,7 @@ use crate::cuda::{self, Driver};
 use crate::error::{OpenError, SetupError};
 use crate::fake::FakeMachine;
 use crate::listing::{Listing, RegionName};
-use crate::pins::{Pending, Pins, exposed};
+use crate::pins::{Pending, Pinnable, Pins};
 use crate::provider::{DeviceInfo, RawContext};
 use crate::region::{DeviceRegion, Origin, PoolMemory};
 use crate::stream::StreamCore;
@@ -36,6 +37,10 @@ pub const STREAMS_MAX: usize = 64;
 pub const WATCH_PERIOD: Duration = Duration::from_millis(50);
 /// How often is looked for a pin that somebody else waits for.
 const PIN_PERIOD: Duration = Duration::from_millis(1);
+/// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`: another core is about to pin it.
+const ALREADY_REGISTERED: u32 = 712;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: u32 = 801;
 /// Device memory for lists of pages.
 const SCRATCH_BYTES: u64 = 4 << 20;
 
@@ -187,27 +192,69 @@ impl Device {
     /// # Errors
     /// [`SetupError::Refused`]: the limit of locked memory, most often. Copies work without, slower.
     pub async fn pin(&self, chunk: &ChunkHandle) -> Result<(), SetupError> {
+        self.pin_whole(&Pinnable::Chunk(chunk.clone())).await
+    }
+
+    /// Pins memory of another process, or mapped like it, for copies from it, as [`pin`](Self::pin) does chunks; memory that
+    /// has not been touched takes longer, half a second for a GiB. Copies do not pin it by themselves. It is unpinned some
+    /// time after nobody else has the view.
+    ///
+    /// # Errors
+    /// As of [`pin`](Self::pin), also where a device cannot have memory for reading only.
+    pub async fn pin_view(&self, view: &Arc<View>) -> Result<(), SetupError> {
+        let what = Pinnable::View(Arc::clone(view));
+        self.inner().pins.borrow_mut().let_go();
+        if self.inner().pins.borrow().is_refused(&what) {
+            return Err(SetupError::Refused(Fault::Unsupported(NOT_SUPPORTED)));
+        }
+        let pinned = self.pin_whole(&what).await;
+        if let Err(error) = &pinned
+            && *error != SetupError::Refused(Fault::Code(ALREADY_REGISTERED))
+        {
+            tracing::warn!(%error, "memory of another process is not pinned: it is copied twice");
+            self.inner().pins.borrow_mut().refuse(&what);
+        }
+        pinned
+    }
+
+    /// Whether a view [is pinned](Self::pin_view) by now.
+    #[must_use]
+    pub fn is_pinned(&self, view: &Arc<View>) -> bool {
+        let what = Pinnable::View(Arc::clone(view));
+        self.inner().pins.borrow().find(&what).is_some()
+    }
+
+    /// Whether it is worth asking for a view to be pinned: that was neither done, nor begun, nor refused.
+    #[must_use]
+    pub fn may_pin(&self, view: &Arc<View>) -> bool {
+        let what = Pinnable::View(Arc::clone(view));
+        let pins = self.inner().pins.borrow();
+        !pins.is_pending(&what) && !pins.is_refused(&what) && pins.find(&what).is_none()
+    }
+
+    async fn pin_whole(&self, what: &Pinnable) -> Result<(), SetupError> {
         let inner = self.inner();
-        while inner.pins.borrow().is_pending(chunk) {
+        while inner.pins.borrow().is_pending(what) {
             time::sleep(PIN_PERIOD).await;
         }
-        let (start, len) = (exposed(chunk), chunk.len_bytes());
-        let is_known = inner.pins.borrow().find(chunk).is_some();
+        let (start, len) = what.exposed();
+        let is_known = inner.pins.borrow().find(what).is_some();
         let is_quick = is_known || inner.context.find_pin(start).is_some();
         if !is_quick && let Some(pinner) = inner.context.pinner()? {
-            let pending = Pending::new(inner, chunk);
-            // SAFETY: `pending` holds the chunk until the pin is here. Should this future go before,
+            let pending = Pending::new(inner, what);
+            let is_read_only = what.is_read_only();
+            // SAFETY: `pending` holds the memory until the pin is here. Should this future go before,
             // so may the memory: the driver refuses what is no memory, and a pin that nobody takes
             // ends at once, without ever having been used.
-            let pinned = control(move || unsafe { pinner.pin(start, len) }).await;
+            let pinned = control(move || unsafe { pinner.pin(start, len, is_read_only) }).await;
             drop(pending);
             if let Ok(Ok(registration)) = pinned {
                 let pin = inner.context.adopt(registration)?;
-                inner.pins.borrow_mut().add(pin, chunk);
+                inner.pins.borrow_mut().add(pin, what);
             }
         }
         // Pinned by now; or there was no thread for it, or another device was faster: once more, here.
-        inner.pin(chunk).map(|_| ()).map_err(SetupError::from)
+        inner.pin(what).map(|_| ()).map_err(SetupError::from)
     }
 
     /// How copies of pages are to be made from now on.
@@ -265,30 +312,36 @@ impl Inner {
         self.busy.raise();
     }
 
-    /// By which address the device reaches the start of a chunk, pinned when it is first asked for.
-    pub(crate) fn pin(&self, chunk: &ChunkHandle) -> Result<u64, Fault> {
-        if let Some(address) = self.pins.borrow().find(chunk) {
+    /// By which address the device reaches the start of what is to be pinned, when it is first asked for.
+    pub(crate) fn pin(&self, what: &Pinnable) -> Result<u64, Fault> {
+        if let Some(address) = self.pins.borrow().find(what) {
             return Ok(address);
         }
-        let (start, len) = (exposed(chunk), chunk.len_bytes());
-        // SAFETY: the handle beside the pin keeps the chunk mapped for longer than it is pinned.
-        let pin = unsafe { self.context.pin(start, len) }?;
+        let (start, len) = what.exposed();
+        // SAFETY: the handle beside the pin keeps the memory mapped for longer than it is pinned.
+        let pin = unsafe { self.context.pin(start, len, what.is_read_only()) }?;
         let address = pin.device_address();
-        self.pins.borrow_mut().add(pin, chunk);
+        self.pins.borrow_mut().add(pin, what);
         Ok(address)
     }
 
-    /// Pins what an operation uses, if the system lets it. A refusal is remembered.
-    pub(crate) fn try_pin(&self, chunk: &ChunkHandle) -> bool {
-        if self.pins.borrow().is_pending(chunk) || self.pins.borrow().is_refused(chunk) {
+    /// Pins what an operation uses, if the system lets it, and that does not take long. A refusal is remembered.
+    pub(crate) fn try_pin(&self, what: &Pinnable) -> bool {
+        let pins = self.pins.borrow();
+        if pins.find(what).is_some() {
+            return true;
+        }
+        let is_slow = matches!(what, Pinnable::View(_));
+        if is_slow || pins.is_pending(what) || pins.is_refused(what) {
             return false;
         }
-        let pinned = self.pin(chunk);
+        drop(pins);
+        let pinned = self.pin(what);
         if let Err(fault) = pinned
             && !fault.is_sticky()
         {
             tracing::warn!(%fault, "a chunk is not pinned: copies from and to it are slow");
-            self.pins.borrow_mut().refuse(chunk);
+            self.pins.borrow_mut().refuse(what);
         }
         pinned.is_ok()
     }
@@ -410,7 +463,10 @@ async fn watch(device: Weak<Inner>, busy: Rc<Signal>) {
             time::sleep(WATCH_PERIOD).await;
             match device.upgrade() {
                 None => return,
-                Some(device) if !device.has_flights() => break,
+                Some(device) if !device.has_flights() => {
+                    device.pins.borrow_mut().let_go();
+                    break;
+                }
                 Some(_) => {}
             }
         }

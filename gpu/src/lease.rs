@@ -4,8 +4,11 @@
 //! reaped. So the stream, not the future, holds it; it comes back with the outcome, and where the
 //! future is gone it is freed then.
 
-use lunette_runtime::arena::{ChunkHandle, Exposed, Region, RegionMut};
+use std::sync::Arc;
 
+use lunette_runtime::arena::{Exposed, Region, RegionMut, View};
+
+use crate::pins::Pinnable;
 use crate::region::DeviceRegion;
 
 /// Host memory that an operation owns.
@@ -23,6 +26,8 @@ pub enum HostLease {
     Muts(Vec<RegionMut>),
     /// Several that the device may read.
     Shareds(Vec<Region>),
+    /// Several of other processes, or mapped like theirs, that the device may read. Their owners may write them meanwhile.
+    Views(Vec<Arc<View>>),
 }
 
 /// A part of a lease, by address.
@@ -31,8 +36,8 @@ pub(crate) struct HostPart {
     /// Its provenance is exposed.
     pub(crate) address: u64,
     pub(crate) len: usize,
-    /// None of an arena's: it is not pinned.
-    pub(crate) chunk: Option<ChunkHandle>,
+    /// What is pinned for it. None of memory that is no arena's: it is not pinned.
+    pub(crate) within: Option<Pinnable>,
 }
 
 impl HostLease {
@@ -45,6 +50,7 @@ impl HostLease {
             Self::Exposed(memory) => vec![exposed(memory)],
             Self::Muts(regions) => regions.iter_mut().map(written).collect(),
             Self::Shareds(regions) => regions.iter().map(read).collect(),
+            Self::Views(views) => views.iter().map(viewed).collect(),
         }
     }
 }
@@ -55,7 +61,7 @@ fn written(region: &mut RegionMut) -> HostPart {
     HostPart {
         address,
         len,
-        chunk: Some(region.chunk()),
+        within: Some(Pinnable::Chunk(region.chunk())),
     }
 }
 
@@ -64,7 +70,7 @@ fn read(region: &Region) -> HostPart {
     HostPart {
         address: bytes.as_ptr().expose_provenance() as u64,
         len: bytes.len(),
-        chunk: Some(region.chunk()),
+        within: Some(Pinnable::Chunk(region.chunk())),
     }
 }
 
@@ -74,14 +80,22 @@ fn exposed(memory: &Exposed) -> HostPart {
     HostPart {
         address: memory.start() as u64,
         len: memory.len(),
-        chunk: memory.chunk(),
+        within: memory.chunk().map(Pinnable::Chunk),
+    }
+}
+
+fn viewed(view: &Arc<View>) -> HostPart {
+    HostPart {
+        address: view.start().as_ptr().expose_provenance() as u64,
+        len: view.len(),
+        within: Some(Pinnable::View(Arc::clone(view))),
     }
 }
 
 /// Host memory that can be lent to an operation and comes back with its outcome.
 ///
-/// Closed: implemented for `()`, [`RegionMut`], [`Region`], lists of them, and [`Exposed`], which is pinned where it
-/// is a piece of an arena.
+/// Closed: implemented for `()`, [`RegionMut`], [`Region`], lists of them, [`Exposed`], which is pinned where it
+/// is a piece of an arena, and lists of [`View`]s, which are pinned once they [have been](crate::Device::pin_view).
 pub trait HostMemory: sealed::Sealed + Sized + 'static {
     #[doc(hidden)]
     fn into_lease(self) -> HostLease;
@@ -121,6 +135,7 @@ lend!(Region, Shared);
 lend!(Exposed, Exposed);
 lend!(Vec<RegionMut>, Muts);
 lend!(Vec<Region>, Shareds);
+lend!(Vec<Arc<View>>, Views);
 
 impl sealed::Sealed for () {}
 
@@ -142,6 +157,7 @@ impl HostRead for Region {}
 impl HostRead for Exposed {}
 impl HostRead for Vec<RegionMut> {}
 impl HostRead for Vec<Region> {}
+impl HostRead for Vec<Arc<View>> {}
 impl HostWrite for RegionMut {}
 impl HostWrite for Exposed {}
 impl HostWrite for Vec<RegionMut> {}
@@ -151,6 +167,8 @@ impl HostWrite for Vec<RegionMut> {}
 pub(crate) struct Holds {
     /// Source, destination, scratch.
     pub(crate) device: [Option<DeviceRegion>; 3],
+    /// Further sources or destinations.
+    pub(crate) _more: Vec<DeviceRegion>,
     /// A list that the device reads.
     pub(crate) list: Option<RegionMut>,
 }
@@ -159,14 +177,21 @@ impl Holds {
     pub(crate) fn one(region: &DeviceRegion) -> Self {
         Self {
             device: [Some(region.clone()), None, None],
-            list: None,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn all(regions: Vec<DeviceRegion>) -> Self {
+        Self {
+            _more: regions,
+            ..Self::default()
         }
     }
 
     pub(crate) fn two(from: &DeviceRegion, to: &DeviceRegion) -> Self {
         Self {
             device: [Some(from.clone()), Some(to.clone()), None],
-            list: None,
+            ..Self::default()
         }
     }
 }

@@ -175,11 +175,11 @@ impl Stream {
         let len = part.len.checked_sub(at).ok_or(CopyError::Range)?;
         let address = part.address + at as u64;
         let is_pinned = crate::copy::pin_all(self.inner(), std::slice::from_ref(part));
-        let chunk = part.chunk.as_ref().filter(|_| is_pinned);
-        let kernel = chunk.and_then(|chunk| {
-            let start = chunk.start().as_ptr().addr() as u64;
-            let base = self.inner().pin(chunk).ok()?;
-            Some(base + (address - start))
+        let within = part.within.as_ref().filter(|_| is_pinned);
+        let kernel = within.and_then(|within| {
+            let (start, _len) = within.exposed();
+            let base = self.inner().pin(within).ok()?;
+            Some(base + (address - start as u64))
         });
         Ok(Side {
             address: Address::Host(address),

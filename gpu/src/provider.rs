@@ -5,6 +5,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::kernel::Job;
@@ -224,14 +225,14 @@ impl RawContext {
     }
 
     /// Takes what a pinner has pinned.
-    pub(crate) fn adopt(&self, registration: cuda::Registration) -> Result<RawPin, Fault> {
+    pub(crate) fn adopt(&self, registration: Arc<cuda::Registration>) -> Result<RawPin, Fault> {
         match self {
             Self::Cuda(context) => context.adopt(registration).map(RawPin::Cuda),
             Self::Fake(_) => unreachable!("a fake context has no pinner"),
         }
     }
 
-    /// What another device of this core has pinned at this address.
+    /// What another device of this process has pinned at this address.
     pub(crate) fn find_pin(&self, start: usize) -> Option<Result<RawPin, Fault>> {
         match self {
             Self::Cuda(context) => Some(context.find_pin(start)?.map(RawPin::Cuda)),
@@ -241,15 +242,20 @@ impl RawContext {
 
     /// # Safety
     /// `start..+len`, whose provenance is exposed, is memory of this process until the result is
-    /// dropped.
-    pub(crate) unsafe fn pin(&self, start: usize, len: usize) -> Result<RawPin, Fault> {
+    /// dropped; where it is for reading only, that is said.
+    pub(crate) unsafe fn pin(
+        &self,
+        start: usize,
+        len: usize,
+        is_read_only: bool,
+    ) -> Result<RawPin, Fault> {
         if let Some(found) = self.find_pin(start) {
             return found;
         }
         match self {
             Self::Cuda(context) => {
                 // SAFETY: passed on from the caller.
-                let pinned = unsafe { context.pinner()?.pin(start, len) }?;
+                let pinned = unsafe { context.pinner()?.pin(start, len, is_read_only) }?;
                 context.adopt(pinned).map(RawPin::Cuda)
             }
             Self::Fake(context) => context.pin(start as u64, len).map(RawPin::Fake),

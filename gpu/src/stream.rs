@@ -144,6 +144,12 @@ impl Stream {
         last._waits = Some(event);
     }
 
+    /// Whether both are handles of one stream.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.core, &other.core)
+    }
+
     /// Ready when everything that is queued by now is done.
     pub fn flushed(&self) -> Operation<()> {
         self.submit((), Holds::default(), |_raw| Queued::all(0))

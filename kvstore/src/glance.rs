@@ -13,7 +13,7 @@ use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::arena::View;
 
-use crate::member::{CatalogueView, Direct, Lane, LeasedView, PresenceView};
+use crate::member::{CatalogueView, Direct, Find, Lane, LeasedView, Listed, PresenceView};
 
 /// Cores in whose catalogues a get looks, besides those where the object is likely to be.
 const LOOKED_AT_MAX: usize = 8;
@@ -115,6 +115,43 @@ pub(crate) enum Look {
     Nothing,
 }
 
+/// A copy of an object that is seen.
+#[derive(Debug)]
+pub(crate) struct Spot {
+    shown: Arc<Shown>,
+    listed: Listed,
+    view: Arc<View>,
+}
+
+impl Spot {
+    /// Where it lies: from which byte on in the view, and how many bytes it has.
+    pub(crate) const fn place(&self) -> (&Arc<View>, usize, usize) {
+        (&self.view, self.listed.value_at, self.listed.len_bytes)
+    }
+
+    /// What has been read there, whose CRC32C is this, is the object if it has been there until now: its version.
+    pub(crate) fn confirm(&self, crc32c: u32) -> Option<Version> {
+        let catalogue = self.shown.catalogue.as_ref()?;
+        match catalogue.confirm(&self.listed, crc32c) {
+            // Whatever has become of the node, it was so at that time.
+            Direct::Read { version, .. } if self.shown.leased.is_lasting() => Some(version),
+            _ => None,
+        }
+    }
+}
+
+/// What came of a look for a copy.
+pub(crate) enum Sighting {
+    Seen(Spot),
+    /// As [`Look::Wants`]. It is not seen yet.
+    Wants {
+        seat: Seat,
+        chunk: u32,
+        shown: Arc<Shown>,
+    },
+    Nothing,
+}
+
 /// Where an object is likely to be.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Likely {
@@ -213,6 +250,33 @@ impl Glance {
         known.collect()
     }
 
+    /// Looks for a copy of an object of at most `len_max` bytes, for whoever reads it where it lies.
+    pub(crate) fn spot(&self, key: Key<'_>, likely: Likely, len_max: usize) -> Sighting {
+        let seen = self.seen();
+        for place in looked_at(&seen, likely) {
+            let (seat, shown) = &seen[place];
+            let Some(catalogue) = &shown.catalogue else {
+                continue;
+            };
+            let shown = || Arc::clone(shown);
+            match catalogue.look_up(key, len_max) {
+                Find::Listed(listed, view) => {
+                    return Sighting::Seen(Spot {
+                        shown: shown(),
+                        listed,
+                        view: Arc::clone(view),
+                    });
+                }
+                Find::Wants { chunk } => {
+                    let (seat, shown) = (*seat, shown());
+                    return Sighting::Wants { seat, chunk, shown };
+                }
+                Find::Ask => {}
+            }
+        }
+        Sighting::Nothing
+    }
+
     /// Reads an object of at most `len_max` bytes, if it is short and listed: by its home, by the own core where its writers
     /// put it, or by one of a few others. `copy` copies so many bytes from there on in the view, and tells their CRC32C. What
     /// it has copied is the object only if this says so.
@@ -224,19 +288,7 @@ impl Glance {
         mut copy: impl FnMut(&View, usize, usize) -> u32,
     ) -> Look {
         let seen = self.seen();
-        if seen.is_empty() {
-            return Look::Nothing;
-        }
-        let home = likely.home.and_then(|home| place_of(&seen, home).ok());
-        let is_own =
-            |(_, shown): &(Seat, Arc<Shown>)| shown.is_own() && Some(shown.core) == likely.own_core;
-        let own = seen
-            .iter()
-            .position(is_own)
-            .filter(|own| Some(*own) != home);
-        let others = (0..seen.len()).filter(|place| ![home, own].contains(&Some(*place)));
-        let places = home.into_iter().chain(own);
-        for place in places.chain(others.take(LOOKED_AT_MAX)) {
+        for place in looked_at(&seen, likely) {
             let (seat, shown) = &seen[place];
             let Some(catalogue) = &shown.catalogue else {
                 continue;
@@ -268,6 +320,21 @@ impl Glance {
         }
         Look::Nothing
     }
+}
+
+/// In which order cores are looked at for an object.
+fn looked_at(seen: &Seen, likely: Likely) -> impl Iterator<Item = usize> + use<'_> {
+    let home = likely.home.and_then(|home| place_of(seen, home).ok());
+    let is_own = move |(_, shown): &(Seat, Arc<Shown>)| {
+        shown.is_own() && Some(shown.core) == likely.own_core
+    };
+    let own = seen
+        .iter()
+        .position(is_own)
+        .filter(|own| Some(*own) != home);
+    let others = (0..seen.len()).filter(move |place| ![home, own].contains(&Some(*place)));
+    let places = home.into_iter().chain(own);
+    places.chain(others.take(LOOKED_AT_MAX))
 }
 
 /// Where a seat is, or would be.

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUevent, CUfunction, CUipcMemHandle, CUmodule, CUstream,
@@ -57,6 +58,9 @@ pub(super) struct Hold {
 
 // SAFETY: a context may be used by any thread that has made it current, which each use does first.
 unsafe impl Send for Hold {}
+
+// SAFETY: as above; several threads may do so at the same time, as the driver's manual has it.
+unsafe impl Sync for Hold {}
 
 impl Hold {
     fn retain(library: &'static Library, device: CUdevice) -> Result<Self, Fault> {
@@ -284,11 +288,11 @@ impl Context {
     }
 
     /// Takes what a pinner has pinned.
-    pub(crate) fn adopt(&self, registration: Registration) -> Result<Pin, Fault> {
-        Pin::of(registration.share(), &self.inner)
+    pub(crate) fn adopt(&self, registration: Arc<Registration>) -> Result<Pin, Fault> {
+        Pin::of(registration, &self.inner)
     }
 
-    /// What is pinned at this address already, by any device of this core.
+    /// What is pinned at this address already, by any device of this process.
     pub(crate) fn find_pin(&self, start: usize) -> Option<Result<Pin, Fault>> {
         let found = Registration::find(start)?;
         Some(Pin::of(found, &self.inner))

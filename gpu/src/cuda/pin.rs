@@ -1,13 +1,11 @@
 //! Memory of the host that the driver has pinned.
 //!
-//! The driver pins a range once, for all devices of the process, and refuses to do so again. A chunk
-//! belongs to one core, so that what is pinned is known to that core's thread, and shared by all
-//! devices that it has opened.
+//! The driver pins a range once, for all devices of the process, and refuses to do so again. So what is
+//! pinned is known to all cores of the process, and shared by all devices that they have opened.
 
-use std::cell::RefCell;
 use std::ffi::{c_uint, c_void};
 use std::ptr;
-use std::rc::{Rc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use lunette_gpu_proto::fault::Fault;
 
@@ -16,11 +14,11 @@ use super::library::check;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
 const REGISTER_PORTABLE_MAPPED: c_uint = 1 | 2;
+/// `CU_MEMHOSTREGISTER_READ_ONLY`: memory that is mapped for reading is refused else.
+const REGISTER_READ_ONLY: c_uint = 8;
 
-thread_local! {
-    /// What this thread's devices have pinned, by first byte.
-    static PINNED: RefCell<Vec<Weak<Registration>>> = const { RefCell::new(Vec::new()) };
-}
+/// What is pinned in this process.
+static PINNED: Mutex<Vec<Weak<Registration>>> = Mutex::new(Vec::new());
 
 /// Pins memory of the host, on whatever thread.
 #[derive(Debug)]
@@ -34,16 +32,24 @@ impl Pinner {
     /// # Safety
     /// The range, whose provenance is exposed, is memory of this process until the result is dropped.
     /// (Where it is none already, the driver refuses.)
-    pub(crate) unsafe fn pin(self, start: usize, len: usize) -> Result<Registration, Fault> {
+    pub(crate) unsafe fn pin(
+        self,
+        start: usize,
+        len: usize,
+        is_read_only: bool,
+    ) -> Result<Arc<Registration>, Fault> {
         let library = self.0.enter()?;
+        let more = if is_read_only { REGISTER_READ_ONLY } else { 0 };
         let place: *mut c_void = ptr::with_exposed_provenance_mut(start);
         // SAFETY: passed on from the caller.
-        let code = unsafe { (library.cuMemHostRegister_v2)(place, len, REGISTER_PORTABLE_MAPPED) };
+        let code =
+            unsafe { (library.cuMemHostRegister_v2)(place, len, REGISTER_PORTABLE_MAPPED | more) };
         check(code)?;
-        Ok(Registration {
+        let registration = Registration {
             hold: self.0,
             start,
-        })
+        };
+        Ok(registration.share())
     }
 }
 
@@ -60,21 +66,21 @@ impl Registration {
         ptr::with_exposed_provenance_mut(self.start)
     }
 
-    /// What this thread has pinned at this address.
-    pub(super) fn find(start: usize) -> Option<Rc<Self>> {
-        PINNED.with_borrow(|pinned| {
-            let live = pinned.iter().filter_map(Weak::upgrade);
-            live.into_iter().find(|one| one.start == start)
-        })
+    /// What is pinned at this address.
+    pub(super) fn find(start: usize) -> Option<Arc<Self>> {
+        let pinned = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
+        let live: Vec<_> = pinned.iter().filter_map(Weak::upgrade).collect();
+        // What ends here unlocked is unpinned here.
+        drop(pinned);
+        live.into_iter().find(|one| one.start == start)
     }
 
-    /// Makes it known to this thread.
-    pub(super) fn share(self) -> Rc<Self> {
-        let shared = Rc::new(self);
-        PINNED.with_borrow_mut(|pinned| {
-            pinned.retain(|one| one.strong_count() > 0);
-            pinned.push(Rc::downgrade(&shared));
-        });
+    /// Makes it known to others.
+    fn share(self) -> Arc<Self> {
+        let shared = Arc::new(self);
+        let mut pinned = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
+        pinned.retain(|one| one.strong_count() > 0);
+        pinned.push(Arc::downgrade(&shared));
         shared
     }
 }
@@ -93,12 +99,12 @@ impl Drop for Registration {
 /// A pinned range, as one device has it.
 #[derive(Debug)]
 pub(crate) struct Pin {
-    _registration: Rc<Registration>,
+    _registration: Arc<Registration>,
     device_address: u64,
 }
 
 impl Pin {
-    pub(super) fn of(registration: Rc<Registration>, context: &Inner) -> Result<Self, Fault> {
+    pub(super) fn of(registration: Arc<Registration>, context: &Inner) -> Result<Self, Fault> {
         let library = context.enter()?;
         let mut device_address = 0;
         let get = library.cuMemHostGetDevicePointer_v2;

@@ -175,9 +175,21 @@ code cuMemFreeHost(void *p) {
     free(p);
     return 0;
 }
+// Whether the program may write to what is mapped there.
+static int is_writable(address at) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    unsigned long first, end;
+    char rights[8], line[512];
+    int is_found = 0;
+    while (maps && !is_found && fgets(line, sizeof line, maps))
+        is_found = sscanf(line, "%lx-%lx %7s", &first, &end, rights) == 3 && at - first < end - first;
+    if (maps) fclose(maps);
+    return is_found && rights[1] == 'w';
+}
+// For the device to read and write; with 8 to read only, as memory must be that is mapped so.
 code cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
     struct range known;
-    if (flags != 3) return INVALID;
+    if (flags != (is_writable((address)p) ? 3 : 11)) return INVALID;
     if (find((address)p, &known)) return 712;
     add((struct range){(address)p, n, 0, -1, p, 1, (address)p, n});
     return 0;

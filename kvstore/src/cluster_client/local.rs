@@ -14,13 +14,13 @@ use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::retention::Pin;
-use lunette_runtime::arena::View;
+use lunette_runtime::arena::{RegionMut, View};
 use lunette_runtime::entropy;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::Room;
 
 use crate::counting::{Counting, Outcome};
-use crate::member::{AtOnce, Here, LentCopy, LentRoom, MemberCore, Placed, Put, Waiting};
+use crate::member::{AtOnce, Here, LentCopy, LentRoom, MemberCore, Placed, Put, RoomHere, Waiting};
 use crate::value::Value;
 
 /// See the [module](self).
@@ -162,6 +162,16 @@ impl Local {
     /// Room for an object that this core takes, for a thread to fill.
     pub(super) fn lend_room(&self, key: Key<'_>, len_bytes: u32, pin: Pin) -> Option<LentRoom> {
         self.core.lend_room(key, len_bytes, pin)
+    }
+
+    /// Room for an object that this core takes, for a device to fill.
+    pub(super) fn room_here(
+        &self,
+        key: Key<'_>,
+        len_bytes: u32,
+        pin: Pin,
+    ) -> Option<(RoomHere, RegionMut)> {
+        self.core.room_here(key, len_bytes, pin)
     }
 
     pub(super) fn filled(&self, room: LentRoom, crc32c: u32) -> Placed {

@@ -16,6 +16,7 @@ use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX, total_bytes};
 use lunette_kvstore_proto::striped::{OBJECT_LEN_MAX, part_len};
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Form, WriteKind};
+use lunette_runtime::arena::RegionMut;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
@@ -26,7 +27,7 @@ use super::running::{Arrived, Brought, Ended};
 use super::{ClusterClient, Fetched, PutOptions, Stored, local};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::member::{Here, LENT_MIN, LentCopy, LentRoom, Placed};
+use crate::member::{Here, LENT_MIN, LentCopy, LentRoom, Placed, RoomHere};
 use crate::value::Value;
 
 /// How long to wait for a newer map before a write is tried elsewhere.
@@ -427,19 +428,43 @@ impl ClusterClient {
     ) -> Option<LentRoom> {
         let (local, key) = (self.inside()?, self.own(key));
         let key = self.valid(&key).ok()?;
-        options.check().ok()?;
+        let stays = len_bytes >= LENT_MIN && self.may_stay(local, key, len_bytes, options);
+        let room = stays.then(|| local.lend_room(key, u32::try_from(len_bytes).ok()?, options.pin));
+        room.flatten()
+    }
+
+    /// Room for an object in one piece that stays on this core, for a device to fill, and the memory that is it; none for
+    /// one that a put would find to be there.
+    pub(super) fn room_here(
+        &self,
+        key: &[u8],
+        len_bytes: usize,
+        options: &PutOptions,
+    ) -> Option<(RoomHere, RegionMut)> {
+        let (local, key) = (self.inside()?, self.own(key));
+        let key = self.valid(&key).ok()?;
+        let stays = len_bytes > 0 && self.may_stay(local, key, len_bytes, options);
+        let room = stays.then(|| local.room_here(key, u32::try_from(len_bytes).ok()?, options.pin));
+        room.flatten()
+    }
+
+    /// Whether an object may be put where its writer is, and is in one piece, and not known to be there.
+    fn may_stay(
+        &self,
+        local: &local::Local,
+        key: Key<'_>,
+        len_bytes: usize,
+        options: &PutOptions,
+    ) -> bool {
         let is_placed_elsewhere = options.is_same_node || !options.preferred.is_empty();
-        let in_parts = part_len(len_bytes as u64, options.stripe_len).ok()?;
-        if is_placed_elsewhere || in_parts.is_some() || len_bytes < LENT_MIN {
-            return None;
+        let in_parts = part_len(len_bytes as u64, options.stripe_len);
+        if is_placed_elsewhere || options.check().is_err() || !matches!(in_parts, Ok(None)) {
+            return false;
         }
         let mut known = Peek::Unsure;
         let namespace = self.asking.namespace();
         local.peek(&[key.fingerprint()], namespace, |peek| known = peek);
-        if options.kind == WriteKind::Put && known == Peek::Present {
-            return None;
-        }
-        local.lend_room(key, u32::try_from(len_bytes).ok()?, options.pin)
+        options.kind != WriteKind::Put || known != Peek::Present
     }
 
     /// The room has been filled with a value of this checksum: by that it is placed.

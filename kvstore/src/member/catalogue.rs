@@ -354,6 +354,29 @@ pub(crate) enum Direct {
     Ask,
 }
 
+/// A copy that is listed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listed {
+    entry: u32,
+    number: u64,
+    version: Version,
+    crc32c: u32,
+    /// Where in the view of its chunk the value begins; all of it lies there.
+    pub(crate) value_at: usize,
+    pub(crate) len_bytes: usize,
+}
+
+/// What is known of where a value lies.
+#[derive(Debug)]
+pub(crate) enum Find<'a> {
+    /// There, in the view.
+    Listed(Listed, &'a Arc<View>),
+    /// Ask for this chunk, and for the object as ever.
+    Wants { chunk: u32 },
+    /// Ask: it is not listed.
+    Ask,
+}
+
 /// The catalogue of one core, for threads.
 #[derive(Debug)]
 pub(crate) struct CatalogueView {
@@ -385,6 +408,59 @@ impl CatalogueView {
         })
     }
 
+    /// Where a value of at most `len_max` bytes lies, if it is listed. What is read there is the value only if
+    /// [`confirm`](Self::confirm) says so afterwards.
+    pub(crate) fn look_up(&self, key: Key<'_>, len_max: usize) -> Find<'_> {
+        let fingerprint = key.fingerprint();
+        let tag = tag(fingerprint);
+        let words = self.levels.words_of(&self.words, fingerprint);
+        let mut like = words.filter(|word| *word != 0 && word & UPPER == tag);
+        let found = like.find_map(|word| self.find(entry_in(word)?, fingerprint));
+        let Some((entry, number, record)) = found else {
+            return Find::Ask;
+        };
+        if record.len_bytes as usize > len_max || record.chunk as usize >= CHUNKS_MAX {
+            return Find::Ask;
+        }
+        let chunk = &self.chunks[record.chunk as usize];
+        let Some(view) = chunk.view.get() else {
+            let was_asked_for = chunk.is_asked_for.swap(true, Ordering::Relaxed);
+            let chunk = record.chunk;
+            return if was_asked_for {
+                Find::Ask
+            } else {
+                Find::Wants { chunk }
+            };
+        };
+        match self.place_of(&record, key, view) {
+            Some(value_at) => Find::Listed(
+                Listed {
+                    entry,
+                    number,
+                    version: record.version,
+                    crc32c: record.crc32c,
+                    value_at,
+                    len_bytes: record.len_bytes as usize,
+                },
+                view,
+            ),
+            None => Find::Ask,
+        }
+    }
+
+    /// What has been read of a listed value, whose CRC32C is this, is the value if the copy has been there all the time.
+    pub(crate) fn confirm(&self, listed: &Listed, crc32c: u32) -> Direct {
+        let number = self.words.load(record_of(listed.entry));
+        if number != listed.number || crc32c != listed.crc32c {
+            return Direct::Ask;
+        }
+        Direct::Read {
+            version: listed.version,
+            len_bytes: listed.len_bytes,
+            is_to_hear: self.told.tell(listed.entry, listed.number),
+        }
+    }
+
     /// Reads a value of at most `len_max` bytes: `copy` copies that many bytes, from there on in the view, and tells their
     /// CRC32C. It is called at most once; what it has copied is the value only if this says so.
     pub(crate) fn read(
@@ -393,39 +469,13 @@ impl CatalogueView {
         len_max: usize,
         copy: impl FnOnce(&View, usize, usize) -> u32,
     ) -> Direct {
-        let fingerprint = key.fingerprint();
-        let tag = tag(fingerprint);
-        let words = self.levels.words_of(&self.words, fingerprint);
-        let mut like = words.filter(|word| *word != 0 && word & UPPER == tag);
-        let found = like.find_map(|word| self.find(entry_in(word)?, fingerprint));
-        let Some((entry, number, record)) = found else {
-            return Direct::Ask;
-        };
-        let len_bytes = record.len_bytes as usize;
-        if len_bytes > len_max || record.chunk as usize >= CHUNKS_MAX {
-            return Direct::Ask;
-        }
-        let chunk = &self.chunks[record.chunk as usize];
-        let Some(view) = chunk.view.get() else {
-            let was_asked_for = chunk.is_asked_for.swap(true, Ordering::Relaxed);
-            let chunk = record.chunk;
-            return if was_asked_for {
-                Direct::Ask
-            } else {
-                Direct::Wants { chunk }
-            };
-        };
-        let Some(value_at) = self.place_of(&record, key, view) else {
-            return Direct::Ask;
-        };
-        let crc32c = copy(view, value_at, len_bytes);
-        if self.words.load(record_of(entry)) != number || crc32c != record.crc32c {
-            return Direct::Ask;
-        }
-        Direct::Read {
-            version: record.version,
-            len_bytes,
-            is_to_hear: self.told.tell(entry, number),
+        match self.look_up(key, len_max) {
+            Find::Listed(listed, view) => {
+                let crc32c = copy(view, listed.value_at, listed.len_bytes);
+                self.confirm(&listed, crc32c)
+            }
+            Find::Wants { chunk } => Direct::Wants { chunk },
+            Find::Ask => Direct::Ask,
         }
     }
 

@@ -12,7 +12,8 @@ use lunette_kvstore_proto::owner::Read;
 use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::{Form, Version};
-use lunette_runtime::arena::{Borrowed, BorrowedMut, Lender, LenderMut};
+use lunette_runtime::arena::{Borrowed, BorrowedMut, Lender, LenderMut, Region, RegionMut};
+use lunette_runtime_core::checksum::crc32c;
 use slab::Slab;
 
 use super::bytes::{Extent, Frame};
@@ -46,6 +47,42 @@ impl LentRoom {
     /// Where the value goes.
     pub(crate) fn value_mut(&mut self) -> &mut [u8] {
         &mut self.memory.as_mut_slice()[self.value_at..]
+    }
+}
+
+/// Room of this core for an object that a device fills. It is given back unless it [is filled](Self::filled).
+pub(crate) struct RoomHere {
+    core: Rc<MemberCore>,
+    /// None once it is filled.
+    frame: Option<Frame>,
+}
+
+impl RoomHere {
+    /// Where in the memory that came with it the value goes.
+    pub(crate) fn value_at(&self) -> usize {
+        self.frame.expect("it is not filled yet").value_at()
+    }
+
+    /// The memory has been filled with a value: what is placed by that, and its bytes, for whoever else they go to.
+    pub(crate) fn filled(mut self, region: RegionMut) -> (Placed, Region) {
+        let frame = self.frame.take().expect("it is filled once");
+        let (value_at, len_bytes) = (frame.value_at(), frame.len_bytes() as usize);
+        let crc32c = crc32c(&region.as_slice()[value_at..value_at + len_bytes]);
+        let extent = frame.filled(region, crc32c);
+        let value = extent.value();
+        let placed = Placed {
+            core: Rc::clone(&self.core),
+            whole: Cell::new(Some((frame, extent))),
+        };
+        (placed, value)
+    }
+}
+
+impl Drop for RoomHere {
+    fn drop(&mut self) {
+        if let Some(frame) = self.frame {
+            self.core.bytes().borrow_mut().drop_unused(frame);
+        }
     }
 }
 
@@ -174,6 +211,26 @@ impl MemberCore {
             memory,
             value_at,
         })
+    }
+
+    /// Room for an object, if this core takes it, and the memory that is it, for a device to fill.
+    pub(crate) fn room_here(
+        self: &Rc<Self>,
+        key: Key<'_>,
+        len_bytes: u32,
+        pin: Pin,
+    ) -> Option<(RoomHere, RegionMut)> {
+        let is_taken = self.is_home_of(key) || self.takes(key, len_bytes as usize);
+        if self.has_left() || !is_taken {
+            return None;
+        }
+        let carved = self.carve_or_make_room(key, len_bytes, pin).ok()?;
+        let (frame, region) = carved.into_empty();
+        let room = RoomHere {
+            core: Rc::clone(self),
+            frame: Some(frame),
+        };
+        Some((room, region))
     }
 
     /// What was lent has been filled with a value of this checksum.

@@ -88,11 +88,11 @@ use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 
 pub use self::core::COPIES;
 pub(crate) use self::core::MemberCore;
-pub(crate) use catalogue::{CatalogueView, DIRECT_BYTES_MAX, Direct};
+pub(crate) use catalogue::{CatalogueView, DIRECT_BYTES_MAX, Direct, Find, Listed};
 pub(crate) use direct::AtOnce;
 pub(crate) use lane::{HANDED_BYTES_MAX, HandedOver, LANE_WINDOW_BYTES, LANE_WORDS, Lane, Outcome};
 pub(crate) use leased::{LEASED_WORDS, LeasedView};
-pub(crate) use lending::{LENT_MIN, LentCopy, LentRoom, Placed};
+pub(crate) use lending::{LENT_MIN, LentCopy, LentRoom, Placed, RoomHere};
 pub(crate) use life::Life;
 pub use life::LifeError;
 pub(crate) use local::{Here, Put};

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
+use lunette_runtime_core::checksum::{after_zeroes, joined_crc32c, product};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -13,6 +14,9 @@ use thiserror::Error;
 
 use super::Exposed;
 use super::summed::copy_summed;
+
+/// Bytes that are summed at a time: as many as stay in the nearest cache.
+const TURN_BYTES: usize = 16 * 1024;
 
 /// Memory as it is handed to another process. See [`Exposed::share`].
 #[derive(Debug)]
@@ -158,6 +162,41 @@ impl View {
     pub fn copy_out_new(&self, start: usize, to: &mut [MaybeUninit<u8>]) -> u32 {
         let len = to.len();
         self.copy_out_to(start, to.as_mut_ptr().cast(), len)
+    }
+
+    /// The CRC32C of `len` bytes from `start` on, as they are when they are read, each once.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    #[must_use]
+    pub fn crc32c(&self, start: usize, len: usize) -> u32 {
+        let after_turn = const { after_zeroes(TURN_BYTES as u64) };
+        // No reference to bytes that others may write: they are copied, to where the next ones are copied, too.
+        let mut turn = [MaybeUninit::uninit(); TURN_BYTES];
+        let mut crc32c = 0;
+        for at in (0..len).step_by(TURN_BYTES) {
+            let count = TURN_BYTES.min(len - at);
+            let then = self.copy_out_new(start + at, &mut turn[..count]);
+            crc32c = if count == TURN_BYTES {
+                product(after_turn, crc32c) ^ then
+            } else {
+                joined_crc32c(crc32c, then, count as u64)
+            };
+        }
+        crc32c
+    }
+
+    /// Its first byte, for devices that read it while the view is held.
+    #[must_use]
+    pub const fn start(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// The pages in which it lies, all of which are mapped as long as it is held: where they begin, and how many bytes
+    /// they have.
+    #[must_use]
+    pub const fn pages(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.mapped)
     }
 
     /// `to` is the beginning of that many bytes that are borrowed exclusively (both callers).
@@ -316,6 +355,37 @@ mod tests {
             assert_eq!(copy, bytes[start..start + len]);
             assert_eq!(crc, lunette_runtime_core::checksum::crc32c(&copy));
         }
+    }
+
+    #[test]
+    fn what_is_seen_is_summed_where_it_lies() {
+        let owner = memory(100_000);
+        let bytes: Vec<u8> = (0..=250).cycle().take(100_000).collect();
+        owner.copy_in(0, &bytes);
+        let view = View::map(owner.share().expect("memory").memfd, 0, 100_000).expect("sealed");
+        for (start, len) in [
+            (0, 0),
+            (100_000, 0),
+            (5, 1),
+            (0, TURN_BYTES),
+            (3, TURN_BYTES + 1),
+            (1, 2 * TURN_BYTES - 1),
+            (7, 3 * TURN_BYTES),
+            (0, 100_000),
+        ] {
+            let expected = lunette_runtime_core::checksum::crc32c(&bytes[start..start + len]);
+            assert_eq!(view.crc32c(start, len), expected, "{start}+{len}");
+        }
+        let (pages, len) = view.pages();
+        assert_eq!((pages, len), (view.start(), 25 * 4096 - 2400));
+    }
+
+    #[test]
+    #[should_panic(expected = "of a view of 4096 bytes")]
+    fn a_sum_of_what_is_beyond_the_end_is_refused() {
+        let memfd = memory(4096).share().expect("a mapping").memfd;
+        let view = View::map(memfd, 0, 4096).expect("sealed");
+        let _sum = view.crc32c(4000, 97);
     }
 
     #[test]

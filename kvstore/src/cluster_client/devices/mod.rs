@@ -16,14 +16,21 @@
 //! store. Short objects are in a group together, as they come together from their homes. Long ones that are in parts
 //! go part by part.
 //!
+//! On one host that is not needed: what is seen there, and what stays on this core, the device copies from and to where it
+//! lies (`seen`, `placed`), and this core sums it.
+//!
 //! | file | subject |
 //! |---|---|
 //! | `piece` | memory of devices and of this host, and the copies between it and rooms |
+//! | `seen` | objects that are got from where they lie |
+//! | `placed` | objects that are put where they stay |
 //! | `long` | objects in parts |
 //! | here | objects in groups |
 
 mod long;
 mod piece;
+mod placed;
+mod seen;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -49,6 +56,8 @@ use piece::{download, len, upload};
 const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Objects that travel together.
 const GROUP_OBJECTS_MAX: usize = 64;
+/// Copies that a device makes at once, unless one object has more.
+const PIECES_MAX: usize = 4096;
 /// Groups of one batch at a time: one with the device and one with the store, and one more of each.
 const GROUPS_MAX: usize = 4;
 
@@ -73,7 +82,8 @@ pub enum DeviceFetched {
         /// The owner was cut off, in a cache namespace: the object may have been removed meanwhile.
         is_cut_off: bool,
     },
-    /// There is no object. The memory is as it was, unless adapters reach it.
+    /// There is no object. The memory is as it was, unless adapters reach it, or the object was lost while the device
+    /// copied it.
     Miss {
         /// Whether that is sure. Otherwise a home does not know yet what all members hold.
         is_known: bool,
@@ -83,7 +93,8 @@ pub enum DeviceFetched {
 /// Why an object was not put from a device's memory, or got into it.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum DeviceStoreError {
-    /// The store. A device's memory is as it was, unless adapters reach it.
+    /// The store. A device's memory is as it was, unless adapters reach it, or the object was lost while the device copied
+    /// it.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The device. Nothing was put; memory into which was got may hold anything.
@@ -136,7 +147,7 @@ impl From<DeviceStoreError> for StoreError {
 }
 
 /// An object of a batch, and where its bytes are, or are to be.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Object {
     pub(crate) key: Vec<u8>,
     pub(crate) pieces: Vec<Piece>,
@@ -218,12 +229,14 @@ impl DeviceClient {
         objects: &[Object],
         options: PutOptions,
     ) -> Vec<Result<Stored, DeviceStoreError>> {
-        self.in_groups(objects, async |group| self.put_group(group, options).await)
-            .await
+        let done = self.put_placed(objects, options).await;
+        let put = async |group: &[Object]| self.put_group(group, options).await;
+        self.others(objects, done, put).await
     }
 
     /// As [`ClusterClient::get`], into devices' memory, one piece after the other. It is written when all of the value
-    /// has come and been verified, and is there for whatever is queued on a device after this has ended. Of an object in
+    /// has come and been verified, and is there for whatever is queued on a device after this has ended. What lies in memory
+    /// of this host the device may copy while it is verified, and copies again if it was not right. Of an object in
     /// parts that is longer than 32 MiB it is written part by part: where that fails or the object is lost meanwhile,
     /// the memory may hold anything.
     ///
@@ -258,8 +271,26 @@ impl DeviceClient {
         &self,
         wanted: &[Object],
     ) -> Vec<Result<Landed, DeviceStoreError>> {
-        self.in_groups(wanted, async |group| self.get_group(group).await)
-            .await
+        let seen = self.get_seen(wanted).await;
+        let done = seen.into_iter().map(|landed| landed.map(Ok)).collect();
+        let get = async |group: &[Object]| self.get_group(group).await;
+        self.others(wanted, done, get).await
+    }
+
+    /// Does `each` for those that are not done, in groups; the results in the order of all.
+    async fn others<T>(
+        &self,
+        objects: &[Object],
+        done: Vec<Option<T>>,
+        each: impl AsyncFn(&[Object]) -> Vec<T>,
+    ) -> Vec<T> {
+        let left = objects.iter().zip(&done);
+        let left = left.filter(|(_, done)| done.is_none());
+        let left: Vec<Object> = left.map(|(object, _)| object.clone()).collect();
+        let mut results = self.in_groups(&left, each).await.into_iter();
+        let done = done.into_iter();
+        done.map(|done| done.unwrap_or_else(|| results.next().expect("one for each that is left")))
+            .collect()
     }
 
     /// As [`ClusterClient::get_ranges`], into memory of devices and of this host: 64 MiB at most.

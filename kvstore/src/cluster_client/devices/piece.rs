@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::pin::Pin;
 
 use futures_util::future::join_all;
+use lunette_gpu::HostPiece;
 use lunette_runtime::arena::Exposed;
 use lunette_transfer::engine::{DeviceFault, DeviceSegment};
 
@@ -34,6 +35,46 @@ impl Piece {
             Self::Host(memory) => Self::Host(memory.slice(range.start, range.len())),
         }
     }
+}
+
+/// Memory of a device.
+pub(super) const fn of_device(piece: &Piece) -> Option<&DeviceSegment> {
+    match piece {
+        Piece::Device(memory) => Some(memory),
+        Piece::Host(_) => None,
+    }
+}
+
+/// The first of the pieces, if all are of devices, and copied by the same streams.
+pub(super) fn of_one_device(pieces: &[Piece]) -> Option<&DeviceSegment> {
+    let first = of_device(pieces.first()?)?;
+    let mut segments = pieces.iter().map(of_device);
+    let is_with =
+        |segment: Option<&DeviceSegment>| segment.is_some_and(|it| first.is_copied_with(it));
+    segments.all(is_with).then_some(first)
+}
+
+/// The pieces, all of devices, as far as so many bytes of the host's go, which begin there in the memory of this index.
+pub(super) fn beside(
+    pieces: &[Piece],
+    (index, start, len_bytes): (usize, usize, usize),
+) -> Vec<(HostPiece, DeviceSegment)> {
+    let (mut beside, mut done) = (Vec::with_capacity(pieces.len()), 0);
+    for segment in pieces.iter().filter_map(of_device) {
+        let room = usize::try_from(segment.len_bytes()).unwrap_or(usize::MAX);
+        let count = room.min(len_bytes - done);
+        if count > 0 {
+            let piece = HostPiece {
+                index,
+                host_bytes: start + done,
+                device_bytes: 0,
+                len_bytes: count,
+            };
+            beside.push((piece, segment.clone()));
+            done += count;
+        }
+    }
+    beside
 }
 
 /// How many bytes there are in the pieces.

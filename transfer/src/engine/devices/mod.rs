@@ -17,11 +17,13 @@
 //! | `lent` | [`DeviceLent`]: memory of devices that threads lend to a core |
 //! | `near` | what of these a device reaches by itself: in this engine, and in one of this host that hands it out |
 //! | `pieces` | which bytes of which requests travel together |
+//! | `together` | copies of pieces of several segments, as one operation |
 
 mod carrying;
 mod lent;
 mod near;
 mod pieces;
+mod together;
 
 pub use lent::{ALLOCATIONS_MAX, DeviceLendError, DeviceLent, DeviceWay, LentDevices};
 

@@ -1,0 +1,180 @@
+//! Gets of objects that are [seen](crate::glance) on this host: a device copies them from where they lie, in memory of this
+//! process or another one, while this core sums them there. So their bytes are not copied by a core.
+//!
+//! ```text
+//!   where it lies --> the device copies it   \
+//!                 --> this core sums it      /  has it been there all the time, and is it right? --> got
+//! ```
+//!
+//! Else it is asked for, and the memory of the device is written once more. The memory in which it lies is pinned for the
+//! device when something there is first wanted; until then objects go the ordinary way.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_gpu::{HostPiece, Operation};
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::placement::home_of;
+use lunette_runtime::arena::View;
+use lunette_transfer::engine::DeviceSegment;
+
+use super::piece::{Piece, beside, len, of_one_device};
+use super::{DeviceClient, GROUP_BYTES_MAX, GROUPS_MAX, Landed, Object, PIECES_MAX};
+use crate::glance::{Likely, Sighting, Spot};
+
+/// Objects that the device copies together.
+struct Group {
+    copying: Operation<Vec<Arc<View>>>,
+    /// Which of those that are wanted, where it lies, and its CRC32C there.
+    objects: Vec<(usize, Spot, u32)>,
+}
+
+/// What is to be in a group.
+#[derive(Default)]
+struct Gathered {
+    objects: Vec<(usize, Spot)>,
+    pieces: Vec<(HostPiece, DeviceSegment)>,
+    views: Vec<Arc<View>>,
+    bytes: usize,
+}
+
+impl Gathered {
+    fn is_full(&self) -> bool {
+        self.bytes >= GROUP_BYTES_MAX || self.pieces.len() >= PIECES_MAX
+    }
+
+    /// Whether the object may be in it: copied by the same streams, and not too long for those that are there.
+    fn takes(&self, memory: &DeviceSegment, len_bytes: usize) -> bool {
+        let is_first = self.objects.is_empty();
+        let with = |(_, first): &(HostPiece, DeviceSegment)| first.is_copied_with(memory);
+        let is_with = self.pieces.first().is_none_or(with);
+        is_first || (is_with && self.bytes + len_bytes <= 2 * GROUP_BYTES_MAX)
+    }
+
+    fn add(&mut self, place: usize, spot: Spot, to: &[Piece]) {
+        let (view, start, len_bytes) = spot.place();
+        let known = self.views.iter().position(|known| Arc::ptr_eq(known, view));
+        let index = known.unwrap_or(self.views.len());
+        if known.is_none() {
+            self.views.push(Arc::clone(view));
+        }
+        self.pieces.extend(beside(to, (index, start, len_bytes)));
+        self.bytes += len_bytes;
+        self.objects.push((place, spot));
+    }
+
+    /// Has the device copy them, and sums them meanwhile.
+    fn begin(self) -> Group {
+        let copying = DeviceSegment::begin_upload(self.views, &self.pieces);
+        let sum = |(place, spot): (usize, Spot)| {
+            let (view, start, len_bytes) = spot.place();
+            let crc32c = view.crc32c(start, len_bytes);
+            (place, spot, crc32c)
+        };
+        Group {
+            copying,
+            objects: self.objects.into_iter().map(sum).collect(),
+        }
+    }
+}
+
+impl DeviceClient {
+    /// Gets what is seen, if it goes to devices' memory alone: `None` for what is to be asked for.
+    pub(super) async fn get_seen(&self, wanted: &[Object]) -> Vec<Option<Landed>> {
+        let mut got = vec![None; wanted.len()];
+        if self.client.asking.namespace() != NamespaceKind::Cache {
+            return got;
+        }
+        // The last one is used first, as in `ClusterClient::get_all`.
+        let mut places = (0..wanted.len()).rev();
+        let mut groups: VecDeque<Group> = VecDeque::new();
+        loop {
+            while groups.len() < GROUPS_MAX
+                && let Some(group) = self.next_group(wanted, &mut places)
+            {
+                groups.push_back(group);
+            }
+            let Some(Group { copying, objects }) = groups.pop_front() else {
+                return got;
+            };
+            let (copied, _views) = copying.await;
+            for (place, spot, crc32c) in objects {
+                got[place] = copied.ok().and_then(|()| self.landed(&spot, crc32c));
+            }
+        }
+    }
+
+    fn landed(&self, spot: &Spot, crc32c: u32) -> Option<Landed> {
+        let version = spot.confirm(crc32c)?;
+        let (_, _, len_bytes) = spot.place();
+        self.client.asking.sights.has_read(len_bytes);
+        Some(Landed::Hit {
+            len_bytes,
+            object_len_bytes: len_bytes,
+            version,
+            is_cut_off: false,
+        })
+    }
+
+    /// As many of what is wanted as are copied together.
+    fn next_group(
+        &self,
+        wanted: &[Object],
+        places: &mut impl Iterator<Item = usize>,
+    ) -> Option<Group> {
+        let mut gathered = Gathered::default();
+        while !gathered.is_full()
+            && let Some(place) = places.next()
+        {
+            let to = &wanted[place].pieces;
+            let Some(first) = of_one_device(to) else {
+                continue;
+            };
+            if let Some(spot) = self.spot(&wanted[place], first)
+                && gathered.takes(first, spot.place().2)
+            {
+                gathered.add(place, spot, to);
+            }
+        }
+        (!gathered.pieces.is_empty()).then(|| gathered.begin())
+    }
+
+    /// Where an object lies, if it is seen, and the device reaches it there.
+    fn spot(&self, object: &Object, memory: &DeviceSegment) -> Option<Spot> {
+        let key = self.client.own(&object.key);
+        let key = Key::new(&key).ok()?;
+        let likely = Likely {
+            home: home_of(&self.client.asking.map(), key.fingerprint()),
+            own_core: None,
+        };
+        let room = len(&object.pieces);
+        match self.client.glance().spot(key, likely, room) {
+            Sighting::Seen(spot) => {
+                let (view, _, len_bytes) = spot.place();
+                let is_there = len_bytes > 0 && memory.device().is_pinned(view);
+                if !is_there {
+                    self.pin_soon(memory, view);
+                }
+                is_there.then_some(spot)
+            }
+            Sighting::Wants { seat, chunk, shown } => {
+                self.client.bring_chunk(seat, chunk, shown);
+                None
+            }
+            Sighting::Nothing => None,
+        }
+    }
+
+    /// Has the device pin what is seen, beside what goes on.
+    fn pin_soon(&self, memory: &DeviceSegment, view: &Arc<View>) {
+        let device = memory.device();
+        if device.may_pin(view) {
+            let (device, view) = (device.clone(), Arc::clone(view));
+            self.client.asking.spawn(async move {
+                // What is refused is told by the device, and not asked again.
+                let _pinned = device.pin_view(&view).await;
+            });
+        }
+    }
+}
