@@ -28,6 +28,19 @@ pub enum HostLease {
     Shareds(Vec<Region>),
     /// Several of other processes, or mapped like theirs, that the device may read. Their owners may write them meanwhile.
     Views(Vec<Arc<View>>),
+    /// Any of these, and where a kernel tells what it has summed.
+    Summed(Box<Self>, Sums),
+}
+
+/// Where a kernel reads its list of stripes, and tells their remainders.
+#[derive(Debug)]
+pub struct Sums {
+    /// Both, one behind the other.
+    pub(crate) region: RegionMut,
+    /// Where the remainders begin.
+    pub(crate) told_at: usize,
+    /// The length of each piece in bytes.
+    pub(crate) lens: Vec<usize>,
 }
 
 /// A part of a lease, by address.
@@ -51,6 +64,7 @@ impl HostLease {
             Self::Muts(regions) => regions.iter_mut().map(written).collect(),
             Self::Shareds(regions) => regions.iter().map(read).collect(),
             Self::Views(views) => views.iter().map(viewed).collect(),
+            Self::Summed(host, _sums) => host.parts(),
         }
     }
 }
@@ -136,6 +150,32 @@ lend!(Exposed, Exposed);
 lend!(Vec<RegionMut>, Muts);
 lend!(Vec<Region>, Shareds);
 lend!(Vec<Arc<View>>, Views);
+
+/// Host memory whose bytes, or those for it, were summed on the way.
+#[derive(Debug)]
+pub struct Summed<H> {
+    /// What was lent.
+    pub host: H,
+    pub(crate) sums: Sums,
+}
+
+impl<H> sealed::Sealed for Summed<H> {}
+
+impl<H: HostMemory> HostMemory for Summed<H> {
+    fn into_lease(self) -> HostLease {
+        HostLease::Summed(Box::new(self.host.into_lease()), self.sums)
+    }
+
+    fn from_lease(lease: HostLease) -> Self {
+        match lease {
+            HostLease::Summed(host, sums) => Self {
+                host: H::from_lease(*host),
+                sums,
+            },
+            _ => unreachable!("an operation returns the lease that it was given"),
+        }
+    }
+}
 
 impl sealed::Sealed for () {}
 

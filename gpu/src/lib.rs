@@ -24,6 +24,7 @@
 //! | [`region`] | [`DeviceRegion`], [`DevicePool`] |
 //! | [`stream`], [`operation`] | [`Stream`], and the futures of what is queued there |
 //! | [`copy`], [`pages`] | copies, lists of copies, pages between layouts |
+//! | [`summed`] | copies that are summed on the way |
 //! | [`staging`] | between files and the device, through the host |
 //! | [`engine`] | order with the streams of a serving engine |
 //! | [`calibrate`] | measuring which way is the fastest |
@@ -77,12 +78,14 @@ pub mod region;
 pub mod share;
 pub mod staging;
 pub mod stream;
+pub mod summed;
 
 pub use copy::{HostPiece, PIECES_MAX};
 pub use cuda::{Driver, Located, is_in_use, locate};
 pub use device::{Device, DeviceCounts, STREAMS_MAX};
 pub use engine::EngineStream;
 pub use error::{CopyError, ImportError, OpenError, SetupError, Unavailable};
+pub use lease::Summed;
 pub use listing::{REGIONS_MAX, RegionName};
 pub use lunette_gpu_proto as proto;
 pub use operation::Operation;

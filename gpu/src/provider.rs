@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::kernel::Job;
+use lunette_gpu_proto::sums::SumJob;
 use lunette_runtime::CoreWaker;
 
 use crate::{cuda, fake};
@@ -339,6 +340,20 @@ impl RawStream {
                 unsafe { stream.launch(job, blocks) }
             }
             Self::Fake(stream) => stream.launch(job, blocks),
+        }
+    }
+
+    /// Queues a launch of so many blocks, which copy stripes and sum them.
+    ///
+    /// # Safety
+    /// As for [`RawStream::copy`], of all that the job and its list name.
+    pub(crate) unsafe fn launch_sums(&self, job: &SumJob, blocks: u32) -> Result<(), Fault> {
+        match self {
+            Self::Cuda(stream) => {
+                // SAFETY: passed on from the caller.
+                unsafe { stream.launch_sums(job, blocks) }
+            }
+            Self::Fake(stream) => stream.launch_sums(job, blocks),
         }
     }
 

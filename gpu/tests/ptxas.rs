@@ -9,6 +9,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use lunette_gpu::proto::kernel::Width;
+    use lunette_gpu::proto::sums;
 
     /// The assembler's package, of a fixed version.
     const PACKAGE: &str = "nvidia-cuda-nvcc-cu12";
@@ -89,18 +90,20 @@ mod tests {
                 );
             }
         };
-        for width in Width::ALL {
+        let pages = Width::ALL.map(|width| (width.entry(), width.ptx()));
+        let programs = pages.into_iter().chain([(sums::ENTRY, sums::ptx())]);
+        for (entry, text) in programs {
             for device in DEVICES {
                 let folder = tempfile::tempdir().expect("a folder");
                 let source = folder.path().join("kernel.ptx");
-                fs::write(&source, width.ptx()).expect("written");
+                fs::write(&source, &text).expect("written");
                 let mut command = Command::new(&assembler);
                 command.args(["-v", "--warning-as-error", "-arch", device, "-o"]);
                 let done = command.arg(folder.path().join("out")).arg(&source).output();
                 let done = done.expect("it ran before");
                 let said = String::from_utf8_lossy(&done.stderr).into_owned();
-                assert!(done.status.success(), "{width:?} {device}: {said}");
-                assert!(said.contains(width.entry()), "{said}");
+                assert!(done.status.success(), "{entry} {device}: {said}");
+                assert!(said.contains(entry), "{said}");
                 let registers = number_before(&said, " registers");
                 assert!(
                     (1..=REGISTERS_MAX).contains(&registers),

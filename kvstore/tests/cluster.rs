@@ -34,6 +34,10 @@ mod costs;
 mod devices;
 
 #[cfg(test)]
+#[path = "cluster/devices_here.rs"]
+mod devices_here;
+
+#[cfg(test)]
 #[path = "cluster/far.rs"]
 mod far;
 

@@ -134,6 +134,9 @@ def nothing_is_kept():
 @pytest.fixture(scope="module")
 def large(coordinator):
     with lunette.Store.member([coordinator.address], memory_bytes=512 * MIB) as store:
+        # What a core has of a device for sums stays.
+        memory = Memory(MIB)
+        assert store.put("first", Tensor(memory, MIB))
         yield store
 
 
@@ -142,6 +145,8 @@ def dropin(coordinator):
     store = MooncakeDistributedStore()
     settings = ["127.0.0.1", "P2PHANDSHAKE", 512 * MIB, 16 * MIB, "tcp", "", coordinator.address]
     assert store.setup(*settings) == 0
+    memory = Memory(MIB)
+    assert store.put_from("first of the drop-in", memory.at, MIB) == 0
     yield store
     assert store.close() == 0
 

@@ -19,6 +19,7 @@
 //! | [`layout`] | [`layout::Layout`], where a row of a page lies |
 //! | [`transfer`] | [`transfer::PageTransfer`], pages from one layout to another |
 //! | [`kernel`] | the same as PTX: text, parameters, launch |
+//! | [`sums`] | copies that are summed on the way, as PTX |
 //! | [`planner`] | [`planner::Planner`], DMA, batched DMA or kernel |
 //! | [`stream_queue`] | [`stream_queue::StreamQueue`], operations of a stream from begin to end |
 //! | [`fault`] | what a driver's codes mean for who uses it |
@@ -29,4 +30,5 @@ pub mod kernel;
 pub mod layout;
 pub mod planner;
 pub mod stream_queue;
+pub mod sums;
 pub mod transfer;

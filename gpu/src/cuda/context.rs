@@ -6,13 +6,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUevent, CUfunction, CUipcMemHandle, CUmodule, CUstream,
 };
 use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::kernel::Width;
+use lunette_gpu_proto::sums;
 
 use super::Driver;
 use super::library::{
@@ -93,15 +94,69 @@ impl Drop for Hold {
 #[derive(Debug)]
 pub(super) struct Inner {
     hold: Hold,
-    /// By width, compiled when they are first needed.
-    kernels: [OnceCell<Result<Kernel, Fault>>; Width::ALL.len()],
+    /// By program, compiled when they are first needed.
+    kernels: [OnceCell<Result<Kernel, Fault>>; Program::COUNT],
+}
+
+/// What is compiled for a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Program {
+    /// Pages from one layout to another.
+    Pages(Width),
+    /// Copies that are summed.
+    Sums,
+}
+
+impl Program {
+    const COUNT: usize = Width::ALL.len() + 1;
+
+    const fn index(self) -> usize {
+        match self {
+            Self::Pages(width) => width as usize,
+            Self::Sums => Width::ALL.len(),
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::Pages(width) => width.ptx(),
+            Self::Sums => sums::ptx(),
+        }
+    }
+
+    const fn entry(self) -> &'static str {
+        match self {
+            Self::Pages(width) => width.entry(),
+            Self::Sums => sums::ENTRY,
+        }
+    }
 }
 
 /// A compiled kernel.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Kernel {
     module: CUmodule,
     function: CUfunction,
+}
+
+// SAFETY: both are names of what belongs to a context, which any thread may use that has made it current.
+unsafe impl Send for Kernel {}
+
+/// What was compiled for a device when that was [prepared](super::Driver::prepare), for all its cores. It is never
+/// unloaded: the context that it belongs to is kept as long.
+static PREPARED: Mutex<Vec<Prepared>> = Mutex::new(Vec::new());
+
+/// Kernels of a device, by program.
+#[derive(Debug)]
+struct Prepared {
+    /// Which driver's it is.
+    library: &'static Library,
+    device: CUdevice,
+    kernels: [Option<Kernel>; Program::COUNT],
+}
+
+fn prepared<T>(read: impl FnOnce(&mut Vec<Prepared>) -> T) -> T {
+    read(&mut PREPARED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Inner {
@@ -118,18 +173,53 @@ impl Inner {
         self.hold.device
     }
 
-    pub(super) fn kernel(&self, width: Width) -> Result<CUfunction, Fault> {
-        let kernel = self.kernels[width as usize].get_or_init(|| self.compile(width));
+    pub(super) fn kernel(&self, program: Program) -> Result<CUfunction, Fault> {
+        if let Some(kernel) = self.prepared(program) {
+            return Ok(kernel.function);
+        }
+        let kernel = self.kernels[program.index()].get_or_init(|| self.compile(program));
         kernel
             .as_ref()
             .map(|kernel| kernel.function)
             .map_err(|fault| *fault)
     }
 
-    fn compile(&self, width: Width) -> Result<Kernel, Fault> {
+    fn prepared(&self, program: Program) -> Option<Kernel> {
+        let (library, device) = (self.library(), self.device());
+        prepared(|all| {
+            let is_its = |it: &&Prepared| ptr::eq(it.library, library) && it.device == device;
+            all.iter().find(is_its)?.kernels[program.index()]
+        })
+    }
+
+    /// Compiles what copies sum by, which takes some ten milliseconds. What cannot be compiled is tried again by whoever
+    /// needs it, and told to them.
+    ///
+    /// The context must never be given back.
+    fn prepare(&self) {
+        let program = Program::Sums;
+        if self.prepared(program).is_some() {
+            return;
+        }
+        let Ok(kernel) = self.compile(program) else {
+            return;
+        };
+        let (library, device) = (self.library(), self.device());
+        let mut kernels = [None; Program::COUNT];
+        kernels[program.index()] = Some(kernel);
+        prepared(|all| {
+            all.push(Prepared {
+                library,
+                device,
+                kernels,
+            });
+        });
+    }
+
+    fn compile(&self, program: Program) -> Result<Kernel, Fault> {
         let library = self.enter()?;
-        let text = CString::new(width.ptx()).expect("PTX holds no zero byte");
-        let name = CString::new(width.entry()).expect("a name holds no zero byte");
+        let text = CString::new(program.text()).expect("PTX holds no zero byte");
+        let name = CString::new(program.entry()).expect("a name holds no zero byte");
         let mut module: CUmodule = ptr::null_mut();
         // SAFETY: the text is ended by a zero byte and lives through the call; the result is ours
         // to write.
@@ -179,6 +269,12 @@ impl Context {
 
     pub(crate) const fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Keeps the context for the rest of the process, with what takes long to make of it.
+    pub(super) fn keep(self) {
+        self.inner.prepare();
+        std::mem::forget(self);
     }
 
     pub(crate) fn alloc(&self, len: u64) -> Result<Memory, Fault> {

@@ -124,8 +124,8 @@ impl Driver {
         })
     }
 
-    /// Makes the context of a device, and keeps it for the rest of the process, so that opening it is
-    /// quick from then on. It blocks, so it is for the control thread:
+    /// Makes the context of a device, and what copies are summed by, and keeps both for the rest of the process, so that
+    /// opening it is quick from then on. It blocks, so it is for the control thread:
     /// `control(move || driver.prepare(0))`.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl Driver {
             return Err(OpenError::NoSuchDevice { index, count });
         }
         let context = Context::open(self, index).map_err(OpenError::Refused)?;
-        std::mem::forget(context);
+        context.keep();
         Ok(())
     }
 

@@ -5,14 +5,15 @@ use std::ptr;
 use std::rc::Rc;
 
 use cudarc::driver::sys::{
-    CUdeviceptr, CUevent, CUmemLocation, CUmemLocationType, CUmemcpyAttributes,
+    CUdeviceptr, CUevent, CUfunction, CUmemLocation, CUmemLocationType, CUmemcpyAttributes,
     CUmemcpySrcAccessOrder, CUstream,
 };
 use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::kernel::{BLOCK_THREADS, Job};
+use lunette_gpu_proto::sums::SumJob;
 use lunette_runtime::CoreWaker;
 
-use super::context::Inner;
+use super::context::{Inner, Program};
 use super::library::{check, have};
 use crate::provider::{Queued, RawCopy};
 
@@ -126,13 +127,32 @@ impl Stream {
     /// # Safety
     /// As [`RawStream::launch`](crate::provider::RawStream::launch).
     pub(crate) unsafe fn launch(&self, job: &Job, blocks: u32) -> Result<(), Fault> {
-        let function = self.context.kernel(job.width())?;
+        let function = self.context.kernel(Program::Pages(job.width()))?;
+        // SAFETY: the parameter is that kernel's; the rest is passed on from the caller.
+        unsafe { self.start(function, blocks, &mut job.to_bytes()) }
+    }
+
+    /// # Safety
+    /// As [`RawStream::launch_sums`](crate::provider::RawStream::launch_sums).
+    pub(crate) unsafe fn launch_sums(&self, job: &SumJob, blocks: u32) -> Result<(), Fault> {
+        let function = self.context.kernel(Program::Sums)?;
+        // SAFETY: as above.
+        unsafe { self.start(function, blocks, &mut job.to_bytes()) }
+    }
+
+    /// # Safety
+    /// The kernel has one parameter, of as many bytes, and the caller keeps what that names until an event that is
+    /// recorded behind it has come.
+    unsafe fn start(
+        &self,
+        function: CUfunction,
+        blocks: u32,
+        parameter: &mut [u8],
+    ) -> Result<(), Fault> {
         let library = self.context.enter()?;
-        let mut bytes = job.to_bytes();
-        let mut parameters = [bytes.as_mut_ptr().cast::<c_void>()];
+        let mut parameters = [parameter.as_mut_ptr().cast::<c_void>()];
         let (list, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: the kernel has one parameter, of as many bytes, which the driver copies during
-        // the call; the caller keeps what the job names.
+        // SAFETY: the driver copies the parameter during the call; the rest is the caller's.
         let code = unsafe {
             (library.cuLaunchKernel)(
                 function,

@@ -7,6 +7,7 @@ use std::rc::{Rc, Weak};
 
 use lunette_gpu_proto::fault::Fault;
 use lunette_gpu_proto::kernel::Job;
+use lunette_gpu_proto::sums::SumJob;
 use lunette_runtime::{CoreWaker, Signal, spawn_local, time};
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -289,6 +290,11 @@ impl FakeStream {
     pub(crate) fn launch(&self, job: &Job, blocks: u32) -> Result<(), Fault> {
         assert!(blocks > 0, "a launch has blocks");
         self.queue(Work::Launch(Box::new(*job)))
+    }
+
+    pub(crate) fn launch_sums(&self, job: &SumJob, blocks: u32) -> Result<(), Fault> {
+        assert!((1..=job.stripes).contains(&blocks), "blocks have stripes");
+        self.queue(Work::Sum(*job))
     }
 
     pub(crate) fn record(&self, event: &FakeEvent) -> Result<(), Fault> {

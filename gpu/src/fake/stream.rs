@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_gpu_proto::kernel::Job;
+use lunette_gpu_proto::sums::SumJob;
 use lunette_runtime::{CoreWaker, Signal};
 use lunette_runtime_core::time::Time;
 
@@ -16,6 +17,7 @@ use crate::provider::RawCopy;
 pub(super) enum Work {
     Copy(RawCopy),
     Launch(Box<Job>),
+    Sum(SumJob),
     Record(usize),
     Wait(usize),
     Notify(CoreWaker),
@@ -63,7 +65,8 @@ impl StreamState {
 
     /// Whether anything in line names memory.
     pub(super) fn moves(&self) -> bool {
-        let names_memory = |queued: &Queued| matches!(queued.work, Work::Copy(_) | Work::Launch(_));
+        let names_memory =
+            |queued: &Queued| matches!(queued.work, Work::Copy(_) | Work::Launch(_) | Work::Sum(_));
         self.line.iter().any(names_memory)
     }
 

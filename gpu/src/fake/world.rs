@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lunette_gpu_proto::fault::Fault as Code;
 use lunette_gpu_proto::kernel::Job;
+use lunette_gpu_proto::sums::{self, Stripe, SumJob};
 use lunette_gpu_proto::transfer::PagePair;
 use lunette_runtime::Signal;
 use lunette_runtime_core::random::{SplitMix64, mix};
@@ -215,6 +216,7 @@ impl World {
         let moves = match &work {
             Work::Copy(copy) => Some(copy.len as u64),
             Work::Launch(job) => Some(bytes_of(job)),
+            Work::Sum(job) => Some(u64::from(job.stripes) * sums::STRIPE_BYTES as u64),
             _ => None,
         };
         if moves.is_some() {
@@ -342,6 +344,7 @@ impl World {
         match queued.work {
             Work::Copy(copy) => self.execute(user, |world| world.copy(user, &copy)),
             Work::Launch(job) => self.execute(user, |world| world.launch(user, &job)),
+            Work::Sum(job) => self.execute(user, |world| world.sum(user, &job)),
             Work::Record(event) => self.events[event] = EventState::Come(at),
             Work::Wait(_) => {}
             Work::Notify(waker) => {
@@ -379,6 +382,32 @@ impl World {
             let (from, to): (Address, Address) = (place(from), place(to));
             let len = usize::try_from(len).expect("a piece fits");
             self.memory.copy(user, from, to, len);
+        }
+    }
+
+    /// Copies each stripe and tells its remainder.
+    fn sum(&mut self, user: User, job: &SumJob) {
+        self.counts.launches += 1;
+        let place =
+            |memory: &Memory, address, len: usize| memory.kernel_address(user, address, len as u64);
+        for index in 0..u64::from(job.stripes) {
+            let memory = &self.memory;
+            let entry_at = job.list_at + index * sums::ENTRY_BYTES as u64;
+            let entry = memory.read(
+                user,
+                place(memory, entry_at, sums::ENTRY_BYTES),
+                sums::ENTRY_BYTES,
+            );
+            let Stripe {
+                from,
+                to,
+                len_bytes,
+            } = Stripe::from_bytes(&entry.try_into().expect("as long as an entry"));
+            let bytes = memory.read(user, place(memory, from, len_bytes), len_bytes);
+            memory.write(user, place(memory, to, len_bytes), &bytes);
+            let sum_at = job.sums_at + index * sums::SUM_BYTES as u64;
+            let told = sums::remainder(&bytes).to_le_bytes();
+            memory.write(user, place(memory, sum_at, told.len()), &told);
         }
     }
 

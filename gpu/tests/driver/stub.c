@@ -258,15 +258,35 @@ static code run(const struct job *job, size_t len) {
     return 0;
 }
 
+// Stripes that are copied and summed: the remainder of each modulo the polynomial of CRC32C, bit by bit.
+struct sums { address list, sums; uint64_t stripes; };
+static code run_sums(const struct sums *job) {
+    for (uint64_t i = 0; i < job->stripes; i++) {
+        struct { address from, to; uint64_t vectors; } stripe;
+        memcpy(&stripe, place_of(job->list + i * sizeof stripe), sizeof stripe);
+        const unsigned char *bytes = (const unsigned char *)place_of(stripe.from);
+        uint32_t rest = 0;
+        for (uint64_t at = 0; at < stripe.vectors * 16; at++) {
+            rest ^= bytes[at];
+            for (int bit = 0; bit < 8; bit++) rest = rest >> 1 ^ (rest & 1 ? 0x82f63b78 : 0);
+        }
+        code c = copy(stripe.to, stripe.from, stripe.vectors * 16);
+        if (c) return c;
+        memcpy(place_of(job->sums + 4 * i), &rest, 4);
+    }
+    return 0;
+}
+
 // Streams: what is queued, and a thread that does it.
 struct event { uint64_t recorded, come; int users; };
-enum kind { COPY, KERNEL, RECORD, WAIT, CALL, END };
+enum kind { COPY, KERNEL, SUMS, RECORD, WAIT, CALL, END };
 struct work {
     enum kind kind;
     uint64_t due, number;
     address to, from;
     size_t len;
     struct job job;
+    struct sums sums;
     struct event *event;
     void (*function)(void *);
     void *argument;
@@ -307,6 +327,7 @@ static void perform(struct work *work) {
     if (!dead) {
         if (work->kind == COPY) must(copy(work->to, work->from, work->len), "a copy");
         if (work->kind == KERNEL) must(run(&work->job, work->len), "a kernel");
+        if (work->kind == SUMS) must(run_sums(&work->sums), "a sum");
         if (work->kind == CALL) work->function(work->argument);
     }
     pthread_mutex_unlock(&doing);
@@ -477,6 +498,11 @@ code cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
     if (!s || !gx || gy != 1 || gz != 1 || bx != 256 || by != 1 || bz != 1 || shared || extra)
         return INVALID;
     struct work work = {.kind = KERNEL};
+    if (strstr(f, "lunette_copy_summed")) {
+        work.kind = SUMS;
+        memcpy(&work.sums, parameters[0], sizeof work.sums);
+        return gx <= work.sums.stripes ? queue(s, work) : INVALID;
+    }
     memcpy(&work.job, parameters[0], sizeof work.job);
     const char *name = strstr(f, "lunette_copy_pages_");
     work.len = (size_t)work.job.vectors * atoi(name + strlen("lunette_copy_pages_"));

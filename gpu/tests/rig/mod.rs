@@ -1,6 +1,7 @@
 //! What tests of any device share.
 
 pub(crate) mod scenes;
+mod together;
 
 use std::time::Duration;
 

@@ -1,16 +1,14 @@
 //! What every device must do.
 
-use std::sync::Arc;
-
 use lunette_gpu::proto::layout::{
     LAYER_FIRST, Layout, Order, PAGE_FIRST, PAGE_HEAD, Shape, TOKEN_FIRST,
 };
 use lunette_gpu::proto::planner::Method;
 use lunette_gpu::proto::transfer::{Fragment, PagePair, PageTransfer, TransferError, copy_rows};
 use lunette_gpu::{CopyError, Device, DevicePool, DeviceRegion, HostPiece, PAGES_MAX, SetupError};
-use lunette_runtime::arena::View;
 use lunette_runtime::{arena, time};
 
+use super::together;
 use super::{SOON, fill, host, pattern, region, seen, stream};
 
 /// Every scene, one behind the other.
@@ -18,8 +16,7 @@ pub(crate) async fn all(device: &Device) {
     bytes_go_there_and_back(device).await;
     parts_are_copied_and_nothing_else(device).await;
     lists_are_one_operation(device).await;
-    pieces_go_to_regions_of_their_own(device).await;
-    memory_that_is_seen_is_copied_where_it_lies(device).await;
+    together::all(device).await;
     pages_move_by_every_method(device).await;
     lists_of_pages_are_kept_until_they_are_read(device).await;
     as_many_pages_as_one_operation_may_have(device).await;
@@ -105,99 +102,6 @@ async fn lists_are_one_operation(device: &Device) {
     let (before, after) = (seen(&stream, &memory).await, seen(&stream, &turned).await);
     let turned: Vec<u8> = after.chunks(4096).rev().flatten().copied().collect();
     assert_eq!(before, turned);
-}
-
-async fn pieces_go_to_regions_of_their_own(device: &Device) {
-    let stream = stream(device);
-    for by in [None, Some(Method::Dma), Some(Method::BatchedDma)] {
-        let regions: Vec<DeviceRegion> = (1..20).map(|len| region(device, 100 * len)).collect();
-        let whole = |index: usize, region: &DeviceRegion| {
-            let piece = HostPiece {
-                index,
-                host_bytes: 7,
-                device_bytes: 0,
-                len_bytes: usize::try_from(region.len()).expect("short"),
-            };
-            (piece, region.clone())
-        };
-        let pieces = || -> Vec<_> {
-            let each = regions.iter().enumerate();
-            each.map(|(index, region)| whole(index, region)).collect()
-        };
-        let sources = (0..19u8).map(|which| host(&pattern(3000, which)).freeze());
-        let sources: Vec<_> = sources.collect();
-        let before = device.counts().operations;
-        let (result, sources) = stream.upload_each(sources, &pieces(), by).await;
-        assert_eq!((result, sources.len()), (Ok(()), 19));
-        assert_eq!(device.counts().operations, before + 1);
-        let rooms: Vec<_> = (0..19).map(|_| host(&[0; 3000])).collect();
-        let (result, rooms) = stream.download_each(&pieces(), rooms, by).await;
-        assert_eq!(result, Ok(()));
-        for ((room, region), which) in rooms.iter().zip(&regions).zip(0..) {
-            let len = usize::try_from(region.len()).expect("short");
-            let expected = &pattern(3000, which)[7..7 + len];
-            assert_eq!(room.as_slice()[7..7 + len], *expected);
-            assert_eq!(seen(&stream, region).await, expected);
-            assert!(room.as_slice()[7 + len..].iter().all(|byte| *byte == 0));
-        }
-        // Nothing is done of a list with a piece that does not fit.
-        let mut wrong = pieces();
-        wrong[18].0.device_bytes = 1;
-        let (result, _) = stream.download_each(&wrong, rooms, by).await;
-        assert_eq!(result, Err(CopyError::Range));
-        let (result, _) = stream.upload_each(sources, &[], by).await;
-        assert_eq!(result, Err(CopyError::Range));
-    }
-    assert_eq!(stream.in_flight(), 0);
-}
-
-/// Memory that is mapped for reading, as another process's is.
-async fn memory_that_is_seen_is_copied_where_it_lies(device: &Device) {
-    let (stream, unpinned) = (stream(device), device.counts().unpinned);
-    let bytes = pattern(1 << 20, 3);
-    let ours = host(&bytes).expose();
-    let share = ours.share();
-    // A world has no such memory.
-    let Ok(share) = share else {
-        return;
-    };
-    let view = View::map(share.memfd, share.offset_bytes, share.len_bytes).expect("sealed");
-    let view = Arc::new(view);
-    let parts = [region(device, 1000), region(device, 1 << 19)];
-    let pieces: Vec<_> = parts
-        .iter()
-        .zip([5, 1 << 19])
-        .map(|(part, host_bytes)| {
-            let len_bytes = usize::try_from(part.len()).expect("short");
-            let piece = HostPiece {
-                index: 0,
-                host_bytes,
-                device_bytes: 0,
-                len_bytes,
-            };
-            (piece, part.clone())
-        })
-        .collect();
-    assert!(device.may_pin(&view) && !device.is_pinned(&view));
-    assert_eq!(device.pin_view(&view).await, Ok(()));
-    assert!(device.is_pinned(&view) && !device.may_pin(&view));
-    assert_eq!(device.pin_view(&view).await, Ok(()), "again");
-    for by in [Method::Dma, Method::BatchedDma] {
-        let views = vec![Arc::clone(&view)];
-        let (result, views) = stream.upload_each(views, &pieces, Some(by)).await;
-        assert_eq!((result, views.len()), (Ok(()), 1));
-        assert_eq!(seen(&stream, &parts[0]).await, bytes[5..1005]);
-        assert_eq!(seen(&stream, &parts[1]).await, bytes[1 << 19..]);
-    }
-    assert_eq!(device.counts().unpinned, unpinned);
-    // The copy keeps it. Nobody else has it then, and it is let go of when something else is pinned.
-    let copy = stream.upload_each(vec![view], &pieces[..1], None);
-    let (result, views) = copy.await;
-    assert_eq!((result, Arc::strong_count(&views[0])), (Ok(()), 2));
-    drop(views);
-    let share = ours.share().expect("as before");
-    let other = View::map(share.memfd, share.offset_bytes, 4096).expect("sealed");
-    assert_eq!(device.pin_view(&Arc::new(other)).await, Ok(()));
 }
 
 /// Between an engine's cache and blocks of a store, in each order, by each method.

@@ -63,11 +63,13 @@ impl RoomHere {
         self.frame.expect("it is not filled yet").value_at()
     }
 
-    /// The memory has been filled with a value: what is placed by that, and its bytes, for whoever else they go to.
-    pub(crate) fn filled(mut self, region: RegionMut) -> (Placed, Region) {
+    /// The memory has been filled with a value, of this checksum if whoever filled it has summed it: what is placed by
+    /// that, and its bytes, for whoever else they go to.
+    pub(crate) fn filled(mut self, region: RegionMut, summed: Option<u32>) -> (Placed, Region) {
         let frame = self.frame.take().expect("it is filled once");
         let (value_at, len_bytes) = (frame.value_at(), frame.len_bytes() as usize);
-        let crc32c = crc32c(&region.as_slice()[value_at..value_at + len_bytes]);
+        let sum = || crc32c(&region.as_slice()[value_at..value_at + len_bytes]);
+        let crc32c = summed.unwrap_or_else(sum);
         let extent = frame.filled(region, crc32c);
         let value = extent.value();
         let placed = Placed {

@@ -17,7 +17,7 @@
 //! go part by part.
 //!
 //! On one host that is not needed: what is seen there, and what stays on this core, the device copies from and to where it
-//! lies (`seen`, `placed`), and this core sums it.
+//! lies, and sums it (`seen`, `placed`).
 //!
 //! | file | subject |
 //! |---|---|
@@ -56,6 +56,8 @@ use piece::{download, len, upload};
 const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Objects that travel together.
 const GROUP_OBJECTS_MAX: usize = 64;
+/// From so many bytes on a device sums what it copies: below, a core does so sooner.
+const SUMMED_FROM_BYTES: usize = 128 * 1024;
 /// Copies that a device makes at once, unless one object has more.
 const PIECES_MAX: usize = 4096;
 /// Groups of one batch at a time: one with the device and one with the store, and one more of each.

@@ -5,8 +5,10 @@ use std::ops::Range;
 use std::pin::Pin;
 
 use futures_util::future::join_all;
-use lunette_gpu::HostPiece;
+use lunette_gpu::lease::HostMemory;
+use lunette_gpu::{CopyError, HostPiece, Operation, Summed};
 use lunette_runtime::arena::Exposed;
+use lunette_runtime_core::checksum::joined_crc32c;
 use lunette_transfer::engine::{DeviceFault, DeviceSegment};
 
 /// One piece.
@@ -75,6 +77,52 @@ pub(super) fn beside(
         }
     }
     beside
+}
+
+/// A copy of several objects that is under way, and sums them if it is a kernel's.
+pub(super) enum Together<H> {
+    Summed(Operation<Summed<H>>),
+    Plain(Operation<H>),
+}
+
+/// What has been copied, and the CRC32C of each piece if it was summed.
+pub(super) struct Copied<H> {
+    pub(super) host: H,
+    crc32c: Option<Vec<u32>>,
+}
+
+impl<H: HostMemory> Together<H> {
+    /// Waits for it, of so many pieces.
+    pub(super) async fn end(self, pieces: usize) -> Result<Copied<H>, CopyError> {
+        let (host, crc32c) = match self {
+            Self::Summed(copying) => {
+                let (copied, summed) = copying.await;
+                copied?;
+                let crc32c = (0..pieces).map(|piece| summed.crc32c(piece)).collect();
+                (summed.host, Some(crc32c))
+            }
+            Self::Plain(copying) => {
+                let (copied, host) = copying.await;
+                copied?;
+                (host, None)
+            }
+        };
+        Ok(Copied { host, crc32c })
+    }
+
+    /// Whether it sums what it copies.
+    pub(super) const fn is_summed(&self) -> bool {
+        matches!(self, Self::Summed(_))
+    }
+}
+
+impl<H> Copied<H> {
+    /// The CRC32C of an object that is these pieces, of these lengths, if they were summed.
+    pub(super) fn crc32c(&self, pieces: Range<usize>, lens: &[usize]) -> Option<u32> {
+        let summed = &self.crc32c.as_ref()?[pieces.clone()];
+        let parts = summed.iter().zip(&lens[pieces]);
+        Some(parts.fold(0, |sum, (then, len)| joined_crc32c(sum, *then, *len as u64)))
+    }
 }
 
 /// How many bytes there are in the pieces.

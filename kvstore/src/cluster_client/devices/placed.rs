@@ -1,14 +1,17 @@
-//! Puts of objects that stay on this core: a device copies them to where they stay, and this core sums them there.
+//! Puts of objects that stay on this core: a device copies them to where they stay, and sums them on the way, or this core
+//! sums them there.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use lunette_gpu::{HostPiece, Operation};
+use lunette_gpu::HostPiece;
 use lunette_runtime::arena::RegionMut;
 use lunette_transfer::engine::{DeviceFault, DeviceSegment};
 
-use super::piece::{beside, len, of_one_device};
+use super::piece::{Together, beside, len, of_one_device};
 use super::{
-    DeviceClient, DeviceStoreError, GROUP_BYTES_MAX, GROUPS_MAX, Object, PIECES_MAX, long,
+    DeviceClient, DeviceStoreError, GROUP_BYTES_MAX, GROUPS_MAX, Object, PIECES_MAX,
+    SUMMED_FROM_BYTES, long,
 };
 use crate::cluster_client::objects::Putting;
 use crate::cluster_client::{PutOptions, Stored};
@@ -17,15 +20,26 @@ use crate::value::Value;
 
 /// Objects that the device copies together.
 struct Group {
-    copying: Operation<Vec<RegionMut>>,
-    /// Which of those that are put, and where it stays.
-    objects: Vec<(usize, RoomHere)>,
+    copying: Together<Vec<RegionMut>>,
+    objects: Vec<Copying>,
+    /// The length of each piece.
+    lens: Vec<usize>,
+}
+
+/// One of them.
+struct Copying {
+    /// Which of those that are put.
+    place: usize,
+    /// Where it stays.
+    room: RoomHere,
+    /// Its pieces.
+    pieces: Range<usize>,
 }
 
 /// What is to be in a group.
 #[derive(Default)]
 struct Gathered {
-    objects: Vec<(usize, RoomHere)>,
+    objects: Vec<Copying>,
     regions: Vec<RegionMut>,
     pieces: Vec<(HostPiece, DeviceSegment)>,
     bytes: usize,
@@ -44,9 +58,14 @@ impl Gathered {
     fn add(&mut self, place: usize, object: &Object, (room, region): (RoomHere, RegionMut)) {
         let len_bytes = len(&object.pieces);
         let at = (self.regions.len(), room.value_at(), len_bytes);
+        let first = self.pieces.len();
         self.pieces.extend(beside(&object.pieces, at));
         self.regions.push(region);
-        self.objects.push((place, room));
+        self.objects.push(Copying {
+            place,
+            room,
+            pieces: first..self.pieces.len(),
+        });
         self.bytes += len_bytes;
     }
 
@@ -57,9 +76,24 @@ impl Gathered {
             // What cannot be pinned is copied all the same.
             let _pinned = device.pin(&region.chunk()).await;
         }
+        let is_worth_it = self.bytes >= SUMMED_FROM_BYTES;
+        let summed = if is_worth_it {
+            DeviceSegment::begin_download_summed(&self.pieces, self.regions)
+        } else {
+            Err(self.regions)
+        };
+        let copying = match summed {
+            Ok(copying) => Together::Summed(copying),
+            Err(regions) => Together::Plain(DeviceSegment::begin_download(&self.pieces, regions)),
+        };
         Group {
-            copying: DeviceSegment::begin_download(&self.pieces, self.regions),
+            copying,
             objects: self.objects,
+            lens: self
+                .pieces
+                .iter()
+                .map(|(piece, _)| piece.len_bytes)
+                .collect(),
         }
     }
 }
@@ -86,7 +120,7 @@ impl DeviceClient {
     fn next_group_of(
         &self,
         objects: &[Object],
-        places: &mut std::ops::Range<usize>,
+        places: &mut Range<usize>,
         options: PutOptions,
     ) -> Option<Gathered> {
         let mut gathered = Gathered::default();
@@ -115,21 +149,31 @@ impl DeviceClient {
         (objects, options): (&[Object], PutOptions),
         done: &mut Done,
     ) {
-        let (copied, regions) = group.copying.await;
-        if let Err(error) = copied {
-            let fault = DeviceStoreError::Device(DeviceFault::Copy(error));
-            if !fault.is_backpressure() {
-                for (place, _) in &group.objects {
-                    done[*place] = Some(Err(fault));
+        let Group {
+            copying,
+            objects: copies,
+            lens,
+        } = group;
+        let mut copied = match copying.end(lens.len()).await {
+            Ok(copied) => copied,
+            Err(error) => {
+                let fault = DeviceStoreError::Device(DeviceFault::Copy(error));
+                // Where only a place was missing, they are put otherwise.
+                if !fault.is_backpressure() {
+                    for copy in &copies {
+                        done[copy.place] = Some(Err(fault));
+                    }
                 }
+                return;
             }
-            return;
-        }
-        let placed = group.objects.into_iter().zip(regions);
-        let placed: Vec<(usize, Placed, Value)> = placed
-            .map(|((place, room), region)| {
-                let (placed, value) = room.filled(region);
-                (place, placed, Value::new(value))
+        };
+        let regions = std::mem::take(&mut copied.host);
+        let filled = copies.into_iter().zip(regions);
+        let placed: Vec<(usize, Placed, Value)> = filled
+            .map(|(copy, region)| {
+                let crc32c = copied.crc32c(copy.pieces, &lens);
+                let (placed, value) = copy.room.filled(region, crc32c);
+                (copy.place, placed, Value::new(value))
             })
             .collect();
         let putting = placed.iter().map(|(place, placed, value)| Putting {

@@ -10,30 +10,45 @@
 //! device when something there is first wanted; until then objects go the ordinary way.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use lunette_cluster::proto::fence::NamespaceKind;
-use lunette_gpu::{HostPiece, Operation};
+use lunette_gpu::HostPiece;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::placement::home_of;
 use lunette_runtime::arena::View;
 use lunette_transfer::engine::DeviceSegment;
 
-use super::piece::{Piece, beside, len, of_one_device};
-use super::{DeviceClient, GROUP_BYTES_MAX, GROUPS_MAX, Landed, Object, PIECES_MAX};
+use super::piece::{Piece, Together, beside, len, of_one_device};
+use super::{
+    DeviceClient, GROUP_BYTES_MAX, GROUPS_MAX, Landed, Object, PIECES_MAX, SUMMED_FROM_BYTES,
+};
 use crate::glance::{Likely, Sighting, Spot};
 
 /// Objects that the device copies together.
 struct Group {
-    copying: Operation<Vec<Arc<View>>>,
-    /// Which of those that are wanted, where it lies, and its CRC32C there.
-    objects: Vec<(usize, Spot, u32)>,
+    copying: Together<Vec<Arc<View>>>,
+    objects: Vec<Copying>,
+    /// The length of each piece.
+    lens: Vec<usize>,
+}
+
+/// One of them.
+struct Copying {
+    /// Which of those that are wanted.
+    place: usize,
+    spot: Spot,
+    /// Its pieces.
+    pieces: Range<usize>,
+    /// Its CRC32C where it lies, if this core has summed it there.
+    crc32c: Option<u32>,
 }
 
 /// What is to be in a group.
 #[derive(Default)]
 struct Gathered {
-    objects: Vec<(usize, Spot)>,
+    objects: Vec<Copying>,
     pieces: Vec<(HostPiece, DeviceSegment)>,
     views: Vec<Arc<View>>,
     bytes: usize,
@@ -59,22 +74,40 @@ impl Gathered {
         if known.is_none() {
             self.views.push(Arc::clone(view));
         }
+        let first = self.pieces.len();
         self.pieces.extend(beside(to, (index, start, len_bytes)));
         self.bytes += len_bytes;
-        self.objects.push((place, spot));
+        self.objects.push(Copying {
+            place,
+            pieces: first..self.pieces.len(),
+            spot,
+            crc32c: None,
+        });
     }
 
-    /// Has the device copy them, and sums them meanwhile.
+    /// Has the device copy them, and sums them meanwhile, unless the device does.
     fn begin(self) -> Group {
-        let copying = DeviceSegment::begin_upload(self.views, &self.pieces);
-        let sum = |(place, spot): (usize, Spot)| {
-            let (view, start, len_bytes) = spot.place();
-            let crc32c = view.crc32c(start, len_bytes);
-            (place, spot, crc32c)
+        let (pieces, mut objects) = (self.pieces, self.objects);
+        let is_worth_it = self.bytes >= SUMMED_FROM_BYTES;
+        let summed = if is_worth_it {
+            DeviceSegment::begin_upload_summed(self.views, &pieces)
+        } else {
+            Err(self.views)
         };
+        let copying = match summed {
+            Ok(copying) => Together::Summed(copying),
+            Err(views) => Together::Plain(DeviceSegment::begin_upload(views, &pieces)),
+        };
+        if !copying.is_summed() {
+            for object in &mut objects {
+                let (view, start, len_bytes) = object.spot.place();
+                object.crc32c = Some(view.crc32c(start, len_bytes));
+            }
+        }
         Group {
             copying,
-            objects: self.objects.into_iter().map(sum).collect(),
+            objects,
+            lens: pieces.iter().map(|(piece, _)| piece.len_bytes).collect(),
         }
     }
 }
@@ -95,12 +128,22 @@ impl DeviceClient {
             {
                 groups.push_back(group);
             }
-            let Some(Group { copying, objects }) = groups.pop_front() else {
+            let Some(group) = groups.pop_front() else {
                 return got;
             };
-            let (copied, _views) = copying.await;
-            for (place, spot, crc32c) in objects {
-                got[place] = copied.ok().and_then(|()| self.landed(&spot, crc32c));
+            let Group {
+                copying,
+                objects,
+                lens,
+            } = group;
+            // What fails is asked for, and told then.
+            let Ok(copied) = copying.end(lens.len()).await else {
+                continue;
+            };
+            for object in objects {
+                let summed = || copied.crc32c(object.pieces.clone(), &lens);
+                let crc32c = object.crc32c.or_else(summed);
+                got[object.place] = crc32c.and_then(|crc32c| self.landed(&object.spot, crc32c));
             }
         }
     }

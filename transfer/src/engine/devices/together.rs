@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lunette_gpu::proto::planner::Method;
+use lunette_gpu::summed::Begun;
 use lunette_gpu::{Device, DeviceRegion, HostPiece, Operation};
 use lunette_runtime::arena::{RegionMut, View};
 
@@ -55,6 +56,36 @@ impl DeviceSegment {
         let (_, first) = pieces.first().expect("a piece");
         let method = Some(Method::BatchedDma);
         (first.streams.from).download_each(&regions(pieces), to, method)
+    }
+
+    /// As [`begin_upload`](Self::begin_upload), by a kernel that sums what it copies.
+    ///
+    /// # Errors
+    /// As there. The views come back at once if the pieces are not for the kernel.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn begin_upload_summed(
+        from: Vec<Arc<View>>,
+        pieces: &[(HostPiece, Self)],
+    ) -> Begun<Vec<Arc<View>>> {
+        let (_, first) = pieces.first().expect("a piece");
+        first.streams.to.upload_summed(from, &regions(pieces))
+    }
+
+    /// As [`begin_download`](Self::begin_download), by a kernel that sums what it copies.
+    ///
+    /// # Errors
+    /// As [`begin_upload_summed`](Self::begin_upload_summed).
+    ///
+    /// # Panics
+    /// As there.
+    pub fn begin_download_summed(
+        pieces: &[(HostPiece, Self)],
+        to: Vec<RegionMut>,
+    ) -> Begun<Vec<RegionMut>> {
+        let (_, first) = pieces.first().expect("a piece");
+        first.streams.from.download_summed(&regions(pieces), to)
     }
 }
 
