@@ -35,6 +35,12 @@ impl EngineStream {
         // What is none is the default one.
         Self(if handle == 0 { DEFAULT_STREAM } else { handle })
     }
+
+    /// Its handle.
+    #[must_use]
+    pub const fn handle(self) -> usize {
+        self.0
+    }
 }
 
 impl Stream {

@@ -81,7 +81,7 @@ pub mod stream;
 pub mod summed;
 
 pub use copy::{HostPiece, PIECES_MAX};
-pub use cuda::{Driver, Located, is_in_use, locate};
+pub use cuda::{Driver, Located, MEETINGS, is_in_use, locate, meeting_stream};
 pub use device::{Device, DeviceCounts, STREAMS_MAX};
 pub use engine::EngineStream;
 pub use error::{CopyError, ImportError, OpenError, SetupError, Unavailable};

@@ -263,9 +263,9 @@ impl RawContext {
         }
     }
 
-    pub(crate) fn stream(&self) -> Result<RawStream, Fault> {
+    pub(crate) fn stream(&self, is_urgent: bool) -> Result<RawStream, Fault> {
         match self {
-            Self::Cuda(context) => context.stream().map(RawStream::Cuda),
+            Self::Cuda(context) => context.stream(is_urgent).map(RawStream::Cuda),
             Self::Fake(context) => context.stream().map(RawStream::Fake),
         }
     }

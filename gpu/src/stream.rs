@@ -38,6 +38,9 @@ pub struct StreamOptions {
     pub blocks_max: u32,
     /// When a sleeping core is woken.
     pub notice: Notice,
+    /// Whether kernels of it that wait for an SM are started before those of other streams: for transfers that somebody
+    /// waits for, which need few. Where a driver knows no order among streams, there is none.
+    pub is_urgent: bool,
 }
 
 impl Default for StreamOptions {
@@ -46,6 +49,7 @@ impl Default for StreamOptions {
             depth: 256,
             blocks_max: 16,
             notice: Notice::Sleep,
+            is_urgent: false,
         }
     }
 }
@@ -90,7 +94,7 @@ impl Stream {
             return Err(SetupError::Size);
         }
         let core = Rc::new(StreamCore {
-            raw: device.inner().context().stream()?,
+            raw: device.inner().context().stream(options.is_urgent)?,
             queue: RefCell::new(StreamQueue::new(options.depth)),
             flights: RefCell::new(VecDeque::with_capacity(options.depth)),
             events: RefCell::default(),

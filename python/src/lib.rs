@@ -45,6 +45,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(opening::rdma_devices, module)?)?;
     p2p::add_to(module)?;
     module.add_function(wrap_pyfunction!(memory::is_of_device, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::meeting_stream, module)?)?;
     module.add_class::<queue::NativeQueue>()?;
     module.add_class::<reserving::NativeReservation>()?;
     module.add_class::<coordinator::NativeCoordinator>()?;

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import math
 import random
+import time
 
 import lunette
 import pytest
@@ -19,6 +20,11 @@ for name, kinds in {
     "cuMemcpyHtoD_v2": [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t],
     "cuMemcpyDtoH_v2": [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t],
     "cuMemcpyAsync": [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p],
+    "cuEventRecord": [ctypes.c_void_p] * 2,
+    "cuEventQuery": [ctypes.c_void_p],
+    "cuEventDestroy_v2": [ctypes.c_void_p],
+    "cuStreamWaitEvent": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint],
+    "cuStreamDestroy_v2": [ctypes.c_void_p],
     "cuMemMap": [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint64],
     "cuMemUnmap": [ctypes.c_uint64, ctypes.c_size_t],
     "cuMemAddressReserve": [ctypes.c_void_p, *[ctypes.c_size_t] * 2, *[ctypes.c_uint64] * 2],
@@ -37,6 +43,16 @@ def _begin():
     done(cuda.cuInit(0))
     done(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
     done(cuda.cuCtxSetCurrent(context))
+
+
+@contextlib.contextmanager
+def event_in(stream):
+    """An event behind what a stream has to do now."""
+    event = ctypes.c_void_p()
+    done(cuda.cuEventCreate(ctypes.byref(event), 2))
+    done(cuda.cuEventRecord(event, stream))
+    yield event
+    done(cuda.cuEventDestroy_v2(event))
 
 
 class Memory:
@@ -91,10 +107,11 @@ def side_by_side(count):
 
 
 class Tensor:
-    """A tensor of bytes on the device, and what it was asked for."""
+    """A tensor of bytes on the device, and what it was asked for. Its stream is the default one, if not another."""
 
-    def __init__(self, memory, size, offset=0, kind=2, **differs):
+    def __init__(self, memory, size, offset=0, kind=2, current=1, **differs):
         self.kept, self.kind, self.deleted, self.streams = memory, kind, 0, []
+        self.current = current
         self.shape = (ctypes.c_int64 * 1)(size)
         self.deleter = _dlpack._DELETER(self.delete)
         self.managed = _dlpack._Managed(deleter=self.deleter)
@@ -112,6 +129,9 @@ class Tensor:
 
     def __dlpack__(self, *, stream=None):
         self.streams.append(stream)
+        if stream != self.current:
+            with event_in(self.current) as event:
+                done(cuda.cuStreamWaitEvent(stream, event, 0))
         new = ctypes.pythonapi.PyCapsule_New
         new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
         new.restype = ctypes.py_object
@@ -301,8 +321,8 @@ def test_tensors_on_a_device_are_values_and_room(store, key):
     memory.set(value)
     tensor = Tensor(memory, 90_000, 10)
     assert store.put(key, tensor)
-    # The producer has put what it has still to do before the default stream.
-    assert tensor.streams[-1] == 1 and tensor.deleted == 1
+    # The producer has put what it has still to do before a stream that is for nothing else.
+    assert tensor.streams[-1] not in (0, 1, 2) and tensor.deleted == 1
     assert store.get(key) == value[10:90_010]
     names = [f"{key}/{n}" for n in range(3)]
     parts = [Tensor(memory, 1000), bytearray(value[:50]), Tensor(memory, 7, 5)]
@@ -383,6 +403,26 @@ def test_copies_come_behind_what_streams_have_to_do(store, key):
         done(cuda.cuMemcpyAsync(memory.at, source, size, 1))
     assert store.upsert(key + "/short", b"abc") and store.get_into(key + "/short", Tensor(memory, size)) == 3
     assert memory.get(size) == b"abc" + last[3:]
+
+
+def test_copies_do_not_wait_for_what_other_streams_have_to_do(store, key):
+    size, count = 4 * MIB, 4000
+    memory, others = Memory(size), Memory(size)
+    value, beside = random.Random(10).randbytes(size), ctypes.create_string_buffer(size)
+    memory.set(value)
+    assert store.put(key + "/first", Tensor(memory, size)), "what is needed once is there"
+    stream = ctypes.c_void_p()
+    done(cuda.cuStreamCreate(ctypes.byref(stream), 1))
+    # As a model that has the default stream.
+    for _ in range(count):
+        done(cuda.cuMemcpyAsync(others.at, beside, size, 1))
+    with event_in(1) as last:
+        assert store.put(key, Tensor(memory, size, current=stream.value))
+        assert cuda.cuEventQuery(last) == 600, "the others are not done yet"
+        assert store.get(key) == value
+        while cuda.cuEventQuery(last) == 600:
+            time.sleep(0.01)
+    done(cuda.cuStreamDestroy_v2(stream))
 
 
 def test_what_cannot_be_used_is_refused(store, key):

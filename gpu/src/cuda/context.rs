@@ -394,11 +394,23 @@ impl Context {
         Some(Pin::of(found, &self.inner))
     }
 
-    pub(crate) fn stream(&self) -> Result<Stream, Fault> {
+    pub(crate) fn stream(&self, is_urgent: bool) -> Result<Stream, Fault> {
         let library = self.inner.enter()?;
         let mut stream: CUstream = ptr::null_mut();
-        // SAFETY: the result is ours to write.
-        check(unsafe { (library.cuStreamCreate)(&raw mut stream, STREAM_NON_BLOCKING) })?;
+        let urgent = library
+            .cuStreamCreateWithPriority
+            .zip(library.cuCtxGetStreamPriorityRange)
+            .filter(|_| is_urgent);
+        let Some((create, range)) = urgent else {
+            // SAFETY: the result is ours to write.
+            check(unsafe { (library.cuStreamCreate)(&raw mut stream, STREAM_NON_BLOCKING) })?;
+            return Ok(Stream::of(&self.inner, stream));
+        };
+        let (mut last, mut first) = (0, 0);
+        // SAFETY: the results are ours to write.
+        check(unsafe { range(&raw mut last, &raw mut first) })?;
+        // SAFETY: as above.
+        check(unsafe { create(&raw mut stream, STREAM_NON_BLOCKING, first) })?;
         Ok(Stream::of(&self.inner, stream))
     }
 

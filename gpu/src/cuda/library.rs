@@ -152,6 +152,10 @@ functions! {
             *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes,
             *mut usize, usize, CUstream,
         );
+        /// Makes a stream, with flags and a place in the order of streams.
+        cuStreamCreateWithPriority: fn(*mut CUstream, c_uint, c_int);
+        /// The last place in the order of streams, and the first.
+        cuCtxGetStreamPriorityRange: fn(*mut c_int, *mut c_int);
         /// Sets an attribute of memory, by number.
         cuPointerSetAttribute: fn(*const c_void, c_uint, CUdeviceptr);
         /// What another process opens an allocation by.

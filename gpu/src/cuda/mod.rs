@@ -6,6 +6,7 @@
 
 mod context;
 mod library;
+mod meeting;
 mod memory;
 mod pin;
 mod stream;
@@ -15,6 +16,7 @@ use std::sync::OnceLock;
 
 pub(crate) use context::Context;
 use library::Library;
+pub use meeting::{MEETINGS, meeting_stream};
 pub(crate) use memory::Memory;
 pub(crate) use pin::{Pin, Pinner, Registration};
 pub(crate) use stream::{Event, Stream};

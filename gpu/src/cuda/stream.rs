@@ -195,6 +195,13 @@ impl Stream {
         })
     }
 
+    /// Its handle. It is never ended then.
+    pub(super) fn keep(self) -> usize {
+        let handle = self.stream.expose_provenance();
+        std::mem::forget(self);
+        handle
+    }
+
     pub(crate) fn synchronize(&self) -> Result<(), Fault> {
         let library = self.context.enter()?;
         // SAFETY: the stream is live.

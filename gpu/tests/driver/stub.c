@@ -405,6 +405,16 @@ code cuStreamCreate(void **s, unsigned flags) {
     pthread_mutex_unlock(&queues);
     return flags == 1 ? 0 : INVALID;
 }
+#ifndef WITHOUT_BATCH
+code cuCtxGetStreamPriorityRange(int *last, int *first) {
+    *last = 0;
+    *first = -5;
+    return 0;
+}
+code cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
+    return priority == -5 ? cuStreamCreate(s, flags) : INVALID;
+}
+#endif
 code cuStreamDestroy_v2(void *handle) {
     pthread_mutex_lock(&queues);
     struct stream **s = &streams;

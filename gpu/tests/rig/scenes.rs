@@ -5,7 +5,10 @@ use lunette_gpu::proto::layout::{
 };
 use lunette_gpu::proto::planner::Method;
 use lunette_gpu::proto::transfer::{Fragment, PagePair, PageTransfer, TransferError, copy_rows};
-use lunette_gpu::{CopyError, Device, DevicePool, DeviceRegion, HostPiece, PAGES_MAX, SetupError};
+use lunette_gpu::{
+    CopyError, Device, DevicePool, DeviceRegion, HostPiece, PAGES_MAX, SetupError, Stream,
+    StreamOptions,
+};
 use lunette_runtime::{arena, time};
 
 use super::together;
@@ -222,7 +225,12 @@ async fn as_many_pages_as_one_operation_may_have(device: &Device) {
 }
 
 async fn streams_wait_for_one_another(device: &Device) {
-    let (first, second) = (stream(device), stream(device));
+    let urgent = StreamOptions {
+        is_urgent: true,
+        ..StreamOptions::default()
+    };
+    let urgent = Stream::new(device, urgent).expect("a stream");
+    let (first, second) = (stream(device), urgent);
     let memory = region(device, 1 << 20);
     for round in 0..10u8 {
         let bytes = pattern(1 << 20, round);

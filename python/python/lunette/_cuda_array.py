@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ._dlpack import DEFAULT_STREAM
 from ._native import is_of_device
 
+# The default stream of a device.
+DEFAULT_STREAM = 1
 # The default stream of each thread, which the device's default stream waits for.
 _OF_THREAD = 2
 

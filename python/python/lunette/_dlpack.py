@@ -10,13 +10,12 @@ import ctypes
 from typing import Any, Protocol
 
 from ._native import is_of_device as is_of_device_at
+from ._native import meeting_stream
 
 # Kinds of devices whose memory the processor reaches: its own, and what CUDA or ROCm has pinned of it.
 OF_HOST = frozenset({1, 3, 11})
 # CUDA's own.
 OF_DEVICE = 2
-# The default stream of a device, behind which a producer is asked to put what is still to be done.
-DEFAULT_STREAM = 1
 READ_ONLY = 1
 VERSION_MAX = (1, 0)
 # Most dimensions of a tensor: what its arrays of lengths and strides are believed to have.
@@ -81,12 +80,13 @@ class Given:
 
     def __init__(self, producer: Producer, of_devices: bool = False) -> None:
         self._managed: _Managed | _ManagedVersioned | None = None
-        kind, _ = producer.__dlpack_device__()
+        kind, number = producer.__dlpack_device__()
         is_of_device = of_devices and kind == OF_DEVICE
         if kind not in OF_HOST and not is_of_device:
             raise ValueError(f"the tensor is in the memory of a device of kind {kind}, not of the host")
-        self.after: list[int] = [DEFAULT_STREAM] if is_of_device else []
-        stream = {"stream": DEFAULT_STREAM} if is_of_device else {}
+        # There a producer puts what is still to be done: what others have put elsewhere is not waited for.
+        self.after: list[int] = [meeting_stream(number)] if is_of_device else []
+        stream = {"stream": self.after[0]} if is_of_device else {}
         try:
             capsule = producer.__dlpack__(max_version=VERSION_MAX, **stream)
         except TypeError:

@@ -192,7 +192,12 @@ impl LentDevices {
             return Ok(opened);
         }
         let device = Device::open_with(driver, index)?;
-        let stream = || Stream::new(&device, StreamOptions::default());
+        // Somebody waits for what threads ask.
+        let options = StreamOptions {
+            is_urgent: true,
+            ..StreamOptions::default()
+        };
+        let stream = || Stream::new(&device, options);
         let from = stream().map_err(DeviceLendError::Stream)?;
         let to = stream().map_err(DeviceLendError::Stream)?;
         let opened = Rc::new(Opened {
