@@ -106,6 +106,25 @@ def test_copies_come_behind_what_streams_have_to_do(store, key):
     assert same(doubled[MIB:], short) and bool((cache[MIB:] == 99).all())
 
 
+def test_gets_do_not_wait_for_what_a_model_has_queued(store, key):
+    value, room = anything(MIB), torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    assert store.put(key, value) and store.get_into(key, room) == MIB, "what is needed once is there"
+    room.zero_()
+    factor = torch.ones((8192, 8192), dtype=torch.bfloat16, device="cuda")
+    product, aside = torch.empty_like(factor), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    # Some tenths of a second, in the default stream.
+    for _ in range(300):
+        torch.matmul(factor, factor, out=product)
+    last = torch.cuda.Event()
+    last.record()
+    with torch.cuda.stream(aside):
+        assert store.get_into(key, room) == MIB
+    assert not last.query(), "the model is not done yet"
+    torch.cuda.synchronize()
+    assert same(room, value)
+
+
 def test_memory_that_goes_back_to_its_allocator_was_kept(store, key):
     """What is put belongs to the store until the call has ended, and no longer."""
     for turn in range(20):

@@ -10,13 +10,19 @@ mod stub;
 mod tests {
     use std::os::fd::AsFd;
     use std::path::Path;
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+    use std::time::Duration;
 
     use lunette_gpu::proto::fault::Fault;
     use lunette_gpu::share::{AdapterWay, IpcHandle};
     use lunette_gpu::{
-        CopyError, Device, DeviceRegion, Driver, EngineStream, ImportError, OpenError, Unavailable,
+        CopyError, Device, DeviceRegion, Driver, EngineStream, HostPiece, ImportError, OpenError,
+        Unavailable,
     };
+    use lunette_runtime::arena::View;
     use lunette_runtime::{Idle, arena, control, spawn_local, time};
+    use lunette_runtime_core::checksum::crc32c;
 
     use crate::rig::{fill, host, on_core, pattern, region, scenes, seen, stream};
     use crate::stub::stub;
@@ -250,8 +256,53 @@ mod tests {
             // Whoever asks may go.
             let other = Device::open_with(driver, 0).expect("one device");
             let asks = async { other.pin(&chunk).await };
-            let _late = time::timeout(std::time::Duration::ZERO, asks).await;
+            let _late = time::timeout(Duration::ZERO, asks).await;
             drop(other);
+        });
+    }
+
+    #[test]
+    fn cores_share_what_is_pinned_of_others() {
+        let driver = Driver::probe_at(&stub("shared_pins", &[])).expect("it works");
+        on_core(Idle::Efficient, move || async move {
+            let bytes = pattern(1 << 20, 5);
+            let ours = host(&bytes).expose();
+            let view = || {
+                let share = ours.share().expect("a memfd");
+                View::map(share.memfd, share.offset_bytes, share.len_bytes).expect("sealed")
+            };
+            let view = Arc::new(view());
+            let device = Device::open_with(driver, 0).expect("one device");
+            assert_eq!(device.pin_view(&view).await, Ok(()));
+            let theirs = Arc::clone(&view);
+            // Another core, which goes on with it when this one has let go.
+            let (go_on, wait) = mpsc::channel::<()>();
+            let other = thread::spawn(move || {
+                on_core(Idle::Efficient, move || async move {
+                    let device = Device::open_with(driver, 0).expect("one device");
+                    assert_eq!(device.pin_view(&theirs).await, Ok(()));
+                    assert!(device.is_pinned(&theirs));
+                    wait.recv().expect_err("nothing is sent");
+                    let (stream, memory) = (stream(&device), region(&device, 1 << 20));
+                    let piece = HostPiece {
+                        index: 0,
+                        host_bytes: 0,
+                        device_bytes: 0,
+                        len_bytes: 1 << 20,
+                    };
+                    let pieces = [(piece, memory.clone())];
+                    let begun = stream.upload_summed(vec![theirs], &pieces);
+                    let (copied, summed) = begun.expect("it is pinned").await;
+                    assert_eq!((copied, summed.crc32c(0)), (Ok(()), crc32c(&bytes)));
+                    assert!(seen(&stream, &memory).await == bytes);
+                });
+            });
+            drop((device, view));
+            drop(go_on);
+            while !other.is_finished() {
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            other.join().expect("it is well");
         });
     }
 
