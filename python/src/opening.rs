@@ -15,6 +15,7 @@ use lunette_kvstore::{
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{CoreOptions, Idle, Placement};
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::limits::CORES_MAX;
 use lunette_transfer::adapters::{AdapterChoice, RdmaOptions, devices};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -34,6 +35,8 @@ pub(crate) struct NativeCluster {
     timeout: Duration,
     rdma: RdmaOptions,
     tenant: Tenant,
+    /// Of a member, or of clients.
+    cores: usize,
 }
 
 #[pymethods]
@@ -62,6 +65,7 @@ impl NativeCluster {
             timeout,
             rdma: rdma(&adapters),
             tenant: Tenant::default(),
+            cores: 1,
         })
     }
 
@@ -71,6 +75,18 @@ impl NativeCluster {
         let tenant = tenant.map_err(|fault| Invalid::new_err(fault.to_string()))?;
         Ok(Self {
             tenant,
+            ..self.clone()
+        })
+    }
+
+    /// The same, asked, or lent memory to, by so many cores.
+    fn of_cores(&self, cores: usize) -> PyResult<Self> {
+        if !(1..=CORES_MAX).contains(&cores) {
+            let said = format!("{cores} cores: 1 to {CORES_MAX} are possible");
+            return Err(PyValueError::new_err(said));
+        }
+        Ok(Self {
+            cores,
             ..self.clone()
         })
     }
@@ -125,6 +141,7 @@ impl NativeCluster {
         let id = NodeId(u64::from_be_bytes([i0, i1, i2, i3, i4, i5, i6, i7]));
         let mut options = NodeOptions::new(id, listen, memory_bytes);
         options.cluster = Some(self.cluster.clone());
+        options.placement = Placement::Anywhere(self.cores);
         options.idle = IDLE;
         options.tier = tier;
         options.one_sided = is_one_sided();
@@ -154,7 +171,7 @@ impl NativeCluster {
 
     /// Clients. The coordinators are asked who the members are, or `nodes` are some of them.
     pub(crate) fn clients(&self, py: Python<'_>, nodes: &[String]) -> PyResult<Open> {
-        let placement = Placement::Anywhere(1);
+        let placement = Placement::Anywhere(self.cores);
         let core = CoreOptions {
             idle: IDLE,
             ..CoreOptions::default()

@@ -392,6 +392,23 @@ def test_a_store_without_a_coordinator_is_refused(monkeypatch, caplog):
     assert "not loopback" in caplog.text
 
 
+def test_the_environment_says_how_many_cores_there_are(coordinator, key, monkeypatch, caplog):
+    def setup(store, memory_bytes):
+        return store.setup("127.0.0.1", "", memory_bytes, 0, "tcp", "", coordinator.address)
+
+    monkeypatch.setenv("LUNETTE_CORES", "2")
+    member, client = MooncakeDistributedStore(), MooncakeDistributedStore()
+    assert (setup(member, 64 << 20), setup(client, 0)) == (0, 0)
+    keys, values = [f"{key}/{n}" for n in range(40)], [bytes([n]) * 100_000 for n in range(40)]
+    assert client.put_batch(keys, values) == 0
+    assert [member.get(name) for name in keys] == values
+    assert (client.close(), member.close()) == (0, 0)
+    for wrong in ("many", "0", "-1", "1000"):
+        monkeypatch.setenv("LUNETTE_CORES", wrong)
+        assert setup(MooncakeDistributedStore(), 0) == -600
+        assert f"LUNETTE_CORES={wrong}" in caplog.text
+
+
 def test_with_a_secret_all_of_it_is_proved(tmp_path, monkeypatch):
     secret, other = tmp_path / "secret", tmp_path / "other"
     for file in (secret, other):

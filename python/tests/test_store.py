@@ -1,9 +1,11 @@
 """Objects go in and come out, and bad input is refused without harm."""
 
 import array
+import contextlib
 import os
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +123,37 @@ def test_threads_share_a_store(store, key):
     for thread in threads:
         thread.join()
     assert sorted(done) == [0, 1, 2, 3]
+
+
+def names_of_threads():
+    return [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+
+def test_members_and_clients_have_as_many_cores_as_they_are_told(key):
+    draw = random.Random(11)
+    lengths = [1, 4096, 70_000, 300_000, 1 << 20]
+    values = {f"{key}/{n}": draw.randbytes(lengths[n % 5]) for n in range(60)}
+    before = names_of_threads().count("lunette-2")
+    with contextlib.ExitStack() as opened:
+        coordinator = opened.enter_context(lunette.Coordinator())
+        among = [coordinator.address]
+        member = opened.enter_context(lunette.Store.member(among, memory_bytes=96 << 20, cores=3))
+        assert names_of_threads().count("lunette-2") == before + 1
+        client = opened.enter_context(lunette.Store.connect([member.address], cores=2))
+        joined = opened.enter_context(lunette.Store.join(among, cores=2))
+        assert member.put_all(list(values.items())[:30]) == [True] * 30
+        assert client.put_all(list(values.items())[30:]) == [True] * 30
+        for store in (member, client, joined):
+            rooms = [(name, bytearray(len(value))) for name, value in values.items()]
+            assert store.get_all_into(rooms) == [len(value) for value in values.values()]
+            assert [bytes(room) for _, room in rooms] == list(values.values())
+            assert store.exists([*values, key]) == [True] * 60 + [False]
+        assert all(joined.get(name) == value for name, value in values.items())
+        assert client.remove(list(values)) == [True] * 60
+        assert member.exists(list(values)) == [False] * 60
+    for cores in (0, 257):
+        with pytest.raises(ValueError, match="1 to 256"):
+            lunette.Store.join(among, cores=cores)
 
 
 @pytest.mark.parametrize("address", ["", "nonsense", "127.0.0.1", "127.0.0.1:99999"])

@@ -254,19 +254,21 @@ class Store(_Closing):
         timeout_s: float = 5.0,
         rdma: Devices = (),
         tenant: str = DEFAULT_TENANT,
+        cores: int = 1,
     ) -> Self:
         """Makes this process a member, which lends `memory_bytes`, and waits until it is one.
 
         What leaves the memory goes to files in the folders `drives`, `drive_bytes` in all. Where both ends have RDMA
         devices of the names in `rdma` (`"all"`: all that `rdma_devices` tells), long objects go over these. Keys and groups
         are those of `tenant`, a name of 1 to 64 bytes: tenants of a cluster do not see each other's objects, and where
-        memory is scarce the one that has most of it gives first.
+        memory is scarce the one that has most of it gives first. The memory is divided among `cores` threads, wherever the
+        process may run: with more of them, many bytes of many objects are moved at the same time.
         `Unavailable` if the coordinators do not take it in within `timeout_s`.
         """
         of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s, _names(rdma))
         folders = list(drives)
         tier = (folders, drive_bytes) if folders else None
-        return cls(NativeStore.member(of.of_tenant(tenant), listen, memory_bytes, tier))
+        return cls(NativeStore.member(of.of_tenant(tenant).of_cores(cores), listen, memory_bytes, tier))
 
     @classmethod
     def join(
@@ -278,10 +280,11 @@ class Store(_Closing):
         timeout_s: float = 5.0,
         rdma: Devices = (),
         tenant: str = DEFAULT_TENANT,
+        cores: int = 1,
     ) -> Self:
-        """Asks the cluster whose members the coordinators tell, and lends nothing."""
+        """Asks the cluster whose members the coordinators tell, by `cores` threads, and lends nothing."""
         of = NativeCluster(cluster, list(coordinators), False, secret_file, timeout_s, _names(rdma))
-        return cls(NativeStore.client(of.of_tenant(tenant), []))
+        return cls(NativeStore.client(of.of_tenant(tenant).of_cores(cores), []))
 
     @classmethod
     def connect(
@@ -292,11 +295,12 @@ class Store(_Closing):
         timeout_s: float = 5.0,
         rdma: Devices = (),
         tenant: str = DEFAULT_TENANT,
+        cores: int = 1,
     ) -> Self:
-        """Asks the cluster that `nodes`, one or more, are members of."""
+        """Asks the cluster that `nodes`, one or more, are members of, by `cores` threads."""
         addresses = list(nodes)
         of = NativeCluster("lunette", addresses, False, secret_file, timeout_s, _names(rdma))
-        return cls(NativeStore.client(of.of_tenant(tenant), addresses))
+        return cls(NativeStore.client(of.of_tenant(tenant).of_cores(cores), addresses))
 
     @property
     def address(self) -> str | None:

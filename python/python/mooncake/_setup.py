@@ -28,7 +28,7 @@ TIMEOUT_S = 10.0
 LEGACY_KEYS = {"device_name": "rdma_devices", "master_server_address": "master_server_addr"}
 # Settings of the environment that are heeded.
 ENVIRONMENT = frozenset(
-    {"LUNETTE_DRIVE_SIZE", "LUNETTE_INSECURE", "LUNETTE_ONE_SIDED", "LUNETTE_SECRET_FILE", "LUNETTE_TIMEOUT_S"}
+    "LUNETTE_" + name for name in "CORES DRIVE_SIZE INSECURE ONE_SIDED SECRET_FILE TIMEOUT_S".split()
 )
 
 # Settings of the environment that engines read themselves, and give to `setup` as arguments.
@@ -182,10 +182,15 @@ def adapters_of(protocol: str, names: str, what: str) -> list[str]:
 
 
 def cluster_of(coordinators: list[str], is_etcd: bool, adapters: list[str]) -> NativeCluster:
-    """The cluster at its coordinators, with what the environment says of secrets and of time."""
+    """The cluster at its coordinators, with what the environment says of secrets, time and cores."""
     timeout_s = float(os.environ.get("LUNETTE_TIMEOUT_S", TIMEOUT_S))
     secret_file = os.environ.get("LUNETTE_SECRET_FILE")
-    return NativeCluster(CLUSTER, coordinators, is_etcd, secret_file, timeout_s, adapters)
+    cluster = NativeCluster(CLUSTER, coordinators, is_etcd, secret_file, timeout_s, adapters)
+    cores = os.environ.get("LUNETTE_CORES", "1")
+    try:
+        return cluster.of_cores(int(cores))
+    except (ValueError, OverflowError) as error:
+        raise SettingError(f"LUNETTE_CORES={cores}: {error}") from error
 
 
 def open_beside(member: str) -> tuple[NativeStore, list[str], str]:
