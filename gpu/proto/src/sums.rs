@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use lunette_runtime_core::checksum::{after_zeroes, product};
+use lunette_runtime_core::checksum::{Products, after_zeroes, product};
 
 /// What a thread copies at a time.
 pub const VECTOR_BYTES: usize = 16;
@@ -87,18 +87,13 @@ fn step(text: &mut String, table: &str, sum: usize, added: &str) {
 fn tables() -> Vec<u32> {
     let round = after_zeroes((THREADS * VECTOR_BYTES) as u64);
     let word = after_zeroes(4);
-    let by_bytes = |power: u32| {
-        let bytes = (0..4).flat_map(|place| (0..256_u32).map(move |byte| byte << (8 * place)));
-        bytes.map(move |value| product(power, value))
-    };
+    let by_bytes = |power| Products::with(power).table().concat();
     let powers = (0..THREADS).map(|thread| {
         let behind = (THREADS - 1 - thread) * VECTOR_BYTES + 4;
         after_zeroes(behind as u64)
     });
-    by_bytes(round)
-        .chain(by_bytes(word))
-        .chain(powers)
-        .collect()
+    let tables = [by_bytes(round), by_bytes(word), powers.collect()];
+    tables.concat()
 }
 
 /// A stripe: where it comes from and goes to, in addresses of the device, and how long it is.
@@ -190,27 +185,8 @@ pub fn remainder(stripe: &[u8]) -> u32 {
     !crc32c ^ product(after_zeroes(stripe.len() as u64), !0)
 }
 
-/// What a whole stripe behind it makes of a remainder, by its bytes.
-static AFTER_STRIPE: [[u32; 256]; 4] = {
-    let power = after_zeroes(STRIPE_BYTES as u64);
-    let mut table = [[0; 256]; 4];
-    let (mut place, mut shift) = (0, 0);
-    while place < 4 {
-        let (mut byte, mut value) = (0, 0_u32);
-        while byte < 256 {
-            table[place][byte] = product(power, value << shift);
-            (byte, value) = (byte + 1, value + 1);
-        }
-        (place, shift) = (place + 1, shift + 8);
-    }
-    table
-};
-
-fn after_stripe(remainder: u32) -> u32 {
-    let [a, b, c, d] = remainder.to_le_bytes().map(usize::from);
-    let [first, second, third, fourth] = &AFTER_STRIPE;
-    first[a] ^ second[b] ^ third[c] ^ fourth[d]
-}
+/// What a whole stripe behind it makes of a remainder.
+static AFTER_STRIPE: Products = Products::with(after_zeroes(STRIPE_BYTES as u64));
 
 /// The CRC32C of a copy of so many bytes, of the remainders of its stripes.
 ///
@@ -224,7 +200,7 @@ pub fn crc32c(len_bytes: usize, remainders: impl ExactSizeIterator<Item = u32>) 
     for (index, remainder) in remainders.enumerate() {
         let here = STRIPE_BYTES.min(len_bytes - index * STRIPE_BYTES);
         let after = if here == STRIPE_BYTES {
-            after_stripe(sum)
+            AFTER_STRIPE.of(sum)
         } else {
             product(after_zeroes(here as u64), sum)
         };

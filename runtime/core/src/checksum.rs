@@ -83,6 +83,46 @@ pub const fn after_zeroes(len_bytes: u64) -> u32 {
     power
 }
 
+/// Products with one polynomial, by the bytes of the other.
+#[derive(Clone, Debug)]
+pub struct Products([[u32; 256]; 4]);
+
+impl Products {
+    /// With this one.
+    #[must_use]
+    pub const fn with(power: u32) -> Self {
+        let mut table = [[0; 256]; 4];
+        let (mut place, mut shift) = (0, 0);
+        while place < 4 {
+            let (mut byte, mut value) = (0, 0_u32);
+            while byte < 256 {
+                table[place][byte] = product(power, value << shift);
+                (byte, value) = (byte + 1, value + 1);
+            }
+            (place, shift) = (place + 1, shift + 8);
+        }
+        Self(table)
+    }
+
+    /// The product with that one: [`product`], by four looks at the table.
+    #[inline]
+    #[must_use]
+    pub fn of(&self, other: u32) -> u32 {
+        let [a, b, c, d] = other.to_le_bytes();
+        let [first, second, third, fourth] = &self.0;
+        first[usize::from(a)]
+            ^ second[usize::from(b)]
+            ^ third[usize::from(c)]
+            ^ fourth[usize::from(d)]
+    }
+
+    /// The table: by the place of a byte, lowest first, and its value.
+    #[must_use]
+    pub const fn table(&self) -> &[[u32; 256]; 4] {
+        &self.0
+    }
+}
+
 /// What 2^n bytes of zeroes do.
 const BYTES: [u32; 32] = {
     let mut powers = [0; 32];
@@ -110,6 +150,16 @@ mod tests {
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn products_are_looked_up() {
+        for power in [0, 1, 1 << 31, 0x1234_5678, u32::MAX] {
+            let products = Products::with(power);
+            for other in [0, 1, 0xff, 0x8000_0000, 0xdead_beef, u32::MAX] {
+                assert_eq!(products.of(other), product(power, other));
+            }
+        }
     }
 
     #[test]

@@ -6,35 +6,17 @@
 
 use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
 
-use lunette_runtime_core::checksum::{after_zeroes, product};
+use lunette_runtime_core::checksum::{Products, after_zeroes};
 
 /// Length of one of three stretches. Short ones keep to a few pages at a time, which is what processors
 /// fetch ahead.
 const STRETCH_BYTES: usize = 256;
 
-/// What a stretch of zeroes makes of each byte of a checksum.
-static AFTER_STRETCH: [[u32; 256]; 4] = after(STRETCH_BYTES as u64);
-
-/// By the bytes of a checksum: what it is after so many zeroes.
-const fn after(bytes: u64) -> [[u32; 256]; 4] {
-    let power = after_zeroes(bytes);
-    let mut table = [[0; 256]; 4];
-    let (mut place, mut shift) = (0, 0);
-    while place < 4 {
-        let (mut byte, mut value) = (0, 0_u32);
-        while byte < 256 {
-            table[place][byte] = product(power, value << shift);
-            (byte, value) = (byte + 1, value + 1);
-        }
-        (place, shift) = (place + 1, shift + 8);
-    }
-    table
-}
+/// What a stretch of zeroes makes of a checksum.
+static AFTER_STRETCH: Products = Products::with(after_zeroes(STRETCH_BYTES as u64));
 
 fn after_stretch(crc: u32) -> u32 {
-    let [a, b, c, d] = crc.to_le_bytes();
-    let [first, second, third, fourth] = &AFTER_STRETCH;
-    first[usize::from(a)] ^ second[usize::from(b)] ^ third[usize::from(c)] ^ fourth[usize::from(d)]
+    AFTER_STRETCH.of(crc)
 }
 
 /// Whether this processor has the instruction.
