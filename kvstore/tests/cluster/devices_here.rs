@@ -19,8 +19,9 @@ const MIB: usize = 1 << 20;
 const WORLDS: u64 = 0;
 /// What is behind an object in a device's memory.
 const BESIDE: u8 = 0xee;
-/// Of which some are whole vectors, and some long enough for a device to sum them.
-const LENGTHS: [usize; 7] = [1, 16, 4097, 70_000, 160 << 10, MIB, 3 * MIB + 5];
+/// Of which some are whole vectors, and some long enough for a device to sum them; the last but one is longer than what
+/// travels together, and finds a group begun.
+const LENGTHS: [usize; 8] = [1, 16, 4097, 70_000, 160 << 10, MIB, 6 * MIB, 3 * MIB + 5];
 
 /// A node, one of its clients that looks on, and a device.
 struct Here {
@@ -121,8 +122,8 @@ fn what_is_seen_is_copied_from_where_it_lies() {
             assert!(found[64..64 + len] == *pattern(n, len).as_slice(), "{n}");
             assert_eq!(found[..64], [BESIDE; 64]);
         }
-        // The two that are long and whole vectors.
-        assert_eq!(here.machine.counts().launches, launches + 2);
+        // The three that are long and whole vectors.
+        assert_eq!(here.machine.counts().launches, launches + 3);
         assert_eq!(here.machine.counts().unpinned, 0);
         // Room that is too little, and none.
         let little = here.gpu.full_of(&[BESIDE; 100]).await;

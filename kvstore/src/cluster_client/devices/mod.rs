@@ -286,6 +286,9 @@ impl DeviceClient {
         done: Vec<Option<T>>,
         each: impl AsyncFn(&[Object]) -> Vec<T>,
     ) -> Vec<T> {
+        if done.iter().all(Option::is_none) {
+            return self.in_groups(objects, each).await;
+        }
         let left = objects.iter().zip(&done);
         let left = left.filter(|(_, done)| done.is_none());
         let left: Vec<Object> = left.map(|(object, _)| object.clone()).collect();

@@ -59,12 +59,10 @@ impl Gathered {
         self.bytes >= GROUP_BYTES_MAX || self.pieces.len() >= PIECES_MAX
     }
 
-    /// Whether the object may be in it: copied by the same streams, and not too long for those that are there.
-    fn takes(&self, memory: &DeviceSegment, len_bytes: usize) -> bool {
-        let is_first = self.objects.is_empty();
+    /// Whether the object may be in it: copied by the same streams.
+    fn takes(&self, memory: &DeviceSegment) -> bool {
         let with = |(_, first): &(HostPiece, DeviceSegment)| first.is_copied_with(memory);
-        let is_with = self.pieces.first().is_none_or(with);
-        is_first || (is_with && self.bytes + len_bytes <= 2 * GROUP_BYTES_MAX)
+        self.pieces.first().is_none_or(with)
     }
 
     fn add(&mut self, place: usize, spot: Spot, to: &[Piece]) {
@@ -175,7 +173,7 @@ impl DeviceClient {
                 continue;
             };
             if let Some(spot) = self.spot(&wanted[place], first)
-                && gathered.takes(first, spot.place().2)
+                && gathered.takes(first)
             {
                 gathered.add(place, spot, to);
             }
