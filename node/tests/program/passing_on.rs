@@ -90,9 +90,11 @@ fn who_received_serves_on_when_the_origin_is_killed() {
         (&object["whole"], &object["holders"]) == (&1.into(), &1.into())
     });
     let (three, four) = (place.path("copy-3"), place.path("copy-4"));
-    place
-        .run("get", &["o", text(&three), text(&four)])
-        .ended_with(0);
+    // Its holders are read after its name, which may have been the origin's then.
+    await_that("the survivor has written its name", || {
+        let get = ["o", text(&three), text(&four)];
+        place.run("get", &get).code == Some(0)
+    });
     assert!(is_copied(&place, &three, &four));
 }
 

@@ -1,9 +1,10 @@
 //! The catalogue, asked and written.
 
-use lunette_cluster::Client;
 use lunette_cluster::proto::coordination::{
     Ask, CoordinationFault, KeyRange, KeyValue, LeaseId, Op, OpOutcome, Outcome, Revision, Txn,
+    WatchFrom,
 };
+use lunette_cluster::{Client, Watch};
 use lunette_p2p_proto::catalogue::{
     Catalogue, HolderRecord, LayoutPlace, ObjectRecord, PrefixFault, decode_sums,
 };
@@ -90,6 +91,20 @@ impl Books {
             unreachable!("an answer is of the kind that was asked");
         };
         Ok((succeeded, outcomes))
+    }
+
+    /// Tells of objects' keys from now on.
+    pub(super) async fn watch_objects(&self) -> Result<Watch, CoordinationFault> {
+        let from = WatchFrom {
+            range: self.keys.objects(""),
+            revision: Revision(0),
+        };
+        self.client.watch(&from, ASK_MAX).await
+    }
+
+    /// The name in an object's key.
+    pub(super) fn name_of(&self, key: &[u8]) -> Option<ObjectName> {
+        self.keys.name_of(key)
     }
 
     /// What has a name.

@@ -1,20 +1,25 @@
 //! Keeping the lease, and writing again what is gone.
 //!
-//! What a holder has written ends with its lease. So others look three times in a lease's time whether an object that
-//! they hold is still in the catalogue, and write it again: an object is found as long as somebody holds it, also after
-//! its origin, or what the coordinator knew, is gone.
+//! What a holder has written ends with its lease. So others watch the names of what they hold, and write again what is
+//! gone: an object is found as long as somebody holds it, also after its origin, or what the coordinator knew, is gone.
+//! Three times in a lease's time they look besides, for what no watch has told.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_cluster::proto::coordination::{CoordinationFault, LeaseId};
+use lunette_cluster::Watch;
+use lunette_cluster::proto::coordination::{Change, CoordinationFault, LeaseId};
 use lunette_runtime::{entropy, time};
 
 use super::Inner;
+use super::local::Local;
 use crate::error::CatalogueError;
 
 /// The pause after the coordinator did not answer.
 const RETRY: Duration = Duration::from_millis(500);
+/// For how long holders that see a name go wait for each other to write it again, at most: by chance, in a time of a
+/// millisecond for each that is known.
+const TURN_MAX: Duration = Duration::from_millis(250);
 
 impl Inner {
     pub(super) async fn keep_lease(self: Rc<Self>) {
@@ -49,14 +54,62 @@ impl Inner {
                     .await?;
                 continue;
             }
-            if !local.is_serving() {
-                continue;
-            }
-            // What is here in part is written again as well: its sums were verified by no one else.
+            self.write_again(local).await?;
+        }
+        self.remove_left().await
+    }
+
+    /// Writes an object's keys, if its name is gone. What is here in part is written as well: its sums were verified by no
+    /// one else.
+    async fn write_again(&self, local: &Local) -> Result<(), CatalogueError> {
+        if local.is_serving() && !local.is_closing() {
             let (me, lease) = (self.me(), self.lease.get());
             self.books.claim(local, me, lease, false).await?;
         }
-        self.remove_left().await
+        Ok(())
+    }
+
+    /// Sees names go, from when something is held here.
+    pub(super) async fn watch_names(self: Rc<Self>) {
+        self.has_held.opened().await;
+        loop {
+            match self.books.watch_objects().await {
+                Ok(mut watch) => {
+                    if let Err(error) = self.watch_until_fault(&mut watch).await {
+                        tracing::debug!(%error, "the watch on names of objects ended");
+                    }
+                }
+                Err(error) => tracing::debug!(%error, "names of objects are not watched"),
+            }
+            time::sleep(RETRY).await;
+        }
+    }
+
+    async fn watch_until_fault(&self, watch: &mut Watch) -> Result<(), CatalogueError> {
+        loop {
+            for change in watch.next_changes().await? {
+                let Change::Delete { key, .. } = change else {
+                    continue;
+                };
+                let Some(local) = self.local_by_key(&key) else {
+                    continue;
+                };
+                let known = u64::try_from(local.neighbours()).expect("neighbours are bounded");
+                let turn_max = Duration::from_millis(known).min(TURN_MAX);
+                time::sleep(turn_max.mul_f64(chance())).await;
+                if self.books.object(&local.name).await?.is_none() {
+                    self.write_again(&local).await?;
+                }
+            }
+        }
+    }
+
+    /// What is held here of the name in an object's key.
+    fn local_by_key(&self, key: &[u8]) -> Option<Rc<Local>> {
+        let name = self.books.name_of(key)?;
+        let locals = self.locals.borrow();
+        let local = locals.values().find(|local| local.name == name);
+        local.cloned()
     }
 
     /// Removes the keys of what we have let go of, where others have by now.
@@ -76,4 +129,10 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// From 0 to 1.
+fn chance() -> f64 {
+    let [high, ..] = entropy().to_le_bytes();
+    f64::from(high) / 255.0
 }

@@ -64,6 +64,7 @@ pub use self::options::{
 pub use self::paths::ObjectFiles;
 use self::ways::Ways;
 use crate::error::{CatalogueError, HoldError, HoldFault, StartError};
+use crate::gate::Gate;
 
 /// An object in the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +99,8 @@ struct Inner {
     lease_ttl_s: u32,
     lease: Cell<LeaseId>,
     locals: RefCell<BTreeMap<Version, Rc<Local>>>,
+    /// Open from when something is held.
+    has_held: Gate,
     /// Objects whose keys are ours, and which others hold: theirs to go with the last of them.
     left: RefCell<Vec<(ObjectName, Version)>>,
     ways: Ways,
@@ -133,12 +136,14 @@ impl Store {
             lease_ttl_s: options.lease_ttl_s,
             lease: Cell::new(lease),
             locals: RefCell::default(),
+            has_held: Gate::default(),
             left: RefCell::default(),
             ways: Ways::default(),
             tasks: Rc::downgrade(&tasks),
         });
         tasks.spawn(Rc::clone(&inner).listen())?;
         tasks.spawn(Rc::clone(&inner).keep_lease())?;
+        tasks.spawn(Rc::clone(&inner).watch_names())?;
         Ok(Self {
             inner,
             _tasks: tasks,
@@ -274,6 +279,7 @@ impl Inner {
         let local = Rc::new(local);
         let before = self.locals.borrow_mut().insert(version, Rc::clone(&local));
         assert!(before.is_none(), "a version is held once");
+        self.has_held.open();
         let driving = Rc::clone(&local).drive(Rc::clone(self));
         let following = Rc::clone(&local).follow(Rc::clone(self));
         if !(self.spawn(driving) && self.spawn(following)) {

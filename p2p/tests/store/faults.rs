@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use lunette_p2p::StoreOptions;
+
 use crate::scene::{
     Coordinator, LONG, assert_is_the_object, empty_buffers, fetch, in_chunks, name,
     patterned_buffers, receive, resumed, run, until, until_alone,
@@ -23,6 +25,37 @@ pub(crate) async fn outlive_the_origin(coordinator: &Coordinator) {
     let late = coordinator.store().await;
     until_alone(&late, "o", true).await;
     fetch(&late, "o").await;
+}
+
+/// Those whose own renewal is far away.
+pub(crate) async fn see_a_name_go(coordinator: &Coordinator) {
+    let (origin, registered) = coordinator.origin("o").await;
+    let mut survivors = Vec::new();
+    for _ in 0..3 {
+        let patient = |options: &mut StoreOptions| options.lease_ttl_s = 3600;
+        let survivor = coordinator.store_with(patient).await;
+        let (held, _) = fetch(&survivor, "o").await;
+        survivors.push((survivor, held));
+    }
+    drop(registered);
+    drop(origin);
+    let late = coordinator.store().await;
+    let object = name("o");
+    until("the origin's lease has ended", async || {
+        let found = late.find(&object).await.expect("asked");
+        found.is_some_and(|found| found.holders == 3)
+    })
+    .await;
+    until("it is found again", async || {
+        late.find(&object).await.expect("asked").is_some()
+    })
+    .await;
+    fetch(&late, "o").await;
+}
+
+#[test]
+fn who_holds_an_object_sees_its_name_go_and_writes_it_again() {
+    run(async || see_a_name_go(&Coordinator::start()).await);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use lunette_p2p::{HoldFault, RegisterOptions, StoreOptions};
 
-use crate::faults::{lose_the_catalogue, outlive_the_origin};
+use crate::faults::{lose_the_catalogue, outlive_the_origin, see_a_name_go};
 use crate::resharding::reshard;
 use crate::scene::{
     Coordinator, LONG, assert_is_the_object, fetch, in_chunks, name, patterned_buffers, receive,
@@ -25,6 +25,8 @@ fn etcd_keeps_names_lists_and_lengths() {
         give_wrong_buffers(&coordinator).await;
         coordinator.begin_anew();
         outlive_the_origin(&coordinator).await;
+        coordinator.begin_anew();
+        see_a_name_go(&coordinator).await;
         coordinator.begin_anew();
         reshard(&coordinator).await;
     });
