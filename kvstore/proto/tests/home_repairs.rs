@@ -299,6 +299,33 @@ fn a_late_publication_of_a_former_replica_does_not_take_the_place_of_the_later_o
     assert!(bench.home.is_idle());
 }
 
+/// It could be lost with the one that it was made of, though it is there.
+#[test]
+fn a_replica_that_joins_when_the_last_copy_leaves_is_the_object() {
+    let nodes = map(1, &[1, 2, 3, 4], &[]);
+    let mut bench = Bench::with(HomeLimits::default(), nodes, &[(KEY, 2, 2)]);
+    let (op, info, version) = (OpId(3), info(2), info(2).version);
+    let (key, namespace) = (KEY, NamespaceKind::Strict);
+    bench.say(
+        3,
+        ToHome::Publish {
+            op,
+            key,
+            info,
+            namespace,
+        },
+    );
+    bench.leave(KEY, 2);
+    // It is told already, and answers once it knows that it is recorded.
+    let told = (3, KEY, 1, vec![3]);
+    assert_eq!(bench.told_after(AFTER), [told.clone()]);
+    bench.say(3, ToHome::Kept { op, key, version });
+    let shown = bench.home.shown().map(|(_, seat, info)| (seat, info));
+    assert_eq!(shown.collect::<Vec<_>>(), [(seat(3), info)]);
+    assert!(bench.told_after(REPAIR_WAIT).is_empty());
+    assert_eq!(bench.told_after(REPAIR_PAUSE_MAX), [told]);
+}
+
 #[test]
 fn what_a_lost_node_held_is_made_again_and_so_is_what_left_for_want_of_room() {
     let copies = [(KEY, 2, 2), (KEY, 3, 2)];

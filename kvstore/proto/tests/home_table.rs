@@ -37,6 +37,8 @@ enum State {
     Leaving,
     /// That copy is being removed, and is not dropped yet.
     Removing,
+    /// Another copy has left, and this one is a replica of it that has not said that it is there.
+    Joining,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,12 +68,14 @@ enum Said {
 
 use Event::{Lookup, Publish, Put, Remove, Retract, Upsert};
 use Said::{Dropped, Exists, Found, Granted, Lost, Miss, Nothing, Removed};
-use State::{Absent, Claimed, Held, Leaving, Rebuilding, Removing};
+use State::{Absent, Claimed, Held, Joining, Leaving, Rebuilding, Removing};
 
-const STATES: [State; 6] = [Rebuilding, Absent, Claimed, Held, Leaving, Removing];
+const STATES: [State; 7] = [
+    Rebuilding, Absent, Claimed, Held, Leaving, Removing, Joining,
+];
 const EVENTS: [Event; 6] = [Put, Upsert, Publish, Retract, Lookup, Remove];
 
-const TABLE: [(State, Event, Said); 36] = [
+const TABLE: [(State, Event, Said); 42] = [
     (Rebuilding, Put, Nothing),
     (Rebuilding, Upsert, Nothing),
     (Rebuilding, Publish, Nothing),
@@ -109,6 +113,12 @@ const TABLE: [(State, Event, Said); 36] = [
     (Removing, Retract, Dropped),
     (Removing, Lookup, Miss),
     (Removing, Remove, Nothing),
+    (Joining, Put, Exists),
+    (Joining, Upsert, Granted),
+    (Joining, Publish, Lost),
+    (Joining, Retract, Dropped),
+    (Joining, Lookup, Found),
+    (Joining, Remove, Nothing),
 ];
 
 fn at(ms: u64) -> Time {
@@ -222,7 +232,11 @@ impl Bench {
     }
 
     fn publish(&mut self, node: u64, op: OpId, key: Fingerprint, sequence: u64) {
-        let (info, namespace) = (info(sequence), STRICT);
+        self.publish_wanted(node, op, key, info(sequence));
+    }
+
+    fn publish_wanted(&mut self, node: u64, op: OpId, key: Fingerprint, info: CopyInfo) {
+        let namespace = STRICT;
         self.tell(
             node,
             ToHome::Publish {
@@ -257,6 +271,9 @@ impl Bench {
             return;
         }
         self.complete();
+        if state == Joining {
+            return self.bring_joining();
+        }
         if state != Absent {
             self.claim(3, THEIRS, KEY, WriteKind::Put);
         }
@@ -277,6 +294,19 @@ impl Bench {
         self.out.clear();
     }
 
+    fn bring_joining(&mut self) {
+        let info = CopyInfo {
+            wanted: 2,
+            ..info(1)
+        };
+        self.claim(2, THEIRS, KEY, WriteKind::Put);
+        self.publish_wanted(2, THEIRS, KEY, info);
+        self.publish_wanted(3, THEIRS, KEY, info);
+        let (key, version) = (KEY, info.version);
+        self.tell(2, ToHome::Retract { key, version });
+        self.out.clear();
+    }
+
     fn apply(&mut self, state: State, event: Event) -> Said {
         match event {
             Put => self.claim(2, OURS, KEY, WriteKind::Put),
@@ -284,7 +314,7 @@ impl Bench {
             Publish => self.publish(2, OURS, KEY, 77),
             // Whoever has a copy retracts it; nobody else has anything to retract.
             Retract => {
-                let is_held = matches!(state, Held | Leaving | Removing);
+                let is_held = matches!(state, Held | Leaving | Removing | Joining);
                 let node = if is_held { 3 } else { 2 };
                 self.tell(
                     node,

@@ -177,22 +177,34 @@ impl Home {
         }
     }
 
-    /// What can be shown of a key while not everything is known: nothing of owners that were away.
+    /// What can be shown of a key while not everything is known: nothing of owners that were away, and of replicas that
+    /// join where there is nothing else.
     pub(super) fn visible(&self, key: Fingerprint) -> Vec<(Seat, CopyInfo)> {
-        let copies = self.table.copies(key).iter();
-        let told = copies.filter(|copy| match copy.standing {
+        let is_there = |standing| match standing {
             Standing::Shown => true,
             Standing::Unjudged { is_away } => !is_away,
             Standing::Leaving { .. } | Standing::Joining { .. } | Standing::Departed { .. } => {
                 false
             }
-        });
-        let told: Vec<&Copy> = told.collect();
-        let versions = told.iter().map(|copy| (copy.info.version, copy.info.kind));
+        };
+        let there = self.survivors(key, is_there);
+        if there.is_empty() {
+            return self.survivors(key, |standing| matches!(standing, Standing::Joining { .. }));
+        }
+        there
+    }
+
+    /// The copies of the version that lives, if no others are there.
+    fn survivors(
+        &self,
+        key: Fingerprint,
+        is_there: impl Fn(Standing) -> bool,
+    ) -> Vec<(Seat, CopyInfo)> {
+        let copies = self.table.copies(key).iter();
+        let there = copies.filter(|copy| is_there(copy.standing));
+        let versions = (there.clone()).map(|copy| (copy.info.version, copy.info.kind));
         let winner = survivor(self.tombstones.version(key), versions);
-        let alive = told
-            .into_iter()
-            .filter(|copy| Some(copy.info.version) == winner);
+        let alive = there.filter(|copy| Some(copy.info.version) == winner);
         alive.map(|copy| (copy.seat, copy.info)).collect()
     }
 }

@@ -27,7 +27,8 @@ use lunette_runtime_core::time::Time;
 use super::limits::{
     COPIES_PER_KEY_MAX, KEYS_PER_TICK_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX,
 };
-use super::table::{Copy, Standing};
+use super::table::Standing;
+use super::writes::alive;
 use super::{Home, HomeAction, Out};
 use crate::key::Fingerprint;
 use crate::message::directory::{HOLDERS_MAX, ToOwner};
@@ -211,11 +212,9 @@ impl Home {
             return;
         };
         let tries = self.repairs.keys[&key].tries;
-        let copies = self.table.copies(key).iter();
-        let shown = copies.filter(|copy: &&Copy| {
-            copy.standing == Standing::Shown && copy.info.version == info.version
-        });
-        let mut owners: Vec<Seat> = shown.map(|copy| copy.seat).collect();
+        let alive = alive(self.table.copies(key), self.tombstones.version(key));
+        let of_it = alive.filter(|copy| copy.info.version == info.version);
+        let mut owners: Vec<Seat> = of_it.map(|copy| copy.seat).collect();
         owners.sort_unstable();
         let owner = owners[tries as usize % owners.len()];
         let told = Missing {

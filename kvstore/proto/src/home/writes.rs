@@ -391,18 +391,23 @@ impl Home {
     /// What lives under a key: an object that all may rely on.
     pub(super) fn winner(&self, key: Fingerprint) -> Option<CopyInfo> {
         let alive = alive(self.table.copies(key), self.tombstones.version(key));
-        alive.min_by_key(|info| info.version)
+        alive.map(|copy| copy.info).min_by_key(|info| info.version)
     }
 }
 
-/// Those of a key's copies that all may rely on, if this is the version of its tombstone.
+/// Those of a key's copies that all may rely on, if this is the version of its tombstone: an object is not gone with the
+/// last one that is shown while a replica of it joins. Who is sent there is told to ask again until it has.
 pub(super) fn alive(
     copies: &[Copy],
     tombstone: Option<Version>,
-) -> impl Iterator<Item = CopyInfo> + '_ {
-    let shown = copies
-        .iter()
-        .filter(|copy| copy.standing == Standing::Shown);
-    let alive = shown.filter(move |copy| Some(copy.info.version) >= tombstone);
-    alive.map(|copy| copy.info)
+) -> impl Iterator<Item = &Copy> + '_ {
+    let lives = move |copy: &&Copy| Some(copy.info.version) >= tombstone;
+    let is_shown = |copy: &&Copy| copy.standing == Standing::Shown;
+    let is_any_shown = copies.iter().filter(is_shown).any(|copy| lives(&copy));
+    let counts = move |copy: &&Copy| match copy.standing {
+        Standing::Shown => true,
+        Standing::Joining { .. } => !is_any_shown,
+        _ => false,
+    };
+    copies.iter().filter(counts).filter(lives)
 }
