@@ -272,8 +272,7 @@ impl Log {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let oldest = self.lanes.iter().filter_map(Queue::since).min()?;
-        let is_able = self.may_write() && self.batches.len() < self.options.writes_in_flight_max;
-        is_able.then(|| oldest + self.options.linger)
+        self.may_begin_batch().then(|| oldest + self.options.linger)
     }
 
     /// Time has passed.
@@ -405,8 +404,12 @@ impl Log {
             "the index is bounded"
         );
         assert!(
-            self.batches.len() <= self.options.writes_in_flight_max,
+            self.writing_count() <= self.options.writes_in_flight_max,
             "writes are bounded"
+        );
+        assert!(
+            self.batches.len() <= self.options.unflushed_max,
+            "what is not durable is bounded"
         );
         assert_eq!(
             self.flight_of.len(),

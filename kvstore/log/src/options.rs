@@ -30,6 +30,8 @@ pub struct LogOptions {
     pub linger: Duration,
     /// Most batches that are being written.
     pub writes_in_flight_max: usize,
+    /// Most batches that have been begun and are not durable: writes go on while a flush is under way.
+    pub unflushed_max: usize,
     /// Most payload bytes that wait to be written.
     pub queued_bytes_max: u64,
     /// Most records that wait to be written or are being written; as many removals beside them.
@@ -74,7 +76,8 @@ impl LogOptions {
             },
             batch_bytes_max: 4 << 20,
             linger: Duration::from_micros(500),
-            writes_in_flight_max: 4,
+            writes_in_flight_max: 8,
+            unflushed_max: 32,
             queued_bytes_max: 64 << 20,
             queued_records_max: 4096,
             records_max: records.unwrap_or(usize::MAX).max(1024),
@@ -103,6 +106,10 @@ impl LogOptions {
             ("geometry", segments > 0),
             ("batch_bytes_max", self.batch_bytes_max >= BLOCK_BYTES),
             ("writes_in_flight_max", self.writes_in_flight_max > 0),
+            (
+                "unflushed_max",
+                self.unflushed_max >= self.writes_in_flight_max,
+            ),
             // As many removals are an eighth of a segment at most.
             (
                 "queued_records_max",

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use lunette_kvstore_log::effect::{
-    AppendFailure, AppendRefused, DeviceFault, Effect, Event, KeepRefused, MemoryId, PinRefused,
-    ReadOutcome, Removing, Write, WritePiece,
+    AppendFailure, AppendRefused, DeviceFault, Effect, Event, KeepRefused, MemoryId, OpId,
+    PinRefused, ReadOutcome, Removing, Write, WritePiece,
 };
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::format::{BLOCK_BYTES, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET_BYTES};
@@ -135,6 +135,73 @@ fn a_batch_is_announced_behind_those_before_it() {
     assert_eq!(events(&mut log), []);
     log.written(at_ms(7), first, Ok(()));
     assert_eq!(events(&mut log).len(), 3);
+}
+
+/// The writes and flushes that are to be done now.
+fn begun(log: &mut Log) -> (Vec<OpId>, Vec<OpId>) {
+    let (mut writes, mut flushes) = (Vec::new(), Vec::new());
+    while let Some(effect) = log.poll_effect() {
+        match effect {
+            Effect::Write(write) => writes.push(write.op),
+            Effect::Flush { op } => flushes.push(op),
+            other => unreachable!("it only writes: {other:?}"),
+        }
+    }
+    (writes, flushes)
+}
+
+#[test]
+fn writes_go_on_while_a_flush_is_under_way_so_far_as_may_be_lost() {
+    let options = LogOptions {
+        has_volatile_cache: true,
+        writes_in_flight_max: 2,
+        unflushed_max: 3,
+        ..options()
+    };
+    let mut log = Log::format(options, 7, 1, Time::ZERO).expect("they fit together");
+    while !log.is_mounted() {
+        let (writes, flushes) = begun(&mut log);
+        assert!(!(writes.is_empty() && flushes.is_empty()));
+        for op in writes {
+            log.written(Time::ZERO, op, Ok(()));
+        }
+        for op in flushes {
+            log.flushed(Time::ZERO, op, Ok(()));
+        }
+    }
+    let mut writes = Vec::new();
+    for key in 1..=3 {
+        let ms = u64::try_from(key).expect("few");
+        append(&mut log, at_ms(ms), record(key, ms, 100)).expect("there is room");
+        log.advance(at_ms(ms + 1));
+        writes.extend(begun(&mut log).0);
+    }
+    let [first, second] = writes[..] else {
+        panic!("as many as may be in flight: {writes:?}");
+    };
+    assert_eq!(log.poll_timeout(), None, "it waits for the drive");
+    log.written(at_ms(5), first, Ok(()));
+    let (third, flushes) = begun(&mut log);
+    assert_eq!((third.len(), flushes.len()), (1, 1));
+    append(&mut log, at_ms(6), record(4, 6, 100)).expect("there is room");
+    let now = at_ms(7);
+    for op in [second, third[0]] {
+        log.written(now, op, Ok(()));
+        log.check();
+        let begun = begun(&mut log);
+        assert_eq!(begun, (vec![], vec![]), "neither beyond what may be lost");
+    }
+    assert_eq!(events(&mut log), []);
+    log.flushed(now, flushes[0], Ok(()));
+    assert_eq!(
+        events(&mut log).len(),
+        1,
+        "what was written before the flush"
+    );
+    let (rest, flushes) = begun(&mut log);
+    assert_eq!((rest.len(), flushes.len()), (1, 1));
+    log.flushed(now, flushes[0], Ok(()));
+    assert_eq!(events(&mut log).len(), 2);
 }
 
 #[test]
@@ -380,4 +447,9 @@ fn options_that_contradict_each_other_are_named() {
         ..options()
     };
     assert_eq!(broken.check(), Err(OptionsFault("queued_records_max")));
+    let broken = LogOptions {
+        unflushed_max: 7,
+        ..options()
+    };
+    assert_eq!(broken.check(), Err(OptionsFault("unflushed_max")));
 }

@@ -88,6 +88,9 @@ impl Log {
             Ok(()) if is_spoiled => self.failed(op),
             Ok(()) if self.options.has_volatile_cache => {
                 self.failures = 0;
+                if let Op::Batch { sequence, .. } = op {
+                    self.batch_written(sequence);
+                }
                 self.unflushed.push(op);
             }
             Ok(()) => {

@@ -87,6 +87,8 @@ enum Written {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Writing,
+    /// A flush has not ended that was begun since.
+    Written,
     Durable,
     Failed,
 }
@@ -108,6 +110,20 @@ impl Log {
         self.superblock_step.is_done() && !self.has_failed
     }
 
+    /// Whether another batch may be begun.
+    pub(super) fn may_begin_batch(&self) -> bool {
+        self.may_write()
+            && self.writing_count() < self.options.writes_in_flight_max
+            && self.batches.len() < self.options.unflushed_max
+    }
+
+    /// How many batches the drive has not written yet.
+    pub(super) fn writing_count(&self) -> usize {
+        let batches = self.batches.iter();
+        let writing = batches.filter(|batch| batch.progress == Progress::Writing);
+        writing.count()
+    }
+
     /// Whether what waits in this lane may go to the open segment, or open one.
     pub(super) fn has_room(&self, lane: Lane) -> bool {
         let reserve = match lane {
@@ -126,10 +142,7 @@ impl Log {
 
     /// Writes what is due, as long as there is room.
     pub(super) fn write_on(&mut self) {
-        while self.may_write()
-            && self.batches.len() < self.options.writes_in_flight_max
-            && self.is_due()
-        {
+        while self.may_begin_batch() && self.is_due() {
             let Some(segment_index) = self.head.or_else(|| self.open_segment()) else {
                 return;
             };
@@ -347,6 +360,18 @@ impl Log {
         (own, pieces)
     }
 
+    /// A batch is written, and not durable yet.
+    pub(super) fn batch_written(&mut self, sequence: u64) {
+        self.set_progress(sequence, Progress::Written);
+    }
+
+    fn set_progress(&mut self, sequence: u64, progress: Progress) {
+        let mut batches = self.batches.iter_mut();
+        if let Some(batch) = batches.find(|batch| batch.sequence == sequence) {
+            batch.progress = progress;
+        }
+    }
+
     /// A batch has ended, one way or the other.
     pub(super) fn batch_ended(
         &mut self,
@@ -354,17 +379,12 @@ impl Log {
         segment_index: u32,
         result: Result<(), DeviceFault>,
     ) {
-        let batch = self
-            .batches
-            .iter_mut()
-            .find(|batch| batch.sequence == sequence);
-        if let Some(batch) = batch {
-            batch.progress = if result.is_ok() {
-                Progress::Durable
-            } else {
-                Progress::Failed
-            };
-        }
+        let progress = if result.is_ok() {
+            Progress::Durable
+        } else {
+            Progress::Failed
+        };
+        self.set_progress(sequence, progress);
         if result.is_err() && self.head == Some(segment_index) {
             self.close_segment(segment_index);
         }
@@ -374,7 +394,8 @@ impl Log {
     /// Announces what has ended, in the order of batches.
     fn end_batches(&mut self) {
         while let Some(batch) = self.batches.front() {
-            if batch.progress == Progress::Writing && !mutant::is_on(Mutant::LogAnnouncedEarly) {
+            let is_ended = matches!(batch.progress, Progress::Durable | Progress::Failed);
+            if !is_ended && !mutant::is_on(Mutant::LogAnnouncedEarly) {
                 return;
             }
             let batch = self.batches.pop_front().expect("it was there");

@@ -84,13 +84,15 @@ fn options(random: &mut SplitMix64) -> LogOptions {
     let segments = 7 + random.below(8);
     let capacity_bytes = SEGMENTS_OFFSET_BYTES + u64::from(segments) * u64::from(SEGMENT_BYTES);
     let reserve_segments = 2 + random.below(2);
+    let writes_in_flight_max = 1 + random.below(4) as usize;
     LogOptions {
         geometry: Geometry {
             capacity_bytes,
             segment_bytes: SEGMENT_BYTES,
         },
         batch_bytes_max: 4096 << random.below(4),
-        writes_in_flight_max: 1 + random.below(4) as usize,
+        writes_in_flight_max,
+        unflushed_max: writes_in_flight_max + random.below(8) as usize,
         queued_bytes_max: 64 * 1024,
         queued_records_max: 16,
         records_max: 200,
