@@ -43,6 +43,9 @@ pub use shares::{TENANTS_MAX, TenantUse};
 
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
 pub const LEAVE_PER_TURN_MAX: usize = 64;
+/// So many bytes beyond the low watermark, or half of what lies between the watermarks, begin to leave: so that drives,
+/// which take what leaves, have always something to do.
+pub const TIGHT_BYTES_MAX: u64 = 4 << 20;
 /// What is pinned for ever takes at most one of so many bytes below the low watermark: the rest is there for all others.
 pub const HARD_PINNED_SHARE: u64 = 2;
 
@@ -429,12 +432,13 @@ impl Residence {
     }
 
     /// Whether it is time to make room, so that the next writes find some: less than half of what lies
-    /// between the watermarks is left.
+    /// between the watermarks is left, or [`TIGHT_BYTES_MAX`] beyond the low one are taken.
     #[must_use]
     pub fn is_tight(&self) -> bool {
         let limits = &self.limits;
         let (low, high) = (limits.low_watermark_bytes(), limits.high_watermark_bytes());
-        let is_short_of_bytes = self.staying_bytes() > low.midpoint(high);
+        let tight = low.midpoint(high).min(low + TIGHT_BYTES_MAX);
+        let is_short_of_bytes = self.staying_bytes() > tight;
         let (low, high) = (limits.low_watermark_entries(), limits.entries_max());
         is_short_of_bytes || self.staying_entries() > low.midpoint(high) as u64
     }

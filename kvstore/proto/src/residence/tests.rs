@@ -95,6 +95,23 @@ fn who_finds_no_room_is_refused_until_enough_has_left() {
 }
 
 #[test]
+fn room_is_made_by_and_by_however_far_the_watermarks_are_apart() {
+    const MIB: u32 = 1 << 20;
+    let high = 256 * u64::from(MIB);
+    for (low, many) in [(high - high / 4, 4), (high - 4 * u64::from(MIB), 2)] {
+        let limits = ShardLimits::new(high, low, 1000).expect("limits");
+        let mut memory = Residence::new(limits);
+        let full = low / u64::from(MIB);
+        for number in 0..full + many {
+            keep(&mut memory, number, MIB);
+            assert!(!memory.is_tight());
+        }
+        keep(&mut memory, full + many, MIB);
+        assert!(memory.is_tight());
+    }
+}
+
+#[test]
 fn entries_are_bounded_like_bytes() {
     let mut memory = memory(2);
     keep(&mut memory, 0, 10);
