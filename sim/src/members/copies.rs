@@ -14,6 +14,8 @@ pub(crate) struct Ends {
     pub(crate) is_evicted: bool,
     /// Who had one is gone.
     pub(crate) is_lost: bool,
+    /// One was dropped for an earlier version, which is the object where both were put.
+    pub(crate) is_beaten: bool,
 }
 
 /// While a node may be outside the map.
@@ -46,6 +48,7 @@ impl Copies {
         };
         let copy = (told.number("key_high"), version);
         let holder = (told.number("node"), told.number("core"));
+        let is_beaten = told.what == "ordered" && self.is_there_earlier(copy);
         let holders = self.living.entry(copy).or_default();
         match told.what.as_str() {
             "kept" => {
@@ -73,9 +76,16 @@ impl Copies {
                 // Who was away may come back cold: what it had is not trusted, where nobody knows any more
                 // whether it was removed.
                 let is_cold = what == "ordered" && self.may_be_away(holder.0, Time::ZERO, now);
-                self.ended.entry(copy).or_default().is_lost |= is_cold;
+                let ends = self.ended.entry(copy).or_default();
+                ends.is_lost |= is_cold;
+                ends.is_beaten |= is_beaten;
             }
         }
+    }
+
+    fn is_there_earlier(&self, (key, version): (u64, Version)) -> bool {
+        let mut versions = self.of_key(key).into_iter();
+        versions.any(|(other, _)| other < version)
     }
 
     /// A node has been killed.

@@ -291,7 +291,9 @@ impl Ledger {
         }
         let high = fingerprint_high(key);
         let (mut ends, mut held) = (Ends::default(), None);
-        let mut pinned = standing.iter().filter(|(_, write, _)| write.is_pinned);
+        let mut pinned = standing.iter().filter(|(_, write, version)| {
+            write.is_pinned && !self.copies.ends((high, *version)).is_beaten
+        });
         let pinned = pinned.next().map(|(value, ..)| *value);
         for (value, write, version) in &standing {
             let copy = (high, *version);

@@ -105,6 +105,23 @@ fn what_is_pinned_for_ever_is_not_evicted() {
     assert_eq!(miss(&mut pinned, 40, 41), None);
 }
 
+/// Who had it was away when another one was put.
+#[test]
+fn what_is_pinned_gives_way_to_what_was_put_before() {
+    for (earlier, cause) in [(3, Some("evicted")), (6, None)] {
+        let (mut ledger, pinned) = with_a_write(WriteKind::Put, 5);
+        ledger.on_wanted((KEY, pinned), 1, true);
+        let value = ledger.begin_write(at(10), KEY, WriteKind::Put);
+        let other = Some(version(earlier));
+        ledger.end_write(at(20), (KEY, value), End::Done, other);
+        tell(&mut ledger, 21, 2, earlier, "kept");
+        tell(&mut ledger, 22, 1, 5, "ordered");
+        tell(&mut ledger, 25, 2, earlier, "leaves");
+        tell(&mut ledger, 26, 2, earlier, "evicted");
+        assert_eq!(miss(&mut ledger, 40, 41), cause, "{earlier}");
+    }
+}
+
 #[test]
 fn what_was_dropped_for_no_reason_is_missed_without_a_cause() {
     let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
