@@ -318,7 +318,7 @@ fn a_replica_that_joins_when_the_last_copy_leaves_is_the_object() {
     bench.leave(KEY, 2);
     // It is told already, and answers once it knows that it is recorded.
     let told = (3, KEY, 1, vec![3]);
-    assert_eq!(bench.told_after(AFTER), [told.clone()]);
+    assert_eq!(bench.told_after(AFTER), std::slice::from_ref(&told));
     bench.say(3, ToHome::Kept { op, key, version });
     let shown = bench.home.shown().map(|(_, seat, info)| (seat, info));
     assert_eq!(shown.collect::<Vec<_>>(), [(seat(3), info)]);
