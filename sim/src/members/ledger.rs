@@ -305,7 +305,9 @@ impl Ledger {
             let own = self.copies.ends(copy);
             ends.is_evicted |= own.is_evicted;
             ends.is_lost |= own.is_lost;
-            held = held.or_else(|| self.hold_throughout((history, *version), begun, now));
+            if !own.is_beaten {
+                held = held.or_else(|| self.hold_throughout((history, *version), begun, now));
+            }
         }
         match ends {
             Ends { is_lost: true, .. } => Ok(Cause::HolderGone),

@@ -107,13 +107,21 @@ fn what_is_pinned_for_ever_is_not_evicted() {
 
 /// Who had it was away when another one was put.
 #[test]
-fn what_is_pinned_gives_way_to_what_was_put_before() {
+fn what_is_pinned_and_held_gives_way_to_what_was_put_before() {
     for (earlier, cause) in [(3, Some("evicted")), (6, None)] {
         let (mut ledger, pinned) = with_a_write(WriteKind::Put, 5);
         ledger.on_wanted((KEY, pinned), 1, true);
         let value = ledger.begin_write(at(10), KEY, WriteKind::Put);
         let other = Some(version(earlier));
         ledger.end_write(at(20), (KEY, value), End::Done, other);
+        let hold = Hold {
+            version: version(5),
+            node: 1,
+            asked: at(20),
+            told: at(21),
+            until: at(60),
+        };
+        ledger.on_hold(KEY, hold);
         tell(&mut ledger, 21, 2, earlier, "kept");
         tell(&mut ledger, 22, 1, 5, "ordered");
         tell(&mut ledger, 25, 2, earlier, "leaves");
