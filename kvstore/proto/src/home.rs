@@ -234,7 +234,7 @@ impl Home {
         }
     }
 
-    /// The copies that it would show, in the order of keys: for those who look on.
+    /// The copies that it shows, in the order of keys, without replicas that join: for those who look on.
     pub fn shown(&self) -> impl Iterator<Item = (Fingerprint, Seat, CopyInfo)> + '_ {
         let all = self.table.iter();
         let shown = all.filter(|(_, copy)| copy.standing == Standing::Shown);

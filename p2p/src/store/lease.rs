@@ -17,8 +17,8 @@ use crate::error::CatalogueError;
 
 /// The pause after the coordinator did not answer.
 const RETRY: Duration = Duration::from_millis(500);
-/// For how long holders that see a name go wait for each other to write it again, at most: by chance, in a time of a
-/// millisecond for each that is known.
+/// Holders that see a name go write it again by chance one before the other, in a time of a millisecond for each that is
+/// known, and no longer than this: whom it comes to late finds it written.
 const TURN_MAX: Duration = Duration::from_millis(250);
 
 impl Inner {
@@ -87,16 +87,14 @@ impl Inner {
 
     async fn watch_until_fault(&self, watch: &mut Watch) -> Result<(), CatalogueError> {
         loop {
-            for change in watch.next_changes().await? {
-                let Change::Delete { key, .. } = change else {
-                    continue;
-                };
-                let Some(local) = self.local_by_key(&key) else {
-                    continue;
-                };
-                let known = u64::try_from(local.neighbours()).expect("neighbours are bounded");
-                let turn_max = Duration::from_millis(known).min(TURN_MAX);
-                time::sleep(turn_max.mul_f64(chance())).await;
+            let changes = watch.next_changes().await?;
+            let gone = changes.iter().filter_map(|change| match change {
+                Change::Delete { key, .. } => self.served_by_key(key),
+                Change::Put(_) => None,
+            });
+            let gone: Vec<_> = gone.collect();
+            time::sleep(turn(&gone)).await;
+            for local in gone {
                 if self.books.object(&local.name).await?.is_none() {
                     self.write_again(&local).await?;
                 }
@@ -104,12 +102,14 @@ impl Inner {
         }
     }
 
-    /// What is held here of the name in an object's key.
-    fn local_by_key(&self, key: &[u8]) -> Option<Rc<Local>> {
+    /// What is served here of the name in an object's key.
+    fn served_by_key(&self, key: &[u8]) -> Option<Rc<Local>> {
         let name = self.books.name_of(key)?;
         let locals = self.locals.borrow();
-        let local = locals.values().find(|local| local.name == name);
-        local.cloned()
+        let mut served = locals.values().filter(|local| local.is_serving());
+        served
+            .find(|local| local.name == name && !local.is_closing())
+            .cloned()
     }
 
     /// Removes the keys of what we have let go of, where others have by now.
@@ -131,8 +131,11 @@ impl Inner {
     }
 }
 
-/// From 0 to 1.
-fn chance() -> f64 {
-    let [high, ..] = entropy().to_le_bytes();
-    f64::from(high) / 255.0
+/// When it is this holder's turn.
+fn turn(gone: &[Rc<Local>]) -> Duration {
+    let known = gone.iter().map(|local| local.neighbours()).max();
+    let known = u64::try_from(known.unwrap_or(0)).expect("neighbours are bounded");
+    let turns = Duration::from_millis(known).min(TURN_MAX);
+    let turns_us = u64::try_from(turns.as_micros()).expect("a short time");
+    Duration::from_micros(entropy() % (turns_us + 1))
 }

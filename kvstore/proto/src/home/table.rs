@@ -36,7 +36,8 @@ pub(super) enum Standing {
         was_recorded: bool,
     },
     /// A replica that was published without a claim. The publication may be a late copy of one whose
-    /// replica has been dropped since, so it is shown once its owner has said that it is there.
+    /// replica has been dropped since, so it is shown once its owner has said that it is there. Where no other copy is
+    /// shown it counts as if it were: the object is not gone yet.
     Joining {
         /// When the owner was last told.
         told: Time,
