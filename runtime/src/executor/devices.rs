@@ -64,7 +64,8 @@ impl Core {
         self.driver.borrow_mut().turn(wait, &mut completions);
         let mut idle = self.idle.borrow_mut();
         if !completions.is_empty() && !idle.is_efficient() {
-            idle.on_work(self.now());
+            idle.on_wake(self.now());
+            idle.on_work();
         }
         drop(idle);
         for (index, completion) in completions.drain(..).enumerate() {

@@ -27,23 +27,46 @@ impl Default for Idle {
 
 /// Share of the newest interval in the running mean: 1 / 2^SHIFT.
 const MEAN_SHIFT: u32 = 3;
+/// Intervals count as at most so many spin budgets, so that one long pause does not take long to forget.
+const INTERVAL_BUDGETS_MAX: u64 = 8;
+/// How often it is spun though intervals are longer than the budget, where they are not longer by far: what ends a sleep is
+/// seen a wake-up later than it came, and on some machines that alone is longer than the budget.
+const TRIED_EACH: u8 = 8;
 
 /// The policy's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdleState {
     policy: Idle,
-    idle_since: Option<Time>,
-    /// Running mean of the idle intervals, in ns, each counted as at most 8 spin budgets so that
-    /// one long pause does not take long to forget.
+    idle: Option<Interval>,
+    /// Running mean of the idle intervals, in ns, none of them counted as longer than `INTERVAL_BUDGETS_MAX`.
     mean_ns: u64,
+    /// The newest one, so counted.
+    last_ns: u64,
+    /// Whether the newest one was spun through to its end.
+    has_paid: bool,
+    /// Intervals that were slept through since one was spun through.
+    not_tried: u8,
+}
+
+/// An idle interval.
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    since: Time,
+    /// When there was nothing yet, or what ended it was seen.
+    looked: Time,
+    /// Whether it begins with a spin.
+    spins: bool,
 }
 
 impl IdleState {
     pub(super) const fn new(policy: Idle) -> Self {
         Self {
             policy,
-            idle_since: None,
+            idle: None,
             mean_ns: 0,
+            last_ns: 0,
+            has_paid: false,
+            not_tried: 0,
         }
     }
 
@@ -52,14 +75,24 @@ impl IdleState {
         matches!(self.policy, Idle::Efficient)
     }
 
-    /// Work arrived at `now`, after an idle interval or within none.
-    pub(super) fn on_work(&mut self, now: Time) {
-        let Some(since) = self.idle_since.take() else {
+    /// Something has been seen at `now`.
+    pub(super) const fn on_wake(&mut self, now: Time) {
+        if let Some(interval) = &mut self.idle {
+            interval.looked = now;
+        }
+    }
+
+    /// Work has been done, after an idle interval or within none. How long that took does not count.
+    pub(super) fn on_work(&mut self) {
+        let Some(interval) = self.idle.take() else {
             return;
         };
         if let Idle::Adaptive(budget) = self.policy {
-            let budget_ns = u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX);
-            let interval_ns = (now.as_ns() - since.as_ns()).min(budget_ns.saturating_mul(8));
+            let longest_ns = budget_ns(budget).saturating_mul(INTERVAL_BUDGETS_MAX);
+            let interval_ns = interval.looked.as_ns() - interval.since.as_ns();
+            let interval_ns = interval_ns.min(longest_ns);
+            self.last_ns = interval_ns;
+            self.has_paid = interval.spins && interval_ns < budget_ns(budget);
             self.mean_ns =
                 self.mean_ns - (self.mean_ns >> MEAN_SHIFT) + (interval_ns >> MEAN_SHIFT);
         }
@@ -69,17 +102,42 @@ impl IdleState {
     /// rather than sleep.
     pub(super) fn should_spin(&mut self, now: Time, worked: bool) -> bool {
         if worked {
-            self.on_work(now);
+            self.on_work();
         }
-        let since = *self.idle_since.get_or_insert(now);
-        match self.policy {
-            Idle::Efficient => false,
-            Idle::Latency => true,
-            Idle::Adaptive(budget) => {
-                u128::from(self.mean_ns) <= budget.as_nanos() && now.since(since) < budget
-            }
-        }
+        let budget = match self.policy {
+            Idle::Efficient => return false,
+            Idle::Latency => return true,
+            Idle::Adaptive(budget) => budget,
+        };
+        let mut interval = self.idle.unwrap_or_else(|| Interval {
+            since: now,
+            looked: now,
+            spins: self.begins_with_spin(budget_ns(budget)),
+        });
+        interval.looked = now;
+        self.idle = Some(interval);
+        interval.spins && now.since(interval.since) < budget
     }
+
+    fn begins_with_spin(&mut self, budget_ns: u64) -> bool {
+        if self.mean_ns <= budget_ns || self.has_paid {
+            self.not_tried = 0;
+            return true;
+        }
+        if self.last_ns >= budget_ns.saturating_mul(INTERVAL_BUDGETS_MAX) {
+            return false;
+        }
+        self.not_tried += 1;
+        let is_tried = self.not_tried == TRIED_EACH;
+        if is_tried {
+            self.not_tried = 0;
+        }
+        is_tried
+    }
+}
+
+fn budget_ns(budget: Duration) -> u64 {
+    u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -96,11 +154,21 @@ mod tests {
     fn spins_after(state: &mut IdleState, start_us: u64, interval_us: u64, rounds: u64) -> bool {
         let mut now_us = start_us;
         for _ in 0..rounds {
-            state.should_spin(at_us(now_us), false);
+            pass(state, at_us(now_us), at_us(now_us + interval_us));
             now_us += interval_us;
-            state.on_work(at_us(now_us));
         }
-        state.should_spin(at_us(now_us), false)
+        state.should_spin(at_us(now_us), true)
+    }
+
+    /// An idle interval. Whether it began with a spin.
+    fn pass(state: &mut IdleState, from: Time, to: Time) -> bool {
+        let spins = state.should_spin(from, true);
+        if spins && state.should_spin(to, false) {
+            // Something comes now.
+        } else {
+            state.on_wake(to);
+        }
+        spins
     }
 
     #[test]
@@ -112,6 +180,55 @@ mod tests {
             "one call each 10 ms: sleep"
         );
         assert!(spins_after(&mut state, 1_000_000, 12, 40), "load came back");
+    }
+
+    /// What comes within the budget of a core that spins, and much later to one that sleeps, since it is woken first.
+    #[test]
+    fn adaptive_finds_out_that_it_only_waits_for_wake_ups() {
+        let (soon_us, woken_us) = (20, 120);
+        let mut state = IdleState::new(Idle::Adaptive(BUDGET));
+        assert!(!spins_after(&mut state, 0, 10_000, 20));
+        let mut now_us = 1_000_000;
+        let mut spun = 0;
+        for _ in 0..400 {
+            let spins = state.should_spin(at_us(now_us), true);
+            spun += u32::from(spins);
+            now_us += if spins { soon_us } else { woken_us };
+            if spins {
+                assert!(state.should_spin(at_us(now_us), false), "it goes on");
+            } else {
+                state.on_wake(at_us(now_us));
+            }
+        }
+        assert!(spun > 200, "it spun {spun} times");
+        assert!(
+            state.should_spin(at_us(now_us), true),
+            "it has found out for good"
+        );
+    }
+
+    #[test]
+    fn work_that_takes_long_does_not_make_intervals_longer() {
+        let mut state = IdleState::new(Idle::Adaptive(BUDGET));
+        for round in 0..100 {
+            let from_us = round * 1_000;
+            assert!(state.should_spin(at_us(from_us), true), "{round}");
+            assert!(state.should_spin(at_us(from_us + 20), false), "{round}");
+        }
+    }
+
+    #[test]
+    fn adaptive_hardly_spins_for_what_takes_longer() {
+        let mut state = IdleState::new(Idle::Adaptive(BUDGET));
+        spins_after(&mut state, 0, 120, 100);
+        let mut now_us = 1_000_000;
+        let spun = (0..800).filter(|_| {
+            let from = at_us(now_us);
+            now_us += 120;
+            pass(&mut state, from, at_us(now_us))
+        });
+        let spun = spun.count();
+        assert!((99..=101).contains(&spun), "one in eight, not {spun}");
     }
 
     #[test]

@@ -164,6 +164,9 @@ impl Core {
             let wait = until.map_or(Wait::Forever, |at| Wait::For(at.since(self.now())));
             self.drive(wait);
             self.wake_up();
+            if !self.idle.borrow().is_efficient() {
+                self.idle.borrow_mut().on_wake(self.now());
+            }
         }
     }
 
