@@ -18,12 +18,19 @@ use crate::patience::Patience;
 /// wake-ups.
 pub const SPIN: Duration = Duration::from_micros(100);
 
+/// For how much longer a thread looks at most for an answer that [takes](Pending::taking) its time. What takes longer costs
+/// more than a wake-up, which is not much of it then.
+pub const WORK_MAX: Duration = Duration::from_micros(500);
+
 /// Looks in between which the clock is not read.
 const LOOKS: u32 = 32;
 
 /// An answer on its way: a future for any executor, or [`wait`](Self::wait). Dropping it tells whoever
 /// answers that nobody waits.
-pub struct Pending<T>(Source<T>);
+pub struct Pending<T> {
+    source: Source<T>,
+    work: Duration,
+}
 
 enum Source<T> {
     /// A core; and what to say if it ends without an answer.
@@ -42,12 +49,20 @@ impl<T> Pending<T> {
         ended: impl FnOnce() -> T + Send + 'static,
     ) -> Self {
         let ended: Option<Box<dyn FnOnce() -> T + Send>> = Some(Box::new(ended));
-        Self(Source::Core { answer, ended })
+        Source::Core { answer, ended }.into()
     }
 
     /// The output of a future that any executor can run.
     pub fn here(answer: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Source::Here(Box::pin(answer)))
+        Source::Here(Box::pin(answer)).into()
+    }
+
+    /// Has [`wait`](Self::wait) look for the answer for so much longer, and no longer than [`WORK_MAX`]: as long as the core
+    /// has to do for it. Or who asks for much at a time would sleep before each answer, and the core before each question.
+    #[must_use]
+    pub fn taking(self, work: Duration) -> Self {
+        let work = work.min(WORK_MAX);
+        Self { work, ..self }
     }
 
     /// An answer that is there.
@@ -59,15 +74,15 @@ impl<T> Pending<T> {
         Self::here(std::future::ready(answer))
     }
 
-    /// Blocks this thread until the answer is there: looks for it for [`SPIN`], where that has paid [lately](Patience), then
-    /// sleeps. Not for a core's thread, which would wait for itself.
+    /// Blocks this thread until the answer is there: looks for it for [`SPIN`], and as long as it [takes](Self::taking), where
+    /// that has paid [lately](Patience), then sleeps. Not for a core's thread, which would wait for itself.
     #[must_use]
     pub fn wait(self) -> T {
         thread_local! {
             static PATIENCE: Patience = const { Patience::new() };
         }
         PATIENCE.with(|patience| {
-            let (begun, spin) = (Instant::now(), patience.spin(SPIN));
+            let (begun, spin) = (Instant::now(), patience.spin(SPIN + self.work));
             let answer = wait(self, spin);
             patience.learn(spin, begun.elapsed());
             answer
@@ -75,11 +90,18 @@ impl<T> Pending<T> {
     }
 }
 
+impl<T> From<Source<T>> for Pending<T> {
+    fn from(source: Source<T>) -> Self {
+        let work = Duration::ZERO;
+        Self { source, work }
+    }
+}
+
 impl<T> Future for Pending<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        match &mut self.0 {
+        match &mut self.source {
             Source::Core { answer, ended } => Pin::new(answer).poll(cx).map(|answer| {
                 answer.unwrap_or_else(|_ended| {
                     let ended = ended.take().expect("polled until it is ready");

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::ClusterMap;
@@ -20,6 +21,9 @@ use crate::glance::{Glance, Shown};
 /// Questions that wait for one core. Further ones are refused as
 /// [`TooManyOperations`](StoreErrorKind::TooManyOperations).
 pub const QUESTIONS_MAX: usize = 4096;
+/// What a core needs for one of many items, if it is about a few KiB that are here. Threads that ask for many look for the
+/// answer accordingly.
+const ITEM_TAKES: Duration = Duration::from_micros(4);
 
 /// The cores that answer.
 pub(crate) struct Cores {
@@ -217,7 +221,8 @@ impl Cores {
     {
         let count = items.len();
         let refused = move |kind| each_failed(count, kind);
-        self.ask_until(until, core, refused, move |hosted| question(hosted, items))
+        let asked = self.ask_until(until, core, refused, move |hosted| question(hosted, items));
+        asked.taking(work_of(count))
     }
 
     /// Asks each key's core for the items of its keys; the answers are in the items' order.
@@ -277,6 +282,7 @@ impl Cores {
             let answers = answers.into_iter();
             answers.map(|answer| answer.expect("one each")).collect()
         })
+        .taking(work_of(count))
     }
 
     /// Nobody has this reservation any more.
@@ -309,6 +315,11 @@ impl Cores {
 /// The answer to a question that was not answered.
 pub(super) fn failed<T>(kind: StoreErrorKind) -> Result<T, StoreError> {
     Err(StoreError::local(kind))
+}
+
+/// How long one core works on so many items.
+fn work_of(items: usize) -> Duration {
+    ITEM_TAKES.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX))
 }
 
 fn each_failed<T>(count: usize, kind: StoreErrorKind) -> Vec<Result<T, StoreError>> {
