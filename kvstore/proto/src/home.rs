@@ -384,6 +384,7 @@ impl Home {
     /// A key is about to be written, or one of its copies to leave: see [`Sorted::touch`](crate::sorted::Sorted::touch).
     pub fn touch(&self, key: Fingerprint) {
         self.table.touch(key);
+        self.tombstones.touch(key);
     }
 
     /// Somebody asks, who has the map of the given epoch.

@@ -72,7 +72,7 @@ pub struct CopyInfo {
 pub const COPIES_WANTED_MAX: u8 = 8;
 
 /// A removal, or an upsert, as it outlives what it made obsolete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tombstone {
     /// Copies of earlier versions are dead; one of this very version is the upsert's own.
     pub version: Version,

@@ -1,29 +1,47 @@
 //! Removals and upserts that a home remembers, and how far back its memory goes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::VecDeque;
 
 use lunette_cluster_proto::map::Epoch;
 use lunette_runtime_core::time::Time;
 
 use super::limits::TOMBSTONE_KEEP;
 use crate::key::Fingerprint;
+use crate::sorted::Sorted;
 use crate::version::{Tombstone, Version};
+
+/// How many entries of the line of ages nobody counts, beside as many as there are tombstones.
+const STALE_MAX: usize = 1024;
 
 /// A bounded number of tombstones. The oldest is forgotten for a new one, and the *horizon* says so:
 /// whoever has been away since that epoch or longer may hold what was removed, and nobody knows.
 #[derive(Debug, Default)]
 pub(super) struct Tombstones {
-    by_key: BTreeMap<Fingerprint, (Tombstone, Time)>,
-    by_age: BTreeSet<(Time, Fingerprint)>,
+    by_key: Sorted<Fingerprint, Kept>,
+    /// The oldest first. Those that have been replaced or forgotten stand here too, until their turn comes, or they are
+    /// more than the others.
+    by_age: VecDeque<(Time, Fingerprint)>,
     /// The latest epoch of a tombstone that was forgotten.
     pub(super) forgotten: Epoch,
 }
 
+/// A tombstone, and since when it is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Kept {
+    tombstone: Tombstone,
+    since: Time,
+}
+
 impl Tombstones {
     pub(super) fn version(&self, key: Fingerprint) -> Option<Version> {
-        self.by_key
-            .get(&key)
-            .map(|(tombstone, _)| tombstone.version)
+        self.by_key.get(key).map(|kept| kept.tombstone.version)
+    }
+
+    /// Asks memory for what [`version`](Self::version) will look at.
+    pub(super) fn touch(&self, key: Fingerprint) {
+        if !self.by_key.is_empty() {
+            self.by_key.touch(key);
+        }
     }
 
     /// Keeps it, unless a later one is known.
@@ -37,26 +55,40 @@ impl Tombstones {
         if self.version(key) >= Some(tombstone.version) {
             return;
         }
-        if let Some((_, since)) = self.by_key.insert(key, (tombstone, now)) {
-            self.by_age.remove(&(since, key));
-        }
-        self.by_age.insert((now, key));
+        let since = now;
+        self.by_key.insert(key, Kept { tombstone, since });
+        self.by_age.push_back((since, key));
         while self.by_key.len() > tombstones_max.max(1) {
             self.forget_oldest();
         }
+        if self.by_age.len() > 2 * self.by_key.len() + STALE_MAX {
+            let by_key = &self.by_key;
+            self.by_age.retain(|&aged| is_kept(by_key, aged));
+        }
+    }
+
+    /// The one that has been kept for longest, and since when.
+    fn oldest(&mut self) -> Option<(Time, Fingerprint)> {
+        while let Some(&aged) = self.by_age.front() {
+            if is_kept(&self.by_key, aged) {
+                return Some(aged);
+            }
+            self.by_age.pop_front();
+        }
+        None
     }
 
     fn forget_oldest(&mut self) {
-        let (_, key) = self.by_age.pop_first().expect("the two are as long");
-        let (tombstone, _) = self.by_key.remove(&key).expect("the two are as long");
-        self.forgotten = self.forgotten.max(tombstone.version.epoch);
+        let (_, key) = self.oldest().expect("each has an age");
+        let kept = self.by_key.remove(key).expect("it is the oldest");
+        self.forgotten = self.forgotten.max(kept.tombstone.version.epoch);
     }
 
     /// Forgets what is older than [`TOMBSTONE_KEEP`].
     pub(super) fn expire(&mut self, now: Time, count: usize) {
         for _ in 0..count {
-            match self.by_age.first() {
-                Some(&(since, _)) if now >= since + TOMBSTONE_KEEP => self.forget_oldest(),
+            match self.oldest() {
+                Some((since, _)) if now >= since + TOMBSTONE_KEEP => self.forget_oldest(),
                 _ => return,
             }
         }
@@ -64,13 +96,11 @@ impl Tombstones {
 
     /// Forgets those of earlier generations, whose copies are dead without them.
     pub(super) fn raise(&mut self, generation: crate::version::Generation) {
-        self.by_key.retain(|&key, (tombstone, since)| {
-            let is_kept = tombstone.generation >= generation;
-            if !is_kept {
-                self.by_age.remove(&(*since, key));
-            }
-            is_kept
-        });
+        let of_earlier = |&(_, kept): &(Fingerprint, Kept)| kept.tombstone.generation < generation;
+        let earlier: Vec<_> = self.by_key.iter().filter(of_earlier).collect();
+        for (key, _) in earlier {
+            self.by_key.remove(key);
+        }
     }
 
     /// Those after a key, in order.
@@ -78,10 +108,14 @@ impl Tombstones {
         &self,
         after: Option<Fingerprint>,
     ) -> impl Iterator<Item = (Fingerprint, Tombstone)> + '_ {
-        let from = after.map_or(0, |key| key.0.saturating_add(1));
-        let rest = self.by_key.range(Fingerprint(from)..);
-        rest.map(|(&key, (tombstone, _))| (key, *tombstone))
+        let rest = self.by_key.after(after);
+        rest.map(|(key, kept)| (key, kept.tombstone))
     }
+}
+
+/// Whether what stands in the line of ages is what is kept of its key.
+fn is_kept(by_key: &Sorted<Fingerprint, Kept>, (since, key): (Time, Fingerprint)) -> bool {
+    by_key.get(key).is_some_and(|kept| kept.since == since)
 }
 
 #[cfg(test)]
@@ -124,6 +158,23 @@ mod tests {
             Some(made(5, 1).version),
             "the later one"
         );
+    }
+
+    #[test]
+    fn one_key_removed_again_and_again_takes_no_more_room() {
+        let mut kept = Tombstones::default();
+        for number in 1..=10_000 {
+            kept.insert(
+                Time::from_ns(number),
+                Fingerprint(1),
+                made(1, number),
+                1 << 20,
+            );
+            assert!(kept.by_age.len() <= STALE_MAX + 2, "{number}");
+        }
+        kept.insert(Time::from_ns(10_001), Fingerprint(2), made(1, 1), 1);
+        assert_eq!(kept.version(Fingerprint(1)), None, "the older of the two");
+        assert!(kept.version(Fingerprint(2)).is_some());
     }
 
     #[test]
