@@ -24,7 +24,7 @@ const LANE_BYTES: usize = 16;
 const WORDS: usize = 4;
 /// From here on stores go past the caches: what is as long, or a piece of something longer, is mostly not read before others
 /// have taken its place there, and memory is not read first to be overwritten.
-const STREAMED_BYTES: usize = 256 << 10;
+const STREAMED_BYTES: usize = 4 << 10;
 /// A ternary function of bits: the sum of three.
 const SUM_OF_THREE: i32 = 0x96;
 
