@@ -105,7 +105,7 @@ pub use mesh::{
 pub use op::{BufResult, OpError};
 pub use patience::Patience;
 pub use peer_memory::PeerMemory;
-pub use pending::{Pending, SPIN, wait};
+pub use pending::{Pending, SPIN, WORK_MAX, wait};
 pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};
 pub use signal::Signal;
