@@ -318,7 +318,7 @@ pub(super) fn failed<T>(kind: StoreErrorKind) -> Result<T, StoreError> {
 }
 
 /// How long one core works on so many items.
-fn work_of(items: usize) -> Duration {
+pub(super) fn work_of(items: usize) -> Duration {
     ITEM_TAKES.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX))
 }
 

@@ -16,7 +16,7 @@ use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{Patience, Pending, SPIN};
 
 use super::StoreHandle;
-use super::cores::Cores;
+use super::cores::{Cores, work_of};
 use super::devices::are_of_device;
 use super::hosted::Until;
 use super::lent::Lent;
@@ -224,6 +224,7 @@ impl Handing {
         let indices: Vec<usize> = self.others.iter().map(|object| object.index).collect();
         let objects = self.others.into_iter();
         let objects = objects.map(|object| Filled::by_core(object.key, object.value, object.among));
+        let work = work_of(indices.len());
         let asked = (self.cores).put_filled(objects.collect(), self.options, self.until);
         let mut stored = self.stored;
         Pending::here(async move {
@@ -232,6 +233,7 @@ impl Handing {
             }
             stored.into_iter().flatten().collect()
         })
+        .taking(work)
     }
 
     fn take_answers(&mut self) {
