@@ -187,8 +187,12 @@ impl NativeStore {
         after: Vec<usize>,
     ) -> PyResult<Bound<'py, PyList>> {
         let asking = self.asking(&after)?;
+        let objects = keys.len();
         let get = |loans: &Loans| asking.bring_into(py, loans, keys, (addresses, lens));
-        listed(py, waited_and(py, get, |brought| brought.finish(py))?)
+        listed(
+            py,
+            waited_and(py, objects, get, |brought| brought.finish(py))?,
+        )
     }
 
     /// Gets ranges of one object that begin at `offsets`, each to its address: how many bytes, or `None` if there

@@ -1,10 +1,10 @@
 //! An answer is waited for.
 //!
 //! What comes within [`SPIN`] is had without giving the GIL up: releasing it costs a thread that has a busy
-//! neighbour its turn. What takes longer, or would as of [late](Patience), is waited for without it, and signals are looked
-//! for all along.
+//! neighbour its turn. What takes longer, or would as of [late](Patience), is waited for without it: looked for, for as long
+//! as a core needs for many objects, where that has paid, and then slept for. Signals are looked for all along.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -16,11 +16,19 @@ use pyo3::prelude::*;
 
 /// How long the GIL is kept.
 const SPIN: Duration = Duration::from_micros(20);
+/// How long an answer about many objects is looked for without it, for each of them: what a core needs.
+const LOOKED_EACH: Duration = Duration::from_micros(4);
+/// And at most.
+const LOOKED_MAX: Duration = Duration::from_micros(500);
+/// Looks in between which the clock is not read.
+const LOOKS: u32 = 32;
 /// How often signals are looked for.
 const SIGNALS: Duration = Duration::from_millis(25);
 
 thread_local! {
     static PATIENCE: Patience = const { Patience::new() };
+    /// Of looks without the GIL.
+    static WITHOUT_GIL: Patience = const { Patience::new() };
 }
 
 struct Unpark(Thread);
@@ -36,7 +44,22 @@ impl Wake for Unpark {
 /// # Errors
 /// What a handler of a signal raised.
 pub(crate) fn wait<T: Send>(py: Python<'_>, answer: impl Future<Output = T> + Send) -> PyResult<T> {
-    let answer = wait_until(py, answer, None)?;
+    wait_for_many(py, answer, 1)
+}
+
+/// As [`wait`], for an answer about so many objects. A core that works on them for a while is looked for as long: else both
+/// would sleep by turns, and each batch take two wake-ups.
+///
+/// # Errors
+/// What a handler of a signal raised.
+pub(crate) fn wait_for_many<T: Send>(
+    py: Python<'_>,
+    answer: impl Future<Output = T> + Send,
+    objects: usize,
+) -> PyResult<T> {
+    let others = u32::try_from(objects.saturating_sub(1)).unwrap_or(u32::MAX);
+    let looked = LOOKED_EACH.saturating_mul(others).min(LOOKED_MAX);
+    let answer = wait_looking(py, answer, looked, None)?;
     Ok(answer.expect("there is no end to the waiting"))
 }
 
@@ -47,6 +70,15 @@ pub(crate) fn wait<T: Send>(py: Python<'_>, answer: impl Future<Output = T> + Se
 pub(crate) fn wait_until<T: Send>(
     py: Python<'_>,
     answer: impl Future<Output = T> + Send,
+    until: Option<Instant>,
+) -> PyResult<Option<T>> {
+    wait_looking(py, answer, Duration::ZERO, until)
+}
+
+fn wait_looking<T: Send>(
+    py: Python<'_>,
+    answer: impl Future<Output = T> + Send,
+    looked: Duration,
     until: Option<Instant>,
 ) -> PyResult<Option<T>> {
     let mut answer = pin!(answer);
@@ -65,13 +97,16 @@ pub(crate) fn wait_until<T: Send>(
         }
         std::hint::spin_loop();
     }
+    let mut looked = if looked.is_zero() {
+        looked
+    } else {
+        WITHOUT_GIL.with(|patience| patience.spin(looked))
+    };
     loop {
         let answer = answer.as_mut();
         let waker = &waker;
-        let polled = py.detach(move || {
-            thread::park_timeout(SIGNALS);
-            answer.poll(&mut Context::from_waker(waker))
-        });
+        let looks = std::mem::take(&mut looked);
+        let polled = py.detach(move || look_and_sleep(answer, waker, looks));
         match polled {
             Poll::Ready(answer) => {
                 learn();
@@ -83,6 +118,29 @@ pub(crate) fn wait_until<T: Send>(
             return Ok(None);
         }
     }
+}
+
+/// Looks for the answer, and sleeps for a while if it does not come.
+fn look_and_sleep<T>(
+    mut answer: Pin<&mut impl Future<Output = T>>,
+    waker: &Waker,
+    looked: Duration,
+) -> Poll<T> {
+    let mut context = Context::from_waker(waker);
+    let begun = Instant::now();
+    while begun.elapsed() < looked {
+        for _ in 0..LOOKS {
+            std::hint::spin_loop();
+        }
+        if let Poll::Ready(answer) = answer.as_mut().poll(&mut context) {
+            WITHOUT_GIL.with(|patience| patience.learn(looked, begun.elapsed()));
+            return Poll::Ready(answer);
+        }
+    }
+    thread::park_timeout(SIGNALS);
+    let polled = answer.poll(&mut context);
+    WITHOUT_GIL.with(|patience| patience.learn(looked, begun.elapsed()));
+    polled
 }
 
 /// As [`wait`], for what is handed over: its bytes are copied meanwhile, without the GIL unless it `keeps_gil`.
