@@ -16,7 +16,7 @@ use super::mapping::Mapping;
 use super::region::{Piece, RegionMut};
 use super::share::{MapError, check_file};
 use super::shared::Here;
-use super::summed::copy_summed;
+use super::summed::{Then, copy_summed};
 use super::{HugePages, Share, Shortfall};
 
 /// What keeps the memory.
@@ -315,7 +315,8 @@ impl Exposed {
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Copies from `start` on over all of `bytes`; the CRC32C of the copy, also if somebody writes meanwhile.
+    /// Copies from `start` on over all of `bytes`, to stay there: what has 4 KiB or more is written past the caches, where the
+    /// processor can. The CRC32C of the copy, also if somebody writes meanwhile.
     ///
     /// # Panics
     /// If the source does not lie inside.
@@ -323,7 +324,7 @@ impl Exposed {
         self.check(start, bytes.len());
         let from = self.address.as_ptr().wrapping_add(start);
         // SAFETY: as in `copy_out`; `bytes` is borrowed exclusively.
-        unsafe { copy_summed(from, bytes.as_mut_ptr(), bytes.len()) }
+        unsafe { copy_summed(from, bytes.as_mut_ptr(), bytes.len(), Then::Kept) }
     }
 
     /// Copies all of `from` to `start`. The two may overlap.

@@ -14,7 +14,7 @@ use super::exposed::Exposed;
 use super::extent::Extent;
 use super::handle::ChunkHandle;
 use super::mapping::Mapping;
-use super::summed::copy_summed;
+use super::summed::{Then, copy_summed};
 
 /// One carved piece; returns to its chunk when the last handle drops.
 pub(super) struct Piece {
@@ -180,7 +180,8 @@ impl Region {
         unsafe { slice::from_raw_parts(self.address.as_ptr(), self.len) }
     }
 
-    /// Copies all of it over `bytes`, which are as many; their CRC32C.
+    /// Copies all of it over `bytes`, which are as many, to stay there: what has 4 KiB or more is written past the caches, where
+    /// the processor can. Their CRC32C.
     ///
     /// # Panics
     /// If they are not as many.
@@ -188,7 +189,14 @@ impl Region {
         assert_eq!(bytes.len(), self.len, "room for the region and no more");
         // SAFETY: the source is as in `as_slice`; `bytes` is borrowed exclusively and as long. Ends with the
         // copy.
-        unsafe { copy_summed(self.address.as_ptr(), bytes.as_mut_ptr(), self.len) }
+        unsafe {
+            copy_summed(
+                self.address.as_ptr(),
+                bytes.as_mut_ptr(),
+                self.len,
+                Then::Kept,
+            )
+        }
     }
 
     /// The chunk in which it lies.

@@ -13,7 +13,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use thiserror::Error;
 
 use super::Exposed;
-use super::summed::copy_summed;
+use super::summed::{Then, copy_summed};
 
 /// Bytes that are summed at a time: as many as stay in the nearest cache.
 const TURN_BYTES: usize = 16 * 1024;
@@ -205,7 +205,7 @@ impl View {
         // SAFETY: the source lies in the mapping that `self` owns (asserted), to whose bytes no reference
         // exists, and may be written meanwhile, which `copy_summed` allows; `to` is borrowed exclusively, so
         // it is none of that mapping. Ends with the copy.
-        unsafe { copy_summed(from, to, len) }
+        unsafe { copy_summed(from, to, len, Then::Read) }
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::exposed::{Exposed, ForeignMemory};
 use super::mapping::Mapping;
 use super::share::View;
-use super::summed::copy_summed;
+use super::summed::{Then, copy_summed};
 use super::{HugePages, Shortfall};
 
 /// Memory that several cores of this process are to reach. Each makes a handle of its own
@@ -204,7 +204,7 @@ impl SharedMemory {
         if (to.addr()).abs_diff(from.addr()) >= len {
             // SAFETY: the checks keep both inside memory that `self` and `from` keep, and they do not overlap; nobody holds a
             // reference to either. Ends with the copy.
-            let _crc32c = unsafe { copy_summed(from, to, len) };
+            let _crc32c = unsafe { copy_summed(from, to, len, Then::Read) };
             return;
         }
         // SAFETY: as above, and `copy` allows them to overlap. Ends with the copy.
@@ -225,10 +225,11 @@ impl SharedMemory {
         // SAFETY: the source lies in the view's mapping, which is borrowed, and may be written meanwhile, as `copy_summed`
         // allows; the check keeps the target inside memory that `self` keeps, which is no part of a mapping that was made
         // for a view alone, and to which no reference exists. Ends with the copy.
-        unsafe { copy_summed(from, to, len) }
+        unsafe { copy_summed(from, to, len, Then::Read) }
     }
 
-    /// Copies from `start` on over all of `bytes`, on whatever thread; the CRC32C of the copy.
+    /// Copies from `start` on over all of `bytes`, on whatever thread, to stay there: what has 4 KiB or more is written past the
+    /// caches, where the processor can. The CRC32C of the copy.
     ///
     /// # Panics
     /// If the source does not lie inside.
@@ -237,7 +238,7 @@ impl SharedMemory {
         let from = self.0.address.as_ptr().wrapping_add(start);
         // SAFETY: the check keeps the source inside memory that `self` keeps; `bytes` is borrowed exclusively, so it
         // lies elsewhere. Ends with the copy.
-        unsafe { copy_summed(from, bytes.as_mut_ptr(), bytes.len()) }
+        unsafe { copy_summed(from, bytes.as_mut_ptr(), bytes.len(), Then::Kept) }
     }
 
     fn check(&self, start: usize, len: usize) {

@@ -17,18 +17,44 @@ use lunette_runtime_core::checksum::Crc32c;
 /// Bytes that are copied before they are summed, where that is done by turns.
 const TURN_BYTES: usize = 16 * 1024;
 
+/// What becomes of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// Somebody reads it.
+    Read,
+    /// It stays where it is.
+    Kept,
+}
+
+impl Then {
+    /// From so many bytes on stores go past the caches, where the processor can: memory is not read first to be overwritten.
+    /// What is kept nobody reads soon; what is long, or a piece of something longer, is mostly not read before others have
+    /// taken its place there.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    const fn streamed_min(self) -> usize {
+        match self {
+            Self::Read => 256 << 10,
+            Self::Kept => 4 << 10,
+        }
+    }
+}
+
 /// Copies `len` bytes; the CRC32C of what has been written.
 ///
 /// # Safety
 /// `from..+len` must be readable and `to..+len` writable memory, which do not overlap. The source may be written
 /// by others meanwhile: then what is copied may be of both, and the checksum is of that. To the target nobody
 /// else has access.
-pub(super) unsafe fn copy_summed(from: *const u8, to: *mut u8, len: usize) -> u32 {
+#[cfg_attr(
+    not(all(target_arch = "x86_64", not(miri))),
+    expect(unused_variables, reason = "all stores are alike there")
+)]
+pub(super) unsafe fn copy_summed(from: *const u8, to: *mut u8, len: usize, then: Then) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         if wide::is_offered() {
             // SAFETY: the processor has the instructions; the rest is the caller's. Ends with the call.
-            return unsafe { wide::copy_summed(from, to, len) };
+            return unsafe { wide::copy_summed(from, to, len, then.streamed_min()) };
         }
         if narrow::is_offered() {
             // SAFETY: as above.
@@ -66,25 +92,28 @@ mod tests {
             .collect()
     }
 
-    type Copy = unsafe fn(*const u8, *mut u8, usize) -> u32;
+    /// Copies over as many bytes, and sums.
+    type Way = Box<dyn Fn(&[u8], &mut [u8]) -> u32>;
 
     /// Every way that this processor has.
-    fn ways() -> Vec<Copy> {
-        let mut ways = vec![copy_summed as Copy, by_turns];
+    fn ways() -> Vec<Way> {
+        let mut ways: Vec<Way> = Vec::new();
+        for then in [Then::Read, Then::Kept] {
+            ways.push(Box::new(move |from, to| {
+                // SAFETY: both are borrowed, the target exclusively, and as long (asserted by the callers).
+                unsafe { copy_summed(from.as_ptr(), to.as_mut_ptr(), to.len(), then) }
+            }));
+        }
+        ways.push(Box::new(|from, to| {
+            // SAFETY: as above.
+            unsafe { by_turns(from.as_ptr(), to.as_mut_ptr(), to.len()) }
+        }));
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            if narrow::is_offered() {
-                ways.push(|from, to, len| {
-                    // SAFETY: this processor has the instructions; the rest is the caller's.
-                    unsafe { narrow::copy_summed(from, to, len) }
-                });
-            }
-            if wide::is_offered() {
-                ways.push(|from, to, len| {
-                    // SAFETY: as above.
-                    unsafe { wide::copy_summed(from, to, len) }
-                });
-            }
+        if narrow::is_offered() {
+            ways.push(Box::new(|from, to| {
+                // SAFETY: as above, and this processor has the instructions.
+                unsafe { narrow::copy_summed(from.as_ptr(), to.as_mut_ptr(), to.len()) }
+            }));
         }
         ways
     }
@@ -106,8 +135,7 @@ mod tests {
                 for copy in ways() {
                     let source = &bytes[from..from + len];
                     let mut target = vec![0xee; to + len + 1];
-                    // SAFETY: both vectors are as long, and nobody else has either.
-                    let sum = unsafe { copy(source.as_ptr(), target[to..].as_mut_ptr(), len) };
+                    let sum = copy(source, &mut target[to..to + len]);
                     assert_eq!(&target[to..to + len], source);
                     assert!(target[..to].iter().all(|&byte| byte == 0xee));
                     assert_eq!(target[to + len], 0xee);
@@ -123,8 +151,7 @@ mod tests {
             let bytes = pattern(len);
             for copy in ways() {
                 let mut target = vec![0; bytes.len()];
-                // SAFETY: as above.
-                let sum = unsafe { copy(bytes.as_ptr(), target.as_mut_ptr(), bytes.len()) };
+                let sum = copy(&bytes, &mut target);
                 assert!(target == bytes);
                 assert_eq!(sum, crc32c(&bytes));
             }

@@ -22,9 +22,6 @@ const WORD_BYTES: usize = 64;
 const LANE_BYTES: usize = 16;
 /// Words that are carried along.
 const WORDS: usize = 4;
-/// From here on stores go past the caches: what is as long, or a piece of something longer, is mostly not read before others
-/// have taken its place there, and memory is not read first to be overwritten.
-const STREAMED_BYTES: usize = 4 << 10;
 /// A ternary function of bits: the sum of three.
 const SUM_OF_THREE: i32 = 0x96;
 
@@ -37,9 +34,15 @@ pub(super) fn is_offered() -> bool {
 }
 
 /// # Safety
-/// As [`copy_summed`](super::copy_summed); and the processor [offers](is_offered) it.
+/// As [`copy_summed`](super::copy_summed); and the processor [offers](is_offered) it. Stores of copies of at least
+/// `streamed_min` bytes go past the caches.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(super) unsafe fn copy_summed(from: *const u8, to: *mut u8, len: usize) -> u32 {
+pub(super) unsafe fn copy_summed(
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    streamed_min: usize,
+) -> u32 {
     // Words are stored where lines of the cache begin.
     let head = to.align_offset(WORD_BYTES).min(len);
     // SAFETY: the first `head` bytes of `len`.
@@ -48,7 +51,7 @@ pub(super) unsafe fn copy_summed(from: *const u8, to: *mut u8, len: usize) -> u3
     let (from, to) = (from.wrapping_add(head), to.wrapping_add(head));
     let crc = if words == 0 {
         crc
-    } else if len < STREAMED_BYTES {
+    } else if len < streamed_min {
         // SAFETY: as many words follow, and the target is aligned.
         unsafe { words_summed::<false>(crc, from, to, words) }
     } else {
