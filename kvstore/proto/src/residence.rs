@@ -36,7 +36,7 @@ use crate::shard::{EntryId, ShardLimits};
 use crate::sorted::{Sorted, Spread};
 use crate::tenant::TenantTag;
 
-pub use order::{REMEMBERED_MIN, REMEMBERING_SHARE, SPARED_FOR, STANDS_BY};
+pub use order::{SPARED_FOR, STANDS_BY};
 use pinned::Until;
 use shares::{ShareId, Shares};
 pub use shares::{TENANTS_MAX, TenantUse};

@@ -16,7 +16,9 @@
 //!
 //! Each arrow back to absent emits one [`Effect::Release`]: only then may the driver free the
 //! extent. A dying entry is found by no key any more, and its bytes count until its last unpin. An
-//! entry that is being written or is pinned is never evicted.
+//! entry that is being written or is pinned is never evicted. Of the others those leave first that are least likely to
+//! be used again, as the policy has learnt: one that is pinned when its turn comes is passed over, and comes back with
+//! its last unpin.
 
 mod index;
 mod limits;
@@ -24,11 +26,13 @@ mod stats;
 
 use std::collections::VecDeque;
 
+use lunette_kvstore_policy::class::Use;
+use lunette_kvstore_policy::{Learned, Policy as _};
 use lunette_runtime_core::mutant::{self, Mutant};
 use slab::Slab;
 
 use crate::key::Fingerprint;
-use crate::lru::Lru;
+use crate::leaving::policy_for;
 
 use index::Index;
 pub use limits::{ENTRIES_MAX, LimitsFault, ShardLimits};
@@ -54,7 +58,7 @@ pub enum PutStart {
     /// Room was made. Carve the extent, fill it, then [`Shard::commit_put`] or
     /// [`Shard::abort_put`].
     Write(EntryId),
-    /// The key is resident already, and objects are immutable: it became the most recently used.
+    /// The key is resident already, and objects are immutable: it was used.
     Touched(EntryId),
     /// Another put of this key is under way. Retry when it may have ended.
     Busy,
@@ -135,6 +139,8 @@ struct Entry {
     extent_bytes: u32,
     version: u64,
     fingerprint: Fingerprint,
+    /// Its turn to leave came while it was pinned.
+    is_passed_over: bool,
 }
 
 /// The machine of one core's slice. See the [module](self).
@@ -144,8 +150,8 @@ pub struct Shard {
     slots: Slab<Entry>,
     /// The slot of each key that is being written or is resident.
     index: Index,
-    /// The resident entries.
-    lru: Lru,
+    /// Of the resident entries, by their slots.
+    policy: Learned,
     effects: VecDeque<EntryId>,
     next_generation: u32,
     last_version: u64,
@@ -164,7 +170,7 @@ impl Shard {
             limits,
             slots: Slab::with_capacity(entries_max),
             index: Index::with_capacity(entries_max),
-            lru: Lru::with_capacity(entries_max),
+            policy: policy_for(entries_max, limits.high_watermark_bytes()),
             effects: VecDeque::new(),
             next_generation: 0,
             last_version: 0,
@@ -234,6 +240,7 @@ impl Shard {
             extent_bytes,
             version: 0,
             fingerprint,
+            is_passed_over: false,
         };
         let slot_index = u32::try_from(self.slots.insert(entry)).expect("ENTRIES_MAX bounds slots");
         self.index.insert(fingerprint, slot_index);
@@ -243,8 +250,7 @@ impl Shard {
         })
     }
 
-    /// Makes a written entry resident, as the most recently used, and returns the version issued
-    /// for it: above every version that this shard issued before.
+    /// Makes a written entry resident, which is a use of it, and returns the version issued for it: above every version that this shard issued before.
     ///
     /// # Panics
     /// If `id` names no entry that is being written.
@@ -258,8 +264,8 @@ impl Shard {
         );
         entry.state = State::Resident { pins: 0 };
         entry.version = version;
-        let extent_bytes = u64::from(entry.extent_bytes);
-        self.lru.push_front(id.slot_index);
+        let (extent_bytes, key) = (u64::from(entry.extent_bytes), entry.fingerprint.low());
+        self.policy.insert(id.slot_index, key, Use::default());
         self.count_evictable(extent_bytes);
         self.stats.resident_bytes += extent_bytes;
         self.stats.puts += 1;
@@ -294,7 +300,7 @@ impl Shard {
         }
     }
 
-    /// The resident entry of a key, as the most recently used and with one more pin, which
+    /// The resident entry of a key, which is used by that, with one more pin, which
     /// [`Shard::unpin`] must take back. Its memory stays while it is pinned.
     pub fn get(&mut self, fingerprint: Fingerprint) -> Option<EntryId> {
         self.stats.gets += 1;
@@ -303,7 +309,7 @@ impl Shard {
             return None;
         };
         self.stats.hits += 1;
-        self.lru.touch(id.slot_index);
+        self.policy.touch(id.slot_index, Use::default());
         let entry = self.entry_mut(id);
         let State::Resident { pins } = &mut entry.state else {
             unreachable_in_index(entry.state);
@@ -333,8 +339,15 @@ impl Shard {
         };
         assert!(*pins > 0, "unpin of {id:?}, which is not pinned");
         *pins -= 1;
+        let is_last = *pins == 0;
+        let was_passed_over = is_last && core::mem::take(&mut entry.is_passed_over);
         match entry.state {
-            State::Resident { pins: 0 } => self.count_evictable(extent_bytes),
+            State::Resident { pins: 0 } => {
+                if was_passed_over {
+                    self.policy.offer(id.slot_index);
+                }
+                self.count_evictable(extent_bytes);
+            }
             State::Dying { pins: 0 } => self.release(id.slot_index),
             _ => {}
         }
@@ -347,15 +360,17 @@ impl Shard {
         };
         match self.slots[slot_index as usize].state {
             State::Writing => return RemoveOutcome::Busy,
-            State::Resident { pins } => self.retire(slot_index, pins),
+            State::Resident { pins } => {
+                self.policy.remove(slot_index);
+                self.retire(slot_index, pins);
+            }
             state @ (State::Dying { .. } | State::Released) => unreachable_in_index(state),
         }
         self.stats.removes += 1;
         RemoveOutcome::Removed
     }
 
-    /// Evicts the least recently used entries until `bytes` are freed or nothing evictable is
-    /// left, and returns the bytes freed: for a driver whose memory is too fragmented for a put.
+    /// Evicts until `bytes` are freed or nothing evictable is left, and returns the bytes freed: for a driver whose memory is too fragmented for a put.
     pub fn make_room(&mut self, bytes: u64) -> u64 {
         let before = self.stats.evicted_bytes;
         let freed = |shard: &Self| shard.stats.evicted_bytes - before;
@@ -389,7 +404,7 @@ impl Shard {
             }
             State::Resident { .. } => {
                 self.stats.touches += 1;
-                self.lru.touch(slot_index);
+                self.policy.touch(slot_index, Use::default());
                 PutStart::Touched(self.id_of(slot_index))
             }
             state @ (State::Dying { .. } | State::Released) => unreachable_in_index(state),
@@ -436,33 +451,33 @@ impl Shard {
         self.evict_while(|shard| shard.stats.used_bytes > low && shard.stats.evictions < ahead_max);
     }
 
-    /// Evicts from the tail while `wanted` says so, passing over what is pinned.
+    /// Evicts while `wanted` says so, passing over what is pinned.
     fn evict_while(&mut self, wanted: impl Fn(&Self) -> bool) {
-        let mut at = self.lru.tail();
-        while let Some(slot_index) = at
-            && wanted(self)
+        while wanted(self)
             && self.evictable_entries > 0
+            && let Some(slot_index) = self.policy.victim()
         {
-            at = self.lru.next_newer(slot_index);
-            let entry = &self.slots[slot_index as usize];
-            let ignored = |pins| pins > 0 && mutant::is_on(Mutant::PinIgnored);
-            match entry.state {
-                State::Resident { pins } if pins == 0 || ignored(pins) => {
-                    self.stats.evictions += 1;
-                    self.stats.evicted_bytes += u64::from(entry.extent_bytes);
-                    self.retire(slot_index, pins);
-                    if pins > 0 {
-                        self.release(slot_index);
-                    }
-                }
-                _ => {}
+            let entry = &mut self.slots[slot_index as usize];
+            let State::Resident { pins } = entry.state else {
+                unreachable!("the policy names an entry that is {:?}", entry.state)
+            };
+            if pins > 0 && !mutant::is_on(Mutant::PinIgnored) {
+                entry.is_passed_over = true;
+                self.policy.withhold(slot_index);
+                continue;
+            }
+            self.stats.evictions += 1;
+            self.stats.evicted_bytes += u64::from(entry.extent_bytes);
+            self.policy.evict(slot_index);
+            self.retire(slot_index, pins);
+            if pins > 0 {
+                self.release(slot_index);
             }
         }
     }
 
     /// Takes a resident entry out of sight, and releases it unless it is pinned.
     fn retire(&mut self, slot_index: u32, pins: u32) {
-        self.lru.remove(slot_index);
         let entry = &mut self.slots[slot_index as usize];
         assert!(
             entry.state == State::Resident { pins },
@@ -525,6 +540,7 @@ fn unreachable_in_index(state: State) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Key;
 
     fn shard(high: u64, low: u64, entries_max: usize) -> Shard {
         Shard::new(ShardLimits::new(high, low, entries_max).expect("valid limits"))
@@ -632,6 +648,52 @@ mod tests {
             shard.begin_put(Fingerprint(4), 1),
             PutStart::Write(_)
         ));
+    }
+
+    #[test]
+    fn of_what_is_alike_the_oldest_leaves_first_and_what_is_pinned_when_it_is_let_go() {
+        let mut shard = shard(3, 3, 10);
+        for key in 1..=3 {
+            put(&mut shard, key, 1);
+        }
+        let pinned = shard.get(Fingerprint(1)).expect("resident");
+        for (key, leaves) in [(4, 2), (5, 3)] {
+            put(&mut shard, key, 1);
+            assert_eq!(shard.lookup(Fingerprint(leaves)), None, "{leaves}");
+        }
+        assert_eq!(shard.make_room(3), 2, "all but the pinned one");
+        assert_eq!(shard.lookup(Fingerprint(1)), Some(pinned));
+        shard.unpin(pinned);
+        assert_eq!(shard.make_room(3), 1);
+        assert_eq!(shard.stats().entries, 0);
+    }
+
+    fn get_or_put(shard: &mut Shard, key: u64) -> bool {
+        let fingerprint = Key::new(&key.to_le_bytes()).expect("a key").fingerprint();
+        if let Some(id) = shard.get(fingerprint) {
+            shard.unpin(id);
+            return true;
+        }
+        put(shard, fingerprint.0, 1);
+        while shard.poll_effect().is_some() {}
+        false
+    }
+
+    #[test]
+    fn what_comes_back_stays_while_what_does_not_passes_by() {
+        let mut shard = shard(9, 8, 100);
+        let mut hits = 0;
+        for round in 0..4000 {
+            // Each of these is back after 20 uses, by when eight others would have pushed it out.
+            for often in 0..4 {
+                let hit = get_or_put(&mut shard, often);
+                hits += u64::from(hit && round >= 2000);
+            }
+            for once in 0..16 {
+                get_or_put(&mut shard, 1000 + round * 16 + once);
+            }
+        }
+        assert!(hits > 7000, "{hits} of 8000; the least recently used: none");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The shard against a plain list of entries in order of use.
+//! The shard against a plain list of entries. What leaves is the policy's choice: that it may, and is enough and no more, is
+//! judged here.
 
 #![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
 
@@ -50,7 +51,6 @@ struct Model {
     low: u64,
     entries_max: usize,
     writing: BTreeMap<u128, Entry>,
-    /// From the least to the most recently used.
     resident: Vec<(u128, Entry)>,
     dying: Vec<Entry>,
     released: Vec<EntryId>,
@@ -78,22 +78,34 @@ impl Model {
         self.resident.iter().position(|(other, _)| *other == key)
     }
 
-    fn touch(&mut self, at: usize) -> &mut Entry {
-        let entry = self.resident.remove(at);
-        self.resident.push(entry);
-        &mut self.resident.last_mut().expect("just pushed").1
+    /// What the shard has evicted in its last call.
+    fn follow(&mut self, shard: &Shard) -> Vec<u64> {
+        let is_gone =
+            |(key, entry): &mut (u128, Entry)| shard.lookup(Fingerprint(*key)) != Some(entry.id);
+        let evicted: Vec<_> = self.resident.extract_if(.., is_gone).collect();
+        for (key, entry) in &evicted {
+            assert_eq!(entry.pins, 0, "{key} is pinned");
+            self.released.push(entry.id);
+            self.evictions += 1;
+        }
+        evicted
+            .iter()
+            .map(|(_, entry)| entry.extent_bytes)
+            .collect()
     }
 
-    /// Evicts the least recently used entry without a pin.
-    fn evict_one(&mut self) -> Option<u64> {
-        let at = self
-            .resident
-            .iter()
-            .position(|(_, entry)| entry.pins == 0)?;
-        let (_, entry) = self.resident.remove(at);
-        self.released.push(entry.id);
-        self.evictions += 1;
-        Some(entry.extent_bytes)
+    /// It has evicted these, down to so many bytes if it could, or one because of the number of entries.
+    fn judge(&self, evicted: &[u64], target_bytes: u64, is_one_too_many: bool) {
+        let used_bytes = self.used();
+        let can_go_on = self.resident.iter().any(|(_, entry)| entry.pins == 0);
+        assert!(used_bytes <= target_bytes || !can_go_on, "it is enough");
+        let longest = evicted.iter().max().copied().unwrap_or(0);
+        let is_needed = used_bytes + longest > target_bytes;
+        let is_for_number = is_one_too_many && evicted.len() == 1;
+        assert!(
+            evicted.is_empty() || is_needed || is_for_number,
+            "{evicted:?} is too much"
+        );
     }
 
     fn refusal(&self, needed_bytes: u64) -> Option<PutRefusal> {
@@ -124,8 +136,7 @@ impl Model {
         if self.writing.contains_key(&key) {
             assert_eq!(start, PutStart::Busy);
         } else if let Some(at) = self.find(key) {
-            let id = self.touch(at).id;
-            assert_eq!(start, PutStart::Touched(id));
+            assert_eq!(start, PutStart::Touched(self.resident[at].1.id));
         } else if let Some(refusal) = self.refusal(extent_bytes.into()) {
             assert_eq!(start, PutStart::Refused(refusal));
         } else {
@@ -133,16 +144,20 @@ impl Model {
                 unreachable!("{start:?} where there is room")
             };
             let extent_bytes = u64::from(extent_bytes);
-            if self.entries() == self.entries_max {
-                self.evict_one().expect("an entry can go");
-            }
-            if self.used() + extent_bytes > self.high {
-                while self.used() + extent_bytes > self.low.max(extent_bytes) {
-                    if self.evict_one().is_none() {
-                        break;
-                    }
-                }
-            }
+            let is_one_too_many = self.entries() == self.entries_max;
+            let is_over = self.used() + extent_bytes > self.high;
+            let before = self.used();
+            let evicted = self.follow(shard);
+            assert!(!is_one_too_many || !evicted.is_empty(), "an entry can go");
+            // Where one made room for the entry, that may have been enough.
+            let freed_by_one = evicted.iter().max().copied().unwrap_or(0);
+            let is_enough =
+                !is_over || is_one_too_many && before - freed_by_one + extent_bytes <= self.high;
+            let target_bytes = match is_enough && evicted.len() <= 1 {
+                true => self.high - extent_bytes,
+                false => self.low.saturating_sub(extent_bytes),
+            };
+            self.judge(&evicted, target_bytes, is_one_too_many);
             self.writing.insert(
                 key,
                 Entry {
@@ -179,7 +194,7 @@ impl Model {
     fn get(&mut self, shard: &mut Shard, key: u128) {
         let found = shard.get(Fingerprint(key));
         let expected = self.find(key).map(|at| {
-            let entry = self.touch(at);
+            let entry = &mut self.resident[at].1;
             entry.pins += 1;
             entry.id
         });
@@ -221,13 +236,15 @@ impl Model {
     }
 
     fn make_room(&mut self, shard: &mut Shard, bytes: u64) {
-        let mut freed = 0;
-        while freed < bytes
-            && let Some(more) = self.evict_one()
-        {
-            freed += more;
-        }
-        assert_eq!(shard.make_room(bytes), freed);
+        let before = self.used();
+        let freed = shard.make_room(bytes);
+        let evicted = self.follow(shard);
+        assert_eq!(freed, evicted.iter().sum::<u64>());
+        assert_eq!(freed, before - self.used());
+        let can_go_on = self.resident.iter().any(|(_, entry)| entry.pins == 0);
+        assert!(freed >= bytes || !can_go_on, "it is enough");
+        let longest = evicted.iter().max().copied().unwrap_or(0);
+        assert!(evicted.is_empty() || freed - longest < bytes, "no more");
     }
 
     fn check(&mut self, shard: &mut Shard, drain: bool) {
@@ -250,14 +267,12 @@ impl Model {
         }
         assert!(self.released.iter().all(|&id| !shard.is_live(id)));
         if drain {
-            let released: Vec<_> = std::iter::from_fn(|| shard.poll_effect())
-                .map(|Effect::Release(id)| id)
-                .collect();
-            assert_eq!(
-                released,
-                std::mem::take(&mut self.released),
-                "each release once, in order"
-            );
+            let released = std::iter::from_fn(|| shard.poll_effect());
+            let mut released: Vec<_> = released.map(|Effect::Release(id)| id).collect();
+            let mut expected = std::mem::take(&mut self.released);
+            released.sort_by_key(|id| id.generation);
+            expected.sort_by_key(|id| id.generation);
+            assert_eq!(released, expected, "each release once");
         }
     }
 }

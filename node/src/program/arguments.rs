@@ -53,7 +53,7 @@ First steps:
 /// A store for KV caches: nodes lend memory, clients put and get objects by key.
 ///
 /// An object is immutable: bytes under a key, at most 16 GiB, or 64 MiB in nodes that are alone. When a
-/// node's memory is full, the objects used least recently make room. Nodes are members of a cluster,
+/// node's memory is full, the objects least likely to be used again make room. Nodes are members of a cluster,
 /// and come and go: clients name some of them. Or they are alone: then every client is given the whole
 /// list, and finds by itself which core of which node holds a key.
 #[derive(Debug, Parser)]

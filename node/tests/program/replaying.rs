@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::process::{Mark, Node, await_that, lunette, run, run_with_input, send, wait, was_told};
 
-/// How far a cluster's hit ratio may be from that of one list over all blocks: its nodes evict each
-/// for itself, and a few blocks ahead.
+/// How far a cluster's hit ratio may be below that of one LRU list over all blocks: its nodes evict each for itself, and a few
+/// blocks ahead.
 const RATIO_TOLERANCE: f64 = 0.005;
 
 fn reference(requests: &[Request], blocks_max: usize) -> HitCount {
@@ -27,7 +27,7 @@ fn reference(requests: &[Request], blocks_max: usize) -> HitCount {
 }
 
 #[track_caller]
-fn assert_like(report: &Value, reference: &HitCount) {
+fn assert_no_less_than(report: &Value, reference: &HitCount) {
     assert_eq!(report["requests"], reference.requests);
     let hit = report["blocks_hit"].as_u64().expect("a number");
     let missed = report["blocks_missed"].as_u64().expect("a number");
@@ -41,13 +41,15 @@ fn assert_like(report: &Value, reference: &HitCount) {
     ];
     for (name, expected) in ratios {
         let ratio = report[name].as_f64().expect("a number");
-        let off = (ratio - expected).abs();
-        assert!(off < RATIO_TOLERANCE, "{name} {ratio}, expected {expected}");
+        assert!(
+            ratio > expected - RATIO_TOLERANCE,
+            "{name} {ratio}, of one list {expected}"
+        );
     }
 }
 
 #[test]
-fn two_nodes_hit_like_one_list() {
+fn two_nodes_hit_no_less_than_one_list() {
     let report = run(&[
         "replay",
         "--requests",
@@ -70,7 +72,7 @@ fn two_nodes_hit_like_one_list() {
     );
     let requests: Vec<Request> = Generator::new(7).take(1500).collect();
     let object = report.json();
-    assert_like(&object, &reference(&requests, 4000));
+    assert_no_less_than(&object, &reference(&requests, 4000));
     let number = |name: &str| object[name].as_f64().unwrap_or_else(|| panic!("no {name}"));
     assert!(number("evictions") > 0.0);
     assert!(number("bytes_read") > 0.0 && number("bytes_written") > 0.0);
@@ -86,7 +88,7 @@ fn two_nodes_hit_like_one_list() {
 /// The conversation trace where it is at hand (`LUNETTE_TRACE_DIR` names its folder), else the
 /// generated one, whole.
 #[test]
-fn a_whole_trace_hits_like_one_list_at_each_capacity() {
+fn a_whole_trace_hits_no_less_than_one_list_at_each_capacity() {
     let folder = env::var_os("LUNETTE_TRACE_DIR").map(PathBuf::from);
     let path = folder.map(|folder| folder.join("conversation_trace.jsonl"));
     let path = path.filter(|path| path.exists());
@@ -108,7 +110,7 @@ fn a_whole_trace_hits_like_one_list_at_each_capacity() {
         let output = command.output().expect("it starts");
         assert!(output.status.success(), "{output:?}");
         let report = serde_json::from_slice(&output.stdout).expect("an object");
-        assert_like(&report, &reference(&requests, capacity_blocks));
+        assert_no_less_than(&report, &reference(&requests, capacity_blocks));
     }
 }
 

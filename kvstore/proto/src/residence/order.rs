@@ -24,12 +24,13 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use lunette_kvstore_policy::class::Use;
-use lunette_kvstore_policy::{GHOST_BYTES, Learned, Policy as _};
+use lunette_kvstore_policy::{Learned, Policy as _};
 use lunette_runtime_core::time::Time;
 
 use super::LEAVE_PER_TURN_MAX;
 use super::pinned::{Pinned, Until};
 use super::standing::Standing;
+use crate::leaving::policy_for;
 use crate::shard::EntryId;
 
 /// A copy that was spared may be told again when so many others have been, or when there are no others.
@@ -37,11 +38,6 @@ pub const SPARED_FOR: u64 = LEAVE_PER_TURN_MAX as u64;
 /// For so long after it came or was used, a piece of an object in parts leaves after all others, if it came by a write.
 /// Who takes longer to write all parts has them [held](crate::owner::Owner::hold).
 pub const STANDS_BY: Duration = Duration::from_secs(5);
-
-/// Of so many bytes of memory, one is spent on remembering what left, at most, or [`REMEMBERED_MIN`].
-pub const REMEMBERING_SHARE: u64 = 128;
-/// So many copies that left are remembered by the smallest memory: some 1.3 MB.
-pub const REMEMBERED_MIN: u64 = 16_384;
 
 /// See the [module](self). Slots are those of resident entries.
 #[derive(Debug)]
@@ -62,11 +58,8 @@ pub(super) struct Order {
 impl Order {
     /// For at most `entries_max` copies, in memory of that size.
     pub(super) fn new(entries_max: usize, memory_bytes: u64) -> Self {
-        let remembered_max = memory_bytes / REMEMBERING_SHARE / GHOST_BYTES as u64;
-        let remembered_max = usize::try_from(remembered_max.max(REMEMBERED_MIN));
-        let remembered_max = remembered_max.unwrap_or(usize::MAX);
         Self {
-            policy: Learned::with_ghosts(entries_max, remembered_max),
+            policy: policy_for(entries_max, memory_bytes),
             told: 0,
             spared: VecDeque::new(),
             standing: Standing::default(),

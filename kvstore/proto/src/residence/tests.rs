@@ -7,6 +7,7 @@ use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_policy::GHOST_BYTES;
 
 use super::*;
+use crate::leaving::{REMEMBERED_MIN, REMEMBERING_SHARE};
 use crate::version::Version;
 
 mod groups;
