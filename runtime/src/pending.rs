@@ -217,6 +217,23 @@ mod tests {
     }
 
     #[test]
+    fn what_takes_its_time_is_looked_for_longer_within_a_limit() {
+        let of = |work| Pending::ready(()).taking(work).work;
+        assert_eq!(Pending::ready(()).work, Duration::ZERO);
+        assert_eq!(of(WORK_MAX / 2), WORK_MAX / 2);
+        assert_eq!(of(Duration::MAX), WORK_MAX);
+        // Whatever that is, an answer that comes later is still waited for.
+        let (sender, answer) = oneshot::channel();
+        let pending = Pending::of_core(answer, || 0).taking(WORK_MAX);
+        let answering = thread::spawn(move || {
+            thread::sleep(4 * (SPIN + WORK_MAX));
+            sender.send(7)
+        });
+        assert_eq!(pending.wait(), 7);
+        assert_eq!(answering.join().expect("no panic"), Ok(()));
+    }
+
+    #[test]
     fn a_future_that_is_woken_again_and_again_is_polled_each_time() {
         let mut left = 10_u32;
         let counted = poll_fn(|cx| {

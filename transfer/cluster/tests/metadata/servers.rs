@@ -1,7 +1,7 @@
 //! Real metadata servers, of this test's own.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,6 +13,8 @@ use tempfile::TempDir;
 
 /// How long one may take to start.
 const START_MAX: Duration = Duration::from_secs(30);
+/// How long its first answer may take, until it is asked again.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Server {
     child: Child,
@@ -51,7 +53,7 @@ impl Server {
             _folder: folder,
         };
         let deadline = Instant::now() + START_MAX;
-        while TcpStream::connect(address).is_err() {
+        while answers(address, dialect).is_err() {
             let ended = server.child.try_wait().expect("it is a child");
             assert!(
                 ended.is_none() && Instant::now() < deadline,
@@ -76,6 +78,18 @@ impl Drop for Server {
         let killed = self.child.kill().and_then(|()| self.child.wait());
         assert!(killed.is_ok(), "{killed:?}");
     }
+}
+
+/// Whether a server answers there: one that has begun to listen may still reset its first connections.
+fn answers(address: SocketAddr, dialect: Dialect) -> io::Result<()> {
+    let mut connection = TcpStream::connect(address)?;
+    connection.set_read_timeout(Some(ANSWER_MAX))?;
+    let question: &[u8] = match dialect {
+        Dialect::Http => b"GET /metadata?key=is-anybody-there HTTP/1.0\r\n\r\n",
+        Dialect::Redis => b"PING\r\n",
+    };
+    connection.write_all(question)?;
+    connection.read_exact(&mut [0])
 }
 
 /// Ports that were free a moment ago stay free at an address of one's own: at 127.0.0.1 whatever asks for
