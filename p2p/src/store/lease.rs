@@ -45,16 +45,11 @@ impl Inner {
             Err(fault) => return Err(fault.into()),
         }
         let locals: Vec<_> = self.locals.borrow().values().cloned().collect();
-        for local in locals.iter().filter(|local| !local.is_closing()) {
-            self.put_holder(local).await?;
-            if local.is_closing() {
-                // It was let go meanwhile, and must not come back.
-                self.books
-                    .remove_holder(local.content.record.version, self.me())
-                    .await?;
-                continue;
+        for local in locals {
+            if let Some(_writing) = local.begin_writing() {
+                self.put_holder(&local).await?;
+                self.write_again(&local).await?;
             }
-            self.write_again(local).await?;
         }
         self.remove_left().await
     }
@@ -62,7 +57,9 @@ impl Inner {
     /// Writes an object's keys, if its name is gone. What is here in part is written as well: its sums were verified by no
     /// one else.
     async fn write_again(&self, local: &Local) -> Result<(), CatalogueError> {
-        if local.is_serving() && !local.is_closing() {
+        if local.is_serving()
+            && let Some(_writing) = local.begin_writing()
+        {
             let (me, lease) = (self.me(), self.lease.get());
             self.books.claim(local, me, lease, false).await?;
         }

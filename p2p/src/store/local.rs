@@ -99,6 +99,9 @@ pub(super) struct Local {
     /// Nobody reads any more.
     closed: Signal,
     is_closing: Cell<bool>,
+    /// How many are writing its keys to the catalogue again, and that none does any more.
+    writing: Cell<u32>,
+    unwritten: Signal,
     is_closed: Cell<bool>,
     /// No access to its memory is under way, and none begins.
     is_free: Cell<bool>,
@@ -109,6 +112,19 @@ pub(super) struct Local {
     pub(super) closing: Gate,
     /// Why it is let go of, if that is for what it was registered of.
     pub(super) source_fault: RefCell<Option<SourceFault>>,
+}
+
+/// Keys of an object are being written to the catalogue again.
+pub(super) struct Writing<'a>(&'a Local);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let left = self.0.writing.get() - 1;
+        self.0.writing.set(left);
+        if left == 0 {
+            self.0.unwritten.raise();
+        }
+    }
 }
 
 impl Local {
@@ -149,6 +165,8 @@ impl Local {
             settled: Gate::default(),
             closed: Signal::default(),
             is_closing: Cell::default(),
+            writing: Cell::default(),
+            unwritten: Signal::default(),
             is_closed: Cell::default(),
             is_free: Cell::default(),
             is_abandoned: Cell::default(),
@@ -244,6 +262,23 @@ impl Local {
         assert!(!self.is_closing.replace(true), "it is let go once");
         self.settled.open();
         self.closing.open();
+    }
+
+    /// Its keys are written again until the end of that: not if it is being let go of.
+    pub(super) fn begin_writing(&self) -> Option<Writing<'_>> {
+        if self.is_closing() {
+            return None;
+        }
+        self.writing.set(self.writing.get() + 1);
+        Some(Writing(self))
+    }
+
+    /// Waits until nobody writes its keys again: what is removed then stays removed. For whom is letting it go.
+    pub(super) async fn unwritten(&self) {
+        assert!(self.is_closing(), "nobody begins to any more");
+        while self.writing.get() > 0 {
+            self.unwritten.raised().await;
+        }
     }
 
     /// Nobody is to be given its memory back: it is dropped as soon as it is free, whatever else is still told of it.

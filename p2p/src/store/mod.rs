@@ -351,7 +351,10 @@ impl Inner {
     async fn withdraw(self: &Rc<Self>, local: &Rc<Local>) {
         let version = local.content.record.version;
         // Both at once: a coordinator that does not answer keeps nobody's memory.
-        let forgetting = self.books.remove_holder(version, self.me());
+        let forgetting = async {
+            local.unwritten().await;
+            self.books.remove_holder(version, self.me()).await
+        };
         let (forgotten, ()) = join(forgetting, self.free(local)).await;
         if let Err(error) = forgotten {
             tracing::debug!(%version, %error, "the catalogue forgets it with the lease");

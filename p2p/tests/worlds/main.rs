@@ -2,6 +2,7 @@
 
 mod filing;
 mod giving_up;
+mod letting_go;
 mod passing_on;
 mod resuming;
 mod scene;

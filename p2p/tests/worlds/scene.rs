@@ -54,10 +54,15 @@ pub(crate) fn memory(len: usize) -> Exposed {
 
 /// One with slow links, and a coordinator in it.
 pub(crate) fn world(seed: u64) -> World {
+    world_with(seed, WorldOptions::default())
+}
+
+/// One that is so, but for its links' speed.
+pub(crate) fn world_with(seed: u64, options: WorldOptions) -> World {
     let options = WorldOptions {
         bytes_per_second: 4_000_000,
         losses_per_mille: 0,
-        ..WorldOptions::default()
+        ..options
     };
     let mut world = World::new(seed, options);
     let coordinator = world.start(COORDINATOR, 1, CoreOptions::default());
