@@ -5,7 +5,6 @@
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::time::Duration;
 use std::{ptr, slice};
 
 use lunette_gpu::EngineStream;
@@ -18,7 +17,7 @@ use pyo3::types::PyBytes;
 use crate::failure::{Invalid, of_store};
 use crate::memory::{Loans, Registered};
 use crate::store::Wishes;
-use crate::waiting::{looked_for, wait, wait_for, wait_for_handing};
+use crate::waiting::{wait, wait_for_handing, wait_for_many};
 
 /// Addresses and lengths of each object's pieces.
 pub(crate) type Pieces = (Vec<Vec<usize>>, Vec<Vec<usize>>);
@@ -294,19 +293,19 @@ pub(crate) fn waited<T: Send, F: Future<Output = T> + Send>(
     py: Python<'_>,
     ask: impl FnOnce(&Loans) -> PyResult<F>,
 ) -> PyResult<T> {
-    waited_and(py, Duration::ZERO, ask, |answer| answer)
+    waited_and(py, 1, ask, |answer| answer)
 }
 
-/// As [`waited`], for an answer that is looked for, with something to do before the memory is the program's again.
+/// As [`waited`], for an answer about so many objects, with something to do before the memory is the program's again.
 pub(crate) fn waited_and<T: Send, U, F: Future<Output = T> + Send>(
     py: Python<'_>,
-    looked: Duration,
+    objects: usize,
     ask: impl FnOnce(&Loans) -> PyResult<F>,
     finish: impl FnOnce(T) -> U,
 ) -> PyResult<U> {
     let loans = Loans::default();
     let asked = ask(&loans);
-    let answer = asked.and_then(|asked| wait_for(py, asked, looked));
+    let answer = asked.and_then(|asked| wait_for_many(py, asked, objects));
     let answer = answer.map(finish);
     let ended = loans.ended(py);
     let answer = answer?;
@@ -346,18 +345,18 @@ pub(crate) fn put_waited(
     if asking.handle.hands_over() {
         return hand_over(py, asking, keys, pieces, wishes);
     }
-    let looked = looked_for(&asking.handle, &keys);
+    let objects = keys.len();
     let (_, lens) = &pieces;
     let is_long = |lens: &Vec<usize>| {
         lens.iter().copied().fold(0, usize::saturating_add) > COPIED_BY_CORE_MAX
     };
     if !lens.iter().any(is_long) {
         let put = |loans: &Loans| asking.put_from(loans, keys, pieces, wishes);
-        return waited_and(py, looked, put, |written| written);
+        return waited_and(py, objects, put, |written| written);
     }
     let place = |loans: &Loans| asking.place_from(loans, keys, pieces, wishes);
     let put = |putting: Putting| wait(py, putting.finish(py));
-    waited_and(py, looked, place, put)?
+    waited_and(py, objects, place, put)?
 }
 
 /// Puts objects and waits: those that another process of this host takes are copied by this thread to memory that both share.

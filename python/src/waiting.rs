@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use lunette_kvstore::{Handing, StoreHandle};
+use lunette_kvstore::Handing;
 use lunette_runtime::Patience;
 use pyo3::prelude::*;
 
@@ -20,8 +20,6 @@ const SPIN: Duration = Duration::from_micros(20);
 const LOOKED_EACH: Duration = Duration::from_micros(4);
 /// And at most.
 const LOOKED_MAX: Duration = Duration::from_micros(500);
-/// How long one of a core of this process is, besides: as long as that needs to wake up.
-const LOOKED_HERE: Duration = lunette_runtime::SPIN;
 /// Looks in between which the clock is not read.
 const LOOKS: u32 = 32;
 /// How often signals are looked for.
@@ -46,30 +44,21 @@ impl Wake for Unpark {
 /// # Errors
 /// What a handler of a signal raised.
 pub(crate) fn wait<T: Send>(py: Python<'_>, answer: impl Future<Output = T> + Send) -> PyResult<T> {
-    wait_for(py, answer, Duration::ZERO)
+    wait_for_many(py, answer, 1)
 }
 
-/// For how long an answer about the objects under these keys is looked for without the GIL. A core that works on them for a
-/// while, or has to wake up, is looked for as long: else both would sleep by turns, and each answer take two wake-ups.
-pub(crate) fn looked_for(handle: &StoreHandle, keys: &[Vec<u8>]) -> Duration {
-    let others = u32::try_from(keys.len().saturating_sub(1)).unwrap_or(u32::MAX);
-    let is_here = |key: &Vec<u8>| handle.is_answered_here(key);
-    let woken = match keys.first().is_some_and(is_here) {
-        true => LOOKED_HERE,
-        false => Duration::ZERO,
-    };
-    LOOKED_EACH.saturating_mul(others).min(LOOKED_MAX) + woken
-}
-
-/// As [`wait`], for an answer that is [looked for](looked_for).
+/// As [`wait`], for an answer about so many objects. A core that works on them for a while is looked for as long: else both
+/// would sleep by turns, and each batch take two wake-ups.
 ///
 /// # Errors
 /// What a handler of a signal raised.
-pub(crate) fn wait_for<T: Send>(
+pub(crate) fn wait_for_many<T: Send>(
     py: Python<'_>,
     answer: impl Future<Output = T> + Send,
-    looked: Duration,
+    objects: usize,
 ) -> PyResult<T> {
+    let others = u32::try_from(objects.saturating_sub(1)).unwrap_or(u32::MAX);
+    let looked = LOOKED_EACH.saturating_mul(others).min(LOOKED_MAX);
     let answer = wait_looking(py, answer, looked, None)?;
     Ok(answer.expect("there is no end to the waiting"))
 }

@@ -142,16 +142,6 @@ impl Cores {
         (home, here.unwrap_or_else(any))
     }
 
-    /// Whether one of these cores is the home of a key, as far as is known.
-    pub(super) fn has_home_of(&self, key: &[u8]) -> bool {
-        let key = self.tenant.key(key);
-        let Ok(key) = self.tenant.check(&key) else {
-            return false;
-        };
-        let (home, _) = self.places_of(key.fingerprint());
-        home.is_some_and(|home| self.core_at(home).is_some())
-    }
-
     /// Which of these cores has this seat, if one has.
     fn core_at(&self, seat: Seat) -> Option<usize> {
         let node = self.node?;

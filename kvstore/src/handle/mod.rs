@@ -105,12 +105,6 @@ impl StoreHandle {
         }
     }
 
-    /// Whether a core of this process answers for a key, as far as is known: no other process has to be waited for.
-    #[must_use]
-    pub fn is_answered_here(&self, key: &[u8]) -> bool {
-        self.cores.has_home_of(key)
-    }
-
     /// Each seat's statistics. See [`ClusterClient::stat`].
     ///
     /// # Errors
