@@ -11,15 +11,13 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use lunette_kvstore::Handing;
-use lunette_runtime::Patience;
+use lunette_runtime::{Patience, WORK_MAX};
 use pyo3::prelude::*;
 
 /// How long the GIL is kept.
 const SPIN: Duration = Duration::from_micros(20);
-/// How long an answer about many objects is looked for without it, for each of them: what a core needs.
+/// How long an answer about many objects is looked for without it, for each of them, within [`WORK_MAX`]: what a core needs.
 const LOOKED_EACH: Duration = Duration::from_micros(4);
-/// And at most.
-const LOOKED_MAX: Duration = Duration::from_micros(500);
 /// Looks in between which the clock is not read.
 const LOOKS: u32 = 32;
 /// How often signals are looked for.
@@ -58,7 +56,7 @@ pub(crate) fn wait_for_many<T: Send>(
     objects: usize,
 ) -> PyResult<T> {
     let others = u32::try_from(objects.saturating_sub(1)).unwrap_or(u32::MAX);
-    let looked = LOOKED_EACH.saturating_mul(others).min(LOOKED_MAX);
+    let looked = LOOKED_EACH.saturating_mul(others).min(WORK_MAX);
     let answer = wait_looking(py, answer, looked, None)?;
     Ok(answer.expect("there is no end to the waiting"))
 }

@@ -3,9 +3,9 @@
 use lunette_kvstore_policy::{GHOST_BYTES, Learned};
 
 /// Of so many bytes of memory, one is spent on remembering what left, at most, or [`REMEMBERED_MIN`].
-pub const REMEMBERING_SHARE: u64 = 128;
+pub(crate) const REMEMBERING_SHARE: u64 = 128;
 /// So many copies that left are remembered by the smallest memory: some 1.3 MB.
-pub const REMEMBERED_MIN: u64 = 16_384;
+pub(crate) const REMEMBERED_MIN: u64 = 16_384;
 
 /// The policy for at most `entries_max` copies, in memory of that size.
 pub(crate) fn policy_for(entries_max: usize, memory_bytes: u64) -> Learned {

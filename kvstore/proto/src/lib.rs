@@ -31,7 +31,7 @@
 //! | [`filled`] | which bytes of a reserved object have been written |
 //! | [`extent`] | the self-describing form of an object in memory |
 //! | [`sorted`] | a map of hashes in their order, without a tree's depth |
-//! | [`leaving`] | what decides which copy leaves memory next |
+//! | `leaving` | what decides which copy leaves memory next |
 //! | [`residence`] | an owner's memory: room, pins, what leaves next |
 //! | [`groups`] | objects that are of use together only: when one leaves, the others are next |
 //! | [`shard`] | one core's slice of the store: puts, gets, pins, eviction |
@@ -45,7 +45,7 @@ pub mod filled;
 pub mod groups;
 pub mod home;
 pub mod key;
-pub mod leaving;
+mod leaving;
 pub mod message;
 pub mod owner;
 pub mod paths;
