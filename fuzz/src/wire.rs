@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `script` | from fuzz bytes to a hostile stream, its cuts and its timing |
 //! | `stream` | receiver and handshake: the same transcript however the stream is cut |
+//! | `message` | frames by themselves, where there is no stream |
 //! | `client` | receiver and calls: no memory is used after it was given back |
 
 mod client;
+mod message;
 mod script;
 mod stream;
 
@@ -47,6 +49,7 @@ pub fn wire(data: &[u8]) -> Reached {
     let script = Script::read(data);
     let mut reached = Reached::default();
     stream::attack(&script, &mut reached);
+    message::attack(&script.stream);
     client::attack(&script, &mut reached);
     reached
 }

@@ -82,6 +82,10 @@ mod lent_devices;
 mod located;
 
 #[cfg(test)]
+#[path = "cluster/messages.rs"]
+mod messages;
+
+#[cfg(test)]
 #[path = "cluster/objects.rs"]
 mod objects;
 

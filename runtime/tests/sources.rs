@@ -18,6 +18,7 @@ use lunette_runtime::{
     block_on, core_counts, core_waker, driver, spawn_on, time,
 };
 use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::time::Time;
 use rustix::time::{ClockId, clock_gettime};
 
 /// A device as another thread plays it: a ring, and a flag that asks for a wake-up.
@@ -227,4 +228,109 @@ fn an_idle_core_uses_no_cpu() {
     });
     let used = used.expect("a core");
     assert!(used < Duration::from_millis(20), "1 % of 2 s: {used:?}");
+}
+
+/// Something that is there at a time, and says nothing then.
+struct Due {
+    at: Time,
+    waiting: Rc<RefCell<Option<Waker>>>,
+}
+
+impl Source for Due {
+    fn poll(&mut self, _budget: usize) -> usize {
+        let is_there = time::now() >= self.at;
+        let waker = self.waiting.borrow_mut().take_if(|_| is_there);
+        waker.map_or(0, |waker| {
+            waker.wake();
+            1
+        })
+    }
+
+    fn try_park(&mut self) -> bool {
+        true
+    }
+
+    fn unpark(&mut self) {}
+
+    fn sleeps_until(&self) -> Option<Time> {
+        Some(self.at).filter(|_| self.waiting.borrow().is_some())
+    }
+}
+
+#[test]
+fn a_core_sleeps_no_longer_than_a_source_lets_it() {
+    let slept = block_on(None, efficient(), || async {
+        let waiting: Rc<RefCell<Option<Waker>>> = Rc::default();
+        let at = time::now() + Duration::from_millis(20);
+        let source = Due {
+            at,
+            waiting: Rc::clone(&waiting),
+        };
+        let _guard = add_source(source).unwrap_or_else(|_| unreachable!("there is room"));
+        let before = core_counts().sleeps;
+        let mut is_asked = false;
+        // No timer is set: without the source nothing would wake the core.
+        poll_fn(|cx| {
+            if is_asked {
+                return Poll::Ready(());
+            }
+            is_asked = true;
+            *waiting.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        assert!(time::now() >= at);
+        core_counts().sleeps - before
+    });
+    let slept = slept.expect("a core");
+    assert!(
+        (1..20).contains(&slept),
+        "it sleeps, and does not spin: {slept}"
+    );
+}
+
+/// Wakes a task with its last look, and lets the core sleep all the same.
+struct WakesWhileParking(Rc<RefCell<Option<Waker>>>);
+
+impl Source for WakesWhileParking {
+    fn poll(&mut self, _budget: usize) -> usize {
+        0
+    }
+
+    fn try_park(&mut self) -> bool {
+        self.0.borrow_mut().take().into_iter().for_each(Waker::wake);
+        true
+    }
+
+    fn unpark(&mut self) {}
+}
+
+#[test]
+fn a_task_that_a_source_wakes_while_it_parks_is_run_before_the_core_sleeps() {
+    let done = block_on(None, efficient(), || async {
+        let waiting: Rc<RefCell<Option<Waker>>> = Rc::default();
+        let source = WakesWhileParking(Rc::clone(&waiting));
+        let _guard = add_source(source).unwrap_or_else(|_| unreachable!("there is room"));
+        for _ in 0..1000 {
+            let mut is_asked = false;
+            let woken = poll_fn(|cx| {
+                if is_asked {
+                    return Poll::Ready(());
+                }
+                is_asked = true;
+                *waiting.borrow_mut() = Some(cx.waker().clone());
+                Poll::Pending
+            });
+            let woken = time::timeout(Duration::from_secs(5), woken).await;
+            woken.expect("it is not slept through");
+        }
+    });
+    done.expect("a core");
+}
+
+fn efficient() -> CoreOptions {
+    CoreOptions {
+        idle: Idle::Efficient,
+        ..CoreOptions::default()
+    }
 }

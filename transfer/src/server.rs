@@ -66,6 +66,8 @@ pub struct RequestHead<'a> {
     pub payload_len_bytes: u32,
     /// CRC32C of that payload.
     pub payload_crc32c: u32,
+    /// Whether it came by a message beside the connection: no payload goes with its answer then.
+    pub is_message: bool,
 }
 
 /// An answer.
@@ -103,6 +105,11 @@ impl Later {
     /// The output of `response`.
     pub fn new(response: impl Future<Output = Response> + 'static) -> Self {
         Self(Box::pin(response))
+    }
+
+    /// The answer, when it is there.
+    pub async fn answer(self) -> Response {
+        self.0.await
     }
 }
 
@@ -452,6 +459,7 @@ impl<S: Service> Sink for Answering<S> {
             body,
             payload_len_bytes: header.payload.len_bytes,
             payload_crc32c: header.payload.crc32c,
+            is_message: false,
         };
         match self.service.on_request(request) {
             Intake::Answer(response) => self.answer(header.id, response),

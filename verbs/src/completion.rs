@@ -434,6 +434,10 @@ impl Source for Polled {
 
     // What was asked for stays asked for; the task that waits for the channel takes it.
     fn unpark(&mut self) {}
+
+    fn sleeps_until(&self) -> Option<Time> {
+        self.inner.raw().next_due()
+    }
 }
 
 /// Waits for the channel until the queue is gone.
@@ -492,27 +496,15 @@ async fn keep_deadlines(queue: Weak<Inner>) {
     .await;
 }
 
-/// Wakes the core when a provider without a channel has something to be polled, until the queue is gone.
+/// Wakes the core where a provider without a channel is to be polled sooner than it was when the core fell asleep, until
+/// the queue is gone.
 async fn keep_times(queue: Weak<Inner>) {
-    let mut sleep: Option<time::Sleep> = None;
     poll_fn(move |cx| {
-        loop {
-            let Some(inner) = queue.upgrade() else {
-                return Poll::Ready(());
-            };
-            let due = inner.raw().next_due(cx.waker());
-            // What is due now is polled before the core sleeps, and this is woken then.
-            let Some(at) = due.filter(|at| time::now() < *at) else {
-                return Poll::Pending;
-            };
-            if sleep.as_ref().is_none_or(|sleep| sleep.deadline() != at) {
-                sleep = Some(time::sleep_until(at));
-            }
-            if poll_sleep(&mut sleep, cx).is_pending() {
-                return Poll::Pending;
-            }
-            sleep = None;
-        }
+        let Some(inner) = queue.upgrade() else {
+            return Poll::Ready(());
+        };
+        inner.raw().wake_at_begin(cx.waker());
+        Poll::Pending
     })
     .await;
 }

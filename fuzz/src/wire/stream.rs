@@ -10,8 +10,8 @@ use lunette_transfer_proto::receiver::{
     FrameView, PayloadVerdict, Receiver, ReceiverLimits, Step, WireFault,
 };
 
-use super::Reached;
 use super::script::{Cut, Script};
+use super::{Reached, message};
 
 const IN_FLIGHT_MAX: u32 = 8;
 const PAYLOAD_BYTES_MAX: u32 = 200;
@@ -85,6 +85,7 @@ fn check_transcript(transcript: &[Event]) {
                 assert_eq!(awaited, None, "a payload is done before the next frame");
                 assert_eq!(crc32c(body), header.body_crc32c);
                 assert_eq!(body.len(), header.body_len_bytes as usize);
+                message::check(header, body);
                 awaited = (header.payload.len_bytes > 0).then_some(header.payload);
             }
             Event::Payload { bytes, verdict } => {

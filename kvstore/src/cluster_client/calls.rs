@@ -85,6 +85,23 @@ pub(super) async fn call_within(
     called_of(asking, seat, version, called.await)
 }
 
+/// As [`call`], of what brings no bytes and may be asked twice: by a message, where that can be.
+async fn call_again(
+    asking: &Rc<Asking>,
+    seat: Seat,
+    op: Op,
+    body: impl Fn(FormatVersion, &mut Vec<u8>),
+) -> Called {
+    match adapters::ask(asking, seat, op, &body).await {
+        Some(called) => called,
+        None => {
+            call(asking, seat, op, &body, Attachments::default())
+                .await
+                .0
+        }
+    }
+}
+
 /// What a call came to, and its room.
 pub(super) fn called_of(
     asking: &Asking,
@@ -306,8 +323,14 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, mut asks: 
         asks,
     };
     let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-    let nothing = Attachments::default();
-    let (called, _) = call(&asking, seat, Op::Ask, write, nothing).await;
+    let is_repeatable = |ask: &Ask| matches!(ask, Ask::Lookup { .. });
+    let called = if message.asks.iter().all(is_repeatable) {
+        call_again(&asking, seat, Op::Ask, write).await
+    } else {
+        call(&asking, seat, Op::Ask, write, Attachments::default())
+            .await
+            .0
+    };
     let all = |of: fn(&Ask) -> Answer| {
         let asks = message.asks.iter();
         asks.map(|ask| News::Answer(ask.request(), of(ask)))
@@ -342,7 +365,7 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, mut asks: 
 
 /// What a home knows of keys at once; `None` if it does not tell soon.
 pub(super) async fn peek(
-    asking: &Asking,
+    asking: &Rc<Asking>,
     to: Seat,
     epoch: Epoch,
     keys: Vec<Fingerprint>,
@@ -350,10 +373,10 @@ pub(super) async fn peek(
     let head = (to, epoch, asking.namespace());
     let count = keys.len();
     let body = |version, out: &mut Vec<u8>| {
-        PeekMessage::encode(head, keys.into_iter(), version, out);
+        PeekMessage::encode(head, keys.iter().copied(), version, out);
     };
-    let called = call(asking, to, Op::Peek, body, Attachments::default());
-    let (Called::Reply(_, reply), _) = time::timeout(RESEND, called).await.ok()? else {
+    let called = call_again(asking, to, Op::Peek, body);
+    let Called::Reply(_, reply) = time::timeout(RESEND, called).await.ok()? else {
         return None;
     };
     if Status::from_code(reply.status) != Status::Ok {

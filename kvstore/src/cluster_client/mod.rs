@@ -392,6 +392,12 @@ impl ClusterClient {
         self.asking.adapters.counted()
     }
 
+    /// How many requests, of gets and lookups, have gone by messages between adapters, in place of connections.
+    #[must_use]
+    pub fn asked_by_adapters(&self) -> u64 {
+        self.asking.adapters.asked()
+    }
+
     /// Where the object is, or the manifest of one that is in parts; with `hold`, its owner keeps it for a while,
     /// within its limits. `None`: there is none, or its home does not know yet.
     ///

@@ -230,6 +230,7 @@ pub(crate) struct CopyCounts {
     pub(crate) pushed: Cell<u64>,
     pub(crate) pushed_bytes: Cell<u64>,
     pub(crate) pushes_failed: Cell<u64>,
+    pub(crate) asked_by_adapters: Cell<u64>,
 }
 
 impl CopyCounts {

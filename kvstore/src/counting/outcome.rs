@@ -111,6 +111,7 @@ impl From<Status> for Outcome {
     fn from(status: Status) -> Self {
         match status {
             Status::Ok | Status::Described | Status::Striped | Status::Pushed => Self::Ok,
+            Status::OverConnection => Self::Elsewhere,
             Status::PushFailed => Self::Interrupted,
             Status::NotFound => Self::NotFound,
             Status::Touched => Self::Exists,

@@ -56,6 +56,8 @@ pub struct MemberReport {
     pub pushed_bytes: u64,
     /// Gets that were to be written so, and had to be asked for once more.
     pub pushes_failed: u64,
+    /// Requests that came by messages between adapters.
+    pub asked_by_adapters: u64,
     /// Queue pairs over which that is done, now.
     pub queue_pairs: u64,
     /// Copies that were kept here for another node.

@@ -239,6 +239,7 @@ impl MemberCore {
             pushed: copies.pushed.get(),
             pushed_bytes: copies.pushed_bytes.get(),
             pushes_failed: copies.pushes_failed.get(),
+            asked_by_adapters: copies.asked_by_adapters.get(),
             queue_pairs: self.pushing.queue_pairs() as u64,
             copies_replicated: copies.replicated.get(),
             copies_ordered: copies.ordered.get(),

@@ -15,7 +15,7 @@ use lunette_kvstore_proto::placement::{ClusterMap, Seat};
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_runtime::arena::Arena;
 use lunette_runtime::net::{REBIND_WAIT, TcpListener};
-use lunette_runtime::{Port, Sender, arena, spawn_local, time};
+use lunette_runtime::{Port, Scope, Sender, arena, spawn_local, time};
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 use lunette_transfer::{Drain, Guard, REPLY_BYTES_MAX, ServeOptions, Service, serve};
@@ -120,6 +120,10 @@ pub(super) async fn run_core(plan: CorePlan) {
     };
     let _inside = Inside::begin(NodeCore::new(Rc::clone(&core), first, secrets));
     let service = Rc::new(MemberService::new(core, plan.steering));
+    let hearing = Scope::new();
+    if let Err(error) = hearing.spawn(Rc::clone(&service).hear()) {
+        tracing::warn!(%error, "what readers ask by messages is not heard");
+    }
     let asked = Rc::clone(&service);
     let serving = serve_options(&card, connections_max, guard, plan.incarnation);
     let report = move || asked.report();

@@ -175,7 +175,9 @@ fn what_is_changed_is_not_read_once_that_is_acknowledged() {
         assert_eq!(other.remove(&[key(2)]).await, [Ok(true)]);
         scene.scene.put(&other, 2, 30, LEN).await;
         scene.scene.expect_value(&scene.client, 2, 30, LEN).await;
-        scene.scene.clear().await;
+        // Waits until each member knows.
+        let cleared = other.clear().await.expect("it is done");
+        assert_eq!(cleared.late, []);
         let gone = scene.client.get(&key(3), room(LEN)).await;
         assert!(matches!(gone, Ok(Fetched::Miss { .. })), "{gone:?}");
     });

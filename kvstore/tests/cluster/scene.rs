@@ -20,6 +20,7 @@ use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{arena, entropy, spawn_local, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_transfer::adapters::RdmaOptions;
 use lunette_transfer::{Connection, Room};
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 use lunette_verbs::Context;
@@ -88,6 +89,8 @@ pub(crate) struct Scene {
     is_shared: bool,
     /// What the nodes' adapters belong to, and how many each of them has.
     fabric: Option<(Fabric, usize)>,
+    /// Whether the next nodes, and clients with adapters, have messages.
+    has_messages: bool,
     /// The drives of the next node.
     tier: Option<TierOptions>,
     /// Ends the coordinator when it is dropped.
@@ -145,6 +148,7 @@ impl Scene {
             rack: Rack::NONE,
             is_shared: true,
             fabric: None,
+            has_messages: true,
             tier: None,
             serving: Some(serving),
         };
@@ -167,6 +171,7 @@ impl Scene {
             rack: Rack::NONE,
             is_shared: true,
             fabric: None,
+            has_messages: true,
             tier: None,
             serving: None,
         };
@@ -207,6 +212,7 @@ impl Scene {
         cluster.rack = self.rack;
         options.cluster = Some(cluster);
         options.one_sided = self.is_shared;
+        options.rdma.messages = self.has_messages;
         options.tier = self.tier.clone();
         self.nodes.push(SeatedNode::start(options).await?);
         Ok(())
@@ -285,6 +291,11 @@ impl Scene {
         self.tier = tier;
     }
 
+    /// Whether the next nodes, and clients with adapters, have messages.
+    pub(crate) const fn set_messages(&mut self, has_messages: bool) {
+        self.has_messages = has_messages;
+    }
+
     /// The next nodes share their memory, or not.
     pub(crate) const fn set_shared(&mut self, is_shared: bool) {
         self.is_shared = is_shared;
@@ -319,6 +330,10 @@ impl Scene {
         let options = ClusterClientOptions {
             one_sided_from_bytes: None,
             rdma_path: path,
+            rdma: RdmaOptions {
+                messages: self.has_messages,
+                ..RdmaOptions::default()
+            },
             idle_timeout: self.client_idle,
             secrets: self.secrets.clone(),
             timeout: self.client_timeout,

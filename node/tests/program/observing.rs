@@ -85,6 +85,7 @@ const FAMILIES: [(&str, &str); 40] = [
     ("pushed_gets_total", OF_ADAPTERS),
     ("pushed_bytes_total", OF_ADAPTERS),
     ("pushes_failed_total", OF_ADAPTERS),
+    ("asked_by_adapters_total", OF_ADAPTERS),
     ("queue_pairs", OF_ADAPTERS),
     ("tenant_copies", "a put of a tenant"),
     ("tenant_memory_bytes", "a put of a tenant"),
@@ -95,13 +96,14 @@ const CONSTANT: &str = "nothing";
 const OF_ADAPTERS: &str = "adapters";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 20] = [
+const OF_MEMBERS: [&str; 21] = [
     "handed_over_puts_total",
     "tenant_copies",
     "tenant_memory_bytes",
     "pushed_gets_total",
     "pushed_bytes_total",
     "pushes_failed_total",
+    "asked_by_adapters_total",
     "queue_pairs",
     "one_sided_reads_total",
     "one_sided_fallbacks_total",

@@ -16,6 +16,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use lunette_runtime_core::time::Time;
+
 use super::Core;
 use crate::mesh::Inbox;
 
@@ -34,6 +36,12 @@ pub trait Source {
 
     /// The core is awake again, or did not sleep after all; undoes [`Source::try_park`].
     fn unpark(&mut self);
+
+    /// Until when the core may sleep that all sources have let: something is there then to be polled, and nothing will
+    /// say so. `None`, where everything is announced.
+    fn sleeps_until(&self) -> Option<Time> {
+        None
+    }
 }
 
 /// Wakes one core, from any thread. Costs no system call while the core is awake.
@@ -99,6 +107,14 @@ impl Sources {
         refused.is_none()
     }
 
+    /// Until when all of them let the core sleep.
+    pub(super) fn sleeps_until(&self) -> Option<Time> {
+        let until = self.listed.iter();
+        until
+            .filter_map(|listed| listed.source.sleeps_until())
+            .min()
+    }
+
     pub(super) fn unpark(&mut self) {
         self.listed
             .iter_mut()
@@ -156,6 +172,7 @@ mod tests {
     struct Scripted {
         name: &'static str,
         parks: bool,
+        until: Option<Time>,
         trace: Rc<RefCell<Vec<String>>>,
     }
 
@@ -174,6 +191,10 @@ mod tests {
                 .borrow_mut()
                 .push(format!("{} unpark", self.name));
         }
+
+        fn sleeps_until(&self) -> Option<Time> {
+            self.until
+        }
     }
 
     fn sources(parks: [bool; 3]) -> (Sources, Rc<RefCell<Vec<String>>>) {
@@ -183,6 +204,7 @@ mod tests {
             let source = Scripted {
                 name,
                 parks,
+                until: None,
                 trace: Rc::clone(&trace),
             };
             assert!(sources.add(Box::new(source)).is_ok());
@@ -202,11 +224,28 @@ mod tests {
     }
 
     #[test]
+    fn a_core_sleeps_until_the_first_of_what_nobody_announces() {
+        let (mut all, trace) = sources([true, true, true]);
+        assert_eq!(all.sleeps_until(), None);
+        for (name, at_ns) in [("d", 900), ("e", 300), ("f", 500)] {
+            let source = Scripted {
+                name,
+                parks: true,
+                until: Some(Time::from_ns(at_ns)),
+                trace: Rc::clone(&trace),
+            };
+            assert!(all.add(Box::new(source)).is_ok());
+        }
+        assert_eq!(all.sleeps_until(), Some(Time::from_ns(300)));
+    }
+
+    #[test]
     fn sources_are_bounded_and_a_removed_one_makes_room() {
         let trace: Rc<RefCell<Vec<String>>> = Rc::default();
         let source = || Scripted {
             name: "s",
             parks: true,
+            until: None,
             trace: Rc::clone(&trace),
         };
         let mut sources = Sources::default();

@@ -18,7 +18,7 @@ const MESSAGES_PER_TURN_MAX: usize = 64;
 pub(crate) enum Step {
     /// There is more to do.
     Busy,
-    /// It sleeps, until this time if a timer is set.
+    /// It sleeps, until this time if a timer is set, or something is due at a source.
     Asleep(Option<Time>),
 }
 
@@ -177,8 +177,15 @@ impl Core {
             self.inbox.take_asleep();
             return Step::Busy;
         }
+        // With its last look a source may have woken a task, and let the core sleep all the same.
+        if !self.scheduler.is_idle() {
+            self.wake_up();
+            return Step::Busy;
+        }
         add_one(&self.counters.sleeps);
-        Step::Asleep(self.timers.borrow().next_expiry())
+        let expiry = self.timers.borrow().next_expiry();
+        let due = self.sources.borrow().sleeps_until();
+        Step::Asleep(expiry.into_iter().chain(due).min())
     }
 
     fn wake_up(&self) {

@@ -33,6 +33,7 @@
 //! | [`frame`] | [`frame::FrameHeader`], its layout, encoding and faults |
 //! | [`receiver`] | [`receiver::Receiver`], from bytes to frames and places of payload bytes |
 //! | [`hello`] | [`hello::Handshake`], versions and limits of a connection |
+//! | [`message`] | a frame by itself, where there is no stream |
 //! | [`calls`] | [`calls::Calls`], the client's requests in flight, their deadlines and fences |
 //! | [`topology`] | [`topology::Matrix`], which adapter is near which memory |
 //! | `deadlines` | the earliest deadline of a table's slots |
@@ -43,5 +44,6 @@ mod deadlines;
 pub mod engine;
 pub mod frame;
 pub mod hello;
+pub mod message;
 pub mod receiver;
 pub mod topology;

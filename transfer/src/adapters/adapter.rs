@@ -129,7 +129,7 @@ impl Adapter {
     }
 
     /// A queue pair over which both sides ask: we read memory of the peer's, and it writes ours, of which its
-    /// immediates tell at `receives`.
+    /// immediates tell at `receives`, where its messages come as well.
     ///
     /// # Errors
     /// As [`asking`](Self::asking).
@@ -138,20 +138,26 @@ impl Adapter {
             remote_write: true,
             ..Access::default()
         };
-        let (mut random, sizes) = (self.random.borrow_mut(), sizes(self.requests_max));
-        QueuePair::sharing(&self.context, receives, sizes, access, &mut random)
+        self.sharing(receives, access)
     }
 
-    /// A queue pair over which we write memory of the peer's, and it reads ours.
+    /// A queue pair over which we write memory of the peer's, and it reads ours. Its messages, if it sends any, come
+    /// at `receives`.
     ///
     /// # Errors
     /// As [`asking`](Self::asking).
-    pub fn writing(&self) -> Result<QueuePair<Unconnected>, SetupError> {
+    pub fn writing(
+        &self,
+        receives: Option<&SharedReceives>,
+    ) -> Result<QueuePair<Unconnected>, SetupError> {
         let access = Access {
             remote_read: true,
             ..Access::default()
         };
-        self.pair(self.requests_max, access)
+        match receives {
+            None => self.pair(self.requests_max, access),
+            Some(receives) => self.sharing(receives, access),
+        }
     }
 
     /// A pool of receives that complete to this core.
@@ -160,6 +166,15 @@ impl Adapter {
     /// As [`asking`](Self::asking).
     pub fn receives(&self, depth: u32) -> Result<SharedReceives, SetupError> {
         SharedReceives::new(&self.context, &self.queue, depth)
+    }
+
+    fn sharing(
+        &self,
+        receives: &SharedReceives,
+        access: Access,
+    ) -> Result<QueuePair<Unconnected>, SetupError> {
+        let (mut random, sizes) = (self.random.borrow_mut(), sizes(self.requests_max));
+        QueuePair::sharing(&self.context, receives, sizes, access, &mut random)
     }
 
     fn pair(&self, sends: u32, access: Access) -> Result<QueuePair<Unconnected>, SetupError> {

@@ -10,9 +10,11 @@
 //! |---|---|
 //! | `options` | [`RdmaOptions`], [`AdapterChoice`] |
 //! | `adapter` | [`Adapter`]: queue pairs, and what is registered |
+//! | `messages` | [`Messages`]: receives that queue pairs share, and memory to send from |
 //! | `waiting` | tasks that wait until something has changed |
 
 mod adapter;
+mod messages;
 mod options;
 mod waiting;
 
@@ -23,6 +25,7 @@ pub use lunette_verbs::devices;
 use lunette_verbs::{Context, OpenError};
 
 pub use adapter::Adapter;
+pub use messages::{Heard, Messages};
 pub use options::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
 pub(crate) use waiting::Waiting;
 

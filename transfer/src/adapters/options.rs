@@ -51,6 +51,9 @@ pub struct RdmaOptions {
     /// Windows in which peers reach segments, one per segment and adapter; what has none is reached over
     /// connections.
     pub windows_max: usize,
+    /// Whether requests of the store that bring no bytes go by messages, over queue pairs that are there anyway, where
+    /// both sides let them; else they go over connections, as all do where there is no queue pair.
+    pub messages: bool,
     /// How stubborn queue pairs are. A rail on which nothing comes through is given up sooner
     /// ([`SchedulerOptions::stall`](crate::engine::SchedulerOptions::stall)).
     pub patience: Patience,
@@ -64,6 +67,7 @@ impl Default for RdmaOptions {
             requests_max: 128,
             registrations_max: 256,
             windows_max: 4096,
+            messages: true,
             patience: Patience::default(),
         }
     }

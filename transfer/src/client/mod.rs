@@ -294,15 +294,26 @@ impl Connection {
 
     /// Waits until the connection has ended, with all calls on it, and says why.
     pub async fn ended(&self) -> CloseReason {
-        poll_fn(|cx| {
-            let mut state = self.shared.state.borrow_mut();
+        self.ending().await
+    }
+
+    /// As [`ended`](Self::ended), without keeping the connection open.
+    pub fn ending(&self) -> impl Future<Output = CloseReason> + use<> {
+        let shared = Rc::clone(&self.shared);
+        poll_fn(move |cx| {
+            let mut state = shared.state.borrow_mut();
             if state.is_over {
                 return Poll::Ready(state.closed.unwrap_or(CloseReason::Local));
             }
-            state.watching.push(cx.waker().clone());
+            if !state
+                .watching
+                .iter()
+                .any(|known| known.will_wake(cx.waker()))
+            {
+                state.watching.push(cx.waker().clone());
+            }
             Poll::Pending
         })
-        .await
     }
 
     /// Ends the connection. Calls in flight end with [`CallError::Disconnected`], each when nothing of

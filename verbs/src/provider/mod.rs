@@ -305,10 +305,18 @@ impl RawCompletions {
     }
 
     /// When polling makes it go on, of a provider that has no channel to say so.
-    pub(crate) fn next_due(&self, waker: &Waker) -> Option<Time> {
+    pub(crate) fn next_due(&self) -> Option<Time> {
         match self {
             Self::Real(_) | Self::Null(_) => None,
-            Self::Sim(completions) => completions.next_due(waker),
+            Self::Sim(completions) => completions.next_due(),
+        }
+    }
+
+    /// Wakes `waker` when that comes nearer.
+    pub(crate) fn wake_at_begin(&self, waker: &Waker) {
+        match self {
+            Self::Real(_) | Self::Null(_) => {}
+            Self::Sim(completions) => completions.wake_at_begin(waker),
         }
     }
 

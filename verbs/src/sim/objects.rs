@@ -259,11 +259,14 @@ impl SimCompletions {
         self.world.borrow().has_work()
     }
 
-    /// When there will be work, unless there is some now. `waker` is woken when that comes nearer.
-    pub(crate) fn next_due(&self, waker: &Waker) -> Option<Time> {
-        let mut world = self.world.borrow_mut();
-        world.wake_at_begin(waker);
-        world.next_due()
+    /// When there will be work, unless there is some now.
+    pub(crate) fn next_due(&self) -> Option<Time> {
+        self.world.borrow().next_due()
+    }
+
+    /// Wakes `waker` when that comes nearer.
+    pub(crate) fn wake_at_begin(&self, waker: &Waker) {
+        self.world.borrow_mut().wake_at_begin(waker);
     }
 }
 

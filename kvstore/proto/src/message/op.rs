@@ -64,6 +64,8 @@ pub enum Op {
     ReadFar = 28,
     /// To hold copies, and to be told where an adapter reads them.
     Reach = 29,
+    /// As [`Pair`](Self::Pair), of adapters over which requests are asked and answered too, by messages.
+    PairAsking = 30,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -77,7 +79,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -107,12 +109,31 @@ impl Op {
         Self::FindFar,
         Self::ReadFar,
         Self::Reach,
+        Self::PairAsking,
     ];
 
     /// Its code on the wire.
     #[must_use]
     pub const fn code(self) -> u16 {
         self as u16
+    }
+
+    /// Whether it may be asked by a message between adapters, besides over a connection. A message may be lost with
+    /// its queue pair, answered or not, and is asked over the connection then: so these are the requests that do no
+    /// harm where they are carried out twice, and that bring no bytes. Of [`Ask`](Self::Ask) that is the asker's to see
+    /// to.
+    #[must_use]
+    pub const fn may_be_message(self) -> bool {
+        matches!(
+            self,
+            Self::Ask
+                | Self::Peek
+                | Self::FindPushed
+                | Self::ReadPushed
+                | Self::FindFar
+                | Self::ReadFar
+                | Self::Reach
+        )
     }
 }
 
@@ -140,7 +161,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=29).collect();
+        let expected: Vec<u16> = (1..=30).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

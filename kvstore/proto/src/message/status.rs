@@ -47,13 +47,15 @@ pub enum Status {
     PushFailed,
     /// It was to be pinned for ever, and too much is: of that something has to be removed first.
     PinnedFull,
+    /// The answer does not go in a message: the same is to be asked over the connection.
+    OverConnection,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 21] = [
+    pub const KNOWN: [Self; 22] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -75,6 +77,7 @@ impl Status {
         Self::Pushed,
         Self::PushFailed,
         Self::PinnedFull,
+        Self::OverConnection,
     ];
 
     /// Its code on the wire.
@@ -102,6 +105,7 @@ impl Status {
             Self::Pushed => 18,
             Self::PushFailed => 19,
             Self::PinnedFull => 20,
+            Self::OverConnection => 21,
             Self::Other(code) => code,
         }
     }
@@ -141,6 +145,7 @@ impl Status {
             | Self::Striped
             | Self::Pushed
             | Self::PinnedFull
+            | Self::OverConnection
             | Self::Other(_) => false,
         }
     }
@@ -176,7 +181,7 @@ mod tests {
 
     #[test]
     fn back_pressure_is_retryable() {
-        let statuses = || (0..=20).map(Status::from_code);
+        let statuses = || (0..=21).map(Status::from_code);
         assert!(
             statuses()
                 .filter(|status| status.is_backpressure())

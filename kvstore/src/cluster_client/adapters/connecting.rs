@@ -43,8 +43,19 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, link: Link) {
         let reply = AdaptersReply::decode(link.version, &reply.body);
         reply.ok().map(|reply| usize::from(reply.count))
     });
-    link.rails
-        .on_adapters(asking.adapters.len(), theirs.unwrap_or(0));
+    let (ours, theirs) = (asking.adapters.len(), theirs.unwrap_or(0));
+    link.rails.on_adapters(ours, theirs);
+    if ours == 0 || theirs == 0 {
+        return;
+    }
+    let (ended, rails) = (link.ending(), Rc::downgrade(&link.rails));
+    // Neither is kept by what waits for its end.
+    drop((asking, link));
+    // Who waits for an answer by a message would not learn that nobody is there any more.
+    ended.await;
+    if let Some(rails) = rails.upgrade() {
+        rails.close_all();
+    }
 }
 
 async fn called(link: &Link, op: Op, body: impl FnOnce(&mut Vec<u8>)) -> Result<Reply, PairError> {
@@ -58,18 +69,34 @@ async fn called(link: &Link, op: Op, body: impl FnOnce(&mut Vec<u8>)) -> Result<
 
 /// Connects a rail.
 pub(super) async fn connect(asking: Rc<Asking>, seat: Seat, link: Link, missing: Missing) {
+    let ears = &asking.adapters.ears;
     let name = name_of(missing.rail, missing.connection);
-    let pair = pair_up(&asking, seat, &link, (name, missing)).await;
+    let mut has_messages = asking.adapters.options.messages;
+    let op = if has_messages {
+        Op::PairAsking
+    } else {
+        Op::Pair
+    };
+    let mut pair = pair_up(&asking, (seat, &link), op, (name, missing)).await;
+    // It has none, or is of an earlier version.
+    if has_messages && matches!(pair, Err(PairError::Refused(Status::Unsupported))) {
+        has_messages = false;
+        pair = pair_up(&asking, (seat, &link), Op::Pair, (name, missing)).await;
+    }
     let refused = |error: &PairError| tracing::debug!(?seat, ?missing, %error, "adapters");
     let pair = pair.inspect_err(refused).ok();
-    let rail = pair.and_then(|pair| Rail::new(name, missing.ours, pair));
+    let asked = has_messages.then(|| ears.asked(missing.ours));
+    let rail = pair.and_then(|pair| Rail::new(name, missing.ours, pair, asked));
+    if let Some(rail) = &rail {
+        ears.listen(rail);
+    }
     link.rails.on_connected(missing, rail);
 }
 
 async fn pair_up(
     asking: &Asking,
-    seat: Seat,
-    link: &Link,
+    (seat, link): (Seat, &Link),
+    op: Op,
     (name, missing): (u64, Missing),
 ) -> Result<QueuePair<Ready>, PairError> {
     let (ears, patience) = (&asking.adapters.ears, asking.adapters.options.patience);
@@ -91,7 +118,7 @@ async fn pair_up(
             message: &message,
         };
         let body = |out: &mut Vec<u8>| pairing.encode(link.version, out);
-        let reply = called(link, Op::Pair, body).await?;
+        let reply = called(link, op, body).await?;
         if let Some(pair) = step.outcome? {
             return Ok(pair);
         }

@@ -30,6 +30,7 @@ use lunette_transfer::{Attachments, Room};
 use super::super::asking::Asking;
 use super::super::calls::{Called, called_of};
 use super::ByAdapters;
+use super::messages::{self, Messaged};
 use super::reading::{self, FarFault};
 use crate::rails::Rail;
 use crate::seats::Link;
@@ -155,8 +156,14 @@ pub(in crate::cluster_client) async fn learn(
 async fn learn_of(asking: &Asking, (link, rail): (Link, Rc<Rail>), message: ReachMessage<'_>) {
     let (owner, spoken, asked) = (message.to, link.version, time::now());
     let body = |out: &mut Vec<u8>| message.encode(spoken, out);
-    let answered = link.call(Op::Reach.code(), body, Attachments::default(), PATIENCE);
-    let (called, _) = called_of(asking, owner, spoken, answered.await);
+    let called = match messages::ask_over(asking, &rail, Op::Reach, body).await {
+        Messaged::Answered(answered) => messages::called(asking, (owner, &link), answered),
+        Messaged::Lost => return,
+        Messaged::No => {
+            let answered = link.call(Op::Reach.code(), body, Attachments::default(), PATIENCE);
+            called_of(asking, owner, spoken, answered.await).0
+        }
+    };
     let Called::Reply(_, reply) = called else {
         return;
     };

@@ -9,7 +9,8 @@
 //!
 //! Whatever comes of an adapter's way, the bytes are asked for over the connection where it did not bring them. Queue
 //! pairs are those of the connection to the seat: made when the first get asks for them, in the background; so is
-//! memory registered. Nothing waits for either.
+//! memory registered. Nothing waits for either. Over them go the requests, too, of these gets and of lookups
+//! (`messages`): the connection is for what is missing still, for what is long, and for writes.
 //!
 //! | file | subject |
 //! |---|---|
@@ -17,6 +18,7 @@
 //! | `direct` | [`DeviceLanding`]: memory of devices that adapters reach |
 //! | `held` | copies that are held, which are read without asking anybody |
 //! | `landing` | [`Landing`]: memory that owners may write |
+//! | `messages` | requests that go by messages |
 //! | `notices` | the calls under way, and the notices that name them |
 //! | `pushing` | bytes that the owner writes |
 //! | `reading` | bytes that this side reads |
@@ -26,6 +28,7 @@ mod connecting;
 mod direct;
 mod held;
 mod landing;
+mod messages;
 mod notices;
 mod pushing;
 mod reading;
@@ -57,6 +60,7 @@ use held::Held;
 pub(super) use held::{fetch as fetch_held, learn};
 use landing::Landings;
 pub use landing::{Landing, TooManyLandings};
+pub(super) use messages::ask;
 use notices::Ears;
 pub(super) use notices::hear;
 use sightings::Sightings;
@@ -92,6 +96,8 @@ pub(super) struct ByAdapters {
     /// The only way besides the connection, if there is to be but one.
     only: Option<Path>,
     counted: Cell<AdapterGets>,
+    /// Requests that have gone by messages.
+    asked: Cell<u64>,
 }
 
 impl ByAdapters {
@@ -107,6 +113,7 @@ impl ByAdapters {
             options: options.clone(),
             only,
             counted: Cell::default(),
+            asked: Cell::new(0),
         }
     }
 
@@ -139,6 +146,10 @@ impl ByAdapters {
 
     pub(super) const fn counted(&self) -> AdapterGets {
         self.counted.get()
+    }
+
+    pub(super) const fn asked(&self) -> u64 {
+        self.asked.get()
     }
 
     fn count(&self, change: impl FnOnce(&mut AdapterGets)) {

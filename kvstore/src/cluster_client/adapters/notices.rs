@@ -1,8 +1,9 @@
-//! The calls under way, and the notices that name them.
+//! Where adapters hear: the calls under way, the notices that name them, and answers that come by messages.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 
 use lunette_kvstore_proto::message::directory::{PUSHED_BYTES_MAX, PushPlace};
@@ -10,18 +11,23 @@ use lunette_kvstore_proto::pushed::{PushEvent, PushStep, PushedGet};
 use lunette_runtime::arena::{Arena, ArenaOptions, CHUNK_BYTES_MIN, Exposed, HugePages};
 use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
-use lunette_transfer::adapters::{Adapter, Adapters};
-use lunette_verbs::{Access, Arrival, ExposedWindow, Piece, SetupError, SharedReceives, Slab};
-use lunette_verbs_proto::status::Status;
+use lunette_transfer::adapters::{Adapter, Adapters, Heard as Arrived, Messages};
+use lunette_verbs::{Access, ExposedWindow, Piece, SetupError, SharedReceives, Slab};
 use rustix::io::Errno;
 use slab::Slab as Table;
 
 use super::super::asking::Asking;
 use super::landing::Window;
-use crate::rails::Rail;
+use crate::rails::{Asked, Rail};
 
-/// Calls of one client at a time; what further ones ask for is sent. Each adapter has as many receives.
+/// Calls of one client at a time; what further ones ask for is sent. Each adapter has as many receives for their
+/// notices.
 const CALLS_MAX: usize = 256;
+/// Requests of one adapter at a time that go by messages; further ones go over connections. There are as many receives
+/// for their answers.
+const ASKED_MAX: usize = 256;
+/// Messages that are being sent.
+const SENDS_MAX: u32 = 128;
 /// Words that are being read by one adapter.
 const WORDS_MAX: usize = 256;
 const WORD_BYTES: usize = 8;
@@ -31,9 +37,13 @@ const INDEX_BITS: u32 = 16;
 /// One of our adapters, where notices come in.
 struct Ear {
     adapter: Rc<Adapter>,
-    receives: SharedReceives,
-    /// Of receives, and of words that are read.
-    slab: Slab,
+    messages: Messages,
+    /// How many more requests may be under way.
+    left: Rc<Cell<usize>>,
+    /// Of words that are read.
+    words: Slab,
+    /// Those whose queue pairs hear here, by their numbers.
+    rails: RefCell<BTreeMap<u32, Weak<Rail>>>,
     /// Where answers are written: once it has been registered.
     answers: OnceCell<ExposedWindow>,
     /// Nothing is heard there any more.
@@ -96,7 +106,47 @@ impl Ears {
     }
 
     pub(super) fn receives(&self, index: usize) -> &SharedReceives {
-        &self.ears[index].receives
+        self.ears[index].messages.receives()
+    }
+
+    pub(super) fn messages(&self, index: usize) -> &Messages {
+        &self.ears[index].messages
+    }
+
+    /// For requests over one more queue pair of an adapter.
+    pub(super) fn asked(&self, index: usize) -> Asked {
+        Asked::new(Rc::clone(&self.ears[index].left))
+    }
+
+    /// What comes by this rail's queue pair is its own from now on.
+    pub(super) fn listen(&self, rail: &Rc<Rail>) {
+        let mut rails = self.ears[rail.adapter].rails.borrow_mut();
+        rails.retain(|_, rail| rail.strong_count() > 0);
+        rails.insert(rail.number, Rc::downgrade(rail));
+    }
+
+    fn on_heard(&self, adapter: usize, number: u32, heard: Arrived<'_>) {
+        match heard {
+            Arrived::Notice {
+                immediate,
+                len_bytes,
+            } => self.on_notice((adapter, number), immediate, len_bytes),
+            Arrived::Message(bytes) => self.on_message((adapter, number), bytes),
+        }
+    }
+
+    /// A message has come.
+    fn on_message(&self, (adapter, number): (usize, u32), bytes: &[u8]) {
+        let rails = self.ears[adapter].rails.borrow();
+        let rail = rails.get(&number).and_then(Weak::upgrade);
+        drop(rails);
+        let Some((rail, asked)) = rail.as_ref().and_then(|rail| Some((rail, rail.asked()?))) else {
+            return tracing::debug!(number, "a message from nowhere");
+        };
+        if let Err(fault) = asked.on_message(bytes) {
+            tracing::warn!(?rail, %fault, "an adapter's peer does not keep to the rules");
+            self.give_up(rail);
+        }
     }
 
     pub(super) fn adapters(&self) -> impl Iterator<Item = Rc<Adapter>> {
@@ -104,13 +154,7 @@ impl Ears {
     }
 
     /// A notice has come.
-    fn on_notice(&self, adapter: usize, number: u32, arrival: &Arrival) {
-        let Some(immediate) = arrival
-            .immediate
-            .filter(|_| arrival.status == Status::Success)
-        else {
-            return;
-        };
+    fn on_notice(&self, (adapter, number): (usize, u32), immediate: u32, len_bytes: u32) {
         let index = immediate & ((1 << INDEX_BITS) - 1);
         let mut calls = self.calls.borrow_mut();
         let call = calls.get_mut(index as usize).filter(|call| {
@@ -122,7 +166,7 @@ impl Ears {
             tracing::debug!(immediate, "a notice of no call");
             return;
         };
-        call.noticed = Some(arrival.len_bytes);
+        call.noticed = Some(len_bytes);
         let waker = call.waker.take();
         drop(calls);
         waker.into_iter().for_each(Waker::wake);
@@ -130,7 +174,7 @@ impl Ears {
 
     /// Memory for a word that is read by this adapter; `None` if as many are being read as may be.
     pub(super) fn word(&self, adapter: usize) -> Option<Piece> {
-        self.ears[adapter].slab.alloc(WORD_BYTES).ok()
+        self.ears[adapter].words.alloc(WORD_BYTES).ok()
     }
 
     /// Gives a queue pair up: nothing lands over it any more. The calls that would come over it are told.
@@ -158,27 +202,23 @@ impl Ears {
 
 impl Ear {
     fn open(adapter: &Rc<Adapter>) -> Result<Self, SetupError> {
-        let depth = u32::try_from(CALLS_MAX).expect("small");
-        let receives = adapter.receives(depth)?;
+        let receives = u32::try_from(CALLS_MAX + ASKED_MAX).expect("small");
+        let messages = Messages::open(adapter, receives, SENDS_MAX)?;
         // In a chunk of its own, since a chunk is registered as a whole.
         let arena = Arena::new(ArenaOptions {
             bytes_max: CHUNK_BYTES_MIN,
             chunk_bytes: CHUNK_BYTES_MIN,
             ..ArenaOptions::default()
         });
-        let region = arena.alloc((CALLS_MAX + WORDS_MAX) * GRANULE_BYTES as usize);
+        let region = arena.alloc(WORDS_MAX * GRANULE_BYTES as usize);
         let region = region.map_err(|_full| SetupError::Refused(Errno::NOMEM))?;
-        let slab = Slab::register(adapter.context(), region)?;
-        for _ in 0..CALLS_MAX {
-            // Notices leave nothing in it: it is there because receives have some.
-            let piece = slab.alloc(1).map_err(|_full| SetupError::Size)?;
-            let posted = receives.post(piece);
-            posted.map_err(|_refused| SetupError::Refused(Errno::NOMEM))?;
-        }
+        let words = Slab::register(adapter.context(), region)?;
         Ok(Self {
             adapter: Rc::clone(adapter),
-            receives,
-            slab,
+            messages,
+            left: Rc::new(Cell::new(ASKED_MAX)),
+            words,
+            rails: RefCell::default(),
             answers: OnceCell::new(),
             is_deaf: Cell::new(false),
         })
@@ -196,7 +236,7 @@ impl Ear {
     }
 }
 
-/// Takes in the notices of one adapter, for as long as it is polled.
+/// Takes in the notices and the answers of one adapter, for as long as it is polled.
 pub(in crate::cluster_client) async fn hear(asking: Rc<Asking>, index: usize) {
     let ears = &asking.adapters.ears;
     let ear = &ears.ears[index];
@@ -206,17 +246,13 @@ pub(in crate::cluster_client) async fn hear(asking: Rc<Asking>, index: usize) {
         return tracing::warn!(%name, %error, "an adapter is not used");
     }
     loop {
-        let (number, arrival) = match ear.receives.arrival().await {
-            Ok(arrived) => arrived,
-            Err(error) => {
-                tracing::warn!(%name, %error, "an adapter is not used any more");
-                ear.is_deaf.set(true);
-                return ears.close(|rail| rail.adapter == index);
-            }
-        };
-        ears.on_notice(index, number, &arrival);
-        if let Err((error, _)) = ear.receives.post(arrival.piece) {
-            tracing::debug!(%name, %error, "a receive is not posted again");
+        let take = |number: u32, heard: Arrived<'_>| ears.on_heard(index, number, heard);
+        if let Err(error) = ear.messages.hear(take).await {
+            tracing::warn!(%name, %error, "an adapter is not used any more");
+            ear.is_deaf.set(true);
+            let rails = ear.rails.take().into_values();
+            rails.for_each(|rail| rail.upgrade().iter().for_each(|rail| rail.close()));
+            return ears.close(|rail| rail.adapter == index);
         }
     }
 }

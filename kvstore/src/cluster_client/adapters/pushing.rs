@@ -3,11 +3,15 @@
 //! A room in memory that the program has [landed](super::super::ClusterClient::land) is named to the owner, with a
 //! number for the call. The owner's adapter writes the object there, and behind it the answer, to a place of the
 //! call's own, with the number as the immediate: its notice says that both are there. Then the bytes are compared
-//! with their checksum. All the while the call is under way over the connection as any other, with the room: where
-//! the owner does not write, it sends. What ends when ([`PushedGet`](lunette_kvstore_proto::pushed::PushedGet)) is
+//! with their checksum. The owner is asked by a message; or over the connection, and all the while the call is under
+//! way there as any other, with the room: where the owner does not write, it sends. What ends when ([`PushedGet`](lunette_kvstore_proto::pushed::PushedGet)) is
 //! the protocol's matter.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
 
 use lunette_kvstore_proto::message::directory::{PushPlace, PushWish, PushedReply};
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
@@ -21,9 +25,12 @@ use super::super::calls::{CALL_TIMEOUT, Called, called_of, into};
 use super::direct::Place;
 use super::landing::Window;
 use super::notices::PushCall;
-use super::{NotBrought, is_right};
-use crate::rails::Rail;
+use super::{NotBrought, is_right, messages};
+use crate::rails::{Asking as Request, Lost, Rail};
 use crate::seats::Link;
+
+/// How long an owner that was asked by a message is waited for: longer than it tries to write.
+const PUSHED_WAIT: Duration = Duration::from_millis(2500);
 
 /// How an owner names a room, and what makes it so.
 type Places = (Vec<PushPlace>, Vec<Window>);
@@ -55,11 +62,23 @@ pub(super) async fn push(
     } else {
         Op::ReadPushed
     };
-    let told = get.told();
-    let answered = link.call_until(op.code(), write, into(room), CALL_TIMEOUT, told);
-    let answered = answered.await;
-    let mut step = get.on(event_of(&answered, &get));
-    let (called, room) = called_of(asking, seat, version, answered);
+    let (mut step, called, room) = match messages::begin(asking, rail, op, write) {
+        Some(request) => {
+            let (step, called) = by_message(asking, (seat, link, rail), request, &mut get).await;
+            match called {
+                Some(called) => (step, called, Some(room)),
+                None => return Err(NotBrought::Wanted(room)),
+            }
+        }
+        None => {
+            let told = get.told();
+            let answered = link.call_until(op.code(), write, into(room), CALL_TIMEOUT, told);
+            let answered = answered.await;
+            let step = get.on(event_of(&answered, &get));
+            let (called, room) = called_of(asking, seat, version, answered);
+            (step, called, room)
+        }
+    };
     if step == PushStep::Wait {
         let told = time::timeout(NOTICE_WAIT, get.told()).await;
         tracing::trace!(?told, "a notice");
@@ -86,14 +105,57 @@ pub(super) async fn push(
     }
 }
 
+/// What comes of a get whose owner was asked by a message, and how that was answered, where it was; `None` if it is to
+/// be asked over the connection. The notice is the only answer of an owner that has written.
+async fn by_message(
+    asking: &Asking,
+    (seat, link, rail): (Seat, &Link, &Rail),
+    request: Request,
+    get: &mut PushCall,
+) -> (PushStep, Option<Called>) {
+    let (mut request, mut told) = (pin!(request), pin!(get.told()));
+    let ended = time::timeout(
+        PUSHED_WAIT,
+        poll_fn(|cx| {
+            if told.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            request.as_mut().poll(cx).map(Some)
+        }),
+    );
+    let unanswered = Some(Called::Unanswered);
+    match ended.await {
+        Ok(None) => {
+            request.is_answered();
+            let event = get.happened().unwrap_or(PushEvent::QueuePairLost);
+            (get.on(event), unanswered)
+        }
+        Ok(Some(Ok(answered))) => {
+            let status = Status::from_code(answered.status);
+            let step = get.on(PushEvent::Answered(answer_of(status)));
+            let is_wanted = status == Status::OverConnection;
+            let called = || messages::called(asking, (seat, link), answered);
+            (step, (!is_wanted).then(called))
+        }
+        Ok(Some(Err(Lost))) | Err(_) => {
+            asking.adapters.ears.give_up(rail);
+            (get.on(PushEvent::QueuePairLost), unanswered)
+        }
+    }
+}
+
+const fn answer_of(status: Status) -> PushAnswer {
+    match status {
+        Status::Pushed => PushAnswer::Written,
+        Status::PushFailed => PushAnswer::Failed,
+        _ => PushAnswer::Other,
+    }
+}
+
 /// What a call's end means for the get.
 fn event_of(answered: &Result<Reply, CallFailure>, get: &PushCall) -> PushEvent {
     match answered {
-        Ok(reply) => PushEvent::Answered(match Status::from_code(reply.status) {
-            Status::Pushed => PushAnswer::Written,
-            Status::PushFailed => PushAnswer::Failed,
-            _ => PushAnswer::Other,
-        }),
+        Ok(reply) => PushEvent::Answered(answer_of(Status::from_code(reply.status))),
         Err(failure) if failure.error == CallError::Cancelled => {
             get.happened().unwrap_or(PushEvent::Unanswered)
         }

@@ -27,6 +27,7 @@ use thiserror::Error;
 use super::super::asking::Asking;
 use super::super::calls::{CALL_TIMEOUT, Called, called_of, into};
 use super::direct::Place;
+use super::messages::{self, Messaged};
 use super::{NotBrought, is_right};
 use crate::rails::Rail;
 use crate::seats::Link;
@@ -99,8 +100,17 @@ pub(super) async fn read(
     } else {
         Op::ReadFar
     };
-    let answered = link.call(op.code(), write, into(room), CALL_TIMEOUT).await;
-    let (reply, room) = match called_of(asking, seat, version, answered) {
+    let (asked, room) = match messages::ask_over(asking, rail, op, write).await {
+        Messaged::Answered(answered) => {
+            (messages::called(asking, (seat, link), answered), Some(room))
+        }
+        Messaged::Lost => return Err(NotBrought::Failed(room)),
+        Messaged::No => {
+            let answered = link.call(op.code(), write, into(room), CALL_TIMEOUT).await;
+            called_of(asking, seat, version, answered)
+        }
+    };
+    let (reply, room) = match (asked, room) {
         (Called::Reply(_, reply), Some(room)) if reply.status == Status::Described.code() => {
             (reply, room)
         }

@@ -9,15 +9,20 @@
 //!     the answer, over the connection                  <--    nothing is under way any more: unpins
 //! ```
 //!
+//! What is asked over the queue pair itself, by a message, is answered by one; but who has been written to is told by
+//! the immediate alone.
+//!
 //! Nothing is waited for on the way of bytes: where the memory is not registered yet, or as much is under way as a
 //! queue pair takes, the bytes are sent over the connection. A queue pair ends with its connection, with an earlier
 //! one's successor, and when a write over it fails; what its reader is told then has it give up its end.
 //!
 //! | file | subject |
 //! |---|---|
+//! | `messages` | requests that come by messages, and their answers |
 //! | `pairs` | the queue pairs of those who came |
 //! | `windows` | what readers' adapters may read |
 
+mod messages;
 mod pairs;
 mod windows;
 
@@ -28,15 +33,17 @@ use std::time::Duration;
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::{PairMessage, PushWish};
 use lunette_runtime::arena::Region;
-use lunette_runtime::time;
+use lunette_runtime::{Signal, time};
 use lunette_runtime_core::time::Time;
 use lunette_transfer::ConnectionId;
-use lunette_transfer::adapters::{Adapter, AdapterChoice, Adapters, RdmaOptions};
+use lunette_transfer::adapters::{Adapter, AdapterChoice, Adapters, Messages, RdmaOptions};
 use lunette_verbs::{Context, Lent, QueuePair, Ready, RemoteMemory, Request, RequestError};
 
 use super::bytes::Reachable;
 use super::core::MemberCore;
-use pairs::Pairs;
+use crate::rails::ASKED_MAX;
+pub(crate) use messages::Over;
+use pairs::{Made, Pairs};
 use windows::{Wanted, Windows};
 
 /// How long a write may take, those before it on its queue pair included. There is time left then to send the bytes.
@@ -48,6 +55,10 @@ pub(crate) struct Pushing {
     options: RdmaOptions,
     /// Those that the options name, and those that the program has given.
     adapters: RefCell<Vec<Adapters>>,
+    /// Where messages of each of them come.
+    messages: RefCell<Vec<Option<Rc<Messages>>>>,
+    /// Raised when there are more.
+    added: Signal,
     pairs: RefCell<Pairs>,
     windows: RefCell<Windows>,
     /// Numbers of queue pairs, so that what fails ends the one that it was of.
@@ -67,8 +78,10 @@ impl Pushing {
     pub(crate) fn open(options: RdmaOptions) -> Self {
         let adapters = Adapters::open(&options, false, Vec::new());
         Self {
+            messages: RefCell::new(messages::open(&adapters, options.messages)),
             options,
             adapters: RefCell::new(vec![adapters]),
+            added: Signal::default(),
             pairs: RefCell::default(),
             windows: RefCell::default(),
             last_number: Cell::new(0),
@@ -82,7 +95,10 @@ impl Pushing {
             ..self.options.clone()
         };
         let more = Adapters::open(&nothing_else, false, given);
+        let messages = messages::open(&more, self.options.messages);
+        self.messages.borrow_mut().extend(messages);
         self.adapters.borrow_mut().push(more);
+        self.added.raise();
     }
 
     /// How many adapters readers may connect to.
@@ -102,19 +118,31 @@ impl Pushing {
         all.nth(index).cloned()
     }
 
-    /// Takes a step of a handshake, and says what the reader is to be told.
+    /// Takes a step of a handshake, and says what the reader is to be told; of a queue pair over which it is to ask as
+    /// well, if `is_asking`.
     pub(crate) fn step(
         &self,
         connection: ConnectionId,
         message: &PairMessage<'_>,
+        is_asking: bool,
     ) -> Result<Vec<u8>, Status> {
-        let adapter = self.adapter(usize::from(message.adapter));
-        let adapter = adapter.ok_or(Status::Unsupported)?;
+        let index = usize::from(message.adapter);
+        let adapter = self.adapter(index).ok_or(Status::Unsupported)?;
+        let messages = self.messages.borrow();
+        let messages = messages.get(index).and_then(Option::as_deref);
+        if is_asking && messages.is_none() {
+            return Err(Status::Unsupported);
+        }
         let number = self.last_number.get() + 1;
         self.last_number.set(number);
-        let (most, patience) = (self.options.queue_pairs_max, self.options.patience);
+        let made = Made {
+            adapter: &adapter,
+            messages: messages.filter(|_| is_asking),
+            queue_pairs_max: self.options.queue_pairs_max,
+            patience: self.options.patience,
+        };
         let mut pairs = self.pairs.borrow_mut();
-        pairs.step((connection, number), &adapter, message, (most, patience))
+        pairs.step((connection, number), message, &made)
     }
 
     /// A connection has ended, and its queue pairs with it.
@@ -145,7 +173,9 @@ impl Pushing {
         let (pair, index, number) = pairs.ready(connection, wish.connection)?;
         let lens = pieces.iter().map(|piece| u32::try_from(piece.len()).ok());
         let writes = wish.writes(&lens.collect::<Option<Vec<u32>>>()?)?;
-        if !pair.is_open() || (pair.credits() as usize) < writes.len() + 1 {
+        // Answers by messages are to have room as well.
+        let spared = ASKED_MAX.min(self.options.requests_max / 2) as usize;
+        if !pair.is_open() || (pair.credits() as usize) < writes.len() + 1 + spared {
             return None;
         }
         let adapter = self.adapter(index)?;

@@ -12,6 +12,7 @@ use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::version::{Form, Version};
 use lunette_transfer::{ConnectionId, Intake, RequestHead, Response};
 
+use super::pushing::is_sent_elsewhere;
 use super::{MemberService, Pending, version_of};
 use crate::counting::{CopyCounts, Counting};
 use crate::refusals::bad_request;
@@ -115,6 +116,7 @@ impl MemberService {
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.reach(request.connection, version, &wish, wanted) {
             Some(response) => Ok(Intake::Answer(response)),
+            None if is_sent_elsewhere(request, read) => Err(Status::OverConnection),
             None => self.find(rest, counting),
         }
     }
@@ -133,6 +135,7 @@ impl MemberService {
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.reach(request.connection, version, &wish, wanted) {
             Some(response) => Ok(Intake::Answer(response)),
+            None if is_sent_elsewhere(request, read) => Err(Status::OverConnection),
             None => self.read(rest, counting),
         }
     }

@@ -6,6 +6,7 @@
 //! | `reserved` | objects whose bytes come in ranges |
 //! | `reading` | reads, lookups and removals |
 //! | `gathering` | objects of many keys in one answer |
+//! | `messages` | requests that come by messages, between adapters |
 //! | `pushing` | bytes that adapters write to the reader's memory |
 //! | `describing` | where bytes lie, for readers of this host and by adapters |
 //! | `clearing` | "remove all" |
@@ -13,6 +14,7 @@
 mod clearing;
 mod describing;
 mod gathering;
+mod messages;
 mod pushing;
 mod reading;
 mod reserved;
@@ -38,7 +40,7 @@ use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite};
 
 /// What members of clusters are asked.
-const OPS: [Op; 25] = [
+const OPS: [Op; 26] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -64,6 +66,7 @@ const OPS: [Op; 25] = [
     Op::FindFar,
     Op::ReadFar,
     Op::Reach,
+    Op::PairAsking,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -217,7 +220,8 @@ impl Service for MemberService {
             Ok(Op::FindNear) => self.find_near(request.body, counted),
             Ok(Op::ReadNear) => self.read_near(request.body, counted),
             Ok(Op::Adapters) => self.adapters(request.body).map(Intake::Answer),
-            Ok(Op::Pair) => self.pair(&request).map(Intake::Answer),
+            Ok(Op::Pair) => self.pair(&request, false).map(Intake::Answer),
+            Ok(Op::PairAsking) => self.pair(&request, true).map(Intake::Answer),
             Ok(Op::FindPushed) => self.find_pushed(&request, counted),
             Ok(Op::ReadPushed) => self.read_pushed(&request, counted),
             Ok(Op::FindFar) => self.find_far(&request, counted),

@@ -32,11 +32,18 @@ impl MemberService {
         Ok(response)
     }
 
-    /// A step of the handshake of two adapters.
-    pub(super) fn pair(&self, request: &RequestHead<'_>) -> Result<Response, Status> {
+    /// A step of the handshake of two adapters, over which the reader asks as well, if `is_asking`.
+    pub(super) fn pair(
+        &self,
+        request: &RequestHead<'_>,
+        is_asking: bool,
+    ) -> Result<Response, Status> {
         let message = PairMessage::decode(request.body).map_err(bad_request)?;
         self.check(message.to)?;
-        let body = self.core.pushing().step(request.connection, &message)?;
+        let body = self
+            .core
+            .pushing()
+            .step(request.connection, &message, is_asking)?;
         Ok(Response {
             body,
             ..Response::default()
@@ -60,6 +67,7 @@ impl MemberService {
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.push(request.connection, version, &wish, wanted, counting) {
             Some(later) => Ok(Intake::Later(later)),
+            None if is_sent_elsewhere(request, read) => Err(Status::OverConnection),
             None => self.find(rest, counting),
         }
     }
@@ -81,6 +89,7 @@ impl MemberService {
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.push(request.connection, version, &wish, wanted, counting) {
             Some(later) => Ok(Intake::Later(later)),
+            None if is_sent_elsewhere(request, read) => Err(Status::OverConnection),
             None => self.read(rest, counting),
         }
     }
@@ -156,6 +165,12 @@ impl MemberService {
             response
         }))
     }
+}
+
+/// Whether there are bytes to be sent to who has asked by a message: it is to ask over its connection.
+pub(super) fn is_sent_elsewhere(request: &RequestHead<'_>, read: Read) -> bool {
+    let is_whole = matches!(read, Read::Served { info, .. } if info.form == Form::Whole);
+    request.is_message && is_whole
 }
 
 /// The object, or ranges that lie inside it, one after the other.

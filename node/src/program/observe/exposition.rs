@@ -197,6 +197,12 @@ const OF_MEMBERS: [OfMember; 13] = [
         value: |member| member.pushes_failed,
     },
     OfMember {
+        name: "asked_by_adapters_total",
+        help: "Requests that came by messages between RDMA adapters, and not over connections.",
+        is_counter: true,
+        value: |member| member.asked_by_adapters,
+    },
+    OfMember {
         name: "queue_pairs",
         help: "RDMA queue pairs with this core.",
         is_counter: false,
@@ -483,5 +489,6 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::FindFar) => "find_far",
         Some(Op::ReadFar) => "read_far",
         Some(Op::Reach) => "reach",
+        Some(Op::PairAsking) => "pair_asking",
     }
 }

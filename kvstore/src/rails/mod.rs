@@ -1,5 +1,11 @@
 //! The queue pairs that belong to a connection to a seat: one per rail, which is one of our adapters and one of
 //! theirs. They end with the connection.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `asked` | [`Asking`]: requests by messages, over a queue pair |
+
+mod asked;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -10,6 +16,8 @@ use lunette_kvstore_proto::paths::{Chooser, Path};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_verbs::{QueuePair, Ready};
+
+pub(crate) use asked::{ASKED_MAX, Answered, Asked, Asking, Lost};
 
 /// How long until a queue pair is connected again that was given up.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
@@ -38,11 +46,18 @@ pub(crate) struct Rail {
     /// When it was picked last, as its connection counts.
     picked: Cell<u64>,
     pair: RefCell<Option<QueuePair<Ready>>>,
+    /// What is asked over it, if the seat takes messages.
+    asked: Option<Asked>,
 }
 
 impl Rail {
     /// Of a queue pair that can be used; `None` if it is broken already.
-    pub(crate) fn new(name: u64, adapter: usize, pair: QueuePair<Ready>) -> Option<Rc<Self>> {
+    pub(crate) fn new(
+        name: u64,
+        adapter: usize,
+        pair: QueuePair<Ready>,
+        asked: Option<Asked>,
+    ) -> Option<Rc<Self>> {
         Some(Rc::new(Self {
             name,
             adapter,
@@ -50,7 +65,13 @@ impl Rail {
             under_way: Cell::new(0),
             picked: Cell::new(0),
             pair: RefCell::new(Some(pair)),
+            asked,
         }))
+    }
+
+    /// What is asked over it, if the seat takes messages.
+    pub(crate) const fn asked(&self) -> Option<&Asked> {
+        self.asked.as_ref()
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -64,10 +85,13 @@ impl Rail {
         pair.as_ref().map(some)
     }
 
-    /// Gives it up: nothing lands over it any more.
+    /// Gives it up: nothing lands over it any more, and nobody answers what was asked over it.
     pub(crate) fn close(&self) {
         let pair = self.pair.borrow_mut().take();
         drop(pair);
+        if let Some(asked) = &self.asked {
+            asked.end();
+        }
     }
 }
 
@@ -184,6 +208,18 @@ impl Rails {
             not_before: Time::ZERO,
         };
         *state = State::Known((0..ours.max(theirs)).map(place).collect());
+    }
+
+    /// Gives all up: their connection has ended.
+    pub(crate) fn close_all(&self) {
+        let state = self.state.borrow();
+        let State::Known(places) = &*state else {
+            return;
+        };
+        let rails = places.iter().filter_map(|place| place.rail.clone());
+        let rails: Vec<Rc<Rail>> = rails.collect();
+        drop(state);
+        rails.iter().for_each(|rail| rail.close());
     }
 
     /// A rail has been connected, or has not.

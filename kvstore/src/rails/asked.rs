@@ -1,0 +1,315 @@
+//! Requests over one queue pair: a message each, and a message for each answer. They end with it.
+//!
+//! ```text
+//!   begin ── a slot of the table, a message ── the adapter's word that it has arrived
+//!     │                                           │ it has not: lost
+//!     ├── on_message: the answer                  ▼
+//!     ├── is_noticed: answered by what the peer has written ── over
+//!     └── end: the queue pair is given up ── lost
+//! ```
+//!
+//! A request that is lost has been carried out, or has not: only what may be asked twice goes this way.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use lunette_runtime::time;
+use lunette_runtime_core::ids::RequestId;
+use lunette_runtime_core::time::Time;
+use lunette_transfer::adapters::Messages;
+use lunette_transfer_proto::calls::{CallEnd, Calls};
+use lunette_transfer_proto::frame::FrameKind;
+use lunette_transfer_proto::message::{self, MessageFault};
+use lunette_transfer_proto::receiver::PayloadVerdict;
+use lunette_verbs::Request;
+use slab::Slab as Table;
+use thiserror::Error;
+
+use super::Rail;
+
+/// Requests of one queue pair at a time. Its peer knows the number.
+pub(crate) const ASKED_MAX: u32 = 32;
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answered {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Nobody will answer: the queue pair has ended, or is to be given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lost;
+
+/// The peer does not keep to the rules: its queue pair is to be given up.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(crate) enum AskedFault {
+    #[error(transparent)]
+    Message(#[from] MessageFault),
+    #[error("a message that is no answer")]
+    NoAnswer,
+    #[error("an answer to what was not asked")]
+    NotAsked,
+}
+
+#[derive(Debug, Default)]
+struct Waiter {
+    answer: Option<Result<Answered, Lost>>,
+    waker: Option<Waker>,
+}
+
+/// The requests of one queue pair. See the [module](self).
+pub(crate) struct Asked {
+    table: RefCell<Calls<usize>>,
+    waiters: RefCell<Table<Waiter>>,
+    scratch: RefCell<(Vec<u8>, Vec<u8>)>,
+    /// How many more requests of all queue pairs of the adapter there may be: each answer takes a receive.
+    left: Rc<Cell<usize>>,
+    /// When the peer last answered anything.
+    heard: Cell<Time>,
+    is_over: Cell<bool>,
+}
+
+impl Asked {
+    /// None, of as many as are `left` for all of the adapter.
+    pub(crate) fn new(left: Rc<Cell<usize>>) -> Self {
+        Self {
+            table: RefCell::new(Calls::new(ASKED_MAX)),
+            waiters: RefCell::default(),
+            scratch: RefCell::default(),
+            left,
+            heard: Cell::new(time::now()),
+            is_over: Cell::new(false),
+        }
+    }
+
+    /// Whether the peer has answered anything since then.
+    pub(crate) fn has_heard_since(&self, at: Time) -> bool {
+        self.heard.get() >= at
+    }
+
+    /// Takes in what has come.
+    pub(crate) fn on_message(&self, bytes: &[u8]) -> Result<(), AskedFault> {
+        let frame = message::decode(bytes)?;
+        if frame.header.kind != FrameKind::Response {
+            return Err(AskedFault::NoAnswer);
+        }
+        self.heard.set(time::now());
+        let answered = Answered {
+            status: frame.header.code,
+            body: frame.body.to_vec(),
+        };
+        let waker = self.finish(frame.header.id, Some(answered))?;
+        waker.into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    /// A request is over, with an answer or with what stands for one.
+    fn finish(
+        &self,
+        id: RequestId,
+        answered: Option<Answered>,
+    ) -> Result<Option<Waker>, AskedFault> {
+        let mut table = self.table.borrow_mut();
+        let begun = table.on_response(id, 0);
+        begun.map_err(|_fault| AskedFault::NotAsked)?;
+        let ended = table.on_response_end(id, PayloadVerdict::Intact);
+        self.left.set(self.left.get() + 1);
+        let CallEnd::Done { token } = ended else {
+            return Ok(None);
+        };
+        let mut waiters = self.waiters.borrow_mut();
+        let waiter = &mut waiters[token];
+        waiter.answer = answered.map(Ok);
+        Ok(waiter.waker.take())
+    }
+
+    /// The queue pair has ended: all are lost.
+    pub(super) fn end(&self) {
+        self.is_over.set(true);
+        let mut table = self.table.borrow_mut();
+        self.left.set(self.left.get() + table.in_flight());
+        let lost = table.fail_all();
+        drop(table);
+        let mut waiters = self.waiters.borrow_mut();
+        let wakers = lost.into_iter().filter_map(|(_, token)| {
+            let waiter = &mut waiters[token];
+            waiter.answer = Some(Err(Lost));
+            waiter.waker.take()
+        });
+        let wakers: Vec<Waker> = wakers.collect();
+        drop(waiters);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Asked({})", self.table.borrow().in_flight())
+    }
+}
+
+/// A request that is under way. Dropped, it is given up: its answer is for nobody.
+#[must_use]
+pub(crate) struct Asking {
+    rail: Rc<Rail>,
+    id: RequestId,
+    token: usize,
+    /// Until its message has arrived.
+    sent: Option<Request>,
+}
+
+impl Asking {
+    /// Asks over a queue pair; `None` if that takes no messages, or none now: nothing was asked.
+    pub(crate) fn begin(
+        rail: &Rc<Rail>,
+        messages: &Messages,
+        op: u16,
+        body: impl FnOnce(&mut Vec<u8>),
+    ) -> Option<Self> {
+        let asked = rail.asked.as_ref().filter(|asked| !asked.is_over.get())?;
+        if asked.left.get() == 0 || asked.table.borrow().is_full() {
+            return None;
+        }
+        let token = asked.waiters.borrow_mut().insert(Waiter::default());
+        let id = asked.table.borrow_mut().start(Time::MAX, 0, token);
+        let id = id.expect("a slot is free");
+        asked.left.set(asked.left.get() - 1);
+        let mut asking = Self {
+            rail: Rc::clone(rail),
+            id,
+            token,
+            sent: None,
+        };
+        let (out, written) = &mut *asked.scratch.borrow_mut();
+        written.clear();
+        body(written);
+        let is_message = message::encode(out, FrameKind::Request, op, id, written);
+        let sent = is_message.then(|| rail.with(|pair| messages.send(pair, out)));
+        asking.sent = sent.flatten().flatten();
+        if asking.sent.is_none() {
+            asking.is_answered();
+            return None;
+        }
+        Some(asking)
+    }
+
+    /// It is over, and no message will answer it.
+    pub(crate) fn is_answered(&self) {
+        if let Some(asked) = &self.rail.asked
+            && let Err(fault) = asked.finish(self.id, None)
+        {
+            // It has ended with its queue pair.
+            tracing::trace!(%fault, "a request");
+        }
+    }
+}
+
+impl Future for Asking {
+    type Output = Result<Answered, Lost>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let rail = Rc::clone(&self.rail);
+        let asked = rail.asked.as_ref().expect("it was asked there");
+        let mut waiters = asked.waiters.borrow_mut();
+        let waiter = &mut waiters[self.token];
+        if let Some(answer) = waiter.answer.take() {
+            return Poll::Ready(answer);
+        }
+        waiter.waker = Some(cx.waker().clone());
+        drop(waiters);
+        let Some(sent) = &mut self.sent else {
+            return Poll::Pending;
+        };
+        match Pin::new(sent).poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready((Ok(_), _piece)) => {
+                self.sent = None;
+                Poll::Pending
+            }
+            Poll::Ready((Err(error), _piece)) => {
+                tracing::debug!(%error, "a message has not arrived");
+                self.sent = None;
+                Poll::Ready(Err(Lost))
+            }
+        }
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let Some(asked) = &self.rail.asked else {
+            return;
+        };
+        // Its slot stays until it is answered.
+        let _given_up = asked.table.borrow_mut().abandon(self.id);
+        let gone = asked.waiters.borrow_mut().try_remove(self.token);
+        drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lunette_runtime::{CoreOptions, block_on};
+
+    use super::*;
+
+    fn answer(kind: FrameKind, id: RequestId) -> Vec<u8> {
+        let mut out = Vec::new();
+        assert!(message::encode(&mut out, kind, 7, id, b"an answer"));
+        out
+    }
+
+    #[test]
+    fn what_answers_nothing_is_a_fault_and_what_is_given_up_makes_room_when_it_is_answered() {
+        let test = || async {
+            let left = Rc::new(Cell::new(4));
+            let asked = Asked::new(Rc::clone(&left));
+            let stranger = answer(FrameKind::Response, RequestId(77));
+            assert_eq!(asked.on_message(&stranger), Err(AskedFault::NotAsked));
+            let cut = &stranger[..stranger.len() - 1];
+            assert!(matches!(asked.on_message(cut), Err(AskedFault::Message(_))));
+            let begin = || {
+                let token = asked.waiters.borrow_mut().insert(Waiter::default());
+                left.set(left.get() - 1);
+                let id = asked.table.borrow_mut().start(Time::MAX, 0, token);
+                (id.expect("a slot"), token)
+            };
+            let (id, token) = begin();
+            let request = answer(FrameKind::Request, id);
+            assert_eq!(asked.on_message(&request), Err(AskedFault::NoAnswer));
+            assert_eq!(asked.on_message(&answer(FrameKind::Response, id)), Ok(()));
+            let told = asked.waiters.borrow_mut().remove(token).answer;
+            let told = told.expect("answered").expect("not lost");
+            assert_eq!((told.status, told.body.as_slice()), (7, &b"an answer"[..]));
+            let again = asked.on_message(&answer(FrameKind::Response, id));
+            assert_eq!(again, Err(AskedFault::NotAsked));
+            assert_eq!(left.get(), 4);
+
+            let (id, token) = begin();
+            let _given_up = asked.table.borrow_mut().abandon(id);
+            asked.waiters.borrow_mut().remove(token);
+            assert_eq!(left.get(), 3, "its answer takes a receive");
+            assert_eq!(asked.on_message(&answer(FrameKind::Response, id)), Ok(()));
+            assert_eq!(left.get(), 4);
+
+            let (_, token) = begin();
+            asked.end();
+            let told = asked.waiters.borrow_mut().remove(token).answer;
+            assert_eq!(told, Some(Err(Lost)));
+            asked.end();
+            assert_eq!(left.get(), 4);
+        };
+        block_on(None, CoreOptions::default(), test).expect("a core");
+    }
+}
