@@ -4,17 +4,21 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use lunette_kvstore_proto::extent::ExtentLayout;
-use lunette_runtime::arena::Region;
+use lunette_runtime::arena::{Exposed, Region};
 use lunette_runtime::net::MESSAGE_PARTS_MAX;
+use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
 use lunette_runtime_core::checksum::{Crc32c, crc32c, joined_crc32c};
 use lunette_runtime_core::limits::{KEY_BYTES_MAX, PAYLOAD_BYTES_MAX};
-use lunette_transfer::{Payload, WriteSource};
+use lunette_transfer::{Payload, Room, WriteSource};
 
 use crate::error::StoreErrorKind;
 
 /// Most pieces of one value, or of one part of it: what one message to a peer can hold besides its head.
 pub const VALUE_PIECES_MAX: usize = MESSAGE_PARTS_MAX - 4;
+
+/// Bytes that are summed before others on this core have their turn.
+const TURN_BYTES: usize = 1024 * 1024;
 
 /// Bytes to be put, and their checksum. Clones share the bytes, which stay until the last operation on
 /// them has been reaped.
@@ -146,6 +150,18 @@ impl Value {
         })
     }
 
+    /// Its pieces, if all of it is in exposed memory; `None` if it is not, or is empty.
+    pub(crate) fn exposed(&self) -> Option<Vec<&Exposed>> {
+        let Pieces::Many(pieces) = &self.pieces else {
+            return None;
+        };
+        let exposed = pieces.iter().map(|piece| match piece {
+            WriteSource::Exposed(memory) => Some(memory),
+            WriteSource::Region(_) => None,
+        });
+        exposed.collect()
+    }
+
     /// What goes behind a request.
     pub(crate) fn payload(&self) -> Option<Payload> {
         let crc32c = self.crc32c();
@@ -175,6 +191,18 @@ impl Value {
             }
         }
     }
+}
+
+/// CRC32C of the first bytes of a room, which others on this core have turns beside.
+pub(crate) async fn sum_of(room: &Room, len: usize) -> u32 {
+    let mut checksum = Crc32c::new();
+    for start in (0..len).step_by(TURN_BYTES) {
+        if start > 0 {
+            time::yield_now().await;
+        }
+        room.fold(start, TURN_BYTES.min(len - start), &mut checksum);
+    }
+    checksum.value()
 }
 
 /// What an object costs against a node's memory, in bytes: header, key and value, rounded to the

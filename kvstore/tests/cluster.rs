@@ -102,6 +102,10 @@ mod pins;
 mod placing;
 
 #[cfg(test)]
+#[path = "cluster/pulled.rs"]
+mod pulled;
+
+#[cfg(test)]
 #[path = "cluster/pushed.rs"]
 mod pushed;
 

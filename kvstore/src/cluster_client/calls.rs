@@ -416,7 +416,9 @@ pub(super) async fn write(
                 key,
             };
             let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-            call(&asking, seat, Op::Commit, write, Attachments::default()).await
+            call(&asking, seat, Op::Commit, write, Attachments::default())
+                .await
+                .0
         }
         None => {
             let Some(value) = asking.send(id) else {
@@ -438,13 +440,8 @@ pub(super) async fn write(
                 key,
             };
             let sent = value.call(async |value| {
-                let attachments = Attachments {
-                    payload: value.payload(),
-                    room: None,
-                    arrange: None,
-                };
                 let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-                call(&asking, seat, Op::Write, write, attachments).await
+                adapters::write(&asking, seat, &value, write).await
             });
             let Some(called) = sent.await else {
                 return;
@@ -453,7 +450,7 @@ pub(super) async fn write(
         }
     };
     asking.has_called(id);
-    match write_answer(called.0) {
+    match write_answer(called) {
         Ok(answer) => asking.on_news(vec![News::Written(request, answer)]),
         Err(kind) => asking.fail(id, kind),
     }

@@ -72,7 +72,9 @@ use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::member::MemberCore;
 use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use adapters::ByAdapters;
-pub use adapters::{AdapterGets, DeviceCheck, DeviceLanding, Landing, TooManyLandings};
+pub use adapters::{
+    AdapterGets, AdapterPuts, DeviceCheck, DeviceLanding, Landing, TooManyLandings,
+};
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
 pub use devices::{DeviceClient, DeviceFetched, DeviceStoreError};
@@ -390,6 +392,12 @@ impl ClusterClient {
     #[must_use]
     pub fn by_adapters(&self) -> AdapterGets {
         self.asking.adapters.counted()
+    }
+
+    /// What adapters have read of what was put.
+    #[must_use]
+    pub fn puts_by_adapters(&self) -> AdapterPuts {
+        self.asking.adapters.counted_puts()
     }
 
     /// How many requests, of gets and lookups, have gone by messages between adapters, in place of connections.

@@ -231,6 +231,8 @@ pub(crate) struct CopyCounts {
     pub(crate) pushed_bytes: Cell<u64>,
     pub(crate) pushes_failed: Cell<u64>,
     pub(crate) asked_by_adapters: Cell<u64>,
+    pub(crate) pulled: Cell<u64>,
+    pub(crate) pulled_bytes: Cell<u64>,
 }
 
 impl CopyCounts {
@@ -242,6 +244,12 @@ impl CopyCounts {
     pub(crate) fn has_pushed(&self, len_bytes: u32) {
         Self::add(&self.pushed);
         add(&self.pushed_bytes, len_bytes.into());
+    }
+
+    /// A value of this length has been read in its writer's memory.
+    pub(crate) fn has_pulled(&self, len_bytes: u32) {
+        Self::add(&self.pulled);
+        add(&self.pulled_bytes, len_bytes.into());
     }
 
     /// A copy of this length has gone.

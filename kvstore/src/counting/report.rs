@@ -58,6 +58,10 @@ pub struct MemberReport {
     pub pushes_failed: u64,
     /// Requests that came by messages between adapters.
     pub asked_by_adapters: u64,
+    /// Puts whose bytes an adapter of this core has read where they lay.
+    pub pulled: u64,
+    /// How many bytes that was.
+    pub pulled_bytes: u64,
     /// Queue pairs over which that is done, now.
     pub queue_pairs: u64,
     /// Copies that were kept here for another node.

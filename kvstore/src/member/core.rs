@@ -240,6 +240,8 @@ impl MemberCore {
             pushed_bytes: copies.pushed_bytes.get(),
             pushes_failed: copies.pushes_failed.get(),
             asked_by_adapters: copies.asked_by_adapters.get(),
+            pulled: copies.pulled.get(),
+            pulled_bytes: copies.pulled_bytes.get(),
             queue_pairs: self.pushing.queue_pairs() as u64,
             copies_replicated: copies.replicated.get(),
             copies_ordered: copies.ordered.get(),

@@ -43,6 +43,8 @@ pub(crate) struct Rail {
     pub(crate) number: u32,
     /// Gets that come over it.
     pub(crate) under_way: Cell<usize>,
+    /// Whether the seat reads what is put, as far as is known.
+    pub(crate) is_pulled: Cell<bool>,
     /// When it was picked last, as its connection counts.
     picked: Cell<u64>,
     pair: RefCell<Option<QueuePair<Ready>>>,
@@ -63,6 +65,7 @@ impl Rail {
             adapter,
             number: pair.number()?,
             under_way: Cell::new(0),
+            is_pulled: Cell::new(true),
             picked: Cell::new(0),
             pair: RefCell::new(Some(pair)),
             asked,
@@ -150,6 +153,8 @@ pub(crate) enum Picked {
 pub(crate) struct Rails {
     state: RefCell<State>,
     chooser: RefCell<Chooser>,
+    /// Of puts, which are sent, or read by the seat.
+    puts: RefCell<Chooser>,
     picks: Cell<u64>,
 }
 
@@ -190,6 +195,17 @@ impl Rails {
     /// How long it took.
     pub(crate) fn ended(&self, path: Path, len_bytes: usize, took: Duration) {
         self.chooser.borrow_mut().ended(path, len_bytes, took);
+    }
+
+    /// The way of a put of so many bytes that the seat can read.
+    pub(crate) fn choose_put(&self, len_bytes: usize) -> Path {
+        let is_there = |path| path == Path::Read;
+        self.puts.borrow_mut().choose(len_bytes, is_there)
+    }
+
+    /// How long it took.
+    pub(crate) fn has_put(&self, path: Path, len_bytes: usize, took: Duration) {
+        self.puts.borrow_mut().ended(path, len_bytes, took);
     }
 
     /// The seat has so many adapters, and we have as many: each of the side that has more is on one rail.

@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 use lunette_kvstore_proto::message::directory::PairMessage;
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::paths::Path;
+use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer::adapters::{Adapters, Heard, Messages, RdmaOptions};
@@ -204,14 +205,18 @@ fn a_home_that_takes_its_time_is_asked_again_and_keeps_its_queue_pair() {
 }
 
 /// Somebody who has connected adapters to the first node, and keeps to no rules.
-struct Reader {
-    connection: Connection,
+pub(crate) struct Reader {
+    pub(crate) connection: Connection,
+    pub(crate) seat: Seat,
     messages: Messages,
     pair: QueuePair<Ready>,
 }
 
 impl Reader {
-    async fn of(scene: &Pushing) -> Self {
+    /// What it calls its queue pair.
+    pub(crate) const PAIR: u64 = 1;
+
+    pub(crate) async fn of(scene: &Pushing) -> Self {
         let device = scene.fabric.add_device();
         let context = Context::simulated(&scene.fabric, device).expect("it was added");
         let options = RdmaOptions::default();
@@ -228,7 +233,7 @@ impl Reader {
             let message = step.message.expect("it has something to say");
             let pairing = PairMessage {
                 to: seat,
-                connection: 1,
+                connection: Self::PAIR,
                 adapter: 0,
                 message: &message,
             };
@@ -244,6 +249,7 @@ impl Reader {
         };
         Self {
             connection,
+            seat,
             messages,
             pair,
         }
@@ -274,7 +280,7 @@ impl Reader {
     }
 
     /// Waits until the node has broken its end.
-    async fn is_broken_off(&self) {
+    pub(crate) async fn is_broken_off(&self) {
         eventually("it is broken off", async || !self.say(b"anything").await).await;
     }
 }

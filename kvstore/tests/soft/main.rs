@@ -129,6 +129,22 @@ impl Getter {
         is_hit
     }
 
+    /// Puts objects out of the landed memory, and gets them again, until an owner has read one there.
+    async fn until_pulled(&self, first: usize) {
+        let deadline = time::now() + PATIENCE;
+        let mut numbers = first..;
+        while self.client.puts_by_adapters().pulled == 0 {
+            let n = numbers.next().expect("there are always more");
+            self.memory.copy_in(0, &bytes(n));
+            let value = Value::gathered(vec![self.memory.clone().into()]);
+            let put = self.client.put(&key(n), value, PutOptions::default()).await;
+            assert!(matches!(put, Ok(Stored::Written { .. })), "{put:?}");
+            self.memory.copy_in(0, &[0; LEN]);
+            assert!(self.get(n).await, "it is there");
+            assert!(time::now() < deadline, "it is read in time");
+        }
+    }
+
     fn brought(&self) -> u64 {
         let counted = self.client.by_adapters();
         counted.written + counted.read
@@ -209,6 +225,13 @@ fn a_store_of_two_nodes_by_each_way_a_link_that_goes_away_and_a_peer_that_is_kil
             getter.until_by_adapters().await;
             let took = time::now().since(began);
             println!("by adapters in {took:?}: {:?}", getter.client.by_adapters());
+        }
+        for (getter, first) in getters.iter().zip([1000, 2000]) {
+            getter.until_pulled(first).await;
+            let asked = getter.client.asked_by_adapters();
+            assert!(asked > 0, "it is asked by messages");
+            let puts = getter.client.puts_by_adapters();
+            println!("asked by messages: {asked}; {puts:?}");
         }
         let flapping = spawn_local(async {
             time::sleep(Duration::from_millis(20)).await;

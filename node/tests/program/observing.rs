@@ -26,7 +26,7 @@ use crate::scrape::{Families, address, ask, get, health, scrape, value};
 use crate::town::{Town, await_members, is_there, put, with_client};
 
 /// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
-const FAMILIES: [(&str, &str); 40] = [
+const FAMILIES: [(&str, &str); 43] = [
     ("info", CONSTANT),
     ("memory_capacity_bytes", CONSTANT),
     ("state", "joining, serving, fenced"),
@@ -86,6 +86,8 @@ const FAMILIES: [(&str, &str); 40] = [
     ("pushed_bytes_total", OF_ADAPTERS),
     ("pushes_failed_total", OF_ADAPTERS),
     ("asked_by_adapters_total", OF_ADAPTERS),
+    ("pulled_puts_total", OF_ADAPTERS),
+    ("pulled_bytes_total", OF_ADAPTERS),
     ("queue_pairs", OF_ADAPTERS),
     ("tenant_copies", "a put of a tenant"),
     ("tenant_memory_bytes", "a put of a tenant"),
@@ -96,7 +98,7 @@ const CONSTANT: &str = "nothing";
 const OF_ADAPTERS: &str = "adapters";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 21] = [
+const OF_MEMBERS: [&str; 23] = [
     "handed_over_puts_total",
     "tenant_copies",
     "tenant_memory_bytes",
@@ -104,6 +106,8 @@ const OF_MEMBERS: [&str; 21] = [
     "pushed_bytes_total",
     "pushes_failed_total",
     "asked_by_adapters_total",
+    "pulled_puts_total",
+    "pulled_bytes_total",
     "queue_pairs",
     "one_sided_reads_total",
     "one_sided_fallbacks_total",

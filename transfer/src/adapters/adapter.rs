@@ -20,7 +20,7 @@ use super::options::{AdapterFault, RdmaOptions};
 
 /// Entries of an adapter's completion queue: room for all requests of so many queue pairs.
 const COMPLETIONS: u32 = 16 * 1024;
-/// Of a queue pair over which peers ask: what they reach says each window.
+/// Of a queue pair over which peers reach our memory: what they may there says each window.
 const READ_AND_WRITTEN: Access = Access {
     remote_read: true,
     remote_write: true,
@@ -128,20 +128,16 @@ impl Adapter {
         self.pair(2, READ_AND_WRITTEN)
     }
 
-    /// A queue pair over which both sides ask: we read memory of the peer's, and it writes ours, of which its
+    /// A queue pair over which both sides ask: we read memory of the peer's, and it reads and writes ours, of which its
     /// immediates tell at `receives`, where its messages come as well.
     ///
     /// # Errors
     /// As [`asking`](Self::asking).
     pub fn written(&self, receives: &SharedReceives) -> Result<QueuePair<Unconnected>, SetupError> {
-        let access = Access {
-            remote_write: true,
-            ..Access::default()
-        };
-        self.sharing(receives, access)
+        self.sharing(receives, READ_AND_WRITTEN)
     }
 
-    /// A queue pair over which we write memory of the peer's, and it reads ours. Its messages, if it sends any, come
+    /// A queue pair over which we read and write memory of the peer's, and it reads ours. Its messages, if it sends any, come
     /// at `receives`.
     ///
     /// # Errors

@@ -16,7 +16,7 @@
 //! | [`ClearMessage`] | asker | any member |
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
 //! | [`MeetMessage`], [`NearWish`] | asker | owner or home on its host |
-//! | [`AdaptersMessage`], [`PairMessage`], [`PushWish`], [`FarWish`] | asker | owner or home with adapters |
+//! | [`AdaptersMessage`], [`PairMessage`], [`PushWish`], [`FarWish`], [`PullWish`] | asker | owner or home with adapters |
 //! | [`ReachMessage`] | asker | owner with adapters: where copies lie that are held |
 //!
 //! Everything between seats carries the sender's epoch and is heeded only by a receiver of the same
@@ -39,6 +39,7 @@ mod one_sided;
 mod page;
 mod peek;
 mod peer;
+mod pulled;
 mod reserved;
 mod to_home;
 mod to_owner;
@@ -58,6 +59,7 @@ pub use one_sided::{Described, Descriptor, MeetMessage, MeetReply, NearWish};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peek::{PEEKS_MAX, Peek, PeekMessage, PeekReply};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
+pub use pulled::PullWish;
 pub use reserved::{
     CommitMessage, FillMessage, KEEP_MS_MAX, ReservationId, ReserveMessage, ReserveReply,
     RevokeMessage,

@@ -66,6 +66,8 @@ pub enum Op {
     Reach = 29,
     /// As [`Pair`](Self::Pair), of adapters over which requests are asked and answered too, by messages.
     PairAsking = 30,
+    /// As [`Write`](Self::Write), of bytes that the owner's adapter is to read in the asker's memory.
+    WritePulled = 31,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -79,7 +81,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -110,6 +112,7 @@ impl Op {
         Self::ReadFar,
         Self::Reach,
         Self::PairAsking,
+        Self::WritePulled,
     ];
 
     /// Its code on the wire.
@@ -161,7 +164,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=30).collect();
+        let expected: Vec<u16> = (1..=31).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

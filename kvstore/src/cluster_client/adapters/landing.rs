@@ -1,12 +1,15 @@
-//! Memory that owners may write, since the program said so.
+//! Memory that owners may write and read, since the program said so.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use lunette_kvstore_proto::message::directory::{PLACES_MAX, PushPlace};
 use lunette_runtime::arena::{Exposed, Extent};
+use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 use lunette_transfer::adapters::Adapter;
 use lunette_verbs::{Access, ExposedWindow};
@@ -15,25 +18,30 @@ use thiserror::Error;
 use super::direct::Place;
 
 /// What peers may do.
-const WRITTEN: Access = Access {
-    remote_read: false,
+const REACHED: Access = Access {
+    remote_read: true,
     remote_write: true,
     remote_atomic: false,
     relaxed_ordering: false,
 };
 
-/// There is as much memory as there may be that owners write
+/// Values that could not be read one after the other, until their memory rests.
+const FAILURES_MAX: u32 = 3;
+/// For how long.
+const REST: Duration = Duration::from_secs(10);
+
+/// There is as much memory as there may be that owners reach
 /// ([`RdmaOptions::windows_max`](lunette_transfer::adapters::RdmaOptions::windows_max)), or it begins where other
 /// such memory does.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("there are {landings_max} pieces of memory that owners write, or one that begins there")]
+#[error("there are {landings_max} pieces of memory that owners reach, or one that begins there")]
 pub struct TooManyLandings {
     /// How many there may be.
     pub landings_max: usize,
 }
 
-/// Memory into which owners' adapters write what is got: see [`ClusterClient::land`](super::super::ClusterClient::land).
-/// When it is dropped, no get begins to be written there any more; those that are under way end first, and keep the
+/// Memory into which owners' adapters write what is got, and where they read what is put: see
+/// [`ClusterClient::land`](super::super::ClusterClient::land). When it is dropped, no get begins to be written there any more; those that are under way end first, and keep the
 /// memory until then.
 pub struct Landing {
     landings: Rc<Landings>,
@@ -73,6 +81,10 @@ struct Landed {
     memory: Exposed,
     /// By our adapters.
     windows: Vec<Option<Rc<ExposedWindow>>>,
+    /// Values in it that could not be read, one after the other.
+    failures: Cell<u32>,
+    /// Until then nothing of it is read.
+    rests_until: Cell<Time>,
 }
 
 impl Landed {
@@ -106,7 +118,7 @@ impl Landings {
         let landings_max = self.landings_max;
         let mut windows = Vec::new();
         for adapter in adapters {
-            let window = ExposedWindow::register(adapter.context(), memory.clone(), WRITTEN).await;
+            let window = ExposedWindow::register(adapter.context(), memory.clone(), REACHED).await;
             let name = adapter.name();
             let refused =
                 |error: &_| tracing::warn!(%name, %error, "memory is not written by adapters");
@@ -118,7 +130,13 @@ impl Landings {
         if all.len() >= landings_max || all.contains_key(&start) {
             return Err(TooManyLandings { landings_max });
         }
-        all.insert(start, Landed { memory, windows });
+        let landed = Landed {
+            memory,
+            windows,
+            failures: Cell::new(0),
+            rests_until: Cell::new(Time::ZERO),
+        };
+        all.insert(start, landed);
         Ok(Landing {
             landings: Rc::clone(self),
             start,
@@ -141,12 +159,59 @@ impl Landings {
         room: &Room,
         adapter: usize,
     ) -> Option<(Vec<PushPlace>, Vec<Window>)> {
-        let pieces = room.pieces().filter(|pieces| pieces.len() <= PLACES_MAX)?;
+        let pieces: Vec<&Exposed> = room.pieces()?.iter().collect();
+        self.named(&pieces, adapter, |_landed| true)
+    }
+
+    /// How an owner names a value that lies in these pieces to read it by this adapter, and what makes it so; `None` if
+    /// not all of it is, or some rests.
+    pub(super) fn values(
+        &self,
+        pieces: &[&Exposed],
+        adapter: usize,
+    ) -> Option<(Vec<PushPlace>, Vec<Window>)> {
+        let now = time::now();
+        let is_read = |landed: &Landed| landed.rests_until.get() <= now;
+        self.named(pieces, adapter, is_read)
+    }
+
+    /// A value at these places has been read, or could not be: after some that could not be, nothing there is for a while.
+    pub(super) fn has_been_read(&self, places: &[PushPlace], is_read: bool) {
+        let all = self.all.borrow();
+        for place in places {
+            let start = usize::try_from(place.address).unwrap_or(usize::MAX);
+            let Some((_, landed)) = all.range(..=start).next_back() else {
+                continue;
+            };
+            let failures = if is_read {
+                0
+            } else {
+                landed.failures.get() + 1
+            };
+            landed.failures.set(failures % FAILURES_MAX);
+            if failures == FAILURES_MAX {
+                landed.rests_until.set(time::now() + REST);
+            }
+        }
+    }
+
+    fn named(
+        &self,
+        pieces: &[&Exposed],
+        adapter: usize,
+        may_be: impl Fn(&Landed) -> bool,
+    ) -> Option<(Vec<PushPlace>, Vec<Window>)> {
+        if pieces.len() > PLACES_MAX {
+            return None;
+        }
         let all = self.all.borrow();
         let mut places = Vec::with_capacity(pieces.len());
         let mut windows = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let (landed, offset) = find(&all, piece)?;
+            if !may_be(landed) {
+                return None;
+            }
             let window = landed.windows.get(adapter)?.as_ref()?;
             let remote = window.remote().at(offset);
             places.push(PushPlace {

@@ -20,6 +20,7 @@
 //! | `landing` | [`Landing`]: memory that owners may write |
 //! | `messages` | requests that go by messages |
 //! | `notices` | the calls under way, and the notices that name them |
+//! | `pulled` | puts whose bytes the owner reads |
 //! | `pushing` | bytes that the owner writes |
 //! | `reading` | bytes that this side reads |
 //! | `sightings` | memory that is worth to be registered |
@@ -30,6 +31,7 @@ mod held;
 mod landing;
 mod messages;
 mod notices;
+mod pulled;
 mod pushing;
 mod reading;
 mod sightings;
@@ -43,7 +45,6 @@ use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::time;
-use lunette_runtime_core::checksum::Crc32c;
 use lunette_transfer::Room;
 use lunette_transfer::adapters::{Adapters, RdmaOptions};
 use lunette_transfer::engine::DeviceSegment;
@@ -53,6 +54,7 @@ use super::asking::Asking;
 use super::calls::{Called, call, into};
 use crate::rails::{Picked, Rail};
 use crate::seats::Link;
+use crate::value::sum_of;
 pub(super) use direct::Standing;
 pub use direct::{DeviceCheck, DeviceLanding};
 use direct::{Direct, Place};
@@ -63,10 +65,8 @@ pub use landing::{Landing, TooManyLandings};
 pub(super) use messages::ask;
 use notices::Ears;
 pub(super) use notices::hear;
+pub(super) use pulled::write;
 use sightings::Sightings;
-
-/// Bytes that are summed before others on this core have their turn.
-const TURN_BYTES: usize = 1024 * 1024;
 
 /// What a client has got by RDMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,6 +85,17 @@ pub struct AdapterGets {
     pub fallbacks: u64,
 }
 
+/// What a client has put by RDMA.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterPuts {
+    /// Puts whose bytes owners' adapters have read where they lay.
+    pub pulled: u64,
+    /// How many bytes that was.
+    pub pulled_bytes: u64,
+    /// Puts whose bytes had to be sent after all.
+    pub fallbacks: u64,
+}
+
 /// What a client has for it.
 pub(super) struct ByAdapters {
     ears: Ears,
@@ -96,6 +107,7 @@ pub(super) struct ByAdapters {
     /// The only way besides the connection, if there is to be but one.
     only: Option<Path>,
     counted: Cell<AdapterGets>,
+    counted_puts: Cell<AdapterPuts>,
     /// Requests that have gone by messages.
     asked: Cell<u64>,
 }
@@ -113,6 +125,7 @@ impl ByAdapters {
             options: options.clone(),
             only,
             counted: Cell::default(),
+            counted_puts: Cell::default(),
             asked: Cell::new(0),
         }
     }
@@ -146,6 +159,16 @@ impl ByAdapters {
 
     pub(super) const fn counted(&self) -> AdapterGets {
         self.counted.get()
+    }
+
+    pub(super) const fn counted_puts(&self) -> AdapterPuts {
+        self.counted_puts.get()
+    }
+
+    fn count_puts(&self, change: impl FnOnce(&mut AdapterPuts)) {
+        let mut counted = self.counted_puts.get();
+        change(&mut counted);
+        self.counted_puts.set(counted);
     }
 
     pub(super) const fn asked(&self) -> u64 {
@@ -271,18 +294,6 @@ enum NotBrought {
     Wanted(Room),
     /// It was tried.
     Failed(Room),
-}
-
-/// CRC32C of the first bytes of a room.
-async fn sum_of(room: &Room, len: usize) -> u32 {
-    let mut checksum = Crc32c::new();
-    for start in (0..len).step_by(TURN_BYTES) {
-        if start > 0 {
-            time::yield_now().await;
-        }
-        room.fold(start, TURN_BYTES.min(len - start), &mut checksum);
-    }
-    checksum.value()
 }
 
 /// Whether so many bytes that have been brought are those of the checksum: in a room, or on the device for which it stands.

@@ -20,10 +20,12 @@
 //! |---|---|
 //! | `messages` | requests that come by messages, and their answers |
 //! | `pairs` | the queue pairs of those who came |
+//! | `pulling` | values that adapters read in memory of their writers |
 //! | `windows` | what readers' adapters may read |
 
 mod messages;
 mod pairs;
+mod pulling;
 mod windows;
 
 use std::cell::{Cell, RefCell};
@@ -44,6 +46,7 @@ use super::core::MemberCore;
 use crate::rails::ASKED_MAX;
 pub(crate) use messages::Over;
 use pairs::{Made, Pairs};
+pub(crate) use pulling::Pulled;
 use windows::{Wanted, Windows};
 
 /// How long a write may take, those before it on its queue pair included. There is time left then to send the bytes.
@@ -173,9 +176,7 @@ impl Pushing {
         let (pair, index, number) = pairs.ready(connection, wish.connection)?;
         let lens = pieces.iter().map(|piece| u32::try_from(piece.len()).ok());
         let writes = wish.writes(&lens.collect::<Option<Vec<u32>>>()?)?;
-        // Answers by messages are to have room as well.
-        let spared = ASKED_MAX.min(self.options.requests_max / 2) as usize;
-        if !pair.is_open() || (pair.credits() as usize) < writes.len() + 1 + spared {
+        if !pair.is_open() || (pair.credits() as usize) < writes.len() + 1 + self.spared() {
             return None;
         }
         let adapter = self.adapter(index)?;
@@ -195,6 +196,11 @@ impl Pushing {
             over: (connection, wish.connection, number),
             until: time::now() + PUSH_MAX,
         })
+    }
+
+    /// Requests of each queue pair that are kept for answers by messages.
+    fn spared(&self) -> usize {
+        ASKED_MAX.min(self.options.requests_max / 2) as usize
     }
 
     /// A copy's memory, for a request, if it is registered; else that is begun.

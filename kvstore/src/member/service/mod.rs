@@ -37,10 +37,10 @@ use super::steering::Steer;
 use crate::counting::{CoreReport, Counting, Outcome};
 use crate::refusals::{bad_request, refusal, stat_response};
 use reserved::PendingFill;
-use writing::{PendingReplica, PendingWrite};
+use writing::{PendingReplica, PendingWrite, on_written};
 
 /// What members of clusters are asked.
-const OPS: [Op; 26] = [
+const OPS: [Op; 27] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -67,6 +67,7 @@ const OPS: [Op; 26] = [
     Op::ReadFar,
     Op::Reach,
     Op::PairAsking,
+    Op::WritePulled,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -206,6 +207,7 @@ impl Service for MemberService {
             Ok(Op::Tell) => self.tell(request.body).map(Intake::Answer),
             Ok(Op::Ask) => self.ask(request.body, counted),
             Ok(Op::Write) => self.write(&request, counted),
+            Ok(Op::WritePulled) => self.write_pulled(&request, counted),
             Ok(Op::Find) => self.find(request.body, counted),
             Ok(Op::Read) => self.read(request.body, counted),
             Ok(Op::Replicate) => self.replicate(&request, counted),
@@ -240,7 +242,7 @@ impl Service for MemberService {
 
     fn on_payload(&self, pending: Pending, room: Room, outcome: PayloadOutcome) -> Answer {
         match pending {
-            Pending::Write(pending) => self.on_written(pending, room, outcome),
+            Pending::Write(pending) => on_written(&self.core, pending, room, outcome),
             Pending::Replica(pending) => self.on_replicated(pending, room, outcome),
             Pending::Fill(pending) => self.on_filled(pending, room, outcome),
         }

@@ -123,7 +123,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 13] = [
+const OF_MEMBERS: [OfMember; 16] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
@@ -201,6 +201,18 @@ const OF_MEMBERS: [OfMember; 13] = [
         help: "Requests that came by messages between RDMA adapters, and not over connections.",
         is_counter: true,
         value: |member| member.asked_by_adapters,
+    },
+    OfMember {
+        name: "pulled_puts_total",
+        help: "Puts whose bytes an RDMA adapter of this core has read where they lay.",
+        is_counter: true,
+        value: |member| member.pulled,
+    },
+    OfMember {
+        name: "pulled_bytes_total",
+        help: "Bytes of puts that RDMA adapters of this core have read where they lay.",
+        is_counter: true,
+        value: |member| member.pulled_bytes,
     },
     OfMember {
         name: "queue_pairs",
@@ -490,5 +502,6 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::ReadFar) => "read_far",
         Some(Op::Reach) => "reach",
         Some(Op::PairAsking) => "pair_asking",
+        Some(Op::WritePulled) => "write_pulled",
     }
 }
