@@ -377,9 +377,10 @@ impl ClusterClient {
     }
 
     /// Lets owners' adapters write what is got into rooms of this memory
-    /// ([`Room::exposed`](lunette_transfer::Room::exposed)): it is registered with each of the client's adapters, as
-    /// a whole and with nothing beside it, where that holds up nobody. Who owns an object is trusted with that
-    /// memory for as long as the answer lives: with its key any member could write there. Nothing lands in a
+    /// ([`Room::exposed`](lunette_transfer::Room::exposed)), and read what is put out of it
+    /// ([`WriteSource::Exposed`](lunette_transfer::WriteSource)): it is registered with each of the client's adapters,
+    /// as a whole and with nothing beside it, where that holds up nobody. Who owns an object is trusted with that
+    /// memory for as long as the answer lives: with its key any member could read and write there. Nothing lands in a
     /// room any more once its get has ended; dropping that has the connection's queue pair given up first.
     ///
     /// # Errors

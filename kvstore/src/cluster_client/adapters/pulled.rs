@@ -30,28 +30,36 @@ pub(in crate::cluster_client) async fn write(
     value: &Value,
     body: impl Fn(FormatVersion, &mut Vec<u8>),
 ) -> Called {
+    let Some((over, path)) = choose(asking, seat, value) else {
+        return sent(asking, seat, value, &body).await;
+    };
     let began = time::now();
-    let chosen = choose(asking, seat, value);
-    let called = match &chosen {
-        Some((over, Path::Read)) => pulled(asking, seat, over, value, &body).await,
-        _ => None,
+    let called = match path {
+        Path::Read => pulled(asking, seat, &over, value, &body).await,
+        Path::Sent | Path::Written => None,
     };
     let called = match called {
         Some(called) => called,
-        None => {
-            let attachments = Attachments {
-                payload: value.payload(),
-                room: None,
-                arrange: None,
-            };
-            call(asking, seat, Op::Write, &body, attachments).await.0
-        }
+        None => sent(asking, seat, value, &body).await,
     };
-    if let Some((over, path)) = chosen {
-        let took = time::now().since(began);
-        over.link.rails.has_put(path, value.len(), took);
-    }
+    let took = time::now().since(began);
+    over.link.rails.has_put(path, value.len(), took);
     called
+}
+
+/// Sends it.
+async fn sent(
+    asking: &Rc<Asking>,
+    seat: Seat,
+    value: &Value,
+    body: &impl Fn(FormatVersion, &mut Vec<u8>),
+) -> Called {
+    let attachments = Attachments {
+        payload: value.payload(),
+        room: None,
+        arrange: None,
+    };
+    call(asking, seat, Op::Write, body, attachments).await.0
 }
 
 /// Over what a value can be read, and where it lies.
@@ -66,7 +74,7 @@ struct Over {
 /// Whether a value is to be read or sent; `None` if there is nothing to choose.
 fn choose(asking: &Rc<Asking>, seat: Seat, value: &Value) -> Option<(Over, Path)> {
     let by = &asking.adapters;
-    if value.is_empty() || by.only == Some(Path::Sent) {
+    if by.len() == 0 || value.is_empty() || by.only == Some(Path::Sent) {
         return None;
     }
     let pieces = value.exposed()?;
