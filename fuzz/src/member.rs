@@ -370,12 +370,7 @@ impl Stranger {
                 },
             },
         };
-        let message = SeatMessage {
-            epoch,
-            from,
-            to,
-            content,
-        };
+        let message = SeatMessage::new(epoch, from, to, content);
         let mut body = Vec::new();
         message.encode(FormatVersion::NEWEST, &mut body);
         of_real_keys(body)
@@ -456,17 +451,13 @@ fn moving(
     match source.below(8) {
         0..=2 => {
             let message = WriteMessage {
-                asker,
-                request,
-                over_below: RequestId(0),
-                to,
                 kind: draw::kind(source),
                 form: draw::form(number),
                 namespace,
                 wanted: source.below(4),
                 wait_ms: source.u8().into(),
                 retention: retention(number),
-                key,
+                ..WriteMessage::new((asker, request), RequestId(0), to, key)
             };
             message.encode(newest, body);
             Op::Write

@@ -58,13 +58,14 @@ pub(crate) fn map(source: &mut impl Source, epoch: Epoch, generation: u64) -> Cl
     let chosen = source.u8();
     let members = (0..NODES).filter(|node| chosen >> node & 1 == u8::from(*node != 0));
     let members = members.map(|node| MapMember {
-        id: NodeId(u64::from(node) + 1),
-        incarnation: 1 + u64::from(node != 0 && chosen & 0x10 != 0),
-        address: ([127, 0, 0, 1], 7000 + u16::from(node)).into(),
         home_weight: u32::from(chosen >> 5) + 1,
         cores: 1 + u16::from(node % 2),
         is_draining: node != 0 && chosen & 0xc0 == 0xc0,
-        rack: lunette_cluster_proto::rack::Rack::NONE,
+        ..MapMember::new(
+            NodeId(u64::from(node) + 1),
+            1 + u64::from(node != 0 && chosen & 0x10 != 0),
+            ([127, 0, 0, 1], 7000 + u16::from(node)).into(),
+        )
     });
     ClusterMap::new(epoch, generation, members.collect()).expect("ids differ, and cores are few")
 }

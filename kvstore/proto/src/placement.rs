@@ -114,15 +114,9 @@ impl ClusterMap {
         // Neither decides who is a home, and a client has a connection to each already.
         let (incarnation, address) = (1, SocketAddr::from(([127, 0, 0, 1], 1)));
         let known = members.iter().map(|member| MapMember {
-            id: member.id,
-            incarnation,
-            address,
             home_weight: member.weight,
             cores: member.cores,
-            is_draining: false,
-            rack: lunette_cluster_proto::rack::Rack::NONE,
-            #[cfg(feature = "next-version")]
-            next: 0,
+            ..MapMember::new(member.id, incarnation, address)
         });
         let map = map::ClusterMap::new(Epoch(1), 0, known.collect());
         let map = map.expect("what the cluster's map refuses was refused before");

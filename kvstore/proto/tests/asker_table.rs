@@ -67,15 +67,7 @@ fn found() -> Found {
 }
 
 fn asker() -> Asker {
-    let member = MapMember {
-        id: SEAT.node,
-        incarnation: 1,
-        address: ([192, 0, 2, 1], 7000).into(),
-        home_weight: 1,
-        cores: 1,
-        is_draining: false,
-        rack: lunette_cluster_proto::rack::Rack::NONE,
-    };
+    let member = MapMember::new(SEAT.node, 1, ([192, 0, 2, 1], 7000).into());
     let mut asker = Asker::new(AskerId(1));
     asker.on_map(&ClusterMap::new(Epoch(1), 0, vec![member]).expect("a map"));
     asker

@@ -6,7 +6,6 @@
 
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
-use lunette_cluster_proto::rack::Rack;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
@@ -22,13 +21,8 @@ const KEYS: u64 = 1_000_000_000;
 
 fn map(epoch: u64, nodes: impl Iterator<Item = u64>) -> ClusterMap {
     let members = nodes.map(|id| MapMember {
-        id: NodeId(id),
-        incarnation: id + 1,
-        address: ([10, 0, 0, 1], 7400).into(),
         home_weight: 16,
-        cores: 1,
-        is_draining: false,
-        rack: Rack::NONE,
+        ..MapMember::new(NodeId(id), id + 1, ([10, 0, 0, 1], 7400).into())
     });
     ClusterMap::new(Epoch(epoch), 0, members.collect()).expect("a map")
 }
@@ -59,12 +53,7 @@ const fn info() -> CopyInfo {
 }
 
 fn len_of(content: Content) -> u64 {
-    let message = SeatMessage {
-        epoch: Epoch(9),
-        from: seat(1),
-        to: seat(2),
-        content,
-    };
+    let message = SeatMessage::new(Epoch(9), seat(1), seat(2), content);
     let mut body = Vec::new();
     message.encode(FormatVersion(1), &mut body);
     body.len() as u64

@@ -1,7 +1,6 @@
 //! Owners and the homes of groups, told of each other by hand.
 
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
-use lunette_cluster_proto::rack::Rack;
 use lunette_kvstore_proto::groups::{
     Fellows, GROUPS_MAX, GroupAction, GroupNews, JOINS_PER_TICK_MAX, MEMBERS_MAX, Registry,
     SEATS_MAX,
@@ -23,17 +22,9 @@ fn seat(node: u64, incarnation: u64) -> Seat {
 }
 
 fn map(epoch: u64, nodes: &[u64]) -> ClusterMap {
-    let members = nodes.iter().map(|&node| MapMember {
-        id: NodeId(node),
-        incarnation: 1,
-        address: ([127, 0, 0, 1], 1).into(),
-        home_weight: 1,
-        cores: 1,
-        is_draining: false,
-        rack: Rack::NONE,
-        #[cfg(feature = "next-version")]
-        next: 0,
-    });
+    let members = nodes
+        .iter()
+        .map(|&node| MapMember::new(NodeId(node), 1, ([127, 0, 0, 1], 1).into()));
     ClusterMap::new(Epoch(epoch), 0, members.collect()).expect("a map")
 }
 

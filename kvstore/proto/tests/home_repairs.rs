@@ -34,13 +34,9 @@ fn seat(node: u64) -> Seat {
 /// The home at node 1, and owners.
 fn map(epoch: u64, nodes: &[u64], draining: &[u64]) -> ClusterMap {
     let members = nodes.iter().map(|&id| MapMember {
-        id: NodeId(id),
-        incarnation: 1,
-        address: ([192, 0, 2, 1], 7000).into(),
         home_weight: u32::from(id == 1),
-        cores: 1,
         is_draining: draining.contains(&id),
-        rack: lunette_cluster_proto::rack::Rack::NONE,
+        ..MapMember::new(NodeId(id), 1, ([192, 0, 2, 1], 7000).into())
     });
     ClusterMap::new(Epoch(epoch), 0, members.collect()).expect("a map")
 }

@@ -127,13 +127,8 @@ fn at(ms: u64) -> Time {
 
 fn map() -> ClusterMap {
     let member = |id: u64, home_weight| MapMember {
-        id: NodeId(id),
-        incarnation: 1,
-        address: ([192, 0, 2, 1], 7000).into(),
         home_weight,
-        cores: 1,
-        is_draining: false,
-        rack: lunette_cluster_proto::rack::Rack::NONE,
+        ..MapMember::new(NodeId(id), 1, ([192, 0, 2, 1], 7000).into())
     };
     // The home, and two owners.
     ClusterMap::new(EPOCH, 0, vec![member(1, 1), member(2, 0), member(3, 0)]).expect("a map")

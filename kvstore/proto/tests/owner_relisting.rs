@@ -31,13 +31,8 @@ fn seat(node: u64) -> Seat {
 /// A map in which these nodes are homes, and the owner is none.
 fn map(epoch: u64, homes: &[u64]) -> ClusterMap {
     let member = |id: u64, home_weight| MapMember {
-        id: NodeId(id),
-        incarnation: 1,
-        address: ([192, 0, 2, 1], 7000).into(),
         home_weight,
-        cores: 1,
-        is_draining: false,
-        rack: lunette_cluster_proto::rack::Rack::NONE,
+        ..MapMember::new(NodeId(id), 1, ([192, 0, 2, 1], 7000).into())
     };
     let homes = homes.iter().map(|&id| member(id, 1));
     let members = homes.chain([member(OWNER, 0)]).collect();

@@ -245,15 +245,8 @@ fn message() -> impl Strategy<Value = SeatMessage> {
         vec(group_news(), 0..9).prop_map(Content::Groups),
         relay(),
     ];
-    (any::<u64>(), seat(), seat(), content).prop_map(|(epoch, from, to, content)| {
-        let epoch = Epoch(epoch);
-        SeatMessage {
-            epoch,
-            from,
-            to,
-            content,
-        }
-    })
+    (any::<u64>(), seat(), seat(), content)
+        .prop_map(|(epoch, from, to, content)| SeatMessage::new(Epoch(epoch), from, to, content))
 }
 
 fn ask() -> impl Strategy<Value = Ask> {

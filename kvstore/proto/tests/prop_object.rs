@@ -166,7 +166,15 @@ proptest! {
         let key = Key::new(&key).expect("short");
         expect_back!(
             WriteMessage,
-            WriteMessage { asker, request, over_below: RequestId(epoch), to, kind, form, namespace, wanted, wait_ms, retention, key },
+            WriteMessage {
+                kind,
+                form,
+                namespace,
+                wanted,
+                wait_ms,
+                retention,
+                ..WriteMessage::new((asker, request), RequestId(epoch), to, key)
+            },
             cut
         );
         let info = CopyInfo {
@@ -234,7 +242,7 @@ proptest! {
         cut: prop::sample::Index,
     ) {
         expect_answer_back!(WriteAnswer, answer, cut);
-        expect_answer_back!(BytesReply, BytesReply { version, is_cut_off, object_len_bytes }, cut);
+        expect_answer_back!(BytesReply, BytesReply::new(version, is_cut_off, object_len_bytes), cut);
         let len_bytes = 1 + u64::from(object_len_bytes);
         let manifest = Manifest::new(len_bytes, 16 << 20, WriteId(write)).expect("within the limits");
         expect_answer_back!(StripedReply, StripedReply { version, is_cut_off, manifest }, cut);
@@ -256,13 +264,7 @@ proptest! {
         expect_answer_back!(MeetReply, MeetReply { ticket: boot_id, name: proof, words: slot }, cut);
         let number = number.max(1);
         let descriptor = Descriptor { slot, number, chunk, offset_bytes, len_bytes, crc32c, held_ms };
-        let bytes = BytesReply {
-            version,
-            is_cut_off: is_again,
-            object_len_bytes: len_bytes,
-            #[cfg(feature = "next-version")]
-            next: lunette_kvstore_proto::message::Next,
-        };
+        let bytes = BytesReply::new(version, is_again, len_bytes);
         expect_answer_back!(Described, Described { bytes, descriptor }, cut);
         let hold = HoldWish { holder: number, ttl_ms: held_ms };
         let wish = NearWish { from_bytes: slot, is_again, hold };
@@ -341,13 +343,7 @@ proptest! {
         }
         let body = [&body[..], &rest].concat();
         prop_assert_eq!(PushWish::split(&body), Ok((wish, &rest[..])));
-        let bytes = BytesReply {
-            version,
-            is_cut_off,
-            object_len_bytes: immediate,
-            #[cfg(feature = "next-version")]
-            next: lunette_kvstore_proto::message::Next,
-        };
+        let bytes = BytesReply::new(version, is_cut_off, immediate);
         expect_answer_back!(PushedReply, PushedReply { bytes, len_bytes: immediate, crc32c }, cut);
     }
 

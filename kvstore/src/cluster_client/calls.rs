@@ -425,19 +425,13 @@ pub(super) async fn write(
                 return;
             };
             let message = WriteMessage {
-                asker: asking.id(),
-                request,
-                over_below: asking.over_below(),
-                to: seat,
                 kind: ask.kind,
                 form: ask.form,
                 namespace: ask.namespace,
                 wanted: ask.wanted,
                 wait_ms: ask.wait_ms,
                 retention: ask.retention,
-                #[cfg(feature = "next-version")]
-                next: lunette_kvstore_proto::message::Next,
-                key,
+                ..WriteMessage::new((asking.id(), request), asking.over_below(), seat, key)
             };
             let sent = value.call(async |value| {
                 let write = |version, out: &mut Vec<u8>| message.encode(version, out);

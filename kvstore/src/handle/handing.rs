@@ -7,11 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{WAIT_MS_MAX, WriteMessage};
 use lunette_kvstore_proto::placement::home_of;
-use lunette_kvstore_proto::version::Form;
 use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{Patience, Pending, SPIN};
 
@@ -281,20 +279,13 @@ impl Handing {
         lane.ask(
             object.len_bytes(),
             |asked, out| {
+                let asker = (asked.asker, asked.request);
                 let message = WriteMessage {
-                    asker: asked.asker,
-                    request: asked.request,
-                    over_below: asked.over_below,
-                    to: lane.seat(),
                     kind: options.kind,
-                    form: Form::Whole,
-                    namespace: NamespaceKind::Cache,
                     wanted: options.copies,
                     wait_ms: wait_ms.min(WAIT_MS_MAX),
                     retention,
-                    #[cfg(feature = "next-version")]
-                    next: lunette_kvstore_proto::message::Next,
-                    key,
+                    ..WriteMessage::new(asker, asked.over_below, lane.seat(), key)
                 };
                 message.encode(asked.version, out);
             },

@@ -129,15 +129,7 @@ impl Post {
         if line.is_empty() {
             waiting.remove(&to);
         }
-        let from = self.own;
-        Some(SeatMessage {
-            epoch,
-            from,
-            to,
-            content,
-            #[cfg(feature = "next-version")]
-            next: lunette_kvstore_proto::message::Next,
-        })
+        Some(SeatMessage::new(epoch, self.own, to, content))
     }
 
     /// For whom something waits.

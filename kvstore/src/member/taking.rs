@@ -105,7 +105,6 @@ impl MemberCore {
 #[cfg(test)]
 mod tests {
     use lunette_cluster::proto::map::MapMember;
-    use lunette_cluster::proto::rack::Rack;
     use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
     use super::*;
@@ -117,15 +116,9 @@ mod tests {
     };
 
     fn map(epoch: u64, nodes: &[u64]) -> ClusterMap {
-        let members = nodes.iter().map(|&id| MapMember {
-            id: NodeId(id),
-            incarnation: 1,
-            address: ([192, 0, 2, 1], 7000).into(),
-            home_weight: 1,
-            cores: 1,
-            is_draining: false,
-            rack: Rack::NONE,
-        });
+        let members = nodes
+            .iter()
+            .map(|&id| MapMember::new(NodeId(id), 1, ([192, 0, 2, 1], 7000).into()));
         ClusterMap::new(Epoch(epoch), 0, members.collect()).expect("a map")
     }
 

@@ -252,15 +252,16 @@ impl SeatedNode {
         let steering = options.cluster.clone().map(|cluster| {
             let (steering, steered) = mpsc::channel(QUESTIONS_MAX);
             let member = MapMember {
-                id: options.id,
-                incarnation,
-                address: cluster.advertised.unwrap_or(address),
                 home_weight: options.weight,
                 cores: u16::try_from(cores).expect("cores are bounded"),
-                is_draining: false,
                 rack: cluster.rack,
                 #[cfg(feature = "next-version")]
                 next: lunette_kvstore_proto::message::Next::MARK,
+                ..MapMember::new(
+                    options.id,
+                    incarnation,
+                    cluster.advertised.unwrap_or(address),
+                )
             };
             let steered = (steered, asked);
             drop(spawn_local(steer(cluster, (member, former), mail, steered)));

@@ -4,14 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{PutOptions, Value};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{AskerId, WriteMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::{Form, WriteKind};
 use lunette_runtime::arena::{Exposed, Words};
 use lunette_runtime::net::LocalChannel;
@@ -148,21 +146,14 @@ impl Stranger {
 }
 
 fn write_of(to: Seat, key: &[u8], form: Form) -> Vec<u8> {
+    // Each key is asked for by somebody else: what one asks for again is done once.
+    let asker = AskerId(key.iter().map(|byte| u64::from(*byte)).sum());
+    let (request, key) = (RequestId(1), Key::new(key).expect("a key"));
     let message = WriteMessage {
-        // Each key is asked for by somebody else: what one asks for again is done once.
-        asker: AskerId(key.iter().map(|byte| u64::from(*byte)).sum()),
-        request: RequestId(1),
-        over_below: RequestId(1),
-        to,
         kind: WriteKind::Upsert,
         form,
-        namespace: NamespaceKind::Cache,
-        wanted: 1,
         wait_ms: 1000,
-        retention: Retention::default(),
-        #[cfg(feature = "next-version")]
-        next: lunette_kvstore_proto::message::Next,
-        key: Key::new(key).expect("a key"),
+        ..WriteMessage::new((asker, request), request, to, key)
     };
     let mut body = Vec::new();
     message.encode(V1, &mut body);

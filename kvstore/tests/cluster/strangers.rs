@@ -141,15 +141,7 @@ impl Stranger {
         });
         let serving = serve(listener, Rc::clone(&told), options, Drain::default());
         drop(spawn_local(serving));
-        let member = MapMember {
-            id: NodeId(id),
-            incarnation: 1,
-            address,
-            home_weight: 1,
-            cores: 1,
-            is_draining: false,
-            rack: lunette_cluster::proto::rack::Rack::NONE,
-        };
+        let member = MapMember::new(NodeId(id), 1, address);
         Self { member, told }
     }
 

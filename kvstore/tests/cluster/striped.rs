@@ -3,7 +3,6 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
     ClusterClient, Fetched, Got, Lent, Preferred, PutOptions, StoreErrorKind, Stored, Value,
 };
@@ -12,7 +11,6 @@ use lunette_kvstore_proto::message::directory::{AskerId, WriteMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::residence::STANDS_BY;
-use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::striped::{MANIFEST_BYTES, Manifest, OBJECT_LEN_MAX, WriteId};
 use lunette_kvstore_proto::version::{Form, WriteKind};
 use lunette_runtime::arena;
@@ -508,20 +506,12 @@ fn keys_of_parts_and_manifests_are_nobody_elses() {
             (3, bad.to_vec(), Status::BadRequest),
             (4, good.encode().to_vec(), Status::Ok),
         ] {
+            let asker = (AskerId(5), RequestId(request));
+            let key = Key::new(&name).expect("a key");
             let message = WriteMessage {
-                asker: AskerId(5),
-                request: RequestId(request),
-                over_below: RequestId(0),
-                to,
-                kind: WriteKind::Put,
                 form: Form::Striped,
-                namespace: NamespaceKind::Cache,
-                wanted: 1,
                 wait_ms: 1_000,
-                retention: Retention::default(),
-                #[cfg(feature = "next-version")]
-                next: lunette_kvstore_proto::message::Next,
-                key: Key::new(&name).expect("a key"),
+                ..WriteMessage::new(asker, RequestId(0), to, key)
             };
             let body = |out: &mut Vec<u8>| message.encode(FormatVersion::NEWEST, out);
             let mut region = arena().alloc(bytes.len().max(1)).expect("room");

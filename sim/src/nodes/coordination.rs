@@ -118,15 +118,7 @@ impl Coordination {
         let options = MemberOptions {
             cluster: "world".into(),
             prefix: "world".into(),
-            member: MapMember {
-                id: NodeId(id),
-                incarnation: random.next() | 1,
-                address: SocketAddr::new(own, 7000),
-                home_weight: 1,
-                cores: 1,
-                is_draining: false,
-                rack: lunette_cluster::proto::rack::Rack::NONE,
-            },
+            member: MapMember::new(NodeId(id), random.next() | 1, SocketAddr::new(own, 7000)),
             versions: (1, 1),
             former: Vec::new(),
             lease_ttl_s: TTL_S,

@@ -402,13 +402,13 @@ impl World {
 
     fn change_map(&mut self) {
         let members = self.leases.iter().map(|(&index, lease)| MapMember {
-            id: NodeId(index as u64 + 1),
-            incarnation: lease.incarnation,
-            address: ([192, 0, 2, 1], 7000).into(),
             home_weight: 1 + u32::from(index % 4 == 3),
             cores: u16::try_from(self.nodes[index].cores.len()).expect("few"),
-            is_draining: false,
-            rack: lunette_cluster_proto::rack::Rack::NONE,
+            ..MapMember::new(
+                NodeId(index as u64 + 1),
+                lease.incarnation,
+                ([192, 0, 2, 1], 7000).into(),
+            )
         });
         let members: Vec<MapMember> = members.collect();
         let is_same = members == self.map.members() && self.raised == self.map.generation();

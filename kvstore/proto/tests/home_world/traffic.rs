@@ -60,13 +60,7 @@ impl Mail {
 fn spelt(mail: Mail) -> Mail {
     let between = |epoch, from, to, content| {
         let mut body = Vec::new();
-        SeatMessage {
-            epoch,
-            from,
-            to,
-            content,
-        }
-        .encode(FormatVersion::NEWEST, &mut body);
+        SeatMessage::new(epoch, from, to, content).encode(FormatVersion::NEWEST, &mut body);
         SeatMessage::decode(&body).expect("a message").content
     };
     match mail {

@@ -268,13 +268,7 @@ mod tests {
             rail: Weak::new(),
             spoken: FormatVersion(1),
             reached: Reached {
-                bytes: BytesReply {
-                    version,
-                    is_cut_off: false,
-                    object_len_bytes: 1,
-                    #[cfg(feature = "next-version")]
-                    next: lunette_kvstore_proto::message::Next,
-                },
+                bytes: BytesReply::new(version, false, 1),
                 reach: Reach {
                     address: 0,
                     key: 0,

@@ -86,13 +86,7 @@ impl MemberService {
         descriptor.held_ms = self.core.hold(place, wish.hold);
         self.core.list_read(place, descriptor.slot);
         CopyCounts::add(&self.core.copies.one_sided_reads);
-        let bytes = BytesReply {
-            version: place.version,
-            is_cut_off,
-            object_len_bytes: descriptor.len_bytes,
-            #[cfg(feature = "next-version")]
-            next: lunette_kvstore_proto::message::Next,
-        };
+        let bytes = BytesReply::new(place.version, is_cut_off, descriptor.len_bytes);
         let mut body = Vec::new();
         Described { bytes, descriptor }.encode(version, &mut body);
         Some(Response {
@@ -195,13 +189,7 @@ impl MemberService {
             held_ms: self.core.hold(place, hold),
         };
         CopyCounts::add(&self.core.copies.one_sided_reads);
-        let bytes = BytesReply {
-            version: place.version,
-            is_cut_off: false,
-            object_len_bytes: len_bytes,
-            #[cfg(feature = "next-version")]
-            next: lunette_kvstore_proto::message::Next,
-        };
+        let bytes = BytesReply::new(place.version, false, len_bytes);
         Some(Reached { bytes, reach })
     }
 

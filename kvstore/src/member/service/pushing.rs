@@ -123,13 +123,7 @@ impl MemberService {
         let pieces = pieces_of(&extent.value(), ranges);
         let len_bytes = u32::try_from(pieces.iter().map(Region::len).sum::<usize>()).ok()?;
         let reply = PushedReply {
-            bytes: BytesReply {
-                version: place.version,
-                is_cut_off,
-                object_len_bytes: extent.len_bytes(),
-                #[cfg(feature = "next-version")]
-                next: lunette_kvstore_proto::message::Next,
-            },
+            bytes: BytesReply::new(place.version, is_cut_off, extent.len_bytes()),
             len_bytes,
             crc32c: if ranges.is_empty() {
                 extent.crc32c

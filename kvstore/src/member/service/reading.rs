@@ -262,13 +262,7 @@ fn sent(
     ranges: &[ByteRange],
 ) -> Response {
     let mut body = Vec::new();
-    let reply = BytesReply {
-        version,
-        is_cut_off,
-        object_len_bytes: extent.len_bytes(),
-        #[cfg(feature = "next-version")]
-        next: lunette_kvstore_proto::message::Next,
-    };
+    let reply = BytesReply::new(version, is_cut_off, extent.len_bytes());
     reply.encode(format, &mut body);
     let Some(payload) = parts_of(&extent, ranges) else {
         return Response {

@@ -111,6 +111,22 @@ pub enum MapFault {
 }
 
 impl MapMember {
+    /// One of one core that is a home like others and stays, in no rack. Fields that differ are named before it.
+    #[must_use]
+    pub const fn new(id: NodeId, incarnation: u64, address: SocketAddr) -> Self {
+        Self {
+            id,
+            incarnation,
+            address,
+            home_weight: 1,
+            cores: 1,
+            is_draining: false,
+            rack: Rack::NONE,
+            #[cfg(feature = "next-version")]
+            next: 0,
+        }
+    }
+
     /// Its weight as a home now.
     #[must_use]
     pub const fn weight(&self) -> u32 {
@@ -322,13 +338,9 @@ mod tests {
 
     fn member(id: u64) -> MapMember {
         MapMember {
-            id: NodeId(id),
-            incarnation: 0x0102,
-            address: "192.0.2.1:7000".parse().unwrap(),
             home_weight: 3,
             cores: 4,
-            is_draining: false,
-            rack: Rack::NONE,
+            ..MapMember::new(NodeId(id), 0x0102, "192.0.2.1:7000".parse().unwrap())
         }
     }
 

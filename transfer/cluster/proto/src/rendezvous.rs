@@ -105,13 +105,8 @@ mod tests {
 
     fn member(id: u64, home_weight: u32) -> MapMember {
         MapMember {
-            id: NodeId(id),
-            incarnation: 1,
-            address: "192.0.2.1:7000".parse().unwrap(),
             home_weight,
-            cores: 1,
-            is_draining: false,
-            rack: crate::rack::Rack::NONE,
+            ..MapMember::new(NodeId(id), 1, "192.0.2.1:7000".parse().unwrap())
         }
     }
 

@@ -14,13 +14,10 @@ fn members() -> impl Strategy<Value = Vec<MapMember>> {
         let member =
             |(id, (home_weight, is_draining, cores, port)): (u64, (u32, bool, u16, u16))| {
                 MapMember {
-                    id: NodeId(id),
-                    incarnation: id | 1,
-                    address: ([192, 0, 2, 1], port.max(1)).into(),
                     home_weight,
                     cores,
                     is_draining,
-                    rack: lunette_cluster_proto::rack::Rack::NONE,
+                    ..MapMember::new(NodeId(id), id | 1, ([192, 0, 2, 1], port.max(1)).into())
                 }
             };
         members.into_iter().map(member).collect()

@@ -21,15 +21,7 @@ fn options(id: u64) -> MemberOptions {
     MemberOptions {
         cluster: "native".into(),
         prefix: "native".into(),
-        member: MapMember {
-            id: NodeId(id),
-            incarnation: id + 100,
-            address: ([127, 0, 0, 1], 7000).into(),
-            home_weight: 1,
-            cores: 1,
-            is_draining: false,
-            rack: lunette_cluster::proto::rack::Rack::NONE,
-        },
+        member: MapMember::new(NodeId(id), id + 100, ([127, 0, 0, 1], 7000).into()),
         versions: (1, 1),
         former: Vec::new(),
         lease_ttl_s: TTL_S,

@@ -180,15 +180,7 @@ impl Town {
         let options = MemberOptions {
             cluster: "town".into(),
             prefix: "town".into(),
-            member: MapMember {
-                id: NodeId(id),
-                incarnation: draw.next() | 1,
-                address: SocketAddr::new(host, 7000),
-                home_weight: 1,
-                cores: 1,
-                is_draining: false,
-                rack: lunette_cluster::proto::rack::Rack::NONE,
-            },
+            member: MapMember::new(NodeId(id), draw.next() | 1, SocketAddr::new(host, 7000)),
             versions: (1, 1),
             former: Vec::new(),
             lease_ttl_s: TTL_S,

@@ -518,16 +518,14 @@ mod tests {
     #[test]
     fn an_answer_fits_its_place() {
         let reply = PushedReply {
-            bytes: BytesReply {
-                version: Version {
+            bytes: BytesReply::new(
+                Version {
                     epoch: Epoch(5),
                     sequence: 6,
                 },
-                is_cut_off: false,
-                object_len_bytes: 100,
-                #[cfg(feature = "next-version")]
-                next: crate::message::Next,
-            },
+                false,
+                100,
+            ),
             len_bytes: 100,
             crc32c: 1,
         };

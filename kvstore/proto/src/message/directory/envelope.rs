@@ -145,6 +145,19 @@ impl Wire for Content {
 }
 
 impl SeatMessage {
+    /// What `from` has for `to` at this epoch.
+    #[must_use]
+    pub const fn new(epoch: Epoch, from: Seat, to: Seat, content: Content) -> Self {
+        Self {
+            epoch,
+            from,
+            to,
+            content,
+            #[cfg(feature = "next-version")]
+            next: crate::message::Next,
+        }
+    }
+
     /// Appends the message to `out`, in a version that is spoken here.
     ///
     /// # Panics
@@ -255,12 +268,8 @@ mod tests {
     fn message(items: usize) -> SeatMessage {
         let key = Fingerprint(6);
         let item = ToHome::Abandon { op: OpId(5), key };
-        SeatMessage {
-            epoch: Epoch(4),
-            from: seat(1),
-            to: seat(7),
-            content: Content::ToHome(vec![item; items]),
-        }
+        let content = Content::ToHome(vec![item; items]);
+        SeatMessage::new(Epoch(4), seat(1), seat(7), content)
     }
 
     /// A change here is a change of what nodes of one cluster say to each other.

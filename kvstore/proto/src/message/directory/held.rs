@@ -236,13 +236,7 @@ mod tests {
     #[test]
     fn an_answer_is_for_as_many_copies_as_were_asked_for() {
         let reached = Reached {
-            bytes: BytesReply {
-                version: version(6),
-                is_cut_off: false,
-                object_len_bytes: 100,
-                #[cfg(feature = "next-version")]
-                next: crate::message::Next,
-            },
+            bytes: BytesReply::new(version(6), false, 100),
             reach: Reach {
                 address: 1,
                 key: 2,

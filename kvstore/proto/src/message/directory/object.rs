@@ -170,7 +170,33 @@ keyed!(ReplicaMessage {
     pin
 });
 
-impl WriteMessage<'_> {
+impl<'a> WriteMessage<'a> {
+    /// To put a whole object of a cache, of which one copy is enough, without waiting for room. Fields that
+    /// differ are named before it.
+    #[must_use]
+    pub fn new(
+        (asker, request): (AskerId, RequestId),
+        over_below: RequestId,
+        to: Seat,
+        key: Key<'a>,
+    ) -> Self {
+        Self {
+            asker,
+            request,
+            over_below,
+            to,
+            kind: WriteKind::Put,
+            form: Form::Whole,
+            namespace: NamespaceKind::Cache,
+            wanted: 1,
+            wait_ms: 0,
+            retention: Retention::default(),
+            #[cfg(feature = "next-version")]
+            next: crate::message::Next,
+            key,
+        }
+    }
+
     /// What the owner is asked.
     #[must_use]
     pub fn ask(&self) -> WriteAsk {
@@ -214,6 +240,20 @@ impl Wire for Vec<ByteRange> {
 
     fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         take_all(reader, RANGES_MAX)
+    }
+}
+
+impl BytesReply {
+    /// Of an object of so many bytes in all.
+    #[must_use]
+    pub const fn new(version: Version, is_cut_off: bool, object_len_bytes: u32) -> Self {
+        Self {
+            version,
+            is_cut_off,
+            object_len_bytes,
+            #[cfg(feature = "next-version")]
+            next: crate::message::Next,
+        }
     }
 }
 

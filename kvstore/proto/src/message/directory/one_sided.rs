@@ -210,16 +210,14 @@ mod tests {
 
     fn described(descriptor: Descriptor) -> Described {
         Described {
-            bytes: BytesReply {
-                version: Version {
+            bytes: BytesReply::new(
+                Version {
                     epoch: Epoch(5),
                     sequence: 6,
                 },
-                is_cut_off: false,
-                object_len_bytes: 100,
-                #[cfg(feature = "next-version")]
-                next: crate::message::Next,
-            },
+                false,
+                100,
+            ),
             descriptor,
         }
     }

@@ -202,13 +202,8 @@ mod tests {
             versions: (1, 2),
             ttl_s: 5,
             member: MapMember {
-                id: NodeId(7),
-                incarnation: 9,
-                address: "192.0.2.1:7000".parse().unwrap(),
-                home_weight: 1,
                 cores: 2,
-                is_draining: false,
-                rack: crate::rack::Rack::NONE,
+                ..MapMember::new(NodeId(7), 9, "192.0.2.1:7000".parse().unwrap())
             },
         }
     }

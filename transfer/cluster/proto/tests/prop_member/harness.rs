@@ -96,13 +96,12 @@ impl Cluster {
             cluster: "kv".into(),
             prefix: "lunette".into(),
             member: MapMember {
-                id: NodeId(id),
-                incarnation: self.random.next() | 1,
-                address: ([192, 0, 2, 1], port).into(),
-                home_weight: 1,
                 cores: 2,
-                is_draining: false,
-                rack: lunette_cluster_proto::rack::Rack::NONE,
+                ..MapMember::new(
+                    NodeId(id),
+                    self.random.next() | 1,
+                    ([192, 0, 2, 1], port).into(),
+                )
             },
             versions: (1, 2),
             former: Vec::new(),
