@@ -146,7 +146,8 @@ mod tests {
             assert_eq!(FormatVersion::of(&[version, 7]), expected);
         }
         let fault = FormatVersion::of(&[9]).expect_err("not ours");
-        let text = "version 9 of the formats is not spoken here, but 1 to 1";
+        let newest = FormatVersion::NEWEST;
+        let text = format!("version 9 of the formats is not spoken here, but 1 to {newest}");
         assert_eq!(fault.to_string(), text);
         assert!(matches!(
             FormatVersion::of(&[]),

@@ -271,7 +271,7 @@ mod tests {
     fn counters_travel_in_the_order_of_the_fields() {
         let mut body = Vec::new();
         numbered().encode(&mut body);
-        let golden: Vec<u8> = (1..=32_u64).flat_map(u64::to_le_bytes).collect();
+        let golden: Vec<u8> = (1..=COUNTERS as u64).flat_map(u64::to_le_bytes).collect();
         assert_eq!(body, golden);
         assert_eq!(NodeStat::decode(&body), Ok(numbered()));
         assert_eq!(
