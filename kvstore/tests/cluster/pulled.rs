@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{AdapterPuts, ClusterClient, PutOptions, StoreErrorKind, Stored, Value};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{AskerId, PullWish, PushPlace, WriteMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::paths::Path;
-use lunette_kvstore_proto::retention::Retention;
-use lunette_kvstore_proto::version::{Form, WriteKind};
+use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::Exposed;
 use lunette_runtime::{Scope, time};
 use lunette_runtime_core::ids::RequestId;
@@ -317,21 +315,9 @@ fn wishes_that_lead_nowhere_harm_their_writer_alone() {
         };
         let reader = Reader::of(&scene).await;
         let name = key(1);
-        let write = WriteMessage {
-            asker: AskerId(99),
-            request: RequestId(1),
-            over_below: RequestId(0),
-            to: reader.seat,
-            kind: WriteKind::Put,
-            form: Form::Whole,
-            namespace: NamespaceKind::Cache,
-            wanted: 1,
-            wait_ms: 1000,
-            retention: Retention::default(),
-            #[cfg(feature = "next-version")]
-            next: lunette_kvstore_proto::message::Next,
-            key: Key::new(&name).expect("a key"),
-        };
+        let name = Key::new(&name).expect("a key");
+        let who = (AskerId(99), RequestId(1));
+        let write = WriteMessage::new(who, RequestId(0), reader.seat, name);
         let ask = async |wish: &PullWish, cut: usize| {
             let body = |out: &mut Vec<u8>| {
                 wish.encode(FormatVersion::NEWEST, out);

@@ -219,7 +219,11 @@ fn copies_on_a_drive_are_made_again_elsewhere() {
         eventually("each has two", async || {
             let reports = scene.reports().await.into_iter();
             let members = reports.map(|report| report.member.expect("a member"));
-            members.map(|member| member.copies_replicated).sum::<u64>() == 120
+            let told = members.fold((0, 0), |(made, scarce), member| {
+                (made + member.copies_replicated, scarce + member.scarce_keys)
+            });
+            // Their homes know of them, too.
+            told == (120, 0)
         })
         .await;
         scene.remove_first().await;
