@@ -13,7 +13,7 @@ pub enum Outcome {
     Exists,
     /// There is no such object.
     NotFound,
-    /// The object is elsewhere: the asker was told where.
+    /// The object is elsewhere, or goes another way: the asker was told which.
     Elsewhere,
     /// Not everybody has told its home yet whether the object is there.
     Unknown,
@@ -185,6 +185,7 @@ mod tests {
                     | Status::Described
                     | Status::Striped
                     | Status::Pushed
+                    | Status::OverConnection
             );
             assert_eq!(Outcome::from(status).is_refusal(), !is_answer, "{status:?}");
         }

@@ -19,6 +19,7 @@ use lunette_runtime::sim::{ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
 use lunette_runtime_core::ids::NodeId;
 use lunette_transfer::Room;
+use lunette_transfer::adapters::RdmaOptions;
 use lunette_verbs::Context;
 use lunette_verbs::sim::{Fabric, Speed};
 
@@ -38,13 +39,17 @@ const TURN: Duration = Duration::from_micros(2);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     By(Path),
+    /// The same, asked for over the connection.
+    Asked(Path),
     /// Of an object that is held: nobody is asked.
     Held,
 }
 
 impl Way {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 6] = [
         Self::By(Path::Sent),
+        Self::Asked(Path::Written),
+        Self::Asked(Path::Read),
         Self::By(Path::Written),
         Self::By(Path::Read),
         Self::Held,
@@ -52,7 +57,7 @@ impl Way {
 
     const fn path(self) -> Path {
         match self {
-            Self::By(path) => path,
+            Self::By(path) | Self::Asked(path) => path,
             Self::Held => Path::Read,
         }
     }
@@ -111,6 +116,10 @@ async fn gets(
 ) -> Vec<Duration> {
     let options = ClusterClientOptions {
         rdma_path: Some(way.path()),
+        rdma: RdmaOptions {
+            messages: !matches!(way, Way::Asked(_)),
+            ..RdmaOptions::default()
+        },
         one_sided_from_bytes: None,
         ..ClusterClientOptions::new(vec![SocketAddr::new(host(2), PORT)])
     };
@@ -137,9 +146,9 @@ async fn gets(
         assert!(matches!(fetched, Ok(Fetched::Hit { .. })), "{fetched:?}");
     };
     let brought = || match way {
-        Way::By(Path::Sent) => 1,
-        Way::By(Path::Written) => client.by_adapters().written,
-        Way::By(Path::Read) => client.by_adapters().read,
+        Way::By(Path::Sent) | Way::Asked(Path::Sent) => 1,
+        Way::By(Path::Written) | Way::Asked(Path::Written) => client.by_adapters().written,
+        Way::By(Path::Read) | Way::Asked(Path::Read) => client.by_adapters().read,
         Way::Held => client.by_adapters().read_unasked,
     };
     eventually("it goes this way", async || {
@@ -202,9 +211,10 @@ fn measure(way: Way, turn: Duration) -> [Duration; 2] {
 #[test]
 fn latency_of_4_kib_by_each_way_and_how_late_the_owner_is() {
     println!(
-        "| the owner's turn | sent: p50, p99 | written by the owner | read by the client | read, held |"
+        "| the owner's turn | sent: p50, p99 | asked over the connection: written | read \
+         | by messages: written | read | held |"
     );
-    println!("|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|");
     let us = |took: Duration| took.as_nanos() as f64 / 1000.0;
     for turn in [
         TURN,
@@ -217,10 +227,14 @@ fn latency_of_4_kib_by_each_way_and_how_late_the_owner_is() {
         let [asked @ .., held] = measured;
         // Nobody waits for an owner that is late if nobody asks it.
         assert!(held[1] < Duration::from_micros(100), "{held:?}");
-        let [sent, by_adapters @ ..] = asked;
-        // What is asked and answered over the network once takes that; adapters carry what they are asked, too.
+        let [sent, written, read, by_messages @ ..] = asked;
+        // What is asked over the network once takes that, and what is answered there; adapters carry what they are
+        // asked, too.
         assert!(sent[0] >= 2 * NETWORK, "{sent:?}");
-        for [half, most] in by_adapters {
+        for [half, most] in [written, read] {
+            assert!(half >= NETWORK && most < 5 * turn + 4 * NETWORK);
+        }
+        for [half, most] in by_messages {
             assert!(half >= 2 * ADAPTER, "{half:?}");
             assert!(half < 2 * turn + NETWORK, "{half:?}, of turns of {turn:?}");
             assert!(
