@@ -204,6 +204,41 @@ impl Reach {
     }
 }
 
+impl PushPlace {
+    const fn has_end(&self) -> bool {
+        self.address.checked_add(self.len_bytes as u64).is_some()
+    }
+}
+
+/// Appends how many places there are, and the places.
+///
+/// # Panics
+/// If there are more than [`PLACES_MAX`].
+pub(super) fn put_places(places: &[PushPlace], out: &mut Encoder<'_>) {
+    assert!(places.len() <= PLACES_MAX, "places are bounded");
+    let count = u16::try_from(places.len()).expect("places are bounded");
+    Writer::new(out).u16(count);
+    places.iter().for_each(|place| place.put(out));
+}
+
+/// As they were written: one at least, each of a byte at least.
+pub(super) fn take_places(reader: &mut Decoder<'_>) -> Result<Vec<PushPlace>, MessageFault> {
+    let count = usize::from(reader.u16()?);
+    if count > PLACES_MAX {
+        return Err(MessageFault::TooManyItems {
+            found: count,
+            items_max: PLACES_MAX,
+        });
+    }
+    let places = (0..count).map(|_| Wire::take(reader));
+    let places = places.collect::<Result<Vec<PushPlace>, _>>()?;
+    let are_places = |place: &PushPlace| place.len_bytes > 0 && place.has_end();
+    if places.is_empty() || !places.iter().all(are_places) {
+        return Err(MessageFault::Descriptor);
+    }
+    Ok(places)
+}
+
 impl FarWish {
     /// Appends the wish to `out`, in a version that is spoken here: what it is about follows.
     pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
@@ -305,13 +340,10 @@ impl PushWish {
     /// # Panics
     /// If there are more places than [`PLACES_MAX`].
     pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
-        assert!(self.places.len() <= PLACES_MAX, "places are bounded");
         let out = &mut Encoder::begin(version, out);
         Writer::new(out).u64(self.connection).u32(self.immediate);
         self.answer.put(out);
-        let count = u16::try_from(self.places.len()).expect("places are bounded");
-        Writer::new(out).u16(count);
-        self.places.iter().for_each(|place| place.put(out));
+        put_places(&self.places, out);
     }
 
     /// The wish at the front of `body`, and what follows it.
@@ -322,33 +354,18 @@ impl PushWish {
         let reader = &mut Decoder::begin(body)?;
         let (connection, immediate) = (reader.u64()?, reader.u32()?);
         let answer: PushPlace = Wire::take(reader)?;
-        let count = usize::from(reader.u16()?);
-        if count > PLACES_MAX {
-            return Err(MessageFault::TooManyItems {
-                found: count,
-                items_max: PLACES_MAX,
-            });
-        }
-        let places = (0..count).map(|_| Wire::take(reader));
-        let places = places.collect::<Result<Vec<PushPlace>, _>>()?;
+        let places = take_places(reader)?;
         let wish = Self {
             connection,
             immediate,
             answer,
             places,
         };
-        if !wish.is_valid() {
+        let has_room = wish.answer.len_bytes as usize >= PUSHED_BYTES_MAX;
+        if !has_room || !wish.answer.has_end() {
             return Err(MessageFault::Descriptor);
         }
         Ok((wish, reader.rest()))
-    }
-
-    fn is_valid(&self) -> bool {
-        let has_end = |place: &PushPlace| place.address.checked_add(place.len_bytes.into());
-        let has_room = self.answer.len_bytes as usize >= PUSHED_BYTES_MAX;
-        let mut places = self.places.iter();
-        let are_places = places.all(|place| place.len_bytes > 0 && has_end(place).is_some());
-        has_room && has_end(&self.answer).is_some() && are_places && !self.places.is_empty()
     }
 
     /// Which parts of an object of so many bytes go to which places; `None` if it does not fit, or is empty.

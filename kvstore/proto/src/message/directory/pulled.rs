@@ -11,8 +11,10 @@
 use lunette_runtime_core::codec::Writer;
 use lunette_runtime_core::limits::PAYLOAD_BYTES_MAX;
 
-use super::adapters::{PLACES_MAX, PushPlace};
-use super::wire::{Decoder, Encoder, Wire};
+#[cfg(doc)]
+use super::adapters::PLACES_MAX;
+use super::adapters::{PushPlace, put_places, take_places};
+use super::wire::{Decoder, Encoder};
 use crate::message::{FormatVersion, MessageFault};
 
 /// That the bytes of a write are to be read, rather than that they follow. A [`WriteMessage`](super::WriteMessage)
@@ -40,12 +42,9 @@ impl PullWish {
     /// # Panics
     /// If there are more places than [`PLACES_MAX`].
     pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
-        assert!(self.places.len() <= PLACES_MAX, "places are bounded");
         let out = &mut Encoder::begin(version, out);
         Writer::new(out).u64(self.connection).u32(self.crc32c);
-        let count = u16::try_from(self.places.len()).expect("places are bounded");
-        Writer::new(out).u16(count);
-        self.places.iter().for_each(|place| place.put(out));
+        put_places(&self.places, out);
     }
 
     /// The wish at the front of `body`, and what follows it.
@@ -55,38 +54,22 @@ impl PullWish {
     pub fn split(body: &[u8]) -> Result<(Self, &[u8]), MessageFault> {
         let reader = &mut Decoder::begin(body)?;
         let (connection, crc32c) = (reader.u64()?, reader.u32()?);
-        let count = usize::from(reader.u16()?);
-        if count > PLACES_MAX {
-            return Err(MessageFault::TooManyItems {
-                found: count,
-                items_max: PLACES_MAX,
-            });
-        }
-        let places = (0..count).map(|_| Wire::take(reader));
-        let places = places.collect::<Result<Vec<PushPlace>, _>>()?;
         let wish = Self {
             connection,
             crc32c,
-            places,
+            places: take_places(reader)?,
         };
-        if !wish.is_valid() {
+        if wish.len_bytes() as usize > PAYLOAD_BYTES_MAX {
             return Err(MessageFault::Descriptor);
         }
         Ok((wish, reader.rest()))
-    }
-
-    fn is_valid(&self) -> bool {
-        let has_end = |place: &PushPlace| place.address.checked_add(place.len_bytes.into());
-        let mut places = self.places.iter();
-        let are_places = places.all(|place| place.len_bytes > 0 && has_end(place).is_some());
-        let is_value = self.len_bytes() as usize <= PAYLOAD_BYTES_MAX;
-        are_places && is_value && !self.places.is_empty()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::directory::PLACES_MAX;
 
     const V1: FormatVersion = FormatVersion(1);
 
