@@ -148,3 +148,20 @@ impl Pushing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_under_way_are_bounded_and_make_room_when_they_are_over() {
+        let counted = Rc::default();
+        let mut all: Vec<UnderWay> = (0..UNDER_WAY_MAX)
+            .map_while(|_| UnderWay::begin(&counted))
+            .collect();
+        assert_eq!(all.len(), UNDER_WAY_MAX as usize);
+        assert!(UnderWay::begin(&counted).is_none(), "one more");
+        drop(all.pop());
+        assert!(UnderWay::begin(&counted).is_some());
+    }
+}

@@ -65,7 +65,7 @@ impl Pushing {
         let split = room.split();
         let pulled = self.pull_into(connection, wish, &split).await;
         let Ok(room) = split.join() else {
-            return (None, pulled);
+            return (None, Pulled::Failed);
         };
         let is_right = pulled != Pulled::Whole || sum_of(&room, room.len()).await == wish.crc32c;
         let pulled = if is_right { pulled } else { Pulled::Corrupt };
