@@ -36,10 +36,10 @@ case $kernel in
   /tmp/*)
     export TMPDIR=/run/tmp
     mkdir /run/tmp
-    mount -t tmpfs tmpfs /run/tmp
     ;;
-  *) mount -t tmpfs tmpfs /tmp ;;
+  *) export TMPDIR=/tmp ;;
 esac
+mount -t tmpfs tmpfs $TMPDIR
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mkdir -p "/lib/modules/$release"
 mount --bind "$kernel/lib/modules/$release" "/lib/modules/$release"
@@ -115,14 +115,31 @@ add_nvme() { # add_nvme: the emulated drive, its character device as /dev/ngN wh
   done
   for block in /sys/block/nvme0n*; do
     nsid=$(<"$block/nsid")
-    ln -s "${block##*/}" "/dev/ns$nsid"
-    ln -s "ng${block##*/nvme}" "/dev/ng$nsid"
+    ln -sfn "${block##*/}" "/dev/ns$nsid"
+    ln -sfn "ng${block##*/nvme}" "/dev/ng$nsid"
   done
+}
+
+# Mounting has been seen to say "No such file or directory" for a moment, or for as long as the machine lives.
+add_scratch() { # add_scratch: temporary files on the first half of the drive, the rest for who writes to it itself
+  local tries=0
+  modprobe -a crc32c_generic ext4
+  mkfs.ext4 -q -F /dev/ns1 512m
+  until mount /dev/ns1 "$TMPDIR" 2>/dev/console; do
+    if ((++tries == 10)); then
+      { ls -l /dev/n[sgv]*; grep -A 9 crc32c /proc/crypto; dmesg | tail -n 15; } >/dev/console
+      fail "no file system on the drive"
+    fi
+    sleep 1
+    add_nvme
+  done
+  environment+=("TMPDIR=$TMPDIR" LUNETTE_NVME_COMMANDS=/dev/ng1 LUNETTE_NVME_BLOCKS=/dev/ns1)
 }
 
 if [[ $rdma != none ]]; then add_rdma "$rdma"; fi
 if ((nvmet_megabytes)); then add_nvmet "$nvmet_megabytes"; fi
 if ((nvme_drive)); then add_nvme; fi
+if ((scratch)); then add_scratch; fi
 
 echo ready >&9
 trap - ERR

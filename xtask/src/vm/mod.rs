@@ -101,6 +101,9 @@ pub(crate) struct Arguments {
     /// An emulated NVMe drive of this many megabytes: /dev/ns1, and /dev/ng1 for passthrough.
     #[arg(long, value_name = "MEGABYTES", default_value_t = 0)]
     pub(crate) nvme: u32,
+    /// A file system that takes `O_DIRECT` for temporary files, on the first 512 megabytes of that drive.
+    #[arg(long, requires = "nvme")]
+    pub(crate) scratch: bool,
     /// Virtual CPUs.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) cpus: u8,
@@ -147,6 +150,7 @@ impl Arguments {
             rdma,
             nvmet: 0,
             nvme: 1024,
+            scratch: true,
             cpus: 2,
             memory: 3072,
             rw: Vec::new(),
@@ -209,6 +213,7 @@ pub(crate) fn lines_of(
 ) -> Result<Vec<String>, TaskError> {
     let arguments = Arguments {
         nvme: 0,
+        scratch: false,
         ..Arguments::of_script((Series::V6_1, Rdma::None), script, timeout)
     };
     let mut lines = Vec::new();

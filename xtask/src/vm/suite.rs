@@ -157,22 +157,6 @@ const LEFT_OUT: [&str; 7] = [
 /// Limit of one binary, so that one that hangs does not take the others with it.
 const BINARY_MAX: Duration = Duration::from_secs(1200);
 
-/// A file system that takes `O_DIRECT`, on the first half of the emulated drive; the rest is for
-/// those who write to the drive itself. Its name has been seen to be away after it was written, for a moment or for good:
-/// it is looked for anew.
-const SCRATCH: &str = "export TMPDIR=/tmp\n\
-                       mountpoint -q /run/tmp && TMPDIR=/run/tmp\n\
-                       modprobe ext4 && mkfs.ext4 -q -F /dev/ns1 512m || exit 1\n\
-                       until mount /dev/ns1 $TMPDIR; do\n\
-                         ((++tries < 20)) && sleep 1 || { ls -l /dev/n[sgv]*; exit 1; }\n\
-                         for block in /sys/block/nvme0n*; do\n\
-                           nsid=$(<$block/nsid)\n\
-                           ln -sfn ${block##*/} /dev/ns$nsid\n\
-                           ln -sfn ng${block##*/nvme} /dev/ng$nsid\n\
-                         done\n\
-                       done\n\
-                       export LUNETTE_NVME_COMMANDS=/dev/ng1 LUNETTE_NVME_BLOCKS=/dev/ns1";
-
 impl Set {
     fn has(&self, root: &Path, binary: &Binary) -> bool {
         let is_wanted = if self.tests.is_empty() {
@@ -328,7 +312,7 @@ fn line(binary: &Binary, set: &Set) -> String {
 
 /// Runs every line, and fails if one did.
 fn script(lines: impl Iterator<Item = String>) -> String {
-    let mut text = format!("{SCRATCH}\nstatus=0\n");
+    let mut text = String::from("status=0\n");
     for line in lines {
         text += &format!("{line} || {{ echo \"a binary ended with status $?\" >&2; status=1; }}\n");
     }
@@ -345,7 +329,6 @@ mod tests {
     fn a_script_runs_every_line_and_tells_of_any_failure() {
         for (lines, status) in [(["true", "true"], 0), (["false", "true"], 1)] {
             let text = script(lines.into_iter().map(str::to_owned));
-            let text = text.replace(SCRATCH, "");
             let ran = Command::new("sh").args(["-c", &text]).status().unwrap();
             assert_eq!(ran.code(), Some(status), "{text}");
         }
