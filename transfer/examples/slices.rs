@@ -6,6 +6,7 @@
 //! slices engine BYTES COUNT           the same bytes as one transfer, in slices of BYTES each
 //! slices engine BYTES COUNT RAILS     the same, over so many adapters
 //! slices adaptive BYTES COUNT         the same, in slices as long as the engine makes them
+//! slices requests BYTES COUNT         as many requests of BYTES each, posted as batches, as engines of models ask
 //! ```
 //!
 //! Run twice with counts that differ (`valgrind --tool=callgrind`), and divide what they differ by: what is
@@ -39,13 +40,13 @@ fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let [
-        "verbs" | "engine" | "adaptive",
+        "verbs" | "engine" | "adaptive" | "requests",
         bytes,
         count,
         ref rails @ ..,
     ] = words[..]
     else {
-        return Err("slices verbs|engine|adaptive BYTES COUNT [RAILS]".into());
+        return Err("slices verbs|engine|adaptive|requests BYTES COUNT [RAILS]".into());
     };
     let (how, bytes, count) = (words[0].to_owned(), bytes.parse()?, count.parse()?);
     let rails: usize = rails.first().map_or(Ok(1), |rails| rails.parse())?;
@@ -58,7 +59,7 @@ fn main() -> Result<(), Failure> {
     let done = block_on(None, core, move || async move {
         let done = match &*how {
             "verbs" => verbs(bytes, count).await,
-            how => engine(bytes, count, rails, how == "adaptive").await,
+            how => engine(bytes, count, rails, how).await,
         };
         done.map_err(|error| error.to_string())
     });
@@ -123,12 +124,7 @@ async fn verbs(bytes: usize, count: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn engine(
-    bytes: usize,
-    count: usize,
-    rails: usize,
-    is_adaptive: bool,
-) -> Result<(), Failure> {
+async fn engine(bytes: usize, count: usize, rails: usize, how: &str) -> Result<(), Failure> {
     let adapters = || (0..rails).map(|_| Context::null()).collect::<Vec<_>>();
     let serving = EngineOptions {
         listen: vec!["127.0.0.1:0".parse()?],
@@ -139,7 +135,7 @@ async fn engine(
     server.register(memory()?, &RegisterOptions::named("memory"))?;
     let slice = u32::try_from(bytes)?;
     let mut rail = RailOptions::ONE_SIDED;
-    if !is_adaptive {
+    if how == "engine" {
         rail.slice_bytes_max = slice;
         rail.slice_bytes_min = slice;
         rail.window_bytes_max = u64::from(slice) * UNDER_WAY as u64;
@@ -156,10 +152,16 @@ async fn engine(
     let peer = client.open(server.addresses()).await?;
     let remote = peer.segment("memory").await?;
     let here = memory()?;
+    let len_bytes = if how == "requests" {
+        bytes
+    } else {
+        MEMORY_BYTES
+    };
     let post = async |requests: usize| {
         let mut batch = Batch::new();
-        for _ in 0..requests {
-            batch.write(here.clone(), &remote, 0)?;
+        for request in 0..requests {
+            let offset = request * len_bytes % MEMORY_BYTES;
+            batch.write(here.slice(offset, len_bytes), &remote, offset as u64)?;
         }
         let options = PostOptions {
             timeout: Duration::from_secs(3600),
@@ -169,7 +171,7 @@ async fn engine(
     };
     // Rails and windows are there then.
     post(1).await?;
-    let requests = (bytes * count).div_ceil(MEMORY_BYTES);
+    let requests = (bytes * count).div_ceil(len_bytes);
     let done = post(requests).await?;
     let moved = client.statistics().one_sided_bytes;
     let len = done.len_bytes;

@@ -79,15 +79,14 @@ impl RegisteredExtent {
 
     /// Memory that lies in it, for one request. `None` if it does not, or if what was registered is gone.
     #[must_use]
+    #[inline]
     pub fn lend(&self, memory: impl Into<Lender>) -> Option<Lent> {
         let memory = memory.into();
         let (start, len) = memory.range();
         let extent = &self.inner.extent;
-        let len_bytes = u32::try_from(len).ok()?;
-        (extent.is_alive() && extent.covers(start, len)).then(|| Lent {
+        let lies_there = extent.is_alive() && extent.covers(start, len);
+        (lies_there && u32::try_from(len).is_ok()).then(|| Lent {
             memory,
-            address: start as u64,
-            len_bytes,
             registration: self.clone(),
         })
     }
@@ -198,11 +197,30 @@ pub enum Lender {
 }
 
 impl Lender {
-    fn range(&self) -> (usize, usize) {
+    /// The address of its first byte, and how many it has.
+    #[must_use]
+    #[inline]
+    pub fn range(&self) -> (usize, usize) {
         match self {
             Self::Exposed(memory) => (memory.start(), memory.len()),
             Self::Region(region) => (region.as_slice().as_ptr().addr(), region.len()),
         }
+    }
+}
+
+impl Lender {
+    /// Copies its bytes to the beginning of `room`. How many there are.
+    ///
+    /// # Panics
+    /// If there is not so much room.
+    pub(crate) fn copy_to(&self, room: &mut [u8]) -> usize {
+        let (_, len) = self.range();
+        let room = &mut room[..len];
+        match self {
+            Self::Exposed(memory) => memory.copy_out(0, room),
+            Self::Region(region) => room.copy_from_slice(region.as_slice()),
+        }
+        len
     }
 }
 
@@ -221,9 +239,8 @@ impl From<Region> for Lender {
 /// Registered memory for one request, which keeps it until it is over.
 #[derive(Clone, Debug)]
 pub struct Lent {
+    /// Not longer than a request may be.
     memory: Lender,
-    address: u64,
-    len_bytes: u32,
     registration: RegisteredExtent,
 }
 
@@ -233,14 +250,15 @@ impl Lent {
         matches!(self.memory, Lender::Exposed(_))
     }
 
-    pub(crate) const fn address(&self) -> u64 {
-        self.address
+    /// Its address, and its length in bytes.
+    #[inline]
+    pub(crate) fn range(&self) -> (u64, u32) {
+        let (start, len) = self.memory.range();
+        let len_bytes = u32::try_from(len).expect("as it was lent");
+        (start as u64, len_bytes)
     }
 
-    pub(crate) const fn len_bytes(&self) -> u32 {
-        self.len_bytes
-    }
-
+    #[inline]
     pub(crate) fn lkey(&self) -> u32 {
         self.registration.inner.keys.lkey
     }

@@ -58,7 +58,8 @@ pub use provider::{
     Access, Calls, Cause, DeviceEvent, DeviceInfo, PairEvent, Patience, QueueSizes, RemoteMemory,
 };
 pub use queue_pair::{
-    Arrival, INLINE_BYTES_MAX, PairCounts, QueuePair, Ready, Request, Unconnected,
+    Arrival, INLINE_BYTES_MAX, List, Listed, Moved, PairCounts, QueuePair, Ready, Request,
+    Unconnected,
 };
 pub use rdma_core_sys::Unavailable;
 pub use shared_receives::SharedReceives;

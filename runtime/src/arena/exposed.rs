@@ -87,6 +87,7 @@ impl ForeignMemory {
 
     /// Where it begins.
     #[must_use]
+    #[inline]
     pub fn start(&self) -> usize {
         self.address.as_ptr().addr()
     }
@@ -280,6 +281,7 @@ impl Exposed {
     /// # Panics
     /// If the part does not lie inside.
     #[must_use]
+    #[inline]
     pub fn slice(&self, start: usize, len: usize) -> Self {
         self.check(start, len);
         // SAFETY: the check keeps address+start inside the memory that `backing` (cloned below)

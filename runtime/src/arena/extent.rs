@@ -92,6 +92,7 @@ impl Extent {
 
     /// Whether anybody still keeps the memory.
     #[must_use]
+    #[inline]
     pub fn is_alive(&self) -> bool {
         match &self.keeper {
             Keeper::Chunk(chunk) => chunk.strong_count() > 0,
@@ -104,6 +105,7 @@ impl Extent {
 
     /// Whether a range of addresses lies in it.
     #[must_use]
+    #[inline]
     pub fn covers(&self, start: usize, len: usize) -> bool {
         let first = self.address.as_ptr().addr();
         let end = start.checked_add(len);

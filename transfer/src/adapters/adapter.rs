@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub struct Adapter {
     /// By first address. Of extents that are there, none lies in another.
     registrations: RefCell<BTreeMap<usize, Registration>>,
     uses: Cell<u64>,
+    /// The registration that was lent from last. Whatever changes the registrations forgets it.
+    last: RefCell<Option<RegisteredExtent>>,
     waiting: Waiting,
     is_swept: Cell<bool>,
 }
@@ -89,6 +92,7 @@ impl Adapter {
             registrations_max: options.registrations_max,
             registrations: RefCell::default(),
             uses: Cell::new(0),
+            last: RefCell::default(),
             waiting: Waiting::default(),
             is_swept: Cell::new(false),
         })
@@ -181,16 +185,25 @@ impl Adapter {
 
     /// Memory for a request, if it is registered.
     #[must_use]
-    pub fn lend(&self, memory: Lender, start: usize) -> Option<Lent> {
+    pub fn lend(&self, memory: Lender) -> Option<Lent> {
+        let (start, len) = memory.range();
+        let mut last = self.last.borrow_mut();
+        let lies_there = |last: &RegisteredExtent| last.extent().covers(start, len);
+        if !last.as_ref().is_some_and(lies_there) {
+            *last = self.find(start);
+        }
+        last.as_ref()?.lend(memory)
+    }
+
+    fn find(&self, start: usize) -> Option<RegisteredExtent> {
         let registrations = self.registrations.borrow();
         let (_, found) = registrations.range(..=start).next_back()?;
         let State::Registered(registered) = &found.state else {
             return None;
         };
-        let lent = registered.lend(memory)?;
         self.uses.set(self.uses.get() + 1);
         found.used.set(self.uses.get());
-        Some(lent)
+        Some(registered.clone())
     }
 
     /// Whether requests can be made of this memory now.
@@ -210,15 +223,21 @@ impl Adapter {
     /// Whether memory is registered, or was refused: there is nothing to be done for it.
     #[must_use]
     pub fn is_settled(&self, start: usize, len: usize) -> bool {
+        self.settled(start, len).is_some()
+    }
+
+    /// The addresses around some of which the same is so.
+    pub(crate) fn settled(&self, start: usize, len: usize) -> Option<Range<usize>> {
         let registrations = self.registrations.borrow();
-        let found = registrations.range(..=start).next_back();
-        found.is_some_and(|(_, found)| match &found.state {
-            State::UnderWay => false,
-            State::Registered(registered) => {
-                let extent = registered.extent();
-                extent.is_alive() && extent.covers(start, len)
-            }
-            State::Refused(extent) => extent.is_alive() && extent.covers(start, len),
+        let (_, found) = registrations.range(..=start).next_back()?;
+        let extent = match &found.state {
+            State::UnderWay => return None,
+            State::Registered(registered) => registered.extent(),
+            State::Refused(extent) => extent,
+        };
+        (extent.is_alive() && extent.covers(start, len)).then(|| {
+            let first = extent.start().as_ptr().addr();
+            first..first + extent.len_bytes()
         })
     }
 
@@ -273,6 +292,7 @@ impl Adapter {
     }
 
     fn put(&self, start: usize, state: State) {
+        drop(self.last.take());
         self.uses.set(self.uses.get() + 1);
         let used = Cell::new(self.uses.get());
         let before = self
@@ -300,6 +320,7 @@ impl Adapter {
     }
 
     fn forget_gone(&self) {
+        drop(self.last.take());
         let mut registrations = self.registrations.borrow_mut();
         registrations.retain(|_, found| !found.state.is_gone());
     }
@@ -358,8 +379,7 @@ mod tests {
             let all: Vec<Exposed> = (0..3).map(|_| memory()).collect();
             let has = |memory: &Exposed| {
                 let part = memory.slice(100, 10);
-                let start = part.start();
-                adapter.lend(part.into(), start).is_some()
+                adapter.lend(part.into()).is_some()
             };
             for memory in &all[..2] {
                 assert!(!has(memory) && !adapter.is_settled(memory.start(), 1));

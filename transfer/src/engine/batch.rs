@@ -214,7 +214,10 @@ impl Batch {
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
-        self.add(End::Host(Local::Into(local)), remote, offset_bytes)
+        let len_bytes = local.len() as u64;
+        self.check(Way::Read, len_bytes, remote, offset_bytes)?;
+        self.put(End::Host(Local::Into(local)), remote, offset_bytes);
+        Ok(())
     }
 
     /// Adds a write of all of `local`, exposed memory or a shared region, to `offset_bytes` of `remote`.
@@ -227,7 +230,11 @@ impl Batch {
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
-        self.add(End::Host(Local::From(local.into())), remote, offset_bytes)
+        let source = local.into();
+        let len_bytes = source.len() as u64;
+        self.check(Way::Write, len_bytes, remote, offset_bytes)?;
+        self.put(End::Host(Local::From(source)), remote, offset_bytes);
+        Ok(())
     }
 
     /// Adds a read into memory of a device: as many bytes as `local` has, from `offset_bytes` of `remote`.
@@ -273,14 +280,17 @@ impl Batch {
             len_bytes,
             segment_bytes: remote.len_bytes(),
         })?;
-        self.add(End::Device(way, local.part(0, len)), remote, offset_bytes)?;
+        self.check(way, len_bytes, remote, offset_bytes)?;
+        self.put(End::Device(way, local.part(0, len)), remote, offset_bytes);
         self.has_devices = true;
         Ok(())
     }
 
-    fn add(
-        &mut self,
-        end: End,
+    /// Whether a request may be added.
+    fn check(
+        &self,
+        way: Way,
+        len_bytes: u64,
         remote: &RemoteSegment,
         offset_bytes: u64,
     ) -> Result<(), BatchError> {
@@ -290,17 +300,10 @@ impl Batch {
         if self.peer.is_some_and(|peer| peer != remote.peer()) {
             return Err(BatchError::OtherPeer);
         }
-        let span = Span {
-            end,
-            segment: remote.id(),
-            offset_bytes,
-            is_remote: remote.is_granted() || matches!(remote.kind(), Kind::File | Kind::Namespace),
-            is_device: remote.kind() == Kind::Device,
-        };
-        if !remote.access().allows(span.way()) {
+        if !remote.access().allows(way) {
             return Err(BatchError::Forbidden);
         }
-        let (len_bytes, segment_bytes) = (span.len() as u64, remote.len_bytes());
+        let segment_bytes = remote.len_bytes();
         let end = offset_bytes.checked_add(len_bytes);
         if end.is_none_or(|end| end > segment_bytes) {
             return Err(BatchError::OutOfRange {
@@ -309,9 +312,20 @@ impl Batch {
                 segment_bytes,
             });
         }
-        self.peer = Some(remote.peer());
-        Rc::make_mut(&mut self.spans).push(span);
         Ok(())
+    }
+
+    /// Adds what was checked.
+    #[inline]
+    fn put(&mut self, end: End, remote: &RemoteSegment, offset_bytes: u64) {
+        self.peer = Some(remote.peer());
+        Rc::make_mut(&mut self.spans).push(Span {
+            end,
+            segment: remote.id(),
+            offset_bytes,
+            is_remote: remote.is_granted() || matches!(remote.kind(), Kind::File | Kind::Namespace),
+            is_device: remote.kind() == Kind::Device,
+        });
     }
 
     pub(super) const fn peer(&self) -> Option<u64> {

@@ -223,6 +223,7 @@ impl SendQueue {
     ///
     /// # Errors
     /// [`StageError`].
+    #[inline]
     pub fn stage(&mut self, deadline: Time) -> Result<u32, StageError> {
         if !self.is_open() {
             return Err(StageError::Broken);

@@ -1,6 +1,6 @@
 //! What a queue pair is made of, as its completion queue and its requests see it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
@@ -16,8 +16,9 @@ use lunette_verbs_proto::send_queue::{Expiry, Retired, SendQueue};
 use lunette_verbs_proto::status::Status;
 use rustix::io::Errno;
 
-use super::entries::Entries;
-use super::payload::Payload;
+use super::entries::{Entries, Over};
+use super::list::{Listed, Moved};
+use super::payload::{Nameable, Payload};
 use super::request::Request;
 use super::{INLINE_BYTES_MAX, Tells};
 use crate::error::{RequestError, result_of};
@@ -95,7 +96,15 @@ struct State {
     credit_wakers: Vec<Waker>,
     /// Room for whom to wake and what to free, kept between completions.
     wakers: Vec<Waker>,
-    freed: Vec<Piece>,
+    freed: Vec<Over>,
+}
+
+/// A request that has its number.
+#[derive(Clone, Copy, Debug)]
+struct Admitted {
+    sequence: u32,
+    /// No other is due as early.
+    is_earliest: bool,
 }
 
 impl PairCore {
@@ -224,24 +233,96 @@ impl PairCore {
         deadline: Time,
     ) -> Request {
         let mut state = self.state.borrow_mut();
-        if !payload.fits(state.inline_bytes_max) {
-            return Request::refused(RequestError::Length, payload.into_piece());
-        }
-        if state.raw.is_none() {
-            return Request::refused(RequestError::Broken, payload.into_piece());
-        }
-        let is_earliest = state.sends.timeout().is_none_or(|at| deadline < at);
-        let sequence = match state.sends.stage(deadline) {
-            Ok(sequence) => sequence,
-            Err(error) => return Request::refused(error.into(), payload.into_piece()),
+        let fits = payload.fits(state.inline_bytes_max);
+        let admitted = match fits.and_then(|()| state.admit(deadline)) {
+            Ok(admitted) => admitted,
+            Err(error) => return Request::refused(error, payload.into_piece()),
         };
-        let id = self.id(false, sequence).to_bits();
-        let key = state.take_in(id, sequence, operation, payload);
+        let place = self.stage(&mut state, admitted.sequence, operation, &payload);
+        let key = payload.hold(&mut state.entries);
+        state.ring[place] = key;
         let (is_first, is_full) = (
             state.batch.len() == 1,
             state.batch.len() == DOORBELL_REQUESTS_MAX,
         );
         drop(state);
+        self.tell(is_first, admitted.is_earliest, is_full, deadline);
+        Request::flying(Rc::clone(self), key)
+    }
+
+    /// Begins a list of requests.
+    pub(super) fn begin_list(&self) -> u32 {
+        self.state.borrow_mut().entries.insert(None)
+    }
+
+    /// Stages a request of a list, behind those that it has.
+    #[inline]
+    pub(super) fn push(
+        &self,
+        list: u32,
+        request: Listed,
+        deadline: Time,
+    ) -> Result<(), RequestError> {
+        let mut state = self.state.borrow_mut();
+        let fits = request.moved.fits(state.inline_bytes_max);
+        let admitted = match fits.and_then(|()| state.admit(deadline)) {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                // What was not taken goes with nothing borrowed.
+                drop(state);
+                return Err(error);
+            }
+        };
+        let operation = match &request.moved {
+            Moved::Into(_) => Operation::Read(request.there),
+            Moved::From(_) | Moved::Few(_) => Operation::Write(request.there),
+        };
+        let place = self.stage(&mut state, admitted.sequence, operation, &request.moved);
+        state.ring[place] = list;
+        state.entries.join(list, request.moved);
+        let (is_first, is_full) = (
+            state.batch.len() == 1,
+            state.batch.len() == DOORBELL_REQUESTS_MAX,
+        );
+        drop(state);
+        self.tell(is_first, admitted.is_earliest, is_full, deadline);
+        Ok(())
+    }
+
+    /// Nothing is added to a list any more.
+    pub(super) fn close_list(&self, list: u32) {
+        self.state.borrow_mut().entries.close(list);
+    }
+
+    /// Puts an admitted request into the batch. Where its entry is to be noted.
+    #[inline]
+    fn stage(
+        &self,
+        state: &mut State,
+        sequence: u32,
+        operation: Operation,
+        memory: &impl Nameable,
+    ) -> usize {
+        let place = state.place(sequence);
+        let named = memory.name(&mut state.inline[place]);
+        if named.len_bytes >= SIGNALLED_BYTES_MIN {
+            state.sends.signal_last();
+        }
+        state.batch.push(SendRequest {
+            id: self.id(false, sequence).to_bits(),
+            operation,
+            address: named.address,
+            len_bytes: named.len_bytes,
+            lkey: named.lkey,
+            is_signalled: state.sends.is_signalled(sequence),
+            is_inline: named.is_inline,
+        });
+        place
+    }
+
+    /// Tells the completion queue what it does not know of requests in the batch otherwise, and posts a full one.
+    #[inline]
+    fn tell(&self, is_first: bool, is_earliest: bool, is_full: bool, deadline: Time) {
         // Of the others it knows, and looks for the earliest of them itself.
         if (is_first || is_earliest)
             && let Some(queue) = self.queue.upgrade()
@@ -251,7 +332,6 @@ impl PairCore {
         if is_full {
             self.flush();
         }
-        Request::flying(Rc::clone(self), key)
     }
 
     /// Posts the batch.
@@ -398,7 +478,7 @@ impl PairCore {
     }
 
     /// Hands out what is over, and wakes who waits, with nothing borrowed.
-    fn settle(&self, mut state: std::cell::RefMut<'_, State>) {
+    fn settle(&self, mut state: RefMut<'_, State>) {
         if state.retired.is_empty() && !state.has_news() {
             return;
         }
@@ -486,7 +566,11 @@ impl PairCore {
         cx: &TaskContext<'_>,
     ) -> Poll<(Result<(), RequestError>, Option<Piece>)> {
         let taken = self.state.borrow_mut().entries.take(key, cx.waker());
-        taken.map_or(Poll::Pending, Poll::Ready)
+        match taken {
+            None => Poll::Pending,
+            // What was held goes with nothing borrowed.
+            Some((outcome, piece, _held)) => Poll::Ready((outcome, piece)),
+        }
     }
 
     /// Nobody waits for a request any more.
@@ -507,35 +591,24 @@ impl State {
         sequence as usize & (self.ring.len() - 1)
     }
 
-    /// Gives a staged request its entry and its place in the batch.
-    fn take_in<P: Payload>(
-        &mut self,
-        id: u64,
-        sequence: u32,
-        operation: Operation,
-        payload: P,
-    ) -> u32 {
-        let place = self.place(sequence);
-        let named = payload.name(&mut self.inline[place]);
-        if named.len_bytes >= SIGNALLED_BYTES_MIN {
-            self.sends.signal_last();
+    /// Gives a request its number.
+    #[inline]
+    fn admit(&mut self, deadline: Time) -> Result<Admitted, RequestError> {
+        if self.raw.is_none() {
+            return Err(RequestError::Broken);
         }
-        self.batch.push(SendRequest {
-            id,
-            operation,
-            address: named.address,
-            len_bytes: named.len_bytes,
-            lkey: named.lkey,
-            is_signalled: self.sends.is_signalled(sequence),
-            is_inline: named.is_inline,
-        });
-        let key = payload.hold(&mut self.entries);
-        self.ring[place] = key;
-        key
+        // What has no end is never due.
+        let is_earliest =
+            deadline < Time::MAX && (self.sends.timeout()).is_none_or(|at| deadline < at);
+        let sequence = self.sends.stage(deadline)?;
+        Ok(Admitted {
+            sequence,
+            is_earliest,
+        })
     }
 
     /// A request is over.
-    fn end(&mut self, ended: Retired, wakers: &mut Vec<Waker>, freed: &mut Vec<Piece>) {
+    fn end(&mut self, ended: Retired, wakers: &mut Vec<Waker>, freed: &mut Vec<Over>) {
         let place = self.place(ended.sequence);
         let key = self.ring[place];
         let outcome = result_of(ended.outcome, self.cause);

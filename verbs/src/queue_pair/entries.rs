@@ -1,14 +1,19 @@
 //! Requests from staging to the moment their futures have taken the outcome.
 //!
 //! A table of its own: places keep their content between uses, so that taking one in and giving it
-//! back writes no more than what changes.
+//! back writes no more than what changes. An entry is one request's, or that of all requests of a
+//! list, which are over together.
 
 use std::task::Waker;
 
+use super::list::Moved;
 use crate::device_memory::DeviceMemory;
 use crate::error::RequestError;
 use crate::lent::Lent;
 use crate::memory::Piece;
+
+/// Requests for which a list has room at first.
+const LIST_EXPECTED: usize = 32;
 
 /// What a request holds that is no piece.
 #[derive(Debug)]
@@ -16,20 +21,29 @@ use crate::memory::Piece;
 pub(super) enum Held {
     Device(DeviceMemory),
     Lent(Lent),
+    /// Of a list, whose first request is often its last.
+    Listed(Moved),
+    List(Vec<Moved>),
 }
 
-/// A request, and what it holds until it is over.
+/// What is over: its outcome, and what it held, to be dropped by who has nothing borrowed.
+pub(super) type Over = (Result<(), RequestError>, Option<Piece>, Option<Held>);
+
+/// A request, or a list of them, and what it holds until it is over.
 #[derive(Debug)]
 struct Entry {
     piece: Option<Piece>,
     held: Option<Held>,
-    outcome: Option<Result<(), RequestError>>,
+    /// Requests that are not over; a list that may grow counts as one.
+    left: u32,
+    /// Of requests that are over, the first failure: those behind it failed because of it.
+    failure: Option<RequestError>,
     waker: Option<Waker>,
     /// Nobody waits for it any more.
     is_abandoned: bool,
 }
 
-/// The requests of one queue pair. Free places hold nothing, have no outcome and wake nobody.
+/// The requests of one queue pair. Free places hold nothing, have nothing left and wake nobody.
 #[derive(Debug)]
 pub(super) struct Entries {
     places: Vec<Entry>,
@@ -44,11 +58,13 @@ impl Entries {
         }
     }
 
-    /// Takes a request in and answers with its place.
+    /// Takes a request in, or the beginning of a list, and answers with its place.
     #[inline]
     pub(super) fn insert(&mut self, piece: Option<Piece>) -> u32 {
         if let Some(key) = self.free.pop() {
-            let before = std::mem::replace(&mut self.places[key as usize].piece, piece);
+            let entry = &mut self.places[key as usize];
+            entry.left = 1;
+            let before = std::mem::replace(&mut entry.piece, piece);
             // So known to be nothing, it is not dropped either.
             std::mem::forget(before);
             return key;
@@ -57,7 +73,8 @@ impl Entries {
         self.places.push(Entry {
             piece,
             held: None,
-            outcome: None,
+            left: 1,
+            failure: None,
             waker: None,
             is_abandoned: false,
         });
@@ -65,40 +82,73 @@ impl Entries {
     }
 
     /// Has a request hold this until it is over, whoever waits for it.
+    #[inline]
     pub(super) fn hold(&mut self, key: u32, held: Held) {
         self.places[key as usize].held = Some(held);
     }
 
-    /// The request is over. `wake` gets who waits; if nobody does, `freed` gets its piece.
+    /// A list has one request more, and holds what that moves until all are over.
+    #[inline]
+    pub(super) fn join(&mut self, key: u32, moved: Moved) {
+        let entry = &mut self.places[key as usize];
+        entry.left += 1;
+        match &mut entry.held {
+            Some(Held::List(held)) => held.push(moved),
+            None => entry.held = Some(Held::Listed(moved)),
+            held => {
+                let mut list = Vec::with_capacity(LIST_EXPECTED);
+                if let Some(Held::Listed(first)) = held.take() {
+                    list.push(first);
+                }
+                list.push(moved);
+                *held = Some(Held::List(list));
+            }
+        }
+    }
+
+    /// The request is over, or one of a list's. `wake` gets who waits for the last; if nobody does, `freed` gets what it
+    /// held.
+    #[inline]
     pub(super) fn end(
         &mut self,
         key: u32,
         outcome: Result<(), RequestError>,
         wake: &mut Vec<Waker>,
-        freed: &mut Vec<Piece>,
+        freed: &mut Vec<Over>,
     ) {
         let entry = &mut self.places[key as usize];
-        assert!(entry.outcome.is_none(), "a request ends once");
+        assert!(entry.left > 0, "a request ends once");
+        entry.left -= 1;
+        if let Err(error) = outcome {
+            entry.failure.get_or_insert(error);
+        }
+        if entry.left > 0 {
+            return;
+        }
         if let Some(waker) = entry.waker.take() {
             wake.push(waker);
         }
         if entry.is_abandoned {
-            freed.extend(self.remove(key));
-        } else {
-            entry.outcome = Some(outcome);
+            freed.push(self.remove(key));
         }
     }
 
-    /// The outcome and the piece, if it is over; else `waker` is woken then.
-    #[inline]
-    pub(super) fn take(
-        &mut self,
-        key: u32,
-        waker: &Waker,
-    ) -> Option<(Result<(), RequestError>, Option<Piece>)> {
+    /// Nothing joins a list any more.
+    pub(super) fn close(&mut self, key: u32) {
         let entry = &mut self.places[key as usize];
-        if let Some(outcome) = entry.outcome {
-            return Some((outcome, self.remove(key)));
+        assert!(
+            entry.left > 0 && entry.waker.is_none(),
+            "a list is closed once, by who makes it"
+        );
+        entry.left -= 1;
+    }
+
+    /// The outcome and what was held, if it is over; else `waker` is woken then.
+    #[inline]
+    pub(super) fn take(&mut self, key: u32, waker: &Waker) -> Option<Over> {
+        let entry = &mut self.places[key as usize];
+        if entry.left == 0 {
+            return Some(self.remove(key));
         }
         if !(entry.waker.as_ref()).is_some_and(|known| known.will_wake(waker)) {
             entry.waker = Some(waker.clone());
@@ -106,11 +156,11 @@ impl Entries {
         None
     }
 
-    /// Nobody waits for the request any more. Its piece is given back if it is over.
-    pub(super) fn abandon(&mut self, key: u32) -> Option<Piece> {
+    /// Nobody waits for the request any more. What it held is given back if it is over.
+    pub(super) fn abandon(&mut self, key: u32) -> Option<Over> {
         let entry = &mut self.places[key as usize];
-        if entry.outcome.is_some() {
-            return self.remove(key);
+        if entry.left == 0 {
+            return Some(self.remove(key));
         }
         entry.is_abandoned = true;
         entry.waker = None;
@@ -118,20 +168,27 @@ impl Entries {
     }
 
     #[inline]
-    fn remove(&mut self, key: u32) -> Option<Piece> {
+    fn remove(&mut self, key: u32) -> Over {
         let entry = &mut self.places[key as usize];
-        entry.outcome = None;
         entry.is_abandoned = false;
-        if entry.held.is_some() {
-            entry.held = None;
-        }
         self.free.push(key);
-        entry.piece.take()
+        let outcome = match entry.failure {
+            None => Ok(()),
+            Some(_) => entry.failure.take().map_or(Ok(()), Err),
+        };
+        // What is not there is not moved.
+        let held = match entry.held {
+            None => None,
+            Some(_) => entry.held.take(),
+        };
+        (outcome, entry.piece.take(), held)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use lunette_runtime::arena::{Exposed, HugePages};
+
     use super::*;
 
     #[test]
@@ -157,8 +214,54 @@ mod tests {
         }
         // One that is over before it is abandoned is given back at once.
         entries.end(first, Ok(()), &mut woken, &mut freed);
-        assert!(entries.abandon(first).is_none());
+        assert!(entries.abandon(first).is_some_and(|over| over.0 == Ok(())));
         assert_eq!(entries.insert(None), first);
+    }
+
+    #[test]
+    fn a_list_is_over_with_its_last_request_and_fails_as_the_first_that_failed() {
+        let mut entries = Entries::with_capacity(1);
+        let (waker, mut woken, mut freed) = (Waker::noop(), Vec::new(), Vec::new());
+        let memory = Exposed::map(4096, HugePages::Never, &mut Vec::new()).unwrap();
+        let outcomes = [
+            Ok(()),
+            Err(RequestError::Length),
+            Err(RequestError::Flushed),
+        ];
+        for is_abandoned in [false, true] {
+            let list = entries.insert(None);
+            let mut ended = outcomes.into_iter();
+            for _ in 0..3 {
+                entries.join(list, Moved::Few(memory.clone().into()));
+            }
+            // It may be over before it is closed but for that.
+            entries.end(list, ended.next().unwrap(), &mut woken, &mut freed);
+            entries.close(list);
+            if is_abandoned {
+                assert!(entries.abandon(list).is_none());
+            } else {
+                assert!(entries.take(list, waker).is_none());
+            }
+            for outcome in ended {
+                assert!(woken.is_empty() && freed.is_empty());
+                entries.end(list, outcome, &mut woken, &mut freed);
+            }
+            let over = if is_abandoned {
+                freed.pop()
+            } else {
+                woken.pop().and_then(|_| entries.take(list, waker))
+            };
+            assert_eq!(over.map(|over| over.0), Some(Err(RequestError::Length)));
+            assert!(woken.is_empty() && freed.is_empty());
+        }
+        // One of nothing is over at once, and remembers no failure.
+        let list = entries.insert(None);
+        entries.close(list);
+        assert!(
+            entries
+                .take(list, waker)
+                .is_some_and(|over| over.0 == Ok(()))
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 mod core;
 mod entries;
+mod list;
 mod managed;
 mod payload;
 mod request;
@@ -29,6 +30,7 @@ use lunette_verbs_proto::{receive_queue, send_queue};
 
 pub(crate) use self::core::PairCore;
 pub use self::core::{Arrival, PairCounts};
+pub use self::list::{List, Listed, Moved};
 use self::payload::{Inline, OfDevice, OfLent, OfPiece, Payload};
 pub use self::request::Request;
 use crate::completion::{CompletionQueue, Inner, Owner};
@@ -462,6 +464,12 @@ impl QueuePair<Ready> {
     pub fn read_lent(&self, into: Lent, from: RemoteMemory, deadline: Time) -> Request {
         let may_be = self.state.agreement.reads_out > 0 && into.is_writable();
         self.request_if(may_be, Operation::Read(from), OfLent(into), deadline)
+    }
+
+    /// A list of requests, empty as yet, that are over together; each is due at `deadline`.
+    pub fn list(&self, deadline: Time) -> List<'_> {
+        let has_reads = self.state.agreement.reads_out > 0;
+        List::new(&self.handle.core, deadline, has_reads)
     }
 
     /// Swaps a word of the peer's memory if it is `compare`; what it was is in the first 8 bytes of

@@ -6,6 +6,7 @@ mod events;
 mod fabric;
 mod lent;
 mod limits;
+mod lists;
 mod posting_rules;
 #[path = "../rig/mod.rs"]
 mod rig;

@@ -286,8 +286,8 @@ fn lend(
         let room = split.part(std::iter::once(at..end));
         at = end;
         for piece in room.pieces().unwrap_or_default() {
-            let (start, len) = (piece.start(), piece.len() as u64);
-            let some = adapter.lend(piece.clone().into(), start);
+            let len = piece.len() as u64;
+            let some = adapter.lend(piece.clone().into());
             let from = RemoteMemory {
                 address,
                 rkey: reach.key,

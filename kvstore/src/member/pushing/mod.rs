@@ -215,8 +215,8 @@ impl Pushing {
             return self.windows.borrow_mut().lend(&wanted, region);
         }
         // What lies beside it is nobody's to read.
-        let (extent, address) = (region.extent(), region.as_slice().as_ptr().addr());
-        let lent = adapter.1.lend(region.into(), address);
+        let extent = region.extent();
+        let lent = adapter.1.lend(region.into());
         if lent.is_none() {
             adapter.1.begin_register(extent);
         }

@@ -150,8 +150,7 @@ fn lend(
     let lent = wish.places.iter().map(|place| {
         let part = piece.slice(at, place.len_bytes as usize);
         at += part.len();
-        let start = part.start();
-        let lent = adapter.lend(part.into(), start)?;
+        let lent = adapter.lend(part.into())?;
         Some((lent, remote(place.address, place.key)))
     });
     lent.collect()

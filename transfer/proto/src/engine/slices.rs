@@ -279,15 +279,15 @@ impl Cutter {
         let way = self.requests.get(self.cursor)?.request.way;
         let mut parts = self.spare.pop().unwrap_or_default();
         let mut room = u64::from(bytes_max.max(1));
-        while parts.len() < SLICE_PARTS_MAX {
-            self.skip_finished();
-            let Some(progress) = self.requests.get_mut(self.cursor) else {
-                break;
-            };
-            if progress.request.way != way {
+        let first = self.cursor;
+        for (index, progress) in (first..).zip(&mut self.requests[first..]) {
+            let left = progress.request.len_bytes - progress.cut_bytes;
+            if left == 0 {
+                continue;
+            }
+            if progress.request.way != way || parts.len() == SLICE_PARTS_MAX {
                 break;
             }
-            let left = progress.request.len_bytes - progress.cut_bytes;
             // A short tail goes along; a long request is not begun in a short rest of a slice.
             let is_whole = left <= room || (parts.is_empty() && left <= room + room / 4);
             let len = if is_whole {
@@ -298,10 +298,11 @@ impl Cutter {
                 break;
             };
             parts.push(Part {
-                request: u32::try_from(self.cursor).expect("requests are bounded"),
+                request: u32::try_from(index).expect("requests are bounded"),
                 offset_bytes: progress.cut_bytes,
                 len_bytes: u32::try_from(len).expect("about `bytes_max`"),
             });
+            self.cursor = index;
             progress.cut_bytes += len;
             self.waiting_bytes -= len;
             room = room.saturating_sub(len);

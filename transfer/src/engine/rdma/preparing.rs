@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
+use std::ops::Range;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -34,6 +35,11 @@ fn extent(local: &Local) -> Extent {
     }
 }
 
+/// Whether adapters may reach it at all.
+fn is_reached(span: &Span) -> bool {
+    !span.is_remote && span.len() > 0
+}
+
 impl Shared {
     /// Posts a batch to the rails, now, or when it is known what of it goes from memory to memory.
     ///
@@ -61,20 +67,47 @@ impl Shared {
     }
 
     fn is_prepared(&self, posted: &Posted, now: Time) -> bool {
-        let is_one_sided = self.state.borrow().scheduler.is_one_sided(now);
         // Where none is up streams begin, and another one may come up before they are done.
-        let mut spans = posted.batch.spans().iter();
-        is_one_sided.is_some() && spans.all(|span| self.is_settled(span, now))
+        if self.state.borrow().scheduler.is_one_sided(now).is_none() {
+            return false;
+        }
+        // Requests of a batch are often of one memory here, and of one there.
+        let mut last: Option<(SegmentId, Range<usize>)> = None;
+        posted.batch.spans().iter().all(|span| {
+            if !is_reached(span) {
+                return true;
+            }
+            let start = span.local().start();
+            let lies_there = last.as_ref().is_some_and(|(segment, settled)| {
+                let end = start.checked_add(span.len());
+                *segment == span.segment
+                    && settled.start <= start
+                    && end.is_some_and(|end| end <= settled.end)
+            });
+            if !lies_there {
+                last = self.settled(span, now);
+            }
+            last.is_some()
+        })
     }
 
+    /// Whether nothing is to be done for a request.
     fn is_settled(&self, span: &Span, now: Time) -> bool {
-        if span.is_remote || span.len() == 0 {
-            return true;
+        !is_reached(span) || self.settled(span, now).is_some()
+    }
+
+    /// Nothing is to be done for requests of this segment and memory at these addresses, among which the request's lies.
+    fn settled(&self, span: &Span, now: Time) -> Option<(SegmentId, Range<usize>)> {
+        if !self.one_sided.windows.is_settled(span.segment, now) {
+            return None;
         }
         let (start, len) = (span.local().start(), span.len());
-        let ends = self.one_sided.ends();
-        self.one_sided.windows.is_settled(span.segment, now)
-            && ends.iter().all(|ends| ends.ours.is_settled(start, len))
+        let mut ends = self.one_sided.ends().iter();
+        let settled = ends.try_fold(0..usize::MAX, |known, ends| {
+            let here = ends.ours.settled(start, len)?;
+            Some(known.start.max(here.start)..known.end.min(here.end))
+        });
+        Some((span.segment, settled?))
     }
 
     async fn prepare(self: Rc<Self>, posted: Rc<Posted>) {

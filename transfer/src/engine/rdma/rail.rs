@@ -1,7 +1,8 @@
 //! A connected queue pair, and slices on it.
 //!
-//! Each part of a slice is a request. Requests of one queue pair end in the order in which they were made, so
-//! one task waits for the oldest, and most of what follows is over by then. What fails breaks the queue pair:
+//! Each part of a slice is a request, and those for which there is room at a time are one list. Lists of one queue
+//! pair end in the order in which they were made, so one task waits for the oldest, and most of what follows is over
+//! by then. What fails breaks the queue pair:
 //! it is dropped at once, so that all that was under way is over, and a new one is connected.
 
 use std::cell::RefCell;
@@ -15,10 +16,10 @@ use std::task::{Context, Poll, Waker};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::scheduler::SliceId;
-use lunette_transfer_proto::engine::segment::Way;
+use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 use lunette_transfer_proto::engine::slices::{self, Slice};
 use lunette_verbs::{
-    INLINE_BYTES_MAX, Lender, Lent, QueuePair, Ready, RemoteMemory, Request, RequestError,
+    INLINE_BYTES_MAX, Lender, Listed, Moved, QueuePair, Ready, RemoteMemory, Request, RequestError,
 };
 use lunette_verbs_proto::status::Status;
 use slab::Slab;
@@ -26,7 +27,9 @@ use slab::Slab;
 use super::super::batch::{Batch, Intent, Local};
 use super::super::peer::Shared;
 use super::super::posted::Posted;
-use super::asking::Ends;
+use super::asking::OneSided;
+use super::windows::Windows;
+use crate::adapters::Adapter;
 use crate::source::WriteSource;
 
 /// A rail's queue pair.
@@ -39,26 +42,15 @@ pub(super) struct Rail {
 struct State {
     /// `None` once it has ended.
     pair: Option<QueuePair<Ready>>,
-    /// Requests that were made, in their order, and to which slice each belongs.
+    /// Lists of requests that were made, in their order, and to which slice each belongs.
     flying: VecDeque<(Request, usize)>,
-    /// Those that find no room yet.
-    waiting: VecDeque<(Part, usize)>,
+    /// Room for the requests of a slice, kept.
+    made: Vec<Listed>,
+    /// Requests that find no room yet.
+    waiting: VecDeque<(Listed, usize)>,
     slices: Slab<Carried>,
     /// The task that waits for requests.
     waker: Option<Waker>,
-}
-
-/// What a request is to do.
-struct Part {
-    way: Way,
-    here: Here,
-    there: RemoteMemory,
-}
-
-enum Here {
-    Lent(Lent),
-    /// A few bytes to be written, copied.
-    Few([u8; INLINE_BYTES_MAX], usize),
 }
 
 /// A slice that is under way.
@@ -68,8 +60,10 @@ struct Carried {
     intent: Intent,
     len_bytes: u64,
     posted: Rc<Posted>,
-    /// Requests that are not over.
-    left: usize,
+    /// Requests that are not made.
+    unmade: usize,
+    /// Lists of those that were, and are not over.
+    flying: usize,
     failure: Option<RequestError>,
 }
 
@@ -81,6 +75,7 @@ impl Rail {
             state: RefCell::new(State {
                 pair: Some(pair),
                 flying: VecDeque::new(),
+                made: Vec::new(),
                 waiting: VecDeque::new(),
                 slices: Slab::new(),
                 waker: None,
@@ -104,23 +99,33 @@ impl Rail {
     }
 
     /// Makes the requests of a slice. False if not all of it is reached by this rail: then nothing is made.
-    fn carry(&self, carried: Carried, parts: impl Iterator<Item = Option<Part>>) -> bool {
+    fn carry(&self, carried: Carried, slice: &Slice, reach: &mut Reach<'_>) -> bool {
         let mut state = self.state.borrow_mut();
         let State {
-            waiting, slices, ..
+            pair,
+            flying,
+            made,
+            waiting,
+            slices,
+            waker,
         } = &mut *state;
-        let (before, entry) = (waiting.len(), slices.vacant_entry());
-        for part in parts {
-            let Some(part) = part else {
-                waiting.truncate(before);
+        for part in &slice.parts {
+            let Some(request) = reach.part(slice.way, *part, &carried.posted.batch) else {
+                made.clear();
                 return false;
             };
-            waiting.push_back((part, entry.key()));
+            made.push(request);
         }
-        let left = waiting.len() - before;
-        entry.insert(Carried { left, ..carried });
-        state.post();
-        if let Some(waker) = state.waker.take() {
+        let key = slices.insert(carried);
+        let mut requests = made.drain(..);
+        if waiting.is_empty()
+            && let Some(pair) = pair
+        {
+            let list = make(pair, &mut slices[key], &mut requests);
+            flying.extend(list.map(|list| (list, key)));
+        }
+        waiting.extend(requests.map(|request| (request, key)));
+        if let Some(waker) = waker.take() {
             waker.wake();
         }
         true
@@ -150,9 +155,9 @@ impl Rail {
                 state = self.state.borrow_mut();
             }
             let carried = &mut state.slices[key];
-            carried.left -= 1;
+            carried.flying -= 1;
             carried.failure = carried.failure.or(result.err());
-            if carried.left == 0 {
+            if carried.flying == 0 && carried.unmade == 0 {
                 ended.push(state.slices.remove(key));
             }
             if !state.waiting.is_empty() {
@@ -169,6 +174,7 @@ impl State {
             pair: Some(pair),
             flying,
             waiting,
+            slices,
             ..
         } = self
         else {
@@ -179,18 +185,14 @@ impl State {
             self.pair = None;
             return;
         }
-        while pair.credits() > 0
-            && let Some((part, key)) = waiting.pop_front()
+        while let Some(&(_, key)) = waiting.front()
+            && let Some(list) = make(
+                pair,
+                &mut slices[key],
+                std::iter::from_fn(|| waiting.pop_front().map(|(request, _)| request)),
+            )
         {
-            // What bounds the time of a request is the rail's: it is given up when nothing comes through.
-            let request = match (part.way, part.here) {
-                (Way::Read, Here::Lent(lent)) => pair.read_lent(lent, part.there, Time::MAX),
-                (_, Here::Lent(lent)) => pair.write_lent(lent, part.there, Time::MAX),
-                (_, Here::Few(bytes, len)) => {
-                    pair.write_inline(&bytes[..len], part.there, Time::MAX)
-                }
-            };
-            flying.push_back((request, key));
+            flying.push_back((list, key));
         }
     }
 
@@ -211,6 +213,29 @@ impl State {
             ..carried
         })
     }
+}
+
+/// Makes as many of a slice's requests as there is room for, the first of `requests`, as one list.
+fn make(
+    pair: &QueuePair<Ready>,
+    carried: &mut Carried,
+    requests: impl Iterator<Item = Listed>,
+) -> Option<Request> {
+    let count = carried.unmade.min(pair.credits() as usize);
+    if count == 0 {
+        return None;
+    }
+    // What bounds the time of a request is the rail's: it is given up when nothing comes through.
+    let mut list = pair.list(Time::MAX);
+    for request in requests.take(count) {
+        if let Err(error) = list.push(request) {
+            // The queue pair is broken: those behind it are not made either.
+            carried.failure.get_or_insert(error);
+        }
+    }
+    carried.unmade -= count;
+    carried.flying += 1;
+    Some(list.end())
 }
 
 impl fmt::Debug for Rail {
@@ -238,33 +263,14 @@ impl Shared {
             intent: posted.options.intent,
             len_bytes: slice.len_bytes(),
             posted: Rc::clone(posted),
-            left: 0,
+            unmade: slice.parts.len(),
+            flying: 0,
             failure: None,
         };
-        let ends = self.one_sided.ends_of(rail);
-        let parts = slice.parts.iter();
-        let parts = parts.map(|part| self.part(slice.way, *part, &posted.batch, ends));
-        if !connected.carry(carried, parts) {
+        let mut reach = Reach::new(&self.one_sided, rail);
+        if !connected.carry(carried, slice, &mut reach) {
             state.scheduler.on_barred(id);
         }
-    }
-
-    /// The request of a part of a slice. `None` if it is not reached by this rail.
-    fn part(&self, way: Way, part: slices::Part, batch: &Batch, ends: &Ends) -> Option<Part> {
-        let span = batch.span(part.request);
-        if span.is_remote {
-            return None;
-        }
-        let window = self.one_sided.windows.find(span.segment, ends.theirs)?;
-        let there = window.at(span.offset_bytes + part.offset_bytes);
-        let offset = usize::try_from(part.offset_bytes).ok()?;
-        let local = span.local().slice(offset, part.len_bytes as usize);
-        let start = local.start();
-        let here = match few(&local) {
-            Some((bytes, len)) => Here::Few(bytes, len),
-            None => Here::Lent(ends.ours.lend(lender(local), start)?),
-        };
-        Some(Part { way, here, there })
     }
 
     /// Waits for the requests of a queue pair until it has ended, and tells what became of slices.
@@ -333,26 +339,67 @@ impl Shared {
     }
 }
 
-/// The bytes of a short write.
-fn few(local: &Local) -> Option<([u8; INLINE_BYTES_MAX], usize)> {
-    let Local::From(source) = local else {
-        return None;
-    };
-    if source.len() > INLINE_BYTES_MAX {
-        return None;
-    }
-    let mut bytes = [0; INLINE_BYTES_MAX];
-    let room = &mut bytes[..source.len()];
-    match source {
-        WriteSource::Exposed(memory) => memory.copy_out(0, room),
-        WriteSource::Region(region) => room.copy_from_slice(region.as_slice()),
-    }
-    Some((bytes, source.len()))
+/// What a rail reaches. The window of one part is often that of the next.
+struct Reach<'a> {
+    windows: &'a Windows,
+    theirs: u16,
+    window: Option<(SegmentId, RemoteMemory)>,
+    here: &'a Adapter,
 }
 
-fn lender(local: Local) -> Lender {
+impl<'a> Reach<'a> {
+    fn new(one_sided: &'a OneSided, rail: usize) -> Self {
+        let ends = one_sided.ends_of(rail);
+        Self {
+            windows: &one_sided.windows,
+            theirs: ends.theirs,
+            window: None,
+            here: &ends.ours,
+        }
+    }
+
+    fn window(&mut self, segment: SegmentId) -> Option<RemoteMemory> {
+        match self.window {
+            Some((known, window)) if known == segment => Some(window),
+            _ => {
+                let window = self.windows.find(segment, self.theirs)?;
+                self.window = Some((segment, window));
+                Some(window)
+            }
+        }
+    }
+
+    /// The request of a part of a slice. `None` if it is not reached.
+    #[inline]
+    fn part(&mut self, way: Way, part: slices::Part, batch: &Batch) -> Option<Listed> {
+        let span = batch.span(part.request);
+        if span.is_remote {
+            return None;
+        }
+        let window = self.window(span.segment)?;
+        let there = window.at(span.offset_bytes + part.offset_bytes);
+        let offset = usize::try_from(part.offset_bytes).ok()?;
+        let len = part.len_bytes as usize;
+        let local = span.local();
+        if way == Way::Write && len <= INLINE_BYTES_MAX {
+            let moved = Moved::Few(lender(local, offset, len));
+            return Some(Listed { moved, there });
+        }
+        let lent = self.here.lend(lender(local, offset, len))?;
+        let moved = match way {
+            Way::Write => Moved::From(lent),
+            Way::Read => Moved::Into(lent),
+        };
+        Some(Listed { moved, there })
+    }
+}
+
+#[inline]
+fn lender(local: &Local, offset: usize, len: usize) -> Lender {
     match local {
-        Local::Into(memory) | Local::From(WriteSource::Exposed(memory)) => memory.into(),
-        Local::From(WriteSource::Region(region)) => region.into(),
+        Local::Into(memory) | Local::From(WriteSource::Exposed(memory)) => {
+            Lender::Exposed(memory.slice(offset, len))
+        }
+        Local::From(WriteSource::Region(region)) => Lender::Region(region.slice(offset, len)),
     }
 }
