@@ -28,11 +28,13 @@ mod tests {
         window: ExposedWindow,
     }
 
+    fn memory() -> Exposed {
+        Exposed::map(PART * PARTS, HugePages::Never, &mut Vec::new()).expect("memory")
+    }
+
     async fn scene() -> Scene {
         let (fabric, here, there) = two_adapters(7);
         let ends = connect(&here, &there, QueueSizes::default()).await;
-        let memory =
-            || Exposed::map(PART * PARTS, HugePages::Never, &mut Vec::new()).expect("memory");
         let (ours, theirs) = (memory(), memory());
         let extent = RegisteredExtent::register(&here, ours.extent()).await;
         let window = ExposedWindow::register(&there, theirs.clone(), ALL).await;
@@ -138,29 +140,32 @@ mod tests {
             for is_ended in [true, false] {
                 let scene = scene().await;
                 scene.fabric.inject(0, Fault::Slow { steps: 50 });
-                scene.ours.copy_in(0, &[7; PART * 2]);
-                let mut list = scene.ends.0.pair.list(soon());
-                list.push(scene.write(0, 0)).expect("room");
-                list.push(scene.write(1, 1)).expect("room");
+                let pair = &scene.ends.0.pair;
+                let mut list = pair.list(soon());
+                let mut extents = Vec::new();
+                for at in 0..3 {
+                    let memory = memory();
+                    memory.copy_in(0, &[7; PART]);
+                    let extent = RegisteredExtent::register(&scene.here, memory.extent()).await;
+                    let extent = extent.expect("registered");
+                    let lent = extent.lend(memory.slice(0, PART));
+                    let moved = Moved::From(lent.expect("it lies there"));
+                    let there = scene.there(at);
+                    list.push(Listed { moved, there }).expect("room");
+                    extents.push(extent);
+                }
                 if is_ended {
                     drop(list.end());
                 } else {
                     drop(list);
                 }
-                let Scene {
-                    ends,
-                    ours,
-                    theirs,
-                    extent,
-                    ..
-                } = scene;
-                drop(ours);
-                while ends.0.pair.counts().retired < 2 {
-                    assert!(extent.extent().is_alive(), "the list has it");
+                let are_kept = || extents.iter().map(|extent| extent.extent().is_alive());
+                while pair.counts().retired < 3 {
+                    assert!(are_kept().all(|is_kept| is_kept), "the list has it");
                     time::yield_now().await;
                 }
-                assert!(theirs.slice(0, 2 * PART).to_vec() == [7; 2 * PART]);
-                assert!(!extent.extent().is_alive(), "nobody has it");
+                assert!(scene.theirs.slice(0, 3 * PART).to_vec() == [7; 3 * PART]);
+                assert!(!are_kept().any(|is_kept| is_kept), "nobody has it");
             }
         });
     }
