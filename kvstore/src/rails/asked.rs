@@ -87,6 +87,17 @@ impl Asked {
         }
     }
 
+    /// Takes a request in; `None` if there may be no more of this queue pair, or of the adapter.
+    fn start(&self) -> Option<(RequestId, usize)> {
+        if self.left.get() == 0 || self.table.borrow().is_full() {
+            return None;
+        }
+        let token = self.waiters.borrow_mut().insert(Waiter::default());
+        let id = self.table.borrow_mut().start(Time::MAX, 0, token);
+        self.left.set(self.left.get() - 1);
+        Some((id.expect("a slot is free"), token))
+    }
+
     /// Whether the peer has answered anything since then.
     pub(crate) fn has_heard_since(&self, at: Time) -> bool {
         self.heard.get() >= at
@@ -178,13 +189,7 @@ impl Asking {
         body: impl FnOnce(&mut Vec<u8>),
     ) -> Option<Self> {
         let asked = rail.asked.as_ref().filter(|asked| !asked.is_over.get())?;
-        if asked.left.get() == 0 || asked.table.borrow().is_full() {
-            return None;
-        }
-        let token = asked.waiters.borrow_mut().insert(Waiter::default());
-        let id = asked.table.borrow_mut().start(Time::MAX, 0, token);
-        let id = id.expect("a slot is free");
-        asked.left.set(asked.left.get() - 1);
+        let (id, token) = asked.start()?;
         let mut asking = Self {
             rail: Rc::clone(rail),
             id,
@@ -279,12 +284,7 @@ mod tests {
             assert_eq!(asked.on_message(&stranger), Err(AskedFault::NotAsked));
             let cut = &stranger[..stranger.len() - 1];
             assert!(matches!(asked.on_message(cut), Err(AskedFault::Message(_))));
-            let begin = || {
-                let token = asked.waiters.borrow_mut().insert(Waiter::default());
-                left.set(left.get() - 1);
-                let id = asked.table.borrow_mut().start(Time::MAX, 0, token);
-                (id.expect("a slot"), token)
-            };
+            let begin = || asked.start().expect("room");
             let (id, token) = begin();
             let request = answer(FrameKind::Request, id);
             assert_eq!(asked.on_message(&request), Err(AskedFault::NoAnswer));
@@ -309,6 +309,27 @@ mod tests {
             assert_eq!(told, Some(Err(Lost)));
             asked.end();
             assert_eq!(left.get(), 4);
+        };
+        block_on(None, CoreOptions::default(), test).expect("a core");
+    }
+    #[test]
+    fn queue_pairs_of_an_adapter_ask_no_more_than_it_has_receives_for_and_each_no_more_than_its_peer_takes()
+     {
+        let test = || async {
+            let per_pair = ASKED_MAX as usize;
+            let left = Rc::new(Cell::new(per_pair + 2));
+            let [one, other] = [(), ()].map(|()| Asked::new(Rc::clone(&left)));
+            let mut of_one: Vec<_> = std::iter::from_fn(|| one.start()).collect();
+            assert_eq!((of_one.len(), left.get()), (per_pair, 2));
+            let of_other: Vec<_> = std::iter::from_fn(|| other.start()).collect();
+            assert_eq!((of_other.len(), left.get()), (2, 0));
+            // An answer makes room, for whichever asks next.
+            let (id, _) = of_one.pop().expect("asked");
+            assert_eq!(one.on_message(&answer(FrameKind::Response, id)), Ok(()));
+            assert!(other.start().is_some() && one.start().is_none());
+            drop(other);
+            assert_eq!(left.get(), 3, "with a queue pair end its requests");
+            assert!(one.start().is_some() && one.start().is_none());
         };
         block_on(None, CoreOptions::default(), test).expect("a core");
     }

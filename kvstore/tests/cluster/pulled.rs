@@ -237,6 +237,43 @@ fn an_adapter_that_never_speaks_again_is_done_without() {
 }
 
 #[test]
+fn memory_that_could_not_be_read_thrice_rests_and_is_read_again() {
+    run_in_worlds(WORLDS, |_seed| async {
+        let scene = pulling(1, 1).await;
+        let put = async || {
+            upsert(&scene.client, 0, value_of(scene.filled(7, &[LEN]))).await;
+            scene.client.puts_by_adapters()
+        };
+        for (failures, rests) in [(2, false), (3, true)] {
+            scene.until_pulled(0).await;
+            let (mut before, mut in_a_row) = (put().await, 0);
+            while in_a_row < failures {
+                scene.fabric.inject(0, Fault::RemoteAccess);
+                // While the queue pair is being connected it is sent.
+                let now = loop {
+                    let now = put().await;
+                    if now != before {
+                        break now;
+                    }
+                    time::sleep(Duration::from_millis(60)).await;
+                };
+                let has_failed = now.fallbacks > before.fallbacks;
+                in_a_row = if has_failed { in_a_row + 1 } else { 0 };
+                before = now;
+            }
+            // Longer than a queue pair is away, and not as long as memory rests.
+            for _ in 0..100 {
+                time::sleep(Duration::from_millis(80)).await;
+                put().await;
+            }
+            let now = scene.client.puts_by_adapters();
+            assert_eq!(now.pulled == before.pulled, rests, "{failures}: {now:?}");
+        }
+        scene.until_pulled(0).await;
+    });
+}
+
+#[test]
 fn whoever_drops_a_put_leaves_nothing_behind() {
     run(WORLDS, || async {
         let scene = pulling(1, 1).await;
