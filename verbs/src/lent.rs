@@ -79,13 +79,23 @@ impl RegisteredExtent {
 
     /// Memory that lies in it, for one request. `None` if it does not, or if what was registered is gone.
     #[must_use]
-    #[inline]
     pub fn lend(&self, memory: impl Into<Lender>) -> Option<Lent> {
-        let memory = memory.into();
+        self.try_lend(memory.into()).ok()
+    }
+
+    /// As [`lend`](Self::lend).
+    ///
+    /// # Errors
+    /// The memory, if it lies elsewhere.
+    #[inline]
+    pub fn try_lend(&self, memory: Lender) -> Result<Lent, Lender> {
         let (start, len) = memory.range();
         let extent = &self.inner.extent;
         let lies_there = extent.is_alive() && extent.covers(start, len);
-        (lies_there && u32::try_from(len).is_ok()).then(|| Lent {
+        if !lies_there || u32::try_from(len).is_err() {
+            return Err(memory);
+        }
+        Ok(Lent {
             memory,
             registration: self.clone(),
         })

@@ -397,6 +397,7 @@ impl Exposed {
         self.address
     }
 
+    #[inline]
     fn check(&self, start: usize, len: usize) {
         let end = start.checked_add(len);
         assert!(

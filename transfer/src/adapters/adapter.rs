@@ -185,14 +185,18 @@ impl Adapter {
 
     /// Memory for a request, if it is registered.
     #[must_use]
-    pub fn lend(&self, memory: Lender) -> Option<Lent> {
-        let (start, len) = memory.range();
-        let mut last = self.last.borrow_mut();
-        let lies_there = |last: &RegisteredExtent| last.extent().covers(start, len);
-        if !last.as_ref().is_some_and(lies_there) {
-            *last = self.find(start);
+    pub fn lend(&self, mut memory: Lender) -> Option<Lent> {
+        if let Some(last) = &*self.last.borrow() {
+            match last.try_lend(memory) {
+                Ok(lent) => return Some(lent),
+                Err(elsewhere) => memory = elsewhere,
+            }
         }
-        last.as_ref()?.lend(memory)
+        let (start, _) = memory.range();
+        let found = self.find(start)?;
+        let lent = found.lend(memory);
+        drop(self.last.replace(Some(found)));
+        lent
     }
 
     fn find(&self, start: usize) -> Option<RegisteredExtent> {

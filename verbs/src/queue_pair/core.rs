@@ -16,9 +16,9 @@ use lunette_verbs_proto::send_queue::{Expiry, Retired, SendQueue};
 use lunette_verbs_proto::status::Status;
 use rustix::io::Errno;
 
-use super::entries::{Entries, Over};
-use super::list::{Listed, Moved};
-use super::payload::{Nameable, Payload};
+use super::entries::{Entries, Held, Over};
+use super::list::{List, Listed, Moved};
+use super::payload::{Nameable, Named, Payload};
 use super::request::Request;
 use super::{INLINE_BYTES_MAX, Tells};
 use crate::error::{RequestError, result_of};
@@ -238,9 +238,19 @@ impl PairCore {
             Ok(admitted) => admitted,
             Err(error) => return Request::refused(error, payload.into_piece()),
         };
-        let place = self.stage(&mut state, admitted.sequence, operation, &payload);
-        let key = payload.hold(&mut state.entries);
-        state.ring[place] = key;
+        let State {
+            sends,
+            inline,
+            batch,
+            ring,
+            entries,
+            ..
+        } = &mut *state;
+        let place = place(ring, admitted.sequence);
+        let named = payload.name(&mut inline[place]);
+        batch.push(self.send_request(sends, admitted.sequence, operation, named));
+        let key = payload.hold(entries);
+        ring[place] = key;
         let (is_first, is_full) = (
             state.batch.len() == 1,
             state.batch.len() == DOORBELL_REQUESTS_MAX,
@@ -250,74 +260,93 @@ impl PairCore {
         Request::flying(Rc::clone(self), key)
     }
 
-    /// Begins a list of requests.
-    pub(super) fn begin_list(&self) -> u32 {
-        self.state.borrow_mut().entries.insert(None)
+    /// Stages requests that are over together.
+    pub(super) fn list(self: &Rc<Self>, requests: Vec<Listed>, deadline: Time) -> List {
+        let mut state = self.state.borrow_mut();
+        if state.raw.is_none() || !state.sends.is_open() {
+            return List::refused(RequestError::Broken, requests);
+        }
+        if requests.len() > state.sends.credits() as usize {
+            return List::refused(RequestError::Full, requests);
+        }
+        let count = requests.len();
+        let key = state.entries.insert_list(requests);
+        let mut staged = 0;
+        while staged < count {
+            let (was_empty, is_earliest) = (state.batch.is_empty(), state.is_earliest(deadline));
+            let result = self.extend(&mut state, key, &mut staged, deadline);
+            let is_first = was_empty && !state.batch.is_empty();
+            let is_full = state.batch.len() == DOORBELL_REQUESTS_MAX;
+            drop(state);
+            self.tell(is_first, is_earliest, is_full, deadline);
+            state = self.state.borrow_mut();
+            if let Err(error) = result {
+                state.entries.fail(key, error);
+                break;
+            }
+        }
+        state.entries.close(key);
+        List::flying(Rc::clone(self), key)
     }
 
-    /// Stages a request of a list, behind those that it has.
-    #[inline]
-    pub(super) fn push(
+    /// Stages requests of a list until the batch is full, up to the first that cannot be made.
+    fn extend(
         &self,
+        state: &mut State,
         list: u32,
-        request: Listed,
+        staged: &mut usize,
         deadline: Time,
     ) -> Result<(), RequestError> {
-        let mut state = self.state.borrow_mut();
-        let fits = request.moved.fits(state.inline_bytes_max);
-        let admitted = match fits.and_then(|()| state.admit(deadline)) {
-            Ok(admitted) => admitted,
-            Err(error) => {
-                // What was not taken goes with nothing borrowed.
-                drop(state);
-                return Err(error);
-            }
-        };
-        let operation = match &request.moved {
-            Moved::Into(_) => Operation::Read(request.there),
-            Moved::From(_) | Moved::Few(_) => Operation::Write(request.there),
-        };
-        let place = self.stage(&mut state, admitted.sequence, operation, &request.moved);
-        state.ring[place] = list;
-        state.entries.join(list, request.moved);
-        let (is_first, is_full) = (
-            state.batch.len() == 1,
-            state.batch.len() == DOORBELL_REQUESTS_MAX,
-        );
-        drop(state);
-        self.tell(is_first, admitted.is_earliest, is_full, deadline);
+        let State {
+            sends,
+            inline,
+            inline_bytes_max,
+            batch,
+            ring,
+            entries,
+            ..
+        } = state;
+        let (requests, left) = entries.list(list);
+        while batch.len() < DOORBELL_REQUESTS_MAX
+            && let Some(request) = requests.get(*staged)
+        {
+            request.moved.fits(*inline_bytes_max)?;
+            let sequence = sends.stage(deadline)?;
+            let operation = match &request.moved {
+                Moved::Into(_) => Operation::Read(request.there),
+                Moved::From(_) | Moved::Few(_) => Operation::Write(request.there),
+            };
+            let place = place(ring, sequence);
+            let named = request.moved.name(&mut inline[place]);
+            batch.push(self.send_request(sends, sequence, operation, named));
+            ring[place] = list;
+            *left += 1;
+            *staged += 1;
+        }
         Ok(())
     }
 
-    /// Nothing is added to a list any more.
-    pub(super) fn close_list(&self, list: u32) {
-        self.state.borrow_mut().entries.close(list);
-    }
-
-    /// Puts an admitted request into the batch. Where its entry is to be noted.
+    /// A request as the adapter takes it.
     #[inline]
-    fn stage(
+    fn send_request(
         &self,
-        state: &mut State,
+        sends: &mut SendQueue,
         sequence: u32,
         operation: Operation,
-        memory: &impl Nameable,
-    ) -> usize {
-        let place = state.place(sequence);
-        let named = memory.name(&mut state.inline[place]);
+        named: Named,
+    ) -> SendRequest {
         if named.len_bytes >= SIGNALLED_BYTES_MIN {
-            state.sends.signal_last();
+            sends.signal_last();
         }
-        state.batch.push(SendRequest {
+        SendRequest {
             id: self.id(false, sequence).to_bits(),
             operation,
             address: named.address,
             len_bytes: named.len_bytes,
             lkey: named.lkey,
-            is_signalled: state.sends.is_signalled(sequence),
+            is_signalled: sends.is_signalled(sequence),
             is_inline: named.is_inline,
-        });
-        place
+        }
     }
 
     /// Tells the completion queue what it does not know of requests in the batch otherwise, and posts a full one.
@@ -573,11 +602,29 @@ impl PairCore {
         }
     }
 
+    /// The outcome of a list, with its requests.
+    pub(super) fn poll_list(
+        &self,
+        key: u32,
+        cx: &TaskContext<'_>,
+    ) -> Poll<(Result<(), RequestError>, Vec<Listed>)> {
+        match self.state.borrow_mut().entries.take(key, cx.waker()) {
+            Some((outcome, _, Some(Held::List(requests)))) => Poll::Ready((outcome, requests)),
+            Some(_) => unreachable!("a list has its requests until it is over"),
+            None => Poll::Pending,
+        }
+    }
+
     /// Nobody waits for a request any more.
     pub(crate) fn abandon(&self, key: u32) {
         let freed = self.state.borrow_mut().entries.abandon(key);
         drop(freed);
     }
+}
+
+/// Where in a ring is what belongs to a request.
+const fn place(ring: &[u32], sequence: u32) -> usize {
+    sequence as usize & (ring.len() - 1)
 }
 
 impl State {
@@ -587,8 +634,9 @@ impl State {
         !self.arrived.is_empty() || is_over
     }
 
-    fn place(&self, sequence: u32) -> usize {
-        sequence as usize & (self.ring.len() - 1)
+    /// Whether no request is due as early; what has no end is never due.
+    fn is_earliest(&self, deadline: Time) -> bool {
+        deadline < Time::MAX && self.sends.timeout().is_none_or(|at| deadline < at)
     }
 
     /// Gives a request its number.
@@ -609,8 +657,7 @@ impl State {
 
     /// A request is over.
     fn end(&mut self, ended: Retired, wakers: &mut Vec<Waker>, freed: &mut Vec<Over>) {
-        let place = self.place(ended.sequence);
-        let key = self.ring[place];
+        let key = self.ring[place(&self.ring, ended.sequence)];
         let outcome = result_of(ended.outcome, self.cause);
         self.entries.end(key, outcome, wakers, freed);
     }

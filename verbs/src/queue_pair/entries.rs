@@ -6,24 +6,18 @@
 
 use std::task::Waker;
 
-use super::list::Moved;
+use super::list::Listed;
 use crate::device_memory::DeviceMemory;
 use crate::error::RequestError;
 use crate::lent::Lent;
 use crate::memory::Piece;
 
-/// Requests for which a list has room at first.
-const LIST_EXPECTED: usize = 32;
-
 /// What a request holds that is no piece.
 #[derive(Debug)]
-#[expect(dead_code, reason = "held, so that it stays registered")]
 pub(super) enum Held {
-    Device(DeviceMemory),
-    Lent(Lent),
-    /// Of a list, whose first request is often its last.
-    Listed(Moved),
-    List(Vec<Moved>),
+    Device(#[expect(dead_code, reason = "held, so that it stays registered")] DeviceMemory),
+    Lent(#[expect(dead_code, reason = "as above")] Lent),
+    List(Vec<Listed>),
 }
 
 /// What is over: its outcome, and what it held, to be dropped by who has nothing borrowed.
@@ -87,23 +81,25 @@ impl Entries {
         self.places[key as usize].held = Some(held);
     }
 
-    /// A list has one request more, and holds what that moves until all are over.
-    #[inline]
-    pub(super) fn join(&mut self, key: u32, moved: Moved) {
+    /// Takes a list in, of whose requests none is made yet.
+    pub(super) fn insert_list(&mut self, requests: Vec<Listed>) -> u32 {
+        let key = self.insert(None);
+        self.hold(key, Held::List(requests));
+        key
+    }
+
+    /// The requests of a list, and how many of those that were made are not over, and one.
+    pub(super) fn list(&mut self, key: u32) -> (&[Listed], &mut u32) {
         let entry = &mut self.places[key as usize];
-        entry.left += 1;
-        match &mut entry.held {
-            Some(Held::List(held)) => held.push(moved),
-            None => entry.held = Some(Held::Listed(moved)),
-            held => {
-                let mut list = Vec::with_capacity(LIST_EXPECTED);
-                if let Some(Held::Listed(first)) = held.take() {
-                    list.push(first);
-                }
-                list.push(moved);
-                *held = Some(Held::List(list));
-            }
+        match &entry.held {
+            Some(Held::List(requests)) => (requests, &mut entry.left),
+            _ => unreachable!("it was taken in as a list"),
         }
+    }
+
+    /// A request of a list was not made.
+    pub(super) fn fail(&mut self, key: u32, error: RequestError) {
+        self.places[key as usize].failure.get_or_insert(error);
     }
 
     /// The request is over, or one of a list's. `wake` gets who waits for the last; if nobody does, `freed` gets what it
@@ -133,7 +129,7 @@ impl Entries {
         }
     }
 
-    /// Nothing joins a list any more.
+    /// No more requests of a list are made.
     pub(super) fn close(&mut self, key: u32) {
         let entry = &mut self.places[key as usize];
         assert!(
@@ -187,8 +183,6 @@ impl Entries {
 
 #[cfg(test)]
 mod tests {
-    use lunette_runtime::arena::{Exposed, HugePages};
-
     use super::*;
 
     #[test]
@@ -222,18 +216,15 @@ mod tests {
     fn a_list_is_over_with_its_last_request_and_fails_as_the_first_that_failed() {
         let mut entries = Entries::with_capacity(1);
         let (waker, mut woken, mut freed) = (Waker::noop(), Vec::new(), Vec::new());
-        let memory = Exposed::map(4096, HugePages::Never, &mut Vec::new()).unwrap();
         let outcomes = [
             Ok(()),
             Err(RequestError::Length),
             Err(RequestError::Flushed),
         ];
         for is_abandoned in [false, true] {
-            let list = entries.insert(None);
+            let list = entries.insert_list(Vec::new());
             let mut ended = outcomes.into_iter();
-            for _ in 0..3 {
-                entries.join(list, Moved::Few(memory.clone().into()));
-            }
+            *entries.list(list).1 += 3;
             // It may be over before it is closed but for that.
             entries.end(list, ended.next().unwrap(), &mut woken, &mut freed);
             entries.close(list);
@@ -251,17 +242,21 @@ mod tests {
             } else {
                 woken.pop().and_then(|_| entries.take(list, waker))
             };
-            assert_eq!(over.map(|over| over.0), Some(Err(RequestError::Length)));
+            let (outcome, _, held) = over.expect("it is over");
+            assert_eq!(outcome, Err(RequestError::Length));
+            assert!(matches!(held, Some(Held::List(_))));
             assert!(woken.is_empty() && freed.is_empty());
         }
-        // One of nothing is over at once, and remembers no failure.
-        let list = entries.insert(None);
-        entries.close(list);
-        assert!(
-            entries
-                .take(list, waker)
-                .is_some_and(|over| over.0 == Ok(()))
-        );
+        // One of nothing is over at once, and remembers no failure but its own.
+        for failure in [None, Some(RequestError::Refused)] {
+            let list = entries.insert_list(Vec::new());
+            failure
+                .into_iter()
+                .for_each(|error| entries.fail(list, error));
+            entries.close(list);
+            let (outcome, ..) = entries.take(list, waker).expect("it is over");
+            assert_eq!(outcome.err(), failure);
+        }
     }
 
     #[test]

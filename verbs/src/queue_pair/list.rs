@@ -1,12 +1,12 @@
 //! Requests that are over together.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
-
-use lunette_runtime_core::time::Time;
+use std::task::{Context, Poll};
 
 use super::core::PairCore;
-use super::request::Request;
 use crate::error::RequestError;
 use crate::lent::{Lender, Lent};
 use crate::provider::RemoteMemory;
@@ -28,70 +28,76 @@ pub enum Moved {
     /// It is written to the peer's memory.
     From(Lent),
     /// The same of a few bytes, [`INLINE_BYTES_MAX`](super::INLINE_BYTES_MAX) at most, which are copied when they are
-    /// added, and need not be registered.
+    /// staged, and need not be registered.
     Few(Lender),
 }
 
-/// Requests that are over together, with one future for all of them: each costs about half of what it does alone.
+/// Requests in flight that are over together, with one future for all of them: each costs about half of what it does
+/// alone.
 ///
-/// Each is staged as it is added, in that order, and goes to the adapter with whatever else is staged. What is lent is
-/// kept until all are over, whoever waits for them. [`List::end`] gives the future, which is done when all are, or fails
-/// as the first that failed. If the list is dropped instead, what was added is done all the same, and nobody is told.
+/// Await it for the outcome, which is the first failure if there is one, and the requests as they were given; the list
+/// owns them until all are over. Dropping it does not take them back: the adapter may still do them, and what is lent is
+/// kept until then.
 #[must_use = "a list that is dropped is not known to be done"]
-pub struct List<'a> {
-    core: &'a Rc<PairCore>,
-    key: u32,
-    deadline: Time,
-    /// Whether the peer lets itself be read.
-    has_reads: bool,
-    is_closed: bool,
+pub struct List {
+    state: State,
 }
 
-impl<'a> List<'a> {
-    pub(super) fn new(core: &'a Rc<PairCore>, deadline: Time, has_reads: bool) -> Self {
+enum State {
+    /// At this queue pair and entry, until its outcome has been taken.
+    Flying(Rc<PairCore>, u32),
+    Refused(RequestError, Vec<Listed>),
+    Over,
+}
+
+impl List {
+    pub(super) const fn flying(core: Rc<PairCore>, key: u32) -> Self {
         Self {
-            core,
-            key: core.begin_list(),
-            deadline,
-            has_reads,
-            is_closed: false,
+            state: State::Flying(core, key),
         }
     }
 
-    /// Adds a request.
-    ///
-    /// # Errors
-    /// Why it was not added; it is gone, and the list is as before. [`RequestError::Full`] beyond
-    /// [`credits`](super::QueuePair::credits); [`RequestError::Broken`]; [`RequestError::Refused`] of a read into what must
-    /// not be written, or where no reads were agreed on; [`RequestError::Length`] of more bytes than the queue pair takes
-    /// inline.
-    #[inline]
-    pub fn push(&mut self, request: Listed) -> Result<(), RequestError> {
-        if !self.has_reads && matches!(request.moved, Moved::Into(_)) {
-            return Err(RequestError::Refused);
+    pub(super) const fn refused(error: RequestError, requests: Vec<Listed>) -> Self {
+        Self {
+            state: State::Refused(error, requests),
         }
-        self.core.push(self.key, request, self.deadline)
-    }
-
-    /// The list as it is now. One of nothing is done at once.
-    pub fn end(mut self) -> Request {
-        self.is_closed = true;
-        self.core.close_list(self.key);
-        Request::flying(Rc::clone(self.core), self.key)
     }
 }
 
-impl Drop for List<'_> {
+impl Future for List {
+    type Output = (Result<(), RequestError>, Vec<Listed>);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Flying(core, key) = &self.state {
+            let polled = core.poll_list(*key, cx);
+            if polled.is_ready() {
+                self.state = State::Over;
+            }
+            return polled;
+        }
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Refused(error, requests) => Poll::Ready((Err(error), requests)),
+            State::Flying(..) | State::Over => {
+                unreachable!("a list is not polled after its outcome")
+            }
+        }
+    }
+}
+
+impl Drop for List {
     fn drop(&mut self) {
-        if !self.is_closed {
-            self.core.close_list(self.key);
-            self.core.abandon(self.key);
+        if let State::Flying(core, key) = &self.state {
+            core.abandon(*key);
         }
     }
 }
 
-impl fmt::Debug for List<'_> {
+impl fmt::Debug for List {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "List({} of {:?})", self.key, self.core)
+        f.write_str(match self.state {
+            State::Flying(..) => "List(in flight)",
+            State::Refused(..) => "List(refused)",
+            State::Over => "List(over)",
+        })
     }
 }

@@ -466,10 +466,17 @@ impl QueuePair<Ready> {
         self.request_if(may_be, Operation::Read(from), OfLent(into), deadline)
     }
 
-    /// A list of requests, empty as yet, that are over together; each is due at `deadline`.
-    pub fn list(&self, deadline: Time) -> List<'_> {
-        let has_reads = self.state.agreement.reads_out > 0;
-        List::new(&self.handle.core, deadline, has_reads)
+    /// Makes requests that are over together, in their order. More than there are [`credits`](QueuePair::credits) are
+    /// refused ([`RequestError::Full`]), as are all if the queue pair is broken, and nothing is done. From the first that
+    /// cannot be made on none is, and the list fails: with [`RequestError::Refused`] of a read into what must not be
+    /// written, or where no reads were agreed on; with [`RequestError::Length`] of more bytes than go inline. Those before
+    /// it are done.
+    pub fn list(&self, requests: Vec<Listed>, deadline: Time) -> List {
+        let is_read = |request: &Listed| matches!(request.moved, Moved::Into(_));
+        if self.state.agreement.reads_out == 0 && requests.iter().any(is_read) {
+            return List::refused(RequestError::Refused, requests);
+        }
+        self.handle.core.list(requests, deadline)
     }
 
     /// Swaps a word of the peer's memory if it is `compare`; what it was is in the first 8 bytes of

@@ -87,14 +87,12 @@ mod tests {
                 let byte = u8::try_from(at).expect("few");
                 scene.ours.copy_in(at * PART, &[byte; PART]);
             }
-            let mut list = pair.list(soon());
-            for at in 0..PARTS - 3 {
-                list.push(scene.write(at, at)).expect("room");
-            }
+            let mut list: Vec<Listed> = (0..PARTS - 3).map(|at| scene.write(at, at)).collect();
             // Over what was written before, and back from there.
-            list.push(scene.few(PARTS - 1, 10, 0)).expect("room");
-            list.push(scene.read(0, PARTS - 2)).expect("room");
-            assert_eq!(list.end().await.0, Ok(()));
+            list.push(scene.few(PARTS - 1, 10, 0));
+            list.push(scene.read(0, PARTS - 2));
+            let (outcome, again) = pair.list(list, soon()).await;
+            assert_eq!((outcome, again.len()), (Ok(()), PARTS - 1));
             let counts = pair.counts();
             assert_eq!(counts.retired, PARTS as u64 - 1);
             assert!(counts.doorbells < 8, "{counts:?}");
@@ -105,7 +103,11 @@ mod tests {
                 let byte = u8::try_from(at).expect("few");
                 assert!(scene.theirs.slice(at * PART, PART).to_vec() == [byte; PART]);
             }
-            assert_eq!(pair.list(soon()).end().await.0, Ok(()), "one of nothing");
+            assert_eq!(
+                pair.list(Vec::new(), soon()).await.0,
+                Ok(()),
+                "one of nothing"
+            );
         });
     }
 
@@ -115,34 +117,27 @@ mod tests {
             let scene = scene().await;
             let pair = &scene.ends.0.pair;
             scene.ours.copy_in(0, &[1; PART * 4]);
-            let mut list = pair.list(soon());
-            list.push(scene.write(0, 0)).expect("room");
-            list.push(scene.write(1, PARTS)).expect("room");
-            list.push(scene.write(2, 2)).expect("room");
-            let failing = list.end();
-            let mut behind = pair.list(soon());
-            behind.push(scene.write(3, 3)).expect("room");
-            let behind = behind.end();
+            let list = vec![scene.write(0, 0), scene.write(1, PARTS), scene.write(2, 2)];
+            let failing = pair.list(list, soon());
+            let behind = pair.list(vec![scene.write(3, 3)], soon());
             let denied = RequestError::Failed(Status::RemoteAccess);
             assert_eq!(failing.await.0, Err(denied));
             assert_eq!(behind.await.0, Err(RequestError::Flushed));
             assert!(scene.theirs.slice(0, PART).to_vec() == [1; PART]);
             assert!(scene.theirs.slice(2 * PART, 2 * PART).to_vec() == [0; 2 * PART]);
-            let mut late = pair.list(soon());
-            assert_eq!(late.push(scene.write(0, 0)), Err(RequestError::Broken));
-            assert_eq!(late.end().await.0, Ok(()), "nothing was added to it");
+            let (outcome, again) = pair.list(vec![scene.write(0, 0)], soon()).await;
+            assert_eq!((outcome, again.len()), (Err(RequestError::Broken), 1));
         });
     }
 
     #[test]
     fn memory_is_kept_until_all_of_a_list_is_over_whoever_waits_for_it() {
         on_core(Idle::default(), || async {
-            for is_ended in [true, false] {
+            for is_awaited in [true, false] {
                 let scene = scene().await;
                 scene.fabric.inject(0, Fault::Slow { steps: 50 });
                 let pair = &scene.ends.0.pair;
-                let mut list = pair.list(soon());
-                let mut extents = Vec::new();
+                let (mut list, mut extents) = (Vec::new(), Vec::new());
                 for at in 0..3 {
                     let memory = memory();
                     memory.copy_in(0, &[7; PART]);
@@ -151,13 +146,12 @@ mod tests {
                     let lent = extent.lend(memory.slice(0, PART));
                     let moved = Moved::From(lent.expect("it lies there"));
                     let there = scene.there(at);
-                    list.push(Listed { moved, there }).expect("room");
+                    list.push(Listed { moved, there });
                     extents.push(extent);
                 }
-                if is_ended {
-                    drop(list.end());
-                } else {
-                    drop(list);
+                let mut list = Some(pair.list(list, soon()));
+                if !is_awaited {
+                    list = None;
                 }
                 let are_kept = || extents.iter().map(|extent| extent.extent().is_alive());
                 while pair.counts().retired < 3 {
@@ -165,6 +159,11 @@ mod tests {
                     time::yield_now().await;
                 }
                 assert!(scene.theirs.slice(0, 3 * PART).to_vec() == [7; 3 * PART]);
+                if let Some(list) = list {
+                    let (outcome, again) = list.await;
+                    assert_eq!((outcome, again.len()), (Ok(()), 3));
+                    assert!(are_kept().all(|is_kept| is_kept), "it is given back");
+                }
                 assert!(!are_kept().any(|is_kept| is_kept), "nobody has it");
             }
         });
@@ -180,7 +179,6 @@ mod tests {
             region.as_mut_slice().fill(3);
             let region = region.freeze();
             let chunk = RegisteredExtent::register(&scene.here, region.extent()).await;
-            let mut list = pair.list(soon());
             let nobody_writes_it = Listed {
                 moved: Moved::Into(
                     chunk
@@ -190,22 +188,27 @@ mod tests {
                 ),
                 there: scene.there(0),
             };
-            assert_eq!(list.push(nobody_writes_it), Err(RequestError::Refused));
             let too_long = scene.few(0, INLINE_BYTES_MAX + 1, 0);
-            assert_eq!(list.push(too_long), Err(RequestError::Length));
-            let room = pair.credits();
-            for _ in 0..room {
-                list.push(scene.write(0, 1)).expect("room");
+            for (refused, error, at) in [
+                (nobody_writes_it, RequestError::Refused, 1),
+                (too_long, RequestError::Length, 3),
+            ] {
+                let list = vec![scene.write(0, at), refused, scene.write(0, at + 1)];
+                let (outcome, again) = pair.list(list, soon()).await;
+                assert_eq!((outcome, again.len()), (Err(error), 3));
+                let there = scene.theirs.slice(at * PART, 2 * PART).to_vec();
+                let expected = [[9; PART], [0; PART]].concat();
+                assert!(there == expected, "those before it are done");
             }
-            assert_eq!(list.push(scene.write(0, 2)), Err(RequestError::Full));
-            assert_eq!(list.end().await.0, Ok(()));
+            let room = pair.credits();
+            for (more, outcome) in [(1, Err(RequestError::Full)), (0, Ok(()))] {
+                let list = (0..room + more).map(|_| scene.write(0, 5)).collect();
+                let done = pair.list(list, soon());
+                assert_eq!(pair.credits(), if more > 0 { room } else { 0 });
+                assert_eq!(done.await.0, outcome);
+            }
             assert_eq!(pair.credits(), room);
-            assert!(scene.theirs.slice(PART, 2 * PART).to_vec()[..PART] == [9; PART]);
-            assert_eq!(
-                scene.theirs.slice(2 * PART, 1).to_vec(),
-                [0],
-                "it was refused"
-            );
+            assert!(scene.theirs.slice(5 * PART, PART).to_vec() == [9; PART]);
         });
     }
 }

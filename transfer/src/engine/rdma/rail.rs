@@ -19,7 +19,7 @@ use lunette_transfer_proto::engine::scheduler::SliceId;
 use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 use lunette_transfer_proto::engine::slices::{self, Slice};
 use lunette_verbs::{
-    INLINE_BYTES_MAX, Lender, Listed, Moved, QueuePair, Ready, RemoteMemory, Request, RequestError,
+    INLINE_BYTES_MAX, Lender, List, Listed, Moved, QueuePair, Ready, RemoteMemory, RequestError,
 };
 use lunette_verbs_proto::status::Status;
 use slab::Slab;
@@ -43,9 +43,9 @@ struct State {
     /// `None` once it has ended.
     pair: Option<QueuePair<Ready>>,
     /// Lists of requests that were made, in their order, and to which slice each belongs.
-    flying: VecDeque<(Request, usize)>,
-    /// Room for the requests of a slice, kept.
-    made: Vec<Listed>,
+    flying: VecDeque<(List, usize)>,
+    /// Room for the requests of lists, kept.
+    spare: Vec<Vec<Listed>>,
     /// Requests that find no room yet.
     waiting: VecDeque<(Listed, usize)>,
     slices: Slab<Carried>,
@@ -75,7 +75,7 @@ impl Rail {
             state: RefCell::new(State {
                 pair: Some(pair),
                 flying: VecDeque::new(),
-                made: Vec::new(),
+                spare: Vec::new(),
                 waiting: VecDeque::new(),
                 slices: Slab::new(),
                 waker: None,
@@ -104,27 +104,32 @@ impl Rail {
         let State {
             pair,
             flying,
-            made,
+            spare,
             waiting,
             slices,
             waker,
         } = &mut *state;
+        let mut requests = spare.pop().unwrap_or_default();
+        requests.reserve(slice.parts.len());
         for part in &slice.parts {
             let Some(request) = reach.part(slice.way, *part, &carried.posted.batch) else {
-                made.clear();
                 return false;
             };
-            made.push(request);
+            requests.push(request);
         }
         let key = slices.insert(carried);
-        let mut requests = made.drain(..);
-        if waiting.is_empty()
-            && let Some(pair) = pair
+        let room = match pair {
+            Some(pair) if waiting.is_empty() => pair.credits() as usize,
+            _ => 0,
+        };
+        let left = requests.drain(room.min(requests.len())..);
+        waiting.extend(left.map(|request| (request, key)));
+        if let Some(pair) = pair
+            && !requests.is_empty()
         {
-            let list = make(pair, &mut slices[key], &mut requests);
-            flying.extend(list.map(|list| (list, key)));
+            let list = make(pair, &mut slices[key], requests);
+            flying.push_back((list, key));
         }
-        waiting.extend(requests.map(|request| (request, key)));
         if let Some(waker) = waker.take() {
             waker.wake();
         }
@@ -136,16 +141,19 @@ impl Rail {
     fn poll_ended(&self, cx: &mut Context<'_>, ended: &mut Vec<Carried>) -> Poll<bool> {
         let mut state = self.state.borrow_mut();
         loop {
-            let Some((request, _)) = state.flying.front_mut() else {
+            let Some((list, _)) = state.flying.front_mut() else {
                 if state.pair.is_some() {
                     return state.waits(cx, ended);
                 }
                 ended.extend(state.unmade());
                 return Poll::Ready(!ended.is_empty());
             };
-            let Poll::Ready((result, _)) = Pin::new(request).poll(cx) else {
+            let Poll::Ready((result, mut requests)) = Pin::new(list).poll(cx) else {
                 return state.waits(cx, ended);
             };
+            // Each slice holds its batch, so nothing ends with these.
+            requests.clear();
+            state.spare.push(requests);
             let (_, key) = state.flying.pop_front().expect("just looked at");
             if result.is_err() {
                 // It is broken: what is behind it is not waited for.
@@ -173,6 +181,7 @@ impl State {
         let Self {
             pair: Some(pair),
             flying,
+            spare,
             waiting,
             slices,
             ..
@@ -186,13 +195,13 @@ impl State {
             return;
         }
         while let Some(&(_, key)) = waiting.front()
-            && let Some(list) = make(
-                pair,
-                &mut slices[key],
-                std::iter::from_fn(|| waiting.pop_front().map(|(request, _)| request)),
-            )
+            && pair.credits() > 0
         {
-            flying.push_back((list, key));
+            let carried = &mut slices[key];
+            let count = carried.unmade.min(pair.credits() as usize);
+            let mut requests = spare.pop().unwrap_or_default();
+            requests.extend(waiting.drain(..count).map(|(request, _)| request));
+            flying.push_back((make(pair, carried, requests), key));
         }
     }
 
@@ -215,27 +224,12 @@ impl State {
     }
 }
 
-/// Makes as many of a slice's requests as there is room for, the first of `requests`, as one list.
-fn make(
-    pair: &QueuePair<Ready>,
-    carried: &mut Carried,
-    requests: impl Iterator<Item = Listed>,
-) -> Option<Request> {
-    let count = carried.unmade.min(pair.credits() as usize);
-    if count == 0 {
-        return None;
-    }
-    // What bounds the time of a request is the rail's: it is given up when nothing comes through.
-    let mut list = pair.list(Time::MAX);
-    for request in requests.take(count) {
-        if let Err(error) = list.push(request) {
-            // The queue pair is broken: those behind it are not made either.
-            carried.failure.get_or_insert(error);
-        }
-    }
-    carried.unmade -= count;
+/// Makes requests of a slice, for which there is room.
+fn make(pair: &QueuePair<Ready>, carried: &mut Carried, requests: Vec<Listed>) -> List {
+    carried.unmade -= requests.len();
     carried.flying += 1;
-    Some(list.end())
+    // What bounds the time of a request is the rail's: it is given up when nothing comes through.
+    pair.list(requests, Time::MAX)
 }
 
 impl fmt::Debug for Rail {
