@@ -3,7 +3,7 @@
 //! Requests are staged while tasks run and posted together when the core's loop comes round, one
 //! doorbell for all; a full doorbell is posted at once. Each request owns its [`Piece`] until it is
 //! over and gives it back with the outcome. Dropping a request leaves it to the adapter; its piece
-//! is freed when it is over.
+//! is freed when it is over. Requests that are wanted together are a [`List`], over with the last.
 //!
 //! A failure breaks a queue pair for good. What is in flight then ends as flushed, and a new queue
 //! pair is to be made and connected: not every adapter can bring one back.

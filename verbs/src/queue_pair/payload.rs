@@ -1,7 +1,7 @@
 //! What requests move: pieces, a few bytes, parts of a device's memory.
 //!
-//! A trait, so that each kind has its own way from call to adapter, in which nothing asks which kind
-//! it is.
+//! Traits, so that each kind has its own way from call to adapter, in which nothing asks which kind
+//! it is. Requests of a list are of one type, and asked.
 
 use super::INLINE_BYTES_MAX;
 use super::entries::{Entries, Held};
@@ -20,6 +20,7 @@ pub(super) struct Named {
     pub(super) is_inline: bool,
 }
 
+/// Memory that a request can move.
 pub(super) trait Nameable {
     /// Whether a request can move it, with so many inline bytes at most.
     fn fits(&self, inline_bytes_max: u32) -> Result<(), RequestError>;
@@ -37,6 +38,7 @@ pub(super) trait Payload: Nameable {
     fn into_piece(self) -> Option<Piece>;
 }
 
+/// Refuses what is too long.
 fn length(fits: bool) -> Result<(), RequestError> {
     if fits {
         return Ok(());
