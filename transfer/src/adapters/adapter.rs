@@ -405,6 +405,28 @@ mod tests {
         });
         done.expect("a core");
     }
+
+    #[test]
+    fn what_made_room_is_lent_no_more_and_what_is_gone_is_not_kept() {
+        let done = block_on(None, CoreOptions::default(), || async {
+            let options = RdmaOptions {
+                registrations_max: 1,
+                ..RdmaOptions::default()
+            };
+            let adapter = Rc::new(Adapter::new(Context::null(), &options).expect("an adapter"));
+            let (first, second) = (memory(), memory());
+            let has = |memory: &Exposed| adapter.lend(memory.clone().into()).is_some();
+            adapter.register(first.extent()).await;
+            assert!(has(&first) && has(&first));
+            adapter.register(second.extent()).await;
+            assert!(!has(&first) && has(&second));
+            drop(second);
+            time::sleep(SWEEP_EVERY + SWEEP_EVERY / 10).await;
+            assert!(adapter.last.borrow().is_none());
+        });
+        done.expect("a core");
+    }
+
     #[test]
     fn a_core_that_takes_no_more_tasks_registers_later() {
         let done = block_on(None, CoreOptions::default(), || async {

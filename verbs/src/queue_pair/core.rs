@@ -380,8 +380,8 @@ impl PairCore {
         sends.seal();
         let last = batch.last_mut().expect("a batch is not empty");
         last.is_signalled = true;
-        // SAFETY: each request's piece is owned by its entry until the request is retired: by its
-        // completion, or after the queue pair has been dropped. Inline bytes lie in a ring that is
+        // SAFETY: each request's memory is owned by its entry until the request is retired, that of a
+        // list's until all of them are: by a completion, or after the queue pair has been dropped. Inline bytes lie in a ring that is
         // not written again before that either.
         let (taken, refusal) = unsafe { raw.post_sends(batch) };
         let signalled = batch[..taken].iter().filter(|request| request.is_signalled);
@@ -645,9 +645,7 @@ impl State {
         if self.raw.is_none() {
             return Err(RequestError::Broken);
         }
-        // What has no end is never due.
-        let is_earliest =
-            deadline < Time::MAX && (self.sends.timeout()).is_none_or(|at| deadline < at);
+        let is_earliest = self.is_earliest(deadline);
         let sequence = self.sends.stage(deadline)?;
         Ok(Admitted {
             sequence,

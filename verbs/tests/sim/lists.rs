@@ -131,6 +131,23 @@ mod tests {
     }
 
     #[test]
+    fn a_list_of_which_the_adapter_takes_a_part_fails_and_comes_back() {
+        on_core(Idle::default(), || async {
+            for taken in [0, 5] {
+                let scene = scene().await;
+                let pair = &scene.ends.0.pair;
+                scene.fabric.inject(0, Fault::PartialPost { taken });
+                let list = (0..PARTS).map(|at| scene.write(at, at)).collect();
+                let (outcome, again) = pair.list(list, soon()).await;
+                assert!(outcome.is_err(), "{taken}");
+                assert_eq!((again.len(), pair.is_open()), (PARTS, false));
+                // What was not made is over as well: nothing is waited for.
+                assert_eq!(pair.credits(), QueueSizes::default().sends);
+            }
+        });
+    }
+
+    #[test]
     fn memory_is_kept_until_all_of_a_list_is_over_whoever_waits_for_it() {
         on_core(Idle::default(), || async {
             for is_awaited in [true, false] {

@@ -44,7 +44,7 @@ struct State {
     pair: Option<QueuePair<Ready>>,
     /// Lists of requests that were made, in their order, and to which slice each belongs.
     flying: VecDeque<(List, usize)>,
-    /// Room for the requests of lists, kept.
+    /// Room for the requests of lists, kept: of no more than were under way at a time.
     spare: Vec<Vec<Listed>>,
     /// Requests that find no room yet.
     waiting: VecDeque<(Listed, usize)>,
