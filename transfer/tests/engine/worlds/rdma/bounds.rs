@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use lunette_runtime::time;
-use lunette_transfer::engine::{Batch, Carrier, Engine, Peer, RdmaOptions, Statistics};
+use lunette_transfer::engine::{
+    Batch, Carrier, Engine, Peer, RdmaOptions, RegisterOptions, Statistics,
+};
 
 use super::{Scene, post};
 use crate::scene::{MIB, memory};
@@ -64,6 +66,37 @@ fn what_has_no_window_goes_over_streams() {
         let (_, _, statistics) = reads(Scene::with(2, [1, 1], LEN, options));
         assert_eq!(statistics.one_sided_bytes, by_adapters, "{most} windows");
         assert_eq!(statistics.read_bytes, 2 * LEN as u64);
+    }
+}
+
+#[test]
+fn all_of_a_batch_goes_by_adapters_whichever_memory_and_segment_it_is_of() {
+    for is_fresh in [false, true] {
+        let mut scene = Scene::new(7, 2, LEN);
+        let server: Engine = scene.engine.borrow().clone().expect("it runs");
+        let registered = scene.world.spawn(scene.server, 0, move || async move {
+            server.register(memory(LEN), &RegisterOptions::named("more"))
+        });
+        assert!(scene.run(1, &registered).is_ok());
+        let outcome = scene.spawn(move |engine, peer, kv| async move {
+            let more = peer.segment("more").await.expect("a segment");
+            let known = memory(LEN);
+            let mut batch = Batch::new();
+            batch.read(known.clone(), &kv, 0).expect("a read");
+            post(&peer, &batch, 30).await.expect("done");
+            // Behind what is known lies what is not.
+            let behind = if is_fresh {
+                batch.read(memory(LEN), &kv, 0)
+            } else {
+                batch.read(known, &more, 0)
+            };
+            behind.expect("a read");
+            post(&peer, &batch, 30).await.expect("done");
+            engine.statistics()
+        });
+        let statistics = scene.run(30, &outcome);
+        let bytes = (statistics.one_sided_bytes, statistics.read_bytes);
+        assert_eq!(bytes, (3 * LEN as u64, 3 * LEN as u64), "{is_fresh}");
     }
 }
 
