@@ -1,11 +1,5 @@
 //! The queue pairs that belong to a connection to a seat: one per rail, which is one of our adapters and one of
 //! theirs. They end with the connection.
-//!
-//! | file | subject |
-//! |---|---|
-//! | `asked` | [`Asking`]: requests by messages, over a queue pair |
-
-mod asked;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -15,9 +9,8 @@ use std::time::Duration;
 use lunette_kvstore_proto::paths::{Chooser, Path};
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
+use lunette_transfer::adapters::{Asked, Asking, Messages};
 use lunette_verbs::{QueuePair, Ready};
-
-pub(crate) use asked::{ASKED_MAX, Answered, Asked, Asking, Lost};
 
 /// How long until a queue pair is connected again that was given up.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
@@ -49,7 +42,7 @@ pub(crate) struct Rail {
     picked: Cell<u64>,
     pair: RefCell<Option<QueuePair<Ready>>>,
     /// What is asked over it, if the seat takes messages.
-    asked: Option<Asked>,
+    asked: Option<Rc<Asked>>,
 }
 
 impl Rail {
@@ -58,7 +51,7 @@ impl Rail {
         name: u64,
         adapter: usize,
         pair: QueuePair<Ready>,
-        asked: Option<Asked>,
+        asked: Option<Rc<Asked>>,
     ) -> Option<Rc<Self>> {
         Some(Rc::new(Self {
             name,
@@ -73,8 +66,19 @@ impl Rail {
     }
 
     /// What is asked over it, if the seat takes messages.
-    pub(crate) const fn asked(&self) -> Option<&Asked> {
+    pub(crate) const fn asked(&self) -> Option<&Rc<Asked>> {
         self.asked.as_ref()
+    }
+
+    /// Asks over it; `None` if it takes no messages, or none now: nothing was asked.
+    pub(crate) fn ask(
+        &self,
+        messages: &Messages,
+        op: u16,
+        body: impl FnOnce(&mut Vec<u8>),
+    ) -> Option<Asking> {
+        let asked = self.asked()?;
+        self.with(|pair| Asking::begin(asked, (pair, messages), op, body))?
     }
 
     pub(crate) fn is_open(&self) -> bool {

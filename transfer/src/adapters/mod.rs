@@ -11,9 +11,11 @@
 //! | `options` | [`RdmaOptions`], [`AdapterChoice`] |
 //! | `adapter` | [`Adapter`]: queue pairs, and what is registered |
 //! | `messages` | [`Messages`]: receives that queue pairs share, and memory to send from |
+//! | `asked` | [`Asked`]: requests by messages, over a queue pair |
 //! | `waiting` | tasks that wait until something has changed |
 
 mod adapter;
+mod asked;
 mod messages;
 mod options;
 mod waiting;
@@ -25,6 +27,7 @@ pub use lunette_verbs::devices;
 use lunette_verbs::{Context, OpenError};
 
 pub use adapter::Adapter;
+pub use asked::{ASKED_MAX, Answered, Asked, AskedFault, Asking, Lost};
 pub use messages::{Heard, Messages};
 pub use options::{AdapterChoice, AdapterFault, AdapterStatus, RdmaOptions};
 pub(crate) use waiting::Waiting;

@@ -16,8 +16,9 @@ use lunette_transfer::Reply;
 use super::super::asking::Asking;
 use super::super::calls::{Called, called_of};
 use super::ByAdapters;
-use crate::rails::{Answered, Asking as Request, Lost, Rail};
+use crate::rails::Rail;
 use crate::seats::Link;
+use lunette_transfer::adapters::{Answered, Asking as Request, Lost};
 
 /// How long an answer is waited for that brings no bytes, and takes its home no time. One that takes longer is asked
 /// for over the connection besides.
@@ -42,7 +43,7 @@ pub(super) fn begin(
     assert!(op.may_be_message(), "it may be asked twice");
     let by = &asking.adapters;
     let messages = by.ears.messages(rail.adapter);
-    let request = Request::begin(rail, messages, op.code(), body)?;
+    let request = rail.ask(messages, op.code(), body)?;
     by.asked.set(by.asked.get() + 1);
     Some(request)
 }

@@ -18,7 +18,8 @@ use slab::Slab as Table;
 
 use super::super::asking::Asking;
 use super::landing::Window;
-use crate::rails::{Asked, Rail};
+use crate::rails::Rail;
+use lunette_transfer::adapters::Asked;
 
 /// Calls of one client at a time; what further ones ask for is sent. Each adapter has as many receives for their
 /// notices.
@@ -114,7 +115,7 @@ impl Ears {
     }
 
     /// For requests over one more queue pair of an adapter.
-    pub(super) fn asked(&self, index: usize) -> Asked {
+    pub(super) fn asked(&self, index: usize) -> Rc<Asked> {
         Asked::new(Rc::clone(&self.ears[index].left))
     }
 

@@ -26,8 +26,9 @@ use super::direct::Place;
 use super::landing::Window;
 use super::notices::PushCall;
 use super::{NotBrought, is_right, messages};
-use crate::rails::{Asking as Request, Lost, Rail};
+use crate::rails::Rail;
 use crate::seats::Link;
+use lunette_transfer::adapters::{Asking as Request, Lost};
 
 /// How long an owner that was asked by a message is waited for: longer than it tries to write.
 const PUSHED_WAIT: Duration = Duration::from_millis(2500);

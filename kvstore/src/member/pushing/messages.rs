@@ -15,8 +15,8 @@ use lunette_transfer_proto::message;
 use lunette_verbs::SetupError;
 
 use super::Pushing;
-use crate::rails::ASKED_MAX;
 use crate::refusals::refusal;
+use lunette_transfer::adapters::ASKED_MAX;
 
 /// Receives of each adapter: of so many readers that ask as much as they may.
 const RECEIVES: u32 = 16 * ASKED_MAX;

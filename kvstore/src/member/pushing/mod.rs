@@ -43,7 +43,7 @@ use lunette_verbs::{Context, Lent, QueuePair, Ready, RemoteMemory, Request, Requ
 
 use super::bytes::Reachable;
 use super::core::MemberCore;
-use crate::rails::ASKED_MAX;
+use lunette_transfer::adapters::ASKED_MAX;
 pub(crate) use messages::Over;
 use pairs::{Made, Pairs};
 pub(crate) use pulling::Pulled;

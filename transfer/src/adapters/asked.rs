@@ -20,38 +20,42 @@ use std::task::{Context, Poll, Waker};
 use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
-use lunette_transfer::adapters::Messages;
 use lunette_transfer_proto::calls::{CallEnd, Calls};
 use lunette_transfer_proto::frame::FrameKind;
 use lunette_transfer_proto::message::{self, MessageFault};
 use lunette_transfer_proto::receiver::PayloadVerdict;
-use lunette_verbs::Request;
+use lunette_verbs::{QueuePair, Ready, Request};
 use slab::Slab as Table;
 use thiserror::Error;
 
-use super::Rail;
+use super::Messages;
 
 /// Requests of one queue pair at a time. Its peer knows the number.
-pub(crate) const ASKED_MAX: u32 = 32;
+pub const ASKED_MAX: u32 = 32;
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answered {
-    pub(crate) status: u16,
-    pub(crate) body: Vec<u8>,
+pub struct Answered {
+    /// What the peer says of the request.
+    pub status: u16,
+    /// What else it says.
+    pub body: Vec<u8>,
 }
 
 /// Nobody will answer: the queue pair has ended, or is to be given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lost;
+pub struct Lost;
 
 /// The peer does not keep to the rules: its queue pair is to be given up.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub(crate) enum AskedFault {
+pub enum AskedFault {
+    /// It is no message.
     #[error(transparent)]
     Message(#[from] MessageFault),
+    /// It is not an answer.
     #[error("a message that is no answer")]
     NoAnswer,
+    /// It answers nothing.
     #[error("an answer to what was not asked")]
     NotAsked,
 }
@@ -63,7 +67,7 @@ struct Waiter {
 }
 
 /// The requests of one queue pair. See the [module](self).
-pub(crate) struct Asked {
+pub struct Asked {
     table: RefCell<Calls<usize>>,
     waiters: RefCell<Table<Waiter>>,
     scratch: RefCell<(Vec<u8>, Vec<u8>)>,
@@ -76,15 +80,16 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// None, of as many as are `left` for all of the adapter.
-    pub(crate) fn new(left: Rc<Cell<usize>>) -> Self {
-        Self {
+    #[must_use]
+    pub fn new(left: Rc<Cell<usize>>) -> Rc<Self> {
+        Rc::new(Self {
             table: RefCell::new(Calls::new(ASKED_MAX)),
             waiters: RefCell::default(),
             scratch: RefCell::default(),
             left,
             heard: Cell::new(time::now()),
             is_over: Cell::new(false),
-        }
+        })
     }
 
     /// Takes a request in; `None` if there may be no more of this queue pair, or of the adapter.
@@ -99,12 +104,16 @@ impl Asked {
     }
 
     /// Whether the peer has answered anything since then.
-    pub(crate) fn has_heard_since(&self, at: Time) -> bool {
+    #[must_use]
+    pub fn has_heard_since(&self, at: Time) -> bool {
         self.heard.get() >= at
     }
 
     /// Takes in what has come.
-    pub(crate) fn on_message(&self, bytes: &[u8]) -> Result<(), AskedFault> {
+    ///
+    /// # Errors
+    /// [`AskedFault`]: the queue pair is to be given up.
+    pub fn on_message(&self, bytes: &[u8]) -> Result<(), AskedFault> {
         let frame = message::decode(bytes)?;
         if frame.header.kind != FrameKind::Response {
             return Err(AskedFault::NoAnswer);
@@ -140,7 +149,7 @@ impl Asked {
     }
 
     /// The queue pair has ended: all are lost.
-    pub(super) fn end(&self) {
+    pub fn end(&self) {
         self.is_over.set(true);
         let mut table = self.table.borrow_mut();
         self.left.set(self.left.get() + table.in_flight());
@@ -170,10 +179,14 @@ impl fmt::Debug for Asked {
     }
 }
 
-/// A request that is under way. Dropped, it is given up: its answer is for nobody.
+/// A request that is under way: the peer's answer. Dropped, it is given up: its answer is for nobody.
+///
+/// # Errors
+/// [`Lost`].
+#[derive(Debug)]
 #[must_use]
-pub(crate) struct Asking {
-    rail: Rc<Rail>,
+pub struct Asking {
+    asked: Rc<Asked>,
     id: RequestId,
     token: usize,
     /// Until its message has arrived.
@@ -181,17 +194,20 @@ pub(crate) struct Asking {
 }
 
 impl Asking {
-    /// Asks over a queue pair; `None` if that takes no messages, or none now: nothing was asked.
-    pub(crate) fn begin(
-        rail: &Rc<Rail>,
-        messages: &Messages,
+    /// Asks over a queue pair; `None` if there may be no more requests now, or it is too long for a message: nothing was
+    /// asked.
+    pub fn begin(
+        asked: &Rc<Asked>,
+        (pair, messages): (&QueuePair<Ready>, &Messages),
         op: u16,
         body: impl FnOnce(&mut Vec<u8>),
     ) -> Option<Self> {
-        let asked = rail.asked.as_ref().filter(|asked| !asked.is_over.get())?;
+        if asked.is_over.get() {
+            return None;
+        }
         let (id, token) = asked.start()?;
         let mut asking = Self {
-            rail: Rc::clone(rail),
+            asked: Rc::clone(asked),
             id,
             token,
             sent: None,
@@ -200,8 +216,7 @@ impl Asking {
         written.clear();
         body(written);
         let is_message = message::encode(out, FrameKind::Request, op, id, written);
-        let sent = is_message.then(|| rail.with(|pair| messages.send(pair, out)));
-        asking.sent = sent.flatten().flatten();
+        asking.sent = is_message.then(|| messages.send(pair, out)).flatten();
         if asking.sent.is_none() {
             asking.is_answered();
             return None;
@@ -210,10 +225,8 @@ impl Asking {
     }
 
     /// It is over, and no message will answer it.
-    pub(crate) fn is_answered(&self) {
-        if let Some(asked) = &self.rail.asked
-            && let Err(fault) = asked.finish(self.id, None)
-        {
+    pub fn is_answered(&self) {
+        if let Err(fault) = self.asked.finish(self.id, None) {
             // It has ended with its queue pair.
             tracing::trace!(%fault, "a request");
         }
@@ -224,8 +237,7 @@ impl Future for Asking {
     type Output = Result<Answered, Lost>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let rail = Rc::clone(&self.rail);
-        let asked = rail.asked.as_ref().expect("it was asked there");
+        let asked = Rc::clone(&self.asked);
         let mut waiters = asked.waiters.borrow_mut();
         let waiter = &mut waiters[self.token];
         if let Some(answer) = waiter.answer.take() {
@@ -253,12 +265,9 @@ impl Future for Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let Some(asked) = &self.rail.asked else {
-            return;
-        };
         // Its slot stays until it is answered.
-        let _given_up = asked.table.borrow_mut().abandon(self.id);
-        let gone = asked.waiters.borrow_mut().try_remove(self.token);
+        let _given_up = self.asked.table.borrow_mut().abandon(self.id);
+        let gone = self.asked.waiters.borrow_mut().try_remove(self.token);
         drop(gone);
     }
 }
