@@ -37,7 +37,7 @@ enum Step {
     Refuse(prop::sample::Index, bool),
     /// The driver could not send one of those that are under way.
     Unsent(prop::sample::Index),
-    /// One of those that are under way from memory to memory is not reached so.
+    /// One of those that are under way from memory to memory is not reached so, or a notification does not fit there.
     Bar(prop::sample::Index),
     /// A rail breaks: what is under way on it is lost, or lands nevertheless.
     Break(usize, bool),
@@ -89,6 +89,16 @@ struct Model {
     submitted: BTreeMap<TransferId, Vec<u64>>,
     done: BTreeMap<(TransferId, u32), u64>,
     finished: BTreeSet<TransferId>,
+    /// Those whose notification was answered.
+    told: BTreeSet<TransferId>,
+}
+
+impl Model {
+    fn has_landed(&mut self, transfer: TransferId, slice: &Slice) {
+        for (transfer, request, _, len) in pieces(transfer, slice) {
+            *self.done.entry((transfer, request)).or_default() += u64::from(len);
+        }
+    }
 }
 
 fn pieces(transfer: TransferId, slice: &Slice) -> Vec<Piece> {
@@ -130,8 +140,38 @@ impl Model {
                 "as long as it takes"
             );
         } else {
-            assert!(!found.is_barred && !carries_note, "{found:?}");
+            assert!(!found.is_barred, "{found:?}");
+            assert_eq!(carries_note, found.parts.is_empty(), "{found:?}");
         }
+        if carries_note && !is_stream {
+            self.check_told(transfer, (rail, self.up[&rail]));
+        }
+    }
+
+    /// A notification that goes from memory to memory follows all bytes of its transfer: they are where they belong, or
+    /// are being written over the same connection.
+    fn check_told(&self, transfer: TransferId, link: (usize, u32)) {
+        let all: u64 = self.submitted[&transfer].iter().sum();
+        let of_it = (transfer, 0)..=(transfer, u32::MAX);
+        let done: u64 = self.done.range(of_it).map(|(_, len)| len).sum();
+        let under_way = self.under_way.values();
+        let under_way = under_way.filter(|(.., other, _)| *other == transfer);
+        let ahead: u64 = under_way
+            .map(|(rail, connection, _, slice)| {
+                assert_eq!((slice.way, (*rail, *connection)), (Way::Write, link));
+                slice.len_bytes()
+            })
+            .sum();
+        assert_eq!(done + ahead, all, "{transfer:?}");
+    }
+
+    /// Whether a notification follows the slices of a transfer that are under way.
+    fn is_followed(&self, id: SliceId) -> bool {
+        let transfer = self.under_way[&id].2;
+        let mut all = self.under_way.values();
+        let is_told = self.told.contains(&transfer);
+        let is_note = self.under_way[&id].3.parts.is_empty();
+        !is_note && (is_told || all.any(|sent| sent.2 == transfer && sent.3.parts.is_empty()))
     }
 
     fn take(&mut self, action: Action, scheduler: &Scheduler) {
@@ -197,6 +237,8 @@ struct Run {
     scheduler: Scheduler,
     model: Model,
     now: Time,
+    /// Whether rails from memory to memory carry notifications.
+    tells: bool,
 }
 
 impl Run {
@@ -236,8 +278,9 @@ impl Run {
 
     fn answer(&mut self, id: SliceId) {
         let (.., transfer, slice) = self.model.under_way.remove(&id).expect("under way");
-        for (transfer, request, _, len) in pieces(transfer, &slice) {
-            *self.model.done.entry((transfer, request)).or_default() += u64::from(len);
+        self.model.has_landed(transfer, &slice);
+        if slice.parts.is_empty() {
+            self.model.told.insert(transfer);
         }
         self.scheduler.on_answered(id, self.now);
     }
@@ -254,7 +297,9 @@ impl Run {
             .collect();
         for id in lost {
             let (.., transfer, slice) = self.model.under_way.remove(&id).expect("under way");
-            if slice.way == Way::Write && lands {
+            if self.model.told.contains(&transfer) {
+                self.model.has_landed(transfer, &slice);
+            } else if slice.way == Way::Write && lands {
                 let may_land = self.model.may_land.entry((rail, connection)).or_default();
                 may_land.extend(pieces(transfer, &slice));
             }
@@ -269,6 +314,9 @@ impl Run {
         for (rail, connection) in std::mem::take(&mut self.model.connecting) {
             if self.scheduler.on_connected(rail, connection, self.now) {
                 self.model.up.insert(rail, connection);
+                if self.tells && self.scheduler.rails()[rail].carrier() == Carrier::OneSided {
+                    self.scheduler.on_tells(rail);
+                }
             }
         }
         for (rail, connection, _) in std::mem::take(&mut self.model.fences) {
@@ -330,24 +378,29 @@ impl Run {
                 }
             }
             Step::Refuse(at, busy) => {
-                if let Some(id) = self.nth(&at) {
+                if let Some(id) = self.nth(&at).filter(|id| !self.model.is_followed(*id)) {
                     self.model.under_way.remove(&id);
                     let refusal = if busy { Refusal::Busy } else { Refusal::Stale };
                     self.scheduler.on_refused(id, refusal, 0, self.now);
                 }
             }
             Step::Unsent(at) => {
-                if let Some(id) = self.nth(&at) {
+                if let Some(id) = self.nth(&at).filter(|id| !self.model.is_followed(*id)) {
                     self.model.under_way.remove(&id);
                     self.scheduler.on_unsent(id, self.now);
                 }
             }
             Step::Bar(at) => {
-                if let Some(id) = self.nth(&at) {
-                    let rail = self.model.under_way[&id].0;
-                    if self.scheduler.rails()[rail].carrier() == Carrier::OneSided {
+                if let Some(id) = self.nth(&at).filter(|id| !self.model.is_followed(*id)) {
+                    let (rail, .., slice) = &self.model.under_way[&id];
+                    let is_note = slice.parts.is_empty();
+                    if self.scheduler.rails()[*rail].carrier() == Carrier::OneSided {
                         self.model.under_way.remove(&id);
-                        self.scheduler.on_barred(id);
+                        if is_note {
+                            self.scheduler.on_note_barred(id);
+                        } else {
+                            self.scheduler.on_barred(id);
+                        }
                     }
                 }
             }
@@ -364,7 +417,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn every_transfer_ends_as_it_says(steps in steps(), one_sided in 0..RAILS) {
+    fn every_transfer_ends_as_it_says(steps in steps(), one_sided in 0..RAILS, tells in any::<bool>()) {
         let options = SchedulerOptions {
             idle_max: Duration::from_secs(2),
             ..SchedulerOptions::default()
@@ -373,6 +426,7 @@ proptest! {
             scheduler: Scheduler::with_one_sided(options, RAILS - one_sided, one_sided),
             model: Model::default(),
             now: Time::ZERO + MS,
+            tells,
         };
         for step in steps {
             run.step(step);

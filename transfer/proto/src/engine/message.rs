@@ -61,11 +61,13 @@ pub enum Operation {
     Pair,
     /// Say where adapters reach a segment.
     Windows,
+    /// The same as [`Pair`](Self::Pair), and what comes over the queue pair as a message is heard.
+    PairTelling,
 }
 
 impl Operation {
     /// Every operation, in the order of its code.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Open,
         Self::Find,
         Self::Read,
@@ -78,6 +80,7 @@ impl Operation {
         Self::Adapters,
         Self::Pair,
         Self::Windows,
+        Self::PairTelling,
     ];
 
     /// Its code in a request's header.
@@ -96,6 +99,7 @@ impl Operation {
             Self::Adapters => 0x010a,
             Self::Pair => 0x010b,
             Self::Windows => 0x010c,
+            Self::PairTelling => 0x010d,
         }
     }
 
@@ -637,7 +641,7 @@ mod tests {
         for op in Operation::ALL {
             assert_eq!(Operation::from_wire(op.to_wire()), Some(op));
         }
-        assert_eq!(Operation::from_wire(0x010D), None);
+        assert_eq!(Operation::from_wire(0x010E), None);
         for status in 0..20 {
             let back = Refusal::from_wire(status).map_or(0, Refusal::to_wire);
             assert_eq!(back, status);

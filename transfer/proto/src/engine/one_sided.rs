@@ -3,6 +3,7 @@
 //! ```text
 //!   adapters  nothing                                        -> count u16
 //!   pair      connection u64, adapter u16, handshake message -> handshake message
+//!             (telling, or not: an engine that hears no messages refuses the first, and is asked for the other)
 //!   windows   segment u64                                    -> windows
 //!
 //!   windows   count u16, then per window: adapter u16, address u64, key u32
@@ -10,6 +11,10 @@
 //!
 //! All fields are little-endian. A message of the handshake is between the adapters' own machines; an empty
 //! answer says that nothing more is to be said. A window is good as long as its segment's id.
+//!
+//! Over a queue pair that tells, a message is a frame ([`message`](crate::message)): a notification, as it is asked for
+//! over a stream ([`Operation::Notify`](super::message::Operation::Notify)), and its answer. One that follows writes of
+//! the same queue pair arrives after them.
 
 use lunette_runtime_core::codec::{Reader, Writer};
 

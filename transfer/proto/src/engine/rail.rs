@@ -174,6 +174,8 @@ pub struct Rail {
     overtaken: Option<Time>,
     /// How long the slowest answers of late took.
     answer: Duration,
+    /// Whether its connection carries notifications, although it is none of streams.
+    tells: bool,
 }
 
 impl Rail {
@@ -203,6 +205,7 @@ impl Rail {
             moved: Time::ZERO,
             overtaken: None,
             answer: ANSWER_FIRST,
+            tells: false,
         }
     }
 
@@ -260,6 +263,18 @@ impl Rail {
         self.is_up()
             && self.under_way_slices < self.options.slices_max
             && (self.under_way_slices == 0 || self.under_way_bytes < self.window_bytes)
+    }
+
+    /// Whether a notification may go over it now, although it is from memory to memory. It has no bytes, so it need not
+    /// wait for those that are under way.
+    #[must_use]
+    pub const fn takes_notes(&self) -> bool {
+        self.tells && self.is_up() && self.under_way_slices < self.options.slices_max
+    }
+
+    /// Its connection carries notifications, too.
+    pub(super) const fn on_tells(&mut self) {
+        self.tells = true;
     }
 
     /// Bytes that may go over it now, as far as they are bounded.
@@ -352,6 +367,7 @@ impl Rail {
             RailState::Down { until } if until <= now => {
                 self.state = RailState::Connecting;
                 self.connection = self.connection.wrapping_add(1).max(1);
+                self.tells = false;
                 true
             }
             _ => false,
@@ -387,7 +403,11 @@ impl Rail {
     /// # Panics
     /// If there is no room for it.
     pub fn on_sent(&mut self, len_bytes: u64, now: Time) {
-        assert!(self.has_room(), "a slice goes where there is room");
+        let is_note = len_bytes == 0 && self.takes_notes();
+        assert!(
+            is_note || self.has_room(),
+            "a slice goes where there is room"
+        );
         if self.under_way_slices == 0 {
             self.moved = now;
             self.counted_bytes = 0;
@@ -408,6 +428,11 @@ impl Rail {
         if is_telling && bytes >= RATED_BYTES_MIN {
             self.rate(bytes, now.since(sent));
         }
+    }
+
+    /// A notification that was sent at `sent` was answered, which says nothing of how fast bytes are.
+    pub fn on_told(&mut self, sent: Time, now: Time) {
+        self.on_through(0, sent, now);
     }
 
     fn on_through(&mut self, len_bytes: u64, sent: Time, now: Time) {

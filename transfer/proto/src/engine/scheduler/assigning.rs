@@ -19,11 +19,22 @@ const PARTS_AT_THE_END: u64 = 2;
 
 /// What a slice goes over, and how much longer that may take with the next ones.
 #[derive(Clone, Copy, Debug)]
-struct Pick {
+pub(super) struct Pick {
     rail: usize,
     work: Work,
     /// A slice that would be through later waits for a better rail.
     limit: Duration,
+}
+
+impl Pick {
+    /// A notification goes over this rail.
+    pub(super) const fn of_note(rail: usize) -> Self {
+        Self {
+            rail,
+            work: Work::Any,
+            limit: Duration::ZERO,
+        }
+    }
 }
 
 impl Scheduler {
@@ -94,8 +105,10 @@ impl Scheduler {
             .rails
             .iter()
             .any(|rail| rail.is_up() && is_one_sided(rail));
-        let transfer = self.transfers.at(index);
-        if !has_one_sided || transfer.note_is_due() {
+        if self.transfers.at(index).cutter.waiting_bytes() == 0 {
+            return self.pick_for_note(index, now);
+        }
+        if !has_one_sided {
             return self.pick_of(index, Carrier::Stream, Work::Any, now);
         }
         let kinds = [
@@ -112,7 +125,13 @@ impl Scheduler {
     /// would take longer for it than the best one takes for all that waits, or, where slices are long, than all of
     /// them together do: then a better one is waited for, so that all rails finish together. One on which something
     /// is overdue is left out while there is another.
-    fn pick_of(&mut self, index: u32, carrier: Carrier, work: Work, now: Time) -> Option<Pick> {
+    pub(super) fn pick_of(
+        &mut self,
+        index: u32,
+        carrier: Carrier,
+        work: Work,
+        now: Time,
+    ) -> Option<Pick> {
         let cutter = &self.transfers.at(index).cutter;
         let waiting = cutter.waiting(work);
         let up = RailsUp::of(&self.rails, carrier, now);
@@ -145,7 +164,7 @@ impl Scheduler {
         let found = &mut self.rails[rail];
         let carrier = found.carrier();
         let transfer = self.transfers.at(index);
-        let slice = if transfer.note_is_due() {
+        let slice = if transfer.cutter.waiting_bytes() == 0 {
             Slice {
                 way: Way::Write,
                 parts: Vec::new(),
@@ -162,7 +181,9 @@ impl Scheduler {
         if carries_note {
             transfer.note = NoteState::UnderWay;
         }
-        transfer.on_sent(rail, slice.attempts);
+        let link = (rail, found.connection());
+        let telling = (slice.way == Way::Write && found.takes_notes()).then_some(link);
+        transfer.on_sent(rail, slice.attempts, telling);
         let ahead_bytes = found.under_way_bytes();
         found.on_sent(slice.len_bytes(), now);
         let (slice, generation) = self.slices.insert(UnderWay {

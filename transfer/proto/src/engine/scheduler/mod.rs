@@ -24,7 +24,8 @@
 //!
 //! Rails are streams, or lead from memory to memory ([`Carrier`]). These come first: streams carry bytes only
 //! while none of the others is up, and what they alone reach ([`on_barred`](Scheduler::on_barred)),
-//! notifications and fences always.
+//! and fences always. A notification goes over one of these that tells ([`on_tells`](Scheduler::on_tells)), at once
+//! behind the last writes if it has carried all that are under way, or over a stream.
 //!
 //! A transfer that is over before its slices are (deadline, cancel) stays until they are settled, for
 //! `settle` at most, and says what may still change if they are not.
@@ -33,6 +34,7 @@ mod assigning;
 mod outcome;
 mod slots;
 mod stealing;
+mod telling;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -394,6 +396,7 @@ impl Scheduler {
             transfer.cutter.done(under_way.slice);
             if under_way.carries_note {
                 transfer.note = NoteState::Settled;
+                transfer.is_told = true;
             }
             self.refresh(index);
         }
@@ -459,6 +462,12 @@ impl Scheduler {
         let under_way = self.slices.at(id.index);
         assert!(under_way.state != SliceState::Limbo, "lost once");
         let (rail, connection) = (under_way.rail, under_way.connection);
+        if self.has_arrived(id) {
+            self.on_rail_failed(rail, connection, now);
+            self.on_answered(id, now);
+            return;
+        }
+        let under_way = self.slices.at(id.index);
         if under_way.slice.way == Way::Write {
             under_way.state = SliceState::Limbo;
             let is_known =
@@ -472,6 +481,7 @@ impl Scheduler {
                     not_before: now,
                 });
             }
+            self.does_not_follow(id);
         } else {
             self.send_again(id, now);
         }
@@ -623,6 +633,9 @@ impl Scheduler {
         }
         let len_bytes = under_way.slice.len_bytes();
         match how {
+            Leave::Answered(now) if is_one_sided(rail) && under_way.slice.parts.is_empty() => {
+                rail.on_told(under_way.sent, now);
+            }
             Leave::Answered(now) if is_one_sided(rail) => {
                 let ahead_bytes = under_way.ahead_bytes;
                 rail.on_done_in_order(len_bytes, ahead_bytes, under_way.sent, now);

@@ -18,6 +18,18 @@ pub(super) enum NoteState {
     UnderWay,
 }
 
+/// A connection of a rail.
+pub(super) type Link = (usize, u32);
+
+/// Over what goes what a transfer has under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Under {
+    /// All of it are writes over this one, which carries notifications.
+    One(Link),
+    /// Over several, or over such as carry none, or it is not known what becomes of it.
+    Others,
+}
+
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) cutter: Cutter,
@@ -28,6 +40,11 @@ pub(super) struct Transfer {
     pub(super) is_listed: bool,
     /// Slices under way, lost ones that wait for their fence included.
     pub(super) under_way: u32,
+    under: Under,
+    /// The notification is none for rails from memory to memory.
+    pub(super) is_note_barred: bool,
+    /// The notification has been answered: all bytes are where they belong.
+    pub(super) is_told: bool,
     /// Nothing is sent before this point in time.
     pub(super) not_before: Time,
     /// When it ends unsettled, once it is over.
@@ -64,6 +81,9 @@ impl Transfer {
             note,
             is_listed: false,
             under_way: 0,
+            under: Under::Others,
+            is_note_barred: false,
+            is_told: false,
             not_before: Time::ZERO,
             settle_until: None,
             note_attempts: 0,
@@ -77,7 +97,7 @@ impl Transfer {
 
     /// Whether something of it could be sent.
     pub(super) fn has_work(&self) -> bool {
-        self.cutter.waiting_bytes() > 0 || self.note_is_due()
+        self.cutter.waiting_bytes() > 0 || self.note_is_due() || self.note_follows().is_some()
     }
 
     /// Whether the notification goes by itself now: all bytes are where they belong.
@@ -86,6 +106,19 @@ impl Transfer {
             && self.cutter.is_finished()
             && self.under_way == 0
             && self.outcome.failures.is_empty()
+    }
+
+    /// Behind what the notification may be sent before that is answered: it arrives after it.
+    pub(super) fn note_follows(&self) -> Option<Link> {
+        let Under::One(link) = self.under else {
+            return None;
+        };
+        let follows = self.note == NoteState::Waiting
+            && !self.is_note_barred
+            && self.under_way > 0
+            && self.cutter.waiting_bytes() == 0
+            && self.outcome.failures.is_empty();
+        follows.then_some(link)
     }
 
     /// Whether the notification may go with `slice`, which has just been taken: it is the last one.
@@ -97,12 +130,22 @@ impl Transfer {
             && self.outcome.failures.is_empty()
     }
 
-    pub(super) fn on_sent(&mut self, rail: usize, attempts: u32) {
+    /// A slice is sent; `telling` if it is a write over a connection that carries notifications.
+    pub(super) fn on_sent(&mut self, rail: usize, attempts: u32, telling: Option<Link>) {
+        self.under = match telling {
+            Some(link) if self.under_way == 0 || self.under == Under::One(link) => Under::One(link),
+            _ => Under::Others,
+        };
         self.under_way += 1;
         self.outcome.slices += 1;
         self.outcome.resent += u64::from(attempts > 0);
         self.last_rail = Some(rail);
         self.last_attempts = attempts + 1;
+    }
+
+    /// Something of it was lost: nothing follows that.
+    pub(super) const fn on_lost(&mut self) {
+        self.under = Under::Others;
     }
 
     /// Whether nothing is left to do or to wait for.
